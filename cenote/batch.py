@@ -1,0 +1,93 @@
+"""The lower waist: sequences laid end to end, as every model reads them; torch starts here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring sequences of equal length: rows `start` to `start + count * length`."""
+
+    start: int
+    count: int
+    length: int
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Sequences of any lengths without padding: token t of the batch belongs to sequence `owner[t]`."""
+
+    token_ids: Tensor  # [tokens]
+    positions: Tensor  # [tokens], counted from 0 in every sequence
+    offsets: Tensor  # [size + 1], where each sequence starts, and the end
+    host_lengths: tuple[int, ...]  # known without asking the device
+    token_types: Tensor | None = None  # [tokens]; None means all zero
+    skip: Tensor | None = None  # [size], leading tokens that pooling leaves out; None means none
+    features: Tensor | None = None  # [rows, hidden], token embeddings that come ready-made
+    feature_rows: Tensor | None = None  # [rows], the tokens they stand for
+
+    @property
+    def size(self) -> int:
+        return len(self.host_lengths)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.token_ids.device
+
+    @cached_property
+    def max_length(self) -> int:
+        return max(self.host_lengths)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """[size]"""
+        return self.offsets.diff()
+
+    @cached_property
+    def owner(self) -> Tensor:
+        """[tokens], the sequence each token belongs to."""
+        return torch.repeat_interleave(
+            torch.arange(self.size, device=self.device), self.lengths, output_size=self.num_tokens
+        )
+
+    @cached_property
+    def host_offsets(self) -> tuple[int, ...]:
+        starts = [0]
+        for length in self.host_lengths:
+            starts.append(starts[-1] + length)
+        return tuple(starts)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """The batch as runs of equal lengths; packing in order of length makes them few."""
+        runs, start = [], 0
+        for length, group in groupby(self.host_lengths):
+            count = sum(1 for _ in group)
+            runs.append(Run(start, count, length))
+            start += count * length
+        return tuple(runs)
+
+
+def pack(sequences: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]] | None = None) -> PackedBatch:
+    """A batch from plain lists; the engine has a faster way of its own."""
+    lengths = tuple(len(ids) for ids in sequences)
+    flat = torch.tensor([token for ids in sequences for token in ids], dtype=torch.int64)
+    types = None if token_types is None else torch.tensor([kind for row in token_types for kind in row])
+    return PackedBatch(
+        token_ids=flat,
+        positions=torch.cat([torch.arange(length) for length in lengths]),
+        offsets=torch.tensor((0, *lengths)).cumsum(0),
+        host_lengths=lengths,
+        token_types=types,
+    )

@@ -1,0 +1,103 @@
+"""`cenote bench offline`: Cenote beside Sentence Transformers on the same texts, in interleaved rounds."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+import torch
+
+from cenote.bench.report import Row
+from cenote.bench.workloads import Workload, log_normal
+from cenote.errors import LoadError
+from cenote.llm import LLM
+
+Run = Callable[[list[str]], "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"]
+
+
+@dataclass(slots=True)
+class Contender:
+    """An engine, ready to embed, and the seconds its rounds took."""
+
+    name: str
+    embed: Run
+    seconds: list[float] = field(default_factory=list)
+
+
+def cenote(model: str | None, dtype: str) -> tuple[Contender, LLM]:
+    llm = LLM(model, dtype=dtype)
+
+    def embed(texts: list[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        outputs = llm.embed(texts, use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": -1})
+        return torch.stack([output.outputs.data for output in outputs]).numpy()
+
+    shown = str(llm.engine.model.description.dtype.value).removeprefix("torch.")
+    return Contender(f"cenote {shown}", embed), llm
+
+
+def sentence_transformers(folder: str, dtype: str, batch_size: int) -> Contender:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        raise LoadError("the comparison needs sentence-transformers: pip install sentence-transformers") from None
+    model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
+
+    def embed(texts: list[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        vectors: torch.Tensor = model.encode(
+            texts, batch_size=batch_size, show_progress_bar=False, convert_to_tensor=True
+        )
+        return vectors.float().numpy()
+
+    return Contender(f"sentence-transformers {dtype}", embed)
+
+
+def compare(
+    model: str | None, *, dtype: str, count: int, mean: float, rounds: int, batch_size: int, seed: int = 0
+) -> tuple[Workload, list[Row]]:
+    """Every engine once per round, in turns: whatever the machine does meanwhile, it does to all of them."""
+    logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
+    ours, llm = cenote(model, dtype)
+    description = llm.engine.model.description
+    workload = log_normal(
+        llm.get_tokenizer(), count, mean=mean, longest=min(256, description.max_length.value), seed=seed
+    )
+    folder = str(description.checkpoint.folder)
+    contenders = [ours, *(sentence_transformers(folder, kind, batch_size) for kind in ("float32", "bfloat16"))]
+    reference = contenders[1].embed(workload.texts[:64])
+    agreements = [agreement(contender.embed(workload.texts[:64]), reference) for contender in contenders]  # and warm up
+    for _ in range(rounds):
+        for contender in contenders:
+            gc.collect()
+            began = time.perf_counter()
+            contender.embed(workload.texts)
+            contender.seconds.append(time.perf_counter() - began)
+    llm.close()
+    rows = []
+    for contender, closest in zip(contenders, agreements, strict=True):
+        speedups = [ours / theirs for ours, theirs in zip(contenders[1].seconds, contender.seconds, strict=True)]
+        rows.append(
+            Row(
+                contender.name,
+                workload.num_tokens / median(contender.seconds),
+                median(speedups),
+                min(speedups),
+                max(speedups),
+                closest,
+            )
+        )
+    return workload, rows
+
+
+def agreement(
+    vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
+    reference: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
+) -> float:
+    """The smallest cosine between a vector and its reference."""
+    dots = (vectors * reference).sum(axis=1)
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
+    return float((dots / norms).min())

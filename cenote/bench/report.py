@@ -1,0 +1,62 @@
+"""What a measurement looks like, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One engine. Ratios are taken within a round, since the machine's clock wanders between rounds."""
+
+    name: str
+    tokens_per_s: float  # median
+    speedup: float  # over the first reference, median of the rounds
+    slowest: float
+    fastest: float
+    agreement: float  # the smallest cosine with the reference's vectors
+
+
+def table(rows: Sequence[Row]) -> str:
+    width = max(len(row.name) for row in rows)
+    lines = [f"{'engine':<{width}}  tokens/s  speed-up (range)     least cosine"]
+    lines += [
+        f"{row.name:<{width}}  {row.tokens_per_s:>8,.0f}  {row.speedup:>5.2f}x ({row.slowest:.2f}-{row.fastest:.2f})"
+        f"     {row.agreement:.6f}"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def machine() -> dict[str, object]:
+    """Where the numbers were taken."""
+    try:
+        names = (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        )
+        processor = next(names, platform.processor())
+    except OSError:
+        processor = platform.processor()
+    return {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "command": " ".join(sys.argv),
+    }
+
+
+def save(path: str, workload: str, rows: Sequence[Row]) -> None:
+    report = {"machine": machine(), "workload": workload, "rows": [asdict(row) for row in rows]}
+    Path(path).write_text(json.dumps(report, indent=2) + "\n")

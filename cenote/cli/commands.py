@@ -1,0 +1,189 @@
+"""What `cenote embed`, `classify`, `score`, `rerank` and `encode` accept, and the help that says so."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from cenote.cli.flags import add_engine_flags
+from cenote.cli.parser import Parser, positive
+from cenote.request import TASKS
+
+FORMATS = ("jsonl", "npy", "parquet")
+INPUT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv", "parquet")
+
+
+def embed(argv: Sequence[str]) -> int:
+    parser = Parser(
+        "embed",
+        "[TEXT ...]",
+        "Turn every text into one vector.",
+        [
+            'cenote embed "hello world"',
+            "cenote embed --input texts.jsonl --column body --id-column id --output vectors.parquet",
+            "cenote embed --input texts.csv --output vectors.npy --dimensions 128",
+            "cat lines.txt | cenote embed > vectors.jsonl",
+        ],
+    )
+    _add_texts(parser, "texts to embed; without any, one per line from standard input")
+    _add_files(parser)
+    answers = _add_pooling(parser, prompts=True)
+    answers.add_argument("--dimensions", type=positive, metavar="N", help="keep the first N numbers of each vector")
+    answers.add_argument(
+        "--normalize",
+        "--use-activation",
+        dest="use_activation",
+        action=argparse.BooleanOptionalAction,
+        help="scale every vector to length 1, or not",
+    )
+    return _run(parser, argv)
+
+
+def classify(argv: Sequence[str]) -> int:
+    parser = Parser(
+        "classify",
+        "[TEXT ...]",
+        "Give every text a label and the probability of each label.",
+        [
+            'cenote classify --model FOLDER "what a fine day"',
+            "cenote classify --model FOLDER --input reviews.csv --column review --output labels.jsonl",
+        ],
+    )
+    _add_texts(parser, "texts to classify; without any, one per line from standard input")
+    _add_files(parser)
+    _add_activation(_add_pooling(parser, prompts=True))
+    return _run(parser, argv)
+
+
+def encode(argv: Sequence[str]) -> int:
+    parser = Parser(
+        "encode",
+        "[TEXT ...]",
+        "Turn every text into one vector per token, or run any other task of the model by name.",
+        [
+            'cenote encode --model FOLDER "hello world"',
+            "cenote encode --model FOLDER --task token_classify --input texts.jsonl --output labels.parquet",
+        ],
+    )
+    _add_texts(parser, "texts to encode; without any, one per line from standard input")
+    _add_files(parser)
+    answers = _add_pooling(parser, prompts=True)
+    answers.add_argument("--task", choices=TASKS, default="token_embed", help="default: token_embed")
+    answers.add_argument("--dimensions", type=positive, metavar="N", help="keep the first N numbers of each vector")
+    _add_activation(answers)
+    return _run(parser, argv)
+
+
+def score(argv: Sequence[str]) -> int:
+    parser = Parser(
+        "score",
+        "[TEXT TEXT]",
+        "Say how well two texts belong together; higher is better.",
+        [
+            'cenote score "how deep is it?" "the water is 40 metres deep"',
+            "cenote score --input pairs.csv --columns question,answer --output scores.jsonl",
+        ],
+    )
+    _add_texts(parser, "the two texts, as query and document; without any, JSON lines from standard input")
+    _add_files(parser, pairs=True)
+    _add_activation(_add_pooling(parser, prompts=False))
+    return _run(parser, argv)
+
+
+def rerank(argv: Sequence[str]) -> int:
+    parser = Parser(
+        "rerank",
+        "QUERY [DOCUMENT ...]",
+        "Sort documents by how well they answer a query, best first.",
+        [
+            'cenote rerank "how deep is it?" "the water is 40 metres deep" "swimming is free" --top-n 1',
+            'cenote rerank "how deep is it?" --input documents.jsonl --format jsonl',
+        ],
+    )
+    _add_texts(parser, "the query, then the documents; without documents, one per line from standard input")
+    files = _add_input(parser)
+    files.add_argument("--column", metavar="NAME", help="the column of a file that holds the document")
+    files.add_argument("--output", metavar="FILE", help="write JSON lines to FILE instead of standard output")
+    files.add_argument("--format", choices=("jsonl", "table"), help="default: table on a terminal, else jsonl")
+    files.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
+    answers = _add_pooling(parser, prompts=False)
+    answers.add_argument("--top-n", type=positive, metavar="N", help="only the N best")
+    _add_activation(answers)
+    add_engine_flags(parser)
+
+    from cenote.cli.rerank import run
+
+    return run(parser.read(argv))
+
+
+def inspect(argv: Sequence[str]) -> int:
+    parser = Parser(
+        "inspect",
+        "[MODEL]",
+        "Show what was found out about a model, and in which file.",
+        ["cenote inspect FOLDER", "cenote inspect FOLDER --pooler-config.pooling_type MEAN"],
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a hub name or a folder; the default model if unset")
+    add_engine_flags(parser, without=("model",))
+    args = parser.read(argv)
+
+    from cenote.cli.flags import engine_keywords
+    from cenote.cli.inspect import inspect as show
+    from cenote.config import EngineConfig
+
+    return show(EngineConfig.of(**engine_keywords(args)))
+
+
+def _run(parser: Parser, argv: Sequence[str]) -> int:
+    add_engine_flags(parser)
+    args = parser.read(argv)
+    args.command = parser.prog.removeprefix("cenote ")
+
+    from cenote.cli.run import run
+
+    return run(args)
+
+
+def _add_texts(parser: Parser, text: str) -> None:
+    parser.add_argument_group("texts").add_argument("texts", nargs="*", metavar="TEXT", help=text)
+
+
+def _add_input(parser: Parser) -> argparse._ArgumentGroup:
+    group = parser.add_argument_group("files")
+    group.add_argument(
+        "--input", metavar="FILE", help=".txt .jsonl .json .csv .tsv, also with .gz, or .parquet; - is standard input"
+    )
+    group.add_argument("--input-format", choices=INPUT_FORMATS, help="when the name of the file does not tell")
+    return group
+
+
+def _add_files(parser: Parser, *, pairs: bool = False) -> None:
+    group = _add_input(parser)
+    if pairs:
+        names = "the two columns to compare; found by name if unset"
+        group.add_argument("--columns", metavar="FIRST,SECOND", help=names)
+    else:
+        group.add_argument("--column", metavar="NAME", help="the column that holds the text; found by name if unset")
+    group.add_argument("--id-column", metavar="NAME", help="a column to copy into the output as id")
+    group.add_argument("--output", metavar="FILE", help="an interrupted run continues when it is started again")
+    group.add_argument("--format", choices=FORMATS, help="default: by the name of --output, else jsonl")
+    group.add_argument("--overwrite", action="store_true", help="replace FILE, and FILE.part of another command")
+    rows = "rows handed to the engine at once (default: 4096, or 256 where every token has a vector)"
+    group.add_argument("--batch-rows", type=positive, metavar="N", help=rows)
+    group.add_argument("--quiet", action="store_true", help="no progress and no notes; errors are still shown")
+
+
+def _add_pooling(parser: Parser, *, prompts: bool) -> argparse._ArgumentGroup:
+    group = parser.add_argument_group("answers")
+    if prompts:
+        group.add_argument("--prompt", metavar="TEXT", help="put before every text")
+        group.add_argument("--prompt-name", metavar="NAME", help="the same, by its name in the model's own list")
+    cut = "cut longer texts to N tokens; -1: to what the model reads"
+    group.add_argument("--truncate-prompt-tokens", type=int, metavar="N", help=cut)
+    group.add_argument("--truncation-side", choices=("left", "right"), help="which end is cut off")
+    return group
+
+
+def _add_activation(group: argparse._ArgumentGroup) -> None:
+    text = "turn the model's raw numbers into probabilities, or not"
+    group.add_argument("--use-activation", action=argparse.BooleanOptionalAction, help=text)

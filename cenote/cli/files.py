@@ -1,0 +1,163 @@
+"""From what people point at, a file, standard input or arguments, to rows of texts; a bad row carries its error."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from cenote.cli.columns import Columns, Wanted, take
+from cenote.cli.formats import SUFFIXES, Record, count, records
+from cenote.cli.parser import UsageError
+from cenote.errors import BadRequest
+
+STDIN = "-"
+
+
+@dataclass(slots=True)
+class Row:
+    """One row of the input: its texts (two for a pair), or what is wrong with it."""
+
+    index: int
+    texts: tuple[str, ...] = ()
+    id: Any = None
+    error: str | None = None
+
+
+class Source(Protocol):
+    """Where rows come from."""
+
+    can_continue: bool
+
+    def rows(self) -> Iterator[Row]: ...
+
+    def count(self) -> int | None: ...
+
+    def identity(self) -> object: ...
+
+
+class Arguments:
+    """Texts from the command line itself."""
+
+    can_continue = True
+
+    def __init__(self, rows: Sequence[tuple[str, ...]]) -> None:
+        self.given = rows
+
+    def rows(self) -> Iterator[Row]:
+        return (_checked(Row(index, texts)) for index, texts in enumerate(self.given))
+
+    def count(self) -> int | None:
+        return len(self.given)
+
+    def identity(self) -> object:
+        return [list(texts) for texts in self.given]
+
+
+class File:
+    """A file, or standard input, read row by row."""
+
+    def __init__(self, path: str, wanted: Wanted, kind: str | None = None) -> None:
+        self.path = path
+        self.wanted = wanted
+        self.kind = kind or _kind_of(path, "jsonl" if wanted.pairs else "txt")
+        self.can_continue = path != STDIN  # nobody can tell whether the same lines come again
+
+    def rows(self) -> Iterator[Row]:
+        if self.kind == "txt" and self.wanted != Wanted():
+            wish = "pairs" if self.wanted.pairs else "columns"
+            raise BadRequest(f"{self.path} has one text per line; {wish} come in jsonl, json, csv, tsv or parquet")
+        with _opened(self.path) as stream:
+            for index, (record, columns) in enumerate(records(stream, self.kind, self.wanted)):
+                yield _row(index, record, columns)
+
+    def count(self) -> int | None:
+        """How many rows there are, where that can be known before reading them."""
+        if self.path == STDIN:
+            return None
+        with _opened(self.path) as stream:
+            return count(stream, self.kind)
+
+    def identity(self) -> object:
+        """What changes when the file does."""
+        if self.path == STDIN:
+            return STDIN
+        found = Path(self.path).stat()
+        return {"path": str(Path(self.path).resolve()), "bytes": found.st_size, "modified_ns": found.st_mtime_ns}
+
+
+def source_of(texts: Sequence[tuple[str, ...]], path: str | None, wanted: Wanted, kind: str | None) -> Source:
+    """Arguments if there are any, else the named file, else what is piped in; never a wait for somebody to type."""
+    if texts and path is not None:
+        raise UsageError(f"texts come as arguments or with --input {path}, not both")
+    if texts:
+        return Arguments(texts)
+    if path is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise UsageError("no texts; give some as arguments, with --input FILE, or through a pipe")
+    source = File(path or STDIN, wanted, kind)
+    if source.kind == "parquet" and source.path == STDIN:
+        raise UsageError("parquet cannot be read from standard input; --input FILE reads it")
+    return source
+
+
+def slices(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
+    """Lists of at most `size` rows, so that a file of any length fits in memory."""
+    while chunk := list(islice(rows, size)):
+        yield chunk
+
+
+def _kind_of(path: str, for_stdin: str) -> str:
+    if path == STDIN:
+        return for_stdin
+    name = Path(path.removesuffix(".gz"))
+    kind = SUFFIXES.get(name.suffix.lower())
+    if kind is None or (kind == "parquet" and path.endswith(".gz")):
+        raise BadRequest(
+            f"cannot tell the format of {path}; name it with --input-format or one of {', '.join(SUFFIXES)}"
+        )
+    return kind
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[IO[bytes]]:
+    opener: Any = gzip.open if path.endswith(".gz") else open
+    try:
+        with nullcontext(sys.stdin.buffer) if path == STDIN else opener(path, "rb") as stream:
+            yield stream
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BadRequest(f"{path} is no whole gzip file: {error}") from None
+
+
+def _row(index: int, record: Record, columns: Columns) -> Row:
+    if isinstance(record, BadRequest):
+        return Row(index, error=str(record))
+    if isinstance(record, str):
+        return _checked(Row(index, (record,)))
+    row = Row(index, id=record.get(columns.id) if columns.id else None)
+    try:
+        row.texts, row.id = take(columns, record)
+    except BadRequest as error:
+        row.error = str(error)
+    return _checked(row)
+
+
+def _checked(row: Row) -> Row:
+    """Tokenizers read Unicode; half a surrogate pair, from JSON or from bytes that are no UTF-8, is none."""
+    try:
+        for text in row.texts:
+            text.encode()
+    except UnicodeEncodeError as error:
+        row.error = f"the text is not valid UTF-8 at character {error.start}"
+    row.id = _writable(row.id)
+    row.error = _writable(row.error)
+    return row
+
+
+def _writable(value: Any) -> Any:
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

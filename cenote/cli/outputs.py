@@ -1,0 +1,242 @@
+"""Where answers go: JSON lines on a stream, JSON lines or a NumPy matrix in a file that can be continued."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Protocol
+
+import numpy as np
+
+from cenote.cli.answers import Answers, Layout
+from cenote.cli.numbers import decimals
+from cenote.cli.part import Part, remove
+
+HEADER_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How far an earlier run came."""
+
+    rows: int = 0
+    failed: int = 0
+
+
+class Output(Protocol):
+    """A place for answers. Slices come whole and in order; what a file keeps of an earlier run are whole slices too,
+    so that the rest is computed in the same company and comes out the same."""
+
+    def resume(self, slice_rows: int) -> Done: ...
+
+    def open(self) -> None: ...
+
+    def write(self, answers: Answers) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Stream:
+    """JSON lines as they come."""
+
+    def __init__(self, stream: IO[bytes], layout: Layout) -> None:
+        self.stream = stream
+        self.layout = layout
+
+    def resume(self, slice_rows: int) -> Done:
+        return Done()
+
+    def open(self) -> None:
+        pass
+
+    def write(self, answers: Answers) -> None:
+        self.stream.write(json_lines(answers, self.layout))
+        self.stream.flush()
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class JsonLines:
+    """The same lines in FILE.part, renamed to FILE when all are there."""
+
+    def __init__(self, part: Part, layout: Layout) -> None:
+        self.part = part
+        self.layout = layout
+        self.kept_bytes = 0
+        self.stream: IO[bytes] | None = None
+
+    def resume(self, slice_rows: int) -> Done:
+        done, self.kept_bytes = _whole_slices(self.part.path, slice_rows)
+        return done
+
+    def open(self) -> None:
+        self.part.open(fresh=self.kept_bytes == 0)
+        self.stream = _open_at(self.part.path, self.kept_bytes)
+
+    def write(self, answers: Answers) -> None:
+        assert self.stream is not None
+        self.stream.write(json_lines(answers, self.layout))
+        self.stream.flush()
+
+    def finish(self) -> None:
+        self.close()
+        self.part.finish(self.part.path)
+
+    def close(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+        self.part.close()
+
+
+class Matrix:
+    """float32 rows after room for the header; a failed row is NaN and explained in FILE.errors.jsonl."""
+
+    def __init__(self, part: Part, layout: Layout) -> None:
+        self.part = part
+        self.layout = layout
+        self.errors_path = part.output.with_name(part.output.name + ".errors.jsonl")
+        self.errors_part = part.path.with_name(part.path.name + ".errors.jsonl")
+        self.width = 1 if layout.kind == "number" else 0  # 0: not known before the first row that works
+        self.num_rows = 0
+        self.num_held = 0  # failed rows that wait for the width
+        self.streams: list[IO[bytes]] = []
+
+    def resume(self, slice_rows: int) -> Done:
+        with open(self.part.path, "rb") as stream:
+            self.width = int.from_bytes(stream.read(8), "little")
+        body = max(0, self.part.path.stat().st_size - HEADER_BYTES)
+        num_whole = body // (4 * self.width) if self.width else 0
+        self.num_rows = num_whole - num_whole % slice_rows
+        return Done(self.num_rows, len(self._kept_errors()))
+
+    def open(self) -> None:
+        kept = self._kept_errors()
+        self.part.open(fresh=self.num_rows == 0)
+        rows = _open_at(self.part.path, HEADER_BYTES + self.num_rows * self.width * 4 if self.num_rows else 0)
+        self.streams = [rows, _open_at(self.errors_part, sum(map(len, kept)))]
+        if not self.num_rows:
+            rows.write(self.width.to_bytes(8, "little").ljust(HEADER_BYTES, b"\0"))
+
+    def write(self, answers: Answers) -> None:
+        rows, errors = self.streams
+        # errors first: no row is kept by a later run without its explanation
+        errors.writelines(error_line(answers, place, self.layout) for place in _failed(answers))
+        errors.flush()
+        self.num_held += len(answers.rows)
+        if not self.width and answers.worked:
+            self.width = answers.values.shape[1]
+            rows.seek(0)
+            rows.write(self.width.to_bytes(8, "little"))
+            rows.seek(0, 2)
+        if self.width:
+            block = np.full((self.num_held, self.width), np.nan, dtype="<f4")
+            first = self.num_held - len(answers.rows)
+            if answers.worked:
+                block[np.array(answers.worked) + first] = answers.values
+            rows.write(block.tobytes())
+            rows.flush()
+            self.num_rows, self.num_held = self.num_rows + self.num_held, 0
+
+    def finish(self) -> None:
+        self.num_rows += self.num_held
+        shape = (self.num_rows,) if self.layout.kind == "number" else (self.num_rows, self.width)
+        self.streams[0].seek(0)
+        self.streams[0].write(_npy_header(shape))
+        self.close()
+        self.part.finish(self.part.path)
+        if self.errors_part.stat().st_size:
+            self.errors_part.replace(self.errors_path)
+        else:
+            remove(self.errors_part)
+            remove(self.errors_path)
+
+    def close(self) -> None:
+        for stream in self.streams:
+            stream.close()
+        self.part.close()
+
+    def _kept_errors(self) -> list[bytes]:
+        if not self.num_rows or not self.errors_part.exists():
+            return []
+        lines = [line for line in self.errors_part.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        return [line for line in lines if json.loads(line)["index"] < self.num_rows]
+
+
+def json_lines(answers: Answers, layout: Layout) -> bytes:
+    """One line per row, whether it worked or not."""
+    numbers = decimals(answers.values)
+    if layout.kind == "tokens":
+        numbers = [b"[" + b"],[".join(rows) + b"]" if rows else b"" for rows in _split(numbers, answers)]
+    brackets = b"%s" if layout.kind == "number" else b"[%s]"
+    lines = [error_line(answers, place, layout) if row.error else b"" for place, row in enumerate(answers.rows)]
+    for rank, place in enumerate(answers.worked):
+        head = _head(answers, place, layout)
+        if layout.has_labels:
+            head += b',"label":' + to_json(answers.labels[rank])
+        value = brackets % numbers[rank]
+        lines[place] = b'%s,"%s":%s,"num_tokens":%d}\n' % (head, layout.name.encode(), value, answers.num_tokens[rank])
+    return b"".join(lines)
+
+
+def error_line(answers: Answers, place: int, layout: Layout) -> bytes:
+    return _head(answers, place, layout) + b',"error":' + to_json(answers.rows[place].error) + b"}\n"
+
+
+def to_json(value: object) -> bytes:
+    # half a surrogate pair comes out as its escape, which is what JSON writes for it
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).encode(errors="backslashreplace")
+
+
+def _head(answers: Answers, place: int, layout: Layout) -> bytes:
+    row = answers.rows[place]
+    return b'{"index":%d' % row.index + (b',"id":' + to_json(row.id) if layout.has_ids else b"")
+
+
+def _failed(answers: Answers) -> list[int]:
+    return [place for place, row in enumerate(answers.rows) if row.error is not None]
+
+
+def _split(numbers: list[bytes], answers: Answers) -> list[list[bytes]]:
+    bounds = answers.offsets.tolist()
+    return [numbers[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+
+
+def _whole_slices(path: Path, slice_rows: int) -> tuple[Done, int]:
+    """The rows and bytes of the whole slices in a file of lines; a torn last line counts for nothing."""
+    done, kept_bytes = Done(), 0
+    num_rows = num_failed = num_bytes = 0
+    if not path.exists():
+        return done, 0
+    with open(path, "rb") as stream:
+        for line in stream:
+            if not line.endswith(b"\n"):
+                break
+            num_rows += 1
+            num_bytes += len(line)
+            num_failed += b'"error":' in line and "error" in json.loads(line)
+            if num_rows % slice_rows == 0:
+                done, kept_bytes = Done(num_rows, num_failed), num_bytes
+    return done, kept_bytes
+
+
+def _open_at(path: Path, num_bytes: int) -> IO[bytes]:
+    """For writing after the first `num_bytes`; the rest is cut off."""
+    stream = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115
+    stream.truncate(num_bytes)
+    stream.seek(num_bytes)
+    return stream
+
+
+def _npy_header(shape: tuple[int, ...]) -> bytes:
+    page = BytesIO()
+    np.lib.format.write_array_header_1_0(page, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    assert page.tell() == HEADER_BYTES
+    return page.getvalue()

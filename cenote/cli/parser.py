@@ -1,0 +1,138 @@
+"""argparse with manners: one-line errors, both spellings of a flag, dotted JSON flags, texts anywhere between flags."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from cenote.errors import BadRequest
+
+FLAG = re.compile(r"--[A-Za-z][\w.-]*")
+WITH_PARTS = ("pooler_config", "hf_overrides")
+OLDER_NAMES = {"override_pooler_config": "pooler_config"}
+
+
+class UsageError(BadRequest):
+    """The command line itself is wrong; ends with status 2."""
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of one command."""
+
+    def __init__(self, command: str, usage: str, summary: str, examples: Sequence[str]) -> None:
+        epilog = "examples:\n" + "\n".join(f"  {example}" for example in examples)
+        super().__init__(
+            prog=f"cenote {command}",
+            usage=f"cenote {command} {usage} [options]",
+            description=summary,
+            epilog=epilog,
+            formatter_class=_Help,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The arguments; what follows a bare -- is text, whatever it looks like."""
+        end = argv.index("--") if "--" in argv else len(argv)
+        plain, dotted = _one_spelling(argv[:end], self)
+        args, unknown = self.parse_known_intermixed_args(plain)
+        for word in unknown:
+            if word.startswith("-"):
+                self.error(f"no option {word.partition('=')[0]}{self._near(word)}")
+        texts = [*unknown, *argv[end + 1 :]]
+        if texts:
+            self._add_texts(args, texts)
+        for path, value in dotted:
+            _merge(args, path, value)
+        return args
+
+    def _near(self, word: str) -> str:
+        near = get_close_matches(word.partition("=")[0], self._option_string_actions, n=1)
+        return f", did you mean {near[0]}?" if near else ""
+
+    def _add_texts(self, args: argparse.Namespace, texts: list[str]) -> None:
+        if not isinstance(getattr(args, "texts", None), list):
+            self.error(f"unexpected {texts[0]!r}")
+        args.texts = [*args.texts, *texts]
+
+
+def json_value(text: str) -> Any:
+    """The value of a flag that takes a JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object like " + '{"name": "value"}')
+    return found
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def with_our_words(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """argparse shows its own message unless the reader raises its own error."""
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except BadRequest as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def _one_spelling(argv: Sequence[str], parser: Parser) -> tuple[list[str], list[tuple[list[str], Any]]]:
+    """--max_model_len as --max-model-len, and --pooler-config.task embed taken out as (path, value)."""
+    plain: list[str] = []
+    dotted: list[tuple[list[str], Any]] = []
+    words = iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not FLAG.fullmatch(name):
+            plain.append(word)
+            continue
+        base, *path = name[2:].replace("-", "_").split(".")
+        if not path:
+            plain.append(name.replace("_", "-") + equals + value)
+            continue
+        if not equals:
+            value = next(words, "")
+        if not value:
+            parser.error(f"{name} needs a value")
+        dotted.append(([base, *path], _json_or_text(value)))
+    return plain, dotted
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _merge(args: argparse.Namespace, path: list[str], value: Any) -> None:
+    flag, *inner, last = path
+    base = OLDER_NAMES.get(flag, flag)
+    if base not in WITH_PARTS:
+        raise UsageError(f"--{flag} has no parts to set; --pooler-config.NAME and --hf-overrides.NAME do")
+    place = dict(getattr(args, base, None) or {})
+    setattr(args, base, place)
+    for name in inner:
+        place[name] = dict(place.get(name) or {})
+        place = place[name]
+    place[last] = value
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36, width=110)

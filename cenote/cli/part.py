@@ -1,0 +1,115 @@
+"""FILE.part, where a FILE grows until it is whole, and FILE.part.json, the card that says whose it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from cenote.errors import BadRequest
+
+
+class Part:
+    """The unfinished form of one output file."""
+
+    def __init__(self, output: Path, card: Mapping[str, Any]) -> None:
+        self.output = output
+        self.path = output.with_name(output.name + ".part")
+        self.card_path = output.with_name(output.name + ".part.json")
+        self.card: dict[str, Any] = json.loads(json.dumps(card, default=str))  # as it will be read back
+        self._held: IO[str] | None = None
+
+    def check(self, *, overwrite: bool) -> bool:
+        """Whether there is work of this very command to continue; refuses to touch what others have made."""
+        if not self.output.parent.is_dir():
+            raise BadRequest(f"there is no folder {self.output.parent}; make it first")
+        if self.output.is_dir():
+            raise BadRequest(f"{self.output} is a folder; name a file")
+        if self.output.exists() and not overwrite:
+            raise BadRequest(f"{self.output} exists; --overwrite replaces it")
+        if not self.path.exists():
+            return False
+        difference = _difference(_read_card(self.card_path), self.card)
+        if difference is None:
+            return True
+        if not overwrite:
+            raise BadRequest(
+                f"{self.path} was left by another command ({difference}); finish that one, or --overwrite discards it"
+            )
+        return False
+
+    def open(self, *, fresh: bool) -> None:
+        """Takes hold of the part, so that no second process writes it too; `fresh` throws away what it held."""
+        self._held = open(self.card_path, "a+", encoding="utf-8")  # noqa: SIM115
+        _lock(self._held, self.path)
+        if fresh:
+            remove(self.path)
+        self._held.truncate(0)
+        json.dump(self.card, self._held)
+        self._held.flush()
+
+    def finish(self, whole: Path) -> None:
+        """Gives `whole` its final name in one step and clears the rest away."""
+        with open(whole, "rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(whole, self.output)
+        remove(self.path)
+        self.card_path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+
+def remove(path: Path) -> None:
+    """A file or a folder with all in it, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _read_card(path: Path) -> dict[str, Any] | None:
+    try:
+        card = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return card if isinstance(card, dict) else None
+
+
+def _difference(found: dict[str, Any] | None, wanted: dict[str, Any]) -> str | None:
+    """The first thing in which two cards differ, in words; None when they are the same."""
+    if found is None:
+        return "its .part.json cannot be read"
+    for name in sorted(found.keys() | wanted.keys()):
+        then, now = found.get(name), wanted.get(name)
+        if then == now:
+            continue
+        if isinstance(then, dict) and isinstance(now, dict):
+            return _difference(then, now)
+        return f"{name} was {_short(then)}, now {_short(now)}"
+    return None
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _lock(stream: IO[str], path: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        stream.close()
+        raise BadRequest(
+            f"{path} is being written by another process; wait for it, or choose another --output"
+        ) from None

@@ -1,0 +1,103 @@
+"""`cenote rerank`: one query, many documents, the best match first."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from cenote.cli.ask import load, params_of, tokenization_of
+from cenote.cli.columns import Wanted
+from cenote.cli.files import STDIN, Arguments, Row, source_of
+from cenote.cli.numbers import shortest_decimal
+from cenote.cli.outputs import to_json
+from cenote.cli.parser import UsageError
+from cenote.cli.screen import note, shortened
+from cenote.errors import BadRequest, EngineStopped, PoolingError
+from cenote.request import ScoreRequest
+
+
+def run(args: argparse.Namespace) -> int:
+    """Every document is scored before the first is shown, so all of them are held in memory."""
+    if not args.texts:
+        raise UsageError("no query; it comes first, then the documents; see cenote rerank --help")
+    query, *documents = args.texts
+    if wrong := next(Arguments([(query,)]).rows()).error:
+        raise BadRequest(f"the query: {wrong}")
+    source = source_of(
+        [(text,) for text in documents],
+        args.input,
+        Wanted((args.column,) if args.column else None),
+        args.input_format,
+    )
+    output = None if args.output in (None, STDIN) else Path(args.output)
+    if output is not None and output.exists() and not args.overwrite:
+        raise BadRequest(f"{output} exists; --overwrite replaces it")
+    rows = list(source.rows())
+    if not rows:
+        raise UsageError("no documents; give some after the query, with --input FILE, or through a pipe")
+
+    scores = _scores(args, query, rows)
+    ranked = sorted(scores, key=lambda place: -scores[place])[: args.top_n]
+    failed = [row for row in rows if row.error is not None]
+    if args.format == "table" or (args.format is None and output is None and sys.stdout.isatty()):
+        text = _table(ranked, scores, rows)
+    else:
+        text = _json_lines(ranked, scores, rows)
+        text += b"".join(b'{"index":%d,"error":%s}\n' % (row.index, to_json(row.error)) for row in failed)
+    _write(text, output)
+    if failed:
+        note(f"{len(failed):,} of {len(rows):,} documents failed; their error says why")
+    return 1 if failed else 0
+
+
+def _scores(args: argparse.Namespace, query: str, rows: list[Row]) -> dict[int, float]:
+    """By the place of the document; one that fails gets its error instead."""
+    good = [row for row in rows if row.error is None]
+    if not good:
+        return {}
+    request = ScoreRequest(
+        queries=[query],
+        documents=[row.texts[0] for row in good],
+        params=params_of(args),
+        tokenization=tokenization_of(args),
+        keep_going=True,
+    )
+    scores: dict[int, float] = {}
+    with closing(load(args)) as llm:
+        results = llm.engine.score_sync(request)
+    for row, result in zip(good, results, strict=True):
+        if isinstance(result, EngineStopped):
+            raise result
+        if isinstance(result, PoolingError):
+            row.error = str(result)
+        else:
+            scores[row.index] = result.score
+    return scores
+
+
+def _json_lines(ranked: list[int], scores: dict[int, float], rows: list[Row]) -> bytes:
+    line = b'{"index":%d,"relevance_score":%s,"document":%s}\n'
+    return b"".join(line % (place, shortest_decimal(scores[place]), to_json(rows[place].texts[0])) for place in ranked)
+
+
+def _table(ranked: list[int], scores: dict[int, float], rows: list[Row]) -> bytes:
+    room = max(20, shutil.get_terminal_size().columns - 24)
+    lines = [f"{'rank':>4}  {'index':>5}  {'score':>8}  document"]
+    for rank, place in enumerate(ranked, start=1):
+        lines.append(f"{rank:>4}  {place:>5}  {scores[place]:>8.4f}  {shortened(rows[place].texts[0], room)}")
+    lines += [f"{'-':>4}  {row.index:>5}  {'failed':>8}  {row.error}" for row in rows if row.error is not None]
+    return ("\n".join(lines) + "\n").encode(errors="replace")
+
+
+def _write(text: bytes, output: Path | None) -> None:
+    if output is None:
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+        return
+    unfinished = output.with_name(output.name + ".tmp")
+    unfinished.write_bytes(text)
+    os.replace(unfinished, output)

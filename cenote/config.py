@@ -1,0 +1,227 @@
+"""Every option, declared once: the flag, its help and the keyword of `LLM` follow from here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from difflib import get_close_matches
+from typing import Any, Generic, Literal, TypeVar
+
+from cenote.errors import BadRequest, LoadError
+from cenote.request import TASKS, current_task_name, one_spelling
+
+logger = logging.getLogger("cenote")
+
+Value = TypeVar("Value")
+Runner = Literal["auto", "pooling", "generate"]
+Convert = Literal["auto", "none", "embed", "classify", "reward"]
+DType = Literal["auto", "float32", "float", "bfloat16", "float16", "half"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced(Generic[Value]):
+    """A decision that remembers who took it."""
+
+    value: Value
+    source: str
+
+
+def option(text: str, *, default: Any = MISSING, choices: tuple[str, ...] = (), parse: Any = None) -> Any:
+    """A field with the help text, the allowed values and the reader that its flag uses."""
+    return field(default=default, metadata={"help": text, "choices": choices, "parse": parse})
+
+
+def human_number(text: str | int) -> int:
+    """4096, "8k" (thousands), "8K" (of 1024), "1M", "-1" for automatic."""
+    if isinstance(text, int):
+        return text
+    units = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+    unit = units.get(text[-1:], 1)
+    try:
+        return round(float(text[:-1]) * unit) if unit > 1 else int(text)
+    except ValueError:
+        raise BadRequest(f"{text!r} is no number of tokens; write 4096, 8k (8000) or 8K (8192)") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolerConfig:
+    """How token states become answers; what is unset follows Sentence Transformers files, then the model."""
+
+    task: str | None = option("allow only this task; all the model supports when unset", default=None, choices=TASKS)
+    pooling_type: str | None = option("CLS, LAST, MEAN for sequences, ALL, STEP for tokens", default=None)
+    seq_pooling_type: str | None = option("how a sequence becomes one vector", default=None)
+    tok_pooling_type: str | None = option("which tokens are returned", default=None)
+    use_activation: bool | None = option("normalise embeddings, squash logits", default=None)
+    normalize: bool | None = option("the older name of use_activation", default=None)
+    dimensions: int | None = option("default size of Matryoshka embeddings", default=None)
+    enable_chunked_processing: bool = option("embed texts longer than the model reads in pieces", default=False)
+    max_embed_len: int | None = option("the longest input accepted, in tokens", default=None)
+    logit_mean: float | None = option("subtracted from logits", default=None)
+    logit_bias: float | None = option("the older name of logit_mean", default=None)
+    logit_sigma: float | None = option("divides logits after that", default=None)
+    step_tag_id: int | None = option("STEP returns the rows of this token", default=None)
+    returned_token_ids: list[int] | None = option("STEP returns these columns", default=None)
+
+    def __post_init__(self) -> None:
+        set_now = object.__setattr__  # frozen for everybody but this method
+        set_now(self, "task", current_task_name(self.task))
+        set_now(
+            self,
+            "use_activation",
+            one_spelling("normalize", self.normalize, "use_activation", self.use_activation),
+        )
+        set_now(self, "normalize", None)
+        if self.logit_bias is not None and self.logit_mean not in (None, self.logit_bias):
+            raise BadRequest(
+                f"`logit_bias` is the older name of `logit_mean`: got {self.logit_bias} and {self.logit_mean}; give one"
+            )
+        set_now(self, "logit_mean", self.logit_mean if self.logit_mean is not None else self.logit_bias)
+        set_now(self, "logit_bias", None)
+        if self.logit_sigma == 0:
+            raise BadRequest("logit_sigma cannot be 0 (division by zero)")
+        if self.pooling_type is not None:
+            self._spread_pooling_type(self.pooling_type.upper())
+
+    def _spread_pooling_type(self, kind: str) -> None:
+        target = "tok_pooling_type" if kind in ("ALL", "STEP") else "seq_pooling_type"
+        if getattr(self, target) not in (None, kind):
+            raise BadRequest(f"Cannot set both `pooling_type` and `{target}`")
+        object.__setattr__(self, target, kind)
+
+    @classmethod
+    def of(cls, given: PoolerConfig | Mapping[str, Any] | None) -> PoolerConfig:
+        """From what `LLM` and the command line accept: an object, a mapping, nothing."""
+        if given is None or isinstance(given, cls):
+            return given or cls()
+        if not isinstance(given, Mapping):
+            raise BadRequest(f"pooler_config is a PoolerConfig or a mapping, not {type(given).__name__}")
+        refuse_unknown(given, {item.name for item in fields(cls)}, "pooler config")
+        return cls(**given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What to load and how to run it."""
+
+    model: str | None = option("a hub name or a folder; the embedded default model when unset", default=None)
+    runner: Runner = option("pooling in all cases; auto finds out", default="auto", choices=("auto", "pooling"))
+    convert: Convert = option(
+        "turn any model into an embedder or a classifier",
+        default="auto",
+        choices=("auto", "none", "embed", "classify", "reward"),
+    )
+    tokenizer: str | None = option("a hub name or folder of another tokenizer", default=None)
+    revision: str | None = option("branch, tag or commit on the hub", default=None)
+    hf_token: str | None = option("access token for the hub; HF_TOKEN when unset", default=None)
+    dtype: DType = option(
+        "auto: as the checkpoint on a GPU; on a CPU bfloat16 where it has matrix units for it, else float32",
+        default="auto",
+        choices=("auto", "float32", "bfloat16", "float16", "float", "half"),
+    )
+    device: str | None = option("cpu, cuda, cuda:1; a GPU if there is one", default=None)
+    max_model_len: int | None = option("read at most this many tokens (8k, 8K)", default=None, parse=human_number)
+    hf_overrides: Mapping[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] | None = option(
+        "JSON merged into config.json", default=None
+    )
+    pooler_config: PoolerConfig = option("JSON: pooling_type, use_activation, ...", default=PoolerConfig())
+    served_model_name: str | None = option("the name used in messages and replies", default=None)
+    max_num_batched_tokens: int | None = option("tokens per batch; chosen for the device when unset", default=None)
+    max_num_seqs: int = option("sequences per batch", default=1024)
+    scheduling_policy: Literal["fcfs", "priority"] = option(
+        "fcfs: first come, first served; priority: lower numbers first", default="fcfs", choices=("fcfs", "priority")
+    )
+    enable_prompt_embeds: bool = option("accept prompts given as token embeddings", default=False)
+    chat_template: str | None = option("Jinja text, or a file of it, that joins query and document", default=None)
+    step_timeout_s: float = option("a batch that runs longer is given up, and the engine with it", default=600.0)
+    trust_remote_code: bool = option("accepted and without effect: checkpoint code is never run", default=False)
+
+    @classmethod
+    def of(cls, model: str | None = None, **given: Any) -> EngineConfig:
+        """From the keywords of `LLM`, older spellings and options of the reference included."""
+        given = {name: value for name, value in given.items() if not _has_no_effect(name, value)}
+        given["pooler_config"] = _pooler_config(given)
+        task = given.pop("task", None)
+        if isinstance(given.get("max_model_len"), str | int):
+            given["max_model_len"] = human_number(given["max_model_len"])
+        if isinstance(names := given.get("served_model_name"), list | tuple):
+            given["served_model_name"] = names[0] if names else None
+        refuse_unknown(given, {item.name for item in fields(cls)}, "engine option")
+        return _apply_old_task(cls(model=model, **given), task)
+
+
+# Options of the reference that steer machinery Cenote does not have; its programs pass them all the same.
+WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "gpu_memory_utilization": (),
+    "enforce_eager": (),
+    "seed": (),
+    "swap_space": (),
+    "disable_log_stats": (),
+    "enable_prefix_caching": (),
+    "enable_chunked_prefill": (),
+    "tokenizer_mode": ("auto", "slow"),
+    "tokenizer_revision": (),
+    "skip_tokenizer_init": (False,),
+    "quantization": (None,),
+    "renderer_num_workers": (),
+    "model_impl": ("auto", "cenote"),
+    "enable_lora": (False,),
+    "limit_mm_per_prompt": (),
+    "mm_processor_kwargs": (),
+    "allowed_local_media_path": ("",),
+    "allowed_media_domains": (None,),
+    "load_format": ("auto", "safetensors"),
+}
+
+
+def _has_no_effect(name: str, value: object) -> bool:
+    if name not in WITHOUT_EFFECT:
+        return False
+    harmless = WITHOUT_EFFECT[name]
+    if harmless and value is not None and value not in harmless:
+        raise LoadError(f"{name}={value!r} is not available; leave it out or give {harmless[0]!r}")
+    logger.debug("%s=%r has no effect here", name, value)
+    return True
+
+
+def _pooler_config(given: dict[str, Any]) -> PoolerConfig:
+    old, new = given.pop("override_pooler_config", None), given.pop("pooler_config", None)
+    if old is not None and new is not None and old != new:
+        raise BadRequest("`override_pooler_config` is the older name of `pooler_config`; give one of them")
+    return PoolerConfig.of(new if new is not None else old)
+
+
+def _apply_old_task(config: EngineConfig, task: str | None) -> EngineConfig:
+    """`task=` of the oldest guide, in today's words."""
+    if task is None or task == "auto":
+        return config
+    meanings: dict[str, dict[str, Any]] = {
+        "embed": {"convert": "embed"},
+        "embedding": {"convert": "embed"},
+        "classify": {"convert": "classify"},
+        "score": {},
+        "reward": {},
+        "token_embed": {},
+        "token_classify": {},
+    }
+    if task not in meanings:
+        raise BadRequest(f"task={task!r} is unknown; there are: {', '.join(meanings)}", param="task", value=task)
+    today = meanings[task] if config.convert == "auto" else {}
+    words = " ".join(f"--{name} {value}" for name, value in {"runner": "pooling", **today}.items())
+    logger.info("task=%s is the older spelling of: %s", task, words)
+    return replace(config, runner="pooling", **today)
+
+
+def refuse_unknown(given: Mapping[str, Any], known: set[str], kind: str) -> None:
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(known))}"
+            raise BadRequest(f"no {kind} is called {name!r}; {hint}", param=name)
+
+
+def declared(config: type) -> list[Field[Any]]:
+    """The options of a config class in the order of their declaration, for flags and documents."""
+    return [item for item in fields(config) if "help" in item.metadata]

@@ -1,0 +1,234 @@
+"""The engine: admits requests, has them rendered, run and gathered, and answers everybody who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cenote.config import EngineConfig
+from cenote.engine.executor import Executor, LocalExecutor
+from cenote.engine.intake import Intake
+from cenote.engine.loop import Loop
+from cenote.engine.pending import Answers, Pending
+from cenote.engine.scheduler import Scheduler
+from cenote.engine.watchdog import Watchdog
+from cenote.errors import BadRequest, EngineStopped, PoolingError, Unsupported
+from cenote.inputs.pairs import check_template_kwargs
+from cenote.inputs.render import Limits, Renderer
+from cenote.inputs.tokenizer import Tokenizer
+from cenote.loading.load import LoadedModel, load
+from cenote.pooling.pooler import Ask
+from cenote.request import PoolingParams, PoolRequest, Scored, ScoreRequest, Task
+from cenote.scoring.scorer import Scorable, check_pairing, choose
+
+logger = logging.getLogger("cenote")
+
+Result = TypeVar("Result")
+OnProgress = Callable[[Pending], None]
+
+# tokens per batch when nobody says: what fills the device without making the first answer wait
+TOKEN_BUDGET = {"cpu": 8192, "cuda": 65536}
+# how many batches wait ready while one runs; the more, the better lengths can be matched
+BATCHES_AHEAD = 16
+
+
+class PoolingEngine:
+    """One loaded model and the threads that serve it."""
+
+    def __init__(self, model: LoadedModel, config: EngineConfig, executor: Executor | None = None) -> None:
+        self.model = model
+        self.config = config
+        description = model.description
+        self.plan = description.plan
+        self.max_model_len = description.max_length.value
+        self.tokenizer = Tokenizer(
+            model.tokenizer.tokenizer,
+            truncation_side=model.tokenizer.truncation_side,
+            pad_token_id=model.tokenizer.pad_token_id,
+            lower_case=description.sentence_transformers.lower_case,
+        )
+        backbone = description.architecture.backbone
+        self.renderer = Renderer(
+            self.tokenizer,
+            vocab_size=backbone.vocab_size,
+            hidden_size=backbone.hidden_size,
+            pairs_with_separator=bool(
+                description.config.get("use_sep_token", description.architecture.pairs_with_separator)
+            ),
+            prompt_embeds=config.enable_prompt_embeds,
+            skip_prompt=not self.plan.include_prompt,
+        )
+        self.scorable = Scorable(
+            description.name, self.plan.tasks, description.num_labels, model.tokenizer.pad_token_id
+        )
+        self.template = _template(config.chat_template)
+        device = description.device.value
+        budget = config.max_num_batched_tokens or TOKEN_BUDGET.get(device.type, 8192)
+        scheduler = Scheduler(budget, config.max_num_seqs, by_priority=config.scheduling_policy == "priority")
+        self.loop = Loop(scheduler, executor or LocalExecutor(model.backbone, model.pooler, device), self._thread_ended)
+        self.intake = Intake(
+            self.renderer,
+            self.loop,
+            max_model_len=self.max_model_len,
+            max_waiting_tokens=BATCHES_AHEAD * budget,
+            on_end=self._thread_ended,
+        )
+        self.watchdog = Watchdog(lambda: self.loop.step_began, config.step_timeout_s, self._thread_ended)
+        self.dead: PoolingError | None = None
+        self._in_flight: weakref.WeakSet[Pending] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        for part in (self.loop, self.intake, self.watchdog):
+            part.thread.start()
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> PoolingEngine:
+        return cls(load(config), config)
+
+    async def pool(self, request: PoolRequest) -> Answers:
+        """Answers in the order of the inputs. A caller that is cancelled takes its waiting work along."""
+        return await asyncio.wrap_future(self.submit(request).future)
+
+    def pool_sync(self, request: PoolRequest, on_progress: OnProgress | None = None) -> Answers:
+        return self.submit(request).wait(on_progress)
+
+    async def score(self, request: ScoreRequest) -> list[Scored | PoolingError]:
+        """A score for every pair, in the order of the documents."""
+        request = await asyncio.to_thread(self._prepared, request)
+        return await choose(request, self.scorable)(request, self.pool, self.scorable)
+
+    def score_sync(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> list[Scored | PoolingError]:
+        async def pool(part: PoolRequest) -> Answers:
+            return self.pool_sync(part, on_progress)
+
+        request = self._prepared(request)
+        return _finished(choose(request, self.scorable)(request, pool, self.scorable))
+
+    def submit(self, request: PoolRequest) -> Pending:
+        """Check a request against the model and let it in."""
+        self._check_task(request.task)
+        if not len(request.inputs):
+            raise BadRequest("You must pass at least one prompt", param="input")
+        pending = Pending(request, self._asks(request), self._limits(request.task), self._prompt(request))
+        with self._lock:
+            if self.dead is not None:
+                raise self.dead
+            self._in_flight.add(pending)
+        self.intake.add(pending)
+        return pending
+
+    def stop(self, reason: PoolingError | None = None) -> None:
+        """End the threads; whoever still waits is told so."""
+        with self._lock:
+            if self.dead is not None:
+                return
+            self.dead = reason or EngineStopped("the engine was stopped before the answer came")
+            in_flight = list(self._in_flight)
+        for part in (self.loop, self.intake, self.watchdog):
+            part.stop()
+        for pending in in_flight:
+            pending.fail_all(self.dead)
+
+    def _thread_ended(self, error: BaseException | None) -> None:
+        if error is None or isinstance(error, PoolingError):
+            self.stop(error)
+        else:
+            self.stop(EngineStopped(f"the engine died: {type(error).__name__}: {error}"))
+
+    def _check_task(self, task: str) -> None:
+        if task in self.plan.tasks:
+            return
+        wanted = "Embedding" if task in ("embed", "token_embed") else "Classification"
+        convert = "embed" if wanted == "Embedding" else "classify"
+        possible = {name.removeprefix("token_") for name in self.plan.tasks}
+        if task not in ("embed", "token_embed", "classify", "token_classify") or convert in possible:
+            raise Unsupported(f"Unsupported task: {task!r} Supported tasks: {self.plan.tasks}", param="task")
+        raise Unsupported(
+            f"{wanted} API is not supported by this model. Try converting the model using `--convert {convert}`. "
+            f"Supported tasks: {self.plan.tasks}",
+            param="task",
+        )
+
+    def _asks(self, request: PoolRequest) -> Sequence[Ask]:
+        params = request.params
+        if params is None or isinstance(params, PoolingParams):
+            return [self._ask(request.task, params)] * len(request.inputs)
+        if len(params) != len(request.inputs):
+            raise BadRequest(
+                f"The lengths of prompts ({len(request.inputs)}) and params ({len(params)}) must be the same."
+            )
+        return [self._ask(request.task, each) for each in params]
+
+    def _ask(self, task: Task, params: PoolingParams | None) -> Ask:
+        if params is not None and params.task not in (None, task):
+            raise BadRequest(
+                f"You cannot overwrite param.task={params.task!r} with pooling_task={task!r}!", param="task"
+            )
+        return Ask(task, self.plan.options(task, params))
+
+    def _limits(self, task: Task) -> Limits:
+        pooler = self.config.pooler_config
+        if task != "embed" or not (pooler.enable_chunked_processing or pooler.max_embed_len):
+            return Limits(self.max_model_len)
+        if not pooler.enable_chunked_processing:
+            assert pooler.max_embed_len is not None, "one of the two is set"
+            if pooler.max_embed_len >= self.max_model_len:
+                return Limits(self.max_model_len)
+            return Limits(pooler.max_embed_len, "max_embed_len")
+        if pooler.max_embed_len is None:
+            return Limits(self.max_model_len, bounded=False)
+        return Limits(pooler.max_embed_len, "max_embed_len")
+
+    def _prompt(self, request: PoolRequest) -> str | None:
+        if request.prompt is not None or request.prompt_name is None:
+            return request.prompt
+        prompts = self.model.description.prompts
+        if request.prompt_name not in prompts:
+            known = ", ".join(sorted(prompts)) or "none"
+            raise BadRequest(
+                f"no prompt is called {request.prompt_name!r}; this model has: {known}", param="prompt_name"
+            )
+        return prompts[request.prompt_name]
+
+    def _prepared(self, request: ScoreRequest) -> ScoreRequest:
+        """Checked, its texts cut to their limits, its template filled in."""
+        check_pairing(request)
+        check_template_kwargs(request.template_kwargs)
+        return replace(
+            request,
+            queries=self._cut(request.queries, "max_tokens_per_query", request.max_tokens_per_query),
+            documents=self._cut(request.documents, "max_tokens_per_doc", request.max_tokens_per_doc),
+            template=request.template or self.template,
+        )
+
+    def _cut(self, texts: Sequence[str], name: str, limit: int) -> Sequence[str]:
+        if limit < 0:
+            raise BadRequest(f"{name} must be a non-negative integer", param=name, value=limit)
+        if limit >= self.max_model_len:
+            raise BadRequest(f"{name} ({limit}) must be less than max_model_len ({self.max_model_len}).", param=name)
+        return self.tokenizer.cut(texts, limit) if limit else texts
+
+
+def _template(given: str | None) -> str | None:
+    """Jinja text, from a file where the option names one."""
+    if given is None or "{" in given or "\n" in given:
+        return given
+    try:
+        return Path(given).read_text()
+    except OSError as error:
+        raise BadRequest(f"chat_template {given!r} is neither Jinja text nor a file: {error.strerror}") from error
+
+
+def _finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """The result of a coroutine that never has to wait, without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+    raise RuntimeError("a scorer waited for something other than the engine")

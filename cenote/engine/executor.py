@@ -1,0 +1,96 @@
+"""Who runs batches: the protocol, the local one, and a model-free one for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from cenote.engine.pack import pack
+from cenote.engine.sequence import Sequence
+from cenote.errors import NumericalError, PoolingError
+from cenote.pooling.pooler import Answers, Pooler
+
+Answer = Tensor | PoolingError
+
+
+class Executor(Protocol):
+    """Runs batches on some device, here or elsewhere."""
+
+    overlapping: bool  # whether `start` returns while the device still works
+
+    def start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
+        """Begin a batch; calling what is returned waits for its answers, one for each sequence, on the host."""
+        ...
+
+
+class LocalExecutor:
+    """The model in this process, on a CPU or a GPU."""
+
+    def __init__(self, backbone: nn.Module, pooler: Pooler, device: torch.device) -> None:
+        self.backbone = backbone
+        self.pooler = pooler
+        self.device = device
+        self.overlapping = device.type == "cuda"
+
+    @torch.inference_mode()
+    def start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
+        packed = pack([sequence.rendered for sequence in batch], self.device)
+        answers = self.pooler(self.backbone(packed), packed, [sequence.ask for sequence in batch])
+        # the check runs on the device; only its verdict and the rows travel
+        checked = [(group, torch.isfinite(group.rows).all(dim=-1)) for group in answers]
+        if not self.overlapping:
+            return lambda: _deliver(checked, len(batch))
+        arriving = [
+            (Answers(group.members, _to_host(group.rows), group.counts), _to_host(finite)) for group, finite in checked
+        ]
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+
+        def wait() -> list[Answer]:
+            done.synchronize()
+            return _deliver(arriving, len(batch))
+
+        return wait
+
+
+class EchoExecutor:
+    """Answers with the token ids themselves: an engine without a model, for tests of everything around it."""
+
+    overlapping = False
+
+    def __init__(self, fault: Callable[[Many[Sequence]], None] = lambda batch: None) -> None:
+        self.fault = fault  # may raise, sleep or take notes
+        self.num_batches = 0
+
+    def start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
+        self.num_batches += 1
+        self.fault(batch)
+        return lambda: [torch.from_numpy(sequence.rendered.token_ids).float() for sequence in batch]
+
+
+def _to_host(values: Tensor) -> Tensor:
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)
+
+
+def _deliver(groups: Many[tuple[Answers, Tensor]], size: int) -> list[Answer]:
+    """One answer per sequence; one that is not finite becomes its error, and its mates do not suffer."""
+    answers: list[Answer | None] = [None] * size
+    for group, finite in groups:
+        rows: Many[Tensor]
+        rows = group.rows.unbind(0) if group.counts is None else torch.split(group.rows, group.counts)
+        good = [True] * len(rows) if bool(finite.all()) else _finite_each(finite, group.counts)
+        for member, row, is_good in zip(group.members, rows, good, strict=True):
+            answers[member] = row if is_good else NumericalError("the model's answer to this input is not finite")
+    assert None not in answers, "every sequence belongs to one group"
+    return answers  # type: ignore[return-value]
+
+
+def _finite_each(finite: Tensor, counts: list[int] | None) -> list[bool]:
+    if counts is None:
+        return [bool(value) for value in finite]
+    return [bool(part.all()) for part in torch.split(finite, counts)]

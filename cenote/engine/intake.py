@@ -1,0 +1,99 @@
+"""The rendering thread: turns admitted requests into sequences, a slice at a time, while the queue has room."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from cenote.engine.loop import Loop
+from cenote.engine.pending import LongText, Pending
+from cenote.engine.sequence import Sequence
+from cenote.errors import PoolingError
+from cenote.inputs.chunks import split
+from cenote.inputs.render import Rendered, Renderer
+
+logger = logging.getLogger("cenote")
+
+# inputs rendered at once: enough for the tokenizer's threads, few enough that others get their turn
+SLICE = 256
+
+
+class Intake:
+    """Requests take turns, so that a small one does not wait for the whole of a large one."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        loop: Loop,
+        *,
+        max_model_len: int,
+        max_waiting_tokens: int,
+        on_end: Callable[[BaseException | None], None],
+    ) -> None:
+        self.renderer = renderer
+        self.loop = loop
+        self.max_model_len = max_model_len
+        self.max_waiting_tokens = max_waiting_tokens
+        self.on_end = on_end
+        self.waiting: deque[Pending] = deque()
+        self.changed = threading.Condition()
+        self.stopping = False
+        self.thread = threading.Thread(target=self._run, name="cenote-intake", daemon=True)
+
+    def add(self, pending: Pending) -> None:
+        with self.changed:
+            self.waiting.append(pending)
+            self.changed.notify()
+
+    def stop(self) -> None:
+        with self.changed:
+            self.stopping = True
+            self.changed.notify()
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            while (pending := self._next()) is not None and self.loop.wait_for_room(self.max_waiting_tokens):
+                self._render_slice(pending)
+        except BaseException as caught:  # nobody who waits may be left without an answer
+            error = caught
+            logger.exception("the rendering thread died")
+        finally:
+            self.on_end(error)
+
+    def _next(self) -> Pending | None:
+        with self.changed:
+            self.changed.wait_for(lambda: self.stopping or self.waiting)
+            return None if self.stopping else self.waiting.popleft()
+
+    def _render_slice(self, pending: Pending) -> None:
+        if pending.abandoned:
+            return
+        first = pending.num_rendered
+        try:
+            rendered = self.renderer.render(
+                pending.take(SLICE), pending.request.tokenization, pending.limits, pending.prompt
+            )
+        except Exception as error:  # a bug in rendering fails this request, not the thread
+            logger.exception("rendering failed")
+            pending.fail_all(PoolingError(f"the input could not be read: {type(error).__name__}: {error}"))
+            return
+        sequences: list[Sequence] = []
+        for index, item in enumerate(rendered, start=first):
+            if isinstance(item, PoolingError):
+                pending.fail(index, item)
+            else:
+                sequences.extend(self._sequences(pending, index, item))
+        self.loop.submit(sequences)
+        if pending.num_rendered < pending.size:
+            self.add(pending)
+
+    def _sequences(self, pending: Pending, index: int, item: Rendered) -> list[Sequence]:
+        ask, priority = pending.asks[index], pending.request.priority
+        if len(item.token_ids) <= self.max_model_len:
+            return [Sequence(item, ask, pending, index, priority)]
+        chunks = split(item.token_ids, self.max_model_len)
+        whole = LongText(pending, index, item, len(chunks), ask.options.use_activation)
+        return [Sequence(Rendered(chunk, len(chunk), len(chunk)), ask, whole, index, priority) for chunk in chunks]

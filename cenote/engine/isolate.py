@@ -1,0 +1,56 @@
+"""When a batch fails: find the sequence that is guilty, so that the others get their answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
+from cenote.engine.executor import Answer
+from cenote.engine.sequence import Sequence
+from cenote.errors import PoolingError
+
+logger = logging.getLogger("cenote")
+
+Run = Callable[[Many[Sequence]], list[Answer]]
+
+
+def answer_all_but_the_guilty(batch: Many[Sequence], run: Run, error: Exception) -> None:
+    """Halve the suspects until one is left; whoever was spared on the way then runs together.
+
+    With one guilty sequence among n this takes about log2(n) + 2 batches, whichever it is.
+    """
+    suspects, spared = list(batch), list[Sequence]()
+    while len(suspects) > 1:
+        half, rest = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
+        failure = attempt(half, run)
+        if failure is None:
+            suspects = rest
+        else:
+            suspects, error = half, failure
+            spared.extend(rest)
+    if len(batch) > 1:
+        failure = attempt(suspects, run)
+        error = failure or error
+    if len(batch) == 1 or failure is not None:
+        suspects[0].answer(as_pooling_error(error))
+    if spared and (failure := attempt(spared, run)) is not None:
+        answer_all_but_the_guilty(spared, run, failure)  # there was more than one
+
+
+def attempt(batch: Many[Sequence], run: Run) -> Exception | None:
+    """Run and answer; the exception if that fails."""
+    try:
+        answers = run(batch)
+    except Exception as error:  # whatever the device or a model raises
+        return error
+    for sequence, answer in zip(batch, answers, strict=True):
+        sequence.answer(answer)
+    return None
+
+
+def as_pooling_error(error: Exception) -> PoolingError:
+    if isinstance(error, PoolingError):
+        return error
+    logger.error("the model failed on one input", exc_info=error)
+    return PoolingError(f"the model failed on this input: {type(error).__name__}: {error}")

@@ -1,0 +1,100 @@
+"""The engine thread: schedule, run, deliver; one batch ahead of a device that works by itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
+
+from cenote.engine.executor import Answer, Executor
+from cenote.engine.isolate import answer_all_but_the_guilty
+from cenote.engine.scheduler import Scheduler
+from cenote.engine.sequence import Sequence
+
+logger = logging.getLogger("cenote")
+
+
+class Loop:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, on_end: Callable[[BaseException | None], None]
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.on_end = on_end  # told once, with what killed the thread if anything did
+        self.changed = threading.Condition()  # guards the scheduler
+        self.step_began: float | None = None  # when the batch now running was started
+        self.stopping = False
+        self.thread = threading.Thread(target=self._run, name="cenote-engine", daemon=True)
+
+    def submit(self, sequences: Iterable[Sequence]) -> None:
+        with self.changed:
+            self.scheduler.add(sequences)
+            self.changed.notify_all()
+
+    def wait_for_room(self, max_waiting_tokens: int) -> bool:
+        """Block while too much waits; False when the loop ends instead."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.stopping or self.scheduler.waiting_tokens < max_waiting_tokens)
+            return not self.stopping
+
+    def stop(self) -> None:
+        with self.changed:
+            self.stopping = True
+            self.scheduler.clear()
+            self.changed.notify_all()
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._work()
+        except BaseException as caught:  # nobody who waits may be left without an answer
+            error = caught
+            logger.exception("the engine thread died")
+        finally:
+            self.on_end(error)
+
+    def _work(self) -> None:
+        ahead: tuple[list[Sequence], Callable[[], list[Answer]]] | None = None
+        while (batch := self._next_batch(block=ahead is None)) is not None:
+            self.step_began = time.monotonic()
+            started = self._start(batch) if batch else None
+            if ahead is not None:
+                self._deliver(*ahead)
+            if started is not None and not self.executor.overlapping:
+                self._deliver(*started)
+                started = None
+            ahead = started
+            self.step_began = None if ahead is None else time.monotonic()
+
+    def _next_batch(self, *, block: bool) -> list[Sequence] | None:
+        """The next batch; empty when nothing waits and there is other work; None at the end."""
+        with self.changed:
+            while not self.stopping:
+                batch = self.scheduler.next_batch()
+                if batch or not block:
+                    self.changed.notify_all()  # there is room for more
+                    return batch  # type: ignore[return-value]
+                self.changed.wait()
+        return None
+
+    def _start(self, batch: list[Sequence]) -> tuple[list[Sequence], Callable[[], list[Answer]]] | None:
+        try:
+            return batch, self.executor.start(batch)
+        except Exception as error:
+            answer_all_but_the_guilty(batch, self._run_now, error)
+            return None
+
+    def _deliver(self, batch: list[Sequence], wait: Callable[[], list[Answer]]) -> None:
+        try:
+            answers = wait()
+        except Exception as error:
+            answer_all_but_the_guilty(batch, self._run_now, error)
+            return
+        for sequence, answer in zip(batch, answers, strict=True):
+            sequence.answer(answer)
+
+    def _run_now(self, batch: Many[Sequence]) -> list[Answer]:
+        self.step_began = time.monotonic()
+        return self.executor.start(batch)()

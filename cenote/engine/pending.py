@@ -1,0 +1,125 @@
+"""One request on its way: the inputs still to render, the answers so far, and the future its caller waits on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from concurrent.futures import Future
+
+from torch import Tensor
+
+from cenote.engine.sequence import Sequence
+from cenote.errors import PoolingError
+from cenote.inputs.chunks import WeightedMean
+from cenote.inputs.render import Limits, Rendered
+from cenote.inputs.tokenizer import TokenIds
+from cenote.pooling.pooler import Ask
+from cenote.request import Input, Pooled, PoolRequest
+
+Answers = list[Pooled | PoolingError]
+
+
+class Pending:
+    def __init__(self, request: PoolRequest, asks: Many[Ask], limits: Limits, prompt: str | None) -> None:
+        self.request = request
+        self.asks = asks  # one for each input
+        self.limits = limits
+        self.prompt = prompt
+        self.future: Future[Answers] = Future()
+        self.num_rendered = 0  # inputs that have become sequences
+        self.num_done = 0
+        self.num_tokens = 0  # of the inputs that are done
+        self._answers: list[Pooled | PoolingError | None] = [None] * len(request.inputs)
+        self._lock = threading.Lock()  # answers come from two threads
+
+    @property
+    def size(self) -> int:
+        return len(self._answers)
+
+    @property
+    def abandoned(self) -> bool:
+        """Nobody waits any more: the caller has gone, or the request has failed already."""
+        return self.future.done()
+
+    def take(self, count: int) -> Many[Input]:
+        """The next inputs to render."""
+        start = self.num_rendered
+        self.num_rendered = min(start + count, self.size)
+        return self.request.inputs[start : self.num_rendered]
+
+    def receive(self, sequence: Sequence, answer: Tensor | PoolingError) -> None:
+        if isinstance(answer, PoolingError):
+            self.fail(sequence.index, answer)
+        else:
+            self.finish(sequence.index, answer, sequence.rendered.token_ids, sequence.rendered.num_input_tokens)
+
+    def finish(self, index: int, data: Tensor, token_ids: TokenIds, num_input_tokens: int) -> None:
+        self._settle(index, Pooled(data, token_ids, len(token_ids), num_input_tokens))
+
+    def fail(self, index: int, error: PoolingError) -> None:
+        if self.request.keep_going:
+            self._settle(index, error)
+        else:
+            self.fail_all(error)
+
+    def fail_all(self, error: PoolingError) -> None:
+        with self._lock:
+            if not self.future.done():
+                self.future.set_exception(error)
+
+    def _settle(self, index: int, answer: Pooled | PoolingError) -> None:
+        with self._lock:
+            self._answers[index] = answer
+            self.num_done += 1
+            if isinstance(answer, Pooled):
+                self.num_tokens += answer.num_tokens
+            finished = self.num_done == self.size and not self.future.done()
+            if finished:
+                self.future.set_result(self._answers)  # type: ignore[arg-type]
+
+    def wait(self, on_progress: Callable[[Pending], None] | None = None, every_s: float = 0.1) -> Answers:
+        """Block until all answers are there; leaving early, as on Ctrl-C, abandons the rest."""
+        try:
+            if on_progress is None:
+                return self.future.result()
+            on_progress(self)
+            while True:
+                try:
+                    return self.future.result(timeout=every_s)
+                except TimeoutError:
+                    if self.future.done():
+                        raise
+                finally:
+                    on_progress(self)
+        finally:
+            self.future.cancel()
+
+
+class LongText:
+    """The chunks of one input, merged into one answer as they come."""
+
+    def __init__(self, pending: Pending, index: int, whole: Rendered, num_chunks: int, normalize: bool) -> None:
+        self.pending = pending
+        self.index = index
+        self.whole = whole
+        self.remaining = num_chunks
+        self.normalize = normalize
+        self.mean = WeightedMean()
+
+    @property
+    def abandoned(self) -> bool:
+        return self.pending.abandoned or self.remaining < 0
+
+    def receive(self, sequence: Sequence, answer: Tensor | PoolingError) -> None:
+        if self.abandoned:
+            return
+        if isinstance(answer, PoolingError):
+            self.remaining = -1  # one chunk that fails takes the text with it, once
+            self.pending.fail(self.index, answer)
+            return
+        self.mean.add(answer, sequence.num_tokens)
+        self.remaining -= 1
+        if self.remaining == 0:
+            vector = self.mean.result(normalize=self.normalize)
+            self.pending.finish(self.index, vector, self.whole.token_ids, self.whole.num_input_tokens)

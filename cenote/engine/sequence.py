@@ -1,0 +1,41 @@
+"""One tokenized input, and the request that waits for its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from cenote.errors import PoolingError
+from cenote.inputs.render import Rendered
+from cenote.pooling.pooler import Ask
+
+
+class Receiver(Protocol):
+    """Whoever waits for the answer to a sequence."""
+
+    @property
+    def abandoned(self) -> bool: ...
+
+    def receive(self, sequence: Sequence, answer: Tensor | PoolingError) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    rendered: Rendered
+    ask: Ask
+    receiver: Receiver
+    index: int = 0  # which input of its request this is
+    priority: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.rendered.token_ids)
+
+    @property
+    def abandoned(self) -> bool:
+        return self.receiver.abandoned
+
+    def answer(self, answer: Tensor | PoolingError) -> None:
+        self.receiver.receive(self, answer)

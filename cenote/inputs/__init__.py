@@ -1,0 +1,1 @@
+"""From what people send to token ids."""

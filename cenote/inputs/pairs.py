@@ -1,0 +1,78 @@
+"""Query and document in one sequence: special tokens and types, or a template that joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+import numpy as np
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from cenote.errors import BadRequest
+from cenote.inputs.tokenizer import Frame, TokenIds
+from cenote.request import Pair, TruncationSide
+
+RESERVED = frozenset(("chat_template", "tools", "tokenize"))
+
+
+def joined_text(pair: Pair) -> str:
+    """The pair as one text: by its template, else the document straight after the query."""
+    if pair.template is None:
+        return pair.query + pair.document
+    messages = [{"role": "query", "content": pair.query}, {"role": "document", "content": pair.document}]
+    check_template_kwargs(pair.template_kwargs)
+    try:
+        return compiled(pair.template).render(messages=messages, tools=None, **pair.template_kwargs)
+    except jinja2.TemplateError as error:
+        raise BadRequest(f"the score template failed: {error}", param="chat_template") from error
+
+
+@lru_cache(maxsize=32)
+def compiled(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateError as error:
+        raise BadRequest(f"the score template is not valid Jinja: {error}", param="chat_template") from error
+
+
+def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
+    if reserved := RESERVED & set(kwargs):
+        raise BadRequest(
+            "chat_template_kwargs contains reserved keys that conflict with fixed scorer arguments: "
+            f"{sorted(reserved)}",
+            param="chat_template_kwargs",
+        )
+
+
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens of each text stay when both must fit: the longer one gives first."""
+    if first + second <= room:
+        return first, second
+    shorter, longer = sorted((first, second))
+    longer = shorter if shorter > room else max(shorter, room - shorter)
+    if shorter + longer > room:
+        shorter = room // 2
+        longer = shorter + room % 2
+    return (shorter, longer) if first <= second else (longer, shorter)
+
+
+def join(
+    frame: Frame, query: TokenIds, document: TokenIds, max_tokens: int | None, side: TruncationSide
+) -> tuple[TokenIds, int]:
+    """The ids of the pair, cut to `max_tokens` with its special tokens whole, and where the second type begins."""
+    if max_tokens is not None:
+        room = max(0, max_tokens - frame.num_tokens)
+        keep_query, keep_document = longest_first(len(query), len(document), room)
+        query, document = cut(query, keep_query, side), cut(document, keep_document, side)
+    ids = np.concatenate((frame.prefix, query, frame.middle, document, frame.suffix))
+    return ids, len(frame.prefix) + len(query) + len(frame.middle) if frame.second_type else len(ids)
+
+
+def cut(ids: TokenIds, keep: int, side: TruncationSide) -> TokenIds:
+    """The first `keep` ids, or the last when the left side is cut."""
+    if len(ids) <= keep:
+        return ids
+    return ids[:keep] if side == "right" else ids[len(ids) - keep :]

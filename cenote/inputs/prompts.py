@@ -1,0 +1,85 @@
+"""The forms in which a prompt may be written in Python, and the keywords of tokenisation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from cenote.errors import BadRequest, Unsupported
+from cenote.request import Embeds, Input, Tokenization
+
+logger = logging.getLogger("cenote")
+
+
+def as_inputs(prompts: Any) -> list[Input]:
+    """A prompt, or a sequence of prompts, as the engine takes them."""
+    if isinstance(prompts, str | Mapping | np.ndarray) or _is_token_ids(prompts):
+        return [as_input(prompts)]
+    if not isinstance(prompts, Sequence):
+        prompts = list(prompts) if hasattr(prompts, "__iter__") else [prompts]
+    if not prompts:
+        raise BadRequest("You must pass at least one prompt")
+    return [prompt if isinstance(prompt, str) else as_input(prompt) for prompt in prompts]
+
+
+def as_input(prompt: Any) -> Input:
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Mapping):
+        return _from_mapping(prompt)
+    if isinstance(prompt, list | tuple | np.ndarray | range):
+        if len(prompt) and not all(
+            isinstance(token, int | np.integer) and not isinstance(token, bool) for token in prompt
+        ):
+            raise BadRequest("Token prompt should be a list of integers")
+        return prompt  # type: ignore[return-value]
+    raise BadRequest(f"Prompt should be a string, list of tokens, or dictionary, not {type(prompt).__name__}")
+
+
+def _is_token_ids(prompts: Any) -> bool:
+    return (
+        isinstance(prompts, list | tuple)
+        and bool(prompts)
+        and isinstance(prompts[0], int)
+        and not isinstance(prompts[0], bool)
+    )
+
+
+def _from_mapping(prompt: Mapping[str, Any]) -> Input:
+    if prompt.get("multi_modal_data"):
+        raise Unsupported("multi_modal_data was given, but this model reads text only", param="multi_modal_data")
+    if (embeds := prompt.get("prompt_embeds")) is not None:
+        if not isinstance(embeds, torch.Tensor):
+            raise BadRequest(f"prompt_embeds is a tensor [tokens, hidden], not {type(embeds).__name__}")
+        return Embeds(embeds)
+    if (ids := prompt.get("prompt_token_ids")) is not None:
+        if isinstance(ids, str | Mapping) or not isinstance(ids, Sequence | np.ndarray):
+            raise BadRequest("Token prompt should be a list of integers")
+        return as_input(ids)
+    if "prompt" in prompt:
+        if not isinstance(prompt["prompt"], str):
+            raise BadRequest("Prompt text should be a string")
+        return prompt["prompt"]
+    raise BadRequest("Prompt dictionary must contain text, tokens, or embeddings")
+
+
+def as_tokenization(kwargs: Mapping[str, Any] | None, max_model_len: int) -> Tokenization:
+    """`tokenization_kwargs` as one value; what nobody knows is logged and ignored."""
+    kwargs = dict(kwargs or {})
+    max_length = kwargs.pop("max_length", None)
+    truncate = kwargs.pop("truncate_prompt_tokens", None)
+    if kwargs.pop("truncation", None) in (True, "longest_first", "only_first", "only_second") and truncate is None:
+        truncate = -1 if max_length is None else max_length
+    pad = kwargs.pop("pad_prompt_tokens", None)
+    if kwargs.pop("padding", None) == "max_length" and pad is None:
+        pad = -1 if max_length is None else max_length
+    known = {
+        name: kwargs.pop(name) for name in ("truncation_side", "add_special_tokens", "do_lower_case") if name in kwargs
+    }
+    if kwargs:
+        logger.warning("tokenization_kwargs has no use for %s", ", ".join(sorted(kwargs)))
+    return Tokenization(truncate_prompt_tokens=truncate, pad_prompt_tokens=max_model_len if pad == -1 else pad, **known)

@@ -1,0 +1,245 @@
+"""The single way from inputs to token ids: prompt, template, tokenizer, truncation, length checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cenote.errors import BadRequest, InputTooLong, PoolingError, Unsupported
+from cenote.inputs.pairs import cut, join, joined_text
+from cenote.inputs.tokenizer import TokenIds, Tokenizer, check_unicode
+from cenote.request import Embeds, Input, Pair, Tokenization
+
+
+@dataclass(slots=True)
+class Rendered:
+    """One input, as the model will read it."""
+
+    token_ids: TokenIds
+    second_start: int  # tokens from here on are of type 1; the length when none is
+    num_input_tokens: int  # before truncation
+    skip: int = 0  # leading tokens that pooling leaves out
+    embeds: Any = None  # [tokens, hidden]; then the ids are all 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long an input may be. Without a name of its own, a limit is `max_model_len`."""
+
+    max_tokens: int
+    name: str = "max_model_len"  # or max_embed_len, where long texts are embedded in chunks
+    bounded: bool = True  # False: any length
+
+
+class Renderer:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        hidden_size: int,
+        pairs_with_separator: bool = True,
+        prompt_embeds: bool = False,
+        skip_prompt: bool = False,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.pairs_with_separator = pairs_with_separator
+        self.prompt_embeds = prompt_embeds
+        self.skip_prompt = skip_prompt
+
+    def render(
+        self, inputs: Sequence[Input], how: Tokenization, limits: Limits, prompt: str | None = None
+    ) -> list[Rendered | PoolingError]:
+        """Every input by itself: one that cannot be read becomes its error."""
+        try:
+            max_tokens = wanted_length(how, limits)
+        except PoolingError as error:
+            return [error] * len(inputs)
+        plans: list[Callable[[dict[str, TokenIds]], Rendered] | PoolingError] = []
+        texts: dict[str, None] = {}  # what must be tokenized, each text once
+        for item in inputs:
+            try:
+                plans.append(self._plan(item, how, limits, max_tokens, prompt, texts))
+            except PoolingError as error:
+                plans.append(error)
+        tokenized = dict(zip(texts, self.tokenizer.encode(list(texts), lower_case=how.do_lower_case), strict=True))
+        return [plan if isinstance(plan, PoolingError) else self._finish(plan, tokenized, limits) for plan in plans]
+
+    def _plan(
+        self,
+        item: Input,
+        how: Tokenization,
+        limits: Limits,
+        max_tokens: int | None,
+        prompt: str | None,
+        texts: dict[str, None],
+    ) -> Callable[[dict[str, TokenIds]], Rendered]:
+        """Note the texts to tokenize for an input; what comes back builds it from their ids."""
+        if isinstance(item, Pair) and (item.template is not None or not self.pairs_with_separator):
+            item = joined_text(item)
+        if isinstance(item, str):
+            text = self._fitting(prompt + item if prompt else item, how, limits, max_tokens)
+            texts[text] = None
+            if prompt and self.skip_prompt:
+                texts[prompt] = None
+            skipped = prompt if self.skip_prompt else None
+            return lambda ids: self._single(ids[text], how, max_tokens, ids[skipped] if skipped else None)
+        if isinstance(item, Pair):
+            query, document = (self._fitting(side, how, limits, max_tokens) for side in (item.query, item.document))
+            texts[query] = texts[document] = None
+            return lambda ids: self._pair(ids[query], ids[document], how, max_tokens)
+        if isinstance(item, Embeds):
+            rendered = self._embeds(item, limits)
+            return lambda ids: rendered
+        given = self._token_ids(item)
+        return lambda ids: self._sliced(given, how, max_tokens)
+
+    def _fitting(self, text: str, how: Tokenization, limits: Limits, max_tokens: int | None) -> str:
+        """The text, or as much of it as can matter: a huge one must not be tokenized only to be cut."""
+        check_unicode(text)
+        if max_tokens is None:
+            most = limits.max_tokens * self.tokenizer.max_chars_per_token
+            if limits.bounded and len(text) > most:
+                raise InputTooLong(too_many_characters(limits, len(text), most), param="input_text", value=len(text))
+            return text
+        most = max(max_tokens, 1) * self.tokenizer.max_chars_per_token
+        side = how.truncation_side or self.tokenizer.truncation_side
+        while len(text) > most:
+            start = text[:most] if side == "right" else text[-most:]
+            # white space and unknown words can hide any number of characters in few tokens
+            if len(self.tokenizer.encode([start], lower_case=how.do_lower_case)[0]) > max_tokens:
+                return start
+            most *= 4
+        return text
+
+    def _single(self, body: TokenIds, how: Tokenization, max_tokens: int | None, prompt: TokenIds | None) -> Rendered:
+        frame = self.tokenizer.single
+        specials = frame.num_tokens if how.add_special_tokens else 0
+        total = len(body) + specials
+        if max_tokens is not None and total > max_tokens and how.truncation_side is None:
+            body = cut(body, max(0, max_tokens - specials), self.tokenizer.truncation_side)
+        ids = np.concatenate((frame.prefix, body, frame.suffix)) if specials else body
+        ids = self._padded(ids, how)
+        if max_tokens is not None and len(ids) > max_tokens:  # an explicit side cuts special tokens as well
+            ids = cut(ids, max_tokens, how.truncation_side or self.tokenizer.truncation_side)
+        skip = 0 if prompt is None else min(len(prompt) + len(frame.prefix) * bool(specials), len(ids) - 1)
+        return Rendered(ids, len(ids), total, skip=max(skip, 0))
+
+    def _pair(self, query: TokenIds, document: TokenIds, how: Tokenization, max_tokens: int | None) -> Rendered:
+        frame, side = self.tokenizer.pair, how.truncation_side
+        whole = max_tokens if side is None else None
+        ids, second = join(frame, query, document, whole, self.tokenizer.truncation_side)
+        total = len(query) + len(document) + frame.num_tokens
+        if max_tokens is not None and len(ids) > max_tokens:
+            lost = len(ids) - max_tokens if side == "left" else 0
+            ids = cut(ids, max_tokens, side or self.tokenizer.truncation_side)
+            second = min(max(second - lost, 0), len(ids))
+        return Rendered(ids, second, total)
+
+    def _sliced(self, given: TokenIds, how: Tokenization, max_tokens: int | None) -> Rendered:
+        ids = self._padded(given, how)
+        if max_tokens is not None:
+            ids = cut(ids, max_tokens, how.truncation_side or self.tokenizer.truncation_side)
+        return Rendered(ids, len(ids), len(given))
+
+    def _padded(self, ids: TokenIds, how: Tokenization) -> TokenIds:
+        if how.pad_prompt_tokens is None or len(ids) >= how.pad_prompt_tokens:
+            return ids
+        if self.tokenizer.pad_token_id is None:
+            raise Unsupported("padding was asked for, but the tokenizer has no padding token", param="padding")
+        return np.pad(ids, (0, how.pad_prompt_tokens - len(ids)), constant_values=self.tokenizer.pad_token_id)
+
+    def _token_ids(self, given: Sequence[int]) -> TokenIds:
+        try:
+            ids = np.asarray(given)
+        except (ValueError, OverflowError):
+            ids = np.asarray(["not", "numbers"])
+        if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+            raise BadRequest("Token prompt should be a list of integers", param="input")
+        beyond = (ids < 0) | (ids >= self.vocab_size) if len(ids) else ids
+        if beyond.any():
+            raise BadRequest(
+                f"Token id {ids[beyond][0]} is out of vocabulary: ids go from 0 to {self.vocab_size - 1}", param="input"
+            )
+        return ids.astype(np.int32)
+
+    def _embeds(self, item: Embeds, limits: Limits) -> Rendered:
+        if not self.prompt_embeds:
+            raise Unsupported("You must set `--enable-prompt-embeds` to input `prompt_embeds`.", param="prompt_embeds")
+        shape = tuple(item.rows.shape)
+        if len(shape) != 2 or shape[1] != self.hidden_size:
+            raise BadRequest(f"prompt_embeds has the shape {shape}, this model reads [tokens, {self.hidden_size}]")
+        ids = np.zeros(shape[0], dtype=np.int32)
+        return Rendered(ids, len(ids), len(ids), embeds=item.rows)
+
+    def _finish(
+        self, build: Callable[[dict[str, TokenIds]], Rendered], tokenized: dict[str, TokenIds], limits: Limits
+    ) -> Rendered | PoolingError:
+        try:
+            rendered = build(tokenized)
+            check_length(len(rendered.token_ids), limits)
+        except PoolingError as error:
+            return error
+        if (
+            self.tokenizer.max_token_id >= self.vocab_size
+            and (worst := int(rendered.token_ids.max())) >= self.vocab_size
+        ):
+            return BadRequest(f"Token id {worst} is out of vocabulary: the model's table ends at {self.vocab_size - 1}")
+        return rendered
+
+
+def wanted_length(how: Tokenization, limits: Limits) -> int | None:
+    """The number of tokens an input is cut to; None leaves it whole."""
+    if how.truncation_side not in (None, "left", "right"):
+        raise BadRequest("`truncation_side` must be either 'left' or 'right'.", param="truncation_side")
+    wanted = how.truncate_prompt_tokens
+    if wanted is None or (wanted == -1 and not limits.bounded):
+        return None
+    if wanted == -1:
+        return limits.max_tokens
+    if wanted < -1:
+        raise BadRequest(
+            f"truncate_prompt_tokens is -1 or a number of tokens, got {wanted}", param="truncate_prompt_tokens"
+        )
+    if limits.bounded and wanted > limits.max_tokens:
+        raise BadRequest(
+            f"truncate_prompt_tokens={wanted} cannot be greater than max_model_len - max_output_tokens = "
+            f"{limits.max_tokens}. Please request a smaller truncation size.",
+            param="truncate_prompt_tokens",
+        )
+    return wanted
+
+
+def check_length(length: int, limits: Limits) -> None:
+    if length == 0:
+        raise BadRequest("The decoder prompt cannot be empty", param="input")
+    if not limits.bounded or length <= limits.max_tokens:
+        return
+    if limits.name != "max_model_len":
+        raise InputTooLong(
+            f"Input length {length} exceeds {limits.name} {limits.max_tokens}; shorten the input or raise the limit",
+            param="input_tokens",
+            value=length,
+        )
+    about = f"{'at least ' if length == limits.max_tokens + 1 else ''}{length}"
+    raise InputTooLong(
+        f"This model's maximum context length is {limits.max_tokens} tokens. However, you requested 0 output tokens "
+        f"and your prompt contains {about} input tokens, for a total of {about} tokens. Please reduce the length of "
+        "the input prompt or the number of requested output tokens.",
+        param="input_tokens",
+        value=length,
+    )
+
+
+def too_many_characters(limits: Limits, length: int, most: int) -> str:
+    return (
+        f"This model's maximum context length is {limits.max_tokens} tokens. However, you requested 0 output tokens "
+        f"and your prompt contains {length} characters (more than {most} characters, which is the upper bound for "
+        f"{limits.max_tokens} input tokens). Please reduce the length of the input prompt or the number of requested "
+        "output tokens."
+    )

@@ -1,0 +1,125 @@
+"""A fast tokenizer, with the special tokens that it puts around one text or two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import tokenizers
+
+from cenote.errors import BadRequest
+from cenote.request import TruncationSide
+
+TokenIds: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
+
+# a longer text is tokenized in pieces of this many characters, so that the tokenizer's own records stay small
+PIECE_CHARS = 200_000
+# how far back from the end of a piece a space to cut at is looked for
+SEAM_CHARS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The special tokens around one text (`middle` is empty) or two, and the type of each part."""
+
+    prefix: TokenIds
+    middle: TokenIds
+    suffix: TokenIds
+    second_type: int = 0  # token type of the second text
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prefix) + len(self.middle) + len(self.suffix)
+
+
+class Tokenizer:
+    def __init__(
+        self,
+        raw: tokenizers.Tokenizer,
+        *,
+        truncation_side: TruncationSide = "right",
+        pad_token_id: int | None = None,
+        lower_case: bool = False,
+    ) -> None:
+        self.raw = raw
+        self.truncation_side = truncation_side
+        self.pad_token_id = pad_token_id
+        self.lower_case = lower_case
+        self.single = _frame(raw.encode("a"))
+        self.pair = _frame(raw.encode("a", "a"))
+        vocabulary = raw.get_vocab(with_added_tokens=True)
+        self.max_token_id = max(vocabulary.values(), default=0)
+        self.max_chars_per_token = max(map(len, vocabulary), default=1)
+        self._spaces_belong_to_words = self._ids("alpha beta") == self._ids("alpha") + self._ids(" beta")
+
+    def encode(self, texts: Sequence[str], *, lower_case: bool | None = None) -> list[TokenIds]:
+        """The ids of every text without special tokens; runs outside the interpreter lock."""
+        if self.lower_case if lower_case is None else lower_case:
+            texts = [text.lower() for text in texts]
+        if all(len(text) <= PIECE_CHARS for text in texts):
+            return self._encode(texts)
+        return [self._encode([text])[0] if len(text) <= PIECE_CHARS else self._encode_long(text) for text in texts]
+
+    def cut(self, texts: Sequence[str], max_tokens: int) -> list[str]:
+        """Every text, ended where token number `max_tokens` ends."""
+        encodings = self.raw.encode_batch([check_unicode(text) for text in texts], add_special_tokens=False)
+        return [
+            text if len(encoding) <= max_tokens else text[: encoding.offsets[max_tokens - 1][1]]
+            for text, encoding in zip(texts, encodings, strict=True)
+        ]
+
+    def _encode(self, texts: Sequence[str]) -> list[TokenIds]:
+        try:
+            encodings = self.raw.encode_batch_fast(texts, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):
+            for text in texts:
+                check_unicode(text)
+            raise
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def _encode_long(self, text: str) -> TokenIds:
+        pieces, start = [], 0
+        while start < len(text):
+            end = _seam(text, start + PIECE_CHARS)
+            pieces.extend(self._encode([text[start:end]]))
+            # sentencepiece puts a space before every text by itself: then the one at the seam is not needed
+            start = end if self._spaces_belong_to_words or text[end : end + 1] != " " else end + 1
+        return np.concatenate(pieces)
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.raw.encode(text, add_special_tokens=False).ids)
+
+
+def check_unicode(text: str) -> str:
+    """Half a surrogate pair is no text: it has no UTF-8 form and reaches us only through careless JSON."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest(
+            f"the text is not valid Unicode: a lone surrogate {text[error.start]!r} at character {error.start}",
+            param="input",
+        ) from None
+    return text
+
+
+def _frame(encoding: tokenizers.Encoding) -> Frame:
+    owners, ids = encoding.sequence_ids, np.array(encoding.ids, dtype=np.int32)
+    inside = [place for place, owner in enumerate(owners) if owner is not None]
+    if not inside:  # the probe is unknown to this vocabulary
+        return Frame(ids[:0], ids[:0], ids[:0])
+    middle = [place for place in range(inside[0], inside[-1]) if owners[place] is None]
+    second_type = encoding.type_ids[inside[-1]]
+    return Frame(ids[: inside[0]], ids[middle], ids[inside[-1] + 1 :], second_type)
+
+
+def _seam(text: str, limit: int) -> int:
+    """The last place before `limit` where one single space stands between two words; else `limit` itself."""
+    if limit >= len(text):
+        return len(text)
+    place = limit
+    while (place := text.rfind(" ", limit - SEAM_CHARS, place)) > 0:
+        if not text[place - 1].isspace() and not text[place + 1].isspace():
+            return place
+    return limit

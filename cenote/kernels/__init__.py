@@ -1,0 +1,1 @@
+"""The fast inner loops and how one is chosen."""

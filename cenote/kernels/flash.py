@@ -1,0 +1,47 @@
+"""Flash attention over packed sequences, as newer torch ships it for CUDA."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cenote.batch import PackedBatch
+
+
+@cache
+def available() -> bool:
+    return _operator() is not None
+
+
+@cache
+def _operator() -> Any:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, *, causal: bool, window: int | None, scale: float
+) -> Tensor:
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:  # the operator wants as many keys as queries
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    reach = -1 if window is None or window >= batch.max_length else window
+    offsets = batch.offsets.to(torch.int32)
+    out: Tensor = _operator()(
+        query,
+        key,
+        value,
+        offsets,
+        offsets,
+        batch.max_length,
+        batch.max_length,
+        scale=scale,
+        window_size=(reach, 0 if causal else reach),
+    )
+    return out

@@ -1,0 +1,46 @@
+"""Attention with torch's own operator, one call per run of equal lengths: no padding, no copies of the inputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from cenote.batch import PackedBatch
+
+# a window over a long sequence is computed in blocks of queries, so that no mask grows with the square of its length
+QUERY_BLOCK = 1024
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, *, causal: bool, window: int | None, scale: float
+) -> Tensor:
+    pieces = []
+    for run in batch.runs:
+        rows = slice(run.start, run.start + run.count * run.length)
+        # [count, heads, length, d], all of them views
+        q, k, v = (x[rows].view(run.count, run.length, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
+        if window is None or run.length <= window + 1:
+            out = _attend(q, k, v, None, causal, scale)
+        else:
+            out = _windowed(q, k, v, causal, window, scale)
+        pieces.append(out.transpose(1, 2).flatten(0, 1))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    grouped = q.shape[1] != k.shape[1]
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+
+
+def _windowed(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, scale: float) -> Tensor:
+    """Every query sees the keys at most `window` away, on both sides or only before it."""
+    length = q.shape[2]
+    blocks = []
+    for start in range(0, length, QUERY_BLOCK):
+        end = min(start + QUERY_BLOCK, length)
+        first, last = max(0, start - window), end if causal else min(length, end + window)
+        distance = torch.arange(start, end, device=q.device)[:, None] - torch.arange(first, last, device=q.device)
+        seen = (distance <= window) & (distance >= (0 if causal else -window))
+        blocks.append(_attend(q[:, :, start:end], k[:, :, first:last], v[:, :, first:last], seen, False, scale))
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)

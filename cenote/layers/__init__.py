@@ -1,0 +1,1 @@
+"""The one transformer that family descriptions describe, over packed batches."""

@@ -1,0 +1,91 @@
+"""Embeddings, blocks and final norm: the whole transformer, as its spec says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from cenote.batch import PackedBatch
+from cenote.layers.attention import Attention
+from cenote.layers.mlp import MLP, GatedMLP
+from cenote.layers.norm import norm
+from cenote.layers.positions import Rotary, Turn
+from cenote.layers.spec import BackboneSpec
+
+MakeEmbedding = Callable[[BackboneSpec], nn.Module]
+MakeMixer = Callable[[BackboneSpec, int], nn.Module]
+
+
+class Embedding(nn.Module):
+    """The sum of what the token, its position and its type contribute."""
+
+    def __init__(self, spec: BackboneSpec) -> None:
+        super().__init__()
+        size = spec.hidden_size
+        self.position_offset = spec.position_offset
+        self.tokens = nn.Embedding(spec.vocab_size, size)
+        self.positions = nn.Embedding(spec.learned_positions, size) if spec.learned_positions else None
+        self.token_types = nn.Embedding(spec.token_types, size) if spec.token_types else None
+        self.norm = norm(spec) if spec.embed_norm else None
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        x: Tensor = self.tokens(batch.token_ids)
+        if batch.features is not None and batch.feature_rows is not None:
+            x = x.index_copy(0, batch.feature_rows, batch.features.to(x.dtype))
+        if self.token_types is not None:
+            x = x + (self.token_types.weight[0] if batch.token_types is None else self.token_types(batch.token_types))
+        if self.positions is not None:
+            x = x + self.positions(batch.positions + self.position_offset)
+        return x if self.norm is None else self.norm(x)
+
+
+class Block(nn.Module):
+    def __init__(self, spec: BackboneSpec, layer: int, make_mixer: MakeMixer) -> None:
+        super().__init__()
+        self.post = spec.norm_order == "post"
+        self.mixer = make_mixer(spec, layer)
+        self.mixer_norm = norm(spec) if layer or spec.first_norm else nn.Identity()
+        self.mlp = GatedMLP(spec) if spec.gated else MLP(spec)
+        self.mlp_norm = norm(spec)
+
+    def forward(self, x: Tensor, batch: PackedBatch, turn: Turn | None) -> Tensor:
+        if self.post:
+            x = self.mixer_norm(x + self.mixer(x, batch, turn))
+            return self.mlp_norm(x + self.mlp(x))  # type: ignore[no-any-return]
+        x = x + self.mixer(self.mixer_norm(x), batch, turn)
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+
+
+class Backbone(nn.Module):
+    """Token ids in, one state per token out: [tokens, hidden]."""
+
+    def __init__(
+        self,
+        spec: BackboneSpec,
+        make_embedding: MakeEmbedding = Embedding,
+        make_mixer: MakeMixer = Attention,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.embed = make_embedding(spec)
+        self.layers = nn.ModuleList(Block(spec, layer, make_mixer) for layer in range(spec.num_layers))
+        self.norm = norm(spec) if spec.final_norm else None
+        reach = spec.max_positions
+        self.rotary = Rotary(spec.rope, spec.size_per_head, reach) if spec.rope else None
+        self.local_rotary = Rotary(spec.local_rope, spec.size_per_head, reach) if spec.local_rope else None
+
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Make what no checkpoint holds: the tables of angles."""
+        for table in (self.rotary, self.local_rotary):
+            if table is not None:
+                table.prepare(device, dtype)
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        x: Tensor = self.embed(batch)
+        turn = None if self.rotary is None else self.rotary(batch.positions)
+        local_turn = turn if self.local_rotary is None else self.local_rotary(batch.positions)
+        for number, layer in enumerate(self.layers):
+            x = layer(x, batch, local_turn if self.spec.is_local(number) else turn)
+        return x if self.norm is None else self.norm(x)

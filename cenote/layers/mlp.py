@@ -1,0 +1,34 @@
+"""The feed-forward half of a block, plain or gated."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from cenote.layers.linear import ACTIVATIONS, Linear, activation_name
+from cenote.layers.spec import BackboneSpec
+
+
+class MLP(nn.Module):
+    """act(x up) down"""
+
+    def __init__(self, spec: BackboneSpec) -> None:
+        super().__init__()
+        self.up = Linear(spec.hidden_size, spec.intermediate_size, bias=spec.mlp_bias, activation=spec.activation)
+        self.down = Linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x))  # type: ignore[no-any-return]
+
+
+class GatedMLP(nn.Module):
+    """(act(x gate) * (x up)) down, with gate and up in one matrix, gate first"""
+
+    def __init__(self, spec: BackboneSpec) -> None:
+        super().__init__()
+        self.up = Linear(spec.hidden_size, 2 * spec.intermediate_size, bias=spec.mlp_bias)
+        self.down = Linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
+        self.activation = ACTIVATIONS[activation_name(spec.activation)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.up(x).chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up)  # type: ignore[no-any-return]

@@ -1,0 +1,85 @@
+"""The vocabulary in which a family describes its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """Rotary positions: which dimensions turn, and how fast."""
+
+    theta: float = 10000.0
+    dim: int | None = None  # rotated dimensions of a head; all of them when unset
+    scaling: Mapping[str, Any] | None = None  # as in config.json: rope_type, factor, ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackboneSpec:
+    """One transformer in data. A new field is for something that two families share."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int | None = None  # num_heads when unset
+    head_dim: int | None = None  # hidden_size / num_heads when unset
+    max_positions: int = 512
+
+    # embeddings
+    learned_positions: int = 0  # rows of the position table; 0 is no table
+    position_offset: int = 0
+    token_types: int = 0
+    embed_norm: bool = False
+
+    # attention
+    causal: bool = False
+    rope: RopeSpec | None = None
+    local_rope: RopeSpec | None = None  # for local layers; `rope` when unset
+    local_layers: tuple[bool, ...] = ()  # which layers see only a window
+    window: int | None = None  # the farthest distance a local layer sees, inclusive
+    qk_norm: bool = False  # RMS norm of every query and key head
+    qkv_bias: bool = False
+    out_bias: bool = False
+
+    # mlp
+    activation: str = "gelu"
+    gated: bool = False  # act(gate) * up; `up` holds both, gate first
+    mlp_bias: bool = False
+
+    # norms
+    norm: Literal["layer", "rms"] = "layer"
+    norm_order: Literal["pre", "post"] = "pre"
+    norm_eps: float = 1e-12
+    norm_bias: bool = True
+    first_norm: bool = True  # whether layer 0 norms what the embedding already normed
+    final_norm: bool = True
+
+    @property
+    def size_per_head(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    def is_local(self, layer: int) -> bool:
+        return bool(self.local_layers) and self.local_layers[layer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSpec:
+    """A classifier over pooled states: optional dense, activation and norm, then one linear layer."""
+
+    pooling: str | None = None  # the method it was trained with; the family's default when unset
+    dense: bool = False
+    dense_bias: bool = True
+    dense_activation: str = "tanh"
+    norm: bool = False
+    norm_eps: float = 1e-5
+    norm_bias: bool = True
+    bias: bool | None = True  # None: as the checkpoint has it
+    whole_per_token: bool = False  # token_classify uses all of it, not only the last layer

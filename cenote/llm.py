@@ -1,0 +1,277 @@
+"""Offline use: one loaded model, every task it supports."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from cenote.config import EngineConfig
+from cenote.engine.engine import PoolingEngine
+from cenote.engine.pending import Pending
+from cenote.errors import BadRequest, PoolingError, Unsupported
+from cenote.inputs.prompts import as_inputs, as_tokenization
+from cenote.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from cenote.request import Pooled, PoolingParams, PoolRequest, ScoreRequest, ScoreType, Task, current_task_name
+
+Result = TypeVar("Result")
+Params = PoolingParams | Sequence[PoolingParams] | None
+UseTqdm = bool | Callable[..., Any]
+
+WHICH_METHOD = """pooling_task required for `LLM.encode`.
+Use one of the specific methods, or name a task:
+  - LLM.embed(...)     or pooling_task="embed":           one vector per prompt
+  - LLM.classify(...)  or pooling_task="classify":        a probability per class
+  - LLM.score(...):                                       the similarity of two texts
+  - LLM.reward(...)    or pooling_task="token_classify":  a probability per class for every token
+  - pooling_task="token_embed":                           a vector for every token
+This model supports: """
+
+
+class LLM:
+    """A pooling model, loaded. Without a name it is the small embedding model that comes with the install."""
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        self.config = EngineConfig.of(model, **options)
+        self.engine = PoolingEngine.load(self.config)
+        self._ids = count()
+        self._finalizer = weakref.finalize(self, self.engine.stop)  # the threads must not outlive their owner
+
+    @property
+    def supported_tasks(self) -> tuple[Task, ...]:
+        return self.engine.plan.tasks
+
+    @property
+    def pooling_task(self) -> Task:
+        """The task used where a caller names none."""
+        return self.engine.model.description.default_task
+
+    @property
+    def model_config(self) -> Any:
+        """config.json, with hf_overrides applied."""
+        return self.engine.model.description.config
+
+    @property
+    def labels(self) -> list[str] | None:
+        """The names of a classifier's classes, in the order of their probabilities."""
+        return self.engine.model.description.labels
+
+    def get_tokenizer(self) -> Any:
+        return self.engine.tokenizer.raw
+
+    def close(self) -> None:
+        """Stop the engine's threads; the model is freed with the object."""
+        self._finalizer()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: Params = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """One vector per prompt, as `outputs.embedding`. `prompt` is put before every text."""
+        pooled = self._pool(
+            "embed", prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs, prompt, prompt_name
+        )
+        return [
+            EmbeddingRequestOutput(self._next_id(), EmbeddingOutput(item.data), item.token_ids, item.num_input_tokens)
+            for item in pooled
+        ]
+
+    def classify(
+        self,
+        prompts: Any,
+        *,
+        pooling_params: Params = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """A probability for every class, as `outputs.probs`."""
+        pooled = self._pool("classify", prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
+        return [
+            ClassificationRequestOutput(
+                self._next_id(), ClassificationOutput(item.data), item.token_ids, item.num_input_tokens
+            )
+            for item in pooled
+        ]
+
+    def encode(
+        self,
+        prompts: Any,
+        pooling_params: Params = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        pooling_task: str | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """The tensor that a task gives, as `outputs.data`."""
+        if isinstance(prompts, Mapping) and "data" in prompts and pooling_task != "plugin":
+            raise BadRequest("The 'data' field is only supported for the 'plugin' pooling task.")
+        if pooling_task is None:
+            raise BadRequest(WHICH_METHOD + ", ".join(self.supported_tasks))
+        task = self._task(pooling_task)
+        pooled = self._pool(task, prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
+        return [
+            PoolingRequestOutput(self._next_id(), PoolingOutput(item.data), item.token_ids, item.num_input_tokens)
+            for item in pooled
+        ]
+
+    def reward(
+        self,
+        prompts: Any,
+        *,
+        pooling_params: Params = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """What a reward model says of every token, as `outputs.data`."""
+        return self.encode(
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task="token_classify",
+            tokenization_kwargs=tokenization_kwargs,
+        )
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        score_type: ScoreType | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts match, 1:1, 1:N or N:N, as `outputs.score`."""
+        _refuse_lora(lora_request)
+        extra = (pooling_params.extra_kwargs if pooling_params else None) or {}
+        request = ScoreRequest(
+            queries=self._texts(data_1),
+            documents=self._texts(data_2),
+            score_type=score_type,
+            params=pooling_params,
+            tokenization=as_tokenization(tokenization_kwargs, self.engine.max_model_len),
+            max_tokens_per_query=extra.get("max_tokens_per_query", 0),
+            max_tokens_per_doc=extra.get("max_tokens_per_doc", 0),
+            template=chat_template,
+            template_kwargs=extra.get("chat_template_kwargs", {}),
+        )
+        with _progress(use_tqdm) as on_progress:
+            scores = _without_errors(self.engine.score_sync(request, on_progress))
+        return [ScoringRequestOutput(self._next_id(), ScoringOutput(item.score), item.token_ids) for item in scores]
+
+    def _pool(
+        self,
+        task: Task,
+        prompts: Any,
+        params: Params,
+        use_tqdm: UseTqdm,
+        lora_request: Any,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+    ) -> list[Pooled]:
+        _refuse_lora(lora_request)
+        request = PoolRequest(
+            task=task,
+            inputs=as_inputs(prompts),
+            params=params,
+            tokenization=as_tokenization(tokenization_kwargs, self.engine.max_model_len),
+            prompt=prompt,
+            prompt_name=prompt_name,
+        )
+        with _progress(use_tqdm) as on_progress:
+            return _without_errors(self.engine.pool_sync(request, on_progress))
+
+    def _task(self, name: str) -> Task:
+        name = current_task_name(name) or ""
+        if name == "plugin":
+            raise Unsupported(
+                "No IOProcessor plugin installed. Please refer to the documentation and to the "
+                "'prithvi_geospatial_mae_io_processor' offline inference example for more details."
+            )
+        if name == "score":  # the older name of a cross-encoder's classify
+            if "cross-encoder" not in self.engine.scorable.score_types:
+                raise Unsupported(f"`score` is a task of cross-encoders; this model supports {self.supported_tasks}")
+            return "classify"
+        return name  # type: ignore[return-value]  # the engine refuses what is no task
+
+    def _texts(self, given: str | Sequence[str]) -> list[str]:
+        texts = [given] if isinstance(given, str | Mapping) else list(given)
+        for text in texts:
+            if isinstance(text, Mapping):
+                names = self.engine.model.description.config.get("architectures", ["this model"])
+                raise Unsupported(f"MultiModalParam is not supported for {names[0]}")
+            if not isinstance(text, str):
+                raise BadRequest(f"score compares texts, got {type(text).__name__}")
+        return texts
+
+    def _next_id(self) -> str:
+        return str(next(self._ids))
+
+
+def _without_errors(answers: Sequence[Result | PoolingError]) -> list[Result]:
+    """The answers of a request in which the first error would have failed all."""
+    return [answer for answer in answers if not isinstance(answer, PoolingError)]
+
+
+def _refuse_lora(request: Any) -> None:
+    if request is not None:
+        raise Unsupported(f"Got lora_request {request} but LoRA is not enabled!", param="lora_request")
+
+
+@contextmanager
+def _progress(use_tqdm: UseTqdm) -> Iterator[Callable[[Pending], None] | None]:
+    """One bar per call: prompts that are done, and tokens per second."""
+    if not use_tqdm:
+        yield None
+        return
+    make = use_tqdm if callable(use_tqdm) else tqdm
+    bar: Any = None
+
+    def update(pending: Pending) -> None:
+        nonlocal bar
+        if bar is None:
+            speed = "est. speed input: 0.00 toks/s, output: 0.00 toks/s"
+            bar = make(total=pending.size, desc="Processed prompts", dynamic_ncols=True, postfix=speed)
+        elapsed = bar.format_dict["elapsed"] or 1e-9
+        bar.postfix = f"est. speed input: {pending.num_tokens / elapsed:.2f} toks/s, output: 0.00 toks/s"
+        bar.update(pending.num_done - bar.n)
+
+    try:
+        yield update
+    finally:
+        if bar is not None:
+            bar.close()

@@ -1,0 +1,1 @@
+"""From a name on the command line to a model ready to run."""

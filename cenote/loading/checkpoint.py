@@ -1,0 +1,190 @@
+"""From a name on the command line to a folder of files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from cenote.errors import LoadError
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+# a star crosses folders, so the modules of Sentence Transformers come along
+FETCHED = ["*.json", "*.txt", "*.model", "*.jinja"]
+WEIGHTS = "*.safetensors"
+# other formats of the same weights, and what training left behind
+NOT_FETCHED = ["onnx/*", "openvino/*", "coreml/*", "original/*", "consolidated*", "checkpoint-*", "runs/*", "eval/*"]
+PICKLED = "pytorch_model*.bin"
+LFS_POINTER = b"version https://git-lfs"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model's folder, and the name it was asked for by."""
+
+    name: str
+    folder: Path
+
+    def path(self, file: str) -> Path | None:
+        """Where a file of the folder lies, or None; a link to nowhere and a way out of the folder are errors."""
+        parts = PurePosixPath(file)
+        if parts.is_absolute() or ".." in parts.parts:
+            raise LoadError(f"{self.folder}: {file!r} lies outside of the model's folder; name a file inside it")
+        path = self.folder / parts
+        try:
+            if path.is_symlink() and not path.exists():
+                raise LoadError(f"{path} links to {os.readlink(path)}, which is missing; download the model again")
+            return path if path.is_file() else None
+        except OSError as error:
+            raise LoadError(f"{path} cannot be read: {first_line(error)}") from error
+
+    def json(self, file: str) -> Any | None:
+        """What a JSON file holds, or None if there is no such file."""
+        path = self.path(file)
+        return None if path is None else _read_json(path)
+
+    def json_object(self, file: str) -> dict[str, Any]:
+        """What a JSON file of named values holds; nothing if there is no such file."""
+        values = self.json(file)
+        if values is not None and not isinstance(values, dict):
+            raise LoadError(
+                f"{self.folder / file} holds a {type(values).__name__}, not a JSON object of names and values"
+            )
+        return values or {}
+
+    def require_json(self, file: str) -> Any:
+        return _read_json(self.require(file))
+
+    def require(self, file: str) -> Path:
+        path = self.path(file)
+        if path is None:
+            raise LoadError(f"{self.folder / file} is missing; download the model again")
+        return path
+
+
+def find_checkpoint(
+    model: str, *, revision: str | None = None, token: str | None = None, needs_config: bool = True
+) -> Checkpoint:
+    """A folder on this machine, or a model of the hub, fetched or cached; a lone tokenizer comes without weights."""
+    folder = Path(model).expanduser()
+    if not model:
+        raise LoadError("the model's name is empty; give a folder with config.json or a hub name like owner/name")
+    if folder.is_dir():
+        return _checked(Checkpoint(model, folder)) if needs_config else Checkpoint(model, folder)
+    if folder.exists():
+        raise LoadError(f"{model} is a file; give the folder that holds config.json")
+    if not HUB_NAME.fullmatch(model):
+        raise LoadError(
+            f"folder {model!r} does not exist; give a folder with config.json or a hub name like owner/name"
+        )
+    if not needs_config:
+        return Checkpoint(model, _snapshot(model, revision, token, FETCHED))
+    return _checked(Checkpoint(model, _fetch(model, revision, token)))
+
+
+def is_offline() -> bool:
+    """Whether the hub's own switches forbid the network; asked anew each time, unlike its library does."""
+    switches = (os.environ.get("HF_HUB_OFFLINE"), os.environ.get("TRANSFORMERS_OFFLINE"))
+    return any(value is not None and value.upper() in ("1", "ON", "YES", "TRUE") for value in switches)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of somebody else's message, for use inside ours."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def refuse_empty(path: Path) -> None:
+    """The two ways in which any file of a checkpoint can be no file at all: no bytes, or a Git LFS pointer."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(LFS_POINTER))
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read: {first_line(error)}") from error
+    if not start:
+        raise LoadError(f"{path} is empty (0 bytes); download it again")
+    if start == LFS_POINTER:
+        raise LoadError(f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull` in its folder")
+
+
+def _checked(checkpoint: Checkpoint) -> Checkpoint:
+    if checkpoint.path("config.json") is None:
+        found = sorted(entry.name for entry in checkpoint.folder.iterdir())
+        listed = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+        raise LoadError(
+            f"{checkpoint.folder} is no model: looked for config.json, found {listed or 'nothing'}; "
+            "a model has config.json, tokenizer.json and model.safetensors"
+        )
+    return checkpoint
+
+
+def _read_json(path: Path) -> Any:
+    refuse_empty(path)
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:  # bad JSON and bad UTF-8 alike
+        size = path.stat().st_size
+        raise LoadError(f"{path} is no JSON ({first_line(error)}; {size} bytes); download it again") from error
+
+
+def _fetch(name: str, revision: str | None, token: str | None) -> Path:
+    folder = _snapshot(name, revision, token, [*FETCHED, WEIGHTS])
+    missing = [PICKLED] if not any(folder.glob("model*.safetensors")) else []
+    missing += [
+        f"{module.name}/{PICKLED}"
+        for kind in ("*_Dense", "*_LayerNorm")
+        for module in folder.glob(kind)
+        if not (module / "model.safetensors").exists()
+    ]
+    return _snapshot(name, revision, token, [*FETCHED, WEIGHTS, *missing]) if missing else folder
+
+
+def _snapshot(name: str, revision: str | None, token: str | None, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
+
+    cache, offline = os.environ.get("HF_HUB_CACHE"), is_offline()
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                token=token,
+                cache_dir=cache,
+                allow_patterns=patterns,
+                ignore_patterns=NOT_FETCHED,
+                local_files_only=offline,
+            )
+        )
+    # the network library below differs between versions of the hub's library, so its errors have no common root
+    except Exception as error:
+        # another program may have fetched only part of the repository; the reader of a missing file will say so
+        config = try_to_load_from_cache(name, "config.json", cache_dir=cache, revision=revision) if offline else None
+        if isinstance(config, str):
+            return Path(config).parent
+        raise LoadError(_reason(name, revision, error, offline)) from error
+
+
+def _reason(name: str, revision: str | None, error: Exception, offline: bool) -> str:
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if offline:
+        return (
+            f"{name!r} is no folder here and not in the hub's cache, and HF_HUB_OFFLINE forbids fetching it; "
+            "give a folder, or unset HF_HUB_OFFLINE"
+        )
+    if isinstance(error, GatedRepoError) or (isinstance(error, HfHubHTTPError) and status == 403):
+        return f"the hub gives {name!r} only to those it granted access; ask for it on its page and set HF_TOKEN"
+    if isinstance(error, RevisionNotFoundError):
+        return f"the hub's {name!r} has no revision {revision!r}; give a branch, a tag or a commit of it"
+    if isinstance(error, RepositoryNotFoundError) or status == 401:
+        return (
+            f"{name!r} is no folder here, and the hub has no such model or hides it; check the name, or set HF_TOKEN "
+            "if it is private"
+        )
+    return (
+        f"{name!r} is no folder here and could not be fetched from the hub ({type(error).__name__}: "
+        f"{first_line(error)}); give a folder, or try again with a network"
+    )

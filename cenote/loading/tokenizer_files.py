@@ -1,0 +1,155 @@
+"""The tokenizer of a checkpoint and what its files say about using it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, processors
+
+from cenote.errors import LoadError
+from cenote.loading.checkpoint import Checkpoint, refuse_empty
+from cenote.loading.hf_config import tokenizer_max_length
+from cenote.loading.older_tokenizers import Names, Settings, add_special, build_tokenizer, naming
+from cenote.request import TruncationSide
+
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+GENERIC_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
+# an entry of tokenizer_config.json, the part of a tokenizer it speaks of, and its name there
+FOLLOWED = (
+    ("do_lower_case", "BertNormalizer", "lowercase"),
+    ("strip_accents", "BertNormalizer", "strip_accents"),
+    ("tokenize_chinese_chars", "BertNormalizer", "handle_chinese_chars"),
+    ("add_prefix_space", "ByteLevel", "add_prefix_space"),
+)
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+LOOKED_FOR = "tokenizer.json, vocab.txt, vocab.json with merges.txt, sentencepiece.bpe.model, spm.model, spiece.model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFiles:
+    """A tokenizer that neither cuts nor pads by itself, and its owner's wishes about both."""
+
+    tokenizer: Tokenizer
+    truncation_side: TruncationSide = "right"
+    model_max_length: int | None = None
+    pad_token_id: int | None = None
+    unk_token_id: int | None = None
+    chat_template: str | None = None
+
+
+def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles:
+    """From tokenizer.json, or from the older vocabulary files."""
+    settings = checkpoint.json_object("tokenizer_config.json")
+    names = _token_names(checkpoint, settings)
+    path, built = checkpoint.path("tokenizer.json"), None
+    if path is not None:
+        refuse_empty(path)
+        with naming(path):
+            tokenizer = Tokenizer.from_file(str(path))
+        _follow_settings(tokenizer, settings)
+    else:
+        built = build_tokenizer(checkpoint, settings, names)
+        if built is None:
+            raise LoadError(
+                f"{checkpoint.folder} has no tokenizer: looked for {LOOKED_FOR} and tokenizer.model; "
+                "download the model again or give the tokenizer option"
+            )
+        tokenizer, names = built.tokenizer, built.names
+    padding, truncation = tokenizer.padding or {}, tokenizer.truncation or {}
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    with naming(checkpoint.folder / "tokenizer_config.json"):
+        _add_missing(tokenizer, checkpoint, settings)
+    if built is not None:  # after the tokens that must get a certain id
+        add_special(tokenizer, names)
+    with naming(path or checkpoint.folder):
+        _surround_if_asked(tokenizer, settings, names, adds_bos=built is not None and built.adds_bos)
+
+    pad = _id(tokenizer, names.get("pad_token"))
+    unk = names.get("unk_token") or getattr(tokenizer.model, "unk_token", None)
+    side = settings.get("truncation_side") or truncation.get("direction", "right")
+    if side not in ("left", "right"):
+        raise LoadError(
+            f"{checkpoint.folder / 'tokenizer_config.json'}: truncation_side is {side!r}, not left or right"
+        )
+    return TokenizerFiles(
+        tokenizer=tokenizer,
+        truncation_side=side,
+        model_max_length=tokenizer_max_length(checkpoint),
+        pad_token_id=pad if pad is not None else padding.get("pad_id"),
+        unk_token_id=_id(tokenizer, unk),
+        chat_template=_chat_template(checkpoint, settings),
+    )
+
+
+def _token_names(checkpoint: Checkpoint, settings: Settings) -> Names:
+    """The special tokens as plain text; a file may also give them as objects."""
+    both = {**checkpoint.json_object("special_tokens_map.json"), **settings}
+    given = {name: both.get(name) for name in TOKEN_NAMES}
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in given.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _follow_settings(tokenizer: Tokenizer, settings: Settings) -> None:
+    """Where tokenizer_config.json contradicts tokenizer.json it is right: Transformers' own classes have it so."""
+    if settings.get("tokenizer_class") in GENERIC_CLASSES:
+        return
+    places = {"BertNormalizer": tokenizer.normalizer, "ByteLevel": tokenizer.pre_tokenizer}
+    for name, kind, attribute in FOLLOWED:
+        if isinstance(settings.get(name), bool) and type(places[kind]).__name__ == kind:
+            setattr(places[kind], attribute, settings[name])
+
+
+def _add_missing(tokenizer: Tokenizer, checkpoint: Checkpoint, settings: Settings) -> None:
+    """Tokens that only the older lists of additions have; each must get the id the list gives it."""
+    listed: dict[int, Any] = {row: text for text, row in checkpoint.json_object("added_tokens.json").items()}
+    listed |= {int(row): token for row, token in (settings.get("added_tokens_decoder") or {}).items()}
+    for row, token in sorted(listed.items()):
+        text = token["content"] if isinstance(token, dict) else str(token)
+        if tokenizer.token_to_id(text) is not None:
+            continue
+        flags = {key: token[key] for key in FLAGS if key in token} if isinstance(token, dict) else {}
+        tokenizer.add_tokens([AddedToken(text, **flags)])
+        if tokenizer.token_to_id(text) != row:
+            raise LoadError(
+                f"{checkpoint.folder}/tokenizer_config.json gives {text!r} the id {row}, the vocabulary has "
+                f"{tokenizer.token_to_id(text)} tokens before it; save the tokenizer with a tokenizer.json"
+            )
+
+
+def _surround_if_asked(tokenizer: Tokenizer, settings: Settings, names: Names, *, adds_bos: bool) -> None:
+    """add_bos_token and add_eos_token, where the tokenizer's own template does not do it already."""
+    bos, eos = _id(tokenizer, names.get("bos_token")), _id(tokenizer, names.get("eos_token"))
+    wants_bos = bool(settings.get("add_bos_token", adds_bos)) and bos is not None
+    wants_eos = bool(settings.get("add_eos_token", False)) and eos is not None
+    bare, whole = tokenizer.encode("a", add_special_tokens=False).ids, tokenizer.encode("a").ids
+    at = next((row for row in range(len(whole)) if whole[row : row + len(bare)] == bare), 0)
+    before, after = whole[:at], whole[at + len(bare) :]
+    if before not in ([], [bos]) or after not in ([], [eos]):  # a template with tokens of its own has the last word
+        return
+    if wants_bos <= bool(before) and wants_eos <= bool(after):
+        return
+    starts = [(names["bos_token"], bos)] if wants_bos or before else []
+    ends = [(names["eos_token"], eos)] if wants_eos or after else []
+    texts = [[text for text, _ in starts], ["$A"], [text for text, _ in ends]]
+    single = [text for part in texts for text in part]
+    second = [f"{text}:1".replace("$A", "$B") for text in single]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, pair=single + second, special_tokens=list(dict(starts + ends).items())
+    )
+
+
+def _id(tokenizer: Tokenizer, text: str | None) -> int | None:
+    return None if text is None else tokenizer.token_to_id(text)
+
+
+def _chat_template(checkpoint: Checkpoint, settings: Settings) -> str | None:
+    """The Jinja text that joins messages: a file of its own, or an entry of the settings, alone or one of several."""
+    if (path := checkpoint.path("chat_template.jinja")) is not None:
+        refuse_empty(path)
+        return path.read_text(encoding="utf-8")
+    template = checkpoint.json_object("chat_template.json").get("chat_template") or settings.get("chat_template")
+    if isinstance(template, list):
+        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    return template if isinstance(template, str) else None

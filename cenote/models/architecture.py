@@ -1,0 +1,67 @@
+"""What a family says of itself, and the view of config.json that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from cenote.errors import LoadError
+from cenote.layers.spec import BackboneSpec, HeadSpec
+
+# our name -> the checkpoint's; `*` is the layer number, a list is concatenated along the rows
+WeightTable: TypeAlias = Mapping[str, "str | list[str]"]
+
+
+class HFConfig:
+    """config.json as attributes; asking for a key that is not there says so in one line."""
+
+    def __init__(self, values: Mapping[str, Any], source: str = "config.json") -> None:
+        self.values = dict(values)
+        self.source = source
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["values"][name]
+        except KeyError:
+            source = self.__dict__.get("source", "config.json")
+            raise LoadError(f"{source} has no {name!r}, which this architecture needs") from None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a key that may be missing or null."""
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A classifier of the family and where its weights lie."""
+
+    spec: HeadSpec
+    weights: WeightTable  # our names: head.dense, head.norm, head.classifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A model as data: one backbone, the table of its weights, its default pooling and its classifiers."""
+
+    backbone: BackboneSpec
+    weights: WeightTable
+    pooling: str = "LAST"  # the method used when neither a flag nor Sentence Transformers files say
+    prefixes: tuple[str, ...] = ("model.", "")  # what may stand before every name of the backbone
+    unused: tuple[str, ...] = ()  # patterns of checkpoint names that no task needs
+    sequence_head: Head | None = None
+    token_head: Head | None = None
+    pairs_with_separator: bool = True  # a cross-encoder reads query [SEP] document, not their concatenation
+    embed: Callable[[BackboneSpec], nn.Module] | None = None  # odd parts, in the family's own file
+    mixer: Callable[[BackboneSpec, int], nn.Module] | None = None
+
+
+def linear_head(name: str, *, bias: bool | None = True, pooling: str | None = None) -> Head:
+    """The plainest classifier: one linear layer of that name."""
+    return Head(spec=HeadSpec(bias=bias, pooling=pooling), weights={"head.classifier": name})

@@ -1,0 +1,122 @@
+"""What `LLM` returns: the answer, the tokens it came from, and the names by which programs read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from cenote.errors import BadRequest
+
+
+@dataclass(slots=True, eq=False)
+class PoolingOutput:
+    data: Tensor  # on the CPU
+
+
+class EmbeddingOutput(PoolingOutput):
+    """A vector; the list of Python floats is made when somebody reads it."""
+
+    __slots__ = ()
+
+    def __init__(self, data: Tensor) -> None:
+        if data.ndim != 1:
+            raise BadRequest("pooled_data should be a 1-D embedding vector")
+        super().__init__(data)
+
+    @property
+    def embedding(self) -> list[float]:
+        values: list[float] = self.data.tolist()
+        return values
+
+    @property
+    def hidden_size(self) -> int:
+        return self.data.shape[0]
+
+    def __repr__(self) -> str:
+        return f"EmbeddingOutput(hidden_size={self.hidden_size})"
+
+
+class ClassificationOutput(PoolingOutput):
+    """A probability, or a logit, for every class."""
+
+    __slots__ = ()
+
+    def __init__(self, data: Tensor) -> None:
+        if data.ndim != 1:
+            raise BadRequest("pooled_data should be a 1-D probability vector")
+        super().__init__(data)
+
+    @property
+    def probs(self) -> list[float]:
+        values: list[float] = self.data.tolist()
+        return values
+
+    @property
+    def num_classes(self) -> int:
+        return self.data.shape[0]
+
+    def __repr__(self) -> str:
+        return f"ClassificationOutput(num_classes={self.num_classes})"
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    score: float
+
+
+Output = TypeVar("Output")
+
+
+class RequestOutput(Generic[Output]):
+    """One answer of a call."""
+
+    __slots__ = ("_token_ids", "num_input_tokens", "outputs", "request_id")
+
+    num_cached_tokens = 0
+    finished = True
+
+    def __init__(
+        self,
+        request_id: str,
+        outputs: Output,
+        token_ids: np.ndarray[Any, np.dtype[np.int32]],
+        num_input_tokens: int | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.outputs = outputs
+        self._token_ids = token_ids
+        self.num_input_tokens = len(token_ids) if num_input_tokens is None else num_input_tokens  # before truncation
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        ids: list[int] = self._token_ids.tolist()
+        return ids
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self._token_ids)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(request_id={self.request_id!r}, outputs={self.outputs!r}, "
+            f"prompt_token_ids={self.prompt_token_ids}, num_cached_tokens=0, finished=True)"
+        )
+
+
+class PoolingRequestOutput(RequestOutput[PoolingOutput]):
+    __slots__ = ()
+
+
+class EmbeddingRequestOutput(RequestOutput[EmbeddingOutput]):
+    __slots__ = ()
+
+
+class ClassificationRequestOutput(RequestOutput[ClassificationOutput]):
+    __slots__ = ()
+
+
+class ScoringRequestOutput(RequestOutput[ScoringOutput]):
+    __slots__ = ()

@@ -1,0 +1,1 @@
+"""From token states to answers: method, head, activation."""

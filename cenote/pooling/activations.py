@@ -1,0 +1,71 @@
+"""The last step of an answer: unit length for vectors, probabilities for logits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cenote.config import Sourced
+from cenote.errors import LoadError
+
+logger = logging.getLogger("cenote")
+
+PACKAGE = "torch.nn.modules."
+
+
+def normalize(x: Tensor) -> Tensor:
+    return F.normalize(x, p=2.0, dim=-1, eps=1e-12)
+
+
+def by_width(x: Tensor) -> Tensor:
+    """One logit is a yes or no of its own; several compete."""
+    return x.sigmoid() if x.shape[-1] < 2 else x.softmax(dim=-1)
+
+
+CLASSIFICATION: dict[str, Callable[[Tensor], Tensor]] = {
+    "auto": by_width,
+    "sigmoid": torch.sigmoid,
+    "identity": lambda x: x,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+}
+
+
+def classification_activation(config: Mapping[str, Any]) -> Sourced[str]:
+    """Which activation a classifier's config.json asks for, by name."""
+    if config.get("num_labels") == 0:
+        logger.warning("config.json says num_labels is 0; its logits are squashed by a sigmoid")
+        return Sourced("sigmoid", "config.json num_labels")
+    by_problem = {
+        "regression": "identity",
+        "single_label_classification": "auto",
+        "multi_label_classification": "sigmoid",
+    }
+    if (problem := config.get("problem_type")) in by_problem:
+        return Sourced(by_problem[problem], f"config.json problem_type {problem}")
+    for key, named in (
+        ("sentence_transformers.activation_fn", (config.get("sentence_transformers") or {}).get("activation_fn")),
+        ("sbert_ce_default_activation_function", config.get("sbert_ce_default_activation_function")),
+    ):
+        if named is not None:
+            return Sourced(_torch_activation(str(named)), f"config.json {key}")
+    return Sourced("auto", "number of labels")
+
+
+def _torch_activation(qualified: str) -> str:
+    if not qualified.startswith(PACKAGE):
+        raise LoadError(
+            f"Loading of activation functions is restricted to torch.nn.modules for security reasons: got {qualified!r}"
+        )
+    name = qualified.rsplit(".", 1)[-1].lower()
+    name = "auto" if name in ("sigmoid", "softmax") else name  # by the width that the logits really have
+    if name not in CLASSIFICATION:
+        raise LoadError(f"no activation {qualified!r} for logits; there are: {', '.join(sorted(CLASSIFICATION))}")
+    return name

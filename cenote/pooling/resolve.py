@@ -1,0 +1,162 @@
+"""Which method, head settings and activation apply: flag, then Sentence Transformers files, then the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cenote.config import PoolerConfig, Sourced
+from cenote.errors import BadRequest, LoadError, Unsupported
+from cenote.pooling.methods import METHODS
+from cenote.request import Options, PoolingParams, Task
+
+TOKEN_METHODS = ("ALL", "STEP")
+FLAG = "pooler config"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingFiles:
+    """What the files of a Sentence Transformers model say about pooling."""
+
+    methods: Sourced[tuple[str, ...]] | None  # several are concatenated
+    normalize: Sourced[bool] | None
+    include_prompt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Matryoshka:
+    """Which shorter embeddings the model was trained to give."""
+
+    supported: bool
+    sizes: tuple[int, ...]  # empty: any
+    full_size: int
+
+    def check(self, dimensions: int, model: str) -> None:
+        if not self.supported:
+            raise Unsupported(
+                f'Model "{model}" does not support matryoshka representation, '
+                "changing output dimensions will lead to poor results.",
+                param="dimensions",
+            )
+        if self.sizes and dimensions not in self.sizes:
+            raise BadRequest(
+                f'Model "{model}" only supports {list(self.sizes)} matryoshka dimensions, '
+                "use other output dimensions will lead to poor results.",
+                param="dimensions",
+            )
+        if not 1 <= dimensions <= self.full_size:
+            raise BadRequest(
+                f'Model "{model}" only supports dimensions in range [1, {self.full_size}], got {dimensions}.',
+                param="dimensions",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingPlan:
+    """Every decision about pooling, each with who took it."""
+
+    model: str  # the name that messages use
+    tasks: tuple[Task, ...]
+    sequence: Sourced[tuple[str, ...]]
+    token: Sourced[str]
+    use_activation: Sourced[bool]
+    activation: Sourced[str]  # of logits
+    logit_mean: float | None
+    logit_sigma: float | None
+    include_prompt: bool
+    matryoshka: Matryoshka
+    defaults: PoolerConfig
+
+    def options(self, task: Task, params: PoolingParams | None) -> Options:
+        """What a request asks, checked and completed."""
+        params = params or PoolingParams()
+        defaults = self.defaults
+        self._refuse_foreign(task, params)
+        dimensions = None
+        if task in ("embed", "token_embed"):
+            dimensions = params.dimensions if params.dimensions is not None else defaults.dimensions
+        if dimensions is not None:
+            self.matryoshka.check(dimensions, self.model)
+        use_activation = params.use_activation if params.use_activation is not None else self.use_activation.value
+        if self.token.value != "STEP" or task not in ("token_embed", "token_classify"):
+            return Options(use_activation, dimensions)
+        tag = params.step_tag_id if params.step_tag_id is not None else defaults.step_tag_id
+        columns = params.returned_token_ids or defaults.returned_token_ids
+        return Options(use_activation, dimensions, tag, tuple(columns) if columns else None)
+
+    def _refuse_foreign(self, task: Task, params: PoolingParams) -> None:
+        valid = ["use_activation", "dimensions"] if task in ("embed", "token_embed") else ["use_activation"]
+        if self.token.value == "STEP":
+            valid = [*valid, "step_tag_id", "returned_token_ids"]
+        given = ("use_activation", "dimensions", "step_tag_id", "returned_token_ids")
+        foreign = [name for name in given if name not in valid and getattr(params, name) is not None]
+        if foreign:
+            raise BadRequest(
+                f"Task {task!r} only supports {valid} parameters, does not support {foreign} parameters",
+                param=foreign[0],
+            )
+
+
+def resolve_plan(
+    *,
+    model: str,
+    user: PoolerConfig,
+    files: PoolingFiles | None,
+    method: Sourced[str],
+    activation: Sourced[str],
+    tasks: Sequence[Task],
+    matryoshka: Matryoshka,
+) -> PoolingPlan:
+    """Each field by itself: a user's activation leaves the pooling method of the files in force."""
+    sequence: Sourced[tuple[str, ...]]
+    if user.seq_pooling_type is not None:
+        sequence = Sourced((_sequence_method(user.seq_pooling_type),), FLAG)
+    elif files is not None and files.methods is not None:
+        sequence = files.methods
+    else:
+        sequence = Sourced((method.value,), method.source)
+    if user.use_activation is not None:
+        use_activation = Sourced(user.use_activation, FLAG)
+    elif files is not None and files.normalize is not None:
+        use_activation = files.normalize
+    else:
+        use_activation = Sourced(True, "default")
+    plan = PoolingPlan(
+        model=model,
+        tasks=_allowed_tasks(user.task, tuple(tasks)),
+        sequence=sequence,
+        token=_token_method(user.tok_pooling_type),
+        use_activation=use_activation,
+        activation=activation,
+        logit_mean=user.logit_mean,
+        logit_sigma=user.logit_sigma,
+        include_prompt=files.include_prompt if files is not None else True,
+        matryoshka=matryoshka,
+        defaults=user,
+    )
+    if user.dimensions is not None:
+        matryoshka.check(user.dimensions, model)
+    return plan
+
+
+def _sequence_method(name: str) -> str:
+    if name.upper() not in METHODS:
+        raise LoadError(f"no pooling method is called {name!r}; there are: {', '.join(sorted(METHODS))}")
+    return name.upper()
+
+
+def _token_method(name: str | None) -> Sourced[str]:
+    if name is None:
+        return Sourced("ALL", "default")
+    if name.upper() not in TOKEN_METHODS:
+        raise LoadError(f"no token pooling is called {name!r}; there are: {', '.join(TOKEN_METHODS)}")
+    return Sourced(name.upper(), FLAG)
+
+
+def _allowed_tasks(wanted: str | None, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+    if wanted is None:
+        return tasks
+    allowed = tuple(task for task in tasks if task == ("classify" if wanted == "score" else wanted))
+    if not allowed:
+        raise LoadError(f"Unsupported task: {wanted!r} Supported tasks: {tasks}")
+    return allowed

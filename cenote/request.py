@@ -1,0 +1,155 @@
+"""The upper waist: what people ask, what they get, and the engine they ask; no torch below this line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+
+from cenote.errors import BadRequest, PoolingError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+Task = Literal["embed", "classify", "token_embed", "token_classify"]
+TASKS: tuple[Task, ...] = get_args(Task)
+ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction"]
+TruncationSide = Literal["left", "right"]
+
+
+@dataclass(slots=True)
+class PoolingParams:
+    """What a caller may say about one answer; unset fields follow the model."""
+
+    use_activation: bool | None = None
+    dimensions: int | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
+    task: str | None = None
+    extra_kwargs: dict[str, Any] | None = None
+    normalize: bool | None = None  # the older name of use_activation
+
+    def __post_init__(self) -> None:
+        self.use_activation = one_spelling("normalize", self.normalize, "use_activation", self.use_activation)
+        self.normalize = None
+        self.task = current_task_name(self.task)
+
+    def clone(self) -> PoolingParams:
+        return deepcopy(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the pooler does for one sequence: `PoolingParams` with nothing left open."""
+
+    use_activation: bool = True
+    dimensions: int | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenization:
+    """How text becomes token ids; unset fields follow the tokenizer's own files."""
+
+    truncate_prompt_tokens: int | None = None  # -1 is the model's length
+    truncation_side: TruncationSide | None = None
+    add_special_tokens: bool = True
+    pad_prompt_tokens: int | None = None  # -1 is the model's length
+    do_lower_case: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A query and a document that the model reads together."""
+
+    query: str
+    document: str
+    template: str | None = None  # Jinja text that joins them; the model's own way when unset
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embeds:
+    """A prompt given as token embeddings, [tokens, hidden]."""
+
+    rows: Tensor
+
+
+# a text, one prompt of token ids, two texts read as one, or ready-made token embeddings
+Input: TypeAlias = "str | Sequence[int] | Pair | Embeds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRequest:
+    """Inputs and the task to do on each of them."""
+
+    task: Task
+    inputs: Sequence[Input]
+    params: PoolingParams | Sequence[PoolingParams] | None = None  # one for all, or one each
+    tokenization: Tokenization = Tokenization()
+    prompt: str | None = None  # put before every text; a name in the model's own list goes into prompt_name
+    prompt_name: str | None = None
+    priority: int = 0  # lower runs earlier, where the scheduling policy looks at it
+    keep_going: bool = False  # an input that fails leaves its error in the list instead of failing the request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest:
+    """Two lists to compare, 1:1, 1:N or N:N."""
+
+    queries: Sequence[str]
+    documents: Sequence[str]
+    score_type: ScoreType | None = None  # the model's own kind when unset
+    params: PoolingParams | None = None
+    tokenization: Tokenization = Tokenization()
+    max_tokens_per_query: int = 0
+    max_tokens_per_doc: int = 0
+    template: str | None = None  # Jinja text that joins query and document
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    keep_going: bool = False
+
+
+@dataclass(slots=True)
+class Pooled:
+    """The answer to one input. `data` may lie on the device until somebody wants it elsewhere."""
+
+    data: Tensor
+    token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    num_tokens: int  # as the model read them
+    num_input_tokens: int  # before truncation
+
+
+@dataclass(slots=True)
+class Scored:
+    """The score of one pair."""
+
+    score: float
+    token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    num_tokens: int
+
+
+class Engine(Protocol):
+    """What the server and `LLM` need of an engine."""
+
+    async def pool(self, request: PoolRequest) -> list[Pooled | PoolingError]: ...
+
+    async def score(self, request: ScoreRequest) -> list[Scored | PoolingError]: ...
+
+
+def current_task_name(name: str | None) -> str | None:
+    """The task a caller means; a name that was split in two is refused with both successors."""
+    if name == "encode":
+        raise BadRequest(
+            "`encode` task was removed; use `token_embed` or `token_classify` instead.", param="task", value=name
+        )
+    return name
+
+
+def one_spelling(old: str, old_value: bool | None, new: str, new_value: bool | None) -> bool | None:
+    """The value of an option that goes by two names; both may be given when they agree."""
+    if old_value is not None and new_value is not None and old_value != new_value:
+        raise BadRequest(f"`{old}` is the older name of `{new}`: got {old_value} and {new_value}; give one", param=old)
+    return new_value if new_value is not None else old_value

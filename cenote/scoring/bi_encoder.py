@@ -1,0 +1,20 @@
+"""Score a pair by the cosine of its two embeddings."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from cenote.errors import PoolingError
+from cenote.request import Scored, ScoreRequest
+from cenote.scoring.scorer import Pool, Scorable, scorer
+from cenote.scoring.two_sides import compare
+
+
+@scorer("bi-encoder")
+async def bi_encoder(request: ScoreRequest, pool: Pool, model: Scorable) -> list[Scored | PoolingError]:
+    return await compare(request, pool, model, "embed", cosine)
+
+
+def cosine(query: Tensor, document: Tensor) -> Tensor:
+    return F.cosine_similarity(query, document, dim=-1, eps=1e-8)

@@ -1,0 +1,29 @@
+"""Score a pair by the one logit of a model that reads both texts at once."""
+
+from __future__ import annotations
+
+from cenote.errors import PoolingError
+from cenote.request import Pair, PoolRequest, Scored, ScoreRequest
+from cenote.scoring.scorer import Pool, Scorable, broadcast, scorer
+
+
+@scorer("cross-encoder")
+async def cross_encoder(request: ScoreRequest, pool: Pool, model: Scorable) -> list[Scored | PoolingError]:
+    queries = broadcast(request.queries, len(request.documents))
+    pairs = [
+        Pair(query, document, request.template, request.template_kwargs)
+        for query, document in zip(queries, request.documents, strict=True)
+    ]
+    answers = await pool(
+        PoolRequest(
+            task="classify",
+            inputs=pairs,
+            params=request.params,
+            tokenization=request.tokenization,
+            keep_going=request.keep_going,
+        )
+    )
+    return [
+        answer if isinstance(answer, PoolingError) else Scored(answer.data.item(), answer.token_ids, answer.num_tokens)
+        for answer in answers
+    ]

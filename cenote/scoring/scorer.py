@@ -1,0 +1,69 @@
+"""What a scorer is, and which one a request gets."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from cenote.errors import BadRequest, PoolingError, Unsupported
+from cenote.registry import Registry
+from cenote.request import Pooled, PoolRequest, Scored, ScoreRequest, ScoreType, Task
+
+Item = TypeVar("Item")
+Pool = Callable[[PoolRequest], Awaitable[list[Pooled | PoolingError]]]
+Scorer = Callable[[ScoreRequest, Pool, "Scorable"], Coroutine[Any, Any, list[Scored | PoolingError]]]
+SCORERS: Registry[Scorer] = Registry("score type")
+scorer = SCORERS.register
+
+
+@dataclass(frozen=True, slots=True)
+class Scorable:
+    """What scoring needs to know of a model."""
+
+    model: str
+    tasks: tuple[Task, ...]
+    num_labels: int
+    pad_token_id: int | None = None
+    preferred: ScoreType | None = None  # what the model was made for, where its tasks alone do not tell
+
+    @property
+    def score_types(self) -> tuple[ScoreType, ...]:
+        """Every kind of score this model can give, its own first."""
+        kinds: list[ScoreType] = []
+        if "classify" in self.tasks and self.num_labels == 1:
+            kinds.append("cross-encoder")
+        if "embed" in self.tasks:
+            kinds.append("bi-encoder")
+        if "token_embed" in self.tasks:
+            kinds.append("late-interaction")
+        return tuple(sorted(kinds, key=lambda kind: kind != self.preferred))
+
+
+def check_pairing(request: ScoreRequest) -> None:
+    if len(request.queries) > 1 and len(request.queries) != len(request.documents):
+        raise BadRequest(
+            f"Input lengths must be either 1:1, 1:N or N:N; got {len(request.queries)}:{len(request.documents)}"
+        )
+    if not request.queries:
+        raise BadRequest("At least one text element must be given")
+    if not request.documents:
+        raise BadRequest("At least one text_pair element must be given")
+
+
+def choose(request: ScoreRequest, model: Scorable) -> Scorer:
+    kinds = model.score_types
+    if not kinds and "classify" in model.tasks:
+        raise Unsupported(f"Scoring API is only enabled for num_labels == 1. {model.model} has {model.num_labels}.")
+    if not kinds:
+        raise Unsupported("This model does not support the Scoring API.")
+    if request.score_type is not None and request.score_type not in kinds:
+        raise Unsupported(
+            f"{model.model} cannot score as {request.score_type!r}; it can: {', '.join(kinds)}", param="score_type"
+        )
+    return SCORERS[request.score_type or kinds[0]]
+
+
+def broadcast(queries: Sequence[Item], count: int) -> list[Item]:
+    """One query serves all documents."""
+    return list(queries) * count if len(queries) == 1 else list(queries)

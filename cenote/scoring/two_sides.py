@@ -1,0 +1,45 @@
+"""What scorers share that read query and document apart: each side once, then a number for every pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from torch import Tensor
+
+from cenote.errors import PoolingError
+from cenote.request import Pooled, PoolRequest, Scored, ScoreRequest, Task
+from cenote.scoring.scorer import Pool, Scorable, broadcast
+
+
+async def compare(
+    request: ScoreRequest, pool: Pool, model: Scorable, task: Task, similarity: Callable[[Tensor, Tensor], Tensor]
+) -> list[Scored | PoolingError]:
+    answers = await pool(
+        PoolRequest(
+            task=task,
+            inputs=[*request.queries, *request.documents],
+            params=request.params,
+            tokenization=request.tokenization,
+            keep_going=request.keep_going,
+        )
+    )
+    documents = answers[len(request.queries) :]
+    queries = broadcast(answers[: len(request.queries)], len(documents))
+    return [_scored(query, document, model, similarity) for query, document in zip(queries, documents, strict=True)]
+
+
+def _scored(
+    query: Pooled | PoolingError,
+    document: Pooled | PoolingError,
+    model: Scorable,
+    similarity: Callable[[Tensor, Tensor], Tensor],
+) -> Scored | PoolingError:
+    if isinstance(query, PoolingError):
+        return query
+    if isinstance(document, PoolingError):
+        return document
+    # a padding token stands between the two, as the clients of others count it
+    between = [] if model.pad_token_id is None else [model.pad_token_id]
+    ids = np.concatenate((query.token_ids, np.array(between, dtype=np.int32), document.token_ids))
+    return Scored(similarity(query.data.float(), document.data.float()).item(), ids, len(ids))

@@ -1,0 +1,119 @@
+"""A model of four numbers per text, for a command line that must not wait for a real one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+import torch
+
+import cenote
+from cenote.cli.main import main
+from cenote.errors import BadRequest, PoolingError
+from cenote.request import Pooled, PoolRequest, Scored, ScoreRequest
+
+
+def vector(text: str) -> list[float]:
+    """What the fake says to a text: four numbers that follow from its letters."""
+    return [float(np.float32((crc32(text.encode()) >> shift & 255) / 255)) for shift in (0, 8, 16, 24)]
+
+
+@dataclass
+class FakeEngine:
+    requests: list[Any] = field(default_factory=list)
+    on_call: Callable[[int], None] = lambda number: None
+
+    def pool_sync(self, request: PoolRequest, on_progress: Any = None) -> list[Pooled | PoolingError]:
+        self.requests.append(request)
+        self.on_call(len(self.requests))
+        return [self._pooled(request, str(text)) for text in request.inputs]
+
+    def score_sync(self, request: ScoreRequest, on_progress: Any = None) -> list[Scored | PoolingError]:
+        self.requests.append(request)
+        self.on_call(len(self.requests))
+        queries = list(request.queries) * (len(request.documents) if len(request.queries) == 1 else 1)
+        return [self._scored(query, text) for query, text in zip(queries, request.documents, strict=True)]
+
+    def _pooled(self, request: PoolRequest, text: str) -> Pooled | PoolingError:
+        if text == "too long":
+            return BadRequest("input has 900 tokens, fake reads at most 512")
+        row = torch.tensor(vector(text))
+        num_words = len(text.split())
+        data = row.repeat(num_words, 1) if request.task.startswith("token") else row
+        return Pooled(data, np.zeros(num_words, dtype=np.int32), num_words, num_words)
+
+    def _scored(self, query: str, text: str) -> Scored | PoolingError:
+        if text == "too long":
+            return BadRequest("input has 900 tokens, fake reads at most 512")
+        common = len(set(query.split()) & set(text.split()))
+        return Scored(common / 10, np.zeros(3, dtype=np.int32), 3)
+
+
+class FakeLLM:
+    """Stands in for `LLM`; the last one made is `FakeLLM.last`."""
+
+    engine_of_all = FakeEngine()
+    last_options: dict[str, Any] = {}
+
+    def __init__(self, **options: Any) -> None:
+        FakeLLM.last_options = options
+        self.engine = FakeLLM.engine_of_all
+        self.labels = ["cold", "warm", "hot", "boiling"]
+        self.supported_tasks = ("embed", "classify")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeEngine]:
+    monkeypatch.setitem(cenote.__dict__, "LLM", FakeLLM)
+    FakeLLM.engine_of_all = FakeEngine()
+    FakeLLM.last_options = {}
+    yield FakeLLM.engine_of_all
+
+
+@dataclass
+class Ran:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@pytest.fixture
+def cenote_command(engine: FakeEngine, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Runs `cenote ARGUMENTS` on the fake model, in this process."""
+
+    def call(*argv: object) -> Ran:
+        status = main([str(word) for word in argv])
+        out, err = capfd.readouterr()
+        return Ran(status, out, err)
+
+    return call
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[bytes], None]]:
+    """Puts bytes on standard input."""
+    opened = []
+
+    def put(content: bytes) -> None:
+        path = tmp_path / "stdin"
+        path.write_bytes(content)
+        stream = open(path)  # noqa: SIM115
+        opened.append(stream)
+        monkeypatch.setattr("sys.stdin", stream)
+
+    yield put
+    for stream in opened:
+        stream.close()

@@ -1,0 +1,118 @@
+"""Flags follow from the declared options, in either spelling, whole or in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from cenote.cli.commands import embed
+from cenote.config import EngineConfig, declared
+
+from .conftest import FakeEngine, FakeLLM, Ran
+
+Command = Callable[..., Ran]
+
+
+def options(cenote_command: Command, *flags: str) -> dict[str, object]:
+    ran = cenote_command("embed", "hello", *flags)
+    assert ran.status == 0, ran.err
+    return FakeLLM.last_options
+
+
+def test_every_declared_option_has_a_flag_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        embed(["--help"])
+
+    words = " ".join(capsys.readouterr().out.split())
+    for option in declared(EngineConfig):
+        assert f"--{option.name.replace('_', '-')}" in words
+        assert option.metadata["help"] in words
+
+
+def test_what_is_not_given_is_left_to_the_library(cenote_command: Command) -> None:
+    assert options(cenote_command) == {}
+
+
+@pytest.mark.parametrize("flag", ["--max-model-len", "--max_model_len"])
+def test_both_spellings_mean_the_same(flag: str, cenote_command: Command) -> None:
+    assert options(cenote_command, flag, "8k") == {"max_model_len": 8000}
+    assert options(cenote_command, f"{flag}=8K") == {"max_model_len": 8192}
+
+
+def test_flags_have_the_types_of_their_options(cenote_command: Command) -> None:
+    given = options(
+        cenote_command, "--max-num-seqs", "7", "--step_timeout_s", "1.5", "--dtype", "half", "--enable-prompt-embeds"
+    )
+
+    assert given == {"max_num_seqs": 7, "step_timeout_s": 1.5, "dtype": "half", "enable_prompt_embeds": True}
+
+
+@pytest.mark.parametrize("flag", ["--pooler-config", "--pooler_config", "--override-pooler-config"])
+def test_the_pooler_is_configured_whole_or_in_parts(flag: str, cenote_command: Command) -> None:
+    whole = '{"pooling_type": "MEAN", "use_activation": false}'
+    expected = {"pooler_config": {"pooling_type": "MEAN", "use_activation": False}}
+
+    assert options(cenote_command, flag, whole) == expected
+    assert options(cenote_command, f"{flag}.pooling_type", "MEAN", f"{flag}.use-activation=false") == expected
+    assert options(cenote_command, flag, '{"pooling_type": "MEAN"}', f"{flag}.use_activation", "false") == expected
+
+
+def test_overrides_go_as_deep_as_needed(cenote_command: Command) -> None:
+    given = options(cenote_command, "--hf-overrides.rope_scaling.factor", "2.0", "--hf-overrides.model_type", "bert")
+
+    assert given == {"hf_overrides": {"rope_scaling": {"factor": 2.0}, "model_type": "bert"}}
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--max-model-len", "many"], "'many' is no number of tokens; write 4096"),
+        (["--pooler-config", "MEAN"], "'MEAN' is not JSON"),
+        (["--pooler-config", "[1]"], "is not a JSON object like"),
+        (["--dimensions", "0"], "'0' is not a whole number of at least 1"),
+        (["--dtype", "int3"], "invalid choice: 'int3'"),
+        (["--dtype.x", "1"], "--dtype has no parts to set"),
+        (["--pooler-config.task"], "--pooler-config.task needs a value"),
+        (["--format", "npy"], "--format npy needs --output FILE"),
+        (["--output", "vectors.csv"], "cannot tell the format of vectors.csv; give --format"),
+    ],
+)
+def test_a_wrong_value_is_one_line_and_status_2(flags: list[str], words: str, cenote_command: Command) -> None:
+    ran = cenote_command("embed", "hello", *flags)
+
+    assert ran.status == 2
+    assert words in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_texts_may_stand_between_flags_and_look_like_flags_after_two_dashes(
+    cenote_command: Command, engine: FakeEngine
+) -> None:
+    cenote_command(
+        "embed", "one", "--prompt", "p: ", "-2 degrees", "--dimensions", "2", "three", "--", "--model_x", "-q"
+    )
+
+    request = engine.requests[0]
+    assert request.inputs == ["one", "-2 degrees", "three", "--model_x", "-q"]
+    assert request.prompt == "p: "
+    assert request.params.dimensions == 2
+
+
+def test_answers_are_asked_for_as_the_flags_say(cenote_command: Command, engine: FakeEngine) -> None:
+    cenote_command(
+        "embed",
+        "a",
+        "--no-normalize",
+        "--truncate-prompt-tokens",
+        "-1",
+        "--truncation-side",
+        "left",
+        "--prompt-name",
+        "q",
+    )
+
+    request = engine.requests[0]
+    assert (request.task, request.prompt_name, request.keep_going) == ("embed", "q", True)
+    assert request.params.use_activation is False
+    assert (request.tokenization.truncate_prompt_tokens, request.tokenization.truncation_side) == (-1, "left")

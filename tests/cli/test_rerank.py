@@ -1,0 +1,83 @@
+"""`cenote rerank` shows documents, the best match first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import Ran
+
+Command = Callable[..., Ran]
+
+
+def test_documents_come_best_first(cenote_command: Command) -> None:
+    ran = cenote_command("rerank", "a b c", "none", "a b", "a Ü")
+
+    assert ran.status == 0
+    assert ran.out == (
+        '{"index":1,"relevance_score":0.2,"document":"a b"}\n'
+        '{"index":2,"relevance_score":0.1,"document":"a Ü"}\n'
+        '{"index":0,"relevance_score":0.0,"document":"none"}\n'
+    )
+
+
+def test_top_n_shows_only_the_best(cenote_command: Command) -> None:
+    assert [row["index"] for row in cenote_command("rerank", "a b", "x", "a b", "a", "--top-n", "2").rows] == [1, 2]
+
+
+def test_equal_scores_keep_their_order(cenote_command: Command) -> None:
+    assert [row["index"] for row in cenote_command("rerank", "a", "x", "y", "z").rows] == [0, 1, 2]
+
+
+def test_documents_come_from_a_file(cenote_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "docs.csv").write_text("id,body\n1,no\n2,a\n")
+
+    ran = cenote_command("rerank", "a", "--input", tmp_path / "docs.csv", "--column", "body")
+
+    assert [row["document"] for row in ran.rows] == ["a", "no"]
+
+
+def test_documents_come_through_a_pipe(cenote_command: Command, pipe: Callable[[bytes], None]) -> None:
+    pipe(b"no\na\n")
+
+    assert [row["document"] for row in cenote_command("rerank", "a").rows] == ["a", "no"]
+
+
+def test_a_bad_document_fails_alone(cenote_command: Command) -> None:
+    ran = cenote_command("rerank", "a", "too long", "a")
+
+    assert ran.status == 1
+    assert ran.rows[1] == {"index": 0, "error": "input has 900 tokens, fake reads at most 512"}
+    assert ran.err == "cenote: 1 of 2 documents failed; their error says why\n"
+
+
+def test_a_terminal_gets_a_table(cenote_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+
+    ran = cenote_command("rerank", "a", "b", "a", "too long")
+
+    lines = [line.split() for line in ran.out.splitlines()]
+    assert lines[0] == ["rank", "index", "score", "document"]
+    assert lines[1] == ["1", "1", "0.1000", "a"]
+    assert lines[3][:3] == ["-", "2", "failed"]
+    assert cenote_command("rerank", "a", "b", "--format", "jsonl").rows[0]["index"] == 0
+
+
+def test_the_output_file_is_kept_unless_overwrite_is_given(cenote_command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "ranked.jsonl"
+
+    assert cenote_command("rerank", "a", "b", "--output", out).status == 0
+    assert cenote_command("rerank", "a", "b", "--output", out).err == f"cenote: {out} exists; --overwrite replaces it\n"
+    assert cenote_command("rerank", "a", "b", "c", "--output", out, "--overwrite").status == 0
+    assert len(out.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("argv", [["rerank"], ["rerank", "query"]])
+def test_a_query_and_documents_are_needed(
+    argv: list[str], cenote_command: Command, pipe: Callable[[bytes], None]
+) -> None:
+    pipe(b"")
+
+    assert cenote_command(*argv).status == 2

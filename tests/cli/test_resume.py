@@ -1,0 +1,243 @@
+"""A run that was cut off continues, and ends with the file of one that was not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cenote.cli.part import Part
+from cenote.errors import BadRequest, EngineStopped
+
+from .conftest import FakeEngine, Ran
+
+Command = Callable[..., Ran]
+SUFFIXES = ["jsonl", "npy", "parquet"]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Ten rows, two of them bad; slices of three end at 3, 6, 9."""
+    path = tmp_path / "texts.jsonl"
+    rows = [json.dumps({"text": "too long" if number == 1 else f"text {number}"}) for number in range(10)]
+    rows[4] = "{broken"
+    path.write_text("\n".join(rows))
+    return path
+
+
+def cut_off_at(engine: FakeEngine, call: int, error: BaseException) -> None:
+    def stop(number: int) -> None:
+        if number == call:
+            raise error
+
+    engine.on_call = stop
+
+
+def command(texts: Path, out: Path, *more: str) -> list[str]:
+    return ["embed", "--input", str(texts), "--output", str(out), "--batch-rows", "3", *more]
+
+
+def leftovers(out: Path) -> list[str]:
+    return sorted(path.name for path in out.parent.iterdir() if path.name.startswith(out.name) and path != out)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_an_interrupted_run_ends_with_the_same_file(
+    suffix: str, texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    whole, out = tmp_path / f"whole.{suffix}", tmp_path / f"out.{suffix}"
+    cenote_command(*command(texts, whole))
+    engine.requests.clear()
+    cut_off_at(engine, 3, KeyboardInterrupt())
+
+    stopped = cenote_command(*command(texts, out))
+
+    assert stopped.status == 130
+    assert stopped.err == f"cenote: interrupted; the same command continues {out}.part\n"
+    assert not out.exists()
+
+    engine.requests.clear()
+    engine.on_call = lambda number: None
+    continued = cenote_command(*command(texts, out))
+
+    assert continued.status == 1
+    assert continued.err.startswith(f"cenote: continuing {out}.part at row 6 of 10\n")
+    assert "2 of 10 rows failed" in continued.err
+    assert [len(request.inputs) for request in engine.requests] == [3, 1]
+    assert out.read_bytes() == whole.read_bytes()
+    errors = [f"out.{suffix}.errors.jsonl"] if suffix == "npy" else []
+    assert leftovers(out) == errors
+    for name in errors:
+        assert (tmp_path / name).read_bytes() == (tmp_path / name.replace("out", "whole")).read_bytes()
+
+
+def tear(part: Path, suffix: str) -> None:
+    """What kill -9 in mid-write leaves: half a line, half a row, half a piece, and errors of rows that never came."""
+    if suffix == "jsonl":
+        part.write_bytes(part.read_bytes() + b'{"index":6,"embedding":[0.1]}\n{"index":7,"embed')
+    elif suffix == "npy":
+        part.write_bytes(part.read_bytes() + b"\1" * 21)
+        errors = part.with_name(part.name + ".errors.jsonl")
+        errors.write_bytes(errors.read_bytes() + b'{"index":7,"error":"x"}\n{"index":8,"err')
+    else:
+        (part / "000002.tmp").write_bytes(b"PAR1")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_torn_end_is_dropped(
+    suffix: str, texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    whole, out = tmp_path / f"whole.{suffix}", tmp_path / f"out.{suffix}"
+    cenote_command(*command(texts, whole))
+    engine.requests.clear()
+    cut_off_at(engine, 3, KeyboardInterrupt())
+    cenote_command(*command(texts, out))
+    tear(tmp_path / f"out.{suffix}.part", suffix)
+
+    engine.on_call = lambda number: None
+    continued = cenote_command(*command(texts, out))
+
+    assert "at row 6 of 10" in continued.err
+    assert "2 of 10 rows failed" in continued.err
+    assert out.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn"])
+def test_after_a_lost_piece_the_rest_is_done_again(
+    damage: str, texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    whole, out = tmp_path / "whole.parquet", tmp_path / "out.parquet"
+    cenote_command(*command(texts, whole))
+    engine.requests.clear()
+    cut_off_at(engine, 4, KeyboardInterrupt())
+    cenote_command(*command(texts, out))
+    lost = tmp_path / "out.parquet.part" / "000001.parquet"
+    if damage == "missing":
+        lost.unlink()
+    else:
+        lost.write_bytes(lost.read_bytes()[:100])
+
+    engine.on_call = lambda number: None
+    continued = cenote_command(*command(texts, out))
+
+    assert "at row 3 of 10" in continued.err
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_an_engine_that_dies_leaves_the_rows_for_the_next_run(
+    texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    cut_off_at(engine, 2, EngineStopped("the device is lost"))
+
+    stopped = cenote_command(*command(texts, out))
+
+    assert (stopped.status, stopped.err) == (1, f"cenote: the device is lost; the same command continues {out}.part\n")
+
+
+def test_a_run_that_fails_at_once_leaves_nothing_behind(
+    texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    cut_off_at(engine, 1, BadRequest("this model cannot embed"))
+
+    assert cenote_command(*command(texts, tmp_path / "out.jsonl")).err == "cenote: this model cannot embed\n"
+    assert leftovers(tmp_path / "out.jsonl") == []
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_part_of_another_command_is_refused_and_overwrite_discards_it(
+    suffix: str, texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    out = tmp_path / f"out.{suffix}"
+    cut_off_at(engine, 3, KeyboardInterrupt())
+    cenote_command(*command(texts, out))
+    engine.on_call = lambda number: None
+
+    refused = cenote_command(*command(texts, out, "--dimensions", "2"))
+
+    assert refused.status == 1
+    assert refused.err == (
+        f"cenote: {out}.part was left by another command (dimensions was null, now 2); "
+        "finish that one, or --overwrite discards it\n"
+    )
+
+    engine.requests.clear()
+    assert cenote_command(*command(texts, out, "--dimensions", "2", "--overwrite")).status == 1
+    assert len(engine.requests) == 4
+
+
+def test_an_input_that_has_changed_is_another_command(
+    texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    cut_off_at(engine, 3, KeyboardInterrupt())
+    cenote_command(*command(texts, tmp_path / "out.jsonl"))
+    texts.write_text(texts.read_text() + '\n{"text": "one more"}')
+
+    assert "(bytes was " in cenote_command(*command(texts, tmp_path / "out.jsonl")).err
+
+
+def test_a_part_without_its_card_is_refused(texts: Path, cenote_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl.part").write_text("somebody's\n")
+
+    assert "its .part.json cannot be read" in cenote_command(*command(texts, tmp_path / "out.jsonl")).err
+    assert (tmp_path / "out.jsonl.part").read_text() == "somebody's\n"
+
+
+def test_a_finished_file_is_replaced_only_with_overwrite(
+    texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text("precious")
+
+    assert cenote_command(*command(texts, out)).err == f"cenote: {out} exists; --overwrite replaces it\n"
+    assert engine.requests == []
+    cut_off_at(engine, 2, KeyboardInterrupt())
+    cenote_command(*command(texts, out, "--overwrite"))
+    assert out.read_text() == "precious"
+    engine.on_call = lambda number: None
+    assert "at row 3 of 10" in cenote_command(*command(texts, out, "--overwrite")).err
+    assert len(out.read_text().splitlines()) == 10
+
+
+def test_standard_input_starts_over(
+    cenote_command: Command, engine: FakeEngine, pipe: Callable[[bytes], None], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    pipe(b"one\ntwo\n")
+    cut_off_at(engine, 2, KeyboardInterrupt())
+    stopped = cenote_command("embed", "--output", out, "--batch-rows", "1")
+    assert stopped.err == "cenote: interrupted\n"
+
+    engine.on_call = lambda number: None
+    pipe(b"three\n")
+    assert cenote_command("embed", "--output", out, "--batch-rows", "1").status == 0
+    assert len(out.read_text().splitlines()) == 1
+
+
+def test_two_processes_do_not_write_one_part(tmp_path: Path) -> None:
+    first, second = Part(tmp_path / "out.npy", {"a": 1}), Part(tmp_path / "out.npy", {"a": 1})
+    first.open(fresh=True)
+
+    with pytest.raises(BadRequest, match="is being written by another process"):
+        second.open(fresh=False)
+    first.close()
+    second.open(fresh=False)
+    second.close()
+
+
+def test_the_card_keeps_no_token(texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+    cut_off_at(engine, 2, KeyboardInterrupt())
+
+    cenote_command(*command(texts, tmp_path / "out.jsonl", "--hf-token", "hf_secret", "--model", "some/model"))
+
+    card = (tmp_path / "out.jsonl.part.json").read_text()
+    assert "hf_secret" not in card
+    assert json.loads(card)["model"] == "some/model"
+
+
+def test_an_output_in_a_missing_folder_is_refused(texts: Path, cenote_command: Command, tmp_path: Path) -> None:
+    ran = cenote_command(*command(texts, tmp_path / "nowhere" / "out.npy"))
+
+    assert ran.err == f"cenote: there is no folder {tmp_path / 'nowhere'}; make it first\n"

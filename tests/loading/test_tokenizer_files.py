@@ -1,0 +1,422 @@
+"""Tokenizers out of their own file, and out of older ones, against the originals."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import struct
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.tokenizer_files import read_tokenizer
+
+WORDS = {
+    "[PAD]": 0,
+    "[UNK]": 1,
+    "[CLS]": 2,
+    "[SEP]": 3,
+    "[MASK]": 4,
+    "hello": 5,
+    "world": 6,
+    "a": 7,
+    "<s>": 8,
+    "</s>": 9,
+}
+TEXTS = [
+    "Hello, world!",
+    "  leading and   double  spaces",
+    "naïve café — “quotes” ½ ﬁ",
+    "Ünïcödé 你好 мир 🙂 👩‍👩‍👧",
+    "tab\tand\nline",
+    "",
+    "1234567 3.14 don't I'LL",
+    "한국어 العربية हिन्दी",
+    "a" * 50,
+    "\u200b\u00a0ｆｕｌｌ ｗｉｄｔｈ",
+]
+
+
+def word_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel(WORDS, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def saved(folder: Path, tokenizer: Tokenizer, **files: Any) -> Checkpoint:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for name, values in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(values))
+    return Checkpoint("test", folder)
+
+
+def settings(folder: Path, **values: Any) -> Checkpoint:
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    return Checkpoint("test", folder)
+
+
+def original(path: Path) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def assert_same(ours: Tokenizer, theirs: Tokenizer, texts: list[str] = TEXTS) -> None:
+    for text in texts:
+        assert ours.encode(text).ids == theirs.encode(text).ids, text
+    one, other = ours.encode("hello there", "a b c"), theirs.encode("hello there", "a b c")
+    assert (one.ids, one.type_ids) == (other.ids, other.type_ids)
+
+
+def test_stored_truncation_and_padding_are_switched_off_but_remembered(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.enable_truncation(2, direction="left")
+    tokenizer.enable_padding(length=9, pad_id=3)
+
+    files = read_tokenizer(saved(tmp_path, tokenizer))
+
+    assert files.tokenizer.encode("hello world a").ids == [5, 6, 7]
+    assert files.truncation_side == "left"
+    assert files.pad_token_id == 3
+    assert files.unk_token_id == 1
+
+
+def test_the_settings_are_read(tmp_path: Path) -> None:
+    config = {
+        "truncation_side": "left",
+        "model_max_length": 77,
+        "pad_token": {"content": "[PAD]"},
+        "unk_token": "[UNK]",
+        "chat_template": "{{ messages }}",
+    }
+
+    files = read_tokenizer(saved(tmp_path, word_tokenizer(), tokenizer_config=config))
+
+    assert (files.truncation_side, files.model_max_length) == ("left", 77)
+    assert (files.pad_token_id, files.unk_token_id) == (0, 1)
+    assert files.chat_template == "{{ messages }}"
+
+
+def test_special_tokens_may_have_a_file_of_their_own(tmp_path: Path) -> None:
+    files = read_tokenizer(saved(tmp_path, word_tokenizer(), special_tokens_map={"pad_token": "[PAD]"}))
+
+    assert files.pad_token_id == 0
+
+
+def test_an_absurd_length_is_none(tmp_path: Path) -> None:
+    config = {"model_max_length": 1000000000000000019884624838656}
+
+    assert read_tokenizer(saved(tmp_path, word_tokenizer(), tokenizer_config=config)).model_max_length is None
+
+
+def test_a_side_that_is_none_is_refused(tmp_path: Path, refused: Any) -> None:
+    with refused("tokenizer_config.json", "'up'"):
+        read_tokenizer(saved(tmp_path, word_tokenizer(), tokenizer_config={"truncation_side": "up"}))
+
+
+def test_a_chat_template_in_a_file_comes_before_one_in_the_settings(tmp_path: Path) -> None:
+    several = [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]
+    checkpoint = saved(tmp_path, word_tokenizer(), tokenizer_config={"chat_template": several})
+
+    assert read_tokenizer(checkpoint).chat_template == "d"
+    (tmp_path / "chat_template.jinja").write_text("from the file")
+    assert read_tokenizer(checkpoint).chat_template == "from the file"
+
+
+@pytest.mark.parametrize(
+    ("config", "single", "pair"),
+    [
+        ({}, [7], [7, 5]),
+        ({"add_bos_token": True}, [8, 7], [8, 7, 8, 5]),
+        ({"add_eos_token": True}, [7, 9], [7, 9, 5, 9]),
+        ({"add_bos_token": True, "add_eos_token": True}, [8, 7, 9], [8, 7, 9, 8, 5, 9]),
+    ],
+)
+def test_begin_and_end_are_added_when_the_settings_ask_for_them(
+    tmp_path: Path, config: dict[str, Any], single: list[int], pair: list[int]
+) -> None:
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+
+    tokenizer = read_tokenizer(saved(tmp_path, word_tokenizer(), tokenizer_config=config | names)).tokenizer
+
+    assert tokenizer.encode("a").ids == single
+    assert tokenizer.encode("a", "hello").ids == pair
+    assert tokenizer.encode("a", add_special_tokens=False).ids == [7]
+
+
+def test_an_end_is_added_to_a_template_that_has_only_the_begin(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 8)])
+    config = {"add_bos_token": True, "add_eos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
+
+    ours = read_tokenizer(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer
+
+    assert ours.encode("a").ids == [8, 7, 9]
+
+
+def test_a_template_with_tokens_of_its_own_has_the_last_word(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    around = [("[CLS]", 2), ("[SEP]", 3)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
+    config = {"add_eos_token": True, "eos_token": "</s>"}
+
+    assert read_tokenizer(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer.encode("a").ids == [2, 7, 3]
+
+
+def test_settings_about_case_come_before_the_tokenizers_own(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+
+    assert read_tokenizer(saved(tmp_path, tokenizer)).tokenizer.encode("HELLO").ids == [1]
+    config = {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}
+    assert read_tokenizer(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer.encode("HELLO").ids == [5]
+    config = {"do_lower_case": True, "tokenizer_class": "PreTrainedTokenizerFast"}  # a class that has no case
+    assert read_tokenizer(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer.encode("HELLO").ids == [1]
+
+
+def test_tokens_that_only_the_settings_list_are_added_under_their_ids(tmp_path: Path, refused: Any) -> None:
+    more = {"10": {"content": "<new>", "special": True}}
+    checkpoint = saved(tmp_path, word_tokenizer(), tokenizer_config={"added_tokens_decoder": more})
+
+    assert read_tokenizer(checkpoint).tokenizer.encode("hello<new>").ids == [5, 10]
+    more = {"99": {"content": "<new>", "special": True}}
+    with refused("tokenizer_config.json", "'<new>' the id 99"):
+        read_tokenizer(saved(tmp_path, word_tokenizer(), tokenizer_config={"added_tokens_decoder": more}))
+
+
+def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path, refused: Any) -> None:
+    with refused("looked for tokenizer.json, vocab.txt", "tokenizer.model"):
+        read_tokenizer(Checkpoint("test", tmp_path))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_tokenizer_that_was_cut_is_named(tmp_path: Path, share: float, refused: Any) -> None:
+    checkpoint = saved(tmp_path, word_tokenizer())
+    whole = (tmp_path / "tokenizer.json").read_bytes()
+    (tmp_path / "tokenizer.json").write_bytes(whole[: int(len(whole) * share)])
+
+    with refused("tokenizer.json"):
+        read_tokenizer(checkpoint)
+
+
+def test_a_panic_of_the_tokenizer_library_is_an_error_like_any_other(tmp_path: Path, refused: Any) -> None:
+    checkpoint = saved(tmp_path, word_tokenizer())
+    values = json.loads((tmp_path / "tokenizer.json").read_bytes())
+    values["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "no base64!"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+
+    with refused("tokenizer.json", "download it again"):
+        read_tokenizer(checkpoint)
+
+
+def wordpiece_folder(folder: Path, words: dict[str, int] = WORDS, **config: Any) -> Checkpoint:
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": len(WORDS)}))
+    return settings(folder, tokenizer_class="BertTokenizer", **config)
+
+
+def test_a_vocabulary_of_word_pieces_makes_berts_tokenizer(tmp_path: Path) -> None:
+    files = read_tokenizer(wordpiece_folder(tmp_path))
+
+    encoded = files.tokenizer.encode("HELLO", "wörld")
+    assert encoded.ids == [2, 5, 3, 6, 3]
+    assert encoded.type_ids == [0, 0, 0, 1, 1]
+    assert files.tokenizer.encode("[MASK]").ids == [2, 4, 3]
+    assert (files.pad_token_id, files.unk_token_id) == (0, 1)
+
+
+def test_a_cased_vocabulary_keeps_the_case(tmp_path: Path) -> None:
+    checkpoint = wordpiece_folder(tmp_path, do_lower_case=False)
+
+    assert read_tokenizer(checkpoint).tokenizer.encode("hello HELLO").ids == [2, 5, 1, 3]
+
+
+def test_half_a_vocabulary_is_refused(tmp_path: Path, refused: Any) -> None:
+    with refused("vocab.txt has 5 tokens, config.json 10"):
+        read_tokenizer(wordpiece_folder(tmp_path, dict(list(WORDS.items())[:5])))
+
+
+def test_a_vocabulary_without_its_special_tokens_is_refused(tmp_path: Path, refused: Any) -> None:
+    with refused("vocab.txt has no [CLS]"):
+        read_tokenizer(wordpiece_folder(tmp_path, {f"w{row}": row for row in range(10)} | {"[UNK]": 10}))
+
+
+def test_real_word_pieces_are_as_in_the_tokenizers_own_file(tmp_path: Path, shared: Path) -> None:
+    folder = shared / "models" / "ms-marco-MiniLM-L12-v2"
+    for file in ("vocab.txt", "tokenizer_config.json", "config.json"):
+        shutil.copyfile(folder / file, tmp_path / file)
+
+    files = read_tokenizer(Checkpoint("test", tmp_path))
+
+    assert_same(files.tokenizer, original(folder / "tokenizer.json"), [*TEXTS, "a [SEP] b [MASK]"])
+
+
+def byte_level_folder(folder: Path, tokenizer_json: Path) -> None:
+    """vocab.json and merges.txt, as they were before they went into one file."""
+    model = json.loads(tokenizer_json.read_bytes())["model"]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("roberta-base", "RobertaTokenizer"), ("gpt2", "GPT2Tokenizer"), ("qwen3", "Qwen2Tokenizer")]
+)
+def test_real_byte_pairs_are_as_in_the_tokenizers_own_file(tmp_path: Path, name: str, kind: str, shared: Path) -> None:
+    folder = shared / "tokenizers" / name
+    byte_level_folder(tmp_path, folder / "tokenizer.json")
+    if (folder / "tokenizer_config.json").exists():
+        shutil.copyfile(folder / "tokenizer_config.json", tmp_path / "tokenizer_config.json")
+    else:
+        settings(tmp_path, tokenizer_class=kind)
+
+    files = read_tokenizer(Checkpoint("test", tmp_path))
+
+    assert_same(files.tokenizer, original(folder / "tokenizer.json"), [*TEXTS, "<|im_end|> <mask> </s> <|endoftext|>"])
+
+
+@pytest.mark.parametrize("file", ["vocab.json", "merges.txt"])
+@pytest.mark.parametrize("share", [None, 0.0, 0.5])
+def test_byte_pairs_that_were_cut_are_named(
+    tmp_path: Path, file: str, share: float | None, shared: Path, refused: Any
+) -> None:
+    byte_level_folder(tmp_path, shared / "tokenizers" / "gpt2" / "tokenizer.json")
+    whole = (tmp_path / file).read_bytes()
+    (tmp_path / file).unlink() if share is None else (tmp_path / file).write_bytes(whole[: int(len(whole) * share)])
+
+    with refused(file if share is not None or file == "merges.txt" else "looked for"):
+        read_tokenizer(Checkpoint("test", tmp_path))
+
+
+@pytest.mark.parametrize(("file", "kind"), [("vocab.json", "CLIPTokenizer"), ("spiece.model", "XLNetTokenizer")])
+def test_a_class_that_cannot_be_rebuilt_is_refused(tmp_path: Path, file: str, kind: str, refused: Any) -> None:
+    (tmp_path / file).write_text("{}")
+    (tmp_path / "merges.txt").write_text("a b\n")
+
+    with refused(kind, "Save the tokenizer with a tokenizer.json"):
+        read_tokenizer(settings(tmp_path, tokenizer_class=kind))
+
+
+def test_a_real_unigram_model_is_as_in_the_tokenizers_own_file(tmp_path: Path, shared: Path) -> None:
+    folder = shared / "tokenizers" / "deberta-v3"
+    shutil.copyfile(folder / "spm.model", tmp_path / "spm.model")
+
+    files = read_tokenizer(settings(tmp_path, tokenizer_class="DebertaV2Tokenizer"))
+
+    assert_same(files.tokenizer, original(folder / "tokenizer.json"), [*TEXTS, "a [SEP] b [MASK] c"])
+    assert (files.pad_token_id, files.unk_token_id) == (0, 3)
+
+
+def test_a_real_byte_pair_model_is_as_sentencepiece_has_it(tmp_path: Path, shared: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    shutil.copyfile(shared / "tokenizers" / "mistral-v1" / "tokenizer.model", tmp_path / "tokenizer.model")
+
+    tokenizer = read_tokenizer(settings(tmp_path, tokenizer_class="LlamaTokenizerFast", add_eos_token=True)).tokenizer
+
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    for text in [*TEXTS, "trailing space "]:
+        assert tokenizer.encode(text).ids == [1, *reference.encode(text), 2], text
+    assert tokenizer.encode("</s>").ids == [1, 2, 2]
+    assert tokenizer.decode(tokenizer.encode("Hello, 🙂 world").ids) == "Hello, 🙂 world"
+
+
+def varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
+
+
+def field(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def sentencepiece_file(pieces: list[tuple[str, float, int]], charsmap: bytes = b"", algorithm: int = 1) -> bytes:
+    """A model file as SentencePiece writes it: pieces, the trainer's settings, the normaliser's."""
+    lines = [
+        field(1, field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + varint(kind))
+        for text, score, kind in pieces
+    ]
+    return b"".join(lines) + field(2, b"\x18" + varint(algorithm)) + field(3, field(2, charsmap))
+
+
+def test_a_fairseq_vocabulary_is_shifted_as_in_the_tokenizers_own_file(tmp_path: Path, shared: Path) -> None:
+    path = shared / "tokenizers" / "xlm-roberta" / "tokenizer.json"
+    values = json.loads(path.read_bytes())
+    charsmap = base64.b64decode(values["normalizer"]["normalizers"][0]["precompiled_charsmap"])
+    pieces = [(text, score, 1) for text, score in values["model"]["vocab"][4:-1]]
+    head = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(sentencepiece_file(head + pieces, charsmap))
+
+    files = read_tokenizer(settings(tmp_path, tokenizer_class="XLMRobertaTokenizer"))
+
+    assert_same(files.tokenizer, original(path))
+    assert files.tokenizer.token_to_id("<mask>") == 250001
+    # where the tokenizer's own file keeps a last space, SentencePiece does not
+    assert files.tokenizer.encode("hello ").ids == files.tokenizer.encode("hello").ids
+
+
+def test_t5_ends_its_texts_and_has_a_hundred_blanks(tmp_path: Path) -> None:
+    pieces = [("<pad>", 0.0, 3), ("</s>", 0.0, 3), ("<unk>", 0.0, 2), ("▁a", -1.0, 1), ("▁", -2.0, 1), ("b", -2.0, 1)]
+    model = sentencepiece_file(pieces).replace(b"\x18\x01\x1a\x02\x12\x00", b"\x18\x01\xc0\x02\x02\x1a\x02\x12\x00")
+    model = model.replace(b"\x12\x02\x18\x01\xc0", b"\x12\x05\x18\x01\xc0")  # the trainer says that unk_id is 2
+    (tmp_path / "spiece.model").write_bytes(model)
+
+    files = read_tokenizer(settings(tmp_path, tokenizer_class="T5Tokenizer"))
+
+    assert files.tokenizer.encode("a b ?").ids == [3, 4, 5, 4, 2, 1]
+    assert files.tokenizer.token_to_id("<extra_id_99>") == 6
+    assert files.tokenizer.token_to_id("<extra_id_0>") == 105
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.95])
+def test_a_sentencepiece_model_that_was_cut_is_named(tmp_path: Path, share: float, shared: Path, refused: Any) -> None:
+    whole = (shared / "tokenizers" / "mistral-v1" / "tokenizer.model").read_bytes()
+    (tmp_path / "tokenizer.model").write_bytes(whole[: int(len(whole) * share)])
+
+    with refused("tokenizer.model"):
+        read_tokenizer(Checkpoint("test", tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"\xff" * 100, b"hello, this is text", b"\x00" * 10, field(1, b"")])
+def test_nonsense_in_place_of_a_sentencepiece_model_is_named(tmp_path: Path, content: bytes, refused: Any) -> None:
+    (tmp_path / "spm.model").write_bytes(content)
+
+    with refused("spm.model"):
+        read_tokenizer(Checkpoint("test", tmp_path))
+
+
+def test_a_vocabulary_without_what_goes_around_texts_is_named(tmp_path: Path, refused: Any) -> None:
+    (tmp_path / "spm.model").write_bytes(sentencepiece_file([("<unk>", 0.0, 2), ("a", -1.0, 1)]))
+
+    with refused("spm.model", "it has no [CLS]"):
+        read_tokenizer(Checkpoint("test", tmp_path))
+
+
+def test_a_model_of_whole_words_is_refused(tmp_path: Path, refused: Any) -> None:
+    (tmp_path / "spm.model").write_bytes(sentencepiece_file([("a", 0.0, 1)], algorithm=3))
+
+    with refused("spm.model was trained as type 3"):
+        read_tokenizer(Checkpoint("test", tmp_path))
+
+
+@pytest.mark.parametrize("name", ["ms-marco-MiniLM-L12-v2", "granite-embedding-30m-english"])
+def test_a_real_checkpoint_is_tokenized_as_transformers_does(name: str, shared: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AutoTokenizer
+
+        reference = AutoTokenizer.from_pretrained(shared / "models" / name)  # type: ignore[no-untyped-call]
+
+    files = read_tokenizer(Checkpoint(name, shared / "models" / name))
+
+    for text in TEXTS:
+        assert files.tokenizer.encode(text).ids == reference(text)["input_ids"], text
+    pair = reference("hello there", "a b c", return_token_type_ids=True)
+    encoded = files.tokenizer.encode("hello there", "a b c")
+    assert (encoded.ids, encoded.type_ids) == (pair["input_ids"], pair["token_type_ids"])
+    assert files.pad_token_id == reference.pad_token_id
+    assert files.model_max_length == reference.model_max_length

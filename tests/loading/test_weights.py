@@ -1,0 +1,317 @@
+"""Tensors out of files, and into modules."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.weights import Filler, Weights, open_weights
+
+CPU = torch.device("cpu")
+TABLE: dict[str, str | list[str]] = {
+    "embed": "embeddings.words",
+    "layers.*.qkv": [f"encoder.*.{part}" for part in ("query", "key", "value")],
+}
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+
+
+class Tiny(nn.Module):
+    """An embedding and two layers whose queries, keys and values are one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.layers = nn.ModuleList([Layer(), Layer()])
+
+
+def tiny_state(prefix: str = "") -> dict[str, Tensor]:
+    state = {f"{prefix}embeddings.words.weight": torch.randn(7, 4)}
+    for layer in range(2):
+        for part in ("query", "key", "value"):
+            state[f"{prefix}encoder.{layer}.{part}.weight"] = torch.randn(4, 4)
+            state[f"{prefix}encoder.{layer}.{part}.bias"] = torch.randn(4)
+    return state
+
+
+def saved(folder: Path, state: dict[str, Tensor]) -> Checkpoint:
+    save_file(state, folder / "model.safetensors")
+    return Checkpoint("test", folder)
+
+
+def meta(module: type[nn.Module]) -> nn.Module:
+    with torch.device("meta"):
+        return module()
+
+
+def filled(weights: Weights, *, dtype: torch.dtype = torch.float32, prefixes: tuple[str, ...] = ("",)) -> nn.Module:
+    module, filler = meta(Tiny), Filler(weights, TABLE, prefixes)
+    filler.fill(module, TABLE, num_layers=2, dtype=dtype, device=CPU)
+    filler.finish()
+    return module
+
+
+def test_one_file_gives_its_tensors(tmp_path: Path) -> None:
+    state = tiny_state()
+
+    weights = open_weights(saved(tmp_path, state))
+
+    assert sorted(weights.names()) == sorted(state)
+    assert_close(weights.get("encoder.1.key.bias"), state["encoder.1.key.bias"])
+
+
+def test_a_tensor_is_mapped_from_its_file_and_not_copied(tmp_path: Path) -> None:
+    weights = open_weights(saved(tmp_path, tiny_state()))
+
+    module = filled(weights)
+
+    place = weights.get("embeddings.words.weight").data_ptr()
+    assert module.get_parameter("embed.weight").data_ptr() == place
+    assert mapped_file(place) == str(tmp_path / "model.safetensors")
+
+
+def mapped_file(address: int) -> str:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, _, end = line.split()[0].partition("-")
+        if int(start, 16) <= address < int(end, 16):
+            return line.split()[-1]
+    return ""
+
+
+def test_shards_are_read_as_one(tmp_path: Path) -> None:
+    state = tiny_state()
+    names = sorted(state)
+    save_file({name: state[name] for name in names[:5]}, tmp_path / "model-1.safetensors")
+    save_file({name: state[name] for name in names[5:]}, tmp_path / "model-2.safetensors")
+    places = {name: f"model-{1 if row < 5 else 2}.safetensors" for row, name in enumerate(names)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+    weights = open_weights(Checkpoint("test", tmp_path))
+
+    assert sorted(weights.names()) == names
+    for name in names:
+        assert_close(weights.get(name), state[name])
+
+
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        ({"a": "model-1.safetensors", "b": "model-9.safetensors"}, ["model-9.safetensors is missing"]),
+        ({"a": "model-1.safetensors", "b": "model-1.safetensors"}, ["model-1.safetensors has no b"]),
+        ({"a": "../model-1.safetensors"}, ["outside of the model's folder"]),
+        ({}, ["index.json has no weight_map"]),
+    ],
+)
+def test_an_index_that_promises_too_much_is_refused(
+    tmp_path: Path, places: dict[str, str], words: list[str], refused: Any
+) -> None:
+    save_file({"a": torch.zeros(2)}, tmp_path / "model-1.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+    with refused(*words):
+        open_weights(Checkpoint("test", tmp_path))
+
+
+@pytest.mark.parametrize("new_format", [True, False])
+def test_a_pickle_of_tensors_is_read(tmp_path: Path, new_format: bool) -> None:
+    state = tiny_state()
+    torch.save(state, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=new_format)
+
+    weights = open_weights(Checkpoint("test", tmp_path))
+
+    assert_close(weights.get("embeddings.words.weight"), state["embeddings.words.weight"])
+    filled(weights)
+
+
+def test_sharded_pickles_are_read_as_one(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "one.bin")
+    torch.save({"b": torch.zeros(2)}, tmp_path / "two.bin")
+    places = {"weight_map": {"a": "one.bin", "b": "two.bin"}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(places))
+
+    assert sorted(open_weights(Checkpoint("test", tmp_path)).names()) == ["a", "b"]
+
+
+class Evil:
+    """Makes a file when it is unpickled by a trusting reader."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.canary),)
+
+
+@pytest.mark.parametrize("new_format", [True, False])
+def test_a_pickle_that_would_run_code_is_refused_unrun(tmp_path: Path, new_format: bool, refused: Any) -> None:
+    canary = tmp_path / "canary"
+    state = {"a": torch.ones(2), "b": Evil(canary)}
+    torch.save(state, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=new_format)
+
+    with refused("pytorch_model.bin", "could run code", "model.safetensors"):
+        open_weights(Checkpoint("test", tmp_path))
+    assert not canary.exists()
+
+
+def test_a_pickle_of_something_else_is_refused(tmp_path: Path, refused: Any) -> None:
+    torch.save([torch.ones(2)], tmp_path / "pytorch_model.bin")
+
+    with refused("pytorch_model.bin holds a list"):
+        open_weights(Checkpoint("test", tmp_path))
+
+
+def test_a_folder_without_weights_says_what_was_looked_for(tmp_path: Path, refused: Any) -> None:
+    with refused("looked for model.safetensors", "pytorch_model.bin.index.json"):
+        open_weights(Checkpoint("test", tmp_path))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_file_that_was_cut_is_named(tmp_path: Path, file: str, share: float, refused: Any) -> None:
+    save_file(tiny_state(), tmp_path / file) if "safe" in file else torch.save(tiny_state(), tmp_path / file)
+    whole = (tmp_path / file).read_bytes()
+    (tmp_path / file).write_bytes(whole[: int(len(whole) * share)])
+
+    with refused(file):
+        open_weights(Checkpoint("test", tmp_path))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("content", [b"\xff" * 64, b"\x00" * 64, b"{" * 64, (2**40).to_bytes(8, "little") + b"{}"])
+def test_nonsense_in_place_of_weights_is_named(tmp_path: Path, file: str, content: bytes, refused: Any) -> None:
+    (tmp_path / file).write_bytes(content)
+
+    with refused(file):
+        open_weights(Checkpoint("test", tmp_path))
+
+
+def test_quantised_tensors_are_refused_rather_than_cast(tmp_path: Path, refused: Any) -> None:
+    weights = open_weights(saved(tmp_path, {"a": torch.zeros(2, dtype=torch.int8)}))
+
+    with refused("model.safetensors", "a is stored as int8"):
+        weights.get("a")
+
+
+def test_old_names_of_norms_are_read_under_their_new_ones(tmp_path: Path) -> None:
+    weights = open_weights(saved(tmp_path, {"x.LayerNorm.gamma": torch.ones(2), "x.LayerNorm.beta": torch.zeros(2)}))
+
+    assert sorted(weights.names()) == ["x.LayerNorm.bias", "x.LayerNorm.weight"]
+    assert_close(weights.get("x.LayerNorm.weight"), torch.ones(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_module_is_filled_and_lists_are_joined_by_rows(tmp_path: Path, dtype: torch.dtype) -> None:
+    state = tiny_state()
+
+    module = filled(open_weights(saved(tmp_path, state)), dtype=dtype)
+
+    parts = [state[f"encoder.1.{part}.weight"] for part in ("query", "key", "value")]
+    joined = module.get_parameter("layers.1.qkv.weight")
+    assert_close(joined, torch.cat(parts).to(dtype))
+    assert not joined.requires_grad
+    assert all(parameter.device == CPU and parameter.dtype == dtype for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "bert."])
+def test_the_prefix_in_use_is_found_and_left_out(tmp_path: Path, prefix: str) -> None:
+    state = tiny_state(prefix) | {
+        "classifier.weight": torch.randn(2, 4),
+        f"{prefix}pooler.dense.weight": torch.randn(4, 4),
+    }
+    weights = open_weights(saved(tmp_path, state))
+    filler = Filler(weights, TABLE, ("model.", "bert.", ""))
+    backbone, head = meta(Tiny), nn.ModuleDict({"classifier": nn.Linear(4, 2, bias=False, device="meta")})
+
+    assert filler.has("classifier.weight")
+    assert not filler.has("classifier.bias")
+    assert filler.has("pooler.dense.weight")
+    filler.fill(backbone, TABLE, num_layers=2, dtype=torch.float32, device=CPU)
+    filler.fill(head, {"classifier": "classifier"}, num_layers=0, dtype=torch.float32, device=CPU)
+    filler.finish(unused=("pooler.*",))
+
+    assert_close(head.get_parameter("classifier.weight"), state["classifier.weight"])
+
+
+def test_an_entry_may_name_a_parameter_itself(tmp_path: Path) -> None:
+    table: dict[str, str | list[str]] = {"weight": "old.kernel", "bias": "old.offset"}
+    state = {"old.kernel": torch.randn(2, 3), "old.offset": torch.randn(2)}
+    filler = Filler(open_weights(saved(tmp_path, state)), table)
+    module = nn.Linear(3, 2, device="meta")
+
+    filler.fill(module, table, num_layers=0, dtype=torch.float32, device=CPU)
+    filler.finish()
+
+    assert_close(module.bias.data, state["old.offset"])
+
+
+def test_a_tensor_that_is_read_by_hand_counts_as_read(tmp_path: Path, refused: Any) -> None:
+    filler = Filler(open_weights(saved(tmp_path, {"a.weight": torch.ones(2)})), {"a": "a"})
+
+    assert_close(filler.read("a.weight"), torch.ones(2))
+    filler.finish()
+    with refused("nothing in the checkpoint for b.weight"):
+        filler.read("b.weight")
+
+
+def test_both_sides_must_be_used_up(tmp_path: Path, refused: Any) -> None:
+    state = tiny_state()
+    del state["encoder.1.key.weight"]
+    state |= {f"extra.{number}": torch.ones(1) for number in range(7)}
+
+    with refused(
+        "model.safetensors",
+        "nothing in the checkpoint for encoder.1.key.weight",
+        "no place for extra.0, extra.1, extra.2, extra.3, extra.4 and 2 more",
+    ):
+        filled(open_weights(saved(tmp_path, state)))
+
+
+def test_a_parameter_in_no_table_is_named(tmp_path: Path, refused: Any) -> None:
+    filler = Filler(open_weights(saved(tmp_path, {"a.weight": torch.ones(2, 2)})), {"a": "a"})
+    filler.fill(meta(Layer), {"a": "a"}, num_layers=0, dtype=torch.float32, device=CPU)
+
+    with refused("qkv.weight (in no table)", "no place for a.weight"):
+        filler.finish()
+
+
+def test_tables_that_follow_from_the_config_are_no_weights(tmp_path: Path) -> None:
+    state = tiny_state() | {
+        "embeddings.position_ids": torch.arange(4),
+        "encoder.0.rotary_emb.inv_freq": torch.ones(2),
+    }
+
+    filled(open_weights(saved(tmp_path, state)))
+
+
+def test_a_wrong_shape_is_named_with_both_shapes(tmp_path: Path, refused: Any) -> None:
+    state = tiny_state() | {"embeddings.words.weight": torch.randn(8, 4)}
+
+    with refused("model.safetensors", "embeddings.words.weight has shape [8, 4]", "asks for [7, 4]"):
+        filled(open_weights(saved(tmp_path, state)))
+
+
+def test_parts_that_do_not_fit_together_are_named(tmp_path: Path, refused: Any) -> None:
+    state = tiny_state() | {"encoder.0.key.weight": torch.randn(4, 5)}
+
+    with refused("encoder.0.query.weight + encoder.0.key.weight", "[4, 4] + [4, 5] + [4, 4]", "asks for [12, 4]"):
+        filled(open_weights(saved(tmp_path, state)))
+
+
+def test_a_checkpoint_of_another_model_says_what_it_has(tmp_path: Path, refused: Any) -> None:
+    weights = open_weights(saved(tmp_path, {"other.weight": torch.ones(2)}))
+
+    with refused("embeddings.words.weight or bert.embeddings.words.weight", "it has other.weight"):
+        Filler(weights, TABLE, ("", "bert."))
