@@ -40,7 +40,7 @@ def human_number(text: str | int) -> int:
     unit = units.get(text[-1:], 1)
     try:
         return round(float(text[:-1]) * unit) if unit > 1 else int(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise BadRequest(f"{text!r} is no number of tokens; write 4096, 8k (8000) or 8K (8192)") from None
 
 
@@ -135,6 +135,12 @@ class EngineConfig:
     chat_template: str | None = option("Jinja text, or a file of it, that joins query and document", default=None)
     step_timeout_s: float = option("a batch that runs longer is given up, and the engine with it", default=600.0)
     trust_remote_code: bool = option("accepted and without effect: checkpoint code is never run", default=False)
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_batched_tokens", "max_num_seqs", "step_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise BadRequest(f"{name}={value!r} leaves no room for anything; give a number above 0", param=name)
 
     @classmethod
     def of(cls, model: str | None = None, **given: Any) -> EngineConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, cycle
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -183,14 +183,17 @@ class LLM:
             score_type=score_type,
             params=pooling_params,
             tokenization=as_tokenization(tokenization_kwargs, self.engine.max_model_len),
-            max_tokens_per_query=extra.get("max_tokens_per_query", 0),
-            max_tokens_per_doc=extra.get("max_tokens_per_doc", 0),
+            max_tokens_per_query=extra.get("max_tokens_per_query") or 0,
+            max_tokens_per_doc=extra.get("max_tokens_per_doc") or 0,
             template=chat_template,
-            template_kwargs=extra.get("chat_template_kwargs", {}),
+            template_kwargs=extra.get("chat_template_kwargs") or {},
         )
         with _progress(use_tqdm) as on_progress:
             scores = _without_errors(self.engine.score_sync(request, on_progress))
-        return [ScoringRequestOutput(self._next_id(), ScoringOutput(item.score), item.token_ids) for item in scores]
+        return [
+            ScoringRequestOutput(name, ScoringOutput(item.score), item.token_ids)
+            for name, item in zip(self._score_ids(request), scores, strict=True)
+        ]
 
     def _pool(
         self,
@@ -237,6 +240,12 @@ class LLM:
             if not isinstance(text, str):
                 raise BadRequest(f"score compares texts, got {type(text).__name__}")
         return texts
+
+    def _score_ids(self, request: ScoreRequest) -> list[str]:
+        """Two texts that were read apart are two requests, and both their numbers name the score."""
+        kind = request.score_type or self.engine.scorable.score_types[0]
+        queries = [] if kind == "cross-encoder" else [f"{self._next_id()}_" for _ in request.queries]
+        return [query + self._next_id() for query, _ in zip(cycle(queries or [""]), request.documents, strict=False)]
 
     def _next_id(self) -> str:
         return str(next(self._ids))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
-from cenote.cli.answers import Layout
-from cenote.cli.columns import Wanted
-from cenote.cli.files import Row
 from cenote.cli.flags import engine_keywords
 from cenote.cli.parser import UsageError
 from cenote.errors import PoolingError
+from cenote.files.answers import Layout
+from cenote.files.columns import Wanted
+from cenote.files.rows import STDIN, Arguments, File, Row, Source
 from cenote.request import Pooled, PoolingParams, PoolRequest, Scored, ScoreRequest, Task, Tokenization
 
 Watch: TypeAlias = "Callable[[Any], None] | None"  # called with the engine's count of what is done
@@ -93,3 +94,17 @@ def texts_of(args: argparse.Namespace) -> list[tuple[str, ...]]:
     if len(args.texts) != 2:
         raise UsageError(f"score compares 2 texts, got {len(args.texts)}; rerank takes one query and many documents")
     return [tuple(args.texts)]
+
+
+def source_of(texts: Sequence[tuple[str, ...]], path: str | None, wanted: Wanted, kind: str | None) -> Source:
+    """Arguments if there are any, else the named file, else what is piped in; never a wait for somebody to type."""
+    if texts and path is not None:
+        raise UsageError(f"texts come as arguments or with --input {path}, not both")
+    if texts:
+        return Arguments(texts)
+    if path is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise UsageError("no texts; give some as arguments, with --input FILE, or through a pipe")
+    source = File(path or STDIN, wanted, kind)
+    if source.kind == "parquet" and source.path == STDIN:
+        raise UsageError("parquet cannot be read from standard input; --input FILE reads it")
+    return source

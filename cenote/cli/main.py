@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib import import_module
 
 FAILED, USAGE, CANNOT_LOAD, INTERRUPTED, PIPE_CLOSED = 1, 2, 78, 130, 141
 
@@ -67,7 +66,9 @@ def _run(argv: list[str]) -> int:
         near = get_close_matches(command, COMMANDS, n=1)
         raise UsageError(f"no command {command!r}; {f'did you mean {near[0]}?' if near else 'see cenote --help'}")
     if command == "bench":
-        return int(import_module("cenote.bench.main").main(rest))
+        from cenote.bench.main import main as bench
+
+        return bench(rest)
     from cenote.cli import commands
 
     try:

@@ -9,14 +9,14 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from cenote.cli.ask import load, params_of, tokenization_of
-from cenote.cli.columns import Wanted
-from cenote.cli.files import STDIN, Arguments, Row, source_of
-from cenote.cli.numbers import shortest_decimal
-from cenote.cli.outputs import to_json
+from cenote.cli.ask import load, params_of, source_of, tokenization_of
 from cenote.cli.parser import UsageError
 from cenote.cli.screen import note, shortened
 from cenote.errors import BadRequest, EngineStopped, PoolingError
+from cenote.files.columns import Wanted
+from cenote.files.numbers import shortest_decimal
+from cenote.files.outputs import to_json
+from cenote.files.rows import STDIN, Arguments, Row
 from cenote.request import ScoreRequest
 
 

@@ -11,14 +11,14 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from cenote.cli.answers import Answers, Layout, gather
-from cenote.cli.ask import Ask, ask, layout_of, load, texts_of, wanted_of
-from cenote.cli.files import STDIN, Row, Source, slices, source_of
-from cenote.cli.outputs import Done, JsonLines, Matrix, Output, Stream
+from cenote.cli.ask import Ask, ask, layout_of, load, source_of, texts_of, wanted_of
 from cenote.cli.parser import UsageError
-from cenote.cli.part import Part
 from cenote.cli.screen import Progress, Screen, note
 from cenote.errors import PoolingError
+from cenote.files.answers import Answers, Layout, gather
+from cenote.files.outputs import Done, JsonLines, Matrix, Output, Stream
+from cenote.files.part import Part
+from cenote.files.rows import STDIN, Row, Source, slices
 
 SLICE_ROWS = 4096
 SLICE_ROWS_OF_TOKENS = 256  # every token's vector stays in memory until its slice is written
@@ -127,7 +127,7 @@ def _output(args: argparse.Namespace, layout: Layout, part: Part | None) -> Outp
         readable = args.format is None and sys.stdout.isatty()
         return (Screen if readable else Stream)(sys.stdout.buffer, layout)
     if args.format == "parquet":
-        from cenote.cli.parquet import Pieces
+        from cenote.files.parquet_output import Pieces
 
         return Pieces(part, layout)
     if args.format == "npy" and layout.kind == "tokens":

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from cenote.cli.answers import Answers, Layout
-from cenote.cli.numbers import decimals
-from cenote.cli.outputs import Stream
+from cenote.files.answers import Answers, Layout
+from cenote.files.numbers import decimals
+from cenote.files.outputs import Stream
 
 SHOWN_NUMBERS = 6
 

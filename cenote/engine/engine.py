@@ -33,9 +33,11 @@ Result = TypeVar("Result")
 OnProgress = Callable[[Pending], None]
 
 # tokens per batch when nobody says: what fills the device without making the first answer wait
-TOKEN_BUDGET = {"cpu": 8192, "cuda": 65536}
+TOKEN_BUDGET = {"cpu": 4096, "cuda": 65536}
 # how many batches wait ready while one runs; the more, the better lengths can be matched
 BATCHES_AHEAD = 16
+# how long a stop waits for the batch that is running
+JOIN_S = 5.0
 
 
 class PoolingEngine:
@@ -69,7 +71,7 @@ class PoolingEngine:
         )
         self.template = _template(config.chat_template)
         device = description.device.value
-        budget = config.max_num_batched_tokens or TOKEN_BUDGET.get(device.type, 8192)
+        budget = config.max_num_batched_tokens or TOKEN_BUDGET.get(device.type, 4096)
         scheduler = Scheduler(budget, config.max_num_seqs, by_priority=config.scheduling_policy == "priority")
         self.loop = Loop(scheduler, executor or LocalExecutor(model.backbone, model.pooler, device), self._thread_ended)
         self.intake = Intake(
@@ -117,7 +119,7 @@ class PoolingEngine:
         pending = Pending(request, self._asks(request), self._limits(request.task), self._prompt(request))
         with self._lock:
             if self.dead is not None:
-                raise self.dead
+                raise self.dead.with_traceback(None)  # or the same error grows longer with every call
             self._in_flight.add(pending)
         self.intake.add(pending)
         return pending
@@ -129,10 +131,15 @@ class PoolingEngine:
                 return
             self.dead = reason or EngineStopped("the engine was stopped before the answer came")
             in_flight = list(self._in_flight)
-        for part in (self.loop, self.intake, self.watchdog):
+        parts = (self.loop, self.intake, self.watchdog)
+        for part in parts:
             part.stop()
         for pending in in_flight:
             pending.fail_all(self.dead)
+        # a thread still inside torch when the interpreter ends brings the whole process down
+        for part in parts:
+            if part.thread is not threading.current_thread():
+                part.thread.join(timeout=JOIN_S)
 
     def _thread_ended(self, error: BaseException | None) -> None:
         if error is None or isinstance(error, PoolingError):
@@ -158,6 +165,8 @@ class PoolingEngine:
         params = request.params
         if params is None or isinstance(params, PoolingParams):
             return [self._ask(request.task, params)] * len(request.inputs)
+        if not isinstance(params, list | tuple) or not all(isinstance(each, PoolingParams) for each in params):
+            raise BadRequest("pooling_params is one PoolingParams for all prompts, or a list with one for each")
         if len(params) != len(request.inputs):
             raise BadRequest(
                 f"The lengths of prompts ({len(request.inputs)}) and params ({len(params)}) must be the same."
@@ -165,7 +174,10 @@ class PoolingEngine:
         return [self._ask(request.task, each) for each in params]
 
     def _ask(self, task: Task, params: PoolingParams | None) -> Ask:
-        if params is not None and params.task not in (None, task):
+        names: tuple[str | None, ...] = (None, task)
+        if task == "classify" and "cross-encoder" in self.scorable.score_types:
+            names = (*names, "score")  # the older name of a cross-encoder's classify
+        if params is not None and params.task not in names:
             raise BadRequest(
                 f"You cannot overwrite param.task={params.task!r} with pooling_task={task!r}!", param="task"
             )

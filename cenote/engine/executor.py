@@ -36,17 +36,18 @@ class LocalExecutor:
         self.device = device
         self.overlapping = device.type == "cuda"
 
-    @torch.inference_mode()
     def start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
-        packed = pack([sequence.rendered for sequence in batch], self.device)
-        answers = self.pooler(self.backbone(packed), packed, [sequence.ask for sequence in batch])
-        # the check runs on the device; only its verdict and the rows travel
-        checked = [(group, torch.isfinite(group.rows).all(dim=-1)) for group in answers]
-        if not self.overlapping:
-            return lambda: _deliver(checked, len(batch))
+        with torch.inference_mode():
+            packed = pack([sequence.rendered for sequence in batch], self.device)
+            answers = self.pooler(self.backbone(packed), packed, [sequence.ask for sequence in batch])
+            # the check runs on the device; only its verdict and the rows travel
+            checked = [(group, torch.isfinite(group.rows).all(dim=-1)) for group in answers]
+        # what callers get is made out here: autograd refuses tensors of inference mode
         arriving = [
             (Answers(group.members, _to_host(group.rows), group.counts), _to_host(finite)) for group, finite in checked
         ]
+        if not self.overlapping:
+            return lambda: _deliver(arriving, len(batch))
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
 
@@ -73,7 +74,7 @@ class EchoExecutor:
 
 
 def _to_host(values: Tensor) -> Tensor:
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
     return host.copy_(values, non_blocking=True)
 
 

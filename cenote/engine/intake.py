@@ -96,4 +96,9 @@ class Intake:
             return [Sequence(item, ask, pending, index, priority)]
         chunks = split(item.token_ids, self.max_model_len)
         whole = LongText(pending, index, item, len(chunks), ask.options.use_activation)
-        return [Sequence(Rendered(chunk, len(chunk), len(chunk)), ask, whole, index, priority) for chunk in chunks]
+        rendered = [Rendered(chunk, len(chunk), len(chunk)) for chunk in chunks]
+        rendered[0].skip = min(item.skip, self.max_model_len - 1)
+        if item.embeds is not None:
+            for part, rows in zip(rendered, item.embeds.split(self.max_model_len), strict=True):
+                part.embeds = rows
+        return [Sequence(part, ask, whole, index, priority) for part in rendered]

@@ -16,9 +16,19 @@ Run = Callable[[Many[Sequence]], list[Answer]]
 
 
 def answer_all_but_the_guilty(batch: Many[Sequence], run: Run, error: Exception) -> None:
-    """Halve the suspects until one is left; whoever was spared on the way then runs together.
+    """One guilty sequence after the other, until those that are left run.
 
     With one guilty sequence among n this takes about log2(n) + 2 batches, whichever it is.
+    """
+    failure: Exception | None = error
+    while failure is not None:
+        batch, failure = answer_the_guilty(batch, run, failure)
+
+
+def answer_the_guilty(batch: Many[Sequence], run: Run, error: Exception) -> tuple[list[Sequence], Exception | None]:
+    """Halve the suspects until one is left; whoever was spared on the way then runs together.
+
+    Returns those who were spared, and the exception if even they do not run.
     """
     suspects, spared = list(batch), list[Sequence]()
     while len(suspects) > 1:
@@ -34,8 +44,7 @@ def answer_all_but_the_guilty(batch: Many[Sequence], run: Run, error: Exception)
         error = failure or error
     if len(batch) == 1 or failure is not None:
         suspects[0].answer(as_pooling_error(error))
-    if spared and (failure := attempt(spared, run)) is not None:
-        answer_all_but_the_guilty(spared, run, failure)  # there was more than one
+    return spared, attempt(spared, run) if spared else None
 
 
 def attempt(batch: Many[Sequence], run: Run) -> Exception | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 
 from torch import Tensor
 
@@ -64,9 +65,8 @@ class Pending:
             self.fail_all(error)
 
     def fail_all(self, error: PoolingError) -> None:
-        with self._lock:
-            if not self.future.done():
-                self.future.set_exception(error)
+        with suppress(InvalidStateError):  # nobody waits any more
+            self.future.set_exception(error)
 
     def _settle(self, index: int, answer: Pooled | PoolingError) -> None:
         with self._lock:
@@ -74,8 +74,9 @@ class Pending:
             self.num_done += 1
             if isinstance(answer, Pooled):
                 self.num_tokens += answer.num_tokens
-            finished = self.num_done == self.size and not self.future.done()
-            if finished:
+            finished = self.num_done == self.size
+        if finished:
+            with suppress(InvalidStateError):  # the caller has gone, maybe this very moment
                 self.future.set_result(self._answers)  # type: ignore[arg-type]
 
     def wait(self, on_progress: Callable[[Pending], None] | None = None, every_s: float = 0.1) -> Answers:

@@ -59,8 +59,7 @@ class Scheduler:
             while queue and len(batch) < self.max_sequences:
                 if batch and tokens + length > self.token_budget:
                     break
-                sequence = heappop(queue)[2]
-                self.waiting_tokens -= length
+                sequence = self._pop(length)
                 if not sequence.abandoned:  # otherwise nobody waits for it any more
                     batch.append(sequence)
                     tokens += length
@@ -80,10 +79,20 @@ class Scheduler:
 
     def _nearest_first(self) -> list[int]:
         """All lengths that wait, from that of the first in line outwards."""
-        if not self._lengths:
-            return []
-        first = min(self._queues, key=lambda length: self._queues[length][0][:2])
-        return sorted(self._lengths, key=lambda length: abs(length - first))
+        while self._queues:
+            first = min(self._queues, key=lambda length: self._queues[length][0][:2])
+            queue = self._queues[first]
+            if not queue[0][2].abandoned:
+                return sorted(self._lengths, key=lambda length: abs(length - first))
+            while queue and queue[0][2].abandoned:
+                self._pop(first)
+            if not queue:
+                self._forget(first)
+        return []
+
+    def _pop(self, length: int) -> Waiting:
+        self.waiting_tokens -= length
+        return heappop(self._queues[length])[2]
 
     def _forget(self, length: int) -> None:
         del self._queues[length]

@@ -23,9 +23,10 @@ def joined_text(pair: Pair) -> str:
         return pair.query + pair.document
     messages = [{"role": "query", "content": pair.query}, {"role": "document", "content": pair.document}]
     check_template_kwargs(pair.template_kwargs)
+    template = compiled(pair.template)
     try:
-        return compiled(pair.template).render(messages=messages, tools=None, **pair.template_kwargs)
-    except jinja2.TemplateError as error:
+        return template.render(messages=messages, tools=None, **pair.template_kwargs)
+    except Exception as error:  # a template is a program of its own and can fail in any way
         raise BadRequest(f"the score template failed: {error}", param="chat_template") from error
 
 

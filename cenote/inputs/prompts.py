@@ -17,7 +17,9 @@ logger = logging.getLogger("cenote")
 
 def as_inputs(prompts: Any) -> list[Input]:
     """A prompt, or a sequence of prompts, as the engine takes them."""
-    if isinstance(prompts, str | Mapping | np.ndarray) or _is_token_ids(prompts):
+    if isinstance(prompts, np.ndarray):
+        prompts = prompts.tolist()
+    if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
         return [as_input(prompts)]
     if not isinstance(prompts, Sequence):
         prompts = list(prompts) if hasattr(prompts, "__iter__") else [prompts]
@@ -32,21 +34,18 @@ def as_input(prompt: Any) -> Input:
     if isinstance(prompt, Mapping):
         return _from_mapping(prompt)
     if isinstance(prompt, list | tuple | np.ndarray | range):
-        if len(prompt) and not all(
-            isinstance(token, int | np.integer) and not isinstance(token, bool) for token in prompt
-        ):
+        if not all(map(_is_integer, prompt)):
             raise BadRequest("Token prompt should be a list of integers")
         return prompt  # type: ignore[return-value]
     raise BadRequest(f"Prompt should be a string, list of tokens, or dictionary, not {type(prompt).__name__}")
 
 
 def _is_token_ids(prompts: Any) -> bool:
-    return (
-        isinstance(prompts, list | tuple)
-        and bool(prompts)
-        and isinstance(prompts[0], int)
-        and not isinstance(prompts[0], bool)
-    )
+    return isinstance(prompts, list | tuple | range) and bool(prompts) and _is_integer(prompts[0])
+
+
+def _is_integer(token: Any) -> bool:
+    return isinstance(token, int | np.integer) and not isinstance(token, bool)
 
 
 def _from_mapping(prompt: Mapping[str, Any]) -> Input:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,7 @@ class Renderer:
         """Every input by itself: one that cannot be read becomes its error."""
         try:
             max_tokens = wanted_length(how, limits)
+            how = replace(how, pad_prompt_tokens=padded_length(how, limits))
         except PoolingError as error:
             return [error] * len(inputs)
         plans: list[Callable[[dict[str, TokenIds]], Rendered] | PoolingError] = []
@@ -107,33 +108,28 @@ class Renderer:
             if limits.bounded and len(text) > most:
                 raise InputTooLong(too_many_characters(limits, len(text), most), param="input_text", value=len(text))
             return text
-        most = max(max_tokens, 1) * self.tokenizer.max_chars_per_token
         side = how.truncation_side or self.tokenizer.truncation_side
-        while len(text) > most:
-            start = text[:most] if side == "right" else text[-most:]
-            # white space and unknown words can hide any number of characters in few tokens
-            if len(self.tokenizer.encode([start], lower_case=how.do_lower_case)[0]) > max_tokens:
-                return start
-            most *= 4
-        return text
+        return self.tokenizer.enough(text, max_tokens, side, lower_case=how.do_lower_case)
 
     def _single(self, body: TokenIds, how: Tokenization, max_tokens: int | None, prompt: TokenIds | None) -> Rendered:
-        frame = self.tokenizer.single
-        specials = frame.num_tokens if how.add_special_tokens else 0
-        total = len(body) + specials
+        frame = self.tokenizer.single if how.add_special_tokens else self.tokenizer.single.bare
+        total = len(body) + frame.num_tokens
         if max_tokens is not None and total > max_tokens and how.truncation_side is None:
-            body = cut(body, max(0, max_tokens - specials), self.tokenizer.truncation_side)
-        ids = np.concatenate((frame.prefix, body, frame.suffix)) if specials else body
+            body = cut(body, max(0, max_tokens - frame.num_tokens), self.tokenizer.truncation_side)
+        ids = np.concatenate((frame.prefix, body, frame.suffix)) if frame.num_tokens else body
         ids = self._padded(ids, how)
         if max_tokens is not None and len(ids) > max_tokens:  # an explicit side cuts special tokens as well
             ids = cut(ids, max_tokens, how.truncation_side or self.tokenizer.truncation_side)
-        skip = 0 if prompt is None else min(len(prompt) + len(frame.prefix) * bool(specials), len(ids) - 1)
+        skip = 0 if prompt is None else min(len(prompt) + len(frame.prefix), len(ids) - 1)
         return Rendered(ids, len(ids), total, skip=max(skip, 0))
 
     def _pair(self, query: TokenIds, document: TokenIds, how: Tokenization, max_tokens: int | None) -> Rendered:
-        frame, side = self.tokenizer.pair, how.truncation_side
+        frame = self.tokenizer.pair if how.add_special_tokens else self.tokenizer.pair.bare
+        side = how.truncation_side
         whole = max_tokens if side is None else None
         ids, second = join(frame, query, document, whole, self.tokenizer.truncation_side)
+        ids = self._padded(ids, how)  # padding is of the type of what it follows
+        second = second if frame.second_type else len(ids)
         total = len(query) + len(document) + frame.num_tokens
         if max_tokens is not None and len(ids) > max_tokens:
             lost = len(ids) - max_tokens if side == "left" else 0
@@ -155,13 +151,8 @@ class Renderer:
         return np.pad(ids, (0, how.pad_prompt_tokens - len(ids)), constant_values=self.tokenizer.pad_token_id)
 
     def _token_ids(self, given: Sequence[int]) -> TokenIds:
-        try:
-            ids = np.asarray(given)
-        except (ValueError, OverflowError):
-            ids = np.asarray(["not", "numbers"])
-        if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-            raise BadRequest("Token prompt should be a list of integers", param="input")
-        beyond = (ids < 0) | (ids >= self.vocab_size) if len(ids) else ids
+        ids = integers(given)
+        beyond = ((ids < 0) | (ids >= self.vocab_size)).astype(bool)
         if beyond.any():
             raise BadRequest(
                 f"Token id {ids[beyond][0]} is out of vocabulary: ids go from 0 to {self.vocab_size - 1}", param="input"
@@ -193,19 +184,29 @@ class Renderer:
         return rendered
 
 
+def integers(given: Sequence[int]) -> np.ndarray[Any, Any]:
+    """The ids of a prompt as one array; numbers that fit no machine word stay Python's own."""
+    try:
+        ids = np.asarray(given)
+        if ids.dtype.kind in "fO":  # nothing, or numbers too large, or no numbers at all
+            ids = np.asarray(given, dtype=object)
+    except (ValueError, OverflowError):  # a list of lists
+        ids = np.asarray(None)
+    large = ids.dtype == object and all(isinstance(token, int) and not isinstance(token, bool) for token in ids.flat)
+    if ids.ndim != 1 or not (large or ids.dtype.kind in "iu"):
+        raise BadRequest("Token prompt should be a list of integers", param="input")
+    return ids
+
+
 def wanted_length(how: Tokenization, limits: Limits) -> int | None:
     """The number of tokens an input is cut to; None leaves it whole."""
     if how.truncation_side not in (None, "left", "right"):
         raise BadRequest("`truncation_side` must be either 'left' or 'right'.", param="truncation_side")
-    wanted = how.truncate_prompt_tokens
+    wanted = checked_count("truncate_prompt_tokens", how.truncate_prompt_tokens)
     if wanted is None or (wanted == -1 and not limits.bounded):
         return None
     if wanted == -1:
         return limits.max_tokens
-    if wanted < -1:
-        raise BadRequest(
-            f"truncate_prompt_tokens is -1 or a number of tokens, got {wanted}", param="truncate_prompt_tokens"
-        )
     if limits.bounded and wanted > limits.max_tokens:
         raise BadRequest(
             f"truncate_prompt_tokens={wanted} cannot be greater than max_model_len - max_output_tokens = "
@@ -213,6 +214,20 @@ def wanted_length(how: Tokenization, limits: Limits) -> int | None:
             param="truncate_prompt_tokens",
         )
     return wanted
+
+
+def padded_length(how: Tokenization, limits: Limits) -> int | None:
+    """The tokens a short input is filled up to; one more than fits is cut or refused like any number above."""
+    wanted = checked_count("pad_prompt_tokens", how.pad_prompt_tokens)
+    if wanted is None:
+        return None
+    return limits.max_tokens if wanted == -1 else min(wanted, limits.max_tokens + 1)
+
+
+def checked_count(name: str, value: int | None) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < -1):
+        raise BadRequest(f"{name} is -1 or a number of tokens, got {value!r}", param=name)
+    return value
 
 
 def check_length(length: int, limits: Limits) -> None:
@@ -237,6 +252,11 @@ def check_length(length: int, limits: Limits) -> None:
 
 
 def too_many_characters(limits: Limits, length: int, most: int) -> str:
+    if limits.name != "max_model_len":
+        return (
+            f"Input of {length} characters exceeds {limits.name} {limits.max_tokens}: that many tokens have at most "
+            f"{most} characters; shorten the input or raise {limits.name}"
+        )
     return (
         f"This model's maximum context length is {limits.max_tokens} tokens. However, you requested 0 output tokens "
         f"and your prompt contains {length} characters (more than {most} characters, which is the upper bound for "

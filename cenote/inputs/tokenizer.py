@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +18,8 @@ TokenIds: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 PIECE_CHARS = 200_000
 # how far back from the end of a piece a space to cut at is looked for
 SEAM_CHARS = 10_000
+# tokens at the cut end of a text that the whole might read otherwise: a word cut short makes no more than these
+SPOILT_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,11 @@ class Frame:
     @property
     def num_tokens(self) -> int:
         return len(self.prefix) + len(self.middle) + len(self.suffix)
+
+    @property
+    def bare(self) -> Frame:
+        """The same without its special tokens."""
+        return replace(self, prefix=self.prefix[:0], middle=self.middle[:0], suffix=self.suffix[:0])
 
 
 class Tokenizer:
@@ -63,12 +70,25 @@ class Tokenizer:
         return [self._encode([text])[0] if len(text) <= PIECE_CHARS else self._encode_long(text) for text in texts]
 
     def cut(self, texts: Sequence[str], max_tokens: int) -> list[str]:
-        """Every text, ended where token number `max_tokens` ends."""
-        encodings = self.raw.encode_batch([check_unicode(text) for text in texts], add_special_tokens=False)
+        """Every text, ended where token number `max_tokens` ends; one that is no Unicode is refused elsewhere."""
+        parts = [self.enough(text, max_tokens, "right") if is_unicode(text) else "" for text in texts]
+        encodings = self.raw.encode_batch(parts, add_special_tokens=False)
         return [
             text if len(encoding) <= max_tokens else text[: encoding.offsets[max_tokens - 1][1]]
             for text, encoding in zip(texts, encodings, strict=True)
         ]
+
+    def enough(self, text: str, max_tokens: int, side: TruncationSide, *, lower_case: bool | None = None) -> str:
+        """As much of a huge text as decides its first `max_tokens` tokens, or its last when the left side is cut."""
+        wanted = max_tokens + SPOILT_TOKENS
+        most = wanted * self.max_chars_per_token
+        while len(text) > most:
+            part = text[:most] if side == "right" else text[-most:]
+            # white space and unknown words can hide any number of characters in few tokens
+            if len(self.encode([part], lower_case=lower_case)[0]) > wanted:
+                return part
+            most *= 4
+        return text
 
     def _encode(self, texts: Sequence[str]) -> list[TokenIds]:
         try:
@@ -104,6 +124,14 @@ def check_unicode(text: str) -> str:
     return text
 
 
+def is_unicode(text: str) -> bool:
+    try:
+        check_unicode(text)
+    except BadRequest:
+        return False
+    return True
+
+
 def _frame(encoding: tokenizers.Encoding) -> Frame:
     owners, ids = encoding.sequence_ids, np.array(encoding.ids, dtype=np.int32)
     inside = [place for place, owner in enumerate(owners) if owner is not None]
@@ -115,11 +143,14 @@ def _frame(encoding: tokenizers.Encoding) -> Frame:
 
 
 def _seam(text: str, limit: int) -> int:
-    """The last place before `limit` where one single space stands between two words; else `limit` itself."""
+    """The last place before `limit` where one single space stands between two letters; else `limit` itself.
+
+    Other neighbours may vanish in the tokenizer, and the space with them.
+    """
     if limit >= len(text):
         return len(text)
     place = limit
     while (place := text.rfind(" ", limit - SEAM_CHARS, place)) > 0:
-        if not text[place - 1].isspace() and not text[place + 1].isspace():
+        if text[place - 1].isalnum() and text[place + 1].isalnum():
             return place
     return limit

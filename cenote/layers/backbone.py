@@ -35,7 +35,9 @@ class Embedding(nn.Module):
         if batch.features is not None and batch.feature_rows is not None:
             x = x.index_copy(0, batch.feature_rows, batch.features.to(x.dtype))
         if self.token_types is not None:
-            x = x + (self.token_types.weight[0] if batch.token_types is None else self.token_types(batch.token_types))
+            # some tokenizers name a second type to a model that has one
+            plain = batch.token_types is None or self.token_types.num_embeddings == 1
+            x = x + (self.token_types.weight[0] if plain else self.token_types(batch.token_types))
         if self.positions is not None:
             x = x + self.positions(batch.positions + self.position_offset)
         return x if self.norm is None else self.norm(x)

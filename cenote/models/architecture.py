@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from cenote.errors import LoadError
-from cenote.layers.spec import BackboneSpec, HeadSpec
+from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
 
 # our name -> the checkpoint's; `*` is the layer number, a list is concatenated along the rows
 WeightTable: TypeAlias = Mapping[str, "str | list[str]"]
@@ -65,3 +65,22 @@ class Architecture:
 def linear_head(name: str, *, bias: bool | None = True, pooling: str | None = None) -> Head:
     """The plainest classifier: one linear layer of that name."""
     return Head(spec=HeadSpec(bias=bias, pooling=pooling), weights={"head.classifier": name})
+
+
+def rope(config: HFConfig) -> RopeSpec:
+    """Rotary positions as decoders write them: one dictionary today, three keys before."""
+    written = config.get("rope_parameters", {}) or config.get("rope_scaling", {})
+    trained = config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
+    return RopeSpec(
+        theta=written.get("rope_theta") or config.get("rope_theta", 10000.0),
+        scaling={"original_max_position_embeddings": trained, **written},
+    )
+
+
+def sliding_layers(config: HFConfig) -> tuple[bool, ...]:
+    """Which layers see only a window: listed today, before that all from some layer on."""
+    if "layer_types" in config:
+        return tuple(kind == "sliding_attention" for kind in config.layer_types)
+    in_use = config.get("use_sliding_window", False) and "sliding_window" in config
+    first = config.get("max_window_layers", 28) if in_use else config.num_hidden_layers
+    return tuple(layer >= first for layer in range(config.num_hidden_layers))

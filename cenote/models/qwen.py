@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.spec import BackboneSpec, RopeSpec
-from cenote.models.architecture import Architecture, HFConfig, linear_head
+from cenote.layers.spec import BackboneSpec
+from cenote.models.architecture import Architecture, HFConfig, linear_head, rope, sliding_layers
 
 
 def qwen2(config: HFConfig) -> Architecture:
-    rope = config.get("rope_parameters", {}) or config.get("rope_scaling", {})
-    kinds = config.get("layer_types") or ["full_attention"] * config.num_hidden_layers
+    causal = config.get("is_causal", True)
     return Architecture(
         backbone=BackboneSpec(
             vocab_size=config.vocab_size,
@@ -20,10 +19,10 @@ def qwen2(config: HFConfig) -> Architecture:
             num_heads=config.num_attention_heads,
             num_kv_heads=config.get("num_key_value_heads"),
             head_dim=config.get("head_dim"),
-            causal=config.get("is_causal", True),
-            rope=RopeSpec(theta=rope.get("rope_theta") or config.get("rope_theta", 10000.0), scaling=rope),
-            local_layers=tuple(kind == "sliding_attention" for kind in kinds),
-            window=config.get("sliding_window", 1) - 1,  # config.json counts the token itself
+            causal=causal,
+            rope=rope(config),
+            local_layers=sliding_layers(config),
+            window=config.get("sliding_window", 1) - int(causal),  # a causal one counts the token itself
             qkv_bias=True,
             activation=config.get("hidden_act", "silu"),
             gated=True,

@@ -17,7 +17,9 @@ method = METHODS.register
 
 @method("CLS")
 def cls(hidden: Tensor, batch: PackedBatch) -> Tensor:
-    return hidden[batch.offsets[:-1]]
+    """The first token that takes part; behind a prompt that is left out it is the text's own first."""
+    first = batch.offsets[:-1]
+    return hidden[first if batch.skip is None else first + batch.skip]
 
 
 @method("LAST")

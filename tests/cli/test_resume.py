@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cenote.cli.part import Part
+from cenote.files.part import Part
 from cenote.errors import BadRequest, EngineStopped
 
 from .conftest import FakeEngine, Ran

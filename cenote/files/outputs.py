@@ -10,9 +10,9 @@ from typing import IO, Protocol
 
 import numpy as np
 
-from cenote.cli.answers import Answers, Layout
-from cenote.cli.numbers import decimals
-from cenote.cli.part import Part, remove
+from cenote.files.answers import Answers, Layout
+from cenote.files.numbers import decimals
+from cenote.files.part import Part, remove
 
 HEADER_BYTES = 128
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cenote.cli.files import Row
-from cenote.cli.numbers import Floats
 from cenote.errors import EngineStopped, PoolingError
+from cenote.files.numbers import Floats
+from cenote.files.rows import Row
 from cenote.request import Pooled, Scored
 
 

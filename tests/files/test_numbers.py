@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cenote.cli.numbers import decimals, shortest_decimal
+from cenote.files.numbers import decimals, shortest_decimal
 
 
 @pytest.mark.parametrize(

@@ -1,59 +1,26 @@
-"""Parquet in and out; the only file that needs pyarrow."""
+"""Answers in parquet files, written piece by piece."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from cenote.cli.answers import NO_ANSWERS, Answers, Layout
-from cenote.cli.columns import Columns, Wanted, choose
-from cenote.cli.numbers import Floats
-from cenote.cli.outputs import Done
-from cenote.cli.part import Part, remove
-from cenote.errors import BadRequest
-
-READ_ROWS = 4096
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise BadRequest("parquet files need pyarrow; pip install 'cenote[parquet]'") from None
-    return pyarrow, pyarrow.parquet
-
-
-def read_parquet(stream: IO[bytes], wanted: Wanted) -> Iterator[tuple[Mapping[str, object], Columns]]:
-    """Only the columns that are wanted, a few thousand rows at a time."""
-    pyarrow, _ = _pyarrow()
-    file = _open(stream)
-    schema = file.schema_arrow
-    strings = [column.name for column in schema if _holds_strings(column.type)]
-    columns = choose(wanted, schema.names, strings)
-    names = list(dict.fromkeys((*columns.texts, *([columns.id] if columns.id else []))))
-    try:
-        for batch in file.iter_batches(batch_size=READ_ROWS, columns=names):
-            for record in batch.to_pylist():
-                yield record, columns
-    except pyarrow.ArrowException as error:
-        raise BadRequest(f"the parquet file is damaged: {str(error).splitlines()[0]}") from None
-
-
-def count_rows(stream: IO[bytes]) -> int:
-    return int(_open(stream).metadata.num_rows)
+from cenote.files.answers import NO_ANSWERS, Answers, Layout
+from cenote.files.numbers import Floats
+from cenote.files.outputs import Done
+from cenote.files.parquet_input import pyarrow_modules
+from cenote.files.part import Part, remove
 
 
 class Pieces:
     """A folder FILE.part/ with one numbered piece per slice, joined into FILE at the end."""
 
     def __init__(self, part: Part, layout: Layout) -> None:
-        self.arrow, self.parquet = _pyarrow()
+        self.arrow, self.parquet = pyarrow_modules()
         self.part = part
         self.layout = layout
         self.num_pieces = 0
@@ -171,17 +138,3 @@ class Pieces:
                 return self._vectors(np.full((len(column), kind.list_size), np.nan, dtype=np.float32))
             return self.arrow.nulls(len(column), kind)
         return column if column.type == kind else column.cast(kind)
-
-
-def _open(stream: IO[bytes]) -> Any:
-    pyarrow, parquet = _pyarrow()
-    try:
-        return parquet.ParquetFile(stream)
-    except pyarrow.ArrowInvalid as error:
-        raise BadRequest(f"this is no parquet file: {str(error).splitlines()[0]}") from None
-
-
-def _holds_strings(kind: Any) -> bool:
-    types = _pyarrow()[0].types
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view")

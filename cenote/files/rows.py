@@ -12,10 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from cenote.cli.columns import Columns, Wanted, take
-from cenote.cli.formats import SUFFIXES, Record, count, records
-from cenote.cli.parser import UsageError
 from cenote.errors import BadRequest
+from cenote.files.columns import Columns, Wanted, take
+from cenote.files.formats import SUFFIXES, Record, count, records
 
 STDIN = "-"
 
@@ -90,20 +89,6 @@ class File:
             return STDIN
         found = Path(self.path).stat()
         return {"path": str(Path(self.path).resolve()), "bytes": found.st_size, "modified_ns": found.st_mtime_ns}
-
-
-def source_of(texts: Sequence[tuple[str, ...]], path: str | None, wanted: Wanted, kind: str | None) -> Source:
-    """Arguments if there are any, else the named file, else what is piped in; never a wait for somebody to type."""
-    if texts and path is not None:
-        raise UsageError(f"texts come as arguments or with --input {path}, not both")
-    if texts:
-        return Arguments(texts)
-    if path is None and (sys.stdin is None or sys.stdin.isatty()):
-        raise UsageError("no texts; give some as arguments, with --input FILE, or through a pipe")
-    source = File(path or STDIN, wanted, kind)
-    if source.kind == "parquet" and source.path == STDIN:
-        raise UsageError("parquet cannot be read from standard input; --input FILE reads it")
-    return source
 
 
 def slices(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:

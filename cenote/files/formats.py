@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import IO, TypeAlias
 
-from cenote.cli.columns import Columns, Wanted, choose
 from cenote.errors import BadRequest
+from cenote.files.columns import Columns, Wanted, choose
 
 # a bare text, named values, or the reason why the row cannot be read
 Record: TypeAlias = "str | Mapping[str, object] | BadRequest"
@@ -29,7 +29,7 @@ SUFFIXES = {
 def records(stream: IO[bytes], kind: str, wanted: Wanted) -> Iterator[tuple[Record, Columns]]:
     """Every row with the columns to read from it."""
     if kind == "parquet":
-        from cenote.cli.parquet import read_parquet
+        from cenote.files.parquet_input import read_parquet
 
         return read_parquet(stream, wanted)
     if kind in ("csv", "tsv"):
@@ -40,7 +40,7 @@ def records(stream: IO[bytes], kind: str, wanted: Wanted) -> Iterator[tuple[Reco
 def count(stream: IO[bytes], kind: str) -> int:
     """How many records there are, without looking into them."""
     if kind == "parquet":
-        from cenote.cli.parquet import count_rows
+        from cenote.files.parquet_input import count_rows
 
         return count_rows(stream)
     if kind in ("csv", "tsv"):
