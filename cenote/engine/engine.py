@@ -54,6 +54,7 @@ class PoolingEngine:
             truncation_side=model.tokenizer.truncation_side,
             pad_token_id=model.tokenizer.pad_token_id,
             lower_case=description.sentence_transformers.lower_case,
+            token_types=model.tokenizer.token_types,
         )
         backbone = description.architecture.backbone
         self.renderer = Renderer(

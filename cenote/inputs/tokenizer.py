@@ -49,13 +49,15 @@ class Tokenizer:
         truncation_side: TruncationSide = "right",
         pad_token_id: int | None = None,
         lower_case: bool = False,
+        token_types: bool = True,
     ) -> None:
         self.raw = raw
         self.truncation_side = truncation_side
         self.pad_token_id = pad_token_id
         self.lower_case = lower_case
         self.single = _frame(raw.encode("a"))
-        self.pair = _frame(raw.encode("a", "a"))
+        pair = _frame(raw.encode("a", "a"))
+        self.pair = pair if token_types else replace(pair, second_type=0)
         vocabulary = raw.get_vocab(with_added_tokens=True)
         self.max_token_id = max(vocabulary.values(), default=0)
         self.max_chars_per_token = max(map(len, vocabulary), default=1)

@@ -107,7 +107,7 @@ def describe(options: EngineConfig) -> Description:
             method=_default_method(kind.value, architecture, entry),
             activation=classification_activation({"num_labels": None, **config.values, **_own_activation(files)}),
             tasks=TASKS[kind.value],
-            matryoshka=_matryoshka(config, files, architecture.backbone.hidden_size),
+            matryoshka=_matryoshka(config, files, architecture.backbone.hidden_size, options),
         ),
         num_labels=from_tokens.num_labels if from_tokens else _num_labels(config, labels),
         labels=labels,
@@ -166,10 +166,13 @@ def _own_activation(files: SentenceTransformers) -> dict[str, dict[str, str]]:
     return {"sentence_transformers": {"activation_fn": files.activation}} if files.activation else {}
 
 
-def _matryoshka(config: HFConfig, files: SentenceTransformers, hidden_size: int) -> Matryoshka:
+def _matryoshka(
+    config: HFConfig, files: SentenceTransformers, hidden_size: int, options: EngineConfig
+) -> Matryoshka:
     sizes = tuple(config.get("matryoshka_dimensions", ()))
     widths = [step.out_features for step in files.projector if hasattr(step, "out_features")]
-    methods = len(files.pooling.value) if files.pooling else 1
+    by_flag = options.pooler_config.seq_pooling_type is not None
+    methods = len(files.pooling.value) if files.pooling and not by_flag else 1
     full = config.get("embedding_size") or (widths[-1] if widths else hidden_size * methods)
     return Matryoshka(bool(sizes) or bool(config.get("is_matryoshka", False)), sizes, full)
 

@@ -36,6 +36,7 @@ class TokenizerFiles:
     pad_token_id: int | None = None
     unk_token_id: int | None = None
     chat_template: str | None = None
+    token_types: bool = True  # whether the model wants to know which of two texts a token belongs to
 
 
 def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles:
@@ -80,6 +81,7 @@ def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles:
         pad_token_id=pad if pad is not None else padding.get("pad_id"),
         unk_token_id=_id(tokenizer, unk),
         chat_template=_chat_template(checkpoint, settings),
+        token_types="token_type_ids" in settings.get("model_input_names", ("token_type_ids",)),
     )
 
 

@@ -69,7 +69,7 @@ def linear_head(name: str, *, bias: bool | None = True, pooling: str | None = No
 
 def rope(config: HFConfig) -> RopeSpec:
     """Rotary positions as decoders write them: one dictionary today, three keys before."""
-    written = config.get("rope_parameters", {}) or config.get("rope_scaling", {})
+    written = {**config.get("rope_parameters", {}), **config.get("rope_scaling", {})}
     trained = config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
     return RopeSpec(
         theta=written.get("rope_theta") or config.get("rope_theta", 10000.0),

@@ -40,9 +40,6 @@ CLASSIFICATION: dict[str, Callable[[Tensor], Tensor]] = {
 
 def classification_activation(config: Mapping[str, Any]) -> Sourced[str]:
     """Which activation a classifier's config.json asks for, by name."""
-    if config.get("num_labels") == 0:
-        logger.warning("config.json says num_labels is 0; its logits are squashed by a sigmoid")
-        return Sourced("sigmoid", "config.json num_labels")
     by_problem = {
         "regression": "identity",
         "single_label_classification": "auto",
@@ -56,6 +53,9 @@ def classification_activation(config: Mapping[str, Any]) -> Sourced[str]:
     ):
         if named is not None:
             return Sourced(_torch_activation(str(named)), f"config.json {key}")
+    if config.get("num_labels") == 0:
+        logger.warning("config.json says num_labels is 0; its logits are squashed by a sigmoid")
+        return Sourced("sigmoid", "config.json num_labels")
     return Sourced("auto", "number of labels")
 
 

@@ -1,0 +1,124 @@
+"""Packed attention equals a softmax over the keys that each query may see, sequence by sequence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from cenote.batch import PackedBatch, pack
+from cenote.kernels import flash, sdpa
+from cenote.kernels.attention import choose
+
+LENGTHS = [7, 1, 4, 4, 4, 23, 1, 7]
+DIM = 8
+SCALE = 0.4
+
+
+def naive(
+    query: Tensor, key: Tensor, value: Tensor, lengths: list[int], *, causal: bool, window: int | None, scale: float
+) -> Tensor:
+    """One sequence, one head, one query at a time."""
+    groups = query.shape[1] // key.shape[1]
+    out = torch.empty_like(query)
+    start = 0
+    for length in lengths:
+        for head in range(query.shape[1]):
+            keys, values = (x[start : start + length, head // groups] for x in (key, value))
+            for place in range(length):
+                first = 0 if window is None else max(0, place - window)
+                last = place if causal else length - 1
+                if window is not None:
+                    last = min(last, place + window)
+                scores = keys[first : last + 1] @ query[start + place, head] * scale
+                out[start + place, head] = scores.softmax(-1) @ values[first : last + 1]
+        start += length
+    return out
+
+
+def inputs(lengths: list[int], heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor, PackedBatch]:
+    batch = pack([[0] * length for length in lengths])
+    generator = torch.Generator().manual_seed(heads * 10 + kv_heads)
+    query, key, value = (
+        torch.randn(batch.num_tokens, count, DIM, generator=generator) for count in (heads, kv_heads, kv_heads)
+    )
+    return query, key, value, batch
+
+
+@pytest.mark.parametrize("window", [None, 0, 1, 3, 6, 22, 100])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (3, 1)])
+def test_attention_sees_what_it_may(heads: int, kv_heads: int, causal: bool, window: int | None) -> None:
+    query, key, value, batch = inputs(LENGTHS, heads, kv_heads)
+
+    ours = sdpa.attention(query, key, value, batch, causal=causal, window=window, scale=SCALE)
+
+    assert_close(ours, naive(query, key, value, LENGTHS, causal=causal, window=window, scale=SCALE))
+
+
+@pytest.mark.parametrize("block", [1, 3, 5, 23, 24])
+@pytest.mark.parametrize("window", [0, 2, 7])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_window_is_the_same_in_blocks(causal: bool, window: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value, batch = inputs([23, 23, 10, 1], heads=4, kv_heads=2)
+    monkeypatch.setattr(sdpa, "QUERY_BLOCK", block)
+
+    ours = sdpa.attention(query, key, value, batch, causal=causal, window=window, scale=SCALE)
+
+    assert_close(ours, naive(query, key, value, [23, 23, 10, 1], causal=causal, window=window, scale=SCALE))
+
+
+def test_no_mask_is_larger_than_a_block_and_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value, batch = inputs([200], heads=1, kv_heads=1)
+    monkeypatch.setattr(sdpa, "QUERY_BLOCK", 16)
+    masks: list[Tensor] = []
+    real = sdpa._attend
+
+    def watched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+        assert mask is not None
+        masks.append(mask)
+        return real(q, k, v, mask, causal, scale)
+
+    monkeypatch.setattr(sdpa, "_attend", watched)
+    sdpa.attention(query, key, value, batch, causal=False, window=5, scale=SCALE)
+
+    assert max(mask.numel() for mask in masks) <= 16 * (16 + 2 * 5)
+
+
+def test_a_neighbour_in_the_batch_changes_nothing() -> None:
+    query, key, value, batch = inputs(LENGTHS, heads=2, kv_heads=1)
+    whole = sdpa.attention(query, key, value, batch, causal=False, window=None, scale=SCALE)
+    start = 0
+    for length in LENGTHS:
+        rows = slice(start, start + length)
+        alone = pack([[0] * length])
+        part = sdpa.attention(query[rows], key[rows], value[rows], alone, causal=False, window=None, scale=SCALE)
+        assert_close(part, whole[rows])
+        start += length
+
+
+def test_a_cpu_gets_torchs_own_operator() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert choose(torch.device("cpu"), dtype) is sdpa.attention
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available() or not flash.available(), reason="needs a GPU and its packed kernel")
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2)])
+def test_flash_attention_sees_the_same(heads: int, kv_heads: int, causal: bool, window: int | None) -> None:
+    query, key, value, batch = inputs(LENGTHS, heads, kv_heads)
+    expected = naive(query, key, value, LENGTHS, causal=causal, window=window, scale=SCALE)
+    there = PackedBatch(
+        token_ids=batch.token_ids.cuda(),
+        positions=batch.positions.cuda(),
+        offsets=batch.offsets.cuda(),
+        host_lengths=batch.host_lengths,
+    )
+    half = [x.to("cuda", torch.bfloat16) for x in (query, key, value)]
+
+    ours = flash.attention(*half, there, causal=causal, window=window, scale=SCALE)
+
+    assert_close(ours.float().cpu(), expected, atol=3e-2, rtol=3e-2)

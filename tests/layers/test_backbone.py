@@ -1,0 +1,101 @@
+"""Small promises of the layers that no comparison of whole models states by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+from transformers.activations import ACT2FN
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from cenote.batch import pack
+from cenote.errors import LoadError
+from cenote.layers.backbone import Backbone
+from cenote.layers.linear import ACTIVATIONS, ALIASES, Linear, activation_name
+from cenote.layers.norm import RMSNorm
+from cenote.layers.spec import BackboneSpec, RopeSpec
+from tests.tiny import SEQUENCES, randomize
+
+SPEC = BackboneSpec(
+    vocab_size=160, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, learned_positions=64, token_types=2
+)
+
+
+def backbone(**changes: Any) -> Backbone:
+    made = Backbone(replace(SPEC, **changes)).requires_grad_(False).eval()
+    randomize(made)
+    made.prepare(torch.device("cpu"), torch.float32)
+    return made
+
+
+@pytest.mark.parametrize("name", sorted({*ACTIVATIONS, *ALIASES} - {"identity"}))
+def test_an_activation_is_what_transformers_calls_so(name: str) -> None:
+    theirs = {"gelu_tanh": "gelu_pytorch_tanh"}.get(name, name)
+    x = torch.linspace(-6, 6, 101)
+
+    assert_close(ACTIVATIONS[activation_name(name)](x), ACT2FN[theirs](x), atol=1e-6, rtol=0)
+
+
+def test_an_unknown_activation_lists_the_known_ones() -> None:
+    with pytest.raises(LoadError, match="'mystery'; there are: .*gelu.*silu"):
+        Linear(2, 2, bias=True, activation="mystery")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_rms_norm_matches_transformers(dtype: torch.dtype) -> None:
+    ours, theirs = RMSNorm(16, eps=1e-3), Qwen3RMSNorm(16, eps=1e-3)
+    randomize(theirs)
+    ours.weight = nn.Parameter(theirs.weight.data)
+    x = (torch.randn(50, 3, 16, generator=torch.Generator().manual_seed(4)) * 0.1).to(dtype)
+
+    # to the last bit: statistics taken in bfloat16 would be off by little
+    assert torch.equal(ours.to(dtype)(x), theirs.to(dtype)(x))
+
+
+@pytest.mark.parametrize("changes", [{}, {"learned_positions": 0, "rope": RopeSpec(), "causal": True, "norm": "rms"}])
+def test_a_neighbour_in_the_batch_changes_nothing(changes: dict[str, Any]) -> None:
+    model = backbone(**changes)
+
+    whole = model(pack(SEQUENCES)).split([len(ids) for ids in SEQUENCES])
+
+    for ids, rows in zip(SEQUENCES, whole, strict=True):
+        assert_close(model(pack([ids]))[: len(ids)], rows, atol=1e-5, rtol=0)
+
+
+def test_no_token_types_means_all_of_the_first() -> None:
+    model = backbone()
+
+    assert_close(model(pack(SEQUENCES)), model(pack(SEQUENCES, [[0] * len(ids) for ids in SEQUENCES])))
+
+
+def test_a_model_with_one_type_has_no_use_for_a_second() -> None:
+    model = backbone(token_types=1)
+
+    assert_close(model(pack(SEQUENCES, [[1] * len(ids) for ids in SEQUENCES])), model(pack(SEQUENCES)))
+
+
+def test_ready_made_embeddings_stand_for_their_tokens() -> None:
+    model = backbone()
+    batch = pack(SEQUENCES)
+    rows = torch.arange(12, 16)  # the second sequence and the third
+    table = model.embed.tokens.weight
+    blank = batch.token_ids.clone()
+    blank[rows] = 0
+
+    ready = replace(batch, token_ids=blank, features=table[batch.token_ids[rows]].double(), feature_rows=rows)
+
+    assert_close(model(ready), model(batch))
+
+
+def test_a_causal_model_reads_from_left_to_right() -> None:
+    model = backbone(causal=True)
+    first, second = [7, 8, 9, 10], [7, 8, 30, 40]
+
+    one, other = model(pack([first, second])).split([4, 4])
+
+    assert_close(one[:2], other[:2])
+    assert (one[2:] - other[2:]).abs().min() > 0

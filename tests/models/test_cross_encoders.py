@@ -1,0 +1,31 @@
+"""Cross-encoders as Sentence Transformers saves them, tiny and random: pairs, token types, activations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sentence_transformers import CrossEncoder
+from torch import nn
+
+from cenote import LLM
+from tests.tiny import TEXTS, save_tiny
+
+QUERIES = ["how big is the city?", "a", "who live in berlin, and where?", "the red bird"] * 2
+PAIRS = list(zip(QUERIES, TEXTS, strict=False))
+
+
+@pytest.mark.parametrize("activation", [nn.Sigmoid(), nn.Identity(), nn.Tanh()])
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "ModernBert"])
+def test_a_pair_scores_as_in_sentence_transformers(family: str, activation: nn.Module, tmp_path: Path) -> None:
+    base, whole = tmp_path / "base", tmp_path / "whole"
+    base.mkdir()
+    save_tiny(base, f"{family}ForSequenceClassification", num_labels=1)
+    reference = CrossEncoder(str(base), device="cpu", activation_fn=activation)
+    reference.save(str(whole), create_model_card=False)
+
+    with LLM(str(whole), dtype="float32", device="cpu") as llm:
+        ours = llm.score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False)
+
+    theirs = reference.predict(PAIRS, show_progress_bar=False).tolist()
+    assert [item.outputs.score for item in ours] == pytest.approx(theirs, abs=1e-4)

@@ -1,0 +1,192 @@
+"""Classifiers of every family: logits, probabilities, and what one token gets, as Transformers computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+
+from cenote import LLM, PoolerConfig, PoolingParams
+from cenote.errors import Unsupported
+from tests.tiny import (
+    SEQUENCES,
+    logits,
+    save_tiny,
+    states,
+    tiny_bert_classifier,
+    tiny_bert_tagger,
+    tiny_modernbert_classifier,
+    tiny_qwen3_classifier,
+)
+
+FAMILIES = ("Bert", "Roberta", "XLMRoberta", "ModernBert", "Qwen2", "Qwen3")
+RAW = PoolingParams(use_activation=False)
+
+
+@contextmanager
+def opened(folder: Path, **options: Any) -> Iterator[LLM]:
+    with LLM(str(folder), dtype="float32", device="cpu", **options) as llm:
+        yield llm
+
+
+def classified(llm: LLM, params: PoolingParams | None = None) -> list[Tensor]:
+    return [output.outputs.data for output in llm.classify(SEQUENCES, pooling_params=params, use_tqdm=False)]
+
+
+def tagged(llm: LLM, params: PoolingParams | None = None) -> list[Tensor]:
+    outputs = llm.encode(SEQUENCES, params, pooling_task="token_classify", use_tqdm=False)
+    return [output.outputs.data for output in outputs]
+
+
+def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert_close(mine, reference, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("num_labels", [1, 2, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sequence_classifier_matches_transformers(family: str, num_labels: int, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=num_labels)
+    expected = logits(reference)
+
+    with opened(tmp_path) as llm:
+        raw, probabilities = classified(llm, RAW), classified(llm)
+
+    # the dense layer below the logits keeps its activation and its norm: only what comes after them is switched off
+    assert_same(raw, expected)
+    assert_same(probabilities, [row.sigmoid() if num_labels == 1 else row.softmax(-1) for row in expected])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_token_classifier_matches_transformers(family: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, f"{family}ForTokenClassification", num_labels=5)
+    expected = logits(reference)
+
+    with opened(tmp_path) as llm:
+        assert llm.supported_tasks == ("token_classify",)
+        raw, probabilities = tagged(llm, RAW), tagged(llm)
+
+    assert [len(rows) for rows in raw] == [len(ids) for ids in SEQUENCES]
+    assert_same(raw, expected)
+    assert_same(probabilities, [rows.softmax(-1) for rows in expected])
+
+
+@pytest.mark.parametrize(
+    ("problem", "activation"),
+    [
+        ("regression", lambda x: x),
+        ("single_label_classification", lambda x: x.softmax(-1)),
+        ("multi_label_classification", torch.sigmoid),
+    ],
+)
+def test_the_problem_type_decides_the_activation(
+    problem: str, activation: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    reference = tiny_bert_classifier(tmp_path, problem_type=problem)
+
+    with opened(tmp_path) as llm:
+        assert_same(classified(llm), [activation(row) for row in logits(reference)])
+        assert_same(classified(llm, RAW), logits(reference))
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_modernbert_pools_as_its_config_says(pooling: str, tmp_path: Path) -> None:
+    reference = tiny_modernbert_classifier(tmp_path, classifier_pooling=pooling, classifier_bias=True, norm_bias=True)
+
+    with opened(tmp_path) as llm:
+        assert_same(classified(llm, RAW), logits(reference))
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("cls", "MEAN"), ("mean", "CLS")])
+def test_modernbert_pools_as_its_user_says(theirs: str, ours: str, tmp_path: Path) -> None:
+    reference = tiny_modernbert_classifier(tmp_path, classifier_pooling=theirs)
+    reference.config.classifier_pooling = ours.lower()
+
+    with opened(tmp_path, pooler_config=PoolerConfig(pooling_type=ours)) as llm:
+        assert_same(classified(llm, RAW), logits(reference))
+
+
+def test_modernbert_uses_the_activation_of_its_config(tmp_path: Path) -> None:
+    reference = tiny_modernbert_classifier(tmp_path, classifier_activation="relu")
+
+    with opened(tmp_path) as llm:
+        assert_same(classified(llm, RAW), logits(reference))
+
+
+def last_layer(reference: PreTrainedModel) -> torch.nn.Module:
+    module: torch.nn.Module = getattr(reference, "classifier", None) or reference.score
+    return module
+
+
+@pytest.mark.parametrize("family", ["Bert", "ModernBert", "Qwen2", "Qwen3"])
+def test_a_token_of_a_sequence_classifier_gets_the_last_layer_only(family: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=3)
+
+    with opened(tmp_path) as llm, torch.inference_mode():
+        assert_same(tagged(llm, RAW), [last_layer(reference)(rows) for rows in states(reference)])
+
+
+@pytest.mark.parametrize("family", ["Roberta", "XLMRoberta"])
+def test_a_token_of_a_roberta_classifier_gets_the_whole_head(family: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=3)
+
+    with opened(tmp_path) as llm, torch.inference_mode():
+        # the head of the reference takes the first token of a sequence: here each token is a sequence of its own
+        assert_same(tagged(llm, RAW), [reference.classifier(rows[:, None]) for rows in states(reference)])
+
+
+def test_a_classifier_can_be_calibrated(tmp_path: Path) -> None:
+    reference = tiny_bert_classifier(tmp_path, num_labels=1)
+    expected = [(row - 0.5) / 2.0 for row in logits(reference)]
+
+    with opened(tmp_path, pooler_config=PoolerConfig(logit_mean=0.5, logit_sigma=2.0)) as llm:
+        assert_same(classified(llm, RAW), expected)
+        assert_same(classified(llm), [row.sigmoid() for row in expected])
+
+
+def test_the_older_name_of_the_mean_means_the_same(tmp_path: Path) -> None:
+    reference = tiny_bert_classifier(tmp_path, num_labels=1)
+
+    with opened(tmp_path, pooler_config={"logit_bias": 0.5}) as llm:
+        assert_same(classified(llm, RAW), [row - 0.5 for row in logits(reference)])
+
+
+def test_a_reward_model_reads_its_last_token(tmp_path: Path) -> None:
+    reference = tiny_qwen3_classifier(tmp_path, num_labels=1)
+    with torch.inference_mode():
+        rewards = [reference.score(rows[-1]) for rows in states(reference)]
+
+    with opened(tmp_path) as llm:
+        assert_same(classified(llm, RAW), rewards)
+        assert_same(classified(llm), [reward.sigmoid() for reward in rewards])
+
+
+def test_reward_gives_a_row_for_every_token(tmp_path: Path) -> None:
+    reference = tiny_bert_tagger(tmp_path, num_labels=2)
+
+    with opened(tmp_path) as llm:
+        rows = [output.outputs.data for output in llm.reward(SEQUENCES, use_tqdm=False)]
+
+    assert_same(rows, [row.softmax(-1) for row in logits(reference)])
+
+
+def test_a_classifier_does_not_embed(tmp_path: Path) -> None:
+    tiny_bert_classifier(tmp_path)
+
+    with opened(tmp_path) as llm, pytest.raises(Unsupported, match="convert embed"):
+        llm.embed("the cat", use_tqdm=False)
+
+
+def test_the_names_of_the_classes_come_along(tmp_path: Path) -> None:
+    names = {0: "cold", 1: "warm", 2: "hot"}
+    tiny_bert_classifier(tmp_path, id2label=names, label2id={name: row for row, name in names.items()})
+
+    with opened(tmp_path) as llm:
+        assert llm.labels == ["cold", "warm", "hot"]

@@ -1,0 +1,191 @@
+"""Every family gives the states that Transformers gives, from the same files, on packed batches of mixed lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import AutoModel
+
+from cenote.batch import pack
+from cenote.config import EngineConfig
+from cenote.layers.backbone import Backbone
+from cenote.loading.load import LoadedModel, load
+from tests.tiny import SEQUENCES, change_config, save_tiny, states
+
+TOLERANCE = 1e-4
+WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 500.0}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of Transformers, what is special about it, and how its config.json is rewritten after saving."""
+
+    model: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    drop: tuple[str, ...] = ()
+    rewrite: dict[str, Any] = field(default_factory=dict)
+
+
+OLD_MODERNBERT = {"global_attn_every_n_layers": 2, "global_rope_theta": 3000.0, "local_rope_theta": 40.0}
+NEW_ROPES = {"full_attention": {"rope_theta": 3000.0}, "sliding_attention": {"rope_theta": 40.0}}
+
+CASES = {
+    "bert": Case("BertModel"),
+    "bert, other activation": Case("BertModel", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
+    "bert, one type": Case("BertModel", {"type_vocab_size": 1}),
+    "bert, masked words": Case("BertForMaskedLM"),
+    "roberta": Case("RobertaModel"),
+    "roberta, other padding": Case("RobertaModel", {"pad_token_id": 4}),
+    "roberta, masked words": Case("RobertaForMaskedLM"),
+    "xlm-roberta": Case("XLMRobertaModel"),
+    "modernbert": Case("ModernBertModel"),
+    "modernbert, biases": Case("ModernBertModel", {"attention_bias": True, "mlp_bias": True, "norm_bias": True}),
+    "modernbert, layer types": Case(
+        "ModernBertModel", {"layer_types": ["sliding_attention", "full_attention"] * 2, "rope_parameters": NEW_ROPES}
+    ),
+    "modernbert, older config": Case("ModernBertModel", {}, ("layer_types", "rope_parameters"), OLD_MODERNBERT),
+    "modernbert, oldest config": Case("ModernBertModel", {}, ("layer_types", "rope_parameters")),
+    "modernbert, masked words": Case("ModernBertForMaskedLM"),
+    "qwen2": Case("Qwen2Model"),
+    "qwen2, language model": Case("Qwen2ForCausalLM"),
+    "qwen2, older config": Case("Qwen2Model", {}, ("rope_parameters", "layer_types"), {"rope_theta": 300.0}),
+    "qwen2, window": Case("Qwen2Model", WINDOW),
+    "qwen2, window, older config": Case("Qwen2Model", {}, ("layer_types",), WINDOW),
+    "qwen2, window not in use": Case("Qwen2Model", {}, ("layer_types",), {"sliding_window": 4, "max_window_layers": 1}),
+    "qwen2, both ways": Case("Qwen2Model", {"is_causal": False}),
+    "qwen2, window, both ways": Case("Qwen2Model", WINDOW | {"is_causal": False}),
+    "qwen2, linear": Case(
+        "Qwen2Model", {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}}
+    ),
+    "qwen2, yarn": Case("Qwen2Model", {"rope_parameters": YARN, "max_position_embeddings": 64}),
+    "qwen2, yarn, older config": Case(
+        "Qwen2Model",
+        {},
+        ("rope_parameters",),
+        {"rope_theta": 500.0, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
+    ),
+    "qwen2, yarn, nothing but a factor": Case(
+        "Qwen2Model", {}, ("rope_parameters",), {"rope_theta": 500.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}
+    ),
+    "qwen3": Case("Qwen3Model"),
+    "qwen3, language model": Case("Qwen3ForCausalLM"),
+    "qwen3, tied words": Case("Qwen3ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen3, biases": Case("Qwen3Model", {"attention_bias": True}),
+    "qwen3, every head its own keys": Case("Qwen3Model", {"num_key_value_heads": 4}),
+    "qwen3, one head of keys": Case("Qwen3Model", {"num_key_value_heads": 1, "head_dim": 20}),
+    "qwen3, both ways": Case("Qwen3Model", {"is_causal": False}),
+    "qwen3, llama3": Case("Qwen3Model", {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 32}}),
+    "qwen3, yarn": Case("Qwen3Model", {"rope_parameters": YARN | {"beta_fast": 8, "beta_slow": 2, "truncate": False}}),
+    "qwen3, yarn, own stretch": Case("Qwen3Model", {"rope_parameters": YARN | {"attention_factor": 1.7}}),
+}
+
+
+def loaded(folder: Path, **options: Any) -> LoadedModel:
+    return load(EngineConfig.of(str(folder), dtype="float32", device="cpu", **options))
+
+
+def run(backbone: torch.nn.Module, types: list[list[int]] | None = None) -> Tensor:
+    with torch.inference_mode():
+        out: Tensor = backbone(pack(SEQUENCES, types))
+    return out
+
+
+def rebuilt(model: LoadedModel, **changes: Any) -> Backbone:
+    """The same weights under a description that is off in one point."""
+    backbone = Backbone(replace(model.description.architecture.backbone, **changes))
+    backbone.load_state_dict(model.backbone.state_dict())
+    backbone.prepare(torch.device("cpu"), torch.float32)
+    return backbone.eval()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_family_matches_transformers(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    reference = save_tiny(tmp_path, case.model, **case.changes)
+    if case.drop or case.rewrite:  # what such a config means is for Transformers to say
+        change_config(tmp_path, drop=case.drop, **case.rewrite)
+        reference = AutoModel.from_pretrained(tmp_path).eval()
+
+    ours = run(loaded(tmp_path).backbone)
+
+    assert_close(ours, torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+
+
+def test_token_types_reach_the_model(tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "BertModel")
+    types = [[0] * (len(ids) // 2) + [1] * (len(ids) - len(ids) // 2) for ids in SEQUENCES]
+
+    ours = run(loaded(tmp_path).backbone, types)
+
+    assert_close(ours, torch.cat(states(reference, types=types)), atol=TOLERANCE, rtol=0)
+
+
+def test_a_sequence_may_fill_every_position(tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "RobertaModel")
+    model = loaded(tmp_path)
+    longest = [list(range(20, 20 + 64))]  # 66 rows, of which two lie before the first position
+
+    assert model.description.max_length.value == 64
+    with torch.inference_mode():
+        assert_close(model.backbone(pack(longest)), states(reference, longest)[0], atol=TOLERANCE, rtol=0)
+
+
+def test_a_lower_length_limit_leaves_the_angles_as_they_were(tmp_path: Path) -> None:
+    reference = save_tiny(
+        tmp_path, "Qwen3Model", rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 500.0}
+    )
+
+    ours = run(loaded(tmp_path, max_model_len=40).backbone)
+
+    assert_close(ours, torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+
+
+# model, changes of its config, one field of the description put wrong
+MISTAKES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "positions from 0": ("RobertaModel", {}, {"position_offset": 0}),
+    "positions off by one": ("RobertaModel", {}, {"position_offset": 1}),
+    "no window": ("ModernBertModel", {}, {"local_layers": ()}),
+    "window too wide": ("ModernBertModel", {}, {"window": 4}),
+    "window too narrow": ("ModernBertModel", {}, {"window": 2}),
+    "window in the wrong layers": ("ModernBertModel", {}, {"local_layers": (True, False, True, False)}),
+    "one speed in all layers": ("ModernBertModel", {}, {"local_rope": None}),
+    "wrong activation": ("ModernBertModel", {}, {"activation": "gelu_tanh"}),
+    "sees what follows": ("Qwen3Model", {}, {"causal": False}),
+    "sees only what came before": ("Qwen3Model", {"is_causal": False}, {"causal": True}),
+    "no positions": ("Qwen3Model", {}, {"rope": None}),
+    "other norm": ("Qwen3Model", {"rms_norm_eps": 1e-2}, {"norm_eps": 1e-6}),
+    "window counts the token itself": ("Qwen2Model", WINDOW, {"window": 4}),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_comparison_would_notice(name: str, tmp_path: Path) -> None:
+    model_name, changes, mistake = MISTAKES[name]
+    reference = save_tiny(tmp_path, model_name, **changes)
+    model = loaded(tmp_path)
+
+    right, wrong = run(rebuilt(model)), run(rebuilt(model, **mistake))
+
+    assert_close(right, torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert (wrong - right).abs().max() > 5 * TOLERANCE
+
+
+def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
+    for name in ("BertModel", "ModernBertModel", "Qwen3Model"):
+        folder = tmp_path / name
+        folder.mkdir()
+        reference = save_tiny(folder, name)
+        model = load(EngineConfig.of(str(folder), dtype="bfloat16", device="cpu"))
+
+        ours, theirs = run(model.backbone).float(), torch.cat(states(reference))
+
+        assert torch.nn.functional.cosine_similarity(ours, theirs).min() > 0.99

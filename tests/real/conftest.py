@@ -1,0 +1,29 @@
+"""Real checkpoints: the default model, and those of the folder `shared` beside the project where there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cenote.loading.default_model import HUB_NAME, default_model
+
+SHARED = Path(__file__).parents[2] / ".." / "shared"
+torch.set_num_threads(1)  # sums must not depend on how busy the other cores are
+
+
+def shared_folder(*parts: str) -> Path:
+    folder = SHARED.joinpath(*parts).resolve()
+    if not folder.exists():
+        pytest.skip(f"no {'/'.join(parts)} in a folder `shared` beside the project")
+    return folder
+
+
+def model_folder(name: str) -> Path:
+    """The default model by the name of `default`, any other from the shared folder."""
+    if name != "default":
+        return shared_folder("models", name)
+    if (folder := default_model()) == HUB_NAME:
+        pytest.skip("the package of the default model is not installed")
+    return Path(folder)

@@ -1,0 +1,218 @@
+"""Tiny checkpoints with random weights, written to a folder as Transformers writes them: a few kilobytes each.
+
+    reference = tiny_bert(tmp_path)                            # or tiny_qwen3, tiny_roberta_classifier, ...
+    llm = LLM(str(tmp_path), dtype="float32")
+
+What comes back is the Transformers model that was saved. Its tokenizer knows some words, all letters and digits;
+`changes` go into config.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import Tensor
+from transformers import PreTrainedModel
+
+transformers.utils.logging.disable_progress_bar()
+torch.set_num_threads(1)  # models this small are done before a second thread has woken up
+
+TEXT_OF_WORDS = (
+    "yes no the a of and in is it to for on with not this that what who where when how one two three red green blue "
+    "cat dog bird fish river city berlin paris people live song book query passage search good bad new old big small"
+)
+WORDS = TEXT_OF_WORDS.split()
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+PUNCTUATION = ".,:;!?-'\"()<>/"
+TEXTS = [
+    "the cat is in the city",
+    "a",
+    "how big is the old river in berlin and who live in it?",
+    "the dog",
+    "a red bird, a blue fish",
+    "the cat is not in the city",
+    "two",
+]
+
+# token ids of every kind of length: neighbours of one length, one length twice apart, single tokens; none is special
+SEQUENCES = [
+    [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18],
+    [20],
+    [9, 8, 7],
+    [30, 31, 32],
+    [7],
+    list(range(40, 77)),
+    [33, 32, 31],
+    [50, 9, 50, 9, 50, 9, 50, 9, 50, 9, 50, 9],
+]
+
+BERT_TOKENS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+ROBERTA_TOKENS = {
+    "bos_token": "<s>",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "cls_token": "<s>",
+    "sep_token": "</s>",
+    "mask_token": "<mask>",
+}
+QWEN_TOKENS = {"pad_token": "<|endoftext|>", "unk_token": "<unk>", "eos_token": "<|im_end|>"}
+TOKENS: dict[str, dict[str, str]] = {
+    "bert": BERT_TOKENS,
+    "modernbert": BERT_TOKENS,
+    "roberta": ROBERTA_TOKENS,
+    "xlm-roberta": ROBERTA_TOKENS,
+    "qwen2": QWEN_TOKENS,
+    "qwen3": QWEN_TOKENS,
+}
+
+VOCAB_SIZE = 160
+ENCODER: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 66,
+}
+DECODER = ENCODER | {"num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 2}
+SIZES: dict[str, dict[str, Any]] = {
+    "bert": ENCODER | {"pad_token_id": 0},
+    "roberta": ENCODER,
+    "xlm-roberta": ENCODER,
+    # one layer that sees everything, then two that see the nearest 3 tokens on either side
+    "modernbert": ENCODER
+    | {"num_hidden_layers": 4, "local_attention": 6, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3}
+    | {"bos_token_id": 2, "eos_token_id": 3},
+    "qwen2": DECODER,
+    "qwen3": DECODER | {"head_dim": 12},
+}
+
+
+def save_tiny(folder: Path, model: str | type[PreTrainedModel], *, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A model of that Transformers class with its tokenizer in `folder`; returned ready to be compared with."""
+    model_class = getattr(transformers, model) if isinstance(model, str) else model
+    kind = model_class.config_class.model_type
+    made = model_class(model_class.config_class(**SIZES[kind] | changes)).eval().requires_grad_(False)
+    randomize(made, seed)
+    made.save_pretrained(folder)
+    save_tokenizer(folder, TOKENS[kind], max_length=made.config.max_position_embeddings, two_types=kind == "bert")
+    return made
+
+
+def randomize(model: torch.nn.Module, seed: int = 0, std: float = 0.3) -> None:
+    """Weights large enough that no part of the model can go wrong unseen, biases and norms included."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        centre = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * std + centre)
+
+
+def save_tokenizer(
+    folder: Path, tokens: Mapping[str, str] = BERT_TOKENS, *, max_length: int = 64, two_types: bool = True
+) -> Tokenizer:
+    """WordPiece over a small vocabulary, in tokenizer.json, with the special tokens and templates of a family."""
+    special = list(dict.fromkeys(tokens.values()))
+    singles = [*WORDS, *LETTERS, *PUNCTUATION]
+    vocabulary = list(dict.fromkeys([*special, *singles, *(f"##{letter}" for letter in LETTERS)]))
+    assert len(vocabulary) <= VOCAB_SIZE
+    ids = {token: row for row, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token=tokens["unk_token"]))  # type: ignore[call-arg]
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens(special)
+    if (cls := tokens.get("cls_token")) is not None:
+        sep, second = tokens["sep_token"], int(two_types)
+        between = "" if cls == "[CLS]" else f"{sep} "  # RoBERTa puts two separators there
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{cls} $A {sep}",
+            pair=f"{cls} $A {sep} {between}$B:{second} {sep}:{second}",
+            special_tokens=[(cls, ids[cls]), (sep, ids[sep])],
+        )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length, **tokens}
+    settings["model_input_names"] = ["input_ids", "attention_mask"] + ["token_type_ids"] * two_types
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tokenizer
+
+
+def states(
+    reference: PreTrainedModel,
+    sequences: Sequence[Sequence[int]] = SEQUENCES,
+    types: Sequence[Sequence[int]] | None = None,
+) -> list[Tensor]:
+    """What the reference says to every sequence by itself, below its head: [tokens, hidden] each."""
+    kinds = [{} if types is None else {"token_type_ids": torch.tensor([row])} for row in types or sequences]
+    with torch.inference_mode():
+        return [
+            reference.base_model(input_ids=torch.tensor([list(ids)]), **kind).last_hidden_state[0]
+            for ids, kind in zip(sequences, kinds, strict=True)
+        ]
+
+
+def logits(reference: PreTrainedModel, sequences: Sequence[Sequence[int]] = SEQUENCES) -> list[Tensor]:
+    """What the head of the reference says to every sequence by itself."""
+    with torch.inference_mode():
+        return [reference(input_ids=torch.tensor([list(ids)])).logits[0] for ids in sequences]
+
+
+def change_config(folder: Path, *, drop: tuple[str, ...] = (), **changes: Any) -> None:
+    """Rewrite entries of a saved config.json, as an older or a foreign program would have written it."""
+    file = folder / "config.json"
+    values = {key: value for key, value in json.loads(file.read_text()).items() if key not in drop}
+    file.write_text(json.dumps(values | changes))
+
+
+def tiny_bert(folder: Path, **changes: Any) -> PreTrainedModel:
+    return save_tiny(folder, "BertModel", **changes)
+
+
+def tiny_bert_classifier(folder: Path, num_labels: int = 3, **changes: Any) -> PreTrainedModel:
+    """With one label it is a cross-encoder."""
+    return save_tiny(folder, "BertForSequenceClassification", num_labels=num_labels, **changes)
+
+
+def tiny_bert_tagger(folder: Path, num_labels: int = 3, **changes: Any) -> PreTrainedModel:
+    """A class for every token."""
+    return save_tiny(folder, "BertForTokenClassification", num_labels=num_labels, **changes)
+
+
+def tiny_roberta(folder: Path, **changes: Any) -> PreTrainedModel:
+    return save_tiny(folder, "RobertaModel", **changes)
+
+
+def tiny_roberta_classifier(folder: Path, num_labels: int = 3, **changes: Any) -> PreTrainedModel:
+    return save_tiny(folder, "RobertaForSequenceClassification", num_labels=num_labels, **changes)
+
+
+def tiny_modernbert(folder: Path, **changes: Any) -> PreTrainedModel:
+    return save_tiny(folder, "ModernBertModel", **changes)
+
+
+def tiny_modernbert_classifier(folder: Path, num_labels: int = 3, **changes: Any) -> PreTrainedModel:
+    return save_tiny(folder, "ModernBertForSequenceClassification", num_labels=num_labels, **changes)
+
+
+def tiny_qwen3(folder: Path, **changes: Any) -> PreTrainedModel:
+    return save_tiny(folder, "Qwen3Model", **changes)
+
+
+def tiny_qwen3_causal(folder: Path, **changes: Any) -> PreTrainedModel:
+    """A language model, with a head over its vocabulary."""
+    return save_tiny(folder, "Qwen3ForCausalLM", **changes)
+
+
+def tiny_qwen3_classifier(folder: Path, num_labels: int = 3, **changes: Any) -> PreTrainedModel:
+    return save_tiny(folder, "Qwen3ForSequenceClassification", num_labels=num_labels, **changes)
