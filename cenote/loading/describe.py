@@ -166,9 +166,7 @@ def _own_activation(files: SentenceTransformers) -> dict[str, dict[str, str]]:
     return {"sentence_transformers": {"activation_fn": files.activation}} if files.activation else {}
 
 
-def _matryoshka(
-    config: HFConfig, files: SentenceTransformers, hidden_size: int, options: EngineConfig
-) -> Matryoshka:
+def _matryoshka(config: HFConfig, files: SentenceTransformers, hidden_size: int, options: EngineConfig) -> Matryoshka:
     sizes = tuple(config.get("matryoshka_dimensions", ()))
     widths = [step.out_features for step in files.projector if hasattr(step, "out_features")]
     by_flag = options.pooler_config.seq_pooling_type is not None

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cenote.files.part import Part
 from cenote.errors import BadRequest, EngineStopped
+from cenote.files.part import Part
 
 from .conftest import FakeEngine, Ran
 

@@ -1,0 +1,77 @@
+"""Engines that answer every input with its own token ids, and helpers to make them misbehave."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from typing import Any
+
+import pytest
+
+from cenote.config import EngineConfig
+from cenote.engine.engine import PoolingEngine
+from cenote.engine.executor import EchoExecutor
+from cenote.engine.sequence import Sequence
+from cenote.errors import PoolingError
+from cenote.loading.load import LoadedModel
+from cenote.request import Pooled, PoolRequest
+
+MakeEngine = Callable[..., PoolingEngine]
+PATIENCE_S = 20.0  # far more than anything here takes
+
+
+@pytest.fixture
+def make_engine(loaded: LoadedModel) -> Iterator[MakeEngine]:
+    """Builds an engine around the default model; by default one whose executor only echoes."""
+    engines: list[PoolingEngine] = []
+
+    def make(executor: Any = None, *, fault: Any = None, **options: Any) -> PoolingEngine:
+        echo = EchoExecutor() if fault is None else EchoExecutor(fault)
+        engines.append(PoolingEngine(loaded, EngineConfig(dtype="float32", **options), executor or echo))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.stop()
+
+
+class Gate:
+    """A fault that holds every batch back until it is opened, and counts the tokens that passed."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+        self.passed: list[int] = []
+
+    def __call__(self, batch: Many[Sequence]) -> None:
+        self.reached.set()
+        assert self.opened.wait(PATIENCE_S)
+        self.passed.extend(token for sequence in batch for token in sequence.rendered.token_ids.tolist())
+
+
+def poison(*markers: int) -> Callable[[Many[Sequence]], None]:
+    """A fault that strikes every batch with one of these token ids in it."""
+
+    def strike(batch: Many[Sequence]) -> None:
+        if any(set(markers) & set(sequence.rendered.token_ids.tolist()) for sequence in batch):
+            raise RuntimeError("poisoned")
+
+    return strike
+
+
+def asking(inputs: Any, **more: Any) -> PoolRequest:
+    return PoolRequest(task="embed", inputs=inputs, **more)
+
+
+def echoed(answers: Many[Pooled | PoolingError]) -> list[Any]:
+    """The token ids that came back, or the error in their place."""
+    return [answer if isinstance(answer, PoolingError) else answer.data.int().tolist() for answer in answers]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.002)

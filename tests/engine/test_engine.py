@@ -1,0 +1,254 @@
+"""What callers see of the engine: order, fairness, bounded queues, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from cenote.config import PoolerConfig
+from cenote.engine.engine import BATCHES_AHEAD
+from cenote.engine.executor import Answer, EchoExecutor
+from cenote.engine.intake import SLICE
+from cenote.engine.sequence import Sequence
+from cenote.errors import BadRequest, PoolingError, Unsupported
+from cenote.request import Pair, PoolingParams, PoolRequest, Tokenization
+from tests.engine.conftest import Gate, MakeEngine, asking, echoed, poison, wait_until
+
+
+def random_inputs(seed: int, count: int) -> list[list[int]]:
+    dice = random.Random(seed)
+    return [[dice.randrange(30000) for _ in range(dice.randint(1, 40))] for _ in range(count)]
+
+
+def test_answers_come_in_the_order_of_the_inputs(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_num_batched_tokens=100, max_num_seqs=7)
+    inputs = random_inputs(0, 700)  # several slices, many batches
+
+    assert echoed(engine.pool_sync(asking(inputs))) == inputs
+
+
+def test_many_threads_at_once_each_get_their_own_answers(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_num_batched_tokens=300)
+
+    def call(seed: int) -> bool:
+        inputs = random_inputs(seed, 30)
+        return echoed(engine.pool_sync(asking(inputs))) == inputs
+
+    with ThreadPoolExecutor(16) as callers:
+        assert all(callers.map(call, range(120)))
+
+
+def test_many_tasks_at_once_each_get_their_own_answers(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_num_batched_tokens=300)
+
+    async def call(seed: int) -> bool:
+        inputs = random_inputs(seed, 1 + seed % 20)
+        return echoed(await engine.pool(asking(inputs))) == inputs
+
+    async def all_at_once() -> list[bool]:
+        return await asyncio.gather(*map(call, range(200)))
+
+    assert all(asyncio.run(all_at_once()))
+
+
+def test_texts_and_ids_may_stand_side_by_side(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+
+    answers = echoed(engine.pool_sync(asking(["a", [7, 8], "", Pair("a", "b")])))
+
+    assert answers == [[101, 1037, 102], [7, 8], [101, 102], [101, 1037, 102, 1038, 102]]
+
+
+def test_an_answer_tells_its_tokens_before_and_after_truncation(make_engine: MakeEngine) -> None:
+    (answer,) = make_engine().pool_sync(asking(["a b c d"], tokenization=Tokenization(truncate_prompt_tokens=4)))
+
+    assert not isinstance(answer, PoolingError)
+    assert answer.token_ids.tolist() == [101, 1037, 1038, 102]
+    assert (answer.num_tokens, answer.num_input_tokens) == (4, 6)
+
+
+# one for all
+
+
+@pytest.mark.parametrize("bad", ["\ud800", [-1], [], [5] * 300], ids=ascii)
+def test_one_bad_input_fails_its_request(make_engine: MakeEngine, bad: object) -> None:
+    engine = make_engine()
+
+    with pytest.raises(BadRequest):
+        engine.pool_sync(asking(["a", bad, "b"]))
+
+    assert echoed(engine.pool_sync(asking([[7]]))) == [[7]]
+
+
+def test_a_request_that_keeps_going_has_the_error_in_its_place(make_engine: MakeEngine) -> None:
+    answers = echoed(make_engine().pool_sync(asking(["a", "\ud800", [7], [-1]], keep_going=True)))
+
+    assert answers[0] == [101, 1037, 102]
+    assert isinstance(answers[1], BadRequest)
+    assert answers[2] == [7]
+    assert isinstance(answers[3], BadRequest)
+
+
+def test_a_request_that_keeps_going_may_fail_in_every_place(make_engine: MakeEngine) -> None:
+    answers = echoed(make_engine().pool_sync(asking([[-1]] * 600, keep_going=True)))
+
+    assert all(isinstance(answer, BadRequest) for answer in answers)
+
+
+# refusals at the door
+
+
+def test_no_inputs_are_refused(make_engine: MakeEngine) -> None:
+    with pytest.raises(BadRequest, match="You must pass at least one prompt"):
+        make_engine().submit(asking([]))
+
+
+def test_another_task_is_refused(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+
+    with pytest.raises(Unsupported, match="Classification API is not supported by this model"):
+        engine.submit(PoolRequest(task="classify", inputs=["a"]))
+    with pytest.raises(Unsupported, match=r"Unsupported task: 'dance' Supported tasks: \('embed', 'token_embed'\)"):
+        engine.submit(PoolRequest(task="dance", inputs=["a"]))  # type: ignore[arg-type]
+
+
+def test_parameters_must_be_as_many_as_inputs(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+
+    with pytest.raises(BadRequest, match=r"The lengths of prompts \(3\) and params \(2\) must be the same."):
+        engine.submit(asking(["a", "b", "c"], params=[PoolingParams()] * 2))
+    with pytest.raises(BadRequest, match="pooling_params is one PoolingParams"):
+        engine.submit(asking(["a"], params={"dimensions": 3}))
+
+
+def test_a_prompt_name_the_model_does_not_have_is_refused(make_engine: MakeEngine) -> None:
+    with pytest.raises(BadRequest, match="no prompt is called 'query'; this model has: none"):
+        make_engine().submit(asking(["a"], prompt_name="query"))
+
+
+def test_a_prompt_stands_before_every_text(make_engine: MakeEngine) -> None:
+    answers = echoed(make_engine().pool_sync(asking(["b", [7]], prompt="a ")))
+
+    assert answers == [[101, 1037, 1038, 102], [7]]
+
+
+# queues
+
+
+def test_texts_are_rendered_while_a_batch_runs(make_engine: MakeEngine) -> None:
+    gate = Gate()
+    engine = make_engine(fault=gate)
+    first = engine.submit(asking([[7]]))
+    assert gate.reached.wait(10)
+
+    second = engine.submit(asking(["a b c"] * 1000))
+    wait_until(lambda: engine.loop.scheduler.waiting_tokens == 5000)
+
+    assert not first.future.done()
+    gate.opened.set()
+    assert len(second.wait()) == 1000
+
+
+def test_what_is_rendered_but_has_not_run_stays_bounded(make_engine: MakeEngine) -> None:
+    most_waiting = 0
+
+    def slow(batch: Many[Sequence]) -> None:
+        nonlocal most_waiting
+        most_waiting = max(most_waiting, engine.loop.scheduler.waiting_tokens)
+        time.sleep(0.001)
+
+    engine = make_engine(fault=slow, max_num_batched_tokens=512)
+    inputs = [[number, number + 1, number + 2, 4, 5, 6] for number in range(20_000)]
+
+    answers = engine.pool_sync(asking(inputs))
+
+    assert echoed(answers) == inputs
+    assert 512 < most_waiting <= BATCHES_AHEAD * 512 + SLICE * 6
+
+
+def test_a_small_request_does_not_wait_for_the_whole_of_a_large_one(make_engine: MakeEngine) -> None:
+    engine = make_engine(fault=lambda batch: time.sleep(0.002), max_num_batched_tokens=256)
+    large = engine.submit(asking([[5] * 16] * 20_000))  # more than a thousand batches
+
+    began = time.monotonic()
+    engine.submit(asking([[7]])).wait()
+
+    assert not large.future.done()
+    assert large.num_done < 20_000 / 4
+    assert time.monotonic() - began < 5
+    large.future.cancel()
+
+
+def test_urgent_work_overtakes_where_the_policy_says_so(make_engine: MakeEngine) -> None:
+    gate = Gate()
+    engine = make_engine(fault=gate, scheduling_policy="priority", max_num_batched_tokens=4)
+    waiting = [engine.submit(asking([[9]]))]
+    assert gate.reached.wait(10)
+    for number, priority in ((1, 5), (2, 0), (3, -5), (4, 0)):
+        waiting.append(engine.submit(asking([[number] * 4], priority=priority)))
+    wait_until(lambda: len(engine.loop.scheduler) == 4)
+    gate.opened.set()
+    for pending in waiting:
+        pending.wait()
+
+    assert gate.passed[1::4] == [3, 2, 4, 1]
+
+
+def test_batches_hold_no_more_than_asked(make_engine: MakeEngine) -> None:
+    sizes: list[tuple[int, int]] = []
+
+    def note(batch: Many[Sequence]) -> None:
+        sizes.append((len(batch), sum(sequence.num_tokens for sequence in batch)))
+
+    engine = make_engine(fault=note, max_num_batched_tokens=50, max_num_seqs=6)
+    engine.pool_sync(asking(random_inputs(3, 300)))
+
+    assert max(count for count, _ in sizes) == 6
+    assert all(tokens <= 50 or count == 1 for count, tokens in sizes)
+    assert sum(count for count, _ in sizes) == 300
+
+
+# long texts
+
+
+def test_a_long_input_is_embedded_in_chunks_and_merged(make_engine: MakeEngine) -> None:
+    class Count(EchoExecutor):
+        """Answers every sequence with its number of tokens and their sum."""
+
+        def start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
+            rows = [sequence.rendered.token_ids for sequence in batch]
+            return lambda: [torch.tensor([float(len(row)), float(row.sum())]) for row in rows]
+
+    config = PoolerConfig(enable_chunked_processing=True, use_activation=False)
+    engine = make_engine(Count(), pooler_config=config)
+    params = PoolingParams(use_activation=False)
+
+    ids = [number % 7 for number in range(600)]
+    (answer,) = engine.pool_sync(asking([ids], params=params))
+
+    sums = [sum(ids[:256]), sum(ids[256:512]), sum(ids[512:])]
+    assert not isinstance(answer, PoolingError)
+    assert answer.data.tolist() == pytest.approx(
+        [(256 * 256 * 2 + 88 * 88) / 600, (256 * sums[0] + 256 * sums[1] + 88 * sums[2]) / 600]
+    )
+    assert answer.num_tokens == answer.num_input_tokens == 600
+
+
+def test_a_chunk_that_fails_takes_its_text_and_nobody_else(make_engine: MakeEngine) -> None:
+    config = PoolerConfig(enable_chunked_processing=True)
+    engine = make_engine(fault=poison(666), pooler_config=config)
+    long = [[5] * 512, [5] * 300 + [666] * 212 + [5] * 256, [6] * 512]  # chunks of equal length, as Echo needs them
+
+    answers = echoed(engine.pool_sync(asking([*long, [7]], keep_going=True)))
+
+    assert isinstance(answers[1], PoolingError)
+    assert "poisoned" in str(answers[1])
+    assert [isinstance(answer, PoolingError) for answer in answers] == [False, True, False, False]
+    assert echoed(engine.pool_sync(asking([[8]]))) == [[8]]

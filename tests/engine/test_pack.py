@@ -1,0 +1,57 @@
+"""Sequences laid end to end."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from cenote.batch import pack as pack_lists
+from cenote.engine.pack import pack
+from cenote.inputs.render import Rendered
+
+CPU = torch.device("cpu")
+
+
+def rendered(
+    ids: list[int], second_start: int | None = None, skip: int = 0, embeds: torch.Tensor | None = None
+) -> Rendered:
+    start = len(ids) if second_start is None else second_start
+    return Rendered(np.array(ids, dtype=np.int32), start, len(ids), skip, embeds)
+
+
+def test_the_engines_way_equals_the_plain_one() -> None:
+    lists = [[5, 6, 7], [8], [9, 10, 11], [12, 13]]
+
+    ours, plain = pack([rendered(ids) for ids in lists], CPU), pack_lists(lists)
+
+    assert ours.token_ids.tolist() == plain.token_ids.tolist()
+    assert ours.positions.tolist() == plain.positions.tolist() == [0, 1, 2, 0, 0, 1, 2, 0, 1]
+    assert ours.offsets.tolist() == plain.offsets.tolist() == [0, 3, 4, 7, 9]
+    assert ours.host_lengths == plain.host_lengths == (3, 1, 3, 2)
+    assert ours.owner.tolist() == [0, 0, 0, 1, 2, 2, 2, 3, 3]
+    assert ours.token_types is ours.skip is ours.features is None
+
+
+def test_types_start_where_the_second_text_starts() -> None:
+    batch = pack([rendered([5, 6, 7], second_start=1), rendered([8, 9])], CPU)
+
+    assert batch.token_types is not None
+    assert batch.token_types.tolist() == [0, 1, 1, 0, 0]
+
+
+def test_prompts_to_leave_out_are_counted_for_all_or_for_none() -> None:
+    batch = pack([rendered([5, 6, 7], skip=2), rendered([8, 9])], CPU)
+
+    assert batch.skip is not None
+    assert batch.skip.tolist() == [2, 0]
+
+
+def test_ready_made_embeddings_know_their_rows() -> None:
+    rows = torch.arange(8.0).reshape(2, 4)
+
+    batch = pack([rendered([5, 6, 7]), rendered([0, 0], embeds=rows), rendered([9])], CPU)
+
+    assert batch.features is not None
+    assert batch.feature_rows is not None
+    assert batch.features.tolist() == rows.tolist()
+    assert batch.feature_rows.tolist() == [3, 4]

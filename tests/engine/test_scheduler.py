@@ -1,0 +1,179 @@
+"""Which waiting sequences run next, by the thousand."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+from cenote.engine.scheduler import Scheduler
+
+
+@dataclass(eq=False)
+class Item:
+    num_tokens: int
+    priority: int = 0
+    abandoned: bool = False
+    arrival: int = 0
+
+
+def items(lengths: list[int]) -> list[Item]:
+    return [Item(length, arrival=place) for place, length in enumerate(lengths)]
+
+
+def lengths(batch: list[Any]) -> list[int]:
+    return [item.num_tokens for item in batch]
+
+
+def drained(scheduler: Scheduler) -> list[list[Any]]:
+    batches = []
+    while batch := scheduler.next_batch():
+        batches.append(batch)
+    return batches
+
+
+def test_nothing_waits_in_an_empty_scheduler() -> None:
+    scheduler = Scheduler(token_budget=10, max_sequences=8)
+
+    assert scheduler.next_batch() == []
+    assert len(scheduler) == 0
+    assert scheduler.waiting_tokens == 0
+
+
+def test_an_oversized_sequence_runs_alone_rather_than_never() -> None:
+    scheduler = Scheduler(token_budget=10, max_sequences=8)
+    scheduler.add(items([50, 1]))
+
+    assert lengths(scheduler.next_batch()) == [50]
+    assert lengths(scheduler.next_batch()) == [1]
+
+
+def test_the_oldest_takes_along_those_nearest_in_length() -> None:
+    scheduler = Scheduler(token_budget=30, max_sequences=8)
+    scheduler.add(items([9, 2, 10, 8, 1]))
+
+    assert sorted(lengths(scheduler.next_batch())) == [1, 2, 8, 9, 10]
+    scheduler.add(items([9, 2, 10, 8, 1, 9]))
+    assert lengths(scheduler.next_batch()) == [9, 9, 8, 2, 1]
+
+
+def test_room_that_a_near_length_does_not_fit_is_filled_from_further_off() -> None:
+    scheduler = Scheduler(token_budget=12, max_sequences=8)
+    scheduler.add(items([9, 8, 3]))
+
+    assert lengths(scheduler.next_batch()) == [9, 3]
+
+
+def test_clearing_hands_back_everybody() -> None:
+    scheduler = Scheduler(token_budget=10, max_sequences=8)
+    scheduler.add(items([5, 6, 5]))
+
+    assert sorted(lengths(scheduler.clear())) == [5, 5, 6]
+    assert scheduler.next_batch() == []
+    assert scheduler.waiting_tokens == 0
+
+
+def test_a_first_in_line_who_has_gone_leads_no_batch() -> None:
+    scheduler = Scheduler(token_budget=20, max_sequences=8)
+    waiting = items([10, 3, 10, 10])
+    scheduler.add(waiting)
+    waiting[0].abandoned = True
+
+    batch = scheduler.next_batch()
+
+    assert batch[0] is waiting[1]
+    assert lengths(batch) == [3, 10]
+
+
+def test_the_abandoned_are_dropped_and_their_tokens_with_them() -> None:
+    scheduler = Scheduler(token_budget=10, max_sequences=8)
+    waiting = items([5, 6, 7, 5])
+    scheduler.add(waiting)
+    for item in waiting:
+        item.abandoned = True
+
+    assert scheduler.next_batch() == []
+    assert len(scheduler) == 0
+    assert scheduler.waiting_tokens == 0
+
+
+def test_priority_is_looked_at_only_when_the_policy_says_so() -> None:
+    late_but_urgent = [Item(5), Item(5), Item(5, priority=-1), Item(5, priority=1)]
+    by_arrival = Scheduler(token_budget=5, max_sequences=8)
+    by_priority = Scheduler(token_budget=5, max_sequences=8, by_priority=True)
+    by_arrival.add(late_but_urgent)
+    by_priority.add(late_but_urgent)
+
+    assert [batch[0].priority for batch in drained(by_arrival)] == [0, 0, -1, 1]
+    assert [batch[0].priority for batch in drained(by_priority)] == [-1, 0, 0, 1]
+
+
+def test_equal_priorities_run_in_the_order_they_came() -> None:
+    scheduler = Scheduler(token_budget=1, max_sequences=1, by_priority=True)
+    waiting = [Item(3, priority=place % 2, arrival=place) for place in range(10)]
+    scheduler.add(waiting)
+
+    assert [batch[0].arrival for batch in drained(scheduler)] == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_whatever_comes_everybody_runs_once_and_the_first_in_line_next(seed: int) -> None:
+    dice = random.Random(seed)
+    budget, most = dice.choice([1, 7, 64, 500]), dice.choice([1, 2, 5, 1000])
+    by_priority = dice.random() < 0.3
+    longest = dice.choice([3, 30, 600])
+    scheduler = Scheduler(budget, most, by_priority=by_priority)
+    waiting: list[Item] = []
+    arrived = ran = gone = 0
+    while arrived < 120 or waiting:
+        for _ in range(dice.randrange(12) if arrived < 120 else 0):
+            item = Item(dice.randint(1, longest), priority=dice.randrange(3), arrival=arrived)
+            arrived += 1
+            waiting.append(item)
+            scheduler.add([item])
+        for item in waiting:
+            item.abandoned = item.abandoned or dice.random() < 0.03
+        assert scheduler.waiting_tokens >= sum(item.num_tokens for item in waiting if not item.abandoned)
+
+        batch: list[Any] = scheduler.next_batch()
+
+        gone += sum(item.abandoned for item in waiting)
+        waiting = [item for item in waiting if not item.abandoned]
+        assert bool(batch) == bool(waiting)
+        if not batch:
+            continue
+        first = min(waiting, key=lambda item: ((item.priority if by_priority else 0), item.arrival))
+        assert batch[0] is first
+        assert len(set(map(id, batch))) == len(batch) <= most
+        assert all(item in waiting for item in batch)
+        assert sum(lengths(batch)) <= budget or len(batch) == 1
+        runs = [length for length, _ in groupby(lengths(batch))]
+        assert len(set(runs)) == len(runs), "equal lengths stand side by side"
+        ran += len(batch)
+        waiting = [item for item in waiting if item not in batch]
+    assert ran + gone == arrived
+    assert scheduler.next_batch() == []  # whoever has gone leaves nothing behind
+    assert len(scheduler) == scheduler.waiting_tokens == 0
+
+
+def test_nobody_is_passed_over_for_ever() -> None:
+    scheduler = Scheduler(token_budget=20, max_sequences=8)
+    lonely = Item(19)
+    scheduler.add(items([2] * 40))
+    scheduler.add([lonely])
+
+    for _ in range(1 + 40 // 8):
+        if lonely in scheduler.next_batch():
+            return
+        scheduler.add(items([2] * 10))  # a stream of short ones that never ends
+    pytest.fail("it still waits")
+
+
+def test_among_equals_the_older_run_first() -> None:
+    scheduler = Scheduler(token_budget=10, max_sequences=3)
+    scheduler.add(items([2] * 9))
+
+    assert [[item.arrival for item in batch] for batch in drained(scheduler)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]

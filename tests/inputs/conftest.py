@@ -1,0 +1,52 @@
+"""Real tokenizers of five kinds."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from cenote.inputs.render import Renderer
+from cenote.inputs.tokenizer import Tokenizer
+from cenote.request import TruncationSide
+
+SHARED = Path(__file__).parents[2] / ".." / "shared" / "tokenizers"
+NAMES = ("wordpiece", "roberta-base", "xlm-roberta", "qwen3", "deberta-v3")
+
+
+@cache
+def read(path: Path) -> tokenizers.Tokenizer:
+    raw = tokenizers.Tokenizer.from_file(str(path))
+    raw.no_truncation()
+    raw.no_padding()
+    return raw
+
+
+@pytest.fixture(params=NAMES)
+def raw(request: pytest.FixtureRequest, default_folder: Path) -> tokenizers.Tokenizer:
+    """The library's tokenizer, which neither cuts nor pads; a test that changes that changes it back."""
+    if request.param == "wordpiece":
+        return read(default_folder / "tokenizer.json")
+    path = SHARED / request.param / "tokenizer.json"
+    if not path.is_file():
+        pytest.skip(f"no real tokenizer {request.param} in a folder `shared` beside the project")
+    return read(path)
+
+
+@cache
+def wrapped(raw: tokenizers.Tokenizer, side: TruncationSide = "right") -> Tokenizer:
+    """Ours around the library's; looking through a large vocabulary takes its time."""
+    return Tokenizer(raw, truncation_side=side)
+
+
+@pytest.fixture
+def wordpiece(default_folder: Path) -> Tokenizer:
+    """BERT's: [CLS] is 101, [SEP] 102, [PAD] 0; the longest of its 30,522 tokens has 18 characters."""
+    return Tokenizer(read(default_folder / "tokenizer.json"), pad_token_id=0)
+
+
+@pytest.fixture
+def renderer(wordpiece: Tokenizer) -> Renderer:
+    return Renderer(wordpiece, vocab_size=30522, hidden_size=384)

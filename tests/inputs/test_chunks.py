@@ -1,0 +1,55 @@
+"""Long texts: cut into chunks, and their vectors merged again."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from cenote.inputs.chunks import WeightedMean, split
+
+
+def test_chunks_follow_each_other_and_the_last_may_be_short(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "cenote"):
+        chunks = split(np.arange(10, dtype=np.int32), 4)
+
+    assert [chunk.tolist() for chunk in chunks] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert caplog.messages == [
+        "Input length 10 exceeds max_position_embeddings 4, will use chunked processing",
+        "Split input of 10 tokens into 3 chunks (max_chunk_size: 4)",
+    ]
+
+
+def test_chunks_are_views_of_the_whole() -> None:
+    ids = np.arange(10, dtype=np.int32)
+
+    assert all(np.shares_memory(ids, chunk) for chunk in split(ids, 4))
+
+
+def test_a_vector_counts_by_its_tokens() -> None:
+    mean = WeightedMean()
+    mean.add(torch.tensor([1.0, 0.0]), 3)
+    mean.add(torch.tensor([0.0, 1.0]), 1)
+
+    assert_close(mean.result(normalize=False), torch.tensor([0.75, 0.25]))
+    assert_close(mean.result(normalize=True), torch.tensor([3.0, 1.0]) / 10**0.5)
+
+
+def test_vectors_of_half_precision_are_added_in_single() -> None:
+    mean = WeightedMean()
+    for _ in range(10_000):
+        mean.add(torch.tensor([0.1], dtype=torch.bfloat16), 512)
+
+    assert_close(mean.result(normalize=False), torch.tensor([0.1], dtype=torch.bfloat16).float())
+
+
+def test_the_vectors_that_were_given_are_left_alone() -> None:
+    first = torch.tensor([1.0, 2.0])
+    mean = WeightedMean()
+    mean.add(first, 1)
+    mean.add(first, 1)
+
+    assert first.tolist() == [1.0, 2.0]

@@ -1,0 +1,138 @@
+"""Query and document in one sequence: templates, and how two texts share the room there is."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from cenote.errors import BadRequest
+from cenote.inputs.pairs import check_template_kwargs, cut, joined_text, longest_first
+from cenote.inputs.render import Limits, Rendered, Renderer
+from cenote.inputs.tokenizer import Tokenizer
+from cenote.request import Pair, Tokenization
+
+BY_ROLE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def test_a_template_sees_both_texts_by_role() -> None:
+    assert joined_text(Pair("q", "d", BY_ROLE)) == "query: q\ndocument: d\n"
+
+
+def test_a_template_sees_the_callers_words() -> None:
+    template = "{{ instruction }}|{{ tools }}|{{ messages[0].content }}|{{ messages[1]['content'] }}"
+
+    assert joined_text(Pair("q", "d", template, {"instruction": "find"})) == "find|None|q|d"
+
+
+def test_a_variable_nobody_gave_is_empty() -> None:
+    assert joined_text(Pair("q", "d", "<{{ instruction }}>")) == "<>"
+
+
+def test_without_a_template_the_document_follows_the_query() -> None:
+    assert joined_text(Pair("q", "d")) == "qd"
+
+
+def test_what_people_write_is_no_template() -> None:
+    assert joined_text(Pair("{{ 1 + 1 }}", "{% raw %}", "{{ messages[0].content }}{{ messages[1].content }}")) == (
+        "{{ 1 + 1 }}{% raw %}"
+    )
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content",
+        "{% for m in messages %}",
+        "{% nonsense %}",
+        "{{ messages | nonsense }}",
+        "{{ missing.field.deeper }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ messages[7].content.text }}",
+        "{% for i in range(1000000000) %}{% endfor %}",
+        "{% include 'other' %}",
+    ],
+)
+def test_a_broken_template_is_the_callers_fault(template: str) -> None:
+    with pytest.raises(BadRequest, match="the score template"):
+        joined_text(Pair("q", "d", template))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ joiner.__init__.__globals__.os.popen('true') }}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_template_reaches_nothing_but_its_texts(template: str) -> None:
+    with pytest.raises(BadRequest, match="the score template failed"):
+        joined_text(Pair("q", "d", template))
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tools", "tokenize"])
+def test_reserved_words_are_refused(name: str) -> None:
+    words = "chat_template_kwargs contains reserved keys that conflict with fixed scorer arguments: .*" + name
+
+    with pytest.raises(BadRequest, match=words):
+        check_template_kwargs({name: 1})
+    with pytest.raises(BadRequest, match=words):
+        joined_text(Pair("q", "d", "x", {name: 1}))
+
+
+def test_messages_cannot_be_given_twice() -> None:
+    with pytest.raises(BadRequest, match="messages"):
+        joined_text(Pair("q", "d", "x", {"messages": []}))
+
+
+def test_a_joined_text_is_tokenised_with_special_tokens(wordpiece: Tokenizer) -> None:
+    joining = Renderer(wordpiece, vocab_size=30522, hidden_size=384, pairs_with_separator=False)
+    pairing = Renderer(wordpiece, vocab_size=30522, hidden_size=384)
+    pairs = [Pair("a ", "b"), Pair("a", "b", "{{ messages[0].content }} {{ messages[1].content }}")]
+
+    for renderer, pair in ((joining, pairs[0]), (joining, pairs[1]), (pairing, pairs[1])):
+        (rendered,) = renderer.render([pair], Tokenization(), Limits(16))
+        assert isinstance(rendered, Rendered)
+        assert rendered.token_ids.tolist() == [101, 1037, 1038, 102]
+        assert rendered.second_start == 4  # one text, so one type
+
+
+def test_a_broken_template_fails_its_own_pair_only(renderer: Renderer) -> None:
+    inputs = [Pair("a", "b", "{{ 1 / 0 }}"), Pair("a", "b"), "c"]
+
+    rendered = renderer.render(inputs, Tokenization(), Limits(16))
+
+    assert [isinstance(item, BadRequest) for item in rendered] == [True, False, False]
+
+
+def test_the_longer_text_gives_first() -> None:
+    assert longest_first(3, 10, 20) == (3, 10)
+    assert longest_first(3, 10, 8) == (3, 5)
+    assert longest_first(10, 3, 8) == (5, 3)
+    assert longest_first(10, 10, 7) == (3, 4)
+    assert longest_first(10, 3, 5) == (3, 2)
+    assert longest_first(4, 4, 0) == (0, 0)
+
+
+def test_what_stays_always_fills_the_room() -> None:
+    dice = random.Random(0)
+    for _ in range(5000):
+        first, second, room = dice.randrange(40), dice.randrange(40), dice.randrange(60)
+        left, right = longest_first(first, second, room)
+        assert left + right == min(first + second, room)
+        assert 0 <= left <= first
+        assert 0 <= right <= second
+
+
+def test_cutting_keeps_the_first_or_the_last() -> None:
+    ids = np.arange(5, dtype=np.int32)
+
+    assert cut(ids, 2, "right").tolist() == [0, 1]
+    assert cut(ids, 2, "left").tolist() == [3, 4]
+    assert cut(ids, 0, "left").tolist() == []
+    assert cut(ids, 9, "left").tolist() == [0, 1, 2, 3, 4]

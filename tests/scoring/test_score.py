@@ -1,0 +1,253 @@
+"""Scores of real engines: a bi-encoder, and a cross-encoder of a few kilobytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from cenote import LLM, BadRequest, PoolingParams, Unsupported
+from cenote.errors import PoolingError
+from cenote.request import Scored, ScoreRequest
+from tests.tiny import tiny_bert_classifier
+
+QUERY = "What is the capital of France?"
+DOCUMENTS = ["Paris is the capital of France.", "The mitochondrion is part of a cell.", "Lyon is a city in France."]
+
+
+class Cross:
+    """A tiny cross-encoder, ours and the reference."""
+
+    def __init__(self, folder: Path) -> None:
+        self.reference: PreTrainedModel = tiny_bert_classifier(folder, num_labels=1)
+        self.llm = LLM(str(folder), dtype="float32", device="cpu")
+
+    def logit(self, query: str, document: str, *, joined: bool = False) -> float:
+        """What the reference says to a pair, or to both texts as one."""
+        raw = self.llm.get_tokenizer()
+        encoding = raw.encode(query + document) if joined else raw.encode(query, document)
+        return self.logit_of(encoding.ids, encoding.type_ids)
+
+    def logit_of(self, ids: list[int], types: list[int]) -> float:
+        with torch.inference_mode():
+            answer = self.reference(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types]))
+        return answer.logits.item()
+
+
+@pytest.fixture(scope="module")
+def cross(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cross]:
+    cross = Cross(tmp_path_factory.mktemp("cross"))
+    yield cross
+    cross.llm.close()
+
+
+def scores(outputs: list[Any]) -> list[float]:
+    return [output.outputs.score for output in outputs]
+
+
+def with_extra(**extra: Any) -> PoolingParams:
+    return PoolingParams(extra_kwargs=extra)
+
+
+# bi-encoder
+
+
+def test_an_embedder_scores_by_the_cosine_of_its_embeddings(llm: LLM) -> None:
+    query, *documents = (torch.tensor(o.outputs.embedding) for o in llm.embed([QUERY, *DOCUMENTS]))
+
+    outputs = llm.score(QUERY, DOCUMENTS)
+
+    assert scores(outputs) == pytest.approx([F.cosine_similarity(query, d, dim=0).item() for d in documents], abs=1e-5)
+    assert scores(outputs)[0] == max(scores(outputs))
+
+
+def test_one_to_one_one_to_many_and_many_to_many_agree(llm: LLM) -> None:
+    one_by_one = [score for document in DOCUMENTS for score in scores(llm.score(QUERY, document))]
+
+    assert scores(llm.score(QUERY, DOCUMENTS)) == pytest.approx(one_by_one, abs=1e-5)
+    assert scores(llm.score([QUERY] * 3, DOCUMENTS)) == pytest.approx(one_by_one, abs=1e-5)
+    assert scores(llm.score([QUERY], DOCUMENTS[:1])) == pytest.approx(one_by_one[:1], abs=1e-5)
+
+
+def test_late_interaction_is_there_for_the_asking(llm: LLM) -> None:
+    query, *documents = (o.outputs.data for o in llm.encode([QUERY, *DOCUMENTS], pooling_task="token_embed"))
+    by_hand = [float((query @ document.T).amax(dim=1).sum()) for document in documents]
+
+    assert scores(llm.score(QUERY, DOCUMENTS, score_type="late-interaction")) == pytest.approx(by_hand, abs=1e-4)
+
+
+def test_the_tokens_of_a_score_are_both_texts_with_padding_between(llm: LLM) -> None:
+    (output,) = llm.score("a", "b c")
+
+    assert output.prompt_token_ids == [101, 1037, 102, 0, 101, 1038, 1039, 102]
+
+
+def test_two_texts_read_apart_name_their_score_together(llm: LLM, cross: Cross) -> None:
+    first, second = (output.request_id.split("_") for output in llm.score("a", ["b", "c"]))
+    third, fourth = (output.request_id.split("_") for output in llm.score(["a", "b"], ["c", "d"]))
+    joint = [output.request_id for output in cross.llm.score("a", ["b", "c"])]
+
+    assert first[0] == second[0]
+    assert [int(second[1]) - int(first[1]), int(first[1]) - int(first[0])] == [1, 1]
+    assert int(second[1]) < int(third[0]) < int(fourth[0]) < int(third[1]) < int(fourth[1])
+    assert int(joint[1]) == int(joint[0]) + 1
+
+
+# cross-encoder
+
+
+def test_a_cross_encoder_scores_by_its_logit(cross: Cross) -> None:
+    documents = ["the cat", "a red bird, a blue fish", "two"]
+    logits = [cross.logit("where is it", document) for document in documents]
+
+    raw = scores(cross.llm.score("where is it", documents, pooling_params=PoolingParams(use_activation=False)))
+    squashed = scores(cross.llm.score("where is it", documents))
+
+    assert raw == pytest.approx(logits, abs=1e-4)
+    assert squashed == pytest.approx(torch.tensor(logits).sigmoid().tolist(), abs=1e-5)
+
+
+def test_the_tokens_of_a_joint_score_are_those_of_the_pair(cross: Cross) -> None:
+    (output,) = cross.llm.score("the cat", "a dog")
+
+    assert output.prompt_token_ids == cross.llm.get_tokenizer().encode("the cat", "a dog").ids
+
+
+def test_a_template_joins_the_texts_into_one(cross: Cross) -> None:
+    template = "{{ messages[0].content }} {{ word }} {{ messages[1].content }}"
+    params = PoolingParams(use_activation=False, extra_kwargs={"chat_template_kwargs": {"word": "not"}})
+
+    (output,) = cross.llm.score("cat", "dog", chat_template=template, pooling_params=params)
+
+    assert output.outputs.score == pytest.approx(cross.logit("cat not ", "dog", joined=True), abs=1e-4)
+
+
+def test_a_template_of_the_engine_is_used_where_the_call_has_none(cross: Cross, tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text("{{ messages[0].content }} two {{ messages[1].content }}")
+    expected = cross.logit("cat two ", "dog", joined=True)
+    folder = str(cross.llm.engine.model.description.checkpoint.folder)
+    raw = PoolingParams(use_activation=False)
+
+    for given in (str(file), file.read_text()):
+        with LLM(folder, dtype="float32", chat_template=given) as llm:
+            assert scores(llm.score("cat", "dog", pooling_params=raw)) == pytest.approx([expected], abs=1e-4)
+    with pytest.raises(BadRequest, match="neither Jinja text nor a file"):
+        LLM(folder, chat_template=str(tmp_path / "missing.jinja"))
+
+
+def test_without_a_separator_the_document_follows_the_query(cross: Cross) -> None:
+    folder = str(cross.llm.engine.model.description.checkpoint.folder)
+
+    with LLM(folder, dtype="float32", hf_overrides={"use_sep_token": False}) as llm:
+        (output,) = llm.score("cat", "dog", pooling_params=PoolingParams(use_activation=False))
+
+    assert output.outputs.score == pytest.approx(cross.logit("cat", "dog", joined=True), abs=1e-4)
+
+
+def test_a_pair_too_long_is_cut_longest_first(cross: Cross) -> None:
+    raw = cross.llm.get_tokenizer()
+    query, document = "the cat is", "a red bird and a blue fish " * 20
+    raw.enable_truncation(20)
+    cut = raw.encode(query, document)
+    raw.no_truncation()
+
+    (output,) = cross.llm.score(
+        query,
+        document,
+        tokenization_kwargs={"truncate_prompt_tokens": 20},
+        pooling_params=PoolingParams(use_activation=False),
+    )
+
+    assert output.prompt_token_ids == cut.ids
+    assert output.outputs.score == pytest.approx(cross.logit_of(cut.ids, cut.type_ids), abs=1e-4)
+    with pytest.raises(BadRequest, match="maximum context length is 66 tokens"):
+        cross.llm.score(query, document)
+
+
+# limits per side
+
+
+def test_each_side_has_its_own_limit(llm: LLM, cross: Cross) -> None:
+    text = "the cat is in the old city"
+    limits = with_extra(max_tokens_per_query=2, max_tokens_per_doc=3)
+
+    (apart,) = llm.score(text, text, pooling_params=limits)
+    (joint,) = cross.llm.score(text, text, pooling_params=limits)
+
+    raw = llm.get_tokenizer()
+    assert apart.prompt_token_ids == [*raw.encode("the cat").ids, 0, *raw.encode("the cat is").ids]
+    assert joint.prompt_token_ids == cross.llm.get_tokenizer().encode("the cat", "the cat is").ids
+
+
+def test_a_limit_of_zero_or_none_is_no_limit(llm: LLM) -> None:
+    for limits in (with_extra(max_tokens_per_query=0, max_tokens_per_doc=0), with_extra(max_tokens_per_doc=None)):
+        assert scores(llm.score("a b c", "a b c", pooling_params=limits)) == pytest.approx([1.0], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["max_tokens_per_query", "max_tokens_per_doc"])
+def test_limits_out_of_range_are_refused(llm: LLM, name: str) -> None:
+    with pytest.raises(BadRequest, match=f"{name} must be a non-negative integer"):
+        llm.score("a", "b", pooling_params=with_extra(**{name: -1}))
+    with pytest.raises(BadRequest, match=rf"{name} \(256\) must be less than max_model_len \(256\)."):
+        llm.score("a", "b", pooling_params=with_extra(**{name: 256}))
+    assert len(llm.score("a", "b", pooling_params=with_extra(**{name: 255}))) == 1
+
+
+# refusals
+
+
+def test_refusals_leave_the_model_answering(llm: LLM, cross: Cross) -> None:
+    content: Any = {"content": [{"type": "text", "text": "a"}]}
+    reserved = with_extra(chat_template_kwargs={"tools": []})
+    for model, first, second, more, words in (
+        (llm, ["a", "b"], ["c"], {}, "Input lengths must be either 1:1, 1:N or N:N"),
+        (llm, [], ["c"], {}, "At least one text element must be given"),
+        (llm, "a", [], {}, "At least one text_pair element must be given"),
+        (llm, content, "b", {}, "MultiModalParam is not supported for BertModel"),
+        (llm, "a", [content], {}, "MultiModalParam is not supported for BertModel"),
+        (llm, "a", [5], {}, "score compares texts, got int"),
+        (llm, "a", "b", {"score_type": "cross-encoder"}, "mini cannot score as 'cross-encoder'"),
+        (llm, "a", "b", {"lora_request": "x"}, "Got lora_request x but LoRA is not enabled!"),
+        (llm, "a", "\ud800", {}, "not valid Unicode"),
+        (cross.llm, "a", "b", {"chat_template": "{{ 1 / 0 }}"}, "the score template failed: division by zero"),
+        (cross.llm, "a", "b", {"chat_template": "{% for"}, "the score template is not valid Jinja"),
+        (cross.llm, "a", "b", {"pooling_params": reserved}, r"contains reserved keys that conflict .*\['tools'\]"),
+        (cross.llm, "a", "b", {"score_type": "bi-encoder"}, "cannot score as 'bi-encoder'"),
+    ):
+        with pytest.raises(BadRequest, match=words):
+            model.score(first, second, **more)
+        assert len(model.score("a", "b")) == 1
+
+
+def test_a_classifier_of_several_labels_and_a_tagger_do_not_score(tmp_path: Path) -> None:
+    tiny_bert_classifier(tmp_path, num_labels=3)
+    refusals = {
+        None: "Scoring API is only enabled for num_labels == 1.",
+        "token_classify": "does not support the Scoring",
+    }
+
+    for task, words in refusals.items():
+        llm = LLM(str(tmp_path), pooler_config={"task": task})
+        with llm, pytest.raises(Unsupported, match=words):
+            llm.score("a", "b")
+
+
+# by the engine itself
+
+
+def test_scores_may_be_awaited_and_keep_going(llm: LLM) -> None:
+    request = ScoreRequest(queries=["a"], documents=["a", "\ud800", "b"], keep_going=True, max_tokens_per_doc=5)
+
+    first, second, third = asyncio.run(llm.engine.score(request))
+
+    assert isinstance(first, Scored)
+    assert first.score == pytest.approx(1.0, abs=1e-5)
+    assert isinstance(second, PoolingError)
+    assert isinstance(third, Scored)

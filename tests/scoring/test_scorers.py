@@ -1,0 +1,204 @@
+"""From two lists to scores, with an engine that needs no model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cenote.errors import BadRequest, PoolingError, Unsupported
+from cenote.request import Pair, Pooled, PoolingParams, PoolRequest, Scored, ScoreRequest, ScoreType, Task, Tokenization
+from cenote.scoring.late_interaction import max_sim
+from cenote.scoring.scorer import SCORERS, Scorable, check_pairing, choose
+
+EMBEDDER = Scorable("mini", ("embed", "token_embed"), num_labels=2, pad_token_id=0)
+RERANKER = Scorable("cross", ("classify", "token_classify"), num_labels=1)
+VECTORS = {"north": [0.0, 2.0], "east": [3.0, 0.0], "northeast": [1.0, 1.0], "nowhere": [0.0, 0.0]}
+
+
+class FakePool:
+    """Vectors for words, and a note of what was asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[PoolRequest] = []
+
+    async def __call__(self, request: PoolRequest) -> list[Pooled | PoolingError]:
+        self.requests.append(request)
+        return [self._answer(request.task, item) for item in request.inputs]
+
+    def _answer(self, task: Task, item: Any) -> Pooled | PoolingError:
+        if item == "bad" or (isinstance(item, Pair) and "bad" in (item.query, item.document)):
+            return BadRequest("a bad text")
+        if task == "classify":
+            data = torch.tensor([len(item.query) + len(item.document) / 10])
+        else:
+            data = torch.tensor(VECTORS[item] if task == "embed" else [VECTORS[word] for word in item.split()])
+        ids = np.arange(len(str(item)), dtype=np.int32)
+        return Pooled(data, ids, len(ids), len(ids))
+
+
+def score(request: ScoreRequest, model: Scorable = EMBEDDER, pool: Any = None) -> list[Any]:
+    answers = asyncio.run(choose(request, model)(request, pool or FakePool(), model))
+    return [answer.score if isinstance(answer, Scored) else answer for answer in answers]
+
+
+# pairing
+
+
+@pytest.mark.parametrize(
+    ("queries", "documents", "words"),
+    [
+        (["a", "b"], ["c"], "Input lengths must be either 1:1, 1:N or N:N"),
+        (["a", "b"], ["c", "d", "e"], "Input lengths must be either 1:1, 1:N or N:N"),
+        (["a", "b"], [], "Input lengths must be either 1:1, 1:N or N:N"),
+        ([], ["c"], "At least one text element must be given"),
+        ([], [], "At least one text element must be given"),
+        (["a"], [], "At least one text_pair element must be given"),
+    ],
+)
+def test_lists_that_do_not_pair_are_refused(queries: list[str], documents: list[str], words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        check_pairing(ScoreRequest(queries=queries, documents=documents))
+
+
+@pytest.mark.parametrize(("queries", "documents"), [(["a"], ["b"]), (["a"], ["b"] * 9), (["a"] * 9, ["b"] * 9)])
+def test_lists_that_pair_are_taken(queries: list[str], documents: list[str]) -> None:
+    check_pairing(ScoreRequest(queries=queries, documents=documents))
+
+
+# which kind of score
+
+
+@pytest.mark.parametrize(
+    ("tasks", "num_labels", "preferred", "kinds"),
+    [
+        (("embed", "token_embed"), 2, None, ("bi-encoder", "late-interaction")),
+        (("embed", "token_embed"), 2, "late-interaction", ("late-interaction", "bi-encoder")),
+        (("token_embed",), 2, None, ("late-interaction",)),
+        (("classify", "token_classify"), 1, None, ("cross-encoder",)),
+        (("classify", "token_classify"), 3, None, ()),
+        (("token_classify",), 1, None, ()),
+    ],
+)
+def test_a_model_scores_as_its_tasks_allow(
+    tasks: tuple[Task, ...], num_labels: int, preferred: ScoreType | None, kinds: tuple[str, ...]
+) -> None:
+    assert Scorable("m", tasks, num_labels, preferred=preferred).score_types == kinds
+
+
+def test_the_models_own_kind_is_used_unless_another_is_asked_for() -> None:
+    request = ScoreRequest(queries=["a"], documents=["b"])
+
+    assert choose(request, EMBEDDER) is SCORERS["bi-encoder"]
+    assert choose(request, RERANKER) is SCORERS["cross-encoder"]
+    other = ScoreRequest(queries=["a"], documents=["b"], score_type="late-interaction")
+    assert choose(other, EMBEDDER) is SCORERS["late-interaction"]
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "words"),
+    [
+        (Scorable("m", ("classify",), 3), None, "Scoring API is only enabled for num_labels == 1."),
+        (Scorable("m", ("token_classify",), 3), None, "This model does not support the Scoring API."),
+        (EMBEDDER, "cross-encoder", "mini cannot score as 'cross-encoder'; it can: bi-encoder, late-interaction"),
+        (RERANKER, "bi-encoder", "cross cannot score as 'bi-encoder'; it can: cross-encoder"),
+        (EMBEDDER, "vibes", "mini cannot score as 'vibes'"),
+    ],
+)
+def test_a_kind_the_model_cannot_do_is_refused(model: Scorable, kind: Any, words: str) -> None:
+    with pytest.raises(Unsupported, match=words):
+        choose(ScoreRequest(queries=["a"], documents=["b"], score_type=kind), model)
+
+
+# the scores
+
+
+def test_two_embeddings_are_compared_by_their_angle() -> None:
+    request = ScoreRequest(queries=["north"], documents=["north", "east", "northeast", "nowhere"])
+
+    assert score(request) == pytest.approx([1.0, 0.0, 0.5**0.5, 0.0])
+
+
+def test_lists_of_equal_length_are_compared_pair_by_pair() -> None:
+    request = ScoreRequest(queries=["north", "east"], documents=["northeast", "north"])
+
+    assert score(request) == pytest.approx([0.5**0.5, 0.0])
+
+
+def test_one_query_is_read_once_for_all_documents() -> None:
+    pool = FakePool()
+    params, how = PoolingParams(), Tokenization(truncate_prompt_tokens=5)
+
+    score(ScoreRequest(queries=["north"], documents=["east"] * 5, params=params, tokenization=how), pool=pool)
+
+    (request,) = pool.requests
+    assert request.inputs == ["north", *["east"] * 5]
+    assert request.task == "embed"
+    assert request.params is params
+    assert request.tokenization is how
+
+
+def test_late_interaction_sums_the_best_match_of_every_query_token() -> None:
+    request = ScoreRequest(
+        queries=["north east"], documents=["northeast", "east north", "nowhere"], score_type="late-interaction"
+    )
+
+    assert score(request) == pytest.approx([2.0 + 3.0, 4.0 + 9.0, 0.0])
+
+
+def test_max_sim_is_a_sum_over_the_query_only() -> None:
+    query, document = torch.randn(5, 8), torch.randn(7, 8)
+    by_hand = sum(max(float(q @ d) for d in document) for q in query)
+
+    assert float(max_sim(query, document)) == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_a_cross_encoder_reads_both_texts_at_once() -> None:
+    pool = FakePool()
+    request = ScoreRequest(queries=["abc"], documents=["d", "ef"], template="{{ x }}", template_kwargs={"x": 1})
+
+    assert score(request, RERANKER, pool) == pytest.approx([3.1, 3.2])
+    assert pool.requests[0].task == "classify"
+    assert pool.requests[0].inputs == [
+        Pair("abc", "d", "{{ x }}", {"x": 1}),
+        Pair("abc", "ef", "{{ x }}", {"x": 1}),
+    ]
+
+
+# usage
+
+
+@pytest.mark.parametrize("kind", ["bi-encoder", "late-interaction"])
+@pytest.mark.parametrize(("pad", "between"), [(0, [0]), (7, [7]), (None, [])])
+def test_tokens_are_those_of_both_sides_with_padding_between(kind: Any, pad: int | None, between: list[int]) -> None:
+    model = Scorable("m", ("embed", "token_embed"), 2, pad_token_id=pad)
+    request = ScoreRequest(queries=["east"], documents=["north", "east"], score_type=kind)
+
+    first, second = asyncio.run(choose(request, model)(request, FakePool(), model))
+
+    assert isinstance(first, Scored)
+    assert isinstance(second, Scored)
+    assert first.token_ids.tolist() == [0, 1, 2, 3, *between, 0, 1, 2, 3, 4]
+    assert first.num_tokens == 9 + len(between)
+    assert second.num_tokens == 8 + len(between)  # the query is counted again though it was read once
+
+
+# errors in their places
+
+
+@pytest.mark.parametrize("model", [EMBEDDER, RERANKER])
+def test_a_bad_document_spoils_its_own_score_only(model: Scorable) -> None:
+    request = ScoreRequest(queries=["north"], documents=["east", "bad", "north"], keep_going=True)
+
+    answers = score(request, model)
+
+    assert [isinstance(answer, BadRequest) for answer in answers] == [False, True, False]
+
+
+def test_a_bad_query_spoils_every_score() -> None:
+    answers = score(ScoreRequest(queries=["bad"], documents=["east", "bad", "north"], keep_going=True))
+
+    assert all(isinstance(answer, BadRequest) for answer in answers)

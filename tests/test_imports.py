@@ -1,0 +1,71 @@
+"""What the package may import, and what it must not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cenote
+
+SOURCES = sorted(Path(cenote.__file__).parent.rglob("*.py"))
+PEERS = ("transformers", "sentence_transformers")
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "modules", ["cenote", "cenote.config, cenote.request, cenote.errors, cenote.registry", "cenote.cli.main"]
+)
+def test_what_needs_no_model_needs_no_torch(modules: str) -> None:
+    assert run(f"import sys, {modules}; print('torch' in sys.modules)").split() == ["False"]
+
+
+def test_a_whole_run_of_the_default_model_uses_our_own_code(default_folder: Path) -> None:
+    code = """
+import sys
+import cenote
+with cenote.LLM() as llm:
+    (output,) = llm.embed("hello", use_tqdm=False)
+    llm.score("a", "b", use_tqdm=False)
+    llm.encode("a", pooling_task="token_embed", use_tqdm=False)
+assert len(output.outputs.embedding) == 384
+loaded = {name.split(".")[0] for name in sys.modules}
+print(*loaded)
+"""
+    loaded = run(code).split()
+
+    assert "torch" in loaded
+    assert not {*PEERS, "cloudpickle", default_folder.parent.name} & set(loaded)
+
+
+def test_a_program_that_forgets_to_close_ends_all_the_same(default_folder: Path) -> None:
+    code = "import cenote; llm = cenote.LLM(); print(len(llm.embed('a', use_tqdm=False)[0].outputs.embedding))"
+
+    assert run(code).split() == ["384"]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_no_source_file_unpickles_anything(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+
+    assert set(re.findall(r"\bpickle\.(\w+)", source)) <= {"UnpicklingError"}  # what torch raises may be caught
+    assert not re.search(r"\bfrom pickle\b|\b(cloudpickle|joblib|dill|shelve|marshal)\b", source)
+    assert "allow_pickle=True" not in source
+    for call in re.findall(r"torch\.load\([^)]*\)", source):
+        assert "weights_only=True" in call
+    assert not re.search(r"(?<![\w.])(eval|exec)\(", source)
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.parent.name != "bench"], ids=lambda path: path.stem)
+def test_only_the_benchmark_imports_what_it_compares_with(path: Path) -> None:
+    imports = re.findall(r"^\s*(?:import|from)\s+([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert not {name.split(".")[0] for name in imports} & {*PEERS, "pytest", "tests"}

@@ -1,0 +1,799 @@
+"""Offline use: signatures, outputs, refusals that leave the model answering, long texts, prompts."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import io
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.testing import assert_close
+from tqdm import tqdm
+
+from cenote import LLM, BadRequest, EngineStopped, InputTooLong, LoadError, PoolerConfig, PoolingParams, Unsupported
+from cenote.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from tests.tiny import WORDS, change_config, logits, tiny_bert, tiny_bert_classifier, tiny_bert_tagger
+
+MakeTiny = Callable[..., LLM]
+RAW = PoolingParams(use_activation=False)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints of a few kilobytes: 160 token ids, 66 positions, 32 numbers per vector."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("embedder", "classifier", "cross", "tagger")}
+    tiny_bert(folders["embedder"])
+    tiny_bert_classifier(folders["classifier"], num_labels=3)
+    tiny_bert_classifier(folders["cross"], num_labels=1)
+    tiny_bert_tagger(folders["tagger"], num_labels=4)
+    return folders
+
+
+@pytest.fixture
+def tiny(folders: dict[str, Path]) -> Iterator[MakeTiny]:
+    """Loads one of them with options of the test's own."""
+    opened: list[LLM] = []
+
+    def load(name: str = "embedder", **options: Any) -> LLM:
+        opened.append(LLM(str(folders[name]), dtype="float32", device="cpu", served_model_name="tiny", **options))
+        return opened[-1]
+
+    yield load
+    for llm in opened:
+        llm.close()
+
+
+def vectors(outputs: list[Any]) -> torch.Tensor:
+    return torch.stack([output.outputs.data for output in outputs])
+
+
+# signatures
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (
+            LLM.encode,
+            "prompts, pooling_params=None, *, use_tqdm=True, lora_request=None, pooling_task=None, "
+            "tokenization_kwargs=None",
+        ),
+        (LLM.embed, "prompts, *, use_tqdm=True, pooling_params=None, lora_request=None, tokenization_kwargs=None"),
+        (LLM.classify, "prompts, *, pooling_params=None, use_tqdm=True, lora_request=None, tokenization_kwargs=None"),
+        (LLM.reward, "prompts, *, pooling_params=None, use_tqdm=True, lora_request=None, tokenization_kwargs=None"),
+        (
+            LLM.score,
+            "data_1, data_2, /, *, use_tqdm=True, pooling_params=None, lora_request=None, tokenization_kwargs=None, "
+            "chat_template=None",
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_methods_are_called_as_programs_call_them(method: Callable[..., Any], expected: str) -> None:
+    parameters = [
+        item.replace(annotation=inspect.Parameter.empty) for item in inspect.signature(method).parameters.values()
+    ]
+    ours = str(inspect.Signature(parameters[1:]))[1:-1]
+
+    assert ours == expected or ours.startswith(f"{expected}, ")  # what we add comes last
+
+
+# outputs
+
+
+def test_an_embedding_is_a_list_of_numbers_of_length_one(llm: LLM) -> None:
+    (output,) = llm.embed("Hello, my name is")
+
+    assert isinstance(output, EmbeddingRequestOutput)
+    assert isinstance(output.outputs, EmbeddingOutput)
+    assert output.outputs.hidden_size == len(output.outputs.embedding) == 384
+    assert all(type(number) is float for number in output.outputs.embedding)
+    assert sum(number**2 for number in output.outputs.embedding) == pytest.approx(1.0, abs=1e-5)
+    assert output.prompt_token_ids == [101, 7592, 1010, 2026, 2171, 2003, 102]
+    assert output.num_prompt_tokens == output.num_input_tokens == 7
+    assert output.num_cached_tokens == 0
+    assert output.finished is True
+    assert output.outputs.data.device.type == "cpu"
+    assert "hidden_size=384" in repr(output)
+
+
+def test_near_meanings_have_near_vectors(llm: LLM) -> None:
+    one, near, far = vectors(llm.embed(["A man is eating food.", "A man eats something.", "The stock market fell."]))
+
+    assert one @ near > 0.6 > 0.3 > one @ far
+
+
+def test_probabilities_are_what_the_reference_gives(tiny: MakeTiny, folders: dict[str, Path]) -> None:
+    reference = tiny_bert_classifier(folders["classifier"], num_labels=3)
+    llm = tiny("classifier")
+
+    outputs = llm.classify(["the cat", "a red bird"])
+
+    assert isinstance(outputs[0], ClassificationRequestOutput)
+    assert isinstance(outputs[0].outputs, ClassificationOutput)
+    assert outputs[0].outputs.num_classes == len(outputs[0].outputs.probs) == 3
+    expected = torch.stack(logits(reference, [output.prompt_token_ids for output in outputs]))
+    assert_close(vectors(outputs), expected.softmax(dim=-1), atol=1e-5, rtol=1e-4)
+    assert_close(vectors(llm.classify(["the cat", "a red bird"], pooling_params=RAW)), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_reward_is_told_for_every_token(tiny: MakeTiny) -> None:
+    llm = tiny("tagger")
+
+    (output,) = llm.reward("the cat is red")
+    (same,) = llm.encode("the cat is red", pooling_task="token_classify")
+
+    assert isinstance(output, PoolingRequestOutput)
+    assert isinstance(output.outputs, PoolingOutput)
+    assert output.outputs.data.shape == (6, 4)
+    assert_close(output.outputs.data.sum(dim=-1), torch.ones(6))
+    assert_close(output.outputs.data, same.outputs.data)
+
+
+def test_token_embeddings_have_a_row_for_every_token(llm: LLM) -> None:
+    (output,) = llm.encode("a b c", pooling_task="token_embed")
+
+    assert output.outputs.data.shape == (5, 384)
+    assert_close(output.outputs.data.norm(dim=-1), torch.ones(5))
+
+
+def test_a_score_is_a_number(llm: LLM) -> None:
+    (output,) = llm.score("What is the capital of France?", "Paris")
+
+    assert isinstance(output, ScoringRequestOutput)
+    assert isinstance(output.outputs, ScoringOutput)
+    assert type(output.outputs.score) is float
+    assert 0.3 < output.outputs.score < 1.0
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (EmbeddingOutput, "pooled_data should be a 1-D embedding vector"),
+        (ClassificationOutput, "pooled_data should be a 1-D probability vector"),
+    ],
+)
+def test_an_answer_of_the_wrong_shape_is_refused(output: Any, words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        output(torch.zeros(2, 3))
+
+
+def test_request_ids_are_increasing_numbers(llm: LLM) -> None:
+    ids = [output.request_id for _ in range(3) for output in llm.embed(["a", "b"])]
+
+    assert ids == [str(int(ids[0]) + step) for step in range(6)]
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    texts = [" ".join(["word"] * (1 + 7 * number % 50)) + f" {number}" for number in range(60)]
+
+    together = vectors(llm.embed(texts))
+
+    assert_close(together, torch.cat([vectors(llm.embed(text)) for text in texts]), atol=1e-5, rtol=1e-4)
+
+
+def test_what_can_be_asked_of_a_model_itself(llm: LLM, tiny: MakeTiny) -> None:
+    assert llm.supported_tasks == ("embed", "token_embed")
+    assert llm.pooling_task == "embed"
+    assert llm.model_config.hidden_size == 384
+    assert llm.labels is None
+    assert llm.get_tokenizer().encode("a").ids == [101, 1037, 102]
+    classifier = tiny("classifier", hf_overrides={"id2label": {"0": "bad", "1": "fair", "2": "good"}})
+    assert classifier.labels == ["bad", "fair", "good"]
+    assert classifier.supported_tasks == ("classify", "token_classify")
+
+
+# parameters
+
+
+def test_without_activation_an_embedding_is_not_normalised(llm: LLM) -> None:
+    (plain,) = vectors(llm.embed("a b c"))
+    (new,) = vectors(llm.embed("a b c", pooling_params=PoolingParams(use_activation=False)))
+    (old,) = vectors(llm.embed("a b c", pooling_params=PoolingParams(normalize=False)))
+
+    assert_close(new, old)
+    assert abs(float(new.norm()) - 1) > 0.1
+    assert_close(F.normalize(new, dim=0), plain)
+
+
+def test_the_config_decides_where_the_call_does_not(tiny: MakeTiny) -> None:
+    for spelling in ("use_activation", "normalize"):
+        llm = tiny(pooler_config={spelling: False})
+        (raw,) = vectors(llm.embed("the cat"))
+        (unit,) = vectors(llm.embed("the cat", pooling_params=PoolingParams(normalize=True)))
+        assert abs(float(raw.norm()) - 1) > 0.1
+        assert_close(F.normalize(raw, dim=0), unit)
+
+
+def test_every_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
+    first, second = vectors(llm.embed(["a", "a"], pooling_params=[PoolingParams(), RAW]))
+
+    assert float(first.norm()) == pytest.approx(1.0, abs=1e-5)
+    assert abs(float(second.norm()) - 1) > 0.1
+
+
+def test_parameters_are_not_changed_by_a_call(llm: LLM) -> None:
+    params = PoolingParams()
+
+    llm.embed("a", pooling_params=params)
+    llm.encode("a", params, pooling_task="token_embed")
+
+    assert params == PoolingParams()
+
+
+def test_the_task_of_the_parameters_may_agree(llm: LLM, tiny: MakeTiny) -> None:
+    assert len(llm.embed("a", pooling_params=PoolingParams(task="embed"))) == 1
+    cross = tiny("cross")
+    assert len(cross.encode("a", PoolingParams(task="score"), pooling_task="score")) == 1
+    with pytest.raises(BadRequest, match="You cannot overwrite param.task='score' with pooling_task='embed'!"):
+        llm.embed("a", pooling_params=PoolingParams(task="score"))
+
+
+def test_score_is_the_older_name_of_a_cross_encoders_classify(llm: LLM, tiny: MakeTiny) -> None:
+    cross = tiny("cross")
+
+    (new,), (old,) = (cross.encode("the cat", pooling_task=task) for task in ("classify", "score"))
+
+    assert_close(new.outputs.data, old.outputs.data)
+    for other in (llm, tiny("classifier")):
+        with pytest.raises(Unsupported, match="`score` is a task of cross-encoders"):
+            other.encode("a", pooling_task="score")
+
+
+@pytest.mark.parametrize("spelling", ["logit_mean", "logit_bias"])
+def test_logits_are_shifted_and_scaled(tiny: MakeTiny, spelling: str) -> None:
+    plain = vectors(tiny("classifier").classify("the cat", pooling_params=RAW))
+    shifted = tiny("classifier", pooler_config={spelling: 1.5, "logit_sigma": 2.0})
+
+    assert_close(vectors(shifted.classify("the cat", pooling_params=RAW)), (plain - 1.5) / 2.0)
+
+
+def test_the_pooler_may_be_named_in_the_older_way(tiny: MakeTiny) -> None:
+    last = tiny(override_pooler_config=PoolerConfig(pooling_type="LAST", normalize=False))
+    (row,) = (output.outputs.data for output in last.encode("the cat", pooling_task="token_embed"))
+
+    assert_close(vectors(last.embed("the cat"))[0], row[-1])
+
+
+def test_the_task_of_the_oldest_guide_is_understood(tiny: MakeTiny, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "cenote"):
+        assert tiny(task="embed").supported_tasks == ("embed", "token_embed")
+        assert tiny("cross", task="score").supported_tasks == ("classify", "token_classify")
+        assert tiny("tagger", task="reward").supported_tasks == ("token_classify",)
+    assert "task=embed is the older spelling of: --runner pooling --convert embed" in caplog.messages
+
+
+def test_a_task_in_the_config_allows_no_other(tiny: MakeTiny) -> None:
+    llm = tiny(pooler_config={"task": "token_embed"})
+
+    assert llm.supported_tasks == ("token_embed",)
+    with pytest.raises(Unsupported, match=r"Unsupported task: 'embed' Supported tasks: \('token_embed',\)"):
+        llm.embed("a")
+    assert len(llm.encode("a", pooling_task="token_embed")) == 1
+    with pytest.raises(LoadError, match="Unsupported task: 'classify'"):
+        tiny(pooler_config={"task": "classify"})
+
+
+# Matryoshka
+
+
+def test_a_model_not_made_for_it_gives_one_size_only(llm: LLM) -> None:
+    words = (
+        'Model "mini" does not support matryoshka representation, changing output dimensions will lead to poor results.'
+    )
+
+    with pytest.raises(BadRequest) as caught:
+        llm.embed("a", pooling_params=PoolingParams(dimensions=32))
+    assert caught.value.message == words
+
+
+def test_sizes_of_the_list_are_cut_and_normalised_again(tiny: MakeTiny) -> None:
+    llm = tiny(hf_overrides={"matryoshka_dimensions": [8, 16]})
+    (whole,) = vectors(llm.embed("the cat", pooling_params=RAW))
+
+    for size in (8, 16):
+        (short,) = vectors(llm.embed("the cat", pooling_params=PoolingParams(dimensions=size)))
+        assert_close(short, F.normalize(whole[:size], dim=0))
+    with pytest.raises(BadRequest) as caught:
+        llm.embed("the cat", pooling_params=PoolingParams(dimensions=9))
+    assert caught.value.message == (
+        'Model "tiny" only supports [8, 16] matryoshka dimensions, '
+        "use other output dimensions will lead to poor results."
+    )
+
+
+def test_any_size_will_do_where_no_list_says_otherwise(tiny: MakeTiny) -> None:
+    llm = tiny(hf_overrides={"is_matryoshka": True}, pooler_config={"dimensions": 4})
+
+    assert vectors(llm.embed("a")).shape == (1, 4)
+    for size in (1, 5, 32):
+        assert vectors(llm.embed("a", pooling_params=PoolingParams(dimensions=size))).shape == (1, size)
+    for size in (0, -1, 33):
+        with pytest.raises(BadRequest, match=rf"only supports dimensions in range \[1, 32\], got {size}."):
+            llm.embed("a", pooling_params=PoolingParams(dimensions=size))
+
+
+def test_token_embeddings_are_cut_as_well(tiny: MakeTiny) -> None:
+    llm = tiny(hf_overrides={"is_matryoshka": True})
+
+    (output,) = llm.encode("the cat", PoolingParams(dimensions=5), pooling_task="token_embed")
+
+    assert output.outputs.data.shape == (4, 5)
+
+
+def test_a_default_size_is_checked_at_the_start(tiny: MakeTiny) -> None:
+    with pytest.raises(BadRequest, match="does not support matryoshka representation"):
+        tiny(pooler_config={"dimensions": 8})
+
+
+# refusals: one clear sentence, and the model goes on answering
+
+TOO_LONG = "This model's maximum context length is 256 tokens. However, you requested 0 output tokens and your prompt "
+REFUSALS: list[tuple[str, Callable[[LLM], Any], type[Exception], str]] = [
+    ("no prompts", lambda m: m.embed([]), BadRequest, "You must pass at least one prompt"),
+    ("no ids", lambda m: m.embed([[]]), BadRequest, "The decoder prompt cannot be empty"),
+    ("no ids in a dict", lambda m: m.embed({"prompt_token_ids": []}), BadRequest, "The decoder prompt cannot be empty"),
+    ("a negative id", lambda m: m.embed([[-1]]), BadRequest, "Token id -1 is out of vocabulary"),
+    ("an id too large", lambda m: m.embed([30522]), BadRequest, "Token id 30522 is out of vocabulary"),
+    ("an id of 70 bits", lambda m: m.embed([[2**70]]), BadRequest, f"Token id {2**70} is out of vocabulary"),
+    ("a bool", lambda m: m.embed([[True]]), BadRequest, "Token prompt should be a list of integers"),
+    ("a float", lambda m: m.embed([[1.0]]), BadRequest, "Token prompt should be a list of integers"),
+    ("a number", lambda m: m.embed(5), BadRequest, "Prompt should be a string, list of tokens, or dictionary"),
+    ("an empty dict", lambda m: m.embed({}), BadRequest, "Prompt dictionary must contain text, tokens, or embeddings"),
+    ("ids too many", lambda m: m.embed([[7] * 300]), InputTooLong, f"{TOO_LONG}contains 300 input tokens"),
+    ("one id too many", lambda m: m.embed([[7] * 257]), InputTooLong, f"{TOO_LONG}contains at least 257 input tokens"),
+    ("a text too long", lambda m: m.embed("a " * 300), InputTooLong, f"{TOO_LONG}contains 302 input tokens"),
+    ("a huge text", lambda m: m.embed("a" * 10**6), InputTooLong, f"{TOO_LONG}contains 1000000 characters"),
+    ("a surrogate", lambda m: m.embed("\ud800"), BadRequest, "not valid Unicode"),
+    (
+        "truncation too large",
+        lambda m: m.embed("a", tokenization_kwargs={"truncate_prompt_tokens": 257}),
+        BadRequest,
+        "truncate_prompt_tokens=257 cannot be greater than max_model_len - max_output_tokens = 256",
+    ),
+    (
+        "a third side",
+        lambda m: m.embed("a", tokenization_kwargs={"truncation_side": "up"}),
+        BadRequest,
+        "`truncation_side` must be either 'left' or 'right'.",
+    ),
+    (
+        "params too few",
+        lambda m: m.embed(["a", "b"], pooling_params=[PoolingParams()]),
+        BadRequest,
+        r"The lengths of prompts \(2\) and params \(1\) must be the same.",
+    ),
+    ("params of another kind", lambda m: m.embed("a", pooling_params={"normalize": True}), BadRequest, "PoolingParams"),
+    (
+        "another task in the params",
+        lambda m: m.embed("a", pooling_params=PoolingParams(task="classify")),
+        BadRequest,
+        "You cannot overwrite param.task='classify' with pooling_task='embed'!",
+    ),
+    ("both spellings", lambda m: PoolingParams(normalize=True, use_activation=False), BadRequest, "older name"),
+    (
+        "a parameter of another pooling",
+        lambda m: m.embed("a", pooling_params=PoolingParams(step_tag_id=5)),
+        BadRequest,
+        r"only supports \['use_activation', 'dimensions'\] parameters, does not support \['step_tag_id'\] parameters",
+    ),
+    ("a LoRA", lambda m: m.embed("a", lora_request="x"), Unsupported, "Got lora_request x but LoRA is not enabled!"),
+    ("no task", lambda m: m.encode("a"), BadRequest, "^pooling_task required for `LLM.encode`."),
+    (
+        "the task encode",
+        lambda m: m.encode("a", pooling_task="encode"),
+        BadRequest,
+        "`token_embed` or `token_classify`",
+    ),
+    ("no such task", lambda m: m.encode("a", pooling_task="dance"), Unsupported, "Unsupported task: 'dance' Supported"),
+    ("a plugin", lambda m: m.encode("a", pooling_task="plugin"), Unsupported, "^No IOProcessor plugin installed."),
+    (
+        "data without a plugin",
+        lambda m: m.encode({"data": 5}, pooling_task="embed"),
+        BadRequest,
+        "The 'data' field is only supported for the 'plugin' pooling task.",
+    ),
+    (
+        "classify",
+        lambda m: m.classify("a"),
+        Unsupported,
+        "^Classification API is not supported by this model. Try converting the model using `--convert classify`.",
+    ),
+    ("reward", lambda m: m.reward("a"), Unsupported, "^Classification API is not supported by this model."),
+    (
+        "embeddings",
+        lambda m: m.embed({"prompt_embeds": torch.zeros(2, 384)}),
+        Unsupported,
+        "You must set `--enable-prompt-embeds` to input `prompt_embeds`.",
+    ),
+    ("an image", lambda m: m.embed({"prompt": "a", "multi_modal_data": {"image": 1}}), Unsupported, "reads text only"),
+    ("no such prompt", lambda m: m.embed("a", prompt_name="query"), BadRequest, "no prompt is called 'query'"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "words"), [row[1:] for row in REFUSALS], ids=[row[0] for row in REFUSALS])
+def test_a_refusal_says_why_and_the_model_goes_on(
+    llm: LLM, call: Callable[[LLM], Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words) as caught:
+        call(llm)
+
+    assert isinstance(caught.value, ValueError)  # either style of `except` catches it
+    assert len(llm.embed("still here")) == 1
+
+
+def test_the_missing_task_is_answered_with_the_choices(llm: LLM) -> None:
+    with pytest.raises(BadRequest) as caught:
+        llm.encode("a")
+    for word in ("LLM.embed", "LLM.classify", "LLM.score", "token_embed", "token_classify"):
+        assert word in str(caught.value)
+
+
+def test_parameters_wrong_for_a_classifier_are_refused(tiny: MakeTiny) -> None:
+    llm = tiny("classifier")
+
+    with pytest.raises(BadRequest) as caught:
+        llm.classify("a", pooling_params=PoolingParams(dimensions=5))
+    assert caught.value.message == (
+        "Task 'classify' only supports ['use_activation'] parameters, does not support ['dimensions'] parameters"
+    )
+    with pytest.raises(Unsupported, match="^Embedding API is not supported .* `--convert embed`."):
+        llm.embed("a")
+    assert len(llm.classify("a")) == 1
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"config\.json"):
+        LLM(str(tmp_path))
+    (tmp_path / "notes.txt").write_text("no model")
+    with pytest.raises(LoadError, match="is a file; give the folder"):
+        LLM(str(tmp_path / "notes.txt"))
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+    change_config(tmp_path, architectures=["MambaModel"])
+
+    with pytest.raises(LoadError, match=r"no architecture of \['MambaModel'\] is known; there are: Bert\*"):
+        LLM(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"runner": "generate"}, "Cenote runs pooling models"),
+        ({"convert": "classify"}, "is no classifier yet"),
+        ({"max_model_len": 67}, r"max_model_len \(67\) is greater than the derived max_model_len"),
+        ({"pooler_config": {"pooling_type": "MODE"}}, "no pooling method is called 'MODE'; there are:"),
+        ({"dtype": "int8"}, "dtype='int8' is unknown"),
+        ({"device": "abacus"}, "device='abacus' is unknown"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0"),
+        ({"temperature": 1}, "no engine option is called 'temperature'"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_are_refused_at_the_start(
+    folders: dict[str, Path], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        LLM(str(folders["embedder"]), **options)
+
+
+# truncation is done and told
+
+
+def test_a_text_that_was_cut_tells_how_long_it_was(llm: LLM) -> None:
+    (output,) = llm.embed("a " * 500, tokenization_kwargs={"truncate_prompt_tokens": -1})
+
+    assert output.num_prompt_tokens == 256
+    assert output.num_input_tokens == 502
+    assert output.prompt_token_ids[-1] == 102
+
+
+def test_a_text_of_the_models_length_fits(tiny: MakeTiny) -> None:
+    llm = tiny(max_model_len=20)
+
+    assert llm.embed([[7] * 20])[0].num_prompt_tokens == 20
+    with pytest.raises(InputTooLong, match="maximum context length is 20 tokens"):
+        llm.embed([[7] * 21])
+
+
+# the bar
+
+
+def test_a_bar_shows_how_far_a_call_is(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.embed(["a"] * 5)
+
+    shown = capsys.readouterr().err
+    assert "Processed prompts: 100%" in shown
+    assert "5/5" in shown
+    assert "est. speed input: " in shown
+    assert "toks/s, output: 0.00 toks/s" in shown
+
+
+def test_no_bar_is_shown_where_none_is_wanted(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.embed(["a"] * 5, use_tqdm=False)
+    llm.score("a", "b", use_tqdm=False)
+
+    captured = capsys.readouterr()
+    assert captured.err == captured.out == ""
+
+
+def test_a_callable_makes_the_bar(llm: LLM) -> None:
+    made: list[Any] = []
+    page = io.StringIO()
+
+    def make(**options: Any) -> Any:
+        made.append((options, tqdm(file=page, **options)))
+        return made[-1][1]
+
+    llm.embed(["a b"] * 7, use_tqdm=make)
+    llm.score("a", ["b", "c"], use_tqdm=make)
+    llm.embed("a", use_tqdm=functools.partial(tqdm, leave=False, file=page))
+    llm.embed("a", use_tqdm=functools.partial(tqdm, disable=True))
+
+    assert [(options["desc"], options["total"]) for options, _ in made] == [
+        ("Processed prompts", 7),
+        ("Processed prompts", 3),
+    ]
+    assert [bar.n for _, bar in made] == [7, 3]
+    assert made[0][0]["dynamic_ncols"] is True
+    assert made[0][0]["postfix"] == "est. speed input: 0.00 toks/s, output: 0.00 toks/s"
+
+
+def test_a_bar_is_closed_when_the_call_fails(llm: LLM) -> None:
+    bars: list[Any] = []
+
+    def make(**options: Any) -> Any:
+        bars.append(tqdm(file=io.StringIO(), **options))
+        return bars[-1]
+
+    with pytest.raises(BadRequest):
+        llm.embed([[-1]], use_tqdm=make)
+
+    assert bars[0].disable  # tqdm's word for closed
+
+
+# long texts
+
+
+def random_words(count: int) -> str:
+    generator = torch.Generator().manual_seed(0)
+    return " ".join(WORDS[place] for place in torch.randint(len(WORDS), (count,), generator=generator).tolist())
+
+
+def test_a_long_text_is_the_weighted_mean_of_its_chunks(tiny: MakeTiny, caplog: pytest.LogCaptureFixture) -> None:
+    llm = tiny(pooler_config=PoolerConfig(pooling_type="MEAN", enable_chunked_processing=True))
+    text = random_words(153)
+    ids = llm.get_tokenizer().encode(text).ids
+    assert len(ids) == 155
+    chunks = [ids[:66], ids[66:132], ids[132:]]
+
+    with caplog.at_level(logging.INFO, "cenote"):
+        (whole,) = llm.embed(text)
+        messages = list(caplog.messages)
+    parts = vectors(llm.embed(chunks))
+
+    weights = torch.tensor([66.0, 66.0, 23.0])[:, None]
+    mean = (parts * weights).sum(dim=0) / weights.sum()
+    assert_close(whole.outputs.data, F.normalize(mean, dim=0), atol=1e-5, rtol=1e-4)
+    assert messages == [
+        "Input length 155 exceeds max_position_embeddings 66, will use chunked processing",
+        "Split input of 155 tokens into 3 chunks (max_chunk_size: 66)",
+    ]
+    assert whole.prompt_token_ids == ids
+
+
+def test_without_activation_chunks_are_merged_raw(tiny: MakeTiny) -> None:
+    llm = tiny(pooler_config=PoolerConfig(pooling_type="MEAN", enable_chunked_processing=True))
+    ids = [7 + number % 90 for number in range(100)]
+    parts = vectors(llm.embed([ids[:66], ids[66:]], pooling_params=RAW))
+
+    (whole,) = vectors(llm.embed([ids], pooling_params=RAW))
+
+    assert_close(whole, (parts[0] * 66 + parts[1] * 34) / 100, atol=1e-5, rtol=1e-4)
+
+
+def test_long_and_short_texts_may_stand_side_by_side(tiny: MakeTiny) -> None:
+    llm = tiny(pooler_config={"enable_chunked_processing": True})
+    prompts = [random_words(200), "the cat", random_words(66), [7] * 66, [7] * 67]
+
+    together = llm.embed(prompts)
+
+    alone = torch.cat([vectors(llm.embed([prompt] if isinstance(prompt, list) else prompt)) for prompt in prompts])
+    assert_close(vectors(together), alone, atol=1e-5, rtol=1e-4)
+    assert [output.num_prompt_tokens for output in together] == [202, 4, 68, 66, 67]
+
+
+def test_a_text_that_fits_is_not_chunked(tiny: MakeTiny, caplog: pytest.LogCaptureFixture) -> None:
+    llm = tiny(pooler_config={"enable_chunked_processing": True})
+    plain = tiny()
+
+    with caplog.at_level(logging.INFO, "cenote"):
+        caplog.clear()
+        assert_close(vectors(llm.embed("the cat")), vectors(plain.embed("the cat")))
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(("chunked", "limit"), [(True, 200), (True, 20), (False, 20)])
+def test_max_embed_len_is_enforced_with_both_numbers(tiny: MakeTiny, chunked: bool, limit: int) -> None:
+    llm = tiny(pooler_config=PoolerConfig(enable_chunked_processing=chunked, max_embed_len=limit))
+
+    assert llm.embed([[7] * limit])[0].num_prompt_tokens == limit
+    with pytest.raises(InputTooLong, match=f"Input length {limit + 1} exceeds max_embed_len {limit}"):
+        llm.embed([[7] * (limit + 1)])
+    assert len(llm.embed("the cat")) == 1
+
+
+def test_max_embed_len_beyond_the_model_changes_nothing_without_chunks(tiny: MakeTiny) -> None:
+    llm = tiny(pooler_config={"max_embed_len": 500})
+
+    with pytest.raises(InputTooLong, match="maximum context length is 66 tokens"):
+        llm.embed([[7] * 67])
+
+
+def test_truncation_comes_before_chunks(tiny: MakeTiny) -> None:
+    llm = tiny(pooler_config={"enable_chunked_processing": True})
+
+    (cut,) = llm.embed(random_words(300), tokenization_kwargs={"truncate_prompt_tokens": 100})
+    (whole,) = llm.embed(random_words(300), tokenization_kwargs={"truncate_prompt_tokens": -1})
+
+    assert (cut.num_prompt_tokens, cut.num_input_tokens) == (100, 302)
+    assert whole.num_prompt_tokens == 302
+
+
+def test_other_tasks_are_not_chunked(tiny: MakeTiny) -> None:
+    llm = tiny(pooler_config={"enable_chunked_processing": True})
+
+    with pytest.raises(InputTooLong, match="maximum context length is 66 tokens"):
+        llm.encode([[7] * 67], pooling_task="token_embed")
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory in use is read from Linux's /proc")
+def test_a_very_long_text_needs_little_memory(tiny: MakeTiny) -> None:
+    llm = tiny(pooler_config={"enable_chunked_processing": True})
+    text = random_words(200_000)
+    llm.embed(random_words(5000))
+    ended = threading.Event()
+    highest = before = resident_bytes()
+
+    def watch() -> None:
+        nonlocal highest
+        while not ended.wait(0.005):
+            highest = max(highest, resident_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    (output,) = llm.embed(text)
+    ended.set()
+    watcher.join()
+
+    assert output.num_prompt_tokens == 200_002
+    assert highest - before < 100 * 2**20
+
+
+# prompts given as embeddings
+
+
+def test_embeddings_of_tokens_are_as_good_as_their_ids(tiny: MakeTiny) -> None:
+    llm = tiny(enable_prompt_embeds=True, pooler_config={"enable_chunked_processing": True})
+    table = llm.engine.model.backbone.embed.tokens.weight.detach()  # type: ignore[union-attr]
+    prompts = [[2, 7, 8, 9, 3], [2, 3], [7 + number % 90 for number in range(150)]]
+
+    by_rows = vectors(llm.embed([{"prompt_embeds": table[ids]} for ids in prompts]))
+    mixed = vectors(llm.embed([prompts[0], {"prompt_embeds": table[prompts[1]]}, prompts[2]]))
+
+    by_ids = vectors(llm.embed(prompts))
+    assert_close(by_rows, by_ids, atol=1e-5, rtol=1e-4)
+    assert_close(mixed, by_ids, atol=1e-5, rtol=1e-4)
+    with pytest.raises(BadRequest, match=r"prompt_embeds has the shape \(3, 31\), this model reads \[tokens, 32\]"):
+        llm.embed({"prompt_embeds": torch.zeros(3, 31)})
+
+
+# prompts by name
+
+
+def test_a_prompt_of_the_models_own_list_is_put_before_texts(tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+    prompts = {"query": "search query: ", "passage": "passage: "}
+    settings = {"prompts": prompts, "default_prompt_name": None}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+
+    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
+        (named,) = llm.embed("the cat", prompt_name="query")
+        (given,) = llm.embed("the cat", prompt="search query: ")
+        (written,) = llm.embed("search query: the cat")
+        (plain,) = llm.embed("the cat")
+        assert named.prompt_token_ids == given.prompt_token_ids == written.prompt_token_ids != plain.prompt_token_ids
+        assert_close(named.outputs.data, written.outputs.data)
+        with pytest.raises(BadRequest, match="no prompt is called 'title'; this model has: passage, query"):
+            llm.embed("the cat", prompt_name="title")
+
+
+def test_pooling_may_leave_the_prompt_out(tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True, "include_prompt": False}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
+        (vector,) = vectors(llm.embed("the cat", prompt="search query: "))
+        (rows,) = (output.outputs.data for output in llm.encode("search query: the cat", pooling_task="token_embed"))
+
+    assert_close(vector, rows[4:].mean(dim=0))  # [CLS] search query : | the cat [SEP]
+
+
+# the end
+
+
+def test_a_closed_model_says_so_at_once(tiny: MakeTiny) -> None:
+    llm = tiny()
+    llm.close()
+
+    began = time.monotonic()
+    with pytest.raises(EngineStopped):
+        llm.embed("a")
+    with pytest.raises(EngineStopped):
+        llm.score("a", "b")
+    llm.close()
+    assert time.monotonic() - began < 1
+
+
+def test_a_model_nobody_holds_ends_its_threads(tiny: MakeTiny, folders: dict[str, Path]) -> None:
+    llm = LLM(str(folders["embedder"]), dtype="float32", device="cpu")
+    threads = [part.thread for part in (llm.engine.loop, llm.engine.intake, llm.engine.watchdog)]
+    llm.embed("a")
+
+    del llm
+    gc.collect()
+
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_many_threads_may_share_a_model(llm: LLM) -> None:
+    expected = vectors(llm.embed(["a b", "c"]))
+    wrong: list[object] = []
+
+    def call() -> None:
+        for _ in range(5):
+            got = vectors(llm.embed(["a b", "c"], use_tqdm=False))
+            if not torch.allclose(got, expected, atol=1e-5):
+                wrong.append(got)
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not wrong
