@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 setup: $(READY)
 
 # pip, not a faster tool: it takes the CPU build of torch wherever the machine offers one
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml setup.py constraints.txt cenote/kernels/native.c
 	@echo "== creating $(VENV) and installing Cenote with its test tools =="
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cenote.batch import PackedBatch
-from cenote.kernels import flash, sdpa
+from cenote.kernels import flash, sdpa, tiles
 
 
 class AttentionKernel(Protocol):
@@ -27,8 +27,10 @@ class AttentionKernel(Protocol):
     ) -> Tensor: ...
 
 
-def choose(device: torch.device, dtype: torch.dtype) -> AttentionKernel:
-    """Flash attention over packed sequences where the device has it, otherwise runs of equal lengths."""
-    if device.type == "cuda" and dtype in (torch.float16, torch.bfloat16) and flash.available():
+def choose(query: Tensor) -> AttentionKernel:
+    """Packed kernels where the device has one for these heads, otherwise runs of equal lengths."""
+    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and flash.available():
         return flash.attention
+    if query.device.type == "cpu" and tiles.fits(query) and tiles.available():
+        return tiles.attention
     return sdpa.attention

@@ -35,6 +35,5 @@ class Attention(nn.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         if turn is not None:
             query, key = rotate(query, turn), rotate(key, turn)
-        attend = choose(x.device, x.dtype)
-        mixed = attend(query, key, value, batch, causal=self.causal, window=self.window, scale=self.scale)
+        mixed = choose(query)(query, key, value, batch, causal=self.causal, window=self.window, scale=self.scale)
         return self.out(mixed.flatten(-2))  # type: ignore[no-any-return]

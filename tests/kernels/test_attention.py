@@ -8,12 +8,14 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from cenote.batch import PackedBatch, pack
-from cenote.kernels import flash, sdpa
+from cenote.kernels import flash, sdpa, tiles
 from cenote.kernels.attention import choose
 
 LENGTHS = [7, 1, 4, 4, 4, 23, 1, 7]
 DIM = 8
 SCALE = 0.4
+
+needs_tiles = pytest.mark.skipif(not tiles.available(), reason="needs AMX tiles, and a compiler at install")
 
 
 def naive(
@@ -37,11 +39,11 @@ def naive(
     return out
 
 
-def inputs(lengths: list[int], heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor, PackedBatch]:
+def inputs(lengths: list[int], heads: int, kv_heads: int, dim: int = DIM) -> tuple[Tensor, Tensor, Tensor, PackedBatch]:
     batch = pack([[0] * length for length in lengths])
     generator = torch.Generator().manual_seed(heads * 10 + kv_heads)
     query, key, value = (
-        torch.randn(batch.num_tokens, count, DIM, generator=generator) for count in (heads, kv_heads, kv_heads)
+        torch.randn(batch.num_tokens, count, dim, generator=generator) for count in (heads, kv_heads, kv_heads)
     )
     return query, key, value, batch
 
@@ -98,9 +100,68 @@ def test_a_neighbour_in_the_batch_changes_nothing() -> None:
         start += length
 
 
-def test_a_cpu_gets_torchs_own_operator() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        assert choose(torch.device("cpu"), dtype) is sdpa.attention
+def test_a_cpu_gets_torchs_own_operator_for_what_the_tiles_cannot_do() -> None:
+    assert choose(torch.zeros(1, 2, 32)) is sdpa.attention
+    assert choose(torch.zeros(1, 2, 48, dtype=torch.bfloat16)) is sdpa.attention
+
+
+def test_a_cpu_without_the_compiled_code_gets_torchs_own_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "available", lambda: False)
+
+    assert choose(torch.zeros(1, 2, 32, dtype=torch.bfloat16)) is sdpa.attention
+
+
+@needs_tiles
+def test_a_cpu_with_tiles_uses_them() -> None:
+    assert choose(torch.zeros(1, 2, 32, dtype=torch.bfloat16)) is tiles.attention
+
+
+@needs_tiles
+@pytest.mark.parametrize("window", [None, 0, 1, 17, 31, 32, 100])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 2, 32), (4, 2, 64), (3, 1, 96), (2, 1, 128)])
+def test_tiles_see_the_same(heads: int, kv_heads: int, dim: int, causal: bool, window: int | None) -> None:
+    lengths = [1, 5, 5, 15, 16, 17, 31, 32, 33, 64, 70, 130]
+    query, key, value, batch = inputs(lengths, heads, kv_heads, dim)
+    rounded = [x.bfloat16() for x in (query, key, value)]
+
+    seen = tiles.attention(*rounded, batch, causal=causal, window=window, scale=SCALE)
+
+    wanted = sdpa.attention(*(x.float() for x in rounded), batch, causal=causal, window=window, scale=SCALE)
+    assert_close(seen.float(), wanted, atol=2e-2, rtol=2e-2)  # weights and results are bfloat16
+
+
+@needs_tiles
+def test_tiles_read_heads_that_lie_within_wider_rows() -> None:
+    query, key, value, batch = inputs([3, 40], heads=2, kv_heads=2, dim=32)
+    wide = torch.cat([x.flatten(1) for x in (query, key, value)], dim=1).bfloat16()
+    parts = [part.unflatten(1, (2, 32)) for part in wide.split(64, dim=1)]
+
+    seen = tiles.attention(*parts, batch, causal=False, window=None, scale=SCALE)
+
+    apart = tiles.attention(*(part.contiguous() for part in parts), batch, causal=False, window=None, scale=SCALE)
+    assert torch.equal(seen, apart)
+
+
+@needs_tiles
+def test_a_sequence_has_the_same_bits_in_any_company() -> None:
+    query, key, value, batch = inputs([9, 33, 120, 2], heads=2, kv_heads=1, dim=64)
+    rounded = [x.bfloat16() for x in (query, key, value)]
+    among = tiles.attention(*rounded, batch, causal=False, window=None, scale=SCALE)[9:42]
+
+    alone = tiles.attention(*(x[9:42] for x in rounded), pack([[0] * 33]), causal=False, window=None, scale=SCALE)
+
+    assert torch.equal(alone, among)
+
+
+@needs_tiles
+def test_scores_of_any_size_give_finite_weights() -> None:
+    query, key, value, batch = inputs([20], heads=1, kv_heads=1, dim=32)
+    large = (query * 1e4).bfloat16()
+
+    seen = tiles.attention(large, (key * 1e4).bfloat16(), value.bfloat16(), batch, causal=True, window=None, scale=1.0)
+
+    assert seen.isfinite().all()
 
 
 @pytest.mark.gpu
