@@ -73,10 +73,11 @@ class Loop:
         with self.changed:
             while not self.stopping:
                 batch = self.scheduler.next_batch()
+                self.changed.notify_all()  # there is room for more, also when all that waited was abandoned
                 if batch or not block:
-                    self.changed.notify_all()  # there is room for more
                     return batch  # type: ignore[return-value]
-                self.changed.wait()
+                if not len(self.scheduler):
+                    self.changed.wait()
         return None
 
     def _start(self, batch: list[Sequence]) -> tuple[list[Sequence], Callable[[], list[Answer]]] | None:

@@ -65,7 +65,7 @@ class Scheduler:
                     tokens += length
             if not queue:
                 self._forget(length)
-            if tokens + (self._lengths[0] if self._lengths else 0) > self.token_budget:
+            if batch and tokens + (self._lengths[0] if self._lengths else 0) > self.token_budget:
                 break
         return batch
 

@@ -51,6 +51,20 @@ def test_what_a_cancelled_task_left_waiting_never_runs(make_engine: MakeEngine) 
     assert gate.passed == [7, 8]
 
 
+def test_who_waits_for_room_gets_it_when_all_that_waited_was_abandoned(make_engine: MakeEngine) -> None:
+    gate = Gate()
+    engine = make_engine(fault=gate, max_num_batched_tokens=64)
+    hold(engine, gate)
+    left = engine.submit(asking([[MARKER] * 60] * 300))
+    wait_until(lambda: engine.loop.scheduler.waiting_tokens >= engine.intake.max_waiting_tokens)
+    following = engine.submit(asking([[9]]))  # its turn comes after a slice that finds no room
+
+    left.future.cancel()
+    gate.opened.set()
+
+    assert echoed(following.future.result(timeout=10)) == [[9]]
+
+
 def test_a_time_limit_of_the_caller_works_the_same_way(make_engine: MakeEngine) -> None:
     gate = Gate()
     engine = make_engine(fault=gate)
