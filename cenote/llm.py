@@ -207,6 +207,7 @@ class LLM:
         prompt_name: str | None = None,
     ) -> list[Pooled]:
         _refuse_lora(lora_request)
+        self.engine.check_task(task)
         request = PoolRequest(
             task=task,
             inputs=as_inputs(prompts),

@@ -77,20 +77,13 @@ def compare(
             contender.embed(workload.texts)
             contender.seconds.append(time.perf_counter() - began)
     llm.close()
-    rows = []
-    for contender, closest in zip(contenders, agreements, strict=True):
-        speedups = [ours / theirs for ours, theirs in zip(contenders[1].seconds, contender.seconds, strict=True)]
-        rows.append(
-            Row(
-                contender.name,
-                workload.num_tokens / median(contender.seconds),
-                median(speedups),
-                min(speedups),
-                max(speedups),
-                closest,
-            )
-        )
-    return workload, rows
+    return workload, [row(each, ours, workload, cosine) for each, cosine in zip(contenders, agreements, strict=True)]
+
+
+def row(contender: Contender, ours: Contender, workload: Workload, cosine: float) -> Row:
+    factors = [theirs / mine for theirs, mine in zip(contender.seconds, ours.seconds, strict=True)]
+    speed = workload.num_tokens / median(contender.seconds)
+    return Row(contender.name, speed, median(factors), min(factors), max(factors), cosine)
 
 
 def agreement(

@@ -19,18 +19,18 @@ class Row:
 
     name: str
     tokens_per_s: float  # median
-    speedup: float  # over the first reference, median of the rounds
-    slowest: float
-    fastest: float
-    agreement: float  # the smallest cosine with the reference's vectors
+    ours_is_faster: float  # by this factor, median of the rounds
+    least: float
+    most: float
+    agreement: float  # the smallest cosine with the vectors of the reference
 
 
 def table(rows: Sequence[Row]) -> str:
     width = max(len(row.name) for row in rows)
-    lines = [f"{'engine':<{width}}  tokens/s  speed-up (range)     least cosine"]
+    lines = [f"{'engine':<{width}}  tokens/s  Cenote is faster by (range)  least cosine"]
     lines += [
-        f"{row.name:<{width}}  {row.tokens_per_s:>8,.0f}  {row.speedup:>5.2f}x ({row.slowest:.2f}-{row.fastest:.2f})"
-        f"     {row.agreement:.6f}"
+        f"{row.name:<{width}}  {row.tokens_per_s:>8,.0f}  "
+        f"{f'{row.ours_is_faster:.2f}x ({row.least:.2f}-{row.most:.2f})':>27}  {row.agreement:>12.6f}"
         for row in rows
     ]
     return "\n".join(lines)

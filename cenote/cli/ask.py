@@ -33,7 +33,12 @@ def ask(args: argparse.Namespace, llm: Any) -> Ask:
         def score(rows: Sequence[Row], watch: Watch) -> Sequence[Scored | PoolingError]:
             queries, documents = [row.texts[0] for row in rows], [row.texts[1] for row in rows]
             request = ScoreRequest(
-                queries=queries, documents=documents, params=params, tokenization=tokenization, keep_going=True
+                queries=queries,
+                documents=documents,
+                score_type=args.score_type,
+                params=params,
+                tokenization=tokenization,
+                keep_going=True,
             )
             return cast("Sequence[Scored | PoolingError]", llm.engine.score_sync(request))
 

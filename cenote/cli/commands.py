@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import get_args
 
 from cenote.cli.flags import add_engine_flags
 from cenote.cli.parser import Parser, positive
-from cenote.request import TASKS
+from cenote.request import TASKS, ScoreType
 
 FORMATS = ("jsonl", "npy", "parquet")
 INPUT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv", "parquet")
@@ -86,7 +87,7 @@ def score(argv: Sequence[str]) -> int:
     )
     _add_texts(parser, "the two texts, as query and document; without any, JSON lines from standard input")
     _add_files(parser, pairs=True)
-    _add_activation(_add_pooling(parser, prompts=False))
+    _add_scoring(_add_pooling(parser, prompts=False))
     return _run(parser, argv)
 
 
@@ -108,7 +109,7 @@ def rerank(argv: Sequence[str]) -> int:
     files.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
     answers = _add_pooling(parser, prompts=False)
     answers.add_argument("--top-n", type=positive, metavar="N", help="only the N best")
-    _add_activation(answers)
+    _add_scoring(answers)
     add_engine_flags(parser)
 
     from cenote.cli.rerank import run
@@ -182,6 +183,12 @@ def _add_pooling(parser: Parser, *, prompts: bool) -> argparse._ArgumentGroup:
     group.add_argument("--truncate-prompt-tokens", type=int, metavar="N", help=cut)
     group.add_argument("--truncation-side", choices=("left", "right"), help="which end is cut off")
     return group
+
+
+def _add_scoring(group: argparse._ArgumentGroup) -> None:
+    kinds = "how texts are compared; what the model is made for if unset"
+    group.add_argument("--score-type", choices=get_args(ScoreType), help=kinds)
+    _add_activation(group)
 
 
 def _add_activation(group: argparse._ArgumentGroup) -> None:

@@ -104,7 +104,7 @@ def _status(error: Exception) -> int | None:
 def _in_one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror.lower()}: {error.filename}"
-    return " ".join(str(error).split())
+    return " ".join(str(getattr(error, "message", error)).split())
 
 
 def _say(text: str, error: BaseException, status: int) -> int:

@@ -62,6 +62,7 @@ def _scores(args: argparse.Namespace, query: str, rows: list[Row]) -> dict[int, 
     request = ScoreRequest(
         queries=[query],
         documents=[row.texts[0] for row in good],
+        score_type=args.score_type,
         params=params_of(args),
         tokenization=tokenization_of(args),
         keep_going=True,

@@ -37,8 +37,20 @@ def run(args: argparse.Namespace) -> int:
     done = Done()
     if part is not None and part.check(overwrite=args.overwrite) and source.can_continue:
         done = output.resume(args.batch_rows)
-    rows = _at_least_one(source.rows(), from_stdin=not args.texts and args.input in (None, STDIN))
+    with closing(source.rows()) as rows:  # an interrupted run must not leave the file open
+        return _answer(args, source, rows, layout, part, output, done)
 
+
+def _answer(
+    args: argparse.Namespace,
+    source: Source,
+    found: Iterator[Row],
+    layout: Layout,
+    part: Part | None,
+    output: Output,
+    done: Done,
+) -> int:
+    rows = _at_least_one(found, from_stdin=not args.texts and args.input in (None, STDIN))
     quiet = args.quiet or bool(args.texts)
     total = None if quiet else source.count()
     if part is not None and done.rows:

@@ -114,7 +114,7 @@ class PoolingEngine:
 
     def submit(self, request: PoolRequest) -> Pending:
         """Check a request against the model and let it in."""
-        self._check_task(request.task)
+        self.check_task(request.task)
         if not len(request.inputs):
             raise BadRequest("You must pass at least one prompt", param="input")
         pending = Pending(request, self._asks(request), self._limits(request.task), self._prompt(request))
@@ -148,7 +148,8 @@ class PoolingEngine:
         else:
             self.stop(EngineStopped(f"the engine died: {type(error).__name__}: {error}"))
 
-    def _check_task(self, task: str) -> None:
+    def check_task(self, task: str) -> None:
+        """Refuse what the model cannot do, with what it can."""
         if task in self.plan.tasks:
             return
         wanted = "Embedding" if task in ("embed", "token_embed") else "Classification"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -34,7 +34,7 @@ class Source(Protocol):
 
     can_continue: bool
 
-    def rows(self) -> Iterator[Row]: ...
+    def rows(self) -> Generator[Row, None, None]: ...
 
     def count(self) -> int | None: ...
 
@@ -49,7 +49,7 @@ class Arguments:
     def __init__(self, rows: Sequence[tuple[str, ...]]) -> None:
         self.given = rows
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Generator[Row, None, None]:
         return (_checked(Row(index, texts)) for index, texts in enumerate(self.given))
 
     def count(self) -> int | None:
@@ -68,7 +68,7 @@ class File:
         self.kind = kind or _kind_of(path, "jsonl" if wanted.pairs else "txt")
         self.can_continue = path != STDIN  # nobody can tell whether the same lines come again
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Generator[Row, None, None]:
         if self.kind == "txt" and self.wanted != Wanted():
             wish = "pairs" if self.wanted.pairs else "columns"
             raise BadRequest(f"{self.path} has one text per line; {wish} come in jsonl, json, csv, tsv or parquet")

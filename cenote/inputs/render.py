@@ -120,8 +120,10 @@ class Renderer:
         ids = self._padded(ids, how)
         if max_tokens is not None and len(ids) > max_tokens:  # an explicit side cuts special tokens as well
             ids = cut(ids, max_tokens, how.truncation_side or self.tokenizer.truncation_side)
-        skip = 0 if prompt is None else min(len(prompt) + len(frame.prefix), len(ids) - 1)
-        return Rendered(ids, len(ids), total, skip=max(skip, 0))
+        skip = 0 if prompt is None else len(prompt) + len(frame.prefix)
+        if (how.truncation_side or self.tokenizer.truncation_side) == "left":
+            skip -= max(0, total - len(ids))  # the prompt is what was cut first
+        return Rendered(ids, len(ids), total, skip=max(0, min(skip, len(ids) - 1)))
 
     def _pair(self, query: TokenIds, document: TokenIds, how: Tokenization, max_tokens: int | None) -> Rendered:
         frame = self.tokenizer.pair if how.add_special_tokens else self.tokenizer.pair.bare

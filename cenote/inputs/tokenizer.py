@@ -74,6 +74,8 @@ class Tokenizer:
     def cut(self, texts: Sequence[str], max_tokens: int) -> list[str]:
         """Every text, ended where token number `max_tokens` ends; one that is no Unicode is refused elsewhere."""
         parts = [self.enough(text, max_tokens, "right") if is_unicode(text) else "" for text in texts]
+        if self.lower_case:
+            parts = [part.lower() for part in parts]
         encodings = self.raw.encode_batch(parts, add_special_tokens=False)
         return [
             text if len(encoding) <= max_tokens else text[: encoding.offsets[max_tokens - 1][1]]

@@ -32,6 +32,8 @@ class Matryoshka:
     full_size: int
 
     def check(self, dimensions: int, model: str) -> None:
+        if not isinstance(dimensions, int) or isinstance(dimensions, bool):
+            raise BadRequest(f"dimensions is a whole number, got {dimensions!r}", param="dimensions")
         if not self.supported:
             raise Unsupported(
                 f'Model "{model}" does not support matryoshka representation, '
