@@ -1,4 +1,4 @@
-# Two commands on a fresh machine: `make test` and, from the server on, `make serve`. Both set themselves up.
+# Every target sets itself up: a fresh machine needs Python 3.11, make and the package index.
 
 PYTHON ?= python3
 VENV := .venv

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import count, cycle
 from typing import Any, TypeVar
 
+from torch import Tensor
 from tqdm import tqdm
 
 from cenote.config import EngineConfig
@@ -22,12 +23,14 @@ from cenote.outputs import (
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
+    RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
 )
 from cenote.request import Pooled, PoolingParams, PoolRequest, ScoreRequest, ScoreType, Task, current_task_name
 
 Result = TypeVar("Result")
+OutputOfRequest = TypeVar("OutputOfRequest", bound=RequestOutput[Any])
 Params = PoolingParams | Sequence[PoolingParams] | None
 UseTqdm = bool | Callable[..., Any]
 
@@ -97,10 +100,7 @@ class LLM:
         pooled = self._pool(
             "embed", prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs, prompt, prompt_name
         )
-        return [
-            EmbeddingRequestOutput(self._next_id(), EmbeddingOutput(item.data), item.token_ids, item.num_input_tokens)
-            for item in pooled
-        ]
+        return self._outputs(EmbeddingRequestOutput, EmbeddingOutput, pooled)
 
     def classify(
         self,
@@ -113,12 +113,7 @@ class LLM:
     ) -> list[ClassificationRequestOutput]:
         """A probability for every class, as `outputs.probs`."""
         pooled = self._pool("classify", prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
-        return [
-            ClassificationRequestOutput(
-                self._next_id(), ClassificationOutput(item.data), item.token_ids, item.num_input_tokens
-            )
-            for item in pooled
-        ]
+        return self._outputs(ClassificationRequestOutput, ClassificationOutput, pooled)
 
     def encode(
         self,
@@ -137,10 +132,7 @@ class LLM:
             raise BadRequest(WHICH_METHOD + ", ".join(self.supported_tasks))
         task = self._task(pooling_task)
         pooled = self._pool(task, prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
-        return [
-            PoolingRequestOutput(self._next_id(), PoolingOutput(item.data), item.token_ids, item.num_input_tokens)
-            for item in pooled
-        ]
+        return self._outputs(PoolingRequestOutput, PoolingOutput, pooled)
 
     def reward(
         self,
@@ -218,6 +210,11 @@ class LLM:
         )
         with _progress(use_tqdm) as on_progress:
             return _without_errors(self.engine.pool_sync(request, on_progress))
+
+    def _outputs(
+        self, kind: type[OutputOfRequest], output: Callable[[Tensor], Any], pooled: Sequence[Pooled]
+    ) -> list[OutputOfRequest]:
+        return [kind(self._next_id(), output(item.data), item.token_ids, item.num_input_tokens) for item in pooled]
 
     def _task(self, name: str) -> Task:
         name = current_task_name(name) or ""
