@@ -88,6 +88,7 @@ def test_a_batch_in_which_all_are_guilty_ends_too(make_engine: MakeEngine) -> No
     gate.opened.set()
 
     assert all(isinstance(answer, PoolingError) for answer in pending.wait())
+    assert engine.loop.executor.num_batches < 1024 * 2  # type: ignore[attr-defined]  # not a search for each
     assert echoed(engine.pool_sync(asking([[7]]))) == [[7]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,17 @@ def test_a_pair_scores_as_in_sentence_transformers(family: str, activation: nn.M
 
     theirs = reference.predict(PAIRS, show_progress_bar=False).tolist()
     assert [item.outputs.score for item in ours] == pytest.approx(theirs, abs=1e-4)
+
+
+def test_a_tokenizer_that_names_no_token_types_gives_none(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "BertForSequenceClassification", num_labels=1)
+    settings = tmp_path / "tokenizer_config.json"
+    values = json.loads(settings.read_text()) if settings.exists() else {}
+    settings.write_text(json.dumps({**values, "model_input_names": ["input_ids", "attention_mask"]}))
+    reference = CrossEncoder(str(tmp_path), device="cpu")
+    pair = (TEXTS[0], TEXTS[1])
+
+    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
+        (ours,) = llm.score(*pair, use_tqdm=False)
+
+    assert ours.outputs.score == pytest.approx(float(reference.predict([pair])[0]), abs=1e-5)

@@ -189,3 +189,16 @@ def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
         ours, theirs = run(model.backbone).float(), torch.cat(states(reference))
 
         assert torch.nn.functional.cosine_similarity(ours, theirs).min() > 0.99
+
+
+def test_a_scaling_given_in_hf_overrides_comes_before_the_one_in_the_file(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "Qwen2Model")
+    plain = run(loaded(tmp_path).backbone)
+    change_config(tmp_path, rope_parameters=LINEAR)
+    written = run(loaded(tmp_path).backbone)
+    change_config(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+
+    overridden = run(loaded(tmp_path, hf_overrides={"rope_scaling": {"rope_type": "linear", "factor": 3.0}}).backbone)
+
+    assert_close(overridden, written, atol=TOLERANCE, rtol=0)
+    assert not torch.allclose(overridden, plain, atol=1e-2)
