@@ -67,6 +67,14 @@ def linear_head(name: str, *, bias: bool | None = True, pooling: str | None = No
     return Head(spec=HeadSpec(bias=bias, pooling=pooling), weights={"head.classifier": name})
 
 
+def dense_head(dense: str, classifier: str, *, whole_per_token: bool = False) -> Head:
+    """BERT's way: the first token's state through a dense layer and tanh, then one linear layer."""
+    return Head(
+        spec=HeadSpec(pooling="CLS", dense=True, whole_per_token=whole_per_token),
+        weights={"head.dense": dense, "head.classifier": classifier},
+    )
+
+
 def rope(config: HFConfig) -> RopeSpec:
     """Rotary positions as decoders write them: one dictionary today, three keys before."""
     written = {**config.get("rope_parameters", {}), **config.get("rope_scaling", {})}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.spec import BackboneSpec, HeadSpec
-from cenote.models.architecture import Architecture, Head, HFConfig, linear_head
+from cenote.layers.spec import BackboneSpec
+from cenote.models.architecture import Architecture, HFConfig, dense_head, linear_head
 
 
 def bert(config: HFConfig) -> Architecture:
@@ -42,10 +42,7 @@ def bert(config: HFConfig) -> Architecture:
         },
         prefixes=("bert.", "roberta.", "model.", ""),
         unused=("pooler.*", "*position_ids", "cls.*", "lm_head.*", "classifier.*"),
-        sequence_head=Head(
-            spec=HeadSpec(pooling="CLS", dense=True),
-            weights={"head.dense": "pooler.dense", "head.classifier": "classifier"},
-        ),
+        sequence_head=dense_head("pooler.dense", "classifier"),
         token_head=linear_head("classifier"),
     )
 
@@ -56,8 +53,5 @@ def roberta(config: HFConfig) -> Architecture:
     return replace(
         base,
         backbone=replace(base.backbone, position_offset=config.get("pad_token_id", 1) + 1),
-        sequence_head=Head(
-            spec=HeadSpec(pooling="CLS", dense=True, whole_per_token=True),
-            weights={"head.dense": "classifier.dense", "head.classifier": "classifier.out_proj"},
-        ),
+        sequence_head=dense_head("classifier.dense", "classifier.out_proj", whole_per_token=True),
     )
