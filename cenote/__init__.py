@@ -11,17 +11,35 @@ from cenote.request import PoolingParams
 
 if TYPE_CHECKING:
     from cenote.llm import LLM
+    from cenote.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "BadRequest",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineStopped",
     "InputTooLong",
     "LoadError",
     "PoolerConfig",
     "PoolingError",
+    "PoolingOutput",
     "PoolingParams",
+    "PoolingRequestOutput",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "Unsupported",
     "__version__",
 ]
@@ -31,4 +49,6 @@ def __getattr__(name: str) -> Any:
     # torch takes a second to import: `cenote --help` and a client of the server need none of it
     if name == "LLM":
         return import_module("cenote.llm").LLM
+    if name in __all__:
+        return getattr(import_module("cenote.outputs"), name)
     raise AttributeError(f"module 'cenote' has no attribute {name!r}")

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Generic, Literal, TypeVar
 
 from cenote.errors import BadRequest, LoadError
-from cenote.request import TASKS, current_task_name, one_spelling
+from cenote.request import TASKS, check_type, current_task_name, one_spelling
 
 logger = logging.getLogger("cenote")
 
@@ -44,6 +44,15 @@ def human_number(text: str | int) -> int:
         raise BadRequest(f"{text!r} is no number of tokens; write 4096, 8k (8000) or 8K (8192)") from None
 
 
+POOLER_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("task", "pooling_type", "seq_pooling_type", "tok_pooling_type"), (str,)),
+    **dict.fromkeys(("use_activation", "normalize", "enable_chunked_processing"), (bool,)),
+    **dict.fromkeys(("dimensions", "max_embed_len", "step_tag_id"), (int,)),
+    **dict.fromkeys(("logit_mean", "logit_bias", "logit_sigma"), (float, int)),
+    "returned_token_ids": (list, tuple),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolerConfig:
     """How token states become answers; what is unset follows Sentence Transformers files, then the model."""
@@ -65,6 +74,8 @@ class PoolerConfig:
 
     def __post_init__(self) -> None:
         set_now = object.__setattr__  # frozen for everybody but this method
+        for name, kinds in POOLER_TYPES.items():
+            check_type(name, getattr(self, name), kinds)
         set_now(self, "task", current_task_name(self.task))
         set_now(
             self,
@@ -78,6 +89,8 @@ class PoolerConfig:
             )
         set_now(self, "logit_mean", self.logit_mean if self.logit_mean is not None else self.logit_bias)
         set_now(self, "logit_bias", None)
+        if self.max_embed_len is not None and self.max_embed_len < 1:
+            raise BadRequest(f"max_embed_len={self.max_embed_len} refuses every text; give 1 or more")
         if self.logit_sigma == 0:
             raise BadRequest("logit_sigma cannot be 0 (division by zero)")
         if self.pooling_type is not None:
@@ -112,6 +125,7 @@ class EngineConfig:
         choices=("auto", "none", "embed", "classify", "reward"),
     )
     tokenizer: str | None = option("a hub name or folder of another tokenizer", default=None)
+    tokenizer_revision: str | None = option("branch, tag or commit of the other tokenizer", default=None)
     revision: str | None = option("branch, tag or commit on the hub", default=None)
     hf_token: str | None = option("access token for the hub; HF_TOKEN when unset", default=None)
     dtype: DType = option(
@@ -137,15 +151,22 @@ class EngineConfig:
     trust_remote_code: bool = option("accepted and without effect: checkpoint code is never run", default=False)
 
     def __post_init__(self) -> None:
+        for item in declared(type(self)):
+            choices, value = item.metadata["choices"], getattr(self, item.name)
+            if choices and value not in (*choices, "generate"):
+                raise BadRequest(f"{item.name}={value!r} is unknown; there are: {', '.join(choices)}", param=item.name)
         for name in ("max_num_batched_tokens", "max_num_seqs", "step_timeout_s"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not (isinstance(value, int | float) and value > 0):
                 raise BadRequest(f"{name}={value!r} leaves no room for anything; give a number above 0", param=name)
 
     @classmethod
     def of(cls, model: str | None = None, **given: Any) -> EngineConfig:
         """From the keywords of `LLM`, older spellings and options of the reference included."""
-        given = {name: value for name, value in given.items() if not _has_no_effect(name, value)}
+        # None is how programs say that they leave an option alone
+        given = {name: value for name, value in given.items() if value is not None and not _has_no_effect(name, value)}
+        if type(given.get("dtype")).__module__ == "torch":
+            given["dtype"] = str(given["dtype"]).removeprefix("torch.")
         given["pooler_config"] = _pooler_config(given)
         task = given.pop("task", None)
         if isinstance(given.get("max_model_len"), str | int):
@@ -168,7 +189,6 @@ WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "enable_prefix_caching": (),
     "enable_chunked_prefill": (),
     "tokenizer_mode": ("auto", "slow"),
-    "tokenizer_revision": (),
     "skip_tokenizer_init": (False,),
     "quantization": (None,),
     "renderer_num_workers": (),
@@ -179,6 +199,22 @@ WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "allowed_local_media_path": ("",),
     "allowed_media_domains": (None,),
     "load_format": ("auto", "safetensors"),
+    "io_processor_plugin": (None,),
+    "download_dir": (None,),
+    "use_tqdm_on_load": (),
+    "disable_custom_all_reduce": (),
+    "cpu_offload_gb": (0,),
+    "compilation_config": (),
+    "kv_cache_dtype": ("auto",),
+    "block_size": (),
+    "distributed_executor_backend": (),
+    "config_format": ("auto", "hf"),
+    "data_parallel_size": (1,),
+    "code_revision": (),
+    "enable_flash_late_interaction": (),
+    "max_seq_len_to_capture": (),
+    "enable_mm_embeds": (False,),
+    "max_logprobs": (),
 }
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count, cycle
 from typing import Any, TypeVar
 
+import tokenizers
+import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from cenote.config import EngineConfig
+from cenote.config import EngineConfig, PoolerConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.pending import Pending
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.inputs.prompts import as_inputs, as_tokenization
+from cenote.models.architecture import HFConfig
 from cenote.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -27,7 +31,16 @@ from cenote.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from cenote.request import Pooled, PoolingParams, PoolRequest, ScoreRequest, ScoreType, Task, current_task_name
+from cenote.request import (
+    Pooled,
+    PoolingParams,
+    PoolRequest,
+    ScoreRequest,
+    ScoreType,
+    Task,
+    Tokenization,
+    current_task_name,
+)
 
 Result = TypeVar("Result")
 OutputOfRequest = TypeVar("OutputOfRequest", bound=RequestOutput[Any])
@@ -42,6 +55,17 @@ Use one of the specific methods, or name a task:
   - LLM.reward(...)    or pooling_task="token_classify":  a probability per class for every token
   - pooling_task="token_embed":                           a vector for every token
 This model supports: """
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What programs ask a loaded model about itself."""
+
+    model: str
+    hf_config: HFConfig  # config.json, with hf_overrides applied
+    max_model_len: int
+    dtype: torch.dtype
+    pooler_config: PoolerConfig
 
 
 class LLM:
@@ -63,17 +87,24 @@ class LLM:
         return self.engine.model.description.default_task
 
     @property
-    def model_config(self) -> Any:
-        """config.json, with hf_overrides applied."""
-        return self.engine.model.description.config
+    def model_config(self) -> ModelConfig:
+        description = self.engine.model.description
+        return ModelConfig(
+            model=description.name,
+            hf_config=description.config,
+            max_model_len=description.max_length.value,
+            dtype=description.dtype.value,
+            pooler_config=self.config.pooler_config,
+        )
 
     @property
     def labels(self) -> list[str] | None:
         """The names of a classifier's classes, in the order of their probabilities."""
         return self.engine.model.description.labels
 
-    def get_tokenizer(self) -> Any:
-        return self.engine.tokenizer.raw
+    def get_tokenizer(self) -> tokenizers.Tokenizer:
+        """A copy, so that what a caller does to it does nothing to the engine."""
+        return tokenizers.Tokenizer.from_str(self.engine.tokenizer.raw.to_str())
 
     def close(self) -> None:
         """Stop the engine's threads; the model is freed with the object."""
@@ -168,13 +199,15 @@ class LLM:
     ) -> list[ScoringRequestOutput]:
         """How well texts match, 1:1, 1:N or N:N, as `outputs.score`."""
         _refuse_lora(lora_request)
+        if pooling_params is not None and not isinstance(pooling_params, PoolingParams):
+            raise BadRequest("score takes one PoolingParams for all pairs")
         extra = (pooling_params.extra_kwargs if pooling_params else None) or {}
         request = ScoreRequest(
             queries=self._texts(data_1),
             documents=self._texts(data_2),
             score_type=score_type,
             params=pooling_params,
-            tokenization=as_tokenization(tokenization_kwargs, self.engine.max_model_len),
+            tokenization=self._tokenization(tokenization_kwargs, pooling_params),
             max_tokens_per_query=extra.get("max_tokens_per_query") or 0,
             max_tokens_per_doc=extra.get("max_tokens_per_doc") or 0,
             template=chat_template,
@@ -204,12 +237,19 @@ class LLM:
             task=task,
             inputs=as_inputs(prompts),
             params=params,
-            tokenization=as_tokenization(tokenization_kwargs, self.engine.max_model_len),
+            tokenization=self._tokenization(tokenization_kwargs, params),
             prompt=prompt,
             prompt_name=prompt_name,
         )
         with _progress(use_tqdm) as on_progress:
             return _without_errors(self.engine.pool_sync(request, on_progress))
+
+    def _tokenization(self, kwargs: Mapping[str, Any] | None, params: Params) -> Tokenization:
+        first = params[0] if isinstance(params, list | tuple) and params else params
+        older = getattr(first, "truncate_prompt_tokens", None)
+        if older is not None:
+            kwargs = {"truncate_prompt_tokens": older, **(kwargs or {})}
+        return as_tokenization(kwargs, self.engine.max_model_len)
 
     def _outputs(
         self, kind: type[OutputOfRequest], output: Callable[[Tensor], Any], pooled: Sequence[Pooled]
@@ -230,6 +270,8 @@ class LLM:
         return name  # type: ignore[return-value]  # the engine refuses what is no task
 
     def _texts(self, given: str | Sequence[str]) -> list[str]:
+        if not isinstance(given, str | Mapping | Sequence):
+            raise BadRequest(f"score compares texts or lists of texts, got {type(given).__name__}")
         texts = [given] if isinstance(given, str | Mapping) else list(given)
         for text in texts:
             if isinstance(text, Mapping):
@@ -255,7 +297,7 @@ def _without_errors(answers: Sequence[Result | PoolingError]) -> list[Result]:
 
 
 def _refuse_lora(request: Any) -> None:
-    if request is not None:
+    if request is not None and not (isinstance(request, list) and all(each is None for each in request)):
         raise Unsupported(f"Got lora_request {request} but LoRA is not enabled!", param="lora_request")
 
 

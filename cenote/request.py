@@ -30,8 +30,12 @@ class PoolingParams:
     task: str | None = None
     extra_kwargs: dict[str, Any] | None = None
     normalize: bool | None = None  # the older name of use_activation
+    truncate_prompt_tokens: int | None = None  # the older place of what tokenization_kwargs says
 
     def __post_init__(self) -> None:
+        for name in ("use_activation", "normalize"):
+            check_type(name, getattr(self, name), (bool,))
+        check_type("returned_token_ids", self.returned_token_ids, (list, tuple))
         self.use_activation = one_spelling("normalize", self.normalize, "use_activation", self.use_activation)
         self.normalize = None
         self.task = current_task_name(self.task)
@@ -80,6 +84,13 @@ class Embeds:
 
 # a text, one prompt of token ids, two texts read as one, or ready-made token embeddings
 Input: TypeAlias = "str | Sequence[int] | Pair | Embeds"
+
+
+def input_size(item: Input) -> int:
+    """Characters or tokens, whichever it is given in: a measure of the work before anything is tokenized."""
+    if isinstance(item, Pair):
+        return len(item.query) + len(item.document)
+    return len(item.rows) if isinstance(item, Embeds) else len(item)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +148,13 @@ class Engine(Protocol):
     async def pool(self, request: PoolRequest) -> list[Pooled | PoolingError]: ...
 
     async def score(self, request: ScoreRequest) -> list[Scored | PoolingError]: ...
+
+
+def check_type(name: str, value: object, kinds: tuple[type, ...]) -> None:
+    """Refuse a value of another kind, such as the text "false" where a bool is meant; None is always left alone."""
+    if value is None or (isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))):
+        return
+    raise BadRequest(f"{name} is {' or '.join(kind.__name__ for kind in kinds)}, got {value!r}", param=name)
 
 
 def current_task_name(name: str | None) -> str | None:

@@ -194,7 +194,7 @@ def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
 def test_what_can_be_asked_of_a_model_itself(llm: LLM, tiny: MakeTiny) -> None:
     assert llm.supported_tasks == ("embed", "token_embed")
     assert llm.pooling_task == "embed"
-    assert llm.model_config.hidden_size == 384
+    assert llm.model_config.hf_config.hidden_size == 384
     assert llm.labels is None
     assert llm.get_tokenizer().encode("a").ids == [101, 1037, 102]
     classifier = tiny("classifier", hf_overrides={"id2label": {"0": "bad", "1": "fair", "2": "good"}})

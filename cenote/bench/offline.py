@@ -40,18 +40,18 @@ def cenote(model: str | None, dtype: str) -> tuple[Contender, LLM]:
     return Contender(f"cenote {shown}", embed), llm
 
 
-def sentence_transformers(folder: str, dtype: str, batch_size: int) -> Contender:
+def sentence_transformers(folder: str, dtype: str, batch_size: int, device: str) -> Contender:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError:
         raise LoadError("the comparison needs sentence-transformers: pip install sentence-transformers") from None
-    model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
+    model = SentenceTransformer(folder, device=device, model_kwargs={"dtype": getattr(torch, dtype)})
 
     def embed(texts: list[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         vectors: torch.Tensor = model.encode(
             texts, batch_size=batch_size, show_progress_bar=False, convert_to_tensor=True
         )
-        return vectors.float().numpy()
+        return vectors.float().cpu().numpy()
 
     return Contender(f"sentence-transformers {dtype}", embed)
 
@@ -66,8 +66,8 @@ def compare(
     workload = log_normal(
         llm.get_tokenizer(), count, mean=mean, longest=min(256, description.max_length.value), seed=seed
     )
-    folder = str(description.checkpoint.folder)
-    contenders = [ours, *(sentence_transformers(folder, kind, batch_size) for kind in ("float32", "bfloat16"))]
+    folder, device = str(description.checkpoint.folder), str(description.device.value)
+    contenders = [ours, *(sentence_transformers(folder, kind, batch_size, device) for kind in ("float32", "bfloat16"))]
     reference = contenders[1].embed(workload.texts[:64])
     agreements = [agreement(contender.embed(workload.texts[:64]), reference) for contender in contenders]  # and warm up
     for _ in range(rounds):

@@ -114,6 +114,8 @@ def _one_spelling(argv: Sequence[str], parser: Parser) -> tuple[list[str], list[
 
 
 def _json_or_text(text: str) -> Any:
+    if text in ("True", "False", "None"):  # as Python spells them
+        return {"True": True, "False": False, "None": None}[text]
     try:
         return json.loads(text)
     except ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
@@ -83,11 +84,13 @@ class PoolingEngine:
             on_end=self._thread_ended,
         )
         self.watchdog = Watchdog(lambda: self.loop.step_began, config.step_timeout_s, self._thread_ended)
+        self.process = os.getpid()  # threads do not follow a fork
         self.dead: PoolingError | None = None
         self._in_flight: weakref.WeakSet[Pending] = weakref.WeakSet()
         self._lock = threading.Lock()
         for part in (self.loop, self.intake, self.watchdog):
             part.thread.start()
+        logger.info("Supported pooling tasks: %s", ", ".join(self.plan.tasks))
 
     @classmethod
     def load(cls, config: EngineConfig) -> PoolingEngine:
@@ -114,6 +117,8 @@ class PoolingEngine:
 
     def submit(self, request: PoolRequest) -> Pending:
         """Check a request against the model and let it in."""
+        if os.getpid() != self.process:
+            raise EngineStopped(f"this engine belongs to process {self.process}; load the model after forking")
         self.check_task(request.task)
         if not len(request.inputs):
             raise BadRequest("You must pass at least one prompt", param="input")
@@ -195,8 +200,8 @@ class PoolingEngine:
                 return Limits(self.max_model_len)
             return Limits(pooler.max_embed_len, "max_embed_len")
         if pooler.max_embed_len is None:
-            return Limits(self.max_model_len, bounded=False)
-        return Limits(pooler.max_embed_len, "max_embed_len")
+            return Limits(self.max_model_len, bounded=False, chunked=True)
+        return Limits(pooler.max_embed_len, "max_embed_len", chunked=True)
 
     def _prompt(self, request: PoolRequest) -> str | None:
         if request.prompt is not None or request.prompt_name is None:

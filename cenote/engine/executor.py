@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -37,6 +38,11 @@ class LocalExecutor:
         self.overlapping = device.type == "cuda"
 
     def start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
+        # events and copies belong to the device that is current, and a thread starts with the first
+        with torch.cuda.device(self.device) if self.overlapping else nullcontext():
+            return self._start(batch)
+
+    def _start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
         with torch.inference_mode():
             packed = pack([sequence.rendered for sequence in batch], self.device)
             answers = self.pooler(self.backbone(packed), packed, [sequence.ask for sequence in batch])
@@ -86,7 +92,10 @@ def _deliver(groups: Many[tuple[Answers, Tensor]], size: int) -> list[Answer]:
         rows = group.rows.unbind(0) if group.counts is None else torch.split(group.rows, group.counts)
         good = [True] * len(rows) if bool(finite.all()) else _finite_each(finite, group.counts)
         for member, row, is_good in zip(group.members, rows, good, strict=True):
-            answers[member] = row if is_good else NumericalError("the model's answer to this input is not finite")
+            # a copy of its own: a view would keep, and pickle, the whole batch
+            answers[member] = (
+                row.clone() if is_good else NumericalError("the model's answer to this input is not finite")
+            )
     assert None not in answers, "every sequence belongs to one group"
     return answers  # type: ignore[return-value]
 

@@ -6,6 +6,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Many
+from functools import partial
 
 from cenote.engine.loop import Loop
 from cenote.engine.pending import LongText, Pending
@@ -16,8 +18,11 @@ from cenote.inputs.render import Rendered, Renderer
 
 logger = logging.getLogger("cenote")
 
-# inputs rendered at once: enough for the tokenizer's threads, few enough that others get their turn
-SLICE = 256
+# rendered at once: enough for the tokenizer's threads, little enough that others get their turn
+SLICE_INPUTS = 256
+SLICE_CHARS = 1_000_000
+
+Turn = Callable[[], None]
 
 
 class Intake:
@@ -37,14 +42,17 @@ class Intake:
         self.max_model_len = max_model_len
         self.max_waiting_tokens = max_waiting_tokens
         self.on_end = on_end
-        self.waiting: deque[Pending] = deque()
+        self.waiting: deque[Turn] = deque()
         self.changed = threading.Condition()
         self.stopping = False
         self.thread = threading.Thread(target=self._run, name="cenote-intake", daemon=True)
 
     def add(self, pending: Pending) -> None:
+        self._queue(partial(self._render_slice, pending))
+
+    def _queue(self, turn: Turn) -> None:
         with self.changed:
-            self.waiting.append(pending)
+            self.waiting.append(turn)
             self.changed.notify()
 
     def stop(self) -> None:
@@ -55,15 +63,16 @@ class Intake:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            while (pending := self._next()) is not None and self.loop.wait_for_room(self.max_waiting_tokens):
-                self._render_slice(pending)
+            while (turn := self._next()) is not None and self.loop.wait_for_room(self.max_waiting_tokens):
+                turn()
+                del turn  # while nothing waits, nothing of what was rendered is kept
         except BaseException as caught:  # nobody who waits may be left without an answer
             error = caught
             logger.exception("the rendering thread died")
         finally:
             self.on_end(error)
 
-    def _next(self) -> Pending | None:
+    def _next(self) -> Turn | None:
         with self.changed:
             self.changed.wait_for(lambda: self.stopping or self.waiting)
             return None if self.stopping else self.waiting.popleft()
@@ -74,7 +83,7 @@ class Intake:
         first = pending.num_rendered
         try:
             rendered = self.renderer.render(
-                pending.take(SLICE), pending.request.tokenization, pending.limits, pending.prompt
+                pending.take(SLICE_INPUTS, SLICE_CHARS), pending.request.tokenization, pending.limits, pending.prompt
             )
         except Exception as error:  # a bug in rendering fails this request, not the thread
             logger.exception("rendering failed")
@@ -86,9 +95,19 @@ class Intake:
                 pending.fail(index, item)
             else:
                 sequences.extend(self._sequences(pending, index, item))
-        self.loop.submit(sequences)
+        self._submit(sequences)
         if pending.num_rendered < pending.size:
             self.add(pending)
+
+    def _submit(self, sequences: Many[Sequence], start: int = 0) -> None:
+        """A share of them now, the rest when the others had their turn: one text may have thousands of chunks."""
+        tokens, end = 0, start
+        while end < len(sequences) and tokens < self.max_waiting_tokens // 4:
+            tokens += sequences[end].num_tokens
+            end += 1
+        self.loop.submit(sequences[start:end])
+        if end < len(sequences):
+            self._queue(partial(self._submit, sequences, end))
 
     def _sequences(self, pending: Pending, index: int, item: Rendered) -> list[Sequence]:
         ask, priority = pending.asks[index], pending.request.priority

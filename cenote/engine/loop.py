@@ -66,6 +66,7 @@ class Loop:
                 self._deliver(*started)
                 started = None
             ahead = started
+            del batch, started  # while nothing runs, nothing of what ran is kept
             self.step_began = None if ahead is None else time.monotonic()
 
     def _next_batch(self, *, block: bool) -> list[Sequence] | None:

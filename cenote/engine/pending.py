@@ -16,7 +16,7 @@ from cenote.inputs.chunks import WeightedMean
 from cenote.inputs.render import Limits, Rendered
 from cenote.inputs.tokenizer import TokenIds
 from cenote.pooling.pooler import Ask
-from cenote.request import Input, Pooled, PoolRequest
+from cenote.request import Input, Pooled, PoolRequest, input_size
 
 Answers = list[Pooled | PoolingError]
 
@@ -43,10 +43,12 @@ class Pending:
         """Nobody waits any more: the caller has gone, or the request has failed already."""
         return self.future.done()
 
-    def take(self, count: int) -> Many[Input]:
-        """The next inputs to render."""
-        start = self.num_rendered
-        self.num_rendered = min(start + count, self.size)
+    def take(self, max_inputs: int, max_size: int) -> Many[Input]:
+        """The next inputs to render: so many, or fewer when they are long."""
+        start, size = self.num_rendered, 0
+        while self.num_rendered < min(start + max_inputs, self.size) and size < max_size:
+            size += input_size(self.request.inputs[self.num_rendered])
+            self.num_rendered += 1
         return self.request.inputs[start : self.num_rendered]
 
     def receive(self, sequence: Sequence, answer: Tensor | PoolingError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -32,11 +33,23 @@ def joined_text(pair: Pair) -> str:
 
 @lru_cache(maxsize=32)
 def compiled(template: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = _refuse
+    environment.filters["tojson"] = _to_json  # Jinja's own escapes for web pages
     try:
         return environment.from_string(template)
     except jinja2.TemplateError as error:
         raise BadRequest(f"the score template is not valid Jinja: {error}", param="chat_template") from error
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:

@@ -68,6 +68,8 @@ def _from_mapping(prompt: Mapping[str, Any]) -> Input:
 
 def as_tokenization(kwargs: Mapping[str, Any] | None, max_model_len: int) -> Tokenization:
     """`tokenization_kwargs` as one value; what nobody knows is logged and ignored."""
+    if not isinstance(kwargs, Mapping | None):
+        raise BadRequest(f"tokenization_kwargs is a dict, got {type(kwargs).__name__}")
     kwargs = dict(kwargs or {})
     max_length = kwargs.pop("max_length", None)
     truncate = kwargs.pop("truncate_prompt_tokens", None)

@@ -32,6 +32,7 @@ class Limits:
     max_tokens: int
     name: str = "max_model_len"  # or max_embed_len, where long texts are embedded in chunks
     bounded: bool = True  # False: any length
+    chunked: bool = False  # what is longer than the model reads is no reason to cut
 
 
 class Renderer:
@@ -205,7 +206,7 @@ def wanted_length(how: Tokenization, limits: Limits) -> int | None:
     if how.truncation_side not in (None, "left", "right"):
         raise BadRequest("`truncation_side` must be either 'left' or 'right'.", param="truncation_side")
     wanted = checked_count("truncate_prompt_tokens", how.truncate_prompt_tokens)
-    if wanted is None or (wanted == -1 and not limits.bounded):
+    if wanted is None or (wanted == -1 and limits.chunked):
         return None
     if wanted == -1:
         return limits.max_tokens

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from cenote.batch import PackedBatch
@@ -29,7 +28,7 @@ class AttentionKernel(Protocol):
 
 def choose(query: Tensor) -> AttentionKernel:
     """Packed kernels where the device has one for these heads, otherwise runs of equal lengths."""
-    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and flash.available():
+    if query.is_cuda and flash.fits(query) and flash.available():
         return flash.attention
     if query.device.type == "cpu" and tiles.fits(query) and tiles.available():
         return tiles.attention

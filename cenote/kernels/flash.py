@@ -16,6 +16,12 @@ def available() -> bool:
     return _operator() is not None
 
 
+def fits(query: Tensor) -> bool:
+    """Whether the operator knows this head size and number type."""
+    head_dim = query.shape[-1]
+    return query.dtype in (torch.float16, torch.bfloat16) and head_dim % 8 == 0 and head_dim <= 256
+
+
 @cache
 def _operator() -> Any:
     try:

@@ -27,7 +27,7 @@ class PrepackedLinear(nn.Module):
 
 def prepack(module: nn.Module) -> None:
     """Replace every bfloat16 linear layer on a CPU by a prepacked one."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):

@@ -73,7 +73,8 @@ def _library() -> Any:
 def _openmp_of_torch() -> str:
     """The OpenMP library that importing torch has brought into this process."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    found = next((line.split(maxsplit=5)[5] for line in lines if "libgomp" in line), None)
-    if found is None:
+    found = [line.split(maxsplit=5)[5] for line in lines if "libgomp" in line]
+    if not found:
         raise OSError("torch runs without GNU OpenMP here")
-    return found
+    beside = str(Path(torch.__file__).parent)  # also torch.libs; other packages may have brought their own
+    return next((path for path in found if path.startswith(beside)), found[0])

@@ -58,6 +58,14 @@ class BackboneSpec:
     first_norm: bool = True  # whether layer 0 norms what the embedding already normed
     final_norm: bool = True
 
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "kv_heads"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}, not a number of 1 or more")
+        if self.local_layers and len(self.local_layers) != self.num_layers:
+            raise ValueError(f"{len(self.local_layers)} layer types for {self.num_layers} layers")
+
     @property
     def size_per_head(self) -> int:
         return self.head_dim or self.hidden_size // self.num_heads

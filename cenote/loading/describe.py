@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from cenote.config import Convert, EngineConfig, Sourced
-from cenote.errors import LoadError
+from cenote.errors import LoadError, PoolingError
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
 from cenote.loading.convert import TokenLabels, token_labels
 from cenote.loading.default_model import default_model, with_ways_to_get_it
@@ -75,6 +75,16 @@ class Description:
 def describe(options: EngineConfig) -> Description:
     checkpoint = _checkpoint(options)
     config = read_config(checkpoint, options.hf_overrides)
+    try:
+        return _describe(options, checkpoint, config)
+    except (TypeError, KeyError, IndexError, ZeroDivisionError, AttributeError, ValueError) as error:
+        if isinstance(error, PoolingError):
+            raise
+        # a file written by hand can hold anything anywhere
+        raise LoadError(f"{config.source}: a value in it makes no sense: {type(error).__name__}: {error}") from error
+
+
+def _describe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -> Description:
     entry = find(architectures(config), config.source)
     family = entry.family(config)
     files = read_modules(checkpoint) or SentenceTransformers()
@@ -103,7 +113,7 @@ def describe(options: EngineConfig) -> Description:
         plan=resolve_plan(
             model=name,
             user=options.pooler_config,
-            files=PoolingFiles(files.pooling, files.normalize, files.include_prompt),
+            files=PoolingFiles(files.pooling, files.normalize, files.include_prompt) if kind.value == "embed" else None,
             method=_default_method(kind.value, architecture, entry),
             activation=classification_activation({"num_labels": None, **config.values, **_own_activation(files)}),
             tasks=TASKS[kind.value],
@@ -198,6 +208,9 @@ def _device(asked: str | None) -> Sourced[torch.device]:
         device = torch.device(asked)
     except RuntimeError:
         raise LoadError(f"device={asked!r} is unknown; there are: cpu, cuda, cuda:0, ...") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise LoadError(f"device={asked!r}: torch {torch.__version__} sees no GPU here; use cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise LoadError(f"device={asked!r} is not offered; there are: cpu, cuda, cuda:0, ...")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise LoadError(f"device={asked!r}: torch {torch.__version__} sees {count} GPUs here, counted from cuda:0")
     return Sourced(device, "device")

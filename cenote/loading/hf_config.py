@@ -57,11 +57,11 @@ def read_config(checkpoint: Checkpoint, overrides: Overrides = None) -> HFConfig
     if overrides is None:
         return HFConfig(values, source)
     if isinstance(overrides, Mapping):
-        return HFConfig(_merged(values, overrides), source)
+        return HFConfig(_with_rope_in_one_place(_merged(values, overrides), overrides), source)
     if not callable(overrides):
         raise LoadError(f"hf_overrides is a mapping or a function of the config, not {type(overrides).__name__}")
     try:
-        changed = overrides(deepcopy(values))
+        changed = overrides(_Attributes(deepcopy(values)))
     except Exception as error:
         raise LoadError(f"hf_overrides failed on {source}: {type(error).__name__}: {error}") from error
     if not isinstance(changed, Mapping):
@@ -110,7 +110,8 @@ def resolve_max_length(
 
     if wanted is None or wanted <= length.value:
         return _lowered(length, wanted, "max_model_len")
-    return Sourced(_beyond(config, wanted, key or length.source, length.value, table), "max_model_len")
+    named = key if key is not None and length.value == derived else length.source
+    return Sourced(_beyond(config, wanted, named, length.value, table), "max_model_len")
 
 
 def tokenizer_max_length(checkpoint: Checkpoint) -> int | None:
@@ -163,6 +164,29 @@ def has_native_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         return False
     flags = next((line.split(":")[1].split() for line in lines if line.startswith(("flags", "Features"))), [])
     return bool({"amx_bf16", "avx512_bf16", "bf16"} & set(flags))
+
+
+class _Attributes(dict[str, Any]):
+    """A dict whose keys are attributes too, as functions written for Transformers' configs expect."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def _with_rope_in_one_place(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Newer files keep rotary settings in `rope_parameters`; overrides in the older words change them there."""
+    newer = values.get("rope_parameters")
+    if not isinstance(newer, dict) or any(isinstance(part, dict) for part in newer.values()):
+        return values
+    older = {"rope_theta": overrides["rope_theta"]} if "rope_theta" in overrides else {}
+    scaling = overrides.get("rope_scaling")
+    return {**values, "rope_parameters": {**newer, **older, **(scaling if isinstance(scaling, Mapping) else {})}}
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

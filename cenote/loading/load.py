@@ -18,7 +18,7 @@ from cenote.loading.describe import Description, describe
 from cenote.loading.sentence_transformers import DenseFile, load_dense, load_layer_norm
 from cenote.loading.tokenizer_files import TokenizerFiles, read_tokenizer
 from cenote.loading.weights import Filler, open_weights
-from cenote.pooling.heads import Classifier, Projector
+from cenote.pooling.heads import Classifier
 from cenote.pooling.pooler import Pooler
 
 
@@ -50,7 +50,11 @@ def load(options: EngineConfig) -> LoadedModel:
 def _tokenizer(options: EngineConfig, description: Description) -> TokenizerFiles:
     if options.tokenizer is None:
         return read_tokenizer(description.checkpoint)
-    return read_tokenizer(find_checkpoint(options.tokenizer, token=options.hf_token, needs_config=False))
+    return read_tokenizer(
+        find_checkpoint(
+            options.tokenizer, revision=options.tokenizer_revision, token=options.hf_token, needs_config=False
+        )
+    )
 
 
 def _classifier(description: Description, filler: Filler, tokenizer: TokenizerFiles) -> Classifier | None:
@@ -81,7 +85,7 @@ def _classifier(description: Description, filler: Filler, tokenizer: TokenizerFi
     return holder["head"]  # type: ignore[return-value]
 
 
-def _projector(description: Description) -> Projector | None:
+def _projector(description: Description) -> nn.Module | None:
     steps = description.sentence_transformers.projector
     if not steps or description.kind.value != "embed":
         return None
@@ -98,4 +102,4 @@ def _projector(description: Description) -> Projector | None:
         if bias is not None:
             layer.bias = nn.Parameter(bias.to(device, dtype), requires_grad=False)
         layers.append(layer)
-    return Projector(layers)
+    return nn.Sequential(*layers)

@@ -15,6 +15,10 @@ from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
 WeightTable: TypeAlias = Mapping[str, "str | list[str]"]
 
 
+class MissingKey(LoadError, AttributeError):
+    """config.json lacks what the architecture needs; also an AttributeError, so that hasattr works."""
+
+
 class HFConfig:
     """config.json as attributes; asking for a key that is not there says so in one line."""
 
@@ -24,10 +28,10 @@ class HFConfig:
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return self.__dict__["values"][name]
+            return self.__dict__.get("values", {})[name]
         except KeyError:
             source = self.__dict__.get("source", "config.json")
-            raise LoadError(f"{source} has no {name!r}, which this architecture needs") from None
+            raise MissingKey(f"{source} has no {name!r}, which this architecture needs") from None
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a key that may be missing or null."""

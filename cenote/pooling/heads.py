@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
 from cenote.layers.linear import Linear
 from cenote.layers.spec import HeadSpec
-
-
-class Projector(nn.Sequential):
-    """The Dense and LayerNorm modules of a Sentence Transformers model, in order."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        super().__init__(*layers)
 
 
 class Classifier(nn.Module):

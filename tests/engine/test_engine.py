@@ -15,7 +15,7 @@ import torch
 from cenote.config import PoolerConfig
 from cenote.engine.engine import BATCHES_AHEAD
 from cenote.engine.executor import Answer, EchoExecutor
-from cenote.engine.intake import SLICE
+from cenote.engine.intake import SLICE_INPUTS
 from cenote.engine.sequence import Sequence
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.request import Pair, PoolingParams, PoolRequest, Tokenization
@@ -170,7 +170,7 @@ def test_what_is_rendered_but_has_not_run_stays_bounded(make_engine: MakeEngine)
     answers = engine.pool_sync(asking(inputs))
 
     assert echoed(answers) == inputs
-    assert 512 < most_waiting <= BATCHES_AHEAD * 512 + SLICE * 6
+    assert 512 < most_waiting <= BATCHES_AHEAD * 512 + SLICE_INPUTS * 6
 
 
 def test_a_small_request_does_not_wait_for_the_whole_of_a_large_one(make_engine: MakeEngine) -> None:

@@ -221,7 +221,7 @@ def test_a_limit_of_another_name_is_named(renderer: Renderer) -> None:
 
 
 def test_without_a_bound_any_length_is_read(renderer: Renderer) -> None:
-    free = Limits(16, bounded=False)
+    free = Limits(16, bounded=False, chunked=True)
 
     assert len(ids(renderer, "a " * 1000, free)) == 1002
     assert len(ids(renderer, "a " * 1000, free, truncate_prompt_tokens=-1)) == 1002
