@@ -13,7 +13,10 @@ from cenote.errors import BadRequest
 
 @dataclass(slots=True, eq=False)
 class PoolingOutput:
-    data: Tensor  # on the CPU
+    data: Tensor  # on the CPU, a view of the answers of its batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.data.clone(),)  # a view would be saved with its whole batch
 
 
 class EmbeddingOutput(PoolingOutput):

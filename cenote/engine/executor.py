@@ -59,7 +59,9 @@ class LocalExecutor:
 
         def wait() -> list[Answer]:
             done.synchronize()
-            return _deliver(arriving, len(batch))
+            # out of page-locked memory, which is scarce: callers keep answers as long as they like
+            kept = [(Answers(group.members, group.rows.clone(), group.counts), finite) for group, finite in arriving]
+            return _deliver(kept, len(batch))
 
         return wait
 
@@ -92,10 +94,8 @@ def _deliver(groups: Many[tuple[Answers, Tensor]], size: int) -> list[Answer]:
         rows = group.rows.unbind(0) if group.counts is None else torch.split(group.rows, group.counts)
         good = [True] * len(rows) if bool(finite.all()) else _finite_each(finite, group.counts)
         for member, row, is_good in zip(group.members, rows, good, strict=True):
-            # a copy of its own: a view would keep, and pickle, the whole batch
-            answers[member] = (
-                row.clone() if is_good else NumericalError("the model's answer to this input is not finite")
-            )
+            # rows stay views of their batch: thousands of small copies would scatter over the heap and bloat it
+            answers[member] = row if is_good else NumericalError("the model's answer to this input is not finite")
     assert None not in answers, "every sequence belongs to one group"
     return answers  # type: ignore[return-value]
 
