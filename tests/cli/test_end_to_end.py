@@ -61,7 +61,7 @@ def test_a_model_that_is_not_there_is_one_line_and_status_78(tmp_path: Path) -> 
 
 def test_ctrl_c_and_a_kill_cost_no_finished_slice_and_change_no_byte(tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
-    texts.write_text("".join(f"{number} " + "water drips from the stone above " * 8 + "\n" for number in range(80)))
+    texts.write_text("".join(f"{number} " + "water drips from the stone above " * 8 + "\n" for number in range(400)))
     out, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     command = ["embed", "--input", texts, "--batch-rows", 8, "--output"]
     assert start(*command, whole).returncode == 0
