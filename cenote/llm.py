@@ -5,26 +5,26 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import count, cycle
 from typing import Any, TypeVar
 
 import tokenizers
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from cenote.config import EngineConfig, PoolerConfig
+from cenote.config import EngineConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.pending import Pending
+from cenote.engine.processor import NO_PLUGIN
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.inputs.prompts import as_inputs, as_tokenization
-from cenote.models.architecture import HFConfig
+from cenote.loading.describe import ModelConfig
 from cenote.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
+    PluginRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
@@ -39,13 +39,15 @@ from cenote.request import (
     ScoreType,
     Task,
     Tokenization,
-    current_task_name,
+    task_called,
 )
+from cenote.sides import side_texts
 
 Result = TypeVar("Result")
 OutputOfRequest = TypeVar("OutputOfRequest", bound=RequestOutput[Any])
 Params = PoolingParams | Sequence[PoolingParams] | None
 UseTqdm = bool | Callable[..., Any]
+Side = str | Mapping[str, Any]  # a text, or an object whose content is text
 
 WHICH_METHOD = """pooling_task required for `LLM.encode`.
 Use one of the specific methods, or name a task:
@@ -55,17 +57,6 @@ Use one of the specific methods, or name a task:
   - LLM.reward(...)    or pooling_task="token_classify":  a probability per class for every token
   - pooling_task="token_embed":                           a vector for every token
 This model supports: """
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """What programs ask a loaded model about itself."""
-
-    model: str
-    hf_config: HFConfig  # config.json, with hf_overrides applied
-    max_model_len: int
-    dtype: torch.dtype
-    pooler_config: PoolerConfig
 
 
 class LLM:
@@ -88,14 +79,7 @@ class LLM:
 
     @property
     def model_config(self) -> ModelConfig:
-        description = self.engine.model.description
-        return ModelConfig(
-            model=description.name,
-            hf_config=description.config,
-            max_model_len=description.max_length.value,
-            dtype=description.dtype.value,
-            pooler_config=self.config.pooler_config,
-        )
+        return self.engine.model.description.model_config
 
     @property
     def labels(self) -> list[str] | None:
@@ -156,11 +140,13 @@ class LLM:
         pooling_task: str | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput]:
-        """The tensor that a task gives, as `outputs.data`."""
+        """The tensor that a task gives, as `outputs.data`; with the task `plugin`, its own object as `outputs`."""
         if isinstance(prompts, Mapping) and "data" in prompts and pooling_task != "plugin":
             raise BadRequest("The 'data' field is only supported for the 'plugin' pooling task.")
         if pooling_task is None:
             raise BadRequest(WHICH_METHOD + ", ".join(self.supported_tasks))
+        if pooling_task == "plugin":
+            return [self._process(prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)]
         task = self._task(pooling_task)
         pooled = self._pool(task, prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
         return self._outputs(PoolingRequestOutput, PoolingOutput, pooled)
@@ -186,8 +172,8 @@ class LLM:
 
     def score(
         self,
-        data_1: str | Sequence[str],
-        data_2: str | Sequence[str],
+        data_1: Side | Sequence[Side],
+        data_2: Side | Sequence[Side],
         /,
         *,
         use_tqdm: UseTqdm = True,
@@ -203,8 +189,8 @@ class LLM:
             raise BadRequest("score takes one PoolingParams for all pairs")
         extra = (pooling_params.extra_kwargs if pooling_params else None) or {}
         request = ScoreRequest(
-            queries=self._texts(data_1),
-            documents=self._texts(data_2),
+            queries=side_texts(data_1, "data_1", self.engine.about),
+            documents=side_texts(data_2, "data_2", self.engine.about),
             score_type=score_type,
             params=pooling_params,
             tokenization=self._tokenization(tokenization_kwargs, pooling_params),
@@ -244,6 +230,25 @@ class LLM:
         with _progress(use_tqdm) as on_progress:
             return _without_errors(self.engine.pool_sync(request, on_progress))
 
+    def _process(
+        self,
+        prompts: Any,
+        params: Params,
+        use_tqdm: UseTqdm,
+        lora_request: Any,
+        tokenization_kwargs: Mapping[str, Any] | None,
+    ) -> PluginRequestOutput:
+        _refuse_lora(lora_request)
+        if self.engine.processor is None:
+            raise Unsupported(NO_PLUGIN)
+        data = prompts.get("data") if isinstance(prompts, Mapping) else None
+        how = as_tokenization(tokenization_kwargs, self.engine.max_model_len) if tokenization_kwargs else None
+        with _progress(use_tqdm) as on_progress:
+            result = self.engine.processor.process_sync(
+                data, lambda request: self.engine.pool_sync(request, on_progress), params=params, tokenization=how
+            )
+        return PluginRequestOutput(result)
+
     def _tokenization(self, kwargs: Mapping[str, Any] | None, params: Params) -> Tokenization:
         first = params[0] if isinstance(params, list | tuple) and params else params
         older = getattr(first, "truncate_prompt_tokens", None)
@@ -257,29 +262,7 @@ class LLM:
         return [kind(self._next_id(), output(item.data), item.token_ids, item.num_input_tokens) for item in pooled]
 
     def _task(self, name: str) -> Task:
-        name = current_task_name(name) or ""
-        if name == "plugin":
-            raise Unsupported(
-                "No IOProcessor plugin installed. Please refer to the documentation and to the "
-                "'prithvi_geospatial_mae_io_processor' offline inference example for more details."
-            )
-        if name == "score":  # the older name of a cross-encoder's classify
-            if "cross-encoder" not in self.engine.scorable.score_types:
-                raise Unsupported(f"`score` is a task of cross-encoders; this model supports {self.supported_tasks}")
-            return "classify"
-        return name  # type: ignore[return-value]  # the engine refuses what is no task
-
-    def _texts(self, given: str | Sequence[str]) -> list[str]:
-        if not isinstance(given, str | Mapping | Sequence):
-            raise BadRequest(f"score compares texts or lists of texts, got {type(given).__name__}")
-        texts = [given] if isinstance(given, str | Mapping) else list(given)
-        for text in texts:
-            if isinstance(text, Mapping):
-                names = self.engine.model.description.config.get("architectures", ["this model"])
-                raise Unsupported(f"MultiModalParam is not supported for {names[0]}")
-            if not isinstance(text, str):
-                raise BadRequest(f"score compares texts, got {type(text).__name__}")
-        return texts
+        return task_called(name, self.engine.about)  # type: ignore[return-value]  # the engine refuses what is no task
 
     def _score_ids(self, request: ScoreRequest) -> list[str]:
         """Two texts that were read apart are two requests, and both their numbers name the score."""

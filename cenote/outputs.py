@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -98,6 +99,10 @@ class RequestOutput(Generic[Output]):
         ids: list[int] = self._token_ids.tolist()
         return ids
 
+    @prompt_token_ids.setter
+    def prompt_token_ids(self, ids: Sequence[int]) -> None:  # plugins cut special tokens off
+        self._token_ids = np.asarray(ids, dtype=np.int32)
+
     @property
     def num_prompt_tokens(self) -> int:
         return len(self._token_ids)
@@ -111,6 +116,19 @@ class RequestOutput(Generic[Output]):
 
 class PoolingRequestOutput(RequestOutput[PoolingOutput]):
     __slots__ = ()
+
+
+class PluginRequestOutput(PoolingRequestOutput):
+    """What an IO processor plugin made of the answers: `outputs` is an object of its own kind."""
+
+    __slots__ = ()
+
+    def __init__(self, outputs: Any) -> None:
+        super().__init__("", outputs, np.zeros(0, dtype=np.int32))
+
+    @property
+    def num_cached_tokens(self) -> int:  # type: ignore[override]
+        return int(getattr(self.outputs, "num_cached_tokens", 0))
 
 
 class EmbeddingRequestOutput(RequestOutput[EmbeddingOutput]):

@@ -7,7 +7,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
-from cenote.errors import BadRequest, PoolingError
+from cenote.errors import BadRequest, PoolingError, Unsupported
+from cenote.metrics import Family
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +32,7 @@ class PoolingParams:
     extra_kwargs: dict[str, Any] | None = None
     normalize: bool | None = None  # the older name of use_activation
     truncate_prompt_tokens: int | None = None  # the older place of what tokenization_kwargs says
+    skip_reading_prefix_cache: bool | None = None  # accepted: nothing is cached here
 
     def __post_init__(self) -> None:
         for name in ("use_activation", "normalize"):
@@ -75,6 +77,17 @@ class Pair:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One conversation, which a chat template turns into one text."""
+
+    messages: Sequence[Mapping[str, Any]]
+    template: str | None = None  # Jinja text; the server's or the tokenizer's own when unset
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = False
+    continue_final_message: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Embeds:
     """A prompt given as token embeddings, [tokens, hidden]."""
@@ -82,15 +95,26 @@ class Embeds:
     rows: Tensor
 
 
-# a text, one prompt of token ids, two texts read as one, or ready-made token embeddings
-Input: TypeAlias = "str | Sequence[int] | Pair | Embeds"
+# a text, one prompt of token ids, two texts read as one, a conversation, or ready-made token embeddings
+Input: TypeAlias = "str | Sequence[int] | Pair | Chat | Embeds"
 
 
 def input_size(item: Input) -> int:
     """Characters or tokens, whichever it is given in: a measure of the work before anything is tokenized."""
     if isinstance(item, Pair):
         return len(item.query) + len(item.document)
+    if isinstance(item, Chat):
+        return sum(len(str(message.get("content", ""))) for message in item.messages)
     return len(item.rows) if isinstance(item, Embeds) else len(item)
+
+
+@dataclass(slots=True)
+class Timing:
+    """Where the time of a request went, in seconds. Whoever asks puts one into the request, the engine fills it in."""
+
+    queue: float = 0.0  # admitted, and waiting for its first batch
+    tokenize: float = 0.0
+    inference: float = 0.0  # from the start of its first batch to its last answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +129,7 @@ class PoolRequest:
     prompt_name: str | None = None
     priority: int = 0  # lower runs earlier, where the scheduling policy looks at it
     keep_going: bool = False  # an input that fails leaves its error in the list instead of failing the request
+    timing: Timing = field(default_factory=Timing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,17 +145,20 @@ class ScoreRequest:
     max_tokens_per_doc: int = 0
     template: str | None = None  # Jinja text that joins query and document
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    priority: int = 0
     keep_going: bool = False
+    timing: Timing = field(default_factory=Timing)
 
 
 @dataclass(slots=True)
 class Pooled:
-    """The answer to one input. `data` may lie on the device until somebody wants it elsewhere."""
+    """The answer to one input: a tensor beside the engine, an array where it came from another process."""
 
     data: Tensor
     token_ids: np.ndarray[Any, np.dtype[np.int32]]
     num_tokens: int  # as the model read them
     num_input_tokens: int  # before truncation
+    input_tokens_exact: bool = True  # False where a huge text was cut before all of it was counted
 
 
 @dataclass(slots=True)
@@ -140,14 +168,68 @@ class Scored:
     score: float
     token_ids: np.ndarray[Any, np.dtype[np.int32]]
     num_tokens: int
+    num_input_tokens: int  # before truncation
+    input_tokens_exact: bool = True
+
+
+@dataclass(slots=True)
+class Tokenized:
+    """A prompt as the model would read it."""
+
+    token_ids: list[int]
+    strings: list[str] | None = None  # the same tokens as the vocabulary writes them, where asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What a loaded model says of itself; plain values, so that they travel between processes."""
+
+    model: str  # the name in messages and replies
+    root: str  # what was loaded: a hub name or a folder
+    architecture: str
+    tasks: tuple[Task, ...]
+    default_task: Task
+    score_types: tuple[ScoreType, ...]
+    max_model_len: int
+    dtype: str
+    device: str
+    embedding_size: int | None  # None where the model embeds nothing
+    labels: list[str] | None  # of a classifier, in the order of its probabilities
+    prompts: Mapping[str, str]  # by name, from the Sentence Transformers files
+    instructions: Mapping[str, str]  # by task, from config.json
+    tokenizer_info: Mapping[str, Any]  # tokenizer_config.json, and the chat template if there is one
+    has_chat_template: bool
+    plugin: str | None = None  # the IO processor in use
 
 
 class Engine(Protocol):
-    """What the server and `LLM` need of an engine."""
+    """What the server needs of an engine, in this process or another."""
+
+    @property
+    def about(self) -> About: ...
+
+    @property
+    def dead(self) -> PoolingError | None:
+        """What ended the engine, if it has ended."""
+        ...
 
     async def pool(self, request: PoolRequest) -> list[Pooled | PoolingError]: ...
 
     async def score(self, request: ScoreRequest) -> list[Scored | PoolingError]: ...
+
+    async def tokenize(self, item: Input, *, add_special_tokens: bool = True, strings: bool = False) -> Tokenized: ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str: ...
+
+    async def process(self, data: Any, *, request_id: str, priority: int = 0) -> Any:
+        """Have the IO processor plugin turn its own kind of input into its own kind of answer."""
+        ...
+
+    async def statistics(self) -> list[Family]:
+        """Everything that is counted, as it stands now."""
+        ...
+
+    def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None: ...
 
 
 def check_type(name: str, value: object, kinds: tuple[type, ...]) -> None:
@@ -164,6 +246,16 @@ def current_task_name(name: str | None) -> str | None:
             "`encode` task was removed; use `token_embed` or `token_classify` instead.", param="task", value=name
         )
     return name
+
+
+def task_called(name: str, about: About) -> str:
+    """The task of a model that a caller means by a name, today's or an older one."""
+    name = current_task_name(name) or ""
+    if name != "score":
+        return name
+    if "cross-encoder" not in about.score_types:
+        raise Unsupported(f"`score` is a task of cross-encoders; this model supports {about.tasks}", param="task")
+    return "classify"
 
 
 def one_spelling(old: str, old_value: bool | None, new: str, new_value: bool | None) -> bool | None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from cenote.config import WITHOUT_EFFECT, EngineConfig, PoolerConfig, declared, human_number
+from cenote.config import EngineConfig, PoolerConfig, declared, human_number
 from cenote.errors import BadRequest, LoadError
+from cenote.without_effect import WITHOUT_EFFECT
 
 # numbers
 
@@ -177,7 +178,7 @@ def test_the_length_may_be_written_short(given: str | int) -> None:
 
 
 def test_options_of_other_machinery_are_taken_and_dropped() -> None:
-    harmless = {name: values[0] if values else "anything" for name, values in WITHOUT_EFFECT.items()}
+    harmless = {name: option.harmless[0] if option.harmless else "anything" for name, option in WITHOUT_EFFECT.items()}
 
     assert EngineConfig.of("m", **harmless) == EngineConfig.of("m")
 

@@ -5,15 +5,35 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from cenote.bench.offline import compare
-from cenote.bench.report import machine, save, table
-
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="cenote bench", description="Measure speed, side by side with others, in one interleaved run."
+        prog="cenote bench",
+        description="Measure speed, side by side with others, in one interleaved run.",
+        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_offline(commands)
+    serve = commands.add_parser(
+        "serve",
+        help="load on one server or several",
+        description="Sends requests to servers, in turns, and tells how fast and how well they answer.",
+        allow_abbrev=False,
+    )
+    words = [_one_spelling(word) for word in arguments]
+    if words[:1] == ["serve"]:
+        from cenote.bench.flags import add_serve_flags, check_serve_flags
+
+        add_serve_flags(serve)
+        given = parser.parse_args(words)
+        check_serve_flags(serve, given)
+        from cenote.bench.serve import serve as run_serve
+
+        return run_serve(given)
+    return _run_offline(parser.parse_args(words))
+
+
+def _add_offline(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     offline = commands.add_parser(
         "offline",
         help="LLM.embed against Sentence Transformers",
@@ -29,7 +49,12 @@ def main(arguments: Sequence[str]) -> int:
     )
     offline.add_argument("--seed", type=int, default=0)
     offline.add_argument("--json", metavar="FILE", help="also save the figures")
-    given = parser.parse_args(arguments)
+
+
+def _run_offline(given: argparse.Namespace) -> int:
+    from cenote.bench.offline import compare
+    from cenote.bench.report import machine, save, table
+
     workload, rows = compare(
         given.model,
         dtype=given.dtype,
@@ -46,3 +71,9 @@ def main(arguments: Sequence[str]) -> int:
     if given.json:
         save(given.json, workload.describe(), rows)
     return 0
+
+
+def _one_spelling(word: str) -> str:
+    """--num_requests as --num-requests."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else word

@@ -12,6 +12,7 @@ from statistics import median
 import numpy as np
 import torch
 
+from cenote.bench.figures import agreement
 from cenote.bench.report import Row
 from cenote.bench.workloads import Workload, log_normal
 from cenote.errors import LoadError
@@ -84,13 +85,3 @@ def row(contender: Contender, ours: Contender, workload: Workload, cosine: float
     factors = [theirs / mine for theirs, mine in zip(contender.seconds, ours.seconds, strict=True)]
     speed = workload.num_tokens / median(contender.seconds)
     return Row(contender.name, speed, median(factors), min(factors), max(factors), cosine)
-
-
-def agreement(
-    vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
-    reference: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
-) -> float:
-    """The smallest cosine between a vector and its reference."""
-    dots = (vectors * reference).sum(axis=1)
-    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
-    return float((dots / norms).min())

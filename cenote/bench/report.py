@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
+SECRETS = ("--api-key", "--header")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def machine() -> dict[str, object]:
-    """Where the numbers were taken."""
+    """Where the numbers were taken. A client that needed no torch says nothing of it."""
     try:
         names = (
             line.split(":")[1].strip()
@@ -47,16 +48,31 @@ def machine() -> dict[str, object]:
         processor = next(names, platform.processor())
     except OSError:
         processor = platform.processor()
+    torch = sys.modules.get("torch")
     return {
         "processor": processor,
         "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
+        **({} if torch is None else {"torch": torch.__version__, "threads": torch.get_num_threads()}),
         "python": platform.python_version(),
-        "command": " ".join(sys.argv),
+        "command": " ".join(without_secrets(sys.argv)),
     }
 
 
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """A command line that can be shown to anybody."""
+    shown: list[str] = []
+    hides_next = False
+    for word in arguments:
+        name, equals, _ = word.partition("=")
+        is_secret = name.replace("_", "-") in SECRETS
+        shown.append("***" if hides_next else f"{name}=***" if is_secret and equals else word)
+        hides_next = is_secret and not equals
+    return shown
+
+
 def save(path: str, workload: str, rows: Sequence[Row]) -> None:
-    report = {"machine": machine(), "workload": workload, "rows": [asdict(row) for row in rows]}
-    Path(path).write_text(json.dumps(report, indent=2) + "\n")
+    write_json(path, {"machine": machine(), "workload": workload, "rows": [asdict(row) for row in rows]})
+
+
+def write_json(path: str, report: dict[str, Any]) -> None:
+    Path(path).write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")

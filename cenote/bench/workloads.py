@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import tokenizers
+
+from cenote.errors import BadRequest, LoadError
+from cenote.loading.checkpoint import find_checkpoint, refuse_empty
+from cenote.loading.default_model import default_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +48,48 @@ def log_normal(
     # the mean of a log-normal is exp(mu + sigma^2 / 2)
     lengths = random.lognormal(np.log(mean) - sigma**2 / 2, sigma, count).clip(3, longest).astype(int)
     words = common_words(tokenizer)
-    texts = [" ".join(random.choice(words, length - 2)) for length in lengths]
+    texts = [" ".join([words[at] for at in random.integers(0, len(words), length - 2)]) for length in lengths]
     return Workload(texts, [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)])
 
 
-def common_words(tokenizer: tokenizers.Tokenizer) -> Sequence[str]:
+def common_words(tokenizer: tokenizers.Tokenizer) -> list[str]:
     """Words that are one token each, so that a text's length can be chosen."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     words = sorted(token.lstrip("▁Ġ") for token in vocabulary)
     return [word for word in dict.fromkeys(words) if len(word) > 2 and word.isascii() and word.isalpha()]
+
+
+def find_tokenizer(model: str | None) -> tokenizers.Tokenizer:
+    """Of a folder or a hub name, the default model's when there is none; the weights are not looked at."""
+    checkpoint = find_checkpoint(default_model() if model is None else model, needs_config=False)
+    path = checkpoint.path("tokenizer.json")
+    if path is None:
+        raise LoadError(f"{checkpoint.folder} has no tokenizer.json; --tokenizer takes a folder that has one")
+    refuse_empty(path)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise LoadError(f"{path} is no tokenizer: {error}") from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def read_texts(path: str, column: str) -> list[str]:
+    """One column of a file with a JSON object, or a bare string, on every line."""
+    texts = []
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadRequest(f"{path}, line {number} is no JSON: {error}") from None
+        text = row.get(column) if isinstance(row, dict) else row
+        if not isinstance(text, str):
+            there = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+            raise BadRequest(f"{path}, line {number} has no text {column!r}, there is: {there}; --column names another")
+        texts.append(text)
+    if not texts:
+        raise BadRequest(f"{path} holds no texts")
+    return texts

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import get_args
 
-from cenote.cli.flags import add_engine_flags
+from cenote.cli.flags import add_engine_flags, add_flags
 from cenote.cli.parser import Parser, positive
 from cenote.request import TASKS, ScoreType
 
@@ -114,6 +114,39 @@ def rerank(argv: Sequence[str]) -> int:
 
     from cenote.cli.rerank import run
 
+    return run(parser.read(argv))
+
+
+def serve(argv: Sequence[str]) -> int:
+    from cenote.cli.serve import serve as run
+
+    return run(argv)
+
+
+def run_batch(argv: Sequence[str]) -> int:
+    from cenote.cli.run_batch import SETTINGS, run
+    from cenote.config import ServerConfig, declared
+
+    parser = Parser(
+        "run-batch",
+        "-i FILE -o FILE",
+        "Answer a file of requests, as OpenAI's batches have them: embeddings, scores, rankings and every other route.",
+        [
+            "cenote run-batch -i requests.jsonl -o replies.jsonl --model FOLDER",
+            "cat requests.jsonl | cenote run-batch > replies.jsonl",
+        ],
+    )
+    files = parser.add_argument_group("files")
+    line = 'one {"custom_id", "method", "url", "body"} per line, also with .gz; - is standard input (the default)'
+    files.add_argument("-i", "--input-file", default="-", metavar="FILE", help=line)
+    replies = "the replies in the same order; - is standard output (the default)"
+    files.add_argument("-o", "--output-file", default="-", metavar="FILE", help=replies)
+    files.add_argument("--overwrite", action="store_true", help="replace FILE, and FILE.part of another command")
+    files.add_argument("--max-in-flight", type=positive, default=256, metavar="N", help="lines at once (default: 256)")
+    files.add_argument("--quiet", action="store_true", help="no progress and no notes; errors are still shown")
+    others = tuple(option.name for option in declared(ServerConfig) if option.name not in SETTINGS)
+    add_flags(parser.add_argument_group("requests"), ServerConfig, without=others)
+    add_engine_flags(parser, without=("served_model_name",))
     return run(parser.read(argv))
 
 

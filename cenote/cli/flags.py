@@ -1,8 +1,10 @@
-"""The engine's flags, made from the options that `config.py` declares."""
+"""Flags, made from the options that `config.py` declares."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from contextlib import suppress
 from dataclasses import Field
 from textwrap import fill, indent
 from types import UnionType
@@ -15,18 +17,21 @@ from cenote.config import EngineConfig, PoolerConfig, declared
 def add_engine_flags(parser: Parser, *, without: tuple[str, ...] = ()) -> None:
     """One flag per option; what is not given stays out of the namespace, so that the library's defaults hold."""
     group = parser.add_argument_group("model and engine")
-    hints = get_type_hints(EngineConfig)
-    for option in declared(EngineConfig):
-        if option.name not in without:
-            flag = "--" + option.name.replace("_", "-")
-            group.add_argument(
-                flag, dest=option.name, default=argparse.SUPPRESS, **_reading(option, hints[option.name])
-            )
+    add_flags(group, EngineConfig, without=without)
     older: dict[str, Any] = {"dest": "pooler_config", "default": argparse.SUPPRESS, "type": json_value}
     group.add_argument("--override-pooler-config", help=argparse.SUPPRESS, **older)
     names = fill(", ".join(option.name for option in declared(PoolerConfig)), width=100)
     parts = indent(f"{names}\none at a time: --pooler-config.NAME VALUE", "  ")
     parser.epilog = f"{parser.epilog}\n\nparts of --pooler-config:\n{parts}"
+
+
+def add_flags(group: argparse._ArgumentGroup, config: type, *, without: tuple[str, ...] = ()) -> None:
+    hints = get_type_hints(config)
+    for option in declared(config):
+        if option.name not in without:
+            flag = "--" + option.name.replace("_", "-")
+            reading = _reading(option, hints[option.name])
+            group.add_argument(flag, dest=option.name, default=argparse.SUPPRESS, **reading)
 
 
 def engine_keywords(args: argparse.Namespace) -> dict[str, Any]:
@@ -35,9 +40,28 @@ def engine_keywords(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name in names}
 
 
+class Several(argparse.Action):
+    """A flag with several words, given once or repeatedly; a JSON list counts as its words."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        words = [word for value in values for word in words_of(value)]
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *words))
+
+
+def words_of(text: str) -> list[str]:
+    if text.startswith("["):
+        with suppress(ValueError):
+            return [str(word) for word in json.loads(text)]
+    return [text]
+
+
 def _reading(option: Field[Any], hint: Any) -> dict[str, Any]:
     text = _help(option)
     kinds = [kind for kind in _alternatives(hint) if kind is not type(None)]
+    if get_origin(hint) is tuple:
+        return {"action": Several, "nargs": "+", "help": text, "metavar": option.name.rpartition("_")[2].upper()}
     if kinds == [bool]:
         return {"action": argparse.BooleanOptionalAction, "help": text}
     if option.metadata["parse"] is not None:
@@ -53,7 +77,7 @@ def _reading(option: Field[Any], hint: Any) -> dict[str, Any]:
 
 def _help(option: Field[Any]) -> str:
     default = option.default
-    shown = isinstance(default, str | int | float) and not isinstance(default, bool)
+    shown = isinstance(default, str | int | float) and not isinstance(default, bool) and default != ""
     text = str(option.metadata["help"]) + (f" (default: {default})" if shown else "")
     return text.replace("%", "%%")
 

@@ -10,16 +10,19 @@ from difflib import get_close_matches
 FAILED, USAGE, CANNOT_LOAD, INTERRUPTED, PIPE_CLOSED = 1, 2, 78, 130, 141
 
 COMMANDS = {
+    "serve": "answer over HTTP",
     "embed": "turn texts into vectors",
     "classify": "give texts a label and its probability",
     "score": "say how well two texts belong together",
     "rerank": "sort documents by how well they answer a query",
     "encode": "turn texts into one vector per token",
+    "run-batch": "answer a file of requests, as OpenAI's batches have them",
     "inspect": "show what was found out about a model, and in which file",
     "bench": "measure speed",
 }
 
 EXAMPLES = """\
+  cenote serve --port 8000
   cenote embed "hello world"
   cenote embed --input texts.csv --column body --output vectors.npy
   cenote rerank "how deep is it?" "the water is 40 metres deep" "swimming is free"
@@ -55,7 +58,7 @@ def _run(argv: list[str]) -> int:
         print(_help(), file=sys.stdout if argv else sys.stderr)
         return 0 if argv else USAGE
     if argv[0] in ("-V", "--version"):
-        from cenote import __version__
+        from cenote.version import __version__
 
         print(f"cenote {__version__}")
         return 0
@@ -72,7 +75,7 @@ def _run(argv: list[str]) -> int:
     from cenote.cli import commands
 
     try:
-        return int(getattr(commands, command)(rest))
+        return int(getattr(commands, command.replace("-", "_"))(rest))
     except SystemExit as end:  # argparse has shown the help of the command
         return int(end.code or 0)
 

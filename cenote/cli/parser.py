@@ -52,6 +52,10 @@ class Parser(argparse.ArgumentParser):
             _merge(args, path, value)
         return args
 
+    def options(self) -> dict[str, argparse.Action]:
+        """Every option by the first of its flags."""
+        return {action.option_strings[0]: action for action in self._actions if action.option_strings}
+
     def _near(self, word: str) -> str:
         near = get_close_matches(word.partition("=")[0], self._option_string_actions, n=1)
         return f", did you mean {near[0]}?" if near else ""
@@ -109,11 +113,12 @@ def _one_spelling(argv: Sequence[str], parser: Parser) -> tuple[list[str], list[
             value = next(words, "")
         if not value:
             parser.error(f"{name} needs a value")
-        dotted.append(([base, *path], _json_or_text(value)))
+        dotted.append(([base, *path], json_or_text(value)))
     return plain, dotted
 
 
-def _json_or_text(text: str) -> Any:
+def json_or_text(text: str) -> Any:
+    """What a value means that may be a number, a list, an object or just a word."""
     if text in ("True", "False", "None"):  # as Python spells them
         return {"True": True, "False": False, "None": None}[text]
     try:

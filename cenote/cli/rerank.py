@@ -9,13 +9,14 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
+
 from cenote.cli.ask import load, params_of, source_of, tokenization_of
 from cenote.cli.parser import UsageError
 from cenote.cli.screen import note, shortened
 from cenote.errors import BadRequest, EngineStopped, PoolingError
 from cenote.files.columns import Wanted
-from cenote.files.numbers import shortest_decimal
-from cenote.files.outputs import to_json
+from cenote.files.outputs import numbers_json, to_json
 from cenote.files.rows import STDIN, Arguments, Row
 from cenote.request import ScoreRequest
 
@@ -82,7 +83,9 @@ def _scores(args: argparse.Namespace, query: str, rows: list[Row]) -> dict[int, 
 
 def _json_lines(ranked: list[int], scores: dict[int, float], rows: list[Row]) -> bytes:
     line = b'{"index":%d,"relevance_score":%s,"document":%s}\n'
-    return b"".join(line % (place, shortest_decimal(scores[place]), to_json(rows[place].texts[0])) for place in ranked)
+    return b"".join(
+        line % (place, numbers_json(np.float32(scores[place])), to_json(rows[place].texts[0])) for place in ranked
+    )
 
 
 def _table(ranked: list[int], scores: dict[int, float], rows: list[Row]) -> bytes:

@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from cenote.files.answers import Answers, Layout
-from cenote.files.numbers import decimals
-from cenote.files.outputs import Stream
+from cenote.files.outputs import Stream, numbers_json
 
 SHOWN_NUMBERS = 6
 
@@ -50,7 +49,7 @@ def _answer(answers: Answers, rank: int, layout: Layout) -> str:
 
 
 def _numbers(values: Any, *, brackets: bool = True) -> str:
-    shown = decimals(values[None, :SHOWN_NUMBERS].round(4))[0].decode().replace(",", ", ")
+    shown = numbers_json(values[:SHOWN_NUMBERS].round(4)).decode().strip("[]").replace(",", ", ")
     more = ", ..." if len(values) > SHOWN_NUMBERS else ""
     return f"[{shown}{more}]" if brackets else shown
 
@@ -101,8 +100,11 @@ class Progress:
         return None if self.bar is None else lambda pending: self._show(pending.num_done, pending.num_tokens)
 
     def add(self, answers: Answers) -> None:
-        self.num_rows += len(answers.rows)
-        self.num_tokens += sum(answers.num_tokens)
+        self.count(len(answers.rows), sum(answers.num_tokens))
+
+    def count(self, num_rows: int, num_tokens: int) -> None:
+        self.num_rows += num_rows
+        self.num_tokens += num_tokens
         self._show(0, 0)
 
     def _show(self, more_rows: int, more_tokens: int) -> None:

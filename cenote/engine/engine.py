@@ -6,27 +6,31 @@ import asyncio
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cenote.config import EngineConfig
+from cenote.engine.about import about
 from cenote.engine.executor import Executor, LocalExecutor
 from cenote.engine.intake import Intake
 from cenote.engine.loop import Loop
 from cenote.engine.pending import Answers, Pending
+from cenote.engine.processor import NO_PLUGIN, load_processor
+from cenote.engine.records import Records
 from cenote.engine.scheduler import Scheduler
 from cenote.engine.watchdog import Watchdog
 from cenote.errors import BadRequest, EngineStopped, PoolingError, Unsupported
+from cenote.inputs.chat import ChatSettings
 from cenote.inputs.pairs import check_template_kwargs
 from cenote.inputs.render import Limits, Renderer
-from cenote.inputs.tokenizer import Tokenizer
+from cenote.inputs.tokenizer import Cut, Tokenizer
 from cenote.loading.load import LoadedModel, load
+from cenote.metrics import Family
 from cenote.pooling.pooler import Ask
-from cenote.request import PoolingParams, PoolRequest, Scored, ScoreRequest, Task
-from cenote.scoring.scorer import Scorable, check_pairing, choose
+from cenote.request import Input, PoolingParams, PoolRequest, Scored, ScoreRequest, Task, Tokenized
+from cenote.scoring.scorer import Scorable, broadcast, check_pairing, choose
 
 logger = logging.getLogger("cenote")
 
@@ -56,7 +60,9 @@ class PoolingEngine:
             pad_token_id=model.tokenizer.pad_token_id,
             lower_case=description.sentence_transformers.lower_case,
             token_types=model.tokenizer.token_types,
+            clean_up=model.tokenizer.clean_up,
         )
+        self.template = _template(config.chat_template)
         backbone = description.architecture.backbone
         self.renderer = Renderer(
             self.tokenizer,
@@ -67,15 +73,31 @@ class PoolingEngine:
             ),
             prompt_embeds=config.enable_prompt_embeds,
             skip_prompt=not self.plan.include_prompt,
+            chat=ChatSettings(
+                server_template=self.template,
+                tokenizer_template=model.tokenizer.chat_template,
+                content_format=config.chat_template_content_format,
+                template_kwargs=config.default_chat_template_kwargs or {},
+                special_tokens=model.tokenizer.special_tokens,
+            ),
         )
         self.scorable = Scorable(
             description.name, self.plan.tasks, description.num_labels, model.tokenizer.pad_token_id
         )
-        self.template = _template(config.chat_template)
+        self.processor = load_processor(config, description, model.tokenizer.tokenizer)
+        plugin = self.processor.name if self.processor else None
+        self.about = about(model, self.scorable, plugin=plugin, chat_template=self.template)
+        self.records = Records()
         device = description.device.value
         budget = config.max_num_batched_tokens or TOKEN_BUDGET.get(device.type, 4096)
         scheduler = Scheduler(budget, config.max_num_seqs, by_priority=config.scheduling_policy == "priority")
-        self.loop = Loop(scheduler, executor or LocalExecutor(model.backbone, model.pooler, device), self._thread_ended)
+        self.records.watch_queue(lambda: scheduler.waiting_tokens)
+        self.loop = Loop(
+            scheduler,
+            executor or LocalExecutor(model.backbone, model.pooler, device),
+            self.records,
+            self._thread_ended,
+        )
         self.intake = Intake(
             self.renderer,
             self.loop,
@@ -84,9 +106,8 @@ class PoolingEngine:
             on_end=self._thread_ended,
         )
         self.watchdog = Watchdog(lambda: self.loop.step_began, config.step_timeout_s, self._thread_ended)
-        self.process = os.getpid()  # threads do not follow a fork
+        self.home = os.getpid()  # threads do not follow a fork
         self.dead: PoolingError | None = None
-        self._in_flight: weakref.WeakSet[Pending] = weakref.WeakSet()
         self._lock = threading.Lock()
         for part in (self.loop, self.intake, self.watchdog):
             part.thread.start()
@@ -105,20 +126,39 @@ class PoolingEngine:
 
     async def score(self, request: ScoreRequest) -> list[Scored | PoolingError]:
         """A score for every pair, in the order of the documents."""
-        request = await asyncio.to_thread(self._prepared, request)
-        return await choose(request, self.scorable)(request, self.pool, self.scorable)
+        request, lost = await asyncio.to_thread(self._prepared, request)
+        return _with_lost(await choose(request, self.scorable)(request, self.pool, self.scorable), lost)
 
     def score_sync(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> list[Scored | PoolingError]:
         async def pool(part: PoolRequest) -> Answers:
             return self.pool_sync(part, on_progress)
 
-        request = self._prepared(request)
-        return _finished(choose(request, self.scorable)(request, pool, self.scorable))
+        request, lost = self._prepared(request)
+        return _with_lost(_finished(choose(request, self.scorable)(request, pool, self.scorable)), lost)
+
+    async def tokenize(self, item: Input, *, add_special_tokens: bool = True, strings: bool = False) -> Tokenized:
+        """The ids of a prompt, whatever its length."""
+        ids = await asyncio.to_thread(self.renderer.tokenize, item, add_special_tokens=add_special_tokens)
+        return Tokenized(ids, self.tokenizer.strings(ids) if strings else None)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        return await asyncio.to_thread(self.tokenizer.detokenize, token_ids)
+
+    async def process(self, data: Any, *, request_id: str, priority: int = 0) -> Any:
+        if self.processor is None:
+            raise Unsupported(NO_PLUGIN)
+        return await self.processor.process(data, self.pool, request_id=request_id, priority=priority)
+
+    async def statistics(self) -> list[Family]:
+        return self.records.metrics.snapshot()
+
+    def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
+        self.records.http(handler, method, status, seconds)
 
     def submit(self, request: PoolRequest) -> Pending:
         """Check a request against the model and let it in."""
-        if os.getpid() != self.process:
-            raise EngineStopped(f"this engine belongs to process {self.process}; load the model after forking")
+        if os.getpid() != self.home:
+            raise EngineStopped(f"this engine belongs to process {self.home}; load the model after forking")
         self.check_task(request.task)
         if not len(request.inputs):
             raise BadRequest("You must pass at least one prompt", param="input")
@@ -126,7 +166,7 @@ class PoolingEngine:
         with self._lock:
             if self.dead is not None:
                 raise self.dead.with_traceback(None)  # or the same error grows longer with every call
-            self._in_flight.add(pending)
+            self.records.admitted(pending)
         self.intake.add(pending)
         return pending
 
@@ -136,7 +176,7 @@ class PoolingEngine:
             if self.dead is not None:
                 return
             self.dead = reason or EngineStopped("the engine was stopped before the answer came")
-            in_flight = list(self._in_flight)
+            in_flight = self.records.everybody()
         parts = (self.loop, self.intake, self.watchdog)
         for part in parts:
             part.stop()
@@ -214,23 +254,30 @@ class PoolingEngine:
             )
         return prompts[request.prompt_name]
 
-    def _prepared(self, request: ScoreRequest) -> ScoreRequest:
-        """Checked, its texts cut to their limits, its template filled in."""
+    def _prepared(self, request: ScoreRequest) -> tuple[ScoreRequest, list[int]]:
+        """Checked, texts cut to their limits, template filled in; and the tokens that each pair lost by that."""
         check_pairing(request)
         check_template_kwargs(request.template_kwargs)
-        return replace(
+        queries = self._cut(request.queries, "max_tokens_per_query", request.max_tokens_per_query)
+        documents = self._cut(request.documents, "max_tokens_per_doc", request.max_tokens_per_doc)
+        lost = [
+            query.num_lost + document.num_lost
+            for query, document in zip(broadcast(queries, len(documents)), documents, strict=True)
+        ]
+        prepared = replace(
             request,
-            queries=self._cut(request.queries, "max_tokens_per_query", request.max_tokens_per_query),
-            documents=self._cut(request.documents, "max_tokens_per_doc", request.max_tokens_per_doc),
+            queries=[query.text for query in queries],
+            documents=[document.text for document in documents],
             template=request.template or self.template,
         )
+        return prepared, lost
 
-    def _cut(self, texts: Sequence[str], name: str, limit: int) -> Sequence[str]:
+    def _cut(self, texts: Sequence[str], name: str, limit: int) -> list[Cut]:
         if limit < 0:
             raise BadRequest(f"{name} must be a non-negative integer", param=name, value=limit)
         if limit >= self.max_model_len:
             raise BadRequest(f"{name} ({limit}) must be less than max_model_len ({self.max_model_len}).", param=name)
-        return self.tokenizer.cut(texts, limit) if limit else texts
+        return self.tokenizer.cut(texts, limit) if limit else [Cut(text, 0) for text in texts]
 
 
 def _template(given: str | None) -> str | None:
@@ -241,6 +288,14 @@ def _template(given: str | None) -> str | None:
         return Path(given).read_text()
     except OSError as error:
         raise BadRequest(f"chat_template {given!r} is neither Jinja text nor a file: {error.strerror}") from error
+
+
+def _with_lost(scores: list[Scored | PoolingError], lost: Sequence[int]) -> list[Scored | PoolingError]:
+    """What was cut off before tokenizing belongs to what was given."""
+    for scored, num_lost in zip(scores, lost, strict=True):
+        if isinstance(scored, Scored):
+            scored.num_input_tokens += num_lost
+    return scores
 
 
 def _finished(coroutine: Coroutine[Any, Any, Result]) -> Result:

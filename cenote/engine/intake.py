@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -80,7 +81,7 @@ class Intake:
     def _render_slice(self, pending: Pending) -> None:
         if pending.abandoned:
             return
-        first = pending.num_rendered
+        first, began = pending.num_rendered, time.monotonic()
         try:
             rendered = self.renderer.render(
                 pending.take(SLICE_INPUTS, SLICE_CHARS), pending.request.tokenization, pending.limits, pending.prompt
@@ -89,6 +90,7 @@ class Intake:
             logger.exception("rendering failed")
             pending.fail_all(PoolingError(f"the input could not be read: {type(error).__name__}: {error}"))
             return
+        pending.request.timing.tokenize += time.monotonic() - began
         sequences: list[Sequence] = []
         for index, item in enumerate(rendered, start=first):
             if isinstance(item, PoolingError):

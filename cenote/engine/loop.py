@@ -10,6 +10,7 @@ from collections.abc import Sequence as Many
 
 from cenote.engine.executor import Answer, Executor
 from cenote.engine.isolate import answer_all_but_the_guilty
+from cenote.engine.records import Records
 from cenote.engine.scheduler import Scheduler
 from cenote.engine.sequence import Sequence
 
@@ -18,10 +19,15 @@ logger = logging.getLogger("cenote")
 
 class Loop:
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, on_end: Callable[[BaseException | None], None]
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        records: Records,
+        on_end: Callable[[BaseException | None], None],
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
+        self.records = records
         self.on_end = on_end  # told once, with what killed the thread if anything did
         self.changed = threading.Condition()  # guards the scheduler
         self.step_began: float | None = None  # when the batch now running was started
@@ -82,6 +88,10 @@ class Loop:
         return None
 
     def _start(self, batch: list[Sequence]) -> tuple[list[Sequence], Callable[[], list[Answer]]] | None:
+        now = time.monotonic()
+        for sequence in batch:
+            sequence.receiver.start(now)
+        self.records.batch(len(batch), sum(sequence.num_tokens for sequence in batch))
         try:
             return batch, self.executor.start(batch)
         except Exception as error:

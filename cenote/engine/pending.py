@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from concurrent.futures import Future, InvalidStateError
@@ -14,7 +15,6 @@ from cenote.engine.sequence import Sequence
 from cenote.errors import PoolingError
 from cenote.inputs.chunks import WeightedMean
 from cenote.inputs.render import Limits, Rendered
-from cenote.inputs.tokenizer import TokenIds
 from cenote.pooling.pooler import Ask
 from cenote.request import Input, Pooled, PoolRequest, input_size
 
@@ -31,6 +31,9 @@ class Pending:
         self.num_rendered = 0  # inputs that have become sequences
         self.num_done = 0
         self.num_tokens = 0  # of the inputs that are done
+        self.num_truncated = 0  # inputs of which only a part was read
+        self.admitted = time.monotonic()
+        self.started: float | None = None  # when its first batch began
         self._answers: list[Pooled | PoolingError | None] = [None] * len(request.inputs)
         self._lock = threading.Lock()  # answers come from two threads
 
@@ -51,16 +54,24 @@ class Pending:
             self.num_rendered += 1
         return self.request.inputs[start : self.num_rendered]
 
+    def start(self, now: float) -> None:
+        if self.started is None:
+            self.started = now
+            self.request.timing.queue = max(0.0, now - self.admitted - self.request.timing.tokenize)
+
     def receive(self, sequence: Sequence, answer: Tensor | PoolingError) -> None:
         if isinstance(answer, PoolingError):
             self.fail(sequence.index, answer)
         else:
-            self.finish(sequence.index, answer, sequence.rendered.token_ids, sequence.rendered.num_input_tokens)
+            self.finish(sequence.index, answer, sequence.rendered)
 
-    def finish(self, index: int, data: Tensor, token_ids: TokenIds, num_input_tokens: int) -> None:
-        self._settle(index, Pooled(data, token_ids, len(token_ids), num_input_tokens))
+    def finish(self, index: int, data: Tensor, read: Rendered) -> None:
+        exact = read.input_tokens_exact
+        self._settle(index, Pooled(data, read.token_ids, len(read.token_ids), read.num_input_tokens, exact))
 
     def fail(self, index: int, error: PoolingError) -> None:
+        if error.index is None:
+            error.index = index
         if self.request.keep_going:
             self._settle(index, error)
         else:
@@ -76,8 +87,11 @@ class Pending:
             self.num_done += 1
             if isinstance(answer, Pooled):
                 self.num_tokens += answer.num_tokens
+                self.num_truncated += answer.num_tokens < answer.num_input_tokens
             finished = self.num_done == self.size
         if finished:
+            if self.started is not None:
+                self.request.timing.inference = time.monotonic() - self.started
             with suppress(InvalidStateError):  # the caller has gone, maybe this very moment
                 self.future.set_result(self._answers)  # type: ignore[arg-type]
 
@@ -114,6 +128,9 @@ class LongText:
     def abandoned(self) -> bool:
         return self.pending.abandoned or self.remaining < 0
 
+    def start(self, now: float) -> None:
+        self.pending.start(now)
+
     def receive(self, sequence: Sequence, answer: Tensor | PoolingError) -> None:
         if self.abandoned:
             return
@@ -125,4 +142,4 @@ class LongText:
         self.remaining -= 1
         if self.remaining == 0:
             vector = self.mean.result(normalize=self.normalize)
-            self.pending.finish(self.index, vector, self.whole.token_ids, self.whole.num_input_tokens)
+            self.pending.finish(self.index, vector, self.whole)

@@ -18,6 +18,10 @@ class Receiver(Protocol):
     @property
     def abandoned(self) -> bool: ...
 
+    def start(self, now: float) -> None:
+        """A batch that holds one of its sequences begins."""
+        ...
+
     def receive(self, sequence: Sequence, answer: Tensor | PoolingError) -> None: ...
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from cenote.errors import EngineStopped, PoolingError
-from cenote.files.numbers import Floats
 from cenote.files.rows import Row
 from cenote.request import Pooled, Scored
+
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 
 @dataclass(frozen=True, slots=True)

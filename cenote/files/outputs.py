@@ -6,12 +6,12 @@ import json
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
+import orjson
 
-from cenote.files.answers import Answers, Layout
-from cenote.files.numbers import decimals
+from cenote.files.answers import Answers, Floats, Layout
 from cenote.files.part import Part, remove
 
 HEADER_BYTES = 128
@@ -172,22 +172,23 @@ class Matrix:
 
 def json_lines(answers: Answers, layout: Layout) -> bytes:
     """One line per row, whether it worked or not."""
-    numbers = decimals(answers.values)
-    if layout.kind == "tokens":
-        numbers = [b"[" + b"],[".join(rows) + b"]" if rows else b"" for rows in _split(numbers, answers)]
-    brackets = b"%s" if layout.kind == "number" else b"[%s]"
     lines = [error_line(answers, place, layout) if row.error else b"" for place, row in enumerate(answers.rows)]
     for rank, place in enumerate(answers.worked):
         head = _head(answers, place, layout)
         if layout.has_labels:
             head += b',"label":' + to_json(answers.labels[rank])
-        value = brackets % numbers[rank]
+        value = numbers_json(_value(answers, rank, layout))
         lines[place] = b'%s,"%s":%s,"num_tokens":%d}\n' % (head, layout.name.encode(), value, answers.num_tokens[rank])
     return b"".join(lines)
 
 
 def error_line(answers: Answers, place: int, layout: Layout) -> bytes:
     return _head(answers, place, layout) + b',"error":' + to_json(answers.rows[place].error) + b"}\n"
+
+
+def numbers_json(values: Floats | np.float32) -> bytes:
+    """The shortest decimals that read back as the same float32; what is not finite becomes null."""
+    return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def to_json(value: object) -> bytes:
@@ -204,9 +205,10 @@ def _failed(answers: Answers) -> list[int]:
     return [place for place, row in enumerate(answers.rows) if row.error is not None]
 
 
-def _split(numbers: list[bytes], answers: Answers) -> list[list[bytes]]:
-    bounds = answers.offsets.tolist()
-    return [numbers[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+def _value(answers: Answers, rank: int, layout: Layout) -> Any:
+    if layout.kind == "tokens":
+        return answers.values[answers.offsets[rank] : answers.offsets[rank + 1]]
+    return answers.values[rank, 0] if layout.kind == "number" else answers.values[rank]
 
 
 def _whole_slices(path: Path, slice_rows: int) -> tuple[Done, int]:

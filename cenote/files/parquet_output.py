@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cenote.files.answers import NO_ANSWERS, Answers, Layout
-from cenote.files.numbers import Floats
+from cenote.files.answers import NO_ANSWERS, Answers, Floats, Layout
 from cenote.files.outputs import Done
 from cenote.files.parquet_input import pyarrow_modules
 from cenote.files.part import Part, remove

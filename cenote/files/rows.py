@@ -72,7 +72,7 @@ class File:
         if self.kind == "txt" and self.wanted != Wanted():
             wish = "pairs" if self.wanted.pairs else "columns"
             raise BadRequest(f"{self.path} has one text per line; {wish} come in jsonl, json, csv, tsv or parquet")
-        with _opened(self.path) as stream:
+        with opened(self.path) as stream:
             for index, (record, columns) in enumerate(records(stream, self.kind, self.wanted)):
                 yield _row(index, record, columns)
 
@@ -80,7 +80,7 @@ class File:
         """How many rows there are, where that can be known before reading them."""
         if self.path == STDIN:
             return None
-        with _opened(self.path) as stream:
+        with opened(self.path) as stream:
             return count(stream, self.kind)
 
     def identity(self) -> object:
@@ -110,7 +110,7 @@ def _kind_of(path: str, for_stdin: str) -> str:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[IO[bytes]]:
+def opened(path: str) -> Iterator[IO[bytes]]:
     opener: Any = gzip.open if path.endswith(".gz") else open
     try:
         with nullcontext(sys.stdin.buffer) if path == STDIN else opener(path, "rb") as stream:

@@ -2,54 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
-import jinja2
 import numpy as np
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cenote.errors import BadRequest
+from cenote.inputs.templates import run_template
 from cenote.inputs.tokenizer import Frame, TokenIds
 from cenote.request import Pair, TruncationSide
 
-RESERVED = frozenset(("chat_template", "tools", "tokenize"))
+RESERVED = frozenset(("chat_template", "messages", "tools", "tokenize"))
 
 
-def joined_text(pair: Pair) -> str:
+def joined_text(pair: Pair, special_tokens: Mapping[str, str] = MappingProxyType({})) -> str:
     """The pair as one text: by its template, else the document straight after the query."""
     if pair.template is None:
         return pair.query + pair.document
-    messages = [{"role": "query", "content": pair.query}, {"role": "document", "content": pair.document}]
     check_template_kwargs(pair.template_kwargs)
-    template = compiled(pair.template)
-    try:
-        return template.render(messages=messages, tools=None, **pair.template_kwargs)
-    except Exception as error:  # a template is a program of its own and can fail in any way
-        raise BadRequest(f"the score template failed: {error}", param="chat_template") from error
-
-
-@lru_cache(maxsize=32)
-def compiled(template: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = _refuse
-    environment.filters["tojson"] = _to_json  # Jinja's own escapes for web pages
-    try:
-        return environment.from_string(template)
-    except jinja2.TemplateError as error:
-        raise BadRequest(f"the score template is not valid Jinja: {error}", param="chat_template") from error
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    messages = [{"role": "query", "content": pair.query}, {"role": "document", "content": pair.document}]
+    variables = {**special_tokens, **pair.template_kwargs, "messages": messages, "tools": None}
+    return run_template(pair.template, variables, name="score", num_chars=len(pair.query) + len(pair.document))
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from cenote.errors import BadRequest, InputTooLong, PoolingError, Unsupported
+from cenote.inputs.chat import ChatSettings, chat_text
 from cenote.inputs.pairs import cut, join, joined_text
-from cenote.inputs.tokenizer import TokenIds, Tokenizer, check_unicode
-from cenote.request import Embeds, Input, Pair, Tokenization
+from cenote.inputs.tokenizer import TokenIds, Tokenizer, check_ids, check_unicode, integers
+from cenote.request import Chat, Embeds, Input, Pair, Tokenization
 
 
 @dataclass(slots=True)
@@ -23,6 +24,7 @@ class Rendered:
     num_input_tokens: int  # before truncation
     skip: int = 0  # leading tokens that pooling leaves out
     embeds: Any = None  # [tokens, hidden]; then the ids are all 0
+    input_tokens_exact: bool = True  # False: a huge text was cut before all of its tokens were counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,9 @@ class Limits:
     chunked: bool = False  # what is longer than the model reads is no reason to cut
 
 
+ANY_LENGTH = Limits(0, bounded=False)
+
+
 class Renderer:
     def __init__(
         self,
@@ -45,6 +50,7 @@ class Renderer:
         pairs_with_separator: bool = True,
         prompt_embeds: bool = False,
         skip_prompt: bool = False,
+        chat: ChatSettings | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -52,6 +58,7 @@ class Renderer:
         self.pairs_with_separator = pairs_with_separator
         self.prompt_embeds = prompt_embeds
         self.skip_prompt = skip_prompt
+        self.chat = chat or ChatSettings()
 
     def render(
         self, inputs: Sequence[Input], how: Tokenization, limits: Limits, prompt: str | None = None
@@ -72,6 +79,13 @@ class Renderer:
         tokenized = dict(zip(texts, self.tokenizer.encode(list(texts), lower_case=how.do_lower_case), strict=True))
         return [plan if isinstance(plan, PoolingError) else self._finish(plan, tokenized, limits) for plan in plans]
 
+    def tokenize(self, item: Input, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of an input of any length, even none."""
+        how, texts = Tokenization(add_special_tokens=add_special_tokens), dict[str, None]()
+        build = self._plan(item, how, ANY_LENGTH, None, None, texts)
+        ids: list[int] = build(dict(zip(texts, self.tokenizer.encode(list(texts)), strict=True))).token_ids.tolist()
+        return ids
+
     def _plan(
         self,
         item: Input,
@@ -83,18 +97,22 @@ class Renderer:
     ) -> Callable[[dict[str, TokenIds]], Rendered]:
         """Note the texts to tokenize for an input; what comes back builds it from their ids."""
         if isinstance(item, Pair) and (item.template is not None or not self.pairs_with_separator):
-            item = joined_text(item)
+            item = joined_text(item, self.chat.special_tokens)
+        elif isinstance(item, Chat):
+            item, prompt = chat_text(item, self.chat), None  # a prompt is for texts; a conversation has its template
         if isinstance(item, str):
-            text = self._fitting(prompt + item if prompt else item, how, limits, max_tokens)
+            whole = prompt + item if prompt else item
+            text = self._fitting(whole, how, limits, max_tokens)
             texts[text] = None
             if prompt and self.skip_prompt:
                 texts[prompt] = None
-            skipped = prompt if self.skip_prompt else None
-            return lambda ids: self._single(ids[text], how, max_tokens, ids[skipped] if skipped else None)
+            skipped, exact = prompt if self.skip_prompt else None, len(text) == len(whole)
+            return lambda ids: self._single(ids[text], how, max_tokens, ids[skipped] if skipped else None, exact)
         if isinstance(item, Pair):
             query, document = (self._fitting(side, how, limits, max_tokens) for side in (item.query, item.document))
             texts[query] = texts[document] = None
-            return lambda ids: self._pair(ids[query], ids[document], how, max_tokens)
+            exact = len(query) + len(document) == len(item.query) + len(item.document)
+            return lambda ids: self._pair(ids[query], ids[document], how, max_tokens, exact)
         if isinstance(item, Embeds):
             rendered = self._embeds(item, limits)
             return lambda ids: rendered
@@ -112,7 +130,9 @@ class Renderer:
         side = how.truncation_side or self.tokenizer.truncation_side
         return self.tokenizer.enough(text, max_tokens, side, lower_case=how.do_lower_case)
 
-    def _single(self, body: TokenIds, how: Tokenization, max_tokens: int | None, prompt: TokenIds | None) -> Rendered:
+    def _single(
+        self, body: TokenIds, how: Tokenization, max_tokens: int | None, prompt: TokenIds | None, exact: bool
+    ) -> Rendered:
         frame = self.tokenizer.single if how.add_special_tokens else self.tokenizer.single.bare
         total = len(body) + frame.num_tokens
         if max_tokens is not None and total > max_tokens and how.truncation_side is None:
@@ -124,9 +144,11 @@ class Renderer:
         skip = 0 if prompt is None else len(prompt) + len(frame.prefix)
         if (how.truncation_side or self.tokenizer.truncation_side) == "left":
             skip -= max(0, total - len(ids))  # the prompt is what was cut first
-        return Rendered(ids, len(ids), total, skip=max(0, min(skip, len(ids) - 1)))
+        return Rendered(ids, len(ids), total, skip=max(0, min(skip, len(ids) - 1)), input_tokens_exact=exact)
 
-    def _pair(self, query: TokenIds, document: TokenIds, how: Tokenization, max_tokens: int | None) -> Rendered:
+    def _pair(
+        self, query: TokenIds, document: TokenIds, how: Tokenization, max_tokens: int | None, exact: bool
+    ) -> Rendered:
         frame = self.tokenizer.pair if how.add_special_tokens else self.tokenizer.pair.bare
         side = how.truncation_side
         whole = max_tokens if side is None else None
@@ -138,7 +160,7 @@ class Renderer:
             lost = len(ids) - max_tokens if side == "left" else 0
             ids = cut(ids, max_tokens, side or self.tokenizer.truncation_side)
             second = min(max(second - lost, 0), len(ids))
-        return Rendered(ids, second, total)
+        return Rendered(ids, second, total, input_tokens_exact=exact)
 
     def _sliced(self, given: TokenIds, how: Tokenization, max_tokens: int | None) -> Rendered:
         ids = self._padded(given, how)
@@ -155,11 +177,7 @@ class Renderer:
 
     def _token_ids(self, given: Sequence[int]) -> TokenIds:
         ids = integers(given)
-        beyond = ((ids < 0) | (ids >= self.vocab_size)).astype(bool)
-        if beyond.any():
-            raise BadRequest(
-                f"Token id {ids[beyond][0]} is out of vocabulary: ids go from 0 to {self.vocab_size - 1}", param="input"
-            )
+        check_ids(ids, self.vocab_size)
         return ids.astype(np.int32)
 
     def _embeds(self, item: Embeds, limits: Limits) -> Rendered:
@@ -185,20 +203,6 @@ class Renderer:
         ):
             return BadRequest(f"Token id {worst} is out of vocabulary: the model's table ends at {self.vocab_size - 1}")
         return rendered
-
-
-def integers(given: Sequence[int]) -> np.ndarray[Any, Any]:
-    """The ids of a prompt as one array; numbers that fit no machine word stay Python's own."""
-    try:
-        ids = np.asarray(given)
-        if ids.dtype.kind in "fO":  # nothing, or numbers too large, or no numbers at all
-            ids = np.asarray(given, dtype=object)
-    except (ValueError, OverflowError):  # a list of lists
-        ids = np.asarray(None)
-    large = ids.dtype == object and all(isinstance(token, int) and not isinstance(token, bool) for token in ids.flat)
-    if ids.ndim != 1 or not (large or ids.dtype.kind in "iu"):
-        raise BadRequest("Token prompt should be a list of integers", param="input")
-    return ids
 
 
 def wanted_length(how: Tokenization, limits: Limits) -> int | None:

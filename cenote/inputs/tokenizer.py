@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tokenizers
@@ -20,6 +20,12 @@ PIECE_CHARS = 200_000
 SEAM_CHARS = 10_000
 # tokens at the cut end of a text that the whole might read otherwise: a word cut short makes no more than these
 SPOILT_TOKENS = 128
+# spaces that some tokenizers want taken out of what they have decoded, in this order
+CLEANED_UP = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,13 @@ class Frame:
         return replace(self, prefix=self.prefix[:0], middle=self.middle[:0], suffix=self.suffix[:0])
 
 
+class Cut(NamedTuple):
+    """A text as far as it is read."""
+
+    text: str
+    num_lost: int  # tokens after that; of a huge text, at least so many
+
+
 class Tokenizer:
     def __init__(
         self,
@@ -50,17 +63,21 @@ class Tokenizer:
         pad_token_id: int | None = None,
         lower_case: bool = False,
         token_types: bool = True,
+        clean_up: bool = False,
     ) -> None:
         self.raw = raw
         self.truncation_side = truncation_side
         self.pad_token_id = pad_token_id
         self.lower_case = lower_case
+        self.clean_up = clean_up
         self.single = _frame(raw.encode("a"))
         pair = _frame(raw.encode("a", "a"))
         self.pair = pair if token_types else replace(pair, second_type=0)
         vocabulary = raw.get_vocab(with_added_tokens=True)
         self.max_token_id = max(vocabulary.values(), default=0)
         self.max_chars_per_token = max(map(len, vocabulary), default=1)
+        self._known = np.zeros(self.max_token_id + 1, dtype=bool)  # a vocabulary may have gaps
+        self._known[list(vocabulary.values())] = True
         self._spaces_belong_to_words = self._ids("alpha beta") == self._ids("alpha") + self._ids(" beta")
 
     def encode(self, texts: Sequence[str], *, lower_case: bool | None = None) -> list[TokenIds]:
@@ -71,14 +88,40 @@ class Tokenizer:
             return self._encode(texts)
         return [self._encode([text])[0] if len(text) <= PIECE_CHARS else self._encode_long(text) for text in texts]
 
-    def cut(self, texts: Sequence[str], max_tokens: int) -> list[str]:
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        text: str = self.raw.decode(self._checked(token_ids).tolist(), skip_special_tokens=False)
+        if self.clean_up:
+            for found, instead in CLEANED_UP:
+                text = text.replace(found, instead)
+        return text
+
+    def strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Every token as the vocabulary writes it."""
+        return [self.raw.id_to_token(token) or "" for token in self._checked(token_ids).tolist()]
+
+    def _checked(self, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
+        ids = integers(token_ids, "tokens")
+        check_ids(ids, self.max_token_id + 1, "tokens")
+        ids = ids.astype(np.int64)
+        if not self._known[ids].all():
+            raise BadRequest(
+                f"Token id {ids[~self._known[ids]][0]} is out of vocabulary: among the ids from 0 to "
+                f"{self.max_token_id}, it is not used",
+                param="tokens",
+            )
+        return ids
+
+    def cut(self, texts: Sequence[str], max_tokens: int) -> list[Cut]:
         """Every text, ended where token number `max_tokens` ends; one that is no Unicode is refused elsewhere."""
         parts = [self.enough(text, max_tokens, "right") if is_unicode(text) else "" for text in texts]
         if self.lower_case:
             parts = [part.lower() for part in parts]
         encodings = self.raw.encode_batch(parts, add_special_tokens=False)
         return [
-            text if len(encoding) <= max_tokens else text[: encoding.offsets[max_tokens - 1][1]]
+            Cut(text, 0)
+            if len(encoding) <= max_tokens
+            else Cut(text[: encoding.offsets[max_tokens - 1][1]], len(encoding) - max_tokens)
             for text, encoding in zip(texts, encodings, strict=True)
         ]
 
@@ -114,6 +157,28 @@ class Tokenizer:
 
     def _ids(self, text: str) -> list[int]:
         return list(self.raw.encode(text, add_special_tokens=False).ids)
+
+
+def integers(given: Sequence[int], param: str = "input") -> np.ndarray[Any, Any]:
+    """Token ids as one array; numbers that fit no machine word stay Python's own."""
+    try:
+        ids = np.asarray(given)
+        if ids.dtype.kind in "fO":  # nothing, or numbers too large, or no numbers at all
+            ids = np.asarray(given, dtype=object)
+    except (ValueError, OverflowError):  # a list of lists
+        ids = np.asarray(None)
+    large = ids.dtype == object and all(isinstance(token, int) and not isinstance(token, bool) for token in ids.flat)
+    if ids.ndim != 1 or not (large or ids.dtype.kind in "iu"):
+        raise BadRequest("Token prompt should be a list of integers", param=param)
+    return ids
+
+
+def check_ids(ids: np.ndarray[Any, Any], vocab_size: int, param: str = "input") -> None:
+    beyond = ((ids < 0) | (ids >= vocab_size)).astype(bool)
+    if beyond.any():
+        raise BadRequest(
+            f"Token id {ids[beyond][0]} is out of vocabulary: ids go from 0 to {vocab_size - 1}", param=param
+        )
 
 
 def check_unicode(text: str) -> str:

@@ -18,6 +18,14 @@ MakeEmbedding = Callable[[BackboneSpec], nn.Module]
 MakeMixer = Callable[[BackboneSpec, int], nn.Module]
 
 
+class Table(nn.Embedding):
+    """Rows to look up, empty until they are loaded: torch imports its compiler, for seconds, to draw random ones."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 class Embedding(nn.Module):
     """The sum of what the token, its position and its type contribute."""
 
@@ -25,9 +33,9 @@ class Embedding(nn.Module):
         super().__init__()
         size = spec.hidden_size
         self.position_offset = spec.position_offset
-        self.tokens = nn.Embedding(spec.vocab_size, size)
-        self.positions = nn.Embedding(spec.learned_positions, size) if spec.learned_positions else None
-        self.token_types = nn.Embedding(spec.token_types, size) if spec.token_types else None
+        self.tokens = Table(spec.vocab_size, size)
+        self.positions = Table(spec.learned_positions, size) if spec.learned_positions else None
+        self.token_types = Table(spec.token_types, size) if spec.token_types else None
         self.norm = norm(spec) if spec.embed_norm else None
 
     def forward(self, batch: PackedBatch) -> Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
 
-from cenote.config import Convert, EngineConfig, Sourced
+from cenote.config import Convert, EngineConfig, PoolerConfig, Sourced
 from cenote.errors import LoadError, PoolingError
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
 from cenote.loading.convert import TokenLabels, token_labels
@@ -34,6 +35,19 @@ TASKS: dict[Kind, tuple[Task, ...]] = {
     "sequence": ("classify", "token_classify"),
     "token": ("token_classify",),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What programs and plugins ask a loaded model about itself."""
+
+    model: str
+    folder: Path  # where its files lie
+    hf_config: HFConfig  # config.json, with hf_overrides applied
+    max_model_len: int
+    embedding_size: int
+    dtype: torch.dtype
+    pooler_config: PoolerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +84,18 @@ class Description:
     @property
     def default_task(self) -> Task:
         return self.plan.tasks[0]
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return ModelConfig(
+            model=self.name,
+            folder=self.checkpoint.folder,
+            hf_config=self.config,
+            max_model_len=self.max_length.value,
+            embedding_size=self.plan.matryoshka.full_size,
+            dtype=self.dtype.value,
+            pooler_config=self.plan.defaults,
+        )
 
 
 def describe(options: EngineConfig) -> Description:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, processors
@@ -36,6 +37,9 @@ class TokenizerFiles:
     pad_token_id: int | None = None
     unk_token_id: int | None = None
     chat_template: str | None = None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token -> <s>
+    clean_up: bool = False  # whether spaces before marks are taken out of decoded text
+    info: Mapping[str, Any] = field(default_factory=dict)  # tokenizer_config.json, and the template wherever it is
     token_types: bool = True  # whether the model wants to know which of two texts a token belongs to
 
 
@@ -74,13 +78,18 @@ def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles:
         raise LoadError(
             f"{checkpoint.folder / 'tokenizer_config.json'}: truncation_side is {side!r}, not left or right"
         )
+    template = _chat_template(checkpoint, settings)
     return TokenizerFiles(
         tokenizer=tokenizer,
         truncation_side=side,
         model_max_length=tokenizer_max_length(checkpoint),
         pad_token_id=pad if pad is not None else padding.get("pad_id"),
         unk_token_id=_id(tokenizer, unk),
-        chat_template=_chat_template(checkpoint, settings),
+        chat_template=template,
+        special_tokens=names,
+        # meant for WordPiece; the pieces of byte-level BPE have their own spaces
+        clean_up=settings.get("clean_up_tokenization_spaces") is True and type(tokenizer.model).__name__ != "BPE",
+        info=_info(settings, template),
         token_types="token_type_ids" in settings.get("model_input_names", ("token_type_ids",)),
     )
 
@@ -153,5 +162,14 @@ def _chat_template(checkpoint: Checkpoint, settings: Settings) -> str | None:
         return path.read_text(encoding="utf-8")
     template = checkpoint.json_object("chat_template.json").get("chat_template") or settings.get("chat_template")
     if isinstance(template, list):
-        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+        entries = (entry for entry in template if isinstance(entry, dict))
+        template = {entry.get("name"): entry.get("template") for entry in entries}.get("default")
     return template if isinstance(template, str) else None
+
+
+def _info(settings: Settings, template: str | None) -> dict[str, Any]:
+    """tokenizer_config.json in values that every format can carry, with the chat template wherever it stands."""
+    named = {**settings, "tokenizer_class": settings.get("tokenizer_class") or "PreTrainedTokenizerFast"}
+    named = named if template is None else {**named, "chat_template": template}
+    # a length that means "any" has more than 64 bits
+    return {name: float(value) if type(value) is int and value >= 2**63 else value for name, value in named.items()}

@@ -34,7 +34,7 @@ class Matryoshka:
     def check(self, dimensions: int, model: str) -> None:
         if not isinstance(dimensions, int) or isinstance(dimensions, bool):
             raise BadRequest(f"dimensions is a whole number, got {dimensions!r}", param="dimensions")
-        if not self.supported:
+        if not self.supported and dimensions != self.full_size:  # clients that name the size it has change nothing
             raise Unsupported(
                 f'Model "{model}" does not support matryoshka representation, '
                 "changing output dimensions will lead to poor results.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cenote.errors import PoolingError
-from cenote.request import Pair, PoolRequest, Scored, ScoreRequest
+from cenote.request import Pair, Pooled, PoolRequest, Scored, ScoreRequest
 from cenote.scoring.scorer import Pool, Scorable, broadcast, scorer
 
 
@@ -20,10 +20,19 @@ async def cross_encoder(request: ScoreRequest, pool: Pool, model: Scorable) -> l
             inputs=pairs,
             params=request.params,
             tokenization=request.tokenization,
+            priority=request.priority,
             keep_going=request.keep_going,
+            timing=request.timing,
         )
     )
-    return [
-        answer if isinstance(answer, PoolingError) else Scored(answer.data.item(), answer.token_ids, answer.num_tokens)
-        for answer in answers
-    ]
+    return [answer if isinstance(answer, PoolingError) else _scored(answer) for answer in answers]
+
+
+def _scored(answer: Pooled) -> Scored:
+    return Scored(
+        answer.data.item(),
+        answer.token_ids,
+        answer.num_tokens,
+        answer.num_input_tokens,
+        answer.input_tokens_exact,
+    )

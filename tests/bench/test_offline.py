@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tokenizers
 
+from cenote.bench.figures import agreement
 from cenote.bench.main import main
-from cenote.bench.offline import Contender, agreement, row
+from cenote.bench.offline import Contender, row
 from cenote.bench.workloads import Workload, log_normal
 from cenote.loading.default_model import default_model
 

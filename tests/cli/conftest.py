@@ -52,7 +52,7 @@ class FakeEngine:
         if text == "too long":
             return BadRequest("input has 900 tokens, fake reads at most 512")
         common = len(set(query.split()) & set(text.split()))
-        return Scored(common / 10, np.zeros(3, dtype=np.int32), 3)
+        return Scored(common / 10, np.zeros(3, dtype=np.int32), 3, 3)
 
 
 class FakeLLM:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cenote.errors import BadRequest
+from cenote.inputs.chat import ChatSettings
 from cenote.inputs.pairs import check_template_kwargs, cut, joined_text, longest_first
 from cenote.inputs.render import Limits, Rendered, Renderer
 from cenote.inputs.tokenizer import Tokenizer
@@ -24,6 +25,14 @@ def test_a_template_sees_the_callers_words() -> None:
     template = "{{ instruction }}|{{ tools }}|{{ messages[0].content }}|{{ messages[1]['content'] }}"
 
     assert joined_text(Pair("q", "d", template, {"instruction": "find"})) == "find|None|q|d"
+
+
+def test_a_template_knows_the_special_tokens_of_the_tokenizer(wordpiece: Tokenizer) -> None:
+    settings = ChatSettings(special_tokens={"sep_token": "[SEP]"})
+    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=384, chat=settings)
+    pair = Pair("a", "b", "{{ messages[0].content }}{{ sep_token }}{{ messages[1].content }}")
+
+    assert renderer.tokenize(pair, add_special_tokens=False) == [1037, 102, 1038]
 
 
 def test_a_variable_nobody_gave_is_empty() -> None:

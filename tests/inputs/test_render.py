@@ -401,3 +401,41 @@ def test_the_same_text_many_times_is_tokenised_once(wordpiece: Tokenizer, monkey
 
     assert sorted(seen) == ["a", "b"]
     assert all(isinstance(item, Rendered) for item in rendered)
+
+
+# tokens for their own sake
+
+
+def test_a_text_of_any_length_is_tokenised(renderer: Renderer) -> None:
+    assert renderer.tokenize("a b") == [CLS, *LETTERS[:2], SEP]
+    assert renderer.tokenize("a b", add_special_tokens=False) == LETTERS[:2]
+    assert renderer.tokenize("a " * 5000, add_special_tokens=False) == LETTERS[:1] * 5000
+    assert renderer.tokenize("", add_special_tokens=False) == []
+    assert renderer.tokenize(Pair("a", "b")) == [CLS, LETTERS[0], SEP, LETTERS[1], SEP]
+    assert renderer.tokenize([7, 8]) == [7, 8]
+
+
+def test_what_is_no_text_is_not_tokenised(renderer: Renderer) -> None:
+    with pytest.raises(BadRequest, match="lone surrogate"):
+        renderer.tokenize("\ud800")
+    with pytest.raises(BadRequest, match="Token id 30522 is out of vocabulary"):
+        renderer.tokenize([30522])
+
+
+# how long an input was
+
+
+@pytest.mark.parametrize("item", ["a " * 100_000, Pair("a", "b " * 100_000)], ids=["text", "pair"])
+def test_a_huge_input_that_is_cut_tells_that_it_was_not_counted_to_its_end(renderer: Renderer, item: Input) -> None:
+    cut = one(renderer, item, truncate_prompt_tokens=-1)
+
+    assert not cut.input_tokens_exact
+    assert LIMITS.max_tokens < cut.num_input_tokens < 100_000
+
+
+@pytest.mark.parametrize("item", ["a " * 100, Pair("a", "b " * 100), [7] * 100], ids=["text", "pair", "ids"])
+def test_an_input_that_is_read_and_then_cut_was_counted(renderer: Renderer, item: Input) -> None:
+    cut = one(renderer, item, truncate_prompt_tokens=-1)
+
+    assert cut.input_tokens_exact
+    assert cut.num_input_tokens >= 100

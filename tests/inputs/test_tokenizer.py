@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tokenizers
 
+from cenote.errors import BadRequest
 from cenote.inputs import tokenizer as subject
 from cenote.inputs.render import Limits, Rendered, Renderer
 from cenote.inputs.tokenizer import Tokenizer
@@ -155,18 +156,75 @@ def test_a_text_ends_where_its_last_token_ends(raw: tokenizers.Tokenizer, limit:
     tokenizer = wrapped(raw)
     texts = ["one two three", "unbelievable things happened in Berlin last year", "", "a", "naïve  café, 12 €"]
 
-    for text, part in zip(texts, tokenizer.cut(texts, limit), strict=True):
+    for text, (part, _) in zip(texts, tokenizer.cut(texts, limit), strict=True):
         whole = raw.encode(text, add_special_tokens=False)
         assert text.startswith(part)
         assert part == (text if len(whole) <= limit else text[: whole.offsets[limit - 1][1]])
 
 
 def test_a_huge_text_is_cut_without_reading_it_all(wordpiece: Tokenizer) -> None:
-    assert wordpiece.cut(["a b " * 1_000_000, "c"], 3) == ["a b a", "c"]
+    (first, num_lost), second = wordpiece.cut(["a b " * 1_000_000, "c"], 3)
+
+    assert (first, second) == ("a b a", ("c", 0))
+    assert num_lost > 100  # not all of it was counted
 
 
 def test_a_text_that_is_none_is_left_for_the_renderer_to_refuse(wordpiece: Tokenizer) -> None:
-    assert wordpiece.cut(["a b c", "\ud800 b c"], 1) == ["a", "\ud800 b c"]
+    assert wordpiece.cut(["a b c", "\ud800 b c"], 1) == [("a", 2), ("\ud800 b c", 0)]
+
+
+# back to text
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ids_become_the_text_that_the_library_makes_of_them(raw: tokenizers.Tokenizer, seed: int) -> None:
+    ids = raw.encode(random_text(seed, 30)).ids
+
+    assert wrapped(raw).detokenize(ids) == raw.decode(ids, skip_special_tokens=False)
+    assert wrapped(raw).strings(ids) == [raw.id_to_token(token) for token in ids]
+
+
+def test_special_tokens_stay_in_the_text(wordpiece: Tokenizer) -> None:
+    assert wordpiece.detokenize([101, 1037, 102, 0]) == "[CLS] a [SEP] [PAD]"
+    assert wordpiece.detokenize([]) == ""
+    assert wordpiece.strings([101, 1037, 2015]) == ["[CLS]", "a", "##s"]
+    assert wordpiece.strings([]) == []
+
+
+def test_spaces_are_cleaned_up_where_the_tokenizer_wants_it(wordpiece: Tokenizer) -> None:
+    (ids,) = wordpiece.encode(["i 'm here , isn't it ? no ."])
+
+    assert wordpiece.detokenize(ids.tolist()) == "i ' m here, isn ' t it? no."
+    assert Tokenizer(wordpiece.raw, clean_up=True).detokenize(ids.tolist()) == "i'm here, isn't it? no."
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([7, -1], "Token id -1 is out of vocabulary: ids go from 0 to 30521"),
+        ([30522], "Token id 30522 is out of vocabulary: ids go from 0 to 30521"),
+        ([2**63 - 1], "Token id 9223372036854775807 is out of vocabulary"),
+        ([2**80], f"Token id {2**80} is out of vocabulary"),
+        ([1.5], "should be a list of integers"),
+        ([True], "should be a list of integers"),
+        (["a"], "should be a list of integers"),
+        ([[7]], "should be a list of integers"),
+    ],
+    ids=str,
+)
+def test_ids_that_nobody_has_are_refused(wordpiece: Tokenizer, ids: Any, words: str) -> None:
+    for read in (wordpiece.detokenize, wordpiece.strings):
+        with pytest.raises(BadRequest, match=words) as caught:
+            read(ids)
+        assert caught.value.param == "tokens"
+
+
+def test_an_id_in_a_gap_of_the_vocabulary_is_refused() -> None:
+    gapped = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 5}, unk_token="a"))
+
+    assert Tokenizer(gapped).strings([0, 5]) == ["a", "b"]
+    with pytest.raises(BadRequest, match="Token id 3 is out of vocabulary: among the ids from 0 to 5, it is not used"):
+        Tokenizer(gapped).detokenize([0, 3])
 
 
 def test_vocabulary_facts(wordpiece: Tokenizer) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from cenote.inputs import tokenizer as inputs
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.tokenizer_files import read_tokenizer
 
@@ -127,6 +128,51 @@ def test_a_chat_template_in_a_file_comes_before_one_in_the_settings(tmp_path: Pa
     assert read_tokenizer(checkpoint).chat_template == "d"
     (tmp_path / "chat_template.jinja").write_text("from the file")
     assert read_tokenizer(checkpoint).chat_template == "from the file"
+    assert read_tokenizer(checkpoint).info["chat_template"] == "from the file"
+
+
+def test_a_chat_template_may_have_a_json_file_of_its_own(tmp_path: Path) -> None:
+    checkpoint = saved(
+        tmp_path, word_tokenizer(), chat_template={"chat_template": "its own"}, tokenizer_config={"chat_template": "x"}
+    )
+
+    assert read_tokenizer(checkpoint).chat_template == "its own"
+
+
+@pytest.mark.parametrize("template", [None, 7, [], ["text"], [{"name": "tool", "template": "t"}], {"default": "d"}])
+def test_what_is_no_default_chat_template_is_none(tmp_path: Path, template: Any) -> None:
+    checkpoint = saved(tmp_path, word_tokenizer(), tokenizer_config={"chat_template": template})
+
+    assert read_tokenizer(checkpoint).chat_template is None
+
+
+def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
+    config = {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "</s>", "unk_token": None}
+    checkpoint = saved(
+        tmp_path, word_tokenizer(), tokenizer_config=config, special_tokens_map={"pad_token": "[PAD]", "eos_token": "x"}
+    )
+
+    assert read_tokenizer(checkpoint).special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "[PAD]"}
+
+
+def test_the_settings_are_told_as_they_are(tmp_path: Path) -> None:
+    config = {"tokenizer_class": "BertTokenizer", "model_max_length": 10**30, "extra": {"a": [1]}}
+    checkpoint = saved(tmp_path, word_tokenizer(), tokenizer_config=config)
+
+    assert read_tokenizer(checkpoint).info == {**config, "model_max_length": 1e30}
+
+
+def test_without_settings_the_tokenizer_still_has_a_class(tmp_path: Path) -> None:
+    assert read_tokenizer(saved(tmp_path, word_tokenizer())).info == {"tokenizer_class": "PreTrainedTokenizerFast"}
+
+
+def test_cleaning_up_spaces_is_not_for_byte_level_pieces(tmp_path: Path) -> None:
+    config = {"clean_up_tokenization_spaces": True}
+    pieces = Tokenizer(models.BPE({"a": 0}, []))
+
+    assert read_tokenizer(saved(tmp_path, word_tokenizer(), tokenizer_config=config)).clean_up
+    assert not read_tokenizer(saved(tmp_path, pieces, tokenizer_config=config)).clean_up
+    assert not read_tokenizer(saved(tmp_path, word_tokenizer(), tokenizer_config={})).clean_up
 
 
 @pytest.mark.parametrize(
@@ -420,3 +466,8 @@ def test_a_real_checkpoint_is_tokenized_as_transformers_does(name: str, shared: 
     assert (encoded.ids, encoded.type_ids) == (pair["input_ids"], pair["token_type_ids"])
     assert files.pad_token_id == reference.pad_token_id
     assert files.model_max_length == reference.model_max_length
+    assert files.special_tokens == reference.special_tokens_map
+    ours = inputs.Tokenizer(files.tokenizer, clean_up=files.clean_up)
+    for text in (*TEXTS, "what 's up ? i 'm here , isn't it !"):
+        ids = reference(text)["input_ids"]
+        assert ours.detokenize(ids) == reference.decode(ids)

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from cenote import LLM, BadRequest, PoolingParams, Unsupported
+from cenote import LLM, BadRequest, InputTooLong, PoolingParams, Unsupported
 from cenote.errors import PoolingError
 from cenote.request import Scored, ScoreRequest
 from tests.tiny import tiny_bert_classifier
@@ -200,11 +200,20 @@ def test_limits_out_of_range_are_refused(llm: LLM, name: str) -> None:
     assert len(llm.score("a", "b", pooling_params=with_extra(**{name: 255}))) == 1
 
 
+def test_objects_whose_content_is_text_are_read_as_text(llm: LLM) -> None:
+    parts = [{"type": "text", "text": "the cat"}, {"type": "text", "text": "is old"}]
+    given = [{"content": parts}, {"content": "two"}, {"text": "two"}, "two"]
+
+    ours = [output.outputs.score for output in llm.score({"content": "a cat"}, given)]
+
+    assert ours == [output.outputs.score for output in llm.score("a cat", ["the cat\nis old", "two", "two", "two"])]
+
+
 # refusals
 
 
 def test_refusals_leave_the_model_answering(llm: LLM, cross: Cross) -> None:
-    content: Any = {"content": [{"type": "text", "text": "a"}]}
+    content: Any = {"content": [{"type": "image_url", "image_url": {"url": "http://localhost/cat.png"}}]}
     reserved = with_extra(chat_template_kwargs={"tools": []})
     for model, first, second, more, words in (
         (llm, ["a", "b"], ["c"], {}, "Input lengths must be either 1:1, 1:N or N:N"),
@@ -251,3 +260,20 @@ def test_scores_may_be_awaited_and_keep_going(llm: LLM) -> None:
     assert first.score == pytest.approx(1.0, abs=1e-5)
     assert isinstance(second, PoolingError)
     assert isinstance(third, Scored)
+
+
+def test_what_a_limit_cuts_off_is_told(llm: LLM) -> None:
+    request = ScoreRequest(queries=["one two"], documents=["one two three four", "one"], max_tokens_per_doc=2)
+    whole = ScoreRequest(queries=["one two"], documents=["one two three four", "one"])
+
+    cut, uncut = llm.engine.score_sync(request), llm.engine.score_sync(whole)
+    assert [item.num_tokens for item in cut] == [uncut[0].num_tokens - 2, uncut[1].num_tokens]
+    assert [item.num_input_tokens for item in cut] == [item.num_input_tokens for item in uncut]
+
+
+def test_an_error_names_the_document_by_its_own_number(llm: LLM) -> None:
+    request = ScoreRequest(queries=["one"], documents=["two", "word " * 1000], score_type="bi-encoder")
+    with pytest.raises(InputTooLong) as caught:
+        llm.engine.score_sync(request)
+
+    assert caught.value.index == 1

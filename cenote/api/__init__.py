@@ -1,0 +1,1 @@
+"""HTTP in, HTTP out: vendors' dialects on one side, the engine protocol on the other."""

@@ -1,0 +1,100 @@
+"""The engine's side of one front-end: every question is a task, and ends with whoever asked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from cenote.api.channel import Channel
+from cenote.api.encoding import Floats
+from cenote.api.packing import (
+    as_fault,
+    as_input,
+    as_json,
+    from_json,
+    plain_ids,
+    pool_request,
+    score_request,
+    scores_message,
+    times,
+    vectors_message,
+)
+from cenote.api.wire import (
+    Answer,
+    Cancel,
+    Count,
+    Counted,
+    Detokenize,
+    Failed,
+    FromFrontEnd,
+    Pool,
+    Process,
+    Processed,
+    Question,
+    Score,
+    Seen,
+    Text,
+    Tokenize,
+    Tokens,
+)
+from cenote.errors import PoolingError
+from cenote.request import Engine, Timing
+
+logger = logging.getLogger("cenote")
+
+
+class Answering:
+    def __init__(self, engine: Engine, channel: Channel[FromFrontEnd]) -> None:
+        self.engine = engine
+        self.channel = channel
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+
+    def receive(self, message: Question | Cancel | Seen) -> None:
+        if isinstance(message, Seen):
+            for reply in message.replies:
+                self.engine.observe_http(*reply)
+        elif isinstance(message, Cancel):
+            if task := self.tasks.get(message.number):
+                task.cancel()
+        else:
+            task = asyncio.get_running_loop().create_task(self._answer(message))
+            self.tasks[message.number] = task
+            task.add_done_callback(lambda _: self.tasks.pop(message.number, None))
+
+    def abandon(self) -> None:
+        """Nobody is there any more to be answered."""
+        for task in list(self.tasks.values()):
+            task.cancel()
+
+    async def _answer(self, question: Question) -> None:
+        timing = Timing()
+        try:
+            answer, numbers = await self._ask(question, timing)
+            await self.channel.room()
+            self.channel.send(answer, numbers)
+        except Exception as error:
+            if not isinstance(error, PoolingError):
+                logger.exception("a question of a front-end could not be answered")
+            self.channel.send(Failed(question.number, times(timing), as_fault(error)))
+
+    async def _ask(self, question: Question, timing: Timing) -> tuple[Answer, Sequence[Floats]]:
+        number, engine = question.number, self.engine
+        if isinstance(question, Pool):
+            return vectors_message(number, timing, await engine.pool(pool_request(question, timing)))
+        if isinstance(question, Score):
+            return scores_message(number, timing, await engine.score(score_request(question, timing))), ()
+        if isinstance(question, Tokenize):
+            tokenized = await engine.tokenize(
+                as_input(question.item), add_special_tokens=question.add_special_tokens, strings=question.strings
+            )
+            return Tokens(number, tokenized.token_ids, tokenized.strings), ()
+        if isinstance(question, Detokenize):
+            return Text(number, await engine.detokenize(plain_ids(question.token_ids))), ()
+        if isinstance(question, Process):
+            data = await engine.process(
+                from_json(question.data), request_id=question.request_id, priority=question.priority
+            )
+            return Processed(number, as_json(data)), ()
+        assert isinstance(question, Count), "there are no other questions"
+        return Counted(number, await engine.statistics()), ()

@@ -1,0 +1,95 @@
+"""One request on its way through a handler: the engine it asks, and what the reply's head will say of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from cenote.api.replies import TokenCounts, Usage
+from cenote.config import ServerConfig
+from cenote.errors import BadRequest, UnknownModel
+from cenote.request import About, Engine, Pooled, PoolRequest, Scored, ScoreRequest, Timing
+
+Answer = TypeVar("Answer", Pooled, Scored)
+
+
+class Call:
+    def __init__(self, engine: Engine, settings: ServerConfig, request_id: str) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.request_id = request_id
+        self.created = int(time.time())
+        self.timing = Timing()
+        self.num_items = 0  # inputs, or documents that were compared
+        self.num_tokens = 0  # as the model read them
+        self.num_truncated = 0  # inputs of which only a part was read
+
+    @property
+    def about(self) -> About:
+        return self.engine.about
+
+    @property
+    def model(self) -> str:
+        """What replies call the model: the first of its names, whichever was asked for."""
+        return self.names[0]
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self.settings.served_model_name or (self.about.model,)
+
+    def check_model(self, name: str | None, *, param: str | None = None) -> None:
+        if name is not None and name not in self.names:
+            raise UnknownModel(f"The model `{name}` does not exist.", param=param)
+
+    def check_count(self, count: int, name: str) -> None:
+        if count > self.settings.max_request_items:
+            raise BadRequest(
+                f"{name} has {count} items, one request takes at most {self.settings.max_request_items}; "
+                "send several, or raise --max-request-items",
+                param=name,
+            )
+
+    async def pool(self, request: PoolRequest) -> list[Pooled]:
+        """All answers, or the error of the first input that failed."""
+        self.check_count(len(request.inputs), "input")
+        return self._counted(await self.engine.pool(replace(request, timing=self.timing)))
+
+    async def score(self, request: ScoreRequest) -> list[Scored]:
+        self.check_count(len(request.queries), "queries")
+        self.check_count(len(request.documents), "documents")
+        return self._counted(await self.engine.score(replace(request, timing=self.timing)))
+
+    async def process(self, data: Any, *, priority: int = 0) -> Any:
+        return await self.engine.process(data, request_id=self.identity("pooling"), priority=priority)
+
+    def identity(self, prefix: str) -> str:
+        return f"{prefix}-{self.request_id}"
+
+    def usage(self) -> Usage:
+        return Usage(self.num_tokens, self.num_tokens)
+
+    def token_counts(self, answer: Pooled | Scored, wanted: bool | None) -> TokenCounts | None:
+        """What a request that wants to know is told about one of its inputs."""
+        if not wanted:
+            return None
+        lost = max(0, answer.num_input_tokens - answer.num_tokens)
+        return TokenCounts(answer.num_tokens, answer.num_input_tokens, lost, not answer.input_tokens_exact)
+
+    def headers(self) -> dict[str, str]:
+        """What every reply says about its inputs and where the time went."""
+        timing = self.timing
+        parts = (("queue", timing.queue), ("tokenize", timing.tokenize), ("inference", timing.inference))
+        return {
+            "x-prompt-tokens": str(self.num_tokens),
+            "x-truncated-inputs": str(self.num_truncated),
+            "server-timing": ", ".join(f"{name};dur={seconds * 1000:.2f}" for name, seconds in parts),
+        }
+
+    def _counted(self, answers: Sequence[Any]) -> list[Any]:
+        self.num_items += len(answers)
+        for answer in answers:
+            self.num_tokens += answer.num_tokens
+            self.num_truncated += answer.num_tokens < answer.num_input_tokens
+        return cast("list[Any]", answers)

@@ -1,0 +1,37 @@
+"""The `meta` of Cohere's replies: version, units, tokens, and what was cut off."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from cenote.api.call import Call
+
+
+class ApiVersion(msgspec.Struct):
+    version: str
+
+
+class BilledUnits(msgspec.Struct):
+    input_tokens: int | UnsetType = UNSET
+    image_tokens: int | UnsetType = UNSET
+    search_units: int | UnsetType = UNSET
+
+
+class Tokens(msgspec.Struct):
+    input_tokens: int
+    output_tokens: int = 0
+
+
+class Meta(msgspec.Struct):
+    api_version: ApiVersion
+    billed_units: BilledUnits
+    tokens: Tokens
+    warnings: list[str]
+
+
+def meta(call: Call, version: str, units: BilledUnits) -> Meta:
+    warnings = (
+        [f"{call.num_truncated} inputs were longer than what is read of them, and cut"] if call.num_truncated else []
+    )
+    return Meta(ApiVersion(version), units, Tokens(call.num_tokens), warnings)

@@ -1,0 +1,244 @@
+"""Cohere's embed routes, both versions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Meta, UnsetType
+
+from cenote.api import cohere_meta
+from cenote.api.call import Call
+from cenote.api.cohere_meta import BilledUnits, meta
+from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.encoding import CohereType, Floats, as_array, cohere_values
+from cenote.api.fields import Dimensions, Integer, says
+from cenote.api.replies import Reply, TokenCounts, json_reply
+from cenote.api.vectors import ROWS_AT_ONCE
+from cenote.errors import BadRequest, InputTooLong, InvalidBody, Unsupported
+from cenote.request import About, PoolingParams, PoolRequest, Tokenization
+
+# Cohere's clients always send one of these. A model may know it by another name, or have no instruction for it.
+STANDARD_INPUT_TYPES: Mapping[str, Sequence[str]] = {
+    "search_query": ("query", "retrieval.query", "retrieval-query"),
+    "search_document": ("document", "passage", "doc", "corpus", "retrieval.passage", "retrieval-document"),
+    "classification": (),
+    "clustering": (),
+    "image": (),
+}
+PositiveCount = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+# a little more than what rounding makes of a length of 1
+LENGTH_1 = 1.001
+
+
+class ImageUrl(msgspec.Struct):
+    url: str | None = None
+
+
+class Part(msgspec.Struct):
+    type: Literal["text", "image_url"]
+    text: str | None = None
+    image_url: ImageUrl | None = None
+
+
+class MixedInput(msgspec.Struct):
+    """Parts that become one vector."""
+
+    content: list[Part]
+
+
+class EmbedBody(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    input_type: Annotated[str | None, says("the name of an instruction that is put before every text")] = None
+    texts: Annotated[list[str] | None, says("this, or inputs")] = None
+    images: Annotated[list[str] | None, says("refused: no model here reads images yet")] = None
+    inputs: Annotated[list[MixedInput] | None, says("texts in parts, of which each input may have several")] = None
+    output_dimension: Annotated[Dimensions | None, says("the size of the vectors, for Matryoshka models")] = None
+    embedding_types: Annotated[list[CohereType] | None, says("how vectors are written; several at once")] = None
+    truncate: Annotated[Literal["END", "START", "NONE"] | None, says("what is cut off; END if unset")] = None
+    max_tokens: Annotated[PositiveCount | None, says("cut to so many; with NONE: refuse what has more")] = None
+    priority: Annotated[Integer | None, says("lower is earlier, where the server schedules by priority")] = None
+    return_token_counts: Annotated[bool | None, says("say for every input how much of it was read")] = None
+
+
+class EmbeddingsByType(msgspec.Struct):
+    float_: list[list[float]] | UnsetType = msgspec.field(default=UNSET, name="float")
+    int8: list[list[int]] | UnsetType = UNSET
+    uint8: list[list[int]] | UnsetType = UNSET
+    binary: list[list[int]] | UnsetType = UNSET
+    ubinary: list[list[int]] | UnsetType = UNSET
+    base64: list[str] | UnsetType = UNSET
+
+
+class Embedded(msgspec.Struct, kw_only=True):
+    """A vector for each input in every list; version 1 has one bare list of floats where no type was asked for."""
+
+    id: str
+    response_type: Literal["embeddings_by_type", "embeddings_floats"]
+    embeddings: EmbeddingsByType | list[list[float]]
+    texts: list[str] | UnsetType = UNSET
+    meta: cohere_meta.Meta
+    token_counts: list[TokenCounts | None] | UnsetType = UNSET
+
+
+async def embed(body: EmbedBody, call: Call) -> Reply:
+    return await _embed(body, call, version="2")
+
+
+async def embed_v1(body: EmbedBody, call: Call) -> Reply:
+    return await _embed(body, call, version="1")
+
+
+async def _embed(body: EmbedBody, call: Call, *, version: str) -> Reply:
+    call.check_model(body.model)
+    for name in ("texts", "inputs"):
+        call.check_count(len(getattr(body, name) or ()), name)
+    texts = input_texts(body, call.about)
+    prompt = instruction(body.input_type, call.about)
+    if body.truncate == "NONE" and body.max_tokens is not None:
+        await check_lengths(call, texts, prompt, body.max_tokens)
+    pooled = await call.pool(
+        PoolRequest(
+            task="embed",
+            inputs=texts,
+            params=PoolingParams(dimensions=body.output_dimension),
+            tokenization=tokenization(body, call.about),
+            # Sentence Transformers puts a prompt straight before the text. The reference makes it a system message
+            # wherever the tokenizer has a chat template, which embedders inherit from the model they were made of.
+            prompt=prompt,
+            priority=body.priority or 0,
+        )
+    )
+    vectors = np.stack([as_array(item.data) for item in pooled])
+    bare = version == "1" and not body.embedding_types
+    written = {kind: await numbers(vectors, kind) for kind in dict.fromkeys(body.embedding_types or ("float",))}
+    counts = [call.token_counts(item, True) for item in pooled] if body.return_token_counts else UNSET
+    return json_reply(
+        Embedded(
+            id=call.identity("embd"),
+            response_type="embeddings_floats" if bare else "embeddings_by_type",
+            embeddings=written["float"] if bare else written,  # type: ignore[arg-type]  # JSON already
+            texts=body.texts or UNSET,
+            meta=meta(call, version, BilledUnits(input_tokens=call.num_tokens, image_tokens=0)),
+            token_counts=counts,
+        )
+    )
+
+
+def input_texts(body: EmbedBody, about: About) -> list[str]:
+    if sum(map(bool, (body.texts, body.images, body.inputs))) != 1:
+        raise InvalidBody(
+            "Exactly one of texts, images, or inputs must be provided, and it must be non-empty", param="body"
+        )
+    if body.images:
+        raise Unsupported(f"{about.model} reads only text; give texts instead of images", param="images")
+    if body.texts:
+        return body.texts
+    return [mixed_text(item, f"inputs.{place}", about) for place, item in enumerate(body.inputs or [])]
+
+
+def mixed_text(item: MixedInput, name: str, about: About) -> str:
+    """Parts that are all texts, as the lines of one."""
+    if not item.content:
+        raise InvalidBody(f"{name}.content: expected at least one part", param=f"body.{name}.content")
+    lines: list[str] = []
+    for place, part in enumerate(item.content):
+        where = f"{name}.content.{place}"
+        if part.type == "text":
+            if part.text is None:
+                raise InvalidBody("CohereEmbedContent with type='text' requires text", param=f"body.{where}")
+            lines.append(part.text)
+            continue
+        if part.image_url is None or not part.image_url.url:
+            raise InvalidBody("CohereEmbedContent with type='image_url' requires image_url.url", param=f"body.{where}")
+        raise Unsupported(f"{about.model} reads only text; {where} is an image", param=where)
+    return "\n".join(lines)
+
+
+def instruction(input_type: str | None, about: About) -> str | None:
+    """What is put before every text. A model without an instruction for one of Cohere's own types gets none."""
+    if input_type is None:
+        return None
+    table = {name: text for name, text in (about.instructions or about.prompts).items() if isinstance(text, str)}
+    if input_type in table:
+        return table[input_type] or None
+    if input_type in STANDARD_INPUT_TYPES:
+        known = {name.lower(): text for name, text in table.items()}
+        names = (input_type, *STANDARD_INPUT_TYPES[input_type])
+        return next((known[name] for name in names if name in known), None) or None
+    if not table:
+        raise BadRequest(
+            f"Unsupported input_type '{input_type}'. This model does not define any input_type task instructions.",
+            param="input_type",
+        )
+    raise BadRequest(
+        f"Unsupported input_type '{input_type}'. Supported values: {', '.join(sorted(table))}", param="input_type"
+    )
+
+
+def tokenization(body: EmbedBody, about: About) -> Tokenization:
+    if body.truncate == "NONE":
+        return Tokenization()
+    fits = body.max_tokens is not None and body.max_tokens < about.max_model_len
+    return Tokenization(
+        truncate_prompt_tokens=body.max_tokens if fits else -1,
+        truncation_side="left" if body.truncate == "START" else None,  # END: the tokenizer keeps its special tokens
+    )
+
+
+async def check_lengths(call: Call, texts: Sequence[str], prompt: str | None, max_tokens: int) -> None:
+    """Refuse a text that is too long before the model has run on the others."""
+    for index, tokenized in enumerate(
+        await asyncio.gather(*(call.engine.tokenize((prompt or "") + text) for text in texts))
+    ):
+        if (count := len(tokenized.token_ids)) > max_tokens:
+            error = InputTooLong(
+                f"Input of {count} tokens exceeds max_tokens={max_tokens} with truncate=NONE. "
+                "Set truncate to END or START to allow truncation.",
+                param="max_tokens",
+            )
+            error.index = index
+            raise error
+
+
+async def numbers(vectors: Floats, kind: CohereType) -> msgspec.Raw:
+    """The vectors as JSON; after every so many rows the event loop gets its turn."""
+    if kind in ("int8", "uint8"):  # bytes have no room for more than a length of 1, which not every model keeps to
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors = np.where(lengths > LENGTH_1, vectors / np.maximum(lengths, 1), vectors)
+    parts: list[bytes] = []
+    for start in range(0, len(vectors), ROWS_AT_ONCE):
+        parts.append(bytes(cohere_values(vectors[start : start + ROWS_AT_ONCE], kind))[1:-1])
+        await asyncio.sleep(0)
+    return msgspec.Raw(b"[%s]" % b",".join(parts))
+
+
+def _route(path: str, handler: Any, summary: str) -> Route:
+    return Route(
+        paths=(path,),
+        body=EmbedBody,
+        handler=handler,
+        summary=summary,
+        reply=Embedded,
+        api="Embeddings",
+        offered=lambda about: "embed" in about.tasks,
+        example={
+            "texts": ["Hello, my name is", "The capital of France is"],
+            "input_type": "search_document",
+            "embedding_types": ["float", "int8"],
+        },
+    )
+
+
+COHERE = Dialect(
+    "cohere",
+    [
+        _route("/v2/embed", embed, "Vectors in Cohere's types, several at once"),
+        _route(
+            "/v1/embed", embed_v1, "The same as version 1 answers it: floats in a bare list unless types are asked for"
+        ),
+    ],
+)

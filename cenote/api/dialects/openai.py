@@ -1,0 +1,74 @@
+"""OpenAI's embeddings route, with the reference's additions: conversations, binary numbers, truncation."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from cenote.api.call import Call
+from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.fields import Dimensions, Encoded, says
+from cenote.api.replies import Reply, TokenCounts, Usage
+from cenote.api.vectors import check_form, vector_reply
+from cenote.request import Pooled, PoolRequest
+
+
+class EmbeddingsBody(Encoded, kw_only=True):
+    dimensions: Annotated[Dimensions | None, says("the size of the vectors, for Matryoshka models")] = None
+    prompt_name: Annotated[str | None, says("one of the model's own prompts, put before every text")] = None
+
+
+class Embedding(msgspec.Struct, omit_defaults=True):
+    index: int
+    embedding: list[float] | str  # base64 where asked for
+    object: str = msgspec.field(default_factory=lambda: "embedding")
+    token_counts: TokenCounts | None = None
+
+
+class Embeddings(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: Usage
+
+
+async def embeddings(body: EmbeddingsBody, call: Call) -> Reply:
+    call.check_model(body.model)
+    inputs = body.inputs(call)
+    check_form(body, len(inputs))
+    pooled = await call.pool(
+        PoolRequest(
+            task="embed",
+            inputs=inputs,
+            params=body.params(dimensions=body.dimensions),
+            tokenization=body.how(),
+            prompt_name=body.prompt_name,
+            priority=body.priority or 0,
+        )
+    )
+
+    def entry(index: int, numbers: msgspec.Raw, item: Pooled) -> Embedding:
+        return Embedding(index, numbers, token_counts=call.token_counts(item, body.return_token_counts))  # type: ignore[arg-type]
+
+    return await vector_reply(call, body, pooled, "embd", entry)
+
+
+OPENAI = Dialect(
+    "openai",
+    [
+        Route(
+            paths=("/v1/embeddings", "/embeddings"),
+            body=EmbeddingsBody,
+            handler=embeddings,
+            summary="One vector for every text, list of token ids, or conversation",
+            reply=Embeddings,
+            api="Embeddings",
+            offered=lambda about: "embed" in about.tasks,
+            binary=True,
+            example={"input": ["Hello, my name is", "The capital of France is"]},
+        )
+    ],
+)

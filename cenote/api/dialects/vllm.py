@@ -1,0 +1,241 @@
+"""The reference's own routes: pooling for every task, classification, scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from cenote.api.call import Call
+from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.encoding import as_array, json_numbers
+from cenote.api.fields import Dimensions, Encoded, Prompted, check_template, says
+from cenote.api.replies import Reply, TokenCounts, Usage, json_reply
+from cenote.api.scoring_fields import Scoring, Sides
+from cenote.api.vectors import check_form, vector_reply
+from cenote.errors import BadRequest, InvalidBody, Unsupported
+from cenote.request import About, Pooled, PoolRequest, Task, task_called
+from cenote.sides import side_texts
+
+# the names that the two sides of a comparison go by, in the order in which they are looked for
+PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+
+
+class PoolingBody(Encoded, kw_only=True):
+    task: Annotated[str | None, says("the model's default task if unset")] = None
+    dimensions: Annotated[Dimensions | None, says("the size of the vectors, for Matryoshka models")] = None
+    data: Annotated[Any, says("for the IO processor plugin, in place of input")] = None
+
+
+class PoolingAnswer(msgspec.Struct, omit_defaults=True):
+    index: int
+    data: list[float | list[float]] | str  # a row per token for tasks of tokens; base64 where asked for
+    object: str = msgspec.field(default_factory=lambda: "pooling")
+    token_counts: TokenCounts | None = None
+
+
+class Pooling(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[PoolingAnswer]
+    usage: Usage
+
+
+class PluginAnswer(msgspec.Struct):
+    """What an IO processor plugin made of `data`."""
+
+    request_id: str
+    created_at: int
+    data: Any
+
+
+class ClassifyBody(Prompted, kw_only=True):
+    pass
+
+
+class Classification(msgspec.Struct, omit_defaults=True):
+    index: int
+    label: str | None
+    probs: list[float]  # logits where use_activation is false
+    num_classes: int
+    token_counts: TokenCounts | None = None
+
+
+class Classifications(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[Classification]
+    usage: Usage
+
+
+class ScoreBody(Scoring, kw_only=True):
+    """Two sides, under one of four pairs of names."""
+
+    queries: Annotated[Sides | None, says("one for all documents, or one for each")] = None
+    documents: Sides | None = None
+    items: Annotated[Sides | None, says("another name of documents")] = None
+    data_1: Annotated[Sides | None, says("another name of queries, beside data_2")] = None
+    data_2: Annotated[Sides | None, says("another name of documents, beside data_1")] = None
+    text_1: Annotated[Sides | None, says("another name of queries, beside text_2")] = None
+    text_2: Annotated[Sides | None, says("another name of documents, beside text_1")] = None
+    chat_template: Annotated[str | None, says("joins the two, where the server trusts templates of requests")] = None
+
+    def names(self) -> tuple[str, str]:
+        """The first pair of names of which both are there."""
+        for first, second in PAIRS:
+            if getattr(self, first) is not None and getattr(self, second) is not None:
+                return first, second
+        for first, second in PAIRS:
+            for here, missing in ((first, second), (second, first)):
+                if getattr(self, here) is not None:
+                    raise InvalidBody(f"{missing} is required beside {here}", param=f"body.{missing}")
+        known = ", or ".join(f"{first} and {second}" for first, second in PAIRS)
+        raise InvalidBody(f"two sides are required: {known}", param="body.queries")
+
+
+class Score(msgspec.Struct, omit_defaults=True):
+    index: int
+    score: float
+    object: str = msgspec.field(default_factory=lambda: "score")
+    token_counts: TokenCounts | None = None
+
+
+class Scores(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[Score]
+    usage: Usage
+
+
+async def pooling(body: PoolingBody, call: Call) -> Reply:
+    call.check_model(body.model)
+    if body.data is not None or body.task == "plugin":
+        return await plugin(body, call)
+    inputs = body.inputs(call)
+    check_form(body, len(inputs))
+    pooled = await call.pool(
+        PoolRequest(
+            task=wanted_task(body.task, call.about),
+            inputs=inputs,
+            params=body.params(dimensions=body.dimensions),
+            tokenization=body.how(),
+            priority=body.priority or 0,
+        )
+    )
+
+    def entry(index: int, numbers: msgspec.Raw, item: Pooled) -> PoolingAnswer:
+        return PoolingAnswer(index, numbers, token_counts=call.token_counts(item, body.return_token_counts))  # type: ignore[arg-type]
+
+    return await vector_reply(call, body, pooled, "pooling", entry)
+
+
+async def plugin(body: PoolingBody, call: Call) -> Reply:
+    if body.task not in (None, "plugin"):
+        raise BadRequest("The 'data' field is only supported for the 'plugin' pooling task.", param="data")
+    if body.data is not None and (body.input is not None or body.messages is not None):
+        raise InvalidBody("data: a plugin reads data alone; leave out input and messages", param="body.data")
+    made = await call.process(body.data, priority=body.priority or 0)
+    return json_reply(PluginAnswer(call.identity("pooling"), call.created, made))
+
+
+def wanted_task(name: str | None, about: About) -> Task:
+    if name is None:
+        return about.default_task
+    called = task_called(name, about)
+    for task in about.tasks:
+        if task == called:
+            return task
+    raise Unsupported(f"Unsupported task: {name!r} Supported tasks: {about.tasks}", param="task")
+
+
+async def classify(body: ClassifyBody, call: Call) -> Reply:
+    call.check_model(body.model)
+    pooled = await call.pool(
+        PoolRequest(
+            task="classify",
+            inputs=body.inputs(call),
+            params=body.params(),
+            tokenization=body.how(),
+            priority=body.priority or 0,
+        )
+    )
+    data = [
+        classification(index, item, call.about.labels, call.token_counts(item, body.return_token_counts))
+        for index, item in enumerate(pooled)
+    ]
+    return json_reply(Classifications(call.identity("classify"), "list", call.created, call.model, data, call.usage()))
+
+
+def classification(
+    index: int, item: Pooled, labels: Sequence[str] | None, counts: TokenCounts | None
+) -> Classification:
+    probs = as_array(item.data)
+    best = int(np.argmax(probs))
+    label = labels[best] if labels is not None and best < len(labels) else None
+    return Classification(index, label, json_numbers(probs), probs.size, counts)  # type: ignore[arg-type]
+
+
+async def score(body: ScoreBody, call: Call) -> Reply:
+    call.check_model(body.model)
+    check_template(body.chat_template, {}, trusted=call.settings.trust_request_chat_template)
+    sides = []
+    for name in body.names():
+        side = getattr(body, name)
+        if isinstance(side, list):
+            call.check_count(len(side), name)
+        sides.append(side_texts(side, name, call.about))
+    scored = await call.score(replace(body.request(*sides), template=body.chat_template))
+    data = [
+        Score(index, item.score, token_counts=call.token_counts(item, body.return_token_counts))
+        for index, item in enumerate(scored)
+    ]
+    return json_reply(Scores(call.identity("score"), "list", call.created, call.model, data, call.usage()))
+
+
+VLLM = Dialect(
+    "vllm",
+    [
+        Route(
+            paths=("/pooling", "/v1/pooling"),
+            body=PoolingBody,
+            handler=pooling,
+            summary="What a task of the model gives for every input: a vector, or a row for every token",
+            reply=Pooling | PluginAnswer,
+            api="Pooling",
+            binary=True,
+            example={"input": ["Hello, my name is", "The capital of France is"]},
+        ),
+        Route(
+            paths=("/classify", "/v1/classify"),
+            body=ClassifyBody,
+            handler=classify,
+            summary="A probability for every class, for every input",
+            reply=Classifications,
+            api="Classification",
+            offered=lambda about: "classify" in about.tasks,
+            example={"input": ["The food was great.", "Never again."]},
+        ),
+        Route(
+            paths=("/score", "/v1/score"),
+            body=ScoreBody,
+            handler=score,
+            summary="How well two texts match: one with one, one with several, or pair by pair",
+            reply=Scores,
+            api="Score",
+            offered=lambda about: bool(about.score_types),
+            example={
+                "queries": "What is the capital of France?",
+                "documents": ["The capital of Brazil is Brasilia.", "The capital of France is Paris."],
+            },
+        ),
+    ],
+)

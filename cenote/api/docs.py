@@ -1,0 +1,104 @@
+"""A page that shows the routes and lets people try them; it needs nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from importlib.resources import files
+from secrets import token_urlsafe
+from typing import Any
+
+import jinja2
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute
+from starlette.routing import Route as Path
+
+from cenote.api.dialects.dialect import Route
+from cenote.api.openapi import document
+from cenote.api.replies import JSON, json_reply, respond
+from cenote.api.service import Service
+
+# the page's own script and style, requests to this server, and nothing else
+POLICY = (
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def documents(service: Service, routes: Sequence[Route]) -> list[BaseRoute]:
+    async def openapi(http: Request) -> Response:
+        http.scope["handler"] = "/openapi.json"
+        return respond(json_reply(document(service, routes)))
+
+    async def page(http: Request) -> Response:
+        http.scope["handler"] = "/docs"
+        made, nonce = document(service, routes), token_urlsafe(16)
+        entries = [(path, method, each) for path, entry in made["paths"].items() for method, each in entry.items()]
+        text = template().render(
+            title=made["info"]["description"],
+            version=made["info"]["version"],
+            routes=[shown(path, each, made) for path, _, each in entries if "requestBody" in each],
+            operations=[(path, each["summary"]) for path, method, each in entries if method == "get"],
+            root=service.settings.root_path,
+            guarded=service.keys.needed,
+            nonce=nonce,
+        )
+        return HTMLResponse(text, headers={"content-security-policy": POLICY.format(nonce=nonce)})
+
+    if service.settings.disable_docs:
+        return []
+    return [Path("/openapi.json", openapi, methods=["GET"]), Path("/docs", page, methods=["GET"])]
+
+
+def shown(path: str, entry: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+    """What the page says of one route."""
+    content = entry["requestBody"]["content"][JSON]
+    bodies = list(resolved(content["schema"], made))
+    fields = {name: value for body in bodies for name, value in body["properties"].items()}
+    return {
+        "path": path,
+        "summary": entry["summary"],
+        "example": json.dumps(content["example"], indent=2, ensure_ascii=False),
+        "fields": [
+            {
+                "name": name,
+                "kind": kind(value, made),
+                "required": all(name in body.get("required", ()) for body in bodies),
+                "description": value.get("description", ""),
+            }
+            for name, value in sorted(fields.items(), key=lambda field: field[0] not in content["example"])
+        ],
+    }
+
+
+def resolved(schema: dict[str, Any], made: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a reference stands for, or the several choices there are."""
+    if "$ref" in schema:
+        yield from resolved(made["components"]["schemas"][schema["$ref"].rpartition("/")[2]], made)
+    elif "anyOf" in schema:
+        for each in schema["anyOf"]:
+            yield from resolved(each, made)
+    else:
+        yield schema
+
+
+def kind(schema: dict[str, Any], made: dict[str, Any]) -> str:
+    """A type in a few words: `string or array of string`."""
+    words: dict[str, None] = {}
+    for each in resolved(schema, made):
+        if "enum" in each:
+            words |= dict.fromkeys(json.dumps(word) for word in each["enum"])
+        elif each.get("type") == "array":
+            inner = kind(each.get("items", {}), made)
+            words[f"array of ({inner})" if " or " in inner else f"array of {inner}"] = None
+        elif each.get("type") != "null":
+            words[str(each.get("type", "anything"))] = None
+    return " or ".join(words)
+
+
+@lru_cache(maxsize=1)
+def template() -> jinja2.Template:
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(files("cenote.api").joinpath("docs.html.jinja").read_text())

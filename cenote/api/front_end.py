@@ -1,0 +1,142 @@
+"""A front-end process: HTTP as everywhere, in front of an engine that lives in the process which started this one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from cenote.api import logs
+from cenote.api.channel import Channel
+from cenote.api.packing import about_of, as_error
+from cenote.api.remote import RemoteEngine, gone
+from cenote.api.server import LAST_WORDS_S, Server
+from cenote.api.service import Service
+from cenote.api.wire import Aboard, AllAboard, Dead, Drain, Elsewhere, FromEngine, Listening, Ready, Welcome
+from cenote.errors import PoolingError
+
+logger = logging.getLogger("cenote")
+
+REPORT_EVERY_S = 0.1
+
+
+def main() -> int:
+    line, *shared = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    for each in (line, *shared):
+        each.setblocking(False)
+    front_end = FrontEnd(shared)
+    uvloop.run(front_end.serve(line))
+    return 1 if front_end.lost else 0
+
+
+class FrontEnd:
+    """The line to the engine's process, and what is said over it."""
+
+    server: FrontEndServer
+
+    def __init__(self, shared: Sequence[socket.socket]) -> None:
+        self.shared = shared
+        self.channel: Channel[FromEngine] = Channel(FromEngine, self._receive, self._gone)
+        self.lost = False
+        self.remote: RemoteEngine | None = None
+        self.begun = asyncio.Event()
+
+    async def serve(self, line: socket.socket) -> None:
+        await self.channel.connect(line)
+        await self.begun.wait()
+        if not self.lost:
+            await self.server.serve(list(self.shared))
+            self.channel.close()
+
+    def report(self) -> None:
+        if self.remote is not None:
+            self.remote.report(self.server.service.num_in_flight)
+
+    def _receive(self, message: FromEngine, numbers: bytes | memoryview) -> None:
+        if isinstance(message, Welcome):
+            self._begin(message)
+        elif isinstance(message, Ready):
+            self.remote = RemoteEngine(about_of(message), self.channel)
+            self.server.service.ready(self.remote)
+            self.channel.send(Aboard())
+        elif isinstance(message, AllAboard):
+            self.server.service.others_ready = True
+        elif isinstance(message, Drain):
+            self.server.drain()
+        elif isinstance(message, Elsewhere):
+            self.server.service.num_elsewhere = message.num_in_flight
+        else:
+            assert self.remote is not None, "an engine that is not there can neither answer nor die"
+            if isinstance(message, Dead):
+                self.remote.dead = died(message)
+            else:
+                self.remote.answered(message, numbers)
+
+    def _begin(self, welcome: Welcome) -> None:
+        logs.configure(welcome.settings)
+        service = Service(welcome.settings)
+        service.began, service.created, service.others_ready = welcome.began, welcome.created, False
+        self.server = FrontEndServer(service, self)
+        self.begun.set()
+
+    def _gone(self) -> None:
+        """The engine's process has ended: those who wait are told, nobody else is let in."""
+        if self.begun.is_set() and self.server.done:
+            return  # after everything else, as it should be
+        self.lost = True
+        if self.remote is not None:
+            self.remote.lost()
+        if self.begun.is_set():
+            logger.error("the engine's process is gone; front-end process %d ends as well", os.getpid())
+            self.server.should_exit = True
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, 1)
+        self.begun.set()
+
+
+class FrontEndServer(Server):
+    """A server whose engine comes over the line, and who ends when it is told to."""
+
+    def __init__(self, service: Service, front_end: FrontEnd) -> None:
+        super().__init__(service, front_end.shared, load=None)
+        self.front_end = front_end
+        self.done = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        gc.collect()
+        gc.freeze()
+        self.front_end.channel.send(Listening())
+        self.watchers.append(asyncio.get_running_loop().create_task(self._report()))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        self.front_end.report()
+        self.done = True
+
+    def drain(self) -> None:
+        if self.service.state != "draining":
+            self._stop(0.0 if self.service.loaded is None else self.service.settings.shutdown_delay_s)
+
+    def _on_signal(self, number: int) -> None:
+        # whoever stops a whole group of processes stops the engine's as well, which then tells us the same
+        self.drain()
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_EVERY_S)
+            self.front_end.report()
+
+
+def died(message: Dead) -> PoolingError:
+    error = as_error(message.fault)
+    return error if isinstance(error, PoolingError) else gone()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

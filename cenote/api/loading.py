@@ -1,0 +1,35 @@
+"""Loads the model beside the event loop, which answers from the first second."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from cenote.request import Engine
+
+Load = Callable[[], Engine]
+
+
+def load_beside(load: Load, loaded: Callable[[Engine], None], failed: Callable[[BaseException], None]) -> None:
+    """In a thread of its own, for importing torch alone takes seconds; what came of it is told in the event loop."""
+    loop = asyncio.get_running_loop()
+
+    def run() -> None:
+        try:
+            engine = load()
+        except BaseException as error:  # whatever it is, nobody else would hear of it
+            tell(failed, error)
+        else:
+            # what is there now stays for good: looking through it again and again would only cost pauses
+            gc.collect()
+            gc.freeze()
+            tell(loaded, engine)
+
+    def tell(whom: Callable[..., None], what: object) -> None:
+        with suppress(RuntimeError):  # the loop has ended in the meantime
+            loop.call_soon_threadsafe(whom, what)
+
+    threading.Thread(target=run, name="cenote-load", daemon=True).start()

@@ -1,0 +1,265 @@
+"""From requests and answers to what goes over the wire, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from cenote import errors
+from cenote.api.encoding import Floats, as_array
+from cenote.api.wire import (
+    ChatItem,
+    Fault,
+    Item,
+    LargeIds,
+    Lengths,
+    PairItem,
+    Pool,
+    Ready,
+    Score,
+    Scores,
+    Times,
+    Vectors,
+)
+from cenote.errors import PoolingError, Unsupported
+from cenote.request import (
+    About,
+    Chat,
+    Embeds,
+    Input,
+    Pair,
+    Pooled,
+    PoolingParams,
+    PoolRequest,
+    Scored,
+    ScoreRequest,
+    Timing,
+)
+
+NO_IDS = np.zeros(0, dtype=np.int32)
+KINDS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, PoolingError)}
+LARGEST = 2**63 - 1
+SMALL_BYTES = 64 * 1024
+
+as_json = msgspec.json.encode
+from_json = msgspec.json.decode
+
+
+def pool_message(number: int, request: PoolRequest) -> Pool:
+    params = request.params
+    return Pool(
+        number=number,
+        task=request.task,
+        inputs=as_items(request.inputs),
+        params=params if params is None or isinstance(params, PoolingParams) else list(params),
+        tokenization=request.tokenization,
+        prompt=request.prompt,
+        prompt_name=request.prompt_name,
+        priority=request.priority,
+        keep_going=request.keep_going,
+    )
+
+
+def pool_request(message: Pool, timing: Timing) -> PoolRequest:
+    return PoolRequest(
+        task=message.task,
+        inputs=[as_input(item) for item in message.inputs],
+        params=message.params,
+        tokenization=message.tokenization,
+        prompt=message.prompt,
+        prompt_name=message.prompt_name,
+        priority=message.priority,
+        keep_going=message.keep_going,
+        timing=timing,
+    )
+
+
+def score_message(number: int, request: ScoreRequest) -> Score:
+    return Score(
+        number=number,
+        queries=list(request.queries),
+        documents=list(request.documents),
+        score_type=request.score_type,
+        params=request.params,
+        tokenization=request.tokenization,
+        max_tokens_per_query=request.max_tokens_per_query,
+        max_tokens_per_doc=request.max_tokens_per_doc,
+        template=request.template,
+        template_kwargs=as_json(request.template_kwargs),
+        priority=request.priority,
+        keep_going=request.keep_going,
+    )
+
+
+def score_request(message: Score, timing: Timing) -> ScoreRequest:
+    return ScoreRequest(
+        queries=message.queries,
+        documents=message.documents,
+        score_type=cast("Any", message.score_type),  # the engine refuses a name it does not know
+        params=message.params,
+        tokenization=message.tokenization,
+        max_tokens_per_query=message.max_tokens_per_query,
+        max_tokens_per_doc=message.max_tokens_per_doc,
+        template=message.template,
+        template_kwargs=from_json(message.template_kwargs),
+        priority=message.priority,
+        keep_going=message.keep_going,
+        timing=timing,
+    )
+
+
+def as_items(inputs: Sequence[Input]) -> list[Item]:
+    if isinstance(inputs, list) and all(type(item) is str for item in inputs):
+        return inputs
+    return [as_item(item) for item in inputs]
+
+
+def as_item(item: Input) -> Item:
+    if isinstance(item, str):
+        return item
+    if isinstance(item, Pair):
+        return PairItem(item.query, item.document, item.template, as_json(item.template_kwargs))
+    if isinstance(item, Chat):
+        return ChatItem(
+            as_json(item.messages),
+            item.template,
+            as_json(item.template_kwargs),
+            item.add_generation_prompt,
+            item.continue_final_message,
+        )
+    if isinstance(item, Embeds):
+        raise Unsupported(
+            "prompt_embeds cannot be sent to a server with several front-ends; use --api-server-count 1",
+            param="prompt_embeds",
+        )
+    return as_ids(item)
+
+
+def as_ids(given: Sequence[int]) -> list[int] | LargeIds:
+    ids = [int(token) for token in given]
+    large = bool(ids) and (max(ids) > LARGEST or min(ids) < -LARGEST)
+    return LargeIds(as_json(ids)) if large else ids
+
+
+def plain_ids(ids: list[int] | LargeIds) -> list[int]:
+    return ids if isinstance(ids, list) else from_json(ids.token_ids, type=list[int])
+
+
+def as_input(item: Item) -> Input:
+    if isinstance(item, str | list):
+        return item
+    if isinstance(item, PairItem):
+        return Pair(item.query, item.document, item.template, from_json(item.template_kwargs))
+    if isinstance(item, ChatItem):
+        return Chat(
+            from_json(item.messages),
+            item.template,
+            from_json(item.template_kwargs),
+            item.add_generation_prompt,
+            item.continue_final_message,
+        )
+    return plain_ids(item)
+
+
+def vectors_message(
+    number: int, timing: Timing, answers: Sequence[Pooled | PoolingError]
+) -> tuple[Vectors, list[Floats]]:
+    """The words, and the numbers that follow them."""
+    pooled = [each for each in answers if isinstance(each, Pooled)]
+    shapes = [tuple(each.data.shape) for each in pooled]
+    message = Vectors(
+        number, times(timing), shapes[:1] if len(set(shapes)) == 1 else shapes, lengths(pooled), faults(answers)
+    )
+    arrays = [as_array(each.data) for each in pooled]
+    if len(arrays) > 1 and len(message.shapes) == 1 and arrays[0].nbytes < SMALL_BYTES:
+        arrays = [np.concatenate(arrays)]  # cheaper than to hand over many small pieces
+    return message, arrays
+
+
+def pooled(message: Vectors, numbers: bytes | memoryview) -> list[Pooled | PoolingError]:
+    """What `vectors_message` was made of, as views of the numbers; the token ids stayed behind."""
+    flat = np.frombuffer(numbers, dtype=np.float32)
+    count = len(message.lengths.num_tokens)
+    if len(message.shapes) == 1:
+        arrays = list(flat.reshape(count, *message.shapes[0]))
+    else:
+        ends = np.cumsum([int(np.prod(shape)) for shape in message.shapes])[:-1]
+        pieces = np.split(flat, ends) if count else []
+        arrays = [piece.reshape(shape) for piece, shape in zip(pieces, message.shapes, strict=True)]
+    inexact = set(message.lengths.inexact)
+    columns = zip(arrays, message.lengths.num_tokens, message.lengths.num_input_tokens, strict=True)
+    return merged(
+        [
+            Pooled(cast("Any", array), NO_IDS, num_tokens, given, place not in inexact)
+            for place, (array, num_tokens, given) in enumerate(columns)
+        ],
+        message.faults,
+    )
+
+
+def scores_message(number: int, timing: Timing, answers: Sequence[Scored | PoolingError]) -> Scores:
+    scored = [each for each in answers if isinstance(each, Scored)]
+    return Scores(number, times(timing), [each.score for each in scored], lengths(scored), faults(answers))
+
+
+def scored(message: Scores) -> list[Scored | PoolingError]:
+    inexact = set(message.lengths.inexact)
+    columns = zip(message.scores, message.lengths.num_tokens, message.lengths.num_input_tokens, strict=True)
+    return merged(
+        [
+            Scored(score, NO_IDS, num_tokens, given, place not in inexact)
+            for place, (score, num_tokens, given) in enumerate(columns)
+        ],
+        message.faults,
+    )
+
+
+def lengths(answers: Sequence[Pooled | Scored]) -> Lengths:
+    return Lengths(
+        [each.num_tokens for each in answers],
+        [each.num_input_tokens for each in answers],
+        [place for place, each in enumerate(answers) if not each.input_tokens_exact],
+    )
+
+
+def faults(answers: Sequence[Any]) -> list[tuple[int, Fault]]:
+    return [(place, as_fault(each)) for place, each in enumerate(answers) if isinstance(each, PoolingError)]
+
+
+def merged(answers: list[Any], faults: list[tuple[int, Fault]]) -> list[Any]:
+    for place, fault in faults:
+        answers.insert(place, as_error(fault))
+    return answers
+
+
+def as_fault(error: BaseException) -> Fault:
+    if not isinstance(error, PoolingError):
+        return Fault("", unicode(f"{type(error).__name__}: {error}"))
+    kind = next(base.__name__ for base in type(error).__mro__ if KINDS.get(base.__name__) is base)
+    value = None if error.value is None else unicode(str(error.value))
+    return Fault(kind, unicode(error.message), error.param, value, error.index)
+
+
+def unicode(text: str) -> str:
+    """The text with what is no character written as an escape: a message about a bad text may quote it."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def as_error(fault: Fault) -> Exception:
+    """The same error again, so that it is answered with the same words and status."""
+    if not fault.kind:
+        return RuntimeError(f"the engine's process failed: {fault.message}")
+    error = KINDS[fault.kind](fault.message, param=fault.param, value=fault.value)
+    error.index = fault.index
+    return error
+
+
+def times(timing: Timing) -> Times:
+    return (timing.queue, timing.tokenize, timing.inference)
+
+
+def about_of(message: Ready) -> About:
+    return from_json(message.about, type=About)

@@ -1,0 +1,107 @@
+"""What goes back: JSON, raw numbers, or an error in a body that every kind of client can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from cenote.errors import InvalidBody, PoolingError
+
+JSON = "application/json"
+BYTES = "application/octet-stream"
+
+# the names that clients know errors by; others go by the phrase of their status
+TYPES = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    422: "UnprocessableEntityError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+}
+RETRY_AFTER_S = 1
+# messages quote what was wrong, which may be megabytes
+MAX_MESSAGE_CHARS = 2000
+
+
+@dataclass(slots=True)
+class Reply:
+    content: bytes
+    status: int = 200
+    media_type: str = JSON
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class Usage(msgspec.Struct):
+    """Tokens as the model read them."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: None = None
+    completion_tokens_details: None = None
+
+
+class TokenCounts(msgspec.Struct, omit_defaults=True):
+    """How much of one input the model read; sent where a request asks for it with `return_token_counts`."""
+
+    used: int
+    given: int
+    truncated: int
+    at_least: bool = False  # a huge text was cut before all of it was counted
+
+
+class ErrorDetail(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: int
+    index: int | msgspec.UnsetType = msgspec.UNSET  # which of several inputs it was
+
+
+class ErrorBody(msgspec.Struct):
+    """Nested for OpenAI's clients, flat for older ones of the reference and Cohere's, `detail` for Jina's."""
+
+    error: ErrorDetail
+    object: str
+    message: str
+    type: str
+    param: str | None
+    code: int
+    detail: str
+
+
+def respond(reply: Reply, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(reply.content, reply.status, {**(headers or {}), **reply.headers}, reply.media_type)
+
+
+def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+    return Reply(msgspec.json.encode(body), status, JSON, dict(headers or {}))
+
+
+def error_reply(error: PoolingError) -> Reply:
+    kind = "Bad Request" if isinstance(error, InvalidBody) else None
+    return plain_error(error.status, str(error), kind=kind, param=error.param, index=error.index)
+
+
+def plain_error(
+    status: int, message: str, *, kind: str | None = None, param: str | None = None, index: int | None = None
+) -> Reply:
+    kind = kind or TYPES.get(status) or HTTPStatus(status).phrase
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = f"{message[:MAX_MESSAGE_CHARS]}... ({len(message)} characters)"
+    detail = ErrorDetail(message, kind, param, status, msgspec.UNSET if index is None else index)
+    headers = {}
+    if status in (429, 503):
+        headers = {"retry-after": str(RETRY_AFTER_S), "retry-after-ms": str(RETRY_AFTER_S * 1000)}
+    elif status < 500 or status == 501:
+        headers = {"x-should-retry": "false"}  # OpenAI's clients would try again
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return json_reply(ErrorBody(detail, "error", message, kind, param, status, message), status, headers)

@@ -1,0 +1,45 @@
+"""The request fields that scoring and reranking share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from cenote.api.fields import Activated, Integer, says
+from cenote.request import ScoreRequest, ScoreType
+
+# a text, or an object with one: {"text": ...}, {"content": ...} with a text or a list of parts
+Side = str | dict[str, Any]
+Sides = str | dict[str, Any] | list[Side]
+
+
+class Scoring(Activated, kw_only=True):
+    """How two sides are compared."""
+
+    # some clients write "true" for true and "10" for 10
+    lenient: ClassVar[bool] = True
+
+    score_type: Annotated[ScoreType | None, says("the model's own kind if unset")] = None
+    max_tokens_per_query: Annotated[Integer | None, says("cut longer queries; 0 is no limit")] = None
+    max_tokens_per_doc: Annotated[Integer | None, says("cut longer documents; 0 is no limit")] = None
+    instruction: Annotated[str | None, says("for templates that have a place for one")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, says("variables for the template that joins two texts")] = (
+        None
+    )
+
+    def request(self, queries: Sequence[str], documents: Sequence[str]) -> ScoreRequest:
+        return ScoreRequest(
+            queries=queries,
+            documents=documents,
+            score_type=self.score_type,
+            params=self.params(),
+            tokenization=self.tokenization(),
+            max_tokens_per_query=self.max_tokens_per_query or 0,
+            max_tokens_per_doc=self.max_tokens_per_doc or 0,
+            template_kwargs=self.template_kwargs(),
+            priority=self.priority or 0,
+        )
+
+    def template_kwargs(self) -> Mapping[str, Any]:
+        kwargs = self.chat_template_kwargs or {}
+        return kwargs if self.instruction is None else {"instruction": self.instruction, **kwargs}

@@ -1,0 +1,149 @@
+"""The server process: answers from its first second, and stops without losing a request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import uvicorn
+
+from cenote.api.app import build
+from cenote.api.banner import banner
+from cenote.api.connection import Connection
+from cenote.api.listen import BACKLOG, refresh, tls_context
+from cenote.api.loading import Load, load_beside
+from cenote.api.service import Service
+from cenote.errors import EngineStopped
+from cenote.request import Engine
+
+logger = logging.getLogger("cenote")
+
+LOOK_S = 0.05
+# for those who are told that no answer will come
+LAST_WORDS_S = 1.0
+
+
+def run(service: Service, sockets: Sequence[socket.socket], load: Load) -> None:
+    """Serve until a signal comes, then answer what is on its way; raises what kept the model from loading."""
+    server = Server(service, sockets, load)
+    server.run(list(sockets))
+    if server.failure is not None:
+        raise server.failure
+
+
+class Server(uvicorn.Server):
+    def __init__(self, service: Service, sockets: Sequence[socket.socket], load: Load | None) -> None:
+        settings = service.settings
+        config = uvicorn.Config(
+            build(service),
+            http=Connection,
+            loop="uvloop" if os.name == "posix" else "asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]  # seconds, whole or not
+        )
+        config.load()
+        config.ssl = tls_context(settings)
+        super().__init__(config)
+        self.service = service
+        self.load = load
+        self.listening = [each.dup() for each in sockets]  # stay open a moment longer than those uvicorn closes
+        self.failure: BaseException | None = None
+        self.watchers: list[asyncio.Task[None]] = []
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ours are handled by the event loop, and a stop on request is a success."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        await super().startup(sockets)
+        if self.load is not None:
+            load_beside(self.load, self._loaded, self._failed)
+        self.watchers.append(loop.create_task(self._watch_engine()))
+        if self.config.ssl is not None and self.service.settings.enable_ssl_refresh:
+            self.watchers.append(loop.create_task(refresh(self.config.ssl, self.service.settings)))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Whoever has connected is answered; then everybody is gone, or out of time."""
+        for watcher in self.watchers:
+            watcher.cancel()
+        for server in self.servers:
+            server.close()
+        for each in sockets or []:
+            each.close()
+        await self._accept_the_rest()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        limit = time.monotonic() + self.service.settings.shutdown_timeout_s
+        while self._unfinished() and time.monotonic() < limit:
+            await asyncio.sleep(LOOK_S)
+        late = list(self.server_state.tasks)
+        if late:
+            logger.warning("%d requests were not answered in time", len(late))
+            for task in late:
+                task.cancel()
+            await asyncio.wait(late, timeout=LAST_WORDS_S)
+        if self.failure is None:
+            logger.info("stopped")
+
+    def _unfinished(self) -> bool:
+        return bool(self.server_state.connections or self.server_state.tasks)
+
+    async def _accept_the_rest(self) -> None:
+        """Clients that the kernel has let in but nobody has greeted; closing the socket would cut them off."""
+        loop = asyncio.get_running_loop()
+
+        def connection() -> Connection:
+            return Connection(config=self.config, server_state=self.server_state, app_state={}, _loop=loop)
+
+        for each in self.listening:
+            with each, suppress(OSError):  # there are no more
+                while True:
+                    client, _ = each.accept()
+                    client.setblocking(False)
+                    await loop.connect_accepted_socket(connection, client, ssl=self.config.ssl)
+
+    def _on_signal(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self.service.state == "draining":
+            logger.warning("%s once more: stopping at once", name)
+            os._exit(128 + number)
+        num, delay = self.service.num_in_flight, self.service.settings.shutdown_delay_s
+        logger.info("%s: stopping; %d requests are on their way", name, num)
+        self._stop(0.0 if self.service.loaded is None else delay)
+
+    def _stop(self, delay_s: float) -> None:
+        self.service.drain()
+        asyncio.get_running_loop().call_later(delay_s, setattr, self, "should_exit", True)
+
+    def _loaded(self, engine: Engine) -> None:
+        self.service.ready(engine)
+        banner(self.service, self.listening[0])
+
+    def _failed(self, error: BaseException) -> None:
+        self.failure = error
+        self._stop(0.0)
+
+    async def _watch_engine(self) -> None:
+        """An engine that has died does not come back; whoever started this process may start another."""
+        while True:
+            await asyncio.sleep(LOOK_S * 10)
+            engine = self.service.loaded
+            if engine is not None and engine.dead is not None:
+                self._failed(EngineStopped(f"the engine has stopped: {engine.dead}"))
+                return

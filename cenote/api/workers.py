@@ -1,0 +1,220 @@
+"""The front-end processes as the engine's process sees them: started, answered, started again, asked to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from cenote.api.answering import Answering
+from cenote.api.channel import Channel
+from cenote.api.packing import as_fault, as_json
+from cenote.api.service import Service
+from cenote.api.wire import Aboard, AllAboard, Dead, Drain, Elsewhere, FromFrontEnd, Listening, Ready, Seen, Welcome
+from cenote.errors import PoolingError
+from cenote.request import Engine
+
+logger = logging.getLogger("cenote")
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # before a front-end that died is started again; twice as long every time
+HEALTHY_S = 30.0  # one that lived so long starts again as if it were the first time
+TELL_EVERY_S = 0.1
+MARGIN_S = 2.0  # what a front-end may take to end, apart from its requests
+NUM_TRIES = 3  # of a front-end, when not one has ever come up
+
+
+class FrontEnds:
+    """As many processes as the settings say, which share the sockets that clients connect to."""
+
+    _keepers: list[asyncio.Task[None]]
+    _telling: asyncio.Task[None]
+
+    def __init__(
+        self,
+        service: Service,
+        listeners: Sequence[socket.socket],
+        all_aboard: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self.service = service
+        self.listeners = listeners
+        self.all_aboard = all_aboard  # called when all of them have the model
+        self.failed = failed  # called when there is no hope for them
+        self.running: dict[int, FrontEnd] = {}
+        self._engine: Engine | None = None
+        self._draining = asyncio.Event()
+        self._any_came_up = False
+        self._open = False  # whether all were aboard once
+
+    @property
+    def num_in_flight(self) -> int:
+        return sum(front_end.num_in_flight for front_end in self.running.values())
+
+    def start(self) -> None:
+        numbers = range(1, self.service.settings.api_server_count + 1)
+        self._keepers = [asyncio.create_task(self._keep(number)) for number in numbers]
+        self._telling = asyncio.create_task(self._tell_load())
+
+    def ready(self, engine: Engine) -> None:
+        self._engine = engine
+        for front_end in self.running.values():
+            front_end.ready(engine)
+
+    def died(self, error: PoolingError) -> None:
+        for front_end in self.running.values():
+            front_end.channel.send(Dead(as_fault(error)))
+
+    async def drain(self) -> None:
+        """Have everything finished that was begun; return when all processes have ended."""
+        self._draining.set()
+        for front_end in self.running.values():
+            front_end.channel.send(Drain())
+        settings = self.service.settings
+        patience = settings.shutdown_delay_s + settings.shutdown_timeout_s + MARGIN_S
+        await asyncio.wait(self._keepers, timeout=patience)
+        for front_end in self.running.values():
+            logger.warning("front-end %d did not end in time and is killed", front_end.number)
+            front_end.process.kill()
+        await asyncio.wait(self._keepers)
+        self._telling.cancel()
+
+    async def _keep(self, number: int) -> None:
+        """One front-end after the other under the same number, until the server stops."""
+        pause, num_tries = FIRST_PAUSE_S, 0
+        while not self._draining.is_set():
+            began, num_tries = time.monotonic(), num_tries + 1
+            what = await self._one(number)
+            if self._draining.is_set():
+                return
+            if not self._any_came_up and num_tries == NUM_TRIES:
+                self.failed(PoolingError(f"front-end processes end before they listen: {what}; their log says why"))
+                return
+            if time.monotonic() - began > HEALTHY_S:
+                pause = FIRST_PAUSE_S
+            logger.error("front-end %d %s; another one starts in %.1f s", number, what, pause)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._draining.wait(), pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _one(self, number: int) -> str:
+        """The life of one front-end; returns how it ended."""
+        try:
+            front_end = self.running[number] = await self._start(number)
+        except OSError as error:  # no room for one more process, for the moment
+            return f"could not be started ({error.strerror})"
+        await front_end.ended.wait()
+        status = await front_end.status()
+        del self.running[number]
+        self._look_around()
+        self._any_came_up |= front_end.came_up
+        return f"(process {front_end.process.pid}) has ended by {status}, and {front_end.num_dropped} requests with it"
+
+    async def _start(self, number: int) -> FrontEnd:
+        process, end = spawn(self.listeners)
+        front_end = FrontEnd(number, process, self._look_around)
+        await front_end.channel.connect(end)
+        front_end.channel.send(Welcome(self.service.settings, number, self.service.began, self.service.created))
+        if self._engine is not None:
+            front_end.ready(self._engine)
+            if self._open:
+                front_end.channel.send(AllAboard())
+        if self._draining.is_set():
+            front_end.channel.send(Drain())
+        return front_end
+
+    def _look_around(self) -> None:
+        """A front-end came aboard, or went: when no other is missing, they say that they are ready."""
+        if self._open or not self.running or not all(front_end.aboard for front_end in self.running.values()):
+            return
+        self._open = True
+        for front_end in self.running.values():
+            front_end.channel.send(AllAboard())
+        self.all_aboard()
+
+    async def _tell_load(self) -> None:
+        while True:
+            await asyncio.sleep(TELL_EVERY_S)
+            total = self.num_in_flight
+            for front_end in self.running.values():
+                front_end.tell_load(total - front_end.num_in_flight)
+
+
+class FrontEnd:
+    """One process, and the line to it."""
+
+    def __init__(self, number: int, process: subprocess.Popen[bytes], came_aboard: Callable[[], None]) -> None:
+        self.number = number
+        self.process = process
+        self.channel: Channel[FromFrontEnd] = Channel(FromFrontEnd, self._receive, self._gone)
+        self.came_aboard = came_aboard
+        self.came_up = self.aboard = False
+        self.ended = asyncio.Event()
+        self.num_in_flight = 0
+        self.num_dropped = 0
+        self.answering: Answering | None = None
+        self._told = 0
+
+    def ready(self, engine: Engine) -> None:
+        self.answering = Answering(engine, self.channel)
+        self.channel.send(Ready(as_json(engine.about)))
+
+    def tell_load(self, num_elsewhere: int) -> None:
+        if num_elsewhere != self._told:
+            self._told = num_elsewhere
+            self.channel.send(Elsewhere(num_elsewhere))
+
+    async def status(self) -> str:
+        """How it ended. One that hung up without ending is of no use any more."""
+        try:
+            code = await asyncio.to_thread(self.process.wait, MARGIN_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = await asyncio.to_thread(self.process.wait)
+        return f"status {code}" if code >= 0 else signal.Signals(-code).name
+
+    def _receive(self, message: FromFrontEnd, numbers: bytes | memoryview) -> None:
+        if isinstance(message, Listening):
+            self.came_up = True
+            return
+        if isinstance(message, Aboard):
+            self.aboard = True
+            self.came_aboard()
+            return
+        if isinstance(message, Seen):
+            self.num_in_flight = message.num_in_flight
+        assert self.answering is not None, "before the model is loaded nobody asks for anything"
+        self.answering.receive(message)
+
+    def _gone(self) -> None:
+        self.ended.set()
+        if self.answering is not None:
+            self.num_dropped = len(self.answering.tasks)
+            self.answering.abandon()
+
+
+def spawn(listeners: Sequence[socket.socket]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A fresh interpreter that shares the listening sockets, and our end of the line to it."""
+    here, there = socket.socketpair()
+    shared = [there.fileno(), *(listener.fileno() for listener in listeners)]
+    # it finds the same modules as this process, and numpy there starts no threads for mathematics that nobody does
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", "-m", "cenote.api.front_end", *map(str, shared)]
+    # Ctrl-C reaches every process of a terminal; this one decides what it means, and blocked signals are inherited
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process = subprocess.Popen(command, pass_fds=shared, stdin=subprocess.DEVNULL, env=environment)
+    except BaseException:
+        here.close()
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        there.close()
+    here.setblocking(False)
+    return process, here

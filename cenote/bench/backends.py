@@ -1,0 +1,149 @@
+"""The requests a server understands and what its replies say, one row per kind of server and route."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+Body = dict[str, Any]
+Vectors = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+MAX_ERROR_CHARACTERS = 200
+NO_LIMIT_OF_THE_MODEL = {"truncate_prompt_tokens": -1}  # cut a text that is too long instead of refusing it
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """How one kind of server is asked."""
+
+    path: str
+    body: Callable[[Sequence[str]], Body]  # from the texts of one request
+    fields: Mapping[str, Any]  # also in every body
+    has_encoding: bool = False  # whether vectors come as float or base64
+    has_query: bool = False  # whether the first text is a query and the others are documents
+    embeds: bool = False
+
+    def num_items(self, texts: Sequence[str]) -> int:
+        return len(texts) - self.has_query
+
+
+def _input(texts: Sequence[str]) -> Body:
+    return {"input": list(texts)}
+
+
+def _messages(texts: Sequence[str]) -> Body:
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    return {"messages": chats[0] if len(chats) == 1 else chats}
+
+
+def _documents(texts: Sequence[str]) -> Body:
+    return {"query": texts[0], "documents": list(texts[1:])}
+
+
+def _pairs(texts: Sequence[str]) -> Body:
+    return {"text_1": texts[0], "text_2": list(texts[1:])}
+
+
+BACKENDS = {
+    "openai-embeddings": Backend("/v1/embeddings", _input, NO_LIMIT_OF_THE_MODEL, has_encoding=True, embeds=True),
+    "openai-embeddings-chat": Backend("/v1/embeddings", _messages, NO_LIMIT_OF_THE_MODEL, has_encoding=True),
+    "infinity-embeddings": Backend("/embeddings", _input, {}, has_encoding=True, embeds=True),
+    "vllm-pooling": Backend("/pooling", _input, NO_LIMIT_OF_THE_MODEL, has_encoding=True),
+    "classify": Backend("/classify", _input, NO_LIMIT_OF_THE_MODEL),
+    "vllm-score": Backend("/score", _pairs, NO_LIMIT_OF_THE_MODEL, has_query=True),
+    "vllm-rerank": Backend("/rerank", _documents, NO_LIMIT_OF_THE_MODEL, has_query=True),
+    "cohere-rerank": Backend("/v2/rerank", _documents, {}, has_query=True),
+}
+
+
+def body_of(
+    backend: Backend, texts: Sequence[str], *, model: str | None, encoding_format: str, extra: Mapping[str, Any]
+) -> bytes:
+    """One request as JSON; a null among the extra fields takes the field away."""
+    encoding = {"encoding_format": encoding_format} if backend.has_encoding else {}
+    body = {"model": model, **backend.body(texts), **backend.fields, **encoding, **extra}
+    return msgspec.json.encode({name: value for name, value in body.items() if value is not None})
+
+
+class _Item(msgspec.Struct):
+    """Only counted."""
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+class _Reply(msgspec.Struct):
+    data: list[_Item] | None = None
+    results: list[_Item] | None = None  # of a reranker
+    usage: _Usage | None = None
+
+
+class _Vector(msgspec.Struct):
+    embedding: str | list[float]
+    index: int = 0
+
+
+class _Vectors(msgspec.Struct):
+    data: list[_Vector]
+
+
+_read_reply = msgspec.json.Decoder(_Reply).decode
+_read_vectors = msgspec.json.Decoder(_Vectors).decode
+_read_error = msgspec.json.Decoder().decode
+
+
+class WrongReply(Exception):
+    """Status 200, and yet not what was asked for."""
+
+
+def tokens_in(body: bytes, num_items: int) -> int | None:
+    """The tokens a good reply says it has read; WrongReply where it does not answer every item."""
+    try:
+        reply = _read_reply(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WrongReply(f"the reply cannot be read: {error}") from None
+    answered = reply.data if reply.data is not None else reply.results
+    if answered is None or len(answered) != num_items:
+        raise WrongReply(f"{0 if answered is None else len(answered)} answers to {num_items} items")
+    if reply.usage is None:
+        return None
+    tokens = reply.usage.prompt_tokens
+    return reply.usage.total_tokens if tokens is None else tokens
+
+
+def vectors_in(body: bytes) -> Vectors:
+    """The embeddings of a reply, in the order of the inputs."""
+    try:
+        rows = sorted(_read_vectors(body).data, key=lambda row: row.index)
+        return np.stack([_vector(row.embedding) for row in rows])
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise WrongReply(f"the vectors cannot be read: {error}") from None
+
+
+def _vector(embedding: str | list[float]) -> Vectors:
+    if isinstance(embedding, str):
+        try:
+            return np.frombuffer(base64.b64decode(embedding, validate=True), dtype="<f4")
+        except binascii.Error as error:
+            raise ValueError(f"no base64: {error}") from None
+    return np.asarray(embedding, dtype=np.float32)
+
+
+def error_in(body: bytes) -> str:
+    """What a refusal says, whichever of the usual places it says it in."""
+    try:
+        found = _read_error(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = body.decode(errors="replace")
+    for name in ("error", "message", "detail"):
+        if isinstance(found, dict) and name in found:
+            found = found[name]
+    text = found if isinstance(found, str) else msgspec.json.encode(found).decode()
+    return " ".join(text.split())[:MAX_ERROR_CHARACTERS]

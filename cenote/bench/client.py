@@ -1,0 +1,264 @@
+"""A small HTTP/1.1 client for measuring: it keeps its connections and spends little time of its own on a request."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+from urllib.parse import unquote, urlsplit
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from cenote.errors import BadRequest
+
+
+class NoReply(Exception):
+    """The server could not be reached, or went away, or took too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens."""
+
+    host: str
+    port: int
+    prefix: str = ""  # before every path
+    tls: bool = False
+    uds: str | None = None
+
+    @classmethod
+    def of(cls, url: str, *, uds: str | None = None) -> Address:
+        """From http://host:port/prefix, https://host, or unix:///path/of.sock."""
+        parts = urlsplit(url)
+        if parts.scheme == "unix" and parts.path:
+            return cls("localhost", 80, uds=unquote(parts.path))
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadRequest(f"{url!r} is no server's address; those look like http://127.0.0.1:8000 or unix:///a.sock")
+        if parts.username is not None:
+            raise BadRequest("an address holds no user; --header 'Authorization=Basic ...' sends one")
+        try:
+            port = parts.port
+        except ValueError:
+            raise BadRequest(f"{url!r} has no port between 0 and 65535") from None
+        tls = parts.scheme == "https"
+        return cls(parts.hostname, port or (443 if tls else 80), parts.path.rstrip("/"), tls, uds)
+
+    def path(self, endpoint: str) -> str:
+        """Clients are given addresses with and without the version; /v1/v1 is never meant."""
+        version = self.prefix.rpartition("/")[2]
+        if version in ("v1", "v2") and endpoint.startswith(f"/{version}/"):
+            endpoint = endpoint.removeprefix(f"/{version}")
+        return self.prefix + endpoint
+
+    def __str__(self) -> str:
+        if self.uds is not None:
+            return f"unix://{self.uds}{self.prefix}"
+        return f"http{'s' if self.tls else ''}://{self.host}:{self.port}{self.prefix}"
+
+
+def message(
+    method: str, address: Address, endpoint: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
+) -> bytes:
+    """A whole request, ready for the wire."""
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    lines = {"Host": f"{host}:{address.port}", "User-Agent": "cenote-bench", "Accept": "application/json"}
+    if body:
+        lines |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
+    lines |= headers or {}
+    for name, value in lines.items():
+        if not (name + value).isprintable():
+            raise BadRequest(f"the header {name!r} holds a line break or another character that headers cannot have")
+    head = "\r\n".join([f"{method} {address.path(endpoint)} HTTP/1.1", *(f"{k}: {v}" for k, v in lines.items())])
+    return head.encode() + b"\r\n\r\n" + body
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a server answered, and when its last byte was here."""
+
+    status: int = 0
+    headers: dict[bytes, bytes] = field(default_factory=dict)  # names in small letters
+    body: bytes = b""
+    at: float = 0.0  # on the clock of time.perf_counter
+
+
+class Connection(asyncio.Protocol):
+    """One connection, with at most one request on its way."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
+        self.loop = loop
+        self.timeout_s = timeout_s
+        self.transport: asyncio.WriteTransport | None = None
+        self.parser = HttpResponseParser(self)
+        self.reply = Reply()
+        self.parts: list[bytes] = []
+        self.waiter: asyncio.Future[Reply] | None = None
+        self.heard = False  # whether anything of the reply has come
+        self.has_head = False
+        self.is_lost = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing()
+
+    def send(self, request: bytes, left_s: float) -> asyncio.Future[Reply]:
+        assert self.transport is not None and self.waiter is None
+        self.heard = self.has_head = False
+        waiter = self.waiter = self.loop.create_future()
+        alarm = self.loop.call_later(left_s, self._expire)
+        waiter.add_done_callback(lambda _: alarm.cancel())
+        if self.is_open:
+            self.transport.write(request)
+        else:
+            self._fail("connection closed before the reply")
+        return waiter
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _expire(self) -> None:
+        self._fail(f"timed out after {self.timeout_s:g} s")
+
+    def _fail(self, reason: str) -> None:
+        waiter, self.waiter = self.waiter, None
+        self.close()
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(NoReply(reason))
+
+    # what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.WriteTransport, transport)  # uvloop's are not of asyncio's class
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = True
+        try:
+            self.parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            self._fail(f"what came back is no HTTP/1.1 reply: {error}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_lost = True
+        ends_by_closing = not self.reply.headers.keys() & {b"content-length", b"transfer-encoding"}
+        if self.has_head and ends_by_closing and error is None:
+            self.on_message_complete()
+        elif self.heard:
+            self._fail("connection closed in the middle of the reply")
+        else:
+            self._fail("connection closed before the reply")
+
+    # what the parser calls
+
+    def on_message_begin(self) -> None:
+        self.reply, self.parts, self.has_head = Reply(), [], False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.reply.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        self.has_head = True
+
+    def on_body(self, body: bytes) -> None:
+        self.parts.append(body)
+
+    def on_message_complete(self) -> None:
+        self.reply.status = self.parser.get_status_code()
+        if self.reply.status < 200:  # the real reply follows
+            self.has_head = False
+            return
+        self.reply.at = time.perf_counter()
+        self.reply.body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        waiter, self.waiter, self.has_head = self.waiter, None, False
+        if not self.parser.should_keep_alive() or waiter is None:  # a reply nobody asked for announces the end
+            self.close()
+        if waiter is not None and not waiter.done():
+            waiter.set_result(self.reply)
+
+
+class Client:
+    """Sends ready-made requests to one server over as many connections as are in use at once."""
+
+    def __init__(self, address: Address, *, timeout_s: float = 60, tls: ssl.SSLContext | None = None) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self.tls = (tls or ssl.create_default_context()) if address.tls else None
+        self.num_resent = 0
+        self._loop = asyncio.get_running_loop()
+        self._idle: list[Connection] = []
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        while self._idle:
+            self._idle.pop().close()
+        await asyncio.sleep(0)  # transports close one turn of the loop later
+
+    async def send(self, request: bytes) -> Reply:
+        """Raises NoReply."""
+        began = time.perf_counter()
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_open:
+                continue
+            try:
+                return await self._on(connection, request, self.timeout_s)
+            except NoReply:
+                # a server may close a kept connection just when the next request is on its way: asked once more on a
+                # new one, and told in the figures
+                if connection.heard or not connection.is_lost:
+                    raise
+                self.num_resent += 1
+                break
+        connection = await self._connect(began)
+        return await self._on(connection, request, self._left(began))
+
+    async def _on(self, connection: Connection, request: bytes, left_s: float) -> Reply:
+        try:
+            reply = await connection.send(request, left_s)
+        except asyncio.CancelledError:  # the reply may still come, and nobody must take it for the next one's
+            connection.close()
+            raise
+        if connection.is_open:
+            self._idle.append(connection)
+        return reply
+
+    async def _connect(self, began: float) -> Connection:
+        address = self.address
+        connection = Connection(self._loop, self.timeout_s)
+        try:
+            async with asyncio.timeout(self._left(began)):
+                if address.uds is not None:
+                    await self._loop.create_unix_connection(
+                        lambda: connection,
+                        address.uds,
+                        ssl=self.tls,
+                        server_hostname=address.host if self.tls else None,
+                    )
+                else:
+                    await self._loop.create_connection(lambda: connection, address.host, address.port, ssl=self.tls)
+        except TimeoutError:
+            raise NoReply(f"timed out after {self.timeout_s:g} s, while connecting") from None
+        except OSError as error:
+            raise NoReply(_reason(error)) from None
+        return connection
+
+    def _left(self, began: float) -> float:
+        return max(0.0, began + self.timeout_s - time.perf_counter())
+
+
+def _reason(error: OSError) -> str:
+    """The same words for the same trouble, without addresses, so that equal errors can be counted."""
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS connection: {getattr(error, 'verify_message', '') or error.reason or error}"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if error.errno is not None and error.errno in errno.errorcode:
+        return f"cannot connect: {os.strerror(error.errno).lower()}"
+    return f"cannot connect: {error.strerror or error}"

@@ -1,0 +1,151 @@
+"""From single requests to the figures of a server: rates, latencies, where the time went, what failed."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from cenote.bench.backends import Vectors
+from cenote.bench.load import Sample
+from cenote.errors import BadRequest
+
+MAX_KINDS_OF_ERRORS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    p50: float
+    p90: float
+    p99: float
+    mean: float
+    max: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Spread | None:
+        """In milliseconds; None of nothing."""
+        if not seconds:
+            return None
+        values = np.asarray(seconds) * 1e3
+        return cls(*(float(each) for each in (*np.percentile(values, (50, 90, 99)), values.mean(), values.max())))
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    status: int | None  # None when no reply came
+    error: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a server did in one round, or in all of them. Rates and times are of requests that were answered well."""
+
+    requests: int
+    ok: int
+    failed: int
+    resent: int  # because a kept connection turned out to be closed
+    seconds: float  # from the start to the last reply
+    requests_per_s: float
+    items_per_s: float
+    tokens_per_s: float | None  # None where the server does not tell its tokens
+    offered_per_s: float | None  # requests that were due; None where no schedule said so
+    latency_ms: Spread | None  # from when a request was due
+    service_ms: Spread | None  # from when it was sent
+    client_late_ms: Spread | None  # sent after it was due: the client's own delay, and waiting for --max-concurrency
+    client_cpu: float  # of one core; near 1 the client was the limit
+    server_timing_ms: dict[str, float]  # mean by name
+    server_timing_share: dict[str, float]  # of the service time
+    errors: list[Failures] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Round:
+    """The requests of one round."""
+
+    samples: list[Sample]
+    cpu_s: float = 0.0  # of this process
+    num_resent: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return max((sample.finished for sample in self.samples), default=0.0)
+
+
+def figures(rounds: Sequence[Round]) -> Figures:
+    samples = [sample for each in rounds for sample in each.samples]
+    good = [sample for sample in samples if sample.error is None]
+    seconds = max(sum(each.seconds for each in rounds), 1e-9)
+    tokens = [sample.tokens for sample in good if sample.tokens is not None]
+    scheduled = any(sample.due != sample.sent for sample in samples)
+    offered_s = sum(max((sample.due for sample in each.samples), default=0.0) for each in rounds)
+    timing, share = _timing(good)
+    return Figures(
+        requests=len(samples),
+        ok=len(good),
+        failed=len(samples) - len(good),
+        resent=sum(each.num_resent for each in rounds),
+        seconds=seconds,
+        requests_per_s=len(good) / seconds,
+        items_per_s=sum(sample.items for sample in good) / seconds,
+        tokens_per_s=sum(tokens) / seconds if tokens else None,
+        offered_per_s=len(samples) / offered_s if scheduled and offered_s else None,
+        latency_ms=Spread.of([sample.latency for sample in good]),
+        service_ms=Spread.of([sample.finished - sample.sent for sample in good]),
+        client_late_ms=Spread.of([sample.sent - sample.due for sample in good]),
+        client_cpu=sum(each.cpu_s for each in rounds) / seconds,
+        server_timing_ms=timing,
+        server_timing_share=share,
+        errors=_failures(samples),
+    )
+
+
+def _timing(good: Sequence[Sample]) -> tuple[dict[str, float], dict[str, float]]:
+    """Only requests whose reply had the header count, on both sides of the share."""
+    timed = [sample for sample in good if sample.timing_ms]
+    totals: defaultdict[str, float] = defaultdict(float)
+    for sample in timed:
+        for name, duration in sample.timing_ms:
+            totals[name] += duration
+    service = sum(sample.finished - sample.sent for sample in timed) * 1e3
+    means = {name: total / len(timed) for name, total in totals.items()}
+    return means, {name: total / service for name, total in totals.items()}
+
+
+def _failures(samples: Sequence[Sample]) -> list[Failures]:
+    """Most frequent first; messages that differ from request to request do not fill the report."""
+    counts = Counter((sample.status, sample.error) for sample in samples if sample.error is not None)
+    kinds = [Failures(status, error, times) for (status, error), times in counts.most_common(MAX_KINDS_OF_ERRORS)]
+    rest: Counter[int | None] = Counter()
+    for (status, _), times in counts.most_common()[MAX_KINDS_OF_ERRORS:]:
+        rest[status] += times
+    return kinds + [Failures(status, "other messages", times) for status, times in rest.most_common()]
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Taken within a round, since the machine's clock wanders between rounds."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Ratio | None:
+        """None where a round has nothing to compare."""
+        if not ours or 0 in ours or 0 in theirs:
+            return None
+        factors = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+        return cls(median(factors), min(factors), max(factors))
+
+
+def agreement(vectors: Vectors, reference: Vectors) -> float:
+    """The smallest cosine between a vector and its reference."""
+    if vectors.shape != reference.shape:
+        raise BadRequest(f"vectors of shape {vectors.shape} cannot be compared with those of shape {reference.shape}")
+    dots = (vectors * reference).sum(axis=1)
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
+    return float((dots / norms).min())

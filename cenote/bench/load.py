@@ -1,0 +1,177 @@
+"""Load on a server: clients that wait for their answers, or requests that arrive whether or not it keeps up."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, takewhile
+
+import numpy as np
+
+from cenote.bench.backends import WrongReply, error_in, tokens_in
+from cenote.bench.client import Client, NoReply
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Closed loop: `concurrency` clients. Open loop: `rate` requests a second, on a schedule nobody can delay."""
+
+    concurrency: int | None = 8  # None is the open loop; there it is max_concurrency that bounds what is on its way
+    rate: float = math.inf
+    burstiness: float = 1.0  # 1 is Poisson, less is burstier, more is steadier
+    max_concurrency: int | None = None
+    num_requests: int | None = 1000
+    duration_s: float = math.inf
+    seed: int = 0
+
+    def arrivals(self) -> Iterator[float]:
+        """When each request of the open loop is due, in seconds."""
+        return takewhile(lambda due: due < self.duration_s, self._gaps_summed())
+
+    def _gaps_summed(self) -> Iterator[float]:
+        random = np.random.default_rng(self.seed)
+        due = 0.0
+        for _ in count() if self.num_requests is None else range(self.num_requests):
+            yield due
+            due += random.gamma(self.burstiness, 1 / (self.rate * self.burstiness))
+
+    def describe(self) -> str:
+        size = f"for {self.duration_s:g} s" if self.num_requests is None else f"{self.num_requests:,} requests"
+        if self.concurrency is not None:
+            return f"closed loop, {self.concurrency} client{'s' if self.concurrency > 1 else ''}, {size}"
+        bound = "" if self.max_concurrency is None else f", at most {self.max_concurrency} at once"
+        if math.isinf(self.rate):
+            return f"open loop, all at once{bound}, {size}"
+        burst = "" if self.burstiness == 1 else f", burstiness {self.burstiness:g}"
+        return f"open loop, {self.rate:g} requests/s{burst}{bound}, {size}"
+
+
+@dataclass(slots=True)
+class Sample:
+    """One request; times in seconds since the round began."""
+
+    due: float  # when it should have been sent
+    sent: float
+    finished: float
+    status: int | None = None  # None when no reply came
+    error: str | None = None
+    items: int = 0
+    tokens: int | None = None
+    timing_ms: tuple[tuple[str, float], ...] = ()  # Server-Timing
+
+    @property
+    def latency(self) -> float:
+        """From when it was due: what waits in the client for a stalled server has waited for the server."""
+        return self.finished - self.due
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Ready for the wire."""
+
+    message: bytes
+    num_items: int
+
+
+class Sender:
+    """Sends the prepared requests, in turns from the first on again, and keeps what came of each."""
+
+    def __init__(self, client: Client, requests: Sequence[Request]) -> None:
+        self.client = client
+        self.requests = requests
+        self.samples: list[Sample] = []
+        self.began = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self.began
+
+    async def send(self, index: int, due: float | None = None) -> None:
+        request = self.requests[index % len(self.requests)]
+        sent = self.now()
+        sample = Sample(sent if due is None else due, sent, 0.0)
+        try:
+            reply = await self.client.send(request.message)
+        except NoReply as error:
+            sample.finished, sample.error = self.now(), str(error)
+        else:
+            sample.finished, sample.status = reply.at - self.began, reply.status
+            sample.timing_ms = server_timing(reply.headers.get(b"server-timing", b""))
+            if reply.status == 200:
+                try:
+                    sample.tokens, sample.items = tokens_in(reply.body, request.num_items), request.num_items
+                except WrongReply as error:
+                    sample.error = str(error)
+            else:
+                sample.error = error_in(reply.body)
+        self.samples.append(sample)
+
+
+async def run_load(sender: Sender, load: Load) -> None:
+    if load.concurrency is None:
+        await _open_loop(sender, load)
+    else:
+        await _closed_loop(sender, load, load.concurrency)
+
+
+async def _closed_loop(sender: Sender, load: Load, concurrency: int) -> None:
+    indices = iter(count() if load.num_requests is None else range(load.num_requests))
+
+    async def work() -> None:
+        for index in indices:
+            if sender.now() >= load.duration_s:
+                return
+            await sender.send(index)
+
+    sender.began = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+
+
+async def _open_loop(sender: Sender, load: Load) -> None:
+    loop = asyncio.get_running_loop()
+    room = asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else None
+    tasks: list[asyncio.Task[None]] = []
+    stopped = threading.Event()
+
+    async def work(index: int, due: float) -> None:
+        if room is None:
+            return await sender.send(index, due)
+        async with room:
+            await sender.send(index, due)
+
+    def begin(index: int, due: float) -> None:
+        tasks.append(loop.create_task(work(index, due)))
+
+    def keep_the_schedule() -> None:
+        # event loops count in whole milliseconds, as long as some answers take; a thread of its own wakes up in time
+        for index, due in enumerate(arrivals):
+            wait = due - sender.now()
+            if wait > 0 and stopped.wait(wait):
+                return
+            loop.call_soon_threadsafe(begin, index, due)
+
+    arrivals = load.arrivals()
+    sender.began = time.perf_counter()
+    try:
+        await asyncio.to_thread(keep_the_schedule)
+    finally:
+        stopped.set()
+    await asyncio.gather(*tasks)
+
+
+def server_timing(header: bytes) -> tuple[tuple[str, float], ...]:
+    """The named durations of a Server-Timing header, in milliseconds."""
+    found = []
+    for metric in header.decode("latin-1").split(","):
+        name, *parameters = (part.strip() for part in metric.split(";"))
+        for parameter in parameters:
+            key, _, value = parameter.partition("=")
+            if key.strip().lower() == "dur":
+                try:
+                    found.append((name, float(value.strip().strip('"'))))
+                except ValueError:
+                    continue
+    return tuple(found)

@@ -1,0 +1,173 @@
+"""What the measurement of servers looks like, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from cenote.bench.figures import Figures, Ratio, Spread
+from cenote.bench.report import machine
+
+BUSY_CLIENT = 0.9  # of one core
+SHOWN_ERRORS = 10
+COLUMNS = ("requests", "failed", "requests/s", "items/s", "tokens/s", "p50 ms", "p90 ms", "p99 ms", "mean ms", "max ms")
+
+
+@dataclass(slots=True)
+class Server:
+    """One server. Ratios compare the first server with this one, round by round."""
+
+    name: str
+    url: str
+    model: str | None
+    rounds: list[Figures]
+    overall: Figures
+    first_is_faster: Ratio | None = None  # in items/s
+    first_has_shorter_p50: Ratio | None = None
+    first_has_shorter_p99: Ratio | None = None
+    share_of_in_process: Ratio | None = None  # in items/s
+    least_cosine: float | None = None  # with the vectors of LLM.embed
+
+
+@dataclass(slots=True)
+class Engine:
+    """LLM.embed in the measuring process, all texts of a round in one call."""
+
+    model: str
+    dtype: str
+    items: int
+    tokens: int
+    seconds: list[float]
+
+    @property
+    def items_per_s(self) -> float:
+        return self.items / median(self.seconds)
+
+
+@dataclass(slots=True)
+class Report:
+    backend: str
+    endpoint: str
+    encoding_format: str
+    items_per_request: int
+    workload: str
+    load: str
+    is_open: bool
+    servers: list[Server] = field(default_factory=list)
+    in_process: Engine | None = None
+    ready_s: float | None = None  # of a server that was started for this
+
+    @property
+    def any_ok(self) -> bool:
+        return any(server.overall.ok for server in self.servers)
+
+    def compare(self) -> None:
+        """Fill in the ratios."""
+        first = self.servers[0]
+        for server in self.servers:
+            if server is not first:
+                server.first_is_faster = Ratio.of(_speeds(first), _speeds(server))
+                server.first_has_shorter_p50 = Ratio.of(_latencies(server, "p50"), _latencies(first, "p50"))
+                server.first_has_shorter_p99 = Ratio.of(_latencies(server, "p99"), _latencies(first, "p99"))
+            if self.in_process is not None:
+                engine = [self.in_process.items / seconds for seconds in self.in_process.seconds]
+                server.share_of_in_process = Ratio.of(_speeds(server), engine)
+
+    def as_json(self) -> dict[str, Any]:
+        found = {"machine": machine(), **asdict(self)}
+        if self.in_process is not None:
+            speed, engine = self.in_process.items_per_s, found["in_process"]
+            engine |= {"items_per_s": speed, "tokens_per_s": speed * self.in_process.tokens / self.in_process.items}
+        return found
+
+    def text(self) -> str:
+        facts = machine()
+        lines = [f"{facts['processor']}, {facts['cores']} cores"]
+        lines += [f"{self.workload}; {self.backend}, {self.items_per_request} per request, {self.endpoint}"]
+        num_rounds = len(self.servers[0].rounds)
+        lines += [self.load + (f", {num_rounds} interleaved rounds" if num_rounds > 1 else "")]
+        if self.ready_s is not None:
+            lines += [f"the server was ready {self.ready_s:.1f} s after its start"]
+        lines += ["", *self._table(), *self._comparisons()]
+        for server in self.servers:
+            lines += _remarks(server, is_open=self.is_open)
+        return "\n".join(lines)
+
+    def _table(self) -> list[str]:
+        rows = [["server", *COLUMNS], *(_row(server) for server in self.servers)]
+        if self.in_process is not None:
+            engine, speed = self.in_process, self.in_process.items_per_s
+            cells = ["in-process", "", "", "", f"{speed:,.1f}", f"{speed * engine.tokens / engine.items:,.0f}"]
+            rows.append(cells + [""] * (len(rows[0]) - len(cells)))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        return [
+            "  ".join(
+                cell.ljust(width) if column == 0 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+
+    def _comparisons(self) -> list[str]:
+        lines = []
+        first = self.servers[0]
+        for server in self.servers:
+            if self.is_open and (ratio := server.first_has_shorter_p99) is not None:
+                lines.append(f"p99 of {first.name} is shorter than of {server.name} by {_range(ratio)}")
+            if not self.is_open and (ratio := server.first_is_faster) is not None:
+                lines.append(f"{first.name} is faster than {server.name} by {_range(ratio)}")
+            if (ratio := server.share_of_in_process) is not None:
+                cosine = "unknown" if server.least_cosine is None else f"{server.least_cosine:.6f}"
+                lines.append(
+                    f"{server.name} keeps {ratio.median:.1%} ({ratio.least:.1%}-{ratio.most:.1%}) of the in-process "
+                    f"speed; least cosine {cosine}"
+                )
+        return ["", *lines] if lines else []
+
+
+def _speeds(server: Server) -> list[float]:
+    return [each.items_per_s for each in server.rounds]
+
+
+def _latencies(server: Server, name: str) -> list[float]:
+    return [0.0 if each.latency_ms is None else getattr(each.latency_ms, name) for each in server.rounds]
+
+
+def _row(server: Server) -> list[str]:
+    shown = server.overall
+    tokens = "-" if shown.tokens_per_s is None else f"{shown.tokens_per_s:,.0f}"
+    rates = [f"{shown.requests:,}", f"{shown.failed:,}", f"{shown.requests_per_s:,.1f}", f"{shown.items_per_s:,.1f}"]
+    return [server.name, *rates, tokens, *_times(shown.latency_ms)]
+
+
+def _times(spread: Spread | None) -> list[str]:
+    return ["-"] * 5 if spread is None else [f"{value:,.2f}" for value in asdict(spread).values()]
+
+
+def _range(ratio: Ratio) -> str:
+    return f"{ratio.median:.2f}x ({ratio.least:.2f}-{ratio.most:.2f})"
+
+
+def _remarks(server: Server, *, is_open: bool) -> Sequence[str]:
+    """What the table has no room for; nothing where there is nothing to say."""
+    shown, lines = server.overall, []
+    if shown.server_timing_ms:
+        inside = [
+            f"{name} {mean:.2f} ms ({shown.server_timing_share[name]:.0%})"
+            for name, mean in shown.server_timing_ms.items()
+        ]
+        lines.append(f"{server.name} spent, of a request's time: {', '.join(inside)}")
+    if is_open and shown.offered_per_s is not None:
+        lines.append(
+            f"{server.name} was offered {shown.offered_per_s:,.1f} and answered {shown.requests_per_s:,.1f} requests/s"
+        )
+    if shown.client_cpu > BUSY_CLIENT:
+        lines.append(f"the client used {shown.client_cpu:.0%} of a core: it may have been the limit, not {server.name}")
+    if shown.resent:
+        lines.append(f"{shown.resent:,} requests to {server.name} were sent again: their connection had been closed")
+    for failures in shown.errors[:SHOWN_ERRORS]:
+        status = "no reply" if failures.status is None else f"status {failures.status}"
+        lines.append(f"{server.name}: {failures.count:,} failed with {status}: {failures.error}")
+    return ["", *lines] if lines else []

@@ -1,0 +1,76 @@
+"""A server of our own, started for the time of a measurement."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cenote.bench.client import Address, Client, NoReply, message
+from cenote.errors import LoadError
+
+READY_WITHIN_S = 300.0
+GONE_WITHIN_S = 30.0
+SHOWN_LINES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    address: Address
+    ready_s: float  # from the start of the process to /health answering 200
+
+
+def serve_command(port: int, *, model: str | None, dtype: str, more: Sequence[str]) -> list[str]:
+    named = [model] if model is not None else []
+    place = ["--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
+    return [sys.executable, "-m", "cenote", "serve", *named, *place, *more]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def spawned(command: Sequence[str], port: int, runner: asyncio.Runner) -> Iterator[Spawned]:
+    """The server of a command, ready to answer; asked to end afterwards, and made to if it will not."""
+    address = Address("127.0.0.1", port)
+    with tempfile.TemporaryFile() as log:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            problem = runner.run(_wait_until_healthy(process, address))
+            if problem is not None:
+                log.seek(0)
+                said = " / ".join(log.read().decode(errors="replace").strip().splitlines()[-SHOWN_LINES:])
+                raise LoadError(f"{' '.join(command[1:])} {problem}; it said: {said or 'nothing'}")
+            yield Spawned(address, time.perf_counter() - began)
+        finally:
+            process.terminate()
+            try:
+                process.wait(GONE_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+async def _wait_until_healthy(process: subprocess.Popen[bytes], address: Address) -> str | None:
+    """What went wrong, if anything."""
+    began = time.perf_counter()
+    async with Client(address, timeout_s=5) as client:
+        while time.perf_counter() - began < READY_WITHIN_S:
+            if process.poll() is not None:
+                return f"ended with status {process.returncode}"
+            try:
+                if (await client.send(message("GET", address, "/health"))).status == 200:
+                    return None
+            except NoReply:
+                pass
+            await asyncio.sleep(0.05)
+    return f"was not ready after {READY_WITHIN_S:g} s"

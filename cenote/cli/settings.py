@@ -1,0 +1,104 @@
+"""Where options come from: the command line, then the environment, then a YAML file, all read by the same parser."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cenote.cli.flags import Several, words_of
+from cenote.cli.parser import Parser, UsageError
+from cenote.errors import BadRequest
+
+PREFIX = "CENOTE_"
+# programs that start the reference set these
+OTHER_VARIABLES = {"VLLM_API_KEY": "api_key", "VLLM_LOGGING_LEVEL": "log_level"}
+TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def gathered(parser: Parser, argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Every option that somebody has set, by name."""
+    from_line = _read(parser, argv)
+    path = from_line.pop("config", None) or environment.get(f"{PREFIX}CONFIG")
+    from_file = _from_file(parser, path) if path else {}
+    found: dict[str, Any] = {}
+    for source in (from_file, _from_environment(parser, environment), from_line):
+        for name, value in source.items():
+            before = found.get(name)
+            # parts of a JSON option may come from different places
+            found[name] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
+    return found
+
+
+def _read(parser: Parser, words: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in vars(parser.read(words)).items() if value is not None}
+
+
+def _from_file(parser: Parser, path: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise UsageError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--config {path} is not UTF-8 text") from None
+    if entries is None:
+        return {}
+    if not isinstance(entries, dict):
+        raise UsageError(f"--config {path} must hold options with their values, like port: 8000")
+    words: list[str] = []
+    for name, value in entries.items():
+        flag = "--" + str(name).replace("_", "-")
+        if flag == "--config":
+            raise UsageError(f"--config {path} names another file; there is one")
+        words += _words(parser, flag, value)
+    return _told_where(parser, words, f"in {path}")
+
+
+def _from_environment(parser: Parser, environment: Mapping[str, str]) -> dict[str, Any]:
+    words: list[str] = []
+    by_name = {action.dest: flag for flag, action in reversed(parser.options().items())}
+    for name, flag in by_name.items():
+        action = parser.options()[flag]
+        others = [other for other, meant in OTHER_VARIABLES.items() if meant == name]
+        given = next(filter(None, (environment.get(each) for each in (PREFIX + name.upper(), *others))), None)
+        # Kubernetes sets such a variable in every pod beside a service that is called cenote
+        if given is None or name in ("config", "help") or (name == "port" and "://" in given):
+            continue
+        words += _words(parser, flag, _value(action, given.lower() if name == "log_level" else given))
+    return _told_where(parser, words, "in the environment")
+
+
+def _value(action: argparse.Action, text: str) -> Any:
+    """What a variable means to its option."""
+    if isinstance(action, argparse.BooleanOptionalAction):
+        if text.lower() not in TRUTHS:
+            raise UsageError(f"{PREFIX}{action.dest.upper()}={text!r} is neither true nor false")
+        return TRUTHS[text.lower()]
+    if isinstance(action, Several):
+        return words_of(text) if text.startswith("[") else re.split(r"[,\s]+", text.strip())
+    return text
+
+
+def _words(parser: Parser, flag: str, value: Any) -> list[str]:
+    """A value as the command line would have it."""
+    if value is None:
+        return []
+    action = parser.options().get(flag)
+    if isinstance(action, argparse.BooleanOptionalAction) and isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
+    if isinstance(value, list) and (action is None or isinstance(action, Several)):
+        return [f"{flag}={item}" for item in value]
+    text = value if isinstance(value, str) else json.dumps(value)
+    return [f"{flag}={text}"]
+
+
+def _told_where(parser: Parser, words: Sequence[str], where: str) -> dict[str, Any]:
+    try:
+        return _read(parser, words)
+    except BadRequest as error:
+        raise UsageError(f"{where}: {error.message}") from None

@@ -1,0 +1,33 @@
+"""What a loaded model says of itself, in plain values."""
+
+from __future__ import annotations
+
+from cenote.loading.load import LoadedModel
+from cenote.request import About
+from cenote.scoring.scorer import Scorable
+
+
+def about(model: LoadedModel, scorable: Scorable, *, plugin: str | None, chat_template: str | None) -> About:
+    description, tokenizer = model.description, model.tokenizer
+    embeds = "embed" in description.plan.tasks
+    template = chat_template or tokenizer.chat_template
+    shown = {"chat_template": template} if template is not None else {}
+    instructions = description.config.get("task_instructions", {})
+    return About(
+        model=description.name,
+        root=description.checkpoint.name,
+        architecture=description.entry.name,
+        tasks=description.plan.tasks,
+        default_task=description.default_task,
+        score_types=scorable.score_types,
+        max_model_len=description.max_length.value,
+        dtype=str(description.dtype.value).removeprefix("torch."),
+        device=str(description.device.value),
+        embedding_size=description.plan.matryoshka.full_size if embeds else None,
+        labels=description.labels,
+        prompts=dict(description.prompts),
+        instructions=dict(instructions) if isinstance(instructions, dict) else {},
+        tokenizer_info={**tokenizer.info, **shown},
+        has_chat_template=template is not None,
+        plugin=plugin,
+    )

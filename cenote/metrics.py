@@ -1,0 +1,102 @@
+"""What is counted and measured: plain numbers that cost little to record and travel between processes."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+LARGE = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
+
+Labels = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Series:
+    """One line of a family, or all lines of a histogram."""
+
+    labels: Labels
+    value: float = 0.0  # of a histogram: the sum of what was observed
+    counts: list[int] = field(default_factory=list)  # of a histogram: how often each bucket, the last one unbounded
+
+
+@dataclass(slots=True)
+class Family:
+    """Everything known under one name."""
+
+    name: str
+    help: str
+    kind: Literal["counter", "gauge", "histogram"]
+    label_names: Labels = ()
+    bounds: tuple[float, ...] = ()
+    series: list[Series] = field(default_factory=list)
+
+
+class Metrics:
+    """Recorded by the engine at admit, start and finish, and by the server once per reply."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._families: dict[str, Family] = {}
+        self._series: dict[tuple[str, Labels], Series] = {}
+        self._gauges: dict[str, Callable[[], float]] = {}
+
+    def counter(self, name: str, text: str, *label_names: str) -> Callable[..., None]:
+        """Declare a counter; what is returned adds to it: `add(labels..., by=1)`."""
+        self._declare(Family(name, text, "counter", label_names))
+
+        def add(*labels: str, by: float = 1.0) -> None:
+            with self._lock:
+                self._at(name, labels).value += by
+
+        if not label_names:
+            add(by=0.0)  # a counter that nothing has counted yet shows 0
+        return add
+
+    def histogram(self, name: str, text: str, bounds: tuple[float, ...], *label_names: str) -> Callable[..., None]:
+        """Declare a histogram; what is returned observes a value: `observe(value, labels...)`."""
+        self._declare(Family(name, text, "histogram", label_names, bounds))
+
+        def observe(value: float, *labels: str) -> None:
+            with self._lock:
+                series = self._at(name, labels)
+                if not series.counts:
+                    series.counts = [0] * (len(bounds) + 1)
+                series.counts[bisect_left(bounds, value)] += 1
+                series.value += value
+
+        return observe
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Declare a value that is looked up when somebody asks."""
+        self._declare(Family(name, text, "gauge"))
+        self._gauges[name] = read
+
+    def snapshot(self) -> list[Family]:
+        """A copy of everything, in the order of declaration."""
+        values = {name: read() for name, read in self._gauges.items()}
+        with self._lock:
+            copies = {
+                name: Family(each.name, each.help, each.kind, each.label_names, each.bounds)
+                for name, each in self._families.items()
+            }
+            for (name, labels), series in self._series.items():
+                copies[name].series.append(Series(labels, series.value, list(series.counts)))
+        for name, value in values.items():
+            copies[name].series.append(Series((), value))
+        return list(copies.values())
+
+    def _declare(self, family: Family) -> None:
+        assert family.name not in self._families, f"{family.name} is declared twice"
+        self._families[family.name] = family
+
+    def _at(self, name: str, labels: Labels) -> Series:
+        key = (name, labels)
+        if key not in self._series:
+            assert len(labels) == len(self._families[name].label_names), f"{name} has other labels"
+            self._series[key] = Series(labels)
+        return self._series[key]

@@ -1,0 +1,48 @@
+"""What a plugin returned, as values that every format of replies can write."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+
+def plain(value: Any) -> Any:
+    """Numbers, texts, lists and dicts, made of models, dataclasses, tensors and arrays; bytes become base64."""
+    if isinstance(value, Enum):
+        value = value.value
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**64:
+            raise TypeError("a whole number of more than 64 bits")
+        return value
+    if isinstance(value, str):
+        value.encode()  # half a surrogate pair has no UTF-8 form
+        return value
+    if isinstance(value, bytes | bytearray):
+        return b64encode(value).decode()
+    if isinstance(value, Mapping):
+        return {_key(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return plain(_unwrapped(value))
+
+
+def _unwrapped(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: getattr(value, item.name) for item in fields(value)}
+    for name in ("model_dump", "tolist", "isoformat"):  # of pydantic's models; of tensors and arrays; of dates
+        if callable(unwrap := getattr(value, name, None)):
+            return unwrap()
+    raise TypeError(f"{type(value).__name__}, which has no JSON form")
+
+
+def _key(key: object) -> str:
+    if isinstance(key, str):
+        return plain(key)  # type: ignore[no-any-return]
+    if isinstance(key, int) and not isinstance(key, bool):
+        return str(key)
+    raise TypeError(f"a key that is a {type(key).__name__}; JSON has texts for keys")

@@ -1,0 +1,57 @@
+"""The plugin: a list of texts in; which of them to keep, and which nearly repeat one of those, out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cenote import PoolingParams, PoolingRequestOutput
+from cenote.plugins import IOProcessor
+
+MAX_TEXTS = 2000  # every text is compared with every other one
+
+
+@dataclass(frozen=True)
+class Texts:
+    texts: list[str]
+    threshold: float
+
+
+class NearDuplicates(IOProcessor[Texts, dict[str, Any]]):
+    def parse_data(self, data: object) -> Texts:
+        if not isinstance(data, dict):
+            raise TypeError(f"data is an object with texts and a threshold, got {type(data).__name__}")
+        texts, threshold = data.get("texts"), data.get("threshold", 0.9)
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+            raise ValueError("texts is a list of one text or more")
+        if len(texts) > MAX_TEXTS:
+            raise ValueError(f"{len(texts)} texts are more than the {MAX_TEXTS} that are compared at once")
+        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not -1 <= threshold <= 1:
+            raise ValueError(f"threshold is a cosine between -1 and 1, got {threshold!r}")
+        return Texts(texts, threshold)
+
+    def merge_pooling_params(self, params: PoolingParams | None = None) -> PoolingParams:
+        # vectors of length 1, whose product is the cosine; a long text is judged by its beginning
+        return PoolingParams(task="embed", use_activation=True, truncate_prompt_tokens=-1)
+
+    def pre_process(self, prompt: Texts, request_id: str | None = None, **kwargs: Any) -> list[str]:
+        return prompt.texts
+
+    def post_process(
+        self, model_output: Sequence[PoolingRequestOutput], request_id: str | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        threshold = kwargs["prompt"].threshold  # the prompt is what parse_data returned
+        vectors = torch.stack([output.outputs.data for output in model_output])
+        similarities = vectors @ vectors.T
+        kept = torch.zeros(len(vectors), dtype=torch.bool)
+        duplicates = []
+        for index, row in enumerate(similarities):
+            nearest, place = row.masked_fill(~kept, -torch.inf).max(dim=0)
+            if nearest >= threshold:
+                duplicates.append({"index": index, "of": int(place), "similarity": round(float(nearest), 4)})
+            else:
+                kept[index] = True
+        return {"kept": kept.nonzero().flatten().tolist(), "duplicates": duplicates}

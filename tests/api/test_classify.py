@@ -1,0 +1,136 @@
+"""The classification route: labels and probabilities as LLM.classify gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from cenote import LLM, PoolingParams
+from cenote.api.dialects.vllm import ClassifyBody
+from tests.api.serving import add_chat_template, load, nulls, refused, serve
+from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
+
+TEXTS = ["the cat is in the city", "a", "how big is the old river?", "a red bird, a blue fish", "two"]
+LABELS = ["bad", "good", "new"]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("classifier")
+    tiny_bert_classifier(folder, id2label=dict(enumerate(LABELS)))
+    add_chat_template(folder)
+    with load(folder) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def client(llm: LLM) -> TestClient:
+    return serve(llm)
+
+
+def classes(client: TestClient, **body: Any) -> list[dict[str, Any]]:
+    reply = client.post("/classify", json=body)
+    assert reply.status_code == 200, reply.text
+    data: list[dict[str, Any]] = reply.json()["data"]
+    return data
+
+
+def probs(data: list[dict[str, Any]]) -> np.ndarray[Any, Any]:
+    return np.array([item["probs"] for item in data])
+
+
+def expected(llm: LLM, prompts: Any, **options: Any) -> np.ndarray[Any, Any]:
+    return np.array([output.outputs.probs for output in llm.classify(prompts, use_tqdm=False, **options)])
+
+
+def test_probabilities_are_those_of_classify_and_the_best_one_has_the_label(client: TestClient, llm: LLM) -> None:
+    theirs = expected(llm, TEXTS)
+
+    ours = classes(client, input=TEXTS)
+
+    np.testing.assert_allclose(probs(ours), theirs, atol=1e-6)
+    assert [item["label"] for item in ours] == [LABELS[best] for best in theirs.argmax(axis=1)]
+    assert len({item["label"] for item in ours}) > 1
+    assert [(item["index"], item["num_classes"]) for item in ours] == [(index, 3) for index in range(5)]
+    assert ours[0].keys() == {"index", "label", "probs", "num_classes"}
+
+
+def test_a_reply_names_itself_and_counts(client: TestClient) -> None:
+    body = {"input": TEXTS, "truncate_prompt_tokens": 5, "return_token_counts": True}
+
+    replies = [client.post(path, json=body, headers={"x-request-id": "r-2"}) for path in ("/classify", "/v1/classify")]
+
+    reply = replies[0].json()
+    assert (reply["id"], reply["object"], reply["model"]) == ("classify-r-2", "list", "tiny")
+    assert [item["token_counts"]["truncated"] for item in reply["data"]] == [3, 0, 4, 4, 0]
+    assert reply["usage"]["prompt_tokens"] == reply["usage"]["total_tokens"] == 5 + 3 + 5 + 5 + 3
+    assert replies[0].headers["x-truncated-inputs"] == "3"
+    assert replies[1].json()["data"] == reply["data"]
+
+
+def test_logits_come_without_the_activation(client: TestClient, llm: LLM) -> None:
+    logits = expected(llm, TEXTS, pooling_params=PoolingParams(use_activation=False))
+
+    for name in ("use_activation", "normalize"):
+        np.testing.assert_allclose(probs(classes(client, input=TEXTS, **{name: False})), logits, atol=1e-5)
+    assert np.abs(logits.sum(axis=1) - 1).max() > 0.1
+    reply = client.post("/classify", json={"input": "a", "use_activation": True, "normalize": False})
+    refused(reply, "`normalize` is the older name of `use_activation`", "normalize")
+
+
+def test_token_ids_and_conversations_are_classified(client: TestClient, llm: LLM) -> None:
+    messages = [{"role": "user", "content": "the old city"}]
+    written = expected(llm, "user: the old city.", tokenization_kwargs={"add_special_tokens": False})
+
+    np.testing.assert_allclose(probs(classes(client, input=[7, 8, 9])), expected(llm, [[7, 8, 9]]), atol=1e-6)
+    np.testing.assert_allclose(probs(classes(client, messages=messages)), written, atol=1e-6)
+    both = probs(classes(client, messages=[messages, messages]))
+    np.testing.assert_allclose(both, np.concatenate([written, written]), atol=1e-6)
+
+
+def test_every_field_but_the_input_may_be_null(client: TestClient) -> None:
+    assert classes(client, **nulls(ClassifyBody) | {"input": TEXTS, "more": 1}) == classes(client, input=TEXTS)
+
+
+def test_a_model_of_one_label_has_the_label_of_it(tmp_path: Path) -> None:
+    tiny_bert_classifier(tmp_path, num_labels=1, id2label={0: "relevant"})
+    with load(tmp_path) as llm:
+        (item,) = classes(serve(llm), input="a")
+
+    assert item["label"] == "relevant"
+    assert item["num_classes"] == len(item["probs"]) == 1
+
+
+def test_without_names_the_label_is_null(tmp_path: Path) -> None:
+    tiny_bert_classifier(tmp_path)
+    change_config(tmp_path, drop=("id2label", "label2id"), num_labels=3)
+    with load(tmp_path) as llm:
+        (item,) = classes(serve(llm), input="a")
+
+    assert "label" in item and item["label"] is None
+    assert item["num_classes"] == 3
+
+
+def test_what_is_wrong_is_named(client: TestClient) -> None:
+    for body, words, param in (
+        ({}, "input is required", "body.input"),
+        ({"input": []}, "You must pass at least one prompt", "input"),
+        ({"input": ["a", 5]}, "input.1: expected a text like the first", "body.input.1"),
+        ({"input": "a " * 100}, "maximum context length is 66 tokens", "input_tokens"),
+    ):
+        refused(client.post("/classify", json=body), words, param)
+    refused(client.post("/classify", json={"input": "a", "model": "x"}), "`x` does not exist", None, status=404)
+
+
+def test_an_embedder_says_what_it_offers_instead(tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+    with load(tmp_path) as embedder:
+        reply = serve(embedder).post("/classify", json={"input": "a"})
+
+    refused(reply, "The model does not support Classification API.", None, status=501)
+    assert "/v1/embeddings" in reply.json()["message"]

@@ -1,0 +1,422 @@
+"""The embeddings route: the numbers of LLM.embed, in every form that clients ask for."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from cenote import LLM, PoolingParams
+from cenote.api.dialects.openai import EmbeddingsBody
+from tests.api.serving import add_chat_template, load, nulls, refused, serve, unpacked
+from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
+
+TEXTS = ["Follow the white rabbit.", "a", "How deep is the cave?"]
+LONG = "the water in the cave is clear and cold and very deep " * 3
+CONVERSATION = [{"role": "system", "content": "not big"}, {"role": "user", "content": "the old city"}]
+OTHER = [{"role": "user", "content": "a red bird"}]
+
+
+@pytest.fixture(scope="module")
+def client(llm: LLM) -> TestClient:
+    return serve(llm)
+
+
+@pytest.fixture(scope="module")
+def chat_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """Matryoshka of 4, 8 or 32 numbers, with a chat template and a named prompt."""
+    folder = tmp_path_factory.mktemp("chat")
+    tiny_bert(folder)
+    change_config(folder, matryoshka_dimensions=[4, 8, 32])
+    add_chat_template(folder)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"ask": "query: "}}))
+    with load(folder) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def chat(chat_llm: LLM) -> TestClient:
+    return serve(chat_llm)
+
+
+def embeddings(client: TestClient, **body: Any) -> np.ndarray[Any, Any]:
+    reply = client.post("/v1/embeddings", json=body)
+    assert reply.status_code == 200, reply.text
+    return np.array([item["embedding"] for item in reply.json()["data"]], dtype=np.float32)
+
+
+def expected(llm: LLM, prompts: Any, **options: Any) -> np.ndarray[Any, Any]:
+    return np.array([output.outputs.embedding for output in llm.embed(prompts, use_tqdm=False, **options)])
+
+
+def ids(client: TestClient, text: str) -> list[int]:
+    tokens: list[int] = client.post("/tokenize", json={"prompt": text}).json()["tokens"]
+    return tokens
+
+
+# what goes in
+
+
+def test_texts_and_token_ids_give_what_embed_gives(client: TestClient, llm: LLM) -> None:
+    tokens = [ids(client, text) for text in TEXTS]
+    ours = expected(llm, TEXTS)
+
+    for given in (TEXTS, tokens):
+        np.testing.assert_allclose(embeddings(client, input=given), ours, atol=1e-6)
+    for given in (TEXTS[0], tokens[0], TEXTS[:1], tokens[:1]):
+        np.testing.assert_allclose(embeddings(client, input=given), ours[:1], atol=1e-6)
+
+
+def test_both_paths_answer_alike(client: TestClient) -> None:
+    first, second = (client.post(path, json={"input": TEXTS}).json() for path in ("/v1/embeddings", "/embeddings"))
+
+    assert first["data"] == second["data"]
+
+
+def test_a_reply_has_the_keys_of_openai(client: TestClient) -> None:
+    before = int(time.time())
+    reply = client.post("/v1/embeddings", json={"input": TEXTS, "model": "mini"}, headers={"x-request-id": "r-7"})
+
+    body = reply.json()
+    num_tokens = sum(len(ids(client, text)) for text in TEXTS)
+    assert body["id"] == "embd-r-7" and reply.headers["x-request-id"] == "r-7"
+    assert (body["object"], body["model"]) == ("list", "mini")
+    assert before <= body["created"] <= time.time()
+    assert [item.keys() for item in body["data"]] == [{"index", "object", "embedding"}] * 3
+    assert [(item["index"], item["object"]) for item in body["data"]] == [(i, "embedding") for i in range(3)]
+    assert body["usage"] == {
+        "prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0,
+        "prompt_tokens_details": None, "completion_tokens_details": None,
+    }  # fmt: skip
+    assert reply.headers["x-prompt-tokens"] == str(num_tokens)
+
+
+def test_a_request_without_a_name_gets_one(client: TestClient) -> None:
+    reply = client.post("/v1/embeddings", json={"input": "a", "request_id": "mine"})
+
+    assert re.fullmatch(r"embd-[0-9a-f]{32}", reply.json()["id"])
+    assert reply.json()["id"] == f"embd-{reply.headers['x-request-id']}"
+
+
+def test_every_field_but_the_input_may_be_null(client: TestClient) -> None:
+    plain = client.post("/v1/embeddings", json={"input": TEXTS}).json()
+
+    with_nulls = client.post("/v1/embeddings", json=nulls(EmbeddingsBody) | {"input": TEXTS, "tidy": [None]}).json()
+
+    assert with_nulls["data"] == plain["data"]
+    assert with_nulls["usage"] == plain["usage"]
+
+
+def test_a_prompt_of_the_model_is_put_before_every_text(chat: TestClient) -> None:
+    named = embeddings(chat, input=["red", "blue"], prompt_name="ask")
+
+    np.testing.assert_allclose(named, embeddings(chat, input=["query: red", "query: blue"]), atol=1e-6)
+    reply = chat.post("/v1/embeddings", json={"input": "red", "prompt_name": "tell"})
+    refused(reply, "no prompt is called 'tell'; this model has: ask", "prompt_name")
+
+
+# conversations
+
+
+def test_a_conversation_is_one_prompt_as_its_template_writes_it(chat: TestClient, chat_llm: LLM) -> None:
+    without_special = {"add_special_tokens": False}
+    written = "system: not big.user: the old city."
+
+    for body in ({"messages": CONVERSATION}, {"input": CONVERSATION}):
+        ours = embeddings(chat, **body)
+        np.testing.assert_allclose(ours, expected(chat_llm, written, tokenization_kwargs=without_special), atol=1e-6)
+    opened = embeddings(chat, messages=CONVERSATION, add_generation_prompt=True)
+    closed = expected(chat_llm, written + "who:", tokenization_kwargs=without_special)
+    np.testing.assert_allclose(opened, closed, atol=1e-6)
+    special = embeddings(chat, messages=CONVERSATION, add_special_tokens=True)
+    np.testing.assert_allclose(special, expected(chat_llm, written), atol=1e-6)
+
+
+def test_several_conversations_give_a_vector_each(chat: TestClient) -> None:
+    one, two = embeddings(chat, messages=CONVERSATION), embeddings(chat, messages=OTHER)
+
+    for body in ({"messages": [CONVERSATION, OTHER]}, {"input": [CONVERSATION, OTHER]}):
+        np.testing.assert_allclose(embeddings(chat, **body), np.concatenate([one, two]), atol=1e-6)
+
+
+def test_the_last_message_can_be_left_open(chat: TestClient, chat_llm: LLM) -> None:
+    ours = embeddings(chat, messages=OTHER, continue_final_message=True)
+
+    theirs = expected(chat_llm, "user: a red bird", tokenization_kwargs={"add_special_tokens": False})
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    reply = chat.post(
+        "/v1/embeddings", json={"messages": OTHER, "continue_final_message": True, "add_generation_prompt": True}
+    )
+    refused(
+        reply,
+        "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+        "continue_final_message",
+    )
+
+
+@pytest.mark.parametrize(
+    "fields", [{"chat_template": "{{ messages[0].content }}"}, {"chat_template_kwargs": {"chat_template": "x"}}]
+)
+def test_a_template_of_the_request_runs_only_where_it_is_trusted(
+    chat: TestClient, chat_llm: LLM, fields: dict[str, Any]
+) -> None:
+    reply = chat.post("/v1/embeddings", json={"messages": OTHER} | fields)
+    refused(reply, "--trust-request-chat-template is not set. Refused request", "chat_template")
+
+    if "chat_template" in fields:
+        ours = embeddings(serve(chat_llm, trust_request_chat_template=True), messages=OTHER, **fields)
+        theirs = expected(chat_llm, "a red bird", tokenization_kwargs={"add_special_tokens": False})
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_conversations_that_cannot_be_read_are_refused(chat: TestClient, client: TestClient) -> None:
+    image = {"type": "image_url", "image_url": {"url": "http://localhost/cat.png"}}
+    for messages, words in (
+        ([{"content": "a"}], "messages[0].role is a string"),
+        ([{"role": "user", "content": [image]}], "is of type image_url, but this model reads text only"),
+        ([{"role": "user", "content": 5}], "messages[0].content is a string, a list of parts or null, not int"),
+    ):
+        refused(chat.post("/v1/embeddings", json={"messages": messages}), words, "messages")
+    refused(client.post("/v1/embeddings", json={"messages": OTHER}), "messages need a chat template", "messages")
+
+
+# what comes out
+
+
+def test_base64_holds_the_same_numbers(client: TestClient) -> None:
+    floats = embeddings(client, input=TEXTS)
+
+    reply = client.post("/v1/embeddings", json={"input": TEXTS, "encoding_format": "base64"}).json()
+
+    packed = np.stack([unpacked(item["embedding"]) for item in reply["data"]])
+    np.testing.assert_allclose(packed, floats, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(packed, axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "order", "kind"), [("float16", "big", ">f2"), ("float32", "little", "<f4")])
+def test_numbers_come_in_other_widths_and_orders(client: TestClient, dtype: str, order: str, kind: str) -> None:
+    how = {"encoding_format": "base64", "embed_dtype": dtype, "endianness": order}
+
+    reply = client.post("/v1/embeddings", json={"input": TEXTS[0]} | how).json()
+
+    packed = unpacked(reply["data"][0]["embedding"], kind)
+    np.testing.assert_allclose(packed, embeddings(client, input=TEXTS[0])[0], atol=1e-3)
+
+
+def test_bytes_come_with_a_header_that_says_how_to_read_them(client: TestClient) -> None:
+    body = {"input": TEXTS, "encoding_format": "bytes", "embed_dtype": "float16", "endianness": "little"}
+    reply = client.post("/v1/embeddings", json=body, headers={"x-request-id": "r-8"})
+
+    assert reply.headers["content-type"] == "application/octet-stream"
+    metadata = json.loads(reply.headers["metadata"])
+    num_tokens = int(reply.headers["x-prompt-tokens"])
+    assert (metadata["id"], metadata["model"]) == ("embd-r-8", "mini")
+    assert metadata["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    assert metadata["data"][2] == {
+        "index": 2, "embed_dtype": "float16", "endianness": "little", "start": 1536, "end": 2304, "shape": [384]
+    }  # fmt: skip
+    read = [np.frombuffer(reply.content[part["start"] : part["end"]], dtype="<f2") for part in metadata["data"]]
+    np.testing.assert_allclose(np.stack(read), embeddings(client, input=TEXTS), atol=1e-3)
+
+
+def test_bytes_only_is_the_body_alone(client: TestClient) -> None:
+    reply = client.post("/v1/embeddings", json={"input": TEXTS, "encoding_format": "bytes_only"})
+
+    assert "metadata" not in reply.headers
+    read = np.frombuffer(reply.content, dtype=np.float32).reshape(len(TEXTS), -1)
+    np.testing.assert_allclose(read, embeddings(client, input=TEXTS), atol=1e-6)
+
+
+def test_a_header_that_no_client_could_read_is_refused_before_the_model_runs(client: TestClient) -> None:
+    reply = client.post("/v1/embeddings", json={"input": ["a"] * 500, "encoding_format": "bytes"})
+
+    refused(reply, "ask for bytes_only", "encoding_format")
+    assert "inference;dur=0.00" in reply.headers["server-timing"]
+    assert client.post("/v1/embeddings", json={"input": ["a"] * 500, "encoding_format": "bytes_only"}).is_success
+
+
+# parameters
+
+
+def test_vectors_are_as_long_as_they_come_without_the_activation(client: TestClient, llm: LLM) -> None:
+    theirs = expected(llm, TEXTS, pooling_params=PoolingParams(use_activation=False))
+
+    for name in ("use_activation", "normalize"):
+        np.testing.assert_allclose(embeddings(client, input=TEXTS, **{name: False}), theirs, rtol=1e-5, atol=1e-5)
+    assert np.abs(np.linalg.norm(theirs, axis=1) - 1).min() > 0.1
+    assert embeddings(client, input="a", use_activation=True, normalize=True).shape == (1, 384)
+
+
+def test_two_names_of_one_thing_must_agree(client: TestClient) -> None:
+    reply = client.post("/v1/embeddings", json={"input": "a", "use_activation": True, "normalize": False})
+
+    refused(reply, "`normalize` is the older name of `use_activation`: got False and True", "normalize")
+
+
+def test_dimensions_cut_and_normalise_again(chat: TestClient) -> None:
+    whole, cut = embeddings(chat, input=TEXTS), embeddings(chat, input=TEXTS, dimensions=8)
+
+    part = whole[:, :8]
+    np.testing.assert_allclose(cut, part / np.linalg.norm(part, axis=1, keepdims=True), atol=1e-6)
+    packed = chat.post("/v1/embeddings", json={"input": "a", "dimensions": 4, "encoding_format": "base64"}).json()
+    assert len(unpacked(packed["data"][0]["embedding"])) == 4
+
+
+def test_dimensions_that_the_model_was_not_made_for_are_refused_in_the_words_of_the_guide(
+    client: TestClient, chat: TestClient
+) -> None:
+    refused(
+        client.post("/v1/embeddings", json={"input": "a", "dimensions": 32}),
+        'Model "mini" does not support matryoshka representation, '
+        "changing output dimensions will lead to poor results.",
+        "dimensions",
+    )
+    refused(
+        chat.post("/v1/embeddings", json={"input": "a", "dimensions": 16}),
+        'Model "tiny" only supports [4, 8, 32] matryoshka dimensions, '
+        "use other output dimensions will lead to poor results.",
+        "dimensions",
+    )
+    for wrong in (0, -1, 2**40, "8", 8.5):
+        reply = chat.post("/v1/embeddings", json={"input": "a", "dimensions": wrong})
+        refused(reply, "dimensions: expected int", "body.dimensions")
+
+
+def test_a_text_is_cut_where_asked_and_the_reply_says_so(client: TestClient) -> None:
+    tokens = ids(client, LONG)
+    body = {"input": [LONG, "a"], "truncate_prompt_tokens": 9, "return_token_counts": True}
+
+    reply = client.post("/v1/embeddings", json=body)
+
+    assert reply.headers["x-truncated-inputs"] == "1"
+    assert reply.json()["usage"]["prompt_tokens"] == 9 + 3
+    assert [item["token_counts"] for item in reply.json()["data"]] == [
+        {"used": 9, "given": len(tokens), "truncated": len(tokens) - 9},
+        {"used": 3, "given": 3, "truncated": 0},
+    ]
+    kept = [*tokens[:8], tokens[-1]]  # the tokenizer cuts the text and keeps its special tokens
+    np.testing.assert_allclose(reply.json()["data"][0]["embedding"], embeddings(client, input=kept)[0], atol=1e-6)
+
+
+def test_the_side_that_is_cut_can_be_chosen(client: TestClient) -> None:
+    tokens = ids(client, LONG)
+
+    for side, kept in (("left", tokens[-9:]), ("right", tokens[:9])):
+        for given in (LONG, tokens):
+            ours = embeddings(client, input=given, truncate_prompt_tokens=9, truncation_side=side)
+            np.testing.assert_allclose(ours, embeddings(client, input=kept), atol=1e-6)
+
+
+def test_a_text_of_any_length_is_read_with_minus_one(client: TestClient) -> None:
+    body = {"input": LONG * 100, "truncate_prompt_tokens": -1, "return_token_counts": True}
+
+    reply = client.post("/v1/embeddings", json=body)
+
+    assert reply.json()["usage"]["prompt_tokens"] == 256
+    counts = reply.json()["data"][0]["token_counts"]
+    assert counts["used"] == 256 and counts["given"] > 256
+    assert counts["truncated"] == counts["given"] - 256
+
+
+def test_a_text_over_the_limit_is_refused_with_the_numbers(client: TestClient) -> None:
+    reply = client.post("/v1/embeddings", json={"input": ["a", "water " * 300]})
+
+    refused(reply, "This model's maximum context length is 256 tokens.", "input_tokens")
+    assert "your prompt contains 302 input tokens" in reply.json()["error"]["message"]
+    assert reply.json()["error"]["index"] == 1
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "param"),
+    [
+        ({}, "input is required (or messages", "body.input"),
+        ({"input": None}, "input is required", "body.input"),
+        ({"input": "a", "messages": OTHER}, "give input or messages, not both", "body.input"),
+        ({"input": []}, "You must pass at least one prompt", "input"),
+        ({"messages": []}, "You must pass at least one prompt", "messages"),
+        ({"input": ["a", []]}, "input.1: expected a text like the first, got a list", "body.input.1"),
+        ({"input": ["a", 7]}, "input.1: expected a text like the first, got a token id", "body.input.1"),
+        ({"input": [7, "a"]}, "input.1: expected a token id like the first, got a text", "body.input.1"),
+        ({"input": [[7], "a"]}, "input.1: expected a list like the first, got a text", "body.input.1"),
+        ({"input": [[7], OTHER, [7, {}]]}, "input.2.1: expected a token id like the first", "body.input.2.1"),
+        ({"input": [[7], []]}, "an empty list is no prompt", "input.1"),
+        ({"input": 5}, "input: expected", "body.input"),
+        ({"input": {"a": 1}}, "input: expected", "body.input"),
+        ({"input": [True]}, "input.0: expected", "body.input.0"),
+        ({"input": [[1, 2.5]]}, "input.0.1: expected", "body.input.0.1"),
+        ({"input": ["a", None]}, "input.1: expected", "body.input.1"),
+        ({"input": [-1]}, "Token id -1 is out of vocabulary: ids go from 0 to 30521", "input"),
+        ({"input": [[7], [30522]]}, "Token id 30522 is out of vocabulary", "input"),
+        ({"input": [2**80]}, "Token id 1208925819614629174706176 is out of vocabulary", "input"),
+        ({"input": ""}, None, None),
+        ({"input": "a", "encoding_format": "hex"}, "float, base64, bytes, bytes_only", "body.encoding_format"),
+        ({"input": "a", "embed_dtype": "int4"}, "float16, bfloat16", "body.embed_dtype"),
+        ({"input": "a", "endianness": "middle"}, "there are: native, big, little", "body.endianness"),
+        ({"input": "a", "truncation_side": "top"}, "there are: left, right", "body.truncation_side"),
+        ({"input": "a", "truncate_prompt_tokens": -2}, "expected int >= -1", "body.truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 257}, "request a smaller truncation", "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "prompt cannot be empty", "input"),
+        ({"input": "a", "normalize": "no"}, "normalize: expected bool", "body.normalize"),
+        ({"input": "a", "priority": 2**63}, "priority: expected", "body.priority"),
+        ({"input": "a", "priority": -5}, None, None),
+        ([{"input": "a"}], "expected object", "body"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(client: TestClient, body: Any, words: str | None, param: str | None) -> None:
+    reply = client.post("/v1/embeddings", json=body)
+
+    if words is None:
+        assert reply.status_code == 200, reply.text
+    else:
+        refused(reply, words, param)
+        assert reply.headers["x-should-retry"] == "false"
+    assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 200
+
+
+def test_a_request_has_a_largest_number_of_inputs(llm: LLM) -> None:
+    client = serve(llm, max_request_items=3)
+
+    assert client.post("/v1/embeddings", json={"input": ["a"] * 3}).status_code == 200
+    assert client.post("/v1/embeddings", json={"input": [7] * 4}).status_code == 200  # one prompt of token ids
+    refused(client.post("/v1/embeddings", json={"input": ["a"] * 4}), "input has 4 items, one request takes", "input")
+
+
+def test_all_names_of_a_model_are_answered_to_and_the_first_is_used(llm: LLM) -> None:
+    client = serve(llm, served_model_name=("small", "smaller"))
+
+    for name in ("small", "smaller", None):
+        assert client.post("/v1/embeddings", json={"input": "a", "model": name}).json()["model"] == "small"
+    reply = client.post("/v1/embeddings", json={"input": "a", "model": "large"})
+    refused(reply, "The model `large` does not exist.", None, status=404)
+    assert reply.json()["error"]["type"] == "NotFoundError"
+
+
+def test_the_head_of_a_reply_tells_where_the_time_went(client: TestClient) -> None:
+    began = time.perf_counter()
+    reply = client.post("/v1/embeddings", json={"input": TEXTS * 20})
+    wall_ms = (time.perf_counter() - began) * 1000
+
+    parts = dict(re.findall(r"(\w+);dur=([0-9.]+)", reply.headers["server-timing"]))
+    assert list(parts) == ["queue", "tokenize", "inference"]
+    times = {name: float(value) for name, value in parts.items()}
+    assert times["inference"] > 0 and times["tokenize"] > 0
+    assert sum(times.values()) <= wall_ms
+
+
+def test_a_classifier_says_what_it_offers_instead(tmp_path: Path) -> None:
+    tiny_bert_classifier(tmp_path)
+    with load(tmp_path) as llm:
+        reply = serve(llm).post("/v1/embeddings", json={"input": "a"})
+
+    refused(reply, "The model does not support Embeddings API.", None, status=501)
+    assert "tasks classify, token_classify; it answers at /classify" in reply.json()["message"]

@@ -1,0 +1,347 @@
+"""Vectors on the wire hold what torch would have written, and read back the same."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from cenote.api.encoding import (
+    MAX_METADATA_BYTES,
+    CohereType,
+    EmbedDType,
+    Endianness,
+    as_array,
+    base64_text,
+    binary_body,
+    cast,
+    check_metadata_room,
+    cohere_values,
+    json_numbers,
+    metadata_header,
+)
+from cenote.errors import BadRequest
+
+TORCH_TYPES: dict[EmbedDType, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+NARROW = [dtype for dtype in TORCH_TYPES if dtype != "float32"]
+ALL_HALVES = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+
+
+def words(data: bytes, dtype: EmbedDType, endianness: Endianness = "native") -> np.ndarray[Any, Any]:
+    """The bits of each element as an integer of this machine."""
+    order = {"native": "=", "big": ">", "little": "<"}[endianness]
+    kind = np.dtype(f"{order}u{TORCH_TYPES[dtype].itemsize}")
+    return np.frombuffer(data, dtype=kind).astype(kind.newbyteorder("="))
+
+
+def by_torch(array: np.ndarray[Any, Any], dtype: EmbedDType) -> np.ndarray[Any, Any]:
+    return words(torch.from_numpy(array).to(TORCH_TYPES[dtype]).view(torch.uint8).numpy().tobytes(), dtype)
+
+
+def assert_like_torch(array: np.ndarray[Any, Any], dtype: EmbedDType) -> None:
+    ours, theirs = words(cast(array, dtype, "native"), dtype), by_torch(array, dtype)
+    if dtype in ("float16", "bfloat16"):  # which bits a NaN has depends on the processor there
+        is_nan = np.isnan(array)
+        assert torch.from_numpy(ours[is_nan].view(np.int16)).view(TORCH_TYPES[dtype]).isnan().all()
+        ours, theirs, array = ours[~is_nan], theirs[~is_nan], array[~is_nan]
+    wrong = np.flatnonzero(ours != theirs)
+    assert not wrong.size, [(array[i], hex(ours[i]), hex(theirs[i])) for i in wrong[:5]]
+
+
+def floats(*values: float) -> np.ndarray[Any, Any]:
+    return np.array(values, dtype=np.float32)
+
+
+def unit_vectors(num: int, width: int) -> np.ndarray[Any, Any]:
+    rows = np.random.default_rng(5).standard_normal((num, width)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+# from answers to arrays
+
+
+def test_a_tensor_becomes_an_array_without_a_copy() -> None:
+    tensor = torch.ones(3)
+
+    array = as_array(tensor)
+    tensor[0] = 7
+
+    assert array.dtype == np.float32
+    assert array.tolist() == [7, 1, 1]
+
+
+def test_what_is_strided_or_of_another_type_becomes_contiguous_float32() -> None:
+    for given in (torch.ones(4, 6).T, np.ones((4, 6), dtype=np.float64)[:, ::2], [[1.0, 2.0]]):
+        array = as_array(given)
+
+        assert array.dtype == np.float32
+        assert array.flags.c_contiguous
+
+
+def test_the_module_needs_no_torch() -> None:
+    code = "import sys, cenote.api.encoding; print('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["False"]
+
+
+# JSON numbers
+
+
+def test_numbers_are_short_and_what_is_not_finite_is_null() -> None:
+    assert bytes(json_numbers(floats(0.1, -0.0, 1, np.nan, np.inf, -np.inf))) == b"[0.1,-0.0,1.0,null,null,null]"
+    assert bytes(json_numbers(floats(1, 2, 3, 4).reshape(2, 2))) == b"[[1.0,2.0],[3.0,4.0]]"
+    assert bytes(json_numbers(floats())) == b"[]"
+
+
+def test_numbers_read_back_the_same_inside_a_reply() -> None:
+    vectors = unit_vectors(3, 384)
+
+    reply = msgspec.json.encode(
+        {"data": [{"index": i, "embedding": json_numbers(row)} for i, row in enumerate(vectors)]}
+    )
+
+    read = [item["embedding"] for item in json.loads(reply)["data"]]
+    assert (np.array(read, dtype=np.float32) == vectors).all()
+
+
+# casts
+
+
+@pytest.mark.parametrize("dtype", TORCH_TYPES)
+def test_random_bit_patterns_are_cast_as_torch_does(dtype: EmbedDType) -> None:
+    bits = np.random.default_rng(11).integers(0, 2**32, size=1 << 20, dtype=np.uint64).astype(np.uint32)
+
+    assert_like_torch(bits.view(np.float32), dtype)
+
+
+@pytest.mark.parametrize("dtype", TORCH_TYPES)
+def test_every_exponent_with_every_upper_mantissa_and_its_neighbours_is_cast_as_torch_does(dtype: EmbedDType) -> None:
+    upper = np.arange(2**16, dtype=np.uint32) << 16  # every tie of bfloat16 and of the eight bit types is among these
+    bits = np.concatenate([upper + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)])
+
+    assert_like_torch(bits.view(np.float32), dtype)
+
+
+@pytest.mark.parametrize("dtype", TORCH_TYPES)
+def test_all_halves_and_the_ties_between_them_are_cast_as_torch_does(dtype: EmbedDType) -> None:
+    bits = ALL_HALVES.view(np.uint32)
+    near = [bits + np.uint32(step) for step in (0, 1, 0xFFF, 0x1000, 0x1001)]
+    finite = np.sort(ALL_HALVES[np.isfinite(ALL_HALVES)])
+    between = (finite[1:] + finite[:-1]) / 2  # the ties of subnormals too
+
+    assert_like_torch(np.concatenate([*near, between.view(np.uint32)]).view(np.float32), dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "bits"),
+    [
+        ("float16", 1.0, 0x3C00),
+        ("float16", 65519.0, 0x7BFF),  # the largest, 65504, is nearer
+        ("float16", 65520.0, 0x7C00),
+        ("float16", 2.0**-24, 0x0001),
+        ("float16", 2.0**-25, 0x0000),  # half the smallest, to even
+        ("bfloat16", 1.0, 0x3F80),
+        ("bfloat16", 1.00390625, 0x3F80),  # a tie, to even
+        ("bfloat16", 1.01171875, 0x3F82),  # a tie, to even
+        ("bfloat16", 3.4028235e38, 0x7F80),
+        ("bfloat16", -0.0, 0x8000),
+        ("bfloat16", -np.inf, 0xFF80),
+        ("bfloat16", np.nan, 0x7FC0),
+        ("fp8_e4m3", 448.0, 0x7E),  # the largest
+        ("fp8_e4m3", 500.0, 0x7E),  # this type has no infinity
+        ("fp8_e4m3", -np.inf, 0xFE),
+        ("fp8_e4m3", np.nan, 0x7F),
+        ("fp8_e4m3", 2.0**-9, 0x01),
+        ("fp8_e4m3", 2.0**-10, 0x00),
+        ("fp8_e5m2", 57344.0, 0x7B),  # the largest
+        ("fp8_e5m2", 61440.0, 0x7C),
+        ("fp8_e5m2", -np.inf, 0xFC),
+        ("fp8_e5m2", np.nan, 0x7F),
+        ("fp8_e5m2", -(2.0**-16), 0x81),
+    ],
+)
+def test_known_values_have_known_bits(dtype: EmbedDType, value: float, bits: int) -> None:
+    assert words(cast(floats(value), dtype, "native"), dtype).tolist() == [bits]
+
+
+@pytest.mark.parametrize("endianness", get_args(Endianness))
+@pytest.mark.parametrize("dtype", TORCH_TYPES)
+def test_every_type_comes_in_every_byte_order(dtype: EmbedDType, endianness: Endianness) -> None:
+    vectors = unit_vectors(4, 10)
+
+    data = cast(vectors, dtype, endianness)
+
+    assert len(data) == vectors.size * TORCH_TYPES[dtype].itemsize
+    assert (words(data, dtype, endianness) == by_torch(vectors, dtype)).all()
+
+
+def test_byte_orders_are_what_they_are_called() -> None:
+    assert cast(floats(1), "float32", "big") == b"\x3f\x80\x00\x00"
+    assert cast(floats(1), "float32", "little") == b"\x00\x00\x80\x3f"
+    assert cast(floats(1), "bfloat16", "big") == b"\x3f\x80"
+    assert cast(floats(1), "float16", "little") == b"\x00\x3c"
+    assert cast(floats(1), "fp8_e5m2", "big") == cast(floats(1), "fp8_e5m2", "little") == b"\x3c"
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_an_array_is_left_as_it_was_and_may_be_read_only(dtype: EmbedDType) -> None:
+    vector = np.frombuffer(floats(0.1, -np.inf, np.nan).tobytes(), dtype=np.float32)
+
+    cast(vector, dtype, "big")
+
+    assert vector[:2].tolist() == floats(0.1, -np.inf).tolist()
+
+
+# base64
+
+
+@pytest.mark.parametrize("endianness", get_args(Endianness))
+@pytest.mark.parametrize("dtype", TORCH_TYPES)
+def test_base64_text_decodes_to_the_cast_bytes(dtype: EmbedDType, endianness: Endianness) -> None:
+    vector = unit_vectors(1, 384)[0]
+
+    text = json.loads(bytes(base64_text(vector, dtype, endianness)))
+
+    assert base64.b64decode(text, validate=True) == cast(vector, dtype, endianness)
+
+
+def test_base64_is_read_the_way_openai_clients_do() -> None:
+    vector = unit_vectors(1, 384)[0]
+
+    reply = json.loads(msgspec.json.encode({"embedding": base64_text(vector, "float32", "little")}))
+
+    assert np.frombuffer(base64.b64decode(reply["embedding"]), dtype="float32").tolist() == vector.tolist()
+
+
+# bytes
+
+
+def test_a_binary_body_is_cut_where_its_entries_say() -> None:
+    arrays = [unit_vectors(1, 6)[0], unit_vectors(3, 4), unit_vectors(1, 2)[0]]
+
+    body, entries = binary_body(arrays, "float16", "big")
+
+    assert entries[1] == {
+        "index": 1, "embed_dtype": "float16", "endianness": "big", "start": 12, "end": 36, "shape": [3, 4]
+    }  # fmt: skip
+    assert [entry["end"] for entry in entries] == [12, 36, len(body)]
+    for entry, array in zip(entries, arrays, strict=True):
+        read = np.frombuffer(body[entry["start"] : entry["end"]], dtype=">f2").reshape(entry["shape"])
+        assert (read == array.astype(np.float16)).all()
+
+
+@pytest.mark.parametrize("endianness", get_args(Endianness))
+@pytest.mark.parametrize("dtype", TORCH_TYPES)
+def test_a_binary_body_is_its_casts_end_to_end(dtype: EmbedDType, endianness: Endianness) -> None:
+    arrays = list(unit_vectors(5, 8))
+
+    body, entries = binary_body(arrays, dtype, endianness)
+
+    assert body == b"".join(cast(array, dtype, endianness) for array in arrays)
+    assert entries[-1]["end"] == len(body)
+
+
+def test_a_binary_body_of_nothing_is_empty() -> None:
+    assert binary_body([], "float32", "native") == (b"", [])
+
+
+def test_the_metadata_header_reads_as_json_whatever_the_model_is_called() -> None:
+    _, entries = binary_body(list(unit_vectors(2, 8)), "float32", "native")
+    usage = {"prompt_tokens": 7, "total_tokens": 7}
+
+    header = metadata_header(entries, id="embd-1", created=1760000000, model="modèle\n", usage=usage)
+
+    assert header.isascii() and header.isprintable()
+    assert json.loads(header) == {
+        "id": "embd-1", "created": 1760000000, "model": "modèle\n", "data": entries, "usage": usage
+    }  # fmt: skip
+
+
+def test_a_metadata_header_over_six_kilobytes_is_refused_with_what_to_do() -> None:
+    _, entries = binary_body(list(unit_vectors(64, 384)), "float32", "native")
+    usage = {"prompt_tokens": 7, "total_tokens": 7}
+
+    fits = metadata_header(entries[:50], id="embd-1", created=1760000000, model="m", usage=usage)
+    with pytest.raises(BadRequest, match=r"6,\d\d\d bytes .* 64 items.* 6,144 .*bytes_only.*base64") as refused:
+        metadata_header(entries, id="embd-1", created=1760000000, model="m", usage=usage)
+
+    assert len(fits) <= MAX_METADATA_BYTES
+    assert refused.value.param == "encoding_format"
+
+
+def test_what_cannot_fit_is_refused_before_the_model_runs() -> None:
+    check_metadata_room(50, "float32", "native")
+
+    with pytest.raises(BadRequest, match=r"at least 1\d\d,\d\d\d bytes .* 2,048 items"):
+        check_metadata_room(2048, "float32", "native")
+
+
+# Cohere's types
+
+
+def read_cohere(vectors: Any, kind: CohereType) -> Any:
+    return json.loads(bytes(cohere_values(vectors, kind)))
+
+
+def test_int8_and_uint8_are_symmetric_and_clipped() -> None:
+    matrix = floats(-1, -0.5, 0, 0.004, 0.5, 1, 1.5, -1.5).reshape(1, -1)
+
+    assert read_cohere(matrix, "int8") == [[-127, -64, 0, 1, 64, 127, 127, -128]]
+    assert read_cohere(matrix, "uint8") == [[0, 64, 128, 128, 191, 255, 255, 0]]
+
+
+def test_bits_are_set_from_zero_upwards_with_the_first_number_highest() -> None:
+    matrix = floats(0, -1, 0.5, -0.0, -1e-9, 1, -2, 3, *[-1] * 8).reshape(1, -1)
+
+    assert read_cohere(matrix, "ubinary") == [[0b10110101, 0]]
+    assert read_cohere(matrix, "binary") == [[0b10110101 - 128, -128]]
+
+
+def test_packed_bits_unpack_to_the_signs() -> None:
+    vectors = unit_vectors(5, 64)
+
+    unsigned = np.array(read_cohere(vectors, "ubinary"), dtype=np.uint8)
+    signed = np.array(read_cohere(vectors, "binary"))
+
+    assert (np.unpackbits(unsigned, axis=1) == (vectors >= 0)).all()
+    assert (signed == unsigned.astype(int) - 128).all()
+
+
+@pytest.mark.parametrize("kind", ["binary", "ubinary"])
+def test_a_width_that_fills_no_whole_bytes_is_refused(kind: CohereType) -> None:
+    with pytest.raises(BadRequest) as refused:
+        cohere_values(unit_vectors(2, 12), kind)
+
+    assert (
+        refused.value.message == "Embedding dimension must be a multiple of 8 for binary embedding types, but got 12."
+    )
+
+
+def test_cohere_floats_and_base64_read_back_the_same() -> None:
+    vectors = unit_vectors(4, 24)
+
+    rows = [np.frombuffer(base64.b64decode(text), dtype="<f4") for text in read_cohere(vectors, "base64")]
+
+    assert (np.stack(rows) == vectors).all()
+    assert (np.array(read_cohere(vectors, "float"), dtype=np.float32) == vectors).all()
+
+
+@pytest.mark.parametrize("kind", get_args(CohereType))
+def test_a_list_of_vectors_is_written_like_a_matrix(kind: CohereType) -> None:
+    vectors = unit_vectors(3, 16)
+
+    assert bytes(cohere_values(list(vectors), kind)) == bytes(cohere_values(vectors, kind))
+    assert bytes(cohere_values([], kind)) == b"[]"

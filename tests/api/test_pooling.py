@@ -1,0 +1,259 @@
+"""The pooling route: every task of a model, as LLM.encode gives it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from cenote import LLM, PoolingParams
+from cenote.api.dialects.vllm import PoolingBody
+from tests.api.serving import add_chat_template, load, nulls, refused, serve, unpacked
+from tests.plugins.conftest import Offer, offer  # noqa: F401  # a fixture
+from tests.tiny import change_config, tiny_bert, tiny_bert_classifier, tiny_bert_tagger
+
+TEXTS = ["the cat is in the city", "a", "how big is the old river?"]
+MESSAGES = [{"role": "user", "content": "the old city"}]
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """32 numbers, of which the first 8 say most."""
+    folder = tmp_path_factory.mktemp("embedder")
+    tiny_bert(folder)
+    change_config(folder, matryoshka_dimensions=[8, 32])
+    add_chat_template(folder)
+    with load(folder) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("cross_encoder")
+    tiny_bert_classifier(folder, num_labels=1)
+    with load(folder) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("tagger")
+    tiny_bert_tagger(folder)
+    with load(folder) as llm:
+        yield llm
+
+
+def pooled(client: TestClient, **body: Any) -> list[Any]:
+    reply = client.post("/pooling", json=body)
+    assert reply.status_code == 200, reply.text
+    return [item["data"] for item in reply.json()["data"]]
+
+
+def encoded(llm: LLM, task: str, prompts: Any = TEXTS, **params: Any) -> list[Any]:
+    outputs = llm.encode(prompts, PoolingParams(**params), pooling_task=task, use_tqdm=False)
+    return [output.outputs.data.numpy() for output in outputs]
+
+
+def assert_same(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert np.shape(mine) == np.shape(other)
+        np.testing.assert_allclose(mine, other, atol=1e-5)
+
+
+# tasks
+
+
+def test_an_embedder_gives_vectors_and_rows_of_tokens(embedder: LLM) -> None:
+    client = serve(embedder)
+
+    assert_same(pooled(client, input=TEXTS, task="embed"), encoded(embedder, "embed"))
+    assert_same(pooled(client, input=TEXTS, task="token_embed"), encoded(embedder, "token_embed"))
+    assert np.shape(pooled(client, input=TEXTS[0], task="token_embed")[0]) == (8, 32)
+
+
+def test_a_cross_encoder_classifies_under_both_names(cross_encoder: LLM) -> None:
+    client = serve(cross_encoder)
+
+    assert_same(pooled(client, input=TEXTS, task="classify"), encoded(cross_encoder, "classify"))
+    assert_same(pooled(client, input=TEXTS, task="score"), encoded(cross_encoder, "classify"))
+    assert_same(pooled(client, input=TEXTS, task="token_classify"), encoded(cross_encoder, "token_classify"))
+    assert np.shape(pooled(client, input="a", task="score")) == (1, 1)
+
+
+def test_without_a_task_the_model_does_what_it_was_made_for(embedder: LLM, cross_encoder: LLM, tagger: LLM) -> None:
+    for llm, task in ((embedder, "embed"), (cross_encoder, "classify"), (tagger, "token_classify")):
+        assert_same(pooled(serve(llm), input=TEXTS), encoded(llm, task))
+
+
+def test_tokens_come_with_their_probabilities(tagger: LLM) -> None:
+    rows = pooled(serve(tagger), input=TEXTS[0])[0]
+
+    assert np.shape(rows) == (8, 3)
+    np.testing.assert_allclose(np.sum(rows, axis=1), 1, atol=1e-5)
+    logits = pooled(serve(tagger), input=TEXTS[0], use_activation=False)[0]
+    assert_same([logits], encoded(tagger, "token_classify", TEXTS[0], use_activation=False))
+
+
+def test_tasks_that_the_model_does_not_have_are_refused_with_those_it_has(embedder: LLM, tagger: LLM) -> None:
+    client = serve(embedder)
+    for task, words in (
+        ("classify", "Unsupported task: 'classify' Supported tasks: ('embed', 'token_embed')"),
+        ("dance", "Unsupported task: 'dance' Supported tasks: ('embed', 'token_embed')"),
+        ("score", "`score` is a task of cross-encoders; this model supports ('embed', 'token_embed')"),
+        ("encode", "`encode` task was removed; use `token_embed` or `token_classify` instead."),
+        ("", "Unsupported task: ''"),
+    ):
+        refused(client.post("/pooling", json={"input": "a", "task": task}), words, "task")
+    reply = serve(tagger).post("/pooling", json={"input": "a", "task": "embed"})
+    refused(reply, "Unsupported task: 'embed' Supported tasks: ('token_classify',)", "task")
+    refused(client.post("/pooling", json={"input": "a", "task": 5}), "task: expected str", "body.task")
+
+
+# parameters
+
+
+def test_dimensions_hold_here_as_well(embedder: LLM) -> None:
+    client = serve(embedder)
+
+    assert_same(pooled(client, input=TEXTS, dimensions=8), encoded(embedder, "embed", dimensions=8))
+    rows = pooled(client, input=TEXTS, task="token_embed", dimensions=8)
+    assert_same(rows, encoded(embedder, "token_embed", dimensions=8))
+    assert np.shape(rows[0]) == (8, 8)
+
+
+def test_dimensions_are_never_ignored(embedder: LLM, cross_encoder: LLM, llm: LLM) -> None:
+    for client, words in (
+        (serve(embedder), 'Model "tiny" only supports [8, 32] matryoshka dimensions'),
+        (serve(cross_encoder), "Task 'classify' only supports ['use_activation'] parameters"),
+        (serve(llm), 'Model "mini" does not support matryoshka representation'),
+    ):
+        refused(client.post("/pooling", json={"input": "a", "dimensions": 16}), words, "dimensions")
+
+
+def test_token_ids_conversations_and_truncation_are_those_of_embeddings(embedder: LLM) -> None:
+    client = serve(embedder)
+
+    assert_same(pooled(client, input=[7, 8, 9], task="token_embed"), encoded(embedder, "token_embed", [[7, 8, 9]]))
+    for body in ({"messages": MESSAGES}, {"input": MESSAGES}, {"messages": [MESSAGES]}):
+        ids = client.post("/tokenize", json={"prompt": "user: the old city.", "add_special_tokens": False}).json()
+        assert_same(pooled(client, task="token_embed", **body), encoded(embedder, "token_embed", [ids["tokens"]]))
+    cut = pooled(client, input=TEXTS[0], task="token_embed", truncate_prompt_tokens=4, truncation_side="left")
+    assert np.shape(cut) == (1, 4, 32)
+    refused(client.post("/pooling", json={"input": []}), "You must pass at least one prompt", "input")
+
+
+def test_every_field_but_the_input_may_be_null(embedder: LLM) -> None:
+    client = serve(embedder)
+
+    ours = pooled(client, **nulls(PoolingBody) | {"input": TEXTS, "unheard_of": {"a": [1]}})
+
+    assert_same(ours, pooled(client, input=TEXTS))
+
+
+# replies
+
+
+def test_a_reply_names_itself_and_counts(embedder: LLM) -> None:
+    client = serve(embedder)
+    body = {"input": TEXTS, "truncate_prompt_tokens": 5, "return_token_counts": True}
+
+    one, two = (client.post(path, json=body, headers={"x-request-id": "r-1"}) for path in ("/pooling", "/v1/pooling"))
+
+    reply = one.json()
+    assert (reply["id"], reply["object"], reply["model"]) == ("pooling-r-1", "list", "tiny")
+    assert [item["index"] for item in reply["data"]] == [0, 1, 2]
+    assert {item["object"] for item in reply["data"]} == {"pooling"}
+    assert [item["token_counts"]["truncated"] for item in reply["data"]] == [3, 0, 4]
+    assert reply["usage"]["prompt_tokens"] == 5 + 3 + 5
+    assert one.headers["x-truncated-inputs"] == "2"
+    assert two.json()["data"] == reply["data"]
+
+
+def test_rows_are_packed_one_after_the_other(embedder: LLM) -> None:
+    client = serve(embedder)
+    rows = pooled(client, input=TEXTS, task="token_embed")
+
+    packed = pooled(client, input=TEXTS, task="token_embed", encoding_format="base64")
+
+    assert_same([unpacked(text).reshape(-1, 32) for text in packed], rows)
+
+
+def test_the_header_beside_bytes_has_the_shapes(embedder: LLM) -> None:
+    client = serve(embedder)
+    body = {"input": TEXTS, "task": "token_embed", "encoding_format": "bytes", "embed_dtype": "float16"}
+
+    reply = client.post("/pooling", json=body)
+
+    metadata = json.loads(reply.headers["metadata"])
+    assert [part["shape"] for part in metadata["data"]] == [[8, 32], [3, 32], [9, 32]]
+    assert metadata["id"].startswith("pooling-")
+    parts = [
+        np.frombuffer(reply.content[part["start"] : part["end"]], dtype=np.float16).reshape(part["shape"])
+        for part in metadata["data"]
+    ]
+    for part, rows in zip(parts, pooled(client, input=TEXTS, task="token_embed"), strict=True):
+        np.testing.assert_allclose(part, rows, atol=2e-3)
+    alone = client.post("/pooling", json=body | {"encoding_format": "bytes_only"})
+    assert alone.content == reply.content
+    assert "metadata" not in alone.headers
+
+
+# plugins
+
+LENGTHS = """
+    from cenote.plugins import IOProcessor
+
+    class Lengths(IOProcessor):
+        def parse_data(self, data):
+            if not isinstance(data, list):
+                raise ValueError("data is a list of texts")
+            return data
+
+        def pre_process(self, prompt, request_id=None, **kwargs):
+            return prompt
+
+        def post_process(self, model_output, request_id=None, **kwargs):
+            return {"lengths": [len(output.prompt_token_ids) for output in model_output], "asked": request_id}
+
+    def entry():
+        return "THIS.Lengths"
+"""
+
+
+def test_data_goes_through_the_plugin(offer: Offer, tmp_path: Path) -> None:  # noqa: F811
+    tiny_bert(tmp_path)
+    offer("lengths", LENGTHS)
+    with load(tmp_path, io_processor_plugin="lengths") as llm:
+        client = serve(llm)
+        reply = client.post("/pooling", json={"data": TEXTS, "priority": 1}, headers={"x-request-id": "r-5"})
+        invoked = client.post("/invocations", json={"data": TEXTS}, headers={"x-request-id": "r-5"})
+        pooled(client, input="a")
+        for body, words, param in (
+            ({"data": "a"}, "data is a list of texts", "data"),
+            ({"task": "plugin"}, "The 'data' field of the prompt is expected to contain the prompt data", "data"),
+            ({"data": ["a"], "task": "embed"}, "The 'data' field is only supported for the 'plugin'", "data"),
+            ({"data": ["a"], "messages": MESSAGES}, "a plugin reads data alone", "body.data"),
+        ):
+            refused(client.post("/pooling", json=body), words, param)
+
+    assert reply.json().keys() == {"request_id", "created_at", "data"}
+    assert reply.json()["request_id"] == "pooling-r-5"
+    assert reply.json()["data"] == {"lengths": [8, 3, 9], "asked": "pooling-r-5"}
+    assert invoked.json()["data"] == reply.json()["data"]
+
+
+def test_data_without_a_plugin_is_refused(embedder: LLM) -> None:
+    client = serve(embedder)
+
+    for body in ({"data": {"a": 1}}, {"data": 0, "task": "plugin"}, {"input": "a", "task": "plugin"}):
+        refused(client.post("/pooling", json=body), "No IOProcessor plugin installed.", None)
+    reply = client.post("/pooling", json={"data": {"a": 1}, "task": "embed"})
+    refused(reply, "The 'data' field is only supported for the 'plugin' pooling task.", "data")
+    reply = client.post("/pooling", json={"data": {"a": 1}, "input": "a"})
+    refused(reply, "data: a plugin reads data alone", "body.data")

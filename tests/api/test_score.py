@@ -1,0 +1,247 @@
+"""The score route: two sides under any of their names, compared as LLM.score does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from cenote import LLM, PoolingParams
+from cenote.api.dialects.vllm import ScoreBody
+from tests.api.serving import load, nulls, refused, serve
+from tests.tiny import tiny_bert_classifier
+
+QUERY = "how big is the old river?"
+DOCUMENTS = ["the river in the city is big", "a red bird", "two"]
+PAIRS = [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")]
+IMAGE = {"content": [{"type": "image_url", "image_url": {"url": "http://localhost/cat.png"}}]}
+
+
+@pytest.fixture(scope="module")
+def client(llm: LLM) -> TestClient:
+    """An embedder: cosines, or MaxSim where that is asked for."""
+    return serve(llm)
+
+
+@pytest.fixture(scope="module")
+def cross_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("cross_encoder")
+    tiny_bert_classifier(folder, num_labels=1)
+    with load(folder) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def cross(cross_llm: LLM) -> TestClient:
+    return serve(cross_llm)
+
+
+def scores(client: TestClient, **body: Any) -> list[float]:
+    reply = client.post("/score", json=body)
+    assert reply.status_code == 200, reply.text
+    data = reply.json()["data"]
+    assert [item["index"] for item in data] == list(range(len(data)))
+    return [item["score"] for item in data]
+
+
+def expected(llm: LLM, first: Any, second: Any, **options: Any) -> list[float]:
+    return [output.outputs.score for output in llm.score(first, second, use_tqdm=False, **options)]
+
+
+# two sides
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_both_sides_go_by_any_of_four_pairs_of_names(client: TestClient, llm: LLM, first: str, second: str) -> None:
+    theirs = expected(llm, QUERY, DOCUMENTS)
+
+    np.testing.assert_allclose(scores(client, **{first: QUERY, second: DOCUMENTS}), theirs, atol=1e-6)
+
+
+def test_one_with_one_one_with_several_and_pair_by_pair(client: TestClient, llm: LLM) -> None:
+    for first, second in (
+        (QUERY, DOCUMENTS[0]),
+        ([QUERY], DOCUMENTS[:1]),
+        (QUERY, DOCUMENTS),
+        ([QUERY], DOCUMENTS),
+        (["a", "b", "c"], DOCUMENTS),
+    ):
+        ours = scores(client, text_1=first, text_2=second)
+        np.testing.assert_allclose(ours, expected(llm, first, second), atol=1e-6)
+
+
+def test_of_several_pairs_of_names_the_first_complete_one_holds(client: TestClient) -> None:
+    body = {"data_1": "a", "data_2": "a", "text_1": "a", "text_2": "the river"}
+
+    assert scores(client, **body) == pytest.approx([1], abs=1e-5)
+    assert scores(client, **body | {"queries": "x", "data_2": None})[0] < 0.9
+    assert len(scores(client, **body | {"queries": "x", "items": ["y", "z"]})) == 2
+
+
+def test_objects_whose_content_is_text_are_read_as_text(client: TestClient, llm: LLM) -> None:
+    parts = [{"type": "text", "text": "the cat"}, {"type": "text", "text": "is old"}]
+
+    ours = scores(client, data_1={"content": "a cat"}, data_2=[{"content": parts}, {"text": "two"}])
+
+    np.testing.assert_allclose(ours, expected(llm, "a cat", ["the cat\nis old", "two"]), atol=1e-6)
+
+
+def test_a_cross_encoder_reads_both_sides_at_once(cross: TestClient, cross_llm: LLM) -> None:
+    theirs = expected(cross_llm, QUERY, DOCUMENTS)
+
+    np.testing.assert_allclose(scores(cross, queries=QUERY, documents=DOCUMENTS), theirs, atol=1e-6)
+    logits = expected(cross_llm, QUERY, DOCUMENTS, pooling_params=PoolingParams(use_activation=False))
+    ours = scores(cross, queries=QUERY, documents=DOCUMENTS, use_activation=False)
+    np.testing.assert_allclose(ours, logits, atol=1e-5)
+    assert np.abs(np.array(logits) - theirs).max() > 0.1
+
+
+def test_another_kind_of_score_can_be_asked_for(client: TestClient, llm: LLM) -> None:
+    theirs = expected(llm, QUERY, DOCUMENTS, score_type="late-interaction")
+
+    ours = scores(client, text_1=QUERY, text_2=DOCUMENTS, score_type="late-interaction")
+
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert ours[0] > 1  # a sum over the tokens of the query
+    reply = client.post("/score", json={"text_1": "a", "text_2": "b", "score_type": "cross-encoder"})
+    refused(reply, "mini cannot score as 'cross-encoder'; it can: bi-encoder, late-interaction", "score_type")
+    reply = client.post("/score", json={"text_1": "a", "text_2": "b", "score_type": "magic"})
+    refused(reply, "there are: cross-encoder, bi-encoder, late-interaction", "body.score_type")
+
+
+# limits and templates
+
+
+def test_each_side_can_be_limited(client: TestClient, llm: LLM) -> None:
+    limits = {"max_tokens_per_query": 3, "max_tokens_per_doc": 2}
+
+    ours = scores(client, text_1=QUERY, text_2=DOCUMENTS, **limits)
+
+    theirs = expected(llm, QUERY, DOCUMENTS, pooling_params=PoolingParams(extra_kwargs=limits))
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    assert ours != scores(client, text_1=QUERY, text_2=DOCUMENTS)
+    for off in (0, None):
+        unlimited = scores(client, text_1=QUERY, text_2=DOCUMENTS, max_tokens_per_query=off, max_tokens_per_doc=off)
+        np.testing.assert_allclose(unlimited, expected(llm, QUERY, DOCUMENTS), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["max_tokens_per_query", "max_tokens_per_doc"])
+def test_limits_out_of_range_are_refused(client: TestClient, name: str) -> None:
+    for limit, words in (
+        (-1, f"{name} must be a non-negative integer"),
+        (256, f"{name} (256) must be less than max_model_len (256)."),
+    ):
+        refused(client.post("/score", json={"text_1": "a", "text_2": "b", name: limit}), words, name)
+
+
+def test_pairs_that_are_too_long_are_refused_or_cut(cross: TestClient, cross_llm: LLM) -> None:
+    long = "the river is big and " * 20
+    body: dict[str, Any] = {"text_1": QUERY, "text_2": [long, "two"], "return_token_counts": True}
+
+    refused(cross.post("/score", json=body), "maximum context length is 66 tokens", "input_tokens")
+    reply = cross.post("/score", json=body | {"truncate_prompt_tokens": 20})
+
+    counts = [item["token_counts"] for item in reply.json()["data"]]
+    assert counts[0]["used"] == 20 and counts[0]["truncated"] == counts[0]["given"] - 20 > 0
+    assert counts[1]["used"] == counts[1]["given"] < 20
+    assert reply.headers["x-truncated-inputs"] == "1"
+    theirs = expected(cross_llm, QUERY, [long, "two"], tokenization_kwargs={"truncate_prompt_tokens": 20})
+    np.testing.assert_allclose([item["score"] for item in reply.json()["data"]], theirs, atol=1e-6)
+
+
+def test_a_template_joins_the_two_and_sees_the_instruction(cross_llm: LLM) -> None:
+    template = "{{ instruction }} : {{ messages[0].content }} ? {{ messages[1].content }}"
+    client = serve(cross_llm, trust_request_chat_template=True)
+    sides: dict[str, Any] = {"text_1": "cat", "text_2": ["dog", "fish"], "chat_template": template}
+
+    def joined(instruction: str) -> list[float]:
+        extra = {"chat_template_kwargs": {"instruction": instruction}}
+        params = PoolingParams(extra_kwargs=extra)
+        return expected(cross_llm, "cat", ["dog", "fish"], chat_template=template, pooling_params=params)
+
+    assert scores(client, **sides, instruction="search") == pytest.approx(joined("search"), abs=1e-6)
+    own = {"instruction": "one"}
+    assert scores(client, **sides, chat_template_kwargs=own) == pytest.approx(joined("one"), abs=1e-6)
+    # the arguments of the template are nearer to it than the field
+    assert scores(client, **sides, instruction="two", chat_template_kwargs=own) == scores(
+        client, **sides, chat_template_kwargs=own
+    )
+    assert joined("search") != joined("one")
+    reply = client.post("/score", json=sides | {"chat_template_kwargs": {"tools": []}})
+    refused(reply, "chat_template_kwargs contains reserved keys", "chat_template_kwargs")
+
+
+def test_a_template_of_the_request_is_refused_unless_trusted(cross: TestClient) -> None:
+    reply = cross.post("/score", json={"text_1": "a", "text_2": "b", "chat_template": "{{ messages[0].content }}"})
+
+    refused(reply, "--trust-request-chat-template is not set. Refused request", "chat_template")
+
+
+# replies and refusals
+
+
+def test_a_reply_names_itself_and_counts(client: TestClient, llm: LLM) -> None:
+    body = {"text_1": QUERY, "text_2": DOCUMENTS}
+    num_tokens = sum(len(output.prompt_token_ids) for output in llm.score(QUERY, DOCUMENTS, use_tqdm=False))
+
+    replies = [client.post(path, json=body, headers={"x-request-id": "r-3"}) for path in ("/score", "/v1/score")]
+
+    reply = replies[0].json()
+    assert (reply["id"], reply["object"], reply["model"]) == ("score-r-3", "list", "mini")
+    assert [item.keys() for item in reply["data"]] == [{"index", "object", "score"}] * 3
+    assert {item["object"] for item in reply["data"]} == {"score"}
+    assert reply["usage"]["prompt_tokens"] == reply["usage"]["total_tokens"] == num_tokens
+    assert reply["usage"]["completion_tokens"] == 0
+    assert replies[0].headers["x-prompt-tokens"] == str(num_tokens)
+    assert replies[1].json()["data"] == reply["data"]
+
+
+def test_every_field_but_the_two_sides_may_be_null(client: TestClient) -> None:
+    body = {"text_1": QUERY, "text_2": DOCUMENTS}
+
+    assert scores(client, **nulls(ScoreBody) | body, others=[]) == pytest.approx(scores(client, **body), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "param"),
+    [
+        ({}, "two sides are required: queries and documents, or queries and items, or data_1", "body.queries"),
+        ({"text_1": "a"}, "text_2 is required beside text_1", "body.text_2"),
+        ({"documents": ["a"]}, "queries is required beside documents", "body.queries"),
+        ({"data_2": "a", "text_1": "a"}, "data_1 is required beside data_2", "body.data_1"),
+        ({"text_1": "a", "text_2": None}, "text_2 is required beside text_1", "body.text_2"),
+        ({"text_1": ["a", "b"], "text_2": ["c"]}, "Input lengths must be either 1:1, 1:N or N:N", None),
+        ({"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "1:1, 1:N or N:N; got 2:3", None),
+        ({"text_1": [], "text_2": ["c"]}, "At least one text element must be given", None),
+        ({"text_1": "a", "text_2": []}, "At least one text_pair element must be given", None),
+        ({"text_1": 5, "text_2": "a"}, "text_1: expected", "body.text_1"),
+        ({"text_1": "a", "text_2": ["a", 5]}, "text_2.1: expected", "body.text_2.1"),
+        ({"text_1": "a", "text_2": IMAGE}, "MultiModalParam is not supported for BertModel", "text_2.content.0"),
+        ({"queries": ["a", IMAGE], "items": "b"}, "MultiModalParam is not supported for", "queries.1.content.0"),
+        ({"text_1": "a", "text_2": {"image": "a"}}, "got an object with 'image'", "body.text_2"),
+        ({"text_1": "a", "text_2": "b", "normalize": True, "use_activation": False}, "older name of", "normalize"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(client: TestClient, body: dict[str, Any], words: str, param: str | None) -> None:
+    refused(client.post("/score", json=body), words, param)
+
+
+def test_a_request_has_a_largest_number_of_texts_on_each_side(llm: LLM) -> None:
+    client = serve(llm, max_request_items=2)
+
+    assert len(scores(client, text_1="a", text_2=["b", "c"])) == 2
+    reply = client.post("/score", json={"text_1": "a", "text_2": ["b"] * 3})
+    refused(reply, "text_2 has 3 items, one request takes at most 2", "text_2")
+
+
+def test_a_classifier_of_several_labels_says_what_it_offers_instead(tmp_path: Path) -> None:
+    tiny_bert_classifier(tmp_path, num_labels=3)
+    with load(tmp_path) as llm:
+        reply = serve(llm).post("/score", json={"text_1": "a", "text_2": "b"})
+
+    refused(reply, "The model does not support Score API.", None, status=501)
+    assert "it answers at /classify" in reply.json()["message"]

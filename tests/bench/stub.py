@@ -1,0 +1,138 @@
+"""A server that answers as a test says, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import ssl
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Asked:
+    """One request that came."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+    connection: int
+    at: float = field(default_factory=time.perf_counter)
+
+
+Answer = Callable[[Asked], Awaitable[bytes]]  # the bytes of the whole reply; b"" closes without one
+
+
+class Stub:
+    """Runs in a thread of its own. The list of models is answered by itself, everything else by `answer`."""
+
+    def __init__(self, answer: Answer, *, uds: str | None = None, tls: ssl.SSLContext | None = None) -> None:
+        self.answer = answer
+        self.uds = uds
+        self.tls = tls
+        self.asked: list[Asked] = []
+        self.num_connections = 0
+        self.most_at_once = 0
+        self._now = 0
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def __enter__(self) -> Stub:
+        self._thread.start()
+        self.server = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        self.port = 0 if self.uds else self.server.sockets[0].getsockname()[1]
+        self.url = f"unix://{self.uds}" if self.uds else f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}"
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def posted(self) -> list[Asked]:
+        return [asked for asked in self.asked if asked.method == "POST"]
+
+    async def _start(self) -> asyncio.Server:
+        if self.uds:
+            return await asyncio.start_unix_server(self._connected, self.uds, ssl=self.tls)
+        return await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self.tls, limit=2**24)
+
+    async def _stop(self) -> None:
+        self.server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.num_connections += 1
+        number = self.num_connections
+        try:
+            while (asked := await self._read(reader, number)) is not None:
+                self.asked.append(asked)
+                is_models = asked.path.endswith("/models")
+                self._now += 1
+                self.most_at_once = max(self.most_at_once, self._now)
+                try:
+                    raw = reply(MODELS) if is_models else await self.answer(asked)
+                finally:
+                    self._now -= 1
+                writer.write(raw)
+                await writer.drain()
+                if not raw or b"\r\nConnection: close\r\n" in raw:
+                    return
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader, number: int) -> Asked | None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        except asyncio.IncompleteReadError:
+            return None
+        first, *lines = head.strip().split("\r\n")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        raw = await reader.readexactly(int(headers.get("content-length", 0)))
+        method, path, _ = first.split()
+        return Asked(method, path, headers, json.loads(raw) if raw else None, number)
+
+
+MODELS = {"object": "list", "data": [{"id": "stub-model", "root": "somewhere"}, {"id": "other"}]}
+
+
+def reply(body: Any, status: int = 200, headers: str = "") -> bytes:
+    """`headers` are whole lines."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return f"HTTP/1.1 {status} Said\r\n{headers}Content-Length: {len(raw)}\r\n\r\n".encode() + raw
+
+
+def vector(text: str) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """Some numbers that depend on the text."""
+    return np.array([len(text), ord(text[0]), text.count("e") + 1], dtype=np.float32)
+
+
+async def embed(asked: Asked) -> bytes:
+    """As a good server would: every text is 7 tokens."""
+    texts = asked.body["input"]
+    is_base64 = asked.body.get("encoding_format") == "base64"
+    vectors = [vector(text) for text in texts]
+    data = [
+        {"index": at, "embedding": base64.b64encode(v.tobytes()).decode() if is_base64 else v.tolist()}
+        for at, v in enumerate(vectors)
+    ]
+    tokens = 7 * len(texts)
+    return reply({"data": data, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})

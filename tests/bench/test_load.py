@@ -1,0 +1,179 @@
+"""Requests go out as the load says, and every one is accounted for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+import numpy as np
+import pytest
+import uvloop
+
+from cenote.bench.backends import BACKENDS, body_of
+from cenote.bench.client import Address, Client, message
+from cenote.bench.figures import Figures, Round, figures
+from cenote.bench.load import Load, Request, Sample, Sender, run_load, server_timing
+from tests.bench.stub import Asked, Stub, embed, reply
+
+
+def put(load: Load, stub: Stub, num_items: int = 2, timeout_s: float = 5) -> list[Sample]:
+    async def run() -> list[Sample]:
+        address = Address.of(stub.url)
+        body = body_of(BACKENDS["openai-embeddings"], ["a"] * num_items, model="m", encoding_format="float", extra={})
+        async with Client(address, timeout_s=timeout_s) as client:
+            ready = message("POST", address, "/v1/embeddings", body=body)
+            sender = Sender(client, [Request(ready, num_items)])
+            await run_load(sender, load)
+        return sender.samples
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
+
+
+def measured(load: Load, stub: Stub, num_items: int = 2) -> Figures:
+    return figures([Round(put(load, stub, num_items))])
+
+
+async def embed_in_20_ms(asked: Asked) -> bytes:
+    await asyncio.sleep(0.02)
+    return await embed(asked)
+
+
+def test_the_closed_loop_measures_what_the_server_takes() -> None:
+    with Stub(embed_in_20_ms) as stub:
+        found = measured(Load(4, num_requests=40), stub)
+
+    assert (found.requests, found.ok, found.failed, len(stub.posted)) == (40, 40, 0, 40)
+    assert stub.most_at_once == stub.num_connections == 4
+    assert found.latency_ms is not None and 20 <= found.latency_ms.p50 <= 100
+    assert 0.2 <= found.seconds <= 2  # ten turns of 20 ms
+    assert found.requests_per_s == pytest.approx(40 / found.seconds)
+    assert found.items_per_s == pytest.approx(80 / found.seconds)
+    assert found.tokens_per_s == pytest.approx(40 * 14 / found.seconds)
+    assert found.offered_per_s is None
+
+
+def test_a_duration_ends_the_closed_loop() -> None:
+    with Stub(embed_in_20_ms) as stub:
+        found = measured(Load(2, num_requests=None, duration_s=0.3), stub)
+
+    assert 0.29 <= found.seconds <= 1
+    assert found.ok == len(stub.posted) <= 30
+
+
+def test_the_open_loop_sends_while_the_server_stalls() -> None:
+    async def stall(asked: Asked) -> bytes:
+        await asyncio.sleep(max(0.0, stub.posted[0].at + 0.5 - time.perf_counter()))
+        return await embed(asked)
+
+    load = Load(None, rate=100, burstiness=1e6, num_requests=40)  # as good as every 10 ms
+    with Stub(stall) as stub:
+        samples = put(load, stub)
+
+    assert stub.most_at_once >= 30  # nobody waited for an answer
+    late = [sample.sent - sample.due for sample in samples]
+    assert min(late) >= 0 and np.median(late) < 0.1
+    first, *_, last = sorted(samples, key=lambda sample: sample.due)
+    assert (first.due, last.due) == (0.0, pytest.approx(0.39, abs=0.01))
+    assert first.latency >= 0.45
+    assert last.latency <= first.latency - 0.2  # the stall was nearly over when it was due
+
+
+def test_a_request_that_waits_in_the_client_for_a_stalled_server_has_waited_since_it_was_due() -> None:
+    async def stall_once(asked: Asked) -> bytes:
+        if len(stub.posted) == 1:
+            await asyncio.sleep(0.5)
+        return await embed(asked)
+
+    load = Load(None, rate=100, burstiness=1e6, num_requests=40, max_concurrency=1)
+    with Stub(stall_once) as stub:
+        found = measured(load, stub)
+
+    assert stub.most_at_once == 1
+    assert found.service_ms is not None and found.service_ms.p50 < 100  # only the first was slow for the server
+    assert found.latency_ms is not None and found.latency_ms.p50 > 200  # for their senders the others were slow too
+    assert found.offered_per_s == pytest.approx(40 / 0.39, rel=0.01)
+
+
+def test_arrivals_are_poisson_unless_told_to_be_steadier() -> None:
+    gaps = {
+        shape: np.diff(list(Load(None, rate=50, burstiness=shape, num_requests=4000, seed=1).arrivals()))
+        for shape in (0.25, 1.0, 100.0)
+    }
+
+    for shape, found in gaps.items():
+        assert found.mean() == pytest.approx(1 / 50, rel=0.1)
+        assert found.std() / found.mean() == pytest.approx(shape**-0.5, rel=0.15)
+
+
+def test_arrivals_end_with_the_duration_and_may_all_be_at_once() -> None:
+    within = list(Load(None, rate=100, num_requests=None, duration_s=2).arrivals())
+
+    assert 150 <= len(within) <= 250 and max(within) < 2
+    assert list(Load(None, rate=math.inf, num_requests=5).arrivals()) == [0.0] * 5
+
+
+def test_errors_are_counted_by_status_and_text() -> None:
+    async def refuse_some(asked: Asked) -> bytes:
+        number = len(stub.posted) % 4
+        if number == 1:
+            return reply({"error": {"message": "no room", "code": 429}}, 429)
+        if number == 2:
+            return reply({"detail": [{"loc": ["body"]}]}, 422)
+        return reply(b"<html>down\n for today</html>", 503) if number == 3 else await embed(asked)
+
+    with Stub(refuse_some) as stub:
+        found = measured(Load(1, num_requests=40), stub)
+
+    assert (found.ok, found.failed) == (10, 30)
+    assert {(each.status, each.error, each.count) for each in found.errors} == {
+        (429, "no room", 10),
+        (422, '[{"loc":["body"]}]', 10),
+        (503, "<html>down for today</html>", 10),
+    }
+
+
+def test_a_reply_that_does_not_answer_every_item_is_a_failure() -> None:
+    with Stub(embed) as stub:
+        stub.answer = _one_item_short
+        found = measured(Load(1, num_requests=3), stub, num_items=4)
+
+    assert [(each.status, each.error, each.count) for each in found.errors] == [(200, "3 answers to 4 items", 3)]
+    assert found.items_per_s == 0 and found.latency_ms is None
+
+
+async def _one_item_short(asked: Asked) -> bytes:
+    asked.body["input"].pop()
+    return await embed(asked)
+
+
+def test_a_reply_that_is_no_json_is_a_failure() -> None:
+    async def nonsense(asked: Asked) -> bytes:
+        return reply(b"\xff{")
+
+    with Stub(nonsense) as stub:
+        (sample,) = put(Load(1, num_requests=1), stub)
+
+    assert sample.status == 200 and sample.error is not None and "cannot be read" in sample.error
+
+
+def test_servers_that_cannot_be_reached_or_do_not_answer_are_counted_too() -> None:
+    async def never(asked: Asked) -> bytes:
+        await asyncio.sleep(10)
+        return b""
+
+    with Stub(never) as stub:
+        timed_out = put(Load(2, num_requests=4), stub, timeout_s=0.05)
+    refused = put(Load(2, num_requests=4), stub)
+
+    assert [(each.status, each.error) for each in timed_out] == [(None, "timed out after 0.05 s")] * 4
+    assert all(0.04 <= each.latency < 2 for each in timed_out)
+    assert [(each.status, each.error) for each in refused] == [(None, "connection refused")] * 4
+
+
+def test_server_timing_is_read_in_all_its_forms() -> None:
+    header = b'queue;dur=1.5, tokenize; dur="0.25" , cache;desc="hit", inference;desc=x;dur=7, broken;dur=soon'
+
+    assert server_timing(header) == (("queue", 1.5), ("tokenize", 0.25), ("inference", 7.0))
+    assert server_timing(b"") == ()

@@ -1,0 +1,415 @@
+"""`cenote bench serve` as a command: what it sends, what it shows, what it saves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+
+from cenote.bench.backends import BACKENDS, Vectors
+from cenote.bench.client import Address
+from cenote.bench.in_process import InProcess
+from cenote.bench.load import Load
+from cenote.bench.main import main
+from cenote.bench.report import without_secrets
+from cenote.bench.serve import measure
+from cenote.bench.serve_report import Report
+from cenote.bench.spawn import free_port, serve_command, spawned
+from cenote.bench.target import Asking, Target
+from cenote.errors import LoadError
+from cenote.llm import LLM
+from tests.bench.stub import Asked, Stub, embed, reply, vector
+
+
+@pytest.fixture(autouse=True)
+def no_pause_between_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cenote.bench.serve.settle", lambda: None)
+
+
+def bench(stub: Stub | None, file: Path, *more: str) -> dict[str, Any]:
+    """A small run; returns the JSON report."""
+    place = ["--base-url", stub.url] if stub is not None else []
+    small = ["--num-requests", "6", "--num-warmups", "2", "--mean", "6", "--concurrency", "2"]
+    assert main(["serve", *place, *small, "--json", str(file), *more]) == 0
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def answers(name: str) -> Any:
+    """A server of one route whose replies have as many items as were asked for."""
+
+    async def answer(asked: Asked) -> bytes:
+        body = asked.body
+        several = body.get("input") or body.get("documents") or body.get("text_2") or body.get("messages")
+        size = 1 if name == "openai-embeddings-chat" and isinstance(several[0], dict) else len(several)
+        items = [{"index": at, "relevance_score": 0.5} for at in range(size)]
+        return reply({"results" if "rerank" in name else "data": items, "usage": {"total_tokens": 5}})
+
+    return answer
+
+
+def test_a_run_tells_and_saves_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    async def with_timing(asked: Asked) -> bytes:
+        head, _, body = (await embed(asked)).partition(b"\r\n")
+        return head + b"\r\nServer-Timing: queue;dur=0.5, tokenize;dur=0.1, inference;dur=1\r\n" + body
+
+    with Stub(with_timing) as stub:
+        found = bench(stub, tmp_path / "figures.json", "--items-per-request", "3", "--encoding-format", "base64")
+
+    (server,) = found["servers"]
+    assert len(stub.posted) == 8 and server["overall"]["requests"] == server["overall"]["ok"] == 6
+    assert set(server["overall"]) == {
+        "requests", "ok", "failed", "resent", "seconds", "requests_per_s", "items_per_s", "tokens_per_s",
+        "offered_per_s", "latency_ms", "service_ms", "client_late_ms", "client_cpu", "server_timing_ms",
+        "server_timing_share", "errors",
+    }  # fmt: skip
+    assert set(server["overall"]["latency_ms"]) == {"p50", "p90", "p99", "mean", "max"}
+    assert server["overall"]["server_timing_ms"] == {"queue": 0.5, "tokenize": pytest.approx(0.1), "inference": 1.0}
+    assert server["model"] == "stub-model" and server["url"] == stub.url
+    assert found["items_per_request"] == 3 and found["endpoint"] == "/v1/embeddings"
+    assert "processor" in found["machine"]
+    shown = capsys.readouterr().out
+    for word in ("requests/s", "items/s", "tokens/s", "p50 ms", "p90 ms", "p99 ms", "queue 0.50 ms", "closed loop"):
+        assert word in shown
+
+
+def test_embeddings_are_asked_for_as_openai_clients_do(tmp_path: Path) -> None:
+    with Stub(embed) as stub:
+        bench(stub, tmp_path / "f", "--items-per-request", "3", "--encoding-format", "base64", "--api-key", "k")
+
+    asked = stub.posted[0]
+    assert asked.path == "/v1/embeddings" and asked.headers["authorization"] == "Bearer k"
+    assert len(asked.body.pop("input")) == 3
+    assert asked.body == {"model": "stub-model", "encoding_format": "base64", "truncate_prompt_tokens": -1}
+
+
+@pytest.mark.parametrize(
+    ("backend", "path", "fields"),
+    [
+        ("openai-embeddings-chat", "/v1/embeddings", {"messages", "encoding_format", "truncate_prompt_tokens"}),
+        ("infinity-embeddings", "/embeddings", {"input", "encoding_format"}),
+        ("vllm-pooling", "/pooling", {"input", "encoding_format", "truncate_prompt_tokens"}),
+        ("classify", "/classify", {"input", "truncate_prompt_tokens"}),
+        ("vllm-score", "/score", {"text_1", "text_2", "truncate_prompt_tokens"}),
+        ("vllm-rerank", "/rerank", {"query", "documents", "truncate_prompt_tokens"}),
+        ("cohere-rerank", "/v2/rerank", {"query", "documents"}),
+    ],
+)
+def test_every_backend_asks_its_own_route_in_its_own_words(
+    backend: str, path: str, fields: set[str], tmp_path: Path
+) -> None:
+    with Stub(answers(backend)) as stub:
+        found = bench(stub, tmp_path / "f", "--backend", backend, "--items-per-request", "3")
+
+    assert {asked.path for asked in stub.posted} == {path}
+    assert all(set(asked.body) == {"model"} | fields for asked in stub.posted)
+    overall = found["servers"][0]["overall"]
+    assert (overall["ok"], overall["errors"]) == (6, [])
+    assert overall["items_per_s"] == pytest.approx(3 * overall["requests_per_s"])
+    assert overall["tokens_per_s"] == pytest.approx(5 * overall["requests_per_s"])
+
+
+def test_a_rerank_request_is_one_query_and_its_documents(tmp_path: Path) -> None:
+    lines = tmp_path / "texts.jsonl"
+    lines.write_text("".join(json.dumps({"body": f"text {number}"}) + "\n" for number in range(6)))
+    more = ("--dataset", str(lines), "--column", "body", "--endpoint", "/v1/rerank", "--extra-body")
+
+    with Stub(answers("vllm-rerank")) as stub:
+        rerank = ("--backend", "vllm-rerank", "--items-per-request", "2", "--concurrency", "1", "--num-warmups", "0")
+        bench(stub, tmp_path / "f", *rerank, *more, '{"top_n": 2, "truncate_prompt_tokens": null}')
+
+    first, second, third, *_ = (asked.body for asked in stub.posted)
+    assert first == {"model": "stub-model", "query": "text 0", "documents": ["text 1", "text 2"], "top_n": 2}
+    assert second["query"] == "text 3" and third == first  # and so on from the first
+    assert stub.posted[0].path == "/v1/rerank"
+
+
+def test_one_chat_is_no_list_of_chats(tmp_path: Path) -> None:
+    with Stub(answers("openai-embeddings-chat")) as stub:
+        bench(stub, tmp_path / "f", "--backend", "openai-embeddings-chat")
+
+    (message,) = stub.posted[0].body["messages"]
+    assert message["role"] == "user"
+
+
+def test_a_model_that_is_named_is_not_asked_for(tmp_path: Path) -> None:
+    with Stub(embed) as stub:
+        bench(stub, tmp_path / "f", "--model", "mine")
+
+    assert {asked.body["model"] for asked in stub.posted} == {"mine"}
+
+
+def test_errors_do_not_fail_the_command_while_something_succeeds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    async def refuse_most(asked: Asked) -> bytes:
+        return await embed(asked) if len(stub.posted) == 8 else reply({"error": {"message": "full"}}, 503)
+
+    with Stub(refuse_most) as stub:
+        found = bench(stub, tmp_path / "f")
+
+    overall = found["servers"][0]["overall"]
+    assert (overall["ok"], overall["failed"]) == (1, 5)
+    assert overall["errors"] == [{"status": 503, "error": "full", "count": 5}]
+    assert "5 failed with status 503: full" in capsys.readouterr().out
+
+
+def test_a_server_that_is_not_there_is_counted_and_ends_with_1(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "f"
+
+    assert main(["serve", "--port", str(free_port()), "--num-requests", "5", "--json", str(file)]) == 1
+
+    (server,) = json.loads(file.read_text())["servers"]
+    assert server["overall"]["errors"] == [{"status": None, "error": "connection refused", "count": 5}]
+    assert server["overall"]["latency_ms"] is None and server["model"] is None
+    shown = capsys.readouterr()
+    assert "5 failed with no reply: connection refused" in shown.out and "does not tell its model" in shown.err
+
+
+def test_an_open_loop_run_says_what_was_offered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    with Stub(embed) as stub:
+        rate = ["--request-rate", "200", "--burstiness", "50", "--max-concurrency", "4", "--num_requests", "40"]
+        assert main(["serve", "--base-url", stub.url, *rate, "--mean", "5", "--json", str(file)]) == 0
+
+    found = json.loads(file.read_text())
+    assert found["is_open"] and found["servers"][0]["overall"]["offered_per_s"] == pytest.approx(200, rel=0.15)
+    assert "was offered" in capsys.readouterr().out
+
+
+def test_servers_are_measured_in_turns_and_compared_round_by_round(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    turns: list[str] = []
+
+    def answer(name: str, delay_s: float) -> Any:
+        async def slowly(asked: Asked) -> bytes:
+            turns.append(name)
+            await asyncio.sleep(delay_s)
+            return await embed(asked)
+
+        return slowly
+
+    with Stub(answer("quick", 0.005)) as quick, Stub(answer("slow", 0.03)) as slow:
+        both = ("--base-url", f"quick={quick.url}", "--base-url", f"slow={slow.url}")
+        found = bench(None, tmp_path / "f", *both, "--rounds", "3", "--num-warmups", "0")
+
+    assert turns == (["quick"] * 6 + ["slow"] * 6) * 3
+    first, second = found["servers"]
+    assert first["first_is_faster"] is None and len(second["rounds"]) == 3
+    assert first["overall"]["requests"] == 18
+    ratio = second["first_is_faster"]
+    assert 1 < ratio["least"] <= ratio["median"] <= ratio["most"] < 30
+    speeds = [
+        one["items_per_s"] / two["items_per_s"] for one, two in zip(first["rounds"], second["rounds"], strict=True)
+    ]
+    assert ratio["median"] == pytest.approx(np.median(speeds))
+    assert "quick is faster than slow by" in capsys.readouterr().out
+
+
+class KnownEngine(InProcess):
+    """In place of a model: the vectors that the stub gives too, in a known time."""
+
+    def __init__(self, seconds: Sequence[float], factor: float = 1.0) -> None:
+        self.model, self.dtype, self.num_tokens, self.seconds = "known", "float32", 0, []
+        self.left, self.factor, self.rounds = list(seconds), factor, list[list[str]]()
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        self.num_tokens = 7 * len(texts)
+        return np.stack([vector(text) * self.factor for text in texts])
+
+    def run_round(self, texts: Sequence[str]) -> None:
+        self.rounds.append(list(texts))
+        self.embed(texts)
+        self.seconds.append(self.left.pop(0))
+
+
+def compare_with(engine: InProcess, stub: Stub) -> Report:
+    asking = Asking(
+        backend=BACKENDS["openai-embeddings"], endpoint="/v1/embeddings", model="m", encoding_format="base64",
+        extra={}, headers={}, timeout_s=5,
+    )  # fmt: skip
+    target = Target("stub", Address.of(stub.url), asking, model="m")
+    groups = [["some", "texts"], ["and", "more"], ["of", "them"]]
+    target.prepare(groups)
+    report = Report("openai-embeddings", "/v1/embeddings", "base64", 2, "few texts", "closed loop", False)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        load = Load(1, num_requests=4)
+        measure(runner, [target], groups, load, report, rounds=2, num_warmups=0, engine=engine)
+    return report
+
+
+def test_http_is_told_as_a_share_of_the_speed_in_process() -> None:
+    engine = KnownEngine([0.1, 0.2])
+    with Stub(embed) as stub:
+        report = compare_with(engine, stub)
+
+    assert engine.rounds == [["some", "texts", "and", "more", "of", "them", "some", "texts"]] * 2
+    (server,) = report.servers
+    share = server.share_of_in_process
+    expected = [each.items_per_s / (8 / seconds) for each, seconds in zip(server.rounds, [0.1, 0.2], strict=True)]
+    assert share is not None and [share.least, share.most] == pytest.approx(sorted(expected))
+    assert server.least_cosine == pytest.approx(1.0, abs=1e-6)
+    assert report.as_json()["in_process"]["items_per_s"] == pytest.approx(8 / 0.15)
+    assert f"stub keeps {share.median:.1%}" in report.text()
+
+
+def test_vectors_that_differ_from_those_in_process_show() -> None:
+    async def embed_backwards(asked: Asked) -> bytes:
+        asked.body["input"].reverse()
+        return await embed(asked)
+
+    with Stub(embed_backwards) as stub:
+        (server,) = compare_with(KnownEngine([0.1, 0.1]), stub).servers
+
+    assert server.least_cosine is not None and server.least_cosine < 0.9999
+
+
+def test_the_engine_in_process_gives_the_vectors_of_the_model(llm: LLM, default_folder: Path) -> None:
+    engine = InProcess(str(default_folder), "float32")
+    try:
+        vectors = engine.embed(["hello world", "a"])
+        engine.run_round(["hello world", "a"])
+    finally:
+        engine.close()
+
+    expected = [output.outputs.embedding for output in llm.embed(["hello world", "a"], use_tqdm=False)]
+    assert vectors == pytest.approx(np.array(expected), abs=1e-6)
+    assert engine.num_tokens == 4 + 3 and len(engine.seconds) == 1
+
+
+SERVER = """
+import http.server, signal, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    left = 3
+    def do_GET(self):
+        Answer.left -= 1
+        self.send_response(503 if Answer.left > 0 else 200)
+        self.end_headers()
+    def log_message(self, *anything):
+        pass
+def end(*anything):
+    open(sys.argv[2], "w").write("asked to end")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
+"""
+
+
+def test_a_started_server_is_waited_for_and_asked_to_end(tmp_path: Path) -> None:
+    port, witness = free_port(), tmp_path / "witness"
+    command = [sys.executable, "-c", SERVER, str(port), str(witness)]
+
+    with (
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        spawned(command, port, runner) as server,
+    ):
+        assert server.address.port == port and 0 < server.ready_s < 60
+
+    assert witness.read_text() == "asked to end"
+
+
+def test_a_server_that_does_not_start_shows_its_last_words() -> None:
+    command = [sys.executable, "-c", "import sys; print('no such model'); sys.exit(78)"]
+
+    with (
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        pytest.raises(LoadError, match="ended with status 78; it said: no such model"),
+        spawned(command, free_port(), runner),
+    ):
+        raise AssertionError("unreachable")
+
+
+def test_our_own_server_is_started_with_the_model_and_the_wishes_given() -> None:
+    command = serve_command(8123, model="intfloat/e5-small", dtype="float32", more=["--api-server-count", "2"])
+
+    assert command[:4] == [sys.executable, "-m", "cenote", "serve"]
+    assert " ".join(command[4:]) == (
+        "intfloat/e5-small --host 127.0.0.1 --port 8123 --dtype float32 --api-server-count 2"
+    )
+
+
+def test_our_own_server_is_measured_beside_the_engine_in_process(default_folder: Path, tmp_path: Path) -> None:
+    words = ("--spawn", "--in-process", "--model", str(default_folder), "--dtype", "float32", "--rounds", "1")
+
+    found = bench(None, tmp_path / "f", *words, "--items-per-request", "4", "--encoding-format", "base64")
+
+    (server,) = found["servers"]
+    assert (server["name"], server["overall"]["ok"], server["overall"]["errors"]) == ("cenote", 6, [])
+    assert server["least_cosine"] > 0.99999
+    assert server["share_of_in_process"]["median"] > 0 and found["in_process"]["items"] == 24
+    assert {"queue", "tokenize", "inference"} <= set(server["overall"]["server_timing_ms"])
+    assert found["ready_s"] > 0
+
+
+def test_secrets_are_not_saved(tmp_path: Path) -> None:
+    words = [
+        "bench",
+        "serve",
+        "--api-key",
+        "abc",
+        "--header=X=abc",
+        "--api_key=abc",
+        "--header",
+        "Y=abc",
+        "--mean",
+        "5",
+    ]
+
+    shown = without_secrets(words)
+
+    assert "abc" not in " ".join(shown)
+    assert shown[-2:] == ["--mean", "5"] and "--api-key" in shown
+
+
+def test_the_client_needs_no_torch(tmp_path: Path) -> None:
+    code = """
+import sys
+from cenote.bench.main import main
+status = main(["serve", "--port", sys.argv[1], "--num-requests", "3", "--json", sys.argv[2]])
+print(status, "torch" in sys.modules)
+"""
+    words = [sys.executable, "-c", code, str(free_port()), str(tmp_path / "f")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+    assert done.stdout.splitlines()[-1] == "1 False", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--concurrency", "2", "--request-rate", "5"], "--concurrency is the closed loop"),
+        (["--max-concurrency", "2"], "belong to --request-rate"),
+        (["--request-rate", "inf", "--duration", "5"], "give --num-requests"),
+        (["--request-rate", "0"], "not a number above 0"),
+        (["--num-requests", "0"], "at least 1"),
+        (["--duration", "inf"], "is not a number"),
+        (["--longest", "2"], "no room for a word"),
+        (["--base-url", "localhost:8000"], "is no server's address"),
+        (["--base-url", "http://a", "--port", "80"], "--base-url says it all"),
+        (["--base-url", "x=http://a", "--base-url", "x=http://b"], "two servers have one name"),
+        (["--in-process", "--backend", "vllm-rerank"], "--in-process runs LLM.embed"),
+        (["--in-process", "--request-rate", "5"], "--in-process compares full speed"),
+        (["--extra-body", "[1]"], "not a JSON object"),
+        (["--header", "nothing"], "write NAME=VALUE"),
+        (["--endpoint", "v1/embeddings"], "is no path"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["serve", *words])
+
+    assert end.value.code == 2
+    assert reason in capsys.readouterr().err

@@ -1,0 +1,292 @@
+"""`cenote run-batch`: batch files in, replies out, whatever the lines are."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cenote import LLM
+from cenote.cli.main import main
+from tests.tiny import tiny_bert
+
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+TEXTS = ["the cat is in the city", "a red bird", "who live in berlin?"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An embedder of 32 numbers that reads 66 tokens."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_bert(folder)
+    return folder
+
+
+@pytest.fixture
+def run_batch(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., list[Any]]:
+    """Runs the command in this process on lines, and returns what it wrote."""
+
+    def run(*lines: Any, options: tuple[object, ...] = ()) -> list[Any]:
+        source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        source.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
+        words = ["run-batch", "-i", source, "-o", output, "--model", folder, "--dtype", "float32", *options]
+        assert main([*map(str, words)]) == 0, capfd.readouterr().err
+        return [json.loads(line) for line in output.read_text().splitlines()]
+
+    return run
+
+
+def ask(url: str, custom_id: str = "one", **body: Any) -> dict[str, Any]:
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+def ok(line: Any) -> Any:
+    assert line["error"] is None, line
+    assert line["response"]["status_code"] == 200
+    return line["response"]["body"]
+
+
+def refused(line: Any) -> tuple[int, str]:
+    assert line["error"] == line["response"]["body"]
+    assert line["error"]["error"]["code"] == line["response"]["status_code"]
+    return line["response"]["status_code"], line["error"]["error"]["message"]
+
+
+def test_every_kind_of_request_is_answered_as_the_server_would(run_batch: Any, folder: Path) -> None:
+    with LLM(str(folder), dtype="float32") as llm:
+        embedded = [each.outputs.embedding for each in llm.embed(TEXTS, use_tqdm=False)]
+        scores = [each.outputs.score for each in llm.score(TEXTS[0], TEXTS[1:], use_tqdm=False)]
+
+    lines = run_batch(
+        ask("/v1/embeddings", "a", input=TEXTS),
+        ask("/v1/embeddings", "b", input=TEXTS[0], encoding_format="base64"),
+        ask("/score", "c", text_1=TEXTS[0], text_2=TEXTS[1:]),
+        ask("/v1/score", "d", queries=TEXTS[0], documents=TEXTS[1:]),
+        ask("/rerank", "e", query=TEXTS[0], documents=TEXTS[1:]),
+        ask("/v1/rerank", "f", query=TEXTS[0], documents=TEXTS[1:]),
+        ask("/v2/embed", "g", texts=TEXTS),
+        ask("/pooling", "h", input=TEXTS[0], task="token_embed"),
+        ask("/some/prefix/rerank", "i", query=TEXTS[0], documents=TEXTS[1:]),
+        ask("https://api.example.com/v1/embeddings", "j", input=TEXTS[0]),
+    )
+
+    assert [line["custom_id"] for line in lines] == list("abcdefghij")
+    assert len({line["id"] for line in lines}) == len(lines)
+    bodies = [ok(line) for line in lines]
+    assert np.allclose([entry["embedding"] for entry in bodies[0]["data"]], embedded, atol=1e-5)
+    decoded = np.frombuffer(base64.b64decode(bodies[1]["data"][0]["embedding"]), dtype="<f4")
+    assert np.allclose(decoded, embedded[0], atol=1e-5)
+    for body in bodies[2:4]:
+        assert [entry["score"] for entry in body["data"]] == pytest.approx(scores, abs=1e-5)
+    for body in (bodies[4], bodies[5], bodies[8]):
+        assert {each["index"]: each["relevance_score"] for each in body["results"]} == pytest.approx(
+            dict(enumerate(scores)), abs=1e-5
+        )
+    assert np.allclose(bodies[6]["embeddings"]["float"], embedded, atol=1e-5)
+    assert np.shape(bodies[7]["data"][0]["data"]) == (8, 32)
+    assert bodies[9]["id"] == f"embd-{lines[9]['response']['request_id']}"
+
+
+def test_a_bad_line_costs_only_itself(run_batch: Any) -> None:
+    good = ask("/v1/embeddings", "good", input="the cat")
+    lines = run_batch(
+        good,
+        b"not json",
+        b'["a", "list"]',
+        b'{"custom_id": "half", "url": "/v1/embe',
+        b"\xff\xfe{}",
+        b'{"custom_id": "nan", "url": "/v1/embeddings", "body": {"input": NaN}}',
+        b"[" * 100_000,
+        {"url": "/v1/embeddings", "body": {"input": "the cat"}},
+        {"custom_id": 7, "url": "/v1/embeddings", "body": {"input": "the cat"}},
+        ask("/v1/chat/completions", "chat", messages=[]),
+        {"custom_id": "nowhere", "body": {}},
+        {"custom_id": "get", "method": "GET", "url": "/v1/embeddings", "body": {"input": "the cat"}},
+        {"custom_id": "empty", "url": "/v1/embeddings"},
+        {"custom_id": "text", "url": "/v1/embeddings", "body": "the cat"},
+        ask("/v1/embeddings", "typed", input={"a": 1}),
+        ask("/v1/embeddings", "long", input="the cat " * 40),
+        ask("/v1/embeddings", "bytes", input="the cat", encoding_format="bytes"),
+        ask("/v1/embeddings", "other", input="the cat", model="other"),
+        ask("/classify", "classes", input="the cat"),
+        good,
+    )
+
+    assert len(lines) == 20
+    assert ok(lines[0])["data"] == ok(lines[-1])["data"]
+    found = {str(line["custom_id"]): refused(line) for line in lines[7:-1]}
+    assert [refused(line)[0] for line in lines[1:7]] == [400] * 6
+    assert [
+        refused(line)[1].startswith(f"line {number} is not a JSON object") for number, line in enumerate(lines[1:7], 2)
+    ]
+    assert [status for status, _ in found.values()] == [400] * 10 + [404, 501]
+    assert "custom_id is required" in found["None"][1]
+    assert "custom_id is required" in found["7"][1]
+    assert "'/v1/chat/completions' is unknown; there are: /classify" in found["chat"][1]
+    assert "url None is unknown" in found["nowhere"][1]
+    assert "method is POST, got 'GET'" in found["get"][1]
+    assert "body is required" in found["empty"][1]
+    assert "expected object" in found["text"][1]
+    assert "maximum context length is 66 tokens" in found["long"][1]
+    assert "ask for base64 or float" in found["bytes"][1]
+
+
+def test_blank_lines_and_a_byte_order_mark_are_no_requests(run_batch: Any) -> None:
+    line = json.dumps(ask("/v1/embeddings", input="the cat")).encode()
+
+    assert len(run_batch(b"\xef\xbb\xbf" + line + b"\r", b"", b"   ", line, b"")) == 2
+
+
+def test_an_empty_file_gives_an_empty_file(run_batch: Any) -> None:
+    assert run_batch() == []
+
+
+def test_answers_keep_the_order_of_the_lines_however_many_are_in_flight(run_batch: Any) -> None:
+    asked = [
+        ask("/v1/embeddings", str(number), input=["the cat is in the city"] * (40 if number % 7 == 0 else 1))
+        for number in range(100)
+    ]
+
+    for options in [(), ("--max-in-flight", 1, "--overwrite"), ("--max-in-flight", 5, "--overwrite")]:
+        lines = run_batch(*asked, options=options)
+
+        assert [line["custom_id"] for line in lines] == [str(number) for number in range(100)]
+        assert [len(ok(line)["data"]) for line in lines] == [40 if number % 7 == 0 else 1 for number in range(100)]
+
+
+def test_a_line_that_is_far_too_long_is_refused_unread(run_batch: Any) -> None:
+    long = ask("/v1/embeddings", "long", input="the cat " * 20_000)
+
+    lines = run_batch(long, ask("/v1/embeddings", "next", input="the cat"), options=("--max-body-bytes", 1000))
+
+    status, message = refused(lines[0])
+    assert status == 413
+    assert "at most 1000 bytes" in message
+    assert lines[1]["custom_id"] == "next"
+    ok(lines[1])
+
+
+def test_the_model_answers_to_the_names_it_was_given(run_batch: Any) -> None:
+    names = ("--served-model-name", "first", "second")
+
+    lines = run_batch(ask("/v1/embeddings", input="a", model="second"), options=names)
+
+    assert ok(lines[0])["model"] == "first"
+
+
+def test_options_of_the_server_hold_for_lines_too(run_batch: Any) -> None:
+    options = ("--max-request-items", 2, "--rerank-document-shape", "string")
+
+    many, ranked = run_batch(
+        ask("/v1/embeddings", input=TEXTS), ask("/rerank", query="a", documents=["b"]), options=options
+    )
+
+    assert refused(many)[0] == 400
+    assert ok(ranked)["results"][0]["document"] == "b"
+
+
+def test_a_gzip_file_is_read_as_what_it_holds(folder: Path, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
+    source.write_bytes(gzip.compress(json.dumps(ask("/v1/embeddings", input="the cat")).encode()))
+
+    assert main(["run-batch", "-i", str(source), "-o", str(output), "--model", str(folder), "--quiet"]) == 0
+    ok(json.loads(output.read_text()))
+
+
+def test_what_is_wrong_with_the_files_shows_before_the_model_is_loaded(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    command = ["run-batch", "--model", str(tmp_path / "no model"), "-o", str(output), "-i"]
+
+    assert main([*command, str(source)]) == 1
+    assert capfd.readouterr().err == f"cenote: no such file or directory: {source}\n"
+
+    source.write_text("")
+    output.write_text("precious")
+    assert main([*command, str(source)]) == 1
+    assert capfd.readouterr().err == f"cenote: {output} exists; --overwrite replaces it\n"
+    assert output.read_text() == "precious"
+
+
+def test_an_engine_that_ends_stops_the_run_and_leaves_what_is_done(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cenote.engine.engine import PoolingEngine
+
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(ask("/v1/embeddings", str(n), input="a")) + "\n" for n in range(500)))
+    submit, asked = PoolingEngine.submit, []
+
+    def submit_until_the_end(engine: PoolingEngine, request: Any) -> Any:
+        asked.append(request)
+        if len(asked) == 300:
+            engine.stop()
+        return submit(engine, request)
+
+    monkeypatch.setattr(PoolingEngine, "submit", submit_until_the_end)
+    command = ["run-batch", "-i", str(source), "-o", str(output), "--model", str(folder), "--max-in-flight", "8"]
+
+    assert main(command) == 1
+    part = tmp_path / "out.jsonl.part"
+    assert capfd.readouterr().err.endswith(f"; the same command continues {part}\n")
+    assert not output.exists()
+    monkeypatch.undo()
+
+    assert main(command) == 0
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [line["custom_id"] for line in lines] == [str(number) for number in range(500)]
+    assert all(line["error"] is None for line in lines)
+
+
+def start(*argv: object, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "cenote", "run-batch", *map(str, argv)]
+    return subprocess.run(words, input=text, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+
+
+def test_the_real_command_reads_a_pipe_and_writes_to_one() -> None:
+    asked = [ask("/v1/embeddings", "a", input="a deep cave"), ask("/v2/rerank", "b", query="a", documents=["b", "c"])]
+
+    done = start(text="".join(json.dumps(line) + "\n" for line in asked) + "no json\n")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "cenote: 1 of 3 requests were refused; their error says why\n"
+    first, second, third = (json.loads(line) for line in done.stdout.splitlines())
+    assert np.linalg.norm(ok(first)["data"][0]["embedding"]) == pytest.approx(1, abs=1e-3)
+    assert len(ok(second)["results"]) == 2
+    assert refused(third)[0] == 400
+
+
+def test_ctrl_c_leaves_whole_lines_and_the_same_command_goes_on(folder: Path, tmp_path: Path) -> None:
+    source, output, part = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
+    source.write_text("".join(json.dumps(ask("/v1/embeddings", str(n), input=TEXTS * 20)) + "\n" for n in range(200)))
+    command = ["-i", source, "-o", output, "--model", folder, "--max-in-flight", 4]
+    words = [sys.executable, "-m", "cenote", "run-batch", *map(str, command)]
+    child = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    while child.poll() is None and not (part.exists() and part.stat().st_size):
+        time.sleep(0.005)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=120)
+
+    assert (child.returncode, errors) == (130, f"cenote: interrupted; the same command continues {part}\n")
+    assert not output.exists()
+    with open(part, "ab") as stream:
+        stream.write(b'{"half a li')  # as a kill in the middle of a write would leave it
+
+    done = start(*command)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"cenote: continuing {part} after ")
+    assert [json.loads(line)["custom_id"] for line in output.read_text().splitlines()] == [*map(str, range(200))]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]

@@ -1,0 +1,290 @@
+"""Options of the server from the command line, the environment and a file, in the reference's words as well as ours."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cenote.cli.main import main
+from cenote.cli.serve import configured, parser
+from cenote.config import EngineConfig, PoolerConfig, ServerConfig, declared
+from cenote.errors import LoadError
+
+
+def server(*argv: str, **environment: str) -> ServerConfig:
+    return configured(argv, environment)[0]
+
+
+def engine(*argv: str, **environment: str) -> EngineConfig:
+    return EngineConfig.of(**configured(argv, environment)[1])
+
+
+def error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["serve", *argv]) == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    return printed
+
+
+def test_without_anything_the_defaults_hold() -> None:
+    assert server() == ServerConfig()
+    assert engine() == EngineConfig()
+
+
+def test_the_model_comes_first_or_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert engine("some/model").model == engine("--model", "some/model").model == "some/model"
+    assert engine("--port", "1", "some/model", "--dtype", "float32").model == "some/model"
+    assert "two models: a and --model b" in error(capsys, "a", "--model", "b")
+
+
+def test_several_names_and_keys_in_one_flag_or_in_many() -> None:
+    assert server("m", "--served-model-name", "a", "b", "c").served_model_name == ("a", "b", "c")
+    assert server("--api-key", "k1", "k2", "--api_key", "k3", "--api-key=k4").api_key == ("k1", "k2", "k3", "k4")
+    assert engine("--served-model-name", "a", "b").served_model_name == "a"
+
+
+@pytest.mark.parametrize(
+    "words", [["https://a", "https://b"], ['["https://a", "https://b"]'], ['["https://a"]', "https://b"]]
+)
+def test_origins_are_words_or_a_json_list(words: list[str]) -> None:
+    assert server("--allowed-origins", *words).allowed_origins == ("https://a", "https://b")
+
+
+def test_every_option_has_a_flag_and_a_place_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == 0
+
+    text = " ".join(capsys.readouterr().out.split())
+    for option in declared(ServerConfig):
+        assert f"--{option.name.replace('_', '-')}" in text
+        assert option.metadata["help"] in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--host 0.0.0.0 --port 8000 --uds /tmp/s",
+        "--api-key a b --served-model-name a b",
+        "--runner pooling --convert embed --task embed",
+        '--pooler-config {"pooling_type":"MEAN"} --override-pooler-config {"pooling_type":"MEAN"}',
+        '--hf-overrides {"a":1} --hf_overrides {"a":1}',
+        "--trust-request-chat-template --chat-template {{x}} --chat-template-content-format string",
+        '--default-chat-template-kwargs {"a":1}',
+        "--max-model-len 8k --max-num-seqs 4 --max-num-batched-tokens 100",
+        "--dtype half --tensor-parallel-size 1 --data-parallel-size 1 --gpu-memory-utilization 0.9 --enforce-eager",
+        "--tokenizer a --tokenizer-mode auto --tokenizer-revision b --revision c --trust-remote-code --hf-token d",
+        "--no-enable-prefix-caching --enable-chunked-prefill --scheduling-policy priority",
+        "--no-enable-lora --max-loras 2 --max-lora-rank 16 --enable-flash-late-interaction",
+        "--io-processor-plugin x --renderer-num-workers 2 --api-server-count 1",
+        '--limit-mm-per-prompt {"image":1} --mm-processor-kwargs {} --media-io-kwargs {} --enable-prompt-embeds',
+        "--enable-request-id-headers --enable-server-load-tracking --enable-tokenizer-info-endpoint",
+        "--enable-log-requests --disable-log-requests --max-log-len 10 --log-error-stack --disable-log-stats",
+        "--disable-uvicorn-access-log --uvicorn-log-level trace --disable-fastapi-docs --model-impl auto",
+        "--ssl-keyfile a --ssl-certfile b --ssl-ca-certs c --ssl-cert-reqs 2 --enable-ssl-refresh",
+        '--root-path /p --allow-credentials --allowed-methods ["*"] --allowed-headers ["*"]',
+    ],
+)
+def test_flags_of_the_reference_are_taken(words: str) -> None:
+    settings, options = configured(words.split(), {})
+
+    EngineConfig.of(**options)
+    underscored = [
+        word.replace("-", "_").replace("__", "--", 1) if word[:2] == "--" else word for word in words.split()
+    ]
+    assert configured(underscored, {}) == (settings, options)
+
+
+def test_other_names_mean_our_options() -> None:
+    given = server("--disable-fastapi-docs", "--disable-uvicorn-access-log", "--uvicorn-log-level", "trace")
+
+    assert (given.disable_docs, given.disable_access_log, given.log_level) == (True, True, "debug")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("--quantization awq", "quantization='awq'"),
+        ("--enable-lora", "enable_lora=True"),
+        ("--lora-modules a=b c=d", "lora_modules"),
+        ("--tensor-parallel-size 2", "tensor_parallel_size=2"),
+        ("--middleware some.thing", "middleware"),
+        ("--skip-tokenizer-init", "skip_tokenizer_init=True"),
+        ("--model-impl transformers", "model_impl='transformers'"),
+    ],
+)
+def test_what_would_change_answers_and_is_not_there_is_refused(words: str, name: str) -> None:
+    with pytest.raises(LoadError, match=f"{name}.* is not available; leave it out"):
+        engine(*words.split())
+
+
+def test_what_has_no_effect_is_told_to_who_looks_closely(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "cenote"):
+        engine("--enforce-eager", "--gpu-memory-utilization", "0.5")
+
+    assert caplog.messages == ["enforce_eager=True has no effect here", "gpu_memory_utilization=0.5 has no effect here"]
+
+
+# files
+
+
+def written(folder: Path, text: str) -> str:
+    file = folder / "server.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_a_file_holds_any_options_in_either_spelling(tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        """
+model: some/model
+max-model-len: 8k
+port: 9000
+served_model_name: [a, b]
+api-key: one
+enable-prompt-embeds: true
+enable_prefix_caching: false
+keep-alive-s: 10.5
+allowed-origins: ["https://a"]
+pooler_config: {pooling_type: MEAN, returned_token_ids: [1, 2]}
+hf-overrides.rope_scaling.factor: 2.0
+limit-mm-per-prompt: {image: 2}
+chat-template:
+""",
+    )
+
+    settings, options = configured(["--config", file], {})
+
+    config = EngineConfig.of(**options)
+    assert (config.model, config.max_model_len, config.enable_prompt_embeds) == ("some/model", 8000, True)
+    assert config.pooler_config == PoolerConfig(pooling_type="MEAN", returned_token_ids=[1, 2])
+    assert config.hf_overrides == {"rope_scaling": {"factor": 2.0}}
+    assert (settings.port, settings.served_model_name, settings.api_key) == (9000, ("a", "b"), ("one",))
+    assert (settings.keep_alive_s, settings.allowed_origins) == (10.5, ("https://a",))
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, "port: 1\nhost: file\nroot-path: /file\napi-key: [file]\ndisable-docs: true")
+    environment = {"CENOTE_HOST": "environment", "CENOTE_PORT": "2", "CENOTE_API_KEY": "environment"}
+
+    given = server("--config", file, "--port", "3", "--no-disable-docs", **environment)
+
+    assert (given.port, given.host, given.root_path) == (3, "environment", "/file")
+    assert (given.api_key, given.disable_docs) == (("environment",), False)
+
+
+def test_parts_of_one_option_may_come_from_different_places(tmp_path: Path) -> None:
+    file = written(tmp_path, "pooler_config: {pooling_type: MEAN, use_activation: true}")
+
+    given = engine("--config", file, "--pooler-config.use_activation", "false")
+
+    assert given.pooler_config == PoolerConfig(pooling_type="MEAN", use_activation=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max-modle-len: 8", "no option --max-modle-len, did you mean --max-model-len?"),
+        ("port: many", "invalid int value: 'many'"),
+        ("port: true", "invalid int value: 'true'"),
+        ("dtype: int3", "invalid choice: 'int3'"),
+        ("config: other.yaml", "names another file"),
+        ("- port", "must hold options with their values"),
+        ("port: [1", "is not YAML"),
+        ("a: !!python/object/apply:os.system [true]", "is not YAML"),
+    ],
+)
+def test_a_file_that_is_wrong_is_one_line_that_names_it(
+    text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, text)
+
+    printed = error(capsys, "--config", file)
+
+    assert words in printed and file in printed
+
+
+def test_a_file_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--config", "/nowhere.yaml"]) == 1
+    assert capsys.readouterr().err == "cenote: no such file or directory: /nowhere.yaml\n"
+
+
+# the environment
+
+
+def test_every_option_has_a_variable() -> None:
+    given: dict[str, Any] = {
+        "CENOTE_MODEL": "some/model",
+        "CENOTE_MAX_MODEL_LEN": "8K",
+        "CENOTE_POOLER_CONFIG": '{"pooling_type": "MEAN"}',
+        "CENOTE_SERVED_MODEL_NAME": "a, b c",
+        "CENOTE_API_KEY": '["-k 1", "k2"]',
+        "CENOTE_DISABLE_DOCS": "yes",
+        "CENOTE_ENABLE_PROMPT_EMBEDS": "0",
+        "CENOTE_SHUTDOWN_DELAY_S": "2.5",
+        "CENOTE_SEED": "7",
+        "CENOTE_HOST": "",
+    }
+
+    settings, options = configured([], given)
+
+    config = EngineConfig.of(**options)
+    assert (config.model, config.max_model_len, config.enable_prompt_embeds) == ("some/model", 8192, False)
+    assert config.pooler_config == PoolerConfig(pooling_type="MEAN")
+    assert (settings.served_model_name, settings.api_key) == (("a", "b", "c"), ("-k 1", "k2"))
+    assert (settings.disable_docs, settings.shutdown_delay_s, settings.host) == (True, 2.5, "0.0.0.0")
+
+
+def test_variables_of_the_reference_are_read_where_ours_are_not_set() -> None:
+    given = server(VLLM_API_KEY="theirs", VLLM_LOGGING_LEVEL="WARNING")
+
+    assert (given.api_key, given.log_level) == (("theirs",), "warning")
+    assert server(VLLM_API_KEY="theirs", CENOTE_API_KEY="ours").api_key == ("ours",)
+
+
+def test_a_variable_may_name_the_file(tmp_path: Path) -> None:
+    assert server(CENOTE_CONFIG=written(tmp_path, "port: 9000")).port == 9000
+
+
+def test_what_kubernetes_tells_about_a_service_called_cenote_is_no_port() -> None:
+    assert server(CENOTE_PORT="tcp://10.0.0.1:80", CENOTE_SERVICE_HOST="10.0.0.1").port == 8000
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("CENOTE_DISABLE_DOCS", "maybe", "CENOTE_DISABLE_DOCS='maybe' is neither true nor false"),
+        ("CENOTE_PORT", "many", "in the environment: argument --port: invalid int value: 'many'"),
+    ],
+)
+def test_a_variable_that_is_wrong_is_one_line(
+    name: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+
+    assert words in error(capsys)
+
+
+def test_names_of_options_belong_to_one_table_only() -> None:
+    flags = [flag for action in parser()._actions for flag in action.option_strings]
+
+    assert len(flags) == len(set(flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--root-path", "x"], "must begin with a slash"),
+        (["--api-key", ""], "an empty api_key"),
+        (["--max-body-bytes", "0"], "give a number above 0"),
+        (["--log-format", "xml"], "invalid choice: 'xml'"),
+        (["--prot", "1"], "no option --prot, did you mean --port?"),
+    ],
+)
+def test_a_flag_that_is_wrong_is_one_line(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *flags]) in (1, 2)
+
+    printed = capsys.readouterr().err
+    assert words in printed and printed.count("\n") == 1

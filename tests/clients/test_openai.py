@@ -1,0 +1,207 @@
+"""openai: every form of input, both encodings, errors as its exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from openai.types import CreateEmbeddingResponse
+
+from tests.clients.conftest import KEY, Server, close
+
+TEXTS = ["Hello my name is", "a cenote is a natural pit", "☃ in the snow", "how deep is it?"]
+
+
+@pytest.fixture
+def client(embedder: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{embedder.url}/v1", api_key="EMPTY") as client:
+        yield client
+
+
+@pytest.fixture
+def keyed(guarded: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key=KEY) as client:
+        yield client
+
+
+def vectors(reply: CreateEmbeddingResponse) -> list[list[float]]:
+    return [each.embedding for each in reply.data]
+
+
+def test_one_text_is_one_vector_with_its_tokens_counted(client: openai.OpenAI, embedder: Server) -> None:
+    reply = client.embeddings.create(model="mini", input=TEXTS[0])
+
+    assert close(vectors(reply), embedder.embed(TEXTS[:1]))
+    assert (reply.object, reply.model, reply.data[0].object) == ("list", "mini", "embedding")
+    assert reply.usage.prompt_tokens == reply.usage.total_tokens == embedder.num_tokens(TEXTS[:1])
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64", None])
+def test_several_texts_come_in_their_order_in_every_encoding(
+    client: openai.OpenAI, embedder: Server, encoding: Any
+) -> None:
+    chosen = {} if encoding is None else {"encoding_format": encoding}  # the client asks for base64 by itself
+    reply = client.embeddings.create(model="mini", input=TEXTS, **chosen)
+
+    found = vectors(reply)
+    if encoding == "base64":  # somebody who asks for it in person gets it as it is
+        found = [np.frombuffer(b64decode(each), dtype="<f4") for each in found]  # type: ignore[arg-type,misc]
+    assert close(found, embedder.embed(TEXTS))
+    assert [each.index for each in reply.data] == [0, 1, 2, 3]
+    assert reply.usage.prompt_tokens == embedder.num_tokens(TEXTS)
+
+
+def test_token_ids_are_read_as_they_are(client: openai.OpenAI, embedder: Server) -> None:
+    ids = [embedder.ids(text) for text in TEXTS]
+
+    one = client.embeddings.create(model="mini", input=ids[1])
+    several = client.embeddings.create(model="mini", input=ids)
+
+    expected = embedder.embed(TEXTS)
+    assert close(vectors(one), expected[1:2])
+    assert close(vectors(several), expected)
+    assert several.usage.prompt_tokens == sum(map(len, ids))
+
+
+def test_dimensions_give_the_first_numbers_at_length_one(client: openai.OpenAI, embedder: Server) -> None:
+    reply = client.embeddings.create(model="mini", input=TEXTS, dimensions=32)
+
+    cut = embedder.embed(TEXTS)[:, :32]
+    assert close(vectors(reply), cut / np.linalg.norm(cut, axis=1, keepdims=True))
+
+
+def test_a_model_without_matryoshka_refuses_dimensions_in_the_words_of_the_guide(keyed: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        keyed.embeddings.create(model="tiny", input="a", dimensions=8)
+
+    words = (
+        'Model "tiny" does not support matryoshka representation, changing output dimensions will lead to poor results.'
+    )
+    error = refused.value
+    assert (error.status_code, error.code, error.type, error.param) == (400, 400, "BadRequestError", "dimensions")
+    assert isinstance(error.body, dict) and error.body["message"].startswith(words)
+    flat = error.response.json()  # as the guide shows it
+    assert flat["message"].startswith(words)
+    assert (flat["object"], flat["type"], flat["code"]) == ("error", "BadRequestError", 400)
+
+
+def test_the_size_that_a_model_has_anyway_is_no_change(keyed: openai.OpenAI, guarded: Server) -> None:
+    reply = keyed.embeddings.create(
+        input=["Hello my name is", "The best thing"], model="tiny", dimensions=32, extra_body={"normalize": True}
+    )
+
+    assert close(vectors(reply), guarded.embed(["Hello my name is", "The best thing"]))
+
+
+def test_fields_beyond_openais_go_in_the_extra_body(client: openai.OpenAI, embedder: Server) -> None:
+    long = "deep water " * 300
+    with pytest.raises(openai.BadRequestError, match="602"):
+        client.embeddings.create(model="mini", input=long)
+
+    raw = client.embeddings.with_raw_response.create(
+        model="mini", input=long, user="somebody", extra_body={"truncate_prompt_tokens": 5}
+    )
+
+    reply = raw.parse()
+    assert close(vectors(reply), embedder.embed(["deep water deep"]))
+    assert reply.usage.prompt_tokens == 5
+    assert raw.headers["x-truncated-inputs"] == "1"
+
+
+def test_raw_vectors_are_the_models_own(client: openai.OpenAI, embedder: Server) -> None:
+    reply = client.embeddings.create(model="mini", input=TEXTS, extra_body={"normalize": False})
+
+    assert np.linalg.norm(vectors(reply), axis=1).min() > 1.5
+    lengths = np.linalg.norm(vectors(reply), axis=1, keepdims=True)
+    assert close(np.array(vectors(reply)) / lengths, embedder.embed(TEXTS))
+
+
+def test_a_conversation_is_embedded_through_the_chat_template(keyed: openai.OpenAI, guarded: Server) -> None:
+    messages = [{"role": "user", "content": "where is the river?"}, {"role": "assistant", "content": "in the city"}]
+
+    reply = keyed.post(
+        "/embeddings",
+        cast_to=CreateEmbeddingResponse,
+        body={"model": "tiny", "messages": messages, "encoding_format": "float"},
+    )
+
+    text = "user: where is the river?.assistant: in the city."
+    assert close(vectors(reply), guarded.embed([text]))
+    assert reply.usage.prompt_tokens == guarded.num_tokens([text])
+
+
+def test_a_text_of_a_quarter_million_tokens_is_embedded_in_pieces(keyed: openai.OpenAI, guarded: Server) -> None:
+    text = "Very long text that exceeds the model's position embeddings..." * 5000
+
+    reply = keyed.embeddings.create(input=text, model="tiny")
+
+    assert len(reply.data[0].embedding) == 32
+    assert reply.usage.prompt_tokens == guarded.num_tokens([text])
+    assert close(vectors(reply), guarded.embed([text]))
+
+
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.embeddings.create(model="text-embedding-3-small", input="a")
+
+    assert (refused.value.code, refused.value.type) == (404, "NotFoundError")
+    assert "The model `text-embedding-3-small` does not exist." in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["wrong", "your-api-ke", KEY + "x"])
+def test_a_wrong_key_does_not_open(guarded: Server, key: str) -> None:
+    with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key=key) as client:
+        with pytest.raises(openai.AuthenticationError) as refused:
+            client.embeddings.create(model="tiny", input="a")
+        with pytest.raises(openai.AuthenticationError):
+            client.models.list()
+
+    assert refused.value.code == 401
+
+
+def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
+    listed = client.models.list()
+
+    assert [each.id for each in listed] == ["mini"]
+    found = client.models.retrieve("mini")
+    assert (found.id, found.object) == ("mini", "model") and found.created > 0 and found.owned_by
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another")
+
+
+def test_a_bad_input_is_named(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.embeddings.create(model="mini", input=[[101, 30_522]])
+
+    assert "30522" in str(refused.value)
+    with pytest.raises(openai.BadRequestError, match="at least one prompt"):
+        client.embeddings.create(model="mini", input=[])
+
+
+def test_the_request_id_is_the_clients_to_quote(client: openai.OpenAI) -> None:
+    reply = client.embeddings.create(model="mini", input="a", extra_headers={"x-request-id": "my-1"})
+
+    assert reply._request_id == "my-1"
+
+
+def test_the_async_client_gets_every_answer_to_its_own_question(embedder: Server) -> None:
+    async def ask() -> list[CreateEmbeddingResponse]:
+        async with openai.AsyncOpenAI(base_url=f"{embedder.url}/v1", api_key="EMPTY") as client:
+            return await asyncio.gather(*(client.embeddings.create(model="mini", input=text) for text in TEXTS * 4))
+
+    replies = asyncio.run(ask())
+
+    assert close([vectors(reply)[0] for reply in replies], np.tile(embedder.embed(TEXTS), (4, 1)))
+
+
+def test_a_real_roberta_gives_its_vectors(granite: Server) -> None:
+    with openai.OpenAI(base_url=f"{granite.url}/v1", api_key="EMPTY") as client:
+        reply = client.embeddings.create(model=granite.model, input=TEXTS)
+
+    assert close(vectors(reply), granite.embed(TEXTS))
+    assert reply.usage.prompt_tokens == granite.num_tokens(TEXTS)

@@ -1,0 +1,223 @@
+"""Requests as guides to pooling models print them, by curl and by requests: host, port and model name are ours."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+
+from tests.clients.conftest import KEY, Server, close
+
+PROMPTS = [
+    "Hello, my name is",
+    "The president of the United States is",
+    "The capital of France is",
+    "The future of AI is",
+]
+LEARNING = "What is machine learning?"
+ABOUT_LEARNING = [
+    "Machine learning is a subset of artificial intelligence.",
+    "Python is a programming language.",
+    "Deep learning uses neural networks.",
+]
+FRANCE = "What is the capital of France?"
+ABOUT_FRANCE = ["The capital of France is Paris.", "Python is a programming language."]
+TERMS = ["What is BGE M3?", "Defination of BM25"]
+BEIJING = "Retrieve the city of Beijing"
+PICTURE = [
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+    {"type": "text", "text": "Describe the image."},
+]
+
+Ask = Callable[[Server, str, dict[str, Any]], Any]
+
+
+def curl(server: Server, path: str, body: dict[str, Any], *words: str) -> Any:
+    """What the reply says, whatever its status."""
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    data = json.dumps({"model": server.model} | body, indent=2)
+    words = ("-H", "Content-Type: application/json", *words, "-d", data)
+    done = subprocess.run(["curl", "-s", server.url + path, *words], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def post(server: Server, path: str, body: dict[str, Any]) -> Any:
+    reply = requests.post(server.url + path, json={"model": server.model} | body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def encode(server: Server, prompts: Any, task: str) -> list[np.ndarray[Any, Any]]:
+    found = server.llm.encode(prompts, pooling_task=task, use_tqdm=False)
+    return [np.asarray(each.outputs.data) for each in found]
+
+
+def scores(reply: Any) -> list[float]:
+    assert [each["index"] for each in reply["data"]] == list(range(len(reply["data"])))
+    return [each["score"] for each in reply["data"]]
+
+
+def ranking(reply: Any) -> list[tuple[int, float]]:
+    return [(each["index"], each["relevance_score"]) for each in reply["results"]]
+
+
+def ranked(numbers: list[float]) -> list[tuple[int, float]]:
+    return sorted(enumerate(numbers), key=lambda each: -each[1])
+
+
+def test_curl_asks_for_an_embedding_of_32_numbers(embedder: Server) -> None:
+    body = {"input": "Follow the white rabbit.", "encoding_format": "float", "dimensions": 32}
+    reply = curl(embedder, "/v1/embeddings", body, "-H", "accept: application/json")
+
+    cut = embedder.embed(["Follow the white rabbit."])[0, :32]
+    assert close(reply["data"][0]["embedding"], cut / np.linalg.norm(cut))
+    assert reply["id"].startswith("embd-") and reply["object"] == "list" and reply["created"] > 1_700_000_000
+    assert reply["usage"] == {
+        "prompt_tokens": 7,
+        "total_tokens": 7,
+        "completion_tokens": 0,
+        "prompt_tokens_details": None,
+        "completion_tokens_details": None,
+    }
+
+
+def test_curl_is_refused_other_sizes_in_the_printed_body(guarded: Server) -> None:
+    body = {"input": "Follow the white rabbit.", "encoding_format": "float", "dimensions": 16}
+    reply = curl(guarded, "/v1/embeddings", body, "-H", f"Authorization: Bearer {KEY}")
+
+    words = "does not support matryoshka representation, changing output dimensions will lead to poor results."
+    assert reply["message"].startswith(f'Model "tiny" {words}')
+    assert (reply["object"], reply["type"], reply["code"]) == ("error", "BadRequestError", 400)
+
+
+@pytest.mark.parametrize("ask", [curl, post], ids=["curl", "requests"])
+@pytest.mark.parametrize("name", ["embedder", "reranker"])
+def test_documents_are_ranked(request: pytest.FixtureRequest, name: str, ask: Ask) -> None:
+    server: Server = request.getfixturevalue(name)
+    reply = ask(server, "/rerank", {"query": LEARNING, "documents": ABOUT_LEARNING})
+
+    expected = ranked(server.score(LEARNING, ABOUT_LEARNING))
+    assert close(ranking(reply), expected)
+    assert [each["document"]["text"] for each in reply["results"]] == [ABOUT_LEARNING[place] for place, _ in expected]
+
+
+def test_a_real_embedder_and_a_real_cross_encoder_know_what_learning_is(embedder: Server, judge: Server) -> None:
+    body = {"query": LEARNING, "documents": ABOUT_LEARNING}
+
+    for server in (embedder, judge):
+        assert [place for place, _ in ranking(curl(server, "/rerank", body))] == [0, 2, 1]
+
+
+@pytest.mark.parametrize("ask", [curl, post], ids=["curl", "requests"])
+@pytest.mark.parametrize(("one", "several"), [(LEARNING, ABOUT_LEARNING[:2]), (FRANCE, ABOUT_FRANCE)], ids=["ml", "fr"])
+def test_one_text_is_scored_against_several(embedder: Server, ask: Ask, one: str, several: list[str]) -> None:
+    reply = ask(embedder, "/score", {"text_1": one, "text_2": several})
+
+    assert close(scores(reply), embedder.score(one, several))
+    assert scores(reply)[0] > scores(reply)[1]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What is the capital of Brazil?", "The capital of Brazil is Brasilia."),
+        ("What is the capital of France?", ["The capital of Brazil is Brasilia.", "The capital of France is Paris."]),
+        ([LEARNING, FRANCE], [ABOUT_LEARNING[0], ABOUT_FRANCE[0]]),
+    ],
+    ids=["1:1", "1:N", "N:N"],
+)
+def test_pairs_are_scored_by_a_cross_encoder(reranker: Server, one: Any, other: Any) -> None:
+    reply = post(reranker, "/score", {"text_1": one, "text_2": other})
+
+    assert close(scores(reply), reranker.score(one, other))
+    used = reranker.llm.score(one, other, use_tqdm=False)
+    assert reply["usage"]["prompt_tokens"] == sum(len(each.prompt_token_ids) for each in used)
+
+
+def test_a_real_cross_encoder_knows_capitals(judge: Server) -> None:
+    reply = post(
+        judge, "/v1/score", {"text_1": FRANCE, "text_2": [*ABOUT_FRANCE, "The capital of Brazil is Brasilia."]}
+    )
+
+    assert close(scores(reply), judge.score(FRANCE, [*ABOUT_FRANCE, "The capital of Brazil is Brasilia."]))
+    assert int(np.argmax(scores(reply))) == 0
+
+
+def test_requests_pools_one_vector_for_every_prompt(embedder: Server) -> None:
+    reply = post(embedder, "/pooling", {"input": PROMPTS, "task": "embed"})
+
+    assert close([each["data"] for each in reply["data"]], embedder.embed(PROMPTS))
+    assert reply["usage"]["prompt_tokens"] == embedder.num_tokens(PROMPTS)
+
+
+@pytest.mark.parametrize("prompts", [LEARNING, TERMS], ids=["one", "several"])
+def test_curl_pools_a_vector_for_every_token(embedder: Server, prompts: Any) -> None:
+    reply = curl(embedder, "/pooling", {"input": prompts, "task": "token_embed"})
+
+    expected = encode(embedder, prompts, "token_embed")
+    assert len(reply["data"]) == len(expected)
+    for each, rows in zip(reply["data"], expected, strict=True):
+        assert close(each["data"], rows)
+
+
+def test_curl_pools_a_weight_for_every_token_and_tokenize_says_which(classifier: Server) -> None:
+    reply = curl(classifier, "/pooling", {"input": TERMS, "task": "token_classify"})
+
+    for each, rows, prompt in zip(reply["data"], encode(classifier, TERMS, "token_classify"), TERMS, strict=True):
+        assert close(each["data"], rows)
+        tokens = curl(classifier, "/tokenize", {"prompt": prompt})["tokens"]
+        assert len(tokens) == len(each["data"]) and tokens == classifier.ids(prompt)
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS[:2], PROMPTS[0]], ids=["several", "one"])
+def test_requests_classifies(classifier: Server, prompts: Any) -> None:
+    reply = post(classifier, "/classify", {"input": prompts})
+
+    expected = [each.outputs.probs for each in classifier.llm.classify(prompts, use_tqdm=False)]
+    assert close([each["probs"] for each in reply["data"]], expected)
+    assert [each["label"] for each in reply["data"]] == [["good", "bad"][int(np.argmax(row))] for row in expected]
+    assert all(each["num_classes"] == 2 for each in reply["data"])
+
+
+def test_conversations_are_pooled_where_the_model_has_a_template(classifier: Server) -> None:
+    content = [{"type": "text", "text": "Describe the image."}]
+    reply = curl(classifier, "/pooling", {"messages": [{"role": "user", "content": content}]})
+
+    assert close(reply["data"][0]["data"], encode(classifier, "user: Describe the image..", "classify")[0])
+
+
+def test_sides_in_parts_are_read_as_their_texts(embedder: Server) -> None:
+    parts = [{"content": [{"type": "text", "text": text}]} for text in ABOUT_FRANCE]
+
+    scored = curl(embedder, "/score", {"data_1": FRANCE, "data_2": parts})
+    reranked = curl(embedder, "/rerank", {"query": FRANCE, "documents": parts, "top_n": 1})
+
+    expected = embedder.score(FRANCE, ABOUT_FRANCE)
+    assert close(scores(scored), expected)
+    assert close(ranking(reranked), ranked(expected)[:1])
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "body"),
+    [
+        ("embedder", "/score", {"data_1": BEIJING, "data_2": [{"content": PICTURE}]}),
+        ("embedder", "/rerank", {"query": BEIJING, "documents": [{"content": PICTURE}] * 2, "top_n": 2}),
+        ("classifier", "/pooling", {"messages": [{"role": "user", "content": PICTURE}]}),
+    ],
+    ids=["score", "rerank", "pooling"],
+)
+def test_a_model_of_texts_says_that_it_sees_no_pictures(
+    request: pytest.FixtureRequest, name: str, path: str, body: dict[str, Any]
+) -> None:
+    reply = curl(request.getfixturevalue(name), path, body)
+
+    assert reply["code"] == 400
+    assert "image_url" in reply["message"] and "text" in reply["message"], reply["message"]

@@ -1,0 +1,398 @@
+"""Conversations as text and as token ids, next to what Transformers makes of them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from cenote.errors import BadRequest, PoolingError, Unsupported
+from cenote.inputs.chat import MARK, MEDIA_PARTS, ChatSettings, chat_text
+from cenote.inputs.render import Limits, Rendered, Renderer
+from cenote.inputs.tokenizer import Tokenizer
+from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.tokenizer_files import TokenizerFiles, read_tokenizer
+from cenote.request import Chat, Tokenization
+from tests.inputs.conftest import SHARED
+from tests.tiny import QWEN_TOKENS, ROBERTA_TOKENS, save_tokenizer
+
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+ANSWERED = PLAIN + "{% if add_generation_prompt %}assistant: {% endif %}"
+CHATML = """{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message['content'] + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+TRIMMED = """{{ bos_token }}{% for message in messages %}{% if message.role == 'system' and not loop.first -%}
+    {{ raise_exception('the system speaks first') }}
+{%- endif %}[{{ message.role | upper }}] {{ message.content | trim }}{{ eos_token }}{% endfor %}"""
+PARTS = """{% for message in messages %}<{{ message.role }}>{% for part in message.content %}
+{% if part.type == 'text' %}{{ part.text }}{% else %}{{ raise_exception('?') }}{% endif %}{% endfor %}</{% endfor %}"""
+EITHER = """{% macro said(content) %}{% if content is string %}{{ content | trim }}{% else %}{% for part in content %}
+{{ part['text'] }};{% endfor %}{% endif %}{% endmacro %}
+{% for message in messages %}{{ message.role }}{{ said(message.content) }}{% if not loop.last %}|{% endif %}
+{% endfor %}"""
+EVERYTHING = """{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ unk_token }}|{{ cls_token }}|{{ sep_token }}|
+{{ tools is none }}|{{ documents is none }}|{{ add_generation_prompt }}|{{ missing }}|{{ word }}|
+{{ messages | tojson }}{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"""
+TEMPLATES = {"plain": PLAIN, "chatml": CHATML, "trimmed": TRIMMED, "either": EITHER, "everything": EVERYTHING}
+
+CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
+    "one": [{"role": "user", "content": "where is the river?"}],
+    "three": [
+        {"role": "system", "content": "Answer in one word."},
+        {"role": "user", "content": "  is berlin a city?  \n"},
+        {"role": "assistant", "content": "yes  "},
+    ],
+    "odd": [
+        {"role": "critic", "content": "<b> & {{ 1 + 1 }} {% raw %} naïve 中文 🙂", "name": "x"},
+        {"role": "user", "content": ""},
+    ],
+    "reasoned": [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4", "reasoning": "one, two, three, four"},
+        {"role": "user", "content": "are you sure?"},
+        {"role": "assistant", "content": "<think>\nlet me see\n</think>\n\nyes"},
+    ],
+}
+CALLING = [
+    {"role": "user", "content": "weather in Berlin?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"type": "function", "id": "1", "function": {"name": "weather", "arguments": '{"city": "Berlin"}'}}
+        ],
+    },
+    {"role": "tool", "content": "rain", "tool_call_id": "1"},
+]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def text(messages: Any, template: str | None = PLAIN, settings: ChatSettings | None = None, **options: Any) -> str:
+    return chat_text(Chat(messages, template, **options), settings or ChatSettings())
+
+
+def parts(*texts: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+@cache
+def tiny(folder: Path) -> tuple[PreTrainedTokenizerBase, TokenizerFiles]:
+    return AutoTokenizer.from_pretrained(folder), read_tokenizer(Checkpoint("tiny", folder))
+
+
+@pytest.fixture(scope="module", params=["roberta", "qwen"])
+def tokenizers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same files as Transformers reads them and as we do."""
+    folder = tmp_path_factory.mktemp(request.param)
+    save_tokenizer(folder, ROBERTA_TOKENS if request.param == "roberta" else QWEN_TOKENS)
+    return tiny(folder)
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Any:
+    folder = SHARED / "qwen3"
+    if not folder.is_dir():
+        pytest.skip("no real tokenizer qwen3 in a folder `shared` beside the project")
+    return tiny(folder.resolve())
+
+
+def assert_same(
+    theirs: PreTrainedTokenizerBase, files: TokenizerFiles, messages: Any, template: str | None = None, **options: Any
+) -> None:
+    """The text and the token ids of a conversation, as Transformers has them."""
+    kwargs = options.pop("kwargs", {})
+    settings = ChatSettings(tokenizer_template=files.chat_template, special_tokens=files.special_tokens)
+    renderer = Renderer(Tokenizer(files.tokenizer), vocab_size=10**6, hidden_size=8, chat=settings)
+    chat = Chat(messages, template, kwargs, **options)
+    reference = {"chat_template": template, **options, **kwargs}
+
+    assert chat_text(chat, settings) == theirs.apply_chat_template(messages, tokenize=False, **reference)
+    expected = theirs.apply_chat_template(messages, tokenize=True, return_dict=False, **reference)
+    (rendered,) = renderer.render([chat], Tokenization(add_special_tokens=False), Limits(10**6))
+    assert isinstance(rendered, Rendered)
+    assert rendered.token_ids.tolist() == expected
+    assert renderer.tokenize(chat, add_special_tokens=False) == expected
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_conversation_reads_as_in_transformers(
+    tokenizers: Any, conversation: str, template: str, opened: bool
+) -> None:
+    theirs, files = tokenizers
+    messages = CONVERSATIONS[conversation]
+
+    assert_same(theirs, files, messages, TEMPLATES[template], add_generation_prompt=opened, kwargs={"word": "<w>"})
+
+
+@pytest.mark.parametrize("template", ["plain", "chatml", "trimmed", "either"])
+@pytest.mark.parametrize("last", ["go on", "  go on ", "a\n", "", "user", "yes yes"])
+def test_a_message_is_continued_as_in_transformers(tokenizers: Any, template: str, last: str) -> None:
+    theirs, files = tokenizers
+    messages = [*CONVERSATIONS["three"], {"role": "assistant", "content": last}]
+
+    assert_same(theirs, files, messages, TEMPLATES[template], continue_final_message=True)
+
+
+@pytest.mark.parametrize("template", [PARTS, EITHER], ids=["parts", "either"])
+def test_parts_read_as_in_transformers(tokenizers: Any, template: str) -> None:
+    theirs, files = tokenizers
+    messages = [
+        {"role": "user", "content": parts("the cat ", " and")},
+        {"role": "assistant", "content": parts("a dog")},
+    ]
+
+    assert_same(theirs, files, messages, template)
+    assert_same(theirs, files, messages, template, continue_final_message=True)
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("options", [{}, {"add_generation_prompt": True}, {"continue_final_message": True}], ids=str)
+@pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}], ids=str)
+def test_a_real_template_reads_as_in_transformers(
+    qwen: Any, conversation: str, options: dict[str, Any], kwargs: dict[str, Any]
+) -> None:
+    theirs, files = qwen
+
+    assert_same(theirs, files, CONVERSATIONS[conversation], **options, kwargs=kwargs)
+
+
+def test_tools_are_arguments_of_a_real_template(qwen: Any) -> None:
+    theirs, files = qwen
+    parsed = [{"function": {"name": "weather", "arguments": {"city": "Berlin"}}}]
+    expected = theirs.apply_chat_template(
+        [CALLING[0], {"role": "assistant", "content": "", "tool_calls": parsed}, CALLING[2]],
+        tools=TOOLS,
+        tokenize=False,
+    )
+
+    assert '{"name": "weather", "arguments": {"city": "Berlin"}}' in expected
+    settings = ChatSettings(tokenizer_template=files.chat_template)
+    assert text(CALLING, None, settings, template_kwargs={"tools": TOOLS}) == expected
+
+
+# which template
+
+
+def test_a_template_of_the_request_comes_before_the_servers_and_that_before_the_tokenizers() -> None:
+    messages = [{"role": "user", "content": "x"}]
+
+    def chosen(request: str | None, server: str | None) -> str:
+        return text(messages, request, ChatSettings(server_template=server, tokenizer_template="tokenizer's"))
+
+    assert chosen("request's", "server's") == "request's"
+    assert chosen(None, "server's") == "server's"
+    assert chosen(None, None) == chosen("", None) == "tokenizer's"
+
+
+def test_without_any_template_the_error_says_where_one_goes() -> None:
+    with pytest.raises(BadRequest, match="messages need a chat template.*--chat-template.*as input"):
+        text([{"role": "user", "content": "x"}], None)
+
+
+def test_a_template_that_is_none_is_the_callers_fault() -> None:
+    for template, words in (
+        ("{% for", "chat template is not valid Jinja"),
+        ("{{ 1 / 0 }}", "chat template failed: div"),
+    ):
+        with pytest.raises(BadRequest, match=words):
+            text([{"role": "user", "content": "x"}], template)
+
+
+# arguments
+
+
+def test_arguments_of_the_request_come_before_the_servers() -> None:
+    settings = ChatSettings(template_kwargs={"a": 1, "b": 2, "bos_token": "<B>"}, special_tokens={"bos_token": "<s>"})
+
+    said = text([{"role": "u", "content": ""}], "{{ a }}{{ b }}{{ bos_token }}", settings, template_kwargs={"b": 3})
+
+    assert said == "13<B>"
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "add_generation_prompt"])
+def test_an_argument_cannot_be_a_field_of_the_request(name: str) -> None:
+    with pytest.raises(BadRequest, match=f"reserved keys: .*{name}") as caught:
+        text([{"role": "user", "content": "x"}], template_kwargs={name: 1})
+    assert caught.value.param == "chat_template_kwargs"
+    with pytest.raises(BadRequest, match="reserved keys"):
+        ChatSettings(template_kwargs={name: 1})
+
+
+def test_names_that_python_uses_are_arguments_like_others() -> None:
+    kwargs = {"self": 1, "context": 2, "environment": 3, "class": 4}
+
+    assert text([{"role": "u", "content": ""}], "{{ context }}{{ environment }}", template_kwargs=kwargs) == "23"
+
+
+# content
+
+
+@pytest.mark.parametrize(
+    ("content_format", "template", "expected"),
+    [
+        ("auto", PLAIN, "u: a\nb\nu: c\nu: \n"),
+        ("string", PLAIN, "u: a\nb\nu: c\nu: \n"),
+        ("openai", "{% for m in messages %}{{ m.content | tojson }}{% endfor %}",
+         '[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}][{"type": "text", "text": "c"}][]'),
+        ("auto", "{% for m in messages %}({% for p in m.content %}{{ p.text }}.{% endfor %}){% endfor %}",
+         "(a.b.)(c.)()"),
+        ("string", "{% for m in messages %}({% for p in m.content %}{{ p }}.{% endfor %}){% endfor %}",
+         "(a.\n.b.)(c.)()"),
+        ("auto", EITHER, "ua;b;|uc|u"),
+    ],
+)  # fmt: skip
+def test_content_has_the_form_that_the_template_reads(content_format: Any, template: str, expected: str) -> None:
+    messages = [{"role": "u", "content": content} for content in (parts("a", "b"), "c", None)]
+
+    assert text(messages, template, ChatSettings(content_format=content_format)) == expected
+
+
+def test_text_comes_in_parts_of_several_names() -> None:
+    content = [
+        "plain",
+        {"text": "untyped"},
+        {"type": "input_text", "text": "input"},
+        {"type": "output_text", "text": "output"},
+        {"type": "refusal", "refusal": "refused"},
+        {"type": "thinking", "thinking": "thought"},
+        {"refusal": "untyped as well"},
+    ]
+
+    said = text([{"role": "user", "content": content}])
+
+    assert said == "user: plain\nuntyped\ninput\noutput\nrefused\nthought\nuntyped as well\n"
+
+
+def test_entries_that_are_null_are_not_there() -> None:
+    template = "{{ 'name' in messages[0] }}{{ messages[0].content is defined }}{{ messages[0].content == '' }}"
+
+    assert text([{"role": "user", "content": None, "name": None}], template) == "FalseTrueTrue"
+    assert text([{"role": "user"}], template) == "FalseTrueTrue"
+
+
+def test_arguments_of_a_call_that_are_no_json_stay_text() -> None:
+    template = "{% for call in messages[0].tool_calls %}{{ call | tojson }}{% endfor %}"
+
+    def call(arguments: Any) -> str:
+        return text([{"role": "assistant", "tool_calls": [{"function": {"arguments": arguments}}]}], template)
+
+    assert call("{not json") == '{"function": {"arguments": "{not json"}}'
+    assert call("") == call({}) == '{"function": {"arguments": {}}}'
+    assert text([{"role": "assistant", "tool_calls": ["odd"]}], template) == '"odd"'
+
+
+def test_the_callers_messages_stay_as_they_are() -> None:
+    messages = [{"role": "user", "content": parts("a")}, {"role": "assistant", "content": parts("b"), "name": None}]
+
+    text(messages, PARTS, continue_final_message=True)
+
+    assert messages == [
+        {"role": "user", "content": parts("a")},
+        {"role": "assistant", "content": parts("b"), "name": None},
+    ]
+
+
+@pytest.mark.parametrize("kind", MEDIA_PARTS)
+def test_a_part_that_is_no_text_is_refused_by_name(kind: str) -> None:
+    for part in ({"type": kind, kind: {"url": "http://x"}}, {kind: {"url": "http://x"}}):
+        with pytest.raises(Unsupported, match=rf"messages\[1\].content\[1\] is of type {kind}.*reads text only"):
+            text([{"role": "u", "content": "x"}, {"role": "u", "content": [*parts("a"), part]}])
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], "at least one message"),
+        ("hello", "a list of messages, not str"),
+        ({"role": "user"}, "a list of messages, not dict"),
+        (7, "a list of messages, not int"),
+        (["hello"], r"messages\[0\] is an object with role and content, not str"),
+        ([{"content": "x"}], r"messages\[0\].role is a string .* it is missing"),
+        ([{"role": 1, "content": "x"}], r"messages\[0\].role is a string .* it is int"),
+        ([{"role": "u", "content": 7}], r"messages\[0\].content is a string, a list of parts or null, not int"),
+        ([{"role": "u", "content": {"text": "x"}}], r"messages\[0\].content is a string, a list of parts or null"),
+        ([{"role": "u", "content": [7]}], r"messages\[0\].content\[0\] is an object with a type, not int"),
+        ([{"role": "u", "content": [{}]}], r"messages\[0\].content\[0\].type is None; there are: text"),
+        ([{"role": "u", "content": [{"type": "hologram"}]}], r"\.type is 'hologram'; there are: text"),
+        ([{"role": "u", "content": [{"type": []}]}], r"\.type is \[\]"),
+        ([{"role": "u", "content": [{"type": "text", "text": 7}]}], r"content\[0\].text is a string, not int"),
+        ([{"role": "u", "content": [{"type": "text"}]}], r"content\[0\].text is a string, not NoneType"),
+    ],
+)
+def test_a_message_that_is_none_is_refused_with_its_place(messages: Any, words: str) -> None:
+    with pytest.raises(BadRequest, match=words) as caught:
+        text(messages)
+    assert caught.value.param == "messages"
+
+
+def test_an_unknown_content_format_is_refused() -> None:
+    with pytest.raises(BadRequest, match="one of auto, string, openai, got 'parts'"):
+        ChatSettings(content_format="parts")  # type: ignore[arg-type]
+
+
+# where the text ends
+
+
+def test_an_answer_is_opened_or_continued_but_not_both() -> None:
+    words = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
+
+    with pytest.raises(BadRequest, match=words):
+        text([{"role": "u", "content": "x"}], add_generation_prompt=True, continue_final_message=True)
+
+
+@pytest.mark.parametrize(
+    ("last", "template", "words"),
+    [
+        (None, PLAIN, "the last message has no content"),
+        ([], PLAIN, "the last message has no content"),
+        ("x", "{{ messages[0].content }}", "does not write the last message as it was given"),
+        ("ab-c", "{% for m in messages %}{{ m.content.replace('-', '+') }}{% endfor %}", "does not write the last"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(last: Any, template: str, words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        text([{"role": "u", "content": "?"}, {"role": "a", "content": last}], template, continue_final_message=True)
+
+
+def test_a_message_with_the_mark_in_it_is_continued_at_its_end() -> None:
+    messages = [{"role": "u", "content": f"one {MARK}two"}, {"role": "a", "content": f"three {MARK}four"}]
+
+    assert text(messages, continue_final_message=True) == f"u: one {MARK}two\na: three {MARK}four"
+
+
+# among other inputs
+
+
+def test_a_conversation_is_one_more_kind_of_input(wordpiece: Tokenizer) -> None:
+    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=8, chat=ChatSettings(tokenizer_template=ANSWERED))
+    chat = Chat([{"role": "a", "content": "b c"}])
+    inputs = ["d", chat, Chat([]), Chat([{"role": "a", "content": "\ud800"}]), [7]]
+
+    def rendered(prompt: str | None = None, **how: Any) -> list[Any]:
+        answers = renderer.render(inputs, Tokenization(**how), Limits(16), prompt)
+        return [answer if isinstance(answer, PoolingError) else answer.token_ids.tolist() for answer in answers]
+
+    a, colon = 1037, 1024
+    text, conversation, empty, broken, ids = rendered(add_special_tokens=False)
+    assert (text, conversation, ids) == ([a + 3], [a, colon, a + 1, a + 2], [7])
+    assert "at least one message" in str(empty)
+    assert "lone surrogate" in str(broken)
+    assert rendered()[1] == [101, a, colon, a + 1, a + 2, 102]
+    assert rendered(truncate_prompt_tokens=2, add_special_tokens=False)[1] == [a, colon]
+    assert rendered(truncate_prompt_tokens=2, truncation_side="left")[1] == [a + 2, 102]
+    assert rendered("e ", add_special_tokens=False)[:2] == [[a + 4, a + 3], conversation]  # a prompt is for texts
+
+
+def test_a_conversation_that_is_too_long_is_refused_like_a_text(wordpiece: Tokenizer) -> None:
+    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=8, chat=ChatSettings(tokenizer_template=ANSWERED))
+
+    (answer,) = renderer.render([Chat([{"role": "u", "content": "x " * 30}])], Tokenization(), Limits(16))
+
+    assert isinstance(answer, PoolingError)
+    assert "maximum context length is 16 tokens" in str(answer)

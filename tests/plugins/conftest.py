@@ -1,0 +1,72 @@
+"""Packages with plugins in them, installed for one test, and an engine that answers with token ids."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from cenote.config import EngineConfig
+from cenote.engine.engine import PoolingEngine
+from cenote.engine.executor import EchoExecutor
+from cenote.loading.load import LoadedModel
+
+OURS, THEIRS = "cenote.io_processor_plugins", "vllm.io_processor_plugins"
+Offer = Callable[..., str]
+NUMBERS = count()
+EXAMPLE = Path(__file__).parents[2] / "examples" / "near_duplicates"
+TEXTS = [
+    "How do I reset my password?",
+    "Where is my parcel?",
+    "How can I reset my password?",
+    "Tell me where my parcel is!",
+    "The cat sleeps on the warm stone.",
+]
+
+
+@pytest.fixture
+def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
+    """Installs a package as pip would lay it down: a module, and its entry points beside it."""
+    modules: list[str] = []
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def install(plugin: str, source: str, *, group: str = OURS, entry: str = "entry") -> str:
+        module = f"offered_{next(NUMBERS)}"
+        modules.append(module)
+        (tmp_path / f"{module}.py").write_text(dedent(source).replace("THIS", module))
+        facts = tmp_path / f"{module}-1.0.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (facts / "entry_points.txt").write_text(f"[{group}]\n{plugin} = {module}:{entry}\n")
+        return module
+
+    yield install
+    for module in modules:
+        sys.modules.pop(module, None)
+
+
+@pytest.fixture
+def engine(loaded: LoadedModel) -> Iterator[PoolingEngine]:
+    """Answers every prompt with its own token ids; its tasks are embed and token_embed."""
+    engine = PoolingEngine(loaded, EngineConfig(dtype="float32"), EchoExecutor())
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that pip installed the example into."""
+    folder = tmp_path_factory.mktemp("installed")
+    source = folder / "source"  # the build leaves files beside it
+    shutil.copytree(EXAMPLE, source)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    subprocess.run(
+        [*pip, "--no-build-isolation", "--target", str(folder / "target"), str(source)], check=True, timeout=150
+    )
+    return folder / "target"

@@ -1,0 +1,86 @@
+"""The example package behind a real server process, with and without front-end processes before the engine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.plugins.conftest import TEXTS
+
+PATIENCE_S = 90.0
+
+
+@pytest.fixture(scope="module", params=["1", "2"], ids=["alone", "front-ends"])
+def client(
+    request: pytest.FixtureRequest, installed: Path, default_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    log = tmp_path_factory.mktemp("served") / "log"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [sys.executable, "-m", "cenote", "serve", str(default_folder), "--host", "127.0.0.1", "--port", str(port)]
+    words += ["--device", "cpu", "--io-processor-plugin", "near_duplicates", "--api-server-count", request.param]
+    path = os.pathsep.join([str(installed), str(Path(__file__).parents[2])])
+    with log.open("w") as written:
+        server = subprocess.Popen(words, stdout=written, stderr=written, env=os.environ | {"PYTHONPATH": path})
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+        try:
+            end = time.monotonic() + PATIENCE_S
+            while not is_ready(client):
+                assert server.poll() is None and time.monotonic() < end, log.read_text()
+                time.sleep(0.1)
+            yield client
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+def is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_data_is_answered_in_the_plugins_own_shape(client: httpx.Client) -> None:
+    reply = client.post("/pooling", json={"data": {"texts": TEXTS, "threshold": 0.8}})
+
+    assert reply.status_code == 200
+    body = reply.json()
+    assert set(body) == {"request_id", "created_at", "data"}
+    assert body["request_id"].startswith("pooling-")
+    assert body["data"]["kept"] == [0, 1, 4]
+    assert [(found["index"], found["of"]) for found in body["data"]["duplicates"]] == [(2, 0), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"texts": ["a"], "threshold": 2}, "threshold is a cosine between -1 and 1, got 2"),
+        ("text", "data is an object with texts and a threshold, got str"),
+        (None, "The 'data' field of the prompt is expected to contain the prompt data and it cannot be None."),
+    ],
+    ids=str,
+)
+def test_data_that_the_plugin_refuses_is_a_400_in_its_words(client: httpx.Client, data: object, words: str) -> None:
+    reply = client.post("/pooling", json={"data": data, "task": "plugin"})
+
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith(words)
+    assert reply.json()["error"]["param"] == "data"
+
+
+def test_every_other_task_is_served_as_before(client: httpx.Client) -> None:
+    pooled = client.post("/pooling", json={"input": "a", "task": "token_embed"})
+    embedded = client.post("/v1/embeddings", json={"input": "a"})
+
+    assert len(pooled.json()["data"][0]["data"]) == 3
+    assert len(embedded.json()["data"][0]["embedding"]) == 384

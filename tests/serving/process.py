@@ -1,0 +1,108 @@
+"""A server as people start it: a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+LISTENING = re.compile(r"listening on (\S+);")
+PLACE = ("--host", "127.0.0.1", "--port", "0")
+# several threads wait for each other, long where other processes have the cores
+QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+PATIENCE_S = 60.0  # far more than anything here takes
+
+
+class Served:
+    """One run of `cenote serve`; what it prints is kept as it comes."""
+
+    def __init__(self, *flags: str, **environment: str) -> None:
+        self.started = time.perf_counter()
+        self.lines: list[str] = []
+        self.changed = threading.Condition()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cenote", "serve", *(flags if "--uds" in flags else (*PLACE, *flags))],
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **QUIET, **environment},
+        )
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    @property
+    def address(self) -> str:
+        """As the server tells it, before the model is loaded."""
+        found = LISTENING.search(self.said(LISTENING.pattern))
+        assert found is not None, self.text
+        return found[1]
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    @property
+    def seconds(self) -> float:
+        """Since the start; where other processes have the cores, those that this one had."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return min(time.perf_counter() - self.started, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+
+    @property
+    def text(self) -> str:
+        return "".join(self.lines)
+
+    def said(self, pattern: str) -> str:
+        """The first line that looks like this, once it is there."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self._find(pattern) or self._ended(), PATIENCE_S), self.text
+            line = self._find(pattern)
+            assert line is not None, f"never said {pattern}:\n{self.text}"
+            return line
+
+    def ready(self) -> Served:
+        self.said("is ready after")
+        return self
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.address, timeout=PATIENCE_S, **options)
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        status = self.process.wait(PATIENCE_S)
+        self.reader.join(PATIENCE_S)
+        return status
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.signal()
+        try:
+            return self.wait()
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self.changed:
+                self.lines.append(line)
+                self.changed.notify_all()
+        self.process.stderr.close()
+        with self.changed:
+            self.changed.notify_all()
+
+    def _ended(self) -> bool:
+        return self.process.stderr is not None and self.process.stderr.closed
+
+    def _find(self, pattern: str) -> str | None:
+        return next((line for line in self.lines if re.search(pattern, line)), None)
