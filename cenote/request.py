@@ -160,6 +160,10 @@ class Pooled:
     num_input_tokens: int  # before truncation
     input_tokens_exact: bool = True  # False where a huge text was cut before all of it was counted
 
+    @property
+    def truncated(self) -> bool:
+        return self.num_tokens < self.num_input_tokens or not self.input_tokens_exact
+
 
 @dataclass(slots=True)
 class Scored:
@@ -170,6 +174,37 @@ class Scored:
     num_tokens: int
     num_input_tokens: int  # before truncation
     input_tokens_exact: bool = True
+
+    @property
+    def truncated(self) -> bool:
+        return self.num_tokens < self.num_input_tokens or not self.input_tokens_exact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginRequest:
+    """Data that only the IO processor plugin understands."""
+
+    data: Any
+    request_id: str
+    tokenization: Tokenization | None = None  # as the plugin says when unset
+    priority: int = 0
+    timing: Timing = field(default_factory=Timing)
+
+
+@dataclass(slots=True)
+class Processed:
+    """What the plugin made of it, in plain values, and what was read on the way."""
+
+    data: Any = None
+    num_inputs: int = 0
+    num_tokens: int = 0
+    num_truncated: int = 0
+
+    def count(self, answers: Sequence[Pooled | PoolingError]) -> None:
+        pooled = [answer for answer in answers if isinstance(answer, Pooled)]
+        self.num_inputs += len(pooled)
+        self.num_tokens += sum(answer.num_tokens for answer in pooled)
+        self.num_truncated += sum(answer.truncated for answer in pooled)
 
 
 @dataclass(slots=True)
@@ -221,7 +256,7 @@ class Engine(Protocol):
 
     async def detokenize(self, token_ids: Sequence[int]) -> str: ...
 
-    async def process(self, data: Any, *, request_id: str, priority: int = 0) -> Any:
+    async def process(self, request: PluginRequest) -> Processed:
         """Have the IO processor plugin turn its own kind of input into its own kind of answer."""
         ...
 

@@ -32,6 +32,8 @@ def facts(service: Service, where: str) -> dict[str, str]:
     if about.score_types:
         rows["scores"] = ", ".join(about.score_types)
     rows["runs"] = f"{about.dtype} on {about.device}"
+    if settings.api_server_count > 1:
+        rows["runs"] += f", behind {settings.api_server_count} front-end processes"
     rows["limits"] = (
         f"{about.max_model_len:,} tokens per input, {settings.max_request_items:,} inputs "
         f"and {settings.max_body_bytes / 1024**2:,.0f} MiB per request"

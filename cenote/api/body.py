@@ -82,8 +82,10 @@ def parse(kind: type[Body], raw: bytes | msgspec.Raw) -> Body:
 
 
 def _why_malformed(text: str, raw: bytes | msgspec.Raw) -> str:
-    half = "truncated" in text and HALF_AT_THE_END.search(bytes(memoryview(raw)[-ROOM_FOR_TWO_HALVES:]))
-    return "a lone surrogate is no text" if half or "surrogate" in text else _plain(text)
+    half = "surrogate" in text or "end of hex escape" in text
+    if "truncated" in text:
+        half = HALF_AT_THE_END.search(bytes(memoryview(raw)[-ROOM_FOR_TWO_HALVES:])) is not None
+    return "a lone surrogate is no text" if half else _plain(text)
 
 
 @lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from cenote.api.replies import TokenCounts, Usage
 from cenote.config import ServerConfig
 from cenote.errors import BadRequest, UnknownModel
-from cenote.request import About, Engine, Pooled, PoolRequest, Scored, ScoreRequest, Timing
+from cenote.request import About, Engine, PluginRequest, Pooled, PoolRequest, Scored, ScoreRequest, Timing
 
 Answer = TypeVar("Answer", Pooled, Scored)
 
@@ -25,6 +25,7 @@ class Call:
         self.num_items = 0  # inputs, or documents that were compared
         self.num_tokens = 0  # as the model read them
         self.num_truncated = 0  # inputs of which only a part was read
+        self.has_token_ids = False  # some input came as numbers, which mean words in one vocabulary only
 
     @property
     def about(self) -> About:
@@ -54,6 +55,7 @@ class Call:
     async def pool(self, request: PoolRequest) -> list[Pooled]:
         """All answers, or the error of the first input that failed."""
         self.check_count(len(request.inputs), "input")
+        self.has_token_ids = bool(request.inputs) and isinstance(request.inputs[0], list)
         return self._counted(await self.engine.pool(replace(request, timing=self.timing)))
 
     async def score(self, request: ScoreRequest) -> list[Scored]:
@@ -61,8 +63,12 @@ class Call:
         self.check_count(len(request.documents), "documents")
         return self._counted(await self.engine.score(replace(request, timing=self.timing)))
 
-    async def process(self, data: Any, *, priority: int = 0) -> Any:
-        return await self.engine.process(data, request_id=self.identity("pooling"), priority=priority)
+    async def process(self, request: PluginRequest) -> Any:
+        processed = await self.engine.process(replace(request, timing=self.timing))
+        self.num_items += processed.num_inputs
+        self.num_tokens += processed.num_tokens
+        self.num_truncated += processed.num_truncated
+        return processed.data
 
     def identity(self, prefix: str) -> str:
         return f"{prefix}-{self.request_id}"
@@ -91,5 +97,5 @@ class Call:
         self.num_items += len(answers)
         for answer in answers:
             self.num_tokens += answer.num_tokens
-            self.num_truncated += answer.num_tokens < answer.num_input_tokens
+            self.num_truncated += answer.truncated
         return cast("list[Any]", answers)

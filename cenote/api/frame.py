@@ -24,6 +24,12 @@ logger = logging.getLogger("cenote")
 SAFE_ID = re.compile(r"[\w.:/@+=-]{1,128}", re.ASCII)
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 LOOKING = frozenset(("GET", "HEAD", "OPTIONS"))
+# LangChain's OpenAIEmbeddings sends tiktoken's ids through this client unless it is told not to
+SENDER_OF_FOREIGN_IDS = "OpenAI/"
+FOREIGN_IDS = (
+    "token ids are read in the vocabulary of this model; ids of tiktoken mean other words to it: "
+    "send texts (LangChain: check_embedding_ctx_length=False)"
+)
 READABLE_ABROAD = ("x-request-id", "x-prompt-tokens", "x-truncated-inputs", "server-timing", "metadata", "retry-after")
 
 
@@ -32,6 +38,7 @@ class Frame:
         self.service = service
         self.app = across_origins(Guard(app, service.keys), service)
         self.root = service.settings.root_path.rstrip("/")
+        self.has_warned = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -41,7 +48,8 @@ class Frame:
             await self.app(scope, receive, send)
             return
         began = time.perf_counter()
-        given = Headers(scope=scope).get("x-request-id", "")
+        asked = Headers(scope=scope)
+        given = asked.get("x-request-id", "")
         scope["request_id"] = given if SAFE_ID.fullmatch(given) else uuid4().hex
         if self.root and scope["path"].startswith(self.root + "/"):  # a proxy that leaves its prefix on
             scope["path"] = scope["path"][len(self.root) :]
@@ -56,6 +64,8 @@ class Frame:
                 headers["x-request-id"] = scope["request_id"]
                 if self.service.state == "draining":
                     headers["connection"] = "close"
+                if self._is_doubtful(scope, asked):
+                    headers["warning"] = f'299 cenote "{FOREIGN_IDS}"'
             await send(message)
 
         self.service.num_in_flight += asks
@@ -75,6 +85,18 @@ class Frame:
             seconds = time.perf_counter() - began
             log_reply(scope, status, seconds)
             self._count(scope, status, seconds)
+
+    def _is_doubtful(self, scope: Scope, asked: Headers) -> bool:
+        """Whether token ids came that were probably made with another vocabulary; the log says so once."""
+        call = scope.get("call")
+        if call is None or not call.has_token_ids:
+            return False
+        if not asked.get("user-agent", "").startswith(SENDER_OF_FOREIGN_IDS):
+            return False
+        if not self.has_warned:
+            self.has_warned = True
+            logger.warning("request %s: %s", scope["request_id"], FOREIGN_IDS)
+        return True
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         engine = self.service.loaded

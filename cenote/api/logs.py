@@ -22,7 +22,7 @@ def configure(settings: ServerConfig) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines())
     level = settings.log_level.upper()
-    for name, least in (("cenote", level), ("uvicorn", "ERROR")):
+    for name, least in (("cenote", level), ("uvicorn", "ERROR"), ("asyncio", "ERROR")):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False

@@ -35,6 +35,7 @@ def run(service: Service, sockets: Sequence[socket.socket], load: Load) -> None:
     server.run(list(sockets))
     if server.failure is not None:
         raise server.failure
+    logger.info("stopped")
 
 
 class Server(uvicorn.Server):
@@ -98,8 +99,6 @@ class Server(uvicorn.Server):
             for task in late:
                 task.cancel()
             await asyncio.wait(late, timeout=LAST_WORDS_S)
-        if self.failure is None:
-            logger.info("stopped")
 
     def _unfinished(self) -> bool:
         return bool(self.server_state.connections or self.server_state.tasks)
@@ -107,16 +106,15 @@ class Server(uvicorn.Server):
     async def _accept_the_rest(self) -> None:
         """Clients that the kernel has let in but nobody has greeted; closing the socket would cut them off."""
         loop = asyncio.get_running_loop()
-
-        def connection() -> Connection:
-            return Connection(config=self.config, server_state=self.server_state, app_state={}, _loop=loop)
-
         for each in self.listening:
             with each, suppress(OSError):  # there are no more
                 while True:
                     client, _ = each.accept()
                     client.setblocking(False)
-                    await loop.connect_accepted_socket(connection, client, ssl=self.config.ssl)
+                    await loop.connect_accepted_socket(self.connection, client, ssl=self.config.ssl)
+
+    def connection(self) -> Connection:
+        return Connection(config=self.config, server_state=self.server_state, app_state={})
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name

@@ -44,13 +44,16 @@ def serve(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> i
     logger.info("listening on %s; loading %s", address(settings, listening), config.model or "the default model")
 
     if settings.api_server_count > 1:
-        from cenote.api.engine_process import run
+        from cenote.api.front_ends.engine_process import run
     else:
         from cenote.api.server import run
 
     engines: list[PoolingEngine] = []
 
     def load() -> PoolingEngine:
+        # torch's threads would wait for each other with the cores held, which those that speak HTTP need meanwhile;
+        # has to be said before torch is imported
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from cenote.engine.engine import PoolingEngine
 
         engines.append(PoolingEngine.load(config))

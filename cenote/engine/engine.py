@@ -29,7 +29,17 @@ from cenote.inputs.tokenizer import Cut, Tokenizer
 from cenote.loading.load import LoadedModel, load
 from cenote.metrics import Family
 from cenote.pooling.pooler import Ask
-from cenote.request import Input, PoolingParams, PoolRequest, Scored, ScoreRequest, Task, Tokenized
+from cenote.request import (
+    Input,
+    PluginRequest,
+    PoolingParams,
+    PoolRequest,
+    Processed,
+    Scored,
+    ScoreRequest,
+    Task,
+    Tokenized,
+)
 from cenote.scoring.scorer import Scorable, broadcast, check_pairing, choose
 
 logger = logging.getLogger("cenote")
@@ -138,16 +148,34 @@ class PoolingEngine:
 
     async def tokenize(self, item: Input, *, add_special_tokens: bool = True, strings: bool = False) -> Tokenized:
         """The ids of a prompt, whatever its length."""
-        ids = await asyncio.to_thread(self.renderer.tokenize, item, add_special_tokens=add_special_tokens)
-        return Tokenized(ids, self.tokenizer.strings(ids) if strings else None)
+
+        def tokenized() -> Tokenized:
+            ids = self.renderer.tokenize(item, add_special_tokens=add_special_tokens)
+            return Tokenized(ids, self.tokenizer.strings(ids) if strings else None)
+
+        return await asyncio.to_thread(tokenized)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         return await asyncio.to_thread(self.tokenizer.detokenize, token_ids)
 
-    async def process(self, data: Any, *, request_id: str, priority: int = 0) -> Any:
+    async def process(self, request: PluginRequest) -> Processed:
         if self.processor is None:
             raise Unsupported(NO_PLUGIN)
-        return await self.processor.process(data, self.pool, request_id=request_id, priority=priority)
+        processed = Processed()
+
+        async def pool(part: PoolRequest) -> Answers:
+            answers = await self.pool(replace(part, timing=request.timing))
+            processed.count(answers)
+            return answers
+
+        processed.data = await self.processor.process(
+            request.data,
+            pool,
+            request_id=request.request_id,
+            priority=request.priority,
+            tokenization=request.tokenization,
+        )
+        return processed
 
     async def statistics(self) -> list[Family]:
         return self.records.metrics.snapshot()

@@ -87,7 +87,7 @@ class Pending:
             self.num_done += 1
             if isinstance(answer, Pooled):
                 self.num_tokens += answer.num_tokens
-                self.num_truncated += answer.num_tokens < answer.num_input_tokens
+                self.num_truncated += answer.truncated
             finished = self.num_done == self.size
         if finished:
             if self.started is not None:

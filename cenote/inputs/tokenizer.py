@@ -20,6 +20,9 @@ PIECE_CHARS = 200_000
 SEAM_CHARS = 10_000
 # tokens at the cut end of a text that the whole might read otherwise: a word cut short makes no more than these
 SPOILT_TOKENS = 128
+# a text has fewer characters per token than this, unless it is made to have more; then no more of it is looked at
+CHARS_PER_TOKEN = 16
+LOOKED_AT_CHARS = 4_000_000
 # spaces that some tokenizers want taken out of what they have decoded, in this order
 CLEANED_UP = (
     *((f" {mark}", mark) for mark in ".?!,"),
@@ -89,8 +92,9 @@ class Tokenizer:
         return [self._encode([text])[0] if len(text) <= PIECE_CHARS else self._encode_long(text) for text in texts]
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included."""
-        text: str = self.raw.decode(self._checked(token_ids).tolist(), skip_special_tokens=False)
+        """The text of token ids, special tokens included; runs outside the interpreter lock."""
+        text: str
+        (text,) = self.raw.decode_batch([self._checked(token_ids).tolist()], skip_special_tokens=False)
         if self.clean_up:
             for found, instead in CLEANED_UP:
                 text = text.replace(found, instead)
@@ -128,13 +132,13 @@ class Tokenizer:
     def enough(self, text: str, max_tokens: int, side: TruncationSide, *, lower_case: bool | None = None) -> str:
         """As much of a huge text as decides its first `max_tokens` tokens, or its last when the left side is cut."""
         wanted = max_tokens + SPOILT_TOKENS
-        most = wanted * self.max_chars_per_token
+        most = wanted * min(self.max_chars_per_token, CHARS_PER_TOKEN)
         while len(text) > most:
             part = text[:most] if side == "right" else text[-most:]
             # white space and unknown words can hide any number of characters in few tokens
-            if len(self.encode([part], lower_case=lower_case)[0]) > wanted:
+            if most >= LOOKED_AT_CHARS or len(self.encode([part], lower_case=lower_case)[0]) > wanted:
                 return part
-            most *= 4
+            most = min(4 * most, LOOKED_AT_CHARS)
         return text
 
     def _encode(self, texts: Sequence[str]) -> list[TokenIds]:

@@ -37,14 +37,12 @@ class Matryoshka:
         if not self.supported and dimensions != self.full_size:  # clients that name the size it has change nothing
             raise Unsupported(
                 f'Model "{model}" does not support matryoshka representation, '
-                "changing output dimensions will lead to poor results.",
-                param="dimensions",
+                "changing output dimensions will lead to poor results."
             )
         if self.sizes and dimensions not in self.sizes:
             raise BadRequest(
                 f'Model "{model}" only supports {list(self.sizes)} matryoshka dimensions, '
-                "use other output dimensions will lead to poor results.",
-                param="dimensions",
+                "use other output dimensions will lead to poor results."
             )
         if not 1 <= dimensions <= self.full_size:
             raise BadRequest(

@@ -276,13 +276,13 @@ def test_dimensions_that_the_model_was_not_made_for_are_refused_in_the_words_of_
         client.post("/v1/embeddings", json={"input": "a", "dimensions": 32}),
         'Model "mini" does not support matryoshka representation, '
         "changing output dimensions will lead to poor results.",
-        "dimensions",
+        None,
     )
     refused(
         chat.post("/v1/embeddings", json={"input": "a", "dimensions": 16}),
         'Model "tiny" only supports [4, 8, 32] matryoshka dimensions, '
         "use other output dimensions will lead to poor results.",
-        "dimensions",
+        None,
     )
     for wrong in (0, -1, 2**40, "8", 8.5):
         reply = chat.post("/v1/embeddings", json={"input": "a", "dimensions": wrong})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -225,3 +226,20 @@ def test_a_request_that_is_cut_off_by_the_end_is_told_so(llm: LLM) -> None:
 
     assert sent[0]["status"] == 503
     assert b"stopped before the answer came" in sent[1]["body"]
+
+
+def test_ids_that_are_probably_of_another_vocabulary_are_answered_with_a_warning(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = client_of(llm)
+    openai = {"User-Agent": "OpenAI/Python 2.0"}
+
+    with caplog.at_level(logging.WARNING, "cenote"):
+        doubtful = [client.post("/v1/embeddings", json={"input": [[101, 102]]}, headers=openai) for _ in range(2)]
+        texts = client.post("/v1/embeddings", json={"input": ["a"]}, headers=openai)
+        known = client.post("/v1/embeddings", json={"input": [[101, 102]]})
+
+    assert [reply.status_code for reply in doubtful] == [200, 200]
+    assert all("check_embedding_ctx_length=False" in reply.headers["warning"] for reply in doubtful)
+    assert "warning" not in texts.headers and "warning" not in known.headers
+    assert len(caplog.messages) == 1

@@ -128,12 +128,12 @@ def test_dimensions_hold_here_as_well(embedder: LLM) -> None:
 
 
 def test_dimensions_are_never_ignored(embedder: LLM, cross_encoder: LLM, llm: LLM) -> None:
-    for client, words in (
-        (serve(embedder), 'Model "tiny" only supports [8, 32] matryoshka dimensions'),
-        (serve(cross_encoder), "Task 'classify' only supports ['use_activation'] parameters"),
-        (serve(llm), 'Model "mini" does not support matryoshka representation'),
+    for client, words, param in (
+        (serve(embedder), 'Model "tiny" only supports [8, 32] matryoshka dimensions', None),
+        (serve(cross_encoder), "Task 'classify' only supports ['use_activation'] parameters", "dimensions"),
+        (serve(llm), 'Model "mini" does not support matryoshka representation', None),
     ):
-        refused(client.post("/pooling", json={"input": "a", "dimensions": 16}), words, "dimensions")
+        refused(client.post("/pooling", json={"input": "a", "dimensions": 16}), words, param)
 
 
 def test_token_ids_conversations_and_truncation_are_those_of_embeddings(embedder: LLM) -> None:
@@ -233,6 +233,7 @@ def test_data_goes_through_the_plugin(offer: Offer, tmp_path: Path) -> None:  # 
         client = serve(llm)
         reply = client.post("/pooling", json={"data": TEXTS, "priority": 1}, headers={"x-request-id": "r-5"})
         invoked = client.post("/invocations", json={"data": TEXTS}, headers={"x-request-id": "r-5"})
+        cut = client.post("/pooling", json={"data": TEXTS, "truncate_prompt_tokens": 4})
         pooled(client, input="a")
         for body, words, param in (
             ({"data": "a"}, "data is a list of texts", "data"),
@@ -246,6 +247,9 @@ def test_data_goes_through_the_plugin(offer: Offer, tmp_path: Path) -> None:  # 
     assert reply.json()["request_id"] == "pooling-r-5"
     assert reply.json()["data"] == {"lengths": [8, 3, 9], "asked": "pooling-r-5"}
     assert invoked.json()["data"] == reply.json()["data"]
+    assert reply.headers["x-prompt-tokens"] == "20"
+    assert cut.json()["data"]["lengths"] == [4, 3, 4]
+    assert cut.headers["x-truncated-inputs"] == "2"
 
 
 def test_data_without_a_plugin_is_refused(embedder: LLM) -> None:

@@ -33,6 +33,9 @@ os.environ |= {
 }
 HERE = ("127.0.0.1", b"127.0.0.1", "localhost", None)
 KEY = "your-api-key"
+TEXTS = ["a cenote is a natural pit", "the price of bread", "how deep is it?"]
+QUERY = "who live in the old city?"
+DOCUMENTS = ["the dog and the cat", "people live in the old city", "a red bird", "two big fish in the river"]
 PROMPTS = {"query": "search query: ", "document": "the book: "}
 LABELS = {0: "good", 1: "bad"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # several wait for each other, long where other processes have the cores
@@ -100,16 +103,17 @@ def embedder(llm: LLM) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A tiny Qwen3 embedder behind a key: prompts, a chat template, long texts in pieces. 32 numbers, 66 tokens."""
+    """A tiny Qwen3 embedder behind a key and two front-end processes: 32 numbers, 66 tokens, longer texts in pieces."""
     folder = tmp_path_factory.mktemp("guarded")
     save_tiny(folder, "Qwen3Model")
     add_chat_template(folder)
     add_prompts(folder)
     pooler = {"pooling_type": "MEAN", "normalize": True, "enable_chunked_processing": True, "max_embed_len": 1_572_864}
     words = ["--task", "embed", "--override-pooler-config", json.dumps(pooler), "--trust-remote-code"]
+    words += ["--api-key", KEY, "--api-server-count", "2"]
     with (
         LLM(str(folder), served_model_name="tiny", pooler_config=pooler, **EXACT) as model,
-        serving(model, "tiny", str(folder), *words, "--api-key", KEY) as server,
+        serving(model, "tiny", str(folder), *words) as server,
     ):
         yield server
 

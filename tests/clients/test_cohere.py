@@ -11,14 +11,11 @@ import cohere
 import numpy as np
 import pytest
 
-from tests.clients.conftest import KEY, PROMPTS, Server, close
+from tests.clients.conftest import DOCUMENTS, KEY, PROMPTS, QUERY, TEXTS, Server, close
 
 # its version 1 joins replies by methods that pydantic is about to drop
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecationWarning:cohere")
 
-TEXTS = ["a cenote is a natural pit", "the price of bread", "how deep is it?"]
-QUERY = "who live in the old city?"
-DOCUMENTS = ["the dog and the cat", "people live in the old city", "a red bird", "two big fish in the river"]
 TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 

@@ -15,14 +15,10 @@ from langchain_core.documents import Document
 from langchain_openai import OpenAIEmbeddings
 from pydantic import SecretStr
 
-from tests.clients.conftest import KEY, PROMPTS, Server, close
+from tests.clients.conftest import DOCUMENTS, KEY, PROMPTS, QUERY, TEXTS, Server, close
 
 # langchain-cohere asks through version 1 of cohere, which joins replies by methods that pydantic is about to drop
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecationWarning:cohere")
-
-TEXTS = ["a cenote is a natural pit", "the price of bread", "how deep is it?"]
-QUERY = "who live in the old city?"
-DOCUMENTS = ["the dog and the cat", "people live in the old city", "a red bird", "two big fish in the river"]
 
 
 @pytest.fixture

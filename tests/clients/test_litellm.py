@@ -9,14 +9,10 @@ from typing import Any
 import litellm
 import pytest
 
-from tests.clients.conftest import KEY, Server, close
+from tests.clients.conftest import DOCUMENTS, KEY, QUERY, TEXTS, Server, close
 
 # about its types, when it first makes use of them
 pytestmark = pytest.mark.filterwarnings("ignore:Item '.*' on TypedDict class '.*' is using the `ReadOnly` qualifier")
-
-TEXTS = ["a cenote is a natural pit", "the price of bread", "how deep is it?"]
-QUERY = "who live in the old city?"
-DOCUMENTS = ["the dog and the cat", "people live in the old city", "a red bird", "two big fish in the river"]
 
 
 def embed(server: Server, **options: Any) -> Any:

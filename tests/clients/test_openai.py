@@ -83,11 +83,10 @@ def test_a_model_without_matryoshka_refuses_dimensions_in_the_words_of_the_guide
         'Model "tiny" does not support matryoshka representation, changing output dimensions will lead to poor results.'
     )
     error = refused.value
-    assert (error.status_code, error.code, error.type, error.param) == (400, 400, "BadRequestError", "dimensions")
-    assert isinstance(error.body, dict) and error.body["message"].startswith(words)
-    flat = error.response.json()  # as the guide shows it
-    assert flat["message"].startswith(words)
-    assert (flat["object"], flat["type"], flat["code"]) == ("error", "BadRequestError", 400)
+    assert (error.status_code, error.code, error.type, error.param) == (400, 400, "BadRequestError", None)
+    assert isinstance(error.body, dict) and error.body["message"] == words
+    guide = {"object": "error", "message": words, "type": "BadRequestError", "param": None, "code": 400}
+    assert error.response.json().items() >= guide.items()
 
 
 def test_the_size_that_a_model_has_anyway_is_no_change(keyed: openai.OpenAI, guarded: Server) -> None:

@@ -94,8 +94,8 @@ def test_curl_is_refused_other_sizes_in_the_printed_body(guarded: Server) -> Non
     reply = curl(guarded, "/v1/embeddings", body, "-H", f"Authorization: Bearer {KEY}")
 
     words = "does not support matryoshka representation, changing output dimensions will lead to poor results."
-    assert reply["message"].startswith(f'Model "tiny" {words}')
-    assert (reply["object"], reply["type"], reply["code"]) == ("error", "BadRequestError", 400)
+    printed = {"object": "error", "type": "BadRequestError", "param": None, "code": 400}
+    assert reply.items() >= {**printed, "message": f'Model "tiny" {words}'}.items()
 
 
 @pytest.mark.parametrize("ask", [curl, post], ids=["curl", "requests"])

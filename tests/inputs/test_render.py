@@ -235,6 +235,14 @@ def test_a_word_behind_millions_of_spaces_is_found(renderer: Renderer) -> None:
     assert ids(renderer, " " * 3_000_000 + "a", truncate_prompt_tokens=-1) == [CLS, LETTERS[0], SEP]
 
 
+def test_behind_even_more_spaces_nobody_looks_any_more_and_the_answer_says_so(renderer: Renderer) -> None:
+    for text, side in ((" " * 5_000_000 + "a", "right"), ("a" + " " * 5_000_000, "left")):
+        (cut,) = renderer.render([text], Tokenization(truncate_prompt_tokens=-1, truncation_side=side), LIMITS)
+
+        assert isinstance(cut, Rendered) and cut.token_ids.tolist() == [CLS, SEP]
+        assert not cut.input_tokens_exact
+
+
 def test_millions_of_words_are_cut_without_reading_them_all(renderer: Renderer) -> None:
     began = time.monotonic()
 

@@ -137,6 +137,12 @@ def test_a_length_the_model_was_not_trained_for_is_refused(
         plan(PoolerConfig(dimensions=dimensions), matryoshka=matryoshka)
 
 
+def test_the_length_that_a_model_has_anyway_needs_no_training() -> None:
+    resolved = plan(matryoshka=Matryoshka(False, (), 32))
+
+    assert resolved.options("embed", PoolingParams(dimensions=32)) == Options(True, 32)
+
+
 def test_sigma_must_divide() -> None:
     with pytest.raises(BadRequest, match=r"logit_sigma cannot be 0 \(division by zero\)"):
         PoolerConfig(logit_sigma=0.0)

@@ -67,7 +67,7 @@ class Serving(Served):
 
     def front_ends(self) -> list[int]:
         """The processes that speak HTTP, in the order of their birth."""
-        return sorted(pid for pid in children(self.process.pid) if "cenote.api.front_end" in command(pid))
+        return sorted(pid for pid in children(self.process.pid) if "cenote.api.front_ends.front_end" in command(pid))
 
     def owner(self, client: HTTPConnection) -> int | None:
         """The front-end at the other end of a connection."""
@@ -224,8 +224,23 @@ def test_both_front_ends_answer_and_neither_knows_torch(serving: Serving) -> Non
     assert "libtorch" in Path(f"/proc/{serving.process.pid}/maps").read_text()
 
 
+def test_a_burst_of_clients_is_shared_among_front_ends(serving: Serving) -> None:
+    wait_until(lambda: load(serving) == 0)
+    clients = [serving.connect() for _ in range(16)]
+    for client in clients:
+        client.connect()
+    for client in clients:
+        client.request("GET", "/version")
+    for client in clients:
+        client.getresponse().read()
+
+    owners = [serving.owner(client) for client in clients]
+
+    assert min(owners.count(pid) for pid in serving.front_ends()) >= 4
+
+
 def test_what_a_front_end_imports_has_no_torch() -> None:
-    code = "import sys, cenote.api.front_end; print('torch' in sys.modules)"
+    code = "import sys, cenote.api.front_ends.front_end; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=PATIENCE_S
     )
@@ -328,6 +343,18 @@ def test_work_of_a_killed_front_end_is_dropped_in_the_engine(serving: Serving) -
 
     assert gauge(clients[survivor], "cenote_requests_total", outcome="cancelled") == before + 1
     wait_until(lambda: len(serving.front_ends()) == 2)
+
+
+def test_a_client_that_hangs_up_has_its_work_dropped_in_the_engine(serving: Serving) -> None:
+    leaves, stays = connections(serving, 2)
+    before = gauge(stays, "cenote_requests_total", outcome="cancelled")
+    leaves.request("POST", "/v1/embeddings", json.dumps(MUCH), {"content-type": "application/json"})
+    wait_until(lambda: gauge(stays, "cenote_requests_running") == 1)
+
+    leaves.close()
+
+    wait_until(lambda: gauge(stays, "cenote_requests_running") == 0)
+    assert gauge(stays, "cenote_requests_total", outcome="cancelled") == before + 1
 
 
 def gauge(client: HTTPConnection, name: str, **labels: str) -> float:
@@ -471,7 +498,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_front_ends_too(tmp_path: Path) -
 # a model for which every batch takes longer than it may
 DYING = """
 import sys, time
-from cenote.api.engine_process import run
+from cenote.api.front_ends.engine_process import run
 from cenote.api.listen import address, listen
 from cenote.api.logs import configure
 from cenote.api.service import Service
@@ -495,10 +522,9 @@ run(Service(settings), [listening], engine)
 
 def test_an_engine_that_dies_ends_everything_and_whoever_waits_is_told(folder: Path, tmp_path: Path) -> None:
     words, log = [sys.executable, "-c", DYING, str(folder)], tmp_path / "log"
-    with (
-        log.open("wb") as file,
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=file, text=True) as process,
-    ):
+    with log.open("wb") as file:
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=file, text=True)
+    try:
         assert process.stdout is not None
         client = HTTPConnection("127.0.0.1", int(process.stdout.readline()), timeout=PATIENCE_S)
         wait_until(lambda: post(client, "/tokenize", {"prompt": "a"})[0] == 200)
@@ -512,3 +538,6 @@ def test_an_engine_that_dies_ends_everything_and_whoever_waits_is_told(folder: P
         assert process.wait(PATIENCE_S) == 1
         assert "EngineStopped" in log.read_text().splitlines()[-1]
         assert not any(map(alive, front_ends))
+    finally:
+        process.kill()
+        process.communicate()

@@ -74,9 +74,9 @@ def test_old_versions_of_tls_are_refused(start: Start, tmp_path: Path) -> None:
         context = ssl.create_default_context(cafile=cert)
         context.set_ciphers("ALL:@SECLEVEL=0")
         context.minimum_version = context.maximum_version = version
-        with socket.create_connection(("127.0.0.1", served.port)) as raw:
-            with context.wrap_socket(raw, server_hostname="127.0.0.1") as secure:
-                return secure.version()
+        raw = socket.create_connection(("127.0.0.1", served.port))
+        with raw, context.wrap_socket(raw, server_hostname="127.0.0.1") as secure:
+            return secure.version()
 
     assert greet(ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
     for version in (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):

@@ -30,6 +30,8 @@ STANDARD_INPUT_TYPES: Mapping[str, Sequence[str]] = {
     "image": (),
 }
 PositiveCount = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+# the tokens of a huge text are not counted to its end; the engine knows what it can read by then
+MAX_COUNTED_CHARS = 1_000_000
 # a little more than what rounding makes of a length of 1
 LENGTH_1 = 1.001
 
@@ -191,12 +193,12 @@ def tokenization(body: EmbedBody, about: About) -> Tokenization:
 
 async def check_lengths(call: Call, texts: Sequence[str], prompt: str | None, max_tokens: int) -> None:
     """Refuse a text that is too long before the model has run on the others."""
-    for index, tokenized in enumerate(
-        await asyncio.gather(*(call.engine.tokenize((prompt or "") + text) for text in texts))
-    ):
+    counted = [((prompt or "") + text)[:MAX_COUNTED_CHARS] for text in texts]
+    for index, tokenized in enumerate(await asyncio.gather(*map(call.engine.tokenize, counted))):
         if (count := len(tokenized.token_ids)) > max_tokens:
+            about = f"{'at least ' if len(counted[index]) == MAX_COUNTED_CHARS else ''}{count}"
             error = InputTooLong(
-                f"Input of {count} tokens exceeds max_tokens={max_tokens} with truncate=NONE. "
+                f"Input of {about} tokens exceeds max_tokens={max_tokens} with truncate=NONE. "
                 "Set truncate to END or START to allow truncation.",
                 param="max_tokens",
             )

@@ -17,7 +17,7 @@ from cenote.api.replies import Reply, TokenCounts, Usage, json_reply
 from cenote.api.scoring_fields import Scoring, Sides
 from cenote.api.vectors import check_form, vector_reply
 from cenote.errors import BadRequest, InvalidBody, Unsupported
-from cenote.request import About, Pooled, PoolRequest, Task, task_called
+from cenote.request import About, PluginRequest, Pooled, PoolRequest, Task, task_called
 from cenote.sides import side_texts
 
 # the names that the two sides of a comparison go by, in the order in which they are looked for
@@ -143,8 +143,17 @@ async def plugin(body: PoolingBody, call: Call) -> Reply:
         raise BadRequest("The 'data' field is only supported for the 'plugin' pooling task.", param="data")
     if body.data is not None and (body.input is not None or body.messages is not None):
         raise InvalidBody("data: a plugin reads data alone; leave out input and messages", param="body.data")
-    made = await call.process(body.data, priority=body.priority or 0)
-    return json_reply(PluginAnswer(call.identity("pooling"), call.created, made))
+    identity = call.identity("pooling")
+    cuts = body.truncate_prompt_tokens is not None or body.truncation_side is not None
+    made = await call.process(
+        PluginRequest(
+            data=body.data,
+            request_id=identity,
+            tokenization=body.how() if cuts else None,
+            priority=body.priority or 0,
+        )
+    )
+    return json_reply(PluginAnswer(identity, call.created, made))
 
 
 def wanted_task(name: str | None, about: About) -> Task:

@@ -12,18 +12,20 @@ import numpy as np
 import pytest
 
 from cenote import LLM
-from cenote.api.answering import Answering
-from cenote.api.channel import Channel
-from cenote.api.remote import REPLIES_AT_ONCE, RemoteEngine
-from cenote.api.wire import FromEngine, FromFrontEnd
+from cenote.api.front_ends.answering import Answering
+from cenote.api.front_ends.channel import Channel
+from cenote.api.front_ends.remote import REPLIES_AT_ONCE, RemoteEngine
+from cenote.api.front_ends.wire import FromEngine, FromFrontEnd
 from cenote.errors import BadRequest, EngineStopped, InputTooLong, PoolingError, Unsupported
 from cenote.request import (
     Embeds,
     Engine,
     Pair,
+    PluginRequest,
     Pooled,
     PoolingParams,
     PoolRequest,
+    Processed,
     Scored,
     ScoreRequest,
     Timing,
@@ -297,15 +299,22 @@ def test_data_for_a_plugin_goes_there_and_back_as_plain_values(llm: LLM) -> None
     class Doubling:
         about = llm.engine.about
 
-        async def process(self, data: Any, *, request_id: str, priority: int = 0) -> Any:
-            return {"twice": [data, data], "id": request_id, "priority": priority, "large": 2**80}
-
-    async def question() -> Any:
-        async with remote(Doubling()) as (far, _):  # type: ignore[arg-type]
-            return await far.process({"a": [1, None, 1.5, "☃"]}, request_id="r", priority=3)
+        async def process(self, request: PluginRequest) -> Processed:
+            request.timing.inference = 1.5
+            assert request.tokenization == Tokenization(truncate_prompt_tokens=4)
+            made = {"twice": [request.data, request.data], "id": request.request_id, "large": 2**80}
+            return Processed(made, num_inputs=request.priority, num_tokens=8, num_truncated=1)
 
     data = {"a": [1, None, 1.5, "☃"]}
-    assert asyncio.run(question()) == {"twice": [data, data], "id": "r", "priority": 3, "large": 2**80}
+    given = PluginRequest(data=data, request_id="r", priority=3, tokenization=Tokenization(truncate_prompt_tokens=4))
+
+    async def question() -> Processed:
+        async with remote(Doubling()) as (far, _):  # type: ignore[arg-type]
+            return await far.process(given)
+
+    made = {"twice": [data, data], "id": "r", "large": 2**80}
+    assert asyncio.run(question()) == Processed(made, num_inputs=3, num_tokens=8, num_truncated=1)
+    assert given.timing.inference == 1.5
 
 
 def test_a_pair_of_texts_is_read_the_same_near_and_far(llm: LLM) -> None:

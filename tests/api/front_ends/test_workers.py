@@ -10,11 +10,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
-from cenote.api import workers
+from cenote.api.front_ends import workers
+from cenote.api.front_ends.channel import ALIGNMENT, PREFIX
+from cenote.api.front_ends.wire import Listening, Message
+from cenote.api.front_ends.workers import FrontEnds
 from cenote.api.service import Service
-from cenote.api.workers import FrontEnds
 from cenote.config import ServerConfig
 from cenote.errors import PoolingError
 
@@ -28,14 +31,20 @@ def never() -> None:
 def spawning(code: str) -> Any:
     """In place of a front-end, a process that does something else with its end of the line."""
 
-    def spawn(listeners: Sequence[socket.socket]) -> Spawned:
+    def spawn(shared: Sequence[int]) -> Spawned:
         here, there = socket.socketpair()
         with there:
-            process = subprocess.Popen([sys.executable, "-S", "-c", code], pass_fds=[there.fileno()])
+            words = [sys.executable, "-S", "-c", code, str(there.fileno())]
+            process = subprocess.Popen(words, pass_fds=[there.fileno()])
         here.setblocking(False)
         return process, here
 
     return spawn
+
+
+def frame(message: Message) -> bytes:
+    words = msgspec.msgpack.encode(message)
+    return (PREFIX.pack(len(words), 0) + words).ljust(-(-(PREFIX.size + len(words)) // ALIGNMENT) * ALIGNMENT, b"\0")
 
 
 def test_front_ends_that_never_come_up_end_the_server_after_a_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +74,7 @@ def test_a_system_without_room_for_a_process_is_tried_again(
 ) -> None:
     tries: list[float] = []
 
-    def no_room(listeners: Sequence[socket.socket]) -> Spawned:
+    def no_room(shared: Sequence[int]) -> Spawned:
         tries.append(time.monotonic())
         raise OSError(11, "Resource temporarily unavailable")
 
@@ -100,3 +109,34 @@ def test_a_front_end_that_does_not_end_in_time_is_killed(monkeypatch: pytest.Mon
 
     asyncio.run(start())
     assert [process.wait(10) for process in processes] == [-9, -9]
+
+
+def test_one_front_end_that_stays_is_reason_enough_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first comes up and stays, the second never does."""
+    listens = f"""
+import socket, sys, time
+line = socket.socket(fileno=int(sys.argv[1]))
+line.send({frame(Listening())!r})
+time.sleep(600)
+"""
+    spawned: list[int] = []
+
+    def spawn(shared: Sequence[int]) -> Spawned:
+        spawned.append(len(spawned))
+        return spawning(listens if len(spawned) == 1 else "raise SystemExit(3)")(shared)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(workers, "spawn", spawn)
+    monkeypatch.setattr(workers, "MARGIN_S", 0.2)
+    failures: list[BaseException] = []
+
+    async def start() -> None:
+        settings = ServerConfig(api_server_count=2, shutdown_delay_s=0.0, shutdown_timeout_s=0.0)
+        front_ends = FrontEnds(Service(settings), [], never, failures.append)
+        front_ends.start()
+        while len(spawned) < workers.NUM_TRIES + 3:
+            await asyncio.sleep(0.01)
+        assert [front_end.came_up for front_end in front_ends.running.values() if front_end.number == 1] == [True]
+        await front_ends.drain()
+
+    asyncio.run(start())
+    assert not failures

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from cenote import LLM, errors
-from cenote.api.channel import BUFFER_BYTES, Channel
 from cenote.api.encoding import Floats
-from cenote.api.packing import (
+from cenote.api.front_ends.channel import BUFFER_BYTES, Channel
+from cenote.api.front_ends.packing import (
     about_of,
     as_error,
     as_fault,
@@ -34,7 +34,17 @@ from cenote.api.packing import (
     scores_message,
     vectors_message,
 )
-from cenote.api.wire import Counted, Failed, FromEngine, FromFrontEnd, Message, Ready, Text, Tokenize, Welcome
+from cenote.api.front_ends.wire import (
+    Counted,
+    Failed,
+    FromEngine,
+    FromFrontEnd,
+    Message,
+    Ready,
+    Text,
+    Tokenize,
+    Welcome,
+)
 from cenote.config import ServerConfig
 from cenote.errors import BadRequest, InputTooLong, NumericalError, PoolingError, Unsupported
 from cenote.metrics import Family, Series
@@ -170,7 +180,17 @@ def test_embeddings_as_input_are_refused_with_what_would_work() -> None:
 
 @pytest.mark.parametrize(
     "shapes",
-    [[(384,)] * 32, [(3, 8), (5, 8), (1, 8)], [(4, 8)] * 3, [(20_000,)] * 4, [(0, 8), (2, 8)], [()], [(1,)], []],
+    [
+        [(384,)] * 32,
+        [(3, 8), (5, 8), (1, 8)],
+        [(4, 8)] * 3,
+        [(20_000,)] * 4,
+        [(0, 8), (2, 8)],
+        [(0, 8)] * 2,
+        [()],
+        [(1,)],
+        [],
+    ],
     ids=str,
 )
 def test_answers_of_any_shape_come_back_bit_for_bit(shapes: list[tuple[int, ...]]) -> None:

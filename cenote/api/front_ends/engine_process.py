@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import uvloop
 
 from cenote.api.banner import banner
+from cenote.api.front_ends.workers import FrontEnds
 from cenote.api.listen import tls_context
 from cenote.api.loading import Load, load_beside
 from cenote.api.service import Service
-from cenote.api.workers import FrontEnds
 from cenote.errors import EngineStopped
 from cenote.request import Engine
 
@@ -30,6 +30,7 @@ def run(service: Service, sockets: Sequence[socket.socket], load: Load) -> None:
     uvloop.run(process.serve())
     if process.failure is not None:
         raise process.failure
+    logger.info("stopped")
 
 
 class EngineProcess:

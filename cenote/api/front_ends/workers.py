@@ -12,12 +12,25 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from tempfile import TemporaryFile
 
-from cenote.api.answering import Answering
-from cenote.api.channel import Channel
-from cenote.api.packing import as_fault, as_json
+from cenote.api.front_ends.answering import Answering
+from cenote.api.front_ends.channel import Channel
+from cenote.api.front_ends.door import CLOSED, SLOT_BYTES, Crowd
+from cenote.api.front_ends.packing import as_fault, as_json
+from cenote.api.front_ends.wire import (
+    Aboard,
+    AllAboard,
+    Dead,
+    Drain,
+    Elsewhere,
+    FromFrontEnd,
+    Listening,
+    Ready,
+    Seen,
+    Welcome,
+)
 from cenote.api.service import Service
-from cenote.api.wire import Aboard, AllAboard, Dead, Drain, Elsewhere, FromFrontEnd, Listening, Ready, Seen, Welcome
 from cenote.errors import PoolingError
 from cenote.request import Engine
 
@@ -45,6 +58,11 @@ class FrontEnds:
     ) -> None:
         self.service = service
         self.listeners = listeners
+        count = service.settings.api_server_count
+        with TemporaryFile() as file:
+            file.truncate(SLOT_BYTES * count)
+            self.crowd = Crowd(file.fileno(), count)
+            self.shared = os.dup(file.fileno())
         self.all_aboard = all_aboard  # called when all of them have the model
         self.failed = failed  # called when there is no hope for them
         self.running: dict[int, FrontEnd] = {}
@@ -59,6 +77,8 @@ class FrontEnds:
 
     def start(self) -> None:
         numbers = range(1, self.service.settings.api_server_count + 1)
+        for number in numbers:
+            self.crowd.set(number, CLOSED)
         self._keepers = [asyncio.create_task(self._keep(number)) for number in numbers]
         self._telling = asyncio.create_task(self._tell_load())
 
@@ -84,6 +104,7 @@ class FrontEnds:
             front_end.process.kill()
         await asyncio.wait(self._keepers)
         self._telling.cancel()
+        os.close(self.shared)
 
     async def _keep(self, number: int) -> None:
         """One front-end after the other under the same number, until the server stops."""
@@ -110,14 +131,14 @@ class FrontEnds:
         except OSError as error:  # no room for one more process, for the moment
             return f"could not be started ({error.strerror})"
         await front_end.ended.wait()
+        self.crowd.set(number, CLOSED)
         status = await front_end.status()
         del self.running[number]
         self._look_around()
-        self._any_came_up |= front_end.came_up
         return f"(process {front_end.process.pid}) has ended by {status}, and {front_end.num_dropped} requests with it"
 
     async def _start(self, number: int) -> FrontEnd:
-        process, end = spawn(self.listeners)
+        process, end = spawn([self.shared, *(listener.fileno() for listener in self.listeners)])
         front_end = FrontEnd(number, process, self._look_around)
         await front_end.channel.connect(end)
         front_end.channel.send(Welcome(self.service.settings, number, self.service.began, self.service.created))
@@ -130,7 +151,8 @@ class FrontEnds:
         return front_end
 
     def _look_around(self) -> None:
-        """A front-end came aboard, or went: when no other is missing, they say that they are ready."""
+        """A front-end came, or went: when all that are there have the model, they say that they are ready."""
+        self._any_came_up |= any(front_end.came_up for front_end in self.running.values())
         if self._open or not self.running or not all(front_end.aboard for front_end in self.running.values()):
             return
         self._open = True
@@ -149,11 +171,11 @@ class FrontEnds:
 class FrontEnd:
     """One process, and the line to it."""
 
-    def __init__(self, number: int, process: subprocess.Popen[bytes], came_aboard: Callable[[], None]) -> None:
+    def __init__(self, number: int, process: subprocess.Popen[bytes], changed: Callable[[], None]) -> None:
         self.number = number
         self.process = process
         self.channel: Channel[FromFrontEnd] = Channel(FromFrontEnd, self._receive, self._gone)
-        self.came_aboard = came_aboard
+        self.changed = changed  # called when it has come a step further
         self.came_up = self.aboard = False
         self.ended = asyncio.Event()
         self.num_in_flight = 0
@@ -180,12 +202,10 @@ class FrontEnd:
         return f"status {code}" if code >= 0 else signal.Signals(-code).name
 
     def _receive(self, message: FromFrontEnd, numbers: bytes | memoryview) -> None:
-        if isinstance(message, Listening):
-            self.came_up = True
-            return
-        if isinstance(message, Aboard):
-            self.aboard = True
-            self.came_aboard()
+        if isinstance(message, Listening | Aboard):
+            self.came_up |= isinstance(message, Listening)
+            self.aboard |= isinstance(message, Aboard)
+            self.changed()
             return
         if isinstance(message, Seen):
             self.num_in_flight = message.num_in_flight
@@ -199,13 +219,13 @@ class FrontEnd:
             self.answering.abandon()
 
 
-def spawn(listeners: Sequence[socket.socket]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A fresh interpreter that shares the listening sockets, and our end of the line to it."""
+def spawn(shared: Sequence[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A fresh interpreter that shares these open files, and our end of the line to it."""
     here, there = socket.socketpair()
-    shared = [there.fileno(), *(listener.fileno() for listener in listeners)]
+    shared = [there.fileno(), *shared]
     # it finds the same modules as this process, and numpy there starts no threads for mathematics that nobody does
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-m", "cenote.api.front_end", *map(str, shared)]
+    command = [sys.executable, "-P", "-m", "cenote.api.front_ends.front_end", *map(str, shared)]
     # Ctrl-C reaches every process of a terminal; this one decides what it means, and blocked signals are inherited
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

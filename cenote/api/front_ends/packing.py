@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import msgspec
 import numpy as np
 
 from cenote import errors
 from cenote.api.encoding import Floats, as_array
-from cenote.api.wire import (
+from cenote.api.front_ends.wire import (
     ChatItem,
     Fault,
     Item,
@@ -18,6 +18,7 @@ from cenote.api.wire import (
     Lengths,
     PairItem,
     Pool,
+    Process,
     Ready,
     Score,
     Scores,
@@ -31,6 +32,7 @@ from cenote.request import (
     Embeds,
     Input,
     Pair,
+    PluginRequest,
     Pooled,
     PoolingParams,
     PoolRequest,
@@ -66,13 +68,23 @@ def pool_message(number: int, request: PoolRequest) -> Pool:
 def pool_request(message: Pool, timing: Timing) -> PoolRequest:
     return PoolRequest(
         task=message.task,
-        inputs=[as_input(item) for item in message.inputs],
+        inputs=as_inputs(message.inputs),
         params=message.params,
         tokenization=message.tokenization,
         prompt=message.prompt,
         prompt_name=message.prompt_name,
         priority=message.priority,
         keep_going=message.keep_going,
+        timing=timing,
+    )
+
+
+def plugin_request(message: Process, timing: Timing) -> PluginRequest:
+    return PluginRequest(
+        data=from_json(message.data),
+        request_id=message.request_id,
+        tokenization=message.tokenization,
+        priority=message.priority,
         timing=timing,
     )
 
@@ -112,9 +124,15 @@ def score_request(message: Score, timing: Timing) -> ScoreRequest:
 
 
 def as_items(inputs: Sequence[Input]) -> list[Item]:
-    if isinstance(inputs, list) and all(type(item) is str for item in inputs):
-        return inputs
-    return [as_item(item) for item in inputs]
+    return inputs if only_texts(inputs) else [as_item(item) for item in inputs]
+
+
+def as_inputs(items: list[Item]) -> list[Input]:
+    return items if only_texts(items) else [as_input(item) for item in items]
+
+
+def only_texts(inputs: Sequence[object]) -> TypeGuard[list[Any]]:
+    return isinstance(inputs, list) and all(type(item) is str for item in inputs)
 
 
 def as_item(item: Input) -> Item:
@@ -169,35 +187,30 @@ def vectors_message(
 ) -> tuple[Vectors, list[Floats]]:
     """The words, and the numbers that follow them."""
     pooled = [each for each in answers if isinstance(each, Pooled)]
-    shapes = [tuple(each.data.shape) for each in pooled]
-    message = Vectors(
-        number, times(timing), shapes[:1] if len(set(shapes)) == 1 else shapes, lengths(pooled), faults(answers)
-    )
-    arrays = [as_array(each.data) for each in pooled]
-    if len(arrays) > 1 and len(message.shapes) == 1 and arrays[0].nbytes < SMALL_BYTES:
-        arrays = [np.concatenate(arrays)]  # cheaper than to hand over many small pieces
-    return message, arrays
+    arrays = [np.asarray(each.data, dtype=np.float32) for each in pooled]
+    shapes = [array.shape for array in arrays]
+    same = len(set(shapes)) == 1
+    if same and arrays[0].nbytes < SMALL_BYTES:
+        numbers = [np.concatenate(arrays, axis=None)]  # cheaper than to hand over many small pieces
+    else:
+        numbers = [as_array(array) for array in arrays]
+    return Vectors(number, times(timing), shapes[:1] if same else shapes, lengths(pooled), faults(answers)), numbers
 
 
 def pooled(message: Vectors, numbers: bytes | memoryview) -> list[Pooled | PoolingError]:
     """What `vectors_message` was made of, as views of the numbers; the token ids stayed behind."""
     flat = np.frombuffer(numbers, dtype=np.float32)
-    count = len(message.lengths.num_tokens)
+    arrays: list[Any]
     if len(message.shapes) == 1:
-        arrays = list(flat.reshape(count, *message.shapes[0]))
+        arrays = list(flat.reshape(len(message.lengths.num_tokens), *message.shapes[0]))
     else:
-        ends = np.cumsum([int(np.prod(shape)) for shape in message.shapes])[:-1]
-        pieces = np.split(flat, ends) if count else []
-        arrays = [piece.reshape(shape) for piece, shape in zip(pieces, message.shapes, strict=True)]
-    inexact = set(message.lengths.inexact)
+        ends = np.cumsum([0, *(int(np.prod(shape)) for shape in message.shapes)])
+        arrays = [
+            flat[start:end].reshape(shape) for start, end, shape in zip(ends, ends[1:], message.shapes, strict=False)
+        ]
     columns = zip(arrays, message.lengths.num_tokens, message.lengths.num_input_tokens, strict=True)
-    return merged(
-        [
-            Pooled(cast("Any", array), NO_IDS, num_tokens, given, place not in inexact)
-            for place, (array, num_tokens, given) in enumerate(columns)
-        ],
-        message.faults,
-    )
+    answers = [Pooled(array, NO_IDS, num_tokens, given) for array, num_tokens, given in columns]
+    return merged(answers, message.lengths.inexact, message.faults)
 
 
 def scores_message(number: int, timing: Timing, answers: Sequence[Scored | PoolingError]) -> Scores:
@@ -206,15 +219,9 @@ def scores_message(number: int, timing: Timing, answers: Sequence[Scored | Pooli
 
 
 def scored(message: Scores) -> list[Scored | PoolingError]:
-    inexact = set(message.lengths.inexact)
     columns = zip(message.scores, message.lengths.num_tokens, message.lengths.num_input_tokens, strict=True)
-    return merged(
-        [
-            Scored(score, NO_IDS, num_tokens, given, place not in inexact)
-            for place, (score, num_tokens, given) in enumerate(columns)
-        ],
-        message.faults,
-    )
+    answers = [Scored(score, NO_IDS, num_tokens, given) for score, num_tokens, given in columns]
+    return merged(answers, message.lengths.inexact, message.faults)
 
 
 def lengths(answers: Sequence[Pooled | Scored]) -> Lengths:
@@ -229,7 +236,9 @@ def faults(answers: Sequence[Any]) -> list[tuple[int, Fault]]:
     return [(place, as_fault(each)) for place, each in enumerate(answers) if isinstance(each, PoolingError)]
 
 
-def merged(answers: list[Any], faults: list[tuple[int, Fault]]) -> list[Any]:
+def merged(answers: list[Any], inexact: list[int], faults: list[tuple[int, Fault]]) -> list[Any]:
+    for place in inexact:
+        answers[place].input_tokens_exact = False
     for place, fault in faults:
         answers.insert(place, as_error(fault))
     return answers

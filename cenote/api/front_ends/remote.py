@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from cenote.api.channel import Channel
-from cenote.api.packing import (
+from cenote.api.front_ends.channel import Channel
+from cenote.api.front_ends.packing import (
     as_error,
     as_ids,
     as_item,
@@ -19,7 +19,7 @@ from cenote.api.packing import (
     score_message,
     scored,
 )
-from cenote.api.wire import (
+from cenote.api.front_ends.wire import (
     Answer,
     Cancel,
     Count,
@@ -28,8 +28,8 @@ from cenote.api.wire import (
     Failed,
     FromEngine,
     Process,
-    Processed,
     Question,
+    Result,
     Scores,
     Seen,
     Text,
@@ -39,9 +39,20 @@ from cenote.api.wire import (
 )
 from cenote.errors import BadRequest, EngineStopped, PoolingError
 from cenote.metrics import Family
-from cenote.request import About, Input, Pooled, PoolRequest, Scored, ScoreRequest, Timing, Tokenized
+from cenote.request import (
+    About,
+    Input,
+    PluginRequest,
+    Pooled,
+    PoolRequest,
+    Processed,
+    Scored,
+    ScoreRequest,
+    Timing,
+    Tokenized,
+)
 
-Expected = TypeVar("Expected", Vectors, Scores, Tokens, Text, Processed, Counted)
+Expected = TypeVar("Expected", Vectors, Scores, Tokens, Text, Result, Counted)
 
 # replies that are reported together; fewer wait for the next regular report
 REPLIES_AT_ONCE = 64
@@ -77,10 +88,11 @@ class RemoteEngine:
         answer, _ = await self._ask(Detokenize(next(self._numbers), as_ids(token_ids)), Text)
         return answer.text
 
-    async def process(self, data: Any, *, request_id: str, priority: int = 0) -> Any:
-        question = Process(next(self._numbers), as_json(data), request_id, priority)
-        answer, _ = await self._ask(question, Processed)
-        return from_json(answer.data)
+    async def process(self, request: PluginRequest) -> Processed:
+        data = as_json(request.data)
+        question = Process(next(self._numbers), data, request.request_id, request.tokenization, request.priority)
+        answer, _ = await self._ask(question, Result, request.timing)
+        return Processed(from_json(answer.data), answer.num_inputs, answer.num_tokens, answer.num_truncated)
 
     async def statistics(self) -> list[Family]:
         self._tell()
@@ -128,7 +140,7 @@ class RemoteEngine:
             raise
         finally:
             del self._waiting[question.number]
-        if timing is not None and isinstance(answer, Vectors | Scores | Failed):
+        if timing is not None and isinstance(answer, Vectors | Scores | Result | Failed):
             timing.queue, timing.tokenize, timing.inference = answer.timing
         if isinstance(answer, Failed):
             raise as_error(answer.fault)

@@ -96,6 +96,7 @@ class Process(Message):
     number: int
     data: JSON
     request_id: str
+    tokenization: Tokenization | None
     priority: int
 
 
@@ -195,9 +196,15 @@ class Text(Message):
     text: str
 
 
-class Processed(Message):
+class Result(Message):
+    """What a plugin made of its data."""
+
     number: int
+    timing: Times
     data: JSON
+    num_inputs: int
+    num_tokens: int
+    num_truncated: int
 
 
 class Counted(Message):
@@ -212,6 +219,6 @@ class Failed(Message):
 
 
 Question = Pool | Score | Tokenize | Detokenize | Process | Count
-Answer = Vectors | Scores | Tokens | Text | Processed | Counted | Failed
+Answer = Vectors | Scores | Tokens | Text | Result | Counted | Failed
 FromFrontEnd = Question | Cancel | Seen | Listening | Aboard
 FromEngine = Answer | Welcome | Ready | AllAboard | Drain | Dead | Elsewhere

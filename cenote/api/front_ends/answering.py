@@ -6,21 +6,21 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from cenote.api.channel import Channel
 from cenote.api.encoding import Floats
-from cenote.api.packing import (
+from cenote.api.front_ends.channel import Channel
+from cenote.api.front_ends.packing import (
     as_fault,
     as_input,
     as_json,
-    from_json,
     plain_ids,
+    plugin_request,
     pool_request,
     score_request,
     scores_message,
     times,
     vectors_message,
 )
-from cenote.api.wire import (
+from cenote.api.front_ends.wire import (
     Answer,
     Cancel,
     Count,
@@ -30,8 +30,8 @@ from cenote.api.wire import (
     FromFrontEnd,
     Pool,
     Process,
-    Processed,
     Question,
+    Result,
     Score,
     Seen,
     Text,
@@ -92,9 +92,8 @@ class Answering:
         if isinstance(question, Detokenize):
             return Text(number, await engine.detokenize(plain_ids(question.token_ids))), ()
         if isinstance(question, Process):
-            data = await engine.process(
-                from_json(question.data), request_id=question.request_id, priority=question.priority
-            )
-            return Processed(number, as_json(data)), ()
+            made = await engine.process(plugin_request(question, timing))
+            counts = made.num_inputs, made.num_tokens, made.num_truncated
+            return Result(number, times(timing), as_json(made.data), *counts), ()
         assert isinstance(question, Count), "there are no other questions"
         return Counted(number, await engine.statistics()), ()

@@ -8,17 +8,20 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import uvloop
 
 from cenote.api import logs
-from cenote.api.channel import Channel
-from cenote.api.packing import about_of, as_error
-from cenote.api.remote import RemoteEngine, gone
+from cenote.api.connection import Connection
+from cenote.api.front_ends.channel import Channel
+from cenote.api.front_ends.door import CLOSED, Crowd, Door
+from cenote.api.front_ends.packing import about_of, as_error
+from cenote.api.front_ends.remote import RemoteEngine, gone
+from cenote.api.front_ends.wire import Aboard, AllAboard, Dead, Drain, Elsewhere, FromEngine, Listening, Ready, Welcome
 from cenote.api.server import LAST_WORDS_S, Server
 from cenote.api.service import Service
-from cenote.api.wire import Aboard, AllAboard, Dead, Drain, Elsewhere, FromEngine, Listening, Ready, Welcome
 from cenote.errors import PoolingError
 
 logger = logging.getLogger("cenote")
@@ -27,11 +30,9 @@ REPORT_EVERY_S = 0.1
 
 
 def main() -> int:
-    line, *shared = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
-    for each in (line, *shared):
-        each.setblocking(False)
-    front_end = FrontEnd(shared)
-    uvloop.run(front_end.serve(line))
+    line, shared, *listening = map(int, sys.argv[1:])
+    front_end = FrontEnd(shared, [socket.socket(fileno=each) for each in listening])
+    uvloop.run(front_end.serve(socket.socket(fileno=line)))
     return 1 if front_end.lost else 0
 
 
@@ -40,8 +41,9 @@ class FrontEnd:
 
     server: FrontEndServer
 
-    def __init__(self, shared: Sequence[socket.socket]) -> None:
+    def __init__(self, shared: int, listening: Sequence[socket.socket]) -> None:
         self.shared = shared
+        self.listening = listening
         self.channel: Channel[FromEngine] = Channel(FromEngine, self._receive, self._gone)
         self.lost = False
         self.remote: RemoteEngine | None = None
@@ -51,7 +53,7 @@ class FrontEnd:
         await self.channel.connect(line)
         await self.begun.wait()
         if not self.lost:
-            await self.server.serve(list(self.shared))
+            await self.server.serve([])
             self.channel.close()
 
     def report(self) -> None:
@@ -82,7 +84,7 @@ class FrontEnd:
         logs.configure(welcome.settings)
         service = Service(welcome.settings)
         service.began, service.created, service.others_ready = welcome.began, welcome.created, False
-        self.server = FrontEndServer(service, self)
+        self.server = FrontEndServer(service, self, welcome.number)
         self.begun.set()
 
     def _gone(self) -> None:
@@ -102,19 +104,33 @@ class FrontEnd:
 class FrontEndServer(Server):
     """A server whose engine comes over the line, and who ends when it is told to."""
 
-    def __init__(self, service: Service, front_end: FrontEnd) -> None:
-        super().__init__(service, front_end.shared, load=None)
+    def __init__(self, service: Service, front_end: FrontEnd, number: int) -> None:
+        super().__init__(service, front_end.listening, load=None)
         self.front_end = front_end
-        self.done = False
+        self.number = number
+        self.crowd = Crowd(front_end.shared, service.settings.api_server_count)
+        self.doors = [Door(each, self._let_in, lambda: self.crowd.is_ahead(number)) for each in front_end.listening]
+        self.arriving: set[asyncio.Task[Any]] = set()
+        self.closed = self.done = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         gc.collect()
         gc.freeze()
+        self._count()
+        for door in self.doors:
+            door.open()
         self.front_end.channel.send(Listening())
         self.watchers.append(asyncio.get_running_loop().create_task(self._report()))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for door in self.doors:
+            door.close()
+            door.listening.close()
+        self.closed = True
+        self._count()
+        if self.arriving:
+            await asyncio.wait(self.arriving, timeout=LAST_WORDS_S)
         await super().shutdown(sockets)
         self.front_end.report()
         self.done = True
@@ -131,6 +147,37 @@ class FrontEndServer(Server):
         while True:
             await asyncio.sleep(REPORT_EVERY_S)
             self.front_end.report()
+
+    def connection(self) -> Connection:
+        return Guest(self._count, config=self.config, server_state=self.server_state, app_state={})
+
+    def _count(self) -> None:
+        num_inside = len(self.server_state.connections) + len(self.arriving)
+        self.crowd.set(self.number, CLOSED if self.closed else num_inside)
+
+    def _let_in(self, client: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(loop.connect_accepted_socket(self.connection, client, ssl=self.config.ssl))
+        self.arriving.add(task)
+        task.add_done_callback(self._arrived)
+        self._count()
+
+    def _arrived(self, task: asyncio.Task[Any]) -> None:
+        self.arriving.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            logger.debug("a client did not get in: %s", error)  # most often one that speaks no TLS
+
+
+class Guest(Connection):
+    """A client that tells when it leaves."""
+
+    def __init__(self, left: Callable[[], None], **options: Any) -> None:
+        super().__init__(**options)
+        self.left = left
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.left()
 
 
 def died(message: Dead) -> PoolingError:

@@ -1,0 +1,479 @@
+"""Bodies that no route can read: refused in words that name the field, and forgotten with the next request."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from starlette.testclient import TestClient
+
+from cenote import LLM
+from cenote.api import body as body_module
+from cenote.api.body import check_bytes, outside_strings
+from cenote.api.dialects import DIALECTS, SPOKEN
+from cenote.api.dialects.dialect import Route
+from cenote.errors import BodyTooLarge
+from tests.api.serving import add_chat_template, load, serve
+from tests.tiny import tiny_bert_classifier
+
+ROUTES = {route.paths[0]: route for dialect in DIALECTS for route in dialect.routes}
+TYPED = {route.paths[0]: route for dialect in SPOKEN for route in dialect.routes}
+JSON = {"content-type": "application/json"}
+DEEP = 100_000
+NAMES = {"error", "object", "message", "type", "param", "code", "detail"}
+
+Clients = dict[str, TestClient]
+
+
+@pytest.fixture(scope="module")
+def clients(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+    """For every route a server that offers it."""
+    folder = tmp_path_factory.mktemp("cross_encoder")
+    tiny_bert_classifier(folder, num_labels=1)
+    add_chat_template(folder)
+    with load(folder) as cross_encoder:
+        servers = [serve(llm), serve(cross_encoder)]
+        yield {
+            path: next(server for server in servers if server.post(path, json={}).status_code != 501) for path in ROUTES
+        }
+
+
+@pytest.fixture(scope="module")
+def embeddings(clients: Clients) -> TestClient:
+    return clients["/v1/embeddings"]
+
+
+def refused(reply: Any, status: int = 400) -> dict[str, Any]:
+    """The one body that every kind of client can read; what is nested comes back."""
+    assert reply.status_code == status, reply.text[:500]
+    body = reply.json()
+    assert body.keys() == NAMES
+    error: dict[str, Any] = body["error"]
+    assert error["message"] == body["message"] == body["detail"] and body["object"] == "error"
+    assert error["code"] == body["code"] == status
+    assert (error["type"], error["param"]) == (body["type"], body["param"])
+    assert reply.headers["x-should-retry"] == "false" and reply.headers["x-request-id"]
+    return error
+
+
+def works(client: TestClient, route: Route) -> None:
+    reply = client.post(route.paths[0], json=route.example)
+    assert reply.status_code == 200, reply.text
+
+
+def with_field(example: Any, value: bytes) -> bytes:
+    """The example with one more field, whose value is written here."""
+    return json.dumps(example).encode()[:-1] + b', "something": ' + value + b"}"
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_what_is_not_json_is_refused(clients: Clients, path: str) -> None:
+    example = ROUTES[path].example
+    whole = json.dumps(example).encode()
+    wrong = {
+        "nothing": b"",
+        "spaces": b" \n ",
+        "words": b"hello",
+        "a form": b"input=hello&model=mini",
+        "Python": str(dict(example)).encode(),
+        "a comment": b"/* hello */" + whole,
+        "a comma too many": whole[:-1] + b",}",
+        "two bodies": whole + whole,
+        "more": whole + b" x",
+        "NaN": with_field(example, b"NaN"),
+        "infinity": with_field(example, b"Infinity"),
+        "minus infinity": with_field(example, b"-Infinity"),
+        "a number begun": with_field(example, b"1e"),
+        "a leading zero": with_field(example, b"01"),
+        "an unknown word": with_field(example, b"nil"),
+        "half an escape": with_field(example, rb'"\u00"'),
+        "an unknown escape": with_field(example, rb'"\x41"'),
+        "a raw line end": with_field(example, b'"a\nb"'),
+        "a raw NUL": with_field(example, b'"a\0b"'),
+        "a NUL at the end": whole + b"\0",
+        "UTF-16 without a mark": whole.decode().encode("utf-16-le"),
+        "UTF-32": whole.decode().encode("utf-32"),
+    }
+
+    for name, raw in wrong.items():
+        error = refused(clients[path].post(path, content=raw, headers=JSON))
+        assert error["param"] == "body", name
+        assert "not valid JSON" in error["message"] or "not UTF-8" in error["message"], name
+    works(clients[path], ROUTES[path])
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_body_that_was_cut_off_anywhere_is_refused(clients: Clients, path: str) -> None:
+    whole = json.dumps(ROUTES[path].example).encode()
+
+    for end in range(len(whole)):
+        error = refused(clients[path].post(path, content=whole[:end], headers=JSON))
+        assert error["param"] == "body" and "truncated" in error["message"]
+    works(clients[path], ROUTES[path])
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_body_is_an_object(clients: Clients, path: str) -> None:
+    for raw, kind in ((b"[]", "array"), (b'"a"', "str"), (b"7", "int"), (b"null", "null"), (b"true", "bool")):
+        error = refused(clients[path].post(path, content=raw, headers=JSON))
+        assert error["param"] == "body" and error["message"].startswith(f"body: expected object, got {kind}")
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_body_of_any_depth_is_refused_at_once(clients: Clients, path: str) -> None:
+    example = ROUTES[path].example
+    lists, objects = b"[" * DEEP + b"]" * DEEP, b'{"a":' * DEEP + b"1" + b"}" * DEEP
+    for raw in (lists, objects, lists[:DEEP], *(with_field(example, each) for each in (lists, objects, lists[:DEEP]))):
+        error = refused(clients[path].post(path, content=raw, headers=JSON))
+        assert error["param"] == "body"
+    for name in ("chat_template_kwargs", "messages", "data", "documents", "input", "tools"):
+        raw = json.dumps(example).encode()[:-1] + b', "%s": ' % name.encode() + objects + b"}"
+        refused(clients[path].post(path, content=raw, headers=JSON))
+    works(clients[path], ROUTES[path])
+
+
+@pytest.mark.parametrize("depth", [100, 900])
+def test_what_is_read_at_some_depth_can_be_worked_with(clients: Clients, depth: int) -> None:
+    """Deep, but not too deep to be read: nothing later may fail for it either."""
+    deep: Any = "x"
+    for _ in range(depth):
+        deep = {"a": deep}
+    message = {"role": "user", "content": "a", "tool_calls": [deep]}
+    for path, given in (
+        ("/rerank", {"query": "a", "documents": [{"text": "a", "more": deep}]}),
+        ("/rerank", {"query": "a", "documents": [deep], "rank_fields": ["a"]}),
+        ("/classify", {"messages": [message], "chat_template_kwargs": deep}),
+        ("/tokenize", {"messages": [message], "tools": [deep]}),
+    ):
+        reply = clients[path].post(path, json=ROUTES[path].example | given)
+        assert reply.status_code in (200, 400), reply.text[:500]
+        works(clients[path], ROUTES[path])
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_half_a_character_is_no_text(clients: Clients, path: str) -> None:
+    example = ROUTES[path].example
+    for half in (rb"\ud800", rb"a\udc00b", rb"\ude00\ud83d", rb"\uD83Dx", rb"\ud800A", rb"\ud83d\ud83d\ude00"):
+        for raw in (with_field(example, b'"%s"' % half), b'{"%s": 1, ' % half + json.dumps(example).encode()[1:]):
+            error = refused(clients[path].post(path, content=raw, headers=JSON))
+            assert "a lone surrogate is no text" in error["message"], raw
+    whole = with_field(example, rb'"\ud83d\ude00 \\ud800"')
+    assert clients[path].post(path, content=whole, headers=JSON).status_code == 200
+    assert "truncated" in refused(clients[path].post(path, content=whole[:-3], headers=JSON))["message"]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_body_is_utf_8_from_its_first_byte_to_its_last(clients: Clients, path: str) -> None:
+    example = ROUTES[path].example
+    whole = json.dumps(example).encode()
+    for place in (b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\x80", b"\xe2\x82"):
+        raw = with_field(example, b'"a' + place + b'"')
+        error = refused(clients[path].post(path, content=raw, headers=JSON))
+        assert "the body is not UTF-8: " in error["message"] and f" at byte {raw.index(place)} " in error["message"]
+    for raw in (whole.decode().encode("utf-16"), b"\xff\xfe" + whole):
+        assert "not UTF-8" in refused(clients[path].post(path, content=raw, headers=JSON))["message"]
+    marked = refused(clients[path].post(path, content=b"\xef\xbb\xbf" + whole, headers=JSON))
+    assert "byte order mark" in marked["message"]
+    works(clients[path], ROUTES[path])
+
+
+def accepted(schema: dict[str, Any]) -> set[str]:
+    """The kinds of JSON that a field takes."""
+    if "anyOf" in schema:
+        return set().union(*map(accepted, schema["anyOf"]))
+    if "$ref" in schema:
+        return {"object"}
+    return {schema["type"]} if "type" in schema else set() if "enum" in schema else set(WRONG)
+
+
+# one of each kind; the text is neither one of a few words nor a number in quotation marks
+WRONG: dict[str, Any] = {
+    "string": "no such word",
+    "number": 1.5,
+    "integer": 7,
+    "boolean": True,
+    "array": [],
+    "object": {},
+}
+
+
+@pytest.mark.parametrize("path", TYPED)
+def test_a_field_of_the_wrong_type_is_named(clients: Clients, path: str) -> None:
+    route, client = TYPED[path], clients[path]
+    lenient = getattr(route.body, "lenient", False)
+    num_tried = 0
+    for field in msgspec.structs.fields(route.body):
+        name = field.encode_name
+        schema = msgspec.json.schema(field.type)
+        kinds = accepted(schema)
+        for kind in WRONG.keys() - kinds - ({"integer"} if kinds & {"number", "boolean"} and lenient else set()):
+            error = refused(client.post(path, json=route.example | {name: WRONG[kind]}))
+            assert error["param"] == f"body.{name}", (name, kind)
+            assert error["message"].startswith(f"{name}: "), (name, kind)
+            num_tried += 1
+        if "array" in kinds and kinds != set(WRONG):
+            error = refused(client.post(path, json=route.example | {name: [1.5]}))
+            assert error["param"] == f"body.{name}.0", name
+    assert num_tried >= 5
+    works(client, route)
+
+
+@pytest.mark.parametrize("path", TYPED)
+def test_a_number_that_no_machine_holds_is_refused_where_a_number_is_read(clients: Clients, path: str) -> None:
+    route, client = TYPED[path], clients[path]
+    for field in msgspec.structs.fields(route.body):
+        if "integer" not in accepted(msgspec.json.schema(field.type)):
+            continue
+        for digits in (b"9" * 6000, b"-" + b"9" * 6000, b"1e400", b"-1e400", str(2**70).encode(), str(2**63).encode()):
+            name = field.encode_name.encode()
+            raw = json.dumps(route.example).encode()[:-1] + b', "%s": %s}' % (name, digits)
+            error = refused(client.post(path, content=raw, headers=JSON))
+            assert error["param"] == f"body.{field.encode_name}", digits[:10]
+    for digits in (b"9" * 6000, b"1e400", b"-0"):  # JSON, and of no interest
+        assert client.post(path, content=with_field(route.example, digits), headers=JSON).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/classify", "/invocations"])
+def test_token_ids_are_those_of_the_vocabulary(clients: Clients, path: str) -> None:
+    client, size = clients[path], 160 if path == "/classify" else 30_522
+
+    def asked(written: str) -> Any:
+        return client.post(path, content=f'{{"input": {written}}}', headers=JSON)
+
+    for written in (
+        "[-1]",
+        "[[7], [-1]]",
+        f"[{size}]",
+        f"[[{size}]]",
+        "[9223372036854775807]",
+        "[-9223372036854775808]",
+        "[1180591620717411303424]",
+        "[[7, -1180591620717411303424]]",
+    ):
+        error = refused(asked(written))
+        assert error["param"] == "input" and f"is out of vocabulary: ids go from 0 to {size - 1}" in error["message"]
+    for written, place in (
+        ("[1.0]", "0"), ("[7, 7.5]", "1"),
+        ("[true]", "0"), ("[7, false]", "1"), ("[null]", "0"), ("[7, null]", "1"), ("[1e2]", "0"), ("[1e400]", "0"),
+        ("[-0.0]", "0"), ("[7, \"a\"]", "1"), ("[\"a\", 7]", "1"), ("[[7], 7]", "1"), ("[7, [7]]", "1"),
+        ("[[7], \"a\"]", "1"), ("[[[7]]]", "0.0"), ("[{}, 7]", "1"), ("[[7, {}]]", "0.1"), ("[[{}, 7]]", "0.1"),
+    ):  # fmt: skip
+        error = refused(asked(written))
+        assert error["param"] == f"body.input.{place}", written
+        assert f"input.{place}: " in error["message"]
+    assert asked("[-0]").status_code == 200
+    assert asked(f"[{size - 1}]").status_code == 200
+
+
+def test_token_ids_to_read_are_those_of_the_vocabulary(clients: Clients) -> None:
+    def asked(written: str) -> Any:
+        return clients["/detokenize"].post("/detokenize", content=f'{{"tokens": {written}}}', headers=JSON)
+
+    for written in ("[-1]", "[1.0]", "[true]", '["a"]', "[[7]]", "[null]", "[1180591620717411303424]"):
+        assert refused(asked(written))["param"] == "body.tokens.0", written
+    for written in ("[30522]", "[9223372036854775807]"):
+        assert "out of vocabulary: ids go from 0 to 30521" in refused(asked(written))["message"]
+    assert asked("[30521]").status_code == asked("[]").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/classify", "/invocations"])
+def test_an_empty_text_is_a_text_and_an_empty_list_is_nothing(clients: Clients, path: str) -> None:
+    for given in ("", [""], " ", "\0", ["", " "]):
+        reply = clients[path].post(path, json={"input": given})
+        assert reply.status_code == 200, reply.text
+        assert len(reply.json()["data"]) == (len(given) if isinstance(given, list) else 1)
+        assert reply.json()["usage"]["prompt_tokens"] == 2 * len(reply.json()["data"])  # the special tokens
+    for given, param in (([], "input"), ([[]], "input.0"), ([[7], []], "input.1")):
+        assert refused(clients[path].post(path, json={"input": given}))["param"] == param
+    refused(clients[path].post(path, json={}))
+    refused(clients[path].post(path, json={"messages": []}))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/rerank", {"query": "a", "documents": []}, "At least one text_pair element must be given"),
+        ("/v2/rerank", {"query": "a", "documents": []}, "At least one text_pair element must be given"),
+        ("/rerank", {"query": {}, "documents": ["a"]}, "query: expected a text"),
+        ("/rerank", {"query": "a", "documents": ["a", {}]}, "documents.1: expected a text"),
+        ("/rerank", {"query": "a", "documents": [{"text": 5}]}, "documents.0: expected a text"),
+        ("/rerank", {"documents": ["a"]}, "query is required"),
+        ("/rerank", {"query": "a"}, "documents is required"),
+        ("/score", {"text_1": [], "text_2": ["a"]}, "At least one text element must be given"),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "1:1, 1:N or N:N; got 2:3"),
+        ("/score", {"text_1": "a"}, "text_2 is required beside text_1"),
+        ("/score", {"queries": [{"content": [{"type": "text"}]}], "documents": "a"}, "queries.0.content.0.text"),
+        ("/v2/embed", {"texts": []}, "Exactly one of texts, images, or inputs"),
+        ("/v2/embed", {"texts": ["a"], "inputs": [{"content": []}]}, "Exactly one of texts, images, or inputs"),
+        ("/v2/embed", {"inputs": [{"content": []}]}, "inputs.0.content: expected at least one part"),
+        ("/v2/embed", {"inputs": [{"content": [{"type": "text"}]}]}, "requires text"),
+        ("/v2/embed", {"inputs": [{"content": [{"type": "sound"}]}]}, "inputs.0.content.0.type: "),
+        ("/v2/embed", {"inputs": [{}]}, "content is required"),
+        ("/v2/embed", {"texts": ["a"], "embedding_types": ["float", "int4"]}, "embedding_types.1: "),
+        ("/tokenize", {}, "prompt is required"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt or messages, not both"),
+        ("/detokenize", {}, "tokens is required"),
+        ("/invocations", {}, "Cannot find suitable handler"),
+        ("/invocations", {"input": "a", "task": 5}, "task: expected str"),
+        ("/invocations", {"input": "a", "task": {"a": []}}, "task: expected str"),
+        ("/pooling", {"input": "a", "task": "dance"}, "Supported tasks"),
+        ("/pooling", {"data": {"a": 1}}, "plugin"),
+        ("/classify", {"messages": [{}]}, "messages[0].role"),
+        ("/classify", {"messages": [[{"role": "user", "content": "a"}], []]}, "an empty list is no prompt"),
+        ("/classify", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ("/classify", {"input": "a", "chat_template_kwargs": {"chat_template": "x"}}, None),
+        ("/classify", {"messages": [{"role": "user"}], "chat_template": "{{ x"}, "--trust-request-chat-template"),
+    ],
+)
+def test_what_is_missing_or_does_not_fit_is_named(clients: Clients, path: str, body: Any, words: str | None) -> None:
+    reply = clients[path].post(path, json=body)
+
+    if words is None:
+        assert reply.status_code == 200, reply.text
+    else:
+        assert words in refused(reply)["message"]
+    works(clients[path], ROUTES[path])
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "item", "other"),
+    [
+        ("/v1/embeddings", "input", "a", {}),
+        ("/v1/embeddings", "input", [7], {}),
+        ("/v1/embeddings", "messages", [{"role": "user", "content": "a"}], {}),
+        ("/pooling", "input", [7], {}),
+        ("/classify", "input", "a", {}),
+        ("/rerank", "documents", "a", {"query": "a"}),
+        ("/rerank", "documents", {"text": "a"}, {"query": "a"}),
+        ("/v2/rerank", "documents", "a", {"query": "a"}),
+        ("/score", "documents", "a", {"queries": "a"}),
+        ("/score", "text_1", {"text": "a"}, {"text_2": "a"}),
+        ("/v2/embed", "texts", "a", {}),
+        ("/v2/embed", "inputs", {"content": [{"type": "text", "text": "a"}]}, {}),
+        ("/invocations", "input", "a", {}),
+    ],
+)
+def test_one_request_has_2048_items_and_not_one_more(
+    clients: Clients, path: str, field: str, item: Any, other: dict[str, Any]
+) -> None:
+    for count in (2049, 100_000):
+        error = refused(clients[path].post(path, json={field: [item] * count} | other))
+        assert error["param"] == field
+        assert f"{field} has {count} items, one request takes at most 2048" in error["message"]
+    works(clients[path], ROUTES[path])
+
+
+def test_2048_items_are_fine(clients: Clients) -> None:
+    reply = clients["/v2/rerank"].post("/v2/rerank", json={"query": "a", "documents": ["a"] * 2048, "top_n": 1})
+    assert reply.status_code == 200, reply.text[:500]
+
+    reply = clients["/v1/embeddings"].post("/v1/embeddings", json={"input": [[7]] * 2048, "encoding_format": "base64"})
+    assert len(reply.json()["data"]) == 2048
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_only_json_is_read(clients: Clients, path: str) -> None:
+    raw = json.dumps(ROUTES[path].example).encode()
+
+    def asked(content_type: str | None, **more: str) -> Any:
+        headers = more if content_type is None else {"content-type": content_type, **more}
+        return clients[path].post(path, content=raw, headers=headers)
+
+    for wrong in (
+        None, "", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/json",
+        "application/jsonp", "application/json-seq", "application/octet-stream", "*/*", "json", "application/x+json x",
+    ):  # fmt: skip
+        assert "Only 'application/json' is allowed" in refused(asked(wrong), 415)["message"], wrong
+    for charset in ("utf-16", '"utf-16"', "latin-1", "UTF-7"):
+        error = refused(asked(f"application/json; charset={charset}"), 415)
+        assert f"must be UTF-8, got charset {charset.strip(chr(34))}" in error["message"]
+    for right in (
+        "application/json", "Application/JSON", "application/json; charset=utf-8", 'application/json;charset="UTF-8"',
+        "application/vnd.x+json", "application/vnd.api.v1+json; charset=utf8", "application/json; profile=a",
+    ):  # fmt: skip
+        assert asked(right).status_code == 200, right
+    for encoding in ("gzip", "br", "deflate", "x-y, gzip"):
+        error = refused(asked("application/json", **{"content-encoding": encoding}), 415)
+        assert repr(encoding) in error["message"]
+    packed = clients[path].post(path, content=gzip.compress(raw), headers=JSON | {"content-encoding": "gzip"})
+    refused(packed, 415)
+    assert asked("application/json", **{"content-encoding": "identity"}).status_code == 200
+
+
+def test_the_last_of_two_equal_keys_counts_and_both_are_checked(embeddings: TestClient) -> None:
+    first = embeddings.post("/v1/embeddings", content=b'{"input": ["a", "b"], "input": "c"}', headers=JSON)
+    assert len(first.json()["data"]) == 1
+
+    for raw in (b'{"input": 5, "input": "b"}', b'{"input": "b", "input": 5}'):
+        assert refused(embeddings.post("/v1/embeddings", content=raw, headers=JSON))["param"] == "body.input"
+
+
+@pytest.mark.parametrize("path", [path for path in ROUTES if path != "/classify"])
+def test_a_body_over_the_limit_is_refused_told_or_not(llm: LLM, path: str) -> None:
+    client = serve(llm, max_body_bytes=1000)
+    whole = json.dumps(dict(ROUTES[path].example) | {"user": "x" * 2000}).encode()
+
+    def in_pieces() -> Iterator[bytes]:
+        for start in range(0, len(whole), 100):
+            yield whole[start : start + 100]
+
+    told = refused(client.post(path, content=whole, headers=JSON), 413)
+    assert f"at most 1000 bytes, this one has {len(whole)}" in told["message"]
+    untold = refused(client.post(path, content=in_pieces(), headers=JSON), 413)
+    assert "at most 1000 bytes, this one has more" in untold["message"]
+    lying = refused(client.post(path, content=in_pieces(), headers=JSON | {"content-length": "10"}), 413)
+    assert "this one has more" in lying["message"]
+    works(client, ROUTES[path])
+
+
+def test_what_a_message_quotes_of_a_request_has_an_end(clients: Clients) -> None:
+    long = "x" * 1_000_000
+    for path, body, status in (
+        ("/v1/embeddings", {"input": "a", "model": long}, 404),
+        ("/v1/embeddings", {"input": "a", "prompt_name": long}, 400),
+        ("/pooling", {"input": "a", "task": long}, 400),
+        ("/v2/embed", {"texts": ["a"], "input_type": long}, 400),
+        ("/rerank", {"query": "a", "documents": [{f"key{i}": 1 for i in range(100_000)}]}, 400),
+        ("/rerank", {"query": "a", "documents": [{"a": 1}], "rank_fields": [long]}, 400),
+        ("/classify", {"messages": [{"role": "user", "content": [{"type": long}]}]}, 400),
+    ):
+        reply = clients[path].post(path, json=ROUTES[path].example | body)
+        assert len(refused(reply, status)["message"]) < 3000
+        assert len(reply.content) < 20_000
+
+
+def test_a_million_unknown_keys_are_of_no_interest(embeddings: TestClient) -> None:
+    raw = b'{"input": "a", ' + b",".join(b'"k%d":1' % number for number in range(1_000_000)) + b"}"
+
+    assert embeddings.post("/v1/embeddings", content=raw, headers=JSON).status_code == 200
+
+
+@pytest.mark.parametrize("piece", [b"[7]", b"[]", b"{}", b'{"role":"user"}', b'"a"', b"7"])
+def test_a_body_of_millions_of_tiny_parts_is_refused_before_they_are_made(embeddings: TestClient, piece: bytes) -> None:
+    raw = b'{"input": [' + b",".join([piece] * (30_000_000 // (len(piece) + 1))) + b"]}"
+    began = time.perf_counter()
+
+    error = refused(embeddings.post("/v1/embeddings", content=raw, headers=JSON), 413)
+
+    assert error["param"] == "body" and "a body has at most" in error["message"]
+    assert time.perf_counter() - began < 20  # reading them all would take a minute
+    works(embeddings, ROUTES["/v1/embeddings"])
+
+
+def test_brackets_in_texts_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "MAX_NESTED", 10)
+    monkeypatch.setattr(body_module, "MAX_VALUES", 10)
+    texts = ["[" * 50, "{," * 50, '"[[[[[[', '\\"[[[[[[[[[[[[', "\\\\", ',,,,,,,,,,,"', "", '\\\\\\"[[[[[[[[[']
+    raw = json.dumps({"input": texts}).encode()
+
+    assert outside_strings(raw).replace(b'"', b"") == b"{: [, , , , , , , ]}"
+    check_bytes(raw)
+    with pytest.raises(BodyTooLarge, match="at most 10 lists and objects, this one has 11"):
+        check_bytes(json.dumps({"input": [[]] * 9}).encode())
+    with pytest.raises(BodyTooLarge, match="at most 10 values, this one has 11"):
+        check_bytes(json.dumps({"input": ["["] * 12}).encode())

@@ -1,0 +1,76 @@
+"""Schemathesis reads the OpenAPI document of a real server and tries what it says, and what it does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cenote.api.dialects import DIALECTS
+from tests.api.serving import add_chat_template
+from tests.tiny import tiny_bert_classifier
+
+from .process import Served
+
+ROUTES = [route for dialect in DIALECTS for route in dialect.routes]
+# bodies of these may have "true" for true; what else is wrong must be refused, as everywhere
+LENIENT = "score|rerank|invocations"
+# the document cannot say everything that makes a request wrong, such as an input that is too long for the model
+CONFIG = f"""
+[checks]
+positive_data_acceptance.enabled = false
+
+[[operations]]
+include-path-regex = "{LENIENT}"
+checks.negative_data_rejection.enabled = false
+"""
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Everything the default model has not: classes, conversations, templates of requests, more than one process."""
+    folder = tmp_path_factory.mktemp("cross_encoder")
+    tiny_bert_classifier(folder, num_labels=1)
+    add_chat_template(folder)
+    options = ("--trust-request-chat-template", "--enable-tokenizer-info-endpoint", "--api-server-count", "2")
+    served = Served(str(folder), *options).ready()
+    yield served
+    assert served.stop() == 0
+
+
+def try_everything(served: Served, folder: Path) -> None:
+    (folder / "schemathesis.toml").write_text(CONFIG)
+    words = ["--config-file", "schemathesis.toml", "run", f"{served.address}/openapi.json"]
+    words += ["--phases", "examples,coverage,fuzzing", "--max-examples", "25", "--continue-on-failure", "--no-color"]
+    words += ["--seed", "7", "--generation-deterministic", "--request-timeout", "60"]
+    for alias in (path for route in ROUTES for path in route.paths[1:]):
+        words += ["--exclude-path", alias]
+
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("schemathesis")), *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+    )
+
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
+    with served.client() as client:
+        assert client.post("/tokenize", json={"prompt": "still here"}).status_code == 200
+        assert 'status="5' not in client.get("/metrics").text
+    assert "Traceback" not in served.text
+
+
+@pytest.mark.timeout(1000)  # a minute where nothing else runs
+def test_nothing_that_schemathesis_tries_hurts_an_embedder(served: Served, tmp_path: Path) -> None:
+    try_everything(served, tmp_path)
+
+
+@pytest.mark.timeout(1000)
+def test_nothing_that_schemathesis_tries_hurts_a_cross_encoder(cross_encoder: Served, tmp_path: Path) -> None:
+    try_everything(cross_encoder, tmp_path)
