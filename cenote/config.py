@@ -45,6 +45,11 @@ def human_number(text: str | int) -> int:
         raise BadRequest(f"{text!r} is no number of tokens; write 4096, 8k (8000) or 8K (8192)") from None
 
 
+def level_name(text: str) -> str:
+    """In our words, whichever logging library it was written for."""
+    return {"warn": "warning", "trace": "debug"}.get(text.lower(), text.lower())
+
+
 POOLER_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("task", "pooling_type", "seq_pooling_type", "tok_pooling_type"), (str,)),
     **dict.fromkeys(("use_activation", "normalize", "enable_chunked_processing"), (bool,)),
@@ -160,6 +165,9 @@ class EngineConfig:
         "an installed plugin that gives the model an input and an output of its own; config.json may name one as well",
         default=None,
     )
+    max_waiting_chars: int = option(
+        "characters and token ids of requests in flight; a server answers 429 above it", default=256 * 1024**2
+    )
     step_timeout_s: float = option("a batch that runs longer is given up, and the engine with it", default=600.0)
     trust_remote_code: bool = option("accepted and without effect: checkpoint code is never run", default=False)
 
@@ -168,7 +176,7 @@ class EngineConfig:
             choices, value = item.metadata["choices"], getattr(self, item.name)
             if choices and value not in (*choices, "generate"):
                 raise BadRequest(f"{item.name}={value!r} is unknown; there are: {', '.join(choices)}", param=item.name)
-        for name in ("max_num_batched_tokens", "max_num_seqs", "step_timeout_s"):
+        for name in ("max_num_batched_tokens", "max_num_seqs", "max_waiting_chars", "step_timeout_s"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and value > 0):
                 raise BadRequest(f"{name}={value!r} leaves no room for anything; give a number above 0", param=name)
@@ -221,10 +229,16 @@ class ServerConfig:
     shutdown_timeout_s: float = option("how long a stop waits for requests that run", default=25.0)
     shutdown_delay_s: float = option("how long a stop goes on accepting, for load balancers to notice", default=0.3)
     enable_tokenizer_info_endpoint: bool = option("serve /tokenizer_info", default=False)
+    skip_model_name_validation: bool = option("answer requests whatever model they name", default=False)
     disable_docs: bool = option("no /docs and no /openapi.json", default=False)
     disable_access_log: bool = option("no log line per request", default=False)
     log_format: Literal["text", "json"] = option("of log lines", default="text", choices=("text", "json"))
-    log_level: str = option("of log lines", default="info", choices=("debug", "info", "warning", "error", "critical"))
+    log_level: str = option(
+        "of log lines",
+        default="info",
+        choices=("debug", "info", "warning", "error", "critical"),
+        parse=level_name,
+    )
 
     def __post_init__(self) -> None:
         for item in declared(type(self)):

@@ -116,6 +116,12 @@ class Timing:
     tokenize: float = 0.0
     inference: float = 0.0  # from the start of its first batch to its last answer
 
+    def beside(self, other: Timing) -> None:
+        """Take in what another part of the same question took, at the same time."""
+        self.queue = max(self.queue, other.queue)
+        self.tokenize += other.tokenize
+        self.inference = max(self.inference, other.inference)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:

@@ -7,10 +7,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from cenote.api.replies import TokenCounts, Usage
+from cenote.api.replies import AnswerList, Entry, TokenCounts, Usage
 from cenote.config import ServerConfig
 from cenote.errors import BadRequest, UnknownModel
-from cenote.request import About, Engine, PluginRequest, Pooled, PoolRequest, Scored, ScoreRequest, Timing
+from cenote.request import (
+    About,
+    Engine,
+    Input,
+    PluginRequest,
+    Pooled,
+    PoolRequest,
+    Scored,
+    ScoreRequest,
+    Timing,
+    Tokenized,
+)
 
 Answer = TypeVar("Answer", Pooled, Scored)
 
@@ -41,7 +52,7 @@ class Call:
         return self.settings.served_model_name or (self.about.model,)
 
     def check_model(self, name: str | None, *, param: str | None = None) -> None:
-        if name is not None and name not in self.names:
+        if name is not None and name not in self.names and not self.settings.skip_model_name_validation:
             raise UnknownModel(f"The model `{name}` does not exist.", param=param)
 
     def check_count(self, count: int, name: str) -> None:
@@ -63,6 +74,12 @@ class Call:
         self.check_count(len(request.documents), "documents")
         return self._counted(await self.engine.score(replace(request, timing=self.timing)))
 
+    async def tokenize(self, item: Input, *, add_special_tokens: bool, strings: bool = False) -> Tokenized:
+        began = time.monotonic()
+        tokenized = await self.engine.tokenize(item, add_special_tokens=add_special_tokens, strings=strings)
+        self.timing.tokenize += time.monotonic() - began
+        return tokenized
+
     async def process(self, request: PluginRequest) -> Any:
         processed = await self.engine.process(replace(request, timing=self.timing))
         self.num_items += processed.num_inputs
@@ -75,6 +92,9 @@ class Call:
 
     def usage(self) -> Usage:
         return Usage(self.num_tokens, self.num_tokens)
+
+    def answers(self, prefix: str, data: list[Entry]) -> AnswerList[Entry]:
+        return AnswerList(self.identity(prefix), "list", self.created, self.model, data, self.usage())
 
     def token_counts(self, answer: Pooled | Scored, wanted: bool | None) -> TokenCounts | None:
         """What a request that wants to know is told about one of its inputs."""

@@ -49,7 +49,8 @@ def documents(service: Service, routes: Sequence[Route]) -> list[BaseRoute]:
 
     if service.settings.disable_docs:
         return []
-    return [Path("/openapi.json", openapi, methods=["GET"]), Path("/docs", page, methods=["GET"])]
+    pages = [Path(path, page, methods=["GET"]) for path in ("/docs", "/redoc")]
+    return [Path("/openapi.json", openapi, methods=["GET"]), *pages]
 
 
 def shown(path: str, entry: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:

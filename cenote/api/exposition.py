@@ -27,7 +27,7 @@ REFERENCE_NAMES = {
     "vllm:request_prompt_tokens": "cenote_request_prompt_tokens",
     "vllm:iteration_tokens_total": "cenote_batch_tokens",
 }
-FINISHED_REASONS = {"answered": "stop", "cancelled": "abort", "failed": "error"}
+FINISHED_REASONS = {"answered": "stop", "cancelled": "abort", "failed": "error", "refused": "refused"}
 
 
 def render(families: Sequence[Family], model: str) -> bytes:

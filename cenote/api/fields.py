@@ -20,16 +20,17 @@ Priority = Integer
 TokenCount = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Dimensions = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
-
-def says(description: str) -> Meta:
-    """What a field means where its name does not tell; the OpenAPI document and the page of routes show it."""
-    return Meta(description=description)
-
-
+# programs take long to compile, and those that come with models are far shorter
+MAX_TEMPLATE_CHARS = 100_000
 UNTRUSTED_TEMPLATE = (
     "Chat template is passed with request, but --trust-request-chat-template is not set. "
     "Refused request with untrusted chat template."
 )
+
+
+def says(description: str) -> Meta:
+    """What a field means where its name does not tell; the OpenAPI document and the page of routes show it."""
+    return Meta(description=description)
 
 
 class Common(msgspec.Struct, kw_only=True):
@@ -101,17 +102,16 @@ class Prompted(Activated, kw_only=True):
             return given  # type: ignore[no-any-return]  # all of them are texts
         if isinstance(given[0], int):
             return [given]  # one prompt of token ids
-        trusted = call.settings.trust_request_chat_template
-        if isinstance(given[0], dict):
-            return [chat(self, given, trusted=trusted)]
         call.check_count(len(given), name)
-        return [self._one_of_several(each, f"{name}.{place}", trusted) for place, each in enumerate(given)]
+        if isinstance(given[0], dict):
+            return [chat(self, given, call)]
+        return [self._one_of_several(each, f"{name}.{place}", call) for place, each in enumerate(given)]
 
-    def _one_of_several(self, given: Any, name: str, trusted: bool) -> Input:
+    def _one_of_several(self, given: Any, name: str, call: Call) -> Input:
         if not given:
             raise BadRequest("an empty list is no prompt; give token ids or messages", param=name)
         one_kind(given, name)
-        return chat(self, given, trusted=trusted) if isinstance(given[0], dict) else given
+        return chat(self, given, call, name) if isinstance(given[0], dict) else given
 
     def how(self) -> Tokenization:
         given = self.add_special_tokens
@@ -135,10 +135,13 @@ class ChatOptions(Protocol):
     chat_template_kwargs: dict[str, Any] | None
 
 
-def chat(options: ChatOptions, messages: list[Message], *, trusted: bool, opens: bool = False) -> Chat:
+def chat(
+    options: ChatOptions, messages: list[Message], call: Call, name: str = "messages", *, opens: bool = False
+) -> Chat:
     """One conversation. `opens`: whether the answer's turn is opened where the request leaves that open."""
     kwargs = options.chat_template_kwargs or {}
-    check_template(options.chat_template, kwargs, trusted=trusted)
+    check_template(options.chat_template, kwargs, call)
+    call.check_count(len(messages), name)
     if not messages:
         raise InvalidBody("messages: a conversation has at least one message", param="body.messages")
     return Chat(
@@ -150,10 +153,15 @@ def chat(options: ChatOptions, messages: list[Message], *, trusted: bool, opens:
     )
 
 
-def check_template(template: str | None, kwargs: dict[str, Any], *, trusted: bool) -> None:
+def check_template(template: str | None, kwargs: dict[str, Any], call: Call) -> None:
     """A template that comes with the request is a program, and run only where that is allowed."""
-    if (template is not None or "chat_template" in kwargs) and not trusted:
+    if (template is not None or "chat_template" in kwargs) and not call.settings.trust_request_chat_template:
         raise BadRequest(UNTRUSTED_TEMPLATE, param="chat_template")
+    if template is not None and len(template) > MAX_TEMPLATE_CHARS:
+        raise BadRequest(
+            f"chat_template has {len(template)} characters, at most {MAX_TEMPLATE_CHARS} are read",
+            param="chat_template",
+        )
 
 
 def one_kind(items: list[Any], name: str) -> None:

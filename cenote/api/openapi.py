@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, get_args
+from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
@@ -46,6 +46,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "/tokenizer_info": Operation("tokenizer_config.json and the chat template", dict[str, Any]),
     "/openapi.json": Operation("this document", dict[str, Any], errors=()),
     "/docs": Operation("a page to read and to try what is offered", media="text/html", errors=()),
+    "/redoc": Operation("the same page", media="text/html", errors=()),
 }
 # what may be answered instead
 ERRORS = {
@@ -63,7 +64,7 @@ ASKING = (400, 404, 413, 415, 429, 500, 503)
 HEADERS = {
     "x-request-id": ("the name that the logs know the request by", "string"),
     "x-prompt-tokens": ("the tokens of all inputs, as the model read them", "integer"),
-    "x-truncated-inputs": ("how many inputs were cut because they were too long", "integer"),
+    "x-truncated-inputs": ("how many inputs, or pairs of texts, were cut because they were too long", "integer"),
     "server-timing": ("milliseconds in the queue, in the tokenizer and in the model", "string"),
 }
 
@@ -112,7 +113,7 @@ class Schemas:
 
     @staticmethod
     def _parts(kind: Any) -> Sequence[Any]:
-        return get_args(kind) if isinstance(kind, UnionType) else (kind,)
+        return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _is_served(path: str, service: Service) -> bool:

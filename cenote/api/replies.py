@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.responses import Response
 
 from cenote.errors import InvalidBody, PoolingError
+
+Entry = TypeVar("Entry")
 
 JSON = "application/json"
 BYTES = "application/octet-stream"
@@ -57,6 +59,17 @@ class TokenCounts(msgspec.Struct, omit_defaults=True):
     at_least: bool = False  # a huge text was cut before all of it was counted
 
 
+class AnswerList(msgspec.Struct, Generic[Entry]):
+    """One entry for each input, in their order."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[Entry]
+    usage: Usage
+
+
 class ErrorDetail(msgspec.Struct):
     message: str
     type: str
@@ -86,8 +99,9 @@ def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None =
 
 
 def error_reply(error: PoolingError) -> Reply:
-    kind = "Bad Request" if isinstance(error, InvalidBody) else None
-    return plain_error(error.status, str(error), kind=kind, param=error.param, index=error.index)
+    if isinstance(error, InvalidBody):  # names its field in its own words
+        return plain_error(error.status, error.message, kind="Bad Request", param=error.param)
+    return plain_error(error.status, str(error), param=error.param, index=error.index)
 
 
 def plain_error(

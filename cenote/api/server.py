@@ -9,7 +9,8 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
@@ -27,6 +28,8 @@ logger = logging.getLogger("cenote")
 LOOK_S = 0.05
 # for those who are told that no answer will come
 LAST_WORDS_S = 1.0
+# for clients that come at the last moment to agree on TLS
+HANDSHAKE_S = 1.0
 
 
 def run(service: Service, sockets: Sequence[socket.socket], load: Load) -> None:
@@ -62,6 +65,8 @@ class Server(uvicorn.Server):
         self.listening = [each.dup() for each in sockets]  # stay open a moment longer than those uvicorn closes
         self.failure: BaseException | None = None
         self.watchers: list[asyncio.Task[None]] = []
+        self.arriving: set[asyncio.Task[Any]] = set()
+        self.num_signals = 0
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -81,18 +86,23 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Whoever has connected is answered; then everybody is gone, or out of time."""
+        limit = time.monotonic() + self.service.settings.shutdown_timeout_s
         for watcher in self.watchers:
             watcher.cancel()
         for server in self.servers:
             server.close()
         for each in sockets or []:
             each.close()
-        await self._accept_the_rest()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        limit = time.monotonic() + self.service.settings.shutdown_timeout_s
+        self._accept_the_rest()
+        for arrival in self.arriving:
+            arrival.add_done_callback(_ask_to_leave)
+            asyncio.get_running_loop().call_later(HANDSHAKE_S, arrival.cancel)
         while self._unfinished() and time.monotonic() < limit:
             await asyncio.sleep(LOOK_S)
+        for arrival in self.arriving:
+            arrival.cancel()
         late = list(self.server_state.tasks)
         if late:
             logger.warning("%d requests were not answered in time", len(late))
@@ -101,24 +111,35 @@ class Server(uvicorn.Server):
             await asyncio.wait(late, timeout=LAST_WORDS_S)
 
     def _unfinished(self) -> bool:
-        return bool(self.server_state.connections or self.server_state.tasks)
+        return bool(self.server_state.connections or self.server_state.tasks or self.arriving)
 
-    async def _accept_the_rest(self) -> None:
+    def _accept_the_rest(self) -> None:
         """Clients that the kernel has let in but nobody has greeted; closing the socket would cut them off."""
-        loop = asyncio.get_running_loop()
         for each in self.listening:
-            with each, suppress(OSError):  # there are no more
-                while True:
-                    client, _ = each.accept()
-                    client.setblocking(False)
-                    await loop.connect_accepted_socket(self.connection, client, ssl=self.config.ssl)
+            with each:
+                while (client := _next_client(each)) is not None:
+                    self.let_in(client)
+
+    def let_in(self, client: socket.socket) -> None:
+        """Beside everything else: a client may take its time over the TLS handshake, or speak no TLS at all."""
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(loop.connect_accepted_socket(self.connection, client, ssl=self.config.ssl))
+        self.arriving.add(task)
+        task.add_done_callback(self.arrived)
+
+    def arrived(self, task: asyncio.Task[Any]) -> None:
+        self.arriving.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            logger.debug("a client did not get in: %s", error)  # most often one that speaks no TLS
 
     def connection(self) -> Connection:
         return Connection(config=self.config, server_state=self.server_state, app_state={})
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
-        if self.service.state == "draining":
+        self.num_signals += 1
+        if self.num_signals > 1:  # a stop for another reason may have begun before the first
             logger.warning("%s once more: stopping at once", name)
             os._exit(128 + number)
         num, delay = self.service.num_in_flight, self.service.settings.shutdown_delay_s
@@ -145,3 +166,23 @@ class Server(uvicorn.Server):
             if engine is not None and engine.dead is not None:
                 self._failed(EngineStopped(f"the engine has stopped: {engine.dead}"))
                 return
+
+
+def _next_client(listening: socket.socket) -> socket.socket | None:
+    """Of those who wait to be let in; None if there are no more."""
+    while True:
+        try:
+            return listening.accept()[0]
+        except BlockingIOError:
+            return None
+        except (InterruptedError, ConnectionAbortedError):
+            continue  # that one has gone
+        except OSError as error:
+            logger.error("clients that had connected cannot be let in: %s", error.strerror)
+            return None
+
+
+def _ask_to_leave(arrival: asyncio.Task[Any]) -> None:
+    if not arrival.cancelled() and arrival.exception() is None:
+        _, connection = arrival.result()
+        connection.shutdown()

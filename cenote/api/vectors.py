@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
 from cenote.api.call import Call
 from cenote.api.encoding import as_array, base64_text, binary_body, check_metadata_room, json_numbers, metadata_header
 from cenote.api.fields import Encoded
-from cenote.api.replies import BYTES, Reply, Usage, json_reply
+from cenote.api.replies import BYTES, Reply, json_reply
 from cenote.request import Pooled
 
 # written at once, some milliseconds; then the event loop gets its turn
 ROWS_AT_ONCE = 256
 NUMBERS_AT_ONCE = 100_000  # a text has many rows where every token has one
-
-
-class VectorList(msgspec.Struct):
-    """One entry for each input, in their order."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    data: list[Any]
-    usage: Usage
 
 
 Entry = Callable[[int, msgspec.Raw, Pooled], msgspec.Struct]
@@ -60,4 +48,4 @@ async def vector_reply(call: Call, body: Encoded, pooled: Sequence[Pooled], pref
         if num_written >= NUMBERS_AT_ONCE:
             num_written = 0
             await asyncio.sleep(0)
-    return json_reply(VectorList(call.identity(prefix), "list", call.created, call.model, data, call.usage()))
+    return json_reply(call.answers(prefix, data))

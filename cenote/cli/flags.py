@@ -43,9 +43,13 @@ def engine_keywords(args: argparse.Namespace) -> dict[str, Any]:
 class Several(argparse.Action):
     """A flag with several words, given once or repeatedly; a JSON list counts as its words."""
 
+    last_words: tuple[str, ...] = ()  # what ended a row of several: perhaps not meant for this flag
+
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
+        if len(values) > 1:
+            self.last_words = (*self.last_words, values[-1])
         words = [word for value in values for word in words_of(value)]
         setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *words))
 
@@ -53,7 +57,9 @@ class Several(argparse.Action):
 def words_of(text: str) -> list[str]:
     if text.startswith("["):
         with suppress(ValueError):
-            return [str(word) for word in json.loads(text)]
+            words = json.loads(text)
+            if all(isinstance(word, str) for word in words):
+                return list(words)
     return [text]
 
 
@@ -64,10 +70,10 @@ def _reading(option: Field[Any], hint: Any) -> dict[str, Any]:
         return {"action": Several, "nargs": "+", "help": text, "metavar": option.name.rpartition("_")[2].upper()}
     if kinds == [bool]:
         return {"action": argparse.BooleanOptionalAction, "help": text}
+    if option.metadata["choices"]:
+        return {"choices": option.metadata["choices"], "type": option.metadata["parse"], "help": text}
     if option.metadata["parse"] is not None:
         return {"type": with_our_words(option.metadata["parse"]), "help": text, "metavar": "N"}
-    if option.metadata["choices"]:
-        return {"choices": option.metadata["choices"], "help": text}
     if kinds in ([int], [float]):
         return {"type": kinds[0], "help": text, "metavar": "N"}
     if kinds == [str]:

@@ -61,9 +61,15 @@ class Parser(argparse.ArgumentParser):
         return f", did you mean {near[0]}?" if near else ""
 
     def _add_texts(self, args: argparse.Namespace, texts: list[str]) -> None:
-        if not isinstance(getattr(args, "texts", None), list):
-            self.error(f"unexpected {texts[0]!r}")
-        args.texts = [*args.texts, *texts]
+        if isinstance(getattr(args, "texts", None), list):
+            args.texts = [*args.texts, *texts]
+            return
+        rest = iter(texts)
+        for action in self._get_positional_actions():
+            if getattr(args, action.dest, None) is None:
+                setattr(args, action.dest, next(rest, None))
+        for text in rest:
+            self.error(f"unexpected {text!r}")
 
 
 def json_value(text: str) -> Any:

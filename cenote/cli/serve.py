@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cenote.cli.flags import Several, add_engine_flags, add_flags
 from cenote.cli.parser import Parser, UsageError, json_or_text
 from cenote.cli.settings import gathered
-from cenote.config import EngineConfig, ServerConfig, declared
+from cenote.config import EngineConfig, ServerConfig, declared, level_name
 from cenote.without_effect import WITHOUT_EFFECT
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ READING: dict[str, dict[str, Any]] = {
     "value": {"type": json_or_text},
     "values": {"action": Several, "nargs": "+"},
 }
-LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
 def serve(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
@@ -73,14 +72,28 @@ def serve(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> i
 
 def configured(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerConfig, dict[str, Any]]:
     """The server's options, and the keywords of the engine's."""
-    given = gathered(parser(), argv, environment)
+    reader = parser()
+    given = gathered(reader, argv, environment)
     tag = given.pop("model_tag", None)
     if tag is not None and given.setdefault("model", tag) != tag:
         raise UsageError(f"two models: {tag} and --model {given['model']}; give one")
+    if "model" not in given:
+        _refuse_swallowed_model(reader)
     ours = {option.name for option in declared(ServerConfig)}
     settings = ServerConfig(**{name: value for name, value in given.items() if name in ours})
     engine = {name: value for name, value in given.items() if name not in ours}
     return settings, {**engine, "served_model_name": settings.served_model_name}
+
+
+def _refuse_swallowed_model(reader: Parser) -> None:
+    """A flag with several words takes a model that follows it for one more of them."""
+    for flag, action in reader.options().items():
+        words = action.last_words if isinstance(action, Several) else ()
+        if any(os.path.isdir(word) or ("/" in word and "://" not in word) for word in words):
+            # the word is not shown: it may be a key after all
+            raise UsageError(
+                f"the last word of {flag} looks like the model; put the model first: cenote serve MODEL {flag} ..."
+            )
 
 
 def parser() -> Parser:
@@ -111,14 +124,9 @@ def _add_reference_flags(found: Parser) -> None:
     hidden: dict[str, Any] = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
     for flag, name in OTHER_NAMES.items():
         found.add_argument(f"--{flag}", dest=name, action=argparse.BooleanOptionalAction, **hidden)
-    found.add_argument("--uvicorn-log-level", dest="log_level", type=_level, **hidden)
+    levels = found.options()["--log-level"].choices
+    found.add_argument("--uvicorn-log-level", dest="log_level", type=level_name, choices=levels, **hidden)
     found.add_argument("--task", **hidden)
     for name, option in WITHOUT_EFFECT.items():
         found.add_argument("--" + name.replace("_", "-"), dest=name, **READING[option.takes], **hidden)
     found.epilog = f"{found.epilog}\n\nOther flags of vLLM's server are accepted where they change no answer."
-
-
-def _level(text: str) -> str:
-    if text not in LEVELS:
-        raise argparse.ArgumentTypeError(f"{text!r} is unknown; there are: {', '.join(LEVELS)}")
-    return "debug" if text == "trace" else text

@@ -15,7 +15,13 @@ from cenote.errors import BadRequest
 
 PREFIX = "CENOTE_"
 # programs that start the reference set these
-OTHER_VARIABLES = {"VLLM_API_KEY": "api_key", "VLLM_LOGGING_LEVEL": "log_level"}
+OTHER_VARIABLES = {
+    "VLLM_API_KEY": "api_key",
+    "VLLM_LOGGING_LEVEL": "log_level",
+    "VLLM_SKIP_MODEL_NAME_VALIDATION": "skip_model_name_validation",
+}
+# YAML reads 007 as 7 and no as false: in a file these must be text already
+TEXTS = ("api_key", "served_model_name", "hf_token")
 TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -55,8 +61,21 @@ def _from_file(parser: Parser, path: str) -> dict[str, Any]:
         flag = "--" + str(name).replace("_", "-")
         if flag == "--config":
             raise UsageError(f"--config {path} names another file; there is one")
+        action = parser.options().get(flag)
+        if action is not None and action.dest in TEXTS:
+            value = _text_only(path, str(name), value)
         words += _words(parser, flag, value)
     return _told_where(parser, words, f"in {path}")
+
+
+def _text_only(path: str, name: str, value: Any) -> Any:
+    if value is None:
+        return "" if name.replace("-", "_") == "api_key" else None
+    for item in value if isinstance(value, list) else [value]:
+        if not isinstance(item, str):
+            kind = type(item).__name__
+            raise UsageError(f"--config {path}: {name} is text, YAML reads {kind} there; put it in quotes")
+    return value
 
 
 def _from_environment(parser: Parser, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -65,20 +84,29 @@ def _from_environment(parser: Parser, environment: Mapping[str, str]) -> dict[st
     for name, flag in by_name.items():
         action = parser.options()[flag]
         others = [other for other, meant in OTHER_VARIABLES.items() if meant == name]
-        given = next(filter(None, (environment.get(each) for each in (PREFIX + name.upper(), *others))), None)
-        # Kubernetes sets such a variable in every pod beside a service that is called cenote
-        if given is None or name in ("config", "help") or (name == "port" and "://" in given):
+        for variable in (PREFIX + name.upper(), *others):
+            given = environment.get(variable)
+            # blank is as good as unset, except for a key: without one everybody would be let in
+            if given or (given is not None and name == "api_key"):
+                break
+        else:
             continue
-        words += _words(parser, flag, _value(action, given.lower() if name == "log_level" else given))
+        # Kubernetes sets such a variable in every pod beside a service that is called cenote
+        if name in ("config", "help") or (name == "port" and "://" in given):
+            continue
+        words += _words(parser, flag, _value(action, variable, given))
     return _told_where(parser, words, "in the environment")
 
 
-def _value(action: argparse.Action, text: str) -> Any:
+def _value(action: argparse.Action, variable: str, text: str) -> Any:
     """What a variable means to its option."""
     if isinstance(action, argparse.BooleanOptionalAction):
         if text.lower() not in TRUTHS:
-            raise UsageError(f"{PREFIX}{action.dest.upper()}={text!r} is neither true nor false")
+            raise UsageError(f"{variable}={text!r} is neither true nor false")
         return TRUTHS[text.lower()]
+    if action.dest == "api_key":  # may hold blanks and commas, even brackets
+        key = text.strip()
+        return [key] if variable in OTHER_VARIABLES else words_of(key) or [key]
     if isinstance(action, Several):
         return words_of(text) if text.startswith("[") else re.split(r"[,\s]+", text.strip())
     return text
@@ -92,7 +120,8 @@ def _words(parser: Parser, flag: str, value: Any) -> list[str]:
     if isinstance(action, argparse.BooleanOptionalAction) and isinstance(value, bool):
         return [flag if value else f"--no-{flag[2:]}"]
     if isinstance(value, list) and (action is None or isinstance(action, Several)):
-        return [f"{flag}={item}" for item in value]
+        # as a list, so that an item which looks like one is not taken apart
+        return [f"{flag}={json.dumps([item if isinstance(item, str) else str(item)])}" for item in value]
     text = value if isinstance(value, str) else json.dumps(value)
     return [f"{flag}={text}"]
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,10 @@ from cenote.engine.processor import NO_PLUGIN, load_processor
 from cenote.engine.records import Records
 from cenote.engine.scheduler import Scheduler
 from cenote.engine.watchdog import Watchdog
-from cenote.errors import BadRequest, EngineStopped, PoolingError, Unsupported
+from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError, Unsupported
 from cenote.inputs.chat import ChatSettings
 from cenote.inputs.pairs import check_template_kwargs
-from cenote.inputs.render import Limits, Renderer
+from cenote.inputs.render import Limits, Renderer, check_lengths
 from cenote.inputs.tokenizer import Cut, Tokenizer
 from cenote.loading.load import LoadedModel, load
 from cenote.metrics import Family
@@ -39,8 +40,9 @@ from cenote.request import (
     ScoreRequest,
     Task,
     Tokenized,
+    input_size,
 )
-from cenote.scoring.scorer import Scorable, broadcast, check_pairing, choose
+from cenote.scoring.scorer import Resources, Scorable, broadcast, check_pairing, choose
 
 logger = logging.getLogger("cenote")
 
@@ -129,6 +131,7 @@ class PoolingEngine:
 
     async def pool(self, request: PoolRequest) -> Answers:
         """Answers in the order of the inputs. A caller that is cancelled takes its waiting work along."""
+        self._check_room(request)
         return await asyncio.wrap_future(self.submit(request).future)
 
     def pool_sync(self, request: PoolRequest, on_progress: OnProgress | None = None) -> Answers:
@@ -137,14 +140,19 @@ class PoolingEngine:
     async def score(self, request: ScoreRequest) -> list[Scored | PoolingError]:
         """A score for every pair, in the order of the documents."""
         request, lost = await asyncio.to_thread(self._prepared, request)
-        return _with_lost(await choose(request, self.scorable)(request, self.pool, self.scorable), lost)
+        resources = Resources(self.pool, asyncio.to_thread)
+        return _with_lost(await choose(request, self.scorable)(request, resources, self.scorable), lost)
 
     def score_sync(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> list[Scored | PoolingError]:
         async def pool(part: PoolRequest) -> Answers:
             return self.pool_sync(part, on_progress)
 
+        async def at_once(scores: Callable[[], list[Scored | PoolingError]]) -> list[Scored | PoolingError]:
+            return scores()
+
         request, lost = self._prepared(request)
-        return _with_lost(_finished(choose(request, self.scorable)(request, pool, self.scorable)), lost)
+        resources = Resources(pool, at_once)
+        return _with_lost(_finished(choose(request, self.scorable)(request, resources, self.scorable)), lost)
 
     async def tokenize(self, item: Input, *, add_special_tokens: bool = True, strings: bool = False) -> Tokenized:
         """The ids of a prompt, whatever its length."""
@@ -164,8 +172,9 @@ class PoolingEngine:
         processed = Processed()
 
         async def pool(part: PoolRequest) -> Answers:
-            answers = await self.pool(replace(part, timing=request.timing))
+            answers = await self.pool(part)
             processed.count(answers)
+            request.timing.beside(part.timing)
             return answers
 
         processed.data = await self.processor.process(
@@ -190,7 +199,9 @@ class PoolingEngine:
         self.check_task(request.task)
         if not len(request.inputs):
             raise BadRequest("You must pass at least one prompt", param="input")
-        pending = Pending(request, self._asks(request), self._limits(request.task), self._prompt(request))
+        limits = self._limits(request.task)
+        check_lengths(request.tokenization, limits)
+        pending = Pending(request, self._asks(request), limits, self._prompt(request))
         with self._lock:
             if self.dead is not None:
                 raise self.dead.with_traceback(None)  # or the same error grows longer with every call
@@ -220,6 +231,15 @@ class PoolingEngine:
             self.stop(error)
         else:
             self.stop(EngineStopped(f"the engine died: {type(error).__name__}: {error}"))
+
+    def _check_room(self, request: PoolRequest) -> None:
+        """Refuse what would have to wait behind too much; alone, any request is welcome."""
+        waiting, limit = self.records.num_chars, self.config.max_waiting_chars
+        if waiting and waiting + sum(map(input_size, request.inputs)) > limit:
+            raise Overloaded(
+                f"requests with {waiting} characters are being worked on, and {limit} is the most "
+                "(--max-waiting-chars); try again soon"
+            )
 
     def check_task(self, task: str) -> None:
         """Refuse what the model cannot do, with what it can."""
@@ -286,6 +306,7 @@ class PoolingEngine:
         """Checked, texts cut to their limits, template filled in; and the tokens that each pair lost by that."""
         check_pairing(request)
         check_template_kwargs(request.template_kwargs)
+        began = time.monotonic()
         queries = self._cut(request.queries, "max_tokens_per_query", request.max_tokens_per_query)
         documents = self._cut(request.documents, "max_tokens_per_doc", request.max_tokens_per_doc)
         lost = [
@@ -298,6 +319,7 @@ class PoolingEngine:
             documents=[document.text for document in documents],
             template=request.template or self.template,
         )
+        request.timing.tokenize += time.monotonic() - began
         return prepared, lost
 
     def _cut(self, texts: Sequence[str], name: str, limit: int) -> list[Cut]:

@@ -28,6 +28,7 @@ class Pending:
         self.limits = limits
         self.prompt = prompt
         self.future: Future[Answers] = Future()
+        self.num_chars = sum(map(input_size, request.inputs))  # or token ids
         self.num_rendered = 0  # inputs that have become sequences
         self.num_done = 0
         self.num_tokens = 0  # of the inputs that are done

@@ -11,19 +11,24 @@ from functools import partial
 from typing import Any
 
 from cenote.engine.pending import Pending
+from cenote.errors import PoolingError
 from cenote.metrics import LARGE, LATENCY, TOKENS, Metrics
 
-OUTCOMES = ("answered", "cancelled", "failed")
+OUTCOMES = ("answered", "cancelled", "refused", "failed")
 
 
 class Records:
     def __init__(self) -> None:
         self.metrics = metrics = Metrics()
         self.in_flight: weakref.WeakSet[Pending] = weakref.WeakSet()
+        self.num_chars = 0  # of the inputs of everybody in flight
         self._lock = threading.Lock()
         metrics.gauge("cenote_requests_running", "Requests of which some input is being computed.", self._running)
         metrics.gauge("cenote_requests_waiting", "Requests that wait for their first batch.", self._waiting)
         metrics.gauge("cenote_queue_oldest_seconds", "How long the oldest waiting request has waited.", self._oldest)
+        metrics.gauge(
+            "cenote_in_flight_chars", "Characters and token ids of requests in flight.", lambda: self.num_chars
+        )
         self._outcomes = metrics.counter("cenote_requests_total", "Requests that ended, by outcome.", "outcome")
         for outcome in OUTCOMES:
             self._outcomes(outcome, by=0.0)  # the first of its kind is a step from 0, not a line out of nowhere
@@ -58,7 +63,8 @@ class Records:
     def admitted(self, pending: Pending) -> None:
         with self._lock:
             self.in_flight.add(pending)
-        pending.future.add_done_callback(partial(self._ended, weakref.ref(pending)))
+            self.num_chars += pending.num_chars
+        pending.future.add_done_callback(partial(self._ended, weakref.ref(pending), pending.num_chars))
 
     def batch(self, num_sequences: int, num_tokens: int) -> None:
         self._batch_sequences(num_sequences)
@@ -72,22 +78,26 @@ class Records:
         with self._lock:
             return [pending for pending in self.in_flight if not pending.abandoned]
 
-    def _ended(self, reference: weakref.ref[Pending], future: Future[Any]) -> None:
+    def _ended(self, reference: weakref.ref[Pending], num_chars: int, future: Future[Any]) -> None:
+        with self._lock:
+            self.num_chars -= num_chars
         pending = reference()
         if pending is None:
             return
-        failed = not future.cancelled() and future.exception() is not None
-        self._outcomes("cancelled" if future.cancelled() else "failed" if failed else "answered")
-        timing = pending.request.timing
-        self._duration(time.monotonic() - pending.admitted)
-        self._tokenize(timing.tokenize)
+        outcome = _outcome(future)
+        self._outcomes(outcome)
         self._tokens(by=pending.num_tokens)
         self._inputs(by=pending.num_done)
         self._truncated(by=pending.num_truncated)
+        if outcome != "answered":  # its times would tell nothing about the engine
+            return
+        timing = pending.request.timing
+        self._duration(time.monotonic() - pending.admitted)
+        self._tokenize(timing.tokenize)
+        self._request_tokens(pending.num_tokens)
         if pending.started is not None:
             self._queue(timing.queue)
             self._inference(timing.inference)
-            self._request_tokens(pending.num_tokens)
 
     def _running(self) -> float:
         return sum(pending.started is not None for pending in self.everybody())
@@ -98,3 +108,12 @@ class Records:
     def _oldest(self) -> float:
         waiting = [pending.admitted for pending in self.everybody() if pending.started is None]
         return time.monotonic() - min(waiting) if waiting else 0.0
+
+
+def _outcome(future: Future[Any]) -> str:
+    if future.cancelled():
+        return "cancelled"
+    error = future.exception()
+    if error is None:
+        return "answered"
+    return "refused" if isinstance(error, PoolingError) and error.status < 500 else "failed"

@@ -205,6 +205,12 @@ class Renderer:
         return rendered
 
 
+def check_lengths(how: Tokenization, limits: Limits) -> None:
+    """Refuse what would be refused for every input alike."""
+    wanted_length(how, limits)
+    padded_length(how, limits)
+
+
 def wanted_length(how: Tokenization, limits: Limits) -> int | None:
     """The number of tokens an input is cut to; None leaves it whole."""
     if how.truncation_side not in (None, "left", "right"):

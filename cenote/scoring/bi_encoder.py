@@ -7,13 +7,13 @@ from torch.nn import functional as F
 
 from cenote.errors import PoolingError
 from cenote.request import Scored, ScoreRequest
-from cenote.scoring.scorer import Pool, Scorable, scorer
+from cenote.scoring.scorer import Resources, Scorable, scorer
 from cenote.scoring.two_sides import compare
 
 
 @scorer("bi-encoder")
-async def bi_encoder(request: ScoreRequest, pool: Pool, model: Scorable) -> list[Scored | PoolingError]:
-    return await compare(request, pool, model, "embed", cosine)
+async def bi_encoder(request: ScoreRequest, engine: Resources, model: Scorable) -> list[Scored | PoolingError]:
+    return await compare(request, engine, model, "embed", cosine)
 
 
 def cosine(query: Tensor, document: Tensor) -> Tensor:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from cenote.errors import PoolingError
 from cenote.request import Pair, Pooled, PoolRequest, Scored, ScoreRequest
-from cenote.scoring.scorer import Pool, Scorable, broadcast, scorer
+from cenote.scoring.scorer import Resources, Scorable, broadcast, scorer
 
 
 @scorer("cross-encoder")
-async def cross_encoder(request: ScoreRequest, pool: Pool, model: Scorable) -> list[Scored | PoolingError]:
+async def cross_encoder(request: ScoreRequest, engine: Resources, model: Scorable) -> list[Scored | PoolingError]:
     queries = broadcast(request.queries, len(request.documents))
     pairs = [
         Pair(query, document, request.template, request.template_kwargs)
         for query, document in zip(queries, request.documents, strict=True)
     ]
-    answers = await pool(
+    answers = await engine.pool(
         PoolRequest(
             task="classify",
             inputs=pairs,

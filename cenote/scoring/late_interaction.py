@@ -6,13 +6,13 @@ from torch import Tensor
 
 from cenote.errors import PoolingError
 from cenote.request import Scored, ScoreRequest
-from cenote.scoring.scorer import Pool, Scorable, scorer
+from cenote.scoring.scorer import Resources, Scorable, scorer
 from cenote.scoring.two_sides import compare
 
 
 @scorer("late-interaction")
-async def late_interaction(request: ScoreRequest, pool: Pool, model: Scorable) -> list[Scored | PoolingError]:
-    return await compare(request, pool, model, "token_embed", max_sim)
+async def late_interaction(request: ScoreRequest, engine: Resources, model: Scorable) -> list[Scored | PoolingError]:
+    return await compare(request, engine, model, "token_embed", max_sim)
 
 
 def max_sim(query: Tensor, document: Tensor) -> Tensor:

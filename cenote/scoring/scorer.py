@@ -11,10 +11,18 @@ from cenote.registry import Registry
 from cenote.request import Pooled, PoolRequest, Scored, ScoreRequest, ScoreType, Task
 
 Item = TypeVar("Item")
-Pool = Callable[[PoolRequest], Awaitable[list[Pooled | PoolingError]]]
-Scorer = Callable[[ScoreRequest, Pool, "Scorable"], Coroutine[Any, Any, list[Scored | PoolingError]]]
+Scores = list[Scored | PoolingError]
+Scorer = Callable[[ScoreRequest, "Resources", "Scorable"], Coroutine[Any, Any, Scores]]
 SCORERS: Registry[Scorer] = Registry("score type")
 scorer = SCORERS.register
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a scorer may ask for, and wait for."""
+
+    pool: Callable[[PoolRequest], Awaitable[list[Pooled | PoolingError]]]
+    aside: Callable[[Callable[[], Scores]], Awaitable[Scores]]  # does what takes time where nobody else is held up
 
 
 @dataclass(frozen=True, slots=True)

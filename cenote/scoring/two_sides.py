@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -9,11 +10,13 @@ from torch import Tensor
 
 from cenote.errors import PoolingError
 from cenote.request import Pooled, PoolRequest, Scored, ScoreRequest, Task
-from cenote.scoring.scorer import Pool, Scorable, broadcast
+from cenote.scoring.scorer import Resources, Scorable, broadcast
+
+Similarity = Callable[[Tensor, Tensor], Tensor]
 
 
 async def compare(
-    request: ScoreRequest, pool: Pool, model: Scorable, task: Task, similarity: Callable[[Tensor, Tensor], Tensor]
+    request: ScoreRequest, engine: Resources, model: Scorable, task: Task, similarity: Similarity
 ) -> list[Scored | PoolingError]:
     both = PoolRequest(
         task=task,
@@ -25,21 +28,38 @@ async def compare(
         timing=request.timing,
     )
     try:
-        answers = await pool(both)
+        answers = await engine.pool(both)
     except PoolingError as error:
-        if error.index is not None and error.index >= len(request.queries):
-            error.index -= len(request.queries)  # which of the documents it was
+        _name_side(error, len(request.queries))
         raise
     documents = answers[len(request.queries) :]
     queries = broadcast(answers[: len(request.queries)], len(documents))
-    return [_scored(query, document, model, similarity) for query, document in zip(queries, documents, strict=True)]
+
+    def scores() -> list[Scored | PoolingError]:
+        return [_scored(query, document, model, similarity) for query, document in zip(queries, documents, strict=True)]
+
+    began = time.monotonic()
+    scored = await engine.aside(scores)
+    request.timing.inference += time.monotonic() - began
+    return scored
+
+
+def _name_side(error: PoolingError, num_queries: int) -> None:
+    """Which of the documents it was, by their own numbers, or which query."""
+    if error.index is None:
+        return
+    if error.index >= num_queries:
+        error.index -= num_queries
+        return
+    error.message = f"query{f' {error.index}' if num_queries > 1 else ''}: {error.message}"
+    error.index = None
 
 
 def _scored(
     query: Pooled | PoolingError,
     document: Pooled | PoolingError,
     model: Scorable,
-    similarity: Callable[[Tensor, Tensor], Tensor],
+    similarity: Similarity,
 ) -> Scored | PoolingError:
     if isinstance(query, PoolingError):
         return query

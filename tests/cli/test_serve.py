@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
+from cenote import LLM
+from cenote.api.app import build
+from cenote.api.service import Service
 from cenote.cli.main import main
 from cenote.cli.serve import configured, parser
 from cenote.config import EngineConfig, PoolerConfig, ServerConfig, declared
-from cenote.errors import LoadError
+from cenote.errors import BadRequest, LoadError
 
 
 def server(*argv: str, **environment: str) -> ServerConfig:
@@ -44,6 +48,49 @@ def test_several_names_and_keys_in_one_flag_or_in_many() -> None:
     assert server("m", "--served-model-name", "a", "b", "c").served_model_name == ("a", "b", "c")
     assert server("--api-key", "k1", "k2", "--api_key", "k3", "--api-key=k4").api_key == ("k1", "k2", "k3", "k4")
     assert engine("--served-model-name", "a", "b").served_model_name == "a"
+
+
+def test_the_model_may_follow_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["--served-model-name", "a", "b", "--", "some/model"]
+
+    assert engine(*line).model == "some/model"
+    assert server(*line).served_model_name == ("a", "b")
+    assert engine("--", "-odd-").model == "-odd-"
+    assert "unexpected 'b'" in error(capsys, "a", "--", "b")
+    assert "unexpected 'b'" in error(capsys, "--", "a", "b")
+    assert "two models: a and --model b" in error(capsys, "--model", "b", "--", "a")
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ("--served-model-name prod BAAI/bge-m3", "--served-model-name"),
+        ("--served_model_name prod BAAI/bge-m3 --port 1", "--served-model-name"),
+        ("--api-key SECRET my/model --api-key k1 k2", "--api-key"),
+        ("--allowed-origins https://a my/model", "--allowed-origins"),
+        ("--served-model-name prod FOLDER", "--served-model-name"),
+    ],
+)
+def test_a_model_that_a_flag_took_for_its_own_is_missed(
+    words: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "FOLDER").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    printed = error(capsys, *words.split())
+
+    assert f"the last word of {flag} looks like the model; put the model first: cenote serve MODEL {flag}" in printed
+    assert "my/model" not in printed  # it might be a key
+
+
+def test_words_that_look_like_a_model_are_fine_where_one_is_named(tmp_path: Path) -> None:
+    names = ["--served-model-name", "a", "team/b"]
+
+    assert engine("some/model", *names).model == engine(*names, "--model", "some/model").model == "some/model"
+    assert engine(*names, CENOTE_MODEL="some/model").model == "some/model"
+    assert engine(*names, "--config", written(tmp_path, "model: some/model")).model == "some/model"
+    assert server("--served-model-name", "team/b").served_model_name == ("team/b",)
+    assert server("--api-key=k1", "--api-key=k/2").api_key == ("k1", "k/2")
 
 
 @pytest.mark.parametrize(
@@ -191,6 +238,11 @@ def test_parts_of_one_option_may_come_from_different_places(tmp_path: Path) -> N
         ("port: true", "invalid int value: 'true'"),
         ("dtype: int3", "invalid choice: 'int3'"),
         ("config: other.yaml", "names another file"),
+        ("api-key: 007", "api-key is text, YAML reads int there; put it in quotes"),
+        ("api_key: [one, 1e3, 1.5]", "api_key is text, YAML reads float there"),
+        ("served-model-name: no", "served-model-name is text, YAML reads bool there"),
+        ("served_model_name: [a, 2024-01-01]", "served_model_name is text, YAML reads date there"),
+        ("hf-token: 12", "hf-token is text, YAML reads int there"),
         ("- port", "must hold options with their values"),
         ("port: [1", "is not YAML"),
         ("a: !!python/object/apply:os.system [true]", "is not YAML"),
@@ -204,6 +256,17 @@ def test_a_file_that_is_wrong_is_one_line_that_names_it(
     printed = error(capsys, "--config", file)
 
     assert words in printed and file in printed
+
+
+def test_a_quoted_key_is_what_was_written(tmp_path: Path) -> None:
+    given = server("--config", written(tmp_path, "api-key: ['007', '[\"a\"]']\nserved-model-name: '1.10'"))
+
+    assert (given.api_key, given.served_model_name) == (("007", '["a"]'), ("1.10",))
+
+
+def test_a_key_without_a_value_in_a_file_does_not_open_the_server(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="an empty api_key"):
+        server("--config", written(tmp_path, "api-key:"))
 
 
 def test_a_file_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,6 +305,56 @@ def test_variables_of_the_reference_are_read_where_ours_are_not_set() -> None:
 
     assert (given.api_key, given.log_level) == (("theirs",), "warning")
     assert server(VLLM_API_KEY="theirs", CENOTE_API_KEY="ours").api_key == ("ours",)
+    assert server(VLLM_API_KEY="", CENOTE_API_KEY="ours").api_key == ("ours",)
+
+
+@pytest.mark.parametrize("key", ["correct horse", "k1,k2", '["k1", "k2"]', "[k1", "--port=1", "--"])
+def test_the_references_variable_is_one_key_whatever_is_in_it(key: str) -> None:
+    assert server(VLLM_API_KEY=key).api_key == (key,)
+
+
+@pytest.mark.parametrize("key", ["correct horse", "k1,k2", "[k1]", "[1, 2]", '["k1", 2]', "[]"])
+def test_our_variable_is_one_key_unless_it_is_a_list_of_texts(key: str) -> None:
+    assert server(CENOTE_API_KEY=key).api_key == (key,)
+    assert server(CENOTE_API_KEY='["correct horse", "[\\"k2\\"]"]').api_key == ("correct horse", '["k2"]')
+
+
+def test_the_line_that_ends_a_mounted_secret_is_no_part_of_the_key() -> None:
+    assert server(CENOTE_API_KEY="one\n").api_key == server(VLLM_API_KEY="one\n").api_key == ("one",)
+
+
+@pytest.mark.parametrize("name", ["CENOTE_API_KEY", "VLLM_API_KEY"])
+@pytest.mark.parametrize("value", ["", " \n"])
+def test_a_blank_key_in_the_environment_does_not_open_the_server(name: str, value: str) -> None:
+    with pytest.raises(BadRequest, match="an empty api_key would open every door"):
+        server(**{name: value})
+    assert server("--api-key", "real", **{name: value}).api_key == ("real",)
+
+
+@pytest.mark.parametrize(
+    ("word", "level"), [("WARN", "warning"), ("Trace", "debug"), ("INFO", "info"), ("critical", "critical")]
+)
+def test_levels_of_other_logging_libraries_are_understood(word: str, level: str) -> None:
+    assert server(VLLM_LOGGING_LEVEL=word).log_level == server(CENOTE_LOG_LEVEL=word).log_level == level
+    assert server("--log-level", word).log_level == server("--uvicorn-log-level", word).log_level == level
+
+
+@pytest.mark.parametrize("flag", ["--log-level", "--uvicorn-log-level"])
+def test_a_level_that_nobody_has_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"argument {flag}: invalid choice: 'loud'" in error(capsys, flag, "loud")
+
+
+def test_requests_may_name_any_model_where_that_is_not_checked(llm: LLM) -> None:
+    def status(settings: ServerConfig) -> int:
+        service = Service(settings)
+        service.ready(llm.engine)
+        return TestClient(build(service)).post("/v1/embeddings", json={"input": "a", "model": "other"}).status_code
+
+    assert status(server()) == status(server(VLLM_SKIP_MODEL_NAME_VALIDATION="0")) == 404
+    assert status(server(VLLM_SKIP_MODEL_NAME_VALIDATION="1")) == 200
+    assert status(server(CENOTE_SKIP_MODEL_NAME_VALIDATION="true")) == 200
+    assert status(server("--skip-model-name-validation")) == 200
+    assert status(server(VLLM_SKIP_MODEL_NAME_VALIDATION="1", CENOTE_SKIP_MODEL_NAME_VALIDATION="0")) == 404
 
 
 def test_a_variable_may_name_the_file(tmp_path: Path) -> None:
@@ -256,6 +369,8 @@ def test_what_kubernetes_tells_about_a_service_called_cenote_is_no_port() -> Non
     ("name", "value", "words"),
     [
         ("CENOTE_DISABLE_DOCS", "maybe", "CENOTE_DISABLE_DOCS='maybe' is neither true nor false"),
+        ("VLLM_SKIP_MODEL_NAME_VALIDATION", "maybe", "VLLM_SKIP_MODEL_NAME_VALIDATION='maybe' is neither"),
+        ("VLLM_LOGGING_LEVEL", "LOUD", "in the environment: argument --log-level: invalid choice: 'loud'"),
         ("CENOTE_PORT", "many", "in the environment: argument --port: invalid int value: 'many'"),
     ],
 )

@@ -17,7 +17,7 @@ from cenote.engine.engine import BATCHES_AHEAD
 from cenote.engine.executor import Answer, EchoExecutor
 from cenote.engine.intake import SLICE_INPUTS
 from cenote.engine.sequence import Sequence
-from cenote.errors import BadRequest, PoolingError, Unsupported
+from cenote.errors import BadRequest, Overloaded, PoolingError, Unsupported
 from cenote.request import Pair, PoolingParams, PoolRequest, Tokenization
 from tests.engine.conftest import Gate, MakeEngine, asking, echoed, poison, wait_until
 
@@ -252,3 +252,20 @@ def test_a_chunk_that_fails_takes_its_text_and_nobody_else(make_engine: MakeEngi
     assert "poisoned" in str(answers[1])
     assert [isinstance(answer, PoolingError) for answer in answers] == [False, True, False, False]
     assert echoed(engine.pool_sync(asking([[8]]))) == [[8]]
+
+
+def test_a_request_that_would_wait_behind_too_much_is_refused_and_may_come_again(make_engine: MakeEngine) -> None:
+    gate = Gate()
+    engine = make_engine(fault=gate, max_waiting_chars=10)
+
+    async def ask() -> None:
+        large = asyncio.create_task(engine.pool(asking([[1] * 30])))  # alone, it may be as large as it likes
+        await asyncio.to_thread(gate.reached.wait, 20)
+        with pytest.raises(Overloaded, match="requests with 30 characters are being worked on, and 10 is the most"):
+            await engine.pool(asking([[1]]))
+        gate.opened.set()
+        await large
+        assert echoed(await engine.pool(asking([[1]]))) == [[1]]
+
+    asyncio.run(ask())
+    assert engine.records.num_chars == 0

@@ -12,7 +12,7 @@ import torch
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.request import Pair, Pooled, PoolingParams, PoolRequest, Scored, ScoreRequest, ScoreType, Task, Tokenization
 from cenote.scoring.late_interaction import max_sim
-from cenote.scoring.scorer import SCORERS, Scorable, check_pairing, choose
+from cenote.scoring.scorer import SCORERS, Resources, Scorable, check_pairing, choose
 
 EMBEDDER = Scorable("mini", ("embed", "token_embed"), num_labels=2, pad_token_id=0)
 RERANKER = Scorable("cross", ("classify", "token_classify"), num_labels=1)
@@ -41,7 +41,7 @@ class FakePool:
 
 
 def score(request: ScoreRequest, model: Scorable = EMBEDDER, pool: Any = None) -> list[Any]:
-    answers = asyncio.run(choose(request, model)(request, pool or FakePool(), model))
+    answers = asyncio.run(choose(request, model)(request, Resources(pool or FakePool(), asyncio.to_thread), model))
     return [answer.score if isinstance(answer, Scored) else answer for answer in answers]
 
 
@@ -177,7 +177,7 @@ def test_tokens_are_those_of_both_sides_with_padding_between(kind: Any, pad: int
     model = Scorable("m", ("embed", "token_embed"), 2, pad_token_id=pad)
     request = ScoreRequest(queries=["east"], documents=["north", "east"], score_type=kind)
 
-    first, second = asyncio.run(choose(request, model)(request, FakePool(), model))
+    first, second = asyncio.run(choose(request, model)(request, Resources(FakePool(), asyncio.to_thread), model))
 
     assert isinstance(first, Scored)
     assert isinstance(second, Scored)

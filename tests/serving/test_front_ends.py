@@ -272,16 +272,27 @@ def load(serving: Serving) -> int:
 def test_the_load_is_that_of_all_front_ends(serving: Serving) -> None:
     clients = {serving.owner(client): client for client in connections(serving, 40)}
     one, other = (clients[pid] for pid in serving.front_ends())
-    seen = []
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(post, one, "/v1/embeddings", MUCH)
-        while not asked.done():
-            other.request("GET", "/load")
-            seen.append(json.loads(other.getresponse().read())["server_load"])
-            time.sleep(0.02)
-        assert asked.result()[0] == 200
+    seen: list[int] = []
+    done = threading.Event()
 
-    assert max(seen) == 1
+    def ask() -> None:
+        while not done.is_set():
+            assert post(one, "/v1/embeddings", MUCH)[0] == 200
+
+    def is_seen() -> bool:
+        other.request("GET", "/load")
+        seen.append(json.loads(other.getresponse().read())["server_load"])
+        return seen[-1] > 0
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        try:
+            wait_until(is_seen)
+        finally:
+            done.set()
+        asked.result()
+
+    assert seen[-1] == 1
     wait_until(lambda: load(serving) == 0)
 
 

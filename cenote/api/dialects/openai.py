@@ -9,7 +9,7 @@ import msgspec
 from cenote.api.call import Call
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.fields import Dimensions, Encoded, says
-from cenote.api.replies import Reply, TokenCounts, Usage
+from cenote.api.replies import AnswerList, Reply, TokenCounts
 from cenote.api.vectors import check_form, vector_reply
 from cenote.request import Pooled, PoolRequest
 
@@ -24,15 +24,6 @@ class Embedding(msgspec.Struct, omit_defaults=True):
     embedding: list[float] | str  # base64 where asked for
     object: str = msgspec.field(default_factory=lambda: "embedding")
     token_counts: TokenCounts | None = None
-
-
-class Embeddings(msgspec.Struct):
-    id: str
-    object: str
-    created: int
-    model: str
-    data: list[Embedding]
-    usage: Usage
 
 
 async def embeddings(body: EmbeddingsBody, call: Call) -> Reply:
@@ -64,7 +55,7 @@ OPENAI = Dialect(
             body=EmbeddingsBody,
             handler=embeddings,
             summary="One vector for every text, list of token ids, or conversation",
-            reply=Embeddings,
+            reply=AnswerList[Embedding],
             api="Embeddings",
             offered=lambda about: "embed" in about.tasks,
             binary=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -36,7 +36,10 @@ class RerankBody(Scoring, kw_only=True):
         None
     )
     max_doc_length: Annotated[Integer | None, says("Jina's name of max_tokens_per_doc")] = None
-    truncate: Annotated[bool | None, says("cut to what the model reads; unset it depends on the route")] = None
+    truncate: Annotated[
+        bool | Literal["END", "START", "NONE"] | None,
+        says("cut to what the model reads, at the end or the start; unset it depends on the route"),
+    ] = None
 
 
 class RerankUsage(msgspec.Struct):
@@ -92,8 +95,11 @@ async def _rerank(body: RerankBody, call: Call, *, version: str, truncate: bool)
 def score_request(body: RerankBody, call: Call, texts: Sequence[str], *, truncate: bool) -> ScoreRequest:
     request = body.request([side_text(body.query, "query", call.about)], texts)
     limit = one_limit(body.max_tokens_per_doc, body.max_doc_length)
-    if body.truncate_prompt_tokens is None and (truncate if body.truncate is None else body.truncate):
-        request = replace(request, tokenization=replace(request.tokenization, truncate_prompt_tokens=-1))
+    wanted = truncate if body.truncate is None else body.truncate not in (False, "NONE")
+    if body.truncate_prompt_tokens is None and wanted:
+        side = "left" if body.truncate == "START" else request.tokenization.truncation_side
+        how = replace(request.tokenization, truncate_prompt_tokens=-1, truncation_side=side)
+        request = replace(request, tokenization=how)
         limit = 0 if limit >= call.about.max_model_len else limit  # as Cohere's own 4096, which many models never reach
     return replace(request, max_tokens_per_doc=limit)
 

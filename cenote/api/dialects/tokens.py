@@ -33,7 +33,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     mm_processor_kwargs: Annotated[dict[str, Any] | None, says("accepted; no model here reads images yet")] = None
     tools: Annotated[list[dict[str, Any]] | None, says("for templates that list them")] = None
 
-    def item(self, *, trusted: bool) -> Input:
+    def item(self, call: Call) -> Input:
         if self.prompt is not None and self.messages is not None:
             raise InvalidBody("prompt: give prompt or messages, not both", param="body.prompt")
         if self.prompt is not None:
@@ -42,7 +42,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
             raise InvalidBody("prompt is required (or messages, for a conversation)", param="body.prompt")
         if self.tools is not None:
             self.chat_template_kwargs = {**(self.chat_template_kwargs or {}), "tools": self.tools}
-        return chat(self, self.messages, trusted=trusted, opens=not self.continue_final_message)
+        return chat(self, self.messages, call, opens=not self.continue_final_message)
 
 
 class Tokenized(msgspec.Struct):
@@ -64,8 +64,8 @@ class Detokenized(msgspec.Struct):
 async def tokenize(body: TokenizeBody, call: Call) -> Reply:
     call.check_model(body.model, param="model")
     with_special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-    tokenized = await call.engine.tokenize(
-        body.item(trusted=call.settings.trust_request_chat_template),
+    tokenized = await call.tokenize(
+        body.item(call),
         add_special_tokens=with_special,
         strings=bool(body.return_token_strs),
     )

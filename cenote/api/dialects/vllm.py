@@ -13,7 +13,7 @@ from cenote.api.call import Call
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.encoding import as_array, json_numbers
 from cenote.api.fields import Dimensions, Encoded, Prompted, check_template, says
-from cenote.api.replies import Reply, TokenCounts, Usage, json_reply
+from cenote.api.replies import AnswerList, Reply, TokenCounts, json_reply
 from cenote.api.scoring_fields import Scoring, Sides
 from cenote.api.vectors import check_form, vector_reply
 from cenote.errors import BadRequest, InvalidBody, Unsupported
@@ -37,15 +37,6 @@ class PoolingAnswer(msgspec.Struct, omit_defaults=True):
     token_counts: TokenCounts | None = None
 
 
-class Pooling(msgspec.Struct):
-    id: str
-    object: str
-    created: int
-    model: str
-    data: list[PoolingAnswer]
-    usage: Usage
-
-
 class PluginAnswer(msgspec.Struct):
     """What an IO processor plugin made of `data`."""
 
@@ -64,15 +55,6 @@ class Classification(msgspec.Struct, omit_defaults=True):
     probs: list[float]  # logits where use_activation is false
     num_classes: int
     token_counts: TokenCounts | None = None
-
-
-class Classifications(msgspec.Struct):
-    id: str
-    object: str
-    created: int
-    model: str
-    data: list[Classification]
-    usage: Usage
 
 
 class ScoreBody(Scoring, kw_only=True):
@@ -105,15 +87,6 @@ class Score(msgspec.Struct, omit_defaults=True):
     score: float
     object: str = msgspec.field(default_factory=lambda: "score")
     token_counts: TokenCounts | None = None
-
-
-class Scores(msgspec.Struct):
-    id: str
-    object: str
-    created: int
-    model: str
-    data: list[Score]
-    usage: Usage
 
 
 async def pooling(body: PoolingBody, call: Call) -> Reply:
@@ -181,7 +154,7 @@ async def classify(body: ClassifyBody, call: Call) -> Reply:
         classification(index, item, call.about.labels, call.token_counts(item, body.return_token_counts))
         for index, item in enumerate(pooled)
     ]
-    return json_reply(Classifications(call.identity("classify"), "list", call.created, call.model, data, call.usage()))
+    return json_reply(call.answers("classify", data))
 
 
 def classification(
@@ -195,7 +168,7 @@ def classification(
 
 async def score(body: ScoreBody, call: Call) -> Reply:
     call.check_model(body.model)
-    check_template(body.chat_template, {}, trusted=call.settings.trust_request_chat_template)
+    check_template(body.chat_template, {}, call)
     sides = []
     for name in body.names():
         side = getattr(body, name)
@@ -207,7 +180,7 @@ async def score(body: ScoreBody, call: Call) -> Reply:
         Score(index, item.score, token_counts=call.token_counts(item, body.return_token_counts))
         for index, item in enumerate(scored)
     ]
-    return json_reply(Scores(call.identity("score"), "list", call.created, call.model, data, call.usage()))
+    return json_reply(call.answers("score", data))
 
 
 VLLM = Dialect(
@@ -218,7 +191,7 @@ VLLM = Dialect(
             body=PoolingBody,
             handler=pooling,
             summary="What a task of the model gives for every input: a vector, or a row for every token",
-            reply=Pooling | PluginAnswer,
+            reply=AnswerList[PoolingAnswer] | PluginAnswer,
             api="Pooling",
             binary=True,
             example={"input": ["Hello, my name is", "The capital of France is"]},
@@ -228,7 +201,7 @@ VLLM = Dialect(
             body=ClassifyBody,
             handler=classify,
             summary="A probability for every class, for every input",
-            reply=Classifications,
+            reply=AnswerList[Classification],
             api="Classification",
             offered=lambda about: "classify" in about.tasks,
             example={"input": ["The food was great.", "Never again."]},
@@ -238,7 +211,7 @@ VLLM = Dialect(
             body=ScoreBody,
             handler=score,
             summary="How well two texts match: one with one, one with several, or pair by pair",
-            reply=Scores,
+            reply=AnswerList[Score],
             api="Score",
             offered=lambda about: bool(about.score_types),
             example={

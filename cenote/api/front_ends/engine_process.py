@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 
 import uvloop
 
@@ -22,6 +23,8 @@ from cenote.request import Engine
 logger = logging.getLogger("cenote")
 
 LOOK_S = 0.5
+# how long the first front-end may take to listen before the model is loaded all the same
+HEAD_START_S = 1.5
 
 
 def run(service: Service, sockets: Sequence[socket.socket], load: Load) -> None:
@@ -42,23 +45,31 @@ class EngineProcess:
         tls_context(service.settings)  # what is wrong with it shows here, and not once in every front-end
         self.front_ends = FrontEnds(service, sockets, self._all_aboard, self._failed)
         self._stopping = asyncio.Event()
+        self._num_signals = 0
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         self.front_ends.start()
-        load_beside(self.load, self._loaded, self._failed)
-        watching = loop.create_task(self._watch_engine())
+        beside = [loop.create_task(self._load()), loop.create_task(self._watch_engine())]
         await self._stopping.wait()
-        watching.cancel()
+        for task in beside:
+            task.cancel()
         for each in self.sockets:
             each.close()  # front-ends have their own, and close them when they have greeted everybody
         await self.front_ends.drain()
 
+    async def _load(self) -> None:
+        """Importing torch keeps a core busy that front-ends need to be there soon."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.front_ends.any_came_up.wait(), HEAD_START_S)
+        load_beside(self.load, self._loaded, self._failed)
+
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
-        if self._stopping.is_set():
+        self._num_signals += 1
+        if self._num_signals > 1:  # a stop for another reason may have begun before the first
             logger.warning("%s once more: stopping at once", name)
             os._exit(128 + number)  # front-ends notice
         logger.info("%s: stopping; %d requests are on their way", name, self.front_ends.num_in_flight)

@@ -31,7 +31,11 @@ REPORT_EVERY_S = 0.1
 
 def main() -> int:
     line, shared, *listening = map(int, sys.argv[1:])
-    front_end = FrontEnd(shared, [socket.socket(fileno=each) for each in listening])
+    sockets = [socket.socket(fileno=each) for each in listening]
+    for each in sockets:
+        # it is so already, but Python takes it for one that blocks; a copy would make it so, in all processes at once
+        each.setblocking(False)
+    front_end = FrontEnd(shared, sockets)
     uvloop.run(front_end.serve(socket.socket(fileno=line)))
     return 1 if front_end.lost else 0
 
@@ -109,8 +113,7 @@ class FrontEndServer(Server):
         self.front_end = front_end
         self.number = number
         self.crowd = Crowd(front_end.shared, service.settings.api_server_count)
-        self.doors = [Door(each, self._let_in, lambda: self.crowd.is_ahead(number)) for each in front_end.listening]
-        self.arriving: set[asyncio.Task[Any]] = set()
+        self.doors = [Door(each, self.let_in, lambda: self.crowd.is_ahead(number)) for each in front_end.listening]
         self.closed = self.done = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -129,8 +132,6 @@ class FrontEndServer(Server):
             door.listening.close()
         self.closed = True
         self._count()
-        if self.arriving:
-            await asyncio.wait(self.arriving, timeout=LAST_WORDS_S)
         await super().shutdown(sockets)
         self.front_end.report()
         self.done = True
@@ -155,17 +156,13 @@ class FrontEndServer(Server):
         num_inside = len(self.server_state.connections) + len(self.arriving)
         self.crowd.set(self.number, CLOSED if self.closed else num_inside)
 
-    def _let_in(self, client: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(loop.connect_accepted_socket(self.connection, client, ssl=self.config.ssl))
-        self.arriving.add(task)
-        task.add_done_callback(self._arrived)
+    def let_in(self, client: socket.socket) -> None:
+        super().let_in(client)
         self._count()
 
-    def _arrived(self, task: asyncio.Task[Any]) -> None:
-        self.arriving.discard(task)
-        if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            logger.debug("a client did not get in: %s", error)  # most often one that speaks no TLS
+    def arrived(self, task: asyncio.Task[Any]) -> None:
+        super().arrived(task)
+        self._count()
 
 
 class Guest(Connection):

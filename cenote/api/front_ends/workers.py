@@ -66,9 +66,9 @@ class FrontEnds:
         self.all_aboard = all_aboard  # called when all of them have the model
         self.failed = failed  # called when there is no hope for them
         self.running: dict[int, FrontEnd] = {}
+        self.any_came_up = asyncio.Event()
         self._engine: Engine | None = None
         self._draining = asyncio.Event()
-        self._any_came_up = False
         self._open = False  # whether all were aboard once
 
     @property
@@ -114,7 +114,7 @@ class FrontEnds:
             what = await self._one(number)
             if self._draining.is_set():
                 return
-            if not self._any_came_up and num_tries == NUM_TRIES:
+            if not self.any_came_up.is_set() and num_tries == NUM_TRIES:
                 self.failed(PoolingError(f"front-end processes end before they listen: {what}; their log says why"))
                 return
             if time.monotonic() - began > HEALTHY_S:
@@ -152,7 +152,8 @@ class FrontEnds:
 
     def _look_around(self) -> None:
         """A front-end came, or went: when all that are there have the model, they say that they are ready."""
-        self._any_came_up |= any(front_end.came_up for front_end in self.running.values())
+        if any(front_end.came_up for front_end in self.running.values()):
+            self.any_came_up.set()
         if self._open or not self.running or not all(front_end.aboard for front_end in self.running.values()):
             return
         self._open = True
