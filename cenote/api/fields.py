@@ -10,7 +10,7 @@ from msgspec import Meta
 from cenote.api.call import Call
 from cenote.api.encoding import EmbedDType, EncodingFormat, Endianness
 from cenote.errors import BadRequest, InvalidBody
-from cenote.request import Chat, Input, PoolingParams, Tokenization
+from cenote.request import Chat, Input, PoolingParams, PoolRequest, Task, Tokenization
 
 # Every optional field is also allowed to be null: clients write null for what they leave alone.
 Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -112,6 +112,16 @@ class Prompted(Activated, kw_only=True):
             raise BadRequest("an empty list is no prompt; give token ids or messages", param=name)
         one_kind(given, name)
         return chat(self, given, call, name) if isinstance(given[0], dict) else given
+
+    def request(self, task: Task, call: Call, *, dimensions: int | None = None) -> PoolRequest:
+        """What the engine is asked: this task on every input."""
+        return PoolRequest(
+            task=task,
+            inputs=self.inputs(call),
+            params=self.params(dimensions=dimensions),
+            tokenization=self.how(),
+            priority=self.priority or 0,
+        )
 
     def how(self) -> Tokenization:
         given = self.add_special_tokens

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
-from cenote.api import cohere_meta
 from cenote.api.call import Call
-from cenote.api.cohere_meta import BilledUnits, meta
+from cenote.api.dialects import cohere_meta
+from cenote.api.dialects.cohere_meta import BilledUnits, meta
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.encoding import CohereType, Floats, as_array, cohere_values
 from cenote.api.fields import Dimensions, Integer, says

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -11,7 +12,7 @@ from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.fields import Dimensions, Encoded, says
 from cenote.api.replies import AnswerList, Reply, TokenCounts
 from cenote.api.vectors import check_form, vector_reply
-from cenote.request import Pooled, PoolRequest
+from cenote.request import Pooled
 
 
 class EmbeddingsBody(Encoded, kw_only=True):
@@ -28,18 +29,9 @@ class Embedding(msgspec.Struct, omit_defaults=True):
 
 async def embeddings(body: EmbeddingsBody, call: Call) -> Reply:
     call.check_model(body.model)
-    inputs = body.inputs(call)
-    check_form(body, len(inputs))
-    pooled = await call.pool(
-        PoolRequest(
-            task="embed",
-            inputs=inputs,
-            params=body.params(dimensions=body.dimensions),
-            tokenization=body.how(),
-            prompt_name=body.prompt_name,
-            priority=body.priority or 0,
-        )
-    )
+    request = replace(body.request("embed", call, dimensions=body.dimensions), prompt_name=body.prompt_name)
+    check_form(body, len(request.inputs))
+    pooled = await call.pool(request)
 
     def entry(index: int, numbers: msgspec.Raw, item: Pooled) -> Embedding:
         return Embedding(index, numbers, token_counts=call.token_counts(item, body.return_token_counts))  # type: ignore[arg-type]

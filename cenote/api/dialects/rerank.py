@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from cenote.api import cohere_meta
 from cenote.api.call import Call
-from cenote.api.cohere_meta import BilledUnits, meta
+from cenote.api.dialects import cohere_meta
+from cenote.api.dialects.cohere_meta import BilledUnits, meta
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.fields import Integer, says
 from cenote.api.replies import Reply, TokenCounts, json_reply

@@ -17,7 +17,7 @@ from cenote.api.replies import AnswerList, Reply, TokenCounts, json_reply
 from cenote.api.scoring_fields import Scoring, Sides
 from cenote.api.vectors import check_form, vector_reply
 from cenote.errors import BadRequest, InvalidBody, Unsupported
-from cenote.request import About, PluginRequest, Pooled, PoolRequest, Task, task_called
+from cenote.request import About, PluginRequest, Pooled, Task, task_called
 from cenote.sides import side_texts
 
 # the names that the two sides of a comparison go by, in the order in which they are looked for
@@ -93,17 +93,9 @@ async def pooling(body: PoolingBody, call: Call) -> Reply:
     call.check_model(body.model)
     if body.data is not None or body.task == "plugin":
         return await plugin(body, call)
-    inputs = body.inputs(call)
-    check_form(body, len(inputs))
-    pooled = await call.pool(
-        PoolRequest(
-            task=wanted_task(body.task, call.about),
-            inputs=inputs,
-            params=body.params(dimensions=body.dimensions),
-            tokenization=body.how(),
-            priority=body.priority or 0,
-        )
-    )
+    request = body.request(wanted_task(body.task, call.about), call, dimensions=body.dimensions)
+    check_form(body, len(request.inputs))
+    pooled = await call.pool(request)
 
     def entry(index: int, numbers: msgspec.Raw, item: Pooled) -> PoolingAnswer:
         return PoolingAnswer(index, numbers, token_counts=call.token_counts(item, body.return_token_counts))  # type: ignore[arg-type]
@@ -141,15 +133,7 @@ def wanted_task(name: str | None, about: About) -> Task:
 
 async def classify(body: ClassifyBody, call: Call) -> Reply:
     call.check_model(body.model)
-    pooled = await call.pool(
-        PoolRequest(
-            task="classify",
-            inputs=body.inputs(call),
-            params=body.params(),
-            tokenization=body.how(),
-            priority=body.priority or 0,
-        )
-    )
+    pooled = await call.pool(body.request("classify", call))
     data = [
         classification(index, item, call.about.labels, call.token_counts(item, body.return_token_counts))
         for index, item in enumerate(pooled)
