@@ -23,7 +23,7 @@ logger = logging.getLogger("cenote")
 # what is echoed ends up in logs and in the heads of replies
 SAFE_ID = re.compile(r"[\w.:/@+=-]{1,128}", re.ASCII)
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
-LOOKING = frozenset(("GET", "HEAD", "OPTIONS"))
+NOT_ASKING = frozenset(("GET", "HEAD", "OPTIONS"))
 # LangChain's OpenAIEmbeddings sends tiktoken's ids through this client unless it is told not to
 SENDER_OF_FOREIGN_IDS = "OpenAI/"
 FOREIGN_IDS = (
@@ -53,7 +53,7 @@ class Frame:
         scope["request_id"] = given if SAFE_ID.fullmatch(given) else uuid4().hex
         if self.root and scope["path"].startswith(self.root + "/"):  # a proxy that leaves its prefix on
             scope["path"] = scope["path"][len(self.root) :]
-        asks = scope["method"] not in LOOKING
+        asks = scope["method"] not in NOT_ASKING
         status = 0
 
         async def send_with_head(message: Message) -> None:

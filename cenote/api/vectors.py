@@ -14,9 +14,7 @@ from cenote.api.replies import BYTES, Reply, json_reply
 from cenote.request import Pooled
 
 # written at once, some milliseconds; then the event loop gets its turn
-ROWS_AT_ONCE = 256
-NUMBERS_AT_ONCE = 100_000  # a text has many rows where every token has one
-
+NUMBERS_AT_ONCE = 100_000
 
 Entry = Callable[[int, msgspec.Raw, Pooled], msgspec.Struct]
 

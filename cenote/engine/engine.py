@@ -40,7 +40,6 @@ from cenote.request import (
     ScoreRequest,
     Task,
     Tokenized,
-    input_size,
 )
 from cenote.scoring.scorer import Resources, Scorable, broadcast, check_pairing, choose
 
@@ -131,8 +130,7 @@ class PoolingEngine:
 
     async def pool(self, request: PoolRequest) -> Answers:
         """Answers in the order of the inputs. A caller that is cancelled takes its waiting work along."""
-        self._check_room(request)
-        return await asyncio.wrap_future(self.submit(request).future)
+        return await asyncio.wrap_future(self.submit(request, bounded=True).future)
 
     def pool_sync(self, request: PoolRequest, on_progress: OnProgress | None = None) -> Answers:
         return self.submit(request).wait(on_progress)
@@ -192,8 +190,8 @@ class PoolingEngine:
     def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
         self.records.http(handler, method, status, seconds)
 
-    def submit(self, request: PoolRequest) -> Pending:
-        """Check a request against the model and let it in."""
+    def submit(self, request: PoolRequest, *, bounded: bool = False) -> Pending:
+        """Check a request against the model and let it in; where strangers ask, only while there is room."""
         if os.getpid() != self.home:
             raise EngineStopped(f"this engine belongs to process {self.home}; load the model after forking")
         self.check_task(request.task)
@@ -205,6 +203,8 @@ class PoolingEngine:
         with self._lock:
             if self.dead is not None:
                 raise self.dead.with_traceback(None)  # or the same error grows longer with every call
+            if bounded:
+                self._check_room(pending.num_chars)
             self.records.admitted(pending)
         self.intake.add(pending)
         return pending
@@ -232,10 +232,10 @@ class PoolingEngine:
         else:
             self.stop(EngineStopped(f"the engine died: {type(error).__name__}: {error}"))
 
-    def _check_room(self, request: PoolRequest) -> None:
+    def _check_room(self, num_chars: int) -> None:
         """Refuse what would have to wait behind too much; alone, any request is welcome."""
         waiting, limit = self.records.num_chars, self.config.max_waiting_chars
-        if waiting and waiting + sum(map(input_size, request.inputs)) > limit:
+        if waiting and waiting + num_chars > limit:
             raise Overloaded(
                 f"requests with {waiting} characters are being worked on, and {limit} is the most "
                 "(--max-waiting-chars); try again soon"

@@ -17,7 +17,6 @@ from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.encoding import CohereType, Floats, as_array, cohere_values
 from cenote.api.fields import Dimensions, Integer, says
 from cenote.api.replies import Reply, TokenCounts, json_reply
-from cenote.api.vectors import ROWS_AT_ONCE
 from cenote.errors import BadRequest, InputTooLong, InvalidBody, Unsupported
 from cenote.request import About, PoolingParams, PoolRequest, Tokenization
 
@@ -32,6 +31,8 @@ STANDARD_INPUT_TYPES: Mapping[str, Sequence[str]] = {
 PositiveCount = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 # the tokens of a huge text are not counted to its end; the engine knows what it can read by then
 MAX_COUNTED_CHARS = 1_000_000
+# written at once; then the event loop gets its turn
+ROWS_AT_ONCE = 256
 # a little more than what rounding makes of a length of 1
 LENGTH_1 = 1.001
 
