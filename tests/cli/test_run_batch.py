@@ -229,11 +229,11 @@ def test_an_engine_that_ends_stops_the_run_and_leaves_what_is_done(
     source.write_text("".join(json.dumps(ask("/v1/embeddings", str(n), input="a")) + "\n" for n in range(500)))
     submit, asked = PoolingEngine.submit, []
 
-    def submit_until_the_end(engine: PoolingEngine, request: Any) -> Any:
+    def submit_until_the_end(engine: PoolingEngine, request: Any, **how: Any) -> Any:
         asked.append(request)
         if len(asked) == 300:
             engine.stop()
-        return submit(engine, request)
+        return submit(engine, request, **how)
 
     monkeypatch.setattr(PoolingEngine, "submit", submit_until_the_end)
     command = ["run-batch", "-i", str(source), "-o", str(output), "--model", str(folder), "--max-in-flight", "8"]
