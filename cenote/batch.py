@@ -32,6 +32,9 @@ class PackedBatch:
     skip: Tensor | None = None  # [size], leading tokens that pooling leaves out; None means none
     features: Tensor | None = None  # [rows, hidden], token embeddings that come ready-made
     feature_rows: Tensor | None = None  # [rows], the tokens they stand for
+    host_attended: tuple[int, ...] | None = None  # leading tokens of each sequence that others see; None means all
+    kept: Tensor | None = None  # [tokens], whether a token has a row in a token-wise answer; None means all have
+    adapters: tuple[str | None, ...] | None = None  # the adapter each sequence is read with; None means none is
 
     @property
     def size(self) -> int:

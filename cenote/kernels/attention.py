@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from cenote.batch import PackedBatch
-from cenote.kernels import flash, sdpa, tiles
+from cenote.kernels import explicit, flash, sdpa, tiles
 
 
 class AttentionKernel(Protocol):
@@ -24,6 +24,36 @@ class AttentionKernel(Protocol):
         window: int | None,
         scale: float,
     ) -> Tensor: ...
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    batch: PackedBatch,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """By the fastest kernel that knows all that is asked of it."""
+    if softcap is None and bias is None and sinks is None and batch.host_attended is None:
+        return choose(query)(query, key, value, batch, causal=causal, window=window, scale=scale)
+    return explicit.attention(
+        query,
+        key,
+        value,
+        batch,
+        causal=causal,
+        window=window,
+        scale=scale,
+        softcap=softcap,
+        bias=bias,
+        sinks=sinks,
+    )
 
 
 def choose(query: Tensor) -> AttentionKernel:

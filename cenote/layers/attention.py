@@ -1,14 +1,14 @@
-"""Self-attention over a packed batch: projections, head norms, rotary; a kernel does the rest."""
+"""Self-attention over a packed batch: projections, norms, rotary; a kernel does the rest."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 from cenote.batch import PackedBatch
-from cenote.kernels.attention import choose
+from cenote.kernels.attention import attend
 from cenote.layers.linear import Linear
-from cenote.layers.norm import RMSNorm
-from cenote.layers.positions import Turn, rotate
+from cenote.layers.norm import norm
+from cenote.layers.positions import Place, rotate
 from cenote.layers.spec import BackboneSpec
 
 
@@ -20,20 +20,43 @@ class Attention(nn.Module):
         self.widths = [count * self.head_dim for count in self.heads]
         self.causal = spec.causal
         self.window = spec.window if spec.is_local(layer) else None
-        self.scale = self.head_dim**-0.5
+        self.scale = self.head_dim**-0.5 if spec.scale is None else spec.scale
+        self.softcap = spec.softcap
         self.qkv = Linear(spec.hidden_size, sum(self.widths), bias=spec.qkv_bias)
         self.out = Linear(self.widths[0], spec.hidden_size, bias=spec.out_bias)
-        self.query_norm = RMSNorm(self.head_dim, spec.norm_eps) if spec.qk_norm else None
-        self.key_norm = RMSNorm(self.head_dim, spec.norm_eps) if spec.qk_norm else None
+        self.norms_width = spec.qk_norm == "width"
+        query_width, key_width = self.widths[:2] if self.norms_width else (self.head_dim, self.head_dim)
+        self.query_norm = norm(spec, query_width) if spec.qk_norm else None
+        self.key_norm = norm(spec, key_width) if spec.qk_norm else None
+        self.sinks: Tensor | None = None  # [heads], a weight that goes to no token; families that have it set it
 
-    def forward(self, x: Tensor, batch: PackedBatch, turn: Turn | None) -> Tensor:
-        parts = self.qkv(x).split(self.widths, dim=-1)
-        query, key, value = (
-            part.unflatten(-1, (heads, self.head_dim)) for part, heads in zip(parts, self.heads, strict=True)
+    def forward(self, x: Tensor, batch: PackedBatch, place: Place) -> Tensor:
+        query, key, value = self.project(x)
+        if place.turn is not None:
+            query, key = rotate(query, place.turn), rotate(key, place.turn)
+        mixed = attend(
+            query,
+            key,
+            value,
+            batch,
+            causal=self.causal,
+            window=self.window,
+            scale=self.scale,
+            softcap=self.softcap,
+            bias=place.bias,
+            sinks=self.sinks,
         )
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
-        if turn is not None:
-            query, key = rotate(query, turn), rotate(key, turn)
-        mixed = choose(query)(query, key, value, batch, causal=self.causal, window=self.window, scale=self.scale)
         return self.out(mixed.flatten(-2))  # type: ignore[no-any-return]
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, normed but not yet turned: [tokens, heads, d] each."""
+        query, key, value = self.qkv(x).split(self.widths, dim=-1)
+        if self.query_norm is not None and self.key_norm is not None and self.norms_width:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key, value = (
+            part.unflatten(-1, (heads, self.head_dim))
+            for part, heads in zip((query, key, value), self.heads, strict=True)
+        )
+        if self.query_norm is not None and self.key_norm is not None and not self.norms_width:
+            query, key = self.query_norm(query), self.key_norm(key)
+        return query, key, value

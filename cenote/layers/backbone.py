@@ -9,13 +9,15 @@ from torch import Tensor, nn
 
 from cenote.batch import PackedBatch
 from cenote.layers.attention import Attention
+from cenote.layers.linear import Linear
 from cenote.layers.mlp import MLP, GatedMLP
 from cenote.layers.norm import norm
-from cenote.layers.positions import Rotary, Turn
+from cenote.layers.positions import DistanceBias, Place, Rotary
 from cenote.layers.spec import BackboneSpec
 
 MakeEmbedding = Callable[[BackboneSpec], nn.Module]
 MakeMixer = Callable[[BackboneSpec, int], nn.Module]
+MakeMLP = Callable[[BackboneSpec, int], nn.Module]
 
 
 class Table(nn.Embedding):
@@ -31,15 +33,19 @@ class Embedding(nn.Module):
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__()
-        size = spec.hidden_size
+        size = spec.embedding_size or spec.hidden_size
+        self.scale = spec.embed_scale
         self.position_offset = spec.position_offset
         self.tokens = Table(spec.vocab_size, size)
         self.positions = Table(spec.learned_positions, size) if spec.learned_positions else None
         self.token_types = Table(spec.token_types, size) if spec.token_types else None
-        self.norm = norm(spec) if spec.embed_norm else None
+        self.norm = norm(spec, size) if spec.embed_norm else None
+        self.projection = Linear(size, spec.hidden_size, bias=True) if size != spec.hidden_size else None
 
     def forward(self, batch: PackedBatch) -> Tensor:
         x: Tensor = self.tokens(batch.token_ids)
+        if self.scale != 1.0:
+            x = x * torch.tensor(self.scale, dtype=x.dtype)  # rounded as the model's own numbers are
         if batch.features is not None and batch.feature_rows is not None:
             x = x.index_copy(0, batch.feature_rows, batch.features.to(x.dtype))
         if self.token_types is not None:
@@ -48,24 +54,38 @@ class Embedding(nn.Module):
             x = x + (self.token_types.weight[0] if plain else self.token_types(batch.token_types))
         if self.positions is not None:
             x = x + self.positions(batch.positions + self.position_offset)
-        return x if self.norm is None else self.norm(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        return x if self.projection is None else self.projection(x)
 
 
 class Block(nn.Module):
-    def __init__(self, spec: BackboneSpec, layer: int, make_mixer: MakeMixer) -> None:
+    def __init__(self, spec: BackboneSpec, layer: int, make_mixer: MakeMixer, make_mlp: MakeMLP) -> None:
         super().__init__()
-        self.post = spec.norm_order == "post"
+        order = spec.norm_order
+        self.post = order == "post"
+        self.scale = spec.residual_scale
         self.mixer = make_mixer(spec, layer)
-        self.mixer_norm = norm(spec) if layer or spec.first_norm else nn.Identity()
-        self.mlp = GatedMLP(spec) if spec.gated else MLP(spec)
-        self.mlp_norm = norm(spec)
+        self.mixer_norm = norm(spec) if order != "output" and (layer or spec.first_norm) else nn.Identity()
+        self.mixer_out_norm = norm(spec) if order in ("sandwich", "output") else None
+        self.mlp = make_mlp(spec, layer)
+        self.mlp_norm = norm(spec) if order != "output" else nn.Identity()
+        self.mlp_out_norm = norm(spec) if order in ("sandwich", "output") else None
 
-    def forward(self, x: Tensor, batch: PackedBatch, turn: Turn | None) -> Tensor:
+    def forward(self, x: Tensor, batch: PackedBatch, place: Place) -> Tensor:
         if self.post:
-            x = self.mixer_norm(x + self.mixer(x, batch, turn))
+            x = self.mixer_norm(x + self.mixer(x, batch, place))
             return self.mlp_norm(x + self.mlp(x))  # type: ignore[no-any-return]
-        x = x + self.mixer(self.mixer_norm(x), batch, turn)
-        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+        x = self._sum(x, self.mixer(self.mixer_norm(x), batch, place), self.mixer_out_norm)
+        return self._sum(x, self.mlp(self.mlp_norm(x)), self.mlp_out_norm)
+
+    def _sum(self, x: Tensor, change: Tensor, out_norm: nn.Module | None) -> Tensor:
+        change = change if out_norm is None else out_norm(change)
+        return x + (change if self.scale == 1.0 else change * self.scale)
+
+
+def plain_mlp(spec: BackboneSpec, layer: int) -> nn.Module:
+    return GatedMLP(spec) if spec.gated else MLP(spec)
 
 
 class Backbone(nn.Module):
@@ -76,12 +96,14 @@ class Backbone(nn.Module):
         spec: BackboneSpec,
         make_embedding: MakeEmbedding = Embedding,
         make_mixer: MakeMixer = Attention,
+        make_mlp: MakeMLP = plain_mlp,
     ) -> None:
         super().__init__()
         self.spec = spec
         self.embed = make_embedding(spec)
-        self.layers = nn.ModuleList(Block(spec, layer, make_mixer) for layer in range(spec.num_layers))
+        self.layers = nn.ModuleList(Block(spec, layer, make_mixer, make_mlp) for layer in range(spec.num_layers))
         self.norm = norm(spec) if spec.final_norm else None
+        self.bias = DistanceBias(spec.bias, spec.num_heads, causal=spec.causal) if spec.bias else None
         reach = spec.max_positions
         self.rotary = Rotary(spec.rope, spec.size_per_head, reach) if spec.rope else None
         self.local_rotary = Rotary(spec.local_rope, spec.size_per_head, reach) if spec.local_rope else None
@@ -94,8 +116,9 @@ class Backbone(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         x: Tensor = self.embed(batch)
-        turn = None if self.rotary is None else self.rotary(batch.positions)
-        local_turn = turn if self.local_rotary is None else self.local_rotary(batch.positions)
+        bias = None if self.bias is None else self.bias(batch.max_length, batch.device).to(x.dtype)
+        place = Place(None if self.rotary is None else self.rotary(batch.positions), bias)
+        local = place if self.local_rotary is None else Place(self.local_rotary(batch.positions), bias)
         for number, layer in enumerate(self.layers):
-            x = layer(x, batch, local_turn if self.spec.is_local(number) else turn)
+            x = layer(x, batch, local if self.spec.is_local(number) else place)
         return x if self.norm is None else self.norm(x)

@@ -1,4 +1,4 @@
-"""Rotary positions with their scalings."""
+"""Where a token stands: rotary positions with their scalings, and biases by distance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cenote.errors import LoadError
-from cenote.layers.spec import RopeSpec
+from cenote.layers.spec import BiasSpec, RopeSpec
 
 
 class Turn(NamedTuple):
@@ -18,6 +18,14 @@ class Turn(NamedTuple):
 
     cos: Tensor
     sin: Tensor
+    interleaved: bool = False
+
+
+class Place(NamedTuple):
+    """What a layer knows of where the tokens of a batch stand."""
+
+    turn: Turn | None = None
+    bias: Tensor | None = None  # [heads, 2 * longest - 1], by the distance of key and query; its middle is 0
 
 
 class Rotary(nn.Module):
@@ -40,15 +48,62 @@ class Rotary(nn.Module):
         self.sin = (angles.sin() * stretch).to(device, dtype)
 
     def forward(self, positions: Tensor) -> Turn:
-        return Turn(self.cos[positions], self.sin[positions])
+        return Turn(self.cos[positions], self.sin[positions], self.spec.interleaved)
 
 
 def rotate(x: Tensor, turn: Turn) -> Tensor:
     """Turn the first dimensions of every head, the first half of them against the second. [tokens, heads, d]"""
     half = turn.cos.shape[-1]
+    if turn.interleaved:
+        return _rotate_neighbours(x, turn, 2 * half)
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     turned = (first * turn.cos - second * turn.sin, second * turn.cos + first * turn.sin)
     return torch.cat((*turned, rest) if rest.shape[-1] else turned, dim=-1)
+
+
+def _rotate_neighbours(x: Tensor, turn: Turn, turning: int) -> Tensor:
+    even, odd = x[..., 0:turning:2], x[..., 1:turning:2]
+    turned = torch.stack((even * turn.cos - odd * turn.sin, odd * turn.cos + even * turn.sin), dim=-1).flatten(-2)
+    return torch.cat((turned, x[..., turning:]), dim=-1) if x.shape[-1] > turning else turned
+
+
+class DistanceBias(nn.Module):
+    """What attention adds to a pair of tokens for their distance alone, head by head."""
+
+    def __init__(self, spec: BiasSpec, num_heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.spec = spec
+        self.num_heads = num_heads
+        self.causal = causal
+        self.weight = nn.Parameter(torch.empty(spec.num_buckets, num_heads)) if spec.num_buckets else None
+
+    def forward(self, max_length: int, device: torch.device) -> Tensor:
+        """[heads, 2 * max_length - 1], from the farthest key before to the farthest behind."""
+        distance = torch.arange(1 - max_length, max_length, device=device)
+        if self.weight is not None:
+            return self.weight[self._bucket(distance)].T
+        return -slopes(self.num_heads).to(device)[:, None] * distance.abs()
+
+    def _bucket(self, distance: Tensor) -> Tensor:
+        """Near distances have buckets of their own, farther ones share them, the more the farther."""
+        buckets, start = self.spec.num_buckets, torch.zeros_like(distance)
+        if self.causal:
+            distance = (-distance).clamp(min=0)
+        else:
+            buckets //= 2
+            start, distance = (distance > 0).long() * buckets, distance.abs()
+        near = buckets // 2
+        share = (distance.float().clamp(min=1) / near).log() / math.log(self.spec.max_distance / near)
+        far = (near + (share * (buckets - near)).long()).clamp(max=buckets - 1)
+        return start + torch.where(distance < near, distance, far)
+
+
+def slopes(num_heads: int) -> Tensor:
+    """ALiBi's: a geometric series for a power of two, and every other one of the next series for what exceeds it."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    first = [2 ** (-8 * (n + 1) / power) for n in range(power)]
+    between = [2 ** (-4 * (2 * n + 1) / power) for n in range(num_heads - power)]
+    return torch.tensor(first + between, dtype=torch.float32)
 
 
 def scaled_frequencies(spec: RopeSpec, dim: int, max_positions: int) -> tuple[Tensor, float]:

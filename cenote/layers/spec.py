@@ -13,7 +13,16 @@ class RopeSpec:
 
     theta: float = 10000.0
     dim: int | None = None  # rotated dimensions of a head; all of them when unset
+    interleaved: bool = False  # neighbours turn together, not the first half against the second
     scaling: Mapping[str, Any] | None = None  # as in config.json: rope_type, factor, ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BiasSpec:
+    """What attention adds for the distance between two tokens: learned in buckets, or straight lines (ALiBi)."""
+
+    num_buckets: int = 0  # 0: straight lines, one slope for each head
+    max_distance: int = 128  # all that is farther shares the last bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +42,8 @@ class BackboneSpec:
     learned_positions: int = 0  # rows of the position table; 0 is no table
     position_offset: int = 0
     token_types: int = 0
+    embedding_size: int | None = None  # of the tables, where a projection leads from it to hidden_size
+    embed_scale: float = 1.0
     embed_norm: bool = False
 
     # attention
@@ -41,7 +52,10 @@ class BackboneSpec:
     local_rope: RopeSpec | None = None  # for local layers; `rope` when unset
     local_layers: tuple[bool, ...] = ()  # which layers see only a window
     window: int | None = None  # the farthest distance a local layer sees, inclusive
-    qk_norm: bool = False  # RMS norm of every query and key head
+    bias: BiasSpec | None = None
+    scale: float | None = None  # of the products of queries and keys; 1 / sqrt(head size) when unset
+    softcap: float | None = None  # the products never grow past this
+    qk_norm: Literal["head", "width"] | None = None  # of every query and key head, or over all heads at once
     qkv_bias: bool = False
     out_bias: bool = False
 
@@ -52,11 +66,15 @@ class BackboneSpec:
 
     # norms
     norm: Literal["layer", "rms"] = "layer"
-    norm_order: Literal["pre", "post"] = "pre"
+    # before each half of a block, after its sum, both before and after each half, or only after each half
+    norm_order: Literal["pre", "post", "sandwich", "output"] = "pre"
     norm_eps: float = 1e-12
     norm_bias: bool = True
+    norm_affine: bool = True  # False: no weights at all
+    norm_offset: float = 0.0  # added to the weight of an RMS norm
     first_norm: bool = True  # whether layer 0 norms what the embedding already normed
     final_norm: bool = True
+    residual_scale: float = 1.0  # on what each half of a block adds
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "kv_heads"):

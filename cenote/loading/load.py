@@ -11,7 +11,7 @@ from cenote.config import EngineConfig
 from cenote.errors import LoadError
 from cenote.kernels.linear import prepack
 from cenote.layers.attention import Attention
-from cenote.layers.backbone import Backbone, Embedding
+from cenote.layers.backbone import Backbone, Embedding, plain_mlp
 from cenote.layers.linear import Linear
 from cenote.loading.checkpoint import find_checkpoint
 from cenote.loading.describe import Description, describe
@@ -35,10 +35,15 @@ def load(options: EngineConfig) -> LoadedModel:
     tokenizer = _tokenizer(options, description)
     architecture = description.architecture
     device, dtype = description.device.value, description.dtype.value
-    filler = Filler(open_weights(description.checkpoint), architecture.weights, architecture.prefixes)
+    filler = Filler(open_weights(description.checkpoint), architecture.tables, architecture.prefixes)
     with torch.device("meta"):
-        backbone = Backbone(architecture.backbone, architecture.embed or Embedding, architecture.mixer or Attention)
-    filler.fill(backbone, architecture.weights, num_layers=architecture.backbone.num_layers, dtype=dtype, device=device)
+        backbone = Backbone(
+            architecture.backbone,
+            architecture.embed or Embedding,
+            architecture.mixer or Attention,
+            architecture.mlp or plain_mlp,
+        )
+    filler.fill(backbone, filler.table, num_layers=architecture.backbone.num_layers, dtype=dtype, device=device)
     classifier = _classifier(description, filler, tokenizer)
     filler.finish(architecture.unused)
     backbone.prepare(device, dtype)
@@ -64,7 +69,7 @@ def _classifier(description: Description, filler: Filler, tokenizer: TokenizerFi
     hidden_size = description.architecture.backbone.hidden_size
     dtype, device = description.head_dtype.value, description.device.value
     if (labels := description.token_labels) is not None:
-        table = description.architecture.weights["embed.tokens"]
+        table = filler.table["embed.tokens"]
         assert isinstance(table, str), "a vocabulary is one matrix"
         classifier = Classifier(replace(head.spec, bias=False), hidden_size, labels.num_labels)
         classifier.classifier.weight = nn.Parameter(

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint, first_line, refuse_empty
-from cenote.models.architecture import WeightTable
+from cenote.models.architecture import Made, WeightTable
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # checkpoints from before 2021 call these gamma and beta
@@ -78,9 +78,9 @@ def open_weights(checkpoint: Checkpoint, folder: str = "") -> Weights:
 class Filler:
     """Fills modules from one checkpoint, and at the end answers for every name on either side."""
 
-    def __init__(self, weights: Weights, table: WeightTable, prefixes: Sequence[str] = ("",)) -> None:
+    def __init__(self, weights: Weights, tables: Sequence[WeightTable], prefixes: Sequence[str] = ("",)) -> None:
         self.weights = weights
-        self.prefix = _prefix_in_use(weights, table, prefixes)
+        self.table, self.prefix = _names_in_use(weights, tables, prefixes)
         # the name that tables use -> the name in the file; a name under the prefix comes before its namesake without
         self._stored = {name: name for name in weights.names()}
         self._stored |= {
@@ -88,6 +88,7 @@ class Filler:
         }
         self._unread = set(weights.names())
         self._unfilled: list[str] = []
+        self._shared: dict[tuple[tuple[str, ...], object, torch.dtype], nn.Parameter] = {}
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a tensor of that name, its prefix left out."""
@@ -106,16 +107,27 @@ class Filler:
         """Give every parameter of a module that was built on the meta device its tensor."""
         entries = dict(_by_layer(table, num_layers))
         for path, parameter in list(module.named_parameters()):
-            names = _names_for(path, entries)
+            names, make = _names_for(path, entries)
             missing = [name for name in names if name not in self._stored]
             stored = [self._stored[name] for name in names if name in self._stored]
             self._unread.difference_update(stored)
             if missing or not names:
                 self._unfilled += missing or [f"{path} (in no table)"]
                 continue
-            tensor = self._joined(stored, tuple(parameter.shape), dtype, device)
+            # layers that share their weights in the checkpoint share them here
+            key = (tuple(stored), make, dtype)
+            if key not in self._shared:
+                tensor = self._made(stored, make, tuple(parameter.shape), dtype, device)
+                self._shared[key] = nn.Parameter(tensor, requires_grad=False)
             owner, _, leaf = path.rpartition(".")
-            setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
+            setattr(module.get_submodule(owner), leaf, self._shared[key])
+
+    def choose(self, tables: Sequence[WeightTable]) -> WeightTable:
+        """The first table of which the checkpoint has every name, or else the first."""
+        return next((table for table in tables if all(map(self._has_module, _sources(table)))), tables[0])
+
+    def _has_module(self, name: str) -> bool:
+        return self.has(name) or self.has(f"{name}.weight")
 
     def finish(self, unused: Sequence[str] = ()) -> None:
         """Complain about parameters without a tensor, and tensors without a parameter that no pattern excuses."""
@@ -133,8 +145,17 @@ class Filler:
         spellings = (name, name.removeprefix(self.prefix))
         return any(fnmatchcase(spelling, pattern) for spelling in spellings for pattern in patterns)
 
-    def _joined(self, stored: list[str], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _made(
+        self,
+        stored: list[str],
+        make: Callable[..., Tensor] | None,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Tensor:
         pieces = [self.weights.get(name) for name in stored]
+        if make is not None:
+            pieces = [make(*pieces).contiguous()]
         found = _stacked_shape(pieces)
         if found != shape:
             shapes = " + ".join(str(list(piece.shape)) for piece in pieces)
@@ -218,32 +239,54 @@ def _open_shards(
     return weights
 
 
-def _prefix_in_use(weights: Weights, table: WeightTable, prefixes: Sequence[str]) -> str:
-    first = next(iter(table.values()))
-    name = (first if isinstance(first, str) else first[0]).replace("*", "0")
-    for prefix in prefixes:
-        if any(f"{prefix}{name}{ending}" in weights for ending in (".weight", "")):
-            return prefix
-    tried = " or ".join(f"{prefix}{name}.weight" for prefix in prefixes)
+def _names_in_use(weights: Weights, tables: Sequence[WeightTable], prefixes: Sequence[str]) -> tuple[WeightTable, str]:
+    """The table and the prefix under which the checkpoint has the most names."""
+
+    def num_found(choice: tuple[WeightTable, str]) -> int:
+        table, prefix = choice
+        names = [prefix + name.replace("*", "0") for name in _sources(table)]
+        return sum(name in weights or f"{name}.weight" in weights for name in names)
+
+    best = max(((table, prefix) for table in tables for prefix in prefixes), key=num_found)
+    if num_found(best):
+        return best
+    first = next(iter(_sources(tables[0]))).replace("*", "0")
+    tried = " or ".join(f"{prefix}{first}.weight" for prefix in prefixes)
     raise LoadError(f"{weights.source}: nothing in the checkpoint for {tried}; it has {_listed(weights.names())}")
 
 
-def _by_layer(table: WeightTable, num_layers: int) -> Iterator[tuple[str, list[str]]]:
+def _sources(table: WeightTable) -> Iterator[str]:
+    for theirs in table.values():
+        yield from _listing(theirs)
+
+
+def _listing(theirs: str | list[str] | Made) -> Sequence[str]:
+    if isinstance(theirs, str):
+        return [theirs]
+    return theirs.names if isinstance(theirs, Made) else theirs
+
+
+Entry: TypeAlias = "tuple[list[str], Callable[..., Tensor] | None]"
+
+
+def _by_layer(table: WeightTable, num_layers: int) -> Iterator[tuple[str, Entry]]:
     for ours, theirs in table.items():
-        sources = [theirs] if isinstance(theirs, str) else theirs
+        make = theirs.make if isinstance(theirs, Made) else None
         for layer in range(num_layers) if "*" in ours else (0,):
-            yield ours.replace("*", str(layer)), [source.replace("*", str(layer)) for source in sources]
+            names = [source.replace("*", str(layer)) for source in _listing(theirs)]
+            yield ours.replace("*", str(layer)), (names, make)
 
 
-def _names_for(path: str, entries: Mapping[str, list[str]]) -> list[str]:
+def _names_for(path: str, entries: Mapping[str, Entry]) -> Entry:
     """What the checkpoint calls a parameter: the entry for it, or for the nearest module around it."""
     owner, rest = path, ""
     while owner:
         if owner in entries:
-            return [source + rest for source in entries[owner]]
+            names, make = entries[owner]
+            return [name + rest for name in names], make
         owner, _, leaf = owner.rpartition(".")
         rest = f".{leaf}{rest}"
-    return []
+    return [], None
 
 
 def _stacked_shape(pieces: list[Tensor]) -> tuple[int, ...]:

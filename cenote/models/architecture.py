@@ -6,13 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
 from cenote.errors import LoadError
 from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
 
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A parameter that is computed from tensors of the checkpoint: transposed, reordered, stacked."""
+
+    names: tuple[str, ...]
+    make: Callable[..., Tensor]  # takes the tensors of these names, gives the parameter
+
+
 # our name -> the checkpoint's; `*` is the layer number, a list is concatenated along the rows
-WeightTable: TypeAlias = Mapping[str, "str | list[str]"]
+WeightTable: TypeAlias = Mapping[str, "str | list[str] | Made"]
 
 
 class MissingKey(LoadError, AttributeError):
@@ -48,6 +57,16 @@ class Head:
 
     spec: HeadSpec
     weights: WeightTable  # our names: head.dense, head.norm, head.classifier
+    also: tuple[WeightTable, ...] = ()  # the same weights under the names of other programs
+    activates: bool = True  # False: its logits are the answer unless a request asks otherwise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """Linear layers, and an activation between them, from a token's state to its vector; sizes as stored."""
+
+    weights: tuple[str, ...]  # the layers' names in the checkpoint, first to last
+    activation: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,18 +76,33 @@ class Architecture:
     backbone: BackboneSpec
     weights: WeightTable
     pooling: str = "LAST"  # the method used when neither a flag nor Sentence Transformers files say
+    also: tuple[WeightTable, ...] = ()  # the same weights under the names of other programs
     prefixes: tuple[str, ...] = ("model.", "")  # what may stand before every name of the backbone
     unused: tuple[str, ...] = ()  # patterns of checkpoint names that no task needs
     sequence_head: Head | None = None
     token_head: Head | None = None
+    reward_head: Head | None = None  # a value for every token
+    masked_head: Head | None = None  # from states to the vocabulary
+    projection: Projection | None = None  # of embeddings, stored among the weights of the backbone
     pairs_with_separator: bool = True  # a cross-encoder reads query [SEP] document, not their concatenation
     embed: Callable[[BackboneSpec], nn.Module] | None = None  # odd parts, in the family's own file
     mixer: Callable[[BackboneSpec, int], nn.Module] | None = None
+    mlp: Callable[[BackboneSpec, int], nn.Module] | None = None
+
+    @property
+    def tables(self) -> tuple[WeightTable, ...]:
+        """Every way in which checkpoints name these weights."""
+        return (self.weights, *self.also)
 
 
-def linear_head(name: str, *, bias: bool | None = True, pooling: str | None = None) -> Head:
+def transposed(name: str) -> Made:
+    """A matrix that is stored the other way round; a bias has only one way."""
+    return Made((name,), lambda stored: stored.T if stored.dim() == 2 else stored)
+
+
+def linear_head(name: str, *, bias: bool | None = True, pooling: str | None = None, activates: bool = True) -> Head:
     """The plainest classifier: one linear layer of that name."""
-    return Head(spec=HeadSpec(bias=bias, pooling=pooling), weights={"head.classifier": name})
+    return Head(spec=HeadSpec(bias=bias, pooling=pooling), weights={"head.classifier": name}, activates=activates)
 
 
 def dense_head(dense: str, classifier: str, *, whole_per_token: bool = False) -> Head:

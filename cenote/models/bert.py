@@ -48,10 +48,14 @@ def bert(config: HFConfig) -> Architecture:
 
 
 def roberta(config: HFConfig) -> Architecture:
-    """BERT whose positions start after the padding id. Covers XLM-RoBERTa."""
+    """BERT whose positions start after the padding id. Covers CamemBERT."""
     base = bert(config)
     return replace(
         base,
         backbone=replace(base.backbone, position_offset=config.get("pad_token_id", 1) + 1),
         sequence_head=dense_head("classifier.dense", "classifier.out_proj", whole_per_token=True),
     )
+
+
+def xlm_roberta(config: HFConfig) -> Architecture:
+    return roberta(config)

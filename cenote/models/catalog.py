@@ -10,17 +10,88 @@ from typing import Literal
 from cenote.errors import LoadError
 from cenote.models.architecture import Architecture, HFConfig
 
-Form = Literal["causal", "embed", "sequence", "token"]
+Form = Literal[
+    "causal",  # a language model, to be converted
+    "embed",
+    "sequence",  # a class for the whole input
+    "token",  # a class for every token
+    "reward",  # a value for every token
+    "masked",  # logits over the vocabulary for every token
+    "sparse",  # SPLADE: weights over the vocabulary for the whole input
+    "multi_vector",  # ColBERT: a short vector for every token
+    "hybrid",  # bge-m3: one vector, one for every token, and a weight for every token
+    "listwise",  # all documents of a query in one prompt
+]
 Family = Callable[[HFConfig], Architecture]
 
 # what comes before the suffix -> module:function
 FAMILIES = {
+    # encoders
     "Bert": "bert:bert",
     "Roberta": "bert:roberta",
-    "XLMRoberta": "bert:roberta",
+    "XLMRoberta": "bert:xlm_roberta",
+    "Camembert": "bert:roberta",
+    "DistilBert": "distilbert:distilbert",
+    "MPNet": "mpnet:mpnet",
+    "Albert": "albert:albert",
+    "Electra": "electra:electra",
+    "DebertaV2": "deberta:deberta_v2",
+    "JinaBert": "jina_bert:jina_bert",
+    "T5Encoder": "t5:t5",
+    "T5": "t5:t5",
+    "MT5": "t5:t5",
     "ModernBert": "modernbert:modernbert",
+    "EuroBert": "eurobert:eurobert",
+    "NomicBert": "nomic_bert:nomic_bert",
+    "New": "gte:gte",
+    "GteNew": "gte:gte",
+    "Gte": "gte:gte",
+    "JinaEmbeddingsV3": "jina_v3:jina_v3",
+    "OpenAIPrivacyFilter": "privacy_filter:privacy_filter",
+    # decoders
+    "Llama": "llama:llama",
+    "LlamaBidirectional": "llama:bidirectional_llama",
+    "Mistral": "llama:llama",
+    "MistralBidirectional": "llama:bidirectional_llama",
+    "DeciLM": "llama:llama",
+    "TeleChat2": "telechat:telechat2",
+    "Granite": "granite:granite",
     "Qwen2": "qwen:qwen2",
     "Qwen3": "qwen:qwen3",
+    "Qwen2Moe": "qwen_moe:qwen2_moe",
+    "Qwen3Moe": "qwen_moe:qwen3_moe",
+    "Gemma": "gemma:gemma",
+    "Gemma2": "gemma:gemma2",
+    "Gemma3": "gemma:gemma3",
+    "Gemma3Text": "gemma:gemma3",
+    "Phi3": "phi3:phi3",
+    "GPT2": "gpt2:gpt2",
+    "InternLM2": "internlm2:internlm2",
+    "Olmo": "olmo:olmo",
+    "Olmo2": "olmo:olmo2",
+    "Olmo3": "olmo:olmo2",
+    "Glm": "glm:glm",
+    "Lfm2": "lfm2:lfm2",
+    "Jamba": "jamba:jamba",
+    "DeepseekV3": "deepseek:deepseek_v3",
+    "DeepseekV3Bidirectional": "deepseek:deepseek_v3",
+}
+
+# names that their suffix does not explain -> module:function and what the checkpoint is
+NAMES: dict[str, tuple[str, Form]] = {
+    "HF_ColBERT": ("colbert:colbert_bert", "multi_vector"),
+    "ColBERTModernBertModel": ("modernbert:modernbert", "multi_vector"),
+    "ColBERTJinaRobertaModel": ("colbert:colbert_jina", "multi_vector"),
+    "ColBERTLfm2Model": ("lfm2:lfm2", "multi_vector"),
+    "BgeM3EmbeddingModel": ("bert:xlm_roberta", "hybrid"),
+    "BertSpladeSparseEmbeddingModel": ("bert:bert", "sparse"),
+    "GritLM": ("llama:gritlm", "embed"),
+    "VoyageQwen3BidirectionalEmbedModel": ("qwen:voyage", "embed"),
+    "JinaEmbeddingsV5Model": ("jina_v5:jina_v5", "embed"),
+    "JinaForRanking": ("qwen:jina_ranking", "listwise"),
+    "GPT2LMHeadModel": ("gpt2:gpt2", "causal"),
+    "Qwen2ForProcessRewardModel": ("qwen:qwen2_process_reward", "reward"),
+    "Qwen2ForRewardModel": ("qwen:qwen2_reward", "reward"),
 }
 
 # the first suffix that fits says what the checkpoint holds above its backbone
@@ -29,14 +100,15 @@ SUFFIXES: tuple[tuple[str, Form], ...] = (
     ("ForConditionalGeneration", "causal"),
     ("ChatModel", "causal"),
     ("LMHeadModel", "causal"),
-    ("ForMaskedLM", "embed"),
+    ("ForMaskedLM", "masked"),
     ("ForTextEncoding", "embed"),
     ("EmbeddingModel", "embed"),
     ("ForSequenceClassification", "sequence"),
     ("ForTokenClassification", "token"),
     ("ClassificationModel", "sequence"),
-    ("ForRewardModeling", "embed"),
-    ("RewardModel", "embed"),
+    ("ForRewardModeling", "reward"),
+    ("ForRewardModel", "reward"),
+    ("RewardModel", "reward"),
     ("Model", "embed"),
 )
 
@@ -53,11 +125,14 @@ class Entry:
 def find(names: list[str], source: str = "config.json") -> Entry:
     """The first name that we know; otherwise an error with every way on from there."""
     for name in names:
+        if name in NAMES:
+            place, form = NAMES[name]
+            return Entry(name, _import(place), form)
         for suffix, form in SUFFIXES:
             stem = name.removesuffix(suffix)
             if name.endswith(suffix) and stem in FAMILIES:
                 return Entry(name, _import(FAMILIES[stem]), form)
-    known = ", ".join(f"{stem}*" for stem in FAMILIES)
+    known = ", ".join([*(f"{stem}*" for stem in FAMILIES), *NAMES])
     raise LoadError(
         f"{source}: no architecture of {names or 'an empty list'} is known; there are: {known}. "
         'A checkpoint that is one of these under another name loads with hf_overrides={"architectures": ["..."]}'

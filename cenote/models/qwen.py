@@ -53,6 +53,6 @@ def qwen3(config: HFConfig) -> Architecture:
     norms = {f"layers.*.mixer.{x}_norm": f"layers.*.self_attn.{x[0]}_norm" for x in ("query", "key")}
     return replace(
         base,
-        backbone=replace(base.backbone, qk_norm=True, qkv_bias=bias, out_bias=bias),
+        backbone=replace(base.backbone, qk_norm="head", qkv_bias=bias, out_bias=bias),
         weights={**base.weights, **norms},
     )

@@ -58,7 +58,7 @@ def meta(module: type[nn.Module]) -> nn.Module:
 
 
 def filled(weights: Weights, *, dtype: torch.dtype = torch.float32, prefixes: tuple[str, ...] = ("",)) -> nn.Module:
-    module, filler = meta(Tiny), Filler(weights, TABLE, prefixes)
+    module, filler = meta(Tiny), Filler(weights, [TABLE], prefixes)
     filler.fill(module, TABLE, num_layers=2, dtype=dtype, device=CPU)
     filler.finish()
     return module
@@ -232,7 +232,7 @@ def test_the_prefix_in_use_is_found_and_left_out(tmp_path: Path, prefix: str) ->
         f"{prefix}pooler.dense.weight": torch.randn(4, 4),
     }
     weights = open_weights(saved(tmp_path, state))
-    filler = Filler(weights, TABLE, ("model.", "bert.", ""))
+    filler = Filler(weights, [TABLE], ("model.", "bert.", ""))
     backbone, head = meta(Tiny), nn.ModuleDict({"classifier": nn.Linear(4, 2, bias=False, device="meta")})
 
     assert filler.has("classifier.weight")
@@ -248,7 +248,7 @@ def test_the_prefix_in_use_is_found_and_left_out(tmp_path: Path, prefix: str) ->
 def test_an_entry_may_name_a_parameter_itself(tmp_path: Path) -> None:
     table: dict[str, str | list[str]] = {"weight": "old.kernel", "bias": "old.offset"}
     state = {"old.kernel": torch.randn(2, 3), "old.offset": torch.randn(2)}
-    filler = Filler(open_weights(saved(tmp_path, state)), table)
+    filler = Filler(open_weights(saved(tmp_path, state)), [table])
     module = nn.Linear(3, 2, device="meta")
 
     filler.fill(module, table, num_layers=0, dtype=torch.float32, device=CPU)
@@ -258,7 +258,7 @@ def test_an_entry_may_name_a_parameter_itself(tmp_path: Path) -> None:
 
 
 def test_a_tensor_that_is_read_by_hand_counts_as_read(tmp_path: Path, refused: Any) -> None:
-    filler = Filler(open_weights(saved(tmp_path, {"a.weight": torch.ones(2)})), {"a": "a"})
+    filler = Filler(open_weights(saved(tmp_path, {"a.weight": torch.ones(2)})), [{"a": "a"}])
 
     assert_close(filler.read("a.weight"), torch.ones(2))
     filler.finish()
@@ -280,7 +280,7 @@ def test_both_sides_must_be_used_up(tmp_path: Path, refused: Any) -> None:
 
 
 def test_a_parameter_in_no_table_is_named(tmp_path: Path, refused: Any) -> None:
-    filler = Filler(open_weights(saved(tmp_path, {"a.weight": torch.ones(2, 2)})), {"a": "a"})
+    filler = Filler(open_weights(saved(tmp_path, {"a.weight": torch.ones(2, 2)})), [{"a": "a"}])
     filler.fill(meta(Layer), {"a": "a"}, num_layers=0, dtype=torch.float32, device=CPU)
 
     with refused("qkv.weight (in no table)", "no place for a.weight"):
@@ -314,4 +314,4 @@ def test_a_checkpoint_of_another_model_says_what_it_has(tmp_path: Path, refused:
     weights = open_weights(saved(tmp_path, {"other.weight": torch.ones(2)}))
 
     with refused("embeddings.words.weight or bert.embeddings.words.weight", "it has other.weight"):
-        Filler(weights, TABLE, ("", "bert."))
+        Filler(weights, [TABLE], ("", "bert."))
