@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-Task = Literal["embed", "classify", "token_embed", "token_classify"]
+Task = Literal["embed", "classify", "token_embed", "token_classify", "sparse_embed"]
 TASKS: tuple[Task, ...] = get_args(Task)
-ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction"]
+ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction", "sparse", "listwise"]
+Role = Literal["query", "document"]
 TruncationSide = Literal["left", "right"]
 
 
@@ -129,10 +130,13 @@ class PoolRequest:
 
     task: Task
     inputs: Sequence[Input]
+    also: tuple[Task, ...] = ()  # further tasks, answered from the same pass through the model
     params: PoolingParams | Sequence[PoolingParams] | None = None  # one for all, or one each
     tokenization: Tokenization = Tokenization()
     prompt: str | None = None  # put before every text; a name in the model's own list goes into prompt_name
     prompt_name: str | None = None
+    role: Role | None = None  # what the inputs are, for models that read queries and documents in different ways
+    adapter: str | None = None  # the name of the adapter to read them with; the model's default when unset
     priority: int = 0  # lower runs earlier, where the scheduling policy looks at it
     keep_going: bool = False  # an input that fails leaves its error in the list instead of failing the request
     timing: Timing = field(default_factory=Timing)
@@ -151,6 +155,8 @@ class ScoreRequest:
     max_tokens_per_doc: int = 0
     template: str | None = None  # Jinja text that joins query and document
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    instruction: str | None = None  # what relevance means, for models that are told
+    adapter: str | None = None
     priority: int = 0
     keep_going: bool = False
     timing: Timing = field(default_factory=Timing)
@@ -165,6 +171,7 @@ class Pooled:
     num_tokens: int  # as the model read them
     num_input_tokens: int  # before truncation
     input_tokens_exact: bool = True  # False where a huge text was cut before all of it was counted
+    others: Mapping[Task, Tensor] = field(default_factory=dict)  # the answers to the request's further tasks
 
     @property
     def truncated(self) -> bool:
@@ -240,6 +247,7 @@ class About:
     instructions: Mapping[str, str]  # by task, from config.json
     tokenizer_info: Mapping[str, Any]  # tokenizer_config.json, and the chat template if there is one
     has_chat_template: bool
+    adapters: tuple[str, ...] = ()  # names that a request may give
     plugin: str | None = None  # the IO processor in use
 
 

@@ -76,6 +76,8 @@ TOKENS: dict[str, dict[str, str]] = {
     "xlm-roberta": ROBERTA_TOKENS,
     "qwen2": QWEN_TOKENS,
     "qwen3": QWEN_TOKENS,
+    **dict.fromkeys(("llama", "mistral", "ministral", "cwm", "granite", "phi3", "glm", "gpt2"), QWEN_TOKENS),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "olmo3"), QWEN_TOKENS),
 }
 
 VOCAB_SIZE = 160
@@ -98,6 +100,14 @@ SIZES: dict[str, dict[str, Any]] = {
     | {"bos_token_id": 2, "eos_token_id": 3},
     "qwen2": DECODER,
     "qwen3": DECODER | {"head_dim": 12},
+    **dict.fromkeys(("llama", "mistral", "ministral", "granite", "phi3", "olmo", "olmo2"), DECODER),
+    **dict.fromkeys(("gemma", "cwm", "glm"), DECODER | {"head_dim": 12}),
+    # a window shorter than the texts in all layers but some
+    "gemma2": DECODER | {"head_dim": 12, "sliding_window": 4},
+    "gemma3_text": DECODER | {"head_dim": 12, "sliding_window": 6, "sliding_window_pattern": 2},
+    "olmo3": DECODER | {"num_hidden_layers": 4, "sliding_window": 4},
+    "gpt2": {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_inner": 48, "n_layer": 2, "n_head": 4, "n_positions": 66}
+    | {"bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 0},
 }
 
 

@@ -194,10 +194,12 @@ class PoolingEngine:
         """Check a request against the model and let it in; where strangers ask, only while there is room."""
         if os.getpid() != self.home:
             raise EngineStopped(f"this engine belongs to process {self.home}; load the model after forking")
-        self.check_task(request.task)
+        for task in (request.task, *request.also):
+            self.check_task(task)
         if not len(request.inputs):
             raise BadRequest("You must pass at least one prompt", param="input")
-        limits = self._limits(request.task)
+        # the mean over chunks is for one vector; what else is asked needs the text in one piece
+        limits = self._limits(request.task) if not request.also else Limits(self.max_model_len)
         check_lengths(request.tokenization, limits)
         pending = Pending(request, self._asks(request), limits, self._prompt(request))
         with self._lock:
@@ -256,17 +258,18 @@ class PoolingEngine:
             param="task",
         )
 
-    def _asks(self, request: PoolRequest) -> Sequence[Ask]:
+    def _asks(self, request: PoolRequest) -> Sequence[tuple[Ask, ...]]:
         params = request.params
+        others = tuple(Ask(task, self.plan.options(task, None)) for task in request.also)
         if params is None or isinstance(params, PoolingParams):
-            return [self._ask(request.task, params)] * len(request.inputs)
+            return [(self._ask(request.task, params), *others)] * len(request.inputs)
         if not isinstance(params, list | tuple) or not all(isinstance(each, PoolingParams) for each in params):
             raise BadRequest("pooling_params is one PoolingParams for all prompts, or a list with one for each")
         if len(params) != len(request.inputs):
             raise BadRequest(
                 f"The lengths of prompts ({len(request.inputs)}) and params ({len(params)}) must be the same."
             )
-        return [self._ask(request.task, each) for each in params]
+        return [(self._ask(request.task, each), *others) for each in params]
 
     def _ask(self, task: Task, params: PoolingParams | None) -> Ask:
         names: tuple[str | None, ...] = (None, task)

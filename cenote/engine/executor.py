@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cenote.engine.pack import pack
-from cenote.engine.sequence import Sequence
-from cenote.errors import NumericalError, PoolingError
-from cenote.pooling.pooler import Answers, Pooler
-
-Answer = Tensor | PoolingError
+from cenote.engine.sequence import Answer, Sequence
+from cenote.errors import NumericalError
+from cenote.pooling.pooler import Answers, Ask, Pooler
 
 
 class Executor(Protocol):
@@ -44,24 +43,24 @@ class LocalExecutor:
 
     def _start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
         with torch.inference_mode():
-            packed = pack([sequence.rendered for sequence in batch], self.device)
-            answers = self.pooler(self.backbone(packed), packed, [sequence.ask for sequence in batch])
+            adapters = tuple(sequence.adapter for sequence in batch)
+            used = adapters if any(adapters) else None
+            packed = pack([sequence.rendered for sequence in batch], self.device, used)
+            answers = self.pooler(self.backbone(packed), packed, [sequence.asks for sequence in batch])
             # the check runs on the device; only its verdict and the rows travel
-            checked = [(group, torch.isfinite(group.rows).all(dim=-1)) for group in answers]
+            checked = [(group, _finite(group.rows)) for group in answers]
         # what callers get is made out here: autograd refuses tensors of inference mode
-        arriving = [
-            (Answers(group.members, _to_host(group.rows), group.counts), _to_host(finite)) for group, finite in checked
-        ]
+        arriving = [(replace(group, rows=_to_host(group.rows)), _to_host(finite)) for group, finite in checked]
         if not self.overlapping:
-            return lambda: _deliver(arriving, len(batch))
+            return lambda: _deliver(arriving, batch)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
 
         def wait() -> list[Answer]:
             done.synchronize()
             # out of page-locked memory, which is scarce: callers keep answers as long as they like
-            kept = [(Answers(group.members, group.rows.clone(), group.counts), finite) for group, finite in arriving]
-            return _deliver(kept, len(batch))
+            kept = [(replace(group, rows=group.rows.clone()), finite) for group, finite in arriving]
+            return _deliver(kept, batch)
 
         return wait
 
@@ -78,7 +77,7 @@ class EchoExecutor:
     def start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
         self.num_batches += 1
         self.fault(batch)
-        return lambda: [torch.from_numpy(sequence.rendered.token_ids).float() for sequence in batch]
+        return lambda: [(torch.from_numpy(sequence.rendered.token_ids).float(),) for sequence in batch]
 
 
 def _to_host(values: Tensor) -> Tensor:
@@ -86,18 +85,31 @@ def _to_host(values: Tensor) -> Tensor:
     return host.copy_(values, non_blocking=True)
 
 
-def _deliver(groups: Many[tuple[Answers, Tensor]], size: int) -> list[Answer]:
+def _finite(rows: Tensor) -> Tensor:
+    """For every row whether all of it is; a row may be a single number."""
+    finite = torch.isfinite(rows)
+    return finite.all(dim=-1) if rows.ndim > 1 else finite
+
+
+def _deliver(groups: Many[tuple[Answers, Tensor]], batch: Many[Sequence]) -> list[Answer]:
     """One answer per sequence; one that is not finite becomes its error, and its mates do not suffer."""
-    answers: list[Answer | None] = [None] * size
+    found: list[dict[Ask, Tensor]] = [{} for _ in batch]
+    failed: set[int] = set()
     for group, finite in groups:
         rows: Many[Tensor]
         rows = group.rows.unbind(0) if group.counts is None else torch.split(group.rows, group.counts)
         good = [True] * len(rows) if bool(finite.all()) else _finite_each(finite, group.counts)
         for member, row, is_good in zip(group.members, rows, good, strict=True):
             # rows stay views of their batch: thousands of small copies would scatter over the heap and bloat it
-            answers[member] = row if is_good else NumericalError("the model's answer to this input is not finite")
-    assert None not in answers, "every sequence belongs to one group"
-    return answers  # type: ignore[return-value]
+            found[member][group.ask] = row
+            if not is_good:
+                failed.add(member)
+    return [
+        NumericalError("the model's answer to this input is not finite")
+        if member in failed
+        else tuple(found[member][ask] for ask in sequence.asks)
+        for member, sequence in enumerate(batch)
+    ]
 
 
 def _finite_each(finite: Tensor, counts: list[int] | None) -> list[bool]:

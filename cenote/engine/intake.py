@@ -112,14 +112,14 @@ class Intake:
             self._queue(partial(self._submit, sequences, end))
 
     def _sequences(self, pending: Pending, index: int, item: Rendered) -> list[Sequence]:
-        ask, priority = pending.asks[index], pending.request.priority
+        asks, priority, adapter = pending.asks[index], pending.request.priority, pending.request.adapter
         if len(item.token_ids) <= self.max_model_len:
-            return [Sequence(item, ask, pending, index, priority)]
+            return [Sequence(item, asks, pending, index, priority, adapter)]
         chunks = split(item.token_ids, self.max_model_len)
-        whole = LongText(pending, index, item, len(chunks), ask.options.use_activation)
+        whole = LongText(pending, index, item, len(chunks), asks[0].options.use_activation)
         rendered = [Rendered(chunk, len(chunk), len(chunk)) for chunk in chunks]
         rendered[0].skip = min(item.skip, self.max_model_len - 1)
         if item.embeds is not None:
             for part, rows in zip(rendered, item.embeds.split(self.max_model_len), strict=True):
                 part.embeds = rows
-        return [Sequence(part, ask, whole, index, priority) for part in rendered]
+        return [Sequence(part, asks, whole, index, priority, adapter) for part in rendered]

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 
-from cenote.engine.executor import Answer
-from cenote.engine.sequence import Sequence
+from cenote.engine.sequence import Answer, Sequence
 from cenote.errors import PoolingError
 
 logger = logging.getLogger("cenote")

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 
-from cenote.engine.executor import Answer, Executor
+from cenote.engine.executor import Executor
 from cenote.engine.isolate import answer_all_but_the_guilty
 from cenote.engine.records import Records
 from cenote.engine.scheduler import Scheduler
-from cenote.engine.sequence import Sequence
+from cenote.engine.sequence import Answer, Sequence
 
 logger = logging.getLogger("cenote")
 

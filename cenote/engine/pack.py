@@ -13,7 +13,9 @@ from cenote.batch import PackedBatch
 from cenote.inputs.render import Rendered
 
 
-def pack(sequences: Many[Rendered], device: torch.device) -> PackedBatch:
+def pack(
+    sequences: Many[Rendered], device: torch.device, adapters: tuple[str | None, ...] | None = None
+) -> PackedBatch:
     lengths = np.array([len(sequence.token_ids) for sequence in sequences])
     offsets = np.concatenate(([0], lengths.cumsum()))
     positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
@@ -27,7 +29,23 @@ def pack(sequences: Many[Rendered], device: torch.device) -> PackedBatch:
         skip=_move(np.array([s.skip for s in sequences]), device) if any(s.skip for s in sequences) else None,
         features=torch.cat(features).to(device) if features else None,
         feature_rows=_feature_rows(sequences, offsets, device) if features else None,
+        host_attended=_attended(sequences),
+        kept=_kept(sequences, device),
+        adapters=adapters,
     )
+
+
+def _attended(sequences: Many[Rendered]) -> tuple[int, ...] | None:
+    if all(sequence.attended is None for sequence in sequences):
+        return None
+    return tuple(len(s.token_ids) if s.attended is None else s.attended for s in sequences)
+
+
+def _kept(sequences: Many[Rendered], device: torch.device) -> Tensor | None:
+    if all(sequence.kept is None for sequence in sequences):
+        return None
+    rows = [np.ones(len(s.token_ids), dtype=bool) if s.kept is None else s.kept for s in sequences]
+    return _move(np.concatenate(rows), device).bool()
 
 
 def _token_types(

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from torch import Tensor
 
-from cenote.engine.sequence import Sequence
+from cenote.engine.sequence import Answer, Sequence
 from cenote.errors import PoolingError
 from cenote.inputs.chunks import WeightedMean
 from cenote.inputs.render import Limits, Rendered
@@ -22,7 +22,7 @@ Answers = list[Pooled | PoolingError]
 
 
 class Pending:
-    def __init__(self, request: PoolRequest, asks: Many[Ask], limits: Limits, prompt: str | None) -> None:
+    def __init__(self, request: PoolRequest, asks: Many[tuple[Ask, ...]], limits: Limits, prompt: str | None) -> None:
         self.request = request
         self.asks = asks  # one for each input
         self.limits = limits
@@ -60,15 +60,17 @@ class Pending:
             self.started = now
             self.request.timing.queue = max(0.0, now - self.admitted - self.request.timing.tokenize)
 
-    def receive(self, sequence: Sequence, answer: Tensor | PoolingError) -> None:
+    def receive(self, sequence: Sequence, answer: Answer) -> None:
         if isinstance(answer, PoolingError):
             self.fail(sequence.index, answer)
         else:
             self.finish(sequence.index, answer, sequence.rendered)
 
-    def finish(self, index: int, data: Tensor, read: Rendered) -> None:
+    def finish(self, index: int, answer: tuple[Tensor, ...], read: Rendered) -> None:
+        data, *rest = answer
+        others = dict(zip(self.request.also, rest, strict=True))
         exact = read.input_tokens_exact
-        self._settle(index, Pooled(data, read.token_ids, len(read.token_ids), read.num_input_tokens, exact))
+        self._settle(index, Pooled(data, read.token_ids, len(read.token_ids), read.num_input_tokens, exact, others))
 
     def fail(self, index: int, error: PoolingError) -> None:
         if error.index is None:
@@ -132,15 +134,15 @@ class LongText:
     def start(self, now: float) -> None:
         self.pending.start(now)
 
-    def receive(self, sequence: Sequence, answer: Tensor | PoolingError) -> None:
+    def receive(self, sequence: Sequence, answer: Answer) -> None:
         if self.abandoned:
             return
         if isinstance(answer, PoolingError):
             self.remaining = -1  # one chunk that fails takes the text with it, once
             self.pending.fail(self.index, answer)
             return
-        self.mean.add(answer, sequence.num_tokens)
+        self.mean.add(answer[0], sequence.num_tokens)
         self.remaining -= 1
         if self.remaining == 0:
             vector = self.mean.result(normalize=self.normalize)
-            self.pending.finish(self.index, vector, self.whole)
+            self.pending.finish(self.index, (vector,), self.whole)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
 from cenote.errors import PoolingError
 from cenote.inputs.render import Rendered
 from cenote.pooling.pooler import Ask
+
+# one tensor for each thing that was asked
+Answer: TypeAlias = "tuple[Tensor, ...] | PoolingError"
 
 
 class Receiver(Protocol):
@@ -22,16 +25,17 @@ class Receiver(Protocol):
         """A batch that holds one of its sequences begins."""
         ...
 
-    def receive(self, sequence: Sequence, answer: Tensor | PoolingError) -> None: ...
+    def receive(self, sequence: Sequence, answer: Answer) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     rendered: Rendered
-    ask: Ask
+    asks: tuple[Ask, ...]  # nearly always one
     receiver: Receiver
     index: int = 0  # which input of its request this is
     priority: int = 0
+    adapter: str | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -41,5 +45,5 @@ class Sequence:
     def abandoned(self) -> bool:
         return self.receiver.abandoned
 
-    def answer(self, answer: Tensor | PoolingError) -> None:
+    def answer(self, answer: Answer) -> None:
         self.receiver.receive(self, answer)

@@ -25,6 +25,8 @@ class Rendered:
     skip: int = 0  # leading tokens that pooling leaves out
     embeds: Any = None  # [tokens, hidden]; then the ids are all 0
     input_tokens_exact: bool = True  # False: a huge text was cut before all of its tokens were counted
+    attended: int | None = None  # leading tokens that others see; all when unset
+    kept: np.ndarray[Any, np.dtype[np.bool_]] | None = None  # tokens with a row in a token-wise answer; all when unset
 
 
 @dataclass(frozen=True, slots=True)

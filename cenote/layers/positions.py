@@ -39,6 +39,8 @@ class Rotary(nn.Module):
         self.dim = spec.dim or head_dim
         self.spec = spec
         self.max_positions = max_positions
+        unscaled = _unscaled_length(spec)
+        self.unscaled_length = unscaled if unscaled is not None and unscaled < max_positions else None
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         """Compute the table where the model lives; done after loading, since nothing of it is in a checkpoint."""
@@ -48,7 +50,18 @@ class Rotary(nn.Module):
         self.sin = (angles.sin() * stretch).to(device, dtype)
 
     def forward(self, positions: Tensor) -> Turn:
+        if self.unscaled_length is not None:
+            return self._by_length(positions, self.unscaled_length)
         return Turn(self.cos[positions], self.sin[positions], self.spec.interleaved)
+
+    def _by_length(self, positions: Tensor, unscaled: int) -> Turn:
+        """Every sequence turns at the speed of its own length, so that its neighbours in a batch do not matter."""
+        owner = (positions == 0).cumsum(0) - 1
+        longest = torch.zeros_like(positions).scatter_reduce_(0, owner, positions, "amax")[owner]
+        theta = _dynamic_theta(self.spec, self.dim, (longest + 1).clamp(min=unscaled) / unscaled)
+        powers = torch.arange(0, self.dim, 2, dtype=torch.float32, device=positions.device) / self.dim
+        angles = (positions[:, None] * theta[:, None] ** -powers)[:, None]
+        return Turn(angles.cos().to(self.cos.dtype), angles.sin().to(self.sin.dtype), self.spec.interleaved)
 
 
 def rotate(x: Tensor, turn: Turn) -> Tensor:
@@ -109,7 +122,7 @@ def slopes(num_heads: int) -> Tensor:
 def scaled_frequencies(spec: RopeSpec, dim: int, max_positions: int) -> tuple[Tensor, float]:
     """Radians per position for every pair of dimensions, and a factor on cosine and sine."""
     scaling = spec.scaling or {}
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    kind = _kind(spec)
     plain: Tensor = spec.theta ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if kind in ("default", "mrope"):
         return plain, 1.0
@@ -119,7 +132,19 @@ def scaled_frequencies(spec: RopeSpec, dim: int, max_positions: int) -> tuple[Te
         return _llama3(plain, scaling), 1.0
     if kind == "yarn":
         return _yarn(plain, spec.theta, dim, scaling, max_positions)
-    raise LoadError(f"rotary scaling {kind!r} is unknown; there are: default, linear, llama3, yarn")
+    if kind == "dynamic":
+        return _dynamic(plain, spec, dim, max_positions), 1.0
+    if kind == "ntk":
+        return _ntk(plain, scaling), 1.0
+    if kind in ("longrope", "su"):
+        return _longrope(plain, scaling, max_positions)
+    known = "default, linear, llama3, yarn, dynamic, ntk, longrope"
+    raise LoadError(f"rotary scaling {kind!r} is unknown; there are: {known}")
+
+
+def _kind(spec: RopeSpec) -> str:
+    scaling = spec.scaling or {}
+    return scaling.get("rope_type") or scaling.get("type") or "default"
 
 
 def _llama3(plain: Tensor, scaling: Mapping[str, Any]) -> Tensor:
@@ -135,10 +160,13 @@ def _yarn(
     plain: Tensor, theta: float, dim: int, scaling: Mapping[str, Any], max_positions: int
 ) -> tuple[Tensor, float]:
     trained = scaling.get("original_max_position_embeddings") or max_positions
-    factor = scaling.get("factor") or max_positions / trained
+    factor = scaling.get("factor") or (scaling.get("max_position_embeddings") or max_positions) / trained
 
     def dimension_of(turns: float) -> float:  # which pair turns that often over the trained length
         return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    def stretch_of(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     low, high = dimension_of(scaling.get("beta_fast") or 32), dimension_of(scaling.get("beta_slow") or 1)
     if scaling.get("truncate", True):
@@ -149,5 +177,55 @@ def _yarn(
     keep = 1 - ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     stretch = scaling.get("attention_factor")
     if stretch is None:
-        stretch = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+        one, all_of_them = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        stretch = stretch_of(one) / stretch_of(all_of_them) if one and all_of_them else stretch_of(1.0)
     return plain / factor * (1 - keep) + plain * keep, float(stretch)
+
+
+def _dynamic(plain: Tensor, spec: RopeSpec, dim: int, max_positions: int) -> Tensor:
+    """Where the trained length is told apart from the longest, all sequences turn as the longest allowed must."""
+    trained = (spec.scaling or {}).get("max_trained_positions")
+    if trained is None or max_positions <= trained:
+        return plain  # longer ones are seen to when they come: _unscaled_length
+    ratio = torch.tensor(max_positions / trained)
+    return _dynamic_theta(spec, dim, ratio) ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+
+def _unscaled_length(spec: RopeSpec) -> int | None:
+    """The length from which on a sequence turns the slower the longer it is; None: length does not matter."""
+    scaling = spec.scaling or {}
+    if _kind(spec) != "dynamic" or scaling.get("max_trained_positions") is not None:
+        return None
+    return scaling.get("max_position_embeddings")
+
+
+def _dynamic_theta(spec: RopeSpec, dim: int, ratio: Tensor) -> Tensor:
+    """For sequences that are so many times as long as those of the training."""
+    factor: float = (spec.scaling or {})["factor"]
+    return spec.theta * (factor * ratio - (factor - 1)) ** (dim / (dim - 2))
+
+
+def _ntk(plain: Tensor, scaling: Mapping[str, Any]) -> Tensor:
+    """The slower a pair turns, the more it is slowed, the last one by the whole factor."""
+    power = 1.0 if scaling.get("mixed_b") is None else scaling["mixed_b"]
+    share = torch.arange(1, len(plain) + 1, dtype=torch.float32) / len(plain)
+    slower: Tensor = scaling["factor"] ** share**power
+    return plain / slower
+
+
+def _longrope(plain: Tensor, scaling: Mapping[str, Any], max_positions: int) -> tuple[Tensor, float]:
+    """Learned factors: one set for models that read no more than they were trained on, another for the others.
+
+    The limit on the length decides, not the length of a text: a text has one embedding, whatever it is compared with.
+    """
+    trained = scaling["original_max_position_embeddings"]
+    reach = "long" if max_positions > trained else "short"
+    factors = torch.tensor(scaling[f"{reach}_factor"], dtype=torch.float32)
+    if factors.shape != plain.shape:
+        raise LoadError(f"rotary scaling: {reach}_factor has {len(factors)} numbers, a head turns {len(plain)} pairs")
+    factor = scaling.get("factor") or (scaling.get("max_position_embeddings") or trained) / trained
+    given = (scaling.get("attention_factor"), scaling.get(f"{reach}_mscale"))
+    stretch = next((value for value in given if value is not None), None)
+    if stretch is None:
+        stretch = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    return plain / factors, float(stretch)

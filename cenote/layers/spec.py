@@ -103,9 +103,11 @@ class HeadSpec:
     pooling: str | None = None  # the method it was trained with; the family's default when unset
     dense: bool = False
     dense_bias: bool = True
+    dense_size: int | None = None  # of what it gives; hidden_size when unset
     dense_activation: str = "tanh"
     norm: bool = False
     norm_eps: float = 1e-5
     norm_bias: bool = True
     bias: bool | None = True  # None: as the checkpoint has it
     whole_per_token: bool = False  # token_classify uses all of it, not only the last layer
+    step_tag_id: int | None = None  # the token whose rows are the answer, where a text is judged step by step

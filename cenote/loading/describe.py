@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -22,18 +21,25 @@ from cenote.loading.hf_config import (
     resolve_dtype,
     resolve_max_length,
 )
+from cenote.loading.recognise import recognise
 from cenote.loading.sentence_transformers import SentenceTransformers, read_modules
 from cenote.models.architecture import Architecture, Head, HFConfig
-from cenote.models.catalog import Entry, find
+from cenote.models.catalog import Entry, Form, find
 from cenote.pooling.activations import classification_activation
 from cenote.pooling.resolve import Matryoshka, PoolingFiles, PoolingPlan, resolve_plan
 from cenote.request import Task
 
-Kind = Literal["embed", "sequence", "token"]
-TASKS: dict[Kind, tuple[Task, ...]] = {
+# what a model may do, its default first, by what it is used as
+TASKS: dict[Form, tuple[Task, ...]] = {
     "embed": ("embed", "token_embed"),
     "sequence": ("classify", "token_classify"),
     "token": ("token_classify",),
+    "reward": ("token_classify", "token_embed", "embed"),
+    "masked": ("token_classify", "embed", "token_embed"),
+    "sparse": ("embed", "token_embed", "sparse_embed"),
+    "multi_vector": ("token_embed",),
+    "hybrid": ("embed", "token_embed", "token_classify", "sparse_embed"),
+    "listwise": ("token_embed",),
 }
 
 
@@ -59,7 +65,7 @@ class Description:
     config: HFConfig
     entry: Entry
     architecture: Architecture
-    kind: Sourced[Kind]
+    kind: Sourced[Form]
     plan: PoolingPlan
     num_labels: int
     labels: list[str] | None
@@ -77,9 +83,7 @@ class Description:
     @property
     def head(self) -> Head | None:
         """The family's classifier for what this model is used as."""
-        if self.kind.value == "embed":
-            return None
-        return self.architecture.token_head if self.kind.value == "token" else self.architecture.sequence_head
+        return _head(self.kind.value, self.architecture)
 
     @property
     def default_task(self) -> Task:
@@ -124,10 +128,12 @@ def _describe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -
     )
     architecture = replace(family, backbone=replace(family.backbone, max_positions=max_length.value))
     from_tokens = token_labels(config)
-    kind = _kind(options, entry, architecture, from_tokens)
-    labels = _labels(config) if kind.value != "embed" else None
+    kind = _kind(options, entry, architecture, from_tokens, recognise(checkpoint, entry, files))
+    head = _head(kind.value, architecture)
+    labels = _labels(config) if kind.value in ("sequence", "token", "reward") else None
     device = _device(options.device)
     dtype = resolve_dtype(config, options.dtype, device.value.type, native_bf16=has_native_bf16())
+    tasks, step_tag = TASKS[kind.value], head.spec.step_tag_id if head is not None else None
     name = options.served_model_name or (options.model if options.model else "all-MiniLM-L6-v2")
     return Description(
         name=name,
@@ -139,13 +145,15 @@ def _describe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -
         plan=resolve_plan(
             model=name,
             user=options.pooler_config,
-            files=PoolingFiles(files.pooling, files.normalize, files.include_prompt) if kind.value == "embed" else None,
+            files=PoolingFiles(files.pooling, files.normalize, files.include_prompt) if "embed" in tasks else None,
             method=_default_method(kind.value, architecture, entry),
-            activation=classification_activation({"num_labels": None, **config.values, **_own_activation(files)}),
-            tasks=TASKS[kind.value],
+            activation=_activation(kind, config, files),
+            tasks=tasks,
             matryoshka=_matryoshka(config, files, architecture.backbone.hidden_size, options),
+            activates=_activates(kind, head),
+            step_tag=None if step_tag is None else Sourced(step_tag, f"{entry.name}'s classifier"),
         ),
-        num_labels=from_tokens.num_labels if from_tokens else _num_labels(config, labels),
+        num_labels=from_tokens.num_labels if from_tokens else _num_labels(config, labels, kind.value),
         labels=labels,
         token_labels=from_tokens,
         sentence_transformers=files,
@@ -166,16 +174,22 @@ def _checkpoint(options: EngineConfig) -> Checkpoint:
 
 
 def _kind(
-    options: EngineConfig, entry: Entry, architecture: Architecture, from_tokens: TokenLabels | None
-) -> Sourced[Kind]:
-    """What the model is used as: the flag says, else its architecture's name."""
+    options: EngineConfig,
+    entry: Entry,
+    architecture: Architecture,
+    from_tokens: TokenLabels | None,
+    from_files: Sourced[Form] | None,
+) -> Sourced[Form]:
+    """What the model is used as: the flag says, else its files, else its architecture's name."""
     if options.runner == "generate":
         raise LoadError("runner='generate' is not offered: Cenote runs pooling models; use 'pooling' or 'auto'")
-    by_flag: dict[Convert, Kind] = {"embed": "embed", "classify": "sequence", "reward": "sequence"}
+    by_flag: dict[Convert, Form] = {"embed": "embed", "classify": "sequence", "reward": "sequence"}
     if options.convert in by_flag:
-        kind: Sourced[Kind] = Sourced(by_flag[options.convert], f"convert {options.convert}")
+        kind: Sourced[Form] = Sourced(by_flag[options.convert], f"convert {options.convert}")
     elif from_tokens is not None:
         kind = Sourced("sequence", "classifier_from_token")
+    elif from_files is not None:
+        kind = from_files
     elif entry.form == "causal":
         if options.convert == "none":
             raise LoadError(
@@ -185,12 +199,37 @@ def _kind(
         kind = Sourced("embed", f"architecture {entry.name}, converted")
     else:
         kind = Sourced(entry.form, f"architecture {entry.name}")
+    if kind.value in ("reward", "masked") and _head(kind.value, architecture) is None:
+        kind = Sourced("embed", f"architecture {entry.name}")
     if kind.value == "sequence" and architecture.sequence_head is None:
         raise LoadError(f"{entry.name} has no sequence classifier to convert to; use convert='embed'")
     return kind
 
 
-def _default_method(kind: Kind, architecture: Architecture, entry: Entry) -> Sourced[str]:
+def _head(kind: Form, architecture: Architecture) -> Head | None:
+    heads: dict[Form, Head | None] = {
+        "sequence": architecture.sequence_head,
+        "token": architecture.token_head,
+        "reward": architecture.reward_head,
+        "masked": architecture.masked_head,
+        "sparse": architecture.masked_head,
+    }
+    return heads.get(kind)
+
+
+def _activation(kind: Sourced[Form], config: HFConfig, files: SentenceTransformers) -> Sourced[str]:
+    if kind.value == "hybrid":
+        return Sourced("relu", kind.source)  # a word that does not matter weighs nothing
+    return classification_activation({"num_labels": None, **config.values, **_own_activation(files)})
+
+
+def _activates(kind: Sourced[Form], head: Head | None) -> Sourced[bool]:
+    if kind.value == "listwise" or (head is not None and not head.activates):
+        return Sourced(False, kind.source)
+    return Sourced(True, "default")
+
+
+def _default_method(kind: Form, architecture: Architecture, entry: Entry) -> Sourced[str]:
     head = architecture.sequence_head
     if kind == "sequence" and head is not None and head.spec.pooling is not None:
         return Sourced(head.spec.pooling, f"{entry.name}'s classifier")
@@ -221,7 +260,11 @@ def _labels(config: HFConfig) -> list[str] | None:
         raise LoadError(f"{config.source}: id2label is {names!r}, not names by number") from None
 
 
-def _num_labels(config: HFConfig, labels: list[str] | None) -> int:
+def _num_labels(config: HFConfig, labels: list[str] | None, kind: Form) -> int:
+    if kind in ("masked", "sparse"):
+        return int(config.vocab_size)
+    if kind == "hybrid":
+        return 1
     count = config.get("num_labels") or (len(labels) if labels else 2)  # Transformers leaves the default of 2 unwritten
     return int(count)
 

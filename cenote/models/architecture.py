@@ -113,14 +113,30 @@ def dense_head(dense: str, classifier: str, *, whole_per_token: bool = False) ->
     )
 
 
-def rope(config: HFConfig) -> RopeSpec:
-    """Rotary positions as decoders write them: one dictionary today, three keys before."""
-    written = {**config.get("rope_parameters", {}), **config.get("rope_scaling", {})}
-    trained = config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
+def rope(config: HFConfig, layers: str = "full_attention", *, theta: float = 10000.0) -> RopeSpec:
+    """Rotary positions of one kind of layers: from one dictionary today, one for each kind, or keys of their own."""
+    parameters = config.get("rope_parameters", {})
+    written = {**(parameters.get(layers) or parameters), **config.get("rope_scaling", {})}
+    share = written.get("partial_rotary_factor") or config.get("partial_rotary_factor")
+    share = share or config.get("rotary_emb_fraction", 1.0)
+    turned = None if share == 1.0 else int((config.get("head_dim") or _head_dim(config)) * share)
+    longest = config.get("max_position_embeddings")
+    trained = config.get("original_max_position_embeddings") or written.get("original_max_position_embeddings")
     return RopeSpec(
-        theta=written.get("rope_theta") or config.get("rope_theta", 10000.0),
-        scaling={"original_max_position_embeddings": trained, **written},
+        theta=written.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base", theta),
+        dim=config.get("rotary_emb_dim", turned),
+        interleaved=config.get("rotary_emb_interleaved", False),
+        scaling={
+            **written,
+            "max_position_embeddings": longest,
+            "original_max_position_embeddings": trained or longest,
+        },
     )
+
+
+def _head_dim(config: HFConfig) -> int:
+    size: int = config.hidden_size // config.num_attention_heads
+    return size
 
 
 def sliding_layers(config: HFConfig) -> tuple[bool, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, dense_head, linear_head
+from cenote.layers.spec import BackboneSpec, HeadSpec
+from cenote.models.architecture import Architecture, Head, HFConfig, dense_head, linear_head
 
 
 def bert(config: HFConfig) -> Architecture:
+    activation, eps = config.get("hidden_act", "gelu"), config.get("layer_norm_eps", 1e-12)
     return Architecture(
         pooling="CLS",
         backbone=BackboneSpec(
@@ -18,14 +19,14 @@ def bert(config: HFConfig) -> Architecture:
             num_layers=config.num_hidden_layers,
             num_heads=config.num_attention_heads,
             learned_positions=config.max_position_embeddings,
-            token_types=config.type_vocab_size,
+            token_types=config.get("type_vocab_size", 2),
             embed_norm=True,
             qkv_bias=True,
             out_bias=True,
             mlp_bias=True,
-            activation=config.get("hidden_act", "gelu"),
+            activation=activation,
             norm_order="post",
-            norm_eps=config.get("layer_norm_eps", 1e-12),
+            norm_eps=eps,
             final_norm=False,
         ),
         weights={
@@ -44,6 +45,14 @@ def bert(config: HFConfig) -> Architecture:
         unused=("pooler.*", "*position_ids", "cls.*", "lm_head.*", "classifier.*"),
         sequence_head=dense_head("pooler.dense", "classifier"),
         token_head=linear_head("classifier"),
+        masked_head=masked_head(
+            "cls.predictions.transform.dense",
+            "cls.predictions.transform.LayerNorm",
+            "cls.predictions.decoder",
+            "cls.predictions.bias",
+            activation=activation,
+            eps=eps,
+        ),
     )
 
 
@@ -54,7 +63,28 @@ def roberta(config: HFConfig) -> Architecture:
         base,
         backbone=replace(base.backbone, position_offset=config.get("pad_token_id", 1) + 1),
         sequence_head=dense_head("classifier.dense", "classifier.out_proj", whole_per_token=True),
+        masked_head=masked_head(
+            "lm_head.dense",
+            "lm_head.layer_norm",
+            "lm_head.decoder",
+            "lm_head.bias",
+            activation="gelu",
+            eps=base.backbone.norm_eps,
+        ),
     )
+
+
+def masked_head(
+    dense: str, norm: str, decoder: str, bias: str, *, activation: str, eps: float, size: int | None = None
+) -> Head:
+    """From a state to the vocabulary: dense, activation, norm, then rows that mostly are those of the embedding."""
+    tables = [
+        {"head.dense": dense, "head.norm": norm, "head.classifier.weight": rows, "head.classifier.bias": offsets}
+        for rows in (f"{decoder}.weight", "embeddings.word_embeddings.weight")
+        for offsets in (bias, f"{decoder}.bias")
+    ]
+    spec = HeadSpec(dense=True, dense_activation=activation, norm=True, norm_eps=eps, whole_per_token=True)
+    return Head(spec=replace(spec, dense_size=size), weights=tables[0], also=tuple(tables[1:]))
 
 
 def xlm_roberta(config: HFConfig) -> Architecture:

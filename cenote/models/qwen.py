@@ -1,58 +1,52 @@
-"""Qwen2 and Qwen3: pre-norm decoders with rotary positions; bidirectional where config.json says so."""
+"""Qwen2 and Qwen3, and the embedders, rerankers and reward models made of them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, linear_head, rope, sliding_layers
+from cenote.layers.spec import HeadSpec
+from cenote.models.architecture import Architecture, Head, HFConfig, Projection
+from cenote.models.llama import bidirectional, llama
+
+STEP_TAG = 151651  # <extra_0>, which ends a step of a solution
 
 
 def qwen2(config: HFConfig) -> Architecture:
-    causal = config.get("is_causal", True)
-    return Architecture(
-        backbone=BackboneSpec(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_layers=config.num_hidden_layers,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.get("num_key_value_heads"),
-            head_dim=config.get("head_dim"),
-            causal=causal,
-            rope=rope(config),
-            local_layers=sliding_layers(config),
-            window=config.get("sliding_window", 1) - int(causal),  # a causal one counts the token itself
-            qkv_bias=True,
-            activation=config.get("hidden_act", "silu"),
-            gated=True,
-            norm="rms",
-            norm_eps=config.get("rms_norm_eps", 1e-6),
-        ),
-        weights={
-            "embed.tokens": "embed_tokens",
-            "layers.*.mixer.qkv": [f"layers.*.self_attn.{x}_proj" for x in "qkv"],
-            "layers.*.mixer.out": "layers.*.self_attn.o_proj",
-            "layers.*.mixer_norm": "layers.*.input_layernorm",
-            "layers.*.mlp.up": ["layers.*.mlp.gate_proj", "layers.*.mlp.up_proj"],
-            "layers.*.mlp.down": "layers.*.mlp.down_proj",
-            "layers.*.mlp_norm": "layers.*.post_attention_layernorm",
-            "norm": "norm",
-        },
-        unused=("lm_head.*", "score.*"),
-        sequence_head=linear_head("score", bias=None),
-        token_head=linear_head("score", bias=None),
-        pairs_with_separator=False,
-    )
+    """Llama with biases on queries, keys and values."""
+    base = llama(config)
+    return replace(base, backbone=replace(base.backbone, qkv_bias=True, out_bias=False))
 
 
 def qwen3(config: HFConfig) -> Architecture:
-    """Qwen2 with normed query and key heads instead of biases."""
-    base = qwen2(config)
-    bias = config.get("attention_bias", False)
+    """Llama with normed query and key heads."""
+    base = llama(config)
     norms = {f"layers.*.mixer.{x}_norm": f"layers.*.self_attn.{x[0]}_norm" for x in ("query", "key")}
-    return replace(
-        base,
-        backbone=replace(base.backbone, qk_norm="head", qkv_bias=bias, out_bias=bias),
-        weights={**base.weights, **norms},
+    return replace(base, backbone=replace(base.backbone, qk_norm="head"), weights={**base.weights, **norms})
+
+
+def voyage(config: HFConfig) -> Architecture:
+    return replace(bidirectional(qwen3(config)), projection=Projection(weights=("linear",)))
+
+
+def jina_ranking(config: HFConfig) -> Architecture:
+    """Qwen3 that reads all documents and the query at once, and gives each a short vector."""
+    return replace(qwen3(config), projection=Projection(weights=("projector.0", "projector.2"), activation="relu"))
+
+
+def qwen2_reward(config: HFConfig) -> Architecture:
+    """A reward for every token; that of the last one judges the whole."""
+    return _judged(config, HeadSpec(), activates=False)
+
+
+def qwen2_process_reward(config: HFConfig) -> Architecture:
+    """Wrong or right, for every step of a solution."""
+    return _judged(config, HeadSpec(step_tag_id=STEP_TAG), activates=True)
+
+
+def _judged(config: HFConfig, spec: HeadSpec, *, activates: bool) -> Architecture:
+    head = Head(
+        spec=replace(spec, dense=True, dense_activation="relu", whole_per_token=True),
+        weights={"head.dense": "score.0", "head.classifier": "score.2"},
+        activates=activates,
     )
+    return replace(qwen2(config), reward_head=head)

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from cenote.batch import PackedBatch
 from cenote.errors import BadRequest
 from cenote.pooling.activations import CLASSIFICATION, normalize
-from cenote.pooling.heads import Classifier
+from cenote.pooling.heads import Heads
 from cenote.pooling.methods import METHODS
 from cenote.pooling.resolve import PoolingPlan
+from cenote.pooling.sparse import pairs_by_token, pairs_of_vectors
 from cenote.request import Options, Task
 
 
@@ -29,76 +30,104 @@ class Ask(NamedTuple):
 class Answers:
     """The answers to the sequences that asked the same: one row each, or `counts` rows each."""
 
+    ask: Ask
     members: list[int]
     rows: Tensor
     counts: list[int] | None = None
 
 
 class Pooler(nn.Module):
-    def __init__(
-        self, plan: PoolingPlan, projector: nn.Module | None, classifier: Classifier | None, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, plan: PoolingPlan, heads: Heads, dtype: torch.dtype) -> None:
         super().__init__()
         self.plan = plan
-        self.projector = projector
-        self.classifier = classifier
+        self.heads = heads
         self.dtype = dtype  # heads run in float32 unless told otherwise
 
-    def forward(self, hidden: Tensor, batch: PackedBatch, asks: Sequence[Ask]) -> list[Answers]:
+    def forward(self, hidden: Tensor, batch: PackedBatch, asks: Sequence[Sequence[Ask]]) -> list[Answers]:
+        """The answers to all that is asked of every sequence of a batch, those that ask the same together."""
         groups: dict[Ask, list[int]] = {}
-        for member, ask in enumerate(asks):
-            groups.setdefault(ask, []).append(member)
+        for member, several in enumerate(asks):
+            for ask in several:
+                groups.setdefault(ask, []).append(member)
         pooled: Tensor | None = None  # shared by all groups that want one vector per sequence
         answers = []
-        for (task, options), members in groups.items():
-            if task in ("embed", "classify"):
+        for ask, members in groups.items():
+            task, options = ask
+            if task == "sparse_embed" or (task == "embed" and self.heads.vocabulary is not None):
+                rows, counts = self._sparse(hidden, batch, task, members)
+                answers.append(Answers(ask, members, rows, counts))
+            elif task in ("embed", "classify"):
                 if pooled is None:
                     pooled = self._pool(hidden, batch)
                 states = pooled if len(members) == batch.size else pooled[members]
-                answers.append(Answers(members, self._head(states, task, options)))
+                answers.append(Answers(ask, members, self._head(states, task, options)))
             else:
-                answers.append(self._per_token(hidden, batch, task, options, members))
+                answers.append(self._per_token(hidden, batch, ask, members))
         return answers
 
     def _pool(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
         parts = [METHODS[name](hidden, batch).to(self.dtype) for name in self.plan.sequence.value]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
-    def _per_token(
-        self, hidden: Tensor, batch: PackedBatch, task: Task, options: Options, members: list[int]
-    ) -> Answers:
+    def _sparse(
+        self, hidden: Tensor, batch: PackedBatch, task: Task, members: list[int]
+    ) -> tuple[Tensor, list[int] | None]:
+        """Weights over the vocabulary: all of them as one vector, or those above zero as pairs of id and weight."""
+        if self.heads.vocabulary is None:
+            assert self.heads.classifier is not None, "a weight for every token comes from the classifier"
+            weights = self._logits(hidden.to(self.dtype), "token_classify", Options())[:, 0]
+            return pairs_by_token(weights, batch, members, self.plan.not_words)
+        vectors = self.heads.vocabulary(hidden, batch, members)
+        return (vectors, None) if task == "embed" else pairs_of_vectors(vectors)
+
+    def _per_token(self, hidden: Tensor, batch: PackedBatch, ask: Ask, members: list[int]) -> Answers:
+        task, options = ask
         starts = batch.host_offsets
         pieces = [(starts[member], starts[member + 1]) for member in members]
-        states, ids = hidden, batch.token_ids
-        if len(members) < batch.size:
-            states = torch.cat([hidden[start:end] for start, end in pieces])
-            ids = torch.cat([ids[start:end] for start, end in pieces])
-        rows = self._head(states.to(self.dtype), task, options)
         counts = [end - start for start, end in pieces]
-        if options.step_tag_id is not None:
-            kept = ids == options.step_tag_id
-            rows = rows[kept]
+        kept = self._kept(batch, task, options)
+        if len(members) < batch.size:
+            hidden = torch.cat([hidden[start:end] for start, end in pieces])
+            kept = None if kept is None else torch.cat([kept[start:end] for start, end in pieces])
+        if kept is not None:
+            hidden = hidden[kept]
             counts = [int(part.sum()) for part in torch.split(kept, counts)]
-        return Answers(members, rows, counts)
+        rows = self._head(hidden.to(self.dtype), task, options)
+        return Answers(ask, members, rows[:, 0] if task in self.plan.scalar_tasks else rows, counts)
+
+    def _kept(self, batch: PackedBatch, task: Task, options: Options) -> Tensor | None:
+        """[tokens], which of them the answer has a row for; None means all."""
+        kept = batch.kept
+        if options.step_tag_id is not None:
+            tagged = batch.token_ids == options.step_tag_id
+            kept = tagged if kept is None else kept & tagged
+        first, last = self.plan.borders.get(task, (None, None))
+        for border, at in ((first, batch.offsets[:-1]), (last, batch.offsets[1:] - 1)):
+            if border is not None:
+                kept = torch.ones_like(batch.token_ids, dtype=torch.bool) if kept is None else kept.clone()
+                kept[at] &= batch.token_ids[at] != border
+        return kept
 
     def _head(self, states: Tensor, task: Task, options: Options) -> Tensor:
         if task in ("embed", "token_embed"):
-            return self._embedding(states, options)
+            return self._embedding(states, task, options)
         return self._logits(states, task, options)
 
-    def _embedding(self, x: Tensor, options: Options) -> Tensor:
-        if self.projector is not None:
-            x = self.projector(x)
+    def _embedding(self, x: Tensor, task: Task, options: Options) -> Tensor:
+        projector = self.heads.projector if task == "embed" else self.heads.token_projector
+        if projector is not None:
+            x = projector(x)
         x = _columns(x, options)
         if options.dimensions is not None:
             x = x[..., : options.dimensions]
         return normalize(x) if options.use_activation else x
 
     def _logits(self, x: Tensor, task: Task, options: Options) -> Tensor:
-        if self.classifier is not None:
+        if (classifier := self.heads.classifier) is not None:
             # a sequence classifier's dense layer was trained on pooled states: a single token skips it in most families
-            whole = task == "classify" or self.classifier.whole_per_token
-            x = self.classifier(x) if whole else self.classifier.last_layer(x)
+            whole = task == "classify" or classifier.whole_per_token
+            x = x.to(classifier.classifier.weight.dtype)
+            x = (classifier(x) if whole else classifier.last_layer(x)).to(self.dtype)
         x = _columns(x, options)
         if self.plan.logit_mean is not None:
             x = x - self.plan.logit_mean

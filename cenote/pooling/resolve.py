@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cenote.config import PoolerConfig, Sourced
 from cenote.errors import BadRequest, LoadError, Unsupported
@@ -12,6 +12,7 @@ from cenote.request import Options, PoolingParams, Task
 
 TOKEN_METHODS = ("ALL", "STEP")
 FLAG = "pooler config"
+ACTIVATES = Sourced(True, "default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,10 @@ class PoolingPlan:
     include_prompt: bool
     matryoshka: Matryoshka
     defaults: PoolerConfig
+    # token-wise answers without a row for the first or last token where it has this id
+    borders: Mapping[Task, tuple[int | None, int | None]] = field(default_factory=dict)
+    scalar_tasks: tuple[Task, ...] = ()  # token-wise answers of one number per token, not one row
+    not_words: tuple[int, ...] = ()  # token ids that have no place in a sparse vector
 
     def options(self, task: Task, params: PoolingParams | None) -> Options:
         """What a request asks, checked and completed."""
@@ -85,7 +90,8 @@ class PoolingPlan:
         return Options(use_activation, dimensions, tag, tuple(columns) if columns else None)
 
     def _refuse_foreign(self, task: Task, params: PoolingParams) -> None:
-        valid = ["use_activation", "dimensions"] if task in ("embed", "token_embed") else ["use_activation"]
+        valid = [] if task == "sparse_embed" else ["use_activation"]
+        valid += ["dimensions"] if task in ("embed", "token_embed") else []
         if self.token.value == "STEP":
             valid = [*valid, "step_tag_id", "returned_token_ids"]
         given = ("use_activation", "dimensions", "step_tag_id", "returned_token_ids")
@@ -106,6 +112,8 @@ def resolve_plan(
     activation: Sourced[str],
     tasks: Sequence[Task],
     matryoshka: Matryoshka,
+    activates: Sourced[bool] = ACTIVATES,
+    step_tag: Sourced[int] | None = None,
 ) -> PoolingPlan:
     """Each field by itself: a user's activation leaves the pooling method of the files in force."""
     sequence: Sourced[tuple[str, ...]]
@@ -120,12 +128,16 @@ def resolve_plan(
     elif files is not None and files.normalize is not None:
         use_activation = files.normalize
     else:
-        use_activation = Sourced(True, "default")
+        use_activation = activates
+    token = _token_method(user.tok_pooling_type)
+    if step_tag is not None and user.tok_pooling_type is None:
+        token = Sourced("STEP", step_tag.source)
+        user = replace(user, step_tag_id=step_tag.value if user.step_tag_id is None else user.step_tag_id)
     plan = PoolingPlan(
         model=model,
         tasks=_allowed_tasks(user.task, tuple(tasks)),
         sequence=sequence,
-        token=_token_method(user.tok_pooling_type),
+        token=token,
         use_activation=use_activation,
         activation=activation,
         logit_mean=user.logit_mean,

@@ -14,9 +14,9 @@ import torch
 
 from cenote.config import PoolerConfig
 from cenote.engine.engine import BATCHES_AHEAD
-from cenote.engine.executor import Answer, EchoExecutor
+from cenote.engine.executor import EchoExecutor
 from cenote.engine.intake import SLICE_INPUTS
-from cenote.engine.sequence import Sequence
+from cenote.engine.sequence import Answer, Sequence
 from cenote.errors import BadRequest, Overloaded, PoolingError, Unsupported
 from cenote.request import Pair, PoolingParams, PoolRequest, Tokenization
 from tests.engine.conftest import Gate, MakeEngine, asking, echoed, poison, wait_until
@@ -224,7 +224,7 @@ def test_a_long_input_is_embedded_in_chunks_and_merged(make_engine: MakeEngine) 
 
         def start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
             rows = [sequence.rendered.token_ids for sequence in batch]
-            return lambda: [torch.tensor([float(len(row)), float(row.sum())]) for row in rows]
+            return lambda: [(torch.tensor([float(len(row)), float(row.sum())]),) for row in rows]
 
     config = PoolerConfig(enable_chunked_processing=True, use_activation=False)
     engine = make_engine(Count(), pooler_config=config)

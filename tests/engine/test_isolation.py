@@ -11,8 +11,8 @@ from concurrent.futures import wait
 import pytest
 import torch
 
-from cenote.engine.executor import Answer, EchoExecutor, LocalExecutor
-from cenote.engine.sequence import Sequence
+from cenote.engine.executor import EchoExecutor, LocalExecutor
+from cenote.engine.sequence import Answer, Sequence
 from cenote.errors import BadRequest, NumericalError, Overloaded, PoolingError
 from cenote.loading.load import LoadedModel
 from cenote.request import Embeds, Pooled, PoolRequest

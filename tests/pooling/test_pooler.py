@@ -16,6 +16,7 @@ from cenote.batch import pack
 from cenote.config import EngineConfig, Sourced
 from cenote.errors import BadRequest, Unsupported
 from cenote.loading.load import load
+from cenote.pooling.heads import Heads
 from cenote.pooling.pooler import Ask, Pooler
 from cenote.pooling.resolve import Matryoshka, resolve_plan
 from cenote.request import Options
@@ -36,7 +37,7 @@ MIX = [
 def answers(pooler: Pooler, hidden: Tensor, sequences: list[list[int]], asks: list[Ask]) -> list[Tensor]:
     """What every sequence gets, in the order of the batch."""
     found: dict[int, Tensor] = {}
-    for group in pooler(hidden, pack(sequences), asks):
+    for group in pooler(hidden, pack(sequences), [(ask,) for ask in asks]):
         rows = group.rows if group.counts is None else group.rows.split(group.counts)
         found |= dict(zip(group.members, rows, strict=True))
     return [found[member] for member in range(len(sequences))]
@@ -53,7 +54,7 @@ def plain_pooler(**config: Any) -> Pooler:
         tasks=("embed", "token_embed"),
         matryoshka=Matryoshka(supported=True, sizes=(), full_size=6),
     )
-    return Pooler(plan, None, None, torch.float32)
+    return Pooler(plan, Heads(), torch.float32)
 
 
 def test_a_mixed_batch_gives_everyone_what_it_would_get_alone(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_a_column_the_model_does_not_have_is_refused() -> None:
     ask = Ask("token_embed", Options(returned_token_ids=(1, 6)))
 
     with pytest.raises(BadRequest, match=r"columns \[6\], the model gives 6 \(0 to 5\)"):
-        pooler(torch.randn(2, 6), pack([[1, 2]]), [ask])
+        pooler(torch.randn(2, 6), pack([[1, 2]]), [(ask,)])
 
 
 def test_heads_run_in_float32_whatever_the_model_runs_in(tmp_path: Path) -> None:

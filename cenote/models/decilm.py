@@ -1,0 +1,55 @@
+"""DeciLM and Nemotron's pruned Llamas: every layer with as many keys and as wide an MLP as was found to be enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from cenote.layers.attention import Attention
+from cenote.layers.mlp import GatedMLP
+from cenote.layers.spec import BackboneSpec
+from cenote.models.architecture import Architecture, HFConfig, Made
+from cenote.models.llama import llama
+
+
+class Nothing(nn.Module):
+    """What is left of a half of a block that was pruned away."""
+
+    def forward(self, x: Tensor, *_: object) -> Tensor:
+        return torch.zeros_like(x)
+
+
+def decilm(config: HFConfig) -> Architecture:
+    layers = range(config.num_hidden_layers)
+    blocks = config.get("block_configs", [{"attention": {}, "ffn": {}}] * len(layers))
+    groups = [block["attention"].get("n_heads_in_group") for block in blocks]
+    kv_heads = config.get("num_key_value_heads_per_layer") or [
+        config.num_attention_heads // group if group else config.get("num_key_value_heads") for group in groups
+    ]
+    widths = [_width(block["ffn"], config) for block in blocks]
+    base = llama(HFConfig({**config.values, "intermediate_size": max(widths)}, config.source))
+    pruned = {
+        f"layers.{layer}.{ours}": Made(("norm",), torch.ones_like)  # a norm of its own is not in the checkpoint
+        for layer in layers
+        for ours, half in (("mixer_norm", "attention"), ("mlp_norm", "ffn"))
+        if blocks[layer][half].get("no_op")
+    }
+
+    def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
+        gone = f"layers.{layer}.mixer_norm" in pruned
+        return Nothing() if gone else Attention(replace(spec, num_kv_heads=kv_heads[layer]), layer)
+
+    def mlp(spec: BackboneSpec, layer: int) -> nn.Module:
+        gone = f"layers.{layer}.mlp_norm" in pruned
+        return Nothing() if gone else GatedMLP(replace(spec, intermediate_size=widths[layer]))
+
+    return replace(base, weights={**base.weights, **pruned}, mixer=mixer, mlp=mlp)
+
+
+def _width(block: dict[str, float], config: HFConfig) -> int:
+    """Given as it is, or as a multiple of two thirds of the hidden size, rounded up to 256."""
+    if factor := block.get("ffn_mult"):
+        return -(-int(2 * factor * config.hidden_size / 3) // 256) * 256
+    return int(block.get("intermediate_size") or config.get("intermediate_size", 1))

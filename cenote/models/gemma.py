@@ -1,0 +1,66 @@
+"""Gemma, Gemma 2 and Gemma 3 (EmbeddingGemma): decoders whose norms add one to their weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.llama import llama, one_in, two_ropes
+
+
+def gemma(config: HFConfig) -> Architecture:
+    base = llama(config)
+    both_ways = config.get("use_bidirectional_attention", False)
+    written = config.get("hidden_activation") or config.get("hidden_act", "gelu")
+    return replace(
+        base,
+        backbone=replace(
+            base.backbone,
+            head_dim=config.get("head_dim", 256),
+            embed_scale=config.hidden_size**0.5,
+            causal=base.backbone.causal and not both_ways,
+            # the first configs say gelu and mean its approximation
+            activation="gelu_tanh" if written == "gelu" else written,
+            norm_offset=1.0,
+        ),
+    )
+
+
+def gemma2(config: HFConfig) -> Architecture:
+    """Norms around both halves of a block; every other layer sees a window."""
+    base = gemma(config)
+    weights = {
+        **base.weights,
+        "layers.*.mixer_out_norm": "layers.*.post_attention_layernorm",
+        "layers.*.mlp_norm": "layers.*.pre_feedforward_layernorm",
+        "layers.*.mlp_out_norm": "layers.*.post_feedforward_layernorm",
+    }
+    spec = replace(
+        base.backbone,
+        norm_order="sandwich",
+        scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
+        softcap=config.get("attn_logit_softcapping"),
+        local_layers=one_in(2, config),
+    )
+    return replace(base, backbone=spec, weights=weights)
+
+
+def gemma3(config: HFConfig) -> Architecture:
+    """Gemma 2 with normed query and key heads instead of a cap, and slower turns where it sees everything."""
+    base = gemma2(config)
+    both_ways = config.get("use_bidirectional_attention", False)
+    turns, local_turns = two_ropes(
+        config, theta=config.get("rope_theta", 1e6), local_theta=config.get("rope_local_base_freq", 1e4)
+    )
+    spec = replace(
+        base.backbone,
+        softcap=None,
+        qk_norm="head",
+        rope=turns,
+        local_rope=local_turns,
+        local_layers=one_in(config.get("sliding_window_pattern", 6), config),
+        # the tokens on both sides share the window of a causal model
+        window=config.sliding_window // 2 if both_ways else base.backbone.window,
+    )
+    norms = {f"layers.*.mixer.{x}_norm": f"layers.*.self_attn.{x[0]}_norm" for x in ("query", "key")}
+    return replace(base, backbone=spec, weights={**base.weights, **norms})

@@ -1,0 +1,55 @@
+"""GPT-2: a decoder with learned positions, whose matrices are stored the other way round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from cenote.layers.attention import Attention
+from cenote.layers.spec import BackboneSpec
+from cenote.models.architecture import Architecture, HFConfig, linear_head, transposed
+
+
+def gpt2(config: HFConfig) -> Architecture:
+    head_dim = config.n_embd // config.n_head
+
+    def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
+        scale = head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0
+        deeper = layer + 1 if config.get("scale_attn_by_inverse_layer_idx", False) else 1
+        return Attention(replace(spec, scale=scale / deeper), layer)
+
+    return Architecture(
+        backbone=BackboneSpec(
+            vocab_size=config.vocab_size,
+            hidden_size=config.n_embd,
+            intermediate_size=config.get("n_inner", 4 * config.n_embd),
+            num_layers=config.n_layer,
+            num_heads=config.n_head,
+            learned_positions=config.n_positions,
+            causal=True,
+            qkv_bias=True,
+            out_bias=True,
+            mlp_bias=True,
+            activation=config.get("activation_function", "gelu_new"),
+            norm_eps=config.get("layer_norm_epsilon", 1e-5),
+        ),
+        weights={
+            "embed.tokens": "wte",
+            "embed.positions": "wpe",
+            "layers.*.mixer.qkv": transposed("h.*.attn.c_attn"),
+            "layers.*.mixer.out": transposed("h.*.attn.c_proj"),
+            "layers.*.mixer_norm": "h.*.ln_1",
+            "layers.*.mlp.up": transposed("h.*.mlp.c_fc"),
+            "layers.*.mlp.down": transposed("h.*.mlp.c_proj"),
+            "layers.*.mlp_norm": "h.*.ln_2",
+            "norm": "ln_f",
+        },
+        prefixes=("transformer.", ""),
+        # older checkpoints hold the causal mask
+        unused=("*.attn.bias", "*.attn.masked_bias", "lm_head.*", "score.*", "classifier.*"),
+        sequence_head=linear_head("score", bias=None),
+        token_head=linear_head("classifier"),
+        pairs_with_separator=False,
+        mixer=mixer,
+    )

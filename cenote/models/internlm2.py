@@ -1,0 +1,38 @@
+"""InternLM2: Llama under other names, with the queries beside the key and value that they share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cenote.models.architecture import Architecture, HFConfig, Made, linear_head
+from cenote.models.llama import llama
+
+
+def internlm2(config: HFConfig) -> Architecture:
+    base = llama(config)
+    spec = base.backbone
+
+    def apart(stored: Tensor) -> Tensor:
+        """All queries, all keys, all values, from rows in groups of some queries, their key and their value."""
+        groups = stored.unflatten(0, (spec.kv_heads, -1, spec.size_per_head))
+        parts = groups[:, :-2], groups[:, -2], groups[:, -1]
+        return torch.cat([part.reshape(-1, *stored.shape[1:]) for part in parts])
+
+    return replace(
+        base,
+        weights={
+            "embed.tokens": "tok_embeddings",
+            "layers.*.mixer.qkv": Made(("layers.*.attention.wqkv",), apart),
+            "layers.*.mixer.out": "layers.*.attention.wo",
+            "layers.*.mixer_norm": "layers.*.attention_norm",
+            "layers.*.mlp.up": ["layers.*.feed_forward.w1", "layers.*.feed_forward.w3"],
+            "layers.*.mlp.down": "layers.*.feed_forward.w2",
+            "layers.*.mlp_norm": "layers.*.ffn_norm",
+            "norm": "norm",
+        },
+        unused=("output.*", "score.*", "v_head.*"),
+        reward_head=linear_head("v_head", bias=None),
+    )

@@ -1,0 +1,97 @@
+"""LFM2: decoders that mix tokens by short convolutions in most layers and by attention in some."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from cenote.batch import PackedBatch
+from cenote.layers.attention import Attention
+from cenote.layers.convolution import ShortConvolution
+from cenote.layers.linear import Linear
+from cenote.layers.positions import Place
+from cenote.layers.spec import BackboneSpec
+from cenote.models.architecture import Architecture, HFConfig, linear_head, rope
+
+
+class GatedConvolution(nn.Module):
+    """(conv(before * x) * after) out, with both gates and x from one matrix"""
+
+    def __init__(self, spec: BackboneSpec, width: int, *, bias: bool) -> None:
+        super().__init__()
+        self.into = Linear(spec.hidden_size, 3 * spec.hidden_size, bias=bias)
+        self.conv = ShortConvolution(spec.hidden_size, width, bias=bias, causal=spec.causal)
+        self.project = Linear(spec.hidden_size, spec.hidden_size, bias=bias)
+
+    def forward(self, x: Tensor, batch: PackedBatch, place: Place) -> Tensor:
+        if batch.host_attended is not None:  # tokens that nobody sees are not seen here either
+            seen = torch.tensor(batch.host_attended, device=x.device)[batch.owner]
+            x = x.masked_fill((batch.positions >= seen)[:, None], 0)
+        before, after, x = self.into(x).chunk(3, dim=-1)
+        return self.project(after * self.conv(before * x, batch))  # type: ignore[no-any-return]
+
+
+def lfm2(config: HFConfig) -> Architecture:
+    attends = config.get("full_attn_idxs") or range(config.num_hidden_layers)
+    kinds = config.get("layer_types") or ["full" if n in attends else "conv" for n in range(config.num_hidden_layers)]
+    width, bias = config.get("conv_L_cache", 3), config.get("conv_bias", False)
+
+    def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
+        return GatedConvolution(spec, width, bias=bias) if kinds[layer] == "conv" else Attention(spec, layer)
+
+    return Architecture(
+        backbone=BackboneSpec(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=_intermediate_size(config),
+            num_layers=config.num_hidden_layers,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.get("num_key_value_heads"),
+            head_dim=config.get("head_dim"),
+            causal=config.get("is_causal", True),
+            rope=rope(HFConfig({"rope_theta": 1e6, **config.values})),
+            qk_norm="head",
+            activation="silu",
+            gated=True,
+            norm="rms",
+            norm_eps=config.get("norm_eps", 1e-5),
+        ),
+        weights={
+            "embed.tokens": "embed_tokens",
+            "layers.*.mixer.into": "layers.*.conv.in_proj",
+            "layers.*.mixer.conv": "layers.*.conv.conv",
+            "layers.*.mixer.project": "layers.*.conv.out_proj",
+            "layers.*.mixer.qkv": [f"layers.*.self_attn.{x}_proj" for x in "qkv"],
+            "layers.*.mixer.query_norm": "layers.*.self_attn.q_layernorm",
+            "layers.*.mixer.key_norm": "layers.*.self_attn.k_layernorm",
+            "layers.*.mixer.out": "layers.*.self_attn.out_proj",
+            "layers.*.mixer_norm": "layers.*.operator_norm",
+            "layers.*.mlp.up": ["layers.*.feed_forward.w1", "layers.*.feed_forward.w3"],
+            "layers.*.mlp.down": "layers.*.feed_forward.w2",
+            "layers.*.mlp_norm": "layers.*.ffn_norm",
+            "norm": "embedding_norm",
+        },
+        prefixes=("model.", "lfm2.", ""),
+        unused=("lm_head.*", "score.*"),
+        mixer=mixer,
+        sequence_head=linear_head("score", bias=None),
+        token_head=linear_head("score", bias=None),
+        pairs_with_separator=False,
+    )
+
+
+def bidirectional_lfm2(config: HFConfig) -> Architecture:
+    """LFM2.5 as an encoder: attention and convolutions look both ways."""
+    base = lfm2(config)
+    return replace(base, backbone=replace(base.backbone, causal=False), pooling="CLS")
+
+
+def _intermediate_size(config: HFConfig) -> int:
+    """The number in config.json is the one before LLaMA's two thirds, and before it is rounded up."""
+    size: int = config.get("block_ff_dim") or config.intermediate_size
+    if not config.get("block_auto_adjust_ff_dim", True):
+        return size
+    size, multiple = int(2 * size / 3), config.get("block_multiple_of", 256)
+    return -(-int(config.get("block_ffn_dim_multiplier", 1.0) * size) // multiple) * multiple

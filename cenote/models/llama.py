@@ -1,0 +1,107 @@
+"""Llama, Mistral and the decoders that are one of them in all but the name; bidirectional where config.json says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cenote.errors import LoadError
+from cenote.layers.spec import BackboneSpec, RopeSpec
+from cenote.models.architecture import Architecture, HFConfig, linear_head, rope, sliding_layers
+
+METHODS = {"avg": "MEAN", "cls": "CLS", "last": "LAST"}
+
+
+def llama(config: HFConfig) -> Architecture:
+    """The decoder that most others are described by: norms before, rotary positions, a gated MLP."""
+    causal = config.get("is_causal", True)
+    bias = config.get("attention_bias") or config.get("bias", False)
+    return Architecture(
+        backbone=BackboneSpec(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_layers=config.num_hidden_layers,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.get("num_key_value_heads"),
+            head_dim=config.get("head_dim"),
+            causal=causal,
+            rope=rope(config),
+            local_layers=sliding_layers(config),
+            window=config.get("sliding_window", 1) - int(causal),  # a causal one counts the token itself
+            qkv_bias=config.get("qkv_bias", bias),
+            out_bias=bias,
+            mlp_bias=config.get("mlp_bias", False),
+            activation=config.get("hidden_act", "silu"),
+            gated=True,
+            norm="rms",
+            norm_eps=config.get("rms_norm_eps", 1e-6),
+        ),
+        weights={
+            "embed.tokens": "embed_tokens",
+            "layers.*.mixer.qkv": [f"layers.*.self_attn.{x}_proj" for x in "qkv"],
+            "layers.*.mixer.out": "layers.*.self_attn.o_proj",
+            "layers.*.mixer_norm": "layers.*.input_layernorm",
+            "layers.*.mlp.up": ["layers.*.mlp.gate_proj", "layers.*.mlp.up_proj"],
+            "layers.*.mlp.down": "layers.*.mlp.down_proj",
+            "layers.*.mlp_norm": "layers.*.post_attention_layernorm",
+            "norm": "norm",
+        },
+        unused=("lm_head.*", "score.*"),
+        sequence_head=linear_head("score", bias=None),
+        token_head=linear_head("score", bias=None),
+        pairs_with_separator=False,
+    )
+
+
+def mistral(config: HFConfig) -> Architecture:
+    """Llama whose layers all see a window, where config.json names one and no list of layers says otherwise."""
+    base = llama(config)
+    if "sliding_window" not in config or "layer_types" in config:
+        return base
+    return replace(base, backbone=replace(base.backbone, local_layers=(True,) * base.backbone.num_layers))
+
+
+def bidirectional(base: Architecture) -> Architecture:
+    """The same weights, every token seeing all others."""
+    return replace(base, backbone=replace(base.backbone, causal=False, local_layers=()))
+
+
+def bidirectional_llama(config: HFConfig) -> Architecture:
+    """Nemotron's embedders and rerankers, which are pooled as config.json says, below a classifier too."""
+    name = config.get("pooling", "avg")
+    if name not in METHODS:
+        raise LoadError(f"{config.source}: pooling is {name!r}; there are: {', '.join(METHODS)}")
+    return replace(
+        bidirectional(llama(config)),
+        pooling=METHODS[name],
+        sequence_head=linear_head("score", bias=None, pooling=METHODS[name]),
+    )
+
+
+def gritlm(config: HFConfig) -> Architecture:
+    return replace(bidirectional(llama(config)), pooling="MEAN")
+
+
+def partly_turned(spec: RopeSpec | None, config: HFConfig, head_dim: int, default: float = 1.0) -> RopeSpec:
+    """Rotary positions in the first dimensions of every head only, as many as config.json says."""
+    assert spec is not None, "a decoder turns its heads"
+    written = config.get("rope_parameters", {}).get("partial_rotary_factor")
+    return replace(spec, dim=int(head_dim * (written or config.get("partial_rotary_factor", default))))
+
+
+def one_in(every: int, config: HFConfig) -> tuple[bool, ...]:
+    """Which layers see only a window: listed today, before that all but one in so many."""
+    if "layer_types" in config:
+        return sliding_layers(config)
+    return tuple((layer + 1) % every > 0 for layer in range(config.num_hidden_layers))
+
+
+def two_ropes(config: HFConfig, *, theta: float, local_theta: float) -> tuple[RopeSpec, RopeSpec]:
+    """Of the layers that see everything, and of those that see a window: no scaling of config.json is for these."""
+    written = config.get("rope_parameters", {})
+
+    def of(kind: str, default: float, scaling: object) -> RopeSpec:
+        own = {"rope_theta": default, "rope_parameters": written.get(kind), "rope_scaling": scaling}
+        return rope(HFConfig({**config.values, **own}, config.source))
+
+    return of("full_attention", theta, config.get("rope_scaling")), of("sliding_attention", local_theta, None)

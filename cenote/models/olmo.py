@@ -1,0 +1,60 @@
+"""OLMo, OLMo 2 and OLMo 3: Llama with norms without weights, then with norms after each half of a block."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from cenote.layers.attention import Attention
+from cenote.layers.spec import BackboneSpec
+from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.llama import llama, one_in, two_ropes
+
+
+class ClippedAttention(Attention):
+    """No number of a query, key or value lies farther from zero than the limit."""
+
+    def __init__(self, spec: BackboneSpec, layer: int, limit: float) -> None:
+        super().__init__(spec, layer)
+        self.limit = limit
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = (part.clamp(-self.limit, self.limit) for part in super().project(x))
+        return query, key, value
+
+
+def olmo(config: HFConfig) -> Architecture:
+    def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
+        limit = config.get("clip_qkv")
+        return Attention(spec, layer) if limit is None else ClippedAttention(spec, layer, limit)
+
+    base = llama(config)
+    return replace(
+        base,
+        backbone=replace(base.backbone, norm="layer", norm_affine=False, norm_eps=1e-5),
+        weights={ours: theirs for ours, theirs in base.weights.items() if "norm" not in ours},
+        mixer=mixer,
+    )
+
+
+def olmo2(config: HFConfig) -> Architecture:
+    base = llama(config)
+    weights = {
+        **base.weights,
+        "layers.*.mixer.query_norm": "layers.*.self_attn.q_norm",
+        "layers.*.mixer.key_norm": "layers.*.self_attn.k_norm",
+        "layers.*.mixer_out_norm": "layers.*.post_attention_layernorm",
+        "layers.*.mlp_out_norm": "layers.*.post_feedforward_layernorm",
+    }
+    del weights["layers.*.mixer_norm"], weights["layers.*.mlp_norm"]
+    return replace(base, backbone=replace(base.backbone, norm_order="output", qk_norm="width"), weights=weights)
+
+
+def olmo3(config: HFConfig) -> Architecture:
+    """OLMo 2 of which three layers in four see a window, and only the fourth has stretched positions."""
+    base = olmo2(config)
+    theta = config.get("rope_theta", 5e5)
+    turns, local_turns = two_ropes(config, theta=theta, local_theta=theta)
+    spec = replace(base.backbone, rope=turns, local_rope=local_turns, local_layers=one_in(4, config))
+    return replace(base, backbone=spec)

@@ -1,0 +1,49 @@
+"""Qwen2-MoE and Qwen3-MoE: Qwen with mixtures of experts in all layers, or in some."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cenote.layers.moe import ExpertsSpec
+from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.experts import with_experts
+from cenote.models.qwen import qwen2, qwen3
+
+
+def qwen2_moe(config: HFConfig) -> Architecture:
+    """With one expert more that reads every token."""
+    base = qwen2(config)
+    spec = replace(base.backbone, qkv_bias=config.get("qkv_bias", True))
+    if "layer_types" not in config and config.get("use_sliding_window", False):  # not as in Qwen2: every other layer
+        until = config.get("max_window_layers", 28)
+        spec = replace(spec, local_layers=tuple(n % 2 == 0 and n < until for n in range(spec.num_layers)))
+    experts = replace(_experts(config), shared_size=config.shared_expert_intermediate_size, shared_gate=True)
+    shared = {
+        "layers.*.mlp.shared.up": [f"layers.*.mlp.shared_expert.{x}_proj" for x in ("gate", "up")],
+        "layers.*.mlp.shared.down": "layers.*.mlp.shared_expert.down_proj",
+        "layers.*.mlp.shared_gate": "layers.*.mlp.shared_expert_gate",
+    }
+    return _sparse(replace(base, backbone=spec, weights={**base.weights, **shared}), config, experts)
+
+
+def qwen3_moe(config: HFConfig) -> Architecture:
+    base = qwen3(config)
+    windowed = config.get("use_sliding_window", False) and "sliding_window" in config  # all layers or none
+    spec = replace(base.backbone, local_layers=(windowed,) * base.backbone.num_layers)
+    return _sparse(replace(base, backbone=spec), config, _experts(config))
+
+
+def _experts(config: HFConfig) -> ExpertsSpec:
+    return ExpertsSpec(
+        num_experts=config.get("num_experts") or config.num_local_experts,
+        top_k=config.num_experts_per_tok,
+        intermediate_size=config.moe_intermediate_size,
+        renormalise=config.get("norm_topk_prob", False),
+    )
+
+
+def _sparse(base: Architecture, config: HFConfig, experts: ExpertsSpec) -> Architecture:
+    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers", [])
+    layers = [n for n in range(config.num_hidden_layers) if (n + 1) % step == 0 and n not in dense]
+    base = replace(base, weights={**base.weights, "layers.*.mlp.router": "layers.*.mlp.gate"})
+    return with_experts(base, experts, layers)

@@ -1,0 +1,149 @@
+"""A mixture of experts gives what its definition gives, written out token by token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from cenote.layers.moe import ExpertsSpec, MixtureOfExperts
+from cenote.layers.spec import BackboneSpec
+from tests.tiny import randomize
+
+BACKBONE = BackboneSpec(
+    vocab_size=8, hidden_size=16, intermediate_size=99, num_layers=1, num_heads=2, activation="silu", gated=True
+)
+PLAIN = ExpertsSpec(num_experts=6, top_k=2, intermediate_size=24)
+SPECS = {
+    "plain": PLAIN,
+    "renormalised": replace(PLAIN, renormalise=True),
+    "sigmoid": replace(PLAIN, scoring="sigmoid", renormalise=True, scaling=2.5),
+    "biases": replace(PLAIN, bias=True, router_bias=True, out_bias=True),
+    "not gated": replace(PLAIN, gated=False),
+    "one expert each": replace(PLAIN, top_k=1),
+    "all experts each": replace(PLAIN, top_k=6),
+    "corrected": replace(PLAIN, scoring="sigmoid", correction=True),
+    "groups": replace(PLAIN, scoring="sigmoid", correction=True, num_groups=3, top_groups=1),
+    "more groups": replace(PLAIN, num_groups=3, top_groups=2),
+    "shared expert": replace(PLAIN, shared_size=40),
+    "gated shared expert": replace(PLAIN, shared_size=40, shared_gate=True),
+}
+
+
+def mixture(spec: ExpertsSpec, **changes: Any) -> MixtureOfExperts:
+    made = MixtureOfExperts(replace(BACKBONE, **changes), spec).eval().requires_grad_(False)
+    randomize(made)
+    return made
+
+
+def tokens(count: int) -> Tensor:
+    return torch.randn(count, 16, generator=torch.Generator().manual_seed(count))
+
+
+def defined(layer: MixtureOfExperts, spec: ExpertsSpec, x: Tensor) -> Tensor:
+    """One token at a time, in float64: [hidden]"""
+    weights = {name: parameter.double() for name, parameter in layer.named_parameters()}
+    x = x.double()
+    logits = weights["router.weight"] @ x + weights.get("router.bias", 0.0)
+    scores = logits.softmax(-1) if spec.scoring == "softmax" else logits.sigmoid()
+    wanted = scores + weights["router.correction"].sum(0) if spec.correction else scores
+    size = spec.num_experts // spec.num_groups
+    groups = [range(first, first + size) for first in range(0, spec.num_experts, size)]
+    groups.sort(key=lambda group: -sum(sorted((wanted[n].item() for n in group), reverse=True)[:2]))
+    allowed = [n for group in groups[: spec.top_groups] for n in group]
+    chosen = sorted(allowed, key=lambda n: -wanted[n].item())[: spec.top_k]
+    total = sum(scores[n] for n in chosen) if spec.renormalise else 1.0
+    out = torch.zeros(16, dtype=torch.float64) + weights.get("bias", 0.0)
+    for n in chosen:
+        up = weights["experts.up"][n] @ x + (weights["experts.up_bias"][n] if spec.bias else 0.0)
+        middle = F.silu(up[:24]) * up[24:] if spec.gated else F.silu(up)
+        down = weights["experts.down"][n] @ middle + (weights["experts.down_bias"][n] if spec.bias else 0.0)
+        out += spec.scaling * scores[n] / total * down
+    if spec.shared_size:
+        up = weights["shared.up.weight"] @ x
+        every = weights["shared.down.weight"] @ (F.silu(up[:40]) * up[40:])
+        out += every * (weights["shared_gate.weight"] @ x).sigmoid() if spec.shared_gate else every
+    return out
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_token_gets_what_the_definition_says(name: str) -> None:
+    layer, x = mixture(SPECS[name]), tokens(50)
+
+    ours = layer(x)
+
+    wanted = torch.stack([defined(layer, SPECS[name], row) for row in x])
+    assert_close(ours.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+# whether a spec says it or not: a token's answer moves by more than the tolerance above
+@pytest.mark.parametrize(
+    ("one", "other"), [("plain", "renormalised"), ("corrected", "groups"), ("groups", "more groups")]
+)
+def test_the_comparison_would_notice(one: str, other: str) -> None:
+    layer, x = mixture(SPECS[one]), tokens(50)
+
+    wrong = torch.stack([defined(layer, replace(SPECS[other], **same_parameters(SPECS[one])), row) for row in x])
+
+    assert (layer(x).double() - wrong).abs().max() > 1e-2
+
+
+def same_parameters(spec: ExpertsSpec) -> dict[str, Any]:
+    return {"scoring": spec.scoring, "correction": spec.correction}
+
+
+@pytest.mark.parametrize("name", ["plain", "groups", "gated shared expert"])
+def test_a_token_does_not_depend_on_its_company(name: str) -> None:
+    layer, x = mixture(SPECS[name]), tokens(64)
+
+    alone = torch.cat([layer(x[row : row + 1]) for row in range(64)])
+
+    # not to the last bit: a matrix product rounds otherwise for one row than for many
+    assert_close(layer(x), alone, atol=1e-6, rtol=1e-5)
+    assert torch.equal(layer(x), layer(x))
+
+
+def test_experts_that_nobody_chooses_cost_nothing_and_change_nothing() -> None:
+    spec = replace(PLAIN, router_bias=True)
+    layer, x = mixture(spec), tokens(9)
+    assert layer.router.bias is not None
+    layer.router.bias[1:4] = -1e4
+    layer.experts.up[1:4] = torch.nan
+
+    ours = layer(x)
+
+    assert_close(ours.double(), torch.stack([defined(layer, spec, row) for row in x]), atol=1e-5, rtol=1e-5)
+
+
+def test_a_router_in_bfloat16_chooses_as_in_float32() -> None:
+    layer, x = mixture(replace(PLAIN, num_experts=64, top_k=8, correction=True)).bfloat16(), tokens(200).bfloat16()
+
+    chosen, shares = layer.router(x)
+    wide, wide_shares = mixture(replace(PLAIN, num_experts=64, top_k=8, correction=True)).router(x.float())
+    exact, exact_shares = layer.float().router(x.float())
+
+    assert torch.equal(chosen, exact)
+    assert shares.dtype == torch.float32 and torch.equal(shares, exact_shares)
+    assert not torch.equal(chosen, wide)  # only the rounding of the weights themselves remains
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_the_activation_is_the_one_of_the_spec(activation: str) -> None:
+    spec = replace(PLAIN, gated=False, num_experts=1, top_k=1)
+    layer, x = mixture(spec, activation=activation), tokens(5)
+
+    wanted = getattr(F, activation)(x @ layer.experts.up[0].T) @ layer.experts.down[0].T
+
+    assert_close(layer(x), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_mixture_is_a_module_like_any_other() -> None:
+    layer = mixture(SPECS["gated shared expert"])
+
+    assert isinstance(layer, nn.Module)
+    assert layer.bfloat16()(tokens(7).bfloat16()).dtype == torch.bfloat16
