@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cenote.config import PoolerConfig
 from cenote.errors import BadRequest, EngineStopped, InputTooLong, LoadError, PoolingError, Unsupported
-from cenote.request import PoolingParams
+from cenote.request import LoRARequest, PoolingParams
 from cenote.version import __version__
 
 if TYPE_CHECKING:
@@ -17,10 +17,14 @@ if TYPE_CHECKING:
         ClassificationRequestOutput,
         EmbeddingOutput,
         EmbeddingRequestOutput,
+        EntitiesOutput,
+        EntitiesRequestOutput,
         PoolingOutput,
         PoolingRequestOutput,
         ScoringOutput,
         ScoringRequestOutput,
+        SparseEmbeddingOutput,
+        SparseEmbeddingRequestOutput,
     )
 
 __all__ = [
@@ -31,7 +35,10 @@ __all__ = [
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineStopped",
+    "EntitiesOutput",
+    "EntitiesRequestOutput",
     "InputTooLong",
+    "LoRARequest",
     "LoadError",
     "PoolerConfig",
     "PoolingError",
@@ -40,6 +47,8 @@ __all__ = [
     "PoolingRequestOutput",
     "ScoringOutput",
     "ScoringRequestOutput",
+    "SparseEmbeddingOutput",
+    "SparseEmbeddingRequestOutput",
     "Unsupported",
     "__version__",
 ]

@@ -152,8 +152,30 @@ class EngineConfig:
         "fcfs: first come, first served; priority: lower numbers first", default="fcfs", choices=("fcfs", "priority")
     )
     enable_prompt_embeds: bool = option("accept prompts given as token embeddings", default=False)
+    plain_late_interaction: bool = option(
+        "read texts for a ColBERT model as any others: no markers, no expanded queries, no tokens left out",
+        default=False,
+    )
+    model_impl: Literal["auto", "cenote", "transformers"] = option(
+        "who runs the model: cenote, the slower Transformers library, or auto: the library where cenote does not know it",
+        default="auto",
+        choices=("auto", "cenote", "transformers"),
+    )
+    enable_lora: bool = option("let requests bring LoRA adapters", default=False)
+    lora_modules: tuple[str, ...] = option("LoRA adapters as name=folder, or JSON with name and path", default=())
+    default_adapter: str | None = option(
+        "the adapter for requests that name none: a task of the model, or one of lora_modules", default=None
+    )
+    default_prompt_name: str | None = option(
+        "the prompt for requests that name none; the one of Sentence Transformers' files when unset", default=None
+    )
+    default_prompt: str | None = option("the same as text; empty: none", default=None)
     chat_template: str | None = option(
         "Jinja text, or a file of it, for conversations and for joining query and document", default=None
+    )
+    score_template: str = option(
+        "what joins query and document for a reranker: auto, none, qwen3_reranker or another name, Jinja text or a file",
+        default="auto",
     )
     chat_template_content_format: Literal["auto", "string", "openai"] = option(
         "how a template wants the content of messages: as texts, or as OpenAI's lists of parts",
@@ -230,6 +252,7 @@ class ServerConfig:
     shutdown_delay_s: float = option("how long a stop goes on accepting, for load balancers to notice", default=0.3)
     enable_tokenizer_info_endpoint: bool = option("serve /tokenizer_info", default=False)
     skip_model_name_validation: bool = option("answer requests whatever model they name", default=False)
+    allow_runtime_lora_updating: bool = option("serve /v1/load_lora_adapter and /v1/unload_lora_adapter", default=False)
     disable_docs: bool = option("no /docs and no /openapi.json", default=False)
     disable_access_log: bool = option("no log line per request", default=False)
     log_format: Literal["text", "json"] = option("of log lines", default="text", choices=("text", "json"))

@@ -22,24 +22,33 @@ from cenote.loading.describe import ModelConfig
 from cenote.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
+    CombinedOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
+    EntitiesOutput,
+    EntitiesRequestOutput,
     PluginRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
+    SparseEmbeddingOutput,
+    SparseEmbeddingRequestOutput,
 )
 from cenote.request import (
+    Aggregation,
+    EntityRequest,
     Pooled,
     PoolingParams,
     PoolRequest,
+    Role,
     ScoreRequest,
     ScoreType,
     Task,
     Tokenization,
-    task_called,
+    one_role,
+    tasks_called,
 )
 from cenote.sides import side_texts
 
@@ -56,6 +65,8 @@ Use one of the specific methods, or name a task:
   - LLM.score(...):                                       the similarity of two texts
   - LLM.reward(...)    or pooling_task="token_classify":  a probability per class for every token
   - pooling_task="token_embed":                           a vector for every token
+  - LLM.sparse_embed(...) or pooling_task="sparse_embed": a weight for every word that matters
+  - several at once:                                      pooling_task="embed&token_embed"
 This model supports: """
 
 
@@ -110,10 +121,25 @@ class LLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         prompt: str | None = None,
         prompt_name: str | None = None,
+        input_type: str | None = None,
+        task: str | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """One vector per prompt, as `outputs.embedding`. `prompt` is put before every text."""
+        """One vector per prompt, as `outputs.embedding`. `prompt` is put before every text.
+
+        Or a prompt of the model's own: by its name, or by what texts are (`input_type="query"`). `task` is for models
+        with an adapter for each: it chooses that and the prompt for it.
+        """
         pooled = self._pool(
-            "embed", prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs, prompt, prompt_name
+            "embed",
+            prompts,
+            pooling_params,
+            use_tqdm,
+            lora_request,
+            tokenization_kwargs,
+            prompt,
+            prompt_name,
+            input_type=input_type,
+            purpose=task,
         )
         return self._outputs(EmbeddingRequestOutput, EmbeddingOutput, pooled)
 
@@ -130,6 +156,32 @@ class LLM:
         pooled = self._pool("classify", prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
         return self._outputs(ClassificationRequestOutput, ClassificationOutput, pooled)
 
+    def sparse_embed(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: Params = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        input_type: str | None = None,
+    ) -> list[SparseEmbeddingRequestOutput]:
+        """The words that matter and how much, as `outputs.token_ids`, `outputs.weights` and `outputs.tokens`."""
+        pooled = self._pool(
+            "sparse_embed",
+            prompts,
+            pooling_params,
+            use_tqdm,
+            lora_request,
+            tokenization_kwargs,
+            prompt,
+            prompt_name,
+            input_type=input_type,
+        )
+        return self._outputs(SparseEmbeddingRequestOutput, self._sparse, pooled)
+
     def encode(
         self,
         prompts: Any,
@@ -139,17 +191,42 @@ class LLM:
         lora_request: Any = None,
         pooling_task: str | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        role: str | None = None,
+        is_query: bool | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        input_type: str | None = None,
     ) -> list[PoolingRequestOutput]:
-        """The tensor that a task gives, as `outputs.data`; with the task `plugin`, its own object as `outputs`."""
+        """The tensor that a task gives, as `outputs.data`; with the task `plugin`, its own object as `outputs`.
+
+        Tasks joined as in `embed&sparse_embed` are answered from one pass through the model, each under its name:
+        `outputs["embed"].data`. A ColBERT reads prompts as documents unless `role` is "query", or `is_query` is true.
+        """
         if isinstance(prompts, Mapping) and "data" in prompts and pooling_task != "plugin":
             raise BadRequest("The 'data' field is only supported for the 'plugin' pooling task.")
         if pooling_task is None:
             raise BadRequest(WHICH_METHOD + ", ".join(self.supported_tasks))
         if pooling_task == "plugin":
             return [self._process(prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)]
-        task = self._task(pooling_task)
-        pooled = self._pool(task, prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
-        return self._outputs(PoolingRequestOutput, PoolingOutput, pooled)
+        task, *also = self._tasks(pooling_task)
+        meant = one_role(role=role, is_query=None if is_query is None else "query" if is_query else "document")
+        pooled = self._pool(
+            task,
+            prompts,
+            pooling_params,
+            use_tqdm,
+            lora_request,
+            tokenization_kwargs,
+            prompt,
+            prompt_name,
+            also=also,
+            role=meant,
+            input_type=input_type,
+        )
+        return [
+            PoolingRequestOutput(self._next_id(), self._output(task, item), item.token_ids, item.num_input_tokens)
+            for item in pooled
+        ]
 
     def reward(
         self,
@@ -170,6 +247,42 @@ class LLM:
             tokenization_kwargs=tokenization_kwargs,
         )
 
+    def entities(
+        self,
+        texts: str | Sequence[str],
+        *,
+        aggregation_strategy: Aggregation = "simple",
+        ignore_labels: Sequence[str] = ("O",),
+        stride: int | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[EntitiesRequestOutput]:
+        """The parts of texts that a token classifier has a class for, as `outputs.entities`; merged as in pipelines.
+
+        A text that is longer than the model reads is cut, and `outputs.truncated` says so; with `stride` it is read in
+        windows that share so many tokens.
+        """
+        request = EntityRequest(
+            pool=PoolRequest(
+                task="token_classify",
+                inputs=as_inputs(texts),
+                tokenization=self._tokenization(tokenization_kwargs, None),
+                adapter=self._adapters(lora_request),
+            ),
+            aggregation_strategy=aggregation_strategy,
+            ignore_labels=ignore_labels,
+            stride=stride,
+        )
+        with _progress(use_tqdm) as on_progress:
+            tagged = self.engine.entities_sync(request, on_progress)
+        return [
+            EntitiesRequestOutput(
+                self._next_id(), EntitiesOutput(item.entities, item.truncated), item.token_ids, item.num_input_tokens
+            )
+            for item in tagged
+        ]
+
     def score(
         self,
         data_1: Side | Sequence[Side],
@@ -182,9 +295,9 @@ class LLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
         score_type: ScoreType | None = None,
+        instruction: str | None = None,
     ) -> list[ScoringRequestOutput]:
-        """How well texts match, 1:1, 1:N or N:N, as `outputs.score`."""
-        _refuse_lora(lora_request)
+        """How well texts match, 1:1, 1:N or N:N, as `outputs.score`. Some rerankers are told by `instruction` how."""
         if pooling_params is not None and not isinstance(pooling_params, PoolingParams):
             raise BadRequest("score takes one PoolingParams for all pairs")
         extra = (pooling_params.extra_kwargs if pooling_params else None) or {}
@@ -198,6 +311,8 @@ class LLM:
             max_tokens_per_doc=extra.get("max_tokens_per_doc") or 0,
             template=chat_template,
             template_kwargs=extra.get("chat_template_kwargs") or {},
+            instruction=instruction if instruction is not None else extra.get("instruction"),
+            adapter=self._adapter(lora_request),
         )
         with _progress(use_tqdm) as on_progress:
             scores = _without_errors(self.engine.score_sync(request, on_progress))
@@ -216,16 +331,25 @@ class LLM:
         tokenization_kwargs: Mapping[str, Any] | None,
         prompt: str | None = None,
         prompt_name: str | None = None,
+        also: Sequence[Task] = (),
+        role: Role | None = None,
+        input_type: str | None = None,
+        purpose: str | None = None,
     ) -> list[Pooled]:
-        _refuse_lora(lora_request)
-        self.engine.check_task(task)
+        for each in (task, *also):
+            self.engine.check_task(each)
         request = PoolRequest(
             task=task,
+            also=tuple(also),
             inputs=as_inputs(prompts),
             params=params,
             tokenization=self._tokenization(tokenization_kwargs, params),
             prompt=prompt,
             prompt_name=prompt_name,
+            role=role,
+            input_type=input_type,
+            purpose=purpose,
+            adapter=self._adapters(lora_request),
         )
         with _progress(use_tqdm) as on_progress:
             return _without_errors(self.engine.pool_sync(request, on_progress))
@@ -238,7 +362,8 @@ class LLM:
         lora_request: Any,
         tokenization_kwargs: Mapping[str, Any] | None,
     ) -> PluginRequestOutput:
-        _refuse_lora(lora_request)
+        if lora_request is not None:
+            raise Unsupported("IO processor plugins take no lora_request", param="lora_request")
         if self.engine.processor is None:
             raise Unsupported(NO_PLUGIN)
         data = prompts.get("data") if isinstance(prompts, Mapping) else None
@@ -261,13 +386,41 @@ class LLM:
     ) -> list[OutputOfRequest]:
         return [kind(self._next_id(), output(item.data), item.token_ids, item.num_input_tokens) for item in pooled]
 
-    def _task(self, name: str) -> Task:
-        return task_called(name, self.engine.about)  # type: ignore[return-value]  # the engine refuses what is no task
+    def _adapters(self, lora_request: Any) -> str | list[str | None] | None:
+        """The names of the adapters asked for, one for all prompts or one each; new ones are loaded."""
+        if isinstance(lora_request, list | tuple):
+            names = [self._adapter(each) for each in lora_request]
+            return names if any(names) else None
+        return self._adapter(lora_request)
+
+    def _adapter(self, lora_request: Any) -> str | None:
+        if lora_request is None or isinstance(lora_request, str):
+            return lora_request
+        if not hasattr(lora_request, "lora_name"):
+            raise BadRequest(f"lora_request is a LoRARequest or a name, got {lora_request!r}", param="lora_request")
+        self.engine.add_adapter(lora_request.lora_name, lora_request.lora_path)
+        return str(lora_request.lora_name)
+
+    def _output(self, task: Task, item: Pooled) -> PoolingOutput:
+        found = {task: item.data, **item.others}
+        outputs: dict[str, PoolingOutput] = {
+            name: self._sparse(data) if name == "sparse_embed" else PoolingOutput(data) for name, data in found.items()
+        }
+        return CombinedOutput(outputs) if item.others else outputs[task]
+
+    def _sparse(self, data: Tensor) -> SparseEmbeddingOutput:
+        return SparseEmbeddingOutput(data, self.engine.tokenizer.strings)
+
+    def _tasks(self, name: str) -> Sequence[Task]:
+        return tasks_called(name, self.engine.about)  # type: ignore[return-value]  # the engine refuses what is no task
 
     def _score_ids(self, request: ScoreRequest) -> list[str]:
         """Two texts that were read apart are two requests, and both their numbers name the score."""
-        kind = request.score_type or self.engine.scorable.score_types[0]
-        queries = [] if kind == "cross-encoder" else [f"{self._next_id()}_" for _ in request.queries]
+        own = self.engine.scorable.score_types[0]
+        if own == "listwise" and len(request.queries) == 1:
+            return [self._next_id()] * len(request.documents)  # all were read at once
+        joint = own if own == "listwise" else request.score_type or own
+        queries = [] if joint in ("cross-encoder", "listwise") else [f"{self._next_id()}_" for _ in request.queries]
         return [query + self._next_id() for query, _ in zip(cycle(queries or [""]), request.documents, strict=False)]
 
     def _next_id(self) -> str:
@@ -279,11 +432,6 @@ def _without_errors(answers: Sequence[Result | PoolingError]) -> list[Result]:
     return [answer for answer in answers if not isinstance(answer, PoolingError)]
 
 
-def _refuse_lora(request: Any) -> None:
-    if request is not None and not (isinstance(request, list) and all(each is None for each in request)):
-        raise Unsupported(f"Got lora_request {request} but LoRA is not enabled!", param="lora_request")
-
-
 @contextmanager
 def _progress(use_tqdm: UseTqdm) -> Iterator[Callable[[Pending], None] | None]:
     """One bar per call: prompts that are done, and tokens per second."""
@@ -292,15 +440,20 @@ def _progress(use_tqdm: UseTqdm) -> Iterator[Callable[[Pending], None] | None]:
         return
     make = use_tqdm if callable(use_tqdm) else tqdm
     bar: Any = None
+    parts: list[Pending] = []  # what reads queries before documents asks twice
 
     def update(pending: Pending) -> None:
         nonlocal bar
         if bar is None:
             speed = "est. speed input: 0.00 toks/s, output: 0.00 toks/s"
             bar = make(total=pending.size, desc="Processed prompts", dynamic_ncols=True, postfix=speed)
+        if pending not in parts:
+            parts.append(pending)
+            bar.total = sum(part.size for part in parts)
         elapsed = bar.format_dict["elapsed"] or 1e-9
-        bar.postfix = f"est. speed input: {pending.num_tokens / elapsed:.2f} toks/s, output: 0.00 toks/s"
-        bar.update(pending.num_done - bar.n)
+        num_tokens = sum(part.num_tokens for part in parts)
+        bar.postfix = f"est. speed input: {num_tokens / elapsed:.2f} toks/s, output: 0.00 toks/s"
+        bar.update(sum(part.num_done for part in parts) - bar.n)
 
     try:
         yield update

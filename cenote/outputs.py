@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from cenote.errors import BadRequest
+from cenote.request import Entity
 
 
 @dataclass(slots=True, eq=False)
@@ -66,9 +68,74 @@ class ClassificationOutput(PoolingOutput):
         return f"ClassificationOutput(num_classes={self.num_classes})"
 
 
+class SparseEmbeddingOutput(PoolingOutput):
+    """The entries of the vocabulary that have a weight above zero, in order of id."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self, data: Tensor, tokens: Callable[[list[int]], list[str]] | list[str]) -> None:
+        if data.ndim != 2 or data.shape[1] != 2:
+            raise BadRequest("pooled_data should be rows of token id and weight")
+        super().__init__(data)
+        self._tokens = tokens  # or who knows how the vocabulary writes them
+
+    @property
+    def token_ids(self) -> list[int]:
+        ids: list[int] = self.data[:, 0].int().tolist()
+        return ids
+
+    @property
+    def weights(self) -> list[float]:
+        values: list[float] = self.data[:, 1].tolist()
+        return values
+
+    @property
+    def tokens(self) -> list[str]:
+        if callable(self._tokens):
+            self._tokens = self._tokens(self.token_ids)
+        return self._tokens
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.data.clone(), self.tokens)
+
+    def __repr__(self) -> str:
+        return f"SparseEmbeddingOutput(num_entries={len(self.data)})"
+
+
+class CombinedOutput(PoolingOutput):
+    """What several tasks say to one prompt: `outputs["embed"].data`, in the order in which they were asked."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Mapping[str, PoolingOutput]) -> None:
+        self.parts = dict(parts)
+
+    def __getitem__(self, task: str) -> PoolingOutput:
+        if task not in self.parts:
+            raise LookupError(f"no task {task!r} was asked for; there are: {', '.join(self.parts)}")
+        return self.parts[task]
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        """All numbers in one row, task after task."""
+        return torch.cat([part.data.flatten() for part in self.parts.values()])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.parts,)
+
+    def __repr__(self) -> str:
+        return f"CombinedOutput({', '.join(self.parts)})"
+
+
 @dataclass(slots=True)
 class ScoringOutput:
     score: float
+
+
+@dataclass(slots=True)
+class EntitiesOutput:
+    entities: list[Entity]
+    truncated: bool  # what lies behind the model's length was not looked at
 
 
 Output = TypeVar("Output")
@@ -139,5 +206,13 @@ class ClassificationRequestOutput(RequestOutput[ClassificationOutput]):
     __slots__ = ()
 
 
+class SparseEmbeddingRequestOutput(RequestOutput[SparseEmbeddingOutput]):
+    __slots__ = ()
+
+
 class ScoringRequestOutput(RequestOutput[ScoringOutput]):
+    __slots__ = ()
+
+
+class EntitiesRequestOutput(RequestOutput[EntitiesOutput]):
     __slots__ = ()

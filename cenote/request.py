@@ -18,7 +18,9 @@ Task = Literal["embed", "classify", "token_embed", "token_classify", "sparse_emb
 TASKS: tuple[Task, ...] = get_args(Task)
 ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction", "sparse", "listwise"]
 Role = Literal["query", "document"]
+RoleName = Literal["query", "document", "search_query", "search_document", "passage"]  # and what others call them
 TruncationSide = Literal["left", "right"]
+Aggregation = Literal["none", "simple", "first", "average", "max"]
 
 
 @dataclass(slots=True)
@@ -79,6 +81,28 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Ranking:
+    """A query and all documents that it is compared with, which the model reads in one prompt."""
+
+    query: str
+    documents: Sequence[str]
+    instruction: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTemplate:
+    """How a model was taught to read a pair: Jinja text, and what it sees beside query and document."""
+
+    text: str
+    name: str  # what it is called where people look
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    instruction: str | None = None  # where the request has none
+    has_system: bool = False  # an instruction is also a message, of the role system
+    in_parts: bool = False  # contents are lists of parts
+    adds_special_tokens: bool = True  # around what it writes
+
+
+@dataclass(frozen=True, slots=True)
 class Chat:
     """One conversation, which a chat template turns into one text."""
 
@@ -96,14 +120,16 @@ class Embeds:
     rows: Tensor
 
 
-# a text, one prompt of token ids, two texts read as one, a conversation, or ready-made token embeddings
-Input: TypeAlias = "str | Sequence[int] | Pair | Chat | Embeds"
+# a text, one prompt of token ids, two texts or more read as one, a conversation, or ready-made token embeddings
+Input: TypeAlias = "str | Sequence[int] | Pair | Ranking | Chat | Embeds"
 
 
 def input_size(item: Input) -> int:
     """Characters or tokens, whichever it is given in: a measure of the work before anything is tokenized."""
     if isinstance(item, Pair):
         return len(item.query) + len(item.document)
+    if isinstance(item, Ranking):
+        return 2 * len(item.query) + sum(map(len, item.documents))
     if isinstance(item, Chat):
         return sum(len(str(message.get("content", ""))) for message in item.messages)
     return len(item.rows) if isinstance(item, Embeds) else len(item)
@@ -117,11 +143,26 @@ class Timing:
     tokenize: float = 0.0
     inference: float = 0.0  # from the start of its first batch to its last answer
 
+    def after(self, other: Timing) -> None:
+        """Take in what a further part of the same question took, one after the other."""
+        self.queue += other.queue
+        self.tokenize += other.tokenize
+        self.inference += other.inference
+
     def beside(self, other: Timing) -> None:
         """Take in what another part of the same question took, at the same time."""
         self.queue = max(self.queue, other.queue)
         self.tokenize += other.tokenize
         self.inference = max(self.inference, other.inference)
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """An adapter to read prompts with: loaded when first asked for, known by its name from then on."""
+
+    lora_name: str
+    lora_int_id: int = 0  # accepted: the name tells adapters apart
+    lora_path: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +177,9 @@ class PoolRequest:
     prompt: str | None = None  # put before every text; a name in the model's own list goes into prompt_name
     prompt_name: str | None = None
     role: Role | None = None  # what the inputs are, for models that read queries and documents in different ways
-    adapter: str | None = None  # the name of the adapter to read them with; the model's default when unset
+    input_type: str | None = None  # the same in more words: a name in the model's files, or what other programs say
+    purpose: str | None = None  # what the answers are for: chooses the adapter of that name, and the prompt
+    adapter: str | Sequence[str | None] | None = None  # one for all, or one each; the model's default when unset
     priority: int = 0  # lower runs earlier, where the scheduling policy looks at it
     keep_going: bool = False  # an input that fails leaves its error in the list instead of failing the request
     timing: Timing = field(default_factory=Timing)
@@ -160,6 +203,21 @@ class ScoreRequest:
     priority: int = 0
     keep_going: bool = False
     timing: Timing = field(default_factory=Timing)
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """What a template gets to see; its own arguments are nearer to it than the field."""
+        return {**({} if self.instruction is None else {"instruction": self.instruction}), **self.template_kwargs}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntityRequest:
+    """Texts, and how the classes of their tokens become entities."""
+
+    pool: PoolRequest  # token_classify, of texts
+    aggregation_strategy: Aggregation = "simple"
+    ignore_labels: Sequence[str] = ("O",)
+    stride: int | None = None  # read all of a long text, in windows that share so many tokens; cut it when unset
 
 
 @dataclass(slots=True)
@@ -185,6 +243,48 @@ class Scored:
     score: float
     token_ids: np.ndarray[Any, np.dtype[np.int32]]
     num_tokens: int
+    num_input_tokens: int  # before truncation
+    input_tokens_exact: bool = True
+
+    @property
+    def truncated(self) -> bool:
+        return self.num_tokens < self.num_input_tokens or not self.input_tokens_exact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entity:
+    """A part of a text and its class: merged tokens, or a single one where `index` says which."""
+
+    label: str  # PER; of a single token as the model names it, B-PER
+    score: float
+    word: str  # its tokens as the tokenizer puts them together
+    start: int  # counted in characters of the text as it was sent
+    end: int
+    text: str  # what stands there
+    index: int | None = None
+
+    @property
+    def entity_group(self) -> str:
+        return self.label
+
+    @property
+    def entity(self) -> str:
+        return self.label
+
+    def as_dict(self) -> dict[str, Any]:
+        """As Transformers' pipeline writes it, and the text."""
+        name: dict[str, Any] = {"entity_group": self.label} if self.index is None else {"entity": self.label}
+        values = {"score": self.score, "word": self.word, "start": self.start, "end": self.end, "text": self.text}
+        return name | values | ({} if self.index is None else {"index": self.index})
+
+
+@dataclass(slots=True)
+class Tagged:
+    """The entities of one text, in their order."""
+
+    entities: list[Entity]
+    token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    num_tokens: int  # as the model read them, in windows those twice that lie in two
     num_input_tokens: int  # before truncation
     input_tokens_exact: bool = True
 
@@ -247,8 +347,12 @@ class About:
     instructions: Mapping[str, str]  # by task, from config.json
     tokenizer_info: Mapping[str, Any]  # tokenizer_config.json, and the chat template if there is one
     has_chat_template: bool
+    default_prompt: str | None = None  # before the texts of requests that say nothing
+    marks_roles: bool = False  # queries and documents are read in different ways, each with its own prompt
     adapters: tuple[str, ...] = ()  # names that a request may give
+    added_adapters: Mapping[str, str] = field(default_factory=dict)  # those that are no part of it, and their places
     plugin: str | None = None  # the IO processor in use
+    finds_entities: bool = False  # a class for every token, with a name
 
 
 class Engine(Protocol):
@@ -266,12 +370,22 @@ class Engine(Protocol):
 
     async def score(self, request: ScoreRequest) -> list[Scored | PoolingError]: ...
 
+    async def entities(self, request: EntityRequest) -> list[Tagged]: ...
+
     async def tokenize(self, item: Input, *, add_special_tokens: bool = True, strings: bool = False) -> Tokenized: ...
 
     async def detokenize(self, token_ids: Sequence[int]) -> str: ...
 
     async def process(self, request: PluginRequest) -> Processed:
         """Have the IO processor plugin turn its own kind of input into its own kind of answer."""
+        ...
+
+    async def load_adapter(self, name: str, place: str, *, in_place: bool = False) -> None:
+        """Let requests name one more adapter, from a folder or the hub; `in_place`: instead of the one of that name."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take no more requests for it, and forget it when those that came are answered."""
         ...
 
     async def statistics(self) -> list[Family]:
@@ -300,11 +414,37 @@ def current_task_name(name: str | None) -> str | None:
 def task_called(name: str, about: About) -> str:
     """The task of a model that a caller means by a name, today's or an older one."""
     name = current_task_name(name) or ""
+    if name == "reward":
+        return "token_classify"
     if name != "score":
         return name
     if "cross-encoder" not in about.score_types:
         raise Unsupported(f"`score` is a task of cross-encoders; this model supports {about.tasks}", param="task")
     return "classify"
+
+
+def tasks_called(name: str, about: About) -> tuple[str, ...]:
+    """The tasks that a name means: one, or several that are joined as in `embed&sparse_embed`."""
+    current_task_name(name)
+    return tuple(dict.fromkeys(task_called(part, about) for part in name.split("&")))
+
+
+def role_called(name: str | None, param: str = "role") -> Role | None:
+    """The role that a caller means by a name, ours or another program's."""
+    if name is None:
+        return None
+    if name not in get_args(RoleName):
+        raise BadRequest(f"{param} is {' or '.join(get_args(RoleName))}, got {name!r}", param=param)
+    return "query" if name in ("query", "search_query") else "document"
+
+
+def one_role(**given: str | None) -> Role | None:
+    """The role that goes by several names; more than one may be given when they agree."""
+    roles = {name: role_called(value, name) for name, value in given.items() if value is not None}
+    if len(set(roles.values())) > 1:
+        said = " and ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+        raise BadRequest(f"got {said}; give one", param=next(iter(roles)))
+    return next(iter(roles.values()), None)
 
 
 def one_spelling(old: str, old_value: bool | None, new: str, new_value: bool | None) -> bool | None:

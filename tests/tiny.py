@@ -68,17 +68,28 @@ ROBERTA_TOKENS = {
     "sep_token": "</s>",
     "mask_token": "<mask>",
 }
+T5_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 QWEN_TOKENS = {"pad_token": "<|endoftext|>", "unk_token": "<unk>", "eos_token": "<|im_end|>"}
 TOKENS: dict[str, dict[str, str]] = {
     "bert": BERT_TOKENS,
     "modernbert": BERT_TOKENS,
     "roberta": ROBERTA_TOKENS,
     "xlm-roberta": ROBERTA_TOKENS,
+    **dict.fromkeys(("camembert", "mpnet"), ROBERTA_TOKENS),
+    **dict.fromkeys(("distilbert", "albert", "electra", "deberta", "deberta-v2"), BERT_TOKENS),
+    **dict.fromkeys(("eurobert", "nomic_bert", "gte"), BERT_TOKENS),
+    "jina_embeddings_v3": ROBERTA_TOKENS,
+    **dict.fromkeys(("t5", "mt5"), T5_TOKENS),
     "qwen2": QWEN_TOKENS,
     "qwen3": QWEN_TOKENS,
     **dict.fromkeys(("llama", "mistral", "ministral", "cwm", "granite", "phi3", "glm", "gpt2"), QWEN_TOKENS),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "olmo3"), QWEN_TOKENS),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "mixtral", "lfm2", "jamba", "deepseek_v3"), QWEN_TOKENS),
+    "openai_privacy_filter": QWEN_TOKENS,
 }
+
+# whose tokenizers tell the second text of a pair from the first
+TWO_TYPES = ("bert", "albert", "electra", "deberta-v2", "nomic_bert", "gte")
 
 VOCAB_SIZE = 160
 ENCODER: dict[str, Any] = {
@@ -89,11 +100,38 @@ ENCODER: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 66,
 }
+DEBERTA = ENCODER | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+T5: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "d_model": 32,
+    "d_ff": 48,
+    "d_kv": 12,
+    "num_layers": 2,
+    "num_heads": 4,
+} | {
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "max_position_embeddings": 66,
+}
 DECODER = ENCODER | {"num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 2}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 SIZES: dict[str, dict[str, Any]] = {
     "bert": ENCODER | {"pad_token_id": 0},
     "roberta": ENCODER,
     "xlm-roberta": ENCODER,
+    **dict.fromkeys(("camembert", "mpnet"), ENCODER),
+    "distilbert": {"vocab_size": VOCAB_SIZE, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4}
+    | {"max_position_embeddings": 66},
+    "albert": ENCODER | {"embedding_size": 16, "num_hidden_layers": 3},
+    "electra": ENCODER | {"embedding_size": 16},
+    "deberta": DEBERTA,
+    # buckets that texts of some words already share
+    "deberta-v2": DEBERTA | {"position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True},
+    "eurobert": ENCODER
+    | {"num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "mask_token_id": 4},
+    **dict.fromkeys(("nomic_bert", "gte"), ENCODER | {"pad_token_id": 0, "type_vocab_size": 2}),
+    "jina_embeddings_v3": ENCODER,
+    **dict.fromkeys(("t5", "mt5"), T5),
     # one layer that sees everything, then two that see the nearest 3 tokens on either side
     "modernbert": ENCODER
     | {"num_hidden_layers": 4, "local_attention": 6, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3}
@@ -108,6 +146,22 @@ SIZES: dict[str, dict[str, Any]] = {
     "olmo3": DECODER | {"num_hidden_layers": 4, "sliding_window": 4},
     "gpt2": {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_inner": 48, "n_layer": 2, "n_head": 4, "n_positions": 66}
     | {"bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 0},
+    "qwen2_moe": DECODER | EXPERTS | {"shared_expert_intermediate_size": 40},
+    "qwen3_moe": DECODER | EXPERTS | {"head_dim": 12},
+    "mixtral": DECODER | {"num_local_experts": 6},
+    "lfm2": DECODER
+    | {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
+    | {"block_multiple_of": 16, "tie_word_embeddings": False},
+    "jamba": DECODER
+    | {"num_hidden_layers": 4, "num_experts": 6, "attn_layer_period": 3, "attn_layer_offset": 1}
+    | {"mamba_d_state": 5},
+    "deepseek_v3": DECODER
+    | EXPERTS
+    | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+    | {"num_hidden_layers": 3, "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 12}
+    | {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6},
+    # a window shorter than the texts, and limits that numbers of this size run into
+    "openai_privacy_filter": DECODER | EXPERTS | {"head_dim": 8, "sliding_window": 3, "swiglu_limit": 0.5},
 }
 
 
@@ -118,7 +172,7 @@ def save_tiny(folder: Path, model: str | type[PreTrainedModel], *, seed: int = 0
     made = model_class(model_class.config_class(**SIZES[kind] | changes)).eval().requires_grad_(False)
     randomize(made, seed)
     made.save_pretrained(folder)
-    save_tokenizer(folder, TOKENS[kind], max_length=made.config.max_position_embeddings, two_types=kind == "bert")
+    save_tokenizer(folder, TOKENS[kind], max_length=made.config.max_position_embeddings, two_types=kind in TWO_TYPES)
     return made
 
 
@@ -226,3 +280,30 @@ def tiny_qwen3_causal(folder: Path, **changes: Any) -> PreTrainedModel:
 
 def tiny_qwen3_classifier(folder: Path, num_labels: int = 3, **changes: Any) -> PreTrainedModel:
     return save_tiny(folder, "Qwen3ForSequenceClassification", num_labels=num_labels, **changes)
+
+
+def tiny_bge_m3(folder: Path, **changes: Any) -> tuple[PreTrainedModel, torch.nn.Linear, torch.nn.Linear]:
+    """An XLM-RoBERTa with bge-m3's two further heads beside it: a weight and a vector for every token."""
+    reference = save_tiny(folder, "XLMRobertaModel", **changes)
+    size = reference.config.hidden_size
+    heads = torch.nn.Linear(size, 1).requires_grad_(False), torch.nn.Linear(size, size).requires_grad_(False)
+    for seed, (name, head) in enumerate(zip(("sparse_linear", "colbert_linear"), heads, strict=True), start=1):
+        randomize(head, seed)
+        if name == "sparse_linear":
+            head.bias.fill_(0.4)  # about half of the tokens get a weight
+        torch.save(head.state_dict(), folder / f"{name}.pt")
+    return reference, *heads
+
+
+def tiny_splade(folder: Path, model: str = "BertForMaskedLM", **pooling: str) -> PreTrainedModel:
+    """A masked language model with the files of a sparse encoder of Sentence Transformers."""
+    reference = save_tiny(folder, model)
+    package = "sentence_transformers.sparse_encoder.models"
+    modules = [
+        {"type": f"{package}.MLMTransformer", "path": ""},
+        {"type": f"{package}.SpladePooling", "path": "1_Splade"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Splade").mkdir()
+    (folder / "1_Splade" / "config.json").write_text(json.dumps(pooling))
+    return reference

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive
 from cenote.api.body import check_bytes, check_media_type, parse
 from cenote.api.call import Call
 from cenote.api.dialects import DIALECTS
+from cenote.api.dialects.adapters import ADAPTERS
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.docs import documents
 from cenote.api.frame import Frame
@@ -32,6 +33,8 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 def build(service: Service, dialects: Sequence[Dialect] = DIALECTS) -> ASGIApp:
+    if service.settings.allow_runtime_lora_updating:
+        dialects = (*dialects, ADAPTERS)
     routes = [route for dialect in dialects for route in dialect.routes]
     paths = [Path(path, endpoint(service, route, routes), methods=["POST"]) for route in routes for path in route.paths]
     app = Starlette(

@@ -13,17 +13,21 @@ from cenote.errors import BadRequest, UnknownModel
 from cenote.request import (
     About,
     Engine,
+    EntityRequest,
     Input,
     PluginRequest,
     Pooled,
     PoolRequest,
     Scored,
     ScoreRequest,
+    Tagged,
     Timing,
     Tokenized,
 )
 
 Answer = TypeVar("Answer", Pooled, Scored)
+# of a score request, and of a pool request, which may have one for each input
+Adapter = TypeVar("Adapter", str | None, str | Sequence[str | None] | None)
 
 
 class Call:
@@ -37,6 +41,7 @@ class Call:
         self.num_tokens = 0  # as the model read them
         self.num_truncated = 0  # inputs of which only a part was read
         self.has_token_ids = False  # some input came as numbers, which mean words in one vocabulary only
+        self.adapter: str | None = None  # which the request calls its model
 
     @property
     def about(self) -> About:
@@ -52,7 +57,12 @@ class Call:
         return self.settings.served_model_name or (self.about.model,)
 
     def check_model(self, name: str | None, *, param: str | None = None) -> None:
-        if name is not None and name not in self.names and not self.settings.skip_model_name_validation:
+        """One of the model's names, or the name of an adapter, which then reads all inputs."""
+        if name is None or name in self.names:
+            return
+        if name in self.about.added_adapters:
+            self.adapter = name
+        elif not self.settings.skip_model_name_validation:
             raise UnknownModel(f"The model `{name}` does not exist.", param=param)
 
     def check_count(self, count: int, name: str) -> None:
@@ -67,12 +77,19 @@ class Call:
         """All answers, or the error of the first input that failed."""
         self.check_count(len(request.inputs), "input")
         self.has_token_ids = bool(request.inputs) and isinstance(request.inputs[0], list)
-        return self._counted(await self.engine.pool(replace(request, timing=self.timing)))
+        adapter = self._adapter(request.adapter)
+        return self._counted(await self.engine.pool(replace(request, adapter=adapter, timing=self.timing)))
 
     async def score(self, request: ScoreRequest) -> list[Scored]:
         self.check_count(len(request.queries), "queries")
         self.check_count(len(request.documents), "documents")
-        return self._counted(await self.engine.score(replace(request, timing=self.timing)))
+        adapter = self._adapter(request.adapter)
+        return self._counted(await self.engine.score(replace(request, adapter=adapter, timing=self.timing)))
+
+    async def entities(self, request: EntityRequest) -> list[Tagged]:
+        self.check_count(len(request.pool.inputs), "input")
+        pool = replace(request.pool, adapter=self._adapter(request.pool.adapter), timing=self.timing)
+        return self._counted(await self.engine.entities(replace(request, pool=pool)))
 
     async def tokenize(self, item: Input, *, add_special_tokens: bool, strings: bool = False) -> Tokenized:
         began = time.monotonic()
@@ -87,6 +104,11 @@ class Call:
         self.num_truncated += processed.num_truncated
         return processed.data
 
+    def _adapter(self, asked: Adapter) -> Adapter:
+        if self.adapter is not None and asked not in (None, self.adapter):
+            raise BadRequest(f"model is the adapter {self.adapter!r}, adapter is {asked!r}; give one", param="adapter")
+        return asked if self.adapter is None else self.adapter  # type: ignore[return-value]  # a name fits both
+
     def identity(self, prefix: str) -> str:
         return f"{prefix}-{self.request_id}"
 
@@ -96,7 +118,7 @@ class Call:
     def answers(self, prefix: str, data: list[Entry]) -> AnswerList[Entry]:
         return AnswerList(self.identity(prefix), "list", self.created, self.model, data, self.usage())
 
-    def token_counts(self, answer: Pooled | Scored, wanted: bool | None) -> TokenCounts | None:
+    def token_counts(self, answer: Pooled | Scored | Tagged, wanted: bool | None) -> TokenCounts | None:
         """What a request that wants to know is told about one of its inputs."""
         if not wanted:
             return None

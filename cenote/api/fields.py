@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -10,7 +11,7 @@ from msgspec import Meta
 from cenote.api.call import Call
 from cenote.api.encoding import EmbedDType, EncodingFormat, Endianness
 from cenote.errors import BadRequest, InvalidBody
-from cenote.request import Chat, Input, PoolingParams, PoolRequest, Task, Tokenization
+from cenote.request import Chat, Input, PoolingParams, PoolRequest, RoleName, Task, Tokenization, role_called
 
 # Every optional field is also allowed to be null: clients write null for what they leave alone.
 Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -33,6 +34,13 @@ def says(description: str) -> Meta:
     return Meta(description=description)
 
 
+ADAPTER = says("one of the model's own by its task, or one that was added; those may also be the model")
+PROMPT = says("put before every text; empty: not even the model's default prompt")
+PROMPT_NAME = says("one of the model's own prompts, put before every text")
+INPUT_TYPE = says("what the inputs are: query, document, ... or a name in the model's files; chooses its prompt for it")
+TASK = says("what the vectors are for, such as retrieval.query: chooses the model's adapter and prompt for it")
+
+
 class Common(msgspec.Struct, kw_only=True):
     """What every request may say."""
 
@@ -45,6 +53,7 @@ class Common(msgspec.Struct, kw_only=True):
     mm_processor_kwargs: Annotated[dict[str, Any] | None, says("accepted; no model here reads images yet")] = None
     cache_salt: Annotated[str | None, says("accepted; nothing is kept between requests")] = None
     return_token_counts: Annotated[bool | None, says("every answer says how much of its input was read")] = None
+    adapter: Annotated[str | None, ADAPTER] = None
 
     def tokenization(self, *, add_special_tokens: bool = True) -> Tokenization:
         return Tokenization(
@@ -120,6 +129,7 @@ class Prompted(Activated, kw_only=True):
             inputs=self.inputs(call),
             params=self.params(dimensions=dimensions),
             tokenization=self.how(),
+            adapter=self.adapter,
             priority=self.priority or 0,
         )
 
@@ -134,6 +144,24 @@ class Encoded(Prompted, kw_only=True):
     encoding_format: Annotated[EncodingFormat | None, says("float if unset; bytes_only has no header beside it")] = None
     embed_dtype: Annotated[EmbedDType | None, says("of base64 and bytes; float32 if unset")] = None
     endianness: Annotated[Endianness | None, says("of base64 and bytes; the server's own if unset")] = None
+
+
+class Worded(Encoded, kw_only=True):
+    """What is put before texts, by itself, by its name, or by what the texts are."""
+
+    prompt: Annotated[str | None, PROMPT] = None
+    prompt_name: Annotated[str | None, PROMPT_NAME] = None
+    input_type: Annotated[str | None, INPUT_TYPE] = None
+    role: Annotated[RoleName | None, says("query or document: the same as input_type")] = None
+
+    def request(self, task: Task, call: Call, *, dimensions: int | None = None) -> PoolRequest:
+        return replace(
+            super().request(task, call, dimensions=dimensions),
+            prompt=self.prompt,
+            prompt_name=self.prompt_name,
+            input_type=self.input_type,
+            role=role_called(self.role),
+        )
 
 
 class ChatOptions(Protocol):

@@ -131,7 +131,7 @@ def _about(service: Service) -> str:
 
 
 def _route(path: str, route: Route, schemas: Schemas) -> dict[str, Any]:
-    content: dict[str, Any] = {JSON: {"schema": schemas[route.reply]}}
+    content: dict[str, Any] = {route.media: {"schema": schemas[route.reply]}}
     if route.binary:
         content[BYTES] = {"schema": {"type": "string", "format": "binary"}}
     request = {"schema": schemas[route.documented or route.body], "example": route.example}

@@ -66,7 +66,7 @@ class ModelCard(msgspec.Struct):
     permission: list[Permission]
     object: str = "model"
     owned_by: str = "cenote"
-    parent: None = None
+    parent: str | None = None  # of an adapter: the model that it belongs to
 
 
 class ModelList(msgspec.Struct):
@@ -161,10 +161,21 @@ def names(service: Service) -> Sequence[str]:
 
 
 def cards(service: Service) -> list[ModelCard]:
+    """One for each of the model's names, then one for each adapter that was added to it."""
     about, created = service.engine.about, service.created
+    model = names(service)[0]
+    roots: list[tuple[str, str, str | None]] = [(name, about.root, None) for name in names(service)]
+    roots += [(name, place, model) for name, place in about.added_adapters.items()]
     return [
-        ModelCard(name, created, about.root, about.max_model_len, [Permission(f"modelperm-{place}-{created}", created)])
-        for place, name in enumerate(names(service))
+        ModelCard(
+            name,
+            created,
+            root,
+            about.max_model_len,
+            [Permission(f"modelperm-{place}-{created}", created)],
+            parent=parent,
+        )
+        for place, (name, root, parent) in enumerate(roots)
     ]
 
 

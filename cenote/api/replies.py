@@ -16,6 +16,7 @@ Entry = TypeVar("Entry")
 
 JSON = "application/json"
 BYTES = "application/octet-stream"
+TEXT = "text/plain"
 
 # the names that clients know errors by; others go by the phrase of their status
 TYPES = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from cenote.api.fields import Activated, Integer, says
@@ -22,7 +22,7 @@ class Scoring(Activated, kw_only=True):
     score_type: Annotated[ScoreType | None, says("the model's own kind if unset")] = None
     max_tokens_per_query: Annotated[Integer | None, says("cut longer queries; 0 is no limit")] = None
     max_tokens_per_doc: Annotated[Integer | None, says("cut longer documents; 0 is no limit")] = None
-    instruction: Annotated[str | None, says("for templates that have a place for one")] = None
+    instruction: Annotated[str | None, says("what makes a document relevant, for models that are told")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, says("variables for the template that joins two texts")] = (
         None
     )
@@ -36,10 +36,8 @@ class Scoring(Activated, kw_only=True):
             tokenization=self.tokenization(),
             max_tokens_per_query=self.max_tokens_per_query or 0,
             max_tokens_per_doc=self.max_tokens_per_doc or 0,
-            template_kwargs=self.template_kwargs(),
+            template_kwargs=self.chat_template_kwargs or {},
+            instruction=self.instruction,
+            adapter=self.adapter,
             priority=self.priority or 0,
         )
-
-    def template_kwargs(self) -> Mapping[str, Any]:
-        kwargs = self.chat_template_kwargs or {}
-        return kwargs if self.instruction is None else {"instruction": self.instruction, **kwargs}

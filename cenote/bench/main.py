@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -14,6 +15,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_offline(commands)
+    _add_quality(commands)
     serve = commands.add_parser(
         "serve",
         help="load on one server or several",
@@ -30,7 +32,8 @@ def main(arguments: Sequence[str]) -> int:
         from cenote.bench.serve import serve as run_serve
 
         return run_serve(given)
-    return _run_offline(parser.parse_args(words))
+    given = parser.parse_args(words)
+    return _run_quality(given) if given.command == "quality" else _run_offline(given)
 
 
 def _add_offline(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -70,6 +73,40 @@ def _run_offline(given: argparse.Namespace) -> int:
     print(table(rows))
     if given.json:
         save(given.json, workload.describe(), rows)
+    return 0
+
+
+def _add_quality(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    quality = commands.add_parser(
+        "quality",
+        help="what a model is worth on sets with known answers",
+        description="Measures an embedder by retrieval (nDCG@10) and similarity (Spearman), a reranker by its order.",
+    )
+    quality.add_argument("--model", help="an embedder or a reranker; the default model when left out")
+    quality.add_argument("--dtype", default="auto", help="of Cenote's weights (default: auto)")
+    quality.add_argument("--retrieval", type=Path, metavar="FOLDER", help="a set in BEIR's form")
+    quality.add_argument("--pairs", type=Path, metavar="FILE.tsv", help="columns sentence1, sentence2, score")
+    quality.add_argument("--first-stage", metavar="MODEL", help="what a reranker's documents are found with")
+    quality.add_argument("--max-queries", type=int, metavar="N", help="only the first N of --retrieval")
+    quality.add_argument("--alone", action="store_true", help="leave Sentence Transformers out")
+
+
+def _run_quality(given: argparse.Namespace) -> int:
+    from cenote.bench.quality import measure
+    from cenote.llm import LLM
+
+    with LLM(given.model, dtype=given.dtype) as llm:
+        figures = measure(
+            llm,
+            retrieval=given.retrieval,
+            pairs=given.pairs,
+            first_stage=given.first_stage,
+            max_queries=given.max_queries,
+            beside=not given.alone,
+        )
+    for figure in figures:
+        beside = "" if figure.theirs is None else f", sentence-transformers {figure.theirs:.4f}"
+        print(f"{figure.name}: cenote {figure.ours:.4f}{beside}")
     return 0
 
 

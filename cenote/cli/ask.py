@@ -36,6 +36,7 @@ def ask(args: argparse.Namespace, llm: Any) -> Ask:
                 queries=queries,
                 documents=documents,
                 score_type=args.score_type,
+                instruction=args.instruction,
                 params=params,
                 tokenization=tokenization,
                 keep_going=True,
@@ -78,6 +79,8 @@ def layout_of(args: argparse.Namespace) -> Layout:
         return Layout("probs", has_labels=True, has_ids=has_ids)
     if args.command == "score":
         return Layout("score", kind="number", has_ids=has_ids)
+    if args.command == "encode" and args.task == "sparse_embed":
+        return Layout("data", kind="sparse", has_ids=has_ids)
     if args.command == "encode":
         return Layout("data", kind="tokens" if args.task.startswith("token") else "vector", has_ids=has_ids)
     return Layout("embedding", has_ids=has_ids)

@@ -64,6 +64,7 @@ def encode(argv: Sequence[str]) -> int:
         [
             'cenote encode --model FOLDER "hello world"',
             "cenote encode --model FOLDER --task token_classify --input texts.jsonl --output labels.parquet",
+            "cenote encode --model FOLDER --task sparse_embed --input texts.jsonl --output weights.jsonl",
         ],
     )
     _add_texts(parser, "texts to encode; without any, one per line from standard input")
@@ -168,6 +169,22 @@ def inspect(argv: Sequence[str]) -> int:
     return show(EngineConfig.of(**engine_keywords(args)))
 
 
+def models(argv: Sequence[str]) -> int:
+    parser = Parser(
+        "models",
+        "[WORD]",
+        "List the architectures there are, with their tasks and some models that are one.",
+        ["cenote models", "cenote models qwen3", "cenote models --markdown > docs/models.md"],
+    )
+    parser.add_argument("word", nargs="?", default="", metavar="WORD", help="only names that contain it")
+    parser.add_argument("--markdown", action="store_true", help="as a page, with what each was compared with")
+    args = parser.read(argv)
+
+    from cenote.cli.models import models as show
+
+    return show(args.word, markdown=args.markdown)
+
+
 def _run(parser: Parser, argv: Sequence[str]) -> int:
     add_engine_flags(parser)
     args = parser.read(argv)
@@ -221,6 +238,7 @@ def _add_pooling(parser: Parser, *, prompts: bool) -> argparse._ArgumentGroup:
 def _add_scoring(group: argparse._ArgumentGroup) -> None:
     kinds = "how texts are compared; what the model is made for if unset"
     group.add_argument("--score-type", choices=get_args(ScoreType), help=kinds)
+    group.add_argument("--instruction", help="what makes a document relevant, for models that are told")
     _add_activation(group)
 
 

@@ -142,6 +142,8 @@ def _output(args: argparse.Namespace, layout: Layout, part: Part | None) -> Outp
         from cenote.files.parquet_output import Pieces
 
         return Pieces(part, layout)
+    if args.format == "npy" and layout.kind == "sparse":
+        raise UsageError("texts differ in words, a matrix has one width; write sparse vectors as jsonl or parquet")
     if args.format == "npy" and layout.kind == "tokens":
         raise UsageError("texts differ in tokens, a matrix has one width; write token vectors as jsonl or parquet")
     return Matrix(part, layout) if args.format == "npy" else JsonLines(part, layout)

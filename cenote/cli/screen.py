@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from cenote.files.answers import Answers, Layout
+from cenote.files.answers import Answers, Floats, Layout
 from cenote.files.outputs import Stream, numbers_json
 
 SHOWN_NUMBERS = 6
@@ -37,15 +37,24 @@ def readable(answers: Answers, layout: Layout) -> list[str]:
 
 def _answer(answers: Answers, rank: int, layout: Layout) -> str:
     tokens = f"{answers.num_tokens[rank]} tokens"
-    if layout.kind == "tokens":
-        start, stop = answers.offsets[rank], answers.offsets[rank + 1]
-        rows, width = stop - start, answers.values.shape[1]
-        return f"{rows} vectors of {width} numbers, first {_numbers(answers.values[start])}, {tokens}"
+    if layout.has_rows:
+        return f"{_rows(answers.values[answers.offsets[rank] : answers.offsets[rank + 1]], layout)}, {tokens}"
     if layout.kind == "number":
         return f"{layout.name} {_numbers(answers.values[rank], brackets=False)}, {tokens}"
     if layout.has_labels:
         return f"{answers.labels[rank]}, {layout.name} {_numbers(answers.values[rank])}, {tokens}"
     return f"{answers.values.shape[1]} numbers {_numbers(answers.values[rank])}, {tokens}"
+
+
+def _rows(rows: Floats, layout: Layout) -> str:
+    if layout.kind == "sparse":
+        heaviest = rows[rows[:, 1].argsort()[::-1]][:SHOWN_NUMBERS]
+        shown = ", ".join(f"{int(token)}: {weight:.4g}" for token, weight in heaviest.tolist())
+        return f"{len(rows)} weights, heaviest {{{shown}}}"
+    if rows.ndim == 1:
+        return f"{len(rows)} numbers {_numbers(rows)}"
+    first = f", first {_numbers(rows[0])}" if len(rows) else ""
+    return f"{len(rows)} vectors of {rows.shape[1]} numbers{first}"
 
 
 def _numbers(values: Any, *, brackets: bool = True) -> str:

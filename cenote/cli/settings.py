@@ -19,6 +19,7 @@ OTHER_VARIABLES = {
     "VLLM_API_KEY": "api_key",
     "VLLM_LOGGING_LEVEL": "log_level",
     "VLLM_SKIP_MODEL_NAME_VALIDATION": "skip_model_name_validation",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "allow_runtime_lora_updating",
 }
 # YAML reads 007 as 7 and no as false: in a file these must be text already
 TEXTS = ("api_key", "served_model_name", "hf_token")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cenote.engine.tagging import Tagger
 from cenote.loading.load import LoadedModel
 from cenote.request import About
 from cenote.scoring.scorer import Scorable
@@ -12,7 +13,7 @@ def about(model: LoadedModel, scorable: Scorable, *, plugin: str | None, chat_te
     embeds = "embed" in description.plan.tasks
     template = chat_template or tokenizer.chat_template
     shown = {"chat_template": template} if template is not None else {}
-    instructions = description.config.get("task_instructions", {})
+    prompts, adapters = description.prompts, model.adapters
     return About(
         model=description.name,
         root=description.checkpoint.name,
@@ -25,9 +26,14 @@ def about(model: LoadedModel, scorable: Scorable, *, plugin: str | None, chat_te
         device=str(description.device.value),
         embedding_size=description.plan.matryoshka.full_size if embeds else None,
         labels=description.labels,
-        prompts=dict(description.prompts),
-        instructions=dict(instructions) if isinstance(instructions, dict) else {},
+        prompts=dict(prompts.named),
+        instructions=dict(prompts.instructions),
+        default_prompt=None if prompts.default is None else prompts.default.value,
+        marks_roles=description.late_interaction is not None,
         tokenizer_info={**tokenizer.info, **shown},
         has_chat_template=template is not None,
+        adapters=() if adapters is None else adapters.names,
+        added_adapters={} if adapters is None else dict(adapters.added),
         plugin=plugin,
+        finds_entities=Tagger.fits(model),
     )

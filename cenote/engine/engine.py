@@ -9,35 +9,46 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
+
+from torch import Tensor
 
 from cenote.config import EngineConfig
 from cenote.engine.about import about
+from cenote.engine.adapters import Lending
 from cenote.engine.executor import Executor, LocalExecutor
 from cenote.engine.intake import Intake
 from cenote.engine.loop import Loop
 from cenote.engine.pending import Answers, Pending
 from cenote.engine.processor import NO_PLUGIN, load_processor
 from cenote.engine.records import Records
+from cenote.engine.roles import sides
 from cenote.engine.scheduler import Scheduler
+from cenote.engine.tagging import Tagger, not_a_tagger
 from cenote.engine.watchdog import Watchdog
 from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError, Unsupported
 from cenote.inputs.chat import ChatSettings
+from cenote.inputs.instructions import Instruction
 from cenote.inputs.pairs import check_template_kwargs
+from cenote.inputs.ranking import as_ranking
 from cenote.inputs.render import Limits, Renderer, check_lengths
 from cenote.inputs.tokenizer import Cut, Tokenizer
 from cenote.loading.load import LoadedModel, load
+from cenote.loading.rerankers import template_text
 from cenote.metrics import Family
 from cenote.pooling.pooler import Ask
+from cenote.purposes import meaning
 from cenote.request import (
+    EntityRequest,
     Input,
     PluginRequest,
     PoolingParams,
     PoolRequest,
     Processed,
+    Ranking,
     Scored,
     ScoreRequest,
+    Tagged,
     Task,
     Tokenized,
 )
@@ -73,7 +84,7 @@ class PoolingEngine:
             token_types=model.tokenizer.token_types,
             clean_up=model.tokenizer.clean_up,
         )
-        self.template = _template(config.chat_template)
+        self.template = template_text(config.chat_template, "chat_template")
         backbone = description.architecture.backbone
         self.renderer = Renderer(
             self.tokenizer,
@@ -82,6 +93,7 @@ class PoolingEngine:
             pairs_with_separator=bool(
                 description.config.get("use_sep_token", description.architecture.pairs_with_separator)
             ),
+            score_template=description.score_template.value if description.score_template else None,
             prompt_embeds=config.enable_prompt_embeds,
             skip_prompt=not self.plan.include_prompt,
             chat=ChatSettings(
@@ -91,14 +103,23 @@ class PoolingEngine:
                 template_kwargs=config.default_chat_template_kwargs or {},
                 special_tokens=model.tokenizer.special_tokens,
             ),
+            sides=sides(model),
+            instruction=_instruction(model, self.tokenizer),
         )
         self.scorable = Scorable(
-            description.name, self.plan.tasks, description.num_labels, model.tokenizer.pad_token_id
+            description.name,
+            self.plan.tasks,
+            description.num_labels,
+            model.tokenizer.pad_token_id,
+            description.score_type,
+            self.max_model_len,
         )
+        self.tagger = Tagger(model, self.tokenizer) if Tagger.fits(model) else None
         self.processor = load_processor(config, description, model.tokenizer.tokenizer)
         plugin = self.processor.name if self.processor else None
         self.about = about(model, self.scorable, plugin=plugin, chat_template=self.template)
         self.records = Records()
+        self.lending = Lending(model.adapters, self.records)
         device = description.device.value
         budget = config.max_num_batched_tokens or TOKEN_BUDGET.get(device.type, 4096)
         scheduler = Scheduler(budget, config.max_num_seqs, by_priority=config.scheduling_policy == "priority")
@@ -123,6 +144,12 @@ class PoolingEngine:
         for part in (self.loop, self.intake, self.watchdog):
             part.thread.start()
         logger.info("Supported pooling tasks: %s", ", ".join(self.plan.tasks))
+        if (template := description.score_template) is not None and "cross-encoder" in self.scorable.score_types:
+            logger.info(
+                "Query and document are joined by the template %s (from %s); --score-template says otherwise",
+                template.value.name,
+                template.source,
+            )
 
     @classmethod
     def load(cls, config: EngineConfig) -> PoolingEngine:
@@ -137,20 +164,47 @@ class PoolingEngine:
 
     async def score(self, request: ScoreRequest) -> list[Scored | PoolingError]:
         """A score for every pair, in the order of the documents."""
+
+        async def pool(part: PoolRequest) -> Answers:
+            return await self.pool(self._as_it_is(part))
+
         request, lost = await asyncio.to_thread(self._prepared, request)
-        resources = Resources(self.pool, asyncio.to_thread)
+        resources = Resources(pool, self._match, self._measure, asyncio.to_thread)
         return _with_lost(await choose(request, self.scorable)(request, resources, self.scorable), lost)
 
     def score_sync(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> list[Scored | PoolingError]:
         async def pool(part: PoolRequest) -> Answers:
-            return self.pool_sync(part, on_progress)
+            return self.pool_sync(self._as_it_is(part), on_progress)
+
+        async def match(part: PoolRequest, queries: Sequence[Tensor]) -> Answers:
+            return self.submit(self._as_it_is(part), against=queries).wait(on_progress)
+
+        async def measure(inputs: Sequence[Input]) -> list[int]:
+            return self._lengths(inputs)
 
         async def at_once(scores: Callable[[], list[Scored | PoolingError]]) -> list[Scored | PoolingError]:
             return scores()
 
         request, lost = self._prepared(request)
-        resources = Resources(pool, at_once)
+        resources = Resources(pool, match, measure, at_once)
         return _with_lost(_finished(choose(request, self.scorable)(request, resources, self.scorable)), lost)
+
+    async def entities(self, request: EntityRequest) -> list[Tagged]:
+        """The entities of every text, in the order of the texts."""
+        if self.tagger is None:
+            raise not_a_tagger(self.about.model)
+        return await self.tagger.find(request, self.pool, asyncio.to_thread)
+
+    def entities_sync(self, request: EntityRequest, on_progress: OnProgress | None = None) -> list[Tagged]:
+        async def pool(part: PoolRequest) -> Answers:
+            return self.pool_sync(part, on_progress)
+
+        async def at_once(work: Callable[[], Any]) -> Any:
+            return work()
+
+        if self.tagger is None:
+            raise not_a_tagger(self.about.model)
+        return _finished(self.tagger.find(request, pool, at_once))
 
     async def tokenize(self, item: Input, *, add_special_tokens: bool = True, strings: bool = False) -> Tokenized:
         """The ids of a prompt, whatever its length."""
@@ -184,24 +238,74 @@ class PoolingEngine:
         )
         return processed
 
+    def add_adapter(self, name: str, place: str) -> None:
+        """Load an adapter from a folder or the hub; one of that name that is there already stays."""
+        self.lending.add(name, place)
+        self._tell_adapters()
+
+    async def load_adapter(self, name: str, place: str, *, in_place: bool = False) -> None:
+        def load() -> None:  # to its end, even if whoever asked has gone
+            self.lending.load(name, place, in_place=in_place)
+            self._tell_adapters()
+
+        await asyncio.to_thread(load)
+
+    async def unload_adapter(self, name: str) -> None:
+        self.lending.hide(name)
+        self._tell_adapters()
+        await asyncio.to_thread(self.lending.forget, name)
+
+    def _tell_adapters(self) -> None:
+        if (loaded := self.lending.loaded) is not None:
+            self.about = replace(self.about, adapters=loaded.names, added_adapters=dict(loaded.added))
+
     async def statistics(self) -> list[Family]:
         return self.records.metrics.snapshot()
 
     def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
         self.records.http(handler, method, status, seconds)
 
-    def submit(self, request: PoolRequest, *, bounded: bool = False) -> Pending:
-        """Check a request against the model and let it in; where strangers ask, only while there is room."""
+    async def _match(self, request: PoolRequest, queries: Sequence[Tensor]) -> Answers:
+        request = self._as_it_is(request)
+        return await asyncio.wrap_future(self.submit(request, bounded=True, against=queries).future)
+
+    def _as_it_is(self, request: PoolRequest) -> PoolRequest:
+        """Texts that are compared get no prompt before them, unless the model marks what is a query and what is not."""
+        return request if self.about.marks_roles else replace(request, prompt="", role=None)
+
+    async def _measure(self, inputs: Sequence[Input]) -> list[int]:
+        return await asyncio.to_thread(self._lengths, inputs)
+
+    def _lengths(self, inputs: Sequence[Input]) -> list[int]:
+        return [len(self.renderer.tokenize(item)) for item in inputs]
+
+    def submit(
+        self, request: PoolRequest, *, bounded: bool = False, against: Sequence[Tensor] | None = None
+    ) -> Pending:
+        """Check a request against the model and let it in; where strangers ask, only while there is room.
+
+        With the rows of a query for every input, answers are numbers: how well the input matches them.
+        """
         if os.getpid() != self.home:
             raise EngineStopped(f"this engine belongs to process {self.home}; load the model after forking")
         for task in (request.task, *request.also):
             self.check_task(task)
         if not len(request.inputs):
             raise BadRequest("You must pass at least one prompt", param="input")
+        if self.scorable.preferred == "listwise" and not all(isinstance(item, Ranking) for item in request.inputs):
+            request = replace(request, inputs=[as_ranking(request.inputs, self.about.architecture)])
         # the mean over chunks is for one vector; what else is asked needs the text in one piece
         limits = self._limits(request.task) if not request.also else Limits(self.max_model_len)
         check_lengths(request.tokenization, limits)
-        pending = Pending(request, self._asks(request), limits, self._prompt(request))
+        asks = self._asks(request)
+        if against is not None:
+            asks = [tuple(ask._replace(compared=True) for ask in each) for each in asks]
+        meant = meaning(request, self.about)
+        if meant.role != request.role:
+            request = replace(request, role=meant.role)
+        asked = meant.adapter if request.adapter is None else request.adapter
+        adapters = self.lending.chosen(asked, len(request.inputs))
+        pending = Pending(request, asks, limits, meant.prompt, adapters, against)
         with self._lock:
             if self.dead is not None:
                 raise self.dead.with_traceback(None)  # or the same error grows longer with every call
@@ -260,18 +364,19 @@ class PoolingEngine:
 
     def _asks(self, request: PoolRequest) -> Sequence[tuple[Ask, ...]]:
         params = request.params
-        others = tuple(Ask(task, self.plan.options(task, None)) for task in request.also)
+        tasks = (request.task, *request.also)
         if params is None or isinstance(params, PoolingParams):
-            return [(self._ask(request.task, params), *others)] * len(request.inputs)
+            return [self._asks_of_one(tasks, params)] * len(request.inputs)
         if not isinstance(params, list | tuple) or not all(isinstance(each, PoolingParams) for each in params):
             raise BadRequest("pooling_params is one PoolingParams for all prompts, or a list with one for each")
         if len(params) != len(request.inputs):
             raise BadRequest(
                 f"The lengths of prompts ({len(request.inputs)}) and params ({len(params)}) must be the same."
             )
-        return [(self._ask(request.task, each), *others) for each in params]
+        return [self._asks_of_one(tasks, each) for each in params]
 
-    def _ask(self, task: Task, params: PoolingParams | None) -> Ask:
+    def _asks_of_one(self, tasks: Sequence[Task], params: PoolingParams | None) -> tuple[Ask, ...]:
+        task = "&".join(tasks)
         names: tuple[str | None, ...] = (None, task)
         if task == "classify" and "cross-encoder" in self.scorable.score_types:
             names = (*names, "score")  # the older name of a cross-encoder's classify
@@ -279,7 +384,9 @@ class PoolingEngine:
             raise BadRequest(
                 f"You cannot overwrite param.task={params.task!r} with pooling_task={task!r}!", param="task"
             )
-        return Ask(task, self.plan.options(task, params))
+        if len(tasks) == 1:
+            return (Ask(tasks[0], self.plan.options(tasks[0], params)),)
+        return tuple(map(Ask, tasks, self.plan.options_of_all(tasks, params)))
 
     def _limits(self, task: Task) -> Limits:
         pooler = self.config.pooler_config
@@ -294,19 +401,8 @@ class PoolingEngine:
             return Limits(self.max_model_len, bounded=False, chunked=True)
         return Limits(pooler.max_embed_len, "max_embed_len", chunked=True)
 
-    def _prompt(self, request: PoolRequest) -> str | None:
-        if request.prompt is not None or request.prompt_name is None:
-            return request.prompt
-        prompts = self.model.description.prompts
-        if request.prompt_name not in prompts:
-            known = ", ".join(sorted(prompts)) or "none"
-            raise BadRequest(
-                f"no prompt is called {request.prompt_name!r}; this model has: {known}", param="prompt_name"
-            )
-        return prompts[request.prompt_name]
-
     def _prepared(self, request: ScoreRequest) -> tuple[ScoreRequest, list[int]]:
-        """Checked, texts cut to their limits, template filled in; and the tokens that each pair lost by that."""
+        """Checked, and texts cut to their limits; and the tokens that each pair lost by that."""
         check_pairing(request)
         check_template_kwargs(request.template_kwargs)
         began = time.monotonic()
@@ -320,7 +416,6 @@ class PoolingEngine:
             request,
             queries=[query.text for query in queries],
             documents=[document.text for document in documents],
-            template=request.template or self.template,
         )
         request.timing.tokenize += time.monotonic() - began
         return prepared, lost
@@ -331,16 +426,6 @@ class PoolingEngine:
         if limit >= self.max_model_len:
             raise BadRequest(f"{name} ({limit}) must be less than max_model_len ({self.max_model_len}).", param=name)
         return self.tokenizer.cut(texts, limit) if limit else [Cut(text, 0) for text in texts]
-
-
-def _template(given: str | None) -> str | None:
-    """Jinja text, from a file where the option names one."""
-    if given is None or "{" in given or "\n" in given:
-        return given
-    try:
-        return Path(given).read_text()
-    except OSError as error:
-        raise BadRequest(f"chat_template {given!r} is neither Jinja text nor a file: {error.strerror}") from error
 
 
 def _with_lost(scores: list[Scored | PoolingError], lost: Sequence[int]) -> list[Scored | PoolingError]:
@@ -359,3 +444,10 @@ def _finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
         result: Result = stop.value
         return result
     raise RuntimeError("a scorer waited for something other than the engine")
+
+
+def _instruction(model: LoadedModel, tokenizer: Tokenizer) -> Instruction | None:
+    mark, first = model.description.architecture.pooled_after, model.tokenizer.special_tokens.get("bos_token")
+    if mark is None:
+        return None
+    return Instruction(tokenizer, mark, None if first is None else model.tokenizer.tokenizer.token_to_id(first))

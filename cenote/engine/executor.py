@@ -46,7 +46,8 @@ class LocalExecutor:
             adapters = tuple(sequence.adapter for sequence in batch)
             used = adapters if any(adapters) else None
             packed = pack([sequence.rendered for sequence in batch], self.device, used)
-            answers = self.pooler(self.backbone(packed), packed, [sequence.asks for sequence in batch])
+            asks, queries = [sequence.asks for sequence in batch], [sequence.against for sequence in batch]
+            answers = self.pooler(self.backbone(packed), packed, asks, queries)
             # the check runs on the device; only its verdict and the rows travel
             checked = [(group, _finite(group.rows)) for group in answers]
         # what callers get is made out here: autograd refuses tensors of inference mode

@@ -84,7 +84,11 @@ class Intake:
         first, began = pending.num_rendered, time.monotonic()
         try:
             rendered = self.renderer.render(
-                pending.take(SLICE_INPUTS, SLICE_CHARS), pending.request.tokenization, pending.limits, pending.prompt
+                pending.take(SLICE_INPUTS, SLICE_CHARS),
+                pending.request.tokenization,
+                pending.limits,
+                pending.prompt,
+                pending.request.role,
             )
         except Exception as error:  # a bug in rendering fails this request, not the thread
             logger.exception("rendering failed")
@@ -112,9 +116,10 @@ class Intake:
             self._queue(partial(self._submit, sequences, end))
 
     def _sequences(self, pending: Pending, index: int, item: Rendered) -> list[Sequence]:
-        asks, priority, adapter = pending.asks[index], pending.request.priority, pending.request.adapter
+        asks, priority, adapter = pending.asks[index], pending.request.priority, pending.adapters[index]
         if len(item.token_ids) <= self.max_model_len:
-            return [Sequence(item, asks, pending, index, priority, adapter)]
+            against = pending.against[index] if pending.against is not None else None
+            return [Sequence(item, asks, pending, index, priority, adapter, against)]
         chunks = split(item.token_ids, self.max_model_len)
         whole = LongText(pending, index, item, len(chunks), asks[0].options.use_activation)
         rendered = [Rendered(chunk, len(chunk), len(chunk)) for chunk in chunks]

@@ -22,11 +22,21 @@ Answers = list[Pooled | PoolingError]
 
 
 class Pending:
-    def __init__(self, request: PoolRequest, asks: Many[tuple[Ask, ...]], limits: Limits, prompt: str | None) -> None:
+    def __init__(
+        self,
+        request: PoolRequest,
+        asks: Many[tuple[Ask, ...]],
+        limits: Limits,
+        prompt: str | None,
+        adapters: Many[str | None] | None = None,
+        against: Many[Tensor] | None = None,
+    ) -> None:
         self.request = request
         self.asks = asks  # one for each input
         self.limits = limits
         self.prompt = prompt
+        self.adapters = adapters or [None] * len(request.inputs)  # by name, one for each input
+        self.against = against  # the rows of a query for each input to be compared with
         self.future: Future[Answers] = Future()
         self.num_chars = sum(map(input_size, request.inputs))  # or token ids
         self.num_rendered = 0  # inputs that have become sequences

@@ -184,7 +184,7 @@ class Processor:
                     f"have. Supported tasks: {self.tasks}",
                     param="task",
                 )
-        return wanted  # type: ignore[return-value]  # all of them are tasks of the model
+        return list(dict.fromkeys(wanted))  # type: ignore[arg-type]  # all of them are tasks of the model
 
     def _write(self, parsed: Any, outputs: Sequence[PoolingRequestOutput], request_id: str | None) -> Any:
         with self._blamed("post_process", request_id):

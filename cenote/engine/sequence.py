@@ -36,6 +36,7 @@ class Sequence:
     index: int = 0  # which input of its request this is
     priority: int = 0
     adapter: str | None = None
+    against: Tensor | None = None  # the rows of a query to compare it with
 
     @property
     def num_tokens(self) -> int:

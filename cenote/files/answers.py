@@ -17,12 +17,17 @@ Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The answer's name in the output and whether it is a vector, one number, or a vector per token."""
+    """The answer's name in the output and whether it is a vector, one number, a vector per token, or weighted ids."""
 
     name: str
-    kind: Literal["vector", "number", "tokens"] = "vector"
+    kind: Literal["vector", "number", "tokens", "sparse"] = "vector"
     has_labels: bool = False
     has_ids: bool = False
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether an answer has as many rows as its text happens to need."""
+        return self.kind in ("tokens", "sparse")
 
 
 @dataclass(slots=True)
@@ -31,8 +36,9 @@ class Answers:
 
     rows: list[Row]
     worked: list[int]  # positions in rows
-    values: Floats  # [worked, d]; for tokens those of all rows laid end to end, [tokens, d]
-    offsets: np.ndarray[Any, np.dtype[np.int64]]  # where a row's tokens begin, [worked + 1]; empty unless tokens
+    # [worked, d]; for tokens and pairs of id and weight those of all rows laid end to end: [tokens, d] or [tokens]
+    values: Floats
+    offsets: np.ndarray[Any, np.dtype[np.int64]]  # where a row's tokens or pairs begin, [worked + 1]; else empty
     num_tokens: list[int]
     labels: list[str] = field(default_factory=list)
 
@@ -69,13 +75,13 @@ def _values(answers: list[Pooled | Scored], layout: Layout) -> tuple[Floats, np.
         scores = [answer.score for answer in answers if isinstance(answer, Scored)]
         return np.array(scores, dtype=np.float32).reshape(-1, 1), offsets
     data = [answer.data for answer in answers if isinstance(answer, Pooled)]
-    if layout.kind == "tokens":
+    if layout.has_rows:
         offsets = np.cumsum([0, *(len(rows) for rows in data)], dtype=np.int64)
     if not data:
         return np.zeros((0, 0), dtype=np.float32), offsets
     import torch
 
-    joined = torch.cat(data) if layout.kind == "tokens" else torch.stack(data)
+    joined = torch.cat(data) if layout.has_rows else torch.stack(data)
     return np.asarray(joined.float().cpu().numpy()), offsets
 
 

@@ -177,7 +177,7 @@ def json_lines(answers: Answers, layout: Layout) -> bytes:
         head = _head(answers, place, layout)
         if layout.has_labels:
             head += b',"label":' + to_json(answers.labels[rank])
-        value = numbers_json(_value(answers, rank, layout))
+        value = _value_json(_value(answers, rank, layout), layout)
         lines[place] = b'%s,"%s":%s,"num_tokens":%d}\n' % (head, layout.name.encode(), value, answers.num_tokens[rank])
     return b"".join(lines)
 
@@ -186,7 +186,7 @@ def error_line(answers: Answers, place: int, layout: Layout) -> bytes:
     return _head(answers, place, layout) + b',"error":' + to_json(answers.rows[place].error) + b"}\n"
 
 
-def numbers_json(values: Floats | np.float32) -> bytes:
+def numbers_json(values: np.ndarray[Any, Any] | np.float32) -> bytes:
     """The shortest decimals that read back as the same float32; what is not finite becomes null."""
     return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
 
@@ -205,8 +205,15 @@ def _failed(answers: Answers) -> list[int]:
     return [place for place, row in enumerate(answers.rows) if row.error is not None]
 
 
+def _value_json(value: Any, layout: Layout) -> bytes:
+    if layout.kind != "sparse":
+        return numbers_json(value)
+    ids, weights = np.ascontiguousarray(value.T)
+    return b'{"token_ids":%s,"weights":%s}' % (numbers_json(ids.astype(np.int32)), numbers_json(weights))
+
+
 def _value(answers: Answers, rank: int, layout: Layout) -> Any:
-    if layout.kind == "tokens":
+    if layout.has_rows:
         return answers.values[answers.offsets[rank] : answers.offsets[rank + 1]]
     return answers.values[rank, 0] if layout.kind == "number" else answers.values[rank]
 

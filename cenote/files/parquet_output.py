@@ -83,6 +83,13 @@ class Pieces:
         pa = self.arrow
         if not answers.worked and self.layout.kind != "number":
             return pa.nulls(len(answers.rows))  # the width is not known here; another piece will tell
+        rows = pa.array(answers.offsets.astype(np.int32))
+        if self.layout.kind == "sparse":
+            ids, weights = np.ascontiguousarray(answers.values.T)
+            lists = [pa.ListArray.from_arrays(rows, pa.array(part)) for part in (ids.astype(np.int32), weights)]
+            return self._spread(pa.StructArray.from_arrays(lists, ["token_ids", "weights"]), answers)
+        if answers.values.ndim == 1:  # one number for every token
+            return self._spread(pa.ListArray.from_arrays(rows, pa.array(answers.values)), answers)
         width = answers.values.shape[1]
         if self.layout.kind == "vector":
             block = np.full((len(answers.rows), width), np.nan, dtype=np.float32)
@@ -92,7 +99,6 @@ class Pieces:
         if self.layout.kind == "number":
             return self._spread(numbers, answers)
         tokens = pa.array(np.arange(len(answers.values) + 1, dtype=np.int32) * width)
-        rows = pa.array(answers.offsets.astype(np.int32))
         return self._spread(pa.ListArray.from_arrays(rows, pa.ListArray.from_arrays(tokens, numbers)), answers)
 
     def _vectors(self, block: Floats) -> Any:
@@ -119,6 +125,8 @@ class Pieces:
         """Every column with the type that its pieces agree on; ids that do not agree become strings."""
         pa = self.arrow
         unknown = pa.list_(pa.float32()) if self.layout.kind == "vector" else pa.list_(pa.list_(pa.float32()))
+        if self.layout.kind == "sparse":
+            unknown = pa.struct({"token_ids": pa.list_(pa.int32()), "weights": pa.list_(pa.float32())})
         found = found or [self._table(NO_ANSWERS).schema]
         fields = []
         for name in found[0].names:

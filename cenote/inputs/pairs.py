@@ -11,19 +11,34 @@ import numpy as np
 from cenote.errors import BadRequest
 from cenote.inputs.templates import run_template
 from cenote.inputs.tokenizer import Frame, TokenIds
-from cenote.request import Pair, TruncationSide
+from cenote.request import Pair, ScoreTemplate, TruncationSide
 
 RESERVED = frozenset(("chat_template", "messages", "tools", "tokenize"))
 
 
-def joined_text(pair: Pair, special_tokens: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The pair as one text: by its template, else the document straight after the query."""
-    if pair.template is None:
+def joined_text(
+    pair: Pair, special_tokens: Mapping[str, str] = MappingProxyType({}), own: ScoreTemplate | None = None
+) -> str:
+    """The pair as one text: by its template, or the model's own, else the document straight after the query."""
+    template = own if pair.template is None else ScoreTemplate(pair.template, "given")
+    if template is None:
         return pair.query + pair.document
     check_template_kwargs(pair.template_kwargs)
-    messages = [{"role": "query", "content": pair.query}, {"role": "document", "content": pair.document}]
-    variables = {**special_tokens, **pair.template_kwargs, "messages": messages, "tools": None}
-    return run_template(pair.template, variables, name="score", num_chars=len(pair.query) + len(pair.document))
+    contents = {"query": pair.query, "document": pair.document}
+    given = pair.template_kwargs.get("instruction") or pair.template_kwargs.get("instruct")
+    if template.has_system and (instruction := given or template.instruction):
+        contents = {"system": str(instruction), **contents}
+    variables = {
+        **special_tokens,
+        **template.variables,
+        **pair.template_kwargs,
+        "messages": [
+            {"role": role, "content": [{"type": "text", "text": text}] if template.in_parts else text}
+            for role, text in contents.items()
+        ],
+        "tools": None,
+    }
+    return run_template(template.text, variables, name="score", num_chars=sum(map(len, contents.values())))
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +10,13 @@ import numpy as np
 
 from cenote.errors import BadRequest, InputTooLong, PoolingError, Unsupported
 from cenote.inputs.chat import ChatSettings, chat_text
+from cenote.inputs.fitting import Framed, fitted
+from cenote.inputs.instructions import Instruction
+from cenote.inputs.markers import Side
 from cenote.inputs.pairs import cut, join, joined_text
+from cenote.inputs.ranking import DOCUMENT_MARK, QUERY_MARK, ranking_text
 from cenote.inputs.tokenizer import TokenIds, Tokenizer, check_ids, check_unicode, integers
-from cenote.request import Chat, Embeds, Input, Pair, Tokenization
+from cenote.request import Chat, Embeds, Input, Pair, Ranking, Role, ScoreTemplate, Tokenization
 
 
 @dataclass(slots=True)
@@ -50,22 +54,34 @@ class Renderer:
         vocab_size: int,
         hidden_size: int,
         pairs_with_separator: bool = True,
+        score_template: ScoreTemplate | None = None,
         prompt_embeds: bool = False,
         skip_prompt: bool = False,
         chat: ChatSettings | None = None,
+        sides: Mapping[Role, Side] | None = None,
+        instruction: Instruction | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.pairs_with_separator = pairs_with_separator
+        self.score_template = score_template  # joins the pairs that bring none
         self.prompt_embeds = prompt_embeds
         self.skip_prompt = skip_prompt
         self.chat = chat or ChatSettings()
+        self.instruction = instruction  # of models whose prompts hold one that is not pooled
+        self.sides = sides or {}  # of models that read queries and documents in different ways
 
     def render(
-        self, inputs: Sequence[Input], how: Tokenization, limits: Limits, prompt: str | None = None
+        self,
+        inputs: Sequence[Input],
+        how: Tokenization,
+        limits: Limits,
+        prompt: str | None = None,
+        role: Role | None = None,
     ) -> list[Rendered | PoolingError]:
         """Every input by itself: one that cannot be read becomes its error."""
+        side = self.sides.get(role or "document") if how.add_special_tokens else None
         try:
             max_tokens = wanted_length(how, limits)
             how = replace(how, pad_prompt_tokens=padded_length(how, limits))
@@ -75,7 +91,10 @@ class Renderer:
         texts: dict[str, None] = {}  # what must be tokenized, each text once
         for item in inputs:
             try:
-                plans.append(self._plan(item, how, limits, max_tokens, prompt, texts))
+                if isinstance(item, str) and side is not None:
+                    plans.append(self._plan_side(item, side, how, limits, prompt, texts))
+                else:
+                    plans.append(self._plan(item, how, limits, max_tokens, prompt, texts))
             except PoolingError as error:
                 plans.append(error)
         tokenized = dict(zip(texts, self.tokenizer.encode(list(texts), lower_case=how.do_lower_case), strict=True))
@@ -98,8 +117,12 @@ class Renderer:
         texts: dict[str, None],
     ) -> Callable[[dict[str, TokenIds]], Rendered]:
         """Note the texts to tokenize for an input; what comes back builds it from their ids."""
-        if isinstance(item, Pair) and (item.template is not None or not self.pairs_with_separator):
-            item = joined_text(item, self.chat.special_tokens)
+        if isinstance(item, Ranking):
+            return self._plan_ranking(item, how, limits, max_tokens, texts)
+        if isinstance(item, Pair) and (item.template is not None or self.score_template is not None):
+            return self._plan_template(item, how, limits, max_tokens, texts)
+        if isinstance(item, Pair) and not self.pairs_with_separator:
+            item = joined_text(item)
         elif isinstance(item, Chat):
             item, prompt = chat_text(item, self.chat), None  # a prompt is for texts; a conversation has its template
         if isinstance(item, str):
@@ -120,6 +143,101 @@ class Renderer:
             return lambda ids: rendered
         given = self._token_ids(item)
         return lambda ids: self._sliced(given, how, max_tokens)
+
+    def _plan_side(
+        self,
+        item: str,
+        side: Side,
+        how: Tokenization,
+        limits: Limits,
+        prompt: str | None,
+        texts: dict[str, None],
+    ) -> Callable[[dict[str, TokenIds]], Rendered]:
+        """A text that is read as a query, or as a document."""
+        limit = side.limit(how.truncate_prompt_tokens, limits.max_tokens)
+        whole = side.text(item, prompt)
+        text = self._fitting(whole, how, limits, limit)
+        texts[text] = None
+        exact = len(text) == len(whole)
+        return lambda ids: self._marked(ids[text], side, how, limit, exact)
+
+    def _marked(self, body: TokenIds, side: Side, how: Tokenization, limit: int, exact: bool) -> Rendered:
+        frame, cut_side = self.tokenizer.single, how.truncation_side or self.tokenizer.truncation_side
+        num_added = frame.num_tokens + side.num_markers
+        kept = cut(body, max(0, limit - num_added), cut_side)
+        ids = self._padded(side.marked(np.concatenate((frame.prefix, kept, frame.suffix))), how)
+        expanded = side.expanded(cut(ids, limit, cut_side), limit)
+        return Rendered(
+            expanded.token_ids,
+            len(expanded.token_ids),
+            len(body) + num_added,
+            input_tokens_exact=exact,
+            attended=expanded.attended,
+            kept=expanded.kept,
+        )
+
+    def _plan_template(
+        self, pair: Pair, how: Tokenization, limits: Limits, max_tokens: int | None, texts: dict[str, None]
+    ) -> Callable[[dict[str, TokenIds]], Rendered]:
+        own = None if pair.template is not None else self.score_template
+        if own is not None and not own.adds_special_tokens:
+            how = replace(how, add_special_tokens=False)
+
+        def write(query: str, documents: Sequence[str]) -> str:
+            return joined_text(replace(pair, query=query, document=documents[0]), self.chat.special_tokens, own)
+
+        return self._plan_framed(Framed(pair.query, [pair.document], write), how, limits, max_tokens, texts)
+
+    def _plan_ranking(
+        self, ranking: Ranking, how: Tokenization, limits: Limits, max_tokens: int | None, texts: dict[str, None]
+    ) -> Callable[[dict[str, TokenIds]], Rendered]:
+        found = (self.tokenizer.raw.token_to_id(mark) for mark in (DOCUMENT_MARK, QUERY_MARK))
+        marks = [token for token in found if token is not None]
+        if len(marks) < 2:
+            raise Unsupported(f"the tokenizer has no token {DOCUMENT_MARK} or {QUERY_MARK}, which mark what is ranked")
+
+        def write(query: str, documents: Sequence[str]) -> str:
+            return ranking_text(query, documents, ranking.instruction)
+
+        build = self._plan_framed(Framed(ranking.query, ranking.documents, write), how, limits, max_tokens, texts)
+
+        def marked(ids: dict[str, TokenIds]) -> Rendered:
+            rendered = build(ids)
+            rendered.kept = np.isin(rendered.token_ids, marks)
+            return rendered
+
+        return marked
+
+    def _plan_framed(
+        self, framed: Framed, how: Tokenization, limits: Limits, max_tokens: int | None, texts: dict[str, None]
+    ) -> Callable[[dict[str, TokenIds]], Rendered]:
+        """A prompt that is cut inside, where its texts are: a model reads the answer off the end of its frame."""
+        query, *documents = (self._fitting(text, how, limits, max_tokens) for text in (framed.query, *framed.documents))
+        given = len(framed.query) + sum(map(len, framed.documents))
+        exact = len(query) + sum(map(len, documents)) == given
+        framed = replace(framed, query=query, documents=documents)
+        whole = framed.write(query, documents)
+        if max_tokens is None:
+            self._fitting(whole, how, limits, None)
+        else:
+            padded = how.pad_prompt_tokens
+            how = replace(how, pad_prompt_tokens=None if padded is None else min(padded, max_tokens))
+        texts[whole] = None
+        frame = self.tokenizer.single if how.add_special_tokens else self.tokenizer.single.bare
+
+        def encode(text: str) -> TokenIds:
+            return self.tokenizer.encode([text], lower_case=how.do_lower_case)[0]
+
+        def build(ids: dict[str, TokenIds]) -> Rendered:
+            body, total = ids[whole], len(ids[whole]) + frame.num_tokens
+            if max_tokens is not None and total > max_tokens:
+                side = how.truncation_side or self.tokenizer.truncation_side
+                body = fitted(framed, encode, max_tokens - frame.num_tokens, self.tokenizer, side)
+            rendered = self._single(body, how, None, None, exact)
+            rendered.num_input_tokens = total
+            return rendered
+
+        return build
 
     def _fitting(self, text: str, how: Tokenization, limits: Limits, max_tokens: int | None) -> str:
         """The text, or as much of it as can matter: a huge one must not be tokenized only to be cut."""
@@ -204,6 +322,8 @@ class Renderer:
             and (worst := int(rendered.token_ids.max())) >= self.vocab_size
         ):
             return BadRequest(f"Token id {worst} is out of vocabulary: the model's table ends at {self.vocab_size - 1}")
+        if self.instruction is not None and rendered.embeds is None:
+            rendered.skip = self.instruction.num_tokens(rendered.token_ids)
         return rendered
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -50,6 +50,14 @@ class Frame:
         return replace(self, prefix=self.prefix[:0], middle=self.middle[:0], suffix=self.suffix[:0])
 
 
+class Located(NamedTuple):
+    """The tokens of a text and the characters that each was made of: `text[start:end]`."""
+
+    token_ids: TokenIds
+    starts: TokenIds
+    ends: TokenIds
+
+
 class Cut(NamedTuple):
     """A text as far as it is read."""
 
@@ -91,6 +99,17 @@ class Tokenizer:
             return self._encode(texts)
         return [self._encode([text])[0] if len(text) <= PIECE_CHARS else self._encode_long(text) for text in texts]
 
+    def locate(self, texts: Sequence[str], *, lower_case: bool | None = None) -> list[Located]:
+        """The ids of every text without special tokens, and where the text has each; slower than `encode`."""
+        lowers = self.lower_case if lower_case is None else lower_case
+        read = [check_unicode(text).lower() if lowers else check_unicode(text) for text in texts]
+        short = [text for text in read if len(text) <= PIECE_CHARS]
+        encodings = iter(self.raw.encode_batch(short, add_special_tokens=False))
+        return [
+            _located(text, each, [(0, next(encodings))] if len(each) <= PIECE_CHARS else self._long_encodings(each))
+            for text, each in zip(texts, read, strict=True)
+        ]
+
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included; runs outside the interpreter lock."""
         text: str
@@ -101,8 +120,8 @@ class Tokenizer:
         return text
 
     def strings(self, token_ids: Sequence[int]) -> list[str]:
-        """Every token as the vocabulary writes it."""
-        return [self.raw.id_to_token(token) or "" for token in self._checked(token_ids).tolist()]
+        """Every token as the vocabulary writes it; nothing for the rows that some models have beyond theirs."""
+        return [self.raw.id_to_token(token) or "" for token in token_ids]
 
     def _checked(self, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
         ids = integers(token_ids, "tokens")
@@ -151,13 +170,20 @@ class Tokenizer:
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def _encode_long(self, text: str) -> TokenIds:
-        pieces, start = [], 0
+        return np.concatenate([self._encode([piece])[0] for _, piece in self._pieces(text)])
+
+    def _long_encodings(self, text: str) -> Iterator[tuple[int, tokenizers.Encoding]]:
+        for start, piece in self._pieces(text):
+            yield start, self.raw.encode_batch([piece], add_special_tokens=False)[0]
+
+    def _pieces(self, text: str) -> Iterator[tuple[int, str]]:
+        """The parts of a long text that are tokenized one after the other, and where each begins."""
+        start = 0
         while start < len(text):
             end = _seam(text, start + PIECE_CHARS)
-            pieces.extend(self._encode([text[start:end]]))
+            yield start, text[start:end]
             # sentencepiece puts a space before every text by itself: then the one at the seam is not needed
             start = end if self._spaces_belong_to_words or text[end : end + 1] != " " else end + 1
-        return np.concatenate(pieces)
 
     def _ids(self, text: str) -> list[int]:
         return list(self.raw.encode(text, add_special_tokens=False).ids)
@@ -203,6 +229,20 @@ def is_unicode(text: str) -> bool:
     except BadRequest:
         return False
     return True
+
+
+def _located(text: str, read: str, parts: Iterable[tuple[int, tokenizers.Encoding]]) -> Located:
+    """The tokens of the parts of a text, placed in the text as it was sent."""
+    ids, places = [], []
+    for start, encoding in parts:
+        ids.append(np.array(encoding.ids, dtype=np.int32))
+        places.append(np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2) + start)
+    starts, ends = np.concatenate(places).T
+    if len(read) != len(text):  # a few letters are several in lower case
+        lengths = np.fromiter((len(letter.lower()) for letter in text), dtype=np.int32, count=len(text))
+        origins = np.append(np.repeat(np.arange(len(text), dtype=np.int32), lengths), np.int32(len(text)))
+        starts, ends = origins[starts], np.where(ends > starts, origins[ends - 1] + 1, origins[starts])
+    return Located(np.concatenate(ids), starts, ends)
 
 
 def _frame(encoding: tokenizers.Encoding) -> Frame:

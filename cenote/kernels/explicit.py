@@ -10,6 +10,7 @@ from cenote.batch import PackedBatch, Run
 
 # scores of so many pairs of tokens are held at once, whatever the length of a sequence
 MAX_SCORES = 1 << 24
+MIN_BLOCK = 256
 
 
 def attention(
@@ -34,13 +35,19 @@ def attention(
         # [count, heads, length, d], all of them views
         q, k, v = (x[rows].view(run.count, run.length, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
         block = max(1, MAX_SCORES // (run.count * query.shape[1] * run.length))
+        if window is not None:  # else most of what a long block of queries computes would be masked
+            block = min(block, max(window, MIN_BLOCK))
         for start in range(0, run.length, block):
             end = min(start + block, run.length)
-            mask = _mask(run.length, start, end, causal, window, bias, attended, q)
+            keys = _seen(run.length, start, end, causal, window)
+            mask = _mask(keys, start, end, causal, window, bias, attended, q)
+            seen = slice(keys.start, keys.stop)
             if softcap is None and sinks is None:
-                mixed = scaled_dot_product_attention(q[:, :, start:end], k, v, attn_mask=mask, scale=scale)
+                mixed = scaled_dot_product_attention(
+                    q[:, :, start:end], k[:, :, seen], v[:, :, seen], attn_mask=mask, scale=scale
+                )
             else:
-                mixed = _written_out(q[:, :, start:end], k, v, mask, scale, softcap, sinks)
+                mixed = _written_out(q[:, :, start:end], k[:, :, seen], v[:, :, seen], mask, scale, softcap, sinks)
             out[rows].view(run.count, run.length, *out.shape[1:])[:, start:end] = mixed.transpose(1, 2)
     return out
 
@@ -61,8 +68,15 @@ def _pieces(batch: PackedBatch, heads: int) -> list[tuple[Run, Tensor | None]]:
     return pieces
 
 
+def _seen(length: int, start: int, end: int, causal: bool, window: int | None) -> range:
+    """The keys that any of the queries from `start` to `end` may look at."""
+    first = 0 if window is None else max(0, start - window)
+    last = length if window is None else min(length, end + window)
+    return range(first, min(last, end) if causal else last)
+
+
 def _mask(
-    length: int,
+    seen: range,
     start: int,
     end: int,
     causal: bool,
@@ -72,7 +86,7 @@ def _mask(
     like: Tensor,
 ) -> Tensor:
     """What is added to the products of the queries from `start` to `end`: [count or 1, heads or 1, queries, keys]"""
-    keys = torch.arange(length, device=like.device)
+    keys = torch.arange(seen.start, seen.stop, device=like.device)
     distance = keys - torch.arange(start, end, device=like.device)[:, None]
     if bias is None:
         mask = torch.zeros((1, 1, *distance.shape), dtype=like.dtype, device=like.device)

@@ -27,6 +27,10 @@ class Table(nn.Embedding):
         if not self.weight.is_meta:
             super().reset_parameters()
 
+    def first_row(self, tokens: Tensor) -> Tensor:
+        """What all these tokens get that are of the first kind: the same, without looking it up for each."""
+        return self.weight[0]
+
 
 class Embedding(nn.Module):
     """The sum of what the token, its position and its type contribute."""
@@ -51,7 +55,7 @@ class Embedding(nn.Module):
         if self.token_types is not None:
             # some tokenizers name a second type to a model that has one
             plain = batch.token_types is None or self.token_types.num_embeddings == 1
-            x = x + (self.token_types.weight[0] if plain else self.token_types(batch.token_types))
+            x = x + (self.token_types.first_row(batch.token_ids) if plain else self.token_types(batch.token_types))
         if self.positions is not None:
             x = x + self.positions(batch.positions + self.position_offset)
         if self.norm is not None:

@@ -1,4 +1,4 @@
-"""A convolution of a few tokens' width over a packed batch, every channel by itself."""
+"""Convolutions of a few tokens' width over a packed batch, every channel by itself."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from cenote.batch import PackedBatch
+from cenote.layers.linear import Linear
+from cenote.layers.positions import Place
+from cenote.layers.spec import BackboneSpec
 
 
 class ShortConvolution(nn.Module):
@@ -31,3 +34,20 @@ class ShortConvolution(nn.Module):
             else:
                 out[:-apart] += torch.where(together, x[apart:], 0) * weight
         return (out if self.bias is None else out + self.bias.float()).to(x.dtype)
+
+
+class GatedConvolution(nn.Module):
+    """(conv(before * x) * after) out, with both gates and x from one matrix"""
+
+    def __init__(self, spec: BackboneSpec, width: int, *, bias: bool) -> None:
+        super().__init__()
+        self.into = Linear(spec.hidden_size, 3 * spec.hidden_size, bias=bias)
+        self.conv = ShortConvolution(spec.hidden_size, width, bias=bias, causal=spec.causal)
+        self.project = Linear(spec.hidden_size, spec.hidden_size, bias=bias)
+
+    def forward(self, x: Tensor, batch: PackedBatch, place: Place) -> Tensor:
+        if batch.host_attended is not None:  # tokens that nobody sees are not seen here either
+            seen = torch.tensor(batch.host_attended, device=x.device)[batch.owner]
+            x = x.masked_fill((batch.positions >= seen)[:, None], 0)
+        before, after, x = self.into(x).chunk(3, dim=-1)
+        return self.project(after * self.conv(before * x, batch))  # type: ignore[no-any-return]

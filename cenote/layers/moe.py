@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -38,20 +39,21 @@ class ExpertsSpec:
 
 
 class Router(nn.Module):
+    float32 = ("correction",)  # numbers around 5 whose third digit decides: no other type would do
+
     def __init__(self, spec: ExpertsSpec, hidden_size: int) -> None:
         super().__init__()
         self.spec = spec
         self.weight = nn.Parameter(torch.empty(spec.num_experts, hidden_size))
         self.bias = nn.Parameter(torch.empty(spec.num_experts)) if spec.router_bias else None
-        # float32 in every checkpoint, while loading gives all weights one type: in three pieces it survives bfloat16
-        self.correction = nn.Parameter(torch.empty(3, spec.num_experts)) if spec.correction else None
+        self.correction = nn.Parameter(torch.empty(spec.num_experts)) if spec.correction else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of every token, and their shares in float32: [tokens, top_k] each."""
         # a rounded score can choose another expert: scores are float32 whatever the model runs in
         scores = F.linear(x.float(), self.weight.float(), None if self.bias is None else self.bias.float())
         scores = scores.softmax(dim=-1) if self.spec.scoring == "softmax" else scores.sigmoid()
-        wanted = scores if self.correction is None else scores + self.correction.float().sum(0)
+        wanted = scores if self.correction is None else scores + self.correction
         if self.spec.num_groups > 1:
             wanted = self._of_best_groups(wanted)
         chosen = wanted.topk(self.spec.top_k, dim=-1).indices
@@ -62,7 +64,7 @@ class Router(nn.Module):
 
     def _of_best_groups(self, wanted: Tensor) -> Tensor:
         """A group is as good as its two best experts; those of all but the best groups are out of the choice."""
-        groups = wanted.unflatten(1, (self.spec.num_groups, -1))
+        groups = wanted.view(len(wanted), self.spec.num_groups, -1)
         best = groups.topk(2, dim=-1).values.sum(-1).topk(self.spec.top_groups, dim=-1).indices
         out = torch.ones(groups.shape[:2], dtype=torch.bool, device=wanted.device).scatter(1, best, False)
         return groups.masked_fill(out[..., None], -torch.inf).flatten(1)
@@ -97,14 +99,17 @@ class Experts(nn.Module):
         return self.activation(gate) * up
 
 
+MakeExperts = Callable[[ExpertsSpec, int, str], Experts]
+
+
 class MixtureOfExperts(nn.Module):
     """sum(share * expert(x)) over a token's experts, and the shared expert where there is one"""
 
-    def __init__(self, spec: BackboneSpec, experts: ExpertsSpec, kind: type[Experts] = Experts) -> None:
+    def __init__(self, spec: BackboneSpec, experts: ExpertsSpec, make_experts: MakeExperts = Experts) -> None:
         super().__init__()
         self.top_k = experts.top_k
         self.router = Router(experts, spec.hidden_size)
-        self.experts = kind(experts, spec.hidden_size, spec.activation)
+        self.experts = make_experts(experts, spec.hidden_size, spec.activation)
         self.bias = nn.Parameter(torch.empty(spec.hidden_size)) if experts.out_bias else None
         shared = replace(spec, intermediate_size=experts.shared_size) if experts.shared_size else None
         self.shared = None if shared is None else GatedMLP(shared)
@@ -119,10 +124,10 @@ class MixtureOfExperts(nn.Module):
         ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)  # unlike a count, waits for no device
         rows = self.experts(x[order // self.top_k], expert, ends) * shares.flatten()[order, None].to(x.dtype)
         # back in place and then summed: every token adds its own in the same order, whoever else is in the batch
-        out = torch.empty_like(rows).index_copy_(0, order, rows).unflatten(0, (-1, self.top_k)).sum(1)
+        out = torch.empty_like(rows).index_copy_(0, order, rows).view(len(x), self.top_k, -1).sum(1)
         if self.bias is not None:
             out = out + self.bias
         if self.shared is None:
             return out
-        every = self.shared(x)
+        every: Tensor = self.shared(x)
         return out + (every if self.shared_gate is None else self.shared_gate(x) * every)

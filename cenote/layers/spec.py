@@ -109,5 +109,7 @@ class HeadSpec:
     norm_eps: float = 1e-5
     norm_bias: bool = True
     bias: bool | None = True  # None: as the checkpoint has it
+    dense_first: bool = False  # all but the last layer see every token, and pooling comes after them
     whole_per_token: bool = False  # token_classify uses all of it, not only the last layer
+    num_labels: int | None = None  # where no config.json says
     step_tag_id: int | None = None  # the token whose rows are the answer, where a text is judged step by step

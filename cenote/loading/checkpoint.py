@@ -13,8 +13,9 @@ from cenote.errors import LoadError
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # a star crosses folders, so the modules of Sentence Transformers come along
-FETCHED = ["*.json", "*.txt", "*.model", "*.jinja"]
+FETCHED = ["*.json", "*.txt", "*.model", "*.jinja", "README.md", "artifact.metadata"]
 WEIGHTS = "*.safetensors"
+HEADS = ["sparse_linear.pt", "colbert_linear.pt"]  # of bge-m3
 # other formats of the same weights, and what training left behind
 NOT_FETCHED = ["onnx/*", "openvino/*", "coreml/*", "original/*", "consolidated*", "checkpoint-*", "runs/*", "eval/*"]
 PICKLED = "pytorch_model*.bin"
@@ -85,6 +86,16 @@ def find_checkpoint(
     return _checked(Checkpoint(model, _fetch(model, revision, token)))
 
 
+def find_adapter(name: str, *, token: str | None = None) -> Checkpoint:
+    """A folder on this machine, or an adapter of the hub."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return Checkpoint(name, folder)
+    if not HUB_NAME.fullmatch(name):
+        raise LoadError(f"folder {name!r} does not exist; give a folder with adapter_config.json or a hub name")
+    return Checkpoint(name, _snapshot(name, None, token, [*FETCHED, WEIGHTS, "adapter_model.bin"]))
+
+
 def is_offline() -> bool:
     """Whether the hub's own switches forbid the network; asked anew each time, unlike its library does."""
     switches = (os.environ.get("HF_HUB_OFFLINE"), os.environ.get("TRANSFORMERS_OFFLINE"))
@@ -130,7 +141,8 @@ def _read_json(path: Path) -> Any:
 
 
 def _fetch(name: str, revision: str | None, token: str | None) -> Path:
-    folder = _snapshot(name, revision, token, [*FETCHED, WEIGHTS])
+    patterns = [*FETCHED, WEIGHTS, *HEADS]
+    folder = _snapshot(name, revision, token, patterns)
     missing = [PICKLED] if not any(folder.glob("model*.safetensors")) else []
     missing += [
         f"{module.name}/{PICKLED}"
@@ -138,7 +150,7 @@ def _fetch(name: str, revision: str | None, token: str | None) -> Path:
         for module in folder.glob(kind)
         if not (module / "model.safetensors").exists()
     ]
-    return _snapshot(name, revision, token, [*FETCHED, WEIGHTS, *missing]) if missing else folder
+    return _snapshot(name, revision, token, [*patterns, *missing]) if missing else folder
 
 
 def _snapshot(name: str, revision: str | None, token: str | None, patterns: list[str]) -> Path:

@@ -18,8 +18,9 @@ METHODS = ("from_2_way_softmax", "no_post_processing")
 class TokenLabels:
     """Which tokens answer, and how their logits are read."""
 
-    tokens: tuple[str, ...]
+    tokens: tuple[str | int, ...]  # as the vocabulary writes them, or their ids
     method: str
+    source: str = "classifier_from_token"
 
     @property
     def num_labels(self) -> int:
@@ -27,17 +28,25 @@ class TokenLabels:
 
     def weight(self, filler: Filler, table: str, tokenizer: tokenizers.Tokenizer) -> Tensor:
         """The rows of the language-model head that belong to the tokens, [labels, hidden]."""
-        head = "lm_head.weight" if filler.has("lm_head.weight") else f"{table}.weight"
-        rows = filler.read(head)[[self._id(token, tokenizer) for token in self.tokens]].float()
+        head = language_head(filler, table)
+        ids = [self._id(token, tokenizer) for token in self.tokens]
+        if beyond := [token for token in ids if not 0 <= token < len(head)]:
+            raise LoadError(f"{self.source} names the token {beyond[0]}; the language-model head has {len(head)} rows")
+        rows = head[ids].float()
         # sigmoid(yes - no) is the share of yes in a softmax over the two
         return rows[1:] - rows[:1] if self.method == "from_2_way_softmax" else rows
 
-    @staticmethod
-    def _id(token: str, tokenizer: tokenizers.Tokenizer) -> int:
-        found = tokenizer.token_to_id(token)
+    def _id(self, token: str | int, tokenizer: tokenizers.Tokenizer) -> int:
+        found = token if isinstance(token, int) else tokenizer.token_to_id(token)
         if found is None:
-            raise LoadError(f"classifier_from_token names {token!r}, which is no entry of the vocabulary")
+            raise LoadError(f"{self.source} names {token!r}, which is no entry of the vocabulary")
         return int(found)
+
+
+def language_head(filler: Filler, table: str) -> Tensor:
+    """From a state to the vocabulary, [vocabulary, hidden]; without a name of its own it is the embeddings' table."""
+    names = ("lm_head.weight", "output.weight", f"{table}.weight")
+    return filler.read(next((name for name in names if filler.has(name)), names[-1]))
 
 
 def token_labels(config: HFConfig) -> TokenLabels | None:

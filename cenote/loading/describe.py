@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,9 +10,12 @@ import torch
 
 from cenote.config import Convert, EngineConfig, PoolerConfig, Sourced
 from cenote.errors import LoadError, PoolingError
+from cenote.layers.spec import BackboneSpec
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
-from cenote.loading.convert import TokenLabels, token_labels
+from cenote.loading.colbert import LateInteraction, read_late_interaction
+from cenote.loading.convert import TokenLabels
 from cenote.loading.default_model import default_model, with_ways_to_get_it
+from cenote.loading.fallback import INSTALL, fallback_entry, is_available
 from cenote.loading.hf_config import (
     architectures,
     has_native_bf16,
@@ -21,13 +24,15 @@ from cenote.loading.hf_config import (
     resolve_dtype,
     resolve_max_length,
 )
+from cenote.loading.prompts import Prompts, read_prompts
 from cenote.loading.recognise import recognise
+from cenote.loading.rerankers import Reranker, find_reranker
 from cenote.loading.sentence_transformers import SentenceTransformers, read_modules
 from cenote.models.architecture import Architecture, Head, HFConfig
-from cenote.models.catalog import Entry, Form, find
+from cenote.models.catalog import Entry, Form, UnknownArchitecture, find, names_of_type
 from cenote.pooling.activations import classification_activation
 from cenote.pooling.resolve import Matryoshka, PoolingFiles, PoolingPlan, resolve_plan
-from cenote.request import Task
+from cenote.request import ScoreTemplate, ScoreType, Task
 
 # what a model may do, its default first, by what it is used as
 TASKS: dict[Form, tuple[Task, ...]] = {
@@ -40,6 +45,13 @@ TASKS: dict[Form, tuple[Task, ...]] = {
     "multi_vector": ("token_embed",),
     "hybrid": ("embed", "token_embed", "token_classify", "sparse_embed"),
     "listwise": ("token_embed",),
+    "causal": ("token_classify",),
+}
+# how it compares texts, where another way than the first that its tasks allow is its own
+SCORE_TYPES: dict[Form, ScoreType] = {
+    "sparse": "sparse",
+    "multi_vector": "late-interaction",
+    "listwise": "listwise",
 }
 
 
@@ -70,20 +82,23 @@ class Description:
     num_labels: int
     labels: list[str] | None
     token_labels: TokenLabels | None
+    score_template: Sourced[ScoreTemplate] | None  # joins query and document; None: as the tokenizer joins two texts
     sentence_transformers: SentenceTransformers
+    prompts: Prompts
+    late_interaction: LateInteraction | None  # None also for a ColBERT that reads plain texts
     max_length: Sourced[int]
     device: Sourced[torch.device]
     dtype: Sourced[torch.dtype]
     head_dtype: Sourced[torch.dtype]
 
     @property
-    def prompts(self) -> Mapping[str, str]:
-        return self.sentence_transformers.prompts
-
-    @property
     def head(self) -> Head | None:
         """The family's classifier for what this model is used as."""
         return _head(self.kind.value, self.architecture)
+
+    @property
+    def score_type(self) -> ScoreType | None:
+        return SCORE_TYPES.get(self.kind.value)
 
     @property
     def default_task(self) -> Task:
@@ -115,25 +130,31 @@ def describe(options: EngineConfig) -> Description:
 
 
 def _describe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -> Description:
-    entry = find(architectures(config), config.source)
+    entry = _entry(options, config)
     family = entry.family(config)
     files = read_modules(checkpoint) or SentenceTransformers()
+    one_label = _num_labels(config, _labels(config), "sequence", family.sequence_head) == 1
+    reranker = find_reranker(options, checkpoint, config, entry, family, files, one_label=one_label)
+    from_tokens = reranker.labels
+    kind = _kind(options, entry, family, from_tokens, recognise(checkpoint, entry, files))
+    late_interaction = None
+    if kind.value == "multi_vector" and not _plain(options, config):
+        late_interaction = read_late_interaction(checkpoint, config, files, family.late_interaction)
     max_length = resolve_max_length(
         config,
         checkpoint,
-        encoder_max_length=files.max_length,
+        # the length that PyLate leaves there is that of the last texts it read
+        encoder_max_length=files.max_length if late_interaction is None else None,
         user=options.max_model_len,
         position_offset=family.backbone.position_offset,
         learned_positions=family.backbone.learned_positions,
     )
     architecture = replace(family, backbone=replace(family.backbone, max_positions=max_length.value))
-    from_tokens = token_labels(config)
-    kind = _kind(options, entry, architecture, from_tokens, recognise(checkpoint, entry, files))
     head = _head(kind.value, architecture)
     labels = _labels(config) if kind.value in ("sequence", "token", "reward") else None
     device = _device(options.device)
     dtype = resolve_dtype(config, options.dtype, device.value.type, native_bf16=has_native_bf16())
-    tasks, step_tag = TASKS[kind.value], head.spec.step_tag_id if head is not None else None
+    tasks, step_tag = _tasks(kind.value, entry), head.spec.step_tag_id if head is not None else None
     name = options.served_model_name or (options.model if options.model else "all-MiniLM-L6-v2")
     return Description(
         name=name,
@@ -145,23 +166,41 @@ def _describe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -
         plan=resolve_plan(
             model=name,
             user=options.pooler_config,
-            files=PoolingFiles(files.pooling, files.normalize, files.include_prompt) if "embed" in tasks else None,
+            files=_pooling_files(files, kind.value, tasks),
             method=_default_method(kind.value, architecture, entry),
-            activation=_activation(kind, config, files),
+            activation=_activation(kind, config, files, reranker),
             tasks=tasks,
-            matryoshka=_matryoshka(config, files, architecture.backbone.hidden_size, options),
-            activates=_activates(kind, head),
+            matryoshka=_matryoshka(config, files, kind.value, architecture.backbone, options),
+            inactive=_inactive(kind.value, head, tasks),
             step_tag=None if step_tag is None else Sourced(step_tag, f"{entry.name}'s classifier"),
         ),
-        num_labels=from_tokens.num_labels if from_tokens else _num_labels(config, labels, kind.value),
+        num_labels=from_tokens.num_labels if from_tokens else _num_labels(config, labels, kind.value, head),
         labels=labels,
         token_labels=from_tokens,
+        score_template=reranker.template,
         sentence_transformers=files,
+        prompts=read_prompts(options, config, files, by_role=kind.value == "multi_vector"),
+        late_interaction=late_interaction,
         max_length=max_length,
         device=device,
         dtype=dtype,
         head_dtype=head_dtype(config, dtype.value),
     )
+
+
+def _entry(options: EngineConfig, config: HFConfig) -> Entry:
+    """Whose model it is: a family of ours where there is one, else the Transformers library's."""
+    names = architectures(config) or names_of_type(str(config.get("model_type", "")))
+    if options.model_impl == "transformers":
+        return fallback_entry(names, config.source)
+    try:
+        return find(names, config.source)
+    except UnknownArchitecture as error:
+        if options.model_impl != "auto" or not names:
+            raise
+        if not is_available():
+            raise LoadError(f"{error.message}. The Transformers library may run it: {INSTALL}") from None
+        return fallback_entry(names, config.source)
 
 
 def _checkpoint(options: EngineConfig) -> Checkpoint:
@@ -183,11 +222,14 @@ def _kind(
     """What the model is used as: the flag says, else its files, else its architecture's name."""
     if options.runner == "generate":
         raise LoadError("runner='generate' is not offered: Cenote runs pooling models; use 'pooling' or 'auto'")
-    by_flag: dict[Convert, Form] = {"embed": "embed", "classify": "sequence", "reward": "sequence"}
-    if options.convert in by_flag:
-        kind: Sourced[Form] = Sourced(by_flag[options.convert], f"convert {options.convert}")
+    judged: Form = "reward" if entry.form == "reward" and architecture.reward_head is not None else "sequence"
+    by_flag: dict[Convert, Form] = {"embed": "embed", "classify": "sequence", "reward": judged}
+    if entry.form == "causal" and options.convert in ("auto", "reward") and options.pooler_config.returned_token_ids:
+        kind: Sourced[Form] = Sourced("causal", "pooler config returned_token_ids")  # some of its words are the answer
+    elif options.convert in by_flag:
+        kind = Sourced(by_flag[options.convert], f"convert {options.convert}")
     elif from_tokens is not None:
-        kind = Sourced("sequence", "classifier_from_token")
+        kind = Sourced("sequence", from_tokens.source)
     elif from_files is not None:
         kind = from_files
     elif entry.form == "causal":
@@ -201,9 +243,38 @@ def _kind(
         kind = Sourced(entry.form, f"architecture {entry.name}")
     if kind.value in ("reward", "masked") and _head(kind.value, architecture) is None:
         kind = Sourced("embed", f"architecture {entry.name}")
+    if kind.value == "sparse":
+        _check_sparse(options, entry, architecture)
+    if not entry.native and (from_tokens is not None or (kind.value != entry.form and kind.value != "embed")):
+        raise LoadError(f"{entry.name} is run by the Transformers library, which cannot make a classifier of it")
     if kind.value == "sequence" and architecture.sequence_head is None:
         raise LoadError(f"{entry.name} has no sequence classifier to convert to; use convert='embed'")
     return kind
+
+
+def _check_sparse(options: EngineConfig, entry: Entry, architecture: Architecture) -> None:
+    if architecture.masked_head is None:
+        raise LoadError(f"{entry.name} has no head over its vocabulary, which SPLADE needs; use convert='embed'")
+    if options.pooler_config.enable_chunked_processing:
+        raise LoadError(
+            "chunked processing takes the mean of embeddings, and the weights of a SPLADE model are no embedding; "
+            "leave enable_chunked_processing out"
+        )
+
+
+def _tasks(kind: Form, entry: Entry) -> tuple[Task, ...]:
+    # what the library says of a whole sequence it does not say of one token
+    return ("classify",) if kind == "sequence" and not entry.native else TASKS[kind]
+
+
+def _pooling_files(files: SentenceTransformers, kind: Form, tasks: Sequence[Task]) -> PoolingFiles | None:
+    if "embed" not in tasks and not (kind == "multi_vector" and files.multi_vector):
+        return None  # they speak of another model than what this one is used as
+    return PoolingFiles(files.pooling, files.normalize, files.include_prompt)
+
+
+def _plain(options: EngineConfig, config: HFConfig) -> bool:
+    return options.plain_late_interaction or bool(config.get("plain_late_interaction", False))
 
 
 def _head(kind: Form, architecture: Architecture) -> Head | None:
@@ -217,16 +288,18 @@ def _head(kind: Form, architecture: Architecture) -> Head | None:
     return heads.get(kind)
 
 
-def _activation(kind: Sourced[Form], config: HFConfig, files: SentenceTransformers) -> Sourced[str]:
+def _activation(kind: Sourced[Form], config: HFConfig, files: SentenceTransformers, reranker: Reranker) -> Sourced[str]:
     if kind.value == "hybrid":
         return Sourced("relu", kind.source)  # a word that does not matter weighs nothing
-    return classification_activation({"num_labels": None, **config.values, **_own_activation(files)})
+    own = {} if reranker.is_known else _own_activation(files)
+    return classification_activation({"num_labels": None, **config.values, **own})
 
 
-def _activates(kind: Sourced[Form], head: Head | None) -> Sourced[bool]:
-    if kind.value == "listwise" or (head is not None and not head.activates):
-        return Sourced(False, kind.source)
-    return Sourced(True, "default")
+def _inactive(kind: Form, head: Head | None, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+    """The tasks that answer with plain numbers unless somebody asks for more."""
+    if kind == "listwise":
+        return tasks
+    return tuple(task for task in tasks if "classify" in task) if head is not None and not head.activates else ()
 
 
 def _default_method(kind: Form, architecture: Architecture, entry: Entry) -> Sourced[str]:
@@ -241,12 +314,18 @@ def _own_activation(files: SentenceTransformers) -> dict[str, dict[str, str]]:
     return {"sentence_transformers": {"activation_fn": files.activation}} if files.activation else {}
 
 
-def _matryoshka(config: HFConfig, files: SentenceTransformers, hidden_size: int, options: EngineConfig) -> Matryoshka:
+def _matryoshka(
+    config: HFConfig, files: SentenceTransformers, kind: Form, backbone: BackboneSpec, options: EngineConfig
+) -> Matryoshka:
+    if kind == "sparse":
+        return Matryoshka(False, (), config.vocab_size)
     sizes = tuple(config.get("matryoshka_dimensions", ()))
     widths = [step.out_features for step in files.projector if hasattr(step, "out_features")]
     by_flag = options.pooler_config.seq_pooling_type is not None
     methods = len(files.pooling.value) if files.pooling and not by_flag else 1
-    full = config.get("embedding_size") or (widths[-1] if widths else hidden_size * methods)
+    # some families call the width of their tables so
+    named = None if backbone.embedding_size is not None else config.get("embedding_size")
+    full = named or (widths[-1] if widths else backbone.hidden_size * methods)
     return Matryoshka(bool(sizes) or bool(config.get("is_matryoshka", False)), sizes, full)
 
 
@@ -260,11 +339,13 @@ def _labels(config: HFConfig) -> list[str] | None:
         raise LoadError(f"{config.source}: id2label is {names!r}, not names by number") from None
 
 
-def _num_labels(config: HFConfig, labels: list[str] | None, kind: Form) -> int:
-    if kind in ("masked", "sparse"):
+def _num_labels(config: HFConfig, labels: list[str] | None, kind: Form, head: Head | None) -> int:
+    if kind in ("masked", "sparse", "causal"):
         return int(config.vocab_size)
     if kind == "hybrid":
         return 1
+    if head is not None and head.spec.num_labels is not None:
+        return head.spec.num_labels
     count = config.get("num_labels") or (len(labels) if labels else 2)  # Transformers leaves the default of 2 unwritten
     return int(count)
 

@@ -46,7 +46,7 @@ DTYPES = {
 }
 RUN_IN = ("float32", "float", "bfloat16", "float16", "half")
 # their activations grow past what float16 can hold
-NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2")
+NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2", "t5", "mt5")
 
 
 def read_config(checkpoint: Checkpoint, overrides: Overrides = None) -> HFConfig:

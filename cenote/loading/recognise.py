@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from cenote.config import Sourced
 from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.hybrid import head_files
 from cenote.loading.sentence_transformers import SentenceTransformers
 from cenote.models.catalog import Entry, Form
-
-# bge-m3 keeps its two further heads beside the weights
-HYBRID_FILES = ("sparse_linear.pt", "colbert_linear.pt")
 
 
 def recognise(checkpoint: Checkpoint, entry: Entry, files: SentenceTransformers) -> Sourced[Form] | None:
     """The form that the files speak of; None when they add nothing to the architecture."""
-    if entry.form == "embed" and all(checkpoint.path(file) is not None for file in HYBRID_FILES):
-        return Sourced("hybrid", " and ".join(HYBRID_FILES))
+    if files.splade is not None and entry.form in ("masked", "embed"):
+        return Sourced("sparse", files.splade.source)
+    if files.multi_vector is not None and entry.form in ("embed", "masked", "causal"):
+        return Sourced("multi_vector", files.multi_vector.source)
+    if entry.form == "embed" and (heads := head_files(checkpoint)) is not None:
+        return Sourced("hybrid", " and ".join(path.name for path in heads))
     if entry.form == "masked" and files.pooling is not None:
         return Sourced("embed", files.pooling.source)  # a language model that was trained on to embed
     return None

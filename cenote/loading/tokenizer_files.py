@@ -94,6 +94,10 @@ def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles:
     )
 
 
+def read_chat_template(checkpoint: Checkpoint) -> str | None:
+    return _chat_template(checkpoint, checkpoint.json_object("tokenizer_config.json"))
+
+
 def _token_names(checkpoint: Checkpoint, settings: Settings) -> Names:
     """The special tokens as plain text; a file may also give them as objects."""
     both = {**checkpoint.json_object("special_tokens_map.json"), **settings}

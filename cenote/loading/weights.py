@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint, first_line, refuse_empty
-from cenote.models.architecture import Made, WeightTable
+from cenote.models.architecture import Made, WeightTable, turned_over
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # checkpoints from before 2021 call these gamma and beta
@@ -62,10 +62,7 @@ def open_weights(checkpoint: Checkpoint, folder: str = "") -> Weights:
     for file, read in (("model.safetensors", _open_safetensors), ("pytorch_model.bin", _open_pickled)):
         name = f"{folder}/{file}" if folder else file
         if (path := checkpoint.path(name)) is not None:
-            weights = Weights(path)
-            for key, tensor in read(path).items():
-                weights.add(key, path, tensor)
-            return weights
+            return open_file(path)
         if checkpoint.path(f"{name}.index.json") is not None:
             return _open_shards(checkpoint, f"{name}.index.json", read)
     place = checkpoint.folder / folder
@@ -73,6 +70,14 @@ def open_weights(checkpoint: Checkpoint, folder: str = "") -> Weights:
         f"{place} has no weights: looked for model.safetensors, model.safetensors.index.json, pytorch_model.bin "
         "and pytorch_model.bin.index.json; download the model again"
     )
+
+
+def open_file(path: Path) -> Weights:
+    """One file, by its ending."""
+    weights = Weights(path)
+    for key, tensor in (_open_safetensors if path.suffix == ".safetensors" else _open_pickled)(path).items():
+        weights.add(key, path, tensor)
+    return weights
 
 
 class Filler:
@@ -88,6 +93,8 @@ class Filler:
         }
         self._unread = set(weights.names())
         self._unfilled: list[str] = []
+        # a stored module -> each of ours that has it, all that this one is made of, and how large it is
+        self._places: dict[str, list[tuple[str, list[str], Tensor]]] = {}
         self._shared: dict[tuple[tuple[str, ...], object, torch.dtype], nn.Parameter] = {}
 
     def has(self, name: str) -> bool:
@@ -114,13 +121,31 @@ class Filler:
             if missing or not names:
                 self._unfilled += missing or [f"{path} (in no table)"]
                 continue
-            # layers that share their weights in the checkpoint share them here
-            key = (tuple(stored), make, dtype)
-            if key not in self._shared:
-                tensor = self._made(stored, make, tuple(parameter.shape), dtype, device)
-                self._shared[key] = nn.Parameter(tensor, requires_grad=False)
+            if make in (None, turned_over) and path.endswith(".weight"):
+                modules = [name.removesuffix(".weight") for name in names]
+                for module_name in modules:
+                    self._places.setdefault(module_name, []).append((path.removesuffix(".weight"), modules, parameter))
             owner, _, leaf = path.rpartition(".")
-            setattr(module.get_submodule(owner), leaf, self._shared[key])
+            holder = module.get_submodule(owner)
+            wide = leaf in getattr(holder, "float32", ())  # what a module keeps so, whatever the model runs in
+            kind = torch.float32 if wide else dtype
+            # layers that share their weights in the checkpoint share them here
+            key = (tuple(stored), make, kind)
+            if key not in self._shared:
+                tensor = self._made(stored, make, tuple(parameter.shape), kind, device)
+                self._shared[key] = nn.Parameter(tensor, requires_grad=False)
+            setattr(holder, leaf, self._shared[key])
+
+    def places(self, module: str) -> list[tuple[str, int, int, int]]:
+        """Where the weight of a stored module went: our modules, its first row there, and its rows and columns."""
+        found = []
+        for path, modules, whole in self._places.get(module, ()):
+            at = modules.index(module)
+            rows = [len(whole)]
+            if len(modules) > 1:
+                rows = [self.weights.get(self._stored[f"{name}.weight"]).shape[0] for name in modules]
+            found.append((path, sum(rows[:at]), rows[at], whole.shape[1]))
+        return found
 
     def choose(self, tables: Sequence[WeightTable]) -> WeightTable:
         """The first table of which the checkpoint has every name, or else the first."""

@@ -70,6 +70,16 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAdapters:
+    """Adapters among the weights, stacked: of task t, a weight is original + up[t] @ down[t] * scaling."""
+
+    tasks: tuple[str, ...]  # in the order in which they are stacked
+    scaling: float
+    # our parameter -> `down` [tasks, rank, columns] and `up` [tasks, rows, rank] in the checkpoint; `*` is the layer
+    matrices: Mapping[str, tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """A model as data: one backbone, the table of its weights, its default pooling and its classifiers."""
 
@@ -83,8 +93,13 @@ class Architecture:
     token_head: Head | None = None
     reward_head: Head | None = None  # a value for every token
     masked_head: Head | None = None  # from states to the vocabulary
+    adapters: StoredAdapters | None = None
+    default_adapter: str | None = None  # the one used when a request names none, where the checkpoint has it
     projection: Projection | None = None  # of embeddings, stored among the weights of the backbone
+    late_interaction: Mapping[str, Any] | None = None  # of Stanford's ColBERTs, what artifact.metadata may leave out
+    pooled_after: str | None = None  # what a prompt says up to this mark is read but not pooled
     pairs_with_separator: bool = True  # a cross-encoder reads query [SEP] document, not their concatenation
+    score_template: str | None = None  # the built-in text around query and document that a reranker was trained with
     embed: Callable[[BackboneSpec], nn.Module] | None = None  # odd parts, in the family's own file
     mixer: Callable[[BackboneSpec, int], nn.Module] | None = None
     mlp: Callable[[BackboneSpec, int], nn.Module] | None = None
@@ -97,7 +112,11 @@ class Architecture:
 
 def transposed(name: str) -> Made:
     """A matrix that is stored the other way round; a bias has only one way."""
-    return Made((name,), lambda stored: stored.T if stored.dim() == 2 else stored)
+    return Made((name,), turned_over)
+
+
+def turned_over(stored: Tensor) -> Tensor:
+    return stored.T if stored.dim() == 2 else stored
 
 
 def linear_head(name: str, *, bias: bool | None = True, pooling: str | None = None, activates: bool = True) -> Head:
@@ -115,28 +134,23 @@ def dense_head(dense: str, classifier: str, *, whole_per_token: bool = False) ->
 
 def rope(config: HFConfig, layers: str = "full_attention", *, theta: float = 10000.0) -> RopeSpec:
     """Rotary positions of one kind of layers: from one dictionary today, one for each kind, or keys of their own."""
-    parameters = config.get("rope_parameters", {})
-    written = {**(parameters.get(layers) or parameters), **config.get("rope_scaling", {})}
+    parameters, scaling = config.get("rope_parameters", {}), config.get("rope_scaling", {})
+    written = {**(parameters.get(layers) or parameters), **scaling}
+    if kind := scaling.get("rope_type") or scaling.get("type"):
+        written["rope_type"] = kind  # an override in older words comes before a newer file
     share = written.get("partial_rotary_factor") or config.get("partial_rotary_factor")
-    share = share or config.get("rotary_emb_fraction", 1.0)
-    turned = None if share == 1.0 else int((config.get("head_dim") or _head_dim(config)) * share)
+    turned = config.get("rotary_emb_dim")
+    if (share := share or config.get("rotary_emb_fraction", 1.0)) != 1.0:
+        turned = int((config.get("head_dim") or config.hidden_size // config.num_attention_heads) * share)
     longest = config.get("max_position_embeddings")
     trained = config.get("original_max_position_embeddings") or written.get("original_max_position_embeddings")
+    lengths = {"max_position_embeddings": longest, "original_max_position_embeddings": trained or longest}
     return RopeSpec(
         theta=written.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base", theta),
-        dim=config.get("rotary_emb_dim", turned),
+        dim=turned,
         interleaved=config.get("rotary_emb_interleaved", False),
-        scaling={
-            **written,
-            "max_position_embeddings": longest,
-            "original_max_position_embeddings": trained or longest,
-        },
+        scaling={**written, **lengths},
     )
-
-
-def _head_dim(config: HFConfig) -> int:
-    size: int = config.hidden_size // config.num_attention_heads
-    return size
 
 
 def sliding_layers(config: HFConfig) -> tuple[bool, ...]:

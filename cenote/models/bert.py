@@ -19,7 +19,7 @@ def bert(config: HFConfig) -> Architecture:
             num_layers=config.num_hidden_layers,
             num_heads=config.num_attention_heads,
             learned_positions=config.max_position_embeddings,
-            token_types=config.get("type_vocab_size", 2),
+            token_types=config.type_vocab_size,
             embed_norm=True,
             qkv_bias=True,
             out_bias=True,
@@ -81,11 +81,17 @@ def masked_head(
     tables = [
         {"head.dense": dense, "head.norm": norm, "head.classifier.weight": rows, "head.classifier.bias": offsets}
         for rows in (f"{decoder}.weight", "embeddings.word_embeddings.weight")
-        for offsets in (bias, f"{decoder}.bias")
+        for offsets in (f"{decoder}.bias", bias)
     ]
     spec = HeadSpec(dense=True, dense_activation=activation, norm=True, norm_eps=eps, whole_per_token=True)
     return Head(spec=replace(spec, dense_size=size), weights=tables[0], also=tuple(tables[1:]))
 
 
 def xlm_roberta(config: HFConfig) -> Architecture:
-    return roberta(config)
+    """RoBERTa by its own names or by FlashAttention's; where its positions are rotary, it is Jina's."""
+    from cenote.models.jina_v3 import FLASH_NAMES, jina_v3  # which are described by those above
+
+    if config.get("position_embedding_type") == "rotary":
+        return jina_v3(config)
+    base = roberta(config)
+    return replace(base, also=(*base.also, {**FLASH_NAMES, "embed.positions": base.weights["embed.positions"]}))

@@ -35,11 +35,13 @@ FAMILIES = {
     "MPNet": "mpnet:mpnet",
     "Albert": "albert:albert",
     "Electra": "electra:electra",
+    "Deberta": "deberta:deberta",
     "DebertaV2": "deberta:deberta_v2",
     "JinaBert": "jina_bert:jina_bert",
     "T5Encoder": "t5:t5",
     "T5": "t5:t5",
     "MT5": "t5:t5",
+    "MT5Encoder": "t5:t5",
     "ModernBert": "modernbert:modernbert",
     "EuroBert": "eurobert:eurobert",
     "NomicBert": "nomic_bert:nomic_bert",
@@ -68,6 +70,7 @@ FAMILIES = {
     "Qwen3": "qwen:qwen3",
     "Qwen2Moe": "qwen_moe:qwen2_moe",
     "Qwen3Moe": "qwen_moe:qwen3_moe",
+    "Mixtral": "mixtral:mixtral",
     "Gemma": "gemma:gemma",
     "Gemma2": "gemma:gemma2",
     "Gemma3": "gemma:gemma3",
@@ -80,9 +83,10 @@ FAMILIES = {
     "Olmo3": "olmo:olmo3",
     "Glm": "glm:glm",
     "Lfm2": "lfm2:lfm2",
+    "Lfm2Bidirectional": "lfm2:bidirectional_lfm2",
     "Jamba": "jamba:jamba",
     "DeepseekV3": "deepseek:deepseek_v3",
-    "DeepseekV3Bidirectional": "deepseek:deepseek_v3",
+    "DeepseekV3Bidirectional": "deepseek:bidirectional_deepseek_v3",
 }
 
 # names that their suffix does not explain -> module:function and what the checkpoint is
@@ -92,7 +96,6 @@ NAMES: dict[str, tuple[str, Form]] = {
     "ColBERTJinaRobertaModel": ("colbert:colbert_jina", "multi_vector"),
     "ColBERTLfm2Model": ("lfm2:lfm2", "multi_vector"),
     "BgeM3EmbeddingModel": ("bert:xlm_roberta", "hybrid"),
-    "BertSpladeSparseEmbeddingModel": ("bert:bert", "sparse"),
     "GritLM": ("llama:gritlm", "embed"),
     "VoyageQwen3BidirectionalEmbedModel": ("qwen:voyage", "embed"),
     "JinaEmbeddingsV5Model": ("jina_v5:jina_v5", "embed"),
@@ -109,7 +112,9 @@ SUFFIXES: tuple[tuple[str, Form], ...] = (
     ("ChatModel", "causal"),
     ("LMHeadModel", "causal"),
     ("ForMaskedLM", "masked"),
+    ("ForPreTraining", "embed"),
     ("ForTextEncoding", "embed"),
+    ("SpladeSparseEmbeddingModel", "sparse"),
     ("EmbeddingModel", "embed"),
     ("ForSequenceClassification", "sequence"),
     ("ForTokenClassification", "token"),
@@ -128,6 +133,22 @@ class Entry:
     name: str
     family: Family
     form: Form
+    native: bool = True  # False: the Transformers library runs it
+
+
+def names_of_type(model_type: str) -> list[str]:
+    """The plain model of a family, for files that name a type and no architecture."""
+    bare = model_type.replace("-", "").replace("_", "").lower()
+    return [f"{stem}Model" for stem in FAMILIES if stem.lower() == bare]
+
+
+class UnknownArchitecture(LoadError):
+    """No family is known by any of the names."""
+
+
+def form_of(name: str) -> Form:
+    """What a name in config.json says about the checkpoint, whoever its family is."""
+    return next((form for suffix, form in SUFFIXES if name.endswith(suffix)), "embed")
 
 
 def find(names: list[str], source: str = "config.json") -> Entry:
@@ -141,7 +162,7 @@ def find(names: list[str], source: str = "config.json") -> Entry:
             if name.endswith(suffix) and stem in FAMILIES:
                 return Entry(name, _import(FAMILIES[stem]), form)
     known = ", ".join([*(f"{stem}*" for stem in FAMILIES), *NAMES])
-    raise LoadError(
+    raise UnknownArchitecture(
         f"{source}: no architecture of {names or 'an empty list'} is known; there are: {known}. "
         'A checkpoint that is one of these under another name loads with hf_overrides={"architectures": ["..."]}'
     )

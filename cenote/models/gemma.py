@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.llama import llama, one_in, two_ropes
+from cenote.models.architecture import Architecture, HFConfig, rope
+from cenote.models.llama import llama, local_rope, one_in
 
 
 def gemma(config: HFConfig) -> Architecture:
@@ -49,15 +49,12 @@ def gemma3(config: HFConfig) -> Architecture:
     """Gemma 2 with normed query and key heads instead of a cap, and slower turns where it sees everything."""
     base = gemma2(config)
     both_ways = config.get("use_bidirectional_attention", False)
-    turns, local_turns = two_ropes(
-        config, theta=config.get("rope_theta", 1e6), local_theta=config.get("rope_local_base_freq", 1e4)
-    )
     spec = replace(
         base.backbone,
         softcap=None,
         qk_norm="head",
-        rope=turns,
-        local_rope=local_turns,
+        rope=rope(config, theta=1e6),
+        local_rope=local_rope(config, config.get("rope_local_base_freq", 1e4)),
         local_layers=one_in(config.get("sliding_window_pattern", 6), config),
         # the tokens on both sides share the window of a causal model
         window=config.sliding_window // 2 if both_ways else base.backbone.window,

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.llama import llama, partly_turned
+from cenote.models.architecture import Architecture, HFConfig, rope
+from cenote.models.llama import llama
 
 
 def glm(config: HFConfig) -> Architecture:
     base = llama(config)
-    spec = base.backbone
-    turns = partly_turned(spec.rope, config, spec.size_per_head, default=0.5)
+    turns = rope(HFConfig({"partial_rotary_factor": 0.5, **config.values}, config.source))
     return replace(
         base,
         backbone=replace(
-            spec,
+            base.backbone,
             rope=replace(turns, interleaved=True),
             qkv_bias=config.get("attention_bias", True),
             out_bias=False,

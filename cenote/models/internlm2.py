@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cenote.models.architecture import Architecture, HFConfig, Made, linear_head
+from cenote.layers.spec import HeadSpec
+from cenote.models.architecture import Architecture, Head, HFConfig, Made
 from cenote.models.llama import llama
 
 
@@ -17,7 +18,7 @@ def internlm2(config: HFConfig) -> Architecture:
 
     def apart(stored: Tensor) -> Tensor:
         """All queries, all keys, all values, from rows in groups of some queries, their key and their value."""
-        groups = stored.unflatten(0, (spec.kv_heads, -1, spec.size_per_head))
+        groups = stored.reshape(spec.kv_heads, -1, spec.size_per_head, *stored.shape[1:])
         parts = groups[:, :-2], groups[:, -2], groups[:, -1]
         return torch.cat([part.reshape(-1, *stored.shape[1:]) for part in parts])
 
@@ -34,5 +35,5 @@ def internlm2(config: HFConfig) -> Architecture:
             "norm": "norm",
         },
         unused=("output.*", "score.*", "v_head.*"),
-        reward_head=linear_head("v_head", bias=None),
+        reward_head=Head(spec=HeadSpec(bias=None, num_labels=1), weights={"head.classifier": "v_head"}),
     )

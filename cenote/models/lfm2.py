@@ -4,33 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from cenote.batch import PackedBatch
 from cenote.layers.attention import Attention
-from cenote.layers.convolution import ShortConvolution
-from cenote.layers.linear import Linear
-from cenote.layers.positions import Place
+from cenote.layers.convolution import GatedConvolution
 from cenote.layers.spec import BackboneSpec
 from cenote.models.architecture import Architecture, HFConfig, linear_head, rope
-
-
-class GatedConvolution(nn.Module):
-    """(conv(before * x) * after) out, with both gates and x from one matrix"""
-
-    def __init__(self, spec: BackboneSpec, width: int, *, bias: bool) -> None:
-        super().__init__()
-        self.into = Linear(spec.hidden_size, 3 * spec.hidden_size, bias=bias)
-        self.conv = ShortConvolution(spec.hidden_size, width, bias=bias, causal=spec.causal)
-        self.project = Linear(spec.hidden_size, spec.hidden_size, bias=bias)
-
-    def forward(self, x: Tensor, batch: PackedBatch, place: Place) -> Tensor:
-        if batch.host_attended is not None:  # tokens that nobody sees are not seen here either
-            seen = torch.tensor(batch.host_attended, device=x.device)[batch.owner]
-            x = x.masked_fill((batch.positions >= seen)[:, None], 0)
-        before, after, x = self.into(x).chunk(3, dim=-1)
-        return self.project(after * self.conv(before * x, batch))  # type: ignore[no-any-return]
+from cenote.models.llama import bidirectional
 
 
 def lfm2(config: HFConfig) -> Architecture:
@@ -51,7 +31,7 @@ def lfm2(config: HFConfig) -> Architecture:
             num_kv_heads=config.get("num_key_value_heads"),
             head_dim=config.get("head_dim"),
             causal=config.get("is_causal", True),
-            rope=rope(HFConfig({"rope_theta": 1e6, **config.values})),
+            rope=rope(config, theta=1e6),
             qk_norm="head",
             activation="silu",
             gated=True,
@@ -84,8 +64,7 @@ def lfm2(config: HFConfig) -> Architecture:
 
 def bidirectional_lfm2(config: HFConfig) -> Architecture:
     """LFM2.5 as an encoder: attention and convolutions look both ways."""
-    base = lfm2(config)
-    return replace(base, backbone=replace(base.backbone, causal=False), pooling="CLS")
+    return replace(bidirectional(lfm2(config)), pooling="CLS")
 
 
 def _intermediate_size(config: HFConfig) -> int:
@@ -93,5 +72,5 @@ def _intermediate_size(config: HFConfig) -> int:
     size: int = config.get("block_ff_dim") or config.intermediate_size
     if not config.get("block_auto_adjust_ff_dim", True):
         return size
-    size, multiple = int(2 * size / 3), config.get("block_multiple_of", 256)
-    return -(-int(config.get("block_ffn_dim_multiplier", 1.0) * size) // multiple) * multiple
+    multiple: int = config.get("block_multiple_of", 256)
+    return -(-int(config.get("block_ffn_dim_multiplier", 1.0) * int(2 * size / 3)) // multiple) * multiple

@@ -75,18 +75,12 @@ def bidirectional_llama(config: HFConfig) -> Architecture:
         bidirectional(llama(config)),
         pooling=METHODS[name],
         sequence_head=linear_head("score", bias=None, pooling=METHODS[name]),
+        score_template="nemotron_rerank",
     )
 
 
 def gritlm(config: HFConfig) -> Architecture:
-    return replace(bidirectional(llama(config)), pooling="MEAN")
-
-
-def partly_turned(spec: RopeSpec | None, config: HFConfig, head_dim: int, default: float = 1.0) -> RopeSpec:
-    """Rotary positions in the first dimensions of every head only, as many as config.json says."""
-    assert spec is not None, "a decoder turns its heads"
-    written = config.get("rope_parameters", {}).get("partial_rotary_factor")
-    return replace(spec, dim=int(head_dim * (written or config.get("partial_rotary_factor", default))))
+    return replace(bidirectional(llama(config)), pooling="MEAN", pooled_after="<|embed|>\n")
 
 
 def one_in(every: int, config: HFConfig) -> tuple[bool, ...]:
@@ -96,12 +90,8 @@ def one_in(every: int, config: HFConfig) -> tuple[bool, ...]:
     return tuple((layer + 1) % every > 0 for layer in range(config.num_hidden_layers))
 
 
-def two_ropes(config: HFConfig, *, theta: float, local_theta: float) -> tuple[RopeSpec, RopeSpec]:
-    """Of the layers that see everything, and of those that see a window: no scaling of config.json is for these."""
-    written = config.get("rope_parameters", {})
-
-    def of(kind: str, default: float, scaling: object) -> RopeSpec:
-        own = {"rope_theta": default, "rope_parameters": written.get(kind), "rope_scaling": scaling}
-        return rope(HFConfig({**config.values, **own}, config.source))
-
-    return of("full_attention", theta, config.get("rope_scaling")), of("sliding_attention", local_theta, None)
+def local_rope(config: HFConfig, theta: float) -> RopeSpec:
+    """Of layers that see a window: a scaling that does not name them is not for them."""
+    parameters = config.get("rope_parameters", {}).get("sliding_attention")
+    own = {"rope_theta": theta, "rope_parameters": parameters, "rope_scaling": None}
+    return rope(HFConfig({**config.values, **own}, config.source))

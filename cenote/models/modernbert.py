@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
-from cenote.models.architecture import Architecture, Head, HFConfig
+from cenote.layers.spec import BackboneSpec, HeadSpec
+from cenote.models.architecture import Architecture, Head, HFConfig, rope
 
 
 def modernbert(config: HFConfig) -> Architecture:
     every = config.get("global_attn_every_n_layers", 3)
     kinds = config.get("layer_types") or ["sliding" if n % every else "full" for n in range(config.num_hidden_layers)]
-    rope, bias = config.get("rope_parameters", {}), config.get("norm_bias", False)
-    head_bias, activation = config.get("classifier_bias", False), config.get("classifier_activation", "gelu")
-    prediction = {"head.dense": "head.dense", "head.norm": "head.norm", "head.classifier": "classifier"}
-    eps = config.get("norm_eps", 1e-5)
-    whole = {"dense": True, "dense_bias": head_bias, "dense_activation": activation, "norm": True}
-    head = HeadSpec(**whole, norm_eps=eps, norm_bias=bias, pooling=config.get("classifier_pooling", "cls").upper())
-
-    def theta(kind: str, key: str, default: float) -> RopeSpec:
-        return RopeSpec(theta=rope.get(kind, {}).get("rope_theta") or config.get(key, default))
-
+    eps, bias = config.get("norm_eps", 1e-5), config.get("norm_bias", False)
+    head = HeadSpec(
+        pooling=config.get("classifier_pooling", "cls").upper(),
+        dense=True,
+        dense_bias=config.get("classifier_bias", False),
+        dense_activation=config.get("classifier_activation", "gelu"),
+        norm=True,
+        norm_eps=eps,
+        norm_bias=bias,
+    )
+    per_token = replace(head, whole_per_token=True)
+    transform = {"head.dense": "head.dense", "head.norm": "head.norm"}
+    decoder_bias = config.get("decoder_bias", True)
+    tied = {"head.classifier.weight": "embeddings.tok_embeddings.weight"}
     return Architecture(
         pooling="CLS",
         backbone=BackboneSpec(
@@ -31,10 +35,10 @@ def modernbert(config: HFConfig) -> Architecture:
             num_heads=config.num_attention_heads,
             embed_norm=True,
             first_norm=False,
-            rope=theta("full_attention", "global_rope_theta", 160000.0),
-            local_rope=theta("sliding_attention", "local_rope_theta", 10000.0),
+            rope=rope(config, "full_attention", theta=config.get("global_rope_theta", 160000.0)),
+            local_rope=rope(config, "sliding_attention", theta=config.get("local_rope_theta", 10000.0)),
             local_layers=tuple(kind.startswith("sliding") for kind in kinds),
-            window=config.get("local_attention", 128) // 2,
+            window=config.get("sliding_window", config.get("local_attention", 128) // 2),
             qkv_bias=config.get("attention_bias", False),
             out_bias=config.get("attention_bias", False),
             mlp_bias=config.get("mlp_bias", False),
@@ -55,6 +59,11 @@ def modernbert(config: HFConfig) -> Architecture:
             "norm": "final_norm",
         },
         unused=("head.*", "decoder.*", "classifier.*"),
-        sequence_head=Head(spec=head, weights=prediction),
-        token_head=Head(spec=replace(head, whole_per_token=True), weights=prediction),
+        sequence_head=Head(spec=head, weights=transform | {"head.classifier": "classifier"}),
+        token_head=Head(spec=per_token, weights=transform | {"head.classifier": "classifier"}),
+        masked_head=Head(
+            spec=replace(per_token, bias=decoder_bias),
+            weights=transform | {"head.classifier": "decoder"},
+            also=(transform | tied | ({"head.classifier.bias": "decoder.bias"} if decoder_bias else {}),),
+        ),
     )

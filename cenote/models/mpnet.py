@@ -10,12 +10,11 @@ from cenote.models.bert import roberta
 
 
 def mpnet(config: HFConfig) -> Architecture:
-    base = roberta(config)
+    base = roberta(HFConfig({**config.values, "type_vocab_size": 0}, config.source))
     return replace(
         base,
         backbone=replace(
             base.backbone,
-            token_types=0,
             position_offset=2,  # whatever the padding id is
             bias=BiasSpec(num_buckets=config.get("relative_attention_num_buckets", 32), max_distance=128),
         ),

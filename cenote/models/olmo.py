@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from cenote.layers.attention import Attention
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.llama import llama, one_in, two_ropes
+from cenote.models.architecture import Architecture, HFConfig, rope
+from cenote.models.llama import llama, local_rope, one_in
 
 
 class ClippedAttention(Attention):
@@ -54,7 +54,10 @@ def olmo2(config: HFConfig) -> Architecture:
 def olmo3(config: HFConfig) -> Architecture:
     """OLMo 2 of which three layers in four see a window, and only the fourth has stretched positions."""
     base = olmo2(config)
-    theta = config.get("rope_theta", 5e5)
-    turns, local_turns = two_ropes(config, theta=theta, local_theta=theta)
-    spec = replace(base.backbone, rope=turns, local_rope=local_turns, local_layers=one_in(4, config))
+    spec = replace(
+        base.backbone,
+        rope=rope(config, theta=5e5),
+        local_rope=local_rope(config, config.get("rope_theta", 5e5)),
+        local_layers=one_in(4, config),
+    )
     return replace(base, backbone=spec)

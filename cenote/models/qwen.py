@@ -35,12 +35,12 @@ def jina_ranking(config: HFConfig) -> Architecture:
 
 def qwen2_reward(config: HFConfig) -> Architecture:
     """A reward for every token; that of the last one judges the whole."""
-    return _judged(config, HeadSpec(), activates=False)
+    return _judged(config, HeadSpec(num_labels=1), activates=False)
 
 
 def qwen2_process_reward(config: HFConfig) -> Architecture:
     """Wrong or right, for every step of a solution."""
-    return _judged(config, HeadSpec(step_tag_id=STEP_TAG), activates=True)
+    return _judged(config, HeadSpec(num_labels=2, step_tag_id=STEP_TAG), activates=True)
 
 
 def _judged(config: HFConfig, spec: HeadSpec, *, activates: bool) -> Architecture:

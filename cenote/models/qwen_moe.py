@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.layers.moe import ExpertsSpec
-from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.architecture import Architecture, HFConfig, WeightTable
 from cenote.models.experts import with_experts
 from cenote.models.qwen import qwen2, qwen3
 
@@ -18,7 +18,7 @@ def qwen2_moe(config: HFConfig) -> Architecture:
         until = config.get("max_window_layers", 28)
         spec = replace(spec, local_layers=tuple(n % 2 == 0 and n < until for n in range(spec.num_layers)))
     experts = replace(_experts(config), shared_size=config.shared_expert_intermediate_size, shared_gate=True)
-    shared = {
+    shared: WeightTable = {
         "layers.*.mlp.shared.up": [f"layers.*.mlp.shared_expert.{x}_proj" for x in ("gate", "up")],
         "layers.*.mlp.shared.down": "layers.*.mlp.shared_expert.down_proj",
         "layers.*.mlp.shared_gate": "layers.*.mlp.shared_expert_gate",

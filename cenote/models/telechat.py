@@ -27,7 +27,7 @@ def telechat2(config: HFConfig) -> Architecture:
 
     def apart(query: Tensor, pairs: Tensor) -> Tensor:
         """All queries, all keys, all values, from keys that are followed by their values."""
-        heads = pairs.unflatten(0, (spec.kv_heads, 2, spec.size_per_head))
+        heads = pairs.reshape(spec.kv_heads, 2, spec.size_per_head, -1)
         return torch.cat((query, heads[:, 0].flatten(0, 1), heads[:, 1].flatten(0, 1)))
 
     return replace(
@@ -57,6 +57,6 @@ def _mlp(spec: BackboneSpec, layer: int) -> nn.Module:
 
 def _turns(config: HFConfig, head_dim: int) -> RopeSpec:
     """Slower, if the model was trained on longer texts after its first training."""
-    longer = config.get("training_seqlen", 8192) / config.get("base_seqlen", 8192)
+    longer = config.get("training_seqlen", 4096) / config.get("base_seqlen", 4096)
     slower: float = max(2 ** math.ceil(math.log2(longer) + 1) - 1, 1)
     return RopeSpec(theta=config.get("rope_theta", 1e4) * slower ** (head_dim / (head_dim - 2)))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cenote.batch import PackedBatch
 from cenote.errors import BadRequest
+from cenote.kernels.max_sim import max_sims
 from cenote.pooling.activations import CLASSIFICATION, normalize
 from cenote.pooling.heads import Heads
 from cenote.pooling.methods import METHODS
@@ -24,6 +25,7 @@ class Ask(NamedTuple):
 
     task: Task
     options: Options
+    compared: bool = False  # with a query that the sequence brings along: the answer is one number
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +45,28 @@ class Pooler(nn.Module):
         self.heads = heads
         self.dtype = dtype  # heads run in float32 unless told otherwise
 
-    def forward(self, hidden: Tensor, batch: PackedBatch, asks: Sequence[Sequence[Ask]]) -> list[Answers]:
-        """The answers to all that is asked of every sequence of a batch, those that ask the same together."""
+    def forward(
+        self,
+        hidden: Tensor,
+        batch: PackedBatch,
+        asks: Sequence[Sequence[Ask]],
+        queries: Sequence[Tensor | None] = (),
+    ) -> list[Answers]:
+        """The answers to all that is asked of every sequence of a batch, those that ask the same together.
+
+        `queries` are the rows that sequences are compared with, where they are.
+        """
         groups: dict[Ask, list[int]] = {}
         for member, several in enumerate(asks):
             for ask in several:
                 groups.setdefault(ask, []).append(member)
         pooled: Tensor | None = None  # shared by all groups that want one vector per sequence
+        weighed: dict[tuple[int, ...], Tensor] = {}  # over the vocabulary, by the sequences they are of
         answers = []
         for ask, members in groups.items():
-            task, options = ask
+            task, options, compared = ask
             if task == "sparse_embed" or (task == "embed" and self.heads.vocabulary is not None):
-                rows, counts = self._sparse(hidden, batch, task, members)
+                rows, counts = self._sparse(hidden, batch, task, members, weighed)
                 answers.append(Answers(ask, members, rows, counts))
             elif task in ("embed", "classify"):
                 if pooled is None:
@@ -62,26 +74,35 @@ class Pooler(nn.Module):
                 states = pooled if len(members) == batch.size else pooled[members]
                 answers.append(Answers(ask, members, self._head(states, task, options)))
             else:
-                answers.append(self._per_token(hidden, batch, ask, members))
+                rows_of_tokens = self._per_token(hidden, batch, ask, members)
+                answers.append(_matched(rows_of_tokens, queries) if compared else rows_of_tokens)
         return answers
 
     def _pool(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
+        if (classifier := self.heads.classifier) is not None and classifier.dense_first:
+            hidden = classifier.first_layers(hidden.to(self.dtype))
         parts = [METHODS[name](hidden, batch).to(self.dtype) for name in self.plan.sequence.value]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def _sparse(
-        self, hidden: Tensor, batch: PackedBatch, task: Task, members: list[int]
+        self,
+        hidden: Tensor,
+        batch: PackedBatch,
+        task: Task,
+        members: list[int],
+        weighed: dict[tuple[int, ...], Tensor],
     ) -> tuple[Tensor, list[int] | None]:
         """Weights over the vocabulary: all of them as one vector, or those above zero as pairs of id and weight."""
         if self.heads.vocabulary is None:
             assert self.heads.classifier is not None, "a weight for every token comes from the classifier"
             weights = self._logits(hidden.to(self.dtype), "token_classify", Options())[:, 0]
             return pairs_by_token(weights, batch, members, self.plan.not_words)
-        vectors = self.heads.vocabulary(hidden, batch, members)
+        if (vectors := weighed.get(tuple(members))) is None:
+            vectors = weighed[tuple(members)] = self.heads.vocabulary(hidden, batch, members)
         return (vectors, None) if task == "embed" else pairs_of_vectors(vectors)
 
     def _per_token(self, hidden: Tensor, batch: PackedBatch, ask: Ask, members: list[int]) -> Answers:
-        task, options = ask
+        task, options = ask.task, ask.options
         starts = batch.host_offsets
         pieces = [(starts[member], starts[member + 1]) for member in members]
         counts = [end - start for start, end in pieces]
@@ -117,7 +138,8 @@ class Pooler(nn.Module):
         projector = self.heads.projector if task == "embed" else self.heads.token_projector
         if projector is not None:
             x = projector(x)
-        x = _columns(x, options)
+        if (columns := _columns(options, x.shape[-1])) is not None:
+            x = x[..., columns]
         if options.dimensions is not None:
             x = x[..., : options.dimensions]
         return normalize(x) if options.use_activation else x
@@ -125,10 +147,12 @@ class Pooler(nn.Module):
     def _logits(self, x: Tensor, task: Task, options: Options) -> Tensor:
         if (classifier := self.heads.classifier) is not None:
             # a sequence classifier's dense layer was trained on pooled states: a single token skips it in most families
-            whole = task == "classify" or classifier.whole_per_token
+            whole = not classifier.dense_first if task == "classify" else classifier.whole_per_token
             x = x.to(classifier.classifier.weight.dtype)
-            x = (classifier(x) if whole else classifier.last_layer(x)).to(self.dtype)
-        x = _columns(x, options)
+            columns = _columns(options, classifier.classifier.out_features)
+            x = (classifier(x, columns) if whole else classifier.last_layer(x, columns)).to(self.dtype)
+        elif (columns := _columns(options, x.shape[-1])) is not None:
+            x = x[..., columns]
         if self.plan.logit_mean is not None:
             x = x - self.plan.logit_mean
         if self.plan.logit_sigma is not None:
@@ -136,12 +160,20 @@ class Pooler(nn.Module):
         return CLASSIFICATION[self.plan.activation.value](x) if options.use_activation else x
 
 
-def _columns(x: Tensor, options: Options) -> Tensor:
+def _matched(documents: Answers, queries: Sequence[Tensor | None]) -> Answers:
+    """One number for every document, so that its rows need not leave the device."""
+    own = [query for query in (queries[member] for member in documents.members) if query is not None]
+    assert documents.counts is not None and len(own) == len(documents.members), "a document has rows and a query"
+    return Answers(documents.ask, documents.members, max_sims(own, documents.rows, documents.counts))
+
+
+def _columns(options: Options, width: int) -> list[int] | None:
+    """Which of so many numbers per row are wanted; None means all."""
     if options.returned_token_ids is None:
-        return x
-    if beyond := [column for column in options.returned_token_ids if not 0 <= column < x.shape[-1]]:
+        return None
+    if beyond := [column for column in options.returned_token_ids if not 0 <= column < width]:
         raise BadRequest(
-            f"returned_token_ids asks for columns {beyond[:5]}, the model gives {x.shape[-1]} (0 to {x.shape[-1] - 1})",
+            f"returned_token_ids asks for columns {beyond[:5]}, the model gives {width} (0 to {width - 1})",
             param="returned_token_ids",
         )
-    return x[..., list(options.returned_token_ids)]
+    return list(options.returned_token_ids)

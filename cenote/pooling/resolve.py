@@ -12,7 +12,7 @@ from cenote.request import Options, PoolingParams, Task
 
 TOKEN_METHODS = ("ALL", "STEP")
 FLAG = "pooler config"
-ACTIVATES = Sourced(True, "default")
+GIVEN = ("use_activation", "dimensions", "step_tag_id", "returned_token_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,36 +69,51 @@ class PoolingPlan:
     defaults: PoolerConfig
     # token-wise answers without a row for the first or last token where it has this id
     borders: Mapping[Task, tuple[int | None, int | None]] = field(default_factory=dict)
+    inactive: tuple[Task, ...] = ()  # answers that no activation shapes unless a request asks for it
     scalar_tasks: tuple[Task, ...] = ()  # token-wise answers of one number per token, not one row
     not_words: tuple[int, ...] = ()  # token ids that have no place in a sparse vector
+
+    def options_of_all(self, tasks: Sequence[Task], params: PoolingParams | None) -> tuple[Options, ...]:
+        """The same for every task of a combined one: each takes of the parameters those that mean something to it."""
+        params = params or PoolingParams()
+        valid = [self._valid(task) for task in tasks]
+        self._refuse_foreign("&".join(tasks), [name for name in GIVEN if any(name in names for names in valid)], params)
+        return tuple(
+            self.options(task, replace(params, **{name: None for name in GIVEN if name not in names}))
+            for task, names in zip(tasks, valid, strict=True)
+        )
 
     def options(self, task: Task, params: PoolingParams | None) -> Options:
         """What a request asks, checked and completed."""
         params = params or PoolingParams()
         defaults = self.defaults
-        self._refuse_foreign(task, params)
+        self._refuse_foreign(task, self._valid(task), params)
         dimensions = None
         if task in ("embed", "token_embed"):
             dimensions = params.dimensions if params.dimensions is not None else defaults.dimensions
         if dimensions is not None:
             self.matryoshka.check(dimensions, self.model)
-        use_activation = params.use_activation if params.use_activation is not None else self.use_activation.value
+        use_activation = params.use_activation
+        if use_activation is None:
+            use_activation = self.use_activation.value and task not in self.inactive
         if self.token.value != "STEP" or task not in ("token_embed", "token_classify"):
             return Options(use_activation, dimensions)
         tag = params.step_tag_id if params.step_tag_id is not None else defaults.step_tag_id
         columns = params.returned_token_ids or defaults.returned_token_ids
         return Options(use_activation, dimensions, tag, tuple(columns) if columns else None)
 
-    def _refuse_foreign(self, task: Task, params: PoolingParams) -> None:
+    def _valid(self, task: Task) -> list[str]:
         valid = [] if task == "sparse_embed" else ["use_activation"]
         valid += ["dimensions"] if task in ("embed", "token_embed") else []
         if self.token.value == "STEP":
             valid = [*valid, "step_tag_id", "returned_token_ids"]
-        given = ("use_activation", "dimensions", "step_tag_id", "returned_token_ids")
-        foreign = [name for name in given if name not in valid and getattr(params, name) is not None]
+        return valid
+
+    def _refuse_foreign(self, task: str, valid: Sequence[str], params: PoolingParams) -> None:
+        foreign = [name for name in GIVEN if name not in valid and getattr(params, name) is not None]
         if foreign:
             raise BadRequest(
-                f"Task {task!r} only supports {valid} parameters, does not support {foreign} parameters",
+                f"Task {task!r} only supports {list(valid)} parameters, does not support {foreign} parameters",
                 param=foreign[0],
             )
 
@@ -112,7 +127,7 @@ def resolve_plan(
     activation: Sourced[str],
     tasks: Sequence[Task],
     matryoshka: Matryoshka,
-    activates: Sourced[bool] = ACTIVATES,
+    inactive: tuple[Task, ...] = (),
     step_tag: Sourced[int] | None = None,
 ) -> PoolingPlan:
     """Each field by itself: a user's activation leaves the pooling method of the files in force."""
@@ -128,7 +143,7 @@ def resolve_plan(
     elif files is not None and files.normalize is not None:
         use_activation = files.normalize
     else:
-        use_activation = activates
+        use_activation = Sourced(True, "default")
     token = _token_method(user.tok_pooling_type)
     if step_tag is not None and user.tok_pooling_type is None:
         token = Sourced("STEP", step_tag.source)
@@ -145,6 +160,7 @@ def resolve_plan(
         include_prompt=files.include_prompt if files is not None else True,
         matryoshka=matryoshka,
         defaults=user,
+        inactive=inactive if user.use_activation is None else (),
     )
     if user.dimensions is not None:
         matryoshka.check(user.dimensions, model)
@@ -168,7 +184,8 @@ def _token_method(name: str | None) -> Sourced[str]:
 def _allowed_tasks(wanted: str | None, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
     if wanted is None:
         return tasks
-    allowed = tuple(task for task in tasks if task == ("classify" if wanted == "score" else wanted))
-    if not allowed:
+    parts = {"classify" if part == "score" else part for part in wanted.split("&")}
+    allowed = tuple(task for task in tasks if task in parts)
+    if len(allowed) < len(parts):
         raise LoadError(f"Unsupported task: {wanted!r} Supported tasks: {tasks}")
     return allowed

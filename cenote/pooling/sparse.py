@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,38 +12,72 @@ from cenote.batch import PackedBatch
 # logits over a vocabulary are wide: so many numbers are held at once
 MAX_LOGITS = 1 << 26
 
+Weigh = Callable[[Tensor], Tensor]  # [tokens, hidden] -> [tokens, width]
+Reduce = Callable[..., Tensor]  # torch.amax, torch.sum
 
-def most_by_sequence(
-    weigh: Callable[[Tensor], Tensor], width: int, hidden: Tensor, batch: PackedBatch, members: Sequence[int]
+
+def by_sequence(
+    weigh: Weigh, reduce: Reduce, width: int, hidden: Tensor, batch: PackedBatch, members: Sequence[int]
 ) -> Tensor:
-    """The largest weight that any token of a sequence gives each of `width` entries: [members, width]"""
-    rows = []
-    for member in members:
-        states = hidden[batch.host_offsets[member] : batch.host_offsets[member + 1]]
-        pieces = [weigh(piece).amax(dim=0) for piece in torch.split(states, max(1, MAX_LOGITS // width))]
-        rows.append(pieces[0] if len(pieces) == 1 else torch.stack(pieces).amax(dim=0))
+    """The rows of every token as one row for its sequence: [members, width]"""
+    max_tokens = max(1, MAX_LOGITS // width)
+    rows: list[Tensor] = []
+    for neighbours in _fitting(batch, members, max_tokens):
+        lengths = [batch.host_lengths[member] for member in neighbours]
+        states = _states(hidden, batch, neighbours)
+        if sum(lengths) <= max_tokens:
+            rows += [reduce(part, dim=0) for part in torch.split(weigh(states), lengths)]
+        else:  # one sequence longer than that
+            pieces = [reduce(weigh(piece), dim=0) for piece in torch.split(states, max_tokens)]
+            rows.append(reduce(torch.stack(pieces), dim=0))
     return torch.stack(rows)
 
 
 def pairs_of_vectors(vectors: Tensor) -> tuple[Tensor, list[int]]:
     """The entries above zero, as rows of id and weight in order of id, and how many rows each vector has."""
     owners, ids = vectors.nonzero(as_tuple=True)  # weights are never below zero
-    # float32 holds every whole number below 2**24, more than any vocabulary has
-    rows = torch.stack((ids.float(), vectors[owners, ids].float()), dim=-1)
-    return rows, torch.bincount(owners, minlength=len(vectors)).tolist()
+    return _pairs(ids, vectors[owners, ids]), torch.bincount(owners, minlength=len(vectors)).tolist()
 
 
 def pairs_by_token(
     weights: Tensor, batch: PackedBatch, members: Sequence[int], not_words: Sequence[int]
 ) -> tuple[Tensor, list[int]]:
     """From a weight for every token [tokens] to the largest for every id of a sequence; special tokens have none."""
-    special = torch.tensor(list(not_words), dtype=batch.token_ids.dtype, device=batch.device)
-    rows, counts = [], []
+    # owner and id in one number: then one sort finds the ids of all sequences
+    width = int(batch.token_ids.max()) + 1
+    keys = batch.owner * width + batch.token_ids
+    words = torch.isin(batch.token_ids, torch.tensor(not_words, device=batch.device), invert=True)
+    if len(members) < batch.size:
+        words &= torch.isin(batch.owner, torch.tensor(members, device=batch.device))
+    keys, weights = keys[words], weights[words].float()
+    found, at = torch.unique(keys, return_inverse=True)
+    most = torch.zeros(len(found), device=weights.device).scatter_reduce_(0, at, weights, "amax")
+    kept = ~(most <= 0)  # what is not a number stays, to be found out
+    found, most = found[kept], most[kept]
+    counts = torch.bincount(found // width, minlength=batch.size)
+    return _pairs(found % width, most), counts[list(members)].tolist()
+
+
+def _pairs(ids: Tensor, weights: Tensor) -> Tensor:
+    # float32 holds every whole number below 2**24, more than any vocabulary has
+    return torch.stack((ids.float(), weights.float()), dim=-1)
+
+
+def _fitting(batch: PackedBatch, members: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """As many sequences at a time as have that many tokens together; one that has more comes alone."""
+    group: list[int] = []
     for member in members:
-        span = slice(batch.host_offsets[member], batch.host_offsets[member + 1])
-        ids, at = torch.unique(batch.token_ids[span], return_inverse=True)
-        most = torch.zeros(len(ids), device=weights.device).index_reduce_(0, at, weights[span].float(), "amax")
-        kept = (most > 0) & ~torch.isin(ids, special)
-        rows.append(torch.stack((ids[kept].float(), most[kept]), dim=-1))
-        counts.append(len(rows[-1]))
-    return torch.cat(rows), counts
+        tokens = sum(batch.host_lengths[each] for each in group)
+        if group and tokens + batch.host_lengths[member] > max_tokens:
+            yield group
+            group = []
+        group.append(member)
+    if group:
+        yield group
+
+
+def _states(hidden: Tensor, batch: PackedBatch, members: Sequence[int]) -> Tensor:
+    starts = batch.host_offsets
+    if members[-1] - members[0] + 1 == len(members):  # side by side
+        return hidden[starts[members[0]] : starts[members[-1] + 1]]
+    return torch.cat([hidden[starts[member] : starts[member + 1]] for member in members])

@@ -1,3 +1,9 @@
 """From two lists of inputs to scores."""
 
-from cenote.scoring import bi_encoder, cross_encoder, late_interaction  # noqa: F401  each registers its scorer
+from cenote.scoring import (  # noqa: F401  each registers its scorer
+    bi_encoder,
+    cross_encoder,
+    late_interaction,
+    listwise,
+    sparse,
+)

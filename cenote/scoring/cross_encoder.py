@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from cenote.errors import PoolingError
-from cenote.request import Pair, Pooled, PoolRequest, Scored, ScoreRequest
-from cenote.scoring.scorer import Resources, Scorable, broadcast, scorer
+from cenote.request import Pair, Pooled, Scored, ScoreRequest
+from cenote.scoring.scorer import Resources, Scorable, asked, broadcast, scorer
 
 
 @scorer("cross-encoder")
 async def cross_encoder(request: ScoreRequest, engine: Resources, model: Scorable) -> list[Scored | PoolingError]:
     queries = broadcast(request.queries, len(request.documents))
+    variables = request.variables
     pairs = [
-        Pair(query, document, request.template, request.template_kwargs)
+        Pair(query, document, request.template, variables)
         for query, document in zip(queries, request.documents, strict=True)
     ]
-    answers = await engine.pool(
-        PoolRequest(
-            task="classify",
-            inputs=pairs,
-            params=request.params,
-            tokenization=request.tokenization,
-            priority=request.priority,
-            keep_going=request.keep_going,
-            timing=request.timing,
-        )
-    )
+    answers = await engine.pool(asked(request, "classify", pairs))
     return [answer if isinstance(answer, PoolingError) else _scored(answer) for answer in answers]
 
 

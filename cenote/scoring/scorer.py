@@ -6,9 +6,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.registry import Registry
-from cenote.request import Pooled, PoolRequest, Scored, ScoreRequest, ScoreType, Task
+from cenote.request import Input, Pooled, PoolRequest, Scored, ScoreRequest, ScoreType, Task
 
 Item = TypeVar("Item")
 Scores = list[Scored | PoolingError]
@@ -22,6 +24,9 @@ class Resources:
     """What a scorer may ask for, and wait for."""
 
     pool: Callable[[PoolRequest], Awaitable[list[Pooled | PoolingError]]]
+    # pool documents and answer with one number for each: how well it matches the rows of its query
+    match: Callable[[PoolRequest, Sequence[Tensor]], Awaitable[list[Pooled | PoolingError]]]
+    measure: Callable[[Sequence[Input]], Awaitable[list[int]]]  # in tokens
     aside: Callable[[Callable[[], Scores]], Awaitable[Scores]]  # does what takes time where nobody else is held up
 
 
@@ -34,10 +39,13 @@ class Scorable:
     num_labels: int
     pad_token_id: int | None = None
     preferred: ScoreType | None = None  # what the model was made for, where its tasks alone do not tell
+    max_model_len: int = 0  # tokens that it reads at once
 
     @property
     def score_types(self) -> tuple[ScoreType, ...]:
         """Every kind of score this model can give, its own first."""
+        if self.preferred == "listwise":
+            return ("listwise",) if "token_embed" in self.tasks else ()
         kinds: list[ScoreType] = []
         if "classify" in self.tasks and self.num_labels == 1:
             kinds.append("cross-encoder")
@@ -45,6 +53,8 @@ class Scorable:
             kinds.append("bi-encoder")
         if "token_embed" in self.tasks:
             kinds.append("late-interaction")
+        if "sparse_embed" in self.tasks:
+            kinds.append("sparse")
         return tuple(sorted(kinds, key=lambda kind: kind != self.preferred))
 
 
@@ -65,11 +75,27 @@ def choose(request: ScoreRequest, model: Scorable) -> Scorer:
         raise Unsupported(f"Scoring API is only enabled for num_labels == 1. {model.model} has {model.num_labels}.")
     if not kinds:
         raise Unsupported("This model does not support the Scoring API.")
+    if kinds == ("listwise",) and request.score_type == "late-interaction":
+        return SCORERS["listwise"]  # what others call it
     if request.score_type is not None and request.score_type not in kinds:
         raise Unsupported(
             f"{model.model} cannot score as {request.score_type!r}; it can: {', '.join(kinds)}", param="score_type"
         )
     return SCORERS[request.score_type or kinds[0]]
+
+
+def asked(request: ScoreRequest, task: Task, inputs: Sequence[Input]) -> PoolRequest:
+    """What the engine is asked about some inputs, in all else as the score request says."""
+    return PoolRequest(
+        task=task,
+        inputs=inputs,
+        params=request.params,
+        tokenization=request.tokenization,
+        adapter=request.adapter,
+        priority=request.priority,
+        keep_going=request.keep_going,
+        timing=request.timing,
+    )
 
 
 def broadcast(queries: Sequence[Item], count: int) -> list[Item]:

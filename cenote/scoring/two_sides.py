@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from cenote.errors import PoolingError
-from cenote.request import Pooled, PoolRequest, Scored, ScoreRequest, Task
-from cenote.scoring.scorer import Resources, Scorable, broadcast
+from cenote.request import Pooled, Scored, ScoreRequest, Task
+from cenote.scoring.scorer import Resources, Scorable, asked, broadcast
 
 Similarity = Callable[[Tensor, Tensor], Tensor]
 
@@ -18,60 +18,50 @@ Similarity = Callable[[Tensor, Tensor], Tensor]
 async def compare(
     request: ScoreRequest, engine: Resources, model: Scorable, task: Task, similarity: Similarity
 ) -> list[Scored | PoolingError]:
-    both = PoolRequest(
-        task=task,
-        inputs=[*request.queries, *request.documents],
-        params=request.params,
-        tokenization=request.tokenization,
-        priority=request.priority,
-        keep_going=request.keep_going,
-        timing=request.timing,
-    )
     try:
-        answers = await engine.pool(both)
+        answers = await engine.pool(asked(request, task, [*request.queries, *request.documents]))
     except PoolingError as error:
         _name_side(error, len(request.queries))
         raise
     documents = answers[len(request.queries) :]
     queries = broadcast(answers[: len(request.queries)], len(documents))
 
-    def scores() -> list[Scored | PoolingError]:
-        return [_scored(query, document, model, similarity) for query, document in zip(queries, documents, strict=True)]
+    def score(query: Pooled | PoolingError, document: Pooled | PoolingError) -> Scored | PoolingError:
+        if isinstance(query, PoolingError):
+            return query
+        if isinstance(document, PoolingError):
+            return document
+        return scored(query, document, model, similarity(query.data.float(), document.data.float()))
 
     began = time.monotonic()
-    scored = await engine.aside(scores)
+    scores = await engine.aside(lambda: list(map(score, queries, documents)))
     request.timing.inference += time.monotonic() - began
-    return scored
+    return scores
 
 
-def _name_side(error: PoolingError, num_queries: int) -> None:
-    """Which of the documents it was, by their own numbers, or which query."""
-    if error.index is None:
-        return
-    if error.index >= num_queries:
-        error.index -= num_queries
-        return
-    error.message = f"query{f' {error.index}' if num_queries > 1 else ''}: {error.message}"
-    error.index = None
-
-
-def _scored(
-    query: Pooled | PoolingError,
-    document: Pooled | PoolingError,
-    model: Scorable,
-    similarity: Similarity,
-) -> Scored | PoolingError:
-    if isinstance(query, PoolingError):
-        return query
-    if isinstance(document, PoolingError):
-        return document
+def scored(query: Pooled, document: Pooled, model: Scorable, score: Tensor) -> Scored:
     # a padding token stands between the two, as the clients of others count it
     between = [] if model.pad_token_id is None else [model.pad_token_id]
     ids = np.concatenate((query.token_ids, np.array(between, dtype=np.int32), document.token_ids))
     return Scored(
-        similarity(query.data.float(), document.data.float()).item(),
+        score.item(),
         ids,
         len(ids),
         query.num_input_tokens + len(between) + document.num_input_tokens,
         query.input_tokens_exact and document.input_tokens_exact,
     )
+
+
+def name_query(error: PoolingError, num_queries: int) -> None:
+    """Say that it was a query, and which, so that its number is not taken for that of a document."""
+    if error.index is not None:
+        error.message = f"query{f' {error.index}' if num_queries > 1 else ''}: {error.message}"
+        error.index = None
+
+
+def _name_side(error: PoolingError, num_queries: int) -> None:
+    """Which of the documents it was, by their own numbers, or which query."""
+    if error.index is not None and error.index >= num_queries:
+        error.index -= num_queries
+    else:
+        name_query(error, num_queries)

@@ -21,7 +21,7 @@ from cenote.api.operations import operations
 from cenote.api.service import Service
 from cenote.config import ServerConfig
 from tests.api.serving import add_chat_template, load, serve
-from tests.tiny import tiny_bert_classifier, tiny_bert_tagger
+from tests.tiny import tiny_bert_classifier, tiny_bert_tagger, tiny_bge_m3
 
 ROUTES = [route for dialect in DIALECTS for route in dialect.routes]
 PATHS = [path for route in ROUTES for path in route.paths]
@@ -32,17 +32,24 @@ Models = dict[str, TestClient]
 
 @pytest.fixture(scope="module")
 def models(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
-    folders = [tmp_path_factory.mktemp(name) for name in ("cross_encoder", "classifier", "tagger")]
+    folders = [tmp_path_factory.mktemp(name) for name in ("cross_encoder", "classifier", "tagger", "hybrid")]
     tiny_bert_classifier(folders[0], num_labels=1)
     add_chat_template(folders[0])
     tiny_bert_classifier(folders[1], num_labels=3)
     tiny_bert_tagger(folders[2])
-    with load(folders[0]) as cross_encoder, load(folders[1]) as classifier, load(folders[2]) as tagger:
+    tiny_bge_m3(folders[3])
+    with (
+        load(folders[0]) as cross_encoder,
+        load(folders[1]) as classifier,
+        load(folders[2]) as tagger,
+        load(folders[3]) as hybrid,
+    ):
         yield {
             "embedder": serve(llm),
             "cross-encoder": serve(cross_encoder, enable_tokenizer_info_endpoint=True),
             "classifier": serve(classifier),
             "tagger": serve(tagger),
+            "hybrid": serve(hybrid),
         }
 
 
@@ -73,7 +80,7 @@ def closed(schema: Any) -> Any:
     return made | {"additionalProperties": False} if isinstance(made.get("properties"), dict) else made
 
 
-@pytest.mark.parametrize("name", ["embedder", "cross-encoder", "classifier", "tagger"])
+@pytest.mark.parametrize("name", ["embedder", "cross-encoder", "classifier", "tagger", "hybrid"])
 def test_the_document_is_valid(models: Models, name: str) -> None:
     made = document(models[name])
 
@@ -94,7 +101,7 @@ def test_the_document_is_valid_while_the_model_is_being_loaded_and_lists_everyth
     assert made["info"]["description"] == "The model is being loaded."
 
 
-@pytest.mark.parametrize("name", ["embedder", "cross-encoder", "classifier", "tagger"])
+@pytest.mark.parametrize("name", ["embedder", "cross-encoder", "classifier", "tagger", "hybrid"])
 def test_what_is_listed_answers_and_what_is_not_listed_says_so(models: Models, name: str) -> None:
     made = document(models[name])
     asked = {path for path, entry in made["paths"].items() if "requestBody" in entry.get("post", {})}

@@ -153,12 +153,9 @@ def test_other_names_mean_our_options() -> None:
     ("words", "name"),
     [
         ("--quantization awq", "quantization='awq'"),
-        ("--enable-lora", "enable_lora=True"),
-        ("--lora-modules a=b c=d", "lora_modules"),
         ("--tensor-parallel-size 2", "tensor_parallel_size=2"),
         ("--middleware some.thing", "middleware"),
         ("--skip-tokenizer-init", "skip_tokenizer_init=True"),
-        ("--model-impl transformers", "model_impl='transformers'"),
     ],
 )
 def test_what_would_change_answers_and_is_not_there_is_refused(words: str, name: str) -> None:

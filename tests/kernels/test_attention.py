@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
 from cenote.batch import PackedBatch, pack
-from cenote.kernels import flash, sdpa, tiles
-from cenote.kernels.attention import choose
+from cenote.kernels import explicit, flash, sdpa, tiles
+from cenote.kernels.attention import attend, choose
 
 LENGTHS = [7, 1, 4, 4, 4, 23, 1, 7]
 DIM = 8
@@ -183,3 +185,56 @@ def test_flash_attention_sees_the_same(heads: int, kv_heads: int, causal: bool, 
     ours = flash.attention(*half, there, causal=causal, window=window, scale=SCALE)
 
     assert_close(ours.float().cpu(), expected, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("window", [None, 0, 3, 100])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_written_out_sees_what_it_may(
+    causal: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explicit, "MIN_BLOCK", 2)  # sequences of more than one block of queries
+    query, key, value, batch = inputs(LENGTHS, 4, 2)
+
+    ours = attend(query, key, value, batch, causal=causal, window=window, scale=SCALE, softcap=1e6)
+
+    assert_close(ours, naive(query, key, value, LENGTHS, causal=causal, window=window, scale=SCALE))
+
+
+def test_a_bias_belongs_to_a_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explicit, "MAX_SCORES", 64)  # the longest sequence takes several blocks
+    query, key, value, batch = inputs(LENGTHS, 2, 2)
+    bias = torch.randn(2, 2 * max(LENGTHS) - 1)
+
+    ours = attend(query, key, value, batch, causal=False, window=None, scale=SCALE, bias=bias)
+
+    start = 0
+    for length in LENGTHS:
+        rows, places = slice(start, start + length), torch.arange(length)
+        added = bias[:, places - places[:, None] + max(LENGTHS) - 1]  # distance 0 is in the middle
+        scores = torch.einsum("qhd,khd->hqk", query[rows], key[rows]) * SCALE + added
+        assert_close(ours[rows], torch.einsum("hqk,khd->qhd", scores.softmax(-1), value[rows]))
+        start += length
+
+
+def test_a_cap_and_a_sink_change_the_shares() -> None:
+    query, key, value, batch = inputs([5], 2, 2)
+    sinks = torch.tensor([0.3, -1.0])
+
+    ours = attend(query, key, value, batch, causal=False, window=None, scale=SCALE, softcap=0.5, sinks=sinks)
+
+    scores = 0.5 * torch.tanh(torch.einsum("qhd,khd->hqk", query, key) * SCALE / 0.5)
+    shares = scores.exp() / (scores.exp().sum(-1, keepdim=True) + sinks.exp()[:, None, None])
+    assert_close(ours, torch.einsum("hqk,khd->qhd", shares, value))
+
+
+def test_tokens_that_nobody_attends_to_still_attend() -> None:
+    query, key, value, batch = inputs([6, 4, 4], 2, 2)
+
+    ours = attend(query, key, value, replace(batch, host_attended=(2, 4, 1)), causal=False, window=None, scale=SCALE)
+
+    start = 0
+    for length, seen in ((6, 2), (4, 4), (4, 1)):
+        scores = torch.einsum("qhd,khd->hqk", query[start : start + length], key[start : start + seen]) * SCALE
+        expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value[start : start + seen])
+        assert_close(ours[start : start + length], expected)
+        start += length

@@ -220,6 +220,7 @@ def test_safetensors_are_fetched_and_pickles_are_not(tmp_path: Path, monkeypatch
         "vocab.txt",
         "spm.model",
         "chat_template.jinja",
+        "README.md",
         "1_Pooling/config.json",
         "2_Dense/model.safetensors",
     }
@@ -237,6 +238,17 @@ def test_pickles_are_fetched_where_there_are_no_safetensors(tmp_path: Path, monk
         "pytorch_model.bin",
         "2_Dense/pytorch_model.bin",
     }
+
+
+def test_the_two_heads_of_bge_m3_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = {"sparse_linear.pt", "colbert_linear.pt"}
+    for files in (REPOSITORY, ["config.json", "pytorch_model.bin"]):
+        hub = FakeHub(tmp_path / str(len(files)), [*files, *heads, "onnx/sparse_linear.pt", "training_args.pt"])
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+
+        find_checkpoint("BAAI/bge-m3")
+
+        assert {file for file in hub.fetched() if file.endswith(".pt")} == heads
 
 
 def test_a_lone_tokenizer_is_fetched_without_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

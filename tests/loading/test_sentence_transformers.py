@@ -18,6 +18,7 @@ from cenote.loading.default_model import HUB_NAME, default_model
 from cenote.loading.sentence_transformers import (
     DenseFile,
     LayerNormFile,
+    SpladeFile,
     load_dense,
     load_layer_norm,
     read_modules,
@@ -135,8 +136,7 @@ def test_a_transformer_alone_leaves_pooling_and_normalisation_open(tmp_path: Pat
         "os.system",
         "Pooling",
         "sentence_transformers.models.WeightedLayerPooling",
-        "sentence_transformers.sparse_encoder.models.SpladePooling",
-        "sentence_transformers.sparse_encoder.models.MLMTransformer",
+        "sentence_transformers.sparse_encoder.models.SparseStaticEmbedding",
     ],
 )
 def test_a_module_that_cannot_be_run_is_named_and_never_imported(tmp_path: Path, kind: str, refused: Any) -> None:
@@ -212,7 +212,6 @@ def test_an_activation_left_out_is_the_one_of_the_package(tmp_path: Path, kind: 
         ({"in_features": 4}, "out_features is None"),
         ({"in_features": 4, "out_features": 2, "activation_function": "os.system"}, "'os.system' is unknown"),
         ({"in_features": 4, "out_features": 2, "activation_function": "evil.Tanh"}, "'evil.Tanh' is unknown"),
-        ({"in_features": 4, "out_features": 2, "use_residual": True}, "use_residual=true"),
     ],
 )
 def test_a_dense_module_that_cannot_be_run_is_refused(
@@ -365,9 +364,12 @@ def test_a_real_embedder_is_read(shared: Path) -> None:
     assert files.max_length == Sourced(512, "sentence_bert_config.json")
 
 
-def test_a_sparse_encoder_is_refused_by_the_name_of_its_module(shared: Path, refused: Any) -> None:
-    with refused("modules.json", "sentence_transformers.sparse_encoder.models.MLMTransformer"):
-        read_modules(Checkpoint("splade", shared / "models" / "splade-tiny"))
+def test_a_real_sparse_encoder_is_read(shared: Path) -> None:
+    files = read_modules(Checkpoint("splade", shared / "models" / "splade-tiny"))
+
+    assert files is not None
+    assert files.splade == SpladeFile("max", 1, "1_SpladePooling/config.json")
+    assert files.pooling is None
 
 
 def test_the_default_model_is_read() -> None:

@@ -43,7 +43,7 @@ def test_a_reranker_scores_by_its_yes_against_its_no(tied: bool, tmp_path: Path)
     reference = tiny_qwen3_causal(tmp_path, tie_word_embeddings=tied)
     expected = [answers(reference, tmp_path, QUERY + text, ["no", "yes"]) for text in DOCUMENTS]
 
-    with opened(tmp_path, hf_overrides=RERANKER) as llm:
+    with opened(tmp_path, hf_overrides=RERANKER, score_template="none") as llm:
         scores = [item.outputs.score for item in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]
         raw = llm.score(QUERY, DOCUMENTS, pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from cenote import LLM, BadRequest, InputTooLong, PoolingParams, Unsupported
 from cenote.errors import PoolingError
-from cenote.request import Scored, ScoreRequest
+from cenote.request import LoRARequest, Scored, ScoreRequest
 from tests.tiny import tiny_bert_classifier
 
 QUERY = "What is the capital of France?"
@@ -223,7 +223,7 @@ def test_refusals_leave_the_model_answering(llm: LLM, cross: Cross) -> None:
         (llm, "a", [content], {}, "MultiModalParam is not supported for BertModel"),
         (llm, "a", [5], {}, "score compares texts, got int"),
         (llm, "a", "b", {"score_type": "cross-encoder"}, "mini cannot score as 'cross-encoder'"),
-        (llm, "a", "b", {"lora_request": "x"}, "Got lora_request x but LoRA is not enabled!"),
+        (llm, "a", "b", {"lora_request": LoRARequest("x")}, "Got lora_request x but LoRA is not enabled!"),
         (llm, "a", "\ud800", {}, "not valid Unicode"),
         (cross.llm, "a", "b", {"chat_template": "{{ 1 / 0 }}"}, "the score template failed: division by zero"),
         (cross.llm, "a", "b", {"chat_template": "{% for"}, "the score template is not valid Jinja"),

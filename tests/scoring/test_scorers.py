@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.request import Pair, Pooled, PoolingParams, PoolRequest, Scored, ScoreRequest, ScoreType, Task, Tokenization
-from cenote.scoring.late_interaction import max_sim
 from cenote.scoring.scorer import SCORERS, Resources, Scorable, check_pairing, choose
 
 EMBEDDER = Scorable("mini", ("embed", "token_embed"), num_labels=2, pad_token_id=0)
@@ -29,6 +31,20 @@ class FakePool:
         self.requests.append(request)
         return [self._answer(request.task, item) for item in request.inputs]
 
+    async def match(self, request: PoolRequest, queries: Sequence[Tensor]) -> list[Pooled | PoolingError]:
+        answers = await self(request)
+        for answer, query in zip(answers, queries, strict=True):
+            if isinstance(answer, Pooled):
+                answer.data = (query @ answer.data.T).amax(dim=-1).sum()
+        return answers
+
+    async def measure(self, inputs: Sequence[Any]) -> list[int]:
+        return [len(item.query.split()) + sum(len(text.split()) for text in item.documents) for item in inputs]
+
+    @property
+    def resources(self) -> Resources:
+        return Resources(self, self.match, self.measure, asyncio.to_thread)
+
     def _answer(self, task: Task, item: Any) -> Pooled | PoolingError:
         if item == "bad" or (isinstance(item, Pair) and "bad" in (item.query, item.document)):
             return BadRequest("a bad text")
@@ -41,7 +57,7 @@ class FakePool:
 
 
 def score(request: ScoreRequest, model: Scorable = EMBEDDER, pool: Any = None) -> list[Any]:
-    answers = asyncio.run(choose(request, model)(request, Resources(pool or FakePool(), asyncio.to_thread), model))
+    answers = asyncio.run(choose(request, model)(request, (pool or FakePool()).resources, model))
     return [answer.score if isinstance(answer, Scored) else answer for answer in answers]
 
 
@@ -78,6 +94,9 @@ def test_lists_that_pair_are_taken(queries: list[str], documents: list[str]) -> 
         (("embed", "token_embed"), 2, None, ("bi-encoder", "late-interaction")),
         (("embed", "token_embed"), 2, "late-interaction", ("late-interaction", "bi-encoder")),
         (("token_embed",), 2, None, ("late-interaction",)),
+        (("token_embed",), 2, "listwise", ("listwise",)),
+        (("embed", "token_embed", "sparse_embed"), 2, None, ("bi-encoder", "late-interaction", "sparse")),
+        (("embed", "token_embed", "sparse_embed"), 2, "sparse", ("sparse", "bi-encoder", "late-interaction")),
         (("classify", "token_classify"), 1, None, ("cross-encoder",)),
         (("classify", "token_classify"), 3, None, ()),
         (("token_classify",), 1, None, ()),
@@ -149,11 +168,19 @@ def test_late_interaction_sums_the_best_match_of_every_query_token() -> None:
     assert score(request) == pytest.approx([2.0 + 3.0, 4.0 + 9.0, 0.0])
 
 
-def test_max_sim_is_a_sum_over_the_query_only() -> None:
-    query, document = torch.randn(5, 8), torch.randn(7, 8)
-    by_hand = sum(max(float(q @ d) for d in document) for q in query)
+def test_late_interaction_says_which_texts_are_queries_and_other_scores_do_not() -> None:
+    late, plain = FakePool(), FakePool()
+    request = ScoreRequest(queries=["north"], documents=["east", "north"], adapter="mine")
 
-    assert float(max_sim(query, document)) == pytest.approx(by_hand, rel=1e-5)
+    score(replace(request, score_type="late-interaction"), pool=late)
+    score(request, pool=plain)
+
+    assert [(each.inputs, each.role) for each in late.requests] == [
+        (["north"], "query"),
+        (["east", "north"], "document"),
+    ]
+    assert [each.role for each in plain.requests] == [None]
+    assert {each.adapter for each in (*late.requests, *plain.requests)} == {"mine"}
 
 
 def test_a_cross_encoder_reads_both_texts_at_once() -> None:
@@ -168,6 +195,19 @@ def test_a_cross_encoder_reads_both_texts_at_once() -> None:
     ]
 
 
+def test_an_instruction_is_a_variable_of_the_template_unless_that_has_its_own() -> None:
+    pool = FakePool()
+    request = ScoreRequest(queries=["a"], documents=["b"], instruction="find", template_kwargs={"x": 1})
+
+    score(request, RERANKER, pool)
+    score(replace(request, template_kwargs={"instruction": "seek"}), RERANKER, pool)
+
+    assert [list(each.inputs) for each in pool.requests] == [
+        [Pair("a", "b", None, {"instruction": "find", "x": 1})],
+        [Pair("a", "b", None, {"instruction": "seek"})],
+    ]
+
+
 # usage
 
 
@@ -177,7 +217,7 @@ def test_tokens_are_those_of_both_sides_with_padding_between(kind: Any, pad: int
     model = Scorable("m", ("embed", "token_embed"), 2, pad_token_id=pad)
     request = ScoreRequest(queries=["east"], documents=["north", "east"], score_type=kind)
 
-    first, second = asyncio.run(choose(request, model)(request, Resources(FakePool(), asyncio.to_thread), model))
+    first, second = asyncio.run(choose(request, model)(request, FakePool().resources, model))
 
     assert isinstance(first, Scored)
     assert isinstance(second, Scored)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,19 +14,12 @@ from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_meta import BilledUnits, meta
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.encoding import CohereType, Floats, as_array, cohere_values
-from cenote.api.fields import Dimensions, Integer, says
+from cenote.api.fields import ADAPTER, INPUT_TYPE, PROMPT, PROMPT_NAME, TASK, Dimensions, Integer, says
 from cenote.api.replies import Reply, TokenCounts, json_reply
-from cenote.errors import BadRequest, InputTooLong, InvalidBody, Unsupported
-from cenote.request import About, PoolingParams, PoolRequest, Tokenization
+from cenote.errors import InputTooLong, InvalidBody, Unsupported
+from cenote.purposes import meaning
+from cenote.request import About, Input, PoolingParams, PoolRequest, Tokenization
 
-# Cohere's clients always send one of these. A model may know it by another name, or have no instruction for it.
-STANDARD_INPUT_TYPES: Mapping[str, Sequence[str]] = {
-    "search_query": ("query", "retrieval.query", "retrieval-query"),
-    "search_document": ("document", "passage", "doc", "corpus", "retrieval.passage", "retrieval-document"),
-    "classification": (),
-    "clustering": (),
-    "image": (),
-}
 PositiveCount = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 # the tokens of a huge text are not counted to its end; the engine knows what it can read by then
 MAX_COUNTED_CHARS = 1_000_000
@@ -55,7 +47,7 @@ class MixedInput(msgspec.Struct):
 
 class EmbedBody(msgspec.Struct, kw_only=True):
     model: str | None = None
-    input_type: Annotated[str | None, says("the name of an instruction that is put before every text")] = None
+    input_type: Annotated[str | None, INPUT_TYPE] = None
     texts: Annotated[list[str] | None, says("this, or inputs")] = None
     images: Annotated[list[str] | None, says("refused: no model here reads images yet")] = None
     inputs: Annotated[list[MixedInput] | None, says("texts in parts, of which each input may have several")] = None
@@ -65,6 +57,10 @@ class EmbedBody(msgspec.Struct, kw_only=True):
     max_tokens: Annotated[PositiveCount | None, says("cut to so many; with NONE: refuse what has more")] = None
     priority: Annotated[Integer | None, says("lower is earlier, where the server schedules by priority")] = None
     return_token_counts: Annotated[bool | None, says("say for every input how much of it was read")] = None
+    prompt: Annotated[str | None, PROMPT] = None
+    prompt_name: Annotated[str | None, PROMPT_NAME] = None
+    task: Annotated[str | None, TASK] = None
+    adapter: Annotated[str | None, ADAPTER] = None
 
 
 class EmbeddingsByType(msgspec.Struct):
@@ -99,22 +95,23 @@ async def _embed(body: EmbedBody, call: Call, *, version: str) -> Reply:
     call.check_model(body.model)
     for name in ("texts", "inputs"):
         call.check_count(len(getattr(body, name) or ()), name)
-    texts = input_texts(body, call.about)
-    prompt = instruction(body.input_type, call.about)
-    if body.truncate == "NONE" and body.max_tokens is not None:
-        await check_lengths(call, texts, prompt, body.max_tokens)
-    pooled = await call.pool(
-        PoolRequest(
-            task="embed",
-            inputs=texts,
-            params=PoolingParams(dimensions=body.output_dimension),
-            tokenization=tokenization(body, call.about),
-            # Sentence Transformers puts a prompt straight before the text. The reference makes it a system message
-            # wherever the tokenizer has a chat template, which embedders inherit from the model they were made of.
-            prompt=prompt,
-            priority=body.priority or 0,
-        )
+    request = PoolRequest(
+        task="embed",
+        inputs=input_texts(body, call.about),
+        params=PoolingParams(dimensions=body.output_dimension),
+        tokenization=tokenization(body, call.about),
+        # Sentence Transformers puts a prompt straight before the text. The reference makes it a system message
+        # wherever the tokenizer has a chat template, which embedders inherit from the model they were made of.
+        prompt=body.prompt,
+        prompt_name=body.prompt_name,
+        input_type=body.input_type,
+        purpose=body.task,
+        adapter=body.adapter,
+        priority=body.priority or 0,
     )
+    if body.truncate == "NONE" and body.max_tokens is not None:
+        await check_lengths(call, request, body.max_tokens)
+    pooled = await call.pool(request)
     vectors = np.stack([as_array(item.data) for item in pooled])
     bare = version == "1" and not body.embedding_types
     written = {kind: await numbers(vectors, kind) for kind in dict.fromkeys(body.embedding_types or ("float",))}
@@ -131,7 +128,7 @@ async def _embed(body: EmbedBody, call: Call, *, version: str) -> Reply:
     )
 
 
-def input_texts(body: EmbedBody, about: About) -> list[str]:
+def input_texts(body: EmbedBody, about: About) -> list[Input]:
     if sum(map(bool, (body.texts, body.images, body.inputs))) != 1:
         raise InvalidBody(
             "Exactly one of texts, images, or inputs must be provided, and it must be non-empty", param="body"
@@ -139,7 +136,7 @@ def input_texts(body: EmbedBody, about: About) -> list[str]:
     if body.images:
         raise Unsupported(f"{about.model} reads only text; give texts instead of images", param="images")
     if body.texts:
-        return body.texts
+        return [*body.texts]
     return [mixed_text(item, f"inputs.{place}", about) for place, item in enumerate(body.inputs or [])]
 
 
@@ -161,27 +158,6 @@ def mixed_text(item: MixedInput, name: str, about: About) -> str:
     return "\n".join(lines)
 
 
-def instruction(input_type: str | None, about: About) -> str | None:
-    """What is put before every text. A model without an instruction for one of Cohere's own types gets none."""
-    if input_type is None:
-        return None
-    table = {name: text for name, text in (about.instructions or about.prompts).items() if isinstance(text, str)}
-    if input_type in table:
-        return table[input_type] or None
-    if input_type in STANDARD_INPUT_TYPES:
-        known = {name.lower(): text for name, text in table.items()}
-        names = (input_type, *STANDARD_INPUT_TYPES[input_type])
-        return next((known[name] for name in names if name in known), None) or None
-    if not table:
-        raise BadRequest(
-            f"Unsupported input_type '{input_type}'. This model does not define any input_type task instructions.",
-            param="input_type",
-        )
-    raise BadRequest(
-        f"Unsupported input_type '{input_type}'. Supported values: {', '.join(sorted(table))}", param="input_type"
-    )
-
-
 def tokenization(body: EmbedBody, about: About) -> Tokenization:
     if body.truncate == "NONE":
         return Tokenization()
@@ -192,9 +168,10 @@ def tokenization(body: EmbedBody, about: About) -> Tokenization:
     )
 
 
-async def check_lengths(call: Call, texts: Sequence[str], prompt: str | None, max_tokens: int) -> None:
+async def check_lengths(call: Call, request: PoolRequest, max_tokens: int) -> None:
     """Refuse a text that is too long before the model has run on the others."""
-    counted = [((prompt or "") + text)[:MAX_COUNTED_CHARS] for text in texts]
+    prompt = meaning(request, call.about).prompt or ""
+    counted = [f"{prompt}{text}"[:MAX_COUNTED_CHARS] for text in request.inputs]
     for index, tokenized in enumerate(await asyncio.gather(*map(call.engine.tokenize, counted))):
         if (count := len(tokenized.token_ids)) > max_tokens:
             about = f"{'at least ' if len(counted[index]) == MAX_COUNTED_CHARS else ''}{count}"

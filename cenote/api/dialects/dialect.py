@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from cenote.api.call import Call
-from cenote.api.replies import Reply
+from cenote.api.replies import JSON, Reply
 from cenote.request import About
 
 Handler = Callable[[Any, Call], Awaitable[Reply]]
@@ -28,6 +28,7 @@ class Route:
     handler: Handler
     summary: str
     reply: Any  # the type of its answer, for the OpenAPI document
+    media: str = JSON  # in which that is written
     api: str = ""  # how a refusal calls it: "The model does not support <api> API"
     offered: Callable[[About], bool] = always  # whether the loaded model can do it
     binary: bool = False  # may answer with application/octet-stream

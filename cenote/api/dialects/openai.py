@@ -9,15 +9,15 @@ import msgspec
 
 from cenote.api.call import Call
 from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.fields import Dimensions, Encoded, says
+from cenote.api.fields import TASK, Dimensions, Worded, says
 from cenote.api.replies import AnswerList, Reply, TokenCounts
 from cenote.api.vectors import check_form, vector_reply
 from cenote.request import Pooled
 
 
-class EmbeddingsBody(Encoded, kw_only=True):
+class EmbeddingsBody(Worded, kw_only=True):
     dimensions: Annotated[Dimensions | None, says("the size of the vectors, for Matryoshka models")] = None
-    prompt_name: Annotated[str | None, says("one of the model's own prompts, put before every text")] = None
+    task: Annotated[str | None, TASK] = None
 
 
 class Embedding(msgspec.Struct, omit_defaults=True):
@@ -29,7 +29,8 @@ class Embedding(msgspec.Struct, omit_defaults=True):
 
 async def embeddings(body: EmbeddingsBody, call: Call) -> Reply:
     call.check_model(body.model)
-    request = replace(body.request("embed", call, dimensions=body.dimensions), prompt_name=body.prompt_name)
+    purpose = None if body.task == "embed" else body.task  # what this route does in any case, as others name it
+    request = replace(body.request("embed", call, dimensions=body.dimensions), purpose=purpose)
     check_form(body, len(request.inputs))
     pooled = await call.pool(request)
 

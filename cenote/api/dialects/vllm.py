@@ -11,28 +11,55 @@ import numpy as np
 
 from cenote.api.call import Call
 from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.entities import EntitiesAnswer, Stride, entities_reply
+from cenote.api.dialects.sparse import RETURN_TOKENS, plugin_result, reads_plugin_data
 from cenote.api.encoding import as_array, json_numbers
-from cenote.api.fields import Dimensions, Encoded, Prompted, check_template, says
+from cenote.api.fields import Dimensions, Prompted, Worded, check_template, says
 from cenote.api.replies import AnswerList, Reply, TokenCounts, json_reply
 from cenote.api.scoring_fields import Scoring, Sides
+from cenote.api.sparse import SparseVector, TaskAnswers, check_two_kinds, sparse_answers
 from cenote.api.vectors import check_form, vector_reply
 from cenote.errors import BadRequest, InvalidBody, Unsupported
-from cenote.request import About, PluginRequest, Pooled, Task, task_called
+from cenote.request import About, Aggregation, PluginRequest, Pooled, Task, tasks_called
 from cenote.sides import side_texts
 
 # the names that the two sides of a comparison go by, in the order in which they are looked for
 PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 
 
-class PoolingBody(Encoded, kw_only=True):
-    task: Annotated[str | None, says("the model's default task if unset")] = None
+class PoolingBody(Worded, kw_only=True):
+    """Here `task` is what is done with the inputs; the task that an adapter is for goes into `adapter`."""
+
+    task: Annotated[str | None, says("the model's default if unset; several at once: embed&token_embed")] = None
     dimensions: Annotated[Dimensions | None, says("the size of the vectors, for Matryoshka models")] = None
+    return_tokens: Annotated[bool | None, RETURN_TOKENS] = None
     data: Annotated[Any, says("for the IO processor plugin, in place of input")] = None
+    aggregation_strategy: Annotated[Aggregation | None, says("token_classify as /entities answers it")] = None
+    ignore_labels: Annotated[list[str] | None, says("with aggregation_strategy: O if unset")] = None
+    stride: Annotated[Stride | None, says("with aggregation_strategy: tokens that windows share")] = None
 
 
 class PoolingAnswer(msgspec.Struct, omit_defaults=True):
     index: int
     data: list[float | list[float]] | str  # a row per token for tasks of tokens; base64 where asked for
+    object: str = msgspec.field(default_factory=lambda: "pooling")
+    token_counts: TokenCounts | None = None
+
+
+class SparseAnswer(msgspec.Struct, omit_defaults=True):
+    """The answer of the task sparse_embed."""
+
+    index: int
+    data: SparseVector
+    object: str = msgspec.field(default_factory=lambda: "pooling")
+    token_counts: TokenCounts | None = None
+
+
+class CombinedAnswer(msgspec.Struct, omit_defaults=True):
+    """The answers of tasks that were joined with &."""
+
+    index: int
+    data: TaskAnswers
     object: str = msgspec.field(default_factory=lambda: "pooling")
     token_counts: TokenCounts | None = None
 
@@ -93,7 +120,21 @@ async def pooling(body: PoolingBody, call: Call) -> Reply:
     call.check_model(body.model)
     if body.data is not None or body.task == "plugin":
         return await plugin(body, call)
-    request = body.request(wanted_task(body.task, call.about), call, dimensions=body.dimensions)
+    tasks = wanted_tasks(body.task, call.about)
+    request = replace(body.request(tasks[0], call, dimensions=body.dimensions), also=tasks[1:])
+    if request.also or "sparse_embed" in tasks:
+        check_two_kinds(body)
+        pooled = await call.pool(request)
+        answers = await sparse_answers(call, body, tasks, pooled, return_tokens=body.return_tokens)
+        kind = CombinedAnswer if request.also else SparseAnswer
+        data = [
+            kind(index, answer, token_counts=call.token_counts(item, body.return_token_counts))
+            for index, (answer, item) in enumerate(zip(answers, pooled, strict=True))
+        ]
+        return json_reply(call.answers("pooling", data))
+    if (strategy := body.aggregation_strategy) is not None:
+        wanted = body.return_token_counts
+        return await entities_reply(call, request, strategy, body.ignore_labels, body.stride, with_counts=wanted)
     check_form(body, len(request.inputs))
     pooled = await call.pool(request)
 
@@ -110,25 +151,24 @@ async def plugin(body: PoolingBody, call: Call) -> Reply:
         raise InvalidBody("data: a plugin reads data alone; leave out input and messages", param="body.data")
     identity = call.identity("pooling")
     cuts = body.truncate_prompt_tokens is not None or body.truncation_side is not None
-    made = await call.process(
-        PluginRequest(
-            data=body.data,
-            request_id=identity,
-            tokenization=body.how() if cuts else None,
-            priority=body.priority or 0,
+    tokenization = body.how() if cuts else None
+    if body.data is not None and reads_plugin_data(call.about):
+        made: Any = await plugin_result(body.data, tokenization, call)
+    else:
+        made = await call.process(
+            PluginRequest(data=body.data, request_id=identity, tokenization=tokenization, priority=body.priority or 0)
         )
-    )
     return json_reply(PluginAnswer(identity, call.created, made))
 
 
-def wanted_task(name: str | None, about: About) -> Task:
+def wanted_tasks(name: str | None, about: About) -> tuple[Task, ...]:
     if name is None:
-        return about.default_task
-    called = task_called(name, about)
-    for task in about.tasks:
-        if task == called:
-            return task
-    raise Unsupported(f"Unsupported task: {name!r} Supported tasks: {about.tasks}", param="task")
+        return (about.default_task,)
+    called = tasks_called(name, about)
+    wanted = tuple(task for part in called for task in about.tasks if task == part)
+    if len(wanted) < len(called):
+        raise Unsupported(f"Unsupported task: {name!r} Supported tasks: {about.tasks}", param="task")
+    return wanted
 
 
 async def classify(body: ClassifyBody, call: Call) -> Reply:
@@ -174,8 +214,12 @@ VLLM = Dialect(
             paths=("/pooling", "/v1/pooling"),
             body=PoolingBody,
             handler=pooling,
-            summary="What a task of the model gives for every input: a vector, or a row for every token",
-            reply=AnswerList[PoolingAnswer] | PluginAnswer,
+            summary="What a task of the model gives for every input: a vector, a row for every token, weights of words",
+            reply=AnswerList[PoolingAnswer]
+            | AnswerList[EntitiesAnswer]
+            | AnswerList[SparseAnswer]
+            | AnswerList[CombinedAnswer]
+            | PluginAnswer,
             api="Pooling",
             binary=True,
             example={"input": ["Hello, my name is", "The capital of France is"]},

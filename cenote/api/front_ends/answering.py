@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from cenote.api.encoding import Floats
 from cenote.api.front_ends.channel import Channel
@@ -12,20 +12,25 @@ from cenote.api.front_ends.packing import (
     as_fault,
     as_input,
     as_json,
+    entity_request,
     plain_ids,
     plugin_request,
     pool_request,
     score_request,
     scores_message,
+    tags_message,
     times,
     vectors_message,
 )
 from cenote.api.front_ends.wire import (
+    AddAdapter,
     Answer,
     Cancel,
     Count,
     Counted,
     Detokenize,
+    Done,
+    DropAdapter,
     Failed,
     FromFrontEnd,
     Pool,
@@ -34,6 +39,7 @@ from cenote.api.front_ends.wire import (
     Result,
     Score,
     Seen,
+    Tag,
     Text,
     Tokenize,
     Tokens,
@@ -44,11 +50,19 @@ from cenote.request import Engine, Timing
 logger = logging.getLogger("cenote")
 
 
+async def nobody() -> None:
+    """There is no other front-end to tell."""
+
+
 class Answering:
-    def __init__(self, engine: Engine, channel: Channel[FromFrontEnd]) -> None:
+    def __init__(
+        self, engine: Engine, channel: Channel[FromFrontEnd], renew: Callable[[], Awaitable[None]] = nobody
+    ) -> None:
         self.engine = engine
         self.channel = channel
+        self.renew = renew  # has every front-end know what the model says of itself now
         self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.changes: set[asyncio.Task[None]] = set()
 
     def receive(self, message: Question | Cancel | Seen) -> None:
         if isinstance(message, Seen):
@@ -84,6 +98,8 @@ class Answering:
             return vectors_message(number, timing, await engine.pool(pool_request(question, timing)))
         if isinstance(question, Score):
             return scores_message(number, timing, await engine.score(score_request(question, timing))), ()
+        if isinstance(question, Tag):
+            return tags_message(number, timing, await engine.entities(entity_request(question, timing))), ()
         if isinstance(question, Tokenize):
             tokenized = await engine.tokenize(
                 as_input(question.item), add_special_tokens=question.add_special_tokens, strings=question.strings
@@ -95,5 +111,23 @@ class Answering:
             made = await engine.process(plugin_request(question, timing))
             counts = made.num_inputs, made.num_tokens, made.num_truncated
             return Result(number, times(timing), as_json(made.data), *counts), ()
+        if isinstance(question, AddAdapter):
+            await self._change(engine.load_adapter(question.name, question.place, in_place=question.in_place))
+            return Done(number), ()
+        if isinstance(question, DropAdapter):
+            await self._change(engine.unload_adapter(question.name))
+            return Done(number), ()
         assert isinstance(question, Count), "there are no other questions"
         return Counted(number, await engine.statistics()), ()
+
+    async def _change(self, change: Awaitable[None]) -> None:
+        """To its end, with everybody told, even if whoever asked has gone."""
+
+        async def whole() -> None:
+            await change
+            await self.renew()
+
+        task = asyncio.get_running_loop().create_task(whole())
+        self.changes.add(task)
+        task.add_done_callback(self.changes.discard)
+        await asyncio.shield(task)

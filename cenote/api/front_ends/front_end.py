@@ -19,7 +19,19 @@ from cenote.api.front_ends.channel import Channel
 from cenote.api.front_ends.door import CLOSED, Crowd, Door
 from cenote.api.front_ends.packing import about_of, as_error
 from cenote.api.front_ends.remote import RemoteEngine, gone
-from cenote.api.front_ends.wire import Aboard, AllAboard, Dead, Drain, Elsewhere, FromEngine, Listening, Ready, Welcome
+from cenote.api.front_ends.wire import (
+    Aboard,
+    AllAboard,
+    Dead,
+    Drain,
+    Elsewhere,
+    FromEngine,
+    Listening,
+    Noted,
+    Ready,
+    Renewed,
+    Welcome,
+)
 from cenote.api.server import LAST_WORDS_S, Server
 from cenote.api.service import Service
 from cenote.errors import PoolingError
@@ -71,6 +83,10 @@ class FrontEnd:
             self.remote = RemoteEngine(about_of(message), self.channel)
             self.server.service.ready(self.remote)
             self.channel.send(Aboard())
+        elif isinstance(message, Renewed):
+            assert self.remote is not None, "there was something before"
+            self.remote.about = about_of(message)
+            self.channel.send(Noted(message.number))
         elif isinstance(message, AllAboard):
             self.server.service.others_ready = True
         elif isinstance(message, Drain):

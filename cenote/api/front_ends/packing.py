@@ -19,9 +19,14 @@ from cenote.api.front_ends.wire import (
     PairItem,
     Pool,
     Process,
+    RankingItem,
     Ready,
+    Renewed,
     Score,
     Scores,
+    Shapes,
+    Tag,
+    Tags,
     Times,
     Vectors,
 )
@@ -30,14 +35,17 @@ from cenote.request import (
     About,
     Chat,
     Embeds,
+    EntityRequest,
     Input,
     Pair,
     PluginRequest,
     Pooled,
     PoolingParams,
     PoolRequest,
+    Ranking,
     Scored,
     ScoreRequest,
+    Tagged,
     Timing,
 )
 
@@ -55,11 +63,16 @@ def pool_message(number: int, request: PoolRequest) -> Pool:
     return Pool(
         number=number,
         task=request.task,
+        also=request.also,
         inputs=as_items(request.inputs),
         params=params if params is None or isinstance(params, PoolingParams) else list(params),
         tokenization=request.tokenization,
         prompt=request.prompt,
         prompt_name=request.prompt_name,
+        role=request.role,
+        input_type=request.input_type,
+        purpose=request.purpose,
+        adapter=request.adapter if request.adapter is None or isinstance(request.adapter, str) else [*request.adapter],
         priority=request.priority,
         keep_going=request.keep_going,
     )
@@ -68,11 +81,16 @@ def pool_message(number: int, request: PoolRequest) -> Pool:
 def pool_request(message: Pool, timing: Timing) -> PoolRequest:
     return PoolRequest(
         task=message.task,
+        also=message.also,
         inputs=as_inputs(message.inputs),
         params=message.params,
         tokenization=message.tokenization,
         prompt=message.prompt,
         prompt_name=message.prompt_name,
+        role=message.role,
+        input_type=message.input_type,
+        purpose=message.purpose,
+        adapter=message.adapter,
         priority=message.priority,
         keep_going=message.keep_going,
         timing=timing,
@@ -101,6 +119,8 @@ def score_message(number: int, request: ScoreRequest) -> Score:
         max_tokens_per_doc=request.max_tokens_per_doc,
         template=request.template,
         template_kwargs=as_json(request.template_kwargs),
+        instruction=request.instruction,
+        adapter=request.adapter,
         priority=request.priority,
         keep_going=request.keep_going,
     )
@@ -117,9 +137,30 @@ def score_request(message: Score, timing: Timing) -> ScoreRequest:
         max_tokens_per_doc=message.max_tokens_per_doc,
         template=message.template,
         template_kwargs=from_json(message.template_kwargs),
+        instruction=message.instruction,
+        adapter=message.adapter,
         priority=message.priority,
         keep_going=message.keep_going,
         timing=timing,
+    )
+
+
+def tag_message(number: int, request: EntityRequest) -> Tag:
+    return Tag(
+        number=number,
+        pool=pool_message(number, request.pool),
+        aggregation_strategy=request.aggregation_strategy,
+        ignore_labels=list(request.ignore_labels),
+        stride=request.stride,
+    )
+
+
+def entity_request(message: Tag, timing: Timing) -> EntityRequest:
+    return EntityRequest(
+        pool=pool_request(message.pool, timing),
+        aggregation_strategy=message.aggregation_strategy,
+        ignore_labels=message.ignore_labels,
+        stride=message.stride,
     )
 
 
@@ -140,6 +181,8 @@ def as_item(item: Input) -> Item:
         return item
     if isinstance(item, Pair):
         return PairItem(item.query, item.document, item.template, as_json(item.template_kwargs))
+    if isinstance(item, Ranking):
+        return RankingItem(item.query, list(item.documents), item.instruction)
     if isinstance(item, Chat):
         return ChatItem(
             as_json(item.messages),
@@ -171,6 +214,8 @@ def as_input(item: Item) -> Input:
         return item
     if isinstance(item, PairItem):
         return Pair(item.query, item.document, item.template, from_json(item.template_kwargs))
+    if isinstance(item, RankingItem):
+        return Ranking(item.query, item.documents, item.instruction)
     if isinstance(item, ChatItem):
         return Chat(
             from_json(item.messages),
@@ -187,30 +232,48 @@ def vectors_message(
 ) -> tuple[Vectors, list[Floats]]:
     """The words, and the numbers that follow them."""
     pooled = [each for each in answers if isinstance(each, Pooled)]
-    arrays = [np.asarray(each.data, dtype=np.float32) for each in pooled]
+    shapes, numbers = _laid([each.data for each in pooled])
+    others = []
+    for task in pooled[0].others if pooled else ():
+        shapes_of_task, more = _laid([each.others[task] for each in pooled])
+        others.append((task, shapes_of_task))
+        numbers += more
+    return Vectors(number, times(timing), shapes, others, lengths(pooled), faults(answers)), numbers
+
+
+def _laid(answers: Sequence[Any]) -> tuple[Shapes, list[Floats]]:
+    arrays = [np.asarray(each, dtype=np.float32) for each in answers]
     shapes = [array.shape for array in arrays]
     same = len(set(shapes)) == 1
     if same and arrays[0].nbytes < SMALL_BYTES:
         numbers = [np.concatenate(arrays, axis=None)]  # cheaper than to hand over many small pieces
     else:
         numbers = [as_array(array) for array in arrays]
-    return Vectors(number, times(timing), shapes[:1] if same else shapes, lengths(pooled), faults(answers)), numbers
+    return shapes[:1] if same else shapes, numbers
 
 
 def pooled(message: Vectors, numbers: bytes | memoryview) -> list[Pooled | PoolingError]:
     """What `vectors_message` was made of, as views of the numbers; the token ids stayed behind."""
     flat = np.frombuffer(numbers, dtype=np.float32)
-    arrays: list[Any]
-    if len(message.shapes) == 1:
-        arrays = list(flat.reshape(len(message.lengths.num_tokens), *message.shapes[0]))
-    else:
-        ends = np.cumsum([0, *(int(np.prod(shape)) for shape in message.shapes)])
-        arrays = [
-            flat[start:end].reshape(shape) for start, end, shape in zip(ends, ends[1:], message.shapes, strict=False)
-        ]
+    count = len(message.lengths.num_tokens)
+    arrays, flat = _taken(flat, message.shapes, count)
     columns = zip(arrays, message.lengths.num_tokens, message.lengths.num_input_tokens, strict=True)
     answers = [Pooled(array, NO_IDS, num_tokens, given) for array, num_tokens, given in columns]
+    for task, shapes in message.others:
+        arrays, flat = _taken(flat, shapes, count)
+        for answer, array in zip(answers, arrays, strict=True):
+            answer.others = {**answer.others, task: array}
     return merged(answers, message.lengths.inexact, message.faults)
+
+
+def _taken(flat: Floats, shapes: Shapes, count: int) -> tuple[list[Any], Floats]:
+    """So many answers from the front of the numbers, and the rest."""
+    if len(shapes) == 1:
+        end = count * int(np.prod(shapes[0]))
+        return list(flat[:end].reshape(count, *shapes[0])), flat[end:]
+    ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
+    arrays = [flat[start:end].reshape(shape) for start, end, shape in zip(ends, ends[1:], shapes, strict=False)]
+    return arrays, flat[ends[-1] :]
 
 
 def scores_message(number: int, timing: Timing, answers: Sequence[Scored | PoolingError]) -> Scores:
@@ -224,7 +287,17 @@ def scored(message: Scores) -> list[Scored | PoolingError]:
     return merged(answers, message.lengths.inexact, message.faults)
 
 
-def lengths(answers: Sequence[Pooled | Scored]) -> Lengths:
+def tags_message(number: int, timing: Timing, answers: Sequence[Tagged]) -> Tags:
+    return Tags(number, times(timing), [each.entities for each in answers], lengths(answers))
+
+
+def tagged(message: Tags) -> list[Tagged]:
+    columns = zip(message.entities, message.lengths.num_tokens, message.lengths.num_input_tokens, strict=True)
+    answers = [Tagged(entities, NO_IDS, num_tokens, given) for entities, num_tokens, given in columns]
+    return merged(answers, message.lengths.inexact, [])
+
+
+def lengths(answers: Sequence[Pooled | Scored | Tagged]) -> Lengths:
     return Lengths(
         [each.num_tokens for each in answers],
         [each.num_input_tokens for each in answers],
@@ -270,5 +343,5 @@ def times(timing: Timing) -> Times:
     return (timing.queue, timing.tokenize, timing.inference)
 
 
-def about_of(message: Ready) -> About:
+def about_of(message: Ready | Renewed) -> About:
     return from_json(message.about, type=About)

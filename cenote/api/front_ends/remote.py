@@ -18,13 +18,18 @@ from cenote.api.front_ends.packing import (
     pooled,
     score_message,
     scored,
+    tag_message,
+    tagged,
 )
 from cenote.api.front_ends.wire import (
+    AddAdapter,
     Answer,
     Cancel,
     Count,
     Counted,
     Detokenize,
+    Done,
+    DropAdapter,
     Failed,
     FromEngine,
     Process,
@@ -32,6 +37,7 @@ from cenote.api.front_ends.wire import (
     Result,
     Scores,
     Seen,
+    Tags,
     Text,
     Tokenize,
     Tokens,
@@ -41,6 +47,7 @@ from cenote.errors import BadRequest, EngineStopped, PoolingError
 from cenote.metrics import Family
 from cenote.request import (
     About,
+    EntityRequest,
     Input,
     PluginRequest,
     Pooled,
@@ -48,11 +55,12 @@ from cenote.request import (
     Processed,
     Scored,
     ScoreRequest,
+    Tagged,
     Timing,
     Tokenized,
 )
 
-Expected = TypeVar("Expected", Vectors, Scores, Tokens, Text, Result, Counted)
+Expected = TypeVar("Expected", Vectors, Scores, Tags, Tokens, Text, Result, Done, Counted)
 
 # replies that are reported together; fewer wait for the next regular report
 REPLIES_AT_ONCE = 64
@@ -79,6 +87,10 @@ class RemoteEngine:
         answer, _ = await self._ask(score_message(next(self._numbers), request), Scores, request.timing)
         return scored(answer)
 
+    async def entities(self, request: EntityRequest) -> list[Tagged]:
+        answer, _ = await self._ask(tag_message(next(self._numbers), request), Tags, request.pool.timing)
+        return tagged(answer)
+
     async def tokenize(self, item: Input, *, add_special_tokens: bool = True, strings: bool = False) -> Tokenized:
         question = Tokenize(next(self._numbers), as_item(item), add_special_tokens, strings)
         answer, _ = await self._ask(question, Tokens)
@@ -93,6 +105,12 @@ class RemoteEngine:
         question = Process(next(self._numbers), data, request.request_id, request.tokenization, request.priority)
         answer, _ = await self._ask(question, Result, request.timing)
         return Processed(from_json(answer.data), answer.num_inputs, answer.num_tokens, answer.num_truncated)
+
+    async def load_adapter(self, name: str, place: str, *, in_place: bool = False) -> None:
+        await self._ask(AddAdapter(next(self._numbers), name, place, in_place), Done)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._ask(DropAdapter(next(self._numbers), name), Done)
 
     async def statistics(self) -> list[Family]:
         self._tell()
@@ -140,7 +158,7 @@ class RemoteEngine:
             raise
         finally:
             del self._waiting[question.number]
-        if timing is not None and isinstance(answer, Vectors | Scores | Result | Failed):
+        if timing is not None and isinstance(answer, Vectors | Scores | Tags | Result | Failed):
             timing.queue, timing.tokenize, timing.inference = answer.timing
         if isinstance(answer, Failed):
             raise as_error(answer.fault)

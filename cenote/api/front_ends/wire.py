@@ -6,7 +6,7 @@ import msgspec
 
 from cenote.config import ServerConfig
 from cenote.metrics import Family
-from cenote.request import PoolingParams, Task, Tokenization
+from cenote.request import Aggregation, Entity, PoolingParams, Role, Task, Tokenization
 
 Times = tuple[float, float, float]  # queue, tokenize, inference
 JSON = bytes  # values of any shape, in the form in which they came or will leave; its integers have any length
@@ -17,6 +17,12 @@ class PairItem(msgspec.Struct, tag="pair"):
     document: str
     template: str | None
     template_kwargs: JSON
+
+
+class RankingItem(msgspec.Struct, tag="ranking"):
+    query: str
+    documents: list[str]
+    instruction: str | None
 
 
 class ChatItem(msgspec.Struct, tag="chat"):
@@ -33,7 +39,7 @@ class LargeIds(msgspec.Struct, tag="ids"):
     token_ids: JSON
 
 
-Item = str | list[int] | PairItem | ChatItem | LargeIds
+Item = str | list[int] | PairItem | RankingItem | ChatItem | LargeIds
 
 
 class Fault(msgspec.Struct, array_like=True):
@@ -56,11 +62,16 @@ class Message(msgspec.Struct, array_like=True, tag=str.lower):
 class Pool(Message):
     number: int
     task: Task
+    also: tuple[Task, ...]
     inputs: list[Item]
     params: PoolingParams | list[PoolingParams] | None
     tokenization: Tokenization
     prompt: str | None
     prompt_name: str | None
+    role: Role | None
+    input_type: str | None
+    purpose: str | None
+    adapter: str | list[str | None] | None
     priority: int
     keep_going: bool
 
@@ -76,8 +87,18 @@ class Score(Message):
     max_tokens_per_doc: int
     template: str | None
     template_kwargs: JSON
+    instruction: str | None
+    adapter: str | None
     priority: int
     keep_going: bool
+
+
+class Tag(Message):
+    number: int
+    pool: Pool
+    aggregation_strategy: Aggregation
+    ignore_labels: list[str]
+    stride: int | None
 
 
 class Tokenize(Message):
@@ -98,6 +119,18 @@ class Process(Message):
     request_id: str
     tokenization: Tokenization | None
     priority: int
+
+
+class AddAdapter(Message):
+    number: int
+    name: str
+    place: str
+    in_place: bool
+
+
+class DropAdapter(Message):
+    number: int
+    name: str
 
 
 class Count(Message):
@@ -125,6 +158,12 @@ class Aboard(Message):
     """The front-end would answer questions about the model."""
 
 
+class Noted(Message):
+    """The front-end knows what it was told anew."""
+
+    number: int
+
+
 # what the engine's process says
 
 
@@ -138,6 +177,13 @@ class Welcome(Message):
 
 
 class Ready(Message):
+    about: JSON
+
+
+class Renewed(Message):
+    """What the model says of itself has changed."""
+
+    number: int
     about: JSON
 
 
@@ -167,12 +213,16 @@ class Lengths(msgspec.Struct, array_like=True):
     inexact: list[int]  # where `num_input_tokens` is only a lower bound
 
 
+Shapes = list[tuple[int, ...]]  # one for each answer, or a single one that all have
+
+
 class Vectors(Message):
-    """Followed by all numbers as float32, end to end."""
+    """Followed by all numbers as float32, end to end, those of further tasks after those of the first."""
 
     number: int
     timing: Times
-    shapes: list[tuple[int, ...]]  # one for each answer, or a single one that all have
+    shapes: Shapes
+    others: list[tuple[Task, Shapes]]
     lengths: Lengths
     faults: list[tuple[int, Fault]]  # and where in the list they belong
 
@@ -183,6 +233,13 @@ class Scores(Message):
     scores: list[float]
     lengths: Lengths
     faults: list[tuple[int, Fault]]
+
+
+class Tags(Message):
+    number: int
+    timing: Times
+    entities: list[list[Entity]]
+    lengths: Lengths
 
 
 class Tokens(Message):
@@ -207,6 +264,10 @@ class Result(Message):
     num_truncated: int
 
 
+class Done(Message):
+    number: int
+
+
 class Counted(Message):
     number: int
     families: list[Family]
@@ -218,7 +279,7 @@ class Failed(Message):
     fault: Fault
 
 
-Question = Pool | Score | Tokenize | Detokenize | Process | Count
-Answer = Vectors | Scores | Tokens | Text | Result | Counted | Failed
-FromFrontEnd = Question | Cancel | Seen | Listening | Aboard
-FromEngine = Answer | Welcome | Ready | AllAboard | Drain | Dead | Elsewhere
+Question = Pool | Score | Tag | Tokenize | Detokenize | Process | AddAdapter | DropAdapter | Count
+Answer = Vectors | Scores | Tags | Tokens | Text | Result | Done | Counted | Failed
+FromFrontEnd = Question | Cancel | Seen | Listening | Aboard | Noted
+FromEngine = Answer | Welcome | Ready | Renewed | AllAboard | Drain | Dead | Elsewhere

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import signal
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from tempfile import TemporaryFile
 
@@ -26,7 +27,9 @@ from cenote.api.front_ends.wire import (
     Elsewhere,
     FromFrontEnd,
     Listening,
+    Noted,
     Ready,
+    Renewed,
     Seen,
     Welcome,
 )
@@ -85,7 +88,13 @@ class FrontEnds:
     def ready(self, engine: Engine) -> None:
         self._engine = engine
         for front_end in self.running.values():
-            front_end.ready(engine)
+            front_end.ready(engine, self.renew)
+
+    async def renew(self) -> None:
+        """Have every front-end know what the model says of itself now; whoever is answered next may ask any of them."""
+        if self._engine is not None:
+            about = as_json(self._engine.about)
+            await asyncio.gather(*(front_end.renew(about) for front_end in self.running.values() if front_end.aboard))
 
     def died(self, error: PoolingError) -> None:
         for front_end in self.running.values():
@@ -143,7 +152,7 @@ class FrontEnds:
         await front_end.channel.connect(end)
         front_end.channel.send(Welcome(self.service.settings, number, self.service.began, self.service.created))
         if self._engine is not None:
-            front_end.ready(self._engine)
+            front_end.ready(self._engine, self.renew)
             if self._open:
                 front_end.channel.send(AllAboard())
         if self._draining.is_set():
@@ -183,10 +192,19 @@ class FrontEnd:
         self.num_dropped = 0
         self.answering: Answering | None = None
         self._told = 0
+        self._renewals: dict[int, asyncio.Future[None]] = {}
+        self._numbers = itertools.count(1)
 
-    def ready(self, engine: Engine) -> None:
-        self.answering = Answering(engine, self.channel)
+    def ready(self, engine: Engine, renew: Callable[[], Awaitable[None]]) -> None:
+        self.answering = Answering(engine, self.channel, renew)
         self.channel.send(Ready(as_json(engine.about)))
+
+    async def renew(self, about: bytes) -> None:
+        number, noted = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._renewals[number] = noted
+        self.channel.send(Renewed(number, about))
+        await asyncio.wait([noted], timeout=MARGIN_S)  # one that hangs must not keep the others from going on
+        self._renewals.pop(number, None)
 
     def tell_load(self, num_elsewhere: int) -> None:
         if num_elsewhere != self._told:
@@ -207,6 +225,10 @@ class FrontEnd:
             self.came_up |= isinstance(message, Listening)
             self.aboard |= isinstance(message, Aboard)
             self.changed()
+            return
+        if isinstance(message, Noted):
+            if (noted := self._renewals.pop(message.number, None)) is not None:
+                noted.set_result(None)
             return
         if isinstance(message, Seen):
             self.num_in_flight = message.num_in_flight

@@ -147,6 +147,7 @@ def test_everything_else_of_a_request_travels_with_it() -> None:
         tokenization=Tokenization(truncate_prompt_tokens=-1, truncation_side="left", add_special_tokens=False),
         prompt="p: ",
         prompt_name="query",
+        role="query",
         priority=-(2**63),
         keep_going=True,
     )

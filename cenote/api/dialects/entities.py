@@ -1,0 +1,115 @@
+"""Entities of texts, as Transformers' pipeline for token classification tells them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from cenote.api.call import Call
+from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.fields import Common, says
+from cenote.api.replies import AnswerList, Reply, TokenCounts, json_reply
+from cenote.errors import Unsupported
+from cenote.request import Aggregation, Entity, EntityRequest, PoolRequest, Tagged
+
+Stride = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class EntitiesBody(Common, kw_only=True):
+    input: Annotated[str | list[str], says("a text or several; a long one is cut unless stride is given")]
+    aggregation_strategy: Annotated[Aggregation | None, says("simple if unset; none: every token by itself")] = None
+    ignore_labels: Annotated[list[str] | None, says("O if unset; [] leaves nothing out")] = None
+    stride: Annotated[Stride | None, says("read all of a long text, in windows that share so many tokens")] = None
+    add_special_tokens: Annotated[bool | None, says("true if unset")] = None
+
+
+class Span(msgspec.Struct, omit_defaults=True):
+    """A part of a text and its class: `entity_group` of merged tokens, `entity` and `index` of a single one."""
+
+    score: float
+    word: str  # its tokens as the tokenizer puts them together
+    start: int  # counted in Unicode characters
+    end: int
+    text: str  # what stands there in the text that was sent
+    entity_group: str | UnsetType = UNSET
+    entity: str | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+
+
+class EntitiesAnswer(msgspec.Struct, omit_defaults=True):
+    index: int
+    entities: list[Span]
+    truncated: bool = msgspec.field(default_factory=bool)  # what lies behind the model's length was not looked at
+    object: str = msgspec.field(default_factory=lambda: "entities")
+    token_counts: TokenCounts | None = None
+
+
+async def entities(body: EntitiesBody, call: Call) -> Reply:
+    call.check_model(body.model)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    pool = PoolRequest(
+        task="token_classify",
+        inputs=texts,
+        tokenization=body.tokenization(add_special_tokens=body.add_special_tokens is not False),
+        adapter=body.adapter,
+        priority=body.priority or 0,
+    )
+    return await entities_reply(
+        call,
+        pool,
+        body.aggregation_strategy or "simple",
+        body.ignore_labels,
+        body.stride,
+        with_counts=body.return_token_counts,
+    )
+
+
+async def entities_reply(
+    call: Call,
+    pool: PoolRequest,
+    strategy: Aggregation,
+    ignore_labels: list[str] | None,
+    stride: int | None,
+    *,
+    with_counts: bool | None,
+) -> Reply:
+    """What this route answers, and others that are asked the same."""
+    if pool.task != "token_classify":
+        raise Unsupported(
+            f"aggregation_strategy is for the task token_classify, not {pool.task}", param="aggregation_strategy"
+        )
+    ignored = ["O"] if ignore_labels is None else ignore_labels
+    request = EntityRequest(pool=pool, aggregation_strategy=strategy, ignore_labels=ignored, stride=stride)
+
+    def answer(index: int, item: Tagged) -> EntitiesAnswer:
+        counts = call.token_counts(item, with_counts)
+        return EntitiesAnswer(index, [span(each) for each in item.entities], item.truncated, token_counts=counts)
+
+    data = [answer(index, item) for index, item in enumerate(await call.entities(request))]
+    return json_reply(call.answers("entities", data))
+
+
+def span(entity: Entity) -> Span:
+    values = entity.score, entity.word, entity.start, entity.end, entity.text
+    if entity.index is None:
+        return Span(*values, entity_group=entity.label)
+    return Span(*values, entity=entity.label, index=entity.index)
+
+
+ENTITIES = Dialect(
+    "entities",
+    [
+        Route(
+            paths=("/entities", "/v1/entities"),
+            body=EntitiesBody,
+            handler=entities,
+            summary="The parts of texts that a token classifier has a class for, with their places",
+            reply=AnswerList[EntitiesAnswer],
+            api="Entities",
+            offered=lambda about: about.finds_entities,
+            example={"input": ["The river flows through Berlin.", "Who lives in Paris?"]},
+        ),
+    ],
+)

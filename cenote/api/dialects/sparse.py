@@ -1,0 +1,126 @@
+"""Sparse embeddings: a route of our own, and what the reference's plugin for bge-m3 reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from cenote.api.call import Call
+from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.fields import Dimensions, Encoded, Worded, says
+from cenote.api.replies import AnswerList, Reply, TokenCounts, Usage, json_reply
+from cenote.api.sparse import SparseVector, check_two_kinds, sparse_answers
+from cenote.errors import InvalidBody
+from cenote.request import About, Task, Tokenization
+
+RETURN_TOKENS = says("sparse vectors also have their tokens as texts")
+# the tasks of a plugin's body, by what it calls them
+PLUGIN_TASKS: dict[str, tuple[Task, ...]] = {
+    "dense": ("embed",),
+    "sparse": ("sparse_embed",),
+    "dense&sparse": ("embed", "sparse_embed"),
+}
+
+
+class SparseBody(Worded, kw_only=True):
+    return_tokens: Annotated[bool | None, RETURN_TOKENS] = None
+
+
+class SparseEmbedding(SparseVector, kw_only=True, omit_defaults=True):
+    index: int
+    object: str = msgspec.field(default_factory=lambda: "sparse_embedding")
+    token_counts: TokenCounts | None = None
+
+
+class PluginData(Encoded, kw_only=True):
+    """What the plugin's users send as `data`."""
+
+    embed_task: Literal["dense", "sparse", "dense&sparse"] = "dense&sparse"
+    return_tokens: bool | None = None
+    dimensions: Dimensions | None = None
+
+
+class Weight(msgspec.Struct):
+    token_id: int
+    weight: float
+    token: str | None
+
+
+class PluginEntry(msgspec.Struct):
+    index: int
+    object: str
+    sparse_embedding: list[Weight] | None
+    dense_embedding: list[float] | None
+
+
+class PluginResult(msgspec.Struct):
+    data: list[PluginEntry]
+    usage: Usage
+
+
+async def sparse_embeddings(body: SparseBody, call: Call) -> Reply:
+    call.check_model(body.model)
+    check_two_kinds(body)
+    pooled = await call.pool(body.request("sparse_embed", call))
+    vectors = await sparse_answers(call, body, ("sparse_embed",), pooled, return_tokens=body.return_tokens)
+    data = [
+        SparseEmbedding(
+            vector.token_ids,
+            vector.weights,
+            vector.tokens,
+            index=index,
+            token_counts=call.token_counts(item, body.return_token_counts),
+        )
+        for index, (vector, item) in enumerate(zip(vectors, pooled, strict=True))
+    ]
+    return json_reply(call.answers("sparse", data))
+
+
+def reads_plugin_data(about: About) -> bool:
+    """Whether the model is what the plugin was made for, and nobody has put a plugin before it."""
+    return about.plugin is None and {"embed", "token_classify", "sparse_embed"} <= set(about.tasks)
+
+
+async def plugin_result(data: Any, tokenization: Tokenization | None, call: Call) -> PluginResult:
+    """What the plugin would make of `data`: the vector and the weights of every input, from one pass."""
+    try:
+        asked = msgspec.convert(data, PluginData)
+    except msgspec.ValidationError as error:
+        raise InvalidBody(f"data: {error}".replace("`", ""), param="body.data") from None
+    tasks = PLUGIN_TASKS[asked.embed_task]
+    dimensions = asked.dimensions if "embed" in tasks else None
+    request = replace(asked.request(tasks[0], call, dimensions=dimensions), also=tasks[1:])
+    pooled = await call.pool(request if tokenization is None else replace(request, tokenization=tokenization))
+    plain = msgspec.structs.replace(asked, encoding_format="float")
+    answers: Sequence[Any] = await sparse_answers(call, plain, tasks, pooled, return_tokens=asked.return_tokens)
+    entries = []
+    for index, answer in enumerate(answers):
+        sparse = answer.sparse_embed if len(tasks) > 1 else answer if tasks[0] == "sparse_embed" else None
+        dense = answer.embed if len(tasks) > 1 else answer if tasks[0] == "embed" else None
+        entries.append(PluginEntry(index, asked.embed_task, None if sparse is None else _weights(sparse), dense))
+    return PluginResult(entries, call.usage())
+
+
+def _weights(vector: Any) -> list[Weight]:
+    ids, weights = (msgspec.json.decode(numbers) for numbers in (vector.token_ids, vector.weights))
+    return [Weight(*entry) for entry in zip(ids, weights, vector.tokens or [None] * len(ids), strict=True)]
+
+
+SPARSE = Dialect(
+    "sparse",
+    [
+        Route(
+            paths=("/v1/sparse_embeddings", "/sparse_embeddings"),
+            body=SparseBody,
+            handler=sparse_embeddings,
+            summary="The token ids that matter for every input, and how much each does",
+            reply=AnswerList[SparseEmbedding],
+            api="Sparse Embeddings",
+            offered=lambda about: "sparse_embed" in about.tasks,
+            example={"input": ["What is the capital of France?"], "return_tokens": True},
+        )
+    ],
+)

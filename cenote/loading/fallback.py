@@ -1,0 +1,122 @@
+"""Models that no family of ours describes, run by the Transformers library: padded and slower, but they run."""
+
+from __future__ import annotations
+
+import logging
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cenote.batch import PackedBatch
+from cenote.errors import LoadError
+from cenote.layers.spec import BackboneSpec
+from cenote.loading.checkpoint import Checkpoint, first_line
+from cenote.models.architecture import Architecture, HFConfig, linear_head
+from cenote.models.catalog import Entry, Form, form_of
+
+logger = logging.getLogger("cenote")
+
+INSTALL = "pip install 'cenote[transformers]'"
+# which of the library's classes gives what we pool
+CLASSES: dict[Form, str] = {
+    "sequence": "AutoModelForSequenceClassification",
+    "token": "AutoModelForTokenClassification",
+    "embed": "AutoModel",
+}
+
+
+def is_available() -> bool:
+    return find_spec("transformers") is not None
+
+
+def fallback_entry(names: list[str], source: str) -> Entry:
+    """An architecture that the library may know, as if it were one of ours."""
+    if not names:
+        raise LoadError(f"{source} names no architecture, so there is nothing to look for in the Transformers library")
+    if not is_available():
+        raise LoadError(f"model_impl='transformers' needs that library: {INSTALL}")
+    form = form_of(names[0])
+    return Entry(names[0], architecture, form if form in CLASSES or form == "causal" else "embed", native=False)
+
+
+def architecture(config: HFConfig) -> Architecture:
+    """As much of a description as those need who never look inside the backbone."""
+    text = HFConfig(config.get("text_config", config.values), config.source)
+    size = text.get("hidden_size") or text.get("d_model") or text.get("n_embd") or text.get("dim")
+    if size is None:
+        raise LoadError(
+            f"{config.source} has no hidden_size, d_model, n_embd or dim; the size of its states is unknown"
+        )
+    causal = bool(form_of(next(iter(config.get("architectures", [""])), "")) == "causal")
+    return Architecture(
+        backbone=BackboneSpec(
+            vocab_size=text.vocab_size,
+            hidden_size=size,
+            intermediate_size=size,
+            num_layers=1,
+            num_heads=1,
+        ),
+        weights={},
+        pooling="LAST" if causal else "CLS",
+        # the library's own; they only say that there may be some
+        sequence_head=linear_head("classifier", pooling="CLS"),
+        token_head=linear_head("classifier"),
+        pairs_with_separator=not causal,
+    )
+
+
+def load_fallback(
+    checkpoint: Checkpoint, config: HFConfig, kind: Form, dtype: torch.dtype, device: torch.device
+) -> nn.Module:
+    logger.warning(
+        "%s is run by the Transformers library: its inputs are padded, so expect it to be slower than a model of ours",
+        checkpoint.name,
+    )
+    library: Any = import_module("transformers")
+    try:
+        settings = library.AutoConfig.for_model(**config.values)
+        made = getattr(library, CLASSES.get(kind, "AutoModel")).from_pretrained(
+            checkpoint.folder, config=settings, dtype=dtype, trust_remote_code=False
+        )
+    except (ValueError, KeyError, OSError, ImportError, RuntimeError, TypeError) as error:
+        raise LoadError(
+            f"{checkpoint.folder}: the Transformers library {library.__version__} cannot load it either: "
+            f"{first_line(error)}"
+        ) from error
+    if kind == "embed" and getattr(made.config, "is_encoder_decoder", False):
+        made = made.get_encoder()
+    return TransformersBackbone(made.to(device).eval().requires_grad_(False), kind)
+
+
+class TransformersBackbone(nn.Module):
+    """States of tokens where it embeds; where it classifies, the logits, in every row of what they are about."""
+
+    def __init__(self, model: Any, kind: Form) -> None:
+        super().__init__()
+        self.model = model
+        self.kind = kind
+        self.takes_types = getattr(model.config, "type_vocab_size", 0) > 1
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        if batch.features is not None:
+            raise LoadError("prompt_embeds cannot be given to a model that the Transformers library runs")
+        real = torch.arange(batch.max_length, device=batch.device) < batch.lengths[:, None]
+        inputs = {"input_ids": _padded(batch.token_ids, real), "attention_mask": real.long()}
+        if self.takes_types and batch.token_types is not None:
+            inputs["token_type_ids"] = _padded(batch.token_types, real)
+        answer = self.model(**inputs)
+        if self.kind == "sequence":
+            logits: Tensor = answer.logits
+            return logits[batch.owner]
+        rows: Tensor = answer.logits if self.kind == "token" else answer.last_hidden_state
+        return rows[real]
+
+
+def _padded(values: Tensor, real: Tensor) -> Tensor:
+    """[size, longest], filled up with zeros behind every sequence."""
+    padded = torch.zeros(real.shape, dtype=values.dtype, device=values.device)
+    padded[real] = values
+    return padded

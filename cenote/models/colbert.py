@@ -1,0 +1,47 @@
+"""ColBERT as Stanford's program stores it: any encoder, and one linear layer that makes a token's vector short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cenote.models.architecture import Architecture, HFConfig, Projection
+from cenote.models.bert import xlm_roberta
+from cenote.models.catalog import find
+
+# config.json's model_type -> the encoder below, by the name it goes by when it stands alone
+ENCODERS = {
+    "bert": "BertModel",
+    "roberta": "RobertaModel",
+    "xlm-roberta": "XLMRobertaModel",
+    "electra": "ElectraModel",
+    "deberta-v2": "DebertaV2Model",
+    "modernbert": "ModernBertModel",
+}
+
+
+def colbert_bert(config: HFConfig) -> Architecture:
+    """Named alike whatever the encoder is: config.json tells it, and Jina's two by how they know positions."""
+    if config.get("position_embedding_type") == "rotary":
+        return colbert_jina(config)
+    alibi = config.get("position_embedding_type") == "alibi"
+    encoder = "JinaBertModel" if alibi else ENCODERS.get(config.get("model_type", "bert"), "BertModel")
+    return _projected(find([encoder]).family(config))
+
+
+def colbert_jina(config: HFConfig) -> Architecture:
+    """jina-colbert-v2, whose markers are its own, and whose queries see what they are expanded with."""
+    return replace(
+        _projected(xlm_roberta(config)),
+        late_interaction={
+            "query_token_id": "[QueryMarker]",
+            "doc_token_id": "[DocumentMarker]",
+            "doc_maxlen": 8192,
+            "attend_to_mask_tokens": True,
+        },
+    )
+
+
+def _projected(encoder: Architecture) -> Architecture:
+    # where Dense layers lie beside the checkpoint as well, they are those in use
+    unused = (*encoder.unused, "linear.weight")
+    return replace(encoder, projection=Projection(weights=("linear",)), unused=unused, late_interaction={})

@@ -1,0 +1,72 @@
+"""DeepSeek-V3: decoders whose keys and values come out of one short vector per token, with experts in groups."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from cenote.layers.latent_attention import LatentAttention, LatentSpec
+from cenote.layers.moe import ExpertsSpec
+from cenote.models.architecture import Architecture, HFConfig, WeightTable, rope
+from cenote.models.experts import with_experts
+from cenote.models.llama import bidirectional, llama
+
+
+def deepseek_v3(config: HFConfig) -> Architecture:
+    base = llama(config)
+    turn = rope(config)
+    scaling = turn.scaling or {}
+    head_dim, sharper = config.qk_nope_head_dim + config.qk_rope_head_dim, 1.0
+    if scaling.get("mscale_all_dim") and scaling.get("factor", 1.0) > 1:  # YaRN, but on the products themselves
+        sharper = (0.1 * scaling["mscale_all_dim"] * math.log(scaling["factor"]) + 1.0) ** 2
+    spec = replace(
+        base.backbone,
+        num_kv_heads=None,
+        head_dim=head_dim,
+        scale=head_dim**-0.5 * sharper,
+        rope=replace(turn, dim=config.qk_rope_head_dim, interleaved=config.get("rope_interleave", True)),
+    )
+    own = "layers.*.self_attn"
+    own_weights: WeightTable = {
+        "layers.*.mixer.down": [f"{own}.q{'_a' if 'q_lora_rank' in config else ''}_proj", f"{own}.kv_a_proj_with_mqa"],
+        "layers.*.mixer.query_norm": f"{own}.q_a_layernorm",
+        "layers.*.mixer.query_up": f"{own}.q_b_proj",
+        "layers.*.mixer.latent_norm": f"{own}.kv_a_layernorm",
+        "layers.*.mixer.latent_up": f"{own}.kv_b_proj",
+        "layers.*.mlp.router": "layers.*.mlp.gate",
+        "layers.*.mlp.router.correction": "layers.*.mlp.gate.e_score_correction_bias",
+        "layers.*.mlp.shared.up": [f"layers.*.mlp.shared_experts.{x}_proj" for x in ("gate", "up")],
+        "layers.*.mlp.shared.down": "layers.*.mlp.shared_experts.down_proj",
+    }
+    experts = ExpertsSpec(
+        num_experts=config.n_routed_experts,
+        top_k=config.num_experts_per_tok,
+        intermediate_size=config.moe_intermediate_size,
+        scoring="sigmoid",
+        correction=True,
+        num_groups=config.get("n_group", 1),
+        top_groups=config.get("topk_group", 1),
+        renormalise=config.get("norm_topk_prob", True),
+        scaling=config.get("routed_scaling_factor", 1.0),
+        shared_size=config.moe_intermediate_size * config.get("n_shared_experts", 0),
+    )
+    sizes = LatentSpec(
+        still=config.qk_nope_head_dim,
+        turning=config.qk_rope_head_dim,
+        value=config.v_head_dim,
+        latent=config.kv_lora_rank,
+        query=config.get("q_lora_rank"),
+        bias=config.get("attention_bias", False),
+    )
+    architecture = replace(
+        base,
+        backbone=spec,
+        weights={name: at for name, at in base.weights.items() if name != "layers.*.mixer.qkv"} | dict(own_weights),
+        mixer=lambda spec, layer: LatentAttention(spec, sizes),
+        unused=(*base.unused, f"layers.{spec.num_layers}.*"),  # one more layer, that guesses the token after the next
+    )
+    return with_experts(architecture, experts, range(config.get("first_k_dense_replace", 3), spec.num_layers))
+
+
+def bidirectional_deepseek_v3(config: HFConfig) -> Architecture:
+    return bidirectional(deepseek_v3(config))

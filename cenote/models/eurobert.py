@@ -1,0 +1,37 @@
+"""EuroBERT: Llama's layers, every token seeing all others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cenote.layers.spec import HeadSpec
+from cenote.models.architecture import Architecture, Head, HFConfig, linear_head
+from cenote.models.llama import bidirectional, llama
+
+POOLING = {"bos": "CLS", "mean": "MEAN", "late": "MEAN"}
+
+
+def eurobert(config: HFConfig) -> Architecture:
+    base = bidirectional(llama(config))
+    pooling = config.get("classifier_pooling") or config.get("clf_pooling", "late")
+    late = pooling == "late"  # every token has its say, and then the mean is taken
+    names = {"head.dense": "dense", "head.classifier": "classifier"}
+    return replace(
+        base,
+        pooling="CLS",
+        unused=(*base.unused, "dense.*", "classifier.*", "out_proj.*"),
+        sequence_head=Head(
+            spec=HeadSpec(
+                pooling=POOLING[pooling], dense=True, dense_activation="gelu", dense_first=late, whole_per_token=late
+            ),
+            weights=names,
+            also=(names | {"head.classifier": "out_proj"},),
+        ),
+        token_head=linear_head("classifier"),
+        masked_head=Head(
+            spec=HeadSpec(bias=config.get("mlp_bias", False), whole_per_token=True),
+            weights={"head.classifier": "lm_head"},
+            also=({"head.classifier": "embed_tokens"},),
+        ),
+        pairs_with_separator=True,
+    )

@@ -1,0 +1,90 @@
+"""JinaBERT, the backbone of jina-embeddings-v2: BERT with ALiBi instead of positions, and a gated MLP."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from cenote.batch import PackedBatch
+from cenote.layers.attention import Attention
+from cenote.layers.linear import Linear
+from cenote.layers.mlp import GatedMLP
+from cenote.layers.norm import norm
+from cenote.layers.positions import Place
+from cenote.layers.spec import BackboneSpec, BiasSpec
+from cenote.models.architecture import Architecture, HFConfig, Made
+from cenote.models.bert import bert
+
+GATES = {"geglu": "gelu", "reglu": "relu"}
+
+
+def jina_bert(config: HFConfig) -> Architecture:
+    base, kind = bert(config), config.get("feed_forward_type", "original")
+    alibi = config.get("position_embedding_type", "absolute") == "alibi"
+    backbone = replace(
+        base.backbone,
+        learned_positions=0 if alibi else base.backbone.learned_positions,
+        bias=BiasSpec() if alibi else None,
+        gated=kind in GATES,
+        activation=GATES.get(kind, base.backbone.activation),
+    )
+    # a checkpoint that says it is a language model holds an embedder
+    architecture = replace(base, pooling="MEAN", backbone=backbone, masked_head=None)
+    if kind not in GATES:
+        return architecture
+    layer = "encoder.layer.*.mlp"
+    architecture = replace(
+        architecture,
+        mlp=_gated_mlp,
+        weights={
+            **base.weights,
+            "layers.*.mlp.up": f"{layer}.gated_layers",
+            "layers.*.mlp.down": f"{layer}.wo",
+            "layers.*.mlp_norm": f"{layer}.layernorm",
+        },
+    )
+    written_by = str(config.get("_name_or_path", "")) + str(config.get("auto_map", ""))
+    return _with_normed_queries(architecture) if "qk-post-norm" in written_by else architecture
+
+
+def _with_normed_queries(base: Architecture) -> Architecture:
+    """What jina-embeddings-v2-base-code is: queries and keys are normed, and the sum after attention is twice."""
+
+    def gate_first(stored: Tensor) -> Tensor:
+        return torch.cat(stored.chunk(2)[::-1])
+
+    layer = "encoder.layer.*"
+    return replace(
+        base,
+        backbone=replace(base.backbone, qk_norm="width"),
+        mixer=NormedAttention,
+        weights={
+            **base.weights,
+            "layers.*.mixer.query_norm": f"{layer}.attention.self.layer_norm_q",
+            "layers.*.mixer.key_norm": f"{layer}.attention.self.layer_norm_k",
+            "layers.*.mixer.out_norm": f"{layer}.attention.output.LayerNorm",
+            "layers.*.mixer_norm": f"{layer}.layer_norm_1",
+            "layers.*.mlp.up": Made((f"{layer}.mlp.up_gated_layer",), gate_first),
+            "layers.*.mlp.down": f"{layer}.mlp.down_layer",
+            "layers.*.mlp_norm": f"{layer}.layer_norm_2",
+        },
+    )
+
+
+def _gated_mlp(spec: BackboneSpec, layer: int) -> nn.Module:
+    mlp = GatedMLP(spec)
+    mlp.up = Linear(spec.hidden_size, 2 * spec.intermediate_size, bias=False)  # the way down has a bias
+    return mlp
+
+
+class NormedAttention(Attention):
+    """Attention that norms its sum with what it read; the block adds that once more."""
+
+    def __init__(self, spec: BackboneSpec, layer: int) -> None:
+        super().__init__(spec, layer)
+        self.out_norm = norm(spec)
+
+    def forward(self, x: Tensor, batch: PackedBatch, place: Place) -> Tensor:
+        return self.out_norm(x + super().forward(x, batch, place))  # type: ignore[no-any-return]

@@ -1,0 +1,29 @@
+"""Mixtral: Mistral with a mixture of experts in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cenote.layers.moe import ExpertsSpec
+from cenote.models.architecture import Architecture, HFConfig, rope
+from cenote.models.experts import with_experts
+from cenote.models.llama import mistral
+
+
+def mixtral(config: HFConfig) -> Architecture:
+    base = mistral(config)
+    spec = replace(base.backbone, rope=rope(config, theta=1e6), norm_eps=config.get("rms_norm_eps", 1e-5))
+    experts = ExpertsSpec(
+        num_experts=config.num_local_experts,
+        top_k=config.num_experts_per_tok,
+        intermediate_size=config.intermediate_size,
+        renormalise=True,
+    )
+
+    def found_in(place: str) -> Architecture:
+        router = {"layers.*.mlp.router": f"{place}.gate"}
+        whole = replace(base, backbone=spec, weights={**base.weights, **router})
+        return with_experts(whole, experts, range(spec.num_layers), f"{place}.experts", ("w1", "w3", "w2"))
+
+    first = found_in("layers.*.block_sparse_moe")
+    return replace(first, also=(*first.also, *found_in("layers.*.mlp").tables))

@@ -1,0 +1,104 @@
+"""NomicBERT: a rotary BERT, mostly gated and without biases; its second version has experts in every other layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from cenote.layers.backbone import plain_mlp
+from cenote.layers.moe import ExpertsSpec, MixtureOfExperts
+from cenote.layers.spec import BackboneSpec, RopeSpec
+from cenote.models.architecture import Architecture, Head, HFConfig, Made, WeightTable, rope
+from cenote.models.bert import bert, masked_head
+from cenote.models.gte import GATED_NAMES
+from cenote.models.jina_v3 import FLASH_NAMES, with_rotary
+
+# its own config.json speaks as GPT-2 does
+OWN_KEYS = {
+    "n_embd": "hidden_size",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+GATES = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
+
+
+def nomic_bert(config: HFConfig) -> Architecture:
+    own = {new: config.values[key] for key, new in OWN_KEYS.items() if key in config and new not in config}
+    name = config.get("activation_function", "swiglu")
+    own["hidden_act"] = GATES.get(name, name) if "activation_function" in config else config.get("hidden_act", "silu")
+    config = HFConfig({**config.values, **own}, config.source)
+    base = with_rotary(bert(config), config, turns(config))
+    every, experts = config.get("moe_every_n_layers", 0), config.get("num_experts", 0)
+
+    def mlp(spec: BackboneSpec, layer: int) -> nn.Module:
+        if not every or layer % every != 1:
+            return plain_mlp(spec, layer)
+        size, top_k = spec.intermediate_size, config.moe_top_k
+        return MixtureOfExperts(
+            spec, ExpertsSpec(num_experts=experts, top_k=top_k, intermediate_size=size, gated=False, out_bias=True)
+        )
+
+    return replace(
+        base,
+        backbone=replace(
+            base.backbone,
+            qkv_bias=config.get("qkv_proj_bias", False),
+            out_bias=config.get("qkv_proj_bias", False),
+            mlp_bias=config.get("mlp_fc1_bias", False),
+            gated=name in GATES,
+        ),
+        weights=GATED_NAMES,
+        also=(own_names(gated=name in GATES, num_experts=experts),),
+        prefixes=("nomic_bert.", "bert.", "model.", ""),
+        masked_head=vocabulary(base.backbone, bias=config.get("mlp_fc1_bias", True)),
+        mlp=mlp,
+    )
+
+
+def turns(config: HFConfig) -> RopeSpec:
+    """Scaled for the longest input allowed where the rope type is dynamic; by nomic's own key, only what is longer."""
+    spec = rope(config, theta=1000.0)
+    scaling = dict(spec.scaling or {})
+    trained = config.get("max_trained_positions") or config.max_position_embeddings
+    if (scaling.get("rope_type") or scaling.get("type")) == "dynamic":
+        scaling = {"max_trained_positions": trained, **scaling}
+    elif factor := config.get("rotary_scaling_factor"):
+        scaling = {"rope_type": "dynamic", "factor": factor, "max_position_embeddings": trained}
+    return replace(spec, scaling=scaling)
+
+
+def own_names(*, gated: bool, num_experts: int) -> WeightTable:
+    layer = "encoder.layers.*.mlp"
+    return {
+        **{ours: name.replace(".mixer.", ".attn.") for ours, name in FLASH_NAMES.items()},
+        "layers.*.mlp.up": [f"{layer}.fc12", f"{layer}.fc11"] if gated else f"{layer}.fc1",
+        "layers.*.mlp.router": f"{layer}.router.layer",
+        "layers.*.mlp.experts.up": Made((f"{layer}.experts.mlp.w1",), lambda w: w.unflatten(0, (num_experts, -1))),
+        "layers.*.mlp.experts.down": Made((f"{layer}.experts.mlp.w2",), lambda w: w.unflatten(0, (num_experts, -1)).mT),
+        "layers.*.mlp.bias": f"{layer}.experts.bias",
+    }
+
+
+def vocabulary(spec: BackboneSpec, *, bias: bool) -> Head:
+    transform = "cls.predictions.transform"
+    head = masked_head(
+        f"{transform}.dense",
+        f"{transform}.layer_norm",
+        "cls.predictions.decoder",
+        "cls.predictions.bias",
+        activation=spec.activation,
+        eps=spec.norm_eps,
+    )
+    if bias:
+        return head
+    tables = [
+        {ours: name for ours, name in table.items() if ours != "head.classifier.bias"}
+        for table in (head.weights, *head.also)
+    ]
+    return replace(
+        head, spec=replace(head.spec, dense_bias=False, bias=False), weights=tables[0], also=tuple(tables[1:])
+    )

@@ -1,0 +1,79 @@
+"""OpenAI's privacy filter: gpt-oss made to look both ways, within a window, to give every token a class."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from cenote.layers.attention import Attention
+from cenote.layers.moe import Experts, ExpertsSpec, MixtureOfExperts
+from cenote.layers.spec import BackboneSpec
+from cenote.models.architecture import Architecture, HFConfig, Made, linear_head, rope
+from cenote.models.llama import llama
+
+
+class ClampedExperts(Experts):
+    """Gates and what they let through stay within limits."""
+
+    def __init__(self, spec: ExpertsSpec, hidden_size: int, activation: str, *, alpha: float, limit: float) -> None:
+        super().__init__(spec, hidden_size, activation)
+        self.alpha, self.limit = alpha, limit
+
+    def activate(self, up: Tensor) -> Tensor:
+        gate, up = up.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return (up + 1) * gate * torch.sigmoid(self.alpha * gate)
+
+
+def privacy_filter(config: HFConfig) -> Architecture:
+    base = llama(config)
+    bias = config.get("attention_bias", True)
+    experts = ExpertsSpec(
+        num_experts=config.num_local_experts,
+        top_k=config.num_experts_per_tok,
+        intermediate_size=config.intermediate_size,
+        bias=True,
+        router_bias=True,
+        renormalise=True,
+    )
+    clamped = partial(ClampedExperts, alpha=config.get("swiglu_alpha", 1.702), limit=config.get("swiglu_limit", 7.0))
+    place = "layers.*.mlp.experts"
+    return replace(
+        base,
+        backbone=replace(
+            base.backbone,
+            causal=False,
+            rope=replace(rope(config, theta=150000.0), interleaved=True),
+            local_layers=(True,) * config.num_hidden_layers,
+            window=config.sliding_window,
+            qkv_bias=bias,
+            out_bias=bias,
+            norm_eps=config.get("rms_norm_eps", 1e-5),
+        ),
+        weights={
+            **{name: at for name, at in base.weights.items() if not name.startswith("layers.*.mlp.")},
+            "layers.*.mixer.sinks": "layers.*.self_attn.sinks",
+            "layers.*.mlp.router": "layers.*.mlp.router",
+            "layers.*.mlp.experts.up": Made((f"{place}.gate_up_proj",), _turned),
+            "layers.*.mlp.experts.up_bias": f"{place}.gate_up_proj_bias",
+            "layers.*.mlp.experts.down": Made((f"{place}.down_proj",), _turned),
+            "layers.*.mlp.experts.down_bias": f"{place}.down_proj_bias",
+        },
+        mixer=_with_sinks,
+        mlp=lambda spec, layer: MixtureOfExperts(spec, experts, clamped),
+        sequence_head=None,
+        token_head=linear_head("score"),
+    )
+
+
+def _with_sinks(spec: BackboneSpec, layer: int) -> nn.Module:
+    attention = Attention(spec, layer)
+    attention.sinks = nn.Parameter(torch.empty(spec.num_heads))
+    return attention
+
+
+def _turned(stored: Tensor) -> Tensor:
+    return stored.transpose(1, 2)

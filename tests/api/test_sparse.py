@@ -1,0 +1,252 @@
+"""Sparse vectors over HTTP: the route of their own, the pooling route, several tasks at once, the plugin's body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from cenote import LLM
+from cenote.api.dialects.sparse import SparseBody
+from cenote.request import Pooled, PoolRequest
+from tests.api.front_ends.test_remote import ask
+from tests.api.serving import load, nulls, refused, serve, unpacked
+from tests.api.test_openapi import document, matches
+from tests.tiny import tiny_bert, tiny_bge_m3, tiny_splade
+
+TEXTS = ["the cat and the dog and the bird", "a ☃ in the city", "", "how big is the old river?"]
+
+
+@pytest.fixture(scope="module")
+def m3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("m3")
+    tiny_bge_m3(folder)
+    with load(folder) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def splade(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("splade")
+    tiny_splade(folder)
+    with load(folder) as llm:
+        yield llm
+
+
+def posted(client: TestClient, path: str, **body: Any) -> list[Any]:
+    reply = client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    matches(reply, path, "post", document(client))
+    return reply.json()["data"]  # type: ignore[no-any-return]
+
+
+def expected(llm: LLM, *, tokens: bool = False) -> list[dict[str, Any]]:
+    """What LLM.sparse_embed says, as JSON has it."""
+    found = [output.outputs for output in llm.sparse_embed(TEXTS, use_tqdm=False)]
+    return [
+        {"token_ids": each.token_ids, "weights": each.weights} | ({"tokens": each.tokens} if tokens else {})
+        for each in found
+    ]
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """The same keys, ids and texts, and numbers as near as float32 tells."""
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+        if key == "weights":
+            assert value == pytest.approx(theirs[key], abs=1e-5)
+        else:
+            assert value == theirs[key]
+
+
+# the route of their own
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("name", ["m3", "splade"])
+def test_every_input_has_its_ids_and_weights(name: str, tokens: bool, request: pytest.FixtureRequest) -> None:
+    llm = request.getfixturevalue(name)
+
+    items = posted(serve(llm), "/v1/sparse_embeddings", input=TEXTS, return_tokens=tokens)
+
+    for index, (item, vector) in enumerate(zip(items, expected(llm, tokens=tokens), strict=True)):
+        assert (item.pop("index"), item.pop("object")) == (index, "sparse_embedding")
+        assert_same(item, vector)
+
+
+def test_a_reply_counts_what_was_read(m3: LLM) -> None:
+    reply = serve(m3).post("/v1/sparse_embeddings", json={"input": "two", "return_token_counts": True})
+
+    body = reply.json()
+    assert body["object"] == "list" and body["model"] == "tiny"
+    assert body["usage"]["prompt_tokens"] == 3
+    assert body["data"][0]["token_counts"] == {"used": 3, "given": 3, "truncated": 0}
+
+
+def test_null_is_the_same_as_nothing(m3: LLM) -> None:
+    client = serve(m3)
+
+    (one,) = posted(client, "/v1/sparse_embeddings", **nulls(SparseBody) | {"input": "the cat"})
+    (other,) = posted(client, "/sparse_embeddings", input="the cat")
+    assert_same(one, other)
+
+
+def test_weights_may_come_as_base64(m3: LLM) -> None:
+    items = posted(serve(m3), "/v1/sparse_embeddings", input=TEXTS, encoding_format="base64", endianness="little")
+
+    for item, vector in zip(items, expected(m3), strict=True):
+        assert item["token_ids"] == vector["token_ids"]
+        assert unpacked(item["weights"]).tolist() == pytest.approx(vector["weights"], abs=1e-5)
+
+
+@pytest.mark.parametrize("form", ["bytes", "bytes_only"])
+def test_bytes_have_no_room_for_two_kinds_of_numbers(form: str, m3: LLM) -> None:
+    client = serve(m3)
+
+    for path, more in (("/v1/sparse_embeddings", {}), ("/pooling", {"task": "embed&sparse_embed"})):
+        reply = client.post(path, json={"input": "a", "encoding_format": form} | more)
+        refused(reply, "ask for float or base64", "encoding_format")
+
+
+def test_other_models_have_no_sparse_embeddings(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("bert")
+    tiny_bert(folder)
+
+    with load(folder) as llm:
+        assert serve(llm).post("/v1/sparse_embeddings", json={"input": "a"}).status_code == 501
+        refused(serve(llm).post("/pooling", json={"input": "a", "task": "sparse_embed"}), "Unsupported task", "task")
+        refused(serve(llm).post("/pooling", json={"input": "a", "data": {"input": "a"}}), "data alone", "body.data")
+        refused(serve(llm).post("/pooling", json={"data": {"input": "a"}}), "No IOProcessor plugin", None)
+
+
+# the pooling route
+
+
+@pytest.mark.parametrize("name", ["m3", "splade"])
+def test_the_pooling_route_gives_the_same(name: str, request: pytest.FixtureRequest) -> None:
+    llm = request.getfixturevalue(name)
+
+    items = posted(serve(llm), "/pooling", input=TEXTS, task="sparse_embed", return_tokens=True)
+
+    for item, vector in zip(items, expected(llm, tokens=True), strict=True):
+        assert item["object"] == "pooling"
+        assert_same(item["data"], vector)
+
+
+def test_weights_of_tokens_are_plain_numbers(m3: LLM) -> None:
+    items = posted(serve(m3), "/pooling", input=TEXTS, task="token_classify")
+
+    outputs = m3.encode(TEXTS, pooling_task="token_classify", use_tqdm=False)
+    for item, output in zip(items, outputs, strict=True):
+        assert item["data"] == pytest.approx(output.outputs.data.tolist(), abs=1e-5)
+
+
+def test_tasks_that_are_joined_are_answered_under_their_names(m3: LLM) -> None:
+    client, tasks = serve(m3), ("embed", "sparse_embed", "token_embed", "token_classify")
+
+    together = posted(client, "/pooling", input=TEXTS, task="&".join(tasks), return_tokens=True)
+
+    for task in tasks:
+        apart = posted(client, "/pooling", input=TEXTS, task=task, return_tokens=True)
+        for one, other in zip(together, apart, strict=True):
+            if task == "sparse_embed":
+                assert_same(one["data"][task], other["data"])
+            else:
+                np.testing.assert_allclose(one["data"][task], other["data"], atol=1e-5)
+    assert together[0]["data"].keys() == set(tasks)
+
+
+def test_a_joined_task_that_the_model_lacks_is_refused(m3: LLM) -> None:
+    reply = serve(m3).post("/pooling", json={"input": "a", "task": "embed&classify"})
+
+    refused(reply, "Unsupported task: 'embed&classify'", "task")
+
+
+def test_invocations_find_the_tasks(m3: LLM) -> None:
+    (item,) = posted(serve(m3), "/invocations", input="the cat", task="embed&sparse_embed")
+
+    assert item["data"].keys() == {"embed", "sparse_embed"}
+
+
+# the body of the reference's plugin
+
+
+@pytest.mark.parametrize("embed_task", ["dense", "sparse", "dense&sparse", None])
+def test_bge_m3_reads_what_the_references_plugin_reads(embed_task: str | None, m3: LLM) -> None:
+    client = serve(m3)
+    data = {"input": TEXTS, "return_tokens": True} | ({"embed_task": embed_task} if embed_task else {})
+
+    reply = client.post("/pooling", json={"data": data})
+
+    assert reply.status_code == 200, reply.text
+    body = reply.json()
+    assert body.keys() == {"request_id", "created_at", "data"}
+    vectors = [output.outputs.data.tolist() for output in m3.embed(TEXTS, use_tqdm=False)]
+    task = embed_task or "dense&sparse"
+    for index, (entry, dense, sparse) in enumerate(
+        zip(body["data"]["data"], vectors, expected(m3, tokens=True), strict=True)
+    ):
+        assert (entry["index"], entry["object"]) == (index, task)
+        if "dense" in task:
+            assert entry["dense_embedding"] == pytest.approx(dense, abs=1e-5)
+        else:
+            assert entry["dense_embedding"] is None
+        if "sparse" in task:
+            weights = entry["sparse_embedding"]
+            assert [each["token"] for each in weights] == sparse["tokens"]
+            assert [each["token_id"] for each in weights] == sparse["token_ids"]
+            assert [each["weight"] for each in weights] == pytest.approx(sparse["weights"], abs=1e-5)
+        else:
+            assert entry["sparse_embedding"] is None
+    assert body["data"]["usage"]["prompt_tokens"] == int(reply.headers["x-prompt-tokens"])
+
+
+def test_the_plugins_body_is_cut_where_the_request_says(m3: LLM) -> None:
+    reply = serve(m3).post("/pooling", json={"data": {"input": TEXTS[0]}, "truncate_prompt_tokens": 4})
+
+    assert reply.headers["x-prompt-tokens"] == "4"
+
+
+def test_a_plugins_body_that_makes_no_sense_is_refused(m3: LLM) -> None:
+    client = serve(m3)
+
+    refused(client.post("/pooling", json={"data": {"input": "a", "embed_task": "thick"}}), "data: ", "body.data")
+    refused(client.post("/pooling", json={"data": 7}), "data: ", "body.data")
+    refused(client.post("/pooling", json={"data": {}}), "input is required", "body.input")
+
+
+# scores
+
+
+def test_scores_may_be_sparse(m3: LLM, splade: LLM) -> None:
+    asked = {"queries": TEXTS[0], "documents": TEXTS}
+
+    sparse = posted(serve(m3), "/score", **asked, score_type="sparse")
+    assert [item["score"] for item in sparse] == pytest.approx(
+        [output.outputs.score for output in m3.score(TEXTS[0], TEXTS, score_type="sparse", use_tqdm=False)], abs=1e-5
+    )
+    own, named = (posted(serve(splade), "/score", **asked, **more) for more in ({}, {"score_type": "sparse"}))
+    assert [item["score"] for item in own] == pytest.approx([item["score"] for item in named], abs=1e-5)
+    (best, *_) = serve(splade).post("/rerank", json={"query": TEXTS[0], "documents": TEXTS}).json()["results"]
+    assert best["relevance_score"] == pytest.approx(
+        max(output.outputs.score for output in splade.score(TEXTS[0], TEXTS, use_tqdm=False)), abs=1e-5
+    )
+
+
+# several processes
+
+
+@pytest.mark.parametrize("also", [(), ("embed", "token_classify", "token_embed")])
+def test_answers_are_the_same_when_the_engine_is_in_another_process(also: Any, m3: LLM) -> None:
+    request = PoolRequest(task="sparse_embed", inputs=TEXTS, also=also)
+    near, far = ask(m3.engine, lambda engine: engine.pool(request))
+
+    for one, other in zip(near, far, strict=True):
+        assert isinstance(one, Pooled) and isinstance(other, Pooled)
+        assert np.array_equal(np.asarray(one.data), np.asarray(other.data))
+        assert tuple(other.others) == also
+        for task in also:
+            assert np.array_equal(np.asarray(one.others[task]), np.asarray(other.others[task]))

@@ -1,0 +1,70 @@
+"""The figures that tell what a model is worth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cenote.bench.quality import ndcg, read_pairs, read_retrieval, rerank, spearman
+from cenote.errors import BadRequest
+
+
+def save_set(folder: Path) -> None:
+    entries = [{"_id": "d1", "title": "Rivers", "text": "They flow."}, {"_id": "d2", "text": "A cat."}]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    queries = [
+        {"_id": "q1", "text": "water"},
+        {"_id": "q2", "text": "nobody judged this"},
+        {"_id": "q3", "text": "pet"},
+    ]
+    (folder / "queries.test.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in queries))
+    (folder / "qrels.test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t2\nq3\td2\t1\n")
+
+
+def test_a_perfect_ranking_is_worth_one_and_a_late_hit_less() -> None:
+    assert ndcg(["a", "b", "c"], {"a": 1.0}) == 1.0
+    assert ndcg(["b", "a"], {"a": 1.0}) == pytest.approx(1 / np.log2(3))
+    assert ndcg(["b", "c"], {"a": 1.0}) == 0.0
+    assert ndcg(["a", "b"], {"a": 1.0, "b": 2.0}) == pytest.approx((1 + 2 / np.log2(3)) / (2 + 1 / np.log2(3)))
+
+
+def test_ranks_are_compared_not_values_and_ties_share_theirs() -> None:
+    assert spearman(np.array([1, 2, 3, 4]), np.array([1, 10, 100, 1000])) == pytest.approx(1.0)
+    assert spearman(np.array([1, 2, 3]), np.array([3, 2, 1])) == pytest.approx(-1.0)
+    assert spearman(np.array([1, 2, 2, 3]), np.array([1, 2, 3, 4])) == pytest.approx(0.9486832980505138)
+
+
+def test_only_queries_with_a_judgement_count_and_titles_come_first(tmp_path: Path) -> None:
+    save_set(tmp_path)
+
+    data = read_retrieval(tmp_path)
+
+    assert data.queries == {"q1": "water", "q3": "pet"}
+    assert data.documents == {"d1": "Rivers They flow.", "d2": "A cat."}
+    assert read_retrieval(tmp_path, max_queries=1).queries == {"q1": "water"}
+
+
+def test_a_folder_without_its_files_says_which(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match=r"has no qrels.test.tsv or qrels/test.tsv, plain or with .gz"):
+        read_retrieval(tmp_path)
+
+
+def test_pairs_are_read_by_their_columns(tmp_path: Path) -> None:
+    rows = 'split\tscore\tsentence1\tsentence2\ntest\t4.5\ta "quoted" text\tb\ndev\t1\tc\td\n'
+    (tmp_path / "pairs.tsv").write_text(rows)
+
+    assert read_pairs(tmp_path / "pairs.tsv") == (['a "quoted" text'], ["b"], [4.5])
+
+
+def test_a_reranker_reorders_the_best_only(tmp_path: Path) -> None:
+    save_set(tmp_path)
+    data = read_retrieval(tmp_path)
+
+    better = rerank(
+        data, {"q1": ["d2", "d1"]}, lambda query, texts: np.array([len(t) for t in texts], dtype=np.float32)
+    )
+
+    assert better == {"q1": ["d1", "d2"]}

@@ -1,0 +1,79 @@
+"""Late interaction over packed documents, against the sum written out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from cenote.kernels import max_sim as kernel
+from cenote.kernels.max_sim import max_sim, max_sims
+
+COUNTS = [3, 1, 40, 7, 7, 2]
+
+
+def documents(seed: int = 0) -> Tensor:
+    return torch.randn(sum(COUNTS), 8, generator=torch.Generator().manual_seed(seed))
+
+
+def queries(*lengths: int) -> list[Tensor]:
+    return [torch.randn(length, 8, generator=torch.Generator().manual_seed(length)) for length in lengths]
+
+
+def by_hand(query: Tensor, document: Tensor) -> float:
+    return sum(max(float(q @ d) for d in document) for q in query)
+
+
+@pytest.mark.parametrize("most", [1 << 24, 100, 20, 1])  # similarities at once: all, some documents, parts of one
+def test_every_query_token_counts_its_best_match(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "MAX_SIMILARITIES", most)
+    (query,), rows = queries(5), documents()
+
+    scores = max_sim(query, rows, COUNTS)
+
+    expected = [by_hand(query, document) for document in torch.split(rows, COUNTS)]
+    assert_close(scores, torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("most", [1 << 24, 1000, 300, 1])
+def test_documents_may_have_different_queries_in_any_order(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "MAX_SIMILARITIES", most)
+    one, two, three = queries(5, 1, 9)
+    own, rows = [one, two, one, three, two, one], documents()
+
+    scores = max_sims(own, rows, COUNTS)
+
+    expected = [by_hand(query, document) for query, document in zip(own, torch.split(rows, COUNTS), strict=True)]
+    assert_close(scores, torch.tensor(expected), atol=1e-5, rtol=0)
+
+
+def test_a_document_without_rows_matches_nothing() -> None:
+    (query,), rows = queries(3), documents()[:4]
+
+    assert_close(max_sim(query, rows, [0, 4, 0])[[0, 2]], torch.zeros(2))
+    assert_close(max_sim(query, rows[:0], [0]), torch.zeros(1))
+    assert_close(max_sims([query, *queries(2, 5)], rows, [0, 4, 0])[[0, 2]], torch.zeros(2))
+    assert_close(max_sims([query, query[:0]], rows, [2, 2])[1], torch.zeros(()))
+
+
+def test_half_precision_is_summed_in_full() -> None:
+    (query,), rows = queries(64), documents().bfloat16()
+
+    scores = max_sims([query.bfloat16()] * len(COUNTS), rows, COUNTS)
+
+    assert scores.dtype == torch.float32
+    assert_close(scores, max_sim(query.bfloat16().float(), rows.float(), COUNTS))
+
+
+@pytest.mark.gpu
+def test_a_gpu_says_the_same() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    (one, two), rows = queries(5, 9), documents()
+    own = [one, two, one, one, two, one]
+
+    scores = max_sims(own, rows.cuda(), COUNTS)
+
+    assert scores.is_cuda
+    assert_close(scores.cpu(), max_sims(own, rows, COUNTS), atol=1e-4, rtol=0)

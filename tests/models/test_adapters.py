@@ -1,0 +1,227 @@
+"""LoRA adapters: PEFT's folders on plain models, and those that come inside or beside a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+
+from cenote import LLM, BadRequest, LoadError, LoRARequest, Unsupported
+from tests.models.test_rotary_encoders import TASKS, save_adapted
+from tests.tiny import TEXTS, save_tiny, states, tiny_qwen3
+
+RANK, ALPHA = 3, 6.0
+QWEN_TARGETS = ("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj", "mlp.down_proj")
+BERT_TARGETS = ("attention.self.key", "attention.output.dense", "intermediate.dense")
+
+
+def save_adapter(
+    folder: Path, model: PreTrainedModel, targets: tuple[str, ...], *, seed: int, prefix: str = "", **config: Any
+) -> PreTrainedModel:
+    """A PEFT folder that changes the named layers; what comes back is the model with the change merged in."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    merged, tensors = deepcopy(model), dict[str, Tensor]()
+    scale = config.pop("scale", ALPHA / RANK)
+    for name, parameter in merged.named_parameters():
+        module = name.removesuffix(".weight")
+        if not name.endswith("weight") or not module.endswith(targets):
+            continue
+        rows, columns = parameter.shape
+        is_table = "embed" in module
+        down = torch.randn(RANK, rows if is_table else columns, generator=generator) * 0.3
+        up = torch.randn(columns if is_table else rows, RANK, generator=generator) * 0.3
+        change = (up @ down).T if is_table else up @ down
+        parameter.data += scale * change
+        a, b = ("lora_embedding_A", "lora_embedding_B") if is_table else ("lora_A.weight", "lora_B.weight")
+        tensors[f"base_model.model.{prefix}{module}.{a}"] = down
+        tensors[f"base_model.model.{prefix}{module}.{b}"] = up
+    assert tensors, "the model has none of these layers"
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none", **config}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return merged
+
+
+def last_states(reference: PreTrainedModel, llm: LLM, texts: list[str] = TEXTS) -> list[Tensor]:
+    ids = [output.prompt_token_ids for output in llm.embed(texts, use_tqdm=False)]
+    return [torch.nn.functional.normalize(rows[-1], dim=-1) for rows in states(reference, ids)]
+
+
+def vectors(llm: LLM, texts: list[str] = TEXTS, **how: Any) -> list[Tensor]:
+    return [output.outputs.data for output in llm.embed(texts, use_tqdm=False, **how)]
+
+
+def test_every_prompt_of_one_call_may_have_an_adapter_of_its_own(tmp_path: Path) -> None:
+    plain = tiny_qwen3(tmp_path / "model")
+    first = save_adapter(tmp_path / "first", plain, QWEN_TARGETS, seed=1)
+    second = save_adapter(tmp_path / "second", plain, ("embed_tokens", "self_attn.k_proj"), seed=2)
+    requests = [LoRARequest("first", 1, str(tmp_path / "first")), LoRARequest("second", 2, str(tmp_path / "second"))]
+    chosen = [None, requests[0], requests[0], requests[1], None, requests[1], requests[0]]
+
+    with LLM(str(tmp_path / "model"), dtype="float32", enable_lora=True) as llm:
+        answers = vectors(llm, lora_request=chosen)
+        expected = {
+            name: last_states(model, llm) for name, model in ((None, plain), ("first", first), ("second", second))
+        }
+
+    for row, (answer, request) in enumerate(zip(answers, chosen, strict=True)):
+        assert_close(answer, expected[request and request.lora_name][row], atol=1e-4, rtol=0)
+    assert (expected["first"][0] - expected[None][0]).abs().max() > 0.01
+
+
+def test_an_adapter_of_a_language_model_fits_its_embedder(tmp_path: Path) -> None:
+    plain = tiny_qwen3(tmp_path / "model")
+    merged = save_adapter(tmp_path / "tuned", plain, QWEN_TARGETS, seed=1, prefix="model.")
+
+    with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={tmp_path / 'tuned'}",)) as llm:
+        answers, expected = vectors(llm, lora_request="tuned"), last_states(merged, llm)
+
+    assert_close(answers, expected, atol=1e-4, rtol=0)
+
+
+def test_an_encoder_takes_adapters_before_its_activations(tmp_path: Path) -> None:
+    plain = save_tiny(tmp_path / "model", "BertModel")
+    merged = save_adapter(tmp_path / "tuned", plain, BERT_TARGETS, seed=1)
+
+    with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={tmp_path / 'tuned'}",)) as llm:
+        outputs = llm.encode(TEXTS, pooling_task="token_embed", lora_request="tuned", use_tqdm=False)
+        expected = states(merged, [output.prompt_token_ids for output in outputs])
+
+    for output, rows in zip(outputs, expected, strict=True):
+        assert_close(output.outputs.data, torch.nn.functional.normalize(rows, dim=-1), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"use_rslora": True, "scale": ALPHA / RANK**0.5},
+        {"alpha_pattern": {"q_proj": 1.5, "v_proj": 1.5}, "scale": 1.5 / RANK},
+    ],
+)
+def test_other_scales_of_peft_are_read(tmp_path: Path, config: dict[str, Any]) -> None:
+    plain = tiny_qwen3(tmp_path / "model")
+    merged = save_adapter(tmp_path / "tuned", plain, ("q_proj", "v_proj"), seed=1, **config)
+
+    with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={tmp_path / 'tuned'}",)) as llm:
+        assert_close(vectors(llm, lora_request="tuned"), last_states(merged, llm), atol=1e-4, rtol=0)
+
+
+def test_a_transposed_layer_takes_an_adapter(tmp_path: Path) -> None:
+    plain = save_tiny(tmp_path / "model", "GPT2Model")
+    merged, folder = deepcopy(plain), tmp_path / "tuned"
+    folder.mkdir()
+    down, up = torch.randn(RANK, 32), torch.randn(96, RANK)
+    merged.h[0].attn.c_attn.weight.data += 0.2 * (up @ down).T
+    names = {"lora_A.weight": down, "lora_B.weight": up}
+    save_file(
+        {f"base_model.model.h.0.attn.c_attn.{name}": half for name, half in names.items()},
+        folder / "adapter_model.safetensors",
+    )
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"r": RANK, "lora_alpha": 0.2 * RANK, "fan_in_fan_out": True})
+    )
+
+    with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={folder}",)) as llm:
+        assert_close(vectors(llm, lora_request="tuned"), last_states(merged, llm), atol=1e-4, rtol=0)
+
+
+def test_what_cannot_be_an_adapter_of_this_model_says_why(tmp_path: Path) -> None:
+    plain = tiny_qwen3(tmp_path / "model")
+    other = save_tiny(tmp_path / "other", "BertModel")
+    save_adapter(tmp_path / "foreign", other, BERT_TARGETS, seed=1)
+    save_adapter(tmp_path / "dora", plain, ("q_proj",), seed=1, use_dora=True)
+    save_adapter(tmp_path / "whole", plain, ("q_proj",), seed=1)
+    tensors = load_file(tmp_path / "whole" / "adapter_model.safetensors")
+    save_file(
+        tensors | {"base_model.model.score.weight": torch.ones(2)}, tmp_path / "whole" / "adapter_model.safetensors"
+    )
+
+    with LLM(str(tmp_path / "model"), dtype="float32", enable_lora=True) as llm:
+        for name, words in (
+            ("foreign", "no layer of the model that takes adapters is called encoder.layer.0"),
+            ("dora", "of the kind DoRA cannot be read"),
+            ("whole", "score.weight is no low-rank change"),
+            ("nothing", "does not exist"),
+        ):
+            with pytest.raises(LoadError, match=words):
+                llm.embed("a", lora_request=LoRARequest(name, 1, str(tmp_path / name)), use_tqdm=False)
+        with pytest.raises(BadRequest, match="no adapter is called 'stranger'; there are: "):
+            llm.embed("a", lora_request="stranger", use_tqdm=False)
+
+
+def test_a_model_without_lora_refuses_adapters_in_the_known_words(tmp_path: Path) -> None:
+    tiny_qwen3(tmp_path)
+
+    with LLM(str(tmp_path), dtype="float32") as llm, pytest.raises(Unsupported, match="but LoRA is not enabled!"):
+        llm.embed("a", lora_request=LoRARequest("x", 1, "y"), use_tqdm=False)
+
+
+def test_folders_beside_the_weights_are_adapters_and_the_first_task_is_the_default(tmp_path: Path) -> None:
+    plain = tiny_qwen3(tmp_path, architectures=["JinaEmbeddingsV5Model"])
+    config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["JinaEmbeddingsV5Model"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    merged = {
+        task: save_adapter(tmp_path / "adapters" / task, plain, QWEN_TARGETS, seed=seed)
+        for seed, task in enumerate(("retrieval", "text-matching", "classification", "clustering"))
+    }
+
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        assert_close(vectors(llm), last_states(merged["retrieval"], llm), atol=1e-4, rtol=0)
+        assert_close(vectors(llm, lora_request="clustering"), last_states(merged["clustering"], llm), atol=1e-4, rtol=0)
+    with LLM(str(tmp_path), dtype="float32", hf_overrides={"jina_task": "text-matching"}) as llm:
+        assert_close(vectors(llm), last_states(merged["text-matching"], llm), atol=1e-4, rtol=0)
+
+
+def test_the_five_tasks_of_jina_v3_are_there_for_every_request(tmp_path: Path) -> None:
+    reference = save_adapted(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+
+    def merged(task: str) -> PreTrainedModel:
+        """The published rule by itself: original + up @ down * scaling, on the tensors of the file."""
+        number, changed = TASKS.index(task), dict[str, Tensor]()
+        for name, original in tensors.items():
+            if not name.endswith(".original"):
+                continue
+            stem = name.removesuffix(".original")
+            first, second = tensors[f"{stem}.0.lora_A"][number], tensors[f"{stem}.0.lora_B"][number]
+            change = first @ second if "embeddings" in name else second @ first
+            changed[stem.removeprefix("roberta.").removesuffix(".parametrizations.weight")] = original + 0.5 * change
+        model = deepcopy(reference)
+        model.embeddings.word_embeddings.weight.data = changed["embeddings.word_embeddings"]
+        model.embeddings.token_type_embeddings.weight.data = changed["embeddings.token_type_embeddings"]
+        for number, layer in enumerate(model.layers):
+            rows = changed[f"encoder.layers.{number}.mixer.Wqkv"].chunk(3)
+            attention = layer.self_attn
+            for projection, part in zip((attention.q_proj, attention.k_proj, attention.v_proj), rows, strict=True):
+                projection.weight.data = part
+            attention.o_proj.weight.data = changed[f"encoder.layers.{number}.mixer.out_proj"]
+            layer.mlp.fc1.weight.data = changed[f"encoder.layers.{number}.mlp.fc1"]
+            layer.mlp.fc2.weight.data = changed[f"encoder.layers.{number}.mlp.fc2"]
+        return model
+
+    with LLM(str(tmp_path), dtype="float32", pooler_config={"pooling_type": "LAST"}) as llm:
+        assert llm.engine.about.adapters == tuple(TASKS)
+        assert_close(vectors(llm), last_states(merged("text-matching"), llm), atol=1e-4, rtol=0)
+        for task in TASKS:
+            assert_close(vectors(llm, lora_request=task), last_states(merged(task), llm), atol=1e-4, rtol=0)
+
+
+def test_layers_that_share_their_weights_share_their_adapter(tmp_path: Path) -> None:
+    plain = save_tiny(tmp_path / "model", "AlbertModel")
+    merged = save_adapter(tmp_path / "tuned", plain, ("attention.query", "ffn"), seed=1)
+
+    with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={tmp_path / 'tuned'}",)) as llm:
+        outputs = llm.encode(TEXTS, pooling_task="token_embed", lora_request="tuned", use_tqdm=False)
+        expected = states(merged, [output.prompt_token_ids for output in outputs])
+
+    for output, rows in zip(outputs, expected, strict=True):
+        assert_close(output.outputs.data, torch.nn.functional.normalize(rows, dim=-1), atol=1e-4, rtol=0)

@@ -1,0 +1,481 @@
+"""ColBERT models, found from their own files, give the vectors and scores of PyLate and of Stanford's program.
+
+What they must give is computed here in the plain way: Transformers on one padded text, with its attention mask.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import MultiVectorEncoder
+from tokenizers import AddedToken, Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+
+from cenote import LLM
+from cenote.cli.main import main
+from cenote.errors import BadRequest, LoadError
+from tests.api.serving import serve
+from tests.tiny import change_config, save_tiny
+
+QUERIES = [
+    "who live in berlin?",
+    "a",
+    "  the cat, the dog and the bird in the old city of paris  ",
+    "how big is the old river in berlin and who live in it? is it not big, is it old or new, red or blue?",
+]
+DOCUMENTS = [
+    "the cat is in the city.",
+    "a",
+    "how big is the old river in berlin and who live in it? " * 3,
+    "two, three; (red) fish! ~ @ #",  # the last three are no tokens
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a ColBERT does to a text."""
+
+    query_marker: str = "[Q] "
+    document_marker: str = "[D] "
+    query_length: int = 32
+    document_length: int = 40
+    expands: bool = True
+    attends: bool = False
+    skiplist: Sequence[str] = field(default_factory=lambda: list(string.punctuation))
+
+
+@dataclass(frozen=True)
+class Colbert:
+    """A checkpoint that was saved, and what it says to a text when nobody batches, packs or hurries."""
+
+    folder: Path
+    encoder: PreTrainedModel
+    project: nn.Module
+    rules: Rules
+    tokenizer: Tokenizer
+
+    def query(self, text: str) -> Tensor:
+        rules = self.rules
+        ids, _ = self.ids(text, rules.query_marker, rules.query_length)
+        mask = [1] * len(ids)
+        if rules.expands:
+            missing = rules.query_length - len(ids)
+            filler = self.tokenizer.token_to_id("[MASK]") or self.tokenizer.token_to_id("<mask>")
+            ids += [filler or self.tokenizer.token_to_id("<|im_end|>")] * missing
+            mask += [int(rules.attends)] * missing
+        return self.vectors(ids, mask)
+
+    def document(self, text: str) -> Tensor:
+        ids, unknown = self.ids(text, self.rules.document_marker, self.rules.document_length)
+        skipped = {self.tokenizer.token_to_id(word) for word in self.rules.skiplist}
+        skipped = {unknown if token is None else token for token in skipped}
+        kept = [token not in skipped for token in ids]
+        return self.vectors(ids, [1] * len(ids))[torch.tensor(kept)]
+
+    def score(self, query: str, document: str) -> float:
+        return float((self.query(query) @ self.document(document).T).amax(dim=1).sum())
+
+    def ids(self, text: str, marker: str, length: int) -> tuple[list[int], int | None]:
+        self.tokenizer.enable_truncation(length - bool(marker))
+        ids = self.tokenizer.encode(text.strip()).ids
+        if marker:
+            ids = [*ids[:1], self.tokenizer.token_to_id(marker), *ids[1:]]
+        return ids, self.tokenizer.token_to_id("[UNK]") or self.tokenizer.token_to_id("<unk>")
+
+    def vectors(self, ids: list[int], mask: list[int]) -> Tensor:
+        with torch.inference_mode():
+            states = self.encoder(input_ids=torch.tensor([ids]), attention_mask=torch.tensor([mask])).last_hidden_state
+            return F.normalize(self.project(states[0]), dim=-1)
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(7)) * 0.3
+
+
+def add_tokens(folder: Path, *tokens: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(token) for token in tokens])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def write(folder: Path, file: str, values: object) -> None:
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_text(json.dumps(values))
+
+
+def write_dense(folder: Path, path: str, weights: Mapping[str, Tensor], **config: Any) -> None:
+    rows, columns = weights["linear.weight"].shape
+    sizes = {"in_features": columns, "out_features": rows, "bias": "linear.bias" in weights}
+    write(folder, f"{path}/config.json", {"activation_function": "torch.nn.modules.linear.Identity"} | sizes | config)
+    save_file(dict(weights), folder / path / "model.safetensors")
+
+
+def write_modules(folder: Path, *kinds: tuple[str, str]) -> None:
+    modules = [("", "sentence_transformers.models.Transformer"), *kinds]
+    rows = [{"idx": n, "name": str(n), "path": path, "type": kind} for n, (path, kind) in enumerate(modules)]
+    write(folder, "modules.json", rows)
+
+
+def save_pylate(folder: Path, encoder: str, rules: Rules = Rules(), **settings: Any) -> Colbert:  # noqa: B008
+    """As PyLate 1.6 saves a model, with one projection."""
+    reference = save_tiny(folder, encoder)
+    tokenizer = add_tokens(folder, "[Q] ", "[D] ")
+    matrix = noise(12, 32)
+    write_dense(folder, "1_Dense", {"linear.weight": matrix}, use_residual=False)
+    write_modules(folder, ("1_Dense", "pylate.models.Dense.Dense"))
+    # the length of the documents that it read last, less one for the marker
+    write(folder, "sentence_bert_config.json", {"max_seq_length": rules.document_length - 1, "do_lower_case": False})
+    known = {
+        "model_type": "ColBERT",
+        "prompts": {"query": "", "document": ""},
+        "default_prompt_name": None,
+        "similarity_fn_name": "MaxSim",
+        "query_prefix": rules.query_marker,
+        "document_prefix": rules.document_marker,
+        "query_length": rules.query_length,
+        "document_length": rules.document_length,
+        "attend_to_expansion_tokens": rules.attends,
+        "skiplist_words": rules.skiplist,
+        "do_query_expansion": rules.expands,
+    }
+    write(folder, "config_sentence_transformers.json", known | settings)
+    return Colbert(folder, reference, lambda x: x @ matrix.T, rules, tokenizer)  # type: ignore[arg-type]
+
+
+def save_stanford(folder: Path, encoder: str, rules: Rules, metadata: Mapping[str, Any] | None) -> Colbert:
+    """As Stanford's program saves a model: the projection among the weights of the encoder."""
+    reference = save_tiny(folder, encoder)
+    tokenizer = add_tokens(folder, rules.query_marker, rules.document_marker)
+    matrix = noise(12, 32)
+    prefix = f"{reference.base_model_prefix}."
+    stored = {name.removeprefix(prefix): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors = {f"{prefix}{name}": tensor for name, tensor in stored.items()} | {"linear.weight": matrix}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    change_config(folder, architectures=["HF_ColBERT"])
+    if metadata is not None:
+        write(folder, "artifact.metadata", metadata)
+    return Colbert(folder, reference, lambda x: x @ matrix.T, rules, tokenizer)  # type: ignore[arg-type]
+
+
+@contextmanager
+def opened(folder: Path, **options: Any) -> Iterator[LLM]:
+    with LLM(str(folder), dtype="float32", device="cpu", **options) as llm:
+        yield llm
+
+
+def encoded(llm: LLM, texts: Any, **options: Any) -> list[Tensor]:
+    outputs = llm.encode(texts, pooling_task="token_embed", use_tqdm=False, **options)
+    return [output.outputs.data for output in outputs]
+
+
+def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert_close(mine, reference, atol=1e-4, rtol=0)
+
+
+def assert_gives(colbert: Colbert, llm: LLM) -> None:
+    assert llm.supported_tasks == ("token_embed",)
+    assert_same(encoded(llm, QUERIES, role="query"), [colbert.query(text) for text in QUERIES])
+    assert_same(encoded(llm, DOCUMENTS), [colbert.document(text) for text in DOCUMENTS])
+    scores = [output.outputs.score for output in llm.score(QUERIES, DOCUMENTS, use_tqdm=False)]
+    expected = [colbert.score(query, document) for query, document in zip(QUERIES, DOCUMENTS, strict=True)]
+    assert scores == pytest.approx(expected, abs=1e-4)
+
+
+# PyLate
+
+WAYS = {
+    "expanded": Rules(),
+    "expanded, and attended to": Rules(attends=True),
+    "not expanded": Rules(expands=False),
+    "no words are skipped": Rules(skiplist=[]),
+    "words of its own are skipped": Rules(skiplist=["the", ",", "no token"]),
+    "short texts without markers": Rules(query_marker="", document_marker="", query_length=12, document_length=10),
+    "queries far longer than a window": Rules(query_length=60),
+}
+
+
+@pytest.mark.parametrize("rules", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("encoder", ["BertModel", "ModernBertModel", "Lfm2Model"])
+def test_a_model_of_pylate_is_read_as_pylate_reads_it(encoder: str, rules: Rules, tmp_path: Path) -> None:
+    colbert = save_pylate(tmp_path, encoder, rules)
+
+    with opened(tmp_path) as llm:
+        assert_gives(colbert, llm)
+
+
+def test_what_pylate_leaves_unsaid_is_its_default(tmp_path: Path) -> None:
+    colbert = save_pylate(tmp_path, "BertModel")
+    write(tmp_path, "config_sentence_transformers.json", {"model_type": "ColBERT"})
+
+    with opened(tmp_path) as llm:
+        # PyLate's documents have 180 tokens, this model reads 66
+        assert_gives(replace(colbert, rules=Rules(document_length=66)), llm)
+
+
+def test_several_projections_with_what_went_in_added(tmp_path: Path) -> None:
+    colbert = save_pylate(tmp_path, "BertModel")
+    first, square, last = noise(12, 32), noise(12, 12), {"linear.weight": noise(8, 12), "residual.weight": noise(8, 12)}
+    bias = noise(12)
+    write_dense(tmp_path, "1_Dense", {"linear.weight": first})
+    write_dense(tmp_path, "2_Dense", {"linear.weight": square, "linear.bias": bias}, use_residual=True)
+    gelu = "torch.nn.modules.activation.GELU"
+    write_dense(tmp_path, "3_Dense", last, use_residual=True, activation_function=gelu)
+    write_modules(tmp_path, *((f"{n}_Dense", "pylate.models.Dense.Dense") for n in (1, 2, 3)))
+
+    def project(x: Tensor) -> Tensor:
+        x = x @ first.T
+        x = x @ square.T + bias + x
+        return F.gelu(x @ last["linear.weight"].T) + x @ last["residual.weight"].T
+
+    with opened(tmp_path) as llm:
+        assert_gives(replace(colbert, project=project), llm)  # type: ignore[arg-type]
+
+
+def test_the_prompt_that_a_role_has_goes_before_its_texts(tmp_path: Path) -> None:
+    colbert = save_pylate(tmp_path, "BertModel", prompts={"query": "search query: ", "document": "search passage: "})
+
+    with opened(tmp_path) as llm:
+        assert_same(encoded(llm, "red fish", role="query"), [colbert.query("search query: red fish")])
+        assert_same(encoded(llm, "red fish", role="document"), [colbert.document("search passage: red fish")])
+
+
+def test_the_name_that_others_give_the_architecture_changes_nothing(tmp_path: Path) -> None:
+    colbert = save_pylate(tmp_path, "ModernBertModel")
+
+    with opened(tmp_path, hf_overrides={"architectures": ["ColBERTModernBertModel"]}) as llm:
+        assert_gives(colbert, llm)
+
+
+# Stanford's ColBERT
+
+STANFORD = {
+    "query_token_id": "[unused0]",
+    "doc_token_id": "[unused1]",
+    "query_token": "[Q]",
+    "doc_token": "[D]",
+    "query_maxlen": 20,
+    "doc_maxlen": 30,
+    "dim": 12,
+    "mask_punctuation": True,
+    "attend_to_mask_tokens": False,
+    "similarity": "cosine",
+}
+UNUSED = Rules(query_marker="[unused0]", document_marker="[unused1]", query_length=20, document_length=30)
+
+
+@pytest.mark.parametrize("encoder", ["BertModel", "RobertaModel", "ElectraModel"])
+def test_a_model_of_stanfords_program_is_read_by_its_metadata(encoder: str, tmp_path: Path) -> None:
+    colbert = save_stanford(tmp_path, encoder, UNUSED, STANFORD)
+
+    with opened(tmp_path) as llm:
+        assert_gives(colbert, llm)
+        assert llm.model_config.embedding_size == 12
+
+
+def test_metadata_may_keep_punctuation_and_let_queries_see_their_expansion(tmp_path: Path) -> None:
+    changes = {"mask_punctuation": False, "attend_to_mask_tokens": True}
+    colbert = save_stanford(tmp_path, "BertModel", replace(UNUSED, attends=True, skiplist=[]), STANFORD | changes)
+
+    with opened(tmp_path) as llm:
+        assert_gives(colbert, llm)
+
+
+def test_without_metadata_stanfords_defaults_apply(tmp_path: Path) -> None:
+    colbert = save_stanford(tmp_path, "BertModel", replace(UNUSED, query_length=32, document_length=66), None)
+
+    with opened(tmp_path) as llm:
+        assert_gives(colbert, llm)
+
+
+@pytest.mark.parametrize("override", [{}, {"architectures": ["ColBERTJinaRobertaModel"]}])
+def test_jinas_second_colbert_is_known_by_its_positions(override: dict[str, Any], tmp_path: Path) -> None:
+    rules = Rules(query_marker="[QueryMarker]", document_marker="[DocumentMarker]", attends=True, document_length=66)
+    colbert = save_stanford(tmp_path, "JinaEmbeddingsV3Model", rules, None)
+    config = json.loads((tmp_path / "config.json").read_text())
+    theta = config["rope_parameters"]["rope_theta"]
+    published = {"model_type": "xlm-roberta", "position_embedding_type": "rotary", "rotary_emb_base": theta}
+    change_config(tmp_path, drop=("rope_parameters",), **published)
+    names = load_file(tmp_path / "model.safetensors")
+    assert "roberta.encoder.layers.0.mixer.Wqkv.weight" in names  # FlashAttention's names, as published
+
+    with opened(tmp_path, hf_overrides=override) as llm:
+        assert_gives(colbert, llm)
+
+
+# Sentence Transformers
+
+
+def encoder_says(folder: Path) -> tuple[list[Tensor], list[Tensor]]:
+    encoder = MultiVectorEncoder(str(folder), device="cpu")
+    # a word to skip that is no token means nothing there, in PyLate the unknown token: leave the last document out
+    return encoder.encode_query(QUERIES), encoder.encode_document(DOCUMENTS[:3])
+
+
+@pytest.mark.parametrize("encoder", ["BertModel", "ModernBertModel"])
+def test_sentence_transformers_agrees_on_a_model_of_pylate(encoder: str, tmp_path: Path) -> None:
+    save_pylate(tmp_path, encoder)
+    queries, documents = encoder_says(tmp_path)
+
+    with opened(tmp_path) as llm:
+        assert_same(encoded(llm, QUERIES, role="query"), queries)
+        assert_same(encoded(llm, DOCUMENTS[:3]), documents)
+
+
+EXPANSIONS = {
+    "fixed": {"query_expansion": {"strategy": "fixed", "attend": True, "length": 16}, "document_length": 24},
+    "at least": {"query_expansion": {"strategy": "min", "length": 16, "token": "yes"}, "query_length": 24},
+    "none": {"query_length": 10, "document_length": None},
+}
+
+
+@pytest.mark.parametrize("settings", EXPANSIONS.values(), ids=EXPANSIONS)
+def test_a_model_of_sentence_transformers_is_read_as_it_reads_it(settings: dict[str, Any], tmp_path: Path) -> None:
+    save_pylate(tmp_path, "BertModel")
+    MultiVectorEncoder(str(tmp_path), device="cpu").save(str(tmp_path))
+    file = tmp_path / "sentence_bert_config.json"
+    written = {k: v for k, v in json.loads(file.read_text()).items() if k not in ("query_expansion", "document_length")}
+    write(tmp_path, file.name, written | settings)
+    mask = {"skiplist_words": ["the", "no token"], "skiplist_tasks": ["query", "document"]}
+    write(tmp_path, "2_MultiVectorMask/config.json", mask)
+    queries, documents = encoder_says(tmp_path)
+
+    with opened(tmp_path) as llm:
+        assert_same(encoded(llm, QUERIES, role="query"), queries)
+        assert_same(encoded(llm, DOCUMENTS[:3]), documents)
+
+
+# asking
+
+
+@pytest.fixture(scope="module")
+def colbert(tmp_path_factory: pytest.TempPathFactory) -> Colbert:
+    return save_pylate(tmp_path_factory.mktemp("colbert"), "BertModel")
+
+
+@pytest.fixture(scope="module")
+def llm(colbert: Colbert) -> Iterator[LLM]:
+    with opened(colbert.folder) as llm:
+        yield llm
+
+
+def test_a_role_has_several_names(colbert: Colbert, llm: LLM) -> None:
+    for given in ({"role": "query"}, {"role": "search_query"}, {"is_query": True}):
+        assert_same(encoded(llm, "red fish", **given), [colbert.query("red fish")])
+    for given in ({}, {"role": "document"}, {"role": "passage"}, {"role": "search_document"}, {"is_query": False}):
+        assert_same(encoded(llm, "red fish", **given), [colbert.document("red fish")])
+    with pytest.raises(BadRequest, match="role is query or document or .*, got 'song'"):
+        encoded(llm, "red fish", role="song")
+    with pytest.raises(BadRequest, match="role='query' and is_query='document'; give one"):
+        encoded(llm, "red fish", role="query", is_query=False)
+
+
+def test_the_routes_know_roles(colbert: Colbert, llm: LLM) -> None:
+    client = serve(llm)
+
+    def pooled(**body: Any) -> Tensor:
+        reply = client.post("/pooling", json={"input": "red fish"} | body)
+        assert reply.status_code == 200, reply.text
+        return torch.tensor(reply.json()["data"][0]["data"])
+
+    for given in ({"role": "query"}, {"input_type": "search_query"}):
+        assert_same([pooled(**given)], [colbert.query("red fish")])
+    for given in ({}, {"role": "document"}, {"input_type": "search_document"}):
+        assert_same([pooled(**given)], [colbert.document("red fish")])
+    assert client.post("/pooling", json={"input": "red fish", "role": "song"}).status_code == 400
+
+    reply = client.post("/rerank", json={"query": QUERIES[0], "documents": DOCUMENTS})
+    ranked = {item["index"]: item["relevance_score"] for item in reply.json()["results"]}
+    expected = {place: colbert.score(QUERIES[0], document) for place, document in enumerate(DOCUMENTS)}
+    assert ranked == pytest.approx(expected, abs=1e-4)
+    assert list(ranked) == sorted(expected, key=lambda place: -expected[place])
+
+
+def test_what_is_longer_than_the_model_was_made_for_is_cut_and_said_so(colbert: Colbert, llm: LLM) -> None:
+    (query,) = llm.encode(QUERIES[3], pooling_task="token_embed", role="query", use_tqdm=False)
+    reply = serve(llm).post("/pooling", json={"input": DOCUMENTS[2], "return_token_counts": True})
+
+    assert len(query.prompt_token_ids) == 32 and query.num_input_tokens > 32
+    assert reply.headers["X-Truncated-Inputs"] == "1"
+    assert reply.json()["data"][0]["token_counts"] == {"given": 45, "used": 40, "truncated": 5}
+
+
+def test_a_request_may_ask_for_another_length(colbert: Colbert, llm: LLM) -> None:
+    for length in (12, 60):
+        rules = replace(colbert.rules, document_length=length)
+        kwargs = {"truncate_prompt_tokens": length}
+        expected = [replace(colbert, rules=rules).document(text) for text in DOCUMENTS]
+        assert_same(encoded(llm, DOCUMENTS, tokenization_kwargs=kwargs), expected)
+    as_made = encoded(llm, DOCUMENTS, tokenization_kwargs={"truncate_prompt_tokens": -1})
+    assert_same(as_made, [colbert.document(text) for text in DOCUMENTS])
+
+
+def test_settings_can_be_overridden(colbert: Colbert) -> None:
+    rules = replace(colbert.rules, query_length=20, document_length=60, expands=False, query_marker="", skiplist=["a"])
+    settings = {"query_length": 20, "document_length": 60, "do_query_expansion": False, "query_prefix": ""}
+
+    with opened(colbert.folder, hf_overrides=settings | {"skiplist_words": ["a"]}) as llm:
+        assert_gives(replace(colbert, rules=rules), llm)
+
+
+@pytest.mark.parametrize(
+    "options", [{"plain_late_interaction": True}, {"hf_overrides": {"plain_late_interaction": True}}]
+)
+def test_texts_can_be_read_as_any_others(options: dict[str, Any], colbert: Colbert) -> None:
+    plain = Rules(query_marker="", document_marker="", expands=False, skiplist=[], query_length=99, document_length=99)
+    texts = [*QUERIES[:3], DOCUMENTS[3]]
+
+    with opened(colbert.folder, **options) as llm:
+        assert_same(encoded(llm, texts, role="query"), [replace(colbert, rules=plain).query(text) for text in texts])
+        assert_same(encoded(llm, texts), [replace(colbert, rules=plain).document(text) for text in texts])
+        assert llm.model_config.max_model_len == 39  # as Sentence Transformers' file says
+
+
+def test_token_ids_are_read_as_they_are(colbert: Colbert, llm: LLM) -> None:
+    ids = [2, 7, 8, 9, 60, 3]
+
+    assert_same(encoded(llm, [ids], role="query"), [colbert.vectors(ids, [1] * len(ids))])
+
+
+def test_a_marker_that_is_no_token_is_refused_with_the_ways_out(colbert: Colbert) -> None:
+    with pytest.raises(LoadError, match=r"'\[R\]', is no token of the tokenizer; .*plain_late_interaction"):
+        LLM(str(colbert.folder), device="cpu", hf_overrides={"query_prefix": "[R]"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"query_length": 0}, "query_length is 0, not a number of tokens"),
+        ({"document_length": "long"}, "document_length is 'long'"),
+        ({"query_prefix": 5}, "query_prefix is 5, not a str"),
+        ({"skiplist_words": "."}, "skiplist_words is '.', not a list of texts"),
+        ({"do_query_expansion": "no"}, "do_query_expansion is 'no', not a bool"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    save_pylate(tmp_path, "BertModel", **settings)
+
+    with pytest.raises(LoadError, match=words):
+        LLM(str(tmp_path), device="cpu")
+
+
+def test_inspect_says_how_each_side_is_read(colbert: Colbert, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(colbert.folder)]) == 0
+
+    rows = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "at most 32 tokens; marker '[Q] '; expanded to 32, unseen by the text" in rows["query"]
+    assert "at most 40 tokens; marker '[D] '; no vector for 32 words" in rows["document"]
+    assert rows["document"].endswith("from config_sentence_transformers.json")

@@ -1,0 +1,590 @@
+"""The encoders around BERT: backbones, heads, pairs and names, each beside the Transformers model that was saved."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from cenote import LLM, PoolingParams
+from cenote.batch import pack
+from cenote.config import EngineConfig
+from cenote.errors import LoadError
+from cenote.layers import disentangled
+from cenote.layers.backbone import Backbone
+from cenote.layers.spec import BiasSpec
+from cenote.loading.load import LoadedModel, load
+from tests.tiny import ENCODER, SEQUENCES, TEXTS, logits, save_tiny, save_tokenizer, states
+
+# what Transformers compiles its DeBERTa with
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+
+TOLERANCE = 1e-4
+RAW = PoolingParams(use_activation=False)
+LABELS = {"num_labels": 3}
+HEADED = ("Camembert", "DistilBert", "MPNet", "Albert", "Electra", "Deberta", "DebertaV2")
+
+BACKBONES: dict[str, tuple[str, dict[str, Any]]] = {
+    "camembert": ("CamembertModel", {}),
+    "distilbert": ("DistilBertModel", {}),
+    "distilbert, other activation": ("DistilBertModel", {"activation": "relu"}),
+    "mpnet": ("MPNetModel", {}),
+    "mpnet, other padding": ("MPNetModel", {"pad_token_id": 4}),
+    "albert": ("AlbertModel", {}),
+    "albert, two groups": ("AlbertModel", {"num_hidden_layers": 5, "num_hidden_groups": 2}),
+    "albert, groups of two": ("AlbertModel", {"inner_group_num": 2, "num_hidden_groups": 3}),
+    "albert, other activation": ("AlbertModel", {"hidden_act": "gelu"}),
+    "electra": ("ElectraModel", {}),
+    "electra, wide embeddings": ("ElectraModel", {"embedding_size": 32}),
+    "deberta-v2": ("DebertaV2Model", {}),
+    "deberta-v2, own keys for positions": ("DebertaV2Model", {"share_att_key": False}),
+    "deberta-v2, only the query's side": ("DebertaV2Model", {"pos_att_type": ["c2p"]}),
+    "deberta-v2, only the key's side": ("DebertaV2Model", {"pos_att_type": "p2c", "share_att_key": False}),
+    "deberta-v2, no buckets": ("DebertaV2Model", {"position_buckets": -1, "max_relative_positions": 10}),
+    "deberta-v2, more buckets": ("DebertaV2Model", {"position_buckets": 16, "max_relative_positions": 40}),
+    "deberta-v2, plain distances": ("DebertaV2Model", {"norm_rel_ebd": "none"}),
+    "deberta-v2, absolute positions too": ("DebertaV2Model", {"position_biased_input": True, "type_vocab_size": 2}),
+    "deberta-v2, absolute positions only": (
+        "DebertaV2Model",
+        {"position_biased_input": True, "relative_attention": False, "norm_rel_ebd": "none"},
+    ),
+    "deberta-v2, convolution": ("DebertaV2Model", {"conv_kernel_size": 3, "num_hidden_layers": 3}),
+    "deberta-v2, convolution in groups": (
+        "DebertaV2Model",
+        {"conv_kernel_size": 5, "conv_groups": 4, "conv_act": "gelu"},
+    ),
+    "deberta": ("DebertaModel", {}),
+    "deberta, few distances": ("DebertaModel", {"max_relative_positions": 7, "position_biased_input": True}),
+    "deberta, only the query's side": ("DebertaModel", {"pos_att_type": ["c2p"]}),
+    "deberta, only the key's side": ("DebertaModel", {"pos_att_type": "p2c"}),
+    "t5": ("T5EncoderModel", {}),
+    "t5, gated": ("T5EncoderModel", {"feed_forward_proj": "gated-gelu"}),
+    "t5, gated otherwise": ("T5EncoderModel", {"feed_forward_proj": "gated-silu", "layer_norm_epsilon": 1e-2}),
+    "t5, with decoder": ("T5ForConditionalGeneration", {}),
+    "mt5": ("MT5EncoderModel", {}),
+    "mt5, with decoder": ("MT5ForConditionalGeneration", {"tie_word_embeddings": False}),
+}
+
+
+@contextmanager
+def opened(folder: Path, **options: Any) -> Iterator[LLM]:
+    with LLM(str(folder), dtype="float32", device="cpu", **options) as llm:
+        yield llm
+
+
+def loaded(folder: Path, **options: Any) -> LoadedModel:
+    return load(EngineConfig.of(str(folder), dtype="float32", device="cpu", **options))
+
+
+def run(backbone: nn.Module, sequences: list[list[int]] = SEQUENCES) -> Tensor:
+    with torch.inference_mode():
+        out: Tensor = backbone(pack(sequences))
+    return out
+
+
+def encoded(reference: PreTrainedModel) -> list[Tensor]:
+    """The states of a model, or of its encoder where it has a decoder as well."""
+    if "decoder" not in dict(reference.named_children()):
+        return states(reference)
+    with torch.inference_mode():
+        return [reference.encoder(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in SEQUENCES]
+
+
+def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert_close(mine, reference, atol=TOLERANCE, rtol=0)
+
+
+def answers(llm: LLM, task: str, params: PoolingParams | None = RAW) -> list[Tensor]:
+    outputs = llm.encode(SEQUENCES, params, pooling_task=task, use_tqdm=False)  # type: ignore[arg-type]
+    return [output.outputs.data for output in outputs]
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_family_matches_transformers(name: str, tmp_path: Path) -> None:
+    model, changes = BACKBONES[name]
+    reference = save_tiny(tmp_path, model, **changes)
+
+    assert_close(run(loaded(tmp_path).backbone), torch.cat(encoded(reference)), atol=TOLERANCE, rtol=0)
+
+
+# model, changes of its config, one field of the description put wrong
+MISTAKES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "distances worth nothing": ("MPNetModel", {}, {"bias": BiasSpec(num_buckets=32, max_distance=20)}),
+    "positions from 0": ("MPNetModel", {}, {"position_offset": 0}),
+    "products scaled": ("T5EncoderModel", {}, {"scale": None}),
+    "another end of the buckets": ("T5EncoderModel", {}, {"bias": BiasSpec(num_buckets=8, max_distance=40)}),
+    "exact gates": ("T5EncoderModel", {"feed_forward_proj": "gated-gelu"}, {"activation": "gelu"}),
+    "exact activation": ("AlbertModel", {}, {"activation": "gelu"}),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_comparison_would_notice(name: str, tmp_path: Path) -> None:
+    model, changes, mistake = MISTAKES[name]
+    save_tiny(tmp_path, model, **changes)
+    right = loaded(tmp_path)
+    wrong = Backbone(replace(right.description.architecture.backbone, **mistake))
+    wrong.load_state_dict(right.backbone.state_dict())
+
+    assert (run(wrong.eval()) - run(right.backbone)).abs().max() > 5 * TOLERANCE
+
+
+def test_layers_of_a_group_share_their_weights(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "AlbertModel", num_hidden_layers=4, num_hidden_groups=2)
+
+    layers: Any = loaded(tmp_path).backbone.layers
+
+    assert layers[0].mixer.qkv.weight is layers[1].mixer.qkv.weight
+    assert layers[1].mlp.up.weight is not layers[2].mlp.up.weight
+
+
+def test_small_embeddings_make_no_small_vectors(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "AlbertModel")
+
+    with opened(tmp_path) as llm:
+        assert [len(row) for row in answers(llm, "embed", PoolingParams(dimensions=32))] == [32] * len(SEQUENCES)
+
+
+def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
+    for name in ("DistilBertModel", "MPNetModel", "AlbertModel", "DebertaModel", "DebertaV2Model", "T5EncoderModel"):
+        (tmp_path / name).mkdir()
+        reference = save_tiny(tmp_path / name, name)
+        model = load(EngineConfig.of(str(tmp_path / name), dtype="bfloat16", device="cpu"))
+
+        assert F.cosine_similarity(run(model.backbone).float(), torch.cat(states(reference))).min() > 0.99
+
+
+def test_the_length_of_every_table_is_known(tmp_path: Path) -> None:
+    for name, length in (("MPNetModel", 64), ("CamembertModel", 64), ("DistilBertModel", 66), ("AlbertModel", 66)):
+        (tmp_path / name).mkdir()
+        save_tiny(tmp_path / name, name)
+
+        assert loaded(tmp_path / name).description.max_length.value == length
+
+
+# DeBERTa
+
+
+def test_the_xlarge_shape_gives_the_first_layer_its_own_weights(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "DebertaV2Model", conv_kernel_size=3, num_hidden_layers=3)
+    tensors = load_file(tmp_path / "model.safetensors")
+
+    backbone: Any = loaded(tmp_path).backbone
+
+    assert len(backbone.layers) == 2
+    for place, layer in ((backbone.embed.layer, 0), (backbone.layers[0], 1), (backbone.layers[1], 2)):
+        assert_close(place.mlp.up.weight, tensors[f"encoder.layer.{layer}.intermediate.dense.weight"])
+
+
+@pytest.mark.parametrize("model", ["DebertaModel", "DebertaV2Model"])
+def test_scores_are_computed_in_blocks(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = save_tiny(tmp_path, model, max_position_embeddings=300, max_relative_positions=20)
+    sequences = [[7 + n % 140 for n in range(length)] for length in (90, 90, 90, 260, 5, 5)]
+    backbone = loaded(tmp_path).backbone
+    monkeypatch.setattr(disentangled, "MAX_SCORES", 20_000)
+
+    with Largest() as largest:
+        ours = run(backbone, sequences)
+
+    assert_close(ours, torch.cat(states(reference, sequences)), atol=TOLERANCE, rtol=0)
+    # queries, keys and values of all tokens; all pairs of tokens of the longest text would be five times that
+    assert largest.numel == sum(map(len, sequences)) * 3 * 32
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements in the largest tensor that an operation makes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and not func.is_view:
+            self.numel = max(self.numel, out.numel())
+        return out
+
+
+def test_a_token_that_nobody_attends_to_changes_nothing_in_deberta(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "DebertaV2Model")
+    backbone = loaded(tmp_path).backbone
+    ids = [list(range(20, 32)), list(range(50, 62)), [9, 8, 7]]
+    batch = replace(pack(ids), host_attended=(5, 12, 2))
+
+    with torch.inference_mode():
+        ours = backbone(batch)
+
+    assert_close(ours[:5], run(backbone, [ids[0][:5]]), atol=TOLERANCE, rtol=0)
+    assert_close(ours[12:24], run(backbone, [ids[1]]), atol=TOLERANCE, rtol=0)
+    assert_close(ours[24:26], run(backbone, [ids[2][:2]]), atol=TOLERANCE, rtol=0)
+
+
+def test_tables_that_microsoft_stores_without_using_them_are_passed_over(tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "DebertaV2Model")
+    file = tmp_path / "model.safetensors"
+    unused = {
+        "embeddings.position_embeddings.weight": torch.zeros(66, 32),
+        "mask_predictions.dense.weight": torch.ones(3),
+    }
+    save_file(load_file(file) | unused, file, metadata={"format": "pt"})
+
+    assert_close(run(loaded(tmp_path).backbone), torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+
+
+def test_an_adapter_that_would_have_to_change_distances_too_is_refused(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "DebertaV2Model", share_att_key=True)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2}))
+    query = "base_model.model.encoder.layer.0.attention.self.query_proj"
+    halves = {f"{query}.lora_A.weight": torch.ones(2, 32), f"{query}.lora_B.weight": torch.ones(32, 2)}
+    save_file(halves, adapter / "adapter_model.safetensors")
+
+    with pytest.raises(LoadError, match="query_proj"):
+        loaded(tmp_path, lora_modules=[f"mine={adapter}"])
+
+
+# heads
+
+
+@pytest.mark.parametrize("family", HEADED)
+def test_a_sequence_classifier_matches_transformers(family: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", **LABELS)
+
+    with opened(tmp_path) as llm:
+        assert_same(answers(llm, "classify"), logits(reference))
+        assert_same(answers(llm, "classify", None), [row.softmax(-1) for row in logits(reference)])
+
+
+@pytest.mark.parametrize("family", [*HEADED, "T5"])
+def test_a_token_classifier_matches_transformers(family: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, f"{family}ForTokenClassification", **LABELS)
+
+    with opened(tmp_path) as llm:
+        assert_same(answers(llm, "token_classify"), logits(reference))
+
+
+@pytest.mark.parametrize("family", ["DistilBert", "Albert", "DebertaV2"])
+def test_a_token_of_a_sequence_classifier_gets_the_last_layer_only(family: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", **LABELS)
+
+    with opened(tmp_path) as llm, torch.inference_mode():
+        assert_same(answers(llm, "token_classify"), [reference.classifier(rows) for rows in states(reference)])
+
+
+@pytest.mark.parametrize("family", ["MPNet", "Electra"])
+def test_a_token_gets_the_whole_head_where_the_classifier_is_one_module(family: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", **LABELS)
+
+    with opened(tmp_path) as llm, torch.inference_mode():
+        # the head of the reference takes the first token of a sequence: here each token is a sequence of its own
+        assert_same(answers(llm, "token_classify"), [reference.classifier(rows[:, None]) for rows in states(reference)])
+
+
+@pytest.mark.parametrize(
+    ("family", "problem", "activation"),
+    [
+        ("Electra", "regression", lambda x: x),
+        ("DistilBert", "multi_label_classification", torch.sigmoid),
+        ("DebertaV2", "single_label_classification", lambda x: x.softmax(-1)),
+    ],
+)
+def test_the_problem_type_decides_the_activation(
+    family: str, problem: str, activation: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", problem_type=problem, **LABELS)
+
+    with opened(tmp_path) as llm:
+        assert_same(answers(llm, "classify", None), [activation(row) for row in logits(reference)])
+
+
+def test_deberta_pools_with_the_activation_of_its_config(tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "DebertaV2ForSequenceClassification", pooler_hidden_act="tanh", **LABELS)
+
+    with opened(tmp_path) as llm:
+        assert_same(answers(llm, "classify"), logits(reference))
+
+
+QUERIES = ["how big is the city?", "a", "who live in berlin, and where?", "the red bird"] * 2
+PAIRS = list(zip(QUERIES, TEXTS, strict=False))
+
+
+@pytest.mark.parametrize("family", HEADED)
+def test_a_pair_scores_as_in_sentence_transformers(family: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=1)
+    reference = CrossEncoder(str(tmp_path), device="cpu")
+
+    with opened(tmp_path) as llm:
+        ours = llm.score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False)
+
+    theirs = reference.predict(PAIRS, show_progress_bar=False).tolist()
+    assert [item.outputs.score for item in ours] == pytest.approx(theirs, abs=TOLERANCE)
+
+
+# masked words
+
+MASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (f"{family}ForMaskedLM", {}) for family in ("Bert", "Roberta", "XLMRoberta", *HEADED)},
+    "Bert, other activation": ("BertForMaskedLM", {"hidden_act": "relu", "layer_norm_eps": 1e-2}),
+    "Bert, own rows": ("BertForMaskedLM", {"tie_word_embeddings": False}),
+    "DistilBert, other activation": ("DistilBertForMaskedLM", {"activation": "relu"}),
+    "DistilBert, own rows": ("DistilBertForMaskedLM", {"tie_word_embeddings": False}),
+    "Electra, wide embeddings": ("ElectraForMaskedLM", {"embedding_size": 32}),
+    "DebertaV2, names of Microsoft": ("DebertaV2ForMaskedLM", {"legacy": False}),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_every_token_gets_logits_over_the_vocabulary(name: str, tmp_path: Path) -> None:
+    model, changes = MASKED[name]
+    reference = save_tiny(tmp_path, model, **changes)
+
+    with opened(tmp_path) as llm:
+        assert_same(answers(llm, "token_classify"), logits(reference))
+        assert_same(answers(llm, "token_classify", None), [rows.softmax(-1) for rows in logits(reference)])
+
+
+@pytest.mark.parametrize(("missing", "kept"), [("bias", "decoder.bias"), ("decoder.bias", "bias")])
+def test_the_offsets_of_the_vocabulary_may_go_by_either_name(missing: str, kept: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "BertForMaskedLM")
+    file, predictions = tmp_path / "model.safetensors", "cls.predictions"
+    tensors = load_file(file)
+    offsets = tensors.get(f"{predictions}.bias", tensors.get(f"{predictions}.decoder.bias"))
+    assert offsets is not None
+    others = {name: tensor for name, tensor in tensors.items() if not name.endswith(f"{predictions}.{missing}")}
+    save_file(others | {f"{predictions}.{kept}": offsets}, file, metadata={"format": "pt"})
+
+    with opened(tmp_path) as llm:
+        assert_same(answers(llm, "token_classify"), logits(reference))
+
+
+# names
+
+
+PREFIXES = {
+    "Camembert": "roberta.",
+    "DistilBert": "distilbert.",
+    "MPNet": "mpnet.",
+    "Albert": "albert.",
+    "Electra": "electra.",
+    "Deberta": "deberta.",
+    "DebertaV2": "deberta.",
+}
+
+
+@pytest.mark.parametrize("family", PREFIXES)
+def test_a_backbone_may_stand_with_its_prefix_or_without(family: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, f"{family}Model")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    assert not any(name.startswith(PREFIXES[family]) for name in tensors)
+    prefixed = {PREFIXES[family] + name: tensor for name, tensor in tensors.items()}
+    save_file(prefixed, file, metadata={"format": "pt"})
+
+    assert_close(run(loaded(tmp_path).backbone), torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["DistilBert", "Albert", "Electra", "DebertaV2"])
+def test_a_classifier_serves_as_an_embedder_when_told_so(family: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, f"{family}ForSequenceClassification")
+
+    with opened(tmp_path, convert="embed") as llm:
+        ours = answers(llm, "embed", None)
+
+    assert_same(ours, [F.normalize(rows[0], dim=-1) for rows in states(reference)])
+
+
+# T5
+
+
+def test_a_folder_of_sentence_t5_embeds_as_in_sentence_transformers(tmp_path: Path) -> None:
+    base, whole = tmp_path / "base", tmp_path / "whole"
+    base.mkdir()
+    save_tiny(base, "T5EncoderModel")
+    dense = modules.Dense(32, 24, bias=False, activation_function=nn.Identity())
+    parts = [modules.Transformer(str(base)), modules.Pooling(32, "mean"), dense, modules.Normalize()]
+    reference = SentenceTransformer(modules=parts, device="cpu")
+    reference.save(str(whole), create_model_card=False)
+
+    with opened(whole) as llm:
+        ours = [output.outputs.data for output in llm.embed(TEXTS, use_tqdm=False)]
+
+    theirs = reference.encode(TEXTS, convert_to_tensor=True, show_progress_bar=False)
+    assert_close(torch.stack(ours), theirs, atol=TOLERANCE, rtol=0)
+
+
+def test_a_whole_t5_embeds_with_its_encoder(tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "T5ForConditionalGeneration")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    copies = {f"{half}.embed_tokens.weight": tensors["shared.weight"].clone() for half in ("encoder", "decoder")}
+    save_file(tensors | copies, file, metadata={"format": "pt"})
+
+    with opened(tmp_path) as llm:
+        assert_same(answers(llm, "embed", None), [F.normalize(rows.mean(0), dim=-1) for rows in encoded(reference)])
+
+
+# JinaBERT, which Transformers lacks: beside a plain computation of one sequence
+
+JINA = ENCODER | {
+    "model_type": "bert",
+    "architectures": ["JinaBertForMaskedLM"],
+    "hidden_size": 36,
+    "num_attention_heads": 6,  # no power of two: the slopes of the last two lie between those of the others
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 8192,
+    "position_embedding_type": "alibi",
+    "feed_forward_type": "geglu",
+    "emb_pooler": "mean",
+    "hidden_act": "gelu",
+}
+CODE = {"auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}}
+
+
+def save_jina(folder: Path, **changes: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    config = JINA | changes
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    norms, linears = ["embeddings.LayerNorm"], {}
+    for layer in range(config["num_hidden_layers"]):
+        name = f"encoder.layer.{layer}"
+        norms.append(f"{name}.attention.output.LayerNorm")
+        linears |= {f"{name}.attention.self.{x}": (hidden, hidden) for x in ("query", "key", "value")}
+        linears |= {f"{name}.attention.output.dense": (hidden, hidden)}
+        if "auto_map" in config:
+            norms += [f"{name}.attention.self.layer_norm_{x}" for x in "qk"] + [
+                f"{name}.layer_norm_{n}" for n in (1, 2)
+            ]
+            linears |= {f"{name}.mlp.up_gated_layer": (2 * inner, hidden), f"{name}.mlp.down_layer": (hidden, inner)}
+        elif config["feed_forward_type"] == "original":
+            norms.append(f"{name}.output.LayerNorm")
+            linears |= {f"{name}.intermediate.dense": (inner, hidden), f"{name}.output.dense": (hidden, inner)}
+        else:
+            norms.append(f"{name}.mlp.layernorm")
+            linears |= {f"{name}.mlp.gated_layers": (2 * inner, hidden), f"{name}.mlp.wo": (hidden, inner)}
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * 0.3
+
+    tensors = {f"embeddings.{x}_embeddings.weight": random(n, hidden) for x, n in (("word", 160), ("token_type", 2))}
+    if config["position_embedding_type"] == "absolute":
+        tensors["embeddings.position_embeddings.weight"] = random(config["max_position_embeddings"], hidden)
+    for name in norms:
+        tensors |= {f"{name}.weight": 1 + random(hidden), f"{name}.bias": random(hidden)}
+    for name, shape in linears.items():
+        tensors[f"{name}.weight"] = random(*shape)
+        if "gated" not in name:
+            tensors[f"{name}.bias"] = random(shape[0])
+    tensors |= {"pooler.dense.weight": random(hidden, hidden), "pooler.dense.bias": random(hidden)}
+    if "Classification" in config["architectures"][0]:
+        tensors |= {"classifier.weight": random(2, hidden), "classifier.bias": random(2)}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    save_tokenizer(folder)
+    return config, tensors
+
+
+def plain_jina(config: dict[str, Any], tensors: dict[str, Tensor], ids: list[int]) -> Tensor:
+    """One sequence through JinaBERT, a step at a time: [tokens, hidden]"""
+    heads, size = config["num_attention_heads"], config["hidden_size"] // config["num_attention_heads"]
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return F.linear(x, tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], tensors[f"{name}.weight"], tensors[f"{name}.bias"], 1e-12)
+
+    def split(x: Tensor) -> Tensor:
+        return x.view(len(ids), heads, size).transpose(0, 1)
+
+    def slopes(count: int) -> list[float]:
+        if math.log2(count).is_integer():
+            start = 2.0 ** -(2.0 ** -(math.log2(count) - 3))
+            return [start ** (n + 1) for n in range(count)]
+        power = 2 ** int(math.log2(count))
+        return slopes(power) + slopes(2 * power)[0::2][: count - power]
+
+    place = torch.arange(len(ids))
+    alibi = -(place - place[:, None]).abs() * torch.tensor(slopes(heads))[:, None, None]
+    act = {"geglu": F.gelu, "reglu": F.relu, "original": F.gelu}[config["feed_forward_type"]]
+    embedding = "embeddings.{}_embeddings.weight"
+    x = tensors[embedding.format("word")][ids] + tensors[embedding.format("token_type")][0]
+    if config["position_embedding_type"] == "absolute":
+        x, alibi = x + tensors[embedding.format("position")][place], torch.zeros(())
+    x = norm(x, "embeddings.LayerNorm")
+    for layer in range(config["num_hidden_layers"]):
+        name = f"encoder.layer.{layer}"
+        query, key, value = (linear(x, f"{name}.attention.self.{kind}") for kind in ("query", "key", "value"))
+        if "auto_map" in config:
+            query, key = (norm(part, f"{name}.attention.self.layer_norm_{n}") for part, n in ((query, "q"), (key, "k")))
+        weights = (split(query) @ split(key).mT / math.sqrt(size) + alibi).softmax(-1)
+        mixed = linear((weights @ split(value)).transpose(0, 1).flatten(1), f"{name}.attention.output.dense")
+        after = norm(mixed + x, f"{name}.attention.output.LayerNorm")
+        if "auto_map" in config:
+            after = norm(x + after, f"{name}.layer_norm_1")
+            up, gate = linear(after, f"{name}.mlp.up_gated_layer").chunk(2, dim=-1)
+            x = norm(after + linear(up * act(gate), f"{name}.mlp.down_layer"), f"{name}.layer_norm_2")
+        elif config["feed_forward_type"] == "original":
+            inner = act(linear(after, f"{name}.intermediate.dense"))
+            x = norm(after + linear(inner, f"{name}.output.dense"), f"{name}.output.LayerNorm")
+        else:
+            gate, up = linear(after, f"{name}.mlp.gated_layers").chunk(2, dim=-1)
+            x = norm(after + linear(act(gate) * up, f"{name}.mlp.wo"), f"{name}.mlp.layernorm")
+    return x
+
+
+JINA_CASES: dict[str, dict[str, Any]] = {
+    "v2": {},
+    "v2, rectified gates": {"feed_forward_type": "reglu"},
+    "v2, as many heads as a power of two": {"num_attention_heads": 4},
+    "v2, no gates": {"feed_forward_type": "original"},
+    "v2, learned positions": {"position_embedding_type": "absolute", "max_position_embeddings": 66},
+    "code": CODE,
+    "code, by its name": CODE | {"_name_or_path": "jinaai/jina-bert-v2-qk-post-norm", "auto_map": {}},
+}
+
+
+@pytest.mark.parametrize("name", JINA_CASES)
+def test_jina_bert_matches_a_plain_computation(name: str, tmp_path: Path) -> None:
+    config, tensors = save_jina(tmp_path, **JINA_CASES[name])
+
+    ours = run(loaded(tmp_path).backbone)
+
+    expected = [plain_jina(config, tensors, ids) for ids in SEQUENCES]
+    assert_close(ours, torch.cat(expected), atol=TOLERANCE, rtol=0)
+
+
+def test_jina_bert_embeds_although_it_calls_itself_a_language_model(tmp_path: Path) -> None:
+    config, tensors = save_jina(tmp_path)
+
+    with opened(tmp_path) as llm:
+        assert llm.supported_tasks == ("embed", "token_embed")
+        ours = answers(llm, "embed", None)
+
+    assert_same(ours, [F.normalize(plain_jina(config, tensors, ids).mean(0), dim=-1) for ids in SEQUENCES])
+
+
+def test_a_jina_reranker_classifies_its_first_token(tmp_path: Path) -> None:
+    config, tensors = save_jina(tmp_path, architectures=["JinaBertForSequenceClassification"])
+
+    def head(rows: Tensor) -> Tensor:
+        dense = F.linear(rows[0], tensors["pooler.dense.weight"], tensors["pooler.dense.bias"]).tanh()
+        return F.linear(dense, tensors["classifier.weight"], tensors["classifier.bias"])
+
+    with opened(tmp_path) as llm:
+        assert_same(answers(llm, "classify"), [head(plain_jina(config, tensors, ids)) for ids in SEQUENCES])

@@ -1,0 +1,254 @@
+"""Reward models of every kind, from their checkpoints to the routes: which rows, which numbers, which activation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from cenote import LLM, PoolerConfig, PoolingParams
+from cenote.errors import LoadError, Unsupported
+from tests.api.serving import add_chat_template, load, refused, serve
+from tests.models.test_decoders import Head, as_internlm2, rewrite
+from tests.tiny import SEQUENCES, change_config, logits, save_tiny, states, tiny_qwen3_causal
+
+RAW = PoolingParams(use_activation=False)
+GOOD, BAD, STEP = 12, 31, 9
+SHEPHERD = {"pooling_type": "STEP", "step_tag_id": STEP, "returned_token_ids": [GOOD, BAD]}
+
+
+def rows_of(
+    llm: LLM, params: PoolingParams | None = None, prompts: Sequence[Sequence[int]] = SEQUENCES
+) -> list[Tensor]:
+    return [output.outputs.data for output in llm.reward(prompts, pooling_params=params, use_tqdm=False)]
+
+
+def pooled(llm: LLM, **body: Any) -> list[Tensor]:
+    reply = serve(llm).post("/pooling", json={"input": SEQUENCES, **body})
+    assert reply.status_code == 200, reply.text
+    return [torch.tensor(item["data"]) for item in reply.json()["data"]]
+
+
+def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert_close(mine.reshape(reference.shape), reference, atol=1e-4, rtol=0)
+
+
+def at_steps(rows: Sequence[Tensor], tag: int = STEP) -> list[Tensor]:
+    return [row[torch.tensor(ids) == tag] for row, ids in zip(rows, SEQUENCES, strict=True)]
+
+
+def outcome(folder: Path) -> list[Tensor]:
+    """A reward for every token, of Qwen2.5-Math-RM's kind."""
+    reference = save_tiny(folder, "Qwen2ForCausalLM")
+    score = Head(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    rewrite(folder, lambda tensors: tensors | score.tensors("score"), architectures=["Qwen2ForRewardModel"])
+    return score.over(reference)
+
+
+def process(folder: Path, **changes: Any) -> list[Tensor]:
+    reference = save_tiny(folder, "Qwen2ForCausalLM", **changes)
+    score = Head(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+    rewrite(folder, lambda tensors: tensors | score.tensors("score"), architectures=["Qwen2ForProcessRewardModel"])
+    return score.over(reference)
+
+
+def internlm2(folder: Path) -> list[Tensor]:
+    reference = save_tiny(folder, "LlamaForCausalLM")
+    head = Head(nn.Linear(32, 1, bias=False))
+    weight = {"v_head.weight": head[0].weight.detach()}
+    rewrite(folder, lambda tensors: as_internlm2(tensors) | weight, architectures=["InternLM2ForRewardModel"])
+    return head.over(reference)
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+# token by token
+
+
+@pytest.mark.parametrize(("make", "activation"), [(outcome, same), (internlm2, torch.sigmoid)])
+def test_a_reward_for_every_token_is_the_same_by_every_way_to_ask(
+    make: Callable[[Path], list[Tensor]], activation: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    raw = make(tmp_path)
+    expected = [activation(rows) for rows in raw]
+
+    with load(tmp_path) as llm:
+        assert llm.pooling_task == "token_classify"
+        assert_same(rows_of(llm), expected)
+        for task in ("token_classify", "reward"):
+            encoded = llm.encode(SEQUENCES, pooling_task=task, use_tqdm=False)
+            assert_same([output.outputs.data for output in encoded], expected)
+        assert_same(pooled(llm), expected)
+        assert_same(pooled(llm, task="token_classify", use_activation=True), [rows.sigmoid() for rows in raw])
+        # what the papers call the reward: that of the last token, as it is
+        assert_same([rows[-1] for rows in rows_of(llm, RAW)], [rows[-1] for rows in raw])
+
+
+@pytest.mark.parametrize("make", [outcome, internlm2])
+@pytest.mark.parametrize("options", [{"convert": "reward"}, {"task": "reward"}, {"runner": "pooling"}])
+def test_older_options_load_the_same_reward_model(
+    make: Callable[[Path], list[Tensor]], options: dict[str, Any], tmp_path: Path
+) -> None:
+    raw = make(tmp_path)
+
+    with load(tmp_path, trust_remote_code=True, **options) as llm:
+        assert_same(rows_of(llm, RAW), raw)
+
+
+def test_the_steps_of_a_process_reward_model_end_at_its_own_token(tmp_path: Path) -> None:
+    prompts = [[7, 8, 151651, 9, 10, 151651], [7, 8], [151651]]
+    reference = save_tiny(tmp_path, "Qwen2ForCausalLM", vocab_size=151660)
+    score = Head(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+    rewrite(tmp_path, lambda tensors: tensors | score.tensors("score"), architectures=["Qwen2ForProcessRewardModel"])
+    with torch.inference_mode():
+        judged = [score(rows).softmax(-1) for rows in states(reference, prompts)]
+
+    with load(tmp_path) as llm:
+        ours = rows_of(llm, prompts=prompts)
+        reply = serve(llm).post("/pooling", json={"input": prompts}).json()
+
+    expected = [rows[torch.tensor(ids) == 151651] for rows, ids in zip(judged, prompts, strict=True)]
+    assert [len(rows) for rows in ours] == [2, 0, 1]
+    assert_same(ours, expected)
+    assert reply["data"][1]["data"] == []
+    assert_same([torch.tensor(item["data"]) for item in reply["data"]], expected)
+
+
+def test_the_steps_may_end_elsewhere_and_one_column_may_be_enough(tmp_path: Path) -> None:
+    raw = process(tmp_path)
+
+    with load(tmp_path, pooler_config=PoolerConfig(step_tag_id=STEP)) as llm:
+        assert_same(rows_of(llm), at_steps([rows.softmax(-1) for rows in raw]))
+        assert_same(rows_of(llm, PoolingParams(step_tag_id=50)), at_steps([rows.softmax(-1) for rows in raw], 50))
+        right = PoolingParams(returned_token_ids=[1], use_activation=False)
+        assert_same(rows_of(llm, right), at_steps([rows[:, 1:] for rows in raw]))
+    with load(tmp_path, pooler_config=PoolerConfig(pooling_type="ALL")) as llm:
+        assert_same(rows_of(llm), [rows.softmax(-1) for rows in raw])
+
+
+# one reward for the whole
+
+
+@pytest.mark.parametrize(
+    ("model", "activation"),
+    [
+        ("LlamaForSequenceClassification", torch.sigmoid),
+        ("Qwen3ForSequenceClassification", torch.sigmoid),
+        ("JambaForSequenceClassification", same),
+    ],
+)
+def test_a_conversation_gets_one_reward(model: str, activation: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, model, num_labels=1)
+    add_chat_template(tmp_path)
+    messages = [{"role": "who", "content": "how big is it?"}, {"role": "one", "content": "big"}]
+    with load(tmp_path) as llm:
+        client = serve(llm)
+        tokens = client.post("/tokenize", json={"messages": messages, "add_generation_prompt": False}).json()["tokens"]
+        (raw,) = logits(reference, [tokens])
+        told = [
+            client.post("/classify", json={"messages": messages} | asked).json()["data"][0]["probs"]
+            for asked in ({}, {"use_activation": False}, {"use_activation": True})
+        ]
+        (offline,) = llm.classify([tokens], use_tqdm=False)
+        last = rows_of(llm, RAW, [tokens])[0][-1]
+
+    assert len(tokens) > 10
+    assert_same([torch.tensor(each) for each in told], [activation(raw), raw, raw.sigmoid()])
+    assert_same([offline.outputs.data, last], [activation(raw), raw])
+
+
+# words as judgements
+
+
+@pytest.mark.parametrize("model", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "GPT2LMHeadModel"])
+def test_two_words_of_a_language_model_judge_every_step(model: str, tmp_path: Path) -> None:
+    """math-shepherd: + or - after the tag that ends a step, with nothing but these two in the balance."""
+    reference = save_tiny(tmp_path, model)
+    words = at_steps([rows[:, [GOOD, BAD]] for rows in logits(reference)])
+
+    with load(tmp_path, pooler_config=SHEPHERD) as llm:
+        assert llm.supported_tasks == ("token_classify",)
+        assert_same(rows_of(llm), [rows.softmax(-1) for rows in words])
+        assert_same(rows_of(llm, RAW), words)
+        assert_same(pooled(llm), [rows.softmax(-1) for rows in words])
+        assert_same(pooled(llm, use_activation=False), words)
+    assert sum(len(rows) for rows in words) == sum(ids.count(STEP) for ids in SEQUENCES) > 4
+
+
+def test_a_request_may_name_other_words_and_another_tag(tmp_path: Path) -> None:
+    reference = tiny_qwen3_causal(tmp_path, tie_word_embeddings=True)
+    words = at_steps([rows[:, [5, 6, 7]] for rows in logits(reference)], 50)
+
+    with load(tmp_path, pooler_config=SHEPHERD) as llm:
+        ours = rows_of(llm, PoolingParams(step_tag_id=50, returned_token_ids=[5, 6, 7]))
+        with pytest.raises(Unsupported, match="convert embed"):
+            llm.encode(SEQUENCES, pooling_task="token_embed", use_tqdm=False)
+
+    assert_same(ours, [rows.softmax(-1) for rows in words])
+
+
+def test_without_a_tag_every_token_is_judged(tmp_path: Path) -> None:
+    reference = tiny_qwen3_causal(tmp_path)
+    config = {"pooling_type": "STEP", "returned_token_ids": [GOOD, BAD]}
+
+    with load(tmp_path, pooler_config=config) as llm:
+        assert_same(rows_of(llm), [rows[:, [GOOD, BAD]].softmax(-1) for rows in logits(reference)])
+
+
+def test_the_words_of_internlm2_have_a_name_of_their_own(tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "LlamaForCausalLM")
+    rewrite(tmp_path, as_internlm2, architectures=["InternLM2ForCausalLM"])
+
+    with load(tmp_path, pooler_config=SHEPHERD) as llm:
+        assert_same(rows_of(llm), at_steps([rows[:, [GOOD, BAD]].softmax(-1) for rows in logits(reference)]))
+
+
+@pytest.mark.parametrize("options", [{"task": "reward"}, {"convert": "reward"}])
+def test_the_oldest_options_load_it_too(options: dict[str, Any], tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "LlamaForCausalLM")
+
+    with load(tmp_path, override_pooler_config=SHEPHERD, **options) as llm:
+        assert_same(rows_of(llm), at_steps([rows[:, [GOOD, BAD]].softmax(-1) for rows in logits(reference)]))
+
+
+def test_the_words_are_weighed_in_float32_whatever_the_model_runs_in(tmp_path: Path) -> None:
+    reference = tiny_qwen3_causal(tmp_path)
+    change_config(tmp_path, dtype="bfloat16")
+    raw = [rows[:, [GOOD, BAD]] for rows in logits(reference)]
+
+    with LLM(str(tmp_path), dtype="bfloat16", device="cpu", pooler_config=SHEPHERD) as llm:
+        ours = rows_of(llm, RAW)
+
+    for mine, theirs in zip(ours, at_steps(raw), strict=True):
+        assert mine.dtype == torch.float32
+        assert np.abs(mine.numpy() - theirs.numpy()).max(initial=0.0) < 0.1
+        assert not torch.equal(mine, mine.bfloat16().float()) or not len(mine)
+
+
+def test_a_word_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
+    tiny_qwen3_causal(tmp_path)
+
+    with pytest.raises(LoadError, match="names the token 160; the language-model head has 160 rows"):
+        load(tmp_path, pooler_config=SHEPHERD | {"returned_token_ids": [GOOD, 160]})
+
+
+def test_as_an_embedder_it_stays_an_embedder(tmp_path: Path) -> None:
+    reference = tiny_qwen3_causal(tmp_path)
+
+    with load(tmp_path, pooler_config=SHEPHERD, convert="embed") as llm:
+        outputs = llm.encode(SEQUENCES, RAW, pooling_task="token_embed", use_tqdm=False)
+        reply = serve(llm).post("/pooling", json={"input": "a", "task": "token_classify"})
+
+    assert_same(
+        [output.outputs.data for output in outputs], at_steps([rows[:, [GOOD, BAD]] for rows in states(reference)])
+    )
+    refused(reply, "Unsupported task", "task")

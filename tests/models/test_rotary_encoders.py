@@ -1,0 +1,530 @@
+"""Rotary kin of BERT, from the files Transformers writes and from those their own code was published with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from cenote import LLM, PoolingParams
+from cenote.batch import pack
+from cenote.config import EngineConfig
+from cenote.errors import LoadError
+from cenote.loading.load import load
+from cenote.models.architecture import HFConfig
+from cenote.models.jina_v3 import StoredAdapters, stored_adapters
+from tests.tiny import SEQUENCES, change_config, logits, save_tiny, states
+
+TOLERANCE = 1e-4
+RAW = PoolingParams(use_activation=False)
+
+
+@dataclass(frozen=True)
+class Published:
+    """How a family's own code wrote it: the architecture's name, config.json, and the prefix below a head."""
+
+    stem: str
+    config: Callable[[Mapping[str, Any]], dict[str, Any]]  # from what Transformers wrote
+    prefix: tuple[str, str] = ("", "")  # Transformers' and its own
+
+
+def nomic_config(new: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "model_type": "nomic_bert",
+        "activation_function": "swiglu",
+        "causal": False,
+        "layer_norm_epsilon": new["layer_norm_eps"],
+        "max_trained_positions": 2048,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "n_embd": new["hidden_size"],
+        "n_head": new["num_attention_heads"],
+        "n_inner": new["intermediate_size"],
+        "n_layer": new["num_hidden_layers"],
+        "n_positions": new["max_position_embeddings"],
+        "prenorm": False,
+        "qkv_proj_bias": False,
+        "rotary_emb_base": new["rope_parameters"]["rope_theta"],
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "type_vocab_size": new["type_vocab_size"],
+        "vocab_size": new["vocab_size"],
+    }
+
+
+def gte_config(new: Mapping[str, Any]) -> dict[str, Any]:
+    old = {key: value for key, value in new.items() if key not in ("rope_parameters", "architectures")}
+    return old | {
+        "model_type": "new",
+        "layer_norm_type": "layer_norm",
+        "logn_attention_clip1": False,
+        "logn_attention_scale": False,
+        "pack_qkv": True,
+        "position_embedding_type": "rope",
+        "rope_scaling": None,
+        "rope_theta": new["rope_parameters"]["rope_theta"],
+        "unpad_inputs": False,
+    }
+
+
+def jina_config(new: Mapping[str, Any]) -> dict[str, Any]:
+    old = {key: value for key, value in new.items() if key not in ("rope_parameters", "architectures")}
+    theta = new["rope_parameters"]["rope_theta"]
+    return old | {"model_type": "xlm-roberta", "position_embedding_type": "rotary", "rotary_emb_base": theta}
+
+
+def eurobert_config(new: Mapping[str, Any]) -> dict[str, Any]:
+    old = {key: value for key, value in new.items() if key not in ("rope_parameters", "classifier_pooling")}
+    pooling = {"clf_pooling": new["classifier_pooling"]} if "classifier_pooling" in new else {}
+    return old | pooling | {"rope_theta": new["rope_parameters"]["rope_theta"], "rope_scaling": None}
+
+
+PUBLISHED = {
+    "NomicBert": Published("NomicBert", nomic_config, ("nomic_bert.", "bert.")),
+    "Gte": Published("New", gte_config, ("gte.", "new.")),
+    "JinaEmbeddingsV3": Published("XLMRoberta", jina_config, ("roberta.", "roberta.")),
+    "EuroBert": Published("EuroBert", eurobert_config),
+}
+LAYOUTS = ("Transformers", "Transformers, its own names", "published")
+
+
+def lay_out(folder: Path, reference: PreTrainedModel, layout: str, **config: Any) -> None:
+    """Rewrite what save_tiny wrote, which is the family's first names under a prefix of Transformers."""
+    if layout == "Transformers, its own names":
+        before = set(load_file(folder / "model.safetensors"))
+        reference.save_pretrained(folder, save_original_format=False)
+        after = set(load_file(folder / "model.safetensors"))
+        assert ("EuroBert" in type(reference).__name__) == (before == after)
+    if layout == "published":
+        name = type(reference).__name__
+        stem = next(stem for stem in PUBLISHED if name.startswith(stem))
+        family = PUBLISHED[stem]
+        rename(folder, lambda key: key.replace(*family.prefix) if key.startswith(family.prefix[0]) else key)
+        file = folder / "config.json"
+        written = json.loads(file.read_text())
+        labels = {key: written[key] for key in ("id2label", "label2id", "pad_token_id") if key in written}
+        architectures = [name.replace(stem, family.stem)]
+        file.write_text(json.dumps(labels | family.config(written) | {"architectures": architectures} | config))
+
+
+def rename(folder: Path, new_name: Callable[[str], str]) -> None:
+    file = folder / "model.safetensors"
+    tensors = {new_name(name): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def ours(folder: Path, sequences: list[list[int]] = SEQUENCES, **options: Any) -> Tensor:
+    model = load(EngineConfig.of(str(folder), dtype="float32", device="cpu", **options))
+    with torch.inference_mode():
+        out: Tensor = model.backbone(pack(sequences))
+    return out
+
+
+def assert_same(mine: Tensor, theirs: list[Tensor]) -> None:
+    assert_close(mine, torch.cat(theirs), atol=TOLERANCE, rtol=0)
+
+
+def answers(folder: Path, task: str, **options: Any) -> list[Tensor]:
+    with LLM(str(folder), dtype="float32", device="cpu", **options) as llm:
+        outputs = llm.encode(SEQUENCES, RAW, pooling_task=task, use_tqdm=False)
+    return [output.outputs.data for output in outputs]
+
+
+OTHER_THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 70.0}}
+# name: the model, and changes of its config
+BACKBONES: dict[str, tuple[str, dict[str, Any]]] = {
+    "nomic": ("NomicBertModel", {}),
+    "nomic, other theta": ("NomicBertModel", OTHER_THETA),
+    "nomic, one type": ("NomicBertModel", {"type_vocab_size": 1, "layer_norm_eps": 1e-3}),
+    "gte": ("GteModel", {}),
+    "gte, no types": ("GteModel", {"type_vocab_size": 0}),
+    "gte, other theta": ("GteModel", OTHER_THETA),
+    "jina v3": ("JinaEmbeddingsV3Model", {}),
+    "jina v3, other theta": (
+        "JinaEmbeddingsV3Model",
+        OTHER_THETA,
+    ),
+    "eurobert": ("EuroBertModel", {}),
+    "eurobert, biases": ("EuroBertModel", {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3}),
+    "eurobert, other theta": ("EuroBertModel", OTHER_THETA),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_family_gives_the_states_of_transformers(name: str, layout: str, tmp_path: Path) -> None:
+    model, changes = BACKBONES[name]
+    reference = save_tiny(tmp_path, model, **changes)
+    lay_out(tmp_path, reference, layout)
+
+    assert_same(ours(tmp_path), states(reference))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", PUBLISHED)
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification", "ForMaskedLM"])
+def test_a_head_gives_the_logits_of_transformers(head: str, family: str, layout: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, family + head, **{} if head == "ForMaskedLM" else {"num_labels": 3})
+    if family == "NomicBert" and head == "ForMaskedLM" and layout == "published":
+        file = tmp_path / "model.safetensors"  # whose own head has no biases
+        biases = ("cls.predictions.bias", "cls.predictions.transform.dense.bias")
+        save_file({name: tensor for name, tensor in load_file(file).items() if name not in biases}, file)
+        for name in biases:
+            reference.get_parameter(name).zero_()
+    lay_out(tmp_path, reference, layout)
+
+    mine = answers(tmp_path, "classify" if head == "ForSequenceClassification" else "token_classify")
+
+    for rows, theirs in zip(mine, logits(reference), strict=True):
+        assert_close(rows, theirs, atol=TOLERANCE, rtol=0)
+
+
+def test_nomic_may_say_everything_twice(tmp_path: Path) -> None:
+    """As the files on the hub do since Transformers knows the family."""
+    reference = save_tiny(tmp_path, "NomicBertModel", **OTHER_THETA)
+    newer = json.loads((tmp_path / "config.json").read_text())
+    lay_out(tmp_path, reference, "published", **newer)
+
+    assert_same(ours(tmp_path), states(reference))
+
+
+@pytest.mark.parametrize("name", ["NomicBertModel", "GteModel", "JinaEmbeddingsV3Model", "EuroBertModel"])
+def test_bfloat16_stays_close_to_float32(name: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, name)
+    model = load(EngineConfig.of(str(tmp_path), dtype="bfloat16", device="cpu"))
+
+    with torch.inference_mode():
+        mine = model.backbone(pack(SEQUENCES)).float()
+
+    assert nn.functional.cosine_similarity(mine, torch.cat(states(reference))).min() > 0.99
+
+
+def test_token_types_reach_nomic(tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "NomicBertModel")
+    lay_out(tmp_path, reference, "published")
+    types = [[0] * (len(ids) // 2) + [1] * (len(ids) - len(ids) // 2) for ids in SEQUENCES]
+    model = load(EngineConfig.of(str(tmp_path), dtype="float32", device="cpu"))
+
+    with torch.inference_mode():
+        mine = model.backbone(pack(SEQUENCES, types))
+
+    assert_same(mine, states(reference, types=types))
+
+
+@pytest.mark.parametrize("pooling", ["bos", "mean", "late"])
+def test_eurobert_pools_as_its_config_says(pooling: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "EuroBertForSequenceClassification", num_labels=3, classifier_pooling=pooling)
+
+    for rows, theirs in zip(answers(tmp_path, "classify"), logits(reference), strict=True):
+        assert_close(rows, theirs, atol=TOLERANCE, rtol=0)
+
+
+def test_an_early_eurobert_calls_its_last_layer_otherwise(tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "EuroBertForSequenceClassification", num_labels=3)
+    rename(tmp_path, lambda key: key.replace("classifier.", "out_proj."))
+
+    for rows, theirs in zip(answers(tmp_path, "classify"), logits(reference), strict=True):
+        assert_close(rows, theirs, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["Gte", "NomicBert", "JinaEmbeddingsV3", "EuroBert", "ModernBert"])
+def test_a_cross_encoder_scores_a_pair_as_one_sequence(family: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=1)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    if family in PUBLISHED:
+        lay_out(tmp_path, reference, "published")
+    query, documents = (
+        "how big is the city?",
+        ["the cat is in the city", "a", "two fish in the old river"],
+    )
+
+    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
+        mine = [output.outputs.score for output in llm.score(query, documents, use_tqdm=False)]
+
+    theirs = []
+    for document in documents:
+        pair = tokenizer.encode(query, document)
+        types = {"token_type_ids": torch.tensor([pair.type_ids])} if family in ("Gte", "NomicBert") else {}
+        with torch.inference_mode():
+            theirs.append(float(reference(torch.tensor([pair.ids]), **types).logits.sigmoid()))
+    assert mine == pytest.approx(theirs, abs=TOLERANCE)
+
+
+# GTE's scaling, which Transformers does not have
+@pytest.mark.parametrize("power", [None, 0.6])
+@pytest.mark.parametrize("name", ["NewModel", "GteNewModel", "GteModel"])
+def test_gte_turns_its_heads_slower(name: str, power: float | None, tmp_path: Path) -> None:
+    theta, factor, dim = 70.0, 8.0, 8
+    reference = save_tiny(tmp_path, "GteModel", rope_parameters={"rope_type": "default", "rope_theta": theta})
+    scaling = {"type": "ntk", "factor": factor} | ({} if power is None else {"mixed_b": power})
+    lay_out(tmp_path, reference, "published", rope_scaling=scaling, architectures=[name])
+    pairs = torch.arange(0, dim, 2).float()
+    if power is None:
+        slowed = (theta * factor) ** -(pairs / dim) / factor ** (2 / dim)
+    else:
+        share = torch.tensor(factor).log() / (dim / 2) ** power
+        slowed = theta ** -(pairs / dim) / (share * torch.arange(1, dim // 2 + 1) ** power).exp()
+
+    before = states(reference)
+    reference.rotary_emb.inv_freq = slowed
+
+    assert_same(ours(tmp_path), states(reference))
+    assert (torch.cat(before) - torch.cat(states(reference))).abs().max() > 100 * TOLERANCE
+
+
+def test_the_prefix_of_gte_may_be_there_below_no_head(tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "GteModel")
+    lay_out(tmp_path, reference, "published")
+    rename(tmp_path, lambda key: f"new.{key}")
+    file = tmp_path / "model.safetensors"  # with the head of sparse weights that gte-multilingual-base has beside it
+    save_file(load_file(file) | {"classifier.weight": torch.ones(1, 32), "classifier.bias": torch.ones(1)}, file)
+
+    assert_same(ours(tmp_path), states(reference))
+
+
+@pytest.mark.parametrize("setting", [{"layer_norm_type": "rms_norm"}, {"logn_attention_scale": True}])
+def test_what_no_published_gte_has_is_refused(setting: dict[str, Any], tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "GteModel")
+    lay_out(tmp_path, reference, "published", **setting)
+
+    with pytest.raises(LoadError, match=next(iter(setting))):
+        ours(tmp_path)
+
+
+class PlainExperts(nn.Module):
+    """Nomic's mixture, token by token: the shares of the best two as they are, and one bias for all."""
+
+    def __init__(self, size: int, inner: int, count: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(size, count, bias=False)
+        self.w1 = nn.Parameter(torch.empty(count * inner, size))
+        self.w2 = nn.Parameter(torch.empty(count * inner, size))
+        self.bias = nn.Parameter(torch.empty(size))
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = []
+        for token in x.flatten(0, 1):
+            shares = self.router(token).softmax(-1)
+            row = self.bias
+            for expert in shares.argsort(descending=True)[:2].tolist():
+                own = slice(expert * self.inner, (expert + 1) * self.inner)
+                hidden = nn.functional.gelu(self.w1[own] @ token)
+                row = row + shares[expert] * (hidden @ self.w2[own])
+            rows.append(row)
+        return torch.stack(rows).view_as(x)
+
+
+def test_nomic_v2_sends_every_other_layer_to_experts(tmp_path: Path) -> None:
+    # apart from them it is Jina's encoder: biases everywhere, an MLP without a gate
+    reference = save_tiny(tmp_path, "JinaEmbeddingsV3Model", num_hidden_layers=4)
+    generator = torch.Generator().manual_seed(1)
+    for layer in (1, 3):
+        reference.layers[layer].mlp = PlainExperts(32, 48, 4).requires_grad_(False)
+        for parameter in reference.layers[layer].mlp.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    own = {
+        "router.weight": "router.layer.weight",
+        "w1": "experts.mlp.w1",
+        "w2": "experts.mlp.w2",
+        "bias": "experts.bias",
+    }
+    file = tmp_path / "model.safetensors"
+    tensors = {
+        name.replace(".mixer.", ".attn."): tensor
+        for name, tensor in load_file(file).items()
+        if not name.startswith(("encoder.layers.1.mlp", "encoder.layers.3.mlp", "pooler"))
+    } | {
+        f"encoder.layers.{layer}.mlp.{theirs}": reference.layers[layer].mlp.get_parameter(name)
+        for layer in (1, 3)
+        for name, theirs in own.items()
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
+    biases = dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True)
+    experts = {"num_experts": 4, "moe_top_k": 2, "moe_every_n_layers": 2, "activation_function": "gelu"}
+    values = nomic_config(json.loads((tmp_path / "config.json").read_text())) | biases | experts
+    (tmp_path / "config.json").write_text(json.dumps(values | {"architectures": ["NomicBertModel"]}))
+
+    assert_same(ours(tmp_path), states(reference))
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 70.0}
+
+
+@pytest.mark.parametrize("trained", [16, 128])
+def test_dynamic_scaling_makes_nomic_ready_for_the_longest_input(trained: int, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "NomicBertModel", rope_parameters={"rope_type": "default", "rope_theta": 70.0})
+    lay_out(tmp_path, reference, "published", max_trained_positions=trained)
+    as_trained = type(reference.config)(**reference.config.to_dict() | {"max_position_embeddings": trained})
+    as_trained.rope_parameters = dict(DYNAMIC)
+    reference.rotary_emb.inv_freq, _ = ROPE_INIT_FUNCTIONS["dynamic"](as_trained, torch.device("cpu"), seq_len=50)
+
+    overrides = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+
+    assert_same(ours(tmp_path, max_model_len=50, hf_overrides=overrides), states(reference))
+
+
+@pytest.mark.parametrize("family", ["NomicBert", "EuroBert"])
+def test_by_other_words_dynamic_scaling_is_for_long_inputs_alone(family: str, tmp_path: Path) -> None:
+    """Nomic's own key, and every other family, mean what Transformers means: each input at its own length."""
+    reference = save_tiny(tmp_path, f"{family}Model", rope_parameters=dict(DYNAMIC), max_position_embeddings=10)
+    if family == "NomicBert":
+        scaling = {"max_trained_positions": 10, "rotary_scaling_factor": 2.0, "n_positions": 66}
+        lay_out(tmp_path, reference, "published", **scaling)
+    else:
+        change_config(tmp_path, model_max_length=66)
+
+    assert_same(ours(tmp_path), states(reference))
+
+
+def test_longrope_takes_the_factors_of_short_inputs_unless_longer_ones_are_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaling = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 2.0, 3.0, 9.0]}
+    lengths = {"original_max_position_embeddings": 40, "rope_theta": 70.0}
+    reference = save_tiny(tmp_path, "EuroBertModel", rope_parameters=scaling | lengths)
+
+    assert_same(ours(tmp_path), states(reference))
+    monkeypatch.setenv("CENOTE_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    reference.rotary_emb.original_inv_freq = (
+        reference.rotary_emb.original_inv_freq
+        * torch.tensor(scaling["short_factor"])
+        / torch.tensor(scaling["long_factor"])
+    )
+    assert_same(ours(tmp_path, max_model_len=66), states(reference))
+
+
+ROPES = {
+    "full_attention": {"rope_type": "yarn", "rope_theta": 3000.0, "factor": 4.0, "mscale": 0.5, "mscale_all_dim": 1.0},
+    "sliding_attention": {"rope_type": "linear", "rope_theta": 40.0, "factor": 2.0},
+}
+SCALING = {"rope_type": "linear", "factor": 3.0}
+# what the config of Transformers says, and what its file is made to say
+MODERNBERTS: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
+    "each kind of layer scaled in its own way": ({"rope_parameters": ROPES}, (), {}),
+    "older file, all layers scaled": (
+        {"rope_scaling": SCALING, "global_rope_theta": 300.0, "local_rope_theta": 40.0},
+        ("rope_parameters",),
+        {"rope_scaling": SCALING, "global_rope_theta": 300.0, "local_rope_theta": 40.0},
+    ),
+    "newer file, the window as a distance": ({"local_attention": 10}, ("local_attention",), {"sliding_window": 5}),
+}
+
+
+@pytest.mark.parametrize("name", MODERNBERTS)
+def test_modernbert_reads_every_config(name: str, tmp_path: Path) -> None:
+    changes, drop, rewrite = MODERNBERTS[name]
+    reference = save_tiny(tmp_path, "ModernBertModel", **changes)
+    change_config(tmp_path, drop=drop, **rewrite)
+
+    assert_same(ours(tmp_path), states(reference))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"tie_word_embeddings": False}, {"decoder_bias": False}, {"classifier_bias": True, "norm_bias": True}],
+)
+def test_modernbert_says_which_word_is_masked(changes: dict[str, Any], tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "ModernBertForMaskedLM", **changes)
+
+    for rows, theirs in zip(answers(tmp_path, "token_classify"), logits(reference), strict=True):
+        assert_close(rows, theirs, atol=TOLERANCE, rtol=0)
+
+
+def flash_name(key: str) -> str:
+    for theirs, flash in {
+        "embeddings.LayerNorm": "emb_ln",
+        "encoder.layer.": "encoder.layers.",
+        "attention.output.dense": "mixer.out_proj",
+        "attention.output.LayerNorm": "norm1",
+        "intermediate.dense": "mlp.fc1",
+        "output.dense": "mlp.fc2",
+        "output.LayerNorm": "norm2",
+    }.items():
+        key = key.replace(theirs, flash)
+    return key
+
+
+@pytest.mark.parametrize("name", ["XLMRobertaModel", "XLMRobertaForSequenceClassification"])
+def test_a_reranker_of_jina_is_roberta_by_other_names(name: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, name)
+    file = tmp_path / "model.safetensors"
+    tensors = {flash_name(key): tensor for key, tensor in load_file(file).items()}
+    for query in [key for key in tensors if ".attention.self.query." in key]:
+        parts = [tensors.pop(query.replace("query", part)) for part in ("query", "key", "value")]
+        tensors[query.replace("attention.self.query", "mixer.Wqkv")] = torch.cat(parts)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+    assert_same(ours(tmp_path), states(reference))
+    if name.endswith("Classification"):
+        for rows, theirs in zip(answers(tmp_path, "classify"), logits(reference), strict=True):
+            assert_close(rows, theirs, atol=TOLERANCE, rtol=0)
+
+
+TASKS = ["retrieval.query", "retrieval.passage", "separation", "classification", "text-matching"]
+RANK, ALPHA = 4, 2.0
+
+
+def save_adapted(folder: Path) -> PreTrainedModel:
+    """Jina v3 as it is published: five adapters beside every matrix, those of the embeddings the other way round."""
+    reference = save_tiny(folder, "JinaEmbeddingsV3Model")
+    lora = {"lora_adaptations": TASKS, "lora_rank": RANK, "lora_alpha": ALPHA, "lora_dropout_p": 0.0}
+    lay_out(folder, reference, "published", **lora)
+    generator = torch.Generator().manual_seed(3)
+    tensors = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if name.endswith("bias") or "ln" in name or "norm" in name:
+            tensors[f"roberta.{name}"] = tensor
+            continue
+        place = f"roberta.{name.removesuffix('weight')}parametrizations.weight"
+        rows, columns = tensor.shape
+        shapes = ((rows, RANK), (RANK, columns)) if "embeddings" in name else ((RANK, columns), (rows, RANK))
+        tensors[f"{place}.original"] = tensor
+        for letter, shape in zip("AB", shapes, strict=True):
+            tensors[f"{place}.0.lora_{letter}"] = torch.randn(len(TASKS), *shape, generator=generator) * 0.3
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return reference
+
+
+def test_jina_v3_loads_with_its_adapters_laid_aside(tmp_path: Path) -> None:
+    reference = save_adapted(tmp_path)
+
+    assert_same(ours(tmp_path), states(reference))
+
+
+def test_jina_v3_says_where_its_adapters_lie(tmp_path: Path) -> None:
+    save_adapted(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    adapters = stored_adapters(HFConfig(json.loads((tmp_path / "config.json").read_text())))
+    assert isinstance(adapters, StoredAdapters)
+    assert list(adapters.tasks) == TASKS
+    assert adapters.scaling == ALPHA / RANK
+
+    found = set()
+    for down, up in adapters.matrices.values():
+        for layer in (0, 1) if "*" in down else (0,):
+            names = [f"roberta.{name.replace('*', str(layer))}" for name in (down, up)]
+            found.update(names)
+            original = tensors[f"{names[0].rpartition('.0.lora_')[0]}.original"]
+            change = tensors[names[1]][2] @ tensors[names[0]][2]
+            assert change.shape == original.shape
+
+    # all of them but those of the pooler, which no task needs
+    assert found == {name for name in tensors if "lora_" in name and "pooler" not in name}
+
+
+def test_a_model_without_adapters_has_none_to_describe() -> None:
+    assert stored_adapters(HFConfig({"position_embedding_type": "rotary"})) is None

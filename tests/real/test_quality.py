@@ -1,0 +1,51 @@
+"""Evaluation figures on real text, beside the library the checkpoints were made with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cenote import LLM
+from cenote.bench.quality import (
+    mean_ndcg,
+    our_embed,
+    our_score,
+    rank_by_vectors,
+    read_pairs,
+    read_retrieval,
+    rerank,
+    similarity,
+    their_embed,
+    their_score,
+)
+from tests.real.conftest import model_folder, shared_folder
+
+
+@pytest.mark.parametrize("name", ["default", "granite-embedding-30m-english"])
+def test_people_and_model_agree_on_similarity_as_much_as_with_the_library(name: str) -> None:
+    pairs, folder = read_pairs(shared_folder("data", "stsb-ccbysa") / "stsb_images_track5.tsv"), model_folder(name)
+
+    with LLM(str(folder), dtype="float32") as llm:
+        ours = similarity(*pairs, our_embed(llm))
+
+    assert abs(ours - similarity(*pairs, their_embed(str(folder), "cpu"))) < 1e-3
+
+
+def test_a_small_collection_is_searched_and_reranked_as_well_as_by_the_library() -> None:
+    whole = read_retrieval(shared_folder("data", "scifact"), max_queries=25)
+    relevant = {name for query in whole.queries for name in whole.relevant[query]}
+    others = [name for name in whole.documents if name not in relevant][:60]
+    data = replace(whole, documents={name: whole.documents[name] for name in (*sorted(relevant), *others)})
+    embedder, reranker = model_folder("default"), model_folder("ms-marco-MiniLM-L12-v2")
+
+    with LLM(str(embedder), dtype="float32") as llm:
+        ranked = rank_by_vectors(data, our_embed(llm))
+    theirs = rank_by_vectors(data, their_embed(str(embedder), "cpu"))
+    with LLM(str(reranker), dtype="float32") as llm:
+        reranked = rerank(data, ranked, our_score(llm), depth=5)
+    their_reranked = rerank(data, theirs, their_score(str(reranker), "cpu"), depth=5)
+
+    assert 0.5 < mean_ndcg(data, ranked) < 1
+    assert abs(mean_ndcg(data, ranked) - mean_ndcg(data, theirs)) < 1e-3
+    assert abs(mean_ndcg(data, reranked) - mean_ndcg(data, their_reranked)) < 1e-3

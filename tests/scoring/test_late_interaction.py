@@ -1,0 +1,131 @@
+"""Late interaction in a real engine: a query is read once, and documents are compared where they are read."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from cenote import LLM, InputTooLong
+from cenote.batch import pack
+from cenote.engine import executor
+from cenote.errors import PoolingError
+from cenote.pooling.pooler import Ask
+from cenote.request import Options, PoolRequest, Scored, ScoreRequest
+from tests.tiny import tiny_modernbert
+
+QUERY = "how big is the old river in berlin?"
+DOCUMENTS = ["the river is big", "a", "the old city of berlin, where people live", "a red bird", "two"] * 9
+
+
+@pytest.fixture(scope="module")
+def colbert(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder: Path = tmp_path_factory.mktemp("colbert")
+    tiny_modernbert(folder)
+    # batches of a few documents, so that one query meets several
+    with LLM(str(folder), dtype="float32", device="cpu", max_num_seqs=4) as llm:
+        yield llm
+
+
+def matrices(llm: LLM, texts: list[str]) -> list[Tensor]:
+    return [output.outputs.data for output in llm.encode(texts, pooling_task="token_embed", use_tqdm=False)]
+
+
+def max_sim(query: Tensor, document: Tensor) -> float:
+    return float((query @ document.T).amax(dim=1).sum())
+
+
+def late(llm: LLM, queries: Any, documents: Any) -> list[float]:
+    outputs = llm.score(queries, documents, score_type="late-interaction", use_tqdm=False)
+    return [output.outputs.score for output in outputs]
+
+
+def test_scores_are_those_of_the_returned_matrices(colbert: LLM) -> None:
+    (query,), documents = matrices(colbert, [QUERY]), matrices(colbert, DOCUMENTS)
+
+    assert late(colbert, QUERY, DOCUMENTS) == pytest.approx([max_sim(query, each) for each in documents], abs=1e-4)
+    backwards = matrices(colbert, DOCUMENTS[::-1])
+    many = [max_sim(one, other) for one, other in zip(backwards, documents, strict=True)]
+    assert late(colbert, DOCUMENTS[::-1], DOCUMENTS) == pytest.approx(many, abs=1e-4)
+
+
+def test_only_numbers_leave_the_device(colbert: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[tuple[int, ...]] = []
+    to_host = executor._to_host
+
+    def noted(values: Tensor) -> Tensor:
+        left.append(tuple(values.shape))
+        return to_host(values)
+
+    monkeypatch.setattr(executor, "_to_host", noted)
+    late(colbert, QUERY, DOCUMENTS)
+
+    rows = [shape for shape in left if len(shape) > 1]
+    assert rows == [(len(colbert.get_tokenizer().encode(QUERY).ids), 32)]  # of the query, and of no document
+    assert sum(shape[0] for shape in left if len(shape) == 1) >= len(DOCUMENTS)
+
+
+def test_a_query_is_read_once(colbert: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[PoolRequest] = []
+    submit = colbert.engine.submit
+
+    def noted(request: PoolRequest, **more: Any) -> Any:
+        asked.append(request)
+        return submit(request, **more)
+
+    monkeypatch.setattr(colbert.engine, "submit", noted)
+    late(colbert, QUERY, DOCUMENTS)
+
+    assert [list(request.inputs) for request in asked] == [[QUERY], DOCUMENTS]
+
+
+def test_a_batch_may_mix_documents_to_compare_and_documents_to_return(colbert: LLM) -> None:
+    pooler, batch = colbert.engine.model.pooler, pack([[7, 8, 9], [10, 11], [12, 13, 14, 15]])
+    hidden = torch.randn(9, 32, generator=torch.Generator().manual_seed(0))
+    one, two = torch.randn(4, 32), torch.randn(2, 32)
+    plain, compared = Ask("token_embed", Options()), Ask("token_embed", Options(), compared=True)
+
+    groups = pooler(hidden, batch, [[compared], [plain], [compared]], [one, None, two])
+
+    assert [(group.ask, group.members) for group in groups] == [(compared, [0, 2]), (plain, [1])]
+    unit = torch.nn.functional.normalize(hidden, dim=-1)
+    assert_close(groups[0].rows, torch.tensor([max_sim(one, unit[:3]), max_sim(two, unit[5:])]))
+    assert_close(groups[1].rows, unit[3:5])
+
+
+def test_a_bad_side_spoils_its_own_pairs_only(colbert: LLM) -> None:
+    def scored(queries: list[str], documents: list[str]) -> list[Scored | PoolingError]:
+        request = ScoreRequest(
+            queries=queries, documents=documents, score_type="late-interaction", keep_going=True, max_tokens_per_doc=5
+        )
+        return asyncio.run(colbert.engine.score(request))
+
+    assert [isinstance(each, Scored) for each in scored(["a"], ["b", "\ud800", "c"])] == [True, False, True]
+    several = scored(["a", "\ud800", "c"], ["a", "b", "\ud800"])
+    assert [isinstance(each, Scored) for each in several] == [True, False, False]
+    assert [isinstance(each, Scored) for each in scored(["\ud800"], ["a", "b"])] == [False, False]
+
+
+def test_an_error_names_the_side_it_is_about(colbert: LLM) -> None:
+    def refused(queries: list[str], documents: list[str]) -> InputTooLong:
+        with pytest.raises(InputTooLong) as caught:
+            late(colbert, queries, documents)
+        return caught.value
+
+    assert refused(["one"], ["two", "word " * 1000]).index == 1
+    of_query = refused(["word " * 1000], ["two"])
+    assert of_query.index is None and of_query.message.startswith("query: ")
+    assert refused(["one", "word " * 1000], ["two", "two"]).message.startswith("query 1: ")
+
+
+def test_time_is_counted_over_both_readings(colbert: LLM) -> None:
+    request = ScoreRequest(queries=[QUERY], documents=DOCUMENTS, score_type="late-interaction")
+
+    colbert.engine.score_sync(request)
+
+    assert request.timing.inference > 0 and request.timing.tokenize > 0

@@ -1,0 +1,296 @@
+"""A listwise reranker, tiny and random: one prompt for all documents, against plain Transformers and a projector."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from safetensors.torch import load_file, save_file
+from starlette.testclient import TestClient
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from cenote import LLM, BadRequest, InputTooLong, PoolingParams, Unsupported
+from cenote.errors import PoolingError
+from cenote.inputs.ranking import without_marks
+from cenote.inputs.render import Limits, Rendered
+from cenote.request import Ranking, Scored, ScoreRequest, Tokenization
+from tests.api.serving import load, refused, serve
+from tests.real.conftest import shared_folder
+from tests.tiny import change_config, save_tiny
+
+QUERY = "how big is berlin?"
+DOCUMENTS = ["the city of berlin is big", "a red fish", "no", "people live in the old city, and in the new one"]
+MARKS = ["<|embed_token|>", "<|rerank_token|>"]
+
+
+def prompt(query: str, documents: list[str], instruction: str | None = None) -> str:
+    lines = [
+        "<|im_start|>system",
+        "You are a search relevance expert who can determine a ranking of the passages based on how relevant they are "
+        "to the query. If the query is a question, how relevant a passage is depends on how well it answers the "
+        "question. If not, try to analyze the intent of the query and assess how well each passage satisfies the "
+        "intent. If an instruction is provided, you should follow the instruction when determining the "
+        "ranking.<|im_end|>",
+        "<|im_start|>user",
+        f"I will provide you with {len(documents)} passages, each indicated by a numerical identifier. Rank the "
+        f"passages based on their relevance to query: {query}",
+    ]
+    lines += ["<instruct>", instruction, "</instruct>"] if instruction else []
+    for number, document in enumerate(documents):
+        lines += [f'<passage id="{number}">', f"{document}<|embed_token|>", "</passage>"]
+    lines += ["<query>", f"{query}<|rerank_token|>", "</query><|im_end|>", "<|im_start|>assistant"]
+    return "\n".join([*lines, "<think>", "", "</think>", "", ""])
+
+
+@dataclass
+class Jina:
+    """A tiny jina-reranker-v3, ours and the reference."""
+
+    folder: Path
+    reference: PreTrainedModel
+    projector: nn.Sequential
+    llm: LLM
+
+    def rows(self, query: str, documents: list[str], instruction: str | None = None) -> Tensor:
+        """The projected states at the marks: of every document, and of the query at last."""
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.folder)
+        ids = torch.tensor([tokenizer(prompt(query, documents, instruction)).input_ids])
+        marked = torch.isin(ids[0], torch.tensor(tokenizer.convert_tokens_to_ids(MARKS)))
+        assert int(marked.sum()) == len(documents) + 1
+        with torch.inference_mode():
+            rows: Tensor = self.projector(self.reference.model(input_ids=ids).last_hidden_state[0, marked])
+        return rows
+
+    def scores(self, query: str, documents: list[str], instruction: str | None = None) -> list[float]:
+        rows = self.rows(query, documents, instruction)
+        cosines: list[float] = F.cosine_similarity(rows[:-1], rows[-1:]).tolist()
+        return cosines
+
+    def length(self, query: str, documents: list[str]) -> int:
+        return len(self.llm.get_tokenizer().encode(prompt(query, documents)).ids)
+
+
+@pytest.fixture(scope="module")
+def jina(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jina]:
+    folder = tmp_path_factory.mktemp("jina")
+    reference = save_tiny(folder, "Qwen3ForCausalLM", max_position_embeddings=900, tie_word_embeddings=True)
+    torch.manual_seed(0)
+    projector = nn.Sequential(nn.Linear(32, 16, bias=False), nn.ReLU(), nn.Linear(16, 12, bias=False))
+    weights, names = folder / "model.safetensors", ("projector.0.weight", "projector.2.weight")
+    own = dict(zip(names, (parameter.data for parameter in projector.parameters()), strict=True))
+    save_file(load_file(weights) | own, weights, metadata={"format": "pt"})
+    change_config(folder, architectures=["JinaForRanking"])
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(MARKS)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with load(folder) as llm:
+        yield Jina(folder, reference, projector, llm)
+
+
+@pytest.fixture
+def client(jina: Jina) -> TestClient:
+    return serve(jina.llm)
+
+
+def scores(llm: LLM, queries: Any, documents: Any, **options: Any) -> list[float]:
+    return [output.outputs.score for output in llm.score(queries, documents, use_tqdm=False, **options)]
+
+
+# scores
+
+
+def test_all_documents_of_a_query_are_read_in_one_prompt(jina: Jina) -> None:
+    outputs = jina.llm.score(QUERY, DOCUMENTS, use_tqdm=False)
+
+    assert [output.outputs.score for output in outputs] == pytest.approx(jina.scores(QUERY, DOCUMENTS), abs=1e-4)
+    whole = jina.llm.get_tokenizer().encode(prompt(QUERY, DOCUMENTS)).ids
+    assert all(output.prompt_token_ids == whole for output in outputs)
+    assert len({output.request_id for output in outputs}) == 1
+
+
+def test_a_document_is_scored_among_the_others(jina: Jina) -> None:
+    alone = [score for document in DOCUMENTS for score in jina.scores(QUERY, [document])]
+
+    assert scores(jina.llm, [QUERY] * 4, DOCUMENTS) == pytest.approx(alone, abs=1e-4)
+    assert scores(jina.llm, QUERY, DOCUMENTS) != pytest.approx(alone, abs=1e-3)
+
+
+def test_it_answers_to_what_others_call_its_kind_of_score(jina: Jina) -> None:
+    expected = pytest.approx(jina.scores(QUERY, DOCUMENTS), abs=1e-4)
+
+    assert jina.llm.engine.about.score_types == ("listwise",)
+    assert scores(jina.llm, QUERY, DOCUMENTS, score_type="late-interaction") == expected
+    assert scores(jina.llm, QUERY, DOCUMENTS, score_type="listwise") == expected
+    with pytest.raises(Unsupported, match="cannot score as 'bi-encoder'; it can: listwise"):
+        scores(jina.llm, QUERY, DOCUMENTS, score_type="bi-encoder")
+
+
+def test_an_instruction_comes_before_the_documents(jina: Jina, client: TestClient) -> None:
+    told = pytest.approx(jina.scores(QUERY, DOCUMENTS, "find the old book"), abs=1e-4)
+
+    assert scores(jina.llm, QUERY, DOCUMENTS, instruction="find the old book") == told
+    params = PoolingParams(extra_kwargs={"chat_template_kwargs": {"instruction": "find the old book"}})
+    assert scores(jina.llm, QUERY, DOCUMENTS, pooling_params=params) == told
+    body = {"query": QUERY, "documents": DOCUMENTS, "instruction": "find the old book"}
+    results = sorted(client.post("/rerank", json=body).json()["results"], key=lambda item: item["index"])
+    assert [item["relevance_score"] for item in results] == told
+
+
+def test_each_side_has_its_own_limit(jina: Jina) -> None:
+    limits = PoolingParams(extra_kwargs={"max_tokens_per_query": 2, "max_tokens_per_doc": 3})
+    cut = ["the city of", "a red fish", "no", "people live in"]
+
+    assert scores(jina.llm, QUERY, DOCUMENTS, pooling_params=limits) == pytest.approx(
+        jina.scores("how big", cut), abs=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a <|embed_token|>red<|rerank_token|> fish",
+        "a red<|embed_<|embed_token|>token|> fish",
+        "a red<|rerank_<|embed_token|>token|> fish",
+    ],
+)
+def test_marks_in_a_text_are_taken_out(text: str, jina: Jina) -> None:
+    assert without_marks(text) == "a red fish"
+    expected = jina.scores("a red fish", ["a red fish", "no"])
+    assert scores(jina.llm, text, [text, "no"]) == pytest.approx(expected, abs=1e-4)
+
+
+# too much for one prompt
+
+
+def in_blocks(jina: Jina, query: str, *blocks: list[str]) -> list[float]:
+    """As the model's authors do it: the query's rows of all prompts, weighed by the best score in each."""
+    rows = [jina.rows(query, block) for block in blocks]
+    weights = torch.stack([(1 + F.cosine_similarity(each[:-1], each[-1:])).max() / 2 for each in rows])
+    mean = sum(weight * each[-1] for weight, each in zip(weights, rows, strict=True)) / weights.sum()
+    return [score for each in rows for score in F.cosine_similarity(each[:-1], mean[None]).tolist()]
+
+
+def test_documents_that_do_not_fit_one_prompt_are_read_in_blocks(jina: Jina) -> None:
+    long = ["the red cat and the old dog " * 30, "a blue bird and a green fish " * 20, "berlin is big " * 50, "no"]
+    room = jina.llm.model_config.max_model_len
+    assert jina.length(QUERY, long[:1]) < room < jina.length(QUERY, long)
+    fits = max(count for count in range(1, 5) if jina.length(QUERY, long[:count]) <= room)
+
+    ours = jina.llm.score(QUERY, long, use_tqdm=False)
+
+    expected = in_blocks(jina, QUERY, long[:fits], long[fits:])
+    assert [output.outputs.score for output in ours] == pytest.approx(expected, abs=1e-4)
+    lengths = {len(output.prompt_token_ids) for output in ours}
+    assert lengths == {jina.length(QUERY, long[:fits]), jina.length(QUERY, long[fits:])}
+
+
+def test_a_smaller_prompt_makes_more_blocks(jina: Jina) -> None:
+    room = jina.length(QUERY, DOCUMENTS) - 10
+    how = {"truncate_prompt_tokens": room}
+
+    ours = scores(jina.llm, QUERY, DOCUMENTS, tokenization_kwargs=how)
+
+    fits = max(count for count in range(1, 5) if jina.length(QUERY, DOCUMENTS[:count]) + count <= room)
+    assert ours == pytest.approx(in_blocks(jina, QUERY, DOCUMENTS[:fits], DOCUMENTS[fits:]), abs=1e-4)
+
+
+def test_a_document_too_long_by_itself_is_refused_or_cut(jina: Jina) -> None:
+    words = "the red cat and the old dog " * 200
+
+    with pytest.raises(InputTooLong, match="maximum context length is 900 tokens") as caught:
+        jina.llm.score(QUERY, ["no", words, "yes"], use_tqdm=False)
+    assert caught.value.index == 1
+    outputs = jina.llm.score(QUERY, ["no", words], tokenization_kwargs={"truncate_prompt_tokens": -1}, use_tqdm=False)
+    kept = 900 - jina.length(QUERY, [""])
+    cut = " ".join(words.split()[:kept])
+    assert outputs[1].prompt_token_ids == jina.llm.get_tokenizer().encode(prompt(QUERY, [cut])).ids
+    assert [output.outputs.score for output in outputs] == pytest.approx(
+        in_blocks(jina, QUERY, ["no"], [cut]), abs=1e-4
+    )
+
+
+def test_a_prompt_that_fails_takes_its_own_documents_along(jina: Jina) -> None:
+    request = ScoreRequest(queries=[QUERY], documents=["no", "the cat " * 600, "yes"], keep_going=True)
+
+    answers = jina.llm.engine.score_sync(request)
+
+    assert [isinstance(answer, Scored) for answer in answers] == [True, False, True]
+    assert isinstance(answers[1], PoolingError)
+
+
+def test_many_documents_in_one_list_give_way_evenly(jina: Jina) -> None:
+    ranking = Ranking(QUERY, ["the cat " * 20, "the dog " * 5, "the bird " * 20])
+    (rendered,) = jina.llm.engine.renderer.render(
+        [ranking], Tokenization(truncate_prompt_tokens=-1), limits=Limits(jina.length(QUERY, [""] * 3) + 40)
+    )
+    expected = prompt(QUERY, ["the cat " * 7 + "the", "the dog " * 5, "the bird " * 7 + "the"])
+
+    assert isinstance(rendered, Rendered) and rendered.kept is not None
+    assert rendered.token_ids.tolist() == jina.llm.get_tokenizer().encode(expected).ids
+    assert int(rendered.kept.sum()) == 4
+
+
+# rows themselves
+
+
+def test_a_list_of_texts_is_documents_and_a_query(jina: Jina, client: TestClient) -> None:
+    (output,) = jina.llm.encode([*DOCUMENTS, QUERY], pooling_task="token_embed", use_tqdm=False)
+    reply = client.post("/pooling", json={"input": [*DOCUMENTS, QUERY]})
+
+    rows = jina.rows(QUERY, DOCUMENTS)
+    assert rows.shape == (5, 12)
+    assert_close(output.outputs.data, rows, atol=1e-4, rtol=0)
+    (answer,) = reply.json()["data"]
+    assert_close(torch.tensor(answer["data"]), rows, atol=1e-4, rtol=0)
+
+
+def test_what_is_no_list_of_texts_is_refused(jina: Jina, client: TestClient) -> None:
+    too_few = "The JinaForRanking model requires at least 2 inputs."
+    with pytest.raises(BadRequest, match=too_few):
+        jina.llm.encode("alone", pooling_task="token_embed", use_tqdm=False)
+    with pytest.raises(Unsupported, match="The JinaForRanking model only supports text as input."):
+        jina.llm.encode([[1, 2], [3, 4]], pooling_task="token_embed", use_tqdm=False)
+    refused(client.post("/pooling", json={"input": "alone"}), too_few, "input")
+    messages = [{"role": "user", "content": "a"}]
+    words = "The JinaForRanking does not support chat Request."
+    refused(client.post("/pooling", json={"messages": messages}), words, "messages")
+
+
+# beside the reference
+
+
+def test_token_counts_are_those_of_the_reference(jina: Jina, tmp_path: Path) -> None:
+    files = shared_folder("tokenizers", "qwen3")
+    shutil.copytree(jina.folder, tmp_path, dirs_exist_ok=True)
+    shutil.copy(files / "tokenizer_config.json", tmp_path / "tokenizer_config.json")
+    tokenizer = tokenizers.Tokenizer.from_file(str(files / "tokenizer.json"))
+    tokenizer.add_special_tokens(MARKS)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.embed_tokens.weight"] = torch.randn(151936, 32)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    change_config(tmp_path, vocab_size=151936)
+    sides = {"query": "What is the capital of France?" * 20, "documents": ["The capital of France is Paris. " * 20]}
+
+    with load(tmp_path) as llm:
+        client = serve(llm)
+        counts = [
+            client.post("/rerank", json=sides | limits).json()["usage"]["prompt_tokens"]
+            for limits in (
+                {},
+                {"max_tokens_per_query": 10},
+                {"max_tokens_per_doc": 10},
+                {"max_tokens_per_query": 10, "max_tokens_per_doc": 10},
+            )
+        ]
+
+    assert counts == [567, 308, 436, 177]

@@ -1,0 +1,459 @@
+"""Rerankers made of language models, tiny and random, from their own files: the prompt, the answer, what is cut."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from sentence_transformers import CrossEncoder
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from cenote import LLM, BadRequest, InputTooLong, PoolingParams
+from cenote.cli.inspect import table
+from cenote.config import EngineConfig
+from cenote.loading.describe import describe
+from tests.api.serving import add_chat_template, load, serve
+from tests.real.conftest import shared_folder
+from tests.tiny import change_config, save_tiny
+
+QUERY = "how big is berlin?"
+DOCUMENTS = ["the city of berlin is big", "a red fish", "no", "people live in the old city, and in the new one"]
+TASK = "find the old book"
+TAIL = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+def qwen3(query: str, document: str, instruction: str | None = None) -> str:
+    instruction = instruction or "Given a web search query, retrieve relevant passages that answer the query"
+    return (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
+def mxbai(query: str, document: str, instruction: str | None = None) -> str:
+    told = f"instruction: {instruction}\n" if instruction else ""
+    return (
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+        f"<|im_start|>user\n{told}query: {query}\ndocument: {document}\n"
+        "You are a search relevance expert who evaluates how well documents match search queries. For each "
+        "query-document pair, carefully analyze the semantic relationship between them, then provide your binary "
+        "relevance judgment (0 for not relevant, 1 for relevant).\nRelevance:<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def gemma(query: str, document: str, instruction: str | None = None) -> str:
+    return (
+        f"A: {query}\nB: {document}\nGiven a query A and a passage B, determine whether the passage contains an answer "
+        "to the query by providing a prediction of either 'Yes' or 'No'."
+    )
+
+
+def nemotron(query: str, document: str, instruction: str | None = None) -> str:
+    return f"question:{query} \n \n passage:{document}"
+
+
+@dataclass(frozen=True)
+class Kind:
+    model: str
+    prompt: Any
+    tokens: list[str]
+    overrides: dict[str, Any]
+
+
+KINDS = {
+    "Qwen3-Reranker-0.6B": Kind(
+        "Qwen3ForCausalLM",
+        qwen3,
+        ["no", "yes"],
+        {
+            "architectures": ["Qwen3ForSequenceClassification"],
+            "classifier_from_token": ["no", "yes"],
+            "is_original_qwen3_reranker": True,
+        },
+    ),
+    "mxbai-rerank-base-v2": Kind(
+        "Qwen2ForCausalLM",
+        mxbai,
+        ["0", "1"],
+        {
+            "architectures": ["Qwen2ForSequenceClassification"],
+            "classifier_from_token": ["0", "1"],
+            "method": "from_2_way_softmax",
+        },
+    ),
+    "bge-reranker-v2-gemma": Kind(
+        "GemmaForCausalLM",
+        gemma,
+        ["Yes"],
+        {
+            "architectures": ["GemmaForSequenceClassification"],
+            "classifier_from_token": ["Yes"],
+            "method": "no_post_processing",
+        },
+    ),
+}
+
+
+def saved(folder: Path, model: str, **changes: Any) -> PreTrainedModel:
+    """A language model with room for long prompts, which has a token `Yes`."""
+    folder.mkdir(exist_ok=True)
+    reference = save_tiny(folder, model, max_position_embeddings=1024, **changes)
+    file = folder / "tokenizer.json"
+    tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    tokenizer.add_tokens(["Yes"])
+    tokenizer.save(str(file))
+    return reference
+
+
+def answers(reference: PreTrainedModel, folder: Path, kind: Kind, instruction: str | None = None) -> list[float]:
+    """By the logits that Transformers' language model gives the answers after the prompt, one pair at a time."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    scores = []
+    for document in DOCUMENTS:
+        inputs = tokenizer(kind.prompt(QUERY, document, instruction), return_tensors="pt", return_token_type_ids=False)
+        with torch.inference_mode():
+            logits = reference(**inputs).logits[0, -1, tokenizer.convert_tokens_to_ids(kind.tokens)]
+        scores.append((logits.softmax(-1)[1] if len(logits) == 2 else logits[0].sigmoid()).item())
+    return scores
+
+
+def scores(llm: LLM, **options: Any) -> list[float]:
+    return [output.outputs.score for output in llm.score(QUERY, DOCUMENTS, use_tqdm=False, **options)]
+
+
+# from their own files
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_reranker_answers_as_the_language_model_after_its_prompt(name: str, tied: bool, tmp_path: Path) -> None:
+    kind, folder = KINDS[name], tmp_path / name
+    reference = saved(folder, kind.model, tie_word_embeddings=tied)
+    expected = answers(reference, folder, kind)
+
+    with load(folder) as llm:
+        plain = scores(llm)
+    with load(folder, hf_overrides=kind.overrides) as llm:
+        overridden = scores(llm)
+
+    assert plain == pytest.approx(expected, abs=1e-4)
+    assert overridden == pytest.approx(expected, abs=1e-4)
+    assert max(expected) - min(expected) > 1e-3
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_overrides_alone_bring_the_prompt_along(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    reference = saved(tmp_path, kind.model)
+
+    with load(tmp_path, hf_overrides=kind.overrides) as llm:
+        assert scores(llm) == pytest.approx(answers(reference, tmp_path, kind), abs=1e-4)
+
+
+def test_without_a_template_the_document_follows_the_query(tmp_path: Path) -> None:
+    kind = KINDS["Qwen3-Reranker-0.6B"]
+    reference = saved(tmp_path, kind.model)
+    bare = Kind(kind.model, lambda query, document, instruction: query + document, kind.tokens, {})
+
+    with load(tmp_path, hf_overrides=kind.overrides, score_template="none") as llm:
+        assert scores(llm) == pytest.approx(answers(reference, tmp_path, bare), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "prompt"),
+    [
+        ("Qwen3ForSequenceClassification", "Qwen3-Reranker-0.6B-seq-cls", qwen3),
+        ("Qwen2ForSequenceClassification", "mxbai-rerank-large-v2-seq", mxbai),
+    ],
+)
+def test_a_converted_checkpoint_keeps_the_prompt(model: str, name: str, prompt: Any, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    reference = saved(folder, model, num_labels=1)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    expected = []
+    for document in DOCUMENTS:
+        inputs = tokenizer(prompt(QUERY, document), return_tensors="pt", return_token_type_ids=False)
+        expected.append(reference(**inputs).logits[0, 0].sigmoid().item())
+
+    with load(folder) as llm:
+        assert scores(llm) == pytest.approx(expected, abs=1e-4)
+
+
+def test_nemotron_reads_both_ways_and_pools_the_mean(tmp_path: Path) -> None:
+    reference = saved(tmp_path, "LlamaForSequenceClassification", num_labels=1)
+    change_config(
+        tmp_path,
+        architectures=["LlamaBidirectionalForSequenceClassification"],
+        model_type="llama_bidirec",
+        pooling="avg",
+    )
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for layer in reference.model.layers:
+        layer.self_attn.is_causal = False
+    expected = []
+    for document in DOCUMENTS:
+        ids = tokenizer(nemotron(QUERY, document), return_tensors="pt").input_ids
+        everything = torch.zeros(1, 1, ids.shape[1], ids.shape[1])  # added to the scores: nothing is hidden
+        with torch.inference_mode():
+            states = reference.model(input_ids=ids, attention_mask=everything).last_hidden_state
+        head: Any = reference.score
+        expected.append(head(states.mean(dim=1)).sigmoid().item())
+
+    with load(tmp_path) as llm:
+        assert scores(llm) == pytest.approx(expected, abs=1e-4)
+
+
+# the files of Sentence Transformers
+
+PAIR_TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}! {% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'query' %}query: {{ m.content }}{% endif %}"
+    "{% if m.role == 'document' %} passage: {{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %} is it good?{% endif %}"
+)
+
+
+@pytest.mark.parametrize("false_token", [True, False])
+@pytest.mark.parametrize("prompts", [{}, {"prompts": {"web": TASK}, "default_prompt_name": "web"}])
+@pytest.mark.parametrize("activation", [nn.Sigmoid(), nn.Identity()])
+def test_a_cross_encoder_of_a_language_model_scores_as_in_sentence_transformers(
+    prompts: dict[str, Any], activation: nn.Module, false_token: bool, tmp_path: Path
+) -> None:
+    base, whole = tmp_path / "base", tmp_path / "whole"
+    saved(base, "Qwen3ForCausalLM")
+    add_chat_template(base, PAIR_TEMPLATE)
+    reference = CrossEncoder(str(base), device="cpu", activation_fn=activation, **prompts)
+    reference[0].processing_kwargs = {"chat_template": {"add_generation_prompt": True}}
+    if not false_token:
+        reference[1].false_token_id = None
+    reference.save(str(whole), create_model_card=False)
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+
+    with load(whole) as llm:
+        assert scores(llm) == pytest.approx(reference.predict(pairs).tolist(), abs=1e-4)
+        told = reference.predict(pairs, prompt="search the river").tolist()
+        assert scores(llm, instruction="search the river") == pytest.approx(told, abs=1e-4)
+
+
+def test_a_known_reranker_gives_a_probability_whatever_its_files_make_of_it(tmp_path: Path) -> None:
+    base, whole = tmp_path / "base", tmp_path / "Qwen3-Reranker-0.6B"
+    saved(base, "Qwen3ForCausalLM")
+    add_chat_template(base, PAIR_TEMPLATE)
+    reference = CrossEncoder(str(base), device="cpu", activation_fn=nn.Identity())
+    reference.save(str(whole), create_model_card=False)
+    logits = torch.tensor(reference.predict([(QUERY, document) for document in DOCUMENTS]))
+
+    with load(whole) as llm:
+        assert scores(llm) == pytest.approx(logits.sigmoid().tolist(), abs=1e-4)
+        raw = scores(llm, pooling_params=PoolingParams(use_activation=False))
+        assert raw == pytest.approx(logits.tolist(), abs=1e-4)
+
+
+# instructions
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hub") / "Qwen3-Reranker-0.6B"
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> PreTrainedModel:
+    return saved(folder, "Qwen3ForCausalLM")
+
+
+@pytest.fixture(scope="module")
+def reranker(folder: Path, reference: PreTrainedModel) -> Iterator[LLM]:
+    with load(folder) as llm:
+        yield llm
+
+
+def test_an_instruction_says_what_is_relevant(reranker: LLM, reference: PreTrainedModel, folder: Path) -> None:
+    kind = KINDS["Qwen3-Reranker-0.6B"]
+    told = answers(reference, folder, kind, TASK)
+
+    assert scores(reranker, instruction=TASK) == pytest.approx(told, abs=1e-4)
+    for name in ("instruction", "instruct"):
+        params = PoolingParams(extra_kwargs={"chat_template_kwargs": {name: TASK}})
+        assert scores(reranker, pooling_params=params) == pytest.approx(told, abs=1e-4)
+    assert told != pytest.approx(answers(reference, folder, kind), abs=1e-3)
+
+
+def test_mxbai_is_told_before_the_query(tmp_path: Path) -> None:
+    kind = KINDS["mxbai-rerank-base-v2"]
+    folder = tmp_path / "mxbai-rerank-base-v2"
+    reference = saved(folder, kind.model)
+
+    with load(folder) as llm:
+        assert scores(llm, instruction=TASK) == pytest.approx(answers(reference, folder, kind, TASK), abs=1e-4)
+
+
+def test_a_model_that_is_not_told_anything_answers_all_the_same(llm: LLM, tmp_path: Path) -> None:
+    kind = KINDS["bge-reranker-v2-gemma"]
+    folder = tmp_path / "bge-reranker-v2-gemma"
+    saved(folder, kind.model)
+
+    with load(folder) as gemma_llm:
+        assert scores(gemma_llm, instruction=TASK) == scores(gemma_llm)
+    assert scores(llm, instruction=TASK) == pytest.approx(scores(llm), abs=1e-6)
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"])
+def test_every_route_takes_an_instruction(path: str, reranker: LLM, reference: PreTrainedModel, folder: Path) -> None:
+    kind = KINDS["Qwen3-Reranker-0.6B"]
+    client, sides = serve(reranker), {"query": QUERY, "documents": DOCUMENTS}
+    if "score" in path:
+        sides = {"queries": QUERY, "documents": DOCUMENTS}
+
+    def asked(**more: Any) -> list[float]:
+        reply = client.post(path, json=sides | more)
+        assert reply.status_code == 200, reply.text
+        if "score" in path:
+            return [item["score"] for item in reply.json()["data"]]
+        ranked = sorted(reply.json()["results"], key=lambda item: item["index"])
+        return [item["relevance_score"] for item in ranked]
+
+    assert asked() == pytest.approx(answers(reference, folder, kind), abs=1e-4)
+    told = pytest.approx(answers(reference, folder, kind, TASK), abs=1e-4)
+    assert asked(instruction=TASK) == told
+    assert asked(chat_template_kwargs={"instruct": TASK}) == told
+    assert asked(instruction="a song", chat_template_kwargs={"instruction": TASK}) == told
+
+
+# whose template it is
+
+
+def test_a_template_of_the_call_or_the_engine_comes_first(
+    reranker: LLM, reference: PreTrainedModel, folder: Path, tmp_path: Path
+) -> None:
+    text = "query: {{ messages[0].content }} passage: {{ messages[1].content }}!"
+    own = Kind("", lambda query, document, instruction: f"query: {query} passage: {document}!", ["no", "yes"], {})
+    expected = pytest.approx(answers(reference, folder, own), abs=1e-4)
+    (tmp_path / "own.jinja").write_text(text)
+
+    assert scores(reranker, chat_template=text) == expected
+    for options in (
+        {"chat_template": text},
+        {"score_template": str(tmp_path / "own.jinja")},
+        {"score_template": text, "chat_template": "{{ messages[0].content }}"},
+        {"score_template": "none", "chat_template": text, "hf_overrides": KINDS["Qwen3-Reranker-0.6B"].overrides},
+    ):
+        with load(folder, **options) as llm:
+            assert scores(llm) == expected
+
+
+def test_a_renamed_reranker_is_one_by_the_name_of_its_template(
+    reference: PreTrainedModel, folder: Path, tmp_path: Path
+) -> None:
+    renamed = tmp_path / "mine"
+    shutil.copytree(folder, renamed)
+
+    with load(renamed) as llm:
+        assert llm.supported_tasks == ("embed", "token_embed")
+    with load(renamed, score_template="qwen3_reranker") as llm:
+        expected = answers(reference, folder, KINDS["Qwen3-Reranker-0.6B"])
+        assert scores(llm) == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(BadRequest, match=r"score_template 'qwen3' is neither .*there are also: auto, none, qwen3_rer"):
+        load(renamed, score_template="qwen3")
+
+
+# what is cut
+
+
+def ids_of(llm: LLM, text: str) -> list[int]:
+    return llm.get_tokenizer().encode(text).ids
+
+
+def test_the_document_gives_way_and_the_template_stays_whole(reranker: LLM) -> None:
+    words = "the red cat and the old dog " * 40
+    head, tail = ids_of(reranker, qwen3(QUERY, "")[: -len(TAIL)]), ids_of(reranker, TAIL)
+    frame = len(ids_of(reranker, qwen3(QUERY, "")))
+    assert frame == len(head) + len(tail)
+
+    def read(text: str, **how: Any) -> Any:
+        (output,) = reranker.score(QUERY, text, tokenization_kwargs=how, use_tqdm=False)
+        return output
+
+    whole, cut = read(words), read(words, truncate_prompt_tokens=frame + 9)
+    assert cut.prompt_token_ids == ids_of(reranker, qwen3(QUERY, " ".join(words.split()[:9])))
+    assert cut.prompt_token_ids[: len(head)] == head and cut.prompt_token_ids[-len(tail) :] == tail
+    assert len(whole.prompt_token_ids) == frame + len(words.split())
+    left = read(words, truncate_prompt_tokens=frame + 9, truncation_side="left")
+    assert left.prompt_token_ids == ids_of(reranker, qwen3(QUERY, " ".join(words.split()[-9:])))
+    assert read("two", truncate_prompt_tokens=-1).prompt_token_ids == ids_of(reranker, qwen3(QUERY, "two"))
+
+
+def test_after_the_document_the_query_gives_way_and_the_template_never_does(reranker: LLM) -> None:
+    words = "the red cat and the old dog " * 40
+    frame = len(ids_of(reranker, qwen3("", "")))
+
+    (output,) = reranker.score(words, "two", tokenization_kwargs={"truncate_prompt_tokens": frame + 5}, use_tqdm=False)
+    assert output.prompt_token_ids == ids_of(reranker, qwen3(" ".join(words.split()[:5]), ""))
+    with pytest.raises(InputTooLong, match=f"the template around query and document has {frame} tokens by itself"):
+        reranker.score(words, "two", tokenization_kwargs={"truncate_prompt_tokens": frame - 1}, use_tqdm=False)
+    with pytest.raises(InputTooLong, match="maximum context length is 1024 tokens"):
+        reranker.score(QUERY, words * 5, use_tqdm=False)
+
+
+def test_a_reply_tells_what_was_cut(reranker: LLM) -> None:
+    words = "the red cat and the old dog " * 2000
+    body = {"query": QUERY, "documents": [words, "two"], "return_token_counts": True}
+
+    reply = serve(reranker).post("/v2/rerank", json=body)
+
+    counts = {item["index"]: item["token_counts"] for item in reply.json()["results"]}
+    assert counts[0]["used"] == 1024 < counts[0]["given"]
+    assert counts[1]["used"] == counts[1]["given"] == len(ids_of(reranker, qwen3(QUERY, "two")))
+    assert reply.headers["x-truncated-inputs"] == "1"
+
+
+def test_each_side_has_its_own_limit_inside_the_template(reranker: LLM) -> None:
+    limits = PoolingParams(extra_kwargs={"max_tokens_per_query": 2, "max_tokens_per_doc": 3})
+
+    (output,) = reranker.score("the old city", "a red fish and a bird", pooling_params=limits, use_tqdm=False)
+
+    assert output.prompt_token_ids == ids_of(reranker, qwen3("the old", "a red fish"))
+
+
+def test_token_counts_are_those_of_the_reference(tmp_path: Path) -> None:
+    files = shared_folder("tokenizers", "qwen3")
+    save_tiny(tmp_path, "Qwen3ForCausalLM", max_position_embeddings=1024, vocab_size=151936)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(files / file, tmp_path / file)
+    sides = {"query": "What is the capital of France?" * 20, "documents": ["The capital of France is Paris. " * 20]}
+
+    with load(tmp_path, score_template="qwen3_reranker") as llm:
+        client = serve(llm)
+        counts = [
+            client.post("/rerank", json=sides | limits).json()["usage"]["prompt_tokens"]
+            for limits in (
+                {},
+                {"max_tokens_per_query": 10},
+                {"max_tokens_per_doc": 10},
+                {"max_tokens_per_query": 10, "max_tokens_per_doc": 10},
+            )
+        ]
+
+    assert counts == [352, 223, 221, 92]
+
+
+# what is said of it
+
+
+def test_inspection_says_what_was_recognised_and_by_what(folder: Path, reference: PreTrainedModel) -> None:
+    rows = {name: (value, source) for name, value, source in table(describe(EngineConfig(model=str(folder))))}
+
+    assert rows["used as"] == ("sequence", "the name Qwen3-Reranker-0.6B")
+    assert rows["labels"] == ("1", "the name Qwen3-Reranker-0.6B")
+    assert rows["score template"] == ("qwen3_reranker", "the name Qwen3-Reranker-0.6B")
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
