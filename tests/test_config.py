@@ -184,7 +184,7 @@ def test_options_of_other_machinery_are_taken_and_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("tensor_parallel_size", 2), ("quantization", "awq"), ("enable_lora", True)]
+    ("name", "value"), [("tensor_parallel_size", 2), ("quantization", "awq")]
 )
 def test_options_that_would_change_the_answer_are_refused(name: str, value: Any) -> None:
     with pytest.raises(LoadError, match=f"{name}={value!r} is not available"):

@@ -474,7 +474,7 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) 
     change_config(tmp_path, architectures=["MambaModel"])
 
     with pytest.raises(LoadError, match=r"no architecture of \['MambaModel'\] is known; there are: Bert\*"):
-        LLM(str(tmp_path))
+        LLM(str(tmp_path), model_impl="cenote")
 
 
 @pytest.mark.parametrize(

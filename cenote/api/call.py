@@ -107,7 +107,7 @@ class Call:
     def _adapter(self, asked: Adapter) -> Adapter:
         if self.adapter is not None and asked not in (None, self.adapter):
             raise BadRequest(f"model is the adapter {self.adapter!r}, adapter is {asked!r}; give one", param="adapter")
-        return asked if self.adapter is None else self.adapter  # type: ignore[return-value]  # a name fits both
+        return asked if self.adapter is None else self.adapter
 
     def identity(self, prefix: str) -> str:
         return f"{prefix}-{self.request_id}"

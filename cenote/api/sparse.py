@@ -89,5 +89,6 @@ async def _names(call: Call, vectors: Sequence[Floats]) -> list[list[str] | None
     strings = tokenized.strings or []
     ends = np.cumsum([len(rows) for rows in vectors]).tolist()
     return [
-        [strings[place] for place in at[end - len(rows) : end].tolist()] for rows, end in zip(vectors, ends, strict=True)
+        [strings[place] for place in at[end - len(rows) : end].tolist()]
+        for rows, end in zip(vectors, ends, strict=True)
     ]

@@ -10,15 +10,17 @@ from cenote.models.guide import Row, rows
 PAGE = """\
 # Models
 
-Every architecture that Cenote knows by the name in a model's `config.json`. `cenote models --markdown` writes this page.
-An architecture that is not here still runs, slower, where the Transformers library knows it.
+Every architecture that Cenote knows, by the name in a model's `config.json`. An architecture that is not here still
+runs, slower, where the Transformers library knows it. `cenote models --markdown` writes this page.
 
-The files of a model decide before its name: with Sentence Transformers' files any of them embeds, with ColBERT's it gives a vector for
-every token, with SPLADE's a sparse one. A language model (`ForCausalLM` and the like) embeds, and classifies by answer tokens where its
-files or the flags say so. How it then scores pairs is in [offline.md](offline.md).
+The files of a model are asked before its name: with those of Sentence Transformers any of them embeds, with those of a
+ColBERT it gives a vector for every token, with those of SPLADE a sparse one. A language model (`ForCausalLM` and the
+like) embeds; where its files or an option name answer tokens it classifies and reranks.
 
-The last column says what the tests compare its numbers with: always float32, tiny random weights in the checkpoint's own layout, within
-1e-4. What it says of vLLM was measured once, on its CPU build: the largest difference of any number of any answer.
+The last column says what its numbers are compared with. The tests do so in float32 with tiny random weights in the
+layout of the published checkpoint, and allow 1e-4. Beside vLLM it was run once, on its CPU build: given is the largest
+difference of any number of any answer. For LFM2 and DeepSeek that was with its plain rotary code, because its CPU
+kernel misreads their tensors.
 
 | architecture | models | tasks | compared with |
 |---|---|---|---|
@@ -40,7 +42,9 @@ def page(shown: Sequence[Row]) -> str:
 def table(shown: Sequence[Row]) -> str:
     cells = [(row.name, ", ".join(_tasks(row)), row.models) for row in shown]
     widths = [max((len(row[column]) for row in cells), default=0) for column in (0, 1)]
-    return "".join(f"{name:<{widths[0]}}  {tasks:<{widths[1]}}  {known}".rstrip() + "\n" for name, tasks, known in cells)
+    return "".join(
+        f"{name:<{widths[0]}}  {tasks:<{widths[1]}}  {known}".rstrip() + "\n" for name, tasks, known in cells
+    )
 
 
 def _tasks(row: Row) -> tuple[str, ...]:

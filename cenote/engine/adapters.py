@@ -26,7 +26,8 @@ class Lending:
         if self.loaded is None:
             if asked is None:
                 return [None] * num_inputs
-            raise BadRequest(f"adapter {asked!r} was asked for, but this model has none", param="adapter")
+            first = asked if isinstance(asked, str) else next((name for name in asked if name), None)
+            raise Unsupported(f"Got lora_request {first} but LoRA is not enabled!", param="adapter")
         if asked is None or isinstance(asked, str):
             asked = [asked] * num_inputs
         if len(asked) != num_inputs:

@@ -29,7 +29,7 @@ from cenote.engine.watchdog import Watchdog
 from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError, Unsupported
 from cenote.inputs.chat import ChatSettings
 from cenote.inputs.instructions import Instruction
-from cenote.inputs.pairs import check_template_kwargs
+from cenote.inputs.pairs import check_template_kwargs, reads_both
 from cenote.inputs.ranking import as_ranking
 from cenote.inputs.render import Limits, Renderer, check_lengths
 from cenote.inputs.tokenizer import Cut, Tokenizer
@@ -48,6 +48,7 @@ from cenote.request import (
     Ranking,
     Scored,
     ScoreRequest,
+    ScoreTemplate,
     Tagged,
     Task,
     Tokenized,
@@ -93,7 +94,7 @@ class PoolingEngine:
             pairs_with_separator=bool(
                 description.config.get("use_sep_token", description.architecture.pairs_with_separator)
             ),
-            score_template=description.score_template.value if description.score_template else None,
+            score_template=self._score_template(),
             prompt_embeds=config.enable_prompt_embeds,
             skip_prompt=not self.plan.include_prompt,
             chat=ChatSettings(
@@ -144,16 +145,26 @@ class PoolingEngine:
         for part in (self.loop, self.intake, self.watchdog):
             part.thread.start()
         logger.info("Supported pooling tasks: %s", ", ".join(self.plan.tasks))
-        if (template := description.score_template) is not None and "cross-encoder" in self.scorable.score_types:
-            logger.info(
-                "Query and document are joined by the template %s (from %s); --score-template says otherwise",
-                template.value.name,
-                template.source,
-            )
 
     @classmethod
     def load(cls, config: EngineConfig) -> PoolingEngine:
         return cls(load(config), config)
+
+    def _score_template(self) -> ScoreTemplate | None:
+        """What joins query and document, told to whoever looks after the server."""
+        description = self.model.description
+        if description.score_template is None or description.kind.value != "sequence" or description.num_labels > 1:
+            return None
+        template, source = description.score_template.value, description.score_template.source
+        if template.has_system and not reads_both(template, self.model.tokenizer.special_tokens):
+            logger.warning(
+                "%s sends query and document through the chat template, which drops them; they are joined without it. "
+                "--score-template gives another",
+                source,
+            )
+            return None
+        logger.info("Query and document are joined by the template %s (from %s)", template.name, source)
+        return template
 
     async def pool(self, request: PoolRequest) -> Answers:
         """Answers in the order of the inputs. A caller that is cancelled takes its waiting work along."""

@@ -11,7 +11,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 import orjson
 
-from cenote.files.answers import Answers, Floats, Layout
+from cenote.files.answers import Answers, Layout
 from cenote.files.part import Part, remove
 
 HEADER_BYTES = 128

@@ -41,6 +41,15 @@ def joined_text(
     return run_template(template.text, variables, name="score", num_chars=sum(map(len, contents.values())))
 
 
+def reads_both(template: ScoreTemplate, special_tokens: Mapping[str, str]) -> bool:
+    """Whether query and document change what it writes: the chat template of a conversation drops such roles."""
+    pairs = (Pair("0", "0"), Pair("1", "0"), Pair("0", "1"))
+    try:
+        return len({joined_text(pair, special_tokens, template) for pair in pairs}) == len(pairs)
+    except BadRequest:
+        return False
+
+
 def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
     if reserved := RESERVED & set(kwargs):
         raise BadRequest(

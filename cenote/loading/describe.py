@@ -15,7 +15,7 @@ from cenote.loading.checkpoint import Checkpoint, find_checkpoint
 from cenote.loading.colbert import LateInteraction, read_late_interaction
 from cenote.loading.convert import TokenLabels
 from cenote.loading.default_model import default_model, with_ways_to_get_it
-from cenote.loading.fallback import INSTALL, fallback_entry, is_available
+from cenote.loading.fallback import INSTALL, fallback_entry, is_available, knows
 from cenote.loading.hf_config import (
     architectures,
     has_native_bf16,
@@ -200,6 +200,8 @@ def _entry(options: EngineConfig, config: HFConfig) -> Entry:
             raise
         if not is_available():
             raise LoadError(f"{error.message}. The Transformers library may run it: {INSTALL}") from None
+        if not knows(names, config):
+            raise
         return fallback_entry(names, config.source)
 
 

@@ -32,6 +32,12 @@ def is_available() -> bool:
     return find_spec("transformers") is not None
 
 
+def knows(names: list[str], config: HFConfig) -> bool:
+    """Whether the installed library has a model of that name and type."""
+    library: Any = import_module("transformers")
+    return config.get("model_type") in library.CONFIG_MAPPING and any(hasattr(library, name) for name in names)
+
+
 def fallback_entry(names: list[str], source: str) -> Entry:
     """An architecture that the library may know, as if it were one of ours."""
     if not names:

@@ -1,4 +1,4 @@
-"""For people who choose a model: what every architecture's name is known from, and what its numbers were compared with."""
+"""For people who choose a model: some of every architecture, and what its numbers were compared with."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ FAMILIES = {
         ENCODER,
         TRANSFORMERS,
         {
-            "Model": "intfloat/multilingual-e5-large, Snowflake/snowflake-arctic-embed-l-v2.0, BAAI/bge-m3 (three kinds "
-            "of vectors, by its files), jinaai/jina-embeddings-v3 (rotary, five adapters)",
+            "Model": "intfloat/multilingual-e5-large, Snowflake/snowflake-arctic-embed-l-v2.0, "
+            "BAAI/bge-m3 (three kinds of vectors, by its files), jinaai/jina-embeddings-v3 (rotary, five adapters)",
             "ForSequenceClassification": "BAAI/bge-reranker-v2-m3, jinaai/jina-reranker-v2-base-multilingual",
             "ForTokenClassification": "Davlan/xlm-roberta-base-ner-hrl",
             "ForMaskedLM": "FacebookAI/xlm-roberta-base",
@@ -176,11 +176,12 @@ FAMILIES = {
         DECODER,
         TRANSFORMERS,
         {
-            "Model": "intfloat/e5-mistral-7b-instruct, Salesforce/SFR-Embedding-Mistral, Linq-AI-Research/Linq-Embed-Mistral"
+            "Model": "intfloat/e5-mistral-7b-instruct, Salesforce/SFR-Embedding-Mistral, "
+            "Linq-AI-Research/Linq-Embed-Mistral"
         },
     ),
-    "Ministral": Family(DECODER, TRANSFORMERS),
-    "MistralBidirectional": Family(("Model",), "Transformers' Llama without its mask"),
+    "Ministral": Family(DECODER, TRANSFORMERS, {"ForCausalLM": "mistralai/Ministral-8B-Instruct-2410"}),
+    "MistralBidirectional": Family(("Model",), "as LlamaBidirectionalModel, which it is but for the name"),
     "Aquila": Family(LANGUAGE, RENAMED, {"ForCausalLM": "BAAI/AquilaChat-7B"}),
     "Cwm": Family(LANGUAGE, TRANSFORMERS, {"ForCausalLM": "facebook/cwm"}),
     "InternLM": Family(LANGUAGE, RENAMED, {"ForCausalLM": "internlm/internlm-7b"}),
@@ -188,7 +189,7 @@ FAMILIES = {
     "LLaMA": Family(LANGUAGE, RENAMED),
     "Xverse": Family(LANGUAGE, RENAMED, {"ForCausalLM": "xverse/XVERSE-7B-Chat"}),
     "DeciLM": Family(LANGUAGE, RENAMED, {"ForCausalLM": "Deci/DeciLM-7B, nvidia/Llama-3_1-Nemotron-51B-Instruct"}),
-    "TeleChat": Family(LANGUAGE, RENAMED),
+    "TeleChat": Family(LANGUAGE, "as TeleChat2ForCausalLM, which it is but for the name"),
     "TeleChat2": Family(LANGUAGE, RENAMED, {"ForCausalLM": "Tele-AI/TeleChat2-3B"}),
     "Granite": Family(LANGUAGE, TRANSFORMERS, {"ForCausalLM": "ibm-granite/granite-3.3-2b-instruct"}),
     "Qwen2": Family(
@@ -227,16 +228,22 @@ FAMILIES = {
         RENAMED,
         {"ForCausalLM": "internlm/internlm2-1_8b", "ForRewardModel": "internlm/internlm2-1_8b-reward"},
     ),
-    "Olmo": Family((*LANGUAGE, "ForSequenceClassification"), TRANSFORMERS, {"ForCausalLM": "allenai/OLMo-1B-hf"}),
-    "Olmo2": Family((*LANGUAGE, "ForSequenceClassification"), TRANSFORMERS, {"ForCausalLM": "allenai/OLMo-2-0425-1B"}),
-    "Olmo3": Family((*LANGUAGE, "ForSequenceClassification"), TRANSFORMERS, {"ForCausalLM": "allenai/Olmo-3-1025-7B"}),
-    "Glm": Family(DECODER, TRANSFORMERS, {"ForCausalLM": "zai-org/glm-4-9b-hf"}),
+    "Olmo": Family((*LANGUAGE, "ForSequenceClassification"), TRANSFORMERS, {"ForCausalLM": "allenai/OLMo-7B-hf"}),
+    "Olmo2": Family((*LANGUAGE, "ForSequenceClassification"), TRANSFORMERS, {"ForCausalLM": "allenai/OLMo-2-1124-7B"}),
+    "Olmo3": Family(
+        (*LANGUAGE, "ForSequenceClassification"), TRANSFORMERS, {"ForCausalLM": "allenai/Olmo-3-7B-Instruct"}
+    ),
+    "Glm": Family(DECODER, TRANSFORMERS, {"ForCausalLM": "THUDM/glm-4-9b-chat-hf"}),
     "Lfm2": Family(
         LANGUAGE,
         TRANSFORMERS,
-        {"Model": "LiquidAI/LFM2-ColBERT-350M (ColBERT, by its files)", "ForCausalLM": "LiquidAI/LFM2-350M"},
+        {"Model": "LiquidAI/LFM2-ColBERT-350M (ColBERT, by its files)", "ForCausalLM": "LiquidAI/LFM2-1.2B"},
     ),
-    "Lfm2Bidirectional": Family(("Model",), "Transformers' LFM2 without its masks"),
+    "Lfm2Bidirectional": Family(
+        ("Model",),
+        "Transformers' LFM2 without its masks",
+        {"Model": "LiquidAI/LFM2.5-Embedding-350M, LiquidAI/LFM2.5-ColBERT-350M (ColBERT, by its files)"},
+    ),
     "Jamba": Family(
         (*LANGUAGE, "ForSequenceClassification"),
         TRANSFORMERS,
@@ -291,7 +298,56 @@ ALSO = {
 
 # the largest difference from vLLM's answers: tiny random float32 checkpoints on its CPU build
 VLLM = {
-    "BertModel": 2e-7,
+    "BertModel": "2e-7",
+    "BertForSequenceClassification": "1e-6",
+    "BertForTokenClassification": "2e-6",
+    "BertForMaskedLM": "5e-6",
+    "BertSpladeSparseEmbeddingModel": "2e-6",
+    "RobertaModel": "2e-7",
+    "RobertaForSequenceClassification": "9e-7",
+    "RobertaForTokenClassification": "2e-6",
+    "XLMRobertaModel": "5e-7",  # rotary, with its adapters
+    "XLMRobertaForSequenceClassification": "2e-6",
+    "ModernBertModel": "7e-7",
+    "ModernBertForSequenceClassification": "5e-6",
+    "ModernBertForTokenClassification": "5e-6",
+    "NomicBertModel": "3e-7",  # also where it turns slower for long inputs; not the experts of v2
+    "GteNewModel": "3e-7",
+    "GteNewForSequenceClassification": "2e-6",
+    "GteModel": "2e-7",
+    "OpenAIPrivacyFilterForTokenClassification": "5e-6",
+    "LlamaForCausalLM": "3e-7",
+    "LlamaForSequenceClassification": "3e-6",
+    "LlamaBidirectionalModel": "6e-7",
+    "LlamaBidirectionalForSequenceClassification": "6e-6",
+    "MistralModel": "2e-7",
+    "DeciLMForCausalLM": "4e-7",
+    "TeleChat2ForCausalLM": "2e-7",
+    "Qwen2ForCausalLM": "3e-6",  # both ways, and as a reranker
+    "Qwen3ForCausalLM": "2e-6",  # as an embedder and as a reranker
+    "Qwen3ForSequenceClassification": "2e-6",
+    "Qwen3ForTokenClassification": "4e-6",
+    "Qwen2MoeForCausalLM": "3e-7",
+    "Qwen3MoeForCausalLM": "2e-7",
+    "GemmaForCausalLM": "6e-6",  # as a reranker
+    "Gemma2Model": "6e-7",
+    "Gemma3TextModel": "1e-7",
+    "Phi3ForCausalLM": "3e-7",
+    "GPT2ForSequenceClassification": "2e-7",
+    "InternLM2ForCausalLM": "3e-7",
+    "InternLM2ForRewardModel": "3e-6",
+    "GlmForCausalLM": "3e-7",
+    "DeepseekV3BidirectionalModel": "2e-7",
+    "HF_ColBERT": "4e-7",
+    "ColBERTModernBertModel": "2e-6",
+    "ColBERTJinaRobertaModel": "5e-7",
+    "ColBERTLfm2Model": "8e-7",
+    "BgeM3EmbeddingModel": "2e-6",
+    "VoyageQwen3BidirectionalEmbedModel": "5e-7",
+    "JinaEmbeddingsV5Model": "1e-6",
+    "JinaForRanking": "5e-7",
+    "Qwen2ForProcessRewardModel": "2e-7",
+    "Qwen2ForRewardModel": "5e-6",
 }
 
 
@@ -306,5 +362,5 @@ def rows() -> Iterator[Row]:
 
 
 def _compared(name: str, by_tests: str) -> str:
-    vllm = f"vLLM {VLLM_VERSION} (within {VLLM[name]:.0e})" if name in VLLM else None
+    vllm = f"vLLM {VLLM_VERSION} (within {VLLM[name]})" if name in VLLM else None
     return "; ".join(filter(None, (by_tests, ALSO.get(name), vllm)))

@@ -19,7 +19,7 @@ from cenote.api.dialects import DIALECTS, SPOKEN
 from cenote.api.dialects.dialect import Route
 from cenote.errors import BodyTooLarge
 from tests.api.serving import add_chat_template, load, serve
-from tests.tiny import tiny_bert_classifier, tiny_bge_m3
+from tests.tiny import tiny_bert_classifier, tiny_bert_tagger, tiny_bge_m3
 
 ROUTES = {route.paths[0]: route for dialect in DIALECTS for route in dialect.routes}
 TYPED = {route.paths[0]: route for dialect in SPOKEN for route in dialect.routes}
@@ -33,12 +33,13 @@ Clients = dict[str, TestClient]
 @pytest.fixture(scope="module")
 def clients(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
     """For every route a server that offers it."""
-    folder, hybrid_folder = tmp_path_factory.mktemp("cross_encoder"), tmp_path_factory.mktemp("hybrid")
-    tiny_bert_classifier(folder, num_labels=1)
-    add_chat_template(folder)
-    tiny_bge_m3(hybrid_folder)
-    with load(folder) as cross_encoder, load(hybrid_folder) as hybrid:
-        servers = [serve(llm), serve(cross_encoder), serve(hybrid)]
+    folders = [tmp_path_factory.mktemp(name) for name in ("cross_encoder", "hybrid", "tagger")]
+    tiny_bert_classifier(folders[0], num_labels=1)
+    add_chat_template(folders[0])
+    tiny_bge_m3(folders[1])
+    tiny_bert_tagger(folders[2])
+    with load(folders[0]) as cross_encoder, load(folders[1]) as hybrid, load(folders[2]) as tagger:
+        servers = [serve(llm), serve(cross_encoder), serve(hybrid), serve(tagger)]
         yield {
             path: next(server for server in servers if server.post(path, json={}).status_code != 501) for path in ROUTES
         }
@@ -417,7 +418,9 @@ def test_the_last_of_two_equal_keys_counts_and_both_are_checked(embeddings: Test
         assert refused(embeddings.post("/v1/embeddings", content=raw, headers=JSON))["param"] == "body.input"
 
 
-@pytest.mark.parametrize("path", [path for path in ROUTES if path not in ("/classify", "/v1/sparse_embeddings")])
+@pytest.mark.parametrize(
+    "path", [path for path in ROUTES if path not in ("/classify", "/entities", "/v1/sparse_embeddings")]
+)
 def test_a_body_over_the_limit_is_refused_told_or_not(llm: LLM, path: str) -> None:
     client = serve(llm, max_body_bytes=1000)
     whole = json.dumps(dict(ROUTES[path].example) | {"user": "x" * 2000}).encode()

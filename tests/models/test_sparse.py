@@ -323,9 +323,7 @@ def test_the_references_name_makes_a_masked_language_model_splade(family: str, t
 
 
 @pytest.mark.parametrize("strategy", ["max", "sum"])
-def test_logits_are_computed_a_piece_at_a_time(
-    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_computed_a_piece_at_a_time(strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_splade(tmp_path, pooling_strategy=strategy)
 
     with opened(tmp_path) as llm:
@@ -424,7 +422,7 @@ def test_the_sparse_score_is_the_product_of_two_sparse_vectors(make: Callable[[P
 def test_splade_compares_words_and_bge_m3_vectors_unless_told_otherwise(tmp_path: Path) -> None:
     for name, make in (("splade", tiny_splade), ("m3", tiny_bge_m3)):
         (tmp_path / name).mkdir()
-        make(tmp_path / name)  # type: ignore[operator]
+        make(tmp_path / name)
 
     with opened(tmp_path / "splade") as splade, opened(tmp_path / "m3") as m3:
         assert splade.engine.about.score_types == ("sparse", "bi-encoder", "late-interaction")

@@ -259,6 +259,21 @@ def test_a_known_reranker_gives_a_probability_whatever_its_files_make_of_it(tmp_
         assert raw == pytest.approx(logits.tolist(), abs=1e-4)
 
 
+def test_a_chat_template_that_drops_the_pair_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    base, whole = tmp_path / "base", tmp_path / "whole"
+    reference = saved(base, "Qwen3ForCausalLM")
+    add_chat_template(base, PAIR_TEMPLATE)
+    CrossEncoder(str(base), device="cpu").save(str(whole), create_model_card=False)
+    (whole / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m }}{% endif %}{% endfor %}"
+    )
+    bare = Kind("", lambda query, document, instruction: query + document, ["no", "yes"], {})
+
+    with load(whole) as llm:
+        assert scores(llm) == pytest.approx(answers(reference, base, bare), abs=1e-4)
+    assert "through the chat template, which drops them" in caplog.text
+
+
 # instructions
 
 

@@ -12,7 +12,7 @@ from cenote.api.call import Call
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.fields import Dimensions, Encoded, Worded, says
 from cenote.api.replies import AnswerList, Reply, TokenCounts, Usage, json_reply
-from cenote.api.sparse import SparseVector, check_two_kinds, sparse_answers
+from cenote.api.sparse import check_two_kinds, sparse_answers
 from cenote.errors import InvalidBody
 from cenote.request import About, Task, Tokenization
 
@@ -29,8 +29,11 @@ class SparseBody(Worded, kw_only=True):
     return_tokens: Annotated[bool | None, RETURN_TOKENS] = None
 
 
-class SparseEmbedding(SparseVector, kw_only=True, omit_defaults=True):
+class SparseEmbedding(msgspec.Struct, omit_defaults=True):
     index: int
+    token_ids: list[int]  # of the entries of the vocabulary that have a weight above zero, in their order
+    weights: list[float] | str  # base64 where asked for
+    tokens: list[str] | None = None
     object: str = msgspec.field(default_factory=lambda: "sparse_embedding")
     token_counts: TokenCounts | None = None
 
@@ -68,10 +71,10 @@ async def sparse_embeddings(body: SparseBody, call: Call) -> Reply:
     vectors = await sparse_answers(call, body, ("sparse_embed",), pooled, return_tokens=body.return_tokens)
     data = [
         SparseEmbedding(
+            index,
             vector.token_ids,
             vector.weights,
             vector.tokens,
-            index=index,
             token_counts=call.token_counts(item, body.return_token_counts),
         )
         for index, (vector, item) in enumerate(zip(vectors, pooled, strict=True))

@@ -1,0 +1,45 @@
+"""Every family says on a GPU what it says on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from torch.testing import assert_close
+
+from cenote.batch import PackedBatch, pack
+from cenote.config import EngineConfig
+from cenote.loading.load import load
+from tests.tiny import SEQUENCES, save_tiny
+
+ENCODERS = """BertModel RobertaModel DistilBertModel MPNetModel AlbertModel ElectraModel DebertaV2Model DebertaModel
+    T5EncoderModel ModernBertModel EuroBertModel NomicBertModel GteModel JinaEmbeddingsV3Model"""
+DECODERS = """LlamaModel MistralModel Qwen2Model Qwen3Model Qwen2MoeModel Qwen3MoeModel GemmaModel Gemma2Model
+    Gemma3TextModel Phi3Model GPT2Model OlmoModel Olmo2Model GraniteModel GlmModel Lfm2Model JambaModel DeepseekV3Model
+    OpenAIPrivacyFilterForTokenClassification"""
+
+
+def moved(batch: PackedBatch, device: str) -> PackedBatch:
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return replace(batch, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", [*ENCODERS.split(), *DECODERS.split()])
+def test_a_family_says_the_same_on_a_gpu(name: str, tmp_path: Path) -> None:
+    if not hasattr(transformers, name):
+        pytest.skip(f"Transformers {transformers.__version__} has no {name} to save")
+    save_tiny(tmp_path, name)
+
+    with torch.inference_mode():
+        host, device = (
+            load(EngineConfig.of(str(tmp_path), dtype="float32", device=place)).backbone(moved(pack(SEQUENCES), place))
+            for place in ("cpu", "cuda")
+        )
+
+    assert_close(device.cpu(), host, atol=1e-3, rtol=1e-3)
