@@ -97,7 +97,7 @@ def _look_up(word: str, about: About) -> Meaning:
     """What there is under a word or one that means the same. A role without a prompt has none, not the default one."""
     role, table = role_of(word), _table(about)
     name = _matching(word, table)
-    prompt = table[name] if name is not None else None
+    prompt = table[name] if name is not None else "" if role is not None else None
     return Meaning(prompt, _matching(word, _own(about)), role)
 
 

@@ -97,7 +97,8 @@ def test_a_default_prompt_is_for_texts_that_are_embedded_and_for_nothing_else(tm
         (tokenwise,) = llm.score("the cat", "a red bird", score_type="late-interaction", use_tqdm=False)
         one, other = embedded(llm, ["the cat", "a red bird"], prompt="")
         (query,), (document,) = (
-            llm.encode(text, pooling_task="token_embed", prompt="", use_tqdm=False) for text in ("the cat", "a red bird")
+            llm.encode(text, pooling_task="token_embed", prompt="", use_tqdm=False)
+            for text in ("the cat", "a red bird")
         )
 
     assert len(prompted.prompt_token_ids) == len(plain.prompt_token_ids) + 2
@@ -207,6 +208,18 @@ def test_a_role_without_a_prompt_has_none_and_other_words_leave_the_default(abou
     assert asked(model, role="document").prompt == ""
     assert meaning(PoolRequest(task="classify", inputs=["a"]), model).prompt is None
     assert meaning(PoolRequest(task="token_classify", inputs=["a"], also=("embed",)), model).prompt == "q: "
+
+
+def test_a_model_that_marks_roles_puts_its_prompts_there_itself(about: About) -> None:
+    model = replace(about, prompts={"query": "q: "}, default_prompt="q: ", marks_roles=True)
+
+    assert asked(model, input_type="search_query") == Meaning(None, None, "query")
+    assert asked(model, input_type="passage") == Meaning(None, None, "document")
+    assert asked(model, role="query") == Meaning(None, None, "query")
+    assert asked(model) == Meaning()
+    assert asked(model, input_type="passage", prompt_name="query").prompt == "q: "
+    with pytest.raises(BadRequest, match="Unsupported input_type 'song'"):
+        asked(model, input_type="song")
 
 
 def test_the_more_exact_word_wins(about: About) -> None:

@@ -56,6 +56,7 @@ FAMILIES = {
     "Mistral": "llama:mistral",
     "Ministral": "llama:mistral",
     "MistralBidirectional": "llama:bidirectional_llama",
+    "MistralBiDirectional": "llama:bidirectional_llama",
     "Aquila": "llama:llama",
     "Cwm": "llama:llama",
     "InternLM": "llama:llama",

@@ -182,6 +182,9 @@ FAMILIES = {
     ),
     "Ministral": Family(DECODER, TRANSFORMERS, {"ForCausalLM": "mistralai/Ministral-8B-Instruct-2410"}),
     "MistralBidirectional": Family(("Model",), "as LlamaBidirectionalModel, which it is but for the name"),
+    "MistralBiDirectional": Family(
+        ("Model",), "as LlamaBidirectionalModel, which it is but for the name", {"Model": "nvidia/NV-EmbedCode-7b-v1"}
+    ),
     "Aquila": Family(LANGUAGE, RENAMED, {"ForCausalLM": "BAAI/AquilaChat-7B"}),
     "Cwm": Family(LANGUAGE, TRANSFORMERS, {"ForCausalLM": "facebook/cwm"}),
     "InternLM": Family(LANGUAGE, RENAMED, {"ForCausalLM": "internlm/internlm-7b"}),

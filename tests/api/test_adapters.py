@@ -23,7 +23,7 @@ from tests.api.front_ends.test_remote import remote
 from tests.api.serving import load, refused, serve
 from tests.engine.conftest import Gate, wait_until
 from tests.models.test_adapters import BERT_TARGETS, save_adapter
-from tests.tiny import TEXTS, tiny_bert, tiny_bert_classifier, tiny_bert_tagger
+from tests.tiny import TEXTS, logits, tiny_bert, tiny_bert_classifier, tiny_bert_tagger
 
 ADDED = "Success: LoRA adapter 'late' added successfully."
 REMOVED = "Success: LoRA adapter 'late' removed successfully."
@@ -108,7 +108,7 @@ def test_every_route_reads_with_the_adapter(client: TestClient, path: str, body:
 def test_classifiers_have_adapters_below_their_heads(tmp_path: Path, kind: str) -> None:
     made = tiny_bert_tagger if kind == "tagger" else tiny_bert_classifier
     reference = made(tmp_path / "model", num_labels=1 if kind == "cross-encoder" else 3)
-    save_adapter(tmp_path / "first", reference.base_model, BERT_TARGETS, seed=1)
+    merged = save_adapter(tmp_path / "first", reference, BERT_TARGETS, seed=1)
     bodies: dict[str, list[tuple[str, dict[str, Any]]]] = {
         "classifier": [("/classify", {"input": TEXTS})],
         "cross-encoder": [
@@ -126,6 +126,10 @@ def test_classifiers_have_adapters_below_their_heads(tmp_path: Path, kind: str) 
             answers = [each.get("data", each.get("results")) for each in (plain, adapted, by_field)]
             assert answers[1] == answers[2] != answers[0]
             assert adapted["model"] == "tiny"
+        if kind == "classifier":
+            outputs = llm.classify(TEXTS, use_tqdm=False)
+            expected = [row.softmax(dim=-1) for row in logits(merged, [output.prompt_token_ids for output in outputs])]
+            np.testing.assert_allclose([item["probs"] for item in answers[1]], expected, atol=1e-4)
 
 
 def test_what_is_no_model_and_no_adapter_is_not_found(client: TestClient) -> None:

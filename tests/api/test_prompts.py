@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.front_ends.packing import about_of, as_json, pool_message, pool_request, score_message, score_request
-from cenote.api.front_ends.wire import Ready
+from cenote.api.front_ends.wire import Pool, Ready, Score
 from cenote.request import PoolRequest, ScoreRequest, Timing
 from tests.api.front_ends.test_remote import ask
 from tests.api.front_ends.test_wire import over_the_wire
@@ -53,7 +54,7 @@ def jina(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 def vectors(client: TestClient, path: str, **body: Any) -> np.ndarray[Any, Any]:
     """The vectors for all texts, from any of the routes; those of tokens laid end to end."""
-    given = {"texts": TEXTS, "embedding_types": ["float"]} if "embed" == path[-5:] else {"input": TEXTS}
+    given = {"texts": TEXTS, "embedding_types": ["float"]} if path.endswith("embed") else {"input": TEXTS}
     reply = client.post(path, json=given | body)
     assert reply.status_code == 200, reply.text
     answer = reply.json()
@@ -171,7 +172,8 @@ def test_a_task_chooses_the_adapter_and_its_instruction(jina: LLM, path: str) ->
 
     body = {"texts": ["a"]} if path.endswith("embed") else {"input": "a"}
     known = "classification, retrieval.passage, retrieval.query, separation, text-matching"
-    refused(client.post(path, json=body | {"task": "code"}), f"no task is called 'code'; this model has: {known}", "task")
+    reply = client.post(path, json=body | {"task": "code"})
+    refused(reply, f"no task is called 'code'; this model has: {known}", "task")
 
 
 def test_where_a_task_is_something_else_the_adapter_has_its_name(jina: LLM) -> None:
@@ -182,13 +184,13 @@ def test_where_a_task_is_something_else_the_adapter_has_its_name(jina: LLM) -> N
 
 def test_requests_say_the_same_to_an_engine_in_another_process(jina: LLM) -> None:
     for words in ({"purpose": "retrieval.query"}, {"input_type": "document"}, {"adapter": ["separation", None]}):
-        request = PoolRequest(task="embed", inputs=TEXTS[:2], **words)  # type: ignore[arg-type]
-        assert pool_request(over_the_wire(pool_message(1, request), type(pool_message(1, request))), Timing()) == request
-        near, far = ask(jina.engine, lambda engine, request=request: engine.pool(request))
+        request = PoolRequest(task="embed", inputs=TEXTS[:2], **words)
+        assert pool_request(over_the_wire(pool_message(1, request), Pool), Timing()) == request
+        near, far = ask(jina.engine, methodcaller("pool", request))
         for one, other in zip(near, far, strict=True):
             assert np.array_equal(one.data.numpy(), other.data)
     score = ScoreRequest(queries=["a"], documents=["b"], adapter="separation")
-    assert score_request(over_the_wire(score_message(1, score), type(score_message(1, score))), Timing()) == score
+    assert score_request(over_the_wire(score_message(1, score), Score), Timing()) == score
     assert about_of(Ready(as_json(jina.engine.about))) == jina.engine.about
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -37,14 +38,14 @@ def served(folder: Path) -> Iterator[Served]:
     assert server.stop() == 0
 
 
-def vectors(served: Served, model: str) -> np.ndarray:  # type: ignore[type-arg]
+def vectors(served: Served, model: str) -> np.ndarray[Any, Any]:
     with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         answer = client.embeddings.create(model=model, input=TEXTS)
     assert answer.model == "tiny"
     return np.array([item.embedding for item in answer.data])
 
 
-def expected(folder: Path, name: str | None) -> np.ndarray:  # type: ignore[type-arg]
+def expected(folder: Path, name: str | None) -> np.ndarray[Any, Any]:
     with LLM(str(folder / "model"), dtype="float32", device="cpu", enable_lora=True) as llm:
         adapter = LoRARequest(name, 1, str(folder / name)) if name else None
         return np.array([each.outputs.embedding for each in llm.embed(TEXTS, lora_request=adapter, use_tqdm=False)])

@@ -1,0 +1,146 @@
+"""What stands above a backbone, read from wherever the checkpoint keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from cenote.errors import LoadError
+from cenote.layers.linear import Linear
+from cenote.layers.spec import HeadSpec
+from cenote.loading.convert import language_head
+from cenote.loading.describe import Description
+from cenote.loading.hybrid import load_linear, require_head_files
+from cenote.loading.sentence_transformers import DenseFile, load_dense, load_layer_norm, load_residual
+from cenote.loading.tokenizer_files import TokenizerFiles
+from cenote.loading.weights import Filler
+from cenote.pooling.heads import Classifier, Heads, Residual, VocabularyWeights
+
+
+def load_heads(description: Description, filler: Filler, tokenizer: TokenizerFiles) -> Heads:
+    if description.kind.value == "hybrid":
+        return _hybrid_heads(description, filler)
+    projector, classifier = load_projector(description, filler), _classifier(description, filler, tokenizer)
+    if description.kind.value == "sparse":
+        assert classifier is not None, "a SPLADE model has a masked-language-model head"
+        splade = description.sentence_transformers.splade
+        if splade is None:
+            return Heads(vocabulary=VocabularyWeights(classifier))
+        return Heads(vocabulary=VocabularyWeights(classifier, strategy=splade.strategy, num_logs=splade.num_logs))
+    return Heads(projector=projector, token_projector=projector, classifier=classifier)
+
+
+def _hybrid_heads(description: Description, filler: Filler) -> Heads:
+    sparse, colbert = require_head_files(description.checkpoint)
+    size = description.architecture.backbone.hidden_size
+    dtype, device = description.head_dtype.value, description.device.value
+    with torch.device("meta"):
+        classifier = Classifier(HeadSpec(), size, description.num_labels)
+    classifier.classifier = load_linear(sparse, size, description.num_labels, dtype, device)
+    return Heads(
+        projector=load_projector(description, filler),
+        token_projector=load_linear(colbert, size, None, dtype, device),
+        classifier=classifier,
+    )
+
+
+def _classifier(description: Description, filler: Filler, tokenizer: TokenizerFiles) -> Classifier | None:
+    if description.kind.value == "causal":
+        return _language_head(description, filler)
+    head = description.head
+    if head is None:
+        return None
+    hidden_size = description.architecture.backbone.hidden_size
+    dtype, device = description.head_dtype.value, description.device.value
+    if description.kind.value in ("masked", "sparse"):
+        dtype = description.dtype.value  # as wide as the vocabulary, and often the very matrix of the embeddings
+    if (labels := description.token_labels) is not None:
+        weight = labels.weight(filler, _vocabulary(filler), tokenizer.tokenizer).to(device, dtype)
+        return _of_one_matrix(replace(head.spec, bias=False), weight)
+    table = filler.choose((head.weights, *head.also))
+    last = table.get("head.classifier") or table["head.classifier.weight"]
+    assert isinstance(last, str), "a classifier is one matrix"
+    last = last.removesuffix(".weight")
+    if not filler.has(f"{last}.weight"):
+        raise LoadError(
+            f"{description.checkpoint.folder}: no {last}.weight in the checkpoint, so {description.entry.name} is no "
+            "classifier yet; use convert='embed', or name answer tokens: "
+            'hf_overrides={"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}'
+        )
+    spec = head.spec if head.spec.bias is not None else replace(head.spec, bias=filler.has(f"{last}.bias"))
+    with torch.device("meta"):
+        holder = nn.ModuleDict({"head": Classifier(spec, hidden_size, description.num_labels)})
+    filler.fill(holder, table, num_layers=0, dtype=dtype, device=device)
+    return holder["head"]  # type: ignore[return-value]
+
+
+def _language_head(description: Description, filler: Filler) -> Classifier:
+    """From a state to the vocabulary; requests name the few words whose logits they want."""
+    weight = language_head(filler, _vocabulary(filler)).to(description.device.value, description.dtype.value)
+    asked = description.plan.defaults.returned_token_ids or ()
+    if beyond := [token for token in asked if not 0 <= token < len(weight)]:
+        raise LoadError(
+            f"returned_token_ids names the token {beyond[0]}; the language-model head has {len(weight)} rows"
+        )
+    return _of_one_matrix(HeadSpec(bias=False), weight)
+
+
+def _of_one_matrix(spec: HeadSpec, weight: Tensor) -> Classifier:
+    with torch.device("meta"):
+        classifier = Classifier(spec, weight.shape[1], weight.shape[0])
+    classifier.classifier.weight = nn.Parameter(weight, requires_grad=False)
+    return classifier
+
+
+def _vocabulary(filler: Filler) -> str:
+    """The name of the table of embeddings, which often is the language-model head as well."""
+    name = filler.table["embed.tokens"]
+    assert isinstance(name, str), "a vocabulary is one matrix"
+    return name
+
+
+def load_projector(description: Description, filler: Filler | None) -> nn.Module | None:
+    if not {"embed", "token_embed"} & set(description.plan.tasks):
+        return None
+    dtype, device = description.head_dtype.value, description.device.value
+    layers = _stored_projection(description, filler) if filler is not None else []
+    steps = description.sentence_transformers.projector
+    for step in steps:
+        if isinstance(step, DenseFile):
+            weight, bias = load_dense(description.checkpoint, step)
+            layer: nn.Module = Linear(step.in_features, step.out_features, bias=step.bias, activation=step.activation)
+        else:
+            weight, bias = load_layer_norm(description.checkpoint, step)
+            layer = nn.LayerNorm(step.size)
+        layer.weight = nn.Parameter(weight.to(device, dtype), requires_grad=False)
+        if bias is not None:
+            layer.bias = nn.Parameter(bias.to(device, dtype), requires_grad=False)
+        if isinstance(step, DenseFile) and step.residual:
+            matrix = load_residual(description.checkpoint, step)
+            layer = Residual(layer, None if matrix is None else matrix.to(device, dtype))
+        layers.append(layer)
+    return nn.Sequential(*layers) if layers else None
+
+
+def _stored_projection(description: Description, filler: Filler) -> list[nn.Module]:
+    """The layers that lie among the weights of the backbone, as large as they are there."""
+    projection = description.architecture.projection
+    if projection is None:
+        return []
+    if description.architecture.late_interaction is not None and description.sentence_transformers.projector:
+        return []  # PyLate has written it anew, into a folder of its own
+    dtype, device = description.head_dtype.value, description.device.value
+    layers: list[nn.Module] = []
+    for name in projection.weights:
+        weight = filler.read(f"{name}.weight").to(device, dtype)
+        bias = filler.read(f"{name}.bias").to(device, dtype) if filler.has(f"{name}.bias") else None
+        activation = projection.activation if name != projection.weights[-1] else None
+        with torch.device("meta"):
+            layer = Linear(weight.shape[1], weight.shape[0], bias=bias is not None, activation=activation)
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            layer.bias = nn.Parameter(bias, requires_grad=False)
+        layers.append(layer)
+    return layers
