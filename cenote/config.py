@@ -157,7 +157,7 @@ class EngineConfig:
         default=False,
     )
     model_impl: Literal["auto", "cenote", "transformers"] = option(
-        "who runs the model: cenote, the slower Transformers library, or auto: the library where cenote does not know it",
+        "who runs the model: cenote, the slower Transformers library, or auto: the library for what cenote does not know",
         default="auto",
         choices=("auto", "cenote", "transformers"),
     )
@@ -174,7 +174,7 @@ class EngineConfig:
         "Jinja text, or a file of it, for conversations and for joining query and document", default=None
     )
     score_template: str = option(
-        "what joins query and document for a reranker: auto, none, qwen3_reranker or another name, Jinja text or a file",
+        "what joins query and document for a reranker: auto, none, a name like qwen3_reranker, Jinja text or a file",
         default="auto",
     )
     chat_template_content_format: Literal["auto", "string", "openai"] = option(

@@ -183,9 +183,7 @@ def test_options_of_other_machinery_are_taken_and_dropped() -> None:
     assert EngineConfig.of("m", **harmless) == EngineConfig.of("m")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("tensor_parallel_size", 2), ("quantization", "awq")]
-)
+@pytest.mark.parametrize(("name", "value"), [("tensor_parallel_size", 2), ("quantization", "awq")])
 def test_options_that_would_change_the_answer_are_refused(name: str, value: Any) -> None:
     with pytest.raises(LoadError, match=f"{name}={value!r} is not available"):
         EngineConfig.of("m", **{name: value})

@@ -62,7 +62,13 @@ def invocations(dialects: Sequence[Dialect]) -> Dialect:
 
 def meant(keys: Any, kinds: Mapping[str, Route], about: About) -> Route:
     present = {name for name in NAMES if bytes(memoryview(getattr(keys, name))[:4]) != b"null"}
-    task = about.default_task if keys.task is None else keys.task
+    purposes = (
+        None,
+        *about.adapters,
+        *about.instructions,
+        *about.prompts,
+    )  # what vectors are for is no task of a route
+    task = about.default_task if keys.task in purposes else keys.task
     offered = {path: route for path, route in kinds.items() if route.offered(about)}
     for path, route in offered.items():
         if TASK_OF.get(path, task) == task and any(present.issuperset(names) for names in KNOWN_BY[path]):
