@@ -156,10 +156,10 @@ class EngineConfig:
         "read texts for a ColBERT model as any others: no markers, no expanded queries, no tokens left out",
         default=False,
     )
-    model_impl: Literal["auto", "cenote", "transformers"] = option(
+    model_impl: Literal["auto", "cenote", "vllm", "transformers"] = option(
         "who runs the model: cenote, the slower Transformers library, or auto: the library for what cenote does not know",
         default="auto",
-        choices=("auto", "cenote", "transformers"),
+        choices=("auto", "cenote", "vllm", "transformers"),  # vllm is the reference's word for what is its own
     )
     enable_lora: bool = option("let requests bring LoRA adapters", default=False)
     lora_modules: tuple[str, ...] = option("LoRA adapters as name=folder, or JSON with name and path", default=())

@@ -301,6 +301,9 @@ class LLM:
         if pooling_params is not None and not isinstance(pooling_params, PoolingParams):
             raise BadRequest("score takes one PoolingParams for all pairs")
         extra = (pooling_params.extra_kwargs if pooling_params else None) or {}
+        if unknown := [name for name in extra if name not in SCORE_EXTRAS]:
+            known = ", ".join(SCORE_EXTRAS)
+            logger.warning("score reads nothing called %r from extra_kwargs; there are: %s", unknown[0], known)
         request = ScoreRequest(
             queries=side_texts(data_1, "data_1", self.engine.about),
             documents=side_texts(data_2, "data_2", self.engine.about),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from cenote.errors import BadRequest
 from cenote.request import About, PoolRequest, Role, Task
+
+logger = logging.getLogger("cenote")
 
 Value = TypeVar("Value")
 
@@ -39,6 +43,9 @@ def meaning(request: PoolRequest, about: About) -> Meaning:
     """All that a request says about it; the more exact word wins, and the model's default where none is said."""
     task = Meaning() if request.purpose is None else _of_task(request.purpose, about)
     kind = _of_input_type(request, about)
+    word = request.purpose or request.input_type or request.role
+    if word is not None and not (about.marks_roles or about.instructions or about.prompts or about.adapters):
+        _tell_that_it_is_all_the_same(about.model, _group(plain(word)) or word)
     prompt = request.prompt
     if prompt is None and request.prompt_name is not None:
         prompt = _named(request.prompt_name, about)
@@ -46,6 +53,11 @@ def meaning(request: PoolRequest, about: About) -> Meaning:
         default = about.default_prompt if {request.task, *request.also} & set(EMBEDDING) else None
         prompt = _first((task.prompt, kind.prompt, default))
     return Meaning(prompt, task.adapter or kind.adapter, kind.role or task.role)
+
+
+@lru_cache(1024)  # once for a word
+def _tell_that_it_is_all_the_same(model: str, word: str) -> None:
+    logger.info("%s has no prompts and no adapters: what texts are for (%s) changes nothing", model, word)
 
 
 def role_of(word: str) -> Role | None:

@@ -432,7 +432,7 @@ class PoolingEngine:
         return prepared, lost
 
     def _cut(self, texts: Sequence[str], name: str, limit: int) -> list[Cut]:
-        if limit < 0:
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
             raise BadRequest(f"{name} must be a non-negative integer", param=name, value=limit)
         if limit >= self.max_model_len:
             raise BadRequest(f"{name} ({limit}) must be less than max_model_len ({self.max_model_len}).", param=name)

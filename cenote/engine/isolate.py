@@ -21,17 +21,20 @@ def answer_all_but_the_guilty(batch: Many[Sequence], run: Run, error: Exception)
 
     With one guilty sequence among n this takes about log2(n) + 2 batches, whichever it is.
     """
+    told = set[type]()
     for _ in range(FEW):
-        batch, failure = answer_the_guilty(batch, run, error)
+        batch, failure = answer_the_guilty(batch, run, error, told)
         if failure is None:
             return
         error = failure
     for sequence in batch:  # so many are guilty that asking each costs less than searching
         if (failure := attempt([sequence], run)) is not None:
-            sequence.answer(as_pooling_error(failure))
+            sequence.answer(as_pooling_error(failure, told))
 
 
-def answer_the_guilty(batch: Many[Sequence], run: Run, error: Exception) -> tuple[list[Sequence], Exception | None]:
+def answer_the_guilty(
+    batch: Many[Sequence], run: Run, error: Exception, told: set[type]
+) -> tuple[list[Sequence], Exception | None]:
     """Halve the suspects until one is left; whoever was spared on the way then runs together.
 
     Returns those who were spared, and the exception if even they do not run.
@@ -49,7 +52,7 @@ def answer_the_guilty(batch: Many[Sequence], run: Run, error: Exception) -> tupl
         failure = attempt(suspects, run)
         error = failure or error
     if len(batch) == 1 or failure is not None:
-        suspects[0].answer(as_pooling_error(error))
+        suspects[0].answer(as_pooling_error(error, told))
     return spared, attempt(spared, run) if spared else None
 
 
@@ -64,8 +67,11 @@ def attempt(batch: Many[Sequence], run: Run) -> Exception | None:
     return None
 
 
-def as_pooling_error(error: Exception) -> PoolingError:
+def as_pooling_error(error: Exception, told: set[type]) -> PoolingError:
+    """As the caller gets it. The log gets where it happened, once for each kind of error of a batch."""
     if isinstance(error, PoolingError):
         return error
-    logger.error("the model failed on one input", exc_info=error)
-    return PoolingError(f"the model failed on this input: {type(error).__name__}: {error}")
+    what = f"{type(error).__name__}: {error}"
+    logger.error("the model failed on one input: %s", what, exc_info=None if type(error) in told else error)
+    told.add(type(error))
+    return PoolingError(f"the model failed on this input: {what}")

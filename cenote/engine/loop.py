@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 
 from cenote.engine.executor import Executor
-from cenote.engine.isolate import answer_all_but_the_guilty
+from cenote.engine.isolate import answer_all_but_the_guilty, attempt
 from cenote.engine.records import Records
 from cenote.engine.scheduler import Scheduler
 from cenote.engine.sequence import Answer, Sequence
@@ -95,17 +95,15 @@ class Loop:
         try:
             return batch, self.executor.start(batch)
         except Exception as error:
-            answer_all_but_the_guilty(batch, self._run_now, error)
-            return None
+            failure = error
+        # not while the first error is handled, or every later one drags its traceback along
+        answer_all_but_the_guilty(batch, self._run_now, failure)
+        return None
 
     def _deliver(self, batch: list[Sequence], wait: Callable[[], list[Answer]]) -> None:
-        try:
-            answers = wait()
-        except Exception as error:
-            answer_all_but_the_guilty(batch, self._run_now, error)
-            return
-        for sequence, answer in zip(batch, answers, strict=True):
-            sequence.answer(answer)
+        failure = attempt(batch, lambda _: wait())
+        if failure is not None:
+            answer_all_but_the_guilty(batch, self._run_now, failure)
 
     def _run_now(self, batch: Many[Sequence]) -> list[Answer]:
         self.step_began = time.monotonic()

@@ -51,6 +51,8 @@ def reads_both(template: ScoreTemplate, special_tokens: Mapping[str, str]) -> bo
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
+    if not isinstance(kwargs, Mapping):
+        raise BadRequest("chat_template_kwargs must be a mapping", param="chat_template_kwargs", value=kwargs)
     if reserved := RESERVED & set(kwargs):
         raise BadRequest(
             "chat_template_kwargs contains reserved keys that conflict with fixed scorer arguments: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -19,9 +20,12 @@ from cenote.loading.checkpoint import Checkpoint, find_adapter
 from cenote.loading.weights import Filler, Weights, open_file
 from cenote.models.architecture import Architecture, StoredAdapters
 
+logger = logging.getLogger("cenote")
+
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 PEFT_PREFIX = "base_model.model."
+TABLES = ("embed.tokens", "embed.positions", "embed.token_types")
 NAME = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<half>[AB])(?:\.weight|\.default\.weight|)$")
 
 
@@ -56,7 +60,7 @@ class AdapterReader:
                 )
             for path, start, rows, inputs in places:  # several, where layers share their weights
                 # a table's change is written for its transpose, as PEFT does for embeddings
-                expected = (inputs, rows) if path.startswith("embed.") else (rows, inputs)
+                expected = (inputs, rows) if path in TABLES else (rows, inputs)
                 if (found := (up.shape[0], down.shape[1])) != expected:
                     raise LoadError(f"{source}: {module} changes a layer of {found}, the model's has {expected}")
                 adapter.setdefault(path, []).append(self._change(down, up, start))
@@ -77,7 +81,7 @@ class AdapterReader:
                 downs, ups = (self.filler.read(name.replace("*", str(layer))) for name in (down_name, up_name))
                 for name, down, up in zip(described.tasks, downs, ups * described.scaling, strict=True):
                     # a table is looked up by row: its change is written for the transpose
-                    down, up = (up.T, down.T) if path.startswith("embed.") else (down, up)
+                    down, up = (up.T, down.T) if path in TABLES else (down, up)
                     adapters[name][path] = [self._change(down, up)]
         return dict(adapters)
 
@@ -124,6 +128,8 @@ def load_adapters(
     if not (described or folders or options.lora_modules or options.enable_lora):
         if options.default_adapter is not None:
             raise LoadError(f"default_adapter {options.default_adapter!r}: {checkpoint.folder} has no adapters")
+        if architecture.default_adapters:
+            logger.warning("%s comes without the adapters that it was trained with", checkpoint.folder)
         return None
     adapters = Adapters()
     if described is not None:
@@ -135,11 +141,24 @@ def load_adapters(
         if name in loaded.added:
             raise LoadError(f"--lora-modules has {name!r} twice, at {loaded.added[name]} and {place}; give two names")
         loaded.add(name, place)
-    default = options.default_adapter or (architecture.default_adapter if loaded.own else None)
-    if default is not None and default not in loaded.names:
-        known = ", ".join(loaded.names)
-        raise LoadError(f"{checkpoint.folder} has no adapter {default!r}; there are: {known or 'none'}")
-    return replace(loaded, default=default)
+    return replace(loaded, default=_default(loaded, checkpoint, architecture, options))
+
+
+def _default(
+    loaded: LoadedAdapters, checkpoint: Checkpoint, architecture: Architecture, options: EngineConfig
+) -> str | None:
+    known = ", ".join(loaded.names) or "none"
+    if (asked := options.default_adapter) is not None:
+        if asked not in loaded.names:
+            raise LoadError(f"{checkpoint.folder} has no adapter {asked!r}; there are: {known}")
+        return asked
+    if not loaded.own or not architecture.default_adapters:
+        return None
+    first, *_ = architecture.default_adapters
+    found = next((name for name in architecture.default_adapters if name in loaded.own), None)
+    if found != first:
+        logger.warning("%s has no adapter %r; %s is used, there are: %s", checkpoint.folder, first, found, known)
+    return found
 
 
 def _name_and_place(module: str) -> tuple[str, str]:
@@ -157,8 +176,8 @@ def _name_and_place(module: str) -> tuple[str, str]:
 
 
 def bundled(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
-    """The adapter folders that come with a checkpoint, by name."""
-    files = sorted((*checkpoint.folder.glob(f"adapters/*/{CONFIG}"), *checkpoint.folder.glob(f"*/{CONFIG}")))
+    """The adapter folders that come with a checkpoint, by name; elsewhere in it lies what training left behind."""
+    files = sorted(checkpoint.folder.glob(f"adapters/*/{CONFIG}"))
     return {file.parent.name: Checkpoint(str(file.parent), file.parent) for file in files}
 
 

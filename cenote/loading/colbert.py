@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.sentence_transformers import ENCODER_FILES, SETTINGS, SentenceTransformers
 from cenote.models.architecture import HFConfig
+
+logger = logging.getLogger("cenote")
 
 METADATA = "artifact.metadata"  # JSON in spite of its name
 PUNCTUATION = list(string.punctuation)
@@ -80,7 +83,16 @@ def read_late_interaction(
     values = {ours: given[theirs] for theirs, ours in STANFORD_NAMES.items() if theirs in given}
     if given.get("mask_punctuation") is False:
         values["skiplist_words"] = []
-    return _settings(STANFORD, values, config, files, METADATA)
+    source = METADATA if checkpoint.path(METADATA) is not None else f"what a ColBERT without {METADATA} is taken for"
+    return _settings(STANFORD, values, config, files, source)
+
+
+def check_size(checkpoint: Checkpoint, size: int) -> None:
+    """Stanford's file says how long vectors are; the weights know better, but one of the two is of another model."""
+    written = checkpoint.json_object(METADATA).get("dim")
+    if written is not None and written != size:
+        file = checkpoint.folder / METADATA
+        logger.warning("%s: dim is %r, but the projection among the weights gives vectors of %d", file, written, size)
 
 
 def _native(checkpoint: Checkpoint, config: HFConfig, files: SentenceTransformers) -> LateInteraction:

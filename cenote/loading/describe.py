@@ -148,13 +148,20 @@ def _describe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -
         user=options.max_model_len,
         position_offset=family.backbone.position_offset,
         learned_positions=family.backbone.learned_positions,
+        stretched=is_stretched(config.get("model_type")),
     )
     architecture = replace(family, backbone=replace(family.backbone, max_positions=max_length.value))
     head = _head(kind.value, architecture)
     labels = _labels(config) if kind.value in ("sequence", "token", "reward") else None
     device = _device(options.device)
-    dtype = resolve_dtype(config, options.dtype, device.value.type, native_bf16=has_native_bf16())
-    tasks, step_tag = _tasks(kind.value, entry), head.spec.step_tag_id if head is not None else None
+    dtype = resolve_dtype(
+        config,
+        options.dtype,
+        device.value.type,
+        native_bf16=has_native_bf16(),
+        float16=fits_float16(config.get("model_type")),
+    )
+    tasks, step_tag = _tasks(kind.value, entry, family), head.spec.step_tag_id if head is not None else None
     name = options.served_model_name or (options.model if options.model else "all-MiniLM-L6-v2")
     return Description(
         name=name,
@@ -264,7 +271,9 @@ def _check_sparse(options: EngineConfig, entry: Entry, architecture: Architectur
         )
 
 
-def _tasks(kind: Form, entry: Entry) -> tuple[Task, ...]:
+def _tasks(kind: Form, entry: Entry, family: Architecture) -> tuple[Task, ...]:
+    if kind == "masked" and not family.fills_masks:
+        return (*TASKS["embed"], "token_classify")
     # what the library says of a whole sequence it does not say of one token
     return ("classify",) if kind == "sequence" and not entry.native else TASKS[kind]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -56,7 +58,7 @@ def architecture(config: HFConfig) -> Architecture:
         raise LoadError(
             f"{config.source} has no hidden_size, d_model, n_embd or dim; the size of its states is unknown"
         )
-    causal = bool(form_of(next(iter(config.get("architectures", [""])), "")) == "causal")
+    causal = _is_causal(config)
     return Architecture(
         backbone=BackboneSpec(
             vocab_size=text.vocab_size,
@@ -74,6 +76,17 @@ def architecture(config: HFConfig) -> Architecture:
     )
 
 
+def _is_causal(config: HFConfig) -> bool:
+    """Whether its tokens see only what is before them: then the first says nothing, and the last is the one to pool."""
+    if form_of(next(iter(config.get("architectures", [])), "")) == "causal":
+        return True
+    known: Any = import_module("transformers.models.auto.modeling_auto")
+    kind = config.get("model_type")
+    # a type that writes text and was never taught to fill gaps; T5 and its kin have an encoder, which sees everything
+    writes = kind in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return writes and not config.get("is_encoder_decoder", False)
+
+
 def load_fallback(
     checkpoint: Checkpoint, config: HFConfig, kind: Form, dtype: torch.dtype, device: torch.device
 ) -> nn.Module:
@@ -83,18 +96,30 @@ def load_fallback(
     )
     library: Any = import_module("transformers")
     try:
-        settings = library.AutoConfig.for_model(**config.values)
-        made = getattr(library, CLASSES.get(kind, "AutoModel")).from_pretrained(
-            checkpoint.folder, config=settings, dtype=dtype, trust_remote_code=False
-        )
+        with _quiet(library.utils.logging):
+            settings = library.AutoConfig.for_model(**config.values)
+            made = getattr(library, CLASSES.get(kind, "AutoModel")).from_pretrained(
+                checkpoint.folder, config=settings, dtype=dtype, trust_remote_code=False
+            )
     except (ValueError, KeyError, OSError, ImportError, RuntimeError, TypeError) as error:
         raise LoadError(
             f"{checkpoint.folder}: the Transformers library {library.__version__} cannot load it either: "
             f"{first_line(error)}"
         ) from error
-    if kind == "embed" and getattr(made.config, "is_encoder_decoder", False):
+    if kind == "embed" and hasattr(made, "decoder") and hasattr(made, "encoder"):
         made = made.get_encoder()
     return TransformersBackbone(made.to(device).eval().requires_grad_(False), kind)
+
+
+@contextmanager
+def _quiet(log: Any) -> Iterator[None]:
+    """Without the library's report of what it did not load, which is for those who train."""
+    before = log.get_verbosity()
+    log.set_verbosity_error()
+    try:
+        yield
+    finally:
+        log.set_verbosity(before)
 
 
 class TransformersBackbone(nn.Module):
@@ -109,16 +134,26 @@ class TransformersBackbone(nn.Module):
     def forward(self, batch: PackedBatch) -> Tensor:
         if batch.features is not None:
             raise LoadError("prompt_embeds cannot be given to a model that the Transformers library runs")
-        real = torch.arange(batch.max_length, device=batch.device) < batch.lengths[:, None]
-        inputs = {"input_ids": _padded(batch.token_ids, real), "attention_mask": real.long()}
-        if self.takes_types and batch.token_types is not None:
-            inputs["token_type_ids"] = _padded(batch.token_types, real)
-        answer = self.model(**inputs)
         if self.kind == "sequence":
-            logits: Tensor = answer.logits
+            # classifiers of the library look for the last token each in their own way, not all past padding
+            logits = torch.cat([self._run(*part).logits for part in self._runs(batch)])
             return logits[batch.owner]
+        real = torch.arange(batch.max_length, device=batch.device) < batch.lengths[:, None]
+        types = None if batch.token_types is None else _padded(batch.token_types, real)
+        answer = self._run(_padded(batch.token_ids, real), types, real.long())
         rows: Tensor = answer.logits if self.kind == "token" else answer.last_hidden_state
         return rows[real]
+
+    def _run(self, ids: Tensor, types: Tensor | None, mask: Tensor | None = None) -> Any:
+        kinds = {"token_type_ids": types} if self.takes_types and types is not None else {}
+        return self.model(input_ids=ids, attention_mask=torch.ones_like(ids) if mask is None else mask, **kinds)
+
+    def _runs(self, batch: PackedBatch) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Neighbours of equal length, which need no padding: ids and types [count, length]."""
+        for run in batch.runs:
+            rows = slice(run.start, run.start + run.count * run.length)
+            types = None if batch.token_types is None else batch.token_types[rows].view(run.count, run.length)
+            yield batch.token_ids[rows].view(run.count, run.length), types
 
 
 def _padded(values: Tensor, real: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from cenote.errors import LoadError
 from cenote.layers.linear import Linear
 from cenote.layers.spec import HeadSpec
+from cenote.loading.colbert import check_size
 from cenote.loading.convert import language_head
 from cenote.loading.describe import Description
 from cenote.loading.hybrid import load_linear, require_head_files
@@ -107,7 +108,15 @@ def load_projector(description: Description, filler: Filler | None) -> nn.Module
     dtype, device = description.head_dtype.value, description.device.value
     layers = _stored_projection(description, filler) if filler is not None else []
     steps = description.sentence_transformers.projector
+    width, giver = _width_before(description, layers)
     for step in steps:
+        key, size = ("in_features", step.in_features) if isinstance(step, DenseFile) else ("dimension", step.size)
+        file = f"{step.folder}/config.json"
+        if width is not None and size != width:
+            raise LoadError(
+                f"{description.checkpoint.folder / file}: {key} is {size}, but vectors of {width} come from {giver}"
+            )
+        width, giver = step.out_features if isinstance(step, DenseFile) else size, file
         if isinstance(step, DenseFile):
             weight, bias = load_dense(description.checkpoint, step)
             layer: nn.Module = Linear(step.in_features, step.out_features, bias=step.bias, activation=step.activation)
@@ -122,6 +131,19 @@ def load_projector(description: Description, filler: Filler | None) -> nn.Module
             layer = Residual(layer, None if matrix is None else matrix.to(device, dtype))
         layers.append(layer)
     return nn.Sequential(*layers) if layers else None
+
+
+def _width_before(description: Description, stored: list[nn.Module]) -> tuple[int | None, str]:
+    """How long the vectors are that the first layer of Sentence Transformers gets, and from whom."""
+    if stored and isinstance(last := stored[-1], Linear):
+        return last.weight.shape[0], "the projection among the weights"
+    if not description.entry.native:
+        return None, ""  # the size of its states is known to the Transformers library
+    methods = description.plan.sequence.value if "embed" in description.plan.tasks else ("",)
+    size = description.architecture.backbone.hidden_size
+    if len(methods) == 1:
+        return size, "the model"
+    return size * len(methods), f"{' and '.join(methods)}, side by side"
 
 
 def _stored_projection(description: Description, filler: Filler) -> list[nn.Module]:
@@ -143,4 +165,6 @@ def _stored_projection(description: Description, filler: Filler) -> list[nn.Modu
         if bias is not None:
             layer.bias = nn.Parameter(bias, requires_grad=False)
         layers.append(layer)
+    if description.architecture.late_interaction is not None:
+        check_size(description.checkpoint, weight.shape[0])
     return layers

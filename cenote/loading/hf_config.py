@@ -45,8 +45,6 @@ DTYPES = {
     "double": torch.float64,
 }
 RUN_IN = ("float32", "float", "bfloat16", "float16", "half")
-# their activations grow past what float16 can hold
-NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2", "t5", "mt5")
 
 
 def read_config(checkpoint: Checkpoint, overrides: Overrides = None) -> HFConfig:
@@ -85,14 +83,18 @@ def resolve_max_length(
     user: int | None,
     position_offset: int,
     learned_positions: int,
+    stretched: bool = False,
 ) -> Sourced[int]:
-    """How many tokens the model reads, special ones included, and which file or option says so."""
+    """How many tokens the model reads, special ones included, and which file or option says so.
+
+    `stretched`: the length in config.json is what its rotary scaling leads to, not where it starts.
+    """
     if user is not None and user < 1 and user != -1:
         raise LoadError(f"max_model_len={user} is no length; give 1 or more, or -1 for the model's own")
     wanted = None if user == -1 else user
     table = learned_positions - position_offset if learned_positions else None
 
-    key, derived = _length_of(config)
+    key, derived = _length_of(config, stretched=stretched)
     if encoder_max_length is not None:
         length = encoder_max_length
     elif key is not None:
@@ -120,15 +122,17 @@ def tokenizer_max_length(checkpoint: Checkpoint) -> int | None:
     return int(length) if isinstance(length, int | float) and 0 < length < ABSURD_LENGTH else None
 
 
-def resolve_dtype(config: HFConfig, asked: str, device_type: str, *, native_bf16: bool) -> Sourced[torch.dtype]:
-    """The type the backbone computes in."""
+def resolve_dtype(
+    config: HFConfig, asked: str, device_type: str, *, native_bf16: bool, float16: bool = True
+) -> Sourced[torch.dtype]:
+    """The type the backbone computes in; `float16` says whether that one can hold its activations."""
     if asked != "auto":
         if asked not in RUN_IN:
             raise LoadError(f"dtype={asked!r} is unknown; there are: auto, {', '.join(RUN_IN)}")
         dtype = DTYPES[asked]
         if dtype is torch.float16 and device_type == "cpu":
             raise LoadError(f"dtype={asked!r} does not run on a CPU; use bfloat16 or float32")
-        if dtype is torch.float16 and config.get("model_type") in NO_FLOAT16:
+        if dtype is torch.float16 and not float16:
             raise LoadError(f"dtype={asked!r} overflows in {config.model_type}; use bfloat16 or float32")
         return Sourced(dtype, "dtype")
     if device_type == "cpu":
@@ -138,7 +142,7 @@ def resolve_dtype(config: HFConfig, asked: str, device_type: str, *, native_bf16
     stored = _stored_dtype(config)
     if stored is torch.bfloat16:
         return Sourced(stored, "config.json")
-    if config.get("model_type") in NO_FLOAT16:
+    if not float16:
         return Sourced(torch.bfloat16, f"model type {config.model_type}, which overflows in float16")
     name = str(stored).removeprefix("torch.")
     return Sourced(torch.float16, "config.json" if stored is torch.float16 else f"config.json {name}, run in half")
@@ -197,7 +201,7 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def _length_of(config: HFConfig) -> tuple[str | None, int]:
+def _length_of(config: HFConfig, *, stretched: bool) -> tuple[str | None, int]:
     """The length config.json speaks of and the key that says it, stretched as its rotary scaling says."""
     lengths = {key: _whole_number(config, key) for key in LENGTH_KEYS if key in config}
     if not lengths:
@@ -210,8 +214,8 @@ def _length_of(config: HFConfig) -> tuple[str | None, int]:
         original, factor = scaling.get("original_max_position_embeddings") or original, scaling.get("factor", 1.0)
         if kind in ("longrope", "su"):
             return ("original_max_position_embeddings", int(original)) if original else (key, lengths[key])
-        # the length in a Gemma 3 config is stretched already
-        if kind in ("yarn", "linear", "dynamic", "ntk") and "gemma3" not in config.get("model_type", ""):
+        # where GTE writes "ntk", the length beside it is the one that is reached
+        if kind in ("yarn", "linear", "dynamic") and not stretched:
             return key, int((original if kind == "yarn" and original else lengths[key]) * factor)
     except (AttributeError, TypeError, ValueError):
         raise LoadError(f"{config.source}: the rope scaling {scaling!r} cannot be read; factor is a number") from None

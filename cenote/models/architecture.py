@@ -93,8 +93,9 @@ class Architecture:
     token_head: Head | None = None
     reward_head: Head | None = None  # a value for every token
     masked_head: Head | None = None  # from states to the vocabulary
+    fills_masks: bool = True  # what a checkpoint with that head is for, unless told; False: embeddings
     adapters: StoredAdapters | None = None
-    default_adapter: str | None = None  # the one used when a request names none, where the checkpoint has it
+    default_adapters: tuple[str, ...] = ()  # the first that the checkpoint has is used when a request names none
     projection: Projection | None = None  # of embeddings, stored among the weights of the backbone
     late_interaction: Mapping[str, Any] | None = None  # of Stanford's ColBERTs, what artifact.metadata may leave out
     pooled_after: str | None = None  # what a prompt says up to this mark is read but not pooled

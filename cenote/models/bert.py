@@ -71,6 +71,7 @@ def roberta(config: HFConfig) -> Architecture:
             activation="gelu",
             eps=base.backbone.norm_eps,
         ),
+        fills_masks=False,
     )
 
 

@@ -126,6 +126,11 @@ SUFFIXES: tuple[tuple[str, Form], ...] = (
     ("Model", "embed"),
 )
 
+# types of models, also of those that the Transformers library runs: their activations grow past what float16 can hold
+NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2", "t5", "mt5")
+# the length in their config.json is stretched already by the rotary scaling beside it
+STRETCHED = ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -141,6 +146,14 @@ def names_of_type(model_type: str) -> list[str]:
     """The plain model of a family, for files that name a type and no architecture."""
     bare = model_type.replace("-", "").replace("_", "").lower()
     return [f"{stem}Model" for stem in FAMILIES if stem.lower() == bare]
+
+
+def fits_float16(model_type: str | None) -> bool:
+    return model_type not in NO_FLOAT16
+
+
+def is_stretched(model_type: str | None) -> bool:
+    return model_type in STRETCHED
 
 
 class UnknownArchitecture(LoadError):

@@ -52,7 +52,7 @@ def jina_v3(config: HFConfig) -> Architecture:
         weights={**ROTARY_NAMES, **mlp},
         also=(FLASH_NAMES, ADAPTED_NAMES),
         adapters=stored_adapters(config),
-        default_adapter=config.get("jina_task", "text-matching"),
+        default_adapters=(*config.get("jina_task", "").split(), "text-matching"),
     )
 
 

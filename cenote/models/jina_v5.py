@@ -11,4 +11,4 @@ from cenote.models.qwen import qwen3
 
 def jina_v5(config: HFConfig) -> Architecture:
     base = qwen3(config) if config.get("is_decoder", True) else eurobert(config)
-    return replace(base, pooling="LAST", default_adapter=config.get("jina_task", "retrieval"))
+    return replace(base, pooling="LAST", default_adapters=(*config.get("jina_task", "").split(), "retrieval"))

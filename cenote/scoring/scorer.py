@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -17,6 +19,10 @@ Scores = list[Scored | PoolingError]
 Scorer = Callable[[ScoreRequest, "Resources", "Scorable"], Coroutine[Any, Any, Scores]]
 SCORERS: Registry[Scorer] = Registry("score type")
 scorer = SCORERS.register
+# the kinds that read query and document together, and may be told by the text around them what to look for
+JOINED: tuple[ScoreType, ...] = ("cross-encoder", "listwise")
+
+logger = logging.getLogger("cenote")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,20 @@ def choose(request: ScoreRequest, model: Scorable) -> Scorer:
         raise Unsupported(
             f"{model.model} cannot score as {request.score_type!r}; it can: {', '.join(kinds)}", param="score_type"
         )
-    return SCORERS[request.score_type or kinds[0]]
+    kind = request.score_type or kinds[0]
+    if kind not in JOINED and (request.template is not None or request.variables):
+        _tell_that_texts_are_read_alone(model.model, kind)
+    return SCORERS[kind]
+
+
+@lru_cache  # once is enough
+def _tell_that_texts_are_read_alone(model: str, kind: ScoreType) -> None:
+    logger.warning(
+        "instruction, chat_template and chat_template_kwargs have no effect on a score by %s: %s reads each text by "
+        "itself, and no template joins them",
+        kind,
+        model,
+    )
 
 
 def asked(request: ScoreRequest, task: Task, inputs: Sequence[Input]) -> PoolRequest:

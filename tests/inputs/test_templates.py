@@ -56,8 +56,8 @@ def test_a_template_may_refuse_its_input() -> None:
     [
         ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "did not end in the time"),
         ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}", "did not end"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
-        ("{% for x in [[]] recursive %}{{ loop([[], []]) }}{% endfor %}", "recursion"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion|did not end"),
+        ("{% for x in [[]] recursive %}{{ loop([[], []]) }}{% endfor %}", "recursion|did not end"),
         ("{% for a in range(1000000000) %}{% endfor %}", "[Rr]ange too big"),
         ("{% for a in range(90000) %}" + "x" * 1000 + "{% endfor %}", "8001000 characters or more; at most 8000000"),
         ("{{ 'a' * 10 ** 9 }}", "1000000000 characters or more"),

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from cenote import LLM, BadRequest, LoadError, LoRARequest, Unsupported
 from tests.models.test_rotary_encoders import TASKS, save_adapted
-from tests.tiny import TEXTS, save_tiny, states, tiny_qwen3
+from tests.tiny import TEXTS, change_config, save_tiny, states, tiny_qwen3
 
 RANK, ALPHA = 3, 6.0
 QWEN_TARGETS = ("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj", "mlp.down_proj")
@@ -220,6 +220,53 @@ def test_layers_that_share_their_weights_share_their_adapter(tmp_path: Path) -> 
     merged = save_adapter(tmp_path / "tuned", plain, ("attention.query", "ffn"), seed=1)
 
     with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={tmp_path / 'tuned'}",)) as llm:
+        outputs = llm.encode(TEXTS, pooling_task="token_embed", lora_request="tuned", use_tqdm=False)
+        expected = states(merged, [output.prompt_token_ids for output in outputs])
+
+    for output, rows in zip(outputs, expected, strict=True):
+        assert_close(output.outputs.data, torch.nn.functional.normalize(rows, dim=-1), atol=1e-4, rtol=0)
+
+
+def test_a_folder_that_training_left_behind_is_no_adapter_of_the_model(tmp_path: Path) -> None:
+    plain = tiny_qwen3(tmp_path)
+    save_adapter(tmp_path / "lora", plain, ("q_proj",), seed=1)
+    (tmp_path / "lora" / "adapter_model.safetensors").unlink()
+
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        assert llm.engine.about.adapters == ()
+
+
+def test_an_unknown_task_of_jina_v5_is_told_and_the_default_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = tiny_qwen3(tmp_path)
+    change_config(tmp_path, architectures=["JinaEmbeddingsV5Model"], jina_task="nonsense")
+    with LLM(str(tmp_path), dtype="float32"):
+        assert "comes without the adapters that it was trained with" in caplog.text
+    merged = save_adapter(tmp_path / "adapters" / "retrieval", plain, QWEN_TARGETS, seed=1)
+
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        assert "has no adapter 'nonsense'; retrieval is used" in caplog.text
+        assert_close(vectors(llm), last_states(merged, llm), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["ElectraModel", "AlbertModel"])
+def test_what_leads_from_narrow_tables_to_states_takes_an_adapter(name: str, tmp_path: Path) -> None:
+    plain = save_tiny(tmp_path / "model", name)
+    target = "embeddings_project" if name == "ElectraModel" else "embedding_hidden_mapping_in"
+    tuned = tmp_path / "tuned"
+    merged = deepcopy(plain)
+    layer = merged.get_submodule(target if name == "ElectraModel" else f"encoder.{target}")
+    down, up = torch.randn(RANK, layer.in_features), torch.randn(layer.out_features, RANK)
+    layer.weight.data += up @ down
+    tuned.mkdir()
+    module = "embeddings_project" if name == "ElectraModel" else f"encoder.{target}"
+    halves = {"lora_A.weight": down, "lora_B.weight": up}
+    tensors = {f"base_model.model.{module}.{half}": tensor for half, tensor in halves.items()}
+    save_file(tensors, tuned / "adapter_model.safetensors")
+    (tuned / "adapter_config.json").write_text(json.dumps({"r": RANK, "lora_alpha": RANK}))
+
+    with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={tuned}",)) as llm:
         outputs = llm.encode(TEXTS, pooling_task="token_embed", lora_request="tuned", use_tqdm=False)
         expected = states(merged, [output.prompt_token_ids for output in outputs])
 

@@ -12,7 +12,16 @@ from torch.testing import assert_close
 
 from cenote import LLM, LoadError
 from cenote.loading import fallback
-from tests.tiny import BERT_TOKENS, ENCODER, TEXTS, randomize, save_tokenizer, tiny_bert, tiny_bert_classifier
+from tests.tiny import (
+    BERT_TOKENS,
+    ENCODER,
+    TEXTS,
+    randomize,
+    save_tiny,
+    save_tokenizer,
+    tiny_bert,
+    tiny_bert_classifier,
+)
 
 # an encoder and a decoder that no family of ours describes
 UNKNOWN = {
@@ -65,6 +74,43 @@ def test_an_unknown_classifier_classifies_and_scores(tmp_path: Path) -> None:
         with torch.inference_mode():
             logit = reference(input_ids=ids, token_type_ids=types).logits[0]
         assert_close(torch.tensor([output.outputs.score]), logit.sigmoid(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("pad", [0, 5, 159])
+def test_a_decoder_that_classifies_says_in_company_what_it_says_alone(pad: int, tmp_path: Path) -> None:
+    """The library's own way past padding depends on what the padding is."""
+    sizes = {"num_hidden_layers": 2, "intermediate_size": 48, "num_attention_heads": 4, "max_position_embeddings": 64}
+    config = {"vocab_size": 160, "hidden_size": 32, "pad_token_id": pad, "num_labels": 3} | sizes
+    reference = save(tmp_path, "GPTNeoXForSequenceClassification", config)
+
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        outputs = llm.classify(TEXTS, use_tqdm=False)
+
+    for output in outputs:
+        with torch.inference_mode():
+            logits = reference(input_ids=torch.tensor([output.prompt_token_ids])).logits[0]
+        assert_close(output.outputs.data, logits.softmax(-1), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["Qwen3Model", "GPT2Model", "Gemma3TextModel"])
+def test_the_library_pools_as_we_do(name: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path, name)
+
+    with (
+        LLM(str(tmp_path), dtype="float32") as ours,
+        LLM(str(tmp_path), dtype="float32", model_impl="transformers") as theirs,
+    ):
+        for one, other in zip(ours.embed(TEXTS, use_tqdm=False), theirs.embed(TEXTS, use_tqdm=False), strict=True):
+            assert_close(one.outputs.data, other.outputs.data, atol=1e-4, rtol=0)
+
+
+def test_the_library_runs_the_encoder_of_two_halves(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "T5EncoderModel")
+    how = {"dtype": "float32", "pooler_config": {"pooling_type": "MEAN"}}
+
+    with LLM(str(tmp_path), **how) as ours, LLM(str(tmp_path), **how, model_impl="transformers") as theirs:
+        for one, other in zip(ours.embed(TEXTS, use_tqdm=False), theirs.embed(TEXTS, use_tqdm=False), strict=True):
+            assert_close(one.outputs.data, other.outputs.data, atol=1e-4, rtol=0)
 
 
 def test_an_unknown_tagger_classifies_tokens(tmp_path: Path) -> None:
