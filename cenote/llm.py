@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,11 +53,16 @@ from cenote.request import (
 )
 from cenote.sides import side_texts
 
+logger = logging.getLogger("cenote")
+
 Result = TypeVar("Result")
 OutputOfRequest = TypeVar("OutputOfRequest", bound=RequestOutput[Any])
 Params = PoolingParams | Sequence[PoolingParams] | None
 UseTqdm = bool | Callable[..., Any]
 Side = str | Mapping[str, Any]  # a text, or an object whose content is text
+
+# what `score` reads from the extra_kwargs of PoolingParams
+SCORE_EXTRAS = ("max_tokens_per_query", "max_tokens_per_doc", "chat_template_kwargs", "instruction")
 
 WHICH_METHOD = """pooling_task required for `LLM.encode`.
 Use one of the specific methods, or name a task:

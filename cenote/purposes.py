@@ -44,7 +44,8 @@ def meaning(request: PoolRequest, about: About) -> Meaning:
     task = Meaning() if request.purpose is None else _of_task(request.purpose, about)
     kind = _of_input_type(request, about)
     word = request.purpose or request.input_type or request.role
-    if word is not None and not (about.marks_roles or about.instructions or about.prompts or about.adapters):
+    known = about.marks_roles or about.instructions or about.prompts or about.adapters or about.default_prompt
+    if word is not None and not known:
         _tell_that_it_is_all_the_same(about.model, _group(plain(word)) or word)
     prompt = request.prompt
     if prompt is None and request.prompt_name is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -338,3 +339,25 @@ def test_a_model_without_adapters_has_none_by_default(tmp_path: Path) -> None:
 
     with pytest.raises(LoadError, match="default_adapter 'tuned': .* has no adapters"):
         opened(tmp_path, default_adapter="tuned")
+
+
+def test_a_word_that_changes_nothing_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tiny_bert(tmp_path)
+
+    with caplog.at_level(logging.INFO, "cenote"), opened(tmp_path) as llm:
+        plain = embedded(llm)
+        assert "changes nothing" not in caplog.text
+        assert_close(embedded(llm, task="retrieval.query"), plain)
+        assert_close(embedded(llm, input_type="search_query"), plain)
+        assert caplog.text.count("what texts are for (query) changes nothing") == 1
+
+
+def test_a_word_for_which_the_model_has_nothing_among_what_it_has_is_not_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny_bert(tmp_path)
+    write_prompts(tmp_path, {"query": "search query: "})
+
+    with caplog.at_level(logging.INFO, "cenote"), opened(tmp_path) as llm:
+        embedded(llm, task="document")
+        assert "changes nothing" not in caplog.text

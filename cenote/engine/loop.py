@@ -98,6 +98,7 @@ class Loop:
             failure = error
         # not while the first error is handled, or every later one drags its traceback along
         answer_all_but_the_guilty(batch, self._run_now, failure)
+        del failure  # it holds this frame, which holds it
         return None
 
     def _deliver(self, batch: list[Sequence], wait: Callable[[], list[Answer]]) -> None:

@@ -29,7 +29,7 @@ from cenote.loading.recognise import recognise
 from cenote.loading.rerankers import Reranker, find_reranker
 from cenote.loading.sentence_transformers import SentenceTransformers, read_modules
 from cenote.models.architecture import Architecture, Head, HFConfig
-from cenote.models.catalog import Entry, Form, UnknownArchitecture, find, names_of_type
+from cenote.models.catalog import Entry, Form, UnknownArchitecture, find, fits_float16, is_stretched, names_of_type
 from cenote.pooling.activations import classification_activation
 from cenote.pooling.resolve import Matryoshka, PoolingFiles, PoolingPlan, resolve_plan
 from cenote.request import ScoreTemplate, ScoreType, Task

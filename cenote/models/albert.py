@@ -9,7 +9,7 @@ from cenote.models.bert import bert, masked_head
 
 
 def albert(config: HFConfig) -> Architecture:
-    base, size = bert(config), config.embedding_size
+    base, size = bert(config), config.get("embedding_size", 128)
     activation = config.get("hidden_act", "gelu_new")
     return replace(
         base,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -46,6 +47,10 @@ class HFConfig:
         """The value of a key that may be missing or null."""
         value = self.values.get(name)
         return default if value is None else value
+
+    def otherwise(self, **defaults: Any) -> HFConfig:
+        """The same with what missing keys mean to Transformers; a key that is null stays null."""
+        return HFConfig({**defaults, **self.values}, self.source)
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
@@ -133,9 +138,16 @@ def dense_head(dense: str, classifier: str, *, whole_per_token: bool = False) ->
     )
 
 
-def rope(config: HFConfig, layers: str = "full_attention", *, theta: float = 10000.0) -> RopeSpec:
+def rope(
+    config: HFConfig,
+    layers: str = "full_attention",
+    *,
+    theta: float = 10000.0,
+    unwritten: Mapping[str, Any] = MappingProxyType({}),  # what holds where config.json has no such dictionary
+) -> RopeSpec:
     """Rotary positions of one kind of layers: from one dictionary today, one for each kind, or keys of their own."""
-    parameters, scaling = config.get("rope_parameters", {}), config.get("rope_scaling", {})
+    scaling = config.get("rope_scaling", {})
+    parameters = config.get("rope_parameters", {} if scaling else unwritten)
     written = {**(parameters.get(layers) or parameters), **scaling}
     if kind := scaling.get("rope_type") or scaling.get("type"):
         written["rope_type"] = kind  # an override in older words comes before a newer file
@@ -157,7 +169,7 @@ def rope(config: HFConfig, layers: str = "full_attention", *, theta: float = 100
 def sliding_layers(config: HFConfig) -> tuple[bool, ...]:
     """Which layers see only a window: listed today, before that all from some layer on."""
     if "layer_types" in config:
-        return tuple(kind == "sliding_attention" for kind in config.layer_types)
+        return tuple(kind == "sliding_attention" and config.sliding_window is not None for kind in config.layer_types)
     in_use = config.get("use_sliding_window", False) and "sliding_window" in config
     first = config.get("max_window_layers", 28) if in_use else config.num_hidden_layers
     return tuple(layer >= first for layer in range(config.num_hidden_layers))

@@ -19,7 +19,7 @@ def bert(config: HFConfig) -> Architecture:
             num_layers=config.num_hidden_layers,
             num_heads=config.num_attention_heads,
             learned_positions=config.max_position_embeddings,
-            token_types=config.type_vocab_size,
+            token_types=config.get("type_vocab_size", 2),
             embed_norm=True,
             qkv_bias=True,
             out_bias=True,

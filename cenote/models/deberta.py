@@ -66,7 +66,7 @@ def _stacked(*parts: Tensor) -> Tensor:
 def _deberta(
     config: HFConfig, *, qkv: WeightTable, position_key: Sequence[str], position_query: Sequence[str]
 ) -> Architecture:
-    base = bert(HFConfig({"layer_norm_eps": 1e-7, "type_vocab_size": 0, **config.values}, config.source))
+    base = bert(config.otherwise(layer_norm_eps=1e-7, type_vocab_size=0))
     assert base.masked_head is not None
     written = config.get("pos_att_type", [])
     kinds = [kind.strip() for kind in (written.lower().split("|") if isinstance(written, str) else written)]

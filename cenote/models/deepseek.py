@@ -13,8 +13,8 @@ from cenote.models.llama import bidirectional, llama
 
 
 def deepseek_v3(config: HFConfig) -> Architecture:
-    base = llama(config)
-    turn = rope(config)
+    config = config.otherwise(n_shared_experts=1, num_experts_per_tok=8)
+    base, turn = llama(config), rope(config)
     scaling = turn.scaling or {}
     head_dim, sharper = config.qk_nope_head_dim + config.qk_rope_head_dim, 1.0
     if scaling.get("mscale_all_dim") and scaling.get("factor", 1.0) > 1:  # YaRN, but on the products themselves
@@ -24,7 +24,7 @@ def deepseek_v3(config: HFConfig) -> Architecture:
         num_kv_heads=None,
         head_dim=head_dim,
         scale=head_dim**-0.5 * sharper,
-        rope=replace(turn, dim=config.qk_rope_head_dim, interleaved=config.get("rope_interleave", True)),
+        rope=replace(turn, dim=config.qk_rope_head_dim, interleaved=bool(config.values.get("rope_interleave", True))),
     )
     own = "layers.*.self_attn"
     own_weights: WeightTable = {
@@ -44,10 +44,10 @@ def deepseek_v3(config: HFConfig) -> Architecture:
         intermediate_size=config.moe_intermediate_size,
         scoring="sigmoid",
         correction=True,
-        num_groups=config.get("n_group", 1),
-        top_groups=config.get("topk_group", 1),
-        renormalise=config.get("norm_topk_prob", True),
-        scaling=config.get("routed_scaling_factor", 1.0),
+        num_groups=config.get("n_group", 8),
+        top_groups=config.get("topk_group", 4),
+        renormalise=bool(config.values.get("norm_topk_prob", True)),
+        scaling=config.get("routed_scaling_factor", 2.5),
         shared_size=config.moe_intermediate_size * config.get("n_shared_experts", 0),
     )
     sizes = LatentSpec(

@@ -10,7 +10,7 @@ from cenote.models.bert import bert, masked_head
 
 
 def electra(config: HFConfig) -> Architecture:
-    base, size = bert(config), config.get("embedding_size", 128)
+    base, size = bert(config.otherwise(num_attention_heads=4)), config.get("embedding_size", 128)
     return replace(
         base,
         backbone=replace(base.backbone, embedding_size=size),

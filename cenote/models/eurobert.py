@@ -12,7 +12,7 @@ POOLING = {"bos": "CLS", "mean": "MEAN", "late": "MEAN"}
 
 
 def eurobert(config: HFConfig) -> Architecture:
-    base = bidirectional(llama(config))
+    base = bidirectional(llama(config.otherwise(rms_norm_eps=1e-5)))
     pooling = config.get("classifier_pooling") or config.get("clf_pooling", "late")
     late = pooling == "late"  # every token has its say, and then the mean is taken
     names = {"head.dense": "dense", "head.classifier": "classifier"}

@@ -9,7 +9,7 @@ from cenote.models.llama import llama, local_rope, one_in
 
 
 def gemma(config: HFConfig) -> Architecture:
-    base = llama(config)
+    base = llama(config.otherwise(num_key_value_heads=16))
     both_ways = config.get("use_bidirectional_attention", False)
     written = config.get("hidden_activation") or config.get("hidden_act", "gelu")
     return replace(
@@ -28,6 +28,7 @@ def gemma(config: HFConfig) -> Architecture:
 
 def gemma2(config: HFConfig) -> Architecture:
     """Norms around both halves of a block; every other layer sees a window."""
+    config = config.otherwise(sliding_window=4096, attn_logit_softcapping=50.0, num_key_value_heads=4)
     base = gemma(config)
     weights = {
         **base.weights,
@@ -47,6 +48,7 @@ def gemma2(config: HFConfig) -> Architecture:
 
 def gemma3(config: HFConfig) -> Architecture:
     """Gemma 2 with normed query and key heads instead of a cap, and slower turns where it sees everything."""
+    config = config.otherwise(sliding_window=4096)
     base = gemma2(config)
     both_ways = config.get("use_bidirectional_attention", False)
     spec = replace(
@@ -57,7 +59,7 @@ def gemma3(config: HFConfig) -> Architecture:
         local_rope=local_rope(config, config.get("rope_local_base_freq", 1e4)),
         local_layers=one_in(config.get("sliding_window_pattern", 6), config),
         # the tokens on both sides share the window of a causal model
-        window=config.sliding_window // 2 if both_ways else base.backbone.window,
+        window=config.get("sliding_window", 0) // 2 if both_ways else base.backbone.window,
     )
     norms = {f"layers.*.mixer.{x}_norm": f"layers.*.self_attn.{x[0]}_norm" for x in ("query", "key")}
     return replace(base, backbone=spec, weights={**base.weights, **norms})

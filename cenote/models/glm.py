@@ -9,8 +9,8 @@ from cenote.models.llama import llama
 
 
 def glm(config: HFConfig) -> Architecture:
-    base = llama(config)
-    turns = rope(HFConfig({"partial_rotary_factor": 0.5, **config.values}, config.source))
+    config = config.otherwise(num_key_value_heads=2, head_dim=128, rms_norm_eps=1.5625e-7, partial_rotary_factor=0.5)
+    base, turns = llama(config), rope(config)
     return replace(
         base,
         backbone=replace(

@@ -26,7 +26,7 @@ def gte(config: HFConfig) -> Architecture:
     for key, usual in {"layer_norm_type": "layer_norm", "logn_attention_scale": False}.items():
         if config.get(key, usual) != usual:
             raise LoadError(f"{config.source}: {key} is {config.get(key)!r}; only {usual!r} is known")
-    base = with_rotary(bert(config), config, rope(config, theta=160000.0))
+    base = with_rotary(bert(config.otherwise(type_vocab_size=1)), config, rope(config, theta=160000.0))
     heads = [
         masked_head(
             "lm_head.dense",

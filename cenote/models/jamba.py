@@ -37,7 +37,7 @@ def jamba(config: HFConfig) -> Architecture:
             intermediate_size=config.intermediate_size,
             num_layers=config.num_hidden_layers,
             num_heads=config.num_attention_heads,
-            num_kv_heads=config.get("num_key_value_heads"),
+            num_kv_heads=config.otherwise(num_key_value_heads=8).num_key_value_heads,
             causal=True,
             activation=config.get("hidden_act", "silu"),
             gated=True,

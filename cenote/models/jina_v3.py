@@ -45,6 +45,7 @@ ADAPTED_NAMES: WeightTable = (
 
 
 def jina_v3(config: HFConfig) -> Architecture:
+    config = config.otherwise(type_vocab_size=1, num_attention_heads=16, layer_norm_eps=1e-5)
     base = with_rotary(roberta(config), config, rope(config, theta=20000.0))
     mlp = {"layers.*.mlp.up": "layers.*.mlp.fc1", "layers.*.mlp.down": "layers.*.mlp.fc2"}
     return replace(

@@ -28,7 +28,7 @@ def lfm2(config: HFConfig) -> Architecture:
             intermediate_size=_intermediate_size(config),
             num_layers=config.num_hidden_layers,
             num_heads=config.num_attention_heads,
-            num_kv_heads=config.get("num_key_value_heads"),
+            num_kv_heads=config.otherwise(num_key_value_heads=8).num_key_value_heads,
             head_dim=config.get("head_dim"),
             causal=config.get("is_causal", True),
             rope=rope(config, theta=1e6),

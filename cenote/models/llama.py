@@ -27,7 +27,7 @@ def llama(config: HFConfig) -> Architecture:
             causal=causal,
             rope=rope(config),
             local_layers=sliding_layers(config),
-            window=config.get("sliding_window", 1) - int(causal),  # a causal one counts the token itself
+            window=config.get("sliding_window", 0) - int(causal),  # a causal one counts the token itself
             qkv_bias=config.get("qkv_bias", bias),
             out_bias=bias,
             mlp_bias=config.get("mlp_bias", False),
@@ -55,6 +55,7 @@ def llama(config: HFConfig) -> Architecture:
 
 def mistral(config: HFConfig) -> Architecture:
     """Llama whose layers all see a window, where config.json names one and no list of layers says otherwise."""
+    config = config.otherwise(sliding_window=4096, num_key_value_heads=8)
     base = llama(config)
     if "sliding_window" not in config or "layer_types" in config:
         return base
@@ -87,7 +88,8 @@ def one_in(every: int, config: HFConfig) -> tuple[bool, ...]:
     """Which layers see only a window: listed today, before that all but one in so many."""
     if "layer_types" in config:
         return sliding_layers(config)
-    return tuple((layer + 1) % every > 0 for layer in range(config.num_hidden_layers))
+    windowed = config.sliding_window is not None
+    return tuple(windowed and (layer + 1) % every > 0 for layer in range(config.num_hidden_layers))
 
 
 def local_rope(config: HFConfig, theta: float) -> RopeSpec:

@@ -11,8 +11,9 @@ from cenote.models.llama import mistral
 
 
 def mixtral(config: HFConfig) -> Architecture:
+    config = config.otherwise(sliding_window=None, num_experts_per_tok=2, num_local_experts=8, rms_norm_eps=1e-5)
     base = mistral(config)
-    spec = replace(base.backbone, rope=rope(config, theta=1e6), norm_eps=config.get("rms_norm_eps", 1e-5))
+    spec = replace(base.backbone, rope=rope(config, theta=1e6))
     experts = ExpertsSpec(
         num_experts=config.num_local_experts,
         top_k=config.num_experts_per_tok,

@@ -39,7 +39,7 @@ def olmo(config: HFConfig) -> Architecture:
 
 
 def olmo2(config: HFConfig) -> Architecture:
-    base = llama(config)
+    base = llama(config.otherwise(rms_norm_eps=1e-5))
     weights = {
         **base.weights,
         "layers.*.mixer.query_norm": "layers.*.self_attn.q_norm",
@@ -53,6 +53,7 @@ def olmo2(config: HFConfig) -> Architecture:
 
 def olmo3(config: HFConfig) -> Architecture:
     """OLMo 2 of which three layers in four see a window, and only the fourth has stretched positions."""
+    config = config.otherwise(sliding_window=4096)
     base = olmo2(config)
     spec = replace(
         base.backbone,

@@ -9,6 +9,7 @@ from cenote.models.llama import mistral
 
 
 def phi3(config: HFConfig) -> Architecture:
+    config = config.otherwise(sliding_window=None, num_key_value_heads=None, rms_norm_eps=1e-5)
     base, turns = mistral(config), rope(config)
     scaling = turns.scaling or {}
     if (scaling.get("rope_type") or scaling.get("type")) == "yarn":  # so its first configs call what it has instead

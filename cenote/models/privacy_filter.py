@@ -14,6 +14,8 @@ from cenote.layers.spec import BackboneSpec
 from cenote.models.architecture import Architecture, HFConfig, Made, linear_head, rope
 from cenote.models.llama import llama
 
+TURNS = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+
 
 class ClampedExperts(Experts):
     """Gates and what they let through stay within limits."""
@@ -29,6 +31,7 @@ class ClampedExperts(Experts):
 
 
 def privacy_filter(config: HFConfig) -> Architecture:
+    config = config.otherwise(num_key_value_heads=2, head_dim=64, sliding_window=128, num_experts_per_tok=4)
     base = llama(config)
     bias = config.get("attention_bias", True)
     experts = ExpertsSpec(
@@ -46,7 +49,7 @@ def privacy_filter(config: HFConfig) -> Architecture:
         backbone=replace(
             base.backbone,
             causal=False,
-            rope=replace(rope(config, theta=150000.0), interleaved=True),
+            rope=replace(rope(config, theta=150000.0, unwritten=TURNS), interleaved=True),
             local_layers=(True,) * config.num_hidden_layers,
             window=config.sliding_window,
             qkv_bias=bias,

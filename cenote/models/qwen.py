@@ -13,13 +13,13 @@ STEP_TAG = 151651  # <extra_0>, which ends a step of a solution
 
 def qwen2(config: HFConfig) -> Architecture:
     """Llama with biases on queries, keys and values."""
-    base = llama(config)
+    base = llama(config.otherwise(sliding_window=4096))
     return replace(base, backbone=replace(base.backbone, qkv_bias=True, out_bias=False))
 
 
 def qwen3(config: HFConfig) -> Architecture:
     """Llama with normed query and key heads."""
-    base = llama(config)
+    base = llama(config.otherwise(sliding_window=4096, head_dim=128))
     norms = {f"layers.*.mixer.{x}_norm": f"layers.*.self_attn.{x[0]}_norm" for x in ("query", "key")}
     return replace(base, backbone=replace(base.backbone, qk_norm="head"), weights={**base.weights, **norms})
 

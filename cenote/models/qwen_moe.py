@@ -12,6 +12,7 @@ from cenote.models.qwen import qwen2, qwen3
 
 def qwen2_moe(config: HFConfig) -> Architecture:
     """With one expert more that reads every token."""
+    config = config.otherwise(num_key_value_heads=16, intermediate_size=5632, num_experts_per_tok=4)
     base = qwen2(config)
     spec = replace(base.backbone, qkv_bias=config.get("qkv_bias", True))
     if "layer_types" not in config and config.get("use_sliding_window", False):  # not as in Qwen2: every other layer
@@ -27,7 +28,8 @@ def qwen2_moe(config: HFConfig) -> Architecture:
 
 
 def qwen3_moe(config: HFConfig) -> Architecture:
-    base = qwen3(config)
+    config = config.otherwise(sliding_window=4096, head_dim=None, num_key_value_heads=4, num_experts_per_tok=8)
+    base = qwen3(config.otherwise(intermediate_size=6144))
     windowed = config.get("use_sliding_window", False) and "sliding_window" in config  # all layers or none
     spec = replace(base.backbone, local_layers=(windowed,) * base.backbone.num_layers)
     return _sparse(replace(base, backbone=spec), config, _experts(config))

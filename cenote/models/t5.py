@@ -28,7 +28,7 @@ def t5(config: HFConfig) -> Architecture:
             intermediate_size=config.d_ff,
             num_layers=config.num_layers,
             num_heads=config.num_heads,
-            head_dim=config.d_kv,
+            head_dim=config.get("d_kv", 64),
             scale=1.0,  # folded into the weights
             bias=BiasSpec(
                 num_buckets=config.get("relative_attention_num_buckets", 32),
@@ -45,3 +45,7 @@ def t5(config: HFConfig) -> Architecture:
         unused=("decoder.*", "lm_head.*", "encoder.embed_tokens.*", "classifier.*"),
         token_head=linear_head("classifier"),
     )
+
+
+def mt5(config: HFConfig) -> Architecture:
+    return t5(config.otherwise(feed_forward_proj="gated-gelu"))

@@ -213,3 +213,29 @@ def test_a_bad_request_found_by_the_pooler_is_told_as_one(make_engine: MakeEngin
     (answer,) = make_engine(fault=refuse).pool_sync(asking([[7]], keep_going=True))
 
     assert isinstance(answer, BadRequest)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_log_has_one_traceback_for_a_batch_and_a_line_for_every_other_input(
+    make_engine: MakeEngine, late: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    strike = poison(MARKER)
+
+    class Late(EchoExecutor):
+        def start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
+            wait_for_it = super().start(batch)
+
+            def wait() -> list[Answer]:
+                strike(batch)
+                return wait_for_it()
+
+            return wait
+
+    engine = make_engine(Late() if late else EchoExecutor(strike))
+
+    with caplog.at_level(logging.ERROR, "cenote"):
+        engine.pool_sync(asking(batch_of(64, 3, 30, 60), keep_going=True))
+
+    assert caplog.text.count("the model failed on one input: RuntimeError: poisoned") == 3
+    assert caplog.text.count("Traceback") == 1
+    assert "During handling" not in caplog.text

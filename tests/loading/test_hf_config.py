@@ -21,6 +21,7 @@ from cenote.loading.hf_config import (
     resolve_max_length,
 )
 from cenote.models.architecture import HFConfig
+from cenote.models.catalog import fits_float16
 
 ORIGINAL = {"original_max_position_embeddings": "many"}
 
@@ -40,6 +41,7 @@ def length(
     user: int | None = None,
     offset: int = 0,
     rows: int = 0,
+    stretched: bool = False,
 ) -> Sourced[int]:
     files = {} if tokenizer is None else {"tokenizer_config": {"model_max_length": tokenizer}}
     return resolve_max_length(
@@ -48,6 +50,7 @@ def length(
         encoder_max_length=None if encoder is None else Sourced(encoder, "sentence_bert_config.json"),
         user=user,
         position_offset=offset,
+        stretched=stretched,
         learned_positions=rows,
     )
 
@@ -140,7 +143,14 @@ def test_dynamic_scaling_multiplies_and_llama3_does_not(tmp_path: Path) -> None:
     assert length(tmp_path, {**base, "rope_scaling": {"type": "dynamic", "factor": 2.0}}).value == 4096
     assert length(tmp_path, {**base, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}).value == 2048
     linear = {"rope_type": "linear", "factor": 8.0}
-    assert length(tmp_path, {**base, "model_type": "gemma3_text", "rope_scaling": linear}).value == 2048
+    assert length(tmp_path, {**base, "rope_scaling": linear}).value == 8 * 2048
+    assert length(tmp_path, {**base, "rope_scaling": linear}, stretched=True).value == 2048
+
+
+def test_where_gte_scales_its_rotary_positions_the_length_is_the_one_reached(tmp_path: Path) -> None:
+    ntk = {"type": "ntk", "factor": 8.0}  # as in gte-multilingual-reranker-base
+
+    assert length(tmp_path, {"max_position_embeddings": 8192, "rope_scaling": ntk}).value == 8192
 
 
 def test_sentence_transformers_replace_the_length_both_ways(tmp_path: Path) -> None:
@@ -244,7 +254,8 @@ def test_nonsense_in_place_of_a_length_is_named(tmp_path: Path, refused: Any) ->
 def test_automatic_dtype_follows_the_checkpoint_and_the_device(
     config: dict[str, Any], device: str, native: bool, expected: torch.dtype
 ) -> None:
-    assert resolve_dtype(HFConfig(config), "auto", device, native_bf16=native).value is expected
+    float16 = fits_float16(config.get("model_type"))
+    assert resolve_dtype(HFConfig(config), "auto", device, native_bf16=native, float16=float16).value is expected
 
 
 def test_an_explicit_dtype_is_taken(refused: Any) -> None:
@@ -255,7 +266,7 @@ def test_an_explicit_dtype_is_taken(refused: Any) -> None:
     with refused("'float16'", "CPU", "bfloat16 or float32"):
         resolve_dtype(HFConfig({}), "float16", "cpu", native_bf16=True)
     with refused("'half'", "gemma2", "bfloat16 or float32"):
-        resolve_dtype(config, "half", "cuda", native_bf16=False)
+        resolve_dtype(config, "half", "cuda", native_bf16=False, float16=False)
     with refused("'int8' is unknown; there are: auto, float32"):
         resolve_dtype(config, "int8", "cpu", native_bf16=False)
 

@@ -6,6 +6,7 @@ What they must give is computed here in the plain way: Transformers on one padde
 from __future__ import annotations
 
 import json
+import logging
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -299,6 +300,23 @@ def test_without_metadata_stanfords_defaults_apply(tmp_path: Path) -> None:
 
     with opened(tmp_path) as llm:
         assert_gives(colbert, llm)
+
+
+def test_a_marker_that_is_no_token_is_not_blamed_on_metadata_that_is_not_there(tmp_path: Path) -> None:
+    save_stanford(tmp_path, "BertModel", replace(UNUSED, query_marker="[other]"), None)
+
+    with pytest.raises(LoadError, match=r"a ColBERT without artifact\.metadata .* '\[unused0\]', is no token"):
+        LLM(str(tmp_path), dtype="float32", device="cpu")
+
+
+def test_metadata_that_tells_another_size_than_the_weights_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_stanford(tmp_path, "BertModel", UNUSED, STANFORD | {"dim": 128})
+
+    with caplog.at_level(logging.WARNING, "cenote"), opened(tmp_path) as llm:
+        assert llm.model_config.embedding_size == 12
+    assert "artifact.metadata: dim is 128, but the projection among the weights gives vectors of 12" in caplog.text
 
 
 @pytest.mark.parametrize("override", [{}, {"architectures": ["ColBERTJinaRobertaModel"]}])

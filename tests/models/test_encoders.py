@@ -358,6 +358,17 @@ def test_every_token_gets_logits_over_the_vocabulary(name: str, tmp_path: Path) 
         assert_same(answers(llm, "token_classify", None), [rows.softmax(-1) for rows in logits(reference)])
 
 
+@pytest.mark.parametrize(
+    ("family", "task"), [("Bert", "token_classify"), ("Roberta", "embed"), ("XLMRoberta", "embed")]
+)
+def test_what_a_masked_model_does_unless_told_follows_its_family(family: str, task: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path, f"{family}ForMaskedLM")
+
+    with opened(tmp_path) as llm:
+        assert llm.supported_tasks[0] == task
+        assert set(llm.supported_tasks) == {"embed", "token_embed", "token_classify"}
+
+
 @pytest.mark.parametrize(("missing", "kept"), [("bias", "decoder.bias"), ("decoder.bias", "bias")])
 def test_the_offsets_of_the_vocabulary_may_go_by_either_name(missing: str, kept: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "BertForMaskedLM")

@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer.modules import LayerNorm, Poolin
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from cenote import LLM, PoolerConfig, PoolingParams
+from cenote import LLM, LoadError, PoolerConfig, PoolingParams
 from tests.tiny import TEXTS, randomize, save_tiny
 
 HIDDEN = 32
@@ -137,6 +137,35 @@ def test_dense_modules_and_norms_run_in_their_order(tmp_path: Path) -> None:
     )
 
     assert_same(embedded(tmp_path), theirs(model))
+
+
+WRONG_SIZES: dict[str, tuple[list[nn.Module], str]] = {
+    "the model's": (
+        [Pooling(HIDDEN, "mean"), Dense(33, 20)],
+        "2_Dense/.*in_features is 33, .* of 32 come from the model",
+    ),
+    "two methods'": (
+        [Pooling(HIDDEN, ("cls", "mean")), Dense(HIDDEN, 20)],
+        "2_Dense/.*in_features is 32, .* of 64 come from CLS and MEAN",
+    ),
+    "the layer's before": (
+        [Pooling(HIDDEN, "mean"), Dense(HIDDEN, 20), Dense(33, 20)],
+        "3_Dense/.*in_features is 33, .* of 20 come from 2_Dense/config.json",
+    ),
+    "a norm's": (
+        [Pooling(HIDDEN, "mean"), LayerNorm(31)],
+        "2_LayerNorm/.*dimension is 31, .* of 32 come from the model",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SIZES)
+def test_a_layer_for_vectors_of_another_size_is_refused_when_it_is_loaded(name: str, tmp_path: Path) -> None:
+    modules, words = WRONG_SIZES[name]
+    saved(tmp_path, *modules)
+
+    with pytest.raises(LoadError, match=words):
+        embedded(tmp_path)
 
 
 def test_a_shorter_embedding_is_cut_before_it_is_normalised(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel
 from cenote import LLM, BadRequest, InputTooLong, PoolingParams, Unsupported
 from cenote.errors import PoolingError
 from cenote.request import LoRARequest, Scored, ScoreRequest
-from tests.tiny import tiny_bert_classifier
+from tests.tiny import tiny_bert, tiny_bert_classifier
 
 QUERY = "What is the capital of France?"
 DOCUMENTS = ["Paris is the capital of France.", "The mitochondrion is part of a cell.", "Lyon is a city in France."]
@@ -277,3 +278,48 @@ def test_an_error_names_the_document_by_its_own_number(llm: LLM) -> None:
         llm.engine.score_sync(request)
 
     assert caught.value.index == 1
+
+
+# what has no effect, or no sense
+
+
+@pytest.mark.parametrize("limit", ["3", 1.5, True, [3]])
+def test_a_limit_that_is_no_whole_number_is_refused_by_name(llm: LLM, limit: Any) -> None:
+    with pytest.raises(BadRequest, match="max_tokens_per_doc must be a non-negative integer") as caught:
+        llm.score(QUERY, DOCUMENTS, pooling_params=with_extra(max_tokens_per_doc=limit))
+    assert caught.value.param == "max_tokens_per_doc"
+
+
+def test_template_arguments_that_are_no_mapping_are_refused_by_name(llm: LLM) -> None:
+    with pytest.raises(BadRequest, match="chat_template_kwargs must be a mapping"):
+        llm.score(QUERY, DOCUMENTS, pooling_params=with_extra(chat_template_kwargs="word"))
+
+
+def test_a_misspelt_extra_is_told_with_those_there_are(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "cenote"):
+        llm.score(QUERY, DOCUMENTS, pooling_params=with_extra(max_tokens_per_document=3))
+    assert "nothing called 'max_tokens_per_document'" in caplog.text
+    assert "max_tokens_per_query, max_tokens_per_doc" in caplog.text
+
+
+def test_an_instruction_to_a_model_that_reads_texts_alone_is_told_once_to_have_no_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny_bert(tmp_path)
+
+    with caplog.at_level(logging.WARNING, "cenote"), LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
+        plain = scores(llm.score(QUERY, DOCUMENTS))
+        assert "no effect" not in caplog.text
+        assert scores(llm.score(QUERY, DOCUMENTS, instruction="find cells")) == plain
+        assert scores(llm.score(QUERY, DOCUMENTS, chat_template="{{ messages }}")) == plain
+        assert caplog.text.count("no effect on a score by bi-encoder") == 1
+        llm.score(QUERY, DOCUMENTS, instruction="find cells", score_type="late-interaction")
+        assert caplog.text.count("no effect on a score by late-interaction") == 1
+
+
+def test_an_instruction_to_a_cross_encoder_is_no_cause_for_a_warning(
+    cross: Cross, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "cenote"):
+        cross.llm.score(QUERY, DOCUMENTS, instruction="find cells")
+    assert "no effect" not in caplog.text
