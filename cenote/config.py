@@ -157,7 +157,7 @@ class EngineConfig:
         default=False,
     )
     model_impl: Literal["auto", "cenote", "vllm", "transformers"] = option(
-        "who runs the model: cenote, the slower Transformers library, or auto: the library for what cenote does not know",
+        "who runs the model: cenote, the slower Transformers library, or auto: the library where cenote cannot",
         default="auto",
         choices=("auto", "cenote", "vllm", "transformers"),  # vllm is the reference's word for what is its own
     )

@@ -156,7 +156,6 @@ def test_a_device_that_is_not_there_is_one_line(device: str) -> None:
         {"num_hidden_layers": "2"},
         {"matryoshka_dimensions": 8},
         {"sentence_transformers": "x"},
-        {"type_vocab_size": None},
     ],
     ids=str,
 )

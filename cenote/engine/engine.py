@@ -22,17 +22,15 @@ from cenote.engine.loop import Loop
 from cenote.engine.pending import Answers, Pending
 from cenote.engine.processor import NO_PLUGIN, load_processor
 from cenote.engine.records import Records
-from cenote.engine.roles import sides
+from cenote.engine.rendering import renderer_of, tokenizer_of
 from cenote.engine.scheduler import Scheduler
 from cenote.engine.tagging import Tagger, not_a_tagger
 from cenote.engine.watchdog import Watchdog
 from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError, Unsupported
-from cenote.inputs.chat import ChatSettings
-from cenote.inputs.instructions import Instruction
-from cenote.inputs.pairs import check_template_kwargs, reads_both
+from cenote.inputs.pairs import check_template_kwargs
 from cenote.inputs.ranking import as_ranking
-from cenote.inputs.render import Limits, Renderer, check_lengths
-from cenote.inputs.tokenizer import Cut, Tokenizer
+from cenote.inputs.render import Limits, check_lengths
+from cenote.inputs.tokenizer import Cut
 from cenote.loading.load import LoadedModel, load
 from cenote.loading.rerankers import template_text
 from cenote.metrics import Family
@@ -48,7 +46,6 @@ from cenote.request import (
     Ranking,
     Scored,
     ScoreRequest,
-    ScoreTemplate,
     Tagged,
     Task,
     Tokenized,
@@ -77,36 +74,9 @@ class PoolingEngine:
         description = model.description
         self.plan = description.plan
         self.max_model_len = description.max_length.value
-        self.tokenizer = Tokenizer(
-            model.tokenizer.tokenizer,
-            truncation_side=model.tokenizer.truncation_side,
-            pad_token_id=model.tokenizer.pad_token_id,
-            lower_case=description.sentence_transformers.lower_case,
-            token_types=model.tokenizer.token_types,
-            clean_up=model.tokenizer.clean_up,
-        )
+        self.tokenizer = tokenizer_of(model)
         self.template = template_text(config.chat_template, "chat_template")
-        backbone = description.architecture.backbone
-        self.renderer = Renderer(
-            self.tokenizer,
-            vocab_size=backbone.vocab_size,
-            hidden_size=backbone.hidden_size,
-            pairs_with_separator=bool(
-                description.config.get("use_sep_token", description.architecture.pairs_with_separator)
-            ),
-            score_template=self._score_template(),
-            prompt_embeds=config.enable_prompt_embeds,
-            skip_prompt=not self.plan.include_prompt,
-            chat=ChatSettings(
-                server_template=self.template,
-                tokenizer_template=model.tokenizer.chat_template,
-                content_format=config.chat_template_content_format,
-                template_kwargs=config.default_chat_template_kwargs or {},
-                special_tokens=model.tokenizer.special_tokens,
-            ),
-            sides=sides(model),
-            instruction=_instruction(model, self.tokenizer),
-        )
+        self.renderer = renderer_of(model, config, self.tokenizer, self.template)
         self.scorable = Scorable(
             description.name,
             self.plan.tasks,
@@ -149,22 +119,6 @@ class PoolingEngine:
     @classmethod
     def load(cls, config: EngineConfig) -> PoolingEngine:
         return cls(load(config), config)
-
-    def _score_template(self) -> ScoreTemplate | None:
-        """What joins query and document, told to whoever looks after the server."""
-        description = self.model.description
-        if description.score_template is None or description.kind.value != "sequence" or description.num_labels > 1:
-            return None
-        template, source = description.score_template.value, description.score_template.source
-        if template.has_system and not reads_both(template, self.model.tokenizer.special_tokens):
-            logger.warning(
-                "%s sends query and document through the chat template, which drops them; they are joined without it. "
-                "--score-template gives another",
-                source,
-            )
-            return None
-        logger.info("Query and document are joined by the template %s (from %s)", template.name, source)
-        return template
 
     async def pool(self, request: PoolRequest) -> Answers:
         """Answers in the order of the inputs. A caller that is cancelled takes its waiting work along."""
@@ -455,10 +409,3 @@ def _finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
         result: Result = stop.value
         return result
     raise RuntimeError("a scorer waited for something other than the engine")
-
-
-def _instruction(model: LoadedModel, tokenizer: Tokenizer) -> Instruction | None:
-    mark, first = model.description.architecture.pooled_after, model.tokenizer.special_tokens.get("bos_token")
-    if mark is None:
-        return None
-    return Instruction(tokenizer, mark, None if first is None else model.tokenizer.tokenizer.token_to_id(first))
