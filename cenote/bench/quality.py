@@ -20,6 +20,7 @@ Matrix = npt.NDArray[np.float32]
 Embed = Callable[[list[str]], Matrix]
 Score = Callable[[str, list[str]], Matrix]
 DEPTH = 10  # ranks that count
+EXACT = {"dtype": "float32"}  # left to itself, the library runs in whatever type the weights are stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ def our_score(llm: LLM) -> Score:
 
 
 def their_embed(folder: str, device: str) -> Embed:
-    model = _library().SentenceTransformer(folder, device=device)
+    model = _library().SentenceTransformer(folder, device=device, model_kwargs=EXACT)
 
     def embed(texts: list[str]) -> Matrix:
         vectors: Matrix = model.encode(texts, show_progress_bar=False, convert_to_numpy=True)
@@ -168,7 +169,7 @@ def their_embed(folder: str, device: str) -> Embed:
 
 
 def their_score(folder: str, device: str) -> Score:
-    model = _library().CrossEncoder(folder, device=device)
+    model = _library().CrossEncoder(folder, device=device, model_kwargs=EXACT)
 
     def score(query: str, documents: list[str]) -> Matrix:
         values: Matrix = model.predict([(query, text) for text in documents], show_progress_bar=False)
