@@ -139,6 +139,9 @@ class EngineConfig:
         default="auto",
         choices=("auto", "float32", "bfloat16", "float16", "float", "half"),
     )
+    quantization: Literal["int8", "fp8"] | None = option(
+        "compute linear layers in smaller numbers: int8 on a CPU, fp8 on a GPU", default=None, choices=("int8", "fp8")
+    )
     device: str | None = option("cpu, cuda, cuda:1; a GPU if there is one", default=None)
     max_model_len: int | None = option("read at most this many tokens (8k, 8K)", default=None, parse=human_number)
     hf_overrides: Mapping[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] | None = option(
@@ -196,7 +199,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for item in declared(type(self)):
             choices, value = item.metadata["choices"], getattr(self, item.name)
-            if choices and value not in (*choices, "generate"):
+            if choices and value is not None and value not in (*choices, "generate"):
                 raise BadRequest(f"{item.name}={value!r} is unknown; there are: {', '.join(choices)}", param=item.name)
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_waiting_chars", "step_timeout_s"):
             value = getattr(self, name)

@@ -40,7 +40,6 @@ WITHOUT_EFFECT: dict[str, Unused] = {
     "enable_chunked_prefill": SWITCH,
     "enable_flash_late_interaction": SWITCH,
     # checkpoints
-    "quantization": UNSET,
     "load_format": Unused(harmless=("auto", "safetensors")),
     "config_format": Unused(harmless=("auto", "hf")),
     "download_dir": UNSET,

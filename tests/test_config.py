@@ -183,10 +183,15 @@ def test_options_of_other_machinery_are_taken_and_dropped() -> None:
     assert EngineConfig.of("m", **harmless) == EngineConfig.of("m")
 
 
-@pytest.mark.parametrize(("name", "value"), [("tensor_parallel_size", 2), ("quantization", "awq")])
+@pytest.mark.parametrize(("name", "value"), [("tensor_parallel_size", 2), ("kv_cache_dtype", "fp8")])
 def test_options_that_would_change_the_answer_are_refused(name: str, value: Any) -> None:
     with pytest.raises(LoadError, match=f"{name}={value!r} is not available"):
         EngineConfig.of("m", **{name: value})
+
+
+def test_a_quantization_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(BadRequest, match="quantization='awq' is unknown; there are: int8, fp8"):
+        EngineConfig.of("m", quantization="awq")
 
 
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "step_timeout_s"])

@@ -11,7 +11,7 @@ from cenote.batch import PackedBatch
 from cenote.layers.attention import Attention
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import MLP, GatedMLP
-from cenote.layers.norm import norm
+from cenote.layers.norm import Norm, norm
 from cenote.layers.positions import DistanceBias, Place, Rotary
 from cenote.layers.spec import BackboneSpec
 
@@ -64,28 +64,33 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
+    """One layer. What its last half adds is handed on beside the sum so far: the next norm adds it in passing."""
+
     def __init__(self, spec: BackboneSpec, layer: int, make_mixer: MakeMixer, make_mlp: MakeMLP) -> None:
         super().__init__()
         order = spec.norm_order
         self.post = order == "post"
         self.scale = spec.residual_scale
         self.mixer = make_mixer(spec, layer)
-        self.mixer_norm = norm(spec) if order != "output" and (layer or spec.first_norm) else nn.Identity()
+        self.mixer_norm = norm(spec) if order != "output" and (layer or spec.first_norm) else Norm()
         self.mixer_out_norm = norm(spec) if order in ("sandwich", "output") else None
         self.mlp = make_mlp(spec, layer)
-        self.mlp_norm = norm(spec) if order != "output" else nn.Identity()
+        self.mlp_norm = norm(spec) if order != "output" else Norm()
         self.mlp_out_norm = norm(spec) if order in ("sandwich", "output") else None
 
-    def forward(self, x: Tensor, batch: PackedBatch, place: Place) -> Tensor:
+    def forward(
+        self, x: Tensor, change: Tensor | None, batch: PackedBatch, place: Place
+    ) -> tuple[Tensor, Tensor | None]:
         if self.post:
-            x = self.mixer_norm(x + self.mixer(x, batch, place))
-            return self.mlp_norm(x + self.mlp(x))  # type: ignore[no-any-return]
-        x = self._sum(x, self.mixer(self.mixer_norm(x), batch, place), self.mixer_out_norm)
-        return self._sum(x, self.mlp(self.mlp_norm(x)), self.mlp_out_norm)
+            _, x = self.mixer_norm.added(x, self.mixer(x, batch, place))
+            return self.mlp_norm.added(x, self.mlp(x))[1], None
+        x, normed = self.mixer_norm.added(x, change)
+        x, normed = self.mlp_norm.added(x, self._change(self.mixer(normed, batch, place), self.mixer_out_norm))
+        return x, self._change(self.mlp(normed), self.mlp_out_norm)
 
-    def _sum(self, x: Tensor, change: Tensor, out_norm: nn.Module | None) -> Tensor:
+    def _change(self, change: Tensor, out_norm: nn.Module | None) -> Tensor:
         change = change if out_norm is None else out_norm(change)
-        return x + (change if self.scale == 1.0 else change * self.scale)
+        return change if self.scale == 1.0 else change * self.scale
 
 
 def plain_mlp(spec: BackboneSpec, layer: int) -> nn.Module:
@@ -123,6 +128,7 @@ class Backbone(nn.Module):
         bias = None if self.bias is None else self.bias(batch.max_length, batch.device).to(x.dtype)
         place = Place(None if self.rotary is None else self.rotary(batch.positions), bias)
         local = place if self.local_rotary is None else Place(self.local_rotary(batch.positions), bias)
+        change: Tensor | None = None  # of the layer before, not yet added
         for number, layer in enumerate(self.layers):
-            x = layer(x, batch, local if self.spec.is_local(number) else place)
-        return x if self.norm is None else self.norm(x)
+            x, change = layer(x, change, batch, local if self.spec.is_local(number) else place)
+        return (Norm() if self.norm is None else self.norm).added(x, change)[1]

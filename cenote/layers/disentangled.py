@@ -108,4 +108,5 @@ class ConvolvedEmbedding(Embedding):
         for run in batch.runs:
             part = x[run.start : run.start + run.count * run.length].view(run.count, run.length, -1)
             near.append(self.convolution(part.mT).mT.flatten(0, 1))
-        return self.convolved_norm(self.layer(x, batch, Place()) + self.activation(torch.cat(near)))  # type: ignore[no-any-return]
+        mixed, _ = self.layer(x, None, batch, Place())
+        return self.convolved_norm.added(mixed, self.activation(torch.cat(near)))[1]

