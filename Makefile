@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SERVING := $(VENV)/.serving
-SOURCES := pyproject.toml setup.py constraints.txt cenote/kernels/native.c
+SOURCES := pyproject.toml setup.py constraints.txt cenote/kernels/native.c cenote/inputs/word_piece.c
 PORT ?= 8000
 
 .PHONY: setup serve check test bench gpu clean
@@ -51,8 +51,13 @@ test: check
 bench: setup
 	HF_HUB_OFFLINE=1 $(BIN)/cenote bench offline
 
-gpu: setup
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu
+# parity and speed on a GPU. Where nothing can be installed: make gpu PYTHON=python3, if that has torch and pytest
+GPU_TESTS := tests/kernels tests/engine/test_graphs.py tests/models/test_gpu.py
+gpu:
+	@if $(PYTHON) -c "import torch, pytest, transformers, sys; sys.exit(not torch.cuda.is_available())" 2>/dev/null; \
+	then python=$(PYTHON); else $(MAKE) setup && python=$(BIN)/python; fi; \
+	export HF_HUB_OFFLINE=1; \
+	$$python -m pytest -m gpu $(GPU_TESTS) && $$python -m cenote.bench.gpu $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

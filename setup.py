@@ -2,15 +2,27 @@
 
 import platform
 import sys
+from glob import glob
 
 from setuptools import Extension, setup
 
 # AMX needs gcc 11 or newer; `optional` lets the install go on when there is no such compiler
 NATIVE = Extension(
     "cenote.kernels._native",
-    ["cenote/kernels/native.c"],
+    sorted(glob("cenote/kernels/native_*.c")),
+    depends=glob("cenote/kernels/native*.h"),
     extra_compile_args=["-O3", "-fopenmp", "-std=gnu11"],
     optional=True,
 )
 
-setup(ext_modules=[NATIVE] if sys.platform == "linux" and platform.machine() == "x86_64" else [])
+# plain C that any compiler takes, and that no Python's interface is in: one file serves all versions
+WORD_PIECE = Extension(
+    "cenote.inputs._word_piece",
+    ["cenote/inputs/word_piece.c"],
+    extra_compile_args=["-O3", "-std=gnu11"],
+    py_limited_api=True,
+    optional=True,
+)
+
+native = [NATIVE] if sys.platform == "linux" and platform.machine() == "x86_64" else []
+setup(ext_modules=native + ([WORD_PIECE] if sys.platform != "win32" else []))

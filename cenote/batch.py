@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class PackedBatch:
     host_attended: tuple[int, ...] | None = None  # leading tokens of each sequence that others see; None means all
     kept: Tensor | None = None  # [tokens], whether a token has a row in a token-wise answer; None means all have
     adapters: tuple[str | None, ...] | None = None  # the adapter each sequence is read with; None means none is
+    stems: Stems | None = None  # beginnings that stand once, behind all sequences; None means there are none
+    loose: bool = False  # the lengths known here are limits: the device has the real ones, and there may be spare tokens
 
     @property
     def size(self) -> int:
@@ -66,10 +68,7 @@ class PackedBatch:
 
     @cached_property
     def host_offsets(self) -> tuple[int, ...]:
-        starts = [0]
-        for length in self.host_lengths:
-            starts.append(starts[-1] + length)
-        return tuple(starts)
+        return tuple(accumulate(self.host_lengths, initial=0))
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
@@ -80,6 +79,23 @@ class PackedBatch:
             runs.append(Run(start, count, length))
             start += count * length
         return tuple(runs)
+
+
+@dataclass(frozen=True)
+class Stems:
+    """Beginnings that sequences of a batch have in common, computed once: in the batch, sequences lack theirs."""
+
+    whole: PackedBatch  # the same sequences from their beginnings on
+    rows: Tensor  # [tokens of whole], the row of the batch that stands for each of them
+    tokens: Tensor  # [tokens of the batch], for each row one of the tokens that it stands for
+
+    def spread(self, x: Tensor) -> Tensor:
+        """From rows of the batch to tokens of whole sequences."""
+        return x.index_select(0, self.rows)
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """And back."""
+        return x.index_select(0, self.tokens)
 
 
 def pack(sequences: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]] | None = None) -> PackedBatch:

@@ -19,6 +19,9 @@ Runner = Literal["auto", "pooling", "generate"]
 Convert = Literal["auto", "none", "embed", "classify", "reward"]
 DType = Literal["auto", "float32", "float", "bfloat16", "float16", "half"]
 
+# a smaller file would hold little but itself
+MIN_DISK_BYTES = 1024**2
+
 
 @dataclass(frozen=True, slots=True)
 class Sourced(Generic[Value]):
@@ -43,6 +46,14 @@ def human_number(text: str | int) -> int:
         return round(float(text[:-1]) * unit) if unit > 1 else int(text)
     except (ValueError, OverflowError):
         raise BadRequest(f"{text!r} is no number of tokens; write 4096, 8k (8000) or 8K (8192)") from None
+
+
+def human_bytes(text: str | int) -> int:
+    """4096, "512M" (of 1024 * 1024), "2G"."""
+    try:
+        return human_number(text)
+    except BadRequest:
+        raise BadRequest(f"{text!r} is no number of bytes; write 4096, 512M or 2G") from None
 
 
 def level_name(text: str) -> str:
@@ -150,7 +161,7 @@ class EngineConfig:
     pooler_config: PoolerConfig = option("JSON: pooling_type, use_activation, ...", default=PoolerConfig())
     served_model_name: str | None = option("the name used in messages and replies", default=None)
     max_num_batched_tokens: int | None = option("tokens per batch; chosen for the device when unset", default=None)
-    max_num_seqs: int = option("sequences per batch", default=1024)
+    max_num_seqs: int | None = option("sequences per batch; as many as its tokens allow when unset", default=None)
     scheduling_policy: Literal["fcfs", "priority"] = option(
         "fcfs: first come, first served; priority: lower numbers first", default="fcfs", choices=("fcfs", "priority")
     )
@@ -193,6 +204,14 @@ class EngineConfig:
     max_waiting_chars: int = option(
         "characters and token ids of requests in flight; a server answers 429 above it", default=256 * 1024**2
     )
+    result_cache_bytes: int = option(
+        "memory for answers to inputs that come again (512M); 0: none are kept", default=0, parse=human_bytes
+    )
+    result_cache_dir: str | None = option(
+        "a folder that keeps them over restarts, for several processes if need be", default=None
+    )
+    result_cache_disk_bytes: int = option("the most that this folder holds", default=2 * 1024**3, parse=human_bytes)
+    result_cache_shared: bool = option("one answer for all API keys; each has its own when unset", default=False)
     step_timeout_s: float = option("a batch that runs longer is given up, and the engine with it", default=600.0)
     trust_remote_code: bool = option("accepted and without effect: checkpoint code is never run", default=False)
 
@@ -201,6 +220,10 @@ class EngineConfig:
             choices, value = item.metadata["choices"], getattr(self, item.name)
             if choices and value is not None and value not in (*choices, "generate"):
                 raise BadRequest(f"{item.name}={value!r} is unknown; there are: {', '.join(choices)}", param=item.name)
+        if not isinstance(self.result_cache_bytes, int) or self.result_cache_bytes < 0:
+            raise BadRequest(f"result_cache_bytes={self.result_cache_bytes!r} is no number of bytes")
+        if not isinstance(self.result_cache_disk_bytes, int) or self.result_cache_disk_bytes < MIN_DISK_BYTES:
+            raise BadRequest(f"result_cache_disk_bytes={self.result_cache_disk_bytes!r} is too little; give 1M or more")
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_waiting_chars", "step_timeout_s"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and value > 0):
@@ -217,6 +240,9 @@ class EngineConfig:
         task = given.pop("task", None)
         if isinstance(given.get("max_model_len"), str | int):
             given["max_model_len"] = human_number(given["max_model_len"])
+        for name in ("result_cache_bytes", "result_cache_disk_bytes"):
+            if isinstance(given.get(name), str):
+                given[name] = human_bytes(given[name])
         if isinstance(names := given.get("served_model_name"), list | tuple):
             given["served_model_name"] = names[0] if names else None
         refuse_unknown(given, {item.name for item in fields(cls)}, "engine option")

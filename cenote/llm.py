@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count, cycle
+from functools import partial
+from itertools import cycle
 from typing import Any, TypeVar
 
 import tokenizers
@@ -15,12 +17,14 @@ from tqdm import tqdm
 
 from cenote.config import EngineConfig
 from cenote.engine.engine import PoolingEngine
+from cenote.engine.lot import Answered
 from cenote.engine.pending import Pending
 from cenote.engine.processor import NO_PLUGIN
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.inputs.prompts import as_inputs, as_tokenization
 from cenote.loading.describe import ModelConfig
 from cenote.outputs import (
+    Answers,
     ClassificationOutput,
     ClassificationRequestOutput,
     CombinedOutput,
@@ -40,10 +44,8 @@ from cenote.outputs import (
 from cenote.request import (
     Aggregation,
     EntityRequest,
-    Pooled,
     PoolingParams,
     PoolRequest,
-    Role,
     ScoreRequest,
     ScoreType,
     Task,
@@ -82,7 +84,8 @@ class LLM:
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self.config = EngineConfig.of(model, **options)
         self.engine = PoolingEngine.load(self.config)
-        self._ids = count()
+        self._next_number = 0  # of a request
+        self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, self.engine.stop)  # the threads must not outlive their owner
 
     @property
@@ -135,19 +138,20 @@ class LLM:
         Or a prompt of the model's own: by its name, or by what texts are (`input_type="query"`). `task` is for models
         with an adapter for each: it chooses that and the prompt for it.
         """
-        pooled = self._pool(
+        return self._pool(
             "embed",
             prompts,
             pooling_params,
             use_tqdm,
             lora_request,
             tokenization_kwargs,
-            prompt,
-            prompt_name,
+            EmbeddingRequestOutput,
+            EmbeddingOutput,
+            prompt=prompt,
+            prompt_name=prompt_name,
             input_type=input_type,
             purpose=task,
         )
-        return self._outputs(EmbeddingRequestOutput, EmbeddingOutput, pooled)
 
     def classify(
         self,
@@ -159,8 +163,16 @@ class LLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[ClassificationRequestOutput]:
         """A probability for every class, as `outputs.probs`."""
-        pooled = self._pool("classify", prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
-        return self._outputs(ClassificationRequestOutput, ClassificationOutput, pooled)
+        return self._pool(
+            "classify",
+            prompts,
+            pooling_params,
+            use_tqdm,
+            lora_request,
+            tokenization_kwargs,
+            ClassificationRequestOutput,
+            ClassificationOutput,
+        )
 
     def sparse_embed(
         self,
@@ -175,18 +187,19 @@ class LLM:
         input_type: str | None = None,
     ) -> list[SparseEmbeddingRequestOutput]:
         """The words that matter and how much, as `outputs.token_ids`, `outputs.weights` and `outputs.tokens`."""
-        pooled = self._pool(
+        return self._pool(
             "sparse_embed",
             prompts,
             pooling_params,
             use_tqdm,
             lora_request,
             tokenization_kwargs,
-            prompt,
-            prompt_name,
+            SparseEmbeddingRequestOutput,
+            self._sparse,
+            prompt=prompt,
+            prompt_name=prompt_name,
             input_type=input_type,
         )
-        return self._outputs(SparseEmbeddingRequestOutput, self._sparse, pooled)
 
     def encode(
         self,
@@ -216,23 +229,21 @@ class LLM:
             return [self._process(prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)]
         task, *also = self._tasks(pooling_task)
         meant = one_role(role=role, is_query=None if is_query is None else "query" if is_query else "document")
-        pooled = self._pool(
+        return self._pool(
             task,
             prompts,
             pooling_params,
             use_tqdm,
             lora_request,
             tokenization_kwargs,
-            prompt,
-            prompt_name,
-            also=also,
+            PoolingRequestOutput,
+            partial(self._output, (task, *also)),
+            prompt=prompt,
+            prompt_name=prompt_name,
+            also=tuple(also),
             role=meant,
             input_type=input_type,
         )
-        return [
-            PoolingRequestOutput(self._next_id(), self._output(task, item), item.token_ids, item.num_input_tokens)
-            for item in pooled
-        ]
 
     def reward(
         self,
@@ -338,30 +349,35 @@ class LLM:
         use_tqdm: UseTqdm,
         lora_request: Any,
         tokenization_kwargs: Mapping[str, Any] | None,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
-        also: Sequence[Task] = (),
-        role: Role | None = None,
-        input_type: str | None = None,
-        purpose: str | None = None,
-    ) -> list[Pooled]:
+        kind: type[OutputOfRequest],
+        make: Callable[..., Any],
+        *,
+        also: tuple[Task, ...] = (),
+        **more: Any,
+    ) -> list[OutputOfRequest]:
+        """Ask, and wrap answers while others are still being computed; `more` is for the request."""
         for each in (task, *also):
             self.engine.check_task(each)
         request = PoolRequest(
             task=task,
-            also=tuple(also),
+            also=also,
             inputs=as_inputs(prompts),
             params=params,
             tokenization=self._tokenization(tokenization_kwargs, params),
-            prompt=prompt,
-            prompt_name=prompt_name,
-            role=role,
-            input_type=input_type,
-            purpose=purpose,
             adapter=self._adapters(lora_request),
+            **more,
         )
         with _progress(use_tqdm) as on_progress:
-            return _without_errors(self.engine.pool_sync(request, on_progress))
+            pending = self.engine.submit(request)
+            first = self._numbers(pending.size)
+
+            def wrapped(answered: Answered) -> list[OutputOfRequest]:
+                strip = answered.strip
+                totals = strip.facts["num_input_tokens"]
+                answers = Answers(make, answered.each, strip.token_ids, strip.offsets, totals)
+                return kind.all_of(answers, (answered.indices + first).tolist())
+
+            return _without_errors(pending.gather(wrapped, on_progress))
 
     def _process(
         self,
@@ -390,11 +406,6 @@ class LLM:
             kwargs = {"truncate_prompt_tokens": older, **(kwargs or {})}
         return as_tokenization(kwargs, self.engine.max_model_len)
 
-    def _outputs(
-        self, kind: type[OutputOfRequest], output: Callable[[Tensor], Any], pooled: Sequence[Pooled]
-    ) -> list[OutputOfRequest]:
-        return [kind(self._next_id(), output(item.data), item.token_ids, item.num_input_tokens) for item in pooled]
-
     def _adapters(self, lora_request: Any) -> str | list[str | None] | None:
         """The names of the adapters asked for, one for all prompts or one each; new ones are loaded."""
         if isinstance(lora_request, list | tuple):
@@ -410,12 +421,12 @@ class LLM:
         self.engine.add_adapter(lora_request.lora_name, lora_request.lora_path)
         return str(lora_request.lora_name)
 
-    def _output(self, task: Task, item: Pooled) -> PoolingOutput:
-        found = {task: item.data, **item.others}
+    def _output(self, tasks: Sequence[Task], *found: Tensor) -> PoolingOutput:
         outputs: dict[str, PoolingOutput] = {
-            name: self._sparse(data) if name == "sparse_embed" else PoolingOutput(data) for name, data in found.items()
+            task: self._sparse(data) if task == "sparse_embed" else PoolingOutput(data)
+            for task, data in zip(tasks, found, strict=True)
         }
-        return CombinedOutput(outputs) if item.others else outputs[task]
+        return CombinedOutput(outputs) if len(outputs) > 1 else outputs[tasks[0]]
 
     def _sparse(self, data: Tensor) -> SparseEmbeddingOutput:
         return SparseEmbeddingOutput(data, self.engine.tokenizer.strings)
@@ -433,7 +444,14 @@ class LLM:
         return [query + self._next_id() for query, _ in zip(cycle(queries or [""]), request.documents, strict=False)]
 
     def _next_id(self) -> str:
-        return str(next(self._ids))
+        return str(self._numbers(1))
+
+    def _numbers(self, count: int) -> int:
+        """So many numbers that no other request has, from this one on."""
+        with self._lock:
+            first = self._next_number
+            self._next_number += count
+        return first
 
 
 def _without_errors(answers: Sequence[Result | PoolingError]) -> list[Result]:

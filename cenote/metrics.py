@@ -71,9 +71,11 @@ class Metrics:
 
         return observe
 
-    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Declare a value that is looked up when somebody asks."""
-        self._declare(Family(name, text, "gauge"))
+    def gauge(
+        self, name: str, text: str, read: Callable[[], float], kind: Literal["gauge", "counter"] = "gauge"
+    ) -> None:
+        """Declare a value that is looked up when somebody asks; a counter, where somebody else counts."""
+        self._declare(Family(name, text, kind))
         self._gauges[name] = read
 
     def snapshot(self) -> list[Family]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from functools import cached_property
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class EmbeddingOutput(PoolingOutput):
     def __init__(self, data: Tensor) -> None:
         if data.ndim != 1:
             raise BadRequest("pooled_data should be a 1-D embedding vector")
-        super().__init__(data)
+        self.data = data
 
     @property
     def embedding(self) -> list[float]:
@@ -53,7 +54,7 @@ class ClassificationOutput(PoolingOutput):
     def __init__(self, data: Tensor) -> None:
         if data.ndim != 1:
             raise BadRequest("pooled_data should be a 1-D probability vector")
-        super().__init__(data)
+        self.data = data
 
     @property
     def probs(self) -> list[float]:
@@ -76,7 +77,7 @@ class SparseEmbeddingOutput(PoolingOutput):
     def __init__(self, data: Tensor, tokens: Callable[[list[int]], list[str]] | list[str]) -> None:
         if data.ndim != 2 or data.shape[1] != 2:
             raise BadRequest("pooled_data should be rows of token id and weight")
-        super().__init__(data)
+        self.data = data
         self._tokens = tokens  # or who knows how the vocabulary writes them
 
     @property
@@ -139,46 +140,115 @@ class EntitiesOutput:
 
 
 Output = TypeVar("Output")
+TokenIds: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
+
+
+@dataclass(slots=True, eq=False)
+class Found(Generic[Output]):
+    """What there is to say to one prompt."""
+
+    outputs: Output
+    token_ids: TokenIds
+    num_input_tokens: int  # before truncation
+
+
+@dataclass(frozen=True)
+class Answers(Generic[Output]):
+    """The answers to many prompts, in arrays: an object for each is made when somebody reads it."""
+
+    make: Callable[..., Output]  # of the tensors that answer a prompt, one for each task
+    each: Callable[[], Sequence[Sequence[Tensor]]]  # for each task the tensors of all prompts
+    token_ids: TokenIds
+    offsets: np.ndarray[Any, Any]  # where the tokens of each prompt begin, and the end
+    num_input_tokens: np.ndarray[Any, Any]
+
+    @cached_property
+    def _tensors(self) -> Sequence[Sequence[Tensor]]:
+        return self.each()
+
+    def find(self, place: int) -> Found[Output]:
+        start, end = self.offsets[place : place + 2]
+        made = self.make(*(tensors[place] for tensors in self._tensors))
+        return Found(made, self.token_ids[start:end], int(self.num_input_tokens[place]))
 
 
 class RequestOutput(Generic[Output]):
     """One answer of a call."""
 
-    __slots__ = ("_token_ids", "num_input_tokens", "outputs", "request_id")
+    __slots__ = ("_answers", "_found", "_place", "request_id")
 
     num_cached_tokens = 0
     finished = True
+    _answers: Answers[Output]
+    _found: Found[Output] | None  # None until somebody looks
+    _place: int
 
     def __init__(
-        self,
-        request_id: str,
-        outputs: Output,
-        token_ids: np.ndarray[Any, np.dtype[np.int32]],
-        num_input_tokens: int | None = None,
+        self, request_id: str, outputs: Output, token_ids: TokenIds, num_input_tokens: int | None = None
     ) -> None:
         self.request_id = request_id
-        self.outputs = outputs
-        self._token_ids = token_ids
-        self.num_input_tokens = len(token_ids) if num_input_tokens is None else num_input_tokens  # before truncation
+        num_input_tokens = len(token_ids) if num_input_tokens is None else num_input_tokens
+        self._found = Found(outputs, token_ids, num_input_tokens)
+
+    @classmethod
+    def all_of(cls, answers: Answers[Output], numbers: Iterable[int]) -> list[Self]:
+        """One for each of the answers, which knows no more than its place among them."""
+        made = []
+        for place, number in enumerate(numbers):
+            output = cls.__new__(cls)
+            output.request_id = str(number)
+            output._found = None
+            output._answers = answers
+            output._place = place
+            made.append(output)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        found = self._look()  # what else lies in those arrays is not for whoever saves this
+        return _restored, (type(self), self.request_id, found.outputs, found.token_ids, found.num_input_tokens)
+
+    def _look(self) -> Found[Output]:
+        if self._found is None:
+            self._found = self._answers.find(self._place)
+        return self._found
+
+    @property
+    def outputs(self) -> Output:
+        return self._look().outputs
+
+    @outputs.setter
+    def outputs(self, outputs: Output) -> None:
+        self._look().outputs = outputs
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        ids: list[int] = self._token_ids.tolist()
+        ids: list[int] = self._look().token_ids.tolist()
         return ids
 
     @prompt_token_ids.setter
     def prompt_token_ids(self, ids: Sequence[int]) -> None:  # plugins cut special tokens off
-        self._token_ids = np.asarray(ids, dtype=np.int32)
+        self._look().token_ids = np.asarray(ids, dtype=np.int32)
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self._token_ids)
+        return len(self._look().token_ids)
+
+    @property
+    def num_input_tokens(self) -> int:
+        """Before truncation."""
+        return self._look().num_input_tokens
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(request_id={self.request_id!r}, outputs={self.outputs!r}, "
             f"prompt_token_ids={self.prompt_token_ids}, num_cached_tokens=0, finished=True)"
         )
+
+
+def _restored(kind: type[RequestOutput[Any]], *values: Any) -> RequestOutput[Any]:
+    output = kind.__new__(kind)
+    RequestOutput.__init__(output, *values)
+    return output
 
 
 class PoolingRequestOutput(RequestOutput[PoolingOutput]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
@@ -100,6 +100,7 @@ class ScoreTemplate:
     has_system: bool = False  # an instruction is also a message, of the role system
     in_parts: bool = False  # contents are lists of parts
     adds_special_tokens: bool = True  # around what it writes
+    verbatim: bool = False  # the document stands in it as it is, and nothing else depends on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,7 @@ class PoolRequest:
     purpose: str | None = None  # what the answers are for: chooses the adapter of that name, and the prompt
     adapter: str | Sequence[str | None] | None = None  # one for all, or one each; the model's default when unset
     priority: int = 0  # lower runs earlier, where the scheduling policy looks at it
+    tenant: str = ""  # whose request it is: answers that are kept for one are not given to another
     keep_going: bool = False  # an input that fails leaves its error in the list instead of failing the request
     timing: Timing = field(default_factory=Timing)
 
@@ -201,6 +203,7 @@ class ScoreRequest:
     instruction: str | None = None  # what relevance means, for models that are told
     adapter: str | None = None
     priority: int = 0
+    tenant: str = ""
     keep_going: bool = False
     timing: Timing = field(default_factory=Timing)
 
@@ -234,6 +237,14 @@ class Pooled:
     @property
     def truncated(self) -> bool:
         return self.num_tokens < self.num_input_tokens or not self.input_tokens_exact
+
+
+class Stacked(list[Pooled | PoolingError]):
+    """Answers that are vectors of one size, every one a row of one array: [inputs, size]."""
+
+    def __init__(self, answers: Iterable[Pooled], rows: Tensor | np.ndarray[Any, Any]) -> None:
+        super().__init__(answers)
+        self.rows = rows
 
 
 @dataclass(slots=True)
@@ -301,6 +312,7 @@ class PluginRequest:
     request_id: str
     tokenization: Tokenization | None = None  # as the plugin says when unset
     priority: int = 0
+    tenant: str = ""
     timing: Timing = field(default_factory=Timing)
 
 

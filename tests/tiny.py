@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from cenote.batch import PackedBatch
 
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)  # models this small are done before a second thread has woken up
@@ -307,3 +310,9 @@ def tiny_splade(folder: Path, model: str = "BertForMaskedLM", **pooling: str) ->
     (folder / "1_Splade").mkdir()
     (folder / "1_Splade" / "config.json").write_text(json.dumps(pooling))
     return reference
+
+
+def moved(batch: PackedBatch, device: str) -> PackedBatch:
+    """A batch with all its tensors on another device."""
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return replace(batch, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})

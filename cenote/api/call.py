@@ -31,10 +31,11 @@ Adapter = TypeVar("Adapter", str | None, str | Sequence[str | None] | None)
 
 
 class Call:
-    def __init__(self, engine: Engine, settings: ServerConfig, request_id: str) -> None:
+    def __init__(self, engine: Engine, settings: ServerConfig, request_id: str, tenant: str = "") -> None:
         self.engine = engine
         self.settings = settings
         self.request_id = request_id
+        self.tenant = tenant  # the digest of the API key that came along
         self.created = int(time.time())
         self.timing = Timing()
         self.num_items = 0  # inputs, or documents that were compared
@@ -78,17 +79,20 @@ class Call:
         self.check_count(len(request.inputs), "input")
         self.has_token_ids = bool(request.inputs) and isinstance(request.inputs[0], list)
         adapter = self._adapter(request.adapter)
-        return self._counted(await self.engine.pool(replace(request, adapter=adapter, timing=self.timing)))
+        request = replace(request, adapter=adapter, tenant=self.tenant, timing=self.timing)
+        return self._counted(await self.engine.pool(request))
 
     async def score(self, request: ScoreRequest) -> list[Scored]:
         self.check_count(len(request.queries), "queries")
         self.check_count(len(request.documents), "documents")
         adapter = self._adapter(request.adapter)
-        return self._counted(await self.engine.score(replace(request, adapter=adapter, timing=self.timing)))
+        request = replace(request, adapter=adapter, tenant=self.tenant, timing=self.timing)
+        return self._counted(await self.engine.score(request))
 
     async def entities(self, request: EntityRequest) -> list[Tagged]:
         self.check_count(len(request.pool.inputs), "input")
-        pool = replace(request.pool, adapter=self._adapter(request.pool.adapter), timing=self.timing)
+        adapter = self._adapter(request.pool.adapter)
+        pool = replace(request.pool, adapter=adapter, tenant=self.tenant, timing=self.timing)
         return self._counted(await self.engine.entities(replace(request, pool=pool)))
 
     async def tokenize(self, item: Input, *, add_special_tokens: bool, strings: bool = False) -> Tokenized:
@@ -98,7 +102,7 @@ class Call:
         return tokenized
 
     async def process(self, request: PluginRequest) -> Any:
-        processed = await self.engine.process(replace(request, timing=self.timing))
+        processed = await self.engine.process(replace(request, tenant=self.tenant, timing=self.timing))
         self.num_items += processed.num_inputs
         self.num_tokens += processed.num_tokens
         self.num_truncated += processed.num_truncated
@@ -137,7 +141,6 @@ class Call:
 
     def _counted(self, answers: Sequence[Any]) -> list[Any]:
         self.num_items += len(answers)
-        for answer in answers:
-            self.num_tokens += answer.num_tokens
-            self.num_truncated += answer.truncated
+        self.num_tokens += sum([answer.num_tokens for answer in answers])
+        self.num_truncated += sum([answer.truncated for answer in answers])
         return cast("list[Any]", answers)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from cenote.api.logs import log_reply
 from cenote.api.replies import plain_error
@@ -99,6 +99,7 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         super().on_headers_complete()
+        self.cycle.transport = Whole(self.cycle)  # type: ignore[assignment]  # as much of one as a reply needs
         self.phase, self.window_bytes = "body", 0
         self._within(BODY_WINDOW_S, self._check_rate)
 
@@ -162,6 +163,38 @@ class Connection(HttpToolsProtocol):
             self._within(LINGER_S, self.transport.close)
         else:
             self.transport.close()
+
+
+class Whole:
+    """The transport of one reply, on which its head waits for its body: a client is woken once, by all of it."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self.cycle = cycle
+        self.transport = cycle.transport
+        self.head: bytes | None = None
+        self.has_begun = False
+
+    def write(self, data: bytes) -> None:
+        cycle = self.cycle
+        if self.head is not None:
+            self.transport.writelines([self.head, data])
+            self.head = None
+        elif cycle.response_started and not self.has_begun:
+            self.has_begun = True
+            if cycle.expected_content_length and cycle.scope["method"] != "HEAD":
+                self.head = data
+            else:
+                self.transport.write(data)
+        else:
+            self.transport.write(data)
+
+    def close(self) -> None:
+        if self.head is not None:
+            self.transport.write(self.head)
+        self.transport.close()
+
+    def is_closing(self) -> bool:
+        return self.transport.is_closing()
 
 
 def too_large() -> Refused:

@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from cenote.errors import BadRequest
+from cenote.request import Stacked
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 EmbedDType = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
@@ -57,7 +58,19 @@ class Entry(TypedDict):
 
 def as_array(data: Any) -> Floats:
     """A tensor or an array as contiguous float32, without a copy where it is that already."""
+    if hasattr(data, "numpy"):
+        data = data.numpy()  # takes a third of what numpy needs to come to the same
     return np.ascontiguousarray(data, dtype=np.float32)
+
+
+def as_rows(answers: Sequence[Any]) -> Floats | None:
+    """The vectors of all answers as one array; None where they are matrices, or of several sizes."""
+    if isinstance(answers, Stacked):
+        return as_array(answers.rows)
+    arrays = [as_array(answer.data) for answer in answers]
+    if not arrays or {array.shape for array in arrays} != {(arrays[0].size,)}:
+        return None
+    return np.concatenate(arrays).reshape(len(arrays), arrays[0].size)
 
 
 def json_numbers(array: Floats) -> msgspec.Raw:
@@ -65,10 +78,12 @@ def json_numbers(array: Floats) -> msgspec.Raw:
     return msgspec.Raw(orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-def cast(array: Floats, dtype: EmbedDType, endianness: Endianness) -> bytes:
-    """The elements one after the other, rounded to the nearest and not scaled."""
+def cast(array: Floats, dtype: EmbedDType, endianness: Endianness) -> memoryview:
+    """The bytes of the elements one after the other, rounded to the nearest and not scaled."""
     numbers: np.ndarray[Any, Any] = array if dtype == "float32" else _narrow(array, NARROW_FLOATS[dtype])
-    return (numbers if endianness in ("native", sys.byteorder) else numbers.byteswap()).tobytes()
+    if endianness not in ("native", sys.byteorder):
+        numbers = numbers.byteswap()
+    return numbers.reshape(-1).view(np.uint8).data
 
 
 def base64_text(array: Floats, dtype: EmbedDType, endianness: Endianness) -> msgspec.Raw:
@@ -76,7 +91,21 @@ def base64_text(array: Floats, dtype: EmbedDType, endianness: Endianness) -> msg
     return msgspec.Raw(b'"%s"' % binascii.b2a_base64(cast(array, dtype, endianness), newline=False))
 
 
-def binary_body(arrays: Sequence[Floats], dtype: EmbedDType, endianness: Endianness) -> tuple[bytes, list[Entry]]:
+def base64_texts(rows: Floats, dtype: EmbedDType, endianness: Endianness) -> list[bytes | memoryview]:
+    """For every row what `base64_text` makes of it, without the quotation marks."""
+    raw = cast(rows, dtype, endianness)
+    if not raw:
+        return [b""] * len(rows)
+    size = len(raw) // len(rows)
+    if size % 3:  # what is left over at its end belongs to the row alone
+        return [binascii.b2a_base64(raw[at : at + size], newline=False) for at in range(0, len(raw), size)]
+    texts, size = memoryview(binascii.b2a_base64(raw, newline=False)), size // 3 * 4
+    return [texts[at : at + size] for at in range(0, len(texts), size)]
+
+
+def binary_body(
+    arrays: Floats | Sequence[Floats], dtype: EmbedDType, endianness: Endianness
+) -> tuple[memoryview, list[Entry]]:
     """All answers laid end to end, and where each of them lies."""
     num_bytes = 4 if dtype == "float32" else NARROW_FLOATS[dtype].num_bytes
     entries: list[Entry] = []
@@ -85,6 +114,8 @@ def binary_body(arrays: Sequence[Floats], dtype: EmbedDType, endianness: Endiann
         end = start + array.size * num_bytes
         entries.append(_entry(index, dtype, endianness, start, end, list(array.shape)))
         start = end
+    if isinstance(arrays, np.ndarray):
+        return cast(arrays, dtype, endianness), entries
     joined = np.concatenate([array.ravel() for array in arrays]) if arrays else np.zeros(0, dtype=np.float32)
     return cast(joined, dtype, endianness), entries
 
@@ -110,8 +141,7 @@ def cohere_values(vectors: Floats | Sequence[Floats], kind: CohereType) -> msgsp
         return msgspec.Raw(b"[]")
     matrix = vectors if isinstance(vectors, np.ndarray) else np.stack(vectors)
     if kind == "base64":
-        texts = [binascii.b2a_base64(cast(row, "float32", "little"), newline=False) for row in matrix]
-        return msgspec.Raw(b'["%s"]' % b'","'.join(texts))
+        return msgspec.Raw(b'["%s"]' % b'","'.join(base64_texts(matrix, "float32", "little")))
     values: np.ndarray[Any, Any] = matrix
     if kind == "int8":
         values = np.rint(matrix * 127).clip(-128, 127).astype(np.int8)

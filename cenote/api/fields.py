@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -122,8 +121,8 @@ class Prompted(Activated, kw_only=True):
         one_kind(given, name)
         return chat(self, given, call, name) if isinstance(given[0], dict) else given
 
-    def request(self, task: Task, call: Call, *, dimensions: int | None = None) -> PoolRequest:
-        """What the engine is asked: this task on every input."""
+    def request(self, task: Task, call: Call, *, dimensions: int | None = None, **more: Any) -> PoolRequest:
+        """What the engine is asked: this task on every input, and `more` of its fields."""
         return PoolRequest(
             task=task,
             inputs=self.inputs(call),
@@ -131,6 +130,7 @@ class Prompted(Activated, kw_only=True):
             tokenization=self.how(),
             adapter=self.adapter,
             priority=self.priority or 0,
+            **more,
         )
 
     def how(self) -> Tokenization:
@@ -154,14 +154,9 @@ class Worded(Encoded, kw_only=True):
     input_type: Annotated[str | None, INPUT_TYPE] = None
     role: Annotated[RoleName | None, says("query or document: the same as input_type")] = None
 
-    def request(self, task: Task, call: Call, *, dimensions: int | None = None) -> PoolRequest:
-        return replace(
-            super().request(task, call, dimensions=dimensions),
-            prompt=self.prompt,
-            prompt_name=self.prompt_name,
-            input_type=self.input_type,
-            role=role_called(self.role),
-        )
+    def request(self, task: Task, call: Call, *, dimensions: int | None = None, **more: Any) -> PoolRequest:
+        more |= {"prompt": self.prompt, "prompt_name": self.prompt_name, "input_type": self.input_type}
+        return super().request(task, call, dimensions=dimensions, role=role_called(self.role), **more)
 
 
 class ChatOptions(Protocol):

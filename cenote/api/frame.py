@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import time
-from uuid import uuid4
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -48,9 +47,8 @@ class Frame:
             await self.app(scope, receive, send)
             return
         began = time.perf_counter()
-        asked = Headers(scope=scope)
-        given = asked.get("x-request-id", "")
-        scope["request_id"] = given if SAFE_ID.fullmatch(given) else uuid4().hex
+        given = header(scope, b"x-request-id") or ""
+        scope["request_id"] = given if SAFE_ID.fullmatch(given) else os.urandom(16).hex()
         if self.root and scope["path"].startswith(self.root + "/"):  # a proxy that leaves its prefix on
             scope["path"] = scope["path"][len(self.root) :]
         asks = scope["method"] not in NOT_ASKING
@@ -60,12 +58,11 @@ class Frame:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = scope["request_id"]
+                message["headers"] = headers = [*message["headers"], (b"x-request-id", scope["request_id"].encode())]
                 if self.service.state == "draining":
-                    headers["connection"] = "close"
-                if self._is_doubtful(scope, asked):
-                    headers["warning"] = f'299 cenote "{FOREIGN_IDS}"'
+                    headers.append((b"connection", b"close"))
+                if self._is_doubtful(scope):
+                    headers.append((b"warning", f'299 cenote "{FOREIGN_IDS}"'.encode()))
             await send(message)
 
         self.service.num_in_flight += asks
@@ -86,12 +83,12 @@ class Frame:
             log_reply(scope, status, seconds)
             self._count(scope, status, seconds)
 
-    def _is_doubtful(self, scope: Scope, asked: Headers) -> bool:
+    def _is_doubtful(self, scope: Scope) -> bool:
         """Whether token ids came that were probably made with another vocabulary; the log says so once."""
         call = scope.get("call")
         if call is None or not call.has_token_ids:
             return False
-        if not asked.get("user-agent", "").startswith(SENDER_OF_FOREIGN_IDS):
+        if not (header(scope, b"user-agent") or "").startswith(SENDER_OF_FOREIGN_IDS):
             return False
         if not self.has_warned:
             self.has_warned = True
@@ -103,6 +100,14 @@ class Frame:
         if engine is not None:
             method = scope["method"] if scope["method"] in METHODS else "other"  # labels are few, whatever comes
             engine.observe_http(scope.get("handler", "none"), method, status, seconds)
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """Of the request, by its name in small letters."""
+    for known, value in scope["headers"]:
+        if known == name:
+            return str(value, "latin-1")
+    return None
 
 
 def across_origins(app: ASGIApp, service: Service) -> ASGIApp:

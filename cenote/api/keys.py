@@ -57,13 +57,17 @@ class Keys:
 
     def owner(self, headers: Headers) -> str | None:
         """The id of the key that came along, the first digits of its digest; None if nobody knows it."""
+        digest = self.digest(headers)
+        return None if digest is None else digest[:8]
+
+    def digest(self, headers: Headers) -> str | None:
         self._look()
         found = None
         for offered in _offered(headers):
             digest = hashlib.sha256(offered).digest()
             for known in self._digests:  # all of them, so that the time tells nothing
                 if hmac.compare_digest(digest, known):
-                    found = digest.hex()[:8]
+                    found = digest.hex()
         return found
 
     def _look(self) -> None:
@@ -101,8 +105,10 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self.keys.needed:
-            scope["key"] = self.keys.owner(scope["headers"])
-            if scope["key"] is None and scope["method"] not in OPEN.get(scope["path"], ()):
+            digest = self.keys.digest(scope["headers"])
+            scope["key"] = None if digest is None else digest[:8]  # for logs
+            scope["tenant"] = digest
+            if digest is None and scope["method"] not in OPEN.get(scope["path"], ()):
                 await respond(error_reply(Unauthorized(NO_KEY)))(scope, receive, send)
                 return
         await self.app(scope, receive, send)

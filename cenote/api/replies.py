@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Send
 
 from cenote.errors import InvalidBody, PoolingError
 
@@ -35,7 +36,7 @@ MAX_MESSAGE_CHARS = 2000
 
 @dataclass(slots=True)
 class Reply:
-    content: bytes
+    content: bytes | memoryview
     status: int = 200
     media_type: str = JSON
     headers: dict[str, str] = field(default_factory=dict)
@@ -93,6 +94,16 @@ class ErrorBody(msgspec.Struct):
 
 def respond(reply: Reply, headers: Mapping[str, str] | None = None) -> Response:
     return Response(reply.content, reply.status, {**(headers or {}), **reply.headers}, reply.media_type)
+
+
+async def send_reply(reply: Reply, headers: Mapping[str, str], send: Send) -> None:
+    """What `respond` makes of it, without the response in between."""
+    told = {"content-length": str(len(reply.content)), **headers, **reply.headers}
+    if reply.media_type:
+        told["content-type"] = reply.media_type + ("; charset=utf-8" if reply.media_type.startswith("text/") else "")
+    head = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in told.items()]
+    await send({"type": "http.response.start", "status": reply.status, "headers": head})
+    await send({"type": "http.response.body", "body": reply.content})
 
 
 def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:

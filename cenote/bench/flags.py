@@ -25,7 +25,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         "compared with the others",
     )
     servers.add_argument("--host", help="instead of --base-url (default: 127.0.0.1)")
-    servers.add_argument("--port", type=_positive, help="instead of --base-url (default: 8000)")
+    servers.add_argument("--port", type=positive, help="instead of --base-url (default: 8000)")
     servers.add_argument("--uds", metavar="PATH", help="the unix socket that the server listens on")
     servers.add_argument("--spawn", action="store_true", help="start `cenote serve` for the time of the measurement")
     servers.add_argument("--serve-args", type=shlex.split, default=[], metavar="'ARGUMENTS'", help="more for --spawn")
@@ -51,7 +51,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
     texts = parser.add_argument_group("texts")
     texts.add_argument(
-        "--items-per-request", type=_positive, default=1, metavar="K", help="texts, or documents per query (default: 1)"
+        "--items-per-request", type=positive, default=1, metavar="K", help="texts, or documents per query (default: 1)"
     )
     texts.add_argument("--mean", type=_above_zero, default=50, help="mean length in tokens (default: 50)")
     texts.add_argument("--sigma", type=_zero_or_more, default=0.8, help="of the log-normal spread (default: 0.8)")
@@ -60,23 +60,24 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     texts.add_argument("--tokenizer", metavar="FOLDER", help="to count tokens with (default: the default model's)")
     texts.add_argument("--dataset", metavar="FILE.jsonl", help="texts from a file instead; a query, then its documents")
     texts.add_argument("--column", default="text", help="of --dataset (default: text)")
-    texts.add_argument("--seed", type=_zero_or_more_whole, default=0)
+    texts.add_argument("--seed", type=zero_or_more_whole, default=0)
 
     load = parser.add_argument_group("load")
     load.add_argument(
-        "--concurrency", type=_positive, metavar="C", help="clients that each wait for their answer (default: 8)"
+        "--concurrency", type=positive, metavar="C", help="clients that each wait for their answer (default: 8)"
+    )
+    load.add_argument(
+        "--client-processes", type=positive, default=1, metavar="P", help="that share the load (default: 1)"
     )
     load.add_argument(
         "--request-rate", type=_rate, metavar="R", help="requests/s that arrive regardless; inf: all at once"
     )
     load.add_argument("--burstiness", type=_above_zero, help="of --request-rate; 1 is Poisson, more is steadier")
-    load.add_argument("--max-concurrency", type=_positive, metavar="C", help="with --request-rate, at most this many")
-    load.add_argument("--num-requests", "--num-prompts", type=_positive, metavar="N", help="per round (default: 1000)")
+    load.add_argument("--max-concurrency", type=positive, metavar="C", help="with --request-rate, at most this many")
+    load.add_argument("--num-requests", "--num-prompts", type=positive, metavar="N", help="per round (default: 1000)")
     load.add_argument("--duration", type=_above_zero, metavar="S", help="seconds per round, instead or as well")
-    load.add_argument(
-        "--num-warmups", type=_zero_or_more_whole, default=16, help="per round, not counted (default: 16)"
-    )
-    load.add_argument("--rounds", type=_positive, help="(default: 1, or 3 where there is something to compare)")
+    load.add_argument("--num-warmups", type=zero_or_more_whole, default=16, help="per round, not counted (default: 16)")
+    load.add_argument("--rounds", type=positive, help="(default: 1, or 3 where there is something to compare)")
     load.add_argument("--timeout", type=_above_zero, default=60, metavar="S", help="of one request (default: 60)")
     parser.add_argument("--json", metavar="FILE", help="also save the figures")
 
@@ -98,6 +99,10 @@ def check_serve_flags(parser: argparse.ArgumentParser, args: argparse.Namespace)
         parser.error(f"--in-process runs LLM.embed, which {args.backend} does not compare with; those do: {kinds}")
     if args.in_process and args.request_rate:
         parser.error("--in-process compares full speed; --concurrency C gives it, --request-rate does not")
+    if args.client_processes > (args.concurrency or args.max_concurrency or (8 if args.request_rate is None else 1e9)):
+        parser.error(f"{args.client_processes} processes need as many clients: --concurrency C gives them")
+    if args.client_processes > 1 and any(address.tls for _, address in servers_of(args)):
+        parser.error("--client-processes speak plain HTTP")
     if args.serve_args and not args.spawn:
         parser.error("--serve-args are for --spawn")
     names = [name for name, _ in servers_of(args)] + ["cenote"] * args.spawn
@@ -163,18 +168,18 @@ def _json_object(text: str) -> dict[str, Any]:
     return found
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
-def _zero_or_more_whole(text: str) -> int:
-    return 0 if text == "0" else _positive(text)
+def zero_or_more_whole(text: str) -> int:
+    return 0 if text == "0" else positive(text)
 
 
 def _length(text: str) -> int:
-    if (number := _positive(text)) < 3:
+    if (number := positive(text)) < 3:
         raise argparse.ArgumentTypeError(f"{text!r} tokens have no room for a word between two special ones")
     return number
 

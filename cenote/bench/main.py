@@ -3,95 +3,102 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`add` puts its flags on a parser, `run` does the work; what they need is imported when they are called."""
+
+    help: str
+    description: str
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.ArgumentParser, argparse.Namespace], int]
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="cenote bench",
-        description="Measure speed, side by side with others, in one interleaved run.",
+        description="Measure speed and quality, side by side with others.",
         allow_abbrev=False,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_offline(commands)
-    _add_quality(commands)
-    serve = commands.add_parser(
-        "serve",
-        help="load on one server or several",
-        description="Sends requests to servers, in turns, and tells how fast and how well they answer.",
-        allow_abbrev=False,
-    )
+    listed = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     words = [_one_spelling(word) for word in arguments]
-    if words[:1] == ["serve"]:
-        from cenote.bench.flags import add_serve_flags, check_serve_flags
-
-        add_serve_flags(serve)
-        given = parser.parse_args(words)
-        check_serve_flags(serve, given)
-        from cenote.bench.serve import serve as run_serve
-
-        return run_serve(given)
+    parsers = {}
+    for name, command in COMMANDS.items():
+        parsers[name] = listed.add_parser(name, help=command.help, description=command.description, allow_abbrev=False)
+        if words[:1] == [name]:  # the others' flags would cost their imports
+            command.add(parsers[name])
     given = parser.parse_args(words)
-    return _run_quality(given) if given.command == "quality" else _run_offline(given)
+    return COMMANDS[given.command].run(parsers[given.command], given)
 
 
-def _add_offline(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    offline = commands.add_parser(
-        "offline",
-        help="LLM.embed against Sentence Transformers",
-        description="Embeds the same texts, of log-normally spread lengths, with every engine in turns.",
-    )
-    offline.add_argument("--model", help="an embedding model; the default model when left out")
-    offline.add_argument("--dtype", default="auto", help="of Cenote's weights (default: auto)")
-    offline.add_argument("--texts", type=int, default=2000, help="how many texts (default: 2000)")
-    offline.add_argument("--mean", type=float, default=50, help="mean length in tokens (default: 50)")
-    offline.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default: 5)")
-    offline.add_argument(
-        "--batch-size", type=int, default=32, help="of Sentence Transformers (default: 32, as its own)"
-    )
-    offline.add_argument("--seed", type=int, default=0)
-    offline.add_argument("--json", metavar="FILE", help="also save the figures")
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    from cenote.bench.compare.flags import add_compare_flags
+
+    add_compare_flags(parser)
 
 
-def _run_offline(given: argparse.Namespace) -> int:
-    from cenote.bench.offline import compare
-    from cenote.bench.report import machine, save, table
+def _run_compare(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    from cenote.bench.compare.flags import check_compare_flags
+    from cenote.bench.compare.run import compare
 
-    workload, rows = compare(
-        given.model,
-        dtype=given.dtype,
-        count=given.texts,
-        mean=given.mean,
-        rounds=given.rounds,
-        batch_size=given.batch_size,
-        seed=given.seed,
-    )
-    facts = machine()
-    print(f"{facts['processor']}, {facts['threads']} threads, torch {facts['torch']}")
-    print(f"{workload.describe()}; {given.rounds} interleaved rounds")
-    print(table(rows))
-    if given.json:
-        save(given.json, workload.describe(), rows)
-    return 0
+    check_compare_flags(given)
+    return compare(given)
 
 
-def _add_quality(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    quality = commands.add_parser(
-        "quality",
-        help="what a model is worth on sets with known answers",
-        description="Measures an embedder by retrieval (nDCG@10) and similarity (Spearman), a reranker by its order.",
-    )
-    quality.add_argument("--model", help="an embedder or a reranker; the default model when left out")
-    quality.add_argument("--dtype", default="auto", help="of Cenote's weights (default: auto)")
-    quality.add_argument("--retrieval", type=Path, metavar="FOLDER", help="a set in BEIR's form")
-    quality.add_argument("--pairs", type=Path, metavar="FILE.tsv", help="columns sentence1, sentence2, score")
-    quality.add_argument("--first-stage", metavar="MODEL", help="what a reranker's documents are found with")
-    quality.add_argument("--max-queries", type=int, metavar="N", help="only the first N of --retrieval")
-    quality.add_argument("--alone", action="store_true", help="leave Sentence Transformers out")
+def _add_peers(parser: argparse.ArgumentParser) -> None:
+    from cenote.bench.compare.flags import add_peers_flags
+
+    add_peers_flags(parser)
 
 
-def _run_quality(given: argparse.Namespace) -> int:
+def _run_peers(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    from cenote.bench.compare.peers import peers
+
+    return peers(given)
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    from cenote.bench.flags import add_serve_flags
+
+    add_serve_flags(parser)
+
+
+def _run_serve(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    from cenote.bench.flags import check_serve_flags
+
+    check_serve_flags(parser, given)
+    from cenote.bench.serve import serve
+
+    return serve(given)
+
+
+def _add_scaling(parser: argparse.ArgumentParser) -> None:
+    from cenote.bench.scaling_flags import add_scaling_flags
+
+    add_scaling_flags(parser)
+
+
+def _run_scaling(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    from cenote.bench.scaling import scaling
+
+    return scaling(given)
+
+
+def _add_quality(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="an embedder or a reranker; the default model when left out")
+    parser.add_argument("--dtype", default="auto", help="of Cenote's weights (default: auto)")
+    parser.add_argument("--retrieval", type=Path, metavar="FOLDER", help="a set in BEIR's form")
+    parser.add_argument("--pairs", type=Path, metavar="FILE.tsv", help="columns sentence1, sentence2, score")
+    parser.add_argument("--first-stage", metavar="MODEL", help="what a reranker's documents are found with")
+    parser.add_argument("--max-queries", type=int, metavar="N", help="only the first N of --retrieval")
+    parser.add_argument("--alone", action="store_true", help="leave Sentence Transformers out")
+
+
+def _run_quality(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     from cenote.bench.quality import measure
     from cenote.llm import LLM
 
@@ -108,6 +115,40 @@ def _run_quality(given: argparse.Namespace) -> int:
         beside = "" if figure.theirs is None else f", sentence-transformers {figure.theirs:.4f}"
         print(f"{figure.name}: cenote {figure.ours:.4f}{beside}")
     return 0
+
+
+COMMANDS = {
+    "compare": Command(
+        "Cenote beside other engines",
+        "Gives every engine the same texts and weights, each alone in its turn, and tells how they stand.",
+        _add_compare,
+        _run_compare,
+    ),
+    "peers": Command(
+        "the environments of other engines, for compare",
+        "Lists or installs them, each in a virtual environment of its own.",
+        _add_peers,
+        _run_peers,
+    ),
+    "serve": Command(
+        "load on one server or several",
+        "Sends requests to servers, in turns, and tells how fast and how well they answer.",
+        _add_serve,
+        _run_serve,
+    ),
+    "scaling": Command(
+        "what more tokens cost, in time and memory",
+        "Embeds more and more texts of one length and tells whether cost is linear and memory flat.",
+        _add_scaling,
+        _run_scaling,
+    ),
+    "quality": Command(
+        "what a model is worth on sets with known answers",
+        "Measures an embedder by retrieval (nDCG@10) and similarity (Spearman), a reranker by its order.",
+        _add_quality,
+        _run_quality,
+    ),
+}
 
 
 def _one_spelling(word: str) -> str:

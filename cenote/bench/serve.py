@@ -51,6 +51,7 @@ def serve(args: argparse.Namespace) -> int:
         workload,
         load.describe(),
         load.concurrency is None,
+        args.client_processes,
     )
     with ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
@@ -66,6 +67,7 @@ def serve(args: argparse.Namespace) -> int:
             if (problem := runner.run(target.ask_model())) and target.model is None:
                 _note(f"{target.name} does not tell its model ({problem}); its requests name none")
             target.prepare(groups)
+            stack.callback(target.close)
         engine = None
         if args.in_process:
             from cenote.bench.in_process import InProcess
@@ -167,6 +169,7 @@ def _asking(args: argparse.Namespace, backend: Backend) -> Asking:
         headers=dict(args.header) | ({"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}),
         timeout_s=args.timeout,
         tls=tls,
+        num_processes=args.client_processes,
     )
 
 

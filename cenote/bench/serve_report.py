@@ -55,6 +55,7 @@ class Report:
     workload: str
     load: str
     is_open: bool
+    client_processes: int = 1
     servers: list[Server] = field(default_factory=list)
     in_process: Engine | None = None
     ready_s: float | None = None  # of a server that was started for this
@@ -92,7 +93,7 @@ class Report:
             lines += [f"the server was ready {self.ready_s:.1f} s after its start"]
         lines += ["", *self._table(), *self._comparisons()]
         for server in self.servers:
-            lines += _remarks(server, is_open=self.is_open)
+            lines += _remarks(server, is_open=self.is_open, num_clients=self.client_processes)
         return "\n".join(lines)
 
     def _table(self) -> list[str]:
@@ -150,7 +151,7 @@ def _range(ratio: Ratio) -> str:
     return f"{ratio.median:.2f}x ({ratio.least:.2f}-{ratio.most:.2f})"
 
 
-def _remarks(server: Server, *, is_open: bool) -> Sequence[str]:
+def _remarks(server: Server, *, is_open: bool, num_clients: int = 1) -> Sequence[str]:
     """What the table has no room for; nothing where there is nothing to say."""
     shown, lines = server.overall, []
     if shown.server_timing_ms:
@@ -163,8 +164,11 @@ def _remarks(server: Server, *, is_open: bool) -> Sequence[str]:
         lines.append(
             f"{server.name} was offered {shown.offered_per_s:,.1f} and answered {shown.requests_per_s:,.1f} requests/s"
         )
-    if shown.client_cpu > BUSY_CLIENT:
-        lines.append(f"the client used {shown.client_cpu:.0%} of a core: it may have been the limit, not {server.name}")
+    if num_clients > 1:
+        lines.append(f"the {num_clients} client processes used {shown.client_cpu:.2f} cores")
+    if shown.client_cpu > BUSY_CLIENT * num_clients:
+        used = f"{shown.client_cpu / num_clients:.0%} of a core" + (" each" if num_clients > 1 else "")
+        lines.append(f"the client used {used}: it may have been the limit, not {server.name}")
     if shown.resent:
         lines.append(f"{shown.resent:,} requests to {server.name} were sent again: their connection had been closed")
     for failures in shown.errors[:SHOWN_ERRORS]:

@@ -8,15 +8,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cenote.bench.client import Address, Client, NoReply, message
+from cenote.bench.process_group import ProcessGroup
 from cenote.errors import LoadError
 
 READY_WITHIN_S = 300.0
-GONE_WITHIN_S = 30.0
 SHOWN_LINES = 5
 
 
@@ -24,6 +24,7 @@ SHOWN_LINES = 5
 class Spawned:
     address: Address
     ready_s: float  # from the start of the process to /health answering 200
+    group: ProcessGroup
 
 
 def serve_command(port: int, *, model: str | None, dtype: str, more: Sequence[str]) -> list[str]:
@@ -38,26 +39,25 @@ def free_port() -> int:
 
 
 @contextmanager
-def spawned(command: Sequence[str], port: int, runner: asyncio.Runner) -> Iterator[Spawned]:
+def spawned(
+    command: Sequence[str], port: int, runner: asyncio.Runner, environment: Mapping[str, str] | None = None
+) -> Iterator[Spawned]:
     """The server of a command, ready to answer; asked to end afterwards, and made to if it will not."""
     address = Address("127.0.0.1", port)
     with tempfile.TemporaryFile() as log:
         began = time.perf_counter()
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        group = ProcessGroup(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, environment=environment
+        )
         try:
-            problem = runner.run(_wait_until_healthy(process, address))
+            problem = runner.run(_wait_until_healthy(group.process, address))
             if problem is not None:
                 log.seek(0)
                 said = " / ".join(log.read().decode(errors="replace").strip().splitlines()[-SHOWN_LINES:])
                 raise LoadError(f"{' '.join(command[1:])} {problem}; it said: {said or 'nothing'}")
-            yield Spawned(address, time.perf_counter() - began)
+            yield Spawned(address, time.perf_counter() - began, group)
         finally:
-            process.terminate()
-            try:
-                process.wait(GONE_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            group.end()
 
 
 async def _wait_until_healthy(process: subprocess.Popen[bytes], address: Address) -> str | None:

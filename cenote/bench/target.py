@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ import msgspec
 
 from cenote.bench.backends import Backend, Vectors, WrongReply, body_of, error_in, vectors_in
 from cenote.bench.client import Address, Client, NoReply, message
+from cenote.bench.client_processes import ClientProcesses
 from cenote.bench.figures import Round
 from cenote.bench.load import Load, Request, Sender, run_load
 
@@ -29,6 +31,7 @@ class Asking:
     headers: Mapping[str, str]
     timeout_s: float
     tls: ssl.SSLContext | None = None
+    num_processes: int = 1  # that ask
 
 
 @dataclass(slots=True)
@@ -42,6 +45,7 @@ class Target:
     root: str | None = None  # what it has loaded, where it tells
     requests: list[Request] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
+    processes: ClientProcesses | None = None
 
     async def ask_model(self) -> str | None:
         """The first of the models that the server names, unless one was given; what went wrong, if anything."""
@@ -73,8 +77,18 @@ class Target:
             )
             ready = message("POST", self.address, asking.endpoint, headers=asking.headers, body=body)
             self.requests.append(Request(ready, asking.backend.num_items(texts)))
+        if asking.num_processes > 1:
+            self.processes = ClientProcesses(asking.num_processes, self.address, self.requests, asking.timeout_s)
+
+    def close(self) -> None:
+        if self.processes is not None:
+            self.processes.close()
 
     async def run_round(self, load: Load, num_warmups: int) -> Round:
+        if self.processes is not None:
+            done = await asyncio.to_thread(self.processes.run_round, load, num_warmups)
+            self.rounds.append(done)
+            return done
         async with self.client() as client:
             if num_warmups:
                 at_once = load.concurrency or load.max_concurrency or WARM_UP_CLIENTS

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import tokenizers
 
@@ -77,6 +76,8 @@ def find_tokenizer(model: str | None) -> tokenizers.Tokenizer:
 
 def read_texts(path: str, column: str) -> list[str]:
     """One column of a file with a JSON object, or a bare string, on every line."""
+    import msgspec  # not on every machine where texts are only made up
+
     texts = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
         if not line.strip():

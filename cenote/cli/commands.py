@@ -169,6 +169,27 @@ def inspect(argv: Sequence[str]) -> int:
     return show(EngineConfig.of(**engine_keywords(args)))
 
 
+def explain(argv: Sequence[str]) -> int:
+    parser = Parser(
+        "explain",
+        "[MODEL]",
+        "Measure this machine, and say what a model could reach on it, what it reaches, and what would help.",
+        ["cenote explain", "cenote explain FOLDER --length 32 --length 256 --dtype float32", "cenote explain --json"],
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a hub name or a folder; the default model if unset")
+    lengths = "tokens of the texts to measure with, given once or repeatedly (default: 16 50 128 512)"
+    parser.add_argument("--length", type=positive, action="append", default=[], metavar="N", help=lengths)
+    parser.add_argument("--seconds", type=float, default=15.0, metavar="N", help="time to measure for (default: 15)")
+    parser.add_argument("--json", action="store_true", help="all figures as JSON")
+    add_engine_flags(parser, without=("model",))
+    args = parser.read(argv)
+
+    from cenote.cli.explain import explain as show
+    from cenote.cli.flags import engine_keywords
+
+    return show(engine_keywords(args), lengths=args.length, seconds=args.seconds, in_json=args.json)
+
+
 def models(argv: Sequence[str]) -> int:
     parser = Parser(
         "models",

@@ -18,6 +18,7 @@ COMMANDS = {
     "encode": "turn texts into one vector per token",
     "run-batch": "answer a file of requests, as OpenAI's batches have them",
     "inspect": "show what was found out about a model, and in which file",
+    "explain": "say what a model could reach on this machine, and what it reaches",
     "models": "list the architectures there are, with their tasks",
     "bench": "measure speed",
 }

@@ -22,20 +22,24 @@ class Lending:
         self._changing = threading.Lock()
 
     def chosen(self, asked: str | Sequence[str | None] | None, num_inputs: int) -> Sequence[str | None]:
-        """The adapter of every input, by name."""
+        """The adapter of every input, by name; one for all, or one each."""
         if self.loaded is None:
             if asked is None:
-                return [None] * num_inputs
+                return [None]
             first = asked if isinstance(asked, str) else next((name for name in asked if name), None)
             raise Unsupported(f"Got lora_request {first} but LoRA is not enabled!", param="adapter")
         if asked is None or isinstance(asked, str):
-            asked = [asked] * num_inputs
-        if len(asked) != num_inputs:
+            asked = [asked]
+        elif len(asked) != num_inputs:
             raise BadRequest(f"The lengths of prompts ({num_inputs}) and lora_request ({len(asked)}) must be the same.")
         for name in set(asked) - {None, *self.loaded.names}:
             known = ", ".join(self.loaded.names)
             raise BadRequest(f"no adapter is called {name!r}; there are: {known or 'none'}", param="adapter")
         return [name or self.loaded.default for name in asked]
+
+    def is_own(self, adapter: str | None) -> bool:
+        """None, or one of the checkpoint's: the names of others may mean something else tomorrow."""
+        return adapter is None or (self.loaded is not None and adapter in self.loaded.own)
 
     def add(self, name: str, place: str) -> None:
         """Load an adapter from a folder or the hub; one of that name that is there already stays."""
@@ -78,7 +82,7 @@ class Lending:
 
     def forget(self, name: str) -> None:
         """Free its memory when everybody has their answers who named it in time."""
-        while any(name in pending.adapters for pending in self.records.everybody()):
+        while any(name == wish.adapter for pending in self.records.everybody() for wish in pending.wishes):
             time.sleep(LOOK_S)
         with self._changing:
             if self.loaded is not None:

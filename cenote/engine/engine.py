@@ -18,8 +18,9 @@ from cenote.engine.about import about
 from cenote.engine.adapters import Lending
 from cenote.engine.executor import Executor, LocalExecutor
 from cenote.engine.intake import Intake
+from cenote.engine.keeping import result_cache
 from cenote.engine.loop import Loop
-from cenote.engine.pending import Answers, Pending
+from cenote.engine.pending import Answers, Pending, Wish
 from cenote.engine.processor import NO_PLUGIN, load_processor
 from cenote.engine.records import Records
 from cenote.engine.rendering import renderer_of, tokenizer_of
@@ -27,9 +28,9 @@ from cenote.engine.scheduler import Scheduler
 from cenote.engine.tagging import Tagger, not_a_tagger
 from cenote.engine.watchdog import Watchdog
 from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError, Unsupported
+from cenote.inputs.limits import Limits, check_lengths
 from cenote.inputs.pairs import check_template_kwargs
 from cenote.inputs.ranking import as_ranking
-from cenote.inputs.render import Limits, check_lengths
 from cenote.inputs.tokenizer import Cut
 from cenote.loading.load import LoadedModel, load
 from cenote.loading.rerankers import template_text
@@ -91,6 +92,7 @@ class PoolingEngine:
         self.about = about(model, self.scorable, plugin=plugin, chat_template=self.template)
         self.records = Records()
         self.lending = Lending(model.adapters, self.records)
+        self.cache = result_cache(description, config, self.records.metrics)
         device = description.device.value
         budget = config.max_num_batched_tokens or TOKEN_BUDGET.get(device.type, 4096)
         scheduler = Scheduler(budget, config.max_num_seqs, by_priority=config.scheduling_policy == "priority")
@@ -105,9 +107,13 @@ class PoolingEngine:
             self.renderer,
             self.loop,
             max_model_len=self.max_model_len,
+            token_budget=budget,
             max_waiting_tokens=BATCHES_AHEAD * budget,
             on_end=self._thread_ended,
+            cache=self.cache,
+            keepable=self.lending.is_own,
         )
+        self.records.watch_sharing(self.intake.sharing, getattr(self.loop.executor, "stems", None))
         self.watchdog = Watchdog(lambda: self.loop.step_began, config.step_timeout_s, self._thread_ended)
         self.home = os.getpid()  # threads do not follow a fork
         self.dead: PoolingError | None = None
@@ -122,7 +128,7 @@ class PoolingEngine:
 
     async def pool(self, request: PoolRequest) -> Answers:
         """Answers in the order of the inputs. A caller that is cancelled takes its waiting work along."""
-        return await asyncio.wrap_future(self.submit(request, bounded=True).future)
+        return await self._answers(self.submit(request, bounded=True))
 
     def pool_sync(self, request: PoolRequest, on_progress: OnProgress | None = None) -> Answers:
         return self.submit(request).wait(on_progress)
@@ -189,7 +195,7 @@ class PoolingEngine:
         processed = Processed()
 
         async def pool(part: PoolRequest) -> Answers:
-            answers = await self.pool(part)
+            answers = await self.pool(replace(part, tenant=request.tenant))
             processed.count(answers)
             request.timing.beside(part.timing)
             return answers
@@ -232,7 +238,11 @@ class PoolingEngine:
 
     async def _match(self, request: PoolRequest, queries: Sequence[Tensor]) -> Answers:
         request = self._as_it_is(request)
-        return await asyncio.wrap_future(self.submit(request, bounded=True, against=queries).future)
+        return await self._answers(self.submit(request, bounded=True, against=queries))
+
+    async def _answers(self, pending: Pending) -> Answers:
+        await asyncio.wrap_future(pending.future)
+        return pending.answers()
 
     def _as_it_is(self, request: PoolRequest) -> PoolRequest:
         """Texts that are compared get no prompt before them, unless the model marks what is a query and what is not."""
@@ -270,7 +280,8 @@ class PoolingEngine:
             request = replace(request, role=meant.role)
         asked = meant.adapter if request.adapter is None else request.adapter
         adapters = self.lending.chosen(asked, len(request.inputs))
-        pending = Pending(request, asks, limits, meant.prompt, adapters, against)
+        wishes = [Wish(*each) for each in zip(*_equally_many(asks, adapters), strict=True)]
+        pending = Pending(request, wishes, limits, meant.prompt, against)
         with self._lock:
             if self.dead is not None:
                 raise self.dead.with_traceback(None)  # or the same error grows longer with every call
@@ -296,6 +307,8 @@ class PoolingEngine:
         for part in parts:
             if part.thread is not threading.current_thread():
                 part.thread.join(timeout=JOIN_S)
+        if self.cache is not None:
+            self.cache.close()
 
     def _thread_ended(self, error: BaseException | None) -> None:
         if error is None or isinstance(error, PoolingError):
@@ -328,10 +341,11 @@ class PoolingEngine:
         )
 
     def _asks(self, request: PoolRequest) -> Sequence[tuple[Ask, ...]]:
+        """One for all inputs, or one each."""
         params = request.params
         tasks = (request.task, *request.also)
         if params is None or isinstance(params, PoolingParams):
-            return [self._asks_of_one(tasks, params)] * len(request.inputs)
+            return [self._asks_of_one(tasks, params)]
         if not isinstance(params, list | tuple) or not all(isinstance(each, PoolingParams) for each in params):
             raise BadRequest("pooling_params is one PoolingParams for all prompts, or a list with one for each")
         if len(params) != len(request.inputs):
@@ -391,6 +405,12 @@ class PoolingEngine:
         if limit >= self.max_model_len:
             raise BadRequest(f"{name} ({limit}) must be less than max_model_len ({self.max_model_len}).", param=name)
         return self.tokenizer.cut(texts, limit) if limit else [Cut(text, 0) for text in texts]
+
+
+def _equally_many(*lists: Sequence[Any]) -> list[Sequence[Any]]:
+    """One for all becomes one each, where the other list has one each."""
+    most = max(map(len, lists))
+    return [each if len(each) == most else list(each) * most for each in lists]
 
 
 def _with_lost(scores: list[Scored | PoolingError], lost: Sequence[int]) -> list[Scored | PoolingError]:

@@ -11,9 +11,12 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from cenote.batch import PackedBatch
+from cenote.engine.deliver import Outcome
+from cenote.engine.lot import Batch, Rows
 from cenote.engine.pack import pack
-from cenote.engine.sequence import Answer, Sequence
-from cenote.errors import NumericalError
+from cenote.engine.stems import Sharer
+from cenote.inputs.strip import Strip
 from cenote.pooling.pooler import Answers, Ask, Pooler
 
 
@@ -22,8 +25,8 @@ class Executor(Protocol):
 
     overlapping: bool  # whether `start` returns while the device still works
 
-    def start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
-        """Begin a batch; calling what is returned waits for its answers, one for each sequence, on the host."""
+    def start(self, batch: Batch) -> Callable[[], Outcome]:
+        """Begin a batch; calling what is returned waits for its answers, on the host."""
         ...
 
 
@@ -35,33 +38,32 @@ class LocalExecutor:
         self.pooler = pooler
         self.device = device
         self.overlapping = device.type == "cuda"
+        self.stems = Sharer(backbone, pooler)
 
-    def start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
+    def start(self, batch: Batch) -> Callable[[], Outcome]:
         # events and copies belong to the device that is current, and a thread starts with the first
         with torch.cuda.device(self.device) if self.overlapping else nullcontext():
             return self._start(batch)
 
-    def _start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
+    def run(self, packed: PackedBatch, asks: list[tuple[Ask, ...]], queries: list[Tensor | None]) -> list[Answers]:
+        return self.pooler(self.backbone(packed), packed, asks, queries)  # type: ignore[no-any-return]
+
+    def _start(self, batch: Batch) -> Callable[[], Outcome]:
         with torch.inference_mode():
-            adapters = tuple(sequence.adapter for sequence in batch)
-            used = adapters if any(adapters) else None
-            packed = pack([sequence.rendered for sequence in batch], self.device, used)
-            asks, queries = [sequence.asks for sequence in batch], [sequence.against for sequence in batch]
-            answers = self.pooler(self.backbone(packed), packed, asks, queries)
+            packed = self.stems.shared(pack(batch.strip, self.device, batch.adapters), batch)
             # the check runs on the device; only its verdict and the rows travel
-            checked = [(group, _finite(group.rows)) for group in answers]
+            checked = [(group, _finite(group.rows)) for group in self.run(packed, batch.asks, batch.queries)]
         # what callers get is made out here: autograd refuses tensors of inference mode
         arriving = [(replace(group, rows=_to_host(group.rows)), _to_host(finite)) for group, finite in checked]
         if not self.overlapping:
-            return lambda: _deliver(arriving, batch)
+            return lambda: _outcome(arriving)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
 
-        def wait() -> list[Answer]:
+        def wait() -> Outcome:
             done.synchronize()
             # out of page-locked memory, which is scarce: callers keep answers as long as they like
-            kept = [(replace(group, rows=group.rows.clone()), finite) for group, finite in arriving]
-            return _deliver(kept, batch)
+            return _outcome([(replace(group, rows=group.rows.clone()), finite) for group, finite in arriving])
 
         return wait
 
@@ -71,14 +73,18 @@ class EchoExecutor:
 
     overlapping = False
 
-    def __init__(self, fault: Callable[[Many[Sequence]], None] = lambda batch: None) -> None:
+    def __init__(self, fault: Callable[[Batch], None] = lambda batch: None) -> None:
         self.fault = fault  # may raise, sleep or take notes
         self.num_batches = 0
 
-    def start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
+    def start(self, batch: Batch) -> Callable[[], Outcome]:
         self.num_batches += 1
         self.fault(batch)
-        return lambda: [(torch.from_numpy(sequence.rendered.token_ids).float(),) for sequence in batch]
+        return lambda: Outcome({ask: _echo(batch.asking(ask).strip) for asks in set(batch.asks) for ask in asks})
+
+
+def _echo(strip: Strip) -> Rows:
+    return Rows.of(torch.from_numpy(strip.token_ids).float(), strip.lengths.tolist())
 
 
 def _to_host(values: Tensor) -> Tensor:
@@ -92,28 +98,10 @@ def _finite(rows: Tensor) -> Tensor:
     return finite.all(dim=-1) if rows.ndim > 1 else finite
 
 
-def _deliver(groups: Many[tuple[Answers, Tensor]], batch: Many[Sequence]) -> list[Answer]:
-    """One answer per sequence; one that is not finite becomes its error, and its mates do not suffer."""
-    found: list[dict[Ask, Tensor]] = [{} for _ in batch]
+def _outcome(groups: Many[tuple[Answers, Tensor]]) -> Outcome:
     failed: set[int] = set()
     for group, finite in groups:
-        rows: Many[Tensor]
-        rows = group.rows.unbind(0) if group.counts is None else torch.split(group.rows, group.counts)
-        good = [True] * len(rows) if bool(finite.all()) else _finite_each(finite, group.counts)
-        for member, row, is_good in zip(group.members, rows, good, strict=True):
-            # rows stay views of their batch: thousands of small copies would scatter over the heap and bloat it
-            found[member][group.ask] = row
-            if not is_good:
-                failed.add(member)
-    return [
-        NumericalError("the model's answer to this input is not finite")
-        if member in failed
-        else tuple(found[member][ask] for ask in sequence.asks)
-        for member, sequence in enumerate(batch)
-    ]
-
-
-def _finite_each(finite: Tensor, counts: list[int] | None) -> list[bool]:
-    if counts is None:
-        return [bool(value) for value in finite]
-    return [bool(part.all()) for part in torch.split(finite, counts)]
+        if not bool(finite.all()):
+            verdicts = Rows.of(finite, group.counts).each()
+            failed.update(member for member, good in zip(group.members, verdicts, strict=True) if not bool(good.all()))
+    return Outcome({group.ask: Rows.of(group.rows, group.counts) for group, _ in groups}, failed)

@@ -1,4 +1,4 @@
-"""The rendering thread: turns admitted requests into sequences, a slice at a time, while the queue has room."""
+"""The rendering thread: turns admitted requests into lots, a slice at a time, while the queue has room."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
+from cenote.cache.results import ResultCache
 from cenote.engine.loop import Loop
-from cenote.engine.pending import LongText, Pending
-from cenote.engine.sequence import Sequence
+from cenote.engine.lot import Lot
+from cenote.engine.pending import LongText, Pending, Wish
+from cenote.engine.sharing import Flight, Sharing
 from cenote.errors import PoolingError
 from cenote.inputs.chunks import split
-from cenote.inputs.render import Rendered, Renderer
+from cenote.inputs.render import Renderer, Rendering
+from cenote.inputs.strip import Strip
 
 logger = logging.getLogger("cenote")
 
-# rendered at once: enough for the tokenizer's threads, little enough that others get their turn
-SLICE_INPUTS = 256
-SLICE_CHARS = 1_000_000
+# tokens that are rendered at once, or a batch if that is more: enough for the tokenizer's threads and for arrays to
+# pay, little enough that others get their turn
+SLICE_TOKENS = 8192
 
 Turn = Callable[[], None]
 
@@ -35,21 +40,26 @@ class Intake:
         loop: Loop,
         *,
         max_model_len: int,
+        token_budget: int,
         max_waiting_tokens: int,
         on_end: Callable[[BaseException | None], None],
+        cache: ResultCache | None = None,
+        keepable: Callable[[str | None], bool] = lambda adapter: True,
     ) -> None:
         self.renderer = renderer
         self.loop = loop
         self.max_model_len = max_model_len
+        self.slice_tokens = max(SLICE_TOKENS, token_budget)
         self.max_waiting_tokens = max_waiting_tokens
         self.on_end = on_end
+        self.sharing = Sharing(lambda lot: self._queue(partial(self._admit, lot)), cache, keepable)
         self.waiting: deque[Turn] = deque()
         self.changed = threading.Condition()
         self.stopping = False
         self.thread = threading.Thread(target=self._run, name="cenote-intake", daemon=True)
 
     def add(self, pending: Pending) -> None:
-        self._queue(partial(self._render_slice, pending))
+        self._queue(partial(self._render_slice, pending, self.sharing.flight(pending)))
 
     def _queue(self, turn: Turn) -> None:
         with self.changed:
@@ -78,13 +88,13 @@ class Intake:
             self.changed.wait_for(lambda: self.stopping or self.waiting)
             return None if self.stopping else self.waiting.popleft()
 
-    def _render_slice(self, pending: Pending) -> None:
+    def _render_slice(self, pending: Pending, flight: Flight) -> None:
         if pending.abandoned:
             return
         first, began = pending.num_rendered, time.monotonic()
         try:
             rendered = self.renderer.render(
-                pending.take(SLICE_INPUTS, SLICE_CHARS),
+                pending.take(self.slice_tokens),
                 pending.request.tokenization,
                 pending.limits,
                 pending.prompt,
@@ -95,36 +105,46 @@ class Intake:
             pending.fail_all(PoolingError(f"the input could not be read: {type(error).__name__}: {error}"))
             return
         pending.request.timing.tokenize += time.monotonic() - began
-        sequences: list[Sequence] = []
-        for index, item in enumerate(rendered, start=first):
-            if isinstance(item, PoolingError):
-                pending.fail(index, item)
-            else:
-                sequences.extend(self._sequences(pending, index, item))
-        self._submit(sequences)
+        for place, refusal in rendered.errors.items():
+            pending.fail(first + place, refusal)
+        for lot in self._lots(pending, flight, first, rendered):
+            self._admit(lot)
         if pending.num_rendered < pending.size:
-            self.add(pending)
+            self._queue(partial(self._render_slice, pending, flight))
 
-    def _submit(self, sequences: Many[Sequence], start: int = 0) -> None:
-        """A share of them now, the rest when the others had their turn: one text may have thousands of chunks."""
-        tokens, end = 0, start
-        while end < len(sequences) and tokens < self.max_waiting_tokens // 4:
-            tokens += sequences[end].num_tokens
-            end += 1
-        self.loop.submit(sequences[start:end])
-        if end < len(sequences):
-            self._queue(partial(self._submit, sequences, end))
+    def _admit(self, lot: Lot) -> None:
+        if (needed := self.sharing.admitted(lot)) is not None:
+            self._submit(needed)
 
-    def _sequences(self, pending: Pending, index: int, item: Rendered) -> list[Sequence]:
-        asks, priority, adapter = pending.asks[index], pending.request.priority, pending.adapters[index]
-        if len(item.token_ids) <= self.max_model_len:
-            against = pending.against[index] if pending.against is not None else None
-            return [Sequence(item, asks, pending, index, priority, adapter, against)]
-        chunks = split(item.token_ids, self.max_model_len)
-        whole = LongText(pending, index, item, len(chunks), asks[0].options.use_activation)
-        rendered = [Rendered(chunk, len(chunk), len(chunk)) for chunk in chunks]
-        rendered[0].skip = min(item.skip, self.max_model_len - 1)
-        if item.embeds is not None:
-            for part, rows in zip(rendered, item.embeds.split(self.max_model_len), strict=True):
-                part.embeds = rows
-        return [Sequence(part, asks, whole, index, priority, adapter) for part in rendered]
+    def _submit(self, lot: Lot, start: int = 0) -> None:
+        """A share of it now, the rest when the others had their turn: one text may have thousands of chunks."""
+        offsets, share = lot.strip.offsets, self.max_waiting_tokens // 4
+        end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + share, side="right")) - 1)
+        self.loop.submit([lot.between(start, end)])
+        if end < len(lot.strip):
+            self._queue(partial(self._submit, lot, end))
+
+    def _lots(self, pending: Pending, flight: Flight, first: int, rendered: Rendering) -> Iterator[Lot]:
+        """What was rendered, by what is asked about it and by length; a text that is too long is one by itself."""
+        strip, indices = rendered.strip, rendered.places + first
+        long = strip.lengths > self.max_model_len
+        for wish, places in pending.by_wish(indices):
+            for place in places[long[places]].tolist():
+                yield self._long(pending, int(indices[place]), strip.between(place, place + 1), wish)
+            short = places[~long[places]]
+            short = short[np.argsort(strip.lengths[short], kind="stable")]
+            if not len(short):
+                continue
+            against = pending.against and [pending.against[index] for index in indices[short]]
+            taken = strip.taken(short)
+            yield Lot(taken, indices[short], wish.asks, flight, pending.request.priority, wish.adapter, against)
+
+    def _long(self, pending: Pending, index: int, text: Strip, wish: Wish) -> Lot:
+        lengths = np.array([len(chunk) for chunk in split(text.token_ids, self.max_model_len)])
+        chunks = Strip.plain(text.token_ids, lengths, lengths)
+        chunks.facts["skip"][0] = min(int(text.facts["skip"][0]), self.max_model_len - 1)
+        if text.embeds is not None:
+            chunks = replace(chunks, embeds=text.embeds[0].split(self.max_model_len))
+        whole = LongText(pending, index, text, len(chunks), wish.asks[0].options.use_activation)
+        indices = np.full(len(chunks), index)
+        return Lot(chunks, indices, wish.asks, whole, pending.request.priority, wish.adapter)

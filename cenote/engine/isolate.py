@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from collections.abc import Sequence as Many
 
-from cenote.engine.sequence import Answer, Sequence
+from cenote.engine.deliver import Outcome, deliver
+from cenote.engine.lot import Batch, Part
 from cenote.errors import PoolingError
 
 logger = logging.getLogger("cenote")
 
-Run = Callable[[Many[Sequence]], list[Answer]]
+Run = Callable[[Batch], Outcome]
 
 FEW = 8
 
 
-def answer_all_but_the_guilty(batch: Many[Sequence], run: Run, error: Exception) -> None:
+def answer_all_but_the_guilty(batch: Batch, run: Run, error: Exception) -> None:
     """One guilty sequence after the other, until those that are left run.
 
     With one guilty sequence among n this takes about log2(n) + 2 batches, whichever it is.
@@ -27,44 +27,48 @@ def answer_all_but_the_guilty(batch: Many[Sequence], run: Run, error: Exception)
         if failure is None:
             return
         error = failure
-    for sequence in batch:  # so many are guilty that asking each costs less than searching
-        if (failure := attempt([sequence], run)) is not None:
-            sequence.answer(as_pooling_error(failure, told))
+    for one in batch.each():  # so many are guilty that asking each costs less than searching
+        if (failure := attempt(one, run)) is not None:
+            fail(one, failure, told)
 
 
-def answer_the_guilty(
-    batch: Many[Sequence], run: Run, error: Exception, told: set[type]
-) -> tuple[list[Sequence], Exception | None]:
+def answer_the_guilty(batch: Batch, run: Run, error: Exception, told: set[type]) -> tuple[Batch, Exception | None]:
     """Halve the suspects until one is left; whoever was spared on the way then runs together.
 
     Returns those who were spared, and the exception if even they do not run.
     """
-    suspects, spared = list(batch), list[Sequence]()
+    suspects, parts = batch, list[Part]()
     while len(suspects) > 1:
-        half, rest = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
+        half, rest = suspects.halves()
         failure = attempt(half, run)
         if failure is None:
             suspects = rest
         else:
             suspects, error = half, failure
-            spared.extend(rest)
+            parts.extend(rest.parts)
     if len(batch) > 1:
         failure = attempt(suspects, run)
         error = failure or error
     if len(batch) == 1 or failure is not None:
-        suspects[0].answer(as_pooling_error(error, told))
-    return spared, attempt(spared, run) if spared else None
+        fail(suspects, error, told)
+    spared = Batch(parts)
+    return spared, attempt(spared, run) if parts else None
 
 
-def attempt(batch: Many[Sequence], run: Run) -> Exception | None:
+def attempt(batch: Batch, run: Run) -> Exception | None:
     """Run and answer; the exception if that fails."""
     try:
-        answers = run(batch)
+        outcome = run(batch)
     except Exception as error:  # whatever the device or a model raises
         return error
-    for sequence, answer in zip(batch, answers, strict=True):
-        sequence.answer(answer)
+    deliver(batch, outcome)
     return None
+
+
+def fail(one: Batch, error: Exception, told: set[type]) -> None:
+    """Tell whoever waits for the only sequence of a batch."""
+    (part,) = one.parts
+    part.lot.receiver.fail(int(part.indices[0]), as_pooling_error(error, told))
 
 
 def as_pooling_error(error: Exception, told: set[type]) -> PoolingError:

@@ -6,13 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Many
 
+from cenote.engine.deliver import Outcome
 from cenote.engine.executor import Executor
 from cenote.engine.isolate import answer_all_but_the_guilty, attempt
+from cenote.engine.lot import Batch, Lot, Part
 from cenote.engine.records import Records
 from cenote.engine.scheduler import Scheduler
-from cenote.engine.sequence import Answer, Sequence
 
 logger = logging.getLogger("cenote")
 
@@ -34,9 +34,9 @@ class Loop:
         self.stopping = False
         self.thread = threading.Thread(target=self._run, name="cenote-engine", daemon=True)
 
-    def submit(self, sequences: Iterable[Sequence]) -> None:
+    def submit(self, lots: Iterable[Lot]) -> None:
         with self.changed:
-            self.scheduler.add(sequences)
+            self.scheduler.add(lots)
             self.changed.notify_all()
 
     def wait_for_room(self, max_waiting_tokens: int) -> bool:
@@ -62,10 +62,10 @@ class Loop:
             self.on_end(error)
 
     def _work(self) -> None:
-        ahead: tuple[list[Sequence], Callable[[], list[Answer]]] | None = None
+        ahead: tuple[Batch, Callable[[], Outcome]] | None = None
         while (batch := self._next_batch(block=ahead is None)) is not None:
             self.step_began = time.monotonic()
-            started = self._start(batch) if batch else None
+            started = self._start(batch) if len(batch) else None
             if ahead is not None:
                 self._deliver(*ahead)
             if started is not None and not self.executor.overlapping:
@@ -75,23 +75,23 @@ class Loop:
             del batch, started  # while nothing runs, nothing of what ran is kept
             self.step_began = None if ahead is None else time.monotonic()
 
-    def _next_batch(self, *, block: bool) -> list[Sequence] | None:
+    def _next_batch(self, *, block: bool) -> Batch | None:
         """The next batch; empty when nothing waits and there is other work; None at the end."""
         with self.changed:
             while not self.stopping:
-                batch = self.scheduler.next_batch()
+                parts = self.scheduler.next_batch()
                 self.changed.notify_all()  # there is room for more, also when all that waited was abandoned
-                if batch or not block:
-                    return batch  # type: ignore[return-value]
+                if parts or not block:
+                    return Batch([Part(*part) for part in parts])  # type: ignore[arg-type]  # lots are what waits
                 if not len(self.scheduler):
                     self.changed.wait()
         return None
 
-    def _start(self, batch: list[Sequence]) -> tuple[list[Sequence], Callable[[], list[Answer]]] | None:
+    def _start(self, batch: Batch) -> tuple[Batch, Callable[[], Outcome]] | None:
         now = time.monotonic()
-        for sequence in batch:
-            sequence.receiver.start(now)
-        self.records.batch(len(batch), sum(sequence.num_tokens for sequence in batch))
+        for receiver in {part.lot.receiver for part in batch.parts}:
+            receiver.start(now)
+        self.records.batch(len(batch), batch.num_tokens)
         try:
             return batch, self.executor.start(batch)
         except Exception as error:
@@ -101,11 +101,11 @@ class Loop:
         del failure  # it holds this frame, which holds it
         return None
 
-    def _deliver(self, batch: list[Sequence], wait: Callable[[], list[Answer]]) -> None:
+    def _deliver(self, batch: Batch, wait: Callable[[], Outcome]) -> None:
         failure = attempt(batch, lambda _: wait())
         if failure is not None:
             answer_all_but_the_guilty(batch, self._run_now, failure)
 
-    def _run_now(self, batch: Many[Sequence]) -> list[Answer]:
+    def _run_now(self, batch: Batch) -> Outcome:
         self.step_began = time.monotonic()
         return self.executor.start(batch)()

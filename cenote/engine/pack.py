@@ -1,4 +1,4 @@
-"""Sequences -> PackedBatch, laid out on the host and moved to the device at once."""
+"""Sequences -> PackedBatch, laid out on the host and moved to the device in one copy."""
 
 from __future__ import annotations
 
@@ -10,64 +10,54 @@ import torch
 from torch import Tensor
 
 from cenote.batch import PackedBatch
-from cenote.inputs.render import Rendered
+from cenote.inputs.strip import Strip
+
+Column = np.ndarray[Any, Any]
+
+ALIGNED = 16  # numbers: kernels read fastest from addresses that many bytes divide
 
 
-def pack(
-    sequences: Many[Rendered], device: torch.device, adapters: tuple[str | None, ...] | None = None
-) -> PackedBatch:
-    lengths = np.array([len(sequence.token_ids) for sequence in sequences])
-    offsets = np.concatenate(([0], lengths.cumsum()))
-    positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-    features = [sequence.embeds for sequence in sequences if sequence.embeds is not None]
+def pack(strip: Strip, device: torch.device, adapters: tuple[str | None, ...] | None = None) -> PackedBatch:
+    lengths, offsets = strip.lengths, strip.offsets
+    positions = np.arange(offsets[-1])
+    positions -= np.repeat(offsets[:-1], lengths)
+    columns: dict[str, Column] = {"token_ids": strip.token_ids, "positions": positions, "offsets": offsets}
+    if (strip.facts["second_start"] < lengths).any():  # otherwise all are of type 0
+        columns["token_types"] = positions >= np.repeat(strip.facts["second_start"], lengths)
+    if strip.facts["skip"].any():
+        columns["skip"] = strip.facts["skip"]
+    if strip.kept is not None:
+        columns["kept"] = strip.kept
+    if strip.embeds is not None:
+        owners = [owner for owner, rows in enumerate(strip.embeds) if rows is not None]
+        columns["feature_rows"] = np.flatnonzero(np.isin(np.repeat(np.arange(len(strip)), lengths), owners))
+    moved = _moved(columns, device)
+    if "kept" in moved:
+        moved["kept"] = moved["kept"].bool()
+    attended = strip.facts["attended"]
     return PackedBatch(
-        token_ids=_move(np.concatenate([sequence.token_ids for sequence in sequences]), device),
-        positions=_move(positions, device),
-        offsets=_move(offsets, device),
+        **moved,  # type: ignore[arg-type]  # by their names
         host_lengths=tuple(lengths.tolist()),
-        token_types=_token_types(sequences, lengths, positions, device),
-        skip=_move(np.array([s.skip for s in sequences]), device) if any(s.skip for s in sequences) else None,
-        features=torch.cat(features).to(device) if features else None,
-        feature_rows=_feature_rows(sequences, offsets, device) if features else None,
-        host_attended=_attended(sequences),
-        kept=_kept(sequences, device),
+        features=None if strip.embeds is None else _features(strip.embeds, device),
+        host_attended=tuple(attended.tolist()) if (attended < lengths).any() else None,
         adapters=adapters,
     )
 
 
-def _attended(sequences: Many[Rendered]) -> tuple[int, ...] | None:
-    if all(sequence.attended is None for sequence in sequences):
-        return None
-    return tuple(len(s.token_ids) if s.attended is None else s.attended for s in sequences)
+def _moved(columns: dict[str, Column], device: torch.device) -> dict[str, Tensor]:
+    """Arrays as tensors of the device, written one behind the other so that a single copy takes them there.
+
+    Page-locked memory comes from torch's own stock, which lends none of it again before the copy out of it is done.
+    """
+    ends = np.cumsum([-(-len(column) // ALIGNED) * ALIGNED for column in columns.values()]).tolist()
+    host = torch.empty(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
+    writable = host.numpy()
+    places = {name: slice(start, start + len(columns[name])) for name, start in zip(columns, [0, *ends], strict=False)}
+    for name, place in places.items():
+        writable[place] = columns[name]
+    there = host.to(device, non_blocking=True)
+    return {name: there[place] for name, place in places.items()}
 
 
-def _kept(sequences: Many[Rendered], device: torch.device) -> Tensor | None:
-    if all(sequence.kept is None for sequence in sequences):
-        return None
-    rows = [np.ones(len(s.token_ids), dtype=bool) if s.kept is None else s.kept for s in sequences]
-    return _move(np.concatenate(rows), device).bool()
-
-
-def _token_types(
-    sequences: Many[Rendered], lengths: np.ndarray[Any, Any], positions: np.ndarray[Any, Any], device: torch.device
-) -> Tensor | None:
-    seconds = np.array([sequence.second_start for sequence in sequences])
-    if (seconds >= lengths).all():
-        return None  # all of type 0
-    return _move(positions >= np.repeat(seconds, lengths), device)
-
-
-def _feature_rows(sequences: Many[Rendered], offsets: np.ndarray[Any, Any], device: torch.device) -> Tensor:
-    rows = [
-        np.arange(start, end)
-        for sequence, start, end in zip(sequences, offsets[:-1], offsets[1:], strict=True)
-        if sequence.embeds is not None
-    ]
-    return _move(np.concatenate(rows), device)
-
-
-def _move(values: np.ndarray[Any, Any], device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(values.astype(np.int64))
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+def _features(embeds: Many[Any], device: torch.device) -> Tensor:
+    return torch.cat([rows for rows in embeds if rows is not None]).to(device)

@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 from cenote.engine.pending import Pending
+from cenote.engine.sharing import Sharing
+from cenote.engine.stems import Sharer
 from cenote.errors import PoolingError
 from cenote.metrics import LARGE, LATENCY, TOKENS, Metrics
 
@@ -59,6 +61,20 @@ class Records:
 
     def watch_queue(self, waiting_tokens: Callable[[], float]) -> None:
         self.metrics.gauge("cenote_waiting_tokens", "Tokens that are ready for a batch and wait.", waiting_tokens)
+
+    def watch_sharing(self, sharing: Sharing, stems: Sharer | None) -> None:
+        self.metrics.gauge(
+            "cenote_shared_inputs_total",
+            "Inputs that got the answer to one like them, which was in flight.",
+            lambda: sharing.num_shared,
+            "counter",
+        )
+        self.metrics.gauge(
+            "cenote_shared_tokens_total",
+            "Tokens that were not computed, being the beginning of others in their batch as well.",
+            lambda: 0 if stems is None else stems.num_spared,
+            "counter",
+        )
 
     def admitted(self, pending: Pending) -> None:
         with self._lock:

@@ -6,19 +6,28 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Waiting(Protocol):
-    """What the scheduler needs to know of a sequence."""
+    """What the scheduler needs to know of a lot."""
 
     priority: int
 
     @property
-    def num_tokens(self) -> int: ...
-
-    @property
     def abandoned(self) -> bool: ...
+
+    def runs(self) -> Iterable[tuple[int, int, int]]: ...
+
+
+class Run(NamedTuple):
+    """Sequences of a lot that are equally long, in line with others of their length."""
+
+    rank: int
+    arrival: int
+    start: int
+    end: int
+    lot: Waiting
 
 
 class Scheduler:
@@ -28,71 +37,86 @@ class Scheduler:
     passed over for ever.
     """
 
-    def __init__(self, token_budget: int, max_sequences: int, *, by_priority: bool = False) -> None:
+    def __init__(self, token_budget: int, max_sequences: int | None = None, *, by_priority: bool = False) -> None:
         self.token_budget = token_budget
-        self.max_sequences = max_sequences
+        self.max_sequences = max_sequences or token_budget  # none is shorter than one token
         self.by_priority = by_priority
         self.waiting_tokens = 0
+        self._size = 0
         self._arrivals = count()
-        self._queues: dict[int, list[tuple[int, int, Waiting]]] = {}  # by length; each a heap of priority, arrival
+        self._queues: dict[int, list[Run]] = {}  # by length; each a heap of rank, arrival
         self._lengths: list[int] = []  # the keys of that, sorted
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return self._size
 
-    def add(self, sequences: Iterable[Waiting]) -> None:
-        for sequence in sequences:
-            length = sequence.num_tokens
-            if length not in self._queues:
-                self._queues[length] = []
-                insort(self._lengths, length)
-            rank = sequence.priority if self.by_priority else 0
-            heappush(self._queues[length], (rank, next(self._arrivals), sequence))
-            self.waiting_tokens += length
+    def add(self, lots: Iterable[Waiting]) -> None:
+        for lot in lots:
+            rank = lot.priority if self.by_priority else 0
+            arrival = next(self._arrivals)
+            for length, start, end in lot.runs():
+                if length not in self._queues:
+                    self._queues[length] = []
+                    insort(self._lengths, length)
+                heappush(self._queues[length], Run(rank, arrival, start, end, lot))
+                self._count(length, end - start)
 
-    def next_batch(self) -> list[Waiting]:
-        """The oldest sequence and the nearest to it that fit the budget; one that is too large runs alone."""
-        batch: list[Waiting] = []
-        tokens = 0
+    def next_batch(self) -> list[tuple[Waiting, int, int]]:
+        """The oldest sequence and the nearest to it that fit the budget; one that is too large runs alone.
+
+        They come as lots, and where the neighbours in each begin and end that run.
+        """
+        batch: list[tuple[Waiting, int, int]] = []
+        tokens, room = 0, self.max_sequences
         for length in self._nearest_first():
             queue = self._queues[length]
-            while queue and len(batch) < self.max_sequences:
-                if batch and tokens + length > self.token_budget:
+            while queue:
+                fitting = min(room, (self.token_budget - tokens) // length)
+                if fitting < 1 and batch:
                     break
-                sequence = self._pop(length)
-                if not sequence.abandoned:  # otherwise nobody waits for it any more
-                    batch.append(sequence)
-                    tokens += length
+                lot, start, end = self._pop(length, max(1, fitting))
+                if lot is not None:
+                    batch.append((lot, start, end))
+                    tokens += length * (end - start)
+                    room -= end - start
             if not queue:
                 self._forget(length)
-            if batch and tokens + (self._lengths[0] if self._lengths else 0) > self.token_budget:
+            if batch and (not room or tokens + (self._lengths[0] if self._lengths else 0) > self.token_budget):
                 break
         return batch
 
-    def clear(self) -> list[Waiting]:
-        """Everything that waits, which then waits no longer."""
-        waiting = [entry[2] for queue in self._queues.values() for entry in queue]
+    def clear(self) -> None:
+        """Nothing waits any longer."""
         self._queues.clear()
         self._lengths.clear()
-        self.waiting_tokens = 0
-        return waiting
+        self.waiting_tokens = self._size = 0
 
     def _nearest_first(self) -> list[int]:
         """All lengths that wait, from that of the first in line outwards."""
         while self._queues:
-            first = min(self._queues, key=lambda length: self._queues[length][0][:2])
+            first = min(self._queues, key=lambda length: self._queues[length][0][:3])
             queue = self._queues[first]
-            if not queue[0][2].abandoned:
+            if not queue[0].lot.abandoned:
                 return sorted(self._lengths, key=lambda length: abs(length - first))
-            while queue and queue[0][2].abandoned:
-                self._pop(first)
+            while queue and queue[0].lot.abandoned:
+                self._pop(first, 1)
             if not queue:
                 self._forget(first)
         return []
 
-    def _pop(self, length: int) -> Waiting:
-        self.waiting_tokens -= length
-        return heappop(self._queues[length])[2]
+    def _pop(self, length: int, most: int) -> tuple[Waiting | None, int, int]:
+        """At most so many of the first in line; all of them and no lot where nobody waits for them any more."""
+        rank, arrival, start, end, lot = heappop(self._queues[length])
+        gone = lot.abandoned
+        taken = end if gone else min(end, start + most)
+        if taken < end:
+            heappush(self._queues[length], Run(rank, arrival, taken, end, lot))
+        self._count(length, start - taken)
+        return None if gone else lot, start, taken
+
+    def _count(self, length: int, sequences: int) -> None:
+        self._size += sequences
+        self.waiting_tokens += length * sequences
 
     def _forget(self, length: int) -> None:
         del self._queues[length]

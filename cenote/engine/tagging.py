@@ -11,7 +11,7 @@ import numpy as np
 
 from cenote.entities import Labels, Spelling, Tokens, find_entities, without_overlaps
 from cenote.errors import BadRequest, PoolingError, Unsupported
-from cenote.inputs.render import Limits, wanted_length
+from cenote.inputs.limits import Limits, wanted_length
 from cenote.inputs.tokenizer import Frame, TokenIds, Tokenizer, check_unicode
 from cenote.loading.load import LoadedModel
 from cenote.request import (

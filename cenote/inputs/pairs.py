@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +15,8 @@ from cenote.inputs.templates import run_template
 from cenote.inputs.tokenizer import Frame, TokenIds
 from cenote.request import Pair, ScoreTemplate, TruncationSide
 
+# stands for any document where only the text around it is wanted
+DOCUMENT = "\0a document\0"
 RESERVED = frozenset(("chat_template", "messages", "tools", "tokenize"))
 
 
@@ -24,6 +28,12 @@ def joined_text(
     if template is None:
         return pair.query + pair.document
     check_template_kwargs(pair.template_kwargs)
+    if template.verbatim and (around := _around(_Frame(pair, special_tokens, template))) is not None:
+        return pair.document.join(around)
+    return _written(pair, special_tokens, template)
+
+
+def _written(pair: Pair, special_tokens: Mapping[str, str], template: ScoreTemplate) -> str:
     contents = {"query": pair.query, "document": pair.document}
     given = pair.template_kwargs.get("instruction") or pair.template_kwargs.get("instruct")
     if template.has_system and (instruction := given or template.instruction):
@@ -39,6 +49,31 @@ def joined_text(
         "tools": None,
     }
     return run_template(template.text, variables, name="score", num_chars=sum(map(len, contents.values())))
+
+
+class _Frame:
+    """A pair and its template without the document: alike for all documents of a query."""
+
+    def __init__(self, pair: Pair, special_tokens: Mapping[str, str], template: ScoreTemplate) -> None:
+        self.pair = pair
+        self.special_tokens = special_tokens
+        self.template = template
+        self.key = (pair.query, repr(pair.template_kwargs), id(special_tokens), template.text)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Frame) and self.key == other.key
+
+
+@lru_cache(maxsize=8)  # templates are programs: to run one takes longer than to read a short document
+def _around(frame: _Frame) -> tuple[str, str] | None:
+    """What a template writes before the document and behind it."""
+    before, found, after = _written(
+        replace(frame.pair, document=DOCUMENT), frame.special_tokens, frame.template
+    ).partition(DOCUMENT)
+    return (before, after) if found and DOCUMENT not in after else None
 
 
 def reads_both(template: ScoreTemplate, special_tokens: Mapping[str, str]) -> bool:

@@ -14,6 +14,9 @@ from cenote.request import Embeds, Input, Tokenization
 
 logger = logging.getLogger("cenote")
 
+# texts and token ids; whether the latter are what they should be is seen when they are rendered, a slice at a time
+PLAIN = {str, list, tuple}
+
 
 def as_inputs(prompts: Any) -> list[Input]:
     """A prompt, or a sequence of prompts, as the engine takes them."""
@@ -25,7 +28,9 @@ def as_inputs(prompts: Any) -> list[Input]:
         prompts = list(prompts) if hasattr(prompts, "__iter__") else [prompts]
     if not prompts:
         raise BadRequest("You must pass at least one prompt")
-    return [prompt if isinstance(prompt, str) else as_input(prompt) for prompt in prompts]
+    if set(map(type, prompts)) <= PLAIN:
+        return list(prompts)
+    return [as_input(prompt) for prompt in prompts]
 
 
 def as_input(prompt: Any) -> Input:
@@ -33,8 +38,10 @@ def as_input(prompt: Any) -> Input:
         return prompt
     if isinstance(prompt, Mapping):
         return _from_mapping(prompt)
-    if isinstance(prompt, list | tuple | np.ndarray | range):
-        if not all(map(_is_integer, prompt)):
+    if isinstance(prompt, list | tuple | range):
+        return prompt
+    if isinstance(prompt, np.ndarray):
+        if prompt.ndim != 1 or (prompt.dtype.kind not in "iu" and not all(map(_is_integer, prompt))):
             raise BadRequest("Token prompt should be a list of integers")
         return prompt  # type: ignore[return-value]
     raise BadRequest(f"Prompt should be a string, list of tokens, or dictionary, not {type(prompt).__name__}")

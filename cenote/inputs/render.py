@@ -12,38 +12,44 @@ from cenote.errors import BadRequest, InputTooLong, PoolingError, Unsupported
 from cenote.inputs.chat import ChatSettings, chat_text
 from cenote.inputs.fitting import Framed, fitted
 from cenote.inputs.instructions import Instruction
+from cenote.inputs.limits import (
+    ANY_LENGTH,
+    Limits,
+    check_length,
+    padded_length,
+    too_many_characters,
+    wanted_length,
+)
 from cenote.inputs.markers import Side
 from cenote.inputs.pairs import cut, join, joined_text
+from cenote.inputs.plain import Plain
 from cenote.inputs.ranking import DOCUMENT_MARK, QUERY_MARK, ranking_text
+from cenote.inputs.strip import Integers, Rendered, Strip
 from cenote.inputs.tokenizer import TokenIds, Tokenizer, check_ids, check_unicode, integers
 from cenote.request import Chat, Embeds, Input, Pair, Ranking, Role, ScoreTemplate, Tokenization
 
 
-@dataclass(slots=True)
-class Rendered:
-    """One input, as the model will read it."""
-
-    token_ids: TokenIds
-    second_start: int  # tokens from here on are of type 1; the length when none is
-    num_input_tokens: int  # before truncation
-    skip: int = 0  # leading tokens that pooling leaves out
-    embeds: Any = None  # [tokens, hidden]; then the ids are all 0
-    input_tokens_exact: bool = True  # False: a huge text was cut before all of its tokens were counted
-    attended: int | None = None  # leading tokens that others see; all when unset
-    kept: np.ndarray[Any, np.dtype[np.bool_]] | None = None  # tokens with a row in a token-wise answer; all when unset
-
-
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How long an input may be. Without a name of its own, a limit is `max_model_len`."""
+class Rendering(Sequence[Rendered | PoolingError]):
+    """Inputs that were rendered together: those that can be read, and the errors of the others."""
 
-    max_tokens: int
-    name: str = "max_model_len"  # or max_embed_len, where long texts are embedded in chunks
-    bounded: bool = True  # False: any length
-    chunked: bool = False  # what is longer than the model reads is no reason to cut
+    strip: Strip
+    places: Integers  # of what is in the strip, among all
+    errors: Mapping[int, PoolingError]  # by their places
 
+    @classmethod
+    def of(cls, each: Sequence[Rendered | PoolingError]) -> Rendering:
+        errors = {place: item for place, item in enumerate(each) if isinstance(item, PoolingError)}
+        places = np.array([place for place in range(len(each)) if place not in errors], dtype=np.int64)
+        return cls(Strip.of([item for item in each if isinstance(item, Rendered)]), places, errors)
 
-ANY_LENGTH = Limits(0, bounded=False)
+    def __len__(self) -> int:
+        return len(self.places) + len(self.errors)
+
+    def __getitem__(self, place: Any) -> Any:
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        return self.errors.get(place) or self.strip.rendered(int(np.searchsorted(self.places, place)))
 
 
 class Renderer:
@@ -79,14 +85,53 @@ class Renderer:
         limits: Limits,
         prompt: str | None = None,
         role: Role | None = None,
-    ) -> list[Rendered | PoolingError]:
-        """Every input by itself: one that cannot be read becomes its error."""
+    ) -> Rendering:
+        """All inputs at once where they are plain, else one by one: an input that cannot be read becomes its error."""
         side = self.sides.get(role or "document") if how.add_special_tokens else None
         try:
             max_tokens = wanted_length(how, limits)
             how = replace(how, pad_prompt_tokens=padded_length(how, limits))
         except PoolingError as error:
-            return [error] * len(inputs)
+            return Rendering.of([error] * len(inputs))
+        if (strip := self._plain(inputs, how, limits, max_tokens, prompt, side)) is not None:
+            return Rendering(strip, np.arange(len(inputs)), {})
+        return Rendering.of(self._each(inputs, how, limits, max_tokens, prompt, side))
+
+    def _plain(
+        self,
+        inputs: Sequence[Any],
+        how: Tokenization,
+        limits: Limits,
+        max_tokens: int | None,
+        prompt: str | None,
+        side: Side | None,
+    ) -> Strip | None:
+        """All at once; None where that cannot be done."""
+        if how.pad_prompt_tokens is not None or self.instruction is not None:
+            return None
+        plain, kinds = Plain(self.tokenizer, how, limits, max_tokens), set(map(type, inputs))
+        if kinds == {str}:
+            strip = plain.texts(inputs, prompt, skips_prompt=self.skip_prompt) if side is None else None
+        elif kinds == {Pair}:
+            own_way = self.score_template is not None or not self.pairs_with_separator
+            strip = None if own_way or any(pair.template is not None for pair in inputs) else plain.pairs(inputs)
+        else:
+            strip = plain.token_ids(inputs, self.vocab_size)
+        if strip is None or not strip.lengths.all():
+            return None
+        too_long = limits.bounded and strip.lengths.max() > limits.max_tokens
+        unknown = self.tokenizer.max_token_id >= self.vocab_size and strip.token_ids.max() >= self.vocab_size
+        return None if too_long or unknown else strip
+
+    def _each(
+        self,
+        inputs: Sequence[Input],
+        how: Tokenization,
+        limits: Limits,
+        max_tokens: int | None,
+        prompt: str | None,
+        side: Side | None,
+    ) -> list[Rendered | PoolingError]:
         plans: list[Callable[[dict[str, TokenIds]], Rendered] | PoolingError] = []
         texts: dict[str, None] = {}  # what must be tokenized, each text once
         for item in inputs:
@@ -297,6 +342,8 @@ class Renderer:
 
     def _token_ids(self, given: Sequence[int]) -> TokenIds:
         ids = integers(given)
+        if isinstance(given, list | tuple) and bool in set(map(type, given)):
+            raise BadRequest("Token prompt should be a list of integers", param="input")
         check_ids(ids, self.vocab_size)
         return ids.astype(np.int32)
 
@@ -325,76 +372,3 @@ class Renderer:
         if self.instruction is not None and rendered.embeds is None:
             rendered.skip = self.instruction.num_tokens(rendered.token_ids)
         return rendered
-
-
-def check_lengths(how: Tokenization, limits: Limits) -> None:
-    """Refuse what would be refused for every input alike."""
-    wanted_length(how, limits)
-    padded_length(how, limits)
-
-
-def wanted_length(how: Tokenization, limits: Limits) -> int | None:
-    """The number of tokens an input is cut to; None leaves it whole."""
-    if how.truncation_side not in (None, "left", "right"):
-        raise BadRequest("`truncation_side` must be either 'left' or 'right'.", param="truncation_side")
-    wanted = checked_count("truncate_prompt_tokens", how.truncate_prompt_tokens)
-    if wanted is None or (wanted == -1 and limits.chunked):
-        return None
-    if wanted == -1:
-        return limits.max_tokens
-    if limits.bounded and wanted > limits.max_tokens:
-        raise BadRequest(
-            f"truncate_prompt_tokens={wanted} cannot be greater than max_model_len - max_output_tokens = "
-            f"{limits.max_tokens}. Please request a smaller truncation size.",
-            param="truncate_prompt_tokens",
-        )
-    return wanted
-
-
-def padded_length(how: Tokenization, limits: Limits) -> int | None:
-    """The tokens a short input is filled up to; one more than fits is cut or refused like any number above."""
-    wanted = checked_count("pad_prompt_tokens", how.pad_prompt_tokens)
-    if wanted is None:
-        return None
-    return limits.max_tokens if wanted == -1 else min(wanted, limits.max_tokens + 1)
-
-
-def checked_count(name: str, value: int | None) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < -1):
-        raise BadRequest(f"{name} is -1 or a number of tokens, got {value!r}", param=name)
-    return value
-
-
-def check_length(length: int, limits: Limits) -> None:
-    if length == 0:
-        raise BadRequest("The decoder prompt cannot be empty", param="input")
-    if not limits.bounded or length <= limits.max_tokens:
-        return
-    if limits.name != "max_model_len":
-        raise InputTooLong(
-            f"Input length {length} exceeds {limits.name} {limits.max_tokens}; shorten the input or raise the limit",
-            param="input_tokens",
-            value=length,
-        )
-    about = f"{'at least ' if length == limits.max_tokens + 1 else ''}{length}"
-    raise InputTooLong(
-        f"This model's maximum context length is {limits.max_tokens} tokens. However, you requested 0 output tokens "
-        f"and your prompt contains {about} input tokens, for a total of {about} tokens. Please reduce the length of "
-        "the input prompt or the number of requested output tokens.",
-        param="input_tokens",
-        value=length,
-    )
-
-
-def too_many_characters(limits: Limits, length: int, most: int) -> str:
-    if limits.name != "max_model_len":
-        return (
-            f"Input of {length} characters exceeds {limits.name} {limits.max_tokens}: that many tokens have at most "
-            f"{most} characters; shorten the input or raise {limits.name}"
-        )
-    return (
-        f"This model's maximum context length is {limits.max_tokens} tokens. However, you requested 0 output tokens "
-        f"and your prompt contains {length} characters (more than {most} characters, which is the upper bound for "
-        f"{limits.max_tokens} input tokens). Please reduce the length of the input prompt or the number of requested "
-        "output tokens."
-    )

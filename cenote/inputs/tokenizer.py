@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tokenizers
 
 from cenote.errors import BadRequest
+from cenote.inputs.word_piece import word_piece
 from cenote.request import TruncationSide
 
 TokenIds: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
@@ -48,6 +50,13 @@ class Frame:
     def bare(self) -> Frame:
         """The same without its special tokens."""
         return replace(self, prefix=self.prefix[:0], middle=self.middle[:0], suffix=self.suffix[:0])
+
+
+class Flat(NamedTuple):
+    """The tokens of many texts end to end: `ids[offsets[i]:offsets[i + 1]]` are those of text number `i`."""
+
+    ids: TokenIds
+    offsets: np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Located(NamedTuple):
@@ -89,15 +98,27 @@ class Tokenizer:
         self.max_chars_per_token = max(map(len, vocabulary), default=1)
         self._known = np.zeros(self.max_token_id + 1, dtype=bool)  # a vocabulary may have gaps
         self._known[list(vocabulary.values())] = True
-        self._spaces_belong_to_words = self._ids("alpha beta") == self._ids("alpha") + self._ids(" beta")
+        self._word_piece = word_piece(raw)
+        both, first, second = (
+            raw.encode(text, add_special_tokens=False).ids for text in ("alpha beta", "alpha", " beta")
+        )
+        self._spaces_belong_to_words = both == first + second
 
     def encode(self, texts: Sequence[str], *, lower_case: bool | None = None) -> list[TokenIds]:
         """The ids of every text without special tokens; runs outside the interpreter lock."""
+        ids, offsets = self.encode_flat(texts, lower_case=lower_case)
+        return [ids[start:end] for start, end in pairwise(offsets.tolist())]
+
+    def encode_flat(self, texts: Sequence[str], *, lower_case: bool | None = None) -> Flat:
+        """The same in one array."""
         if self.lower_case if lower_case is None else lower_case:
             texts = [text.lower() for text in texts]
-        if all(len(text) <= PIECE_CHARS for text in texts):
+        try:
             return self._encode(texts)
-        return [self._encode([text])[0] if len(text) <= PIECE_CHARS else self._encode_long(text) for text in texts]
+        except (TypeError, UnicodeEncodeError):
+            for text in texts:
+                check_unicode(text)
+            raise
 
     def locate(self, texts: Sequence[str], *, lower_case: bool | None = None) -> list[Located]:
         """The ids of every text without special tokens, and where the text has each; slower than `encode`."""
@@ -160,17 +181,27 @@ class Tokenizer:
             most = min(4 * most, LOOKED_AT_CHARS)
         return text
 
-    def _encode(self, texts: Sequence[str]) -> list[TokenIds]:
-        try:
-            encodings = self.raw.encode_batch_fast(texts, add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError):
-            for text in texts:
-                check_unicode(text)
-            raise
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+    def _encode(self, texts: Sequence[str]) -> Flat:
+        if self._word_piece is None:
+            return _flat(self._encode_by_library(texts))
+        ids, offsets, left = self._word_piece.encode(texts)
+        if not left:
+            return Flat(ids, offsets)
+        rest, ends = _flat(self._encode_by_library([texts[row] for row in left]))
+        lengths, rest_lengths = np.diff(offsets), np.diff(ends)
+        lengths[left] = rest_lengths
+        return Flat(np.insert(ids, np.repeat(offsets[left], rest_lengths), rest), _offsets(lengths))
+
+    def _encode_by_library(self, texts: Sequence[str]) -> list[TokenIds]:
+        short = [text for text in texts if len(text) <= PIECE_CHARS]
+        encodings = iter(self.raw.encode_batch_fast(short, add_special_tokens=False))
+        return [_ids(next(encodings)) if len(text) <= PIECE_CHARS else self._encode_long(text) for text in texts]
 
     def _encode_long(self, text: str) -> TokenIds:
-        return np.concatenate([self._encode([piece])[0] for _, piece in self._pieces(text)])
+        pieces = (piece for _, piece in self._pieces(text))
+        return np.concatenate(
+            [_ids(self.raw.encode_batch_fast([piece], add_special_tokens=False)[0]) for piece in pieces]
+        )
 
     def _long_encodings(self, text: str) -> Iterator[tuple[int, tokenizers.Encoding]]:
         for start, piece in self._pieces(text):
@@ -184,9 +215,6 @@ class Tokenizer:
             yield start, text[start:end]
             # sentencepiece puts a space before every text by itself: then the one at the seam is not needed
             start = end if self._spaces_belong_to_words or text[end : end + 1] != " " else end + 1
-
-    def _ids(self, text: str) -> list[int]:
-        return list(self.raw.encode(text, add_special_tokens=False).ids)
 
 
 def integers(given: Sequence[int], param: str = "input") -> np.ndarray[Any, Any]:
@@ -231,11 +259,24 @@ def is_unicode(text: str) -> bool:
     return True
 
 
+def _ids(encoding: tokenizers.Encoding) -> TokenIds:
+    return np.array(encoding.ids, dtype=np.int32)
+
+
+def _flat(parts: Sequence[TokenIds]) -> Flat:
+    lengths = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
+    return Flat(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), _offsets(lengths))
+
+
+def _offsets(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
+
+
 def _located(text: str, read: str, parts: Iterable[tuple[int, tokenizers.Encoding]]) -> Located:
     """The tokens of the parts of a text, placed in the text as it was sent."""
     ids, places = [], []
     for start, encoding in parts:
-        ids.append(np.array(encoding.ids, dtype=np.int32))
+        ids.append(_ids(encoding))
         places.append(np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2) + start)
     starts, ends = np.concatenate(places).T
     if len(read) != len(text):  # a few letters are several in lower case

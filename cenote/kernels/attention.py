@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cenote.batch import PackedBatch
 from cenote.kernels import explicit, flash, sdpa, tiles
+from cenote.kernels.gpu.available import HALF, usable
 
 
 class AttentionKernel(Protocol):
@@ -40,6 +41,18 @@ def attend(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """By the fastest kernel that knows all that is asked of it."""
+    if (stems := batch.stems) is not None:  # kernels see whole sequences; all else of a layer is spared the copies
+        mixed = attend(
+            *(stems.spread(x) for x in (query, key, value)),
+            stems.whole,
+            causal=causal,
+            window=window,
+            scale=scale,
+            softcap=softcap,
+            bias=bias,
+            sinks=sinks,
+        )
+        return stems.gathered(mixed)
     if softcap is None and bias is None and sinks is None and batch.host_attended is None:
         return choose(query)(query, key, value, batch, causal=causal, window=window, scale=scale)
     return explicit.attention(
@@ -58,8 +71,13 @@ def attend(
 
 def choose(query: Tensor) -> AttentionKernel:
     """Packed kernels where the device has one for these heads, otherwise runs of equal lengths."""
-    if query.is_cuda and flash.fits(query) and flash.available():
-        return flash.attention
+    if query.is_cuda and query.dtype in HALF:
+        if usable(query) and query.shape[-1] <= 128 and query.shape[-1] % 8 == 0:
+            from cenote.kernels.gpu import packed
+
+            return packed.attention
+        if flash.fits(query) and flash.available():
+            return flash.attention
     if query.device.type == "cpu" and tiles.fits(query) and tiles.available():
         return tiles.attention
     return sdpa.attention

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from cenote.errors import LoadError
+from cenote.kernels.fp8 import to_fp8
 from cenote.kernels.linear import prepack
 
 
@@ -14,6 +15,7 @@ def finish(module: nn.Module, device: torch.device, quantization: str | None) ->
         raise LoadError(f"quantization=fp8 needs a GPU, and this model runs on {device.type}; a CPU has int8")
     if quantization == "int8" and device.type != "cpu":
         raise LoadError(f"quantization=int8 is for CPUs, and this model runs on {device}; a GPU has fp8")
-    if quantization is not None:
-        raise LoadError(f"quantization={quantization} is not there yet")
-    prepack(module)
+    if quantization == "fp8":
+        to_fp8(module, device)
+        return
+    prepack(module, int8=quantization == "int8")

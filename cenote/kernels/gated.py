@@ -6,8 +6,16 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from cenote.kernels.gpu.available import usable
+
+ON_GPU = ("gelu", "gelu_tanh", "silu", "relu")
+
 
 def gated(gate_and_up: Tensor, activation: str, function: Callable[[Tensor], Tensor]) -> Tensor:
     """activation(gate) * up, where both lie side by side: [..., 2 * width] -> [..., width]"""
+    if usable(gate_and_up) and activation in ON_GPU and gate_and_up.ndim == 2 and gate_and_up.is_contiguous():
+        from cenote.kernels.gpu.activations import gated as on_gpu
+
+        return on_gpu(gate_and_up, activation)
     gate, up = gate_and_up.chunk(2, dim=-1)
     return function(gate) * up

@@ -1,16 +1,20 @@
-"""Linear layers in the processor's own weight layout, with the activation fused in; a pass over a finished module."""
+"""Linear layers as this processor computes them fastest; a pass over a finished module."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from cenote.kernels import tile_linear
+from cenote.kernels.activations import ACTIVATIONS
+from cenote.kernels.tile_linear import TileLinear, quantized
+
 # what oneDNN applies while a result is still in cache: our name -> its name and variant
 FUSED = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
 
 
 class PrepackedLinear(nn.Module):
-    """y = activation(x W' + b) with W laid out for the matrix units of this processor."""
+    """y = activation(x W' + b) with W in oneDNN's layout: for what our own code does not know, and where it is not."""
 
     def __init__(self, linear: nn.Linear, activation: str | None) -> None:
         super().__init__()
@@ -25,14 +29,51 @@ class PrepackedLinear(nn.Module):
         return out
 
 
-def prepack(module: nn.Module) -> None:
-    """Replace every bfloat16 linear layer on a CPU by a prepacked one."""
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return
+class Int8Linear(nn.Module):
+    """The same in int8, as torch multiplies it: weights by their outputs, what comes in by its rows."""
+
+    def __init__(self, linear: nn.Linear, activation: str | None) -> None:
+        super().__init__()
+        self.out_features = linear.out_features
+        weight, self.scales = quantized(linear.weight.detach())
+        self.weight = weight.t()
+        self.bias = None if linear.bias is None else linear.bias.detach().float()
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).float()
+        scales = rows.abs().amax(dim=1, keepdim=True) / 127
+        small = (rows * torch.where(scales > 0, 1 / scales, 0)).round().to(torch.int8)
+        out = torch._int_mm(small, self.weight) * (scales * self.scales)
+        out = out if self.bias is None else out + self.bias
+        out = out if self.activation is None else ACTIVATIONS[self.activation](out)
+        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+
+def prepack(module: nn.Module, *, int8: bool = False) -> None:
+    """Replace the linear layers of a module on a CPU: those in bfloat16, or all of them by int8 ones."""
+    _prepack(module, int8, {})
+
+
+def _prepack(module: nn.Module, int8: bool, done: dict[object, nn.Module]) -> None:
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
             activation = getattr(child, "activation", None)
-            if child.weight.device.type == "cpu" and child.weight.dtype == torch.bfloat16 and activation in FUSED:
-                setattr(module, name, PrepackedLinear(child, activation))
+            # layers that share their weights share them still
+            key = (child.weight.data_ptr(), child.weight.shape, activation)
+            if key not in done:
+                done[key] = _packed(child, activation, int8)
+            setattr(module, name, done[key])
         else:
-            prepack(child)
+            _prepack(child, int8, done)
+
+
+def _packed(linear: nn.Linear, activation: str | None, int8: bool) -> nn.Module:
+    if tile_linear.fits(linear, activation, int8=int8):
+        return TileLinear(linear, activation, int8=int8)
+    if linear.weight.device.type != "cpu":
+        return linear
+    if int8:
+        return Int8Linear(linear, activation)
+    known = linear.weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return PrepackedLinear(linear, activation) if known and activation in FUSED else linear

@@ -6,19 +6,46 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cenote.kernels.gpu.available import usable
+
 
 def add_layer_norm(
-    x: Tensor, change: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor,
+    change: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    wants_sum: bool = True,
+    wants_fp8: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """x + change, and the layer norm of it."""
+    """x + change, and the layer norm of it; a sum that is not wanted may be anything.
+
+    Wanted in fp8, a norm carries that along as its attribute `fp8`, for a linear layer that reads it so.
+    """
+    if usable(x):
+        from cenote.kernels.gpu.norms import add_norm
+
+        return add_norm(x, change, weight, bias, eps, rms=False, wants_sum=wants_sum, wants_fp8=wants_fp8)
     total = x if change is None else x + change
     return total, F.layer_norm(total, total.shape[-1:], weight, bias, eps)
 
 
 def add_rms_norm(
-    x: Tensor, change: Tensor | None, weight: Tensor, eps: float, offset: float = 0.0
+    x: Tensor,
+    change: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    *,
+    wants_sum: bool = True,
+    wants_fp8: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """x + change, and the RMS norm of it; `offset` is added to the weight."""
+    if usable(x):
+        from cenote.kernels.gpu.norms import add_norm
+
+        return add_norm(x, change, weight, None, eps, rms=True, offset=offset, wants_sum=wants_sum, wants_fp8=wants_fp8)
     total = x if change is None else x + change
     # squares of bfloat16 lose too much: the statistics are taken in float32
     wide = total.float()

@@ -6,9 +6,10 @@ from torch import Tensor, nn
 
 from cenote.batch import PackedBatch
 from cenote.kernels.attention import attend
+from cenote.kernels.gpu.available import usable
 from cenote.layers.linear import Linear
-from cenote.layers.norm import norm
-from cenote.layers.positions import Place, rotate
+from cenote.layers.norm import RMSNorm, norm
+from cenote.layers.positions import Place, Turn, rotate
 from cenote.layers.spec import BackboneSpec
 
 
@@ -31,9 +32,7 @@ class Attention(nn.Module):
         self.sinks: Tensor | None = None  # [heads], a weight that goes to no token; families that have it set it
 
     def forward(self, x: Tensor, batch: PackedBatch, place: Place) -> Tensor:
-        query, key, value = self.project(x)
-        if place.turn is not None:
-            query, key = rotate(query, place.turn), rotate(key, place.turn)
+        query, key, value = self.turned(x, place.turn)
         mixed = attend(
             query,
             key,
@@ -47,6 +46,30 @@ class Attention(nn.Module):
             sinks=self.sinks,
         )
         return self.out(mixed.flatten(-2))  # type: ignore[no-any-return]
+
+    def turned(self, x: Tensor, turn: Turn | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, normed and turned to their positions: [tokens, heads, d] each."""
+        if turn is None:
+            return self.project(x)
+        if not (self.fusible and not turn.interleaved and usable(x)):
+            query, key, value = self.project(x)
+            return rotate(query, turn), rotate(key, turn), value
+        from cenote.kernels.gpu.rotary import norm_and_turn_
+
+        heads = self.qkv(x).unflatten(-1, (sum(self.heads), self.head_dim))
+        num_queries, num_keys = self.heads[:2]
+        query_norm, key_norm = self.query_norm, self.key_norm
+        norms = () if query_norm is None or key_norm is None else (query_norm.weight, key_norm.weight, query_norm.eps)
+        norm_and_turn_(heads[:, : num_queries + num_keys], turn.cos, turn.sin, num_queries, *norms)
+        query, key, value = heads.split(self.heads, dim=1)
+        return query, key, value
+
+    @property
+    def fusible(self) -> bool:
+        """Whether norms and turning are those that one kernel does together."""
+        norms = (self.query_norm, self.key_norm)
+        plain = all(norm is None or (isinstance(norm, RMSNorm) and not norm.offset) for norm in norms)
+        return plain and not self.norms_width and type(self).project is Attention.project
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, normed but not yet turned: [tokens, heads, d] each."""

@@ -8,16 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from cenote.batch import PackedBatch
+from cenote.kernels.gpu.available import usable
 from cenote.layers.attention import Attention
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import MLP, GatedMLP
-from cenote.layers.norm import Norm, norm
+from cenote.layers.norm import LayerNorm, Norm, norm
 from cenote.layers.positions import DistanceBias, Place, Rotary
 from cenote.layers.spec import BackboneSpec
 
 MakeEmbedding = Callable[[BackboneSpec], nn.Module]
 MakeMixer = Callable[[BackboneSpec, int], nn.Module]
 MakeMLP = Callable[[BackboneSpec, int], nn.Module]
+Stack = Callable[[PackedBatch], Tensor | None]
 
 
 class Table(nn.Embedding):
@@ -47,6 +49,8 @@ class Embedding(nn.Module):
         self.projection = Linear(size, spec.hidden_size, bias=True) if size != spec.hidden_size else None
 
     def forward(self, batch: PackedBatch) -> Tensor:
+        if (whole := self._at_once(batch)) is not None:
+            return whole if self.projection is None else self.projection(whole)
         x: Tensor = self.tokens(batch.token_ids)
         if self.scale != 1.0:
             x = x * torch.tensor(self.scale, dtype=x.dtype)  # rounded as the model's own numbers are
@@ -56,11 +60,33 @@ class Embedding(nn.Module):
             # some tokenizers name a second type to a model that has one
             plain = batch.token_types is None or self.token_types.num_embeddings == 1
             x = x + (self.token_types.first_row(batch.token_ids) if plain else self.token_types(batch.token_types))
-        if self.positions is not None:
-            x = x + self.positions(batch.positions + self.position_offset)
-        if self.norm is not None:
-            x = self.norm(x)
+        places = None if self.positions is None else self.positions(batch.positions + self.position_offset)
+        _, x = (Norm() if self.norm is None else self.norm).added(x, places, wants_sum=False)
         return x if self.projection is None else self.projection(x)
+
+    def _at_once(self, batch: PackedBatch) -> Tensor | None:
+        """The same by one kernel, where there is one and the tables are plain ones."""
+        tables = (self.tokens, self.token_types, self.positions)
+        plain = all(table is None or type(table) is Table for table in tables) and self.scale == 1.0
+        if not (plain and isinstance(self.norm, LayerNorm) and batch.features is None and usable(batch.token_ids)):
+            return None
+        from cenote.kernels.gpu.embedding import embed_and_norm
+
+        types, places = (None if table is None else table.weight for table in tables[1:])
+        typed = batch.token_types if types is not None and len(types) > 1 else None
+        return embed_and_norm(
+            batch.token_ids,
+            self.tokens.weight,
+            typed,
+            types,
+            batch.positions,
+            places,
+            self.position_offset,
+            self.norm.weight,
+            self.norm.bias,
+            self.norm.eps,
+            wants_fp8=self.norm.wants_fp8,
+        )
 
 
 class Block(nn.Module):
@@ -82,8 +108,8 @@ class Block(nn.Module):
         self, x: Tensor, change: Tensor | None, batch: PackedBatch, place: Place
     ) -> tuple[Tensor, Tensor | None]:
         if self.post:
-            _, x = self.mixer_norm.added(x, self.mixer(x, batch, place))
-            return self.mlp_norm.added(x, self.mlp(x))[1], None
+            _, x = self.mixer_norm.added(x, self.mixer(x, batch, place), wants_sum=False)
+            return self.mlp_norm.added(x, self.mlp(x), wants_sum=False)[1], None
         x, normed = self.mixer_norm.added(x, change)
         x, normed = self.mlp_norm.added(x, self._change(self.mixer(normed, batch, place), self.mixer_out_norm))
         return x, self._change(self.mlp(normed), self.mlp_out_norm)
@@ -116,6 +142,7 @@ class Backbone(nn.Module):
         reach = spec.max_positions
         self.rotary = Rotary(spec.rope, spec.size_per_head, reach) if spec.rope else None
         self.local_rotary = Rotary(spec.local_rope, spec.size_per_head, reach) if spec.local_rope else None
+        self.stack: Stack | None = None  # all of this at once, where a device can and a batch asks for nothing special
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         """Make what no checkpoint holds: the tables of angles."""
@@ -124,6 +151,8 @@ class Backbone(nn.Module):
                 table.prepare(device, dtype)
 
     def forward(self, batch: PackedBatch) -> Tensor:
+        if self.stack is not None and (states := self.stack(batch)) is not None:
+            return states
         x: Tensor = self.embed(batch)
         bias = None if self.bias is None else self.bias(batch.max_length, batch.device).to(x.dtype)
         place = Place(None if self.rotary is None else self.rotary(batch.positions), bias)

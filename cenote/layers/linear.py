@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cenote.errors import LoadError
+from cenote.kernels.activations import ACTIVATIONS as ACTIVATIONS
+from cenote.kernels.fused_linear import fused_linear
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-    "tanh": F.tanh,
-    "sigmoid": F.sigmoid,
-    "identity": lambda x: x,
-}
 # the names that config.json files use for the same things
 ALIASES = {
     "gelu_new": "gelu_tanh",
@@ -44,5 +34,8 @@ class Linear(nn.Linear):
         self.activation = None if activation is None else activation_name(activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.linear(x, self.weight, self.bias)
-        return out if self.activation is None else ACTIVATIONS[self.activation](out)
+        if self.activation is None:
+            return F.linear(x, self.weight, self.bias)
+        if (fused := fused_linear(x, self.weight, self.bias, self.activation)) is not None:
+            return fused
+        return ACTIVATIONS[self.activation](F.linear(x, self.weight, self.bias))

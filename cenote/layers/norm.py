@@ -12,11 +12,13 @@ from cenote.layers.spec import BackboneSpec
 class Norm(nn.Module):
     """What every norm can do; this one leaves things as they are."""
 
+    wants_fp8 = False  # whether linear layers read the norm as fp8; set by the pass that makes them
+
     def forward(self, x: Tensor) -> Tensor:
         return self.added(x, None)[1]
 
-    def added(self, x: Tensor, change: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x + change, and its norm."""
+    def added(self, x: Tensor, change: Tensor | None, *, wants_sum: bool = True) -> tuple[Tensor, Tensor]:
+        """x + change, and its norm; a sum that is not wanted may be anything."""
         total = x if change is None else x + change
         return total, total
 
@@ -28,8 +30,10 @@ class LayerNorm(Norm):
         self.bias = nn.Parameter(torch.empty(size)) if affine and bias else None
         self.eps = eps
 
-    def added(self, x: Tensor, change: Tensor | None) -> tuple[Tensor, Tensor]:
-        return add_layer_norm(x, change, self.weight, self.bias, self.eps)
+    def added(self, x: Tensor, change: Tensor | None, *, wants_sum: bool = True) -> tuple[Tensor, Tensor]:
+        return add_layer_norm(
+            x, change, self.weight, self.bias, self.eps, wants_sum=wants_sum, wants_fp8=self.wants_fp8
+        )
 
 
 class RMSNorm(Norm):
@@ -39,8 +43,10 @@ class RMSNorm(Norm):
         self.eps = eps
         self.offset = offset
 
-    def added(self, x: Tensor, change: Tensor | None) -> tuple[Tensor, Tensor]:
-        return add_rms_norm(x, change, self.weight, self.eps, self.offset)
+    def added(self, x: Tensor, change: Tensor | None, *, wants_sum: bool = True) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(
+            x, change, self.weight, self.eps, self.offset, wants_sum=wants_sum, wants_fp8=self.wants_fp8
+        )
 
 
 def norm(spec: BackboneSpec, size: int | None = None) -> Norm:

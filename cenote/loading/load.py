@@ -12,6 +12,7 @@ from cenote.kernels.finish import finish
 from cenote.layers.adapters import AdaptedBackbone
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Backbone, Embedding, plain_mlp
+from cenote.layers.stack import stack
 from cenote.loading.adapters import AdapterReader, LoadedAdapters, load_adapters
 from cenote.loading.checkpoint import find_checkpoint
 from cenote.loading.describe import Description, describe
@@ -59,6 +60,7 @@ def load(options: EngineConfig) -> LoadedModel:
     backbone.prepare(device, dtype)
     whole = backbone if adapters is None else AdaptedBackbone(backbone, adapters.adapters)
     finish(whole, device, options.quantization)
+    backbone.stack = stack(backbone)
     pooler = Pooler(description.plan, heads, description.head_dtype.value)
     return LoadedModel(description, whole.eval(), pooler.eval(), tokenizer, adapters)
 

@@ -119,7 +119,7 @@ def find_reranker(
 
 def built_in(name: str) -> ScoreTemplate:
     folder = files_of("cenote") / "inputs" / "score_templates"
-    return ScoreTemplate((folder / f"{name}.jinja").read_text(encoding="utf-8"), name)
+    return ScoreTemplate((folder / f"{name}.jinja").read_text(encoding="utf-8"), name, verbatim=True)
 
 
 def template_text(given: str | None, option: str) -> str | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cenote.batch import PackedBatch
+from cenote.kernels.gpu.available import usable
 from cenote.registry import Registry
 
 Method = Callable[[Tensor, PackedBatch], Tensor]  # [tokens, hidden] -> [size, hidden]
@@ -54,6 +55,10 @@ def maximum(hidden: Tensor, batch: PackedBatch) -> Tensor:
 
 def _sum(hidden: Tensor, batch: PackedBatch) -> Tensor:
     # thousands of values are added up: accumulate in float32 whatever the model runs in
+    if usable(hidden) and hidden.stride(-1) == 1:
+        from cenote.kernels.gpu.sums import sum_by_sequence
+
+        return sum_by_sequence(hidden, batch.offsets, batch.skip)
     wide = hidden.float()
     if batch.skip is not None:
         wide = wide * _kept(batch, batch.skip)[:, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -57,9 +58,12 @@ class Pooler(nn.Module):
         `queries` are the rows that sequences are compared with, where they are.
         """
         groups: dict[Ask, list[int]] = {}
-        for member, several in enumerate(asks):
+        first = 0
+        for several, neighbours in groupby(asks):  # mostly the very same object, which is quick to compare
+            members = list(range(first, first + len(list(neighbours))))
             for ask in several:
-                groups.setdefault(ask, []).append(member)
+                groups.setdefault(ask, []).extend(members)
+            first += len(members)
         pooled: Tensor | None = None  # shared by all groups that want one vector per sequence
         weighed: dict[tuple[int, ...], Tensor] = {}  # over the vocabulary, by the sequences they are of
         answers = []

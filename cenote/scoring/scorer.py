@@ -112,6 +112,7 @@ def asked(request: ScoreRequest, task: Task, inputs: Sequence[Input]) -> PoolReq
         tokenization=request.tokenization,
         adapter=request.adapter,
         priority=request.priority,
+        tenant=request.tenant,
         keep_going=request.keep_going,
         timing=request.timing,
     )

@@ -270,3 +270,40 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(llm: LLM) -> None:
 
     for conversation in (told, untold):
         talk(llm, conversation, max_body_bytes=1000)
+
+
+def test_a_reply_is_handed_to_the_socket_in_one_piece(llm: LLM) -> None:
+    writes: list[list[bytes]] = []
+
+    class Transport:
+        def get_extra_info(self, name: str) -> None: ...
+        def is_closing(self) -> bool:
+            return False
+
+        def resume_reading(self) -> None: ...
+        def close(self) -> None: ...
+        def write(self, data: bytes) -> None:
+            writes.append([data])
+
+        def writelines(self, data: list[bytes]) -> None:
+            writes.append(data)
+
+    async def ask() -> None:
+        service = Service(ServerConfig())
+        service.ready(llm.engine)
+        config = uvicorn.Config(build(service), http=Connection, lifespan="off", log_config=None)
+        config.load()
+        connection = Connection(config=config, server_state=ServerState(), app_state={})
+        connection.connection_made(Transport())  # type: ignore[arg-type]
+        for head in (b"GET /version", b"HEAD /version"):
+            connection.data_received(head + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+            while not connection.cycle.response_complete:
+                await asyncio.sleep(0)
+        connection.connection_lost(None)
+
+    asyncio.run(ask())
+
+    (head, body), *rest = writes
+    assert head.endswith(b"\r\n\r\n") and b"content-length: %d\r\n" % len(body) in head
+    assert b"version" in body
+    assert b"".join(part for parts in rest for part in parts).endswith(b"\r\n\r\n")  # of HEAD only the head

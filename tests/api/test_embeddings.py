@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
-from cenote.api.dialects.openai import EmbeddingsBody
+from cenote.api.dialects.openai import Embedding, EmbeddingsBody
+from cenote.api.dialects.vllm import PoolingAnswer
+from cenote.api.replies import AnswerList
 from tests.api.serving import add_chat_template, load, nulls, refused, serve, unpacked
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
 
@@ -44,6 +47,23 @@ def chat_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def chat(chat_llm: LLM) -> TestClient:
     return serve(chat_llm)
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+@pytest.mark.parametrize("counts", [True, None])
+@pytest.mark.parametrize("path, entry", [("/v1/embeddings", Embedding), ("/pooling", PoolingAnswer)])
+def test_replies_are_written_as_the_encoder_writes_their_type(
+    path: str, entry: type[msgspec.Struct], counts: bool | None, form: str, client: TestClient
+) -> None:
+    body = {"input": TEXTS, "encoding_format": form, "return_token_counts": counts, "task": "embed"}
+
+    reply = client.post(path, json=body)
+
+    typed = msgspec.json.decode(reply.content, type=AnswerList[entry], strict=True)  # type: ignore[valid-type]
+    assert len(typed.data) == len(TEXTS)
+    if form == "base64":  # floats are written shorter than the encoder does
+        assert msgspec.json.encode(typed) == reply.content
+    assert (b'"token_counts":{' in reply.content) == bool(counts)
 
 
 def embeddings(client: TestClient, **body: Any) -> np.ndarray[Any, Any]:

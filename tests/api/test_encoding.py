@@ -19,7 +19,9 @@ from cenote.api.encoding import (
     EmbedDType,
     Endianness,
     as_array,
+    as_rows,
     base64_text,
+    base64_texts,
     binary_body,
     cast,
     check_metadata_room,
@@ -28,6 +30,7 @@ from cenote.api.encoding import (
     metadata_header,
 )
 from cenote.errors import BadRequest
+from cenote.request import Pooled, Stacked
 
 TORCH_TYPES: dict[EmbedDType, torch.dtype] = {
     "float32": torch.float32,
@@ -37,10 +40,11 @@ TORCH_TYPES: dict[EmbedDType, torch.dtype] = {
     "fp8_e5m2": torch.float8_e5m2,
 }
 NARROW = [dtype for dtype in TORCH_TYPES if dtype != "float32"]
+NO_IDS = np.zeros(0, dtype=np.int32)
 ALL_HALVES = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
-def words(data: bytes, dtype: EmbedDType, endianness: Endianness = "native") -> np.ndarray[Any, Any]:
+def words(data: bytes | memoryview, dtype: EmbedDType, endianness: Endianness = "native") -> np.ndarray[Any, Any]:
     """The bits of each element as an integer of this machine."""
     order = {"native": "=", "big": ">", "little": "<"}[endianness]
     kind = np.dtype(f"{order}u{TORCH_TYPES[dtype].itemsize}")
@@ -216,6 +220,31 @@ def test_base64_text_decodes_to_the_cast_bytes(dtype: EmbedDType, endianness: En
     text = json.loads(bytes(base64_text(vector, dtype, endianness)))
 
     assert base64.b64decode(text, validate=True) == cast(vector, dtype, endianness)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "fp8_e4m3"])
+@pytest.mark.parametrize("width", [0, 1, 6, 8])  # with all remainders by three
+def test_rows_are_written_together_as_they_are_one_by_one(width: int, dtype: EmbedDType) -> None:
+    rows = np.random.default_rng(0).standard_normal((3, width)).astype(np.float32)
+
+    texts = base64_texts(rows, dtype, "big")
+
+    assert [b'"%s"' % bytes(text) for text in texts] == [bytes(base64_text(row, dtype, "big")) for row in rows]
+
+
+def test_vectors_of_one_size_become_one_array_and_others_do_not() -> None:
+    def answers(*shapes: tuple[int, ...]) -> list[Pooled]:
+        return [Pooled(torch.full(shape, float(at)), NO_IDS, 1, 1) for at, shape in enumerate(shapes)]
+
+    rows = as_rows(answers((2,), (2,)))
+
+    assert rows is not None and rows.tolist() == [[0, 0], [1, 1]]
+    assert as_rows(answers((2,), (3,))) is None
+    assert as_rows(answers((2, 2), (2, 2))) is None
+    assert as_rows([]) is None
+    whole = torch.ones(2, 3)
+    shared = as_rows(Stacked(answers((3,), (3,)), whole))
+    assert shared is not None and np.shares_memory(shared, whole.numpy())
 
 
 def test_base64_is_read_the_way_openai_clients_do() -> None:

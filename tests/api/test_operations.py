@@ -182,7 +182,7 @@ def test_whatever_fails_outside_the_app_is_still_answered(llm: LLM, monkeypatch:
     def fail(headers: object) -> None:
         raise RuntimeError("/somewhere/private")
 
-    monkeypatch.setattr(service.keys, "owner", fail)
+    monkeypatch.setattr(service.keys, "digest", fail)
     reply = client.get("/version", headers={"X-Request-Id": "r1"})
 
     assert reply.status_code == 500

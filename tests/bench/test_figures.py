@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from cenote.bench.figures import MAX_KINDS_OF_ERRORS, Failures, Ratio, Round, Spread, figures
+from cenote.bench.figures import MAX_KINDS_OF_ERRORS, Failures, Ratio, Round, Spread, agreement, figures
 from cenote.bench.load import Sample
 
 
@@ -62,3 +63,9 @@ def test_nothing_at_all_is_no_error() -> None:
 def test_ratios_are_taken_within_a_round() -> None:
     assert Ratio.of([30.0, 20.0, 8.0], [10.0, 10.0, 2.0]) == Ratio(3.0, 2.0, 4.0)
     assert Ratio.of([30.0, 0.0], [10.0, 10.0]) is None
+
+
+def test_agreement_is_the_smallest_cosine() -> None:
+    vectors = np.array([[1, 0], [1, 1]], dtype=np.float32)
+
+    assert agreement(vectors, np.array([[2, 0], [1, 0]], dtype=np.float32)) == pytest.approx(2**-0.5)

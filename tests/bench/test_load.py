@@ -13,7 +13,7 @@ import uvloop
 from cenote.bench.backends import BACKENDS, body_of
 from cenote.bench.client import Address, Client, message
 from cenote.bench.figures import Figures, Round, figures
-from cenote.bench.load import Load, Request, Sample, Sender, run_load, server_timing
+from cenote.bench.load import READ_EVERY, Load, Request, Sample, Sender, run_load, server_timing
 from tests.bench.stub import Asked, Stub, embed, reply
 
 
@@ -52,6 +52,34 @@ def test_the_closed_loop_measures_what_the_server_takes() -> None:
     assert found.items_per_s == pytest.approx(80 / found.seconds)
     assert found.tokens_per_s == pytest.approx(40 * 14 / found.seconds)
     assert found.offered_per_s is None
+
+
+def test_shares_of_a_load_add_up_to_it() -> None:
+    load = Load(10, num_requests=1001, seed=7)
+
+    shares = [load.share(number, 4) for number in range(4)]
+
+    assert sum(share.num_requests or 0 for share in shares) == 1001
+    assert [share.concurrency for share in shares] == [3, 3, 2, 2]
+    assert len({share.seed for share in shares}) == 4
+    assert Load(None, rate=100, num_requests=8).share(0, 4).rate == 25
+
+
+def test_a_reply_as_long_as_a_good_one_is_mostly_taken_for_good_and_another_is_read() -> None:
+    bad_length, bad_content = [False], [False]
+
+    async def answer(asked: Asked) -> bytes:
+        if bad_length[0]:
+            return await _one_item_short(asked)
+        good = await embed(asked)
+        return good[: -len(b"{}}")] + b"???" if bad_content[0] else good
+
+    with Stub(answer) as stub:
+        assert measured(Load(1, num_requests=20), stub).failed == 0
+        bad_content[0] = True
+        assert measured(Load(1, num_requests=READ_EVERY + 1), stub).failed >= 1  # the first, and one in sixteen
+        bad_length[0] = True
+        assert measured(Load(1, num_requests=5), stub).failed == 5
 
 
 def test_a_duration_ends_the_closed_loop() -> None:

@@ -413,3 +413,23 @@ def test_flags_that_contradict_each_other_are_refused(
 
     assert end.value.code == 2
     assert reason in capsys.readouterr().err
+
+
+def test_several_processes_share_the_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Stub(embed) as stub:
+        more = ["--client-processes", "2", "--concurrency", "4", "--num-requests", "21", "--items-per-request", "2"]
+        found = bench(stub, tmp_path / "a.json", *more)
+
+    overall = found["servers"][0]["overall"]
+    assert (overall["requests"], overall["ok"], overall["failed"]) == (21, 21, 0)
+    assert len(stub.posted) == 21 + 2  # and the warm-ups
+    assert len({asked.body["input"][0] for asked in stub.posted}) == 21
+    assert found["client_processes"] == 2 and overall["client_cpu"] > 0
+    assert "the 2 client processes used" in capsys.readouterr().out
+
+
+def test_more_processes_than_clients_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--client-processes", "4", "--concurrency", "2"])
+
+    assert "4 processes need as many clients" in capsys.readouterr().err

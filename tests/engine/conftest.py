@@ -13,7 +13,7 @@ import pytest
 from cenote.config import EngineConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.executor import EchoExecutor
-from cenote.engine.sequence import Sequence
+from cenote.engine.lot import Batch
 from cenote.errors import PoolingError
 from cenote.loading.load import LoadedModel
 from cenote.request import Pooled, PoolRequest
@@ -45,17 +45,17 @@ class Gate:
         self.opened = threading.Event()
         self.passed: list[int] = []
 
-    def __call__(self, batch: Many[Sequence]) -> None:
+    def __call__(self, batch: Batch) -> None:
         self.reached.set()
         assert self.opened.wait(PATIENCE_S)
-        self.passed.extend(token for sequence in batch for token in sequence.rendered.token_ids.tolist())
+        self.passed.extend(batch.strip.token_ids.tolist())
 
 
-def poison(*markers: int) -> Callable[[Many[Sequence]], None]:
+def poison(*markers: int) -> Callable[[Batch], None]:
     """A fault that strikes every batch with one of these token ids in it."""
 
-    def strike(batch: Many[Sequence]) -> None:
-        if any(set(markers) & set(sequence.rendered.token_ids.tolist()) for sequence in batch):
+    def strike(batch: Batch) -> None:
+        if set(markers) & set(batch.strip.token_ids.tolist()):
             raise RuntimeError("poisoned")
 
     return strike

@@ -6,17 +6,18 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
 from cenote.config import PoolerConfig
+from cenote.engine.deliver import Outcome
 from cenote.engine.engine import BATCHES_AHEAD
 from cenote.engine.executor import EchoExecutor
-from cenote.engine.intake import SLICE_INPUTS
-from cenote.engine.sequence import Answer, Sequence
+from cenote.engine.intake import SLICE_TOKENS
+from cenote.engine.lot import Batch, Rows
 from cenote.errors import BadRequest, Overloaded, PoolingError, Unsupported
 from cenote.request import Pair, PoolingParams, PoolRequest, Tokenization
 from tests.engine.conftest import Gate, MakeEngine, asking, echoed, poison, wait_until
@@ -148,7 +149,7 @@ def test_texts_are_rendered_while_a_batch_runs(make_engine: MakeEngine) -> None:
     first = engine.submit(asking([[7]]))
     assert gate.reached.wait(10)
 
-    second = engine.submit(asking(["a b c"] * 1000))
+    second = engine.submit(asking([[2000 + number, 5, 6, 7, 8] for number in range(1000)]))
     wait_until(lambda: engine.loop.scheduler.waiting_tokens == 5000)
 
     assert not first.future.done()
@@ -159,7 +160,7 @@ def test_texts_are_rendered_while_a_batch_runs(make_engine: MakeEngine) -> None:
 def test_what_is_rendered_but_has_not_run_stays_bounded(make_engine: MakeEngine) -> None:
     most_waiting = 0
 
-    def slow(batch: Many[Sequence]) -> None:
+    def slow(batch: Batch) -> None:
         nonlocal most_waiting
         most_waiting = max(most_waiting, engine.loop.scheduler.waiting_tokens)
         time.sleep(0.001)
@@ -170,7 +171,7 @@ def test_what_is_rendered_but_has_not_run_stays_bounded(make_engine: MakeEngine)
     answers = engine.pool_sync(asking(inputs))
 
     assert echoed(answers) == inputs
-    assert 512 < most_waiting <= BATCHES_AHEAD * 512 + SLICE_INPUTS * 6
+    assert 512 < most_waiting <= BATCHES_AHEAD * 512 + SLICE_TOKENS
 
 
 def test_a_small_request_does_not_wait_for_the_whole_of_a_large_one(make_engine: MakeEngine) -> None:
@@ -204,8 +205,8 @@ def test_urgent_work_overtakes_where_the_policy_says_so(make_engine: MakeEngine)
 def test_batches_hold_no_more_than_asked(make_engine: MakeEngine) -> None:
     sizes: list[tuple[int, int]] = []
 
-    def note(batch: Many[Sequence]) -> None:
-        sizes.append((len(batch), sum(sequence.num_tokens for sequence in batch)))
+    def note(batch: Batch) -> None:
+        sizes.append((len(batch), batch.num_tokens))
 
     engine = make_engine(fault=note, max_num_batched_tokens=50, max_num_seqs=6)
     engine.pool_sync(asking(random_inputs(3, 300)))
@@ -222,9 +223,10 @@ def test_a_long_input_is_embedded_in_chunks_and_merged(make_engine: MakeEngine) 
     class Count(EchoExecutor):
         """Answers every sequence with its number of tokens and their sum."""
 
-        def start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
-            rows = [sequence.rendered.token_ids for sequence in batch]
-            return lambda: [(torch.tensor([float(len(row)), float(row.sum())]),) for row in rows]
+        def start(self, batch: Batch) -> Callable[[], Outcome]:
+            texts = np.split(batch.strip.token_ids, batch.strip.offsets[1:-1])
+            rows = torch.tensor([[float(len(text)), float(text.sum())] for text in texts])
+            return lambda: Outcome({ask: Rows(rows) for ask in batch.asks[0]})
 
     config = PoolerConfig(enable_chunked_processing=True, use_activation=False)
     engine = make_engine(Count(), pooler_config=config)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Many
 from concurrent.futures import wait
 
 import pytest
 import torch
 
+from cenote.engine.deliver import Outcome
 from cenote.engine.executor import EchoExecutor, LocalExecutor
-from cenote.engine.sequence import Answer, Sequence
+from cenote.engine.lot import Batch
 from cenote.errors import BadRequest, NumericalError, Overloaded, PoolingError
 from cenote.loading.load import LoadedModel
 from cenote.request import Embeds, Pooled, PoolRequest
@@ -76,14 +76,14 @@ def test_a_batch_in_which_all_are_guilty_ends_too(make_engine: MakeEngine) -> No
     gate = Gate()  # lets all 1,024 come together
     strike = poison(MARKER)
 
-    def fault(batch: Many[Sequence]) -> None:
+    def fault(batch: Batch) -> None:
         gate(batch)
         strike(batch)
 
     engine = make_engine(fault=fault, max_num_seqs=1024)
     engine.submit(asking([[7]]))
     assert gate.reached.wait(10)
-    pending = engine.submit(asking([[MARKER, 5]] * 1024, keep_going=True))
+    pending = engine.submit(asking([[MARKER, 2000 + number] for number in range(1024)], keep_going=True))
     wait_until(lambda: len(engine.loop.scheduler) == 1024)
     gate.opened.set()
 
@@ -95,7 +95,7 @@ def test_a_batch_in_which_all_are_guilty_ends_too(make_engine: MakeEngine) -> No
 def test_of_64_callers_only_the_one_with_the_poisoned_input_gets_an_error(make_engine: MakeEngine) -> None:
     gate, strike = Gate(), poison(MARKER)
 
-    def fault(batch: Many[Sequence]) -> None:
+    def fault(batch: Batch) -> None:
         gate(batch)
         strike(batch)
 
@@ -120,7 +120,7 @@ def test_a_request_fails_as_a_whole_unless_it_keeps_going(make_engine: MakeEngin
 def test_a_failure_that_passes_harms_nobody(make_engine: MakeEngine) -> None:
     failures = iter([RuntimeError("a hiccup")])
 
-    def once(batch: Many[Sequence]) -> None:
+    def once(batch: Batch) -> None:
         for failure in failures:
             raise failure
 
@@ -130,7 +130,7 @@ def test_a_failure_that_passes_harms_nobody(make_engine: MakeEngine) -> None:
 
 
 def test_a_batch_too_large_for_the_device_runs_in_parts(make_engine: MakeEngine) -> None:
-    def small_device(batch: Many[Sequence]) -> None:
+    def small_device(batch: Batch) -> None:
         if len(batch) > 8:
             raise MemoryError("out of memory")
 
@@ -143,10 +143,10 @@ def test_an_answer_that_never_arrives_is_treated_like_a_start_that_fails(make_en
     class Late(EchoExecutor):
         overlapping = True  # as a device that works by itself
 
-        def start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
+        def start(self, batch: Batch) -> Callable[[], Outcome]:
             answers = super().start(batch)
 
-            def wait() -> list[Answer]:
+            def wait() -> Outcome:
                 poison(MARKER)(batch)
                 return answers()
 
@@ -163,7 +163,7 @@ def test_an_answer_that_never_arrives_is_treated_like_a_start_that_fails(make_en
 
 
 def test_an_error_made_on_purpose_keeps_its_class(make_engine: MakeEngine) -> None:
-    def refuse(batch: Many[Sequence]) -> None:
+    def refuse(batch: Batch) -> None:
         raise Overloaded("come back later")
 
     with pytest.raises(Overloaded, match="come back later"):
@@ -207,7 +207,7 @@ def test_a_finite_answer_is_an_ordinary_tensor(make_engine: MakeEngine, loaded: 
 
 
 def test_a_bad_request_found_by_the_pooler_is_told_as_one(make_engine: MakeEngine) -> None:
-    def refuse(batch: Many[Sequence]) -> None:
+    def refuse(batch: Batch) -> None:
         raise BadRequest("returned_token_ids asks for columns [7]", param="returned_token_ids")
 
     (answer,) = make_engine(fault=refuse).pool_sync(asking([[7]], keep_going=True))
@@ -222,10 +222,10 @@ def test_the_log_has_one_traceback_for_a_batch_and_a_line_for_every_other_input(
     strike = poison(MARKER)
 
     class Late(EchoExecutor):
-        def start(self, batch: Many[Sequence]) -> Callable[[], list[Answer]]:
+        def start(self, batch: Batch) -> Callable[[], Outcome]:
             wait_for_it = super().start(batch)
 
-            def wait() -> list[Answer]:
+            def wait() -> Outcome:
                 strike(batch)
                 return wait_for_it()
 

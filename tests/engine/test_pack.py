@@ -5,42 +5,53 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from cenote.batch import PackedBatch
 from cenote.batch import pack as pack_lists
 from cenote.engine.pack import pack
-from cenote.inputs.render import Rendered
-
-CPU = torch.device("cpu")
+from cenote.inputs.strip import Rendered, Strip
 
 
-def rendered(
-    ids: list[int], second_start: int | None = None, skip: int = 0, embeds: torch.Tensor | None = None
-) -> Rendered:
+def packed(*sequences: Rendered) -> PackedBatch:
+    return pack(Strip.of(sequences), torch.device("cpu"))
+
+
+def rendered(ids: list[int], second_start: int | None = None, **more: object) -> Rendered:
     start = len(ids) if second_start is None else second_start
-    return Rendered(np.array(ids, dtype=np.int32), start, len(ids), skip, embeds)
+    return Rendered(np.array(ids, dtype=np.int32), start, len(ids), **more)  # type: ignore[arg-type]
 
 
 def test_the_engines_way_equals_the_plain_one() -> None:
     lists = [[5, 6, 7], [8], [9, 10, 11], [12, 13]]
 
-    ours, plain = pack([rendered(ids) for ids in lists], CPU), pack_lists(lists)
+    ours, plain = packed(*map(rendered, lists)), pack_lists(lists)
 
     assert ours.token_ids.tolist() == plain.token_ids.tolist()
     assert ours.positions.tolist() == plain.positions.tolist() == [0, 1, 2, 0, 0, 1, 2, 0, 1]
     assert ours.offsets.tolist() == plain.offsets.tolist() == [0, 3, 4, 7, 9]
     assert ours.host_lengths == plain.host_lengths == (3, 1, 3, 2)
     assert ours.owner.tolist() == [0, 0, 0, 1, 2, 2, 2, 3, 3]
-    assert ours.token_types is ours.skip is ours.features is None
+    assert ours.token_types is ours.skip is ours.features is ours.kept is ours.host_attended is None
+
+
+def test_all_that_travels_to_the_device_starts_where_kernels_read_fastest() -> None:
+    batch = packed(rendered([5, 6, 7], second_start=1), rendered([8, 9], skip=1))
+
+    assert batch.token_types is not None
+    assert batch.skip is not None
+    for tensor in (batch.token_ids, batch.positions, batch.offsets, batch.token_types, batch.skip):
+        assert tensor.dtype == torch.int64
+        assert (tensor.data_ptr() - batch.token_ids.data_ptr()) % 128 == 0
 
 
 def test_types_start_where_the_second_text_starts() -> None:
-    batch = pack([rendered([5, 6, 7], second_start=1), rendered([8, 9])], CPU)
+    batch = packed(rendered([5, 6, 7], second_start=1), rendered([8, 9]))
 
     assert batch.token_types is not None
     assert batch.token_types.tolist() == [0, 1, 1, 0, 0]
 
 
 def test_prompts_to_leave_out_are_counted_for_all_or_for_none() -> None:
-    batch = pack([rendered([5, 6, 7], skip=2), rendered([8, 9])], CPU)
+    batch = packed(rendered([5, 6, 7], skip=2), rendered([8, 9]))
 
     assert batch.skip is not None
     assert batch.skip.tolist() == [2, 0]
@@ -49,9 +60,17 @@ def test_prompts_to_leave_out_are_counted_for_all_or_for_none() -> None:
 def test_ready_made_embeddings_know_their_rows() -> None:
     rows = torch.arange(8.0).reshape(2, 4)
 
-    batch = pack([rendered([5, 6, 7]), rendered([0, 0], embeds=rows), rendered([9])], CPU)
+    batch = packed(rendered([5, 6, 7]), rendered([0, 0], embeds=rows), rendered([9]))
 
     assert batch.features is not None
     assert batch.feature_rows is not None
     assert batch.features.tolist() == rows.tolist()
     assert batch.feature_rows.tolist() == [3, 4]
+
+
+def test_tokens_that_are_not_seen_or_not_answered_are_told_for_all() -> None:
+    batch = packed(rendered([5, 6, 7], attended=2), rendered([8, 9], kept=np.array([False, True])))
+
+    assert batch.host_attended == (2, 2)
+    assert batch.kept is not None
+    assert batch.kept.tolist() == [True, True, True, False, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -13,19 +14,32 @@ from cenote.engine.scheduler import Scheduler
 
 
 @dataclass(eq=False)
-class Item:
-    num_tokens: int
+class Lot:
+    """Sequences that came together; most of what follows is about lots of one."""
+
+    lengths: list[int]
     priority: int = 0
     abandoned: bool = False
     arrival: int = 0
 
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        start = 0
+        for length, group in groupby(self.lengths):
+            end = start + len(list(group))
+            yield length, start, end
+            start = end
 
-def items(lengths: list[int]) -> list[Item]:
-    return [Item(length, arrival=place) for place, length in enumerate(lengths)]
+
+def lots(lengths: list[int]) -> list[Lot]:
+    return [Lot([length], arrival=place) for place, length in enumerate(lengths)]
 
 
 def lengths(batch: list[Any]) -> list[int]:
-    return [item.num_tokens for item in batch]
+    return [length for lot, start, end in batch for length in lot.lengths[start:end]]
+
+
+def arrivals(batch: list[Any]) -> list[int]:
+    return [lot.arrival for lot, _, _ in batch]
 
 
 def drained(scheduler: Scheduler) -> list[list[Any]]:
@@ -45,7 +59,7 @@ def test_nothing_waits_in_an_empty_scheduler() -> None:
 
 def test_an_oversized_sequence_runs_alone_rather_than_never() -> None:
     scheduler = Scheduler(token_budget=10, max_sequences=8)
-    scheduler.add(items([50, 1]))
+    scheduler.add(lots([50, 1]))
 
     assert lengths(scheduler.next_batch()) == [50]
     assert lengths(scheduler.next_batch()) == [1]
@@ -53,44 +67,66 @@ def test_an_oversized_sequence_runs_alone_rather_than_never() -> None:
 
 def test_the_oldest_takes_along_those_nearest_in_length() -> None:
     scheduler = Scheduler(token_budget=30, max_sequences=8)
-    scheduler.add(items([9, 2, 10, 8, 1]))
+    scheduler.add(lots([9, 2, 10, 8, 1]))
 
     assert sorted(lengths(scheduler.next_batch())) == [1, 2, 8, 9, 10]
-    scheduler.add(items([9, 2, 10, 8, 1, 9]))
+    scheduler.add(lots([9, 2, 10, 8, 1, 9]))
     assert lengths(scheduler.next_batch()) == [9, 9, 8, 2, 1]
 
 
 def test_room_that_a_near_length_does_not_fit_is_filled_from_further_off() -> None:
     scheduler = Scheduler(token_budget=12, max_sequences=8)
-    scheduler.add(items([9, 8, 3]))
+    scheduler.add(lots([9, 8, 3]))
 
     assert lengths(scheduler.next_batch()) == [9, 3]
 
 
-def test_clearing_hands_back_everybody() -> None:
+def test_after_clearing_nobody_waits() -> None:
     scheduler = Scheduler(token_budget=10, max_sequences=8)
-    scheduler.add(items([5, 6, 5]))
+    scheduler.add(lots([5, 6, 5]))
 
-    assert sorted(lengths(scheduler.clear())) == [5, 5, 6]
+    scheduler.clear()
+
     assert scheduler.next_batch() == []
-    assert scheduler.waiting_tokens == 0
+    assert len(scheduler) == scheduler.waiting_tokens == 0
+
+
+def test_without_a_limit_a_batch_holds_as_many_as_its_tokens_allow() -> None:
+    scheduler = Scheduler(token_budget=5000)
+    scheduler.add(lots([1] * 6000))
+
+    assert [len(lengths(batch)) for batch in drained(scheduler)] == [5000, 1000]
+
+
+def test_a_lot_runs_in_parts_where_it_does_not_fit_and_takes_others_along_where_it_does() -> None:
+    scheduler = Scheduler(token_budget=10, max_sequences=8)
+    first, second = Lot([2] * 7 + [3] * 2), Lot([2, 9], arrival=1)
+    scheduler.add([first, second])
+
+    assert scheduler.next_batch() == [(first, 0, 5)]
+    assert len(scheduler) == 6
+    assert scheduler.waiting_tokens == 2 * 2 + 3 * 2 + 2 + 9
+    assert scheduler.next_batch() == [(first, 5, 7), (second, 0, 1), (first, 7, 8)]
+    assert scheduler.next_batch() == [(first, 8, 9)]
+    assert scheduler.next_batch() == [(second, 1, 2)]
+    assert len(scheduler) == scheduler.waiting_tokens == 0
 
 
 def test_a_first_in_line_who_has_gone_leads_no_batch() -> None:
     scheduler = Scheduler(token_budget=20, max_sequences=8)
-    waiting = items([10, 3, 10, 10])
+    waiting = lots([10, 3, 10, 10])
     scheduler.add(waiting)
     waiting[0].abandoned = True
 
     batch = scheduler.next_batch()
 
-    assert batch[0] is waiting[1]
+    assert batch[0][0] is waiting[1]
     assert lengths(batch) == [3, 10]
 
 
 def test_the_abandoned_are_dropped_and_their_tokens_with_them() -> None:
     scheduler = Scheduler(token_budget=10, max_sequences=8)
-    waiting = items([5, 6, 7, 5])
+    waiting = lots([5, 6, 7, 5])
     scheduler.add(waiting)
     for item in waiting:
         item.abandoned = True
@@ -101,59 +137,63 @@ def test_the_abandoned_are_dropped_and_their_tokens_with_them() -> None:
 
 
 def test_priority_is_looked_at_only_when_the_policy_says_so() -> None:
-    late_but_urgent = [Item(5), Item(5), Item(5, priority=-1), Item(5, priority=1)]
+    late_but_urgent = [Lot([5]), Lot([5]), Lot([5], priority=-1), Lot([5], priority=1)]
     by_arrival = Scheduler(token_budget=5, max_sequences=8)
     by_priority = Scheduler(token_budget=5, max_sequences=8, by_priority=True)
     by_arrival.add(late_but_urgent)
     by_priority.add(late_but_urgent)
 
-    assert [batch[0].priority for batch in drained(by_arrival)] == [0, 0, -1, 1]
-    assert [batch[0].priority for batch in drained(by_priority)] == [-1, 0, 0, 1]
+    assert [batch[0][0].priority for batch in drained(by_arrival)] == [0, 0, -1, 1]
+    assert [batch[0][0].priority for batch in drained(by_priority)] == [-1, 0, 0, 1]
 
 
 def test_equal_priorities_run_in_the_order_they_came() -> None:
     scheduler = Scheduler(token_budget=1, max_sequences=1, by_priority=True)
-    waiting = [Item(3, priority=place % 2, arrival=place) for place in range(10)]
+    waiting = [Lot([3], priority=place % 2, arrival=place) for place in range(10)]
     scheduler.add(waiting)
 
-    assert [batch[0].arrival for batch in drained(scheduler)] == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
+    assert [batch[0][0].arrival for batch in drained(scheduler)] == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
 
 
-@pytest.mark.parametrize("seed", range(400))
-def test_whatever_comes_everybody_runs_once_and_the_first_in_line_next(seed: int) -> None:
+@pytest.mark.parametrize("largest", [1, 20])
+@pytest.mark.parametrize("seed", range(300))
+def test_whatever_comes_everybody_runs_once_and_the_first_in_line_next(seed: int, largest: int) -> None:
     dice = random.Random(seed)
     budget, most = dice.choice([1, 7, 64, 500]), dice.choice([1, 2, 5, 1000])
     by_priority = dice.random() < 0.3
     longest = dice.choice([3, 30, 600])
     scheduler = Scheduler(budget, most, by_priority=by_priority)
-    waiting: list[Item] = []
+    waiting: dict[Lot, set[int]] = {}  # the places in it that have not run
     arrived = ran = gone = 0
     while arrived < 120 or waiting:
         for _ in range(dice.randrange(12) if arrived < 120 else 0):
-            item = Item(dice.randint(1, longest), priority=dice.randrange(3), arrival=arrived)
-            arrived += 1
-            waiting.append(item)
-            scheduler.add([item])
-        for item in waiting:
-            item.abandoned = item.abandoned or dice.random() < 0.03
-        assert scheduler.waiting_tokens >= sum(item.num_tokens for item in waiting if not item.abandoned)
+            some = sorted(dice.randint(1, longest) for _ in range(dice.randint(1, largest)))
+            lot = Lot(some, priority=dice.randrange(3), arrival=arrived)
+            arrived += len(some)
+            waiting[lot] = set(range(len(some)))
+            scheduler.add([lot])
+        for lot in waiting:
+            lot.abandoned = lot.abandoned or dice.random() < 0.03
+        staying = {lot: places for lot, places in waiting.items() if not lot.abandoned}
+        assert scheduler.waiting_tokens >= sum(lot.lengths[place] for lot, rest in staying.items() for place in rest)
 
         batch: list[Any] = scheduler.next_batch()
 
-        gone += sum(item.abandoned for item in waiting)
-        waiting = [item for item in waiting if not item.abandoned]
+        gone += sum(len(places) for lot, places in waiting.items() if lot.abandoned)
+        waiting = staying
         assert bool(batch) == bool(waiting)
         if not batch:
             continue
-        first = min(waiting, key=lambda item: ((item.priority if by_priority else 0), item.arrival))
-        assert batch[0] is first
-        assert len(set(map(id, batch))) == len(batch) <= most
-        assert all(item in waiting for item in batch)
-        assert sum(lengths(batch)) <= budget or len(batch) == 1
+        assert batch[0][0] is min(waiting, key=lambda lot: ((lot.priority if by_priority else 0), lot.arrival))
+        for lot, start, end in batch:
+            assert set(range(start, end)) <= waiting[lot], "nothing runs twice"
+            waiting[lot] -= set(range(start, end))
+        assert len(lengths(batch)) <= most
+        assert sum(lengths(batch)) <= budget or len(lengths(batch)) == 1
         runs = [length for length, _ in groupby(lengths(batch))]
         assert len(set(runs)) == len(runs), "equal lengths stand side by side"
-        ran += len(batch)
-        waiting = [item for item in waiting if item not in batch]
+        ran += len(lengths(batch))
+        waiting = {lot: places for lot, places in waiting.items() if places}
     assert ran + gone == arrived
     assert scheduler.next_batch() == []  # whoever has gone leaves nothing behind
     assert len(scheduler) == scheduler.waiting_tokens == 0
@@ -161,19 +201,19 @@ def test_whatever_comes_everybody_runs_once_and_the_first_in_line_next(seed: int
 
 def test_nobody_is_passed_over_for_ever() -> None:
     scheduler = Scheduler(token_budget=20, max_sequences=8)
-    lonely = Item(19)
-    scheduler.add(items([2] * 40))
+    lonely = Lot([19])
+    scheduler.add(lots([2] * 40))
     scheduler.add([lonely])
 
     for _ in range(1 + 40 // 8):
-        if lonely in scheduler.next_batch():
+        if any(lot is lonely for lot, _, _ in scheduler.next_batch()):
             return
-        scheduler.add(items([2] * 10))  # a stream of short ones that never ends
+        scheduler.add(lots([2] * 10))  # a stream of short ones that never ends
     pytest.fail("it still waits")
 
 
 def test_among_equals_the_older_run_first() -> None:
     scheduler = Scheduler(token_budget=10, max_sequences=3)
-    scheduler.add(items([2] * 9))
+    scheduler.add(lots([2] * 9))
 
-    assert [[item.arrival for item in batch] for batch in drained(scheduler)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert [arrivals(batch) for batch in drained(scheduler)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence as Many
 from concurrent.futures import wait
 from threading import Thread
 from typing import Any
 
 import pytest
+import torch
 
-from cenote.engine.sequence import Sequence
+from cenote.engine.deliver import Outcome
+from cenote.engine.lot import Batch, Rows
 from cenote.errors import EngineStopped, PoolingError
 from tests.engine.conftest import Gate, MakeEngine, asking, echoed
 
@@ -72,7 +73,7 @@ def test_a_stopped_engine_says_so_without_growing(make_engine: MakeEngine) -> No
 def test_when_the_engine_thread_dies_everybody_is_told(make_engine: MakeEngine) -> None:
     gate = Gate()
 
-    def fault(batch: Many[Sequence]) -> None:
+    def fault(batch: Batch) -> None:
         gate(batch)
         die()
 
@@ -109,8 +110,8 @@ def test_an_executor_with_too_few_answers_ends_the_engine_and_not_in_silence(mak
     class Forgetful:
         overlapping = False
 
-        def start(self, batch: Many[Sequence]) -> Any:
-            return lambda: []
+        def start(self, batch: Batch) -> Any:
+            return lambda: Outcome(dict.fromkeys(batch.asks[0], Rows(torch.zeros(0, 384))))
 
     with pytest.raises(PoolingError):
         make_engine(Forgetful()).submit(asking([[7]])).future.result(timeout=10)

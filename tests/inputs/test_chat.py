@@ -11,7 +11,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.inputs.chat import MARK, MEDIA_PARTS, ChatSettings, chat_text
-from cenote.inputs.render import Limits, Rendered, Renderer
+from cenote.inputs.limits import Limits
+from cenote.inputs.render import Renderer
+from cenote.inputs.strip import Rendered
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.tokenizer_files import TokenizerFiles, read_tokenizer

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from cenote.errors import PoolingError
+from cenote.inputs.limits import Limits
 from cenote.inputs.markers import Expansion, Side
-from cenote.inputs.render import Limits, Rendered, Renderer
+from cenote.inputs.render import Renderer
+from cenote.inputs.strip import Rendered
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.request import Input, Role, Tokenization
 

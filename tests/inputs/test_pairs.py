@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cenote.errors import BadRequest
+from cenote.inputs import pairs
 from cenote.inputs.chat import ChatSettings
+from cenote.inputs.limits import Limits
 from cenote.inputs.pairs import check_template_kwargs, cut, joined_text, longest_first
-from cenote.inputs.render import Limits, Rendered, Renderer
+from cenote.inputs.render import Renderer
+from cenote.inputs.strip import Rendered
+from cenote.inputs.templates import run_template
 from cenote.inputs.tokenizer import Tokenizer
+from cenote.loading.rerankers import TEMPLATES, built_in
 from cenote.request import Pair, Tokenization
 
 BY_ROLE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -145,3 +152,29 @@ def test_cutting_keeps_the_first_or_the_last() -> None:
     assert cut(ids, 2, "left").tolist() == [3, 4]
     assert cut(ids, 0, "left").tolist() == []
     assert cut(ids, 9, "left").tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("document", ["the city of berlin", "", " {{ query }}\n\n", "\0a document\0", "<Document>: "])
+def test_the_text_around_a_document_is_written_once_and_is_what_the_template_writes(name: str, document: str) -> None:
+    template = built_in(name)
+    for variables in ({}, {"instruction": "find books"}, {"instruct": 5}):
+        for query in ("how big?", "a \0a document\0"):
+            pair = Pair(query, document, None, variables)
+
+            assert joined_text(pair, {}, template) == joined_text(pair, {}, replace(template, verbatim=False))
+
+
+def test_documents_of_one_query_run_their_template_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    template, num_runs = built_in("qwen3_reranker"), 0
+    special_tokens: dict[str, str] = {}
+
+    def counted(*given: Any, **more: Any) -> str:
+        nonlocal num_runs
+        num_runs += 1
+        return run_template(*given, **more)
+
+    monkeypatch.setattr(pairs, "run_template", counted)
+    texts = [joined_text(Pair("a query of its own", f"document {n}"), special_tokens, template) for n in range(5)]
+
+    assert num_runs == 1 and len(set(texts)) == 5

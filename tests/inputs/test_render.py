@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from cenote.errors import BadRequest, InputTooLong, PoolingError, Unsupported
-from cenote.inputs.render import Limits, Rendered, Renderer
+from cenote.inputs.limits import Limits
+from cenote.inputs.render import Renderer
+from cenote.inputs.strip import Rendered
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.request import Embeds, Input, Pair, Tokenization
 
@@ -296,11 +298,28 @@ def test_ids_out_of_the_vocabulary_are_named(renderer: Renderer, given: list[int
 
 
 @pytest.mark.parametrize(
-    "given", [[0.5], ["a"], [[5], [6]], [[5], [6, 7]], [None], [True, False], [2**70, 0.5]], ids=str
+    "given",
+    [
+        [0.5],
+        ["a"],
+        [[5], [6]],
+        [[5], [6, 7]],
+        [[5]],
+        [None],
+        [True, False],
+        [2**70, 0.5],
+        [5, "a"],
+        [5, True],
+        [5, 6.0],
+    ],
+    ids=str,
 )
 def test_what_are_no_ids_is_refused(renderer: Renderer, given: Any) -> None:
     with pytest.raises(BadRequest, match="Token prompt should be a list of integers"):
         one(renderer, given)
+    first, second, third = renderer.render([[7, 8], given, (9,)], Tokenization(), LIMITS)
+    assert isinstance(second, BadRequest)
+    assert [first.token_ids.tolist(), third.token_ids.tolist()] == [[7, 8], [9]]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("given", [[], (), np.array([], dtype=np.int64)], ids=repr)

@@ -12,7 +12,9 @@ import tokenizers
 
 from cenote.errors import BadRequest
 from cenote.inputs import tokenizer as subject
-from cenote.inputs.render import Limits, Rendered, Renderer
+from cenote.inputs.limits import Limits
+from cenote.inputs.render import Renderer
+from cenote.inputs.strip import Rendered
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.request import Pair, Tokenization
 from tests.inputs.conftest import wrapped

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from torch import Tensor
 from torch.testing import assert_close
 
-from cenote.batch import PackedBatch, pack
+from cenote.batch import pack
 from cenote.config import EngineConfig
 from cenote.loading.load import load
-from tests.tiny import SEQUENCES, save_tiny
+from tests.tiny import SEQUENCES, moved, save_tiny
 
 ENCODERS = """BertModel RobertaModel DistilBertModel MPNetModel AlbertModel ElectraModel DebertaV2Model DebertaModel
     T5EncoderModel ModernBertModel EuroBertModel NomicBertModel GteModel JinaEmbeddingsV3Model"""
 DECODERS = """LlamaModel MistralModel Qwen2Model Qwen3Model Qwen2MoeModel Qwen3MoeModel GemmaModel Gemma2Model
     Gemma3TextModel Phi3Model GPT2Model OlmoModel Olmo2Model GraniteModel GlmModel Lfm2Model JambaModel DeepseekV3Model
     OpenAIPrivacyFilterForTokenClassification"""
-
-
-def moved(batch: PackedBatch, device: str) -> PackedBatch:
-    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    return replace(batch, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
 
 
 @pytest.mark.gpu

@@ -20,8 +20,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from cenote import LLM, BadRequest, InputTooLong, PoolingParams, Unsupported
 from cenote.errors import PoolingError
+from cenote.inputs.limits import Limits
 from cenote.inputs.ranking import without_marks
-from cenote.inputs.render import Limits, Rendered
+from cenote.inputs.strip import Rendered
 from cenote.request import Ranking, Scored, ScoreRequest, Tokenization
 from tests.api.serving import load, refused, serve
 from tests.real.conftest import shared_folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -11,8 +10,9 @@ from cenote.api.call import Call
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.fields import TASK, Dimensions, Worded, says
 from cenote.api.replies import AnswerList, Reply, TokenCounts
-from cenote.api.vectors import check_form, vector_reply
-from cenote.request import Pooled
+from cenote.api.vectors import Written, check_form, vector_reply
+
+WRITTEN = Written("embd", field=b"embedding", object=b"embedding")
 
 
 class EmbeddingsBody(Worded, kw_only=True):
@@ -30,14 +30,9 @@ class Embedding(msgspec.Struct, omit_defaults=True):
 async def embeddings(body: EmbeddingsBody, call: Call) -> Reply:
     call.check_model(body.model)
     purpose = None if body.task == "embed" else body.task  # what this route does in any case, as others name it
-    request = replace(body.request("embed", call, dimensions=body.dimensions), purpose=purpose)
+    request = body.request("embed", call, dimensions=body.dimensions, purpose=purpose)
     check_form(body, len(request.inputs))
-    pooled = await call.pool(request)
-
-    def entry(index: int, numbers: msgspec.Raw, item: Pooled) -> Embedding:
-        return Embedding(index, numbers, token_counts=call.token_counts(item, body.return_token_counts))  # type: ignore[arg-type]
-
-    return await vector_reply(call, body, pooled, "embd", entry)
+    return await vector_reply(call, body, await call.pool(request), WRITTEN)
 
 
 OPENAI = Dialect(

@@ -18,13 +18,14 @@ from cenote.api.fields import Dimensions, Prompted, Worded, check_template, says
 from cenote.api.replies import AnswerList, Reply, TokenCounts, json_reply
 from cenote.api.scoring_fields import Scoring, Sides
 from cenote.api.sparse import SparseVector, TaskAnswers, check_two_kinds, sparse_answers
-from cenote.api.vectors import check_form, vector_reply
+from cenote.api.vectors import Written, check_form, vector_reply
 from cenote.errors import BadRequest, InvalidBody, Unsupported
 from cenote.request import About, Aggregation, PluginRequest, Pooled, Task, tasks_called
 from cenote.sides import side_texts
 
 # the names that the two sides of a comparison go by, in the order in which they are looked for
 PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+WRITTEN = Written("pooling", field=b"data", object=b"pooling")
 
 
 class PoolingBody(Worded, kw_only=True):
@@ -136,12 +137,7 @@ async def pooling(body: PoolingBody, call: Call) -> Reply:
         wanted = body.return_token_counts
         return await entities_reply(call, request, strategy, body.ignore_labels, body.stride, with_counts=wanted)
     check_form(body, len(request.inputs))
-    pooled = await call.pool(request)
-
-    def entry(index: int, numbers: msgspec.Raw, item: Pooled) -> PoolingAnswer:
-        return PoolingAnswer(index, numbers, token_counts=call.token_counts(item, body.return_token_counts))  # type: ignore[arg-type]
-
-    return await vector_reply(call, body, pooled, "pooling", entry)
+    return await vector_reply(call, body, await call.pool(request), WRITTEN)
 
 
 async def plugin(body: PoolingBody, call: Call) -> Reply:

@@ -37,6 +37,7 @@ class Channel(asyncio.BufferedProtocol, Generic[Received]):
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
+        self._unsent: list[bytearray | memoryview] = []
         self._shared = bytearray(BUFFER_BYTES)
         self._buffer = self._shared
         self._filled = 0
@@ -53,7 +54,15 @@ class Channel(asyncio.BufferedProtocol, Generic[Received]):
         frame.extend(bytes(_aligned(len(frame)) - len(frame)))
         if self._transport is None or self._transport.is_closing():
             return
-        self._transport.writelines([frame, *(each.data.cast("B") for each in numbers if each.size)])
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent += [frame, *(each.data.cast("B") for each in numbers if each.size)]
+
+    def _flush(self) -> None:
+        """Everything that was said in one turn of the event loop goes out at once: the other side is woken once."""
+        unsent, self._unsent = self._unsent, []
+        if unsent and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(unsent)
 
     async def room(self) -> None:
         """Return when what was sent before is mostly read."""
@@ -61,6 +70,7 @@ class Channel(asyncio.BufferedProtocol, Generic[Received]):
 
     def close(self) -> None:
         """Send what is left, then close."""
+        self._flush()
         if self._transport is not None:
             self._transport.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeGuard, cast
 
@@ -45,6 +46,7 @@ from cenote.request import (
     Ranking,
     Scored,
     ScoreRequest,
+    Stacked,
     Tagged,
     Timing,
 )
@@ -74,6 +76,7 @@ def pool_message(number: int, request: PoolRequest) -> Pool:
         purpose=request.purpose,
         adapter=request.adapter if request.adapter is None or isinstance(request.adapter, str) else [*request.adapter],
         priority=request.priority,
+        tenant=request.tenant,
         keep_going=request.keep_going,
     )
 
@@ -92,6 +95,7 @@ def pool_request(message: Pool, timing: Timing) -> PoolRequest:
         purpose=message.purpose,
         adapter=message.adapter,
         priority=message.priority,
+        tenant=message.tenant,
         keep_going=message.keep_going,
         timing=timing,
     )
@@ -103,6 +107,7 @@ def plugin_request(message: Process, timing: Timing) -> PluginRequest:
         request_id=message.request_id,
         tokenization=message.tokenization,
         priority=message.priority,
+        tenant=message.tenant,
         timing=timing,
     )
 
@@ -122,6 +127,7 @@ def score_message(number: int, request: ScoreRequest) -> Score:
         instruction=request.instruction,
         adapter=request.adapter,
         priority=request.priority,
+        tenant=request.tenant,
         keep_going=request.keep_going,
     )
 
@@ -140,6 +146,7 @@ def score_request(message: Score, timing: Timing) -> ScoreRequest:
         instruction=message.instruction,
         adapter=message.adapter,
         priority=message.priority,
+        tenant=message.tenant,
         keep_going=message.keep_going,
         timing=timing,
     )
@@ -232,6 +239,9 @@ def vectors_message(
 ) -> tuple[Vectors, list[Floats]]:
     """The words, and the numbers that follow them."""
     pooled = [each for each in answers if isinstance(each, Pooled)]
+    if isinstance(answers, Stacked):
+        rows = as_array(answers.rows)
+        return Vectors(number, times(timing), [rows.shape[1:]], [], lengths(pooled), []), [rows]
     shapes, numbers = _laid([each.data for each in pooled])
     others = []
     for task in pooled[0].others if pooled else ():
@@ -242,14 +252,12 @@ def vectors_message(
 
 
 def _laid(answers: Sequence[Any]) -> tuple[Shapes, list[Floats]]:
-    arrays = [np.asarray(each, dtype=np.float32) for each in answers]
-    shapes = [array.shape for array in arrays]
+    arrays = [as_array(each) for each in answers]
+    shapes = [tuple(each.shape) for each in answers]
     same = len(set(shapes)) == 1
     if same and arrays[0].nbytes < SMALL_BYTES:
-        numbers = [np.concatenate(arrays, axis=None)]  # cheaper than to hand over many small pieces
-    else:
-        numbers = [as_array(array) for array in arrays]
-    return shapes[:1] if same else shapes, numbers
+        arrays = [np.concatenate(arrays, axis=None)]  # cheaper than to hand over many small pieces
+    return shapes[:1] if same else shapes, arrays
 
 
 def pooled(message: Vectors, numbers: bytes | memoryview) -> list[Pooled | PoolingError]:
@@ -259,6 +267,8 @@ def pooled(message: Vectors, numbers: bytes | memoryview) -> list[Pooled | Pooli
     arrays, flat = _taken(flat, message.shapes, count)
     columns = zip(arrays, message.lengths.num_tokens, message.lengths.num_input_tokens, strict=True)
     answers = [Pooled(array, NO_IDS, num_tokens, given) for array, num_tokens, given in columns]
+    if isinstance(arrays, np.ndarray) and arrays.ndim == 2 and not message.others and not message.faults:
+        return merged(Stacked(answers, arrays), message.lengths.inexact, [])
     for task, shapes in message.others:
         arrays, flat = _taken(flat, shapes, count)
         for answer, array in zip(answers, arrays, strict=True):
@@ -266,12 +276,12 @@ def pooled(message: Vectors, numbers: bytes | memoryview) -> list[Pooled | Pooli
     return merged(answers, message.lengths.inexact, message.faults)
 
 
-def _taken(flat: Floats, shapes: Shapes, count: int) -> tuple[list[Any], Floats]:
+def _taken(flat: Floats, shapes: Shapes, count: int) -> tuple[Floats | list[Floats], Floats]:
     """So many answers from the front of the numbers, and the rest."""
     if len(shapes) == 1:
-        end = count * int(np.prod(shapes[0]))
-        return list(flat[:end].reshape(count, *shapes[0])), flat[end:]
-    ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
+        end = count * math.prod(shapes[0])
+        return flat[:end].reshape(count, *shapes[0]), flat[end:]
+    ends = np.cumsum([0, *(math.prod(shape) for shape in shapes)])
     arrays = [flat[start:end].reshape(shape) for start, end, shape in zip(ends, ends[1:], shapes, strict=False)]
     return arrays, flat[ends[-1] :]
 

@@ -102,7 +102,9 @@ class RemoteEngine:
 
     async def process(self, request: PluginRequest) -> Processed:
         data = as_json(request.data)
-        question = Process(next(self._numbers), data, request.request_id, request.tokenization, request.priority)
+        question = Process(
+            next(self._numbers), data, request.request_id, request.tokenization, request.priority, request.tenant
+        )
         answer, _ = await self._ask(question, Result, request.timing)
         return Processed(from_json(answer.data), answer.num_inputs, answer.num_tokens, answer.num_truncated)
 

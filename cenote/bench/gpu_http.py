@@ -1,0 +1,199 @@
+"""`python -m cenote.bench.gpu_http`: tokens per second of a known shape over HTTP, beside in-process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import string
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import tokenizers
+import torch
+import uvloop
+from tokenizers import models, normalizers, pre_tokenizers, processors
+
+from cenote.bench.backends import BACKENDS
+from cenote.bench.flags import positive
+from cenote.bench.load import Load
+from cenote.bench.report import write_json
+from cenote.bench.serve import measure
+from cenote.bench.serve_report import Report
+from cenote.bench.shapes import SHAPES, VOCABULARY, write_checkpoint
+from cenote.bench.spawn import free_port, serve_command, spawned
+from cenote.bench.target import Asking, Target
+from cenote.bench.workloads import find_tokenizer, log_normal
+from cenote.errors import LoadError
+
+TEXTS_PER_REQUEST = 32
+TOKENS_IN_FLIGHT = 600_000  # several batches of the device, so that it never waits for its clients
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Processor seconds of a server so far: of the engine's process, and of its front-ends."""
+
+    engine: float
+    front_ends: float
+
+    @classmethod
+    def of(cls, process: int) -> Cores:
+        children = [int(child) for path in _tasks(process, "children") for child in path.read_text().split()]
+        return cls(_seconds(process), sum(map(_seconds, children)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        write_checkpoint(folder, SHAPES[given.shape], device)
+        tokenizer = _tokenizer(given.tokenizer)
+        tokenizer.save(str(folder / "tokenizer.json"))
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        port = free_port()
+        more = ["--api-server-count", str(given.front_ends), "--disable-access-log", *given.serve_args]
+        command = serve_command(port, model=str(folder), dtype="bfloat16", more=more)
+        server = stack.enter_context(spawned(command, port, runner))
+        print(f"ready {server.ready_s:.1f} s after its start; {given.front_ends} front-end processes", flush=True)
+        engine = None
+        if given.in_process:
+            from cenote.bench.in_process import InProcess
+
+            engine = InProcess(str(folder), "bfloat16")
+            stack.callback(engine.close)
+        reports = []
+        for length in given.lengths:
+            groups = _groups(tokenizer, length, given.tokens)
+            concurrency = max(given.clients, TOKENS_IN_FLIGHT // (length * TEXTS_PER_REQUEST) // 8 * 8)
+            load = Load(concurrency, num_requests=None, duration_s=given.duration)
+            report = Report(
+                "openai-embeddings",
+                "/v1/embeddings",
+                "base64",
+                TEXTS_PER_REQUEST,
+                f"{length} tokens in every text",
+                load.describe(),
+                is_open=False,
+                client_processes=given.clients,
+            )
+            target = Target("cenote", server.address, _asking(given.clients))
+            runner.run(target.ask_model())
+            target.prepare(groups)
+            before = Cores.of(server.group.process.pid)
+            try:
+                measure(
+                    runner,
+                    [target],
+                    groups,
+                    load,
+                    report,
+                    rounds=given.rounds,
+                    num_warmups=concurrency,
+                    engine=engine,
+                )
+            finally:
+                target.close()
+            _tell(length, report, before, Cores.of(server.group.process.pid))
+            reports.append(report.as_json())
+            if engine is not None:
+                engine.seconds.clear()
+    if given.json:
+        write_json(given.json, {"reports": reports})
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cenote.bench.gpu_http", description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="bert-base")
+    parser.add_argument("--lengths", type=positive, nargs="+", default=[50, 512], help="tokens per text")
+    parser.add_argument("--clients", type=positive, default=8, help="processes that ask (default: 8)")
+    parser.add_argument("--front-ends", type=positive, default=4, help="processes that answer (default: 4)")
+    parser.add_argument("--tokens", type=positive, default=2_000_000, help="in distinct texts (default: 2000000)")
+    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--duration", type=float, default=6.0, help="seconds per round (default: 6)")
+    parser.add_argument("--in-process", action="store_true", help="in turns with LLM.embed here")
+    parser.add_argument("--tokenizer", metavar="FOLDER", help="the default model's if unset, or one that is made up")
+    parser.add_argument("--json", metavar="FILE", help="also save the figures")
+    parser.add_argument("serve_args", nargs="*", help="more for the server, after --")
+    return parser
+
+
+def _tell(length: int, report: Report, before: Cores, after: Cores) -> None:
+    print(report.text())
+    server = report.servers[0]
+    speeds = sorted((each.tokens_per_s or 0.0) / 1e6 for each in server.rounds)
+    middle = speeds[len(speeds) // 2]
+    busy = sum(each.seconds for each in server.rounds)
+    texts = max(1.0, sum(each.items_per_s * each.seconds for each in server.rounds))
+    engine, front_ends = after.engine - before.engine, after.front_ends - before.front_ends
+    print(f"{length} tokens per text: {middle:.3f} M tok/s over HTTP ({speeds[0]:.3f}-{speeds[-1]:.3f})")
+    for name, seconds in (("the engine's process", engine), ("front-ends", front_ends)):
+        print(f"{name}: {seconds / busy:.2f} cores, {seconds / texts * 1e6:.1f} us per text", flush=True)
+    print()
+
+
+def _groups(tokenizer: tokenizers.Tokenizer, length: int, num_tokens: int) -> list[list[str]]:
+    """Texts of exactly so many tokens, special ones among them, by request."""
+    count = max(1, num_tokens // length // TEXTS_PER_REQUEST) * TEXTS_PER_REQUEST
+    texts = log_normal(tokenizer, count, mean=length + 0.5, sigma=0, longest=length).texts
+    return [texts[at : at + TEXTS_PER_REQUEST] for at in range(0, count, TEXTS_PER_REQUEST)]
+
+
+def _asking(num_processes: int) -> Asking:
+    backend = BACKENDS["openai-embeddings"]
+    return Asking(
+        backend=backend,
+        endpoint=backend.path,
+        model=None,
+        encoding_format="base64",
+        extra={},
+        headers={},
+        timeout_s=60,
+        num_processes=num_processes,
+    )
+
+
+def _tokenizer(folder: str | None) -> tokenizers.Tokenizer:
+    try:
+        return find_tokenizer(folder)
+    except LoadError:
+        if folder is not None:
+            raise
+    return _made_up()
+
+
+def _made_up() -> tokenizers.Tokenizer:
+    """BERT's kind of tokenizer with a vocabulary of its size, where no model is at hand."""
+    letters = string.ascii_lowercase
+    syllables = [first + second for first, second in product("bcdfghklmnprstvw", "aeiou")]
+    words = ("".join(parts) for size in (2, 3) for parts in product(syllables, repeat=size))
+    names = [*SPECIAL, *letters, *("##" + letter for letter in letters)]
+    names += [next(words) for _ in range(VOCABULARY - len(names))]
+    ids = {name: number for number, name in enumerate(names)}
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
+    return tokenizer
+
+
+def _tasks(process: int, name: str) -> list[Path]:
+    return list(Path(f"/proc/{process}/task").glob(f"*/{name}"))
+
+
+def _seconds(process: int) -> float:
+    """Of processor time that it has used; the name of a process may hold spaces and brackets."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

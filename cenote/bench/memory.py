@@ -1,0 +1,51 @@
+"""The most memory a stretch of work had at once, on the host and on the device."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"  # as the kernel's documentation of clear_refs has it
+
+
+class Peak:
+    """Counts from where it is made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device if device.type == "cuda" else None
+        if self.device is not None:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        with suppress(OSError):  # where this cannot be, the peak is that of the process so far: never too small
+            CLEAR.write_text(RESET_PEAK)
+        self.before = resident_mib() or peak_mib()
+
+    def mib(self) -> tuple[float, float | None]:
+        """Above the start on the host; in all on the device, None without one."""
+        on_device = None if self.device is None else torch.cuda.max_memory_allocated(self.device) / 2**20
+        return max(0.0, peak_mib() - self.before), on_device
+
+
+def resident_mib() -> float | None:
+    return _field("VmRSS")
+
+
+def peak_mib() -> float:
+    found = _field("VmHWM")
+    if found is not None:
+        return found
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def _field(name: str) -> float | None:
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    line = next((line for line in lines if line.startswith(f"{name}:")), None)
+    return None if line is None else int(line.split()[1]) / 2**10

@@ -1,0 +1,35 @@
+"""Cenote, in the same kind of process as everybody else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Engine:
+    def __init__(self, model: str, task: str, settings: dict[str, Any]) -> None:
+        import torch
+
+        from cenote.llm import LLM
+
+        options = {name: settings[name] for name in ("dtype", "quantization") if name in settings}
+        self.llm = LLM(model, max_model_len=settings["max_tokens"], **options)
+        description = self.llm.engine.model.description
+        self.settings = {
+            **settings,
+            "dtype": str(description.dtype.value).removeprefix("torch."),
+            "device": str(description.device.value),
+            "threads": torch.get_num_threads(),
+        }
+        self.cut: dict[str, Any] = {"use_tqdm": False, "tokenization_kwargs": {"truncate_prompt_tokens": -1}}
+
+    def answer(self, task: str, inputs: Any) -> Any:
+        if task == "score":
+            return self.llm.score(inputs["query"], inputs["documents"], **self.cut)
+        if task == "embed":
+            return self.llm.embed(inputs, **self.cut)
+        return self.llm.encode(inputs, pooling_task=task, **self.cut)
+
+    def rows(self, task: str, found: Any) -> list[Any]:
+        if task == "score":
+            return [[output.outputs.score for output in found]]
+        return [output.outputs.data.float().numpy() for output in found]

@@ -1,0 +1,141 @@
+"""`cenote bench scaling`: what more tokens cost, in time and in memory, at a fixed length of texts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from cenote.bench.memory import Peak
+from cenote.bench.report import machine
+from cenote.bench.workloads import common_words
+from cenote.llm import LLM
+
+ON_CPU = (10_000, 50_000, 200_000)
+ON_GPU = (10_000, 100_000, 1_000_000, 10_000_000)
+SLICE_TOKENS = 65_536  # in one call
+CALLERS = 2  # while one is handed its answers, the engine has the slice of the other
+SHORT_STEP_S = 2.0  # a step that takes less is repeated, and the median taken
+MOST_REPEATS = 20
+LINEAR = 1.25  # seconds per token may grow by this factor
+FLAT_MIB = 64.0  # and memory by so much, from the first step that fills the pipeline to the last
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    tokens: int
+    seconds: float
+    tokens_per_s: float
+    peak_mib: float  # above what the process had when the step began
+    device_peak_mib: float | None
+
+
+class Texts:
+    """As many different texts of one length as are asked for, never all at once."""
+
+    def __init__(self, words: Sequence[str], length: int, seed: int = 0) -> None:
+        self.words, self.length = list(words), length
+        self.random = np.random.default_rng(seed)
+
+    def slices(self, num_texts: int, size: int) -> Iterator[list[str]]:
+        made = 0
+        while made < num_texts:
+            # windows over words in a new order every time: cheap to make, and none is like another
+            order = [self.words[at] for at in self.random.permutation(len(self.words))]
+            windows = min(num_texts - made, len(order) - self.length)
+            for start in range(0, windows, size):
+                yield [" ".join(order[at : at + self.length]) for at in range(start, min(start + size, windows))]
+            made += windows
+
+
+def run_step(llm: LLM, texts: Texts, num_tokens: int) -> tuple[int, float]:
+    """The tokens that were read, and the seconds it took."""
+    per_text = texts.length + llm.engine.tokenizer.raw.num_special_tokens_to_add(is_pair=False)
+    num_texts = max(1, num_tokens // per_text)
+    slices = texts.slices(num_texts, max(1, SLICE_TOKENS // per_text))
+    taking = threading.Lock()
+
+    def work() -> int:
+        tokens = 0
+        while True:
+            with taking:
+                some = next(slices, None)
+            if some is None:
+                return tokens
+            outputs = llm.embed(some, use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": -1})
+            tokens += sum(len(output.prompt_token_ids) for output in outputs)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(CALLERS) as callers:
+        total = sum(each.result() for each in [callers.submit(work) for _ in range(CALLERS)])
+    return total, time.perf_counter() - began
+
+
+def measure_step(llm: LLM, texts: Texts, num_tokens: int) -> Step:
+    seconds: list[float] = []
+    peak = Peak(llm.engine.model.description.device.value)
+    while not seconds or (sum(seconds) < SHORT_STEP_S and len(seconds) < MOST_REPEATS):
+        tokens, took = run_step(llm, texts, num_tokens)
+        seconds.append(took)
+    host, device = peak.mib()
+    return Step(tokens, median(seconds), tokens / median(seconds), host, device)
+
+
+def verdict(steps: Sequence[Step]) -> list[str]:
+    """Whether cost is linear and memory flat; the figures stand beside the words."""
+    first, last = steps[0], steps[-1]
+    growth = first.tokens_per_s / last.tokens_per_s
+    times = last.tokens / first.tokens
+    lines = [
+        f"{times:,.0f} times the tokens took {growth:.2f} times the seconds per token: "
+        f"{'linear' if growth <= LINEAR else 'more than linear'}"
+    ]
+    # a step that is smaller than what is under way at once has not filled the pipeline yet
+    full = next((step for step in steps if step.tokens >= CALLERS * SLICE_TOKENS), last)
+    more = last.peak_mib - full.peak_mib
+    if last.device_peak_mib is not None and full.device_peak_mib is not None:
+        more = max(more, last.device_peak_mib - full.device_peak_mib)
+    flat = "flat" if more <= FLAT_MIB else "not flat"
+    lines.append(f"from {full.tokens:,} to {last.tokens:,} tokens the peak of memory grew by {more:,.0f} MiB: {flat}")
+    return lines
+
+
+def table(steps: Sequence[Step]) -> str:
+    lines = [f"{'tokens':>12}  {'seconds':>9}  {'tokens/s':>10}  {'peak MiB':>9}  {'device MiB':>10}"]
+    for step in steps:
+        device = "-" if step.device_peak_mib is None else f"{step.device_peak_mib:,.0f}"
+        cells = f"{step.tokens:>12,}  {step.seconds:>9.2f}  {step.tokens_per_s:>10,.0f}  {step.peak_mib:>9,.1f}"
+        lines.append(f"{cells}  {device:>10}")
+    return "\n".join(lines)
+
+
+def scaling(given: argparse.Namespace) -> int:
+    with LLM(given.model, dtype=given.dtype) as llm:
+        is_cpu = llm.engine.model.description.device.value.type == "cpu"
+        length = min(given.length, llm.engine.model.description.max_length.value)
+        tokenizer = llm.get_tokenizer()
+        special = tokenizer.num_special_tokens_to_add(is_pair=False)
+        texts = Texts(common_words(tokenizer), max(1, length - special), given.seed)
+        run_step(llm, texts, CALLERS * SLICE_TOKENS if not is_cpu else min(ON_CPU))  # warms up
+        steps = []
+        for tokens in given.tokens or (ON_CPU if is_cpu else ON_GPU):
+            steps.append(measure_step(llm, texts, tokens))
+            print(f"cenote: {steps[-1].tokens:,} tokens in {steps[-1].seconds:.2f} s", file=sys.stderr, flush=True)
+        device = torch.cuda.get_device_name() if not is_cpu else machine()["processor"]
+    print(f"{device}; texts of {length} tokens; peaks are above the start of each step")
+    print(table(steps))
+    print("\n".join(verdict(steps)))
+    if given.json:
+        found = {"machine": machine(), "length": length, "steps": [asdict(step) for step in steps]}
+        Path(given.json).write_text(json.dumps(found | {"verdict": verdict(steps)}, indent=2) + "\n")
+    return 0

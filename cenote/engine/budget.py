@@ -1,0 +1,44 @@
+"""How many tokens a batch holds when nobody says: what fills the device and surely fits its memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from cenote.layers.spec import BackboneSpec
+
+# on a CPU: enough to keep it busy without making the first answer wait
+CPU_TOKENS = 4096
+# matrix products of wide models fill a GPU with fewer tokens: by hidden size, the most that still gains
+GPU_TOKENS = ((1024, 131072), (2048, 65536))
+WIDE_TOKENS = 32768
+FEWEST = 1024
+# of the free memory for what a batch needs while it runs; the rest is for answers, recordings and the libraries
+SHARE = 0.5
+
+
+def token_budget(backbone: nn.Module, device: torch.device) -> int:
+    if device.type != "cuda":
+        return CPU_TOKENS
+    free, _ = torch.cuda.mem_get_info(device)
+    backbone = getattr(backbone, "backbone", backbone)  # within what looks up adapters
+    parameter = next(backbone.parameters(), None)
+    size = 4 if parameter is None else parameter.element_size()
+    return fitting(getattr(backbone, "spec", None), size, free)
+
+
+def fitting(spec: BackboneSpec | None, element_size: int, free_bytes: int) -> int:
+    """The most tokens that gain anything and fit in so much memory."""
+    if spec is None:  # not one of our own, which pads
+        return WIDE_TOKENS
+    wanted = next((tokens for hidden, tokens in GPU_TOKENS if spec.hidden_size <= hidden), WIDE_TOKENS)
+    fit = int(free_bytes * SHARE) // bytes_per_token(spec, element_size)
+    return max(FEWEST, min(wanted, fit) // FEWEST * FEWEST)
+
+
+def bytes_per_token(spec: BackboneSpec, element_size: int) -> int:
+    """What the widest moment of a layer holds: states, their sum and norm, and what is made of them."""
+    heads = (2 * spec.num_heads + 2 * spec.kv_heads) * spec.size_per_head
+    halves = (3 if spec.gated else 2) * spec.intermediate_size
+    states = 4 * spec.hidden_size
+    return element_size * (states + max(heads, halves)) + 4 * spec.hidden_size  # and once in float32, to be pooled

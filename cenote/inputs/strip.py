@@ -1,0 +1,153 @@
+"""Rendered inputs laid end to end: an array for each thing that is known of them, not an object for each input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cenote.inputs.tokenizer import TokenIds
+
+Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+
+# what is known of each input beside its tokens; the words are those of Rendered
+FACTS = np.dtype(
+    [(name, np.int64) for name in ("length", "second_start", "num_input_tokens", "skip", "attended", "exact")]
+)
+
+
+@dataclass(slots=True)
+class Rendered:
+    """One input, as the model will read it."""
+
+    token_ids: TokenIds
+    second_start: int  # tokens from here on are of type 1; the length when none is
+    num_input_tokens: int  # before truncation
+    skip: int = 0  # leading tokens that pooling leaves out
+    embeds: Any = None  # [tokens, hidden]; then the ids are all 0
+    input_tokens_exact: bool = True  # False: a huge text was cut before all of its tokens were counted
+    attended: int | None = None  # leading tokens that others see; all when unset
+    kept: Flags | None = None  # tokens with a row in a token-wise answer; all when unset
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Many inputs, as the model will read them."""
+
+    token_ids: TokenIds  # [tokens]
+    facts: np.ndarray[Any, Any]  # [size], of the kind FACTS
+    kept: Flags | None = None  # [tokens]; None means all
+    embeds: Sequence[Any] | None = None  # [size], None for inputs without; None means that no input has any
+
+    @classmethod
+    def plain(cls, token_ids: TokenIds, lengths: Integers, num_input_tokens: Integers, skip: Any = 0) -> Strip:
+        """Inputs of which nothing special is to be said."""
+        facts = np.empty(len(lengths), dtype=FACTS)
+        facts["length"] = facts["second_start"] = facts["attended"] = lengths
+        facts["num_input_tokens"] = num_input_tokens
+        facts["skip"] = skip
+        facts["exact"] = 1
+        return cls(token_ids, facts)
+
+    @classmethod
+    def of(cls, inputs: Sequence[Rendered]) -> Strip:
+        return cls.joined([cls._of_one(item) for item in inputs])
+
+    @classmethod
+    def _of_one(cls, item: Rendered) -> Strip:
+        length = len(item.token_ids)
+        attended = length if item.attended is None else item.attended
+        fact = (length, item.second_start, item.num_input_tokens, item.skip, attended, item.input_tokens_exact)
+        embeds = None if item.embeds is None else [item.embeds]
+        return cls(item.token_ids, np.array([fact], dtype=FACTS), item.kept, embeds)
+
+    @classmethod
+    def joined(cls, strips: Sequence[Strip]) -> Strip:
+        if len(strips) == 1:
+            return strips[0]
+        kept: Flags | None = None
+        embeds: list[Any] | None = None
+        if any(strip.kept is not None for strip in strips):
+            parts = [np.ones(len(s.token_ids), dtype=bool) if s.kept is None else s.kept for s in strips]
+            kept = np.concatenate(parts)
+        if any(strip.embeds is not None for strip in strips):
+            embeds = [item for strip in strips for item in (strip.embeds or [None] * len(strip))]
+        token_ids = np.concatenate([strip.token_ids for strip in strips]) if strips else np.zeros(0, dtype=np.int32)
+        # as plain numbers, since numpy ponders over the types of records for longer than it copies them
+        numbers = np.concatenate([strip.facts.view(np.int64) for strip in strips]) if strips else np.zeros(0, np.int64)
+        return cls(token_ids, numbers.view(FACTS), kept, embeds)
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+    @property
+    def lengths(self) -> Integers:
+        lengths: Integers = self.facts["length"]
+        return lengths
+
+    @cached_property
+    def offsets(self) -> Integers:
+        """[size + 1], where each input starts, and the end."""
+        offsets = np.zeros(len(self.facts) + 1, dtype=np.int64)
+        np.cumsum(self.facts["length"], out=offsets[1:])
+        return offsets
+
+    @property
+    def num_truncated(self) -> int:
+        """Inputs of which only a part was read."""
+        facts = self.facts
+        return int(np.count_nonzero((facts["length"] < facts["num_input_tokens"]) | (facts["exact"] == 0)))
+
+    def between(self, start: int, end: int) -> Strip:
+        """Neighbours, as a view."""
+        first, last = int(self.offsets[start]), int(self.offsets[end])
+        return Strip(
+            self.token_ids[first:last],
+            self.facts[start:end],
+            None if self.kept is None else self.kept[first:last],
+            None if self.embeds is None else _some(self.embeds[start:end]),
+        )
+
+    def taken(self, places: Integers) -> Strip:
+        """Those at some places, in that order."""
+        if np.array_equal(places, np.arange(len(self))):
+            return self
+        starts, lengths = self.offsets[places], self.lengths[places]
+        return Strip(
+            gathered(self.token_ids, starts, lengths),
+            self.facts.take(places),
+            None if self.kept is None else gathered(self.kept, starts, lengths),
+            None if self.embeds is None else _some([self.embeds[place] for place in places]),
+        )
+
+    def rendered(self, place: int) -> Rendered:
+        """One of them by itself."""
+        one = self.between(place, place + 1)
+        length, second_start, num_input_tokens, skip, attended, exact = one.facts[0].item()
+        return Rendered(
+            one.token_ids,
+            second_start,
+            num_input_tokens,
+            skip,
+            None if one.embeds is None else one.embeds[0],
+            bool(exact),
+            attended if attended < length else None,
+            one.kept,
+        )
+
+
+def _some(embeds: Sequence[Any]) -> Sequence[Any] | None:
+    return None if all(rows is None for rows in embeds) else embeds
+
+
+def gathered(values: np.ndarray[Any, Any], starts: Integers, lengths: Integers) -> np.ndarray[Any, Any]:
+    """Pieces of an array, laid end to end."""
+    ends = np.cumsum(lengths)
+    # what follows in a piece follows in the result: only the distance between the two changes, from piece to piece
+    places = np.arange(ends[-1] if len(ends) else 0)
+    places += np.repeat(starts - ends + lengths, lengths)
+    return values.take(places)

@@ -1,0 +1,67 @@
+"""Gates and activations in one pass over memory; in fp8 with a scale for every row if asked."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from cenote.kernels.gpu.activation_functions import activate
+from cenote.kernels.gpu.fp8_rows import Quantized, largest_fp8, quantized_row
+
+
+def gated(gate_and_up: Tensor, activation: str) -> Tensor:
+    """activation(gate) * up: [rows, 2 * width] -> [rows, width]"""
+    rows, width = gate_and_up.shape[0], gate_and_up.shape[-1] // 2
+    out = torch.empty(rows, width, dtype=gate_and_up.dtype, device=gate_and_up.device)
+    block = min(1024, triton.next_power_of_2(width))
+    _gated[(rows, triton.cdiv(width, block))](gate_and_up, out, width, activation, block, num_warps=4)
+    return out
+
+
+def activated_fp8(x: Tensor, activation: str | None, *, gate: bool = False) -> Quantized:
+    """activation(x), or the gate of its two halves, as fp8 with a scale for every row."""
+    rows, width = x.shape[0], x.shape[-1] // 2 if gate else x.shape[-1]
+    values = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(width)
+    name = {None: "none", "gelu": "rough_gelu", "gelu_tanh": "rough_gelu"}.get(activation, activation)
+    num_warps = max(1, min(16, block // 2048))
+    _activated_fp8[(rows,)](x, values, scales, width, name, gate, largest_fp8(), block, num_warps=num_warps)
+    return Quantized(values, scales)
+
+
+@triton.jit
+def _gated(X, Out, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    gate = tl.load(X + row * 2 * WIDTH + column, mask=inside).to(tl.float32)
+    up = tl.load(X + row * 2 * WIDTH + WIDTH + column, mask=inside).to(tl.float32)
+    tl.store(Out + row * WIDTH + column, activate(gate, ACTIVATION) * up, mask=inside)
+
+
+@triton.jit
+def _activated_fp8(
+    X,
+    Values,
+    Scales,
+    WIDTH: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    GATE: tl.constexpr,
+    LARGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    at = X + row * (2 * WIDTH if GATE else WIDTH) + column
+    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    if ACTIVATION != "none":
+        x = activate(x, ACTIVATION)
+    if GATE:
+        x *= tl.load(at + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    values, scale = quantized_row(x, LARGEST)
+    tl.store(Values + row * WIDTH + column, values.to(Values.dtype.element_ty), mask=inside)
+    tl.store(Scales + row, scale)

@@ -1,0 +1,105 @@
+"""The rows of a token, its type and its place, added up and normed while they are in registers."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from cenote.kernels.gpu.fp8_rows import Quantized, largest_fp8, quantized_row
+
+
+def embed_and_norm(
+    token_ids: Tensor,
+    tokens: Tensor,
+    token_types: Tensor | None,
+    types: Tensor | None,
+    positions: Tensor | None,
+    places: Tensor | None,
+    offset: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    wants_fp8: bool = False,
+) -> Tensor:
+    """Rows of the tables `tokens`, `types` and `places`; without `token_types` all tokens are of the first."""
+    count, width = token_ids.shape[0], tokens.shape[1]
+    out = torch.empty(count, width, dtype=tokens.dtype, device=tokens.device)
+    fp8 = None
+    if wants_fp8:
+        fp8 = Quantized(
+            torch.empty(count, width, dtype=torch.float8_e4m3fn, device=tokens.device),
+            torch.empty(count, 1, dtype=torch.float32, device=tokens.device),
+        )
+    block = triton.next_power_of_2(width)
+    _embed_and_norm[(count,)](
+        token_ids,
+        tokens,
+        token_types,
+        types,
+        positions,
+        places,
+        weight,
+        bias,
+        out,
+        None if fp8 is None else fp8.values,
+        None if fp8 is None else fp8.scales,
+        offset,
+        width,
+        eps,
+        largest_fp8(),
+        block,
+        num_warps=max(1, min(16, block // 1024)),
+    )
+    if fp8 is not None:
+        out.fp8 = fp8  # type: ignore[attr-defined]
+    return out
+
+
+@triton.jit
+def _embed_and_norm(
+    TokenIds,
+    Tokens,
+    TokenTypes,
+    Types,
+    Positions,
+    Places,
+    Weight,
+    Bias,
+    Out,
+    Values,
+    Scales,
+    OFFSET: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EPS: tl.constexpr,
+    LARGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    kind = Out.dtype.element_ty
+    x = tl.load(Tokens + tl.load(TokenIds + token) * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    if Types is not None:
+        row = 0
+        if TokenTypes is not None:
+            row = tl.load(TokenTypes + token)
+        x += tl.load(Types + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+        x = x.to(kind).to(tl.float32)  # rounded as often as step by step
+    if Places is not None:
+        row = tl.load(Positions + token) + OFFSET
+        x += tl.load(Places + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+        x = x.to(kind).to(tl.float32)
+    x = tl.where(inside, x - tl.sum(x, axis=0) / WIDTH, 0.0)
+    x = x * tl.rsqrt(tl.sum(x * x, axis=0) / WIDTH + EPS)
+    if Weight is not None:
+        x = x * tl.load(Weight + column, mask=inside, other=0.0).to(tl.float32)
+    if Bias is not None:
+        x = x + tl.load(Bias + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(Out + token * WIDTH + column, x, mask=inside)
+    if Values is not None:
+        values, scale = quantized_row(x, LARGEST)
+        tl.store(Values + token * WIDTH + column, values.to(Values.dtype.element_ty), mask=inside)
+        tl.store(Scales + token, scale)

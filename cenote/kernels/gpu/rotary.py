@@ -1,0 +1,99 @@
+"""Norms of query and key heads and their turning by position, in one pass and in place."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def norm_and_turn_(
+    heads: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    num_queries: int,
+    query_weight: Tensor | None = None,
+    key_weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """heads [tokens, queries + keys, d], a view of a larger tensor perhaps; cos and sin [tokens, 1, turning / 2]."""
+    tokens, count, size = heads.shape
+    half = cos.shape[-1]
+    rest = size - 2 * half
+    block = triton.next_power_of_2(half)
+    together = max(1, min(triton.next_power_of_2(count), 2048 // block))
+    _norm_and_turn[(tokens * triton.cdiv(count, together),)](
+        heads,
+        cos,
+        sin,
+        query_weight,
+        key_weight,
+        heads.stride(0),
+        num_queries,
+        count,
+        eps,
+        half,
+        rest,
+        together,
+        block,
+        triton.next_power_of_2(max(rest, 1)),
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _norm_and_turn(
+    Heads,
+    Cos,
+    Sin,
+    QueryWeight,
+    KeyWeight,
+    STRIDE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    COUNT: tl.constexpr,
+    EPS: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+):
+    parts = tl.cdiv(COUNT, TOGETHER)
+    token = tl.program_id(0).to(tl.int64) // parts
+    head = (tl.program_id(0) % parts * TOGETHER + tl.arange(0, TOGETHER))[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    turning = column < HALF
+    inside = (head < COUNT) & turning
+    size = 2 * HALF + REST
+    at = Heads + token * STRIDE + head * size + column
+    kind = Heads.dtype.element_ty
+    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
+    rest_column = tl.arange(0, REST_BLOCK)[None, :]
+    rest_inside = (head < COUNT) & (rest_column < REST)
+    rest_at = Heads + token * STRIDE + head * size + 2 * HALF + rest_column
+    if QueryWeight is not None:
+        squares = tl.sum(first * first + second * second, axis=1)
+        if REST > 0:
+            rest = tl.load(rest_at, mask=rest_inside, other=0.0).to(tl.float32)
+            squares += tl.sum(rest * rest, axis=1)
+        norm = tl.rsqrt(squares / size + EPS)[:, None]
+        is_query = head < QUERIES
+        first = _weighed(first * norm, QueryWeight, KeyWeight, is_query, column, turning, kind)
+        second = _weighed(second * norm, QueryWeight, KeyWeight, is_query, column + HALF, turning, kind)
+        if REST > 0:
+            there = rest_column < REST
+            rest = _weighed(rest * norm, QueryWeight, KeyWeight, is_query, rest_column + 2 * HALF, there, kind)
+            tl.store(rest_at, rest, mask=rest_inside)
+    cos = tl.load(Cos + token * HALF + column, mask=turning, other=0.0).to(tl.float32)
+    sin = tl.load(Sin + token * HALF + column, mask=turning, other=0.0).to(tl.float32)
+    tl.store(at, first * cos - second * sin, mask=inside)
+    tl.store(at + HALF, second * cos + first * sin, mask=inside)
+
+
+@triton.jit
+def _weighed(x, QueryWeight, KeyWeight, is_query, column, inside, kind: tl.constexpr):
+    query = tl.load(QueryWeight + column, mask=inside, other=0.0).to(tl.float32)
+    key = tl.load(KeyWeight + column, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.where(is_query, query, key)
+    return (x.to(kind).to(tl.float32) * weight).to(kind).to(tl.float32)

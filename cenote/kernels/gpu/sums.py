@@ -1,0 +1,36 @@
+"""The sum of the states of every sequence, in float32."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS, COLUMNS = 16, 256
+
+
+def sum_by_sequence(states: Tensor, offsets: Tensor, skip: Tensor | None) -> Tensor:
+    """[tokens, width] -> [sequences, width], without the first `skip` tokens of each."""
+    width, size = states.shape[-1], offsets.shape[0] - 1
+    sums = torch.empty(size, width, dtype=torch.float32, device=states.device)
+    grid = (size * triton.cdiv(width, COLUMNS),)
+    _sum[grid](states, offsets, skip, sums, states.stride(0), width, ROWS, COLUMNS, num_warps=4)
+    return sums
+
+
+@triton.jit(do_not_specialize=["stride"])
+def _sum(States, Offsets, Skip, Sums, stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    parts = tl.cdiv(WIDTH, COLUMNS)
+    sequence = tl.program_id(0).to(tl.int64) // parts
+    column = tl.program_id(0) % parts * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < WIDTH
+    start, end = tl.load(Offsets + sequence), tl.load(Offsets + sequence + 1)
+    if Skip is not None:
+        start += tl.load(Skip + sequence)
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for first in range(start, end, ROWS):
+        row = first + tl.arange(0, ROWS)
+        mask = (row < end)[:, None] & inside[None, :]
+        total += tl.load(States + row[:, None] * stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    tl.store(Sums + sequence * WIDTH + column, tl.sum(total, axis=0), mask=inside)

@@ -1,0 +1,280 @@
+/* Linear layers in bfloat16 or int8: 32 rows meet 32 outputs in four tiles, and the sums are finished while they are in cache.
+ *
+ * Every row takes the same steps in the same order, whatever rows are beside it: its result depends on nothing else.
+ */
+#include "native_linear.h"
+
+/* Sums of 32 columns of some rows that still need their bias, their activation and their place in the result. That work goes
+ * between the products of the next block, so that vector units and tile units do not wait for each other. */
+typedef struct {
+    const void *sums; /* [rows][32], float or int32 */
+    const float *bias, *scales, *row_scales;
+    uint8_t *out;
+    int64_t block, row; /* distances in the result, in bytes */
+    int64_t count, done;
+    __mmask32 columns;
+} Pending;
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE void finish(Pending *pending, int64_t rows, const int activation, const int int8) {
+    const int64_t until = smaller(pending->done + rows, pending->count);
+    for (int64_t r = pending->done; r < until; r++) {
+        __m512 low, high;
+        if (int8) {
+            const int32_t *sums = (const int32_t *)pending->sums + r * PANEL;
+            const __m512 unit = _mm512_set1_ps(pending->row_scales[r]);
+            low = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums)), unit);
+            high = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + 16)), unit);
+            low = _mm512_fmadd_ps(low, _mm512_loadu_ps(pending->scales), _mm512_loadu_ps(pending->bias));
+            high = _mm512_fmadd_ps(high, _mm512_loadu_ps(pending->scales + 16), _mm512_loadu_ps(pending->bias + 16));
+        } else {
+            const float *sums = (const float *)pending->sums + r * PANEL;
+            low = _mm512_add_ps(_mm512_load_ps(sums), _mm512_loadu_ps(pending->bias));
+            high = _mm512_add_ps(_mm512_load_ps(sums + 16), _mm512_loadu_ps(pending->bias + 16));
+        }
+        low = activated(low, activation), high = activated(high, activation);
+        uint8_t *place = pending->out + r / ROWS * pending->block + r % ROWS * pending->row;
+        _mm512_mask_storeu_epi16(place, pending->columns, narrow_both(low, high));
+    }
+    pending->done = until;
+}
+
+/* Weights that are needed soon, brought nearer a few lines at a time. */
+typedef struct {
+    const uint8_t *next, *end;
+    int64_t lines; /* with every step */
+} Ahead;
+
+static inline Ahead ahead_of(const uint8_t *panel, int64_t bytes, int64_t steps) {
+    return (Ahead){panel, panel + bytes, (bytes / 64 + steps - 1) / steps};
+}
+
+static inline void fetch(Ahead *ahead) {
+    const uint8_t *end = ahead->next + ahead->lines * 64;
+    if (end > ahead->end) end = ahead->end;
+    for (; ahead->next < end; ahead->next += 64) _mm_prefetch(ahead->next, _MM_HINT_T1);
+}
+
+/* sums = or += rows x panel over the steps from `begin` to `end`: 32 rows, or 16, by 32 columns. */
+INLINE void multiply(
+    const Rows *rows, int64_t block, const uint8_t *panel, int64_t begin, int64_t end, const int two, const int int8,
+    void *sums, int64_t stride, int add, Ahead *ahead, Pending *pending, const int activation
+) {
+    uint8_t *c = sums;
+    const uint8_t *a = (const uint8_t *)rows->start + block * rows->block + begin * rows->step, *b = panel + begin * 2 * TILE_BYTES;
+    const int64_t below = rows->block, row = rows->row, step = rows->step;
+    const int64_t share = pending ? (pending->count + end - begin - 1) / (end - begin) : 0;
+    if (add) {
+        _tile_loadd(0, c, stride);
+        _tile_loadd(1, c + 64, stride);
+        if (two) {
+            _tile_loadd(2, c + ROWS * stride, stride);
+            _tile_loadd(3, c + ROWS * stride + 64, stride);
+        }
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int64_t i = begin; i < end; i++, a += step, b += 2 * TILE_BYTES) {
+        /* rows pass through, the panel is to stay in the first cache: hence the streaming loads */
+        _tile_loadd(6, b, 64);
+        _tile_stream_loadd(4, a, row);
+        _tile_loadd(7, b + TILE_BYTES, 64);
+        if (int8) _tile_dpbssd(0, 4, 6);
+        else _tile_dpbf16ps(0, 4, 6);
+        if (two) _tile_stream_loadd(5, a + below, row);
+        if (int8) _tile_dpbssd(1, 4, 7);
+        else _tile_dpbf16ps(1, 4, 7);
+        if (two && int8) {
+            _tile_dpbssd(2, 5, 6);
+            _tile_dpbssd(3, 5, 7);
+        } else if (two) {
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        fetch(ahead);
+        if (pending) finish(pending, share, activation, int8);
+    }
+    _tile_stored(0, c, stride);
+    _tile_stored(1, c + 64, stride);
+    if (two) {
+        _tile_stored(2, c + ROWS * stride, stride);
+        _tile_stored(3, c + ROWS * stride + 64, stride);
+    }
+}
+
+INLINE void linear(
+    const Linear *layer, const Rows *rows, int64_t count, int64_t first, int64_t last, const Rows *out, float *room,
+    const int activation, const int int8
+) {
+    const int64_t steps = steps_of(layer), parts = (steps + MAX_STEPS - 1) / MAX_STEPS, part = (steps + parts - 1) / parts;
+    const int64_t blocks = (count + 2 * ROWS - 1) / (2 * ROWS);
+    Pending pending = {.block = out->block, .row = out->row};
+    int turn = 0;
+    for (int64_t panel = first; panel < last; panel++) {
+        const uint8_t *tiles = layer->tiles + panel * steps * 2 * TILE_BYTES;
+        for (int64_t begin = 0; begin < steps; begin += part) {
+            const int64_t end = smaller(begin + part, steps);
+            Ahead ahead = ahead_of(tiles + end * 2 * TILE_BYTES, part * 2 * TILE_BYTES, part * blocks);
+            for (int64_t row = 0; row < count; row += 2 * ROWS) {
+                float *sums = room + (parts > 1 ? row : (turn ^= 1) * 2 * ROWS) * PANEL;
+                const int64_t block = row / ROWS, stride = PANEL * sizeof(float);
+                if (count - row > ROWS) multiply(rows, block, tiles, begin, end, 1, int8, sums, stride, begin > 0, &ahead, &pending, activation);
+                else multiply(rows, block, tiles, begin, end, 0, int8, sums, stride, begin > 0, &ahead, &pending, activation);
+                if (end < steps) continue;
+                pending.sums = sums;
+                pending.bias = layer->bias + panel * PANEL;
+                pending.scales = int8 ? layer->scales + panel * PANEL : NULL;
+                pending.row_scales = int8 ? rows->scales + row : NULL;
+                pending.out = (uint8_t *)out->start + block * out->block + (panel - first) * out->step;
+                pending.count = smaller(2 * ROWS, count - row);
+                pending.done = 0;
+                pending.columns = 0xffffffffu >> (PANEL - smaller(PANEL, layer->outputs - panel * PANEL));
+            }
+        }
+    }
+    finish(&pending, 2 * ROWS, activation, int8);
+}
+
+void cenote_rows_linear(const Linear *layer, const Rows *rows, int64_t count, int64_t first, int64_t last, const Rows *out, float *room) {
+#define CASE(ACTIVATION)                                                                            \
+    case ACTIVATION:                                                                                \
+        if (is_int8(layer)) linear(layer, rows, count, first, last, out, room, ACTIVATION, 1);      \
+        else linear(layer, rows, count, first, last, out, room, ACTIVATION, 0);                     \
+        break;
+    switch (layer->activation) {
+        CASE(NONE)
+        CASE(GELU)
+        CASE(GELU_TANH)
+        CASE(RELU)
+        CASE(SILU)
+        CASE(TANH)
+        CASE(SIGMOID)
+    }
+#undef CASE
+}
+
+/* What int8 products come to, by the scales of their rows. */
+static void add_scaled(const int32_t *products, const float *scales, int64_t count, float *sums, int64_t width, int add) {
+    for (int64_t row = 0; row < count; row++, products += PANEL, sums += width) {
+        const __m512 unit = _mm512_set1_ps(scales[row]), none = _mm512_setzero_ps();
+        const __m512 low = _mm512_cvtepi32_ps(_mm512_load_si512(products)), high = _mm512_cvtepi32_ps(_mm512_load_si512(products + 16));
+        _mm512_storeu_ps(sums, _mm512_fmadd_ps(low, unit, add ? _mm512_loadu_ps(sums) : none));
+        _mm512_storeu_ps(sums + 16, _mm512_fmadd_ps(high, unit, add ? _mm512_loadu_ps(sums + 16) : none));
+    }
+}
+
+void cenote_rows_sums(
+    const Linear *layer, const Rows *rows, int64_t count, int64_t first, int64_t last, int64_t begin, int64_t end, int add,
+    float *sums, float *room
+) {
+    const int64_t steps = steps_of(layer), width = layer->outputs, blocks = (count + 2 * ROWS - 1) / (2 * ROWS);
+    for (int64_t panel = first; panel < last; panel++) {
+        const uint8_t *tiles = layer->tiles + (panel * steps + begin) * 2 * TILE_BYTES;
+        /* what comes next lies in the next panel, or after these steps in the first */
+        const uint8_t *next = panel + 1 < last ? tiles + steps * 2 * TILE_BYTES : layer->tiles + (first * steps + end) * 2 * TILE_BYTES;
+        Ahead ahead = ahead_of(next, (end - begin) * 2 * TILE_BYTES, (end - begin) * blocks);
+        for (int64_t from = 0; from < end - begin; from += is_int8(layer) ? end - begin : MAX_STEPS)
+            for (int64_t row = 0; row < count; row += 2 * ROWS) {
+                float *to = sums + row * width + panel * PANEL;
+                const int64_t block = row / ROWS, until = smaller(from + MAX_STEPS, end - begin), stride = width * sizeof(float);
+                const int two = count - row > ROWS;
+                if (is_int8(layer)) {
+                    if (two) multiply(rows, block, tiles, 0, end - begin, 1, 1, room, PANEL * 4, 0, &ahead, NULL, NONE);
+                    else multiply(rows, block, tiles, 0, end - begin, 0, 1, room, PANEL * 4, 0, &ahead, NULL, NONE);
+                    add_scaled((const int32_t *)room, rows->scales + row, smaller(2 * ROWS, count - row), to, width, add);
+                } else if (two) multiply(rows, block, tiles, from, until, 1, 0, to, stride, add || from > 0, &ahead, NULL, NONE);
+                else multiply(rows, block, tiles, from, until, 0, 0, to, stride, add || from > 0, &ahead, NULL, NONE);
+            }
+    }
+}
+
+float cenote_quantize(const void *row, int64_t step, int64_t width, void *out) {
+    const uint8_t *from = row;
+    __m512 most = _mm512_setzero_ps();
+    for (int64_t c = 0; c < width; c += 32) {
+        const __m512i both = _mm512_loadu_si512(from + c / 32 * step);
+        most = _mm512_max_ps(most, _mm512_abs_ps(wide(_mm512_castsi512_si256(both))));
+        most = _mm512_max_ps(most, _mm512_abs_ps(wide(_mm512_extracti64x4_epi64(both, 1))));
+    }
+    const float largest = _mm512_reduce_max_ps(most);
+    const __m512 factor = _mm512_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
+    for (int64_t c = 0; c < width; c += 32) {
+        const __m512i both = _mm512_loadu_si512(from + c / 32 * step);
+        const __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(wide(_mm512_castsi512_si256(both)), factor));
+        const __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(wide(_mm512_extracti64x4_epi64(both, 1)), factor));
+        int8_t *place = (int8_t *)out + c / 64 * TILE_BYTES + c % 64;
+        _mm_storeu_si128((void *)place, _mm512_cvtsepi32_epi8(low));
+        _mm_storeu_si128((void *)(place + 16), _mm512_cvtsepi32_epi8(high));
+    }
+    return largest / 127.0f;
+}
+
+/* Weights [outputs][inputs], of which a row has `row_bytes`, in the order of the tiles. */
+void cenote_pack(const uint8_t *weights, int64_t outputs, int64_t row_bytes, uint8_t *tiles) {
+    const int64_t steps = row_bytes / 64, halves = (outputs + PANEL - 1) / PANEL * 2;
+#pragma omp parallel for
+    for (int64_t half = 0; half < halves; half++)
+        for (int64_t step = 0; step < steps; step++) {
+            __m512i rows[16];
+            for (int64_t n = 0; n < 16; n++) {
+                const int64_t output = half * 16 + n;
+                rows[n] = output < outputs ? _mm512_loadu_si512(weights + output * row_bytes + step * 64) : _mm512_setzero_si512();
+            }
+            transpose(rows, (uint32_t *)(tiles + ((half / 2 * steps + step) * 2 + half % 2) * TILE_BYTES));
+        }
+}
+
+/* Rows of bfloat16 side by side, some of them by the calling thread. */
+static void some_rows(const Linear *layer, const bf16 *x, int64_t count, int64_t first, int64_t last, bf16 *out, uint8_t *memory) {
+    const int64_t inputs = layer->inputs, full = is_int8(layer) ? 0 : count / ROWS * ROWS;
+    float *room = part_of(&memory, room_bytes(count));
+    Rows to = side_by_side(out + first * PANEL, layer->outputs * sizeof(bf16));
+    if (full > 0) {
+        const Rows rows = side_by_side(x, inputs * sizeof(bf16));
+        cenote_rows_linear(layer, &rows, full, first, last, &to, room);
+    }
+    if (full == count) return;
+    /* what tiles cannot read where it lies: rows that do not fill a tile, or that must become int8 first */
+    uint8_t *copy = part_of(&memory, whole(count - full, 2 * ROWS) * inputs * sizeof(bf16));
+    Rows rows = in_tiles(copy, inputs * (is_int8(layer) ? 1 : sizeof(bf16)));
+    float *scales = part_of(&memory, whole(count, 2 * ROWS) * sizeof(float));
+    rows.scales = scales;
+    for (int64_t row = full; row < count; row++) {
+        if (is_int8(layer)) scales[row] = cenote_quantize(x + row * inputs, 64, inputs, row_in_tiles(copy, row, inputs));
+        else
+            for (int64_t c = 0; c < inputs; c += 32)
+                _mm512_store_si512(copy + c / 32 * TILE_BYTES + (row - full) * 64, _mm512_loadu_si512(x + row * inputs + c));
+    }
+    to.start = (const bf16 *)to.start + full * layer->outputs;
+    cenote_rows_linear(layer, &rows, count - full, first, last, &to, room);
+}
+
+/* x [count][inputs] -> out [count][outputs]. Many rows are shared out among the threads; of few, each takes some outputs. */
+int cenote_linear(const Linear *layer, const bf16 *x, int64_t count, bf16 *out, int64_t threads) {
+    const int64_t panels = panels_of(layer), at_once = larger(32, smaller(256, whole((count + threads - 1) / threads, 32)));
+    const int64_t blocks = (count + at_once - 1) / at_once;
+    const int64_t pieces = blocks >= threads ? 1 : smaller(panels, (threads + blocks - 1) / blocks);
+    const size_t bytes = room_bytes(at_once) + at_once * (layer->inputs * sizeof(bf16) + sizeof(float)) + 1024;
+    int64_t failed = 0;
+#pragma omp parallel num_threads(threads) if (blocks * pieces > 1)
+    {
+        uint8_t *memory = cenote_memory(OWN, bytes);
+        const unsigned before = enter_tiles();
+#pragma omp for schedule(dynamic)
+        for (int64_t unit = 0; unit < blocks * pieces; unit++) {
+            const int64_t row = unit / pieces * at_once, piece = unit % pieces;
+            if (memory == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
+            else
+                some_rows(
+                    layer, x + row * layer->inputs, smaller(at_once, count - row), panels * piece / pieces,
+                    panels * (piece + 1) / pieces, out + row * layer->outputs, memory
+                );
+        }
+        leave_tiles(before);
+    }
+    return failed;
+}

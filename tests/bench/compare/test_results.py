@@ -1,0 +1,103 @@
+"""Figures of a comparison: ratios within rounds, agreement with the reference, one table and one picture."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from cenote.bench.compare.plot import plot
+from cenote.bench.compare.results import Outcome, Report, Row, agreement_of
+from cenote.bench.compare.tasks import KINDS, Prepared
+from cenote.bench.figures import Ratio
+
+OURS, THEIRS, THIRD = [1.0, 10.0, 2.0], [3.0, 20.0, 8.0], [2.0, 10.0, 1.0]
+
+
+def outcome(name: str = "mixed") -> Outcome:
+    work = Prepared(KINDS[name], ["a"], num_items=1, num_tokens=80, description="1 text")
+    found = Outcome(work, "a <small> model & more")
+    found.rows = [
+        Row("cenote", list(OURS), 0.9999, {"threads": 2, "dtype": "bfloat16"}),
+        Row("st-float32", list(THEIRS), 1.0, {"threads": 2}),
+        Row("vllm", list(THIRD), None, {"threads": None}),
+    ]
+    return found
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    found = outcome()
+
+    assert found.ours_is_faster(found.rows[1]) == Ratio(3.0, 2.0, 4.0)
+    assert found.ours_is_faster(found.rows[0]) == Ratio(1.0, 1.0, 1.0)
+    assert found.speed_beside(found.rows[2], found.rows[1]) == Ratio(2.0, 1.5, 8.0)
+    assert found.speed(found.rows[0]) == 40.0
+
+
+def test_single_queries_are_told_in_milliseconds() -> None:
+    found = outcome("query")
+
+    assert (found.speed(found.rows[0]), found.unit) == (2000.0, "p50 ms")
+
+
+def test_the_table_has_a_line_for_every_engine_with_its_spread_and_agreement() -> None:
+    shown = Report(3, [outcome()], ["fastembed: not installed"]).text().splitlines()
+
+    ours, theirs, third = (
+        next(line for line in shown if line.strip().startswith(name)) for name in ("Cenote b", "sen", "vLLM")
+    )
+    assert "1.00x (1.00-1.00)" in ours and "0.999900" in ours
+    assert "3.00x (2.00-4.00)" in theirs and "10" in theirs
+    assert third.split()[-2:] == ["-", "-"]
+    assert "3 interleaved rounds" in shown[0] and shown[-1] == "left out: fastembed: not installed"
+
+
+def test_the_saved_figures_hold_every_round_and_every_setting() -> None:
+    saved = json.loads(json.dumps(Report(3, [outcome(), outcome("query")]).as_json()))
+
+    mixed, query = saved["workloads"]
+    assert mixed["engines"][1]["seconds"] == THEIRS
+    assert mixed["engines"][1]["cenote_is_faster"] == {"median": 3.0, "least": 2.0, "most": 4.0}
+    assert mixed["engines"][0]["settings"] == {"threads": 2, "dtype": "bfloat16"}
+    assert mixed["engines"][0]["tokens_per_s"] == 40.0 and query["engines"][0]["p50_ms"] == 2000.0
+    assert "processor" in saved["machine"]
+
+
+def test_agreement_is_the_least_cosine_of_vectors_and_of_the_vectors_of_tokens() -> None:
+    flat = [np.array([1, 0], np.float32), np.array([1, 1], np.float32)]
+    reference = [np.array([2, 0], np.float32), np.array([1, 0], np.float32)]
+
+    assert agreement_of("embed", flat, reference) == pytest.approx(2**-0.5)
+    assert agreement_of("token_embed", [np.stack(flat)], [np.stack(reference)]) == pytest.approx(2**-0.5)
+
+
+def test_scores_are_compared_by_their_size() -> None:
+    assert agreement_of("score", [np.array([1.0, 5.0])], [np.array([1.5, 5.1])]) == pytest.approx(0.5)
+
+
+def test_answers_of_another_shape_agree_with_nothing() -> None:
+    assert agreement_of("token_embed", [np.ones((3, 2))], [np.ones((4, 2))]) is None
+
+
+def test_the_picture_is_well_formed_and_says_what_the_table_says() -> None:
+    picture = plot(Report(3, [outcome(), outcome("query")]))
+
+    texts = list(ElementTree.fromstring(picture).itertext())
+    assert "mixed" in texts and "query" in texts
+    assert texts.count("1.00×") == 2 and texts.count("3.00×") == 2 and texts.count("2.00×") == 2
+    assert "40 tokens/s" in texts and "2,000.00 ms" in texts
+    assert any("a <small> model & more" in text for text in texts)
+    assert "prefers-color-scheme: dark" in picture
+
+
+def test_a_picture_of_nothing_is_still_a_picture() -> None:
+    ElementTree.fromstring(plot(Report(1)))
+
+
+def test_without_the_reference_the_slowest_is_the_measure() -> None:
+    found = outcome()
+    found.rows.pop(1)
+
+    assert "multiple of Cenote bfloat16" in plot(Report(3, [found]))

@@ -1,0 +1,48 @@
+"""`cenote explain` measures, end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cenote.cli.main import main
+from cenote.explain import machine
+from cenote.explain.findings import PARTS
+from tests.tiny import tiny_bert
+
+
+@pytest.fixture
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(machine.GEMM_SIZE, "cpu", 64)
+    monkeypatch.setattr(machine, "COPY_BYTES", 1024)
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_a_model_is_measured_by_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_bert(tmp_path)
+
+    assert main(["explain", str(tmp_path), "--length", "8", "--length", "500", "--seconds", "0.05", "--json"]) == 0
+
+    told = json.loads(capsys.readouterr().out)
+    # it reads no more than 66 tokens
+    assert [each["name"] for each in told["readings"]] == ["8 tokens", "66 tokens", "mixed, mean 50"]
+    for reading in told["readings"]:
+        assert sum(reading["shares"].values()) == pytest.approx(1) and reading["shares"].keys() == PARTS.keys()
+        assert 0 < reading["reached"]["low"] <= reading["reached"]["value"] <= reading["reached"]["high"]
+        assert reading["light"]["value"] > 0 and reading["memory_light"] is None
+    assert told["machine"]["gemm"].keys() >= {"float32", "bfloat16"}
+    assert {each["name"]: each["value"] for each in told["settings"]}["tokens per batch"] == "at most 4096"
+    assert told["rounds"] >= 2
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_the_answer_is_readable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_bert(tmp_path)
+
+    assert main(["explain", str(tmp_path), "--length", "8", "--seconds", "0.05", "--dtype", "float32"]) == 0
+
+    text = capsys.readouterr().out
+    for word in ("Machine", "Settings", "Speed of light", "8 tokens", "Where the work goes", "What would help", "sdpa"):
+        assert word in text

@@ -1,0 +1,23 @@
+"""What runs before anybody waits."""
+
+from __future__ import annotations
+
+from cenote.engine.executor import EchoExecutor
+from cenote.engine.lot import Batch
+from cenote.engine.warmup import warm_up
+from cenote.pooling.pooler import Ask
+from cenote.request import Options
+
+
+def lengths_run(max_length: int) -> list[int]:
+    seen: list[Batch] = []
+    warm_up(EchoExecutor(seen.append), Ask("embed", Options()), max_length)
+    return [int(batch.strip.lengths[0]) for batch in seen]
+
+
+def test_every_class_of_lengths_and_the_smallest_queries_run_once() -> None:
+    assert lengths_run(512) == [8, 48, 100, 300, 16, 32]
+
+
+def test_nothing_runs_that_the_model_does_not_read() -> None:
+    assert lengths_run(20) == [8, 16, 20]

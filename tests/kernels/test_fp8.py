@@ -1,0 +1,79 @@
+"""Linear layers in fp8."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cosine_similarity
+
+from cenote.batch import pack
+from cenote.errors import LoadError
+from cenote.kernels.finish import finish
+from cenote.kernels.fp8 import Fp8Linear, quantized_weight
+from cenote.layers.backbone import Backbone
+from cenote.layers.spec import BackboneSpec, RopeSpec
+from tests.tiny import moved
+
+POST = BackboneSpec(
+    vocab_size=50, hidden_size=256, intermediate_size=512, num_layers=3, num_heads=4, learned_positions=300,
+    embed_norm=True, qkv_bias=True, out_bias=True, mlp_bias=True, norm_order="post", final_norm=False,
+)  # fmt: skip
+GATED = BackboneSpec(
+    vocab_size=50, hidden_size=256, intermediate_size=512, num_layers=3, num_heads=4, num_kv_heads=2, causal=True,
+    rope=RopeSpec(), norm="rms", norm_eps=1e-6, qk_norm="head", gated=True, activation="silu",
+)  # fmt: skip
+
+
+def test_every_row_of_a_weight_keeps_its_digits() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(64, 128) * torch.logspace(-6, 3, 64)[:, None]
+
+    values, scales = quantized_weight(weight)
+
+    errors = (values.float() * scales - weight).norm(dim=1) / weight.norm(dim=1)
+    assert float(errors.max()) < 0.03
+
+
+def test_a_scale_is_chosen_by_what_it_loses() -> None:
+    exact = torch.full((1, 32), 1.0)
+    exact[0, 0] = 448 / 300  # at the plainest scale, 1 would become 300, which is none of the numbers there are
+
+    values, scales = quantized_weight(exact)
+
+    assert float((values.float() * scales - exact).abs().max()) < 0.01
+
+
+def test_a_row_of_zeros_stays_one() -> None:
+    values, scales = quantized_weight(torch.zeros(16, 16))
+
+    assert not (values.float() * scales).any()
+
+
+def test_a_cpu_has_no_fp8() -> None:
+    with pytest.raises(LoadError, match="quantization=fp8 needs a GPU"):
+        finish(nn.Linear(16, 16), torch.device("cpu"), "fp8")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("spec", [POST, GATED], ids=["post", "gated"])
+def test_states_in_fp8_are_near_the_exact_ones(spec: BackboneSpec) -> None:
+    torch.manual_seed(0)
+    device = torch.device("cuda")
+    backbone = Backbone(spec).to(device)
+    for name, parameter in backbone.named_parameters():
+        nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.05)
+    backbone.prepare(device, torch.float32)
+    batch = moved(pack([list(range(50)) * 4, [7, 8, 9]]), "cuda")
+
+    with torch.inference_mode():
+        exact = backbone(batch)
+        backbone = backbone.bfloat16()
+        backbone.prepare(device, torch.bfloat16)
+        finish(backbone, device, "fp8")
+        found = backbone(batch)
+
+    assert isinstance(backbone.layers[0].mlp.down, Fp8Linear)
+    assert not isinstance(backbone.layers[-1].mlp.down, Fp8Linear)
+    assert float(cosine_similarity(found.float(), exact).min()) > 0.99

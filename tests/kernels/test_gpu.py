@@ -1,0 +1,175 @@
+"""The kernels for GPUs say what plain torch says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from cenote.batch import PackedBatch, pack
+from cenote.kernels import sdpa
+from cenote.kernels.fused_linear import fused_linear
+from cenote.kernels.gated import gated
+from cenote.kernels.norm import add_layer_norm, add_rms_norm
+from cenote.layers.attention import Attention
+from cenote.layers.backbone import Embedding
+from cenote.layers.positions import Place, Rotary, rotate
+from cenote.layers.spec import BackboneSpec, RopeSpec
+from cenote.pooling.methods import METHODS
+from tests.tiny import moved
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+# short ones that share a program, ones that fill it, equal ones in a row, long ones; in no order
+LENGTHS = [3, 20, 20, 20, 1, 64, 65, 128, 128, 7, 129, 300, 512, 33, 1030]
+
+
+def batch_of(lengths: list[int]) -> PackedBatch:
+    return moved(pack([[1] * length for length in lengths]), "cuda")
+
+
+def relative_error(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact.double()).norm() / exact.double().norm())
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, sorted(LENGTHS), [20] * 50, [1], [4096]], ids=lambda x: str(x[:3]))
+@pytest.mark.parametrize("causal, window", [(False, None), (True, None), (False, 16), (True, 100)])
+@pytest.mark.parametrize("heads, kv_heads, size", [(4, 4, 64), (4, 2, 128), (2, 2, 32), (3, 1, 96)])
+def test_packed_attention_sees_what_it_should(
+    lengths: list[int], causal: bool, window: int | None, heads: int, kv_heads: int, size: int
+) -> None:
+    from cenote.kernels.gpu import packed
+
+    torch.manual_seed(0)
+    batch = batch_of(lengths)
+    qkv = torch.randn(batch.num_tokens, heads + 2 * kv_heads, size, device="cuda", dtype=torch.bfloat16)
+    parts = qkv.split([heads, kv_heads, kv_heads], dim=1)
+
+    found = packed.attention(*parts, batch, causal=causal, window=window, scale=size**-0.5)
+
+    exact = sdpa.attention(*(part.float() for part in parts), batch, causal=causal, window=window, scale=size**-0.5)
+    assert relative_error(found, exact) < 5e-3
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [128, 512])
+def test_equal_lengths_come_out_the_same_once_the_library_has_a_plan(causal: bool, length: int) -> None:
+    from cenote.kernels.gpu import equal
+
+    torch.manual_seed(0)
+    parts = [torch.randn(32 * length, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (8, 4, 4)]
+    found = [equal.attention(*parts, 32, causal=causal, scale=0.125) for _ in range(equal.CALLS_BEFORE_PLAN + 1)]
+    assert found[0] is None and found[-1] is not None
+    exact = sdpa.attention(
+        *(part.float() for part in parts), batch_of([length] * 32), causal=causal, window=None, scale=0.125
+    )
+    assert relative_error(found[-1], exact) < 5e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [384, 768, 1000, 4096])
+@pytest.mark.parametrize("is_sum", [True, False])
+def test_norms_of_sums(dtype: torch.dtype, width: int, is_sum: bool) -> None:
+    torch.manual_seed(0)
+    x, change = (torch.randn(77, width, device="cuda", dtype=dtype) for _ in range(2))
+    weight, bias = (torch.randn(width, device="cuda", dtype=dtype) for _ in range(2))
+    given = change if is_sum else None
+    on_host = (x.cpu(), given if given is None else given.cpu())
+
+    for found, exact in (
+        (add_layer_norm(x, given, weight, bias, 1e-12), add_layer_norm(*on_host, weight.cpu(), bias.cpu(), 1e-12)),
+        (add_rms_norm(x, given, weight, 1e-6), add_rms_norm(*on_host, weight.cpu(), 1e-6)),
+        (add_rms_norm(x, given, weight, 1e-6, 1.0), add_rms_norm(*on_host, weight.cpu(), 1e-6, 1.0)),
+        (add_layer_norm(x, given, None, None, 1e-5), add_layer_norm(*on_host, None, None, 1e-5)),
+    ):
+        for mine, theirs in zip(found, exact, strict=True):
+            assert relative_error(mine.cpu(), theirs) < (1e-6 if dtype == torch.float32 else 3e-3)
+
+
+@pytest.mark.parametrize("activation, function", [("silu", F.silu), ("gelu", F.gelu), ("relu", F.relu)])
+def test_gates(activation: str, function) -> None:  # type: ignore[no-untyped-def]
+    x = 3 * torch.randn(50, 2 * 1100, device="cuda", dtype=torch.bfloat16)
+    gate, up = x.double().chunk(2, dim=-1)
+
+    assert relative_error(gated(x, activation, function), function(gate) * up) < 2e-3
+
+
+@pytest.mark.parametrize("activation, function", [("gelu", F.gelu), ("relu", F.relu)])
+def test_a_fused_activation_is_as_near_to_the_exact_one_as_two_steps_are(activation: str, function) -> None:  # type: ignore[no-untyped-def]
+    torch.manual_seed(0)
+    x = torch.randn(4096, 768, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(3072, 768, device="cuda", dtype=torch.bfloat16) * 0.04
+    bias = torch.randn(3072, device="cuda", dtype=torch.bfloat16)
+    exact = function(F.linear(x.double(), weight.double(), bias.double()))
+
+    found = fused_linear(x, weight, bias, activation)
+
+    assert found is not None
+    assert relative_error(found, exact) <= relative_error(function(F.linear(x, weight, bias)), exact)
+
+
+@pytest.mark.parametrize("typed", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_embeddings_by_one_kernel(typed: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    spec = BackboneSpec(
+        vocab_size=50, hidden_size=384, intermediate_size=9, num_layers=1, num_heads=6,
+        learned_positions=300, position_offset=2, token_types=2, embed_norm=True,
+    )  # fmt: skip
+    embedding = Embedding(spec).to(dtype)
+    for parameter in embedding.parameters():
+        torch.nn.init.normal_(parameter)
+    types = [[0, 1, 1], [1] * 200, [0]] if typed else None
+    batch = pack([[3, 49, 0], list(range(50)) * 4, [7]], types)
+
+    with torch.inference_mode():
+        expected = embedding(batch)
+        found = embedding.cuda()(moved(batch, "cuda"))
+
+    assert relative_error(found.cpu(), expected) < (1e-6 if dtype == torch.float32 else 3e-3)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("skips", [False, True])
+def test_pooling_of_many_sequences(name: str, skips: bool) -> None:
+    torch.manual_seed(0)
+    batch = batch_of(LENGTHS)
+    if skips:
+        batch = replace(batch, skip=torch.tensor([length // 3 for length in LENGTHS], device="cuda"))
+    hidden = torch.randn(batch.num_tokens, 700, device="cuda", dtype=torch.bfloat16)
+    tensors = ("token_ids", "positions", "offsets", "skip")
+    on_host = {key: None if getattr(batch, key) is None else getattr(batch, key).cpu() for key in tensors}
+
+    found = METHODS[name](hidden, batch)
+
+    assert_close(found.cpu().float(), METHODS[name](hidden.cpu(), replace(batch, **on_host)).float())
+
+
+@pytest.mark.parametrize("qk_norm", [None, "head"])
+@pytest.mark.parametrize("turning", [64, 32])
+def test_heads_normed_and_turned_in_one_pass(qk_norm: str | None, turning: int) -> None:
+    torch.manual_seed(0)
+    spec = BackboneSpec(
+        vocab_size=9, hidden_size=96, intermediate_size=9, num_layers=1, num_heads=6, num_kv_heads=3, head_dim=64,
+        norm="rms", norm_eps=1e-6, qk_norm=qk_norm,
+    )  # fmt: skip
+    layer = Attention(spec, 0).cuda()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    rotary = Rotary(RopeSpec(dim=turning), 64, 512)
+    rotary.prepare(torch.device("cuda"), torch.float32)
+    batch = batch_of([5, 300])
+    x = torch.randn(batch.num_tokens, 96, device="cuda")
+    turn = Place(rotary(batch.positions)).turn
+    assert turn is not None and layer.fusible
+
+    with torch.inference_mode():
+        found = layer.turned(x, turn)
+        query, key, value = layer.project(x)
+
+    for mine, theirs in zip(found, (rotate(query, turn), rotate(key, turn), value), strict=True):
+        assert_close(mine, theirs, atol=2e-4, rtol=2e-4)

@@ -1,0 +1,98 @@
+"""Whatever changes an answer changes the fingerprint of the model that gives it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cenote.config import EngineConfig, PoolerConfig
+from cenote.loading import fingerprint as module
+from cenote.loading.describe import describe
+from cenote.loading.fingerprint import fingerprint
+from tests.tiny import change_config, tiny_bert
+
+SMALL = 10_000  # then the weights, of some 60 kB, are a large file
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny_bert(tmp_path)
+    return tmp_path
+
+
+def taken(folder: Path, **options: Any) -> bytes:
+    config = EngineConfig(model=str(folder), device="cpu", **options)
+    return fingerprint(describe(config), config)
+
+
+def test_the_same_model_has_the_same(folder: Path) -> None:
+    assert taken(folder) == taken(folder, served_model_name="other name", max_num_seqs=3)
+
+
+def test_options_that_shape_answers_show(folder: Path) -> None:
+    options: list[dict[str, Any]] = [
+        {"dtype": "float32"},
+        {"dtype": "bfloat16"},
+        {"dtype": "float32", "quantization": "int8"},
+        {"dtype": "float32", "pooler_config": PoolerConfig(pooling_type="MEAN")},
+        {"dtype": "float32", "pooler_config": PoolerConfig(use_activation=False)},
+        {"dtype": "float32", "hf_overrides": {"layer_norm_eps": 0.5}},
+    ]
+
+    assert len({taken(folder, **each) for each in options}) == len(options)
+
+
+def test_other_weights_show_in_small_files_and_in_large_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = folder / "model.safetensors"
+    for whole_bytes in (module.WHOLE_BYTES, SMALL):
+        monkeypatch.setattr(module, "WHOLE_BYTES", whole_bytes)
+        monkeypatch.setattr(module, "PIECE_BYTES", 256)
+        before, time = taken(folder), weights.stat().st_mtime_ns
+        raw = bytearray(weights.read_bytes())
+        raw[-1] ^= 1
+        weights.write_bytes(raw)
+        os.utime(weights, ns=(time, time))
+
+        assert taken(folder) != before
+
+
+def test_a_change_between_the_pieces_shows_by_its_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WHOLE_BYTES", SMALL)
+    monkeypatch.setattr(module, "PIECE_BYTES", 1)
+    before = taken(folder)
+
+    os.utime(folder / "model.safetensors", ns=(1, 1))
+
+    assert taken(folder) != before
+
+
+def test_config_and_modules_show(folder: Path) -> None:
+    before = taken(folder)
+    change_config(folder, layer_norm_eps=1e-3)
+    changed = taken(folder)
+    (folder / "1_Dense").mkdir()
+    (folder / "1_Dense" / "config.json").write_text(json.dumps({"in_features": 32}))
+
+    assert len({before, changed, taken(folder)}) == 3
+
+
+def test_the_hubs_cache_is_known_by_the_names_it_gives(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that was fetched again has new times, and the same blobs."""
+    monkeypatch.setattr(module, "WHOLE_BYTES", SMALL)
+    monkeypatch.setattr(module, "PIECE_BYTES", 256)
+    blob, weights = folder / ("ab" * 32), folder / "model.safetensors"
+    weights.rename(blob)
+    weights.symlink_to(blob.name)
+    before = taken(folder)
+
+    os.utime(blob, ns=(1, 1))
+    assert taken(folder) == before
+
+    blob.rename(folder / ("cd" * 32))
+    weights.unlink()
+    weights.symlink_to("cd" * 32)
+    assert taken(folder) != before

@@ -1,0 +1,50 @@
+"""What `LLM` returns is made when somebody reads it."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import torch
+
+from cenote.outputs import Answers, EmbeddingOutput, EmbeddingRequestOutput
+
+ROWS = torch.arange(3000.0).reshape(3, 1000)
+
+
+def answers() -> Answers[EmbeddingOutput]:
+    ids = np.array([5, 6, 7, 8], dtype=np.int32)
+    return Answers(EmbeddingOutput, lambda: [ROWS.unbind(0)], ids, np.array([0, 1, 3, 4]), np.array([1, 9, 1]))
+
+
+def test_every_output_finds_its_own() -> None:
+    first, second, third = EmbeddingRequestOutput.all_of(answers(), [7, 8, 9])
+
+    assert [output.request_id for output in (first, second, third)] == ["7", "8", "9"]
+    assert second.prompt_token_ids == [6, 7]
+    assert (second.num_prompt_tokens, second.num_input_tokens) == (2, 9)
+    assert second.outputs.data.tolist() == ROWS[1].tolist()
+    assert third.outputs.embedding[:2] == [2000.0, 2001.0]
+    assert "request_id='7'" in repr(first)
+
+
+def test_what_was_found_stays_and_may_be_changed() -> None:
+    (output, *_) = EmbeddingRequestOutput.all_of(answers(), range(3))
+
+    assert output.outputs is output.outputs
+    output.prompt_token_ids = [1, 2]
+    output.outputs = EmbeddingOutput(torch.ones(2))
+    assert output.prompt_token_ids == [1, 2]
+    assert output.outputs.hidden_size == 2
+
+
+def test_one_is_saved_without_its_neighbours() -> None:
+    (_, output, _) = EmbeddingRequestOutput.all_of(answers(), range(3))
+
+    saved = pickle.dumps(output)
+
+    assert len(saved) < 2 * ROWS[1].nbytes
+    again = pickle.loads(saved)
+    assert isinstance(again, EmbeddingRequestOutput)
+    assert again.outputs.embedding == output.outputs.embedding
+    assert (again.request_id, again.prompt_token_ids, again.num_input_tokens) == ("1", [6, 7], 9)
