@@ -48,14 +48,15 @@ test: check
 	@echo "== tests =="
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
+# make bench ARGS="--install-peers --workloads all --json figures.json --plot figures.svg"
 bench: setup
-	HF_HUB_OFFLINE=1 $(BIN)/cenote bench offline
+	HF_HUB_OFFLINE=1 $(BIN)/cenote bench compare $(ARGS)
 
 # parity and speed on a GPU. Where nothing can be installed: make gpu PYTHON=python3, if that has torch and pytest
 GPU_TESTS := tests/kernels tests/engine/test_graphs.py tests/models/test_gpu.py
 gpu:
 	@if $(PYTHON) -c "import torch, pytest, transformers, sys; sys.exit(not torch.cuda.is_available())" 2>/dev/null; \
-	then python=$(PYTHON); else $(MAKE) setup && python=$(BIN)/python; fi; \
+	then python=$(PYTHON); else $(MAKE) setup || exit 1; python=$(BIN)/python; fi; \
 	export HF_HUB_OFFLINE=1; \
 	$$python -m pytest -m gpu $(GPU_TESTS) && $$python -m cenote.bench.gpu $(ARGS)
 

@@ -37,7 +37,11 @@ class ProcessGroup:
         )
 
     def pause(self) -> None:
+        """Returns when it stands still: only what has stopped is found by the kernel should we die now."""
         self._signal(signal.SIGSTOP)
+        if hasattr(os, "waitid") and self.process.returncode is None:
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

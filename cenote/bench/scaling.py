@@ -21,9 +21,9 @@ from cenote.bench.report import machine
 from cenote.bench.workloads import common_words
 from cenote.llm import LLM
 
-ON_CPU = (10_000, 50_000, 200_000)
+ON_CPU = (20_000, 100_000, 500_000)
 ON_GPU = (10_000, 100_000, 1_000_000, 10_000_000)
-SLICE_TOKENS = 65_536  # in one call
+SLICE_ON_CPU, SLICE_ON_GPU = 8_192, 65_536  # tokens in one call
 CALLERS = 2  # while one is handed its answers, the engine has the slice of the other
 SHORT_STEP_S = 2.0  # a step that takes less is repeated, and the median taken
 MOST_REPEATS = 20
@@ -58,11 +58,15 @@ class Texts:
             made += windows
 
 
+def slice_tokens(llm: LLM) -> int:
+    return SLICE_ON_CPU if llm.engine.model.description.device.value.type == "cpu" else SLICE_ON_GPU
+
+
 def run_step(llm: LLM, texts: Texts, num_tokens: int) -> tuple[int, float]:
     """The tokens that were read, and the seconds it took."""
     per_text = texts.length + llm.engine.tokenizer.raw.num_special_tokens_to_add(is_pair=False)
     num_texts = max(1, num_tokens // per_text)
-    slices = texts.slices(num_texts, max(1, SLICE_TOKENS // per_text))
+    slices = texts.slices(num_texts, max(1, slice_tokens(llm) // per_text))
     taking = threading.Lock()
 
     def work() -> int:
@@ -91,23 +95,24 @@ def measure_step(llm: LLM, texts: Texts, num_tokens: int) -> Step:
     return Step(tokens, median(seconds), tokens / median(seconds), host, device)
 
 
-def verdict(steps: Sequence[Step]) -> list[str]:
-    """Whether cost is linear and memory flat; the figures stand beside the words."""
+def verdict(steps: Sequence[Step], under_way: int) -> list[str]:
+    """Whether cost is linear and memory flat; `under_way` tokens are what the bench itself holds at once."""
     first, last = steps[0], steps[-1]
     growth = first.tokens_per_s / last.tokens_per_s
-    times = last.tokens / first.tokens
     lines = [
-        f"{times:,.0f} times the tokens took {growth:.2f} times the seconds per token: "
+        f"{last.tokens / first.tokens:,.0f} times the tokens took {growth:.2f} times the seconds per token: "
         f"{'linear' if growth <= LINEAR else 'more than linear'}"
     ]
-    # a step that is smaller than what is under way at once has not filled the pipeline yet
-    full = next((step for step in steps if step.tokens >= CALLERS * SLICE_TOKENS), last)
-    more = last.peak_mib - full.peak_mib
-    if last.device_peak_mib is not None and full.device_peak_mib is not None:
-        more = max(more, last.device_peak_mib - full.device_peak_mib)
+    # a smaller step has not filled the pipeline yet
+    full = [step for step in steps if step.tokens >= under_way]
+    if len(full) < 2:
+        return [*lines, f"of memory nothing can be said: that takes two steps of at least {under_way:,} tokens"]
+    more = full[-1].peak_mib - full[0].peak_mib
+    if full[-1].device_peak_mib is not None and full[0].device_peak_mib is not None:
+        more = max(more, full[-1].device_peak_mib - full[0].device_peak_mib)
     flat = "flat" if more <= FLAT_MIB else "not flat"
-    lines.append(f"from {full.tokens:,} to {last.tokens:,} tokens the peak of memory grew by {more:,.0f} MiB: {flat}")
-    return lines
+    span = f"from {full[0].tokens:,} to {full[-1].tokens:,} tokens"
+    return [*lines, f"{span} the peak of memory grew by {max(0.0, more):,.0f} MiB: {flat}"]
 
 
 def table(steps: Sequence[Step]) -> str:
@@ -126,7 +131,8 @@ def scaling(given: argparse.Namespace) -> int:
         tokenizer = llm.get_tokenizer()
         special = tokenizer.num_special_tokens_to_add(is_pair=False)
         texts = Texts(common_words(tokenizer), max(1, length - special), given.seed)
-        run_step(llm, texts, CALLERS * SLICE_TOKENS if not is_cpu else min(ON_CPU))  # warms up
+        under_way = CALLERS * slice_tokens(llm)
+        run_step(llm, texts, under_way)  # warms up
         steps = []
         for tokens in given.tokens or (ON_CPU if is_cpu else ON_GPU):
             steps.append(measure_step(llm, texts, tokens))
@@ -134,8 +140,9 @@ def scaling(given: argparse.Namespace) -> int:
         device = torch.cuda.get_device_name() if not is_cpu else machine()["processor"]
     print(f"{device}; texts of {length} tokens; peaks are above the start of each step")
     print(table(steps))
-    print("\n".join(verdict(steps)))
+    said = verdict(steps, under_way)
+    print("\n".join(said))
     if given.json:
         found = {"machine": machine(), "length": length, "steps": [asdict(step) for step in steps]}
-        Path(given.json).write_text(json.dumps(found | {"verdict": verdict(steps)}, indent=2) + "\n")
+        Path(given.json).write_text(json.dumps(found | {"verdict": said}, indent=2) + "\n")
     return 0

@@ -11,12 +11,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from cenote.config import EngineConfig
 from cenote.engine.about import about
 from cenote.engine.adapters import Lending
+from cenote.engine.budget import token_budget
 from cenote.engine.executor import Executor, LocalExecutor
+from cenote.engine.gpu_executor import GPUExecutor
 from cenote.engine.intake import Intake
 from cenote.engine.keeping import result_cache
 from cenote.engine.loop import Loop
@@ -26,6 +29,7 @@ from cenote.engine.records import Records
 from cenote.engine.rendering import renderer_of, tokenizer_of
 from cenote.engine.scheduler import Scheduler
 from cenote.engine.tagging import Tagger, not_a_tagger
+from cenote.engine.warmup import warm_up
 from cenote.engine.watchdog import Watchdog
 from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError, Unsupported
 from cenote.inputs.limits import Limits, check_lengths
@@ -58,8 +62,6 @@ logger = logging.getLogger("cenote")
 Result = TypeVar("Result")
 OnProgress = Callable[[Pending], None]
 
-# tokens per batch when nobody says: what fills the device without making the first answer wait
-TOKEN_BUDGET = {"cpu": 4096, "cuda": 65536}
 # how many batches wait ready while one runs; the more, the better lengths can be matched
 BATCHES_AHEAD = 16
 # how long a stop waits for the batch that is running
@@ -94,12 +96,12 @@ class PoolingEngine:
         self.lending = Lending(model.adapters, self.records)
         self.cache = result_cache(description, config, self.records.metrics)
         device = description.device.value
-        budget = config.max_num_batched_tokens or TOKEN_BUDGET.get(device.type, 4096)
+        budget = config.max_num_batched_tokens or token_budget(model.backbone, device)
         scheduler = Scheduler(budget, config.max_num_seqs, by_priority=config.scheduling_policy == "priority")
         self.records.watch_queue(lambda: scheduler.waiting_tokens)
         self.loop = Loop(
             scheduler,
-            executor or LocalExecutor(model.backbone, model.pooler, device),
+            executor or self._executor(device),
             self.records,
             self._thread_ended,
         )
@@ -117,10 +119,20 @@ class PoolingEngine:
         self.watchdog = Watchdog(lambda: self.loop.step_began, config.step_timeout_s, self._thread_ended)
         self.home = os.getpid()  # threads do not follow a fork
         self.dead: PoolingError | None = None
+        self._usual_asks: dict[tuple[Task, ...], tuple[Ask, ...]] = {}  # of requests without parameters, by tasks
         self._lock = threading.Lock()
         for part in (self.loop, self.intake, self.watchdog):
             part.thread.start()
         logger.info("Supported pooling tasks: %s", ", ".join(self.plan.tasks))
+
+    def _executor(self, device: torch.device) -> Executor:
+        """The model where it is; on a GPU, used once before anybody waits for what is compiled on first use."""
+        if device.type != "cuda":
+            return LocalExecutor(self.model.backbone, self.model.pooler, device)
+        executor = GPUExecutor(self.model.backbone, self.model.pooler, device)
+        ask = Ask(self.model.description.default_task, self.plan.options(self.model.description.default_task, None))
+        warm_up(executor, ask, self.max_model_len, self.renderer.vocab_size)
+        return executor
 
     @classmethod
     def load(cls, config: EngineConfig) -> PoolingEngine:
@@ -344,7 +356,11 @@ class PoolingEngine:
         """One for all inputs, or one each."""
         params = request.params
         tasks = (request.task, *request.also)
-        if params is None or isinstance(params, PoolingParams):
+        if params is None:  # as in nearly all requests
+            if tasks not in self._usual_asks:
+                self._usual_asks[tasks] = self._asks_of_one(tasks, None)
+            return [self._usual_asks[tasks]]
+        if isinstance(params, PoolingParams):
             return [self._asks_of_one(tasks, params)]
         if not isinstance(params, list | tuple) or not all(isinstance(each, PoolingParams) for each in params):
             raise BadRequest("pooling_params is one PoolingParams for all prompts, or a list with one for each")

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from cenote.batch import PackedBatch
 from cenote.engine.deliver import Outcome
 from cenote.engine.lot import Batch, Rows
 from cenote.engine.pack import pack
 from cenote.engine.stems import Sharer
 from cenote.inputs.strip import Strip
-from cenote.pooling.pooler import Answers, Ask, Pooler
+from cenote.pooling.pooler import Answers, Pooler
 
 
 class Executor(Protocol):
@@ -31,41 +29,27 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """The model in this process, on a CPU or a GPU."""
+    """The model in this process, on a CPU; GPUExecutor goes on from here."""
+
+    overlapping = False
 
     def __init__(self, backbone: nn.Module, pooler: Pooler, device: torch.device) -> None:
         self.backbone = backbone
         self.pooler = pooler
         self.device = device
-        self.overlapping = device.type == "cuda"
         self.stems = Sharer(backbone, pooler)
 
     def start(self, batch: Batch) -> Callable[[], Outcome]:
-        # events and copies belong to the device that is current, and a thread starts with the first
-        with torch.cuda.device(self.device) if self.overlapping else nullcontext():
-            return self._start(batch)
-
-    def run(self, packed: PackedBatch, asks: list[tuple[Ask, ...]], queries: list[Tensor | None]) -> list[Answers]:
-        return self.pooler(self.backbone(packed), packed, asks, queries)  # type: ignore[no-any-return]
-
-    def _start(self, batch: Batch) -> Callable[[], Outcome]:
         with torch.inference_mode():
-            packed = self.stems.shared(pack(batch.strip, self.device, batch.adapters), batch)
-            # the check runs on the device; only its verdict and the rows travel
-            checked = [(group, _finite(group.rows)) for group in self.run(packed, batch.asks, batch.queries)]
+            answers = self.run(batch)
         # what callers get is made out here: autograd refuses tensors of inference mode
-        arriving = [(replace(group, rows=_to_host(group.rows)), _to_host(finite)) for group, finite in checked]
-        if not self.overlapping:
-            return lambda: _outcome(arriving)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
+        arrived = [replace(group, rows=torch.empty_like(group.rows).copy_(group.rows)) for group in answers]
+        return lambda: outcome(arrived, [finite(group.rows) for group in arrived])
 
-        def wait() -> Outcome:
-            done.synchronize()
-            # out of page-locked memory, which is scarce: callers keep answers as long as they like
-            return _outcome([(replace(group, rows=group.rows.clone()), finite) for group, finite in arriving])
-
-        return wait
+    def run(self, batch: Batch) -> list[Answers]:
+        packed = self.stems.shared(pack(batch.strip, self.device, batch.adapters), batch)
+        answers: list[Answers] = self.pooler(self.backbone(packed), packed, batch.asks, batch.queries)
+        return answers
 
 
 class EchoExecutor:
@@ -87,21 +71,17 @@ def _echo(strip: Strip) -> Rows:
     return Rows.of(torch.from_numpy(strip.token_ids).float(), strip.lengths.tolist())
 
 
-def _to_host(values: Tensor) -> Tensor:
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
-    return host.copy_(values, non_blocking=True)
-
-
-def _finite(rows: Tensor) -> Tensor:
+def finite(rows: Tensor) -> Tensor:
     """For every row whether all of it is; a row may be a single number."""
-    finite = torch.isfinite(rows)
-    return finite.all(dim=-1) if rows.ndim > 1 else finite
+    verdicts = torch.isfinite(rows)
+    return verdicts.all(dim=-1) if rows.ndim > 1 else verdicts
 
 
-def _outcome(groups: Many[tuple[Answers, Tensor]]) -> Outcome:
+def outcome(groups: Many[Answers], verdicts: Many[Tensor]) -> Outcome:
+    """Of answers on the host, and of every row of them whether it is finite."""
     failed: set[int] = set()
-    for group, finite in groups:
-        if not bool(finite.all()):
-            verdicts = Rows.of(finite, group.counts).each()
-            failed.update(member for member, good in zip(group.members, verdicts, strict=True) if not bool(good.all()))
-    return Outcome({group.ask: Rows.of(group.rows, group.counts) for group, _ in groups}, failed)
+    for group, rows_are_good in zip(groups, verdicts, strict=True):
+        if not bool(rows_are_good.all()):
+            each = Rows.of(rows_are_good, group.counts).each()
+            failed.update(member for member, good in zip(group.members, each, strict=True) if not bool(good.all()))
+    return Outcome({group.ask: Rows.of(group.rows, group.counts) for group in groups}, failed)

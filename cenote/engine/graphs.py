@@ -65,7 +65,7 @@ class Recordings:
         self.backbone = backbone
         self.pooler = pooler
         self.device = device
-        self.possible = recordable(backbone) and pooler.heads.vocabulary is None
+        self.possible = recordable(backbone) and recordable_pooling(pooler)
         self.made: dict[Key, Recording] = {}
         self.pool: Any = None  # the memory: one recording runs at a time
 
@@ -121,6 +121,11 @@ def recordable(backbone: nn.Module) -> bool:
     )
 
 
+def recordable_pooling(pooler: Pooler) -> bool:
+    """Torch asks the device for the lengths to find the largest of each sequence, and a recording cannot wait."""
+    return pooler.heads.vocabulary is None and "MAX" not in pooler.plan.sequence.value
+
+
 def _plain(strip: Strip) -> bool:
     """Whether all tokens of all inputs are read, seen and pooled."""
     facts = strip.facts
@@ -138,16 +143,17 @@ class Recording:
         self.inputs = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
         token_ids, positions, token_types, offsets = self.inputs.split(sizes)  # type: ignore[no-untyped-call]
         offsets[1:] = longest if sequences == 1 else min(longest, tokens - 1)
-        batch = PackedBatch(
-            token_ids=token_ids,
-            positions=positions,
-            offsets=offsets,
-            host_lengths=(longest,) * sequences,
-            token_types=token_types if key.has_types else None,
-            loose=True,
-        )
 
         def run() -> Tensor:
+            # a new one each time: what a batch remembers to have computed would be missing from the recording
+            batch = PackedBatch(
+                token_ids=token_ids,
+                positions=positions,
+                offsets=offsets,
+                host_lengths=(longest,) * sequences,
+                token_types=token_types if key.has_types else None,
+                loose=True,
+            )
             (answers,) = pooler(backbone(batch), batch, [(key.ask,)] * sequences)
             rows: Tensor = answers.rows
             return rows

@@ -119,6 +119,9 @@ class Intake:
     def _submit(self, lot: Lot, start: int = 0) -> None:
         """A share of it now, the rest when the others had their turn: one text may have thousands of chunks."""
         offsets, share = lot.strip.offsets, self.max_waiting_tokens // 4
+        if start == 0 and len(lot.strip.token_ids) <= share:
+            self.loop.submit([lot])
+            return
         end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + share, side="right")) - 1)
         self.loop.submit([lot.between(start, end)])
         if end < len(lot.strip):
@@ -127,14 +130,19 @@ class Intake:
     def _lots(self, pending: Pending, flight: Flight, first: int, rendered: Rendering) -> Iterator[Lot]:
         """What was rendered, by what is asked about it and by length; a text that is too long is one by itself."""
         strip, indices = rendered.strip, rendered.places + first
+        if len(strip) == 1 == pending.size and strip.lengths[0] <= self.max_model_len:  # a single query is in a hurry
+            (asks, adapter), priority = pending.wishes[0], pending.request.priority
+            yield Lot(strip, indices, asks, flight, priority, adapter, pending.against)
+            return
         long = strip.lengths > self.max_model_len
         for wish, places in pending.by_wish(indices):
             for place in places[long[places]].tolist():
                 yield self._long(pending, int(indices[place]), strip.between(place, place + 1), wish)
             short = places[~long[places]]
-            short = short[np.argsort(strip.lengths[short], kind="stable")]
             if not len(short):
                 continue
+            if len(short) > 1:
+                short = short[np.argsort(strip.lengths[short], kind="stable")]
             against = pending.against and [pending.against[index] for index in indices[short]]
             taken = strip.taken(short)
             yield Lot(taken, indices[short], wish.asks, flight, pending.request.priority, wish.adapter, against)

@@ -82,7 +82,8 @@ class Loop:
                 parts = self.scheduler.next_batch()
                 self.changed.notify_all()  # there is room for more, also when all that waited was abandoned
                 if parts or not block:
-                    return Batch([Part(*part) for part in parts])  # type: ignore[arg-type]  # lots are what waits
+                    found = [Part(*part) for part in parts]  # type: ignore[arg-type]  # lots are what waits
+                    return Batch(sorted(found, key=Part.length))  # kernels take neighbours of like lengths together
                 if not len(self.scheduler):
                     self.changed.wait()
         return None

@@ -44,6 +44,8 @@ class Lot:
     def runs(self) -> Iterator[tuple[int, int, int]]:
         """The lengths of neighbours that are equally long, and where these begin and end."""
         lengths = self.strip.lengths
+        if len(lengths) == 1:  # as it is for every single query
+            return iter([(int(lengths[0]), 0, 1)])
         starts = np.flatnonzero(np.diff(lengths, prepend=-1)).tolist()
         return zip(lengths[starts].tolist(), starts, [*starts[1:], len(lengths)], strict=True)
 
@@ -62,6 +64,10 @@ class Part(NamedTuple):
     @property
     def indices(self) -> Integers:
         return self.lot.indices[self.start : self.end]
+
+    def length(self) -> int:
+        """Of its first sequence; the scheduler makes parts of equal lengths."""
+        return int(self.lot.strip.lengths[self.start])
 
     def cut(self, place: int) -> tuple[Part, Part]:
         middle = self.start + place
@@ -84,7 +90,8 @@ class Batch:
 
     @cached_property
     def indices(self) -> Integers:
-        return np.concatenate([part.indices for part in self.parts])
+        several = [part.indices for part in self.parts]
+        return several[0] if len(several) == 1 else np.concatenate(several)
 
     @property
     def num_tokens(self) -> int:
@@ -141,7 +148,7 @@ class Rows(NamedTuple):
         return cls(values, None if counts is None else list(accumulate(counts, initial=0)))
 
     def __len__(self) -> int:
-        return len(self.values) if self.offsets is None else len(self.offsets) - 1
+        return self.values.shape[0] if self.offsets is None else len(self.offsets) - 1
 
     def each(self) -> Many[Tensor]:
         # views of their batch: thousands of small copies would scatter over the heap and bloat it

@@ -14,49 +14,56 @@ from cenote.inputs.strip import Strip
 
 Column = np.ndarray[Any, Any]
 
-ALIGNED = 16  # numbers: kernels read fastest from addresses that many bytes divide
+# numbers: kernels read fastest from addresses that 128 bytes divide, and are made once for all of them
+ALIGNED = 16
 
 
 def pack(strip: Strip, device: torch.device, adapters: tuple[str | None, ...] | None = None) -> PackedBatch:
-    lengths, offsets = strip.lengths, strip.offsets
+    lengths, offsets, usual = strip.lengths, strip.offsets, strip.is_usual
     positions = np.arange(offsets[-1])
     positions -= np.repeat(offsets[:-1], lengths)
     columns: dict[str, Column] = {"token_ids": strip.token_ids, "positions": positions, "offsets": offsets}
-    if (strip.facts["second_start"] < lengths).any():  # otherwise all are of type 0
-        columns["token_types"] = positions >= np.repeat(strip.facts["second_start"], lengths)
-    if strip.facts["skip"].any():
-        columns["skip"] = strip.facts["skip"]
+    second, skip, attended = (strip.facts[name] for name in ("second_start", "skip", "attended"))
+    if not usual and (second < lengths).any():  # otherwise all are of type 0
+        columns["token_types"] = positions >= np.repeat(second, lengths)
+    if not usual and skip.any():
+        columns["skip"] = skip
     if strip.kept is not None:
         columns["kept"] = strip.kept
     if strip.embeds is not None:
         owners = [owner for owner, rows in enumerate(strip.embeds) if rows is not None]
         columns["feature_rows"] = np.flatnonzero(np.isin(np.repeat(np.arange(len(strip)), lengths), owners))
     moved = _moved(columns, device)
-    if "kept" in moved:
+    if strip.kept is not None:
         moved["kept"] = moved["kept"].bool()
-    attended = strip.facts["attended"]
     return PackedBatch(
         **moved,  # type: ignore[arg-type]  # by their names
         host_lengths=tuple(lengths.tolist()),
         features=None if strip.embeds is None else _features(strip.embeds, device),
-        host_attended=tuple(attended.tolist()) if (attended < lengths).any() else None,
+        host_attended=tuple(attended.tolist()) if not usual and (attended < lengths).any() else None,
         adapters=adapters,
     )
 
 
 def _moved(columns: dict[str, Column], device: torch.device) -> dict[str, Tensor]:
-    """Arrays as tensors of the device, written one behind the other so that a single copy takes them there.
+    """Arrays as tensors of the device, where a single copy takes them."""
+    if device.type == "cpu":
+        return {name: torch.from_numpy(column.astype(np.int64)) for name, column in columns.items()}
+    # page-locked memory comes from torch's own stock, which lends none of it again before the copy out of it is done
+    host, places = laid(columns, pinned=device.type == "cuda")
+    there = host.to(device, non_blocking=True)
+    return {name: there[place] for name, place in places.items()}
 
-    Page-locked memory comes from torch's own stock, which lends none of it again before the copy out of it is done.
-    """
+
+def laid(columns: dict[str, Column], *, pinned: bool) -> tuple[Tensor, dict[str, slice]]:
+    """Arrays one behind the other, and where each is."""
     ends = np.cumsum([-(-len(column) // ALIGNED) * ALIGNED for column in columns.values()]).tolist()
-    host = torch.empty(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
+    host = torch.empty(ends[-1], dtype=torch.int64, pin_memory=pinned)
     writable = host.numpy()
     places = {name: slice(start, start + len(columns[name])) for name, start in zip(columns, [0, *ends], strict=False)}
     for name, place in places.items():
         writable[place] = columns[name]
-    there = host.to(device, non_blocking=True)
-    return {name: there[place] for name, place in places.items()}
+    return host, places
 
 
 def _features(embeds: Many[Any], device: torch.device) -> Tensor:

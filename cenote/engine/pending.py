@@ -51,9 +51,11 @@ class Pending:
         self.prompt = prompt
         self.against = against  # the rows of a query for each input to be compared with
         self.size = len(request.inputs)
-        numbers: dict[Wish, int] = {}
-        self._wish_of = np.array([numbers.setdefault(wish, len(numbers)) for wish in wishes])
-        self.wishes = list(numbers)
+        self.wishes = wishes if len(wishes) == 1 else list(dict.fromkeys(wishes))
+        self._wish_of: Integers | None = None
+        if len(self.wishes) > 1:
+            numbers = {wish: number for number, wish in enumerate(self.wishes)}
+            self._wish_of = np.array([numbers[wish] for wish in wishes])
         self._ends = np.cumsum(_sizes(request.inputs))
         self.num_chars = int(self._ends[-1])  # or token ids
         self.num_rendered = 0  # inputs that have become sequences
@@ -84,7 +86,7 @@ class Pending:
 
     def by_wish(self, indices: Integers) -> Iterator[tuple[Wish, Integers]]:
         """What is asked, and for each the places of the inputs of which it is."""
-        if len(self.wishes) == 1:
+        if self._wish_of is None:
             yield self.wishes[0], np.arange(len(indices))
             return
         numbers = self._wish_of[indices]
@@ -97,13 +99,13 @@ class Pending:
             self.request.timing.queue = max(0.0, now - self.admitted - self.request.timing.tokenize)
 
     def receive(self, answered: Many[Answered]) -> None:
-        strips = [each.strip for each in answered]
         self._arrived.put(answered)
-        self._count(
-            sum(map(len, strips)),
-            sum(len(strip.token_ids) for strip in strips),
-            sum(strip.num_truncated for strip in strips),
-        )
+        num_done = num_tokens = num_truncated = 0
+        for each in answered:
+            num_done += len(each.strip)
+            num_tokens += len(each.strip.token_ids)
+            num_truncated += each.strip.num_truncated
+        self._count(num_done, num_tokens, num_truncated)
 
     def fail(self, index: int, error: PoolingError) -> None:
         if error.index is None:

@@ -121,9 +121,7 @@ class Sharing:
         asked = (lot.asks, lot.adapter, flight.tenant)
         if asked not in self._numbers:
             self._numbers[asked] = struct.pack("<Q", next(self._count))
-            if (
-                len(self._numbers) > MAX_NUMBERS
-            ):  # what is in flight under an old number is then like nothing that comes
+            if len(self._numbers) > MAX_NUMBERS:  # what is in flight under the oldest is then like nothing to come
                 del self._numbers[next(iter(self._numbers))]
         return self._numbers[asked]
 

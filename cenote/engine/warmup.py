@@ -30,16 +30,18 @@ class Nobody:
     def fail(self, index: int, error: PoolingError) -> None: ...
 
 
-def warm_up(executor: Executor, ask: Ask, max_length: int) -> None:
+def warm_up(executor: Executor, ask: Ask, max_length: int, vocab_size: int) -> None:
     """Seconds where nothing was compiled before, tenths of a second later: the compiler keeps what it made."""
     for length in LENGTHS:
         if length <= max_length:
-            executor.start(_batch(length, -(-TOKENS // length), ask))()
+            executor.start(_batch(length, -(-TOKENS // length), ask, vocab_size))()
     for length in QUERIES:
-        executor.start(_batch(min(length, max_length), 1, ask))()
+        executor.start(_batch(min(length, max_length), 1, ask, vocab_size))()
 
 
-def _batch(length: int, count: int, ask: Ask) -> Batch:
+def _batch(length: int, count: int, ask: Ask, vocab_size: int) -> Batch:
     lengths = np.full(count, length)
-    strip = Strip.plain(np.zeros(length * count, dtype=np.int32), lengths, lengths)
+    # no two begin alike: what they share would be computed once
+    ids = (np.arange(length * count) * 7 + 3) % vocab_size
+    strip = Strip.plain(ids.astype(np.int32), lengths, lengths)
     return Batch([Part(Lot(strip, np.arange(count), (ask,), Nobody()), 0, count)])

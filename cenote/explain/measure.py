@@ -28,8 +28,8 @@ MOST_ROUNDS = 25
 SINGLE = 16  # tokens of the text that is sent alone
 SINGLES = 5  # of them in every round
 # of the time of a workload in one round: for a real run, and for the model by itself
-RUN_SHARE, MODEL_SHARE = 0.4, 0.15
-# a smaller batch tells nothing, however long it takes
+RUN_SHARE, MODEL_SHARE = 0.4, 0.2
+# a smaller batch tells little: it may take longer than that
 LEAST_FLOPS = 2e10
 # a real run has this many batches at most: enough that its beginning and its end do not count
 RUN_BATCHES = 12
@@ -79,7 +79,7 @@ class Measuring:
         probes[0].rounds.clear()
         probes[0].run_batches.clear()
         started, rounds = time.perf_counter(), 0
-        while rounds < 2 or (rounds < MOST_ROUNDS and _has_time(began, started, rounds, duration)):
+        while rounds < MOST_ROUNDS and _has_time(began, started, rounds, duration):
             self._machine_round()
             for probe in probes:
                 probe.run(at_least=each * 0.02)
@@ -95,8 +95,9 @@ class Measuring:
 
     def _probe(self, workload: Workload, speed: float, each: float) -> Probe:
         budget = self.chosen.budget
-        least = max(workload.mean_length, min(budget, int(LEAST_FLOPS / self.arithmetic.flops(workload.mean_length))))
-        batch_tokens = max(least, min(budget, int(speed * each * MODEL_SHARE)))
+        telling = LEAST_FLOPS / self.arithmetic.flops(workload.mean_length)
+        affordable = speed * max(each * MODEL_SHARE, min(telling / speed, each / 3)) / workload.num_batches
+        batch_tokens = max(workload.mean_length, min(budget, int(affordable)))
         run_tokens = max(batch_tokens, min(RUN_BATCHES * budget, int(speed * each * RUN_SHARE)))
         return Probe(
             workload,
@@ -204,6 +205,8 @@ class Measuring:
 
 
 def _has_time(began: float, started: float, rounds: int, duration: float) -> bool:
-    """Whether one more round like those before ends in time."""
+    """Whether one more round like those before ends in time; a second one, to see how they differ, may take longer."""
     now = time.perf_counter()
+    if rounds < 2:
+        return rounds == 0 or now - began < 2 * duration
     return now - began + (now - started) / rounds < duration

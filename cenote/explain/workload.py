@@ -40,6 +40,7 @@ class Workload:
         self.longest = min(LONGEST, longest)
         self.name = f"{length} tokens" if length else f"mixed, mean {MEAN}"
         self.mean_length = length or min(MEAN, self.longest)
+        self.num_batches = 1 if length else BATCHES  # at most
 
     def lengths(self, count: int) -> list[int]:
         if self.length:
@@ -59,7 +60,7 @@ class Workload:
         every = fitting(sorted(self.lengths(16 * num_tokens // self.mean_length)), num_tokens, max_sequences)
         every = every[:-1] or every  # the last holds what was left
         # evenly from short to long
-        return [every[round(at)] for at in np.linspace(0, len(every) - 1, min(BATCHES, len(every)))]
+        return [every[round(at)] for at in np.linspace(0, len(every) - 1, min(self.num_batches, len(every)))]
 
 
 def fitting(lengths: Sequence[int], num_tokens: int, max_sequences: int) -> list[list[int]]:

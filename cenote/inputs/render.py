@@ -40,7 +40,7 @@ class Rendering(Sequence[Rendered | PoolingError]):
     @classmethod
     def of(cls, each: Sequence[Rendered | PoolingError]) -> Rendering:
         errors = {place: item for place, item in enumerate(each) if isinstance(item, PoolingError)}
-        places = np.array([place for place in range(len(each)) if place not in errors], dtype=np.int64)
+        places = np.delete(np.arange(len(each)), list(errors)) if errors else np.arange(len(each))
         return cls(Strip.of([item for item in each if isinstance(item, Rendered)]), places, errors)
 
     def __len__(self) -> int:
@@ -90,7 +90,8 @@ class Renderer:
         side = self.sides.get(role or "document") if how.add_special_tokens else None
         try:
             max_tokens = wanted_length(how, limits)
-            how = replace(how, pad_prompt_tokens=padded_length(how, limits))
+            if (padded := padded_length(how, limits)) != how.pad_prompt_tokens:
+                how = replace(how, pad_prompt_tokens=padded)
         except PoolingError as error:
             return Rendering.of([error] * len(inputs))
         if (strip := self._plain(inputs, how, limits, max_tokens, prompt, side)) is not None:
@@ -106,8 +107,8 @@ class Renderer:
         prompt: str | None,
         side: Side | None,
     ) -> Strip | None:
-        """All at once; None where that cannot be done."""
-        if how.pad_prompt_tokens is not None or self.instruction is not None:
+        """All at once; None where that cannot be done, or does not pay."""
+        if len(inputs) == 1 or how.pad_prompt_tokens is not None or self.instruction is not None:
             return None
         plain, kinds = Plain(self.tokenizer, how, limits, max_tokens), set(map(type, inputs))
         if kinds == {str}:

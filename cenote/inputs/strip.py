@@ -55,15 +55,14 @@ class Strip:
 
     @classmethod
     def of(cls, inputs: Sequence[Rendered]) -> Strip:
-        return cls.joined([cls._of_one(item) for item in inputs])
-
-    @classmethod
-    def _of_one(cls, item: Rendered) -> Strip:
-        length = len(item.token_ids)
-        attended = length if item.attended is None else item.attended
-        fact = (length, item.second_start, item.num_input_tokens, item.skip, attended, item.input_tokens_exact)
-        embeds = None if item.embeds is None else [item.embeds]
-        return cls(item.token_ids, np.array([fact], dtype=FACTS), item.kept, embeds)
+        if not inputs:
+            return cls(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=FACTS))
+        kept: Flags | None = None
+        if any(item.kept is not None for item in inputs):
+            kept = np.concatenate([_all(item.token_ids) if item.kept is None else item.kept for item in inputs])
+        token_ids = np.concatenate([item.token_ids for item in inputs])
+        facts = np.array([_facts(item) for item in inputs], dtype=FACTS)
+        return cls(token_ids, facts, kept, _some([item.embeds for item in inputs]))
 
     @classmethod
     def joined(cls, strips: Sequence[Strip]) -> Strip:
@@ -72,14 +71,12 @@ class Strip:
         kept: Flags | None = None
         embeds: list[Any] | None = None
         if any(strip.kept is not None for strip in strips):
-            parts = [np.ones(len(s.token_ids), dtype=bool) if s.kept is None else s.kept for s in strips]
-            kept = np.concatenate(parts)
+            kept = np.concatenate([_all(strip.token_ids) if strip.kept is None else strip.kept for strip in strips])
         if any(strip.embeds is not None for strip in strips):
             embeds = [item for strip in strips for item in (strip.embeds or [None] * len(strip))]
-        token_ids = np.concatenate([strip.token_ids for strip in strips]) if strips else np.zeros(0, dtype=np.int32)
         # as plain numbers, since numpy ponders over the types of records for longer than it copies them
-        numbers = np.concatenate([strip.facts.view(np.int64) for strip in strips]) if strips else np.zeros(0, np.int64)
-        return cls(token_ids, numbers.view(FACTS), kept, embeds)
+        numbers = np.concatenate([strip.facts.view(np.int64) for strip in strips])
+        return cls(np.concatenate([strip.token_ids for strip in strips]), numbers.view(FACTS), kept, embeds)
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -96,6 +93,13 @@ class Strip:
         np.cumsum(self.facts["length"], out=offsets[1:])
         return offsets
 
+    @cached_property
+    def is_usual(self) -> bool:
+        """Whether all inputs are one text each, of which the model sees and pools every token."""
+        facts, lengths = self.facts, self.lengths
+        alike = (facts["second_start"] >= lengths) & (facts["attended"] >= lengths) & (facts["skip"] == 0)
+        return bool(alike.all())
+
     @property
     def num_truncated(self) -> int:
         """Inputs of which only a part was read."""
@@ -104,6 +108,8 @@ class Strip:
 
     def between(self, start: int, end: int) -> Strip:
         """Neighbours, as a view."""
+        if end - start == len(self):
+            return self
         first, last = int(self.offsets[start]), int(self.offsets[end])
         return Strip(
             self.token_ids[first:last],
@@ -114,7 +120,7 @@ class Strip:
 
     def taken(self, places: Integers) -> Strip:
         """Those at some places, in that order."""
-        if np.array_equal(places, np.arange(len(self))):
+        if len(places) == len(self) and (places == np.arange(len(self))).all():
             return self
         starts, lengths = self.offsets[places], self.lengths[places]
         return Strip(
@@ -138,6 +144,16 @@ class Strip:
             attended if attended < length else None,
             one.kept,
         )
+
+
+def _facts(item: Rendered) -> tuple[int, ...]:
+    length = len(item.token_ids)
+    attended = length if item.attended is None else item.attended
+    return length, item.second_start, item.num_input_tokens, item.skip, attended, item.input_tokens_exact
+
+
+def _all(token_ids: TokenIds) -> Flags:
+    return np.ones(len(token_ids), dtype=bool)
 
 
 def _some(embeds: Sequence[Any]) -> Sequence[Any] | None:

@@ -43,7 +43,9 @@ def attend(
     """By the fastest kernel that knows all that is asked of it."""
     if (stems := batch.stems) is not None:  # kernels see whole sequences; all else of a layer is spared the copies
         mixed = attend(
-            *(stems.spread(x) for x in (query, key, value)),
+            stems.spread(query),
+            stems.spread(key),
+            stems.spread(value),
             stems.whole,
             causal=causal,
             window=window,

@@ -15,7 +15,7 @@ import torch
 logger = logging.getLogger("cenote")
 
 # as native.h counts them
-ACTIVATIONS = (None, "gelu", "gelu_tanh", "relu", "silu", "tanh", "sigmoid")
+ACTIVATIONS = (None, "gelu", "gelu_tanh", "relu", "silu")
 UNBOUNDED = 1 << 40  # a window that no sequence outgrows
 
 _Fields = ClassVar[Sequence[tuple[str, Any]]]

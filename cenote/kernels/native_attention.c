@@ -57,7 +57,7 @@ static void compare(const Room *room, const uint32_t *queries, int64_t head_dim,
 
 /* Which keys 16 queries see: query i those from low[i] to high[i]; all of them those from `all_low` to `all_high`. */
 typedef struct {
-    int64_t begin, end, all_low, all_high; /* `begin` and `end` in whole steps */
+    int64_t begin, end, seen, all_low, all_high; /* `begin` and `end` in whole steps, `seen` the end of what any of them sees */
     __m512i low, high;
 } Sight;
 
@@ -69,6 +69,7 @@ static Sight sight(int64_t first, int64_t count, int64_t length, int causal, int
     return (Sight){
         .begin = larger(0, first - window) / STEP * STEP,
         .end = whole(seen, STEP),
+        .seen = seen,
         .all_low = larger(0, first + ROWS - 1 - window),
         .all_high = causal ? first + 1 : smaller(length, first + window + 1),
         .low = _mm512_sub_epi32(place, reach),
@@ -88,7 +89,7 @@ static __m512 softmax(const float *scores, const Sight *sight, float scale, bf16
         31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0
     );
     __m512 most = smallest, more = smallest, total = _mm512_setzero_ps(), rest = _mm512_setzero_ps();
-    for (int64_t key = sight->begin; key < sight->end; key += 2) {
+    for (int64_t key = sight->begin; key < sight->seen; key += 2) {
         if (key >= sight->all_low && key + 1 < sight->all_high) {
             most = _mm512_max_ps(most, _mm512_load_ps(scores + key * ROWS));
             more = _mm512_max_ps(more, _mm512_load_ps(scores + (key + 1) * ROWS));
@@ -103,6 +104,10 @@ static __m512 softmax(const float *scores, const Sight *sight, float scale, bf16
 #pragma GCC unroll 16
         for (int64_t pair = 0; pair < 16; pair++) {
             const int64_t key = first + 2 * pair;
+            if (key >= sight->seen) { /* nothing but the rest of a tile */
+                rows[pair] = _mm512_setzero_si512();
+                continue;
+            }
             __m512 even = power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + key * ROWS), factor, shift));
             __m512 odd = power_of_two(_mm512_fmsub_ps(_mm512_load_ps(scores + (key + 1) * ROWS), factor, shift));
             if (key < sight->all_low || key + 1 >= sight->all_high) {

@@ -63,7 +63,7 @@ typedef struct {
 
 /* Memory for a block of its rows, between attention and the end of a layer. */
 typedef struct {
-    float *sums, *room, *scales;
+    float *sums, *room, *scales, *line; /* line: one row */
     bf16 *inner;
     int8_t *narrow; /* attention's output or a group of inner columns as int8 */
 } Block;
@@ -74,7 +74,7 @@ static int64_t group_of(const Encoder *e) {
 }
 
 /* Rows whose sums, of 4 bytes each, leave half of the second cache to weights. */
-static int64_t rows_at_once(const Encoder *e) { return larger(64, smaller(256, 98304 / e->hidden / 32 * 32)); }
+static int64_t rows_at_once(const Encoder *e) { return larger(64, smaller(384, 147456 / e->hidden / 32 * 32)); }
 static int64_t width_of(const Encoder *e) { return e->heads * e->head_dim; }
 
 static void quantize_rows(const Rows *from, int64_t first, int64_t last, int64_t width, int8_t *to, float *scales) {
@@ -86,26 +86,29 @@ static void quantize_rows(const Rows *from, int64_t first, int64_t last, int64_t
 
 /* x = norm(x + sums + bias), and the same as int8 where that is what comes next. */
 static void add_norm(
-    const Linear *layer, const Norm *norm, int64_t first, int64_t last, float *sums, bf16 *x, int8_t *x8, float *x_scales
+    const Linear *layer, const Norm *norm, int64_t first, int64_t last, const Block *block, const float *sums, bf16 *x, int8_t *x8,
+    float *x_scales
 ) {
     const int64_t width = layer->outputs;
     const __m512 one = _mm512_set1_ps(1.0f);
     for (int64_t row = first; row < last; row++) {
-        float *sum = sums + row * width;
+        const float *sum = sums + row / (2 * ROWS) * 2 * ROWS * width + row % (2 * ROWS) * PANEL;
         uint8_t *own = row_in_tiles(x, row, width * sizeof(bf16));
-        __m512 total = _mm512_setzero_ps(), more = _mm512_setzero_ps();
-        for (int64_t c = 0; c < width; c += 32) {
+        __m512 total = _mm512_setzero_ps(), squares = total, more = total, more_squares = total;
+        for (int64_t c = 0; c < width; c += PANEL, sum += 2 * ROWS * PANEL) {
             const __m512i both = _mm512_load_si512(own + c / 32 * TILE_BYTES);
             __m512 low = _mm512_add_ps(wide(_mm512_castsi512_si256(both)), _mm512_loadu_ps(layer->bias + c));
             __m512 high = _mm512_add_ps(wide(_mm512_extracti64x4_epi64(both, 1)), _mm512_loadu_ps(layer->bias + c + 16));
-            low = _mm512_fmadd_ps(_mm512_load_ps(sum + c), layer->scales ? _mm512_loadu_ps(layer->scales + c) : one, low);
-            high = _mm512_fmadd_ps(_mm512_load_ps(sum + c + 16), layer->scales ? _mm512_loadu_ps(layer->scales + c + 16) : one, high);
+            low = _mm512_fmadd_ps(_mm512_load_ps(sum), layer->scales ? _mm512_loadu_ps(layer->scales + c) : one, low);
+            high = _mm512_fmadd_ps(_mm512_load_ps(sum + 16), layer->scales ? _mm512_loadu_ps(layer->scales + c + 16) : one, high);
             total = _mm512_add_ps(total, low);
             more = _mm512_add_ps(more, high);
-            _mm512_store_ps(sum + c, low);
-            _mm512_store_ps(sum + c + 16, high);
+            squares = _mm512_fmadd_ps(low, low, squares);
+            more_squares = _mm512_fmadd_ps(high, high, more_squares);
+            _mm512_store_ps(block->line + c, low);
+            _mm512_store_ps(block->line + c + 16, high);
         }
-        normalize(norm, sum, width, _mm512_add_ps(total, more), own, TILE_BYTES);
+        normalize(norm, block->line, width, _mm512_add_ps(total, more), _mm512_add_ps(squares, more_squares), own, TILE_BYTES);
         if (x8) x_scales[row] = cenote_quantize(own, TILE_BYTES, width, row_in_tiles(x8, row, width));
     }
 }
@@ -144,7 +147,7 @@ static void rest_of_layer(const Encoder *e, const Layer *layer, const Chunk *chu
         rows = of_int8(block->narrow, width, block->scales);
     }
     cenote_rows_sums(&layer->out, &rows, count, 0, panels, 0, steps_of(&layer->out), 0, block->sums, block->room);
-    add_norm(&layer->out, &layer->mixer_norm, 0, count, block->sums, x, x8, chunk->x_scales + first);
+    add_norm(&layer->out, &layer->mixer_norm, 0, count, block, block->sums, x, x8, chunk->x_scales + first);
     const Rows x_rows = states(e, chunk, first);
     for (int64_t begin = 0; begin < e->inner; begin += group) {
         const int64_t end = smaller(begin + group, e->inner), step = int8 ? 64 : 32;
@@ -156,7 +159,7 @@ static void rest_of_layer(const Encoder *e, const Layer *layer, const Chunk *chu
         }
         cenote_rows_sums(&layer->down, &rows, count, 0, panels, begin / step, end / step, begin > 0, block->sums, block->room);
     }
-    add_norm(&layer->down, &layer->mlp_norm, 0, count, block->sums, x, x8, chunk->x_scales + first);
+    add_norm(&layer->down, &layer->mlp_norm, 0, count, block, block->sums, x, x8, chunk->x_scales + first);
 }
 
 /* The same for so few rows that threads share the outputs of every linear layer, and the memory. */
@@ -175,7 +178,7 @@ static void rest_of_layer_together(
     }
     cenote_rows_sums(&layer->out, &rows, count, first, last, 0, steps_of(&layer->out), 0, shared->sums, block->room);
     meet(team);
-    add_norm(&layer->out, &layer->mixer_norm, from, until, shared->sums, chunk->x, x8, chunk->x_scales);
+    add_norm(&layer->out, &layer->mixer_norm, from, until, block, shared->sums, chunk->x, x8, chunk->x_scales);
     meet(team);
     const Rows x_rows = states(e, chunk, 0);
     for (int64_t begin = 0; begin < e->inner; begin += group)
@@ -191,7 +194,7 @@ static void rest_of_layer_together(
         cenote_rows_sums(&layer->down, &rows, count, first, last, begin / step, end / step, begin > 0, shared->sums, block->room);
     }
     meet(team);
-    add_norm(&layer->down, &layer->mlp_norm, from, until, shared->sums, chunk->x, x8, chunk->x_scales);
+    add_norm(&layer->down, &layer->mlp_norm, from, until, block, shared->sums, chunk->x, x8, chunk->x_scales);
     meet(team);
 }
 
@@ -215,22 +218,23 @@ static void look_up(const Encoder *e, const Batch *batch, int64_t token, float *
     const bf16 *word = tables->tokens + batch->token_ids[token] * hidden;
     const bf16 *type = tables->types ? tables->types + (batch->types ? batch->types[token] : 0) * hidden : NULL;
     const bf16 *position = tables->positions ? tables->positions + (batch->positions[token] + tables->position_offset) * hidden : NULL;
-    __m512 total = _mm512_setzero_ps();
+    __m512 total = _mm512_setzero_ps(), squares = total;
     for (int64_t c = 0; c < hidden; c += 16) {
         __m512 value = wide(_mm256_loadu_si256((const void *)(word + c)));
         if (type) value = _mm512_add_ps(value, wide(_mm256_loadu_si256((const void *)(type + c))));
         if (position) value = _mm512_add_ps(value, wide(_mm256_loadu_si256((const void *)(position + c))));
         total = _mm512_add_ps(total, value);
+        squares = _mm512_fmadd_ps(value, value, squares);
         _mm512_store_ps(sum + c, value);
     }
-    normalize(&tables->norm, sum, hidden, total, own, TILE_BYTES);
+    normalize(&tables->norm, sum, hidden, total, squares, own, TILE_BYTES);
 }
 
 static void begin_rows(const Encoder *e, const Batch *batch, const Chunk *chunk, const Block *block, int64_t start, int64_t first, int64_t last) {
     const int64_t hidden = e->hidden;
     for (int64_t row = first; row < last; row++) {
         uint8_t *own = row_in_tiles(chunk->x, row, hidden * sizeof(bf16));
-        if (batch->rows == NULL) look_up(e, batch, start + row, block->sums, own);
+        if (batch->rows == NULL) look_up(e, batch, start + row, block->line, own);
         else
             for (int64_t c = 0; c < hidden; c += 32)
                 _mm512_store_si512(own + c / 32 * TILE_BYTES, _mm512_loadu_si512(batch->rows + (start + row) * hidden + c));
@@ -300,6 +304,7 @@ static Block take_block(const Encoder *e, int64_t rows, int64_t inner, uint8_t *
     block.inner = part_of(memory, padded * inner * sizeof(bf16));
     block.narrow = part_of(memory, is_int8(&e->layers->qkv) ? padded * larger(inner, width_of(e)) : 0);
     block.scales = part_of(memory, padded * sizeof(float));
+    block.line = part_of(memory, e->hidden * sizeof(float));
     return block;
 }
 

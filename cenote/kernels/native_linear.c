@@ -40,20 +40,27 @@ INLINE void finish(Pending *pending, int64_t rows, const int activation, const i
     pending->done = until;
 }
 
-/* Weights that are needed soon, brought nearer a few lines at a time. */
+/* Weights that are needed soon, brought nearer a few lines at a time; and 32 rows of sums that are written to next. */
 typedef struct {
     const uint8_t *next, *end;
     int64_t lines; /* with every step */
+    uint8_t *sums;
+    int64_t rows; /* likewise */
 } Ahead;
 
 static inline Ahead ahead_of(const uint8_t *panel, int64_t bytes, int64_t steps) {
-    return (Ahead){panel, panel + bytes, (bytes / 64 + steps - 1) / steps};
+    return (Ahead){panel, panel + bytes, (bytes / 64 + steps - 1) / steps, NULL, 0};
 }
 
-static inline void fetch(Ahead *ahead) {
+INLINE void fetch(Ahead *ahead, const int sums) {
     const uint8_t *end = ahead->next + ahead->lines * 64;
     if (end > ahead->end) end = ahead->end;
     for (; ahead->next < end; ahead->next += 64) _mm_prefetch(ahead->next, _MM_HINT_T1);
+    if (sums)
+        for (int64_t row = 0; row < ahead->rows; row++, ahead->sums += PANEL * sizeof(float)) {
+            _mm_prefetch(ahead->sums, _MM_HINT_ET0);
+            _mm_prefetch(ahead->sums + 64, _MM_HINT_ET0);
+        }
 }
 
 /* sums = or += rows x panel over the steps from `begin` to `end`: 32 rows, or 16, by 32 columns. */
@@ -95,7 +102,7 @@ INLINE void multiply(
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
-        fetch(ahead);
+        fetch(ahead, pending == NULL);
         if (pending) finish(pending, share, activation, int8);
     }
     _tile_stored(0, c, stride);
@@ -151,15 +158,13 @@ void cenote_rows_linear(const Linear *layer, const Rows *rows, int64_t count, in
         CASE(GELU_TANH)
         CASE(RELU)
         CASE(SILU)
-        CASE(TANH)
-        CASE(SIGMOID)
     }
 #undef CASE
 }
 
 /* What int8 products come to, by the scales of their rows. */
-static void add_scaled(const int32_t *products, const float *scales, int64_t count, float *sums, int64_t width, int add) {
-    for (int64_t row = 0; row < count; row++, products += PANEL, sums += width) {
+static void add_scaled(const int32_t *products, const float *scales, int64_t count, float *sums, int add) {
+    for (int64_t row = 0; row < count; row++, products += PANEL, sums += PANEL) {
         const __m512 unit = _mm512_set1_ps(scales[row]), none = _mm512_setzero_ps();
         const __m512 low = _mm512_cvtepi32_ps(_mm512_load_si512(products)), high = _mm512_cvtepi32_ps(_mm512_load_si512(products + 16));
         _mm512_storeu_ps(sums, _mm512_fmadd_ps(low, unit, add ? _mm512_loadu_ps(sums) : none));
@@ -179,13 +184,16 @@ void cenote_rows_sums(
         Ahead ahead = ahead_of(next, (end - begin) * 2 * TILE_BYTES, (end - begin) * blocks);
         for (int64_t from = 0; from < end - begin; from += is_int8(layer) ? end - begin : MAX_STEPS)
             for (int64_t row = 0; row < count; row += 2 * ROWS) {
-                float *to = sums + row * width + panel * PANEL;
-                const int64_t block = row / ROWS, until = smaller(from + MAX_STEPS, end - begin), stride = width * sizeof(float);
+                float *to = sums + row * width + panel * 2 * ROWS * PANEL;
+                const int64_t block = row / ROWS, until = smaller(from + MAX_STEPS, end - begin), stride = PANEL * sizeof(float);
                 const int two = count - row > ROWS;
+                float *after = row + 2 * ROWS < count ? to + 2 * ROWS * width : sums + smaller(panel + 1, last - 1) * 2 * ROWS * PANEL;
+                ahead.sums = (uint8_t *)after;
+                ahead.rows = (2 * ROWS + until - from - 1) / (until - from);
                 if (is_int8(layer)) {
                     if (two) multiply(rows, block, tiles, 0, end - begin, 1, 1, room, PANEL * 4, 0, &ahead, NULL, NONE);
                     else multiply(rows, block, tiles, 0, end - begin, 0, 1, room, PANEL * 4, 0, &ahead, NULL, NONE);
-                    add_scaled((const int32_t *)room, rows->scales + row, smaller(2 * ROWS, count - row), to, width, add);
+                    add_scaled((const int32_t *)room, rows->scales + row, smaller(2 * ROWS, count - row), to, add);
                 } else if (two) multiply(rows, block, tiles, from, until, 1, 0, to, stride, add || from > 0, &ahead, NULL, NONE);
                 else multiply(rows, block, tiles, from, until, 0, 0, to, stride, add || from > 0, &ahead, NULL, NONE);
             }
@@ -194,21 +202,21 @@ void cenote_rows_sums(
 
 float cenote_quantize(const void *row, int64_t step, int64_t width, void *out) {
     const uint8_t *from = row;
-    __m512 most = _mm512_setzero_ps();
-    for (int64_t c = 0; c < width; c += 32) {
-        const __m512i both = _mm512_loadu_si512(from + c / 32 * step);
-        most = _mm512_max_ps(most, _mm512_abs_ps(wide(_mm512_castsi512_si256(both))));
-        most = _mm512_max_ps(most, _mm512_abs_ps(wide(_mm512_extracti64x4_epi64(both, 1))));
-    }
-    const float largest = _mm512_reduce_max_ps(most);
+    /* without its sign a bfloat16 is an integer that grows with it, and what is not a number is above all of them */
+    const __m512i unsigned_bits = _mm512_set1_epi16(0x7fff), upper = _mm512_set1_epi32(0xffff0000), lower = _mm512_set1_epi32(0xff);
+    __m512i most = _mm512_setzero_si512();
+    for (int64_t c = 0; c < width; c += 32)
+        most = _mm512_max_epu16(most, _mm512_and_si512(_mm512_loadu_si512(from + c / 32 * step), unsigned_bits));
+    most = _mm512_max_epu32(_mm512_and_si512(most, upper), _mm512_slli_epi32(most, 16));
+    const float largest = _mm512_cvtss_f32(_mm512_castsi512_ps(_mm512_set1_epi32(_mm512_reduce_max_epu32(most))));
     const __m512 factor = _mm512_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
     for (int64_t c = 0; c < width; c += 32) {
         const __m512i both = _mm512_loadu_si512(from + c / 32 * step);
-        const __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(wide(_mm512_castsi512_si256(both)), factor));
-        const __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(wide(_mm512_extracti64x4_epi64(both, 1)), factor));
-        int8_t *place = (int8_t *)out + c / 64 * TILE_BYTES + c % 64;
-        _mm_storeu_si128((void *)place, _mm512_cvtsepi32_epi8(low));
-        _mm_storeu_si128((void *)(place + 16), _mm512_cvtsepi32_epi8(high));
+        const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), odd = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
+        const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(even, factor)), second = _mm512_cvtps_epi32(_mm512_mul_ps(odd, factor));
+        /* two bytes side by side: the lowest of the first, the rest of the second */
+        const __m512i pairs = _mm512_ternarylogic_epi32(lower, first, _mm512_slli_epi32(second, 8), 0xca);
+        _mm256_storeu_si256((void *)((int8_t *)out + c / 64 * TILE_BYTES + c % 64), _mm512_cvtepi32_epi16(pairs));
     }
     return largest / 127.0f;
 }
@@ -255,6 +263,7 @@ static void some_rows(const Linear *layer, const bf16 *x, int64_t count, int64_t
 
 /* x [count][inputs] -> out [count][outputs]. Many rows are shared out among the threads; of few, each takes some outputs. */
 int cenote_linear(const Linear *layer, const bf16 *x, int64_t count, bf16 *out, int64_t threads) {
+    if (count == 0) return 0;
     const int64_t panels = panels_of(layer), at_once = larger(32, smaller(256, whole((count + threads - 1) / threads, 32)));
     const int64_t blocks = (count + at_once - 1) / at_once;
     const int64_t pieces = blocks >= threads ? 1 : smaller(panels, (threads + blocks - 1) / blocks);

@@ -43,7 +43,7 @@ enum { MAX_STEPS = 16 };
  * `room` is [count or 64 if that is more, in whole blocks of 32][32] floats. */
 void cenote_rows_linear(const Linear *layer, const Rows *rows, int64_t count, int64_t first, int64_t last, const Rows *out, float *room);
 
-/* sums [count][outputs] = rows x weights, or += if asked to add, for the panels from `first` to `last` and the inputs from
+/* sums = rows x weights, or += if asked to add, as [count / 32][panels][32][32], for the panels from `first` to `last` and the inputs from
  * step `begin` to `end`, which `rows` counts from `begin`. The layer's own scales are left for later. */
 void cenote_rows_sums(
     const Linear *layer, const Rows *rows, int64_t count, int64_t first, int64_t last, int64_t begin, int64_t end, int add,

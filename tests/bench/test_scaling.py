@@ -36,8 +36,8 @@ def test_a_step_reads_the_tokens_it_was_asked_for(llm: LLM) -> None:
 
 
 def test_a_cost_that_grows_with_the_tokens_is_told() -> None:
-    linear, flat = verdict([step(10_000, 100.0, 5), step(200_000, 99.0, 9), step(10**7, 95.0, 12)])
-    slower, grown = verdict([step(10_000, 100.0, 5), step(200_000, 60.0, 9), step(10**7, 30.0, 900)])
+    linear, flat = verdict([step(10_000, 100.0, 5), step(200_000, 99.0, 9), step(10**7, 95.0, 12)], 100_000)
+    slower, grown = verdict([step(10_000, 100.0, 5), step(200_000, 60.0, 9), step(10**7, 30.0, 900)], 100_000)
 
     assert linear.startswith("1,000 times the tokens took 1.05 times") and linear.endswith(": linear")
     assert flat == "from 200,000 to 10,000,000 tokens the peak of memory grew by 3 MiB: flat"
@@ -45,7 +45,11 @@ def test_a_cost_that_grows_with_the_tokens_is_told() -> None:
 
 
 def test_memory_of_the_device_counts_too() -> None:
-    assert verdict([step(200_000, 1.0, 5, 100), step(10**6, 1.0, 5, 900)])[1].endswith("800 MiB: not flat")
+    assert verdict([step(200_000, 1.0, 5, 100), step(10**6, 1.0, 5, 900)], 1)[1].endswith("800 MiB: not flat")
+
+
+def test_one_full_step_says_nothing_of_memory() -> None:
+    assert "nothing can be said" in verdict([step(10_000, 1.0, 5), step(200_000, 1.0, 9)], 100_000)[1]
 
 
 def test_the_table_has_a_line_per_step() -> None:

@@ -34,7 +34,7 @@ def test_a_model_is_measured_by_parts(tmp_path: Path, capsys: pytest.CaptureFixt
         assert reading["light"]["value"] > 0 and reading["memory_light"] is None
     assert told["machine"]["gemm"].keys() >= {"float32", "bfloat16"}
     assert {each["name"]: each["value"] for each in told["settings"]}["tokens per batch"] == "at most 4096"
-    assert told["rounds"] >= 2
+    assert told["rounds"] >= 1
 
 
 @pytest.mark.usefixtures("small_machine")

@@ -51,7 +51,7 @@ def test_on_a_cpu_nothing_is_recorded(loaded: LoadedModel) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", ["BertModel", "Qwen3Model", "ModernBertModel"])
+@pytest.mark.parametrize("name", ["BertModel", "LlamaModel", "ModernBertModel"])
 @pytest.mark.parametrize("pooling", ["MEAN", "CLS", "LAST"])
 def test_a_recording_answers_as_a_model_does(name: str, pooling: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, name)

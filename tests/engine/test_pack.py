@@ -7,7 +7,7 @@ import torch
 
 from cenote.batch import PackedBatch
 from cenote.batch import pack as pack_lists
-from cenote.engine.pack import pack
+from cenote.engine.pack import laid, pack
 from cenote.inputs.strip import Rendered, Strip
 
 
@@ -33,14 +33,15 @@ def test_the_engines_way_equals_the_plain_one() -> None:
     assert ours.token_types is ours.skip is ours.features is ours.kept is ours.host_attended is None
 
 
-def test_all_that_travels_to_the_device_starts_where_kernels_read_fastest() -> None:
-    batch = packed(rendered([5, 6, 7], second_start=1), rendered([8, 9], skip=1))
+def test_what_travels_in_one_copy_is_whole_and_starts_where_kernels_read_fastest() -> None:
+    columns = {"ids": np.array([5, 6, 7], dtype=np.int32), "kept": np.array([True] * 17), "offsets": np.array([0, 3])}
 
-    assert batch.token_types is not None
-    assert batch.skip is not None
-    for tensor in (batch.token_ids, batch.positions, batch.offsets, batch.token_types, batch.skip):
-        assert tensor.dtype == torch.int64
-        assert (tensor.data_ptr() - batch.token_ids.data_ptr()) % 128 == 0
+    host, places = laid(columns, pinned=False)
+
+    assert {name: host[place].tolist() for name, place in places.items()} == {
+        name: column.tolist() for name, column in columns.items()
+    }
+    assert all(place.start * host.itemsize % 128 == 0 for place in places.values())
 
 
 def test_types_start_where_the_second_text_starts() -> None:

@@ -113,9 +113,8 @@ def test_documents_of_a_query_are_read_after_one_reading_of_the_query(
 
 def test_what_token_wise_answers_need_is_not_shared(tmp_path: Path) -> None:
     save_tiny(tmp_path, "Qwen3Model")
-    texts = [
-        f"the old city of berlin is big and not bad and people live in the new one, {number}" for number in range(8)
-    ]
+    begin = "the old city of berlin is big and not bad and people live in the new one"
+    texts = [f"{begin} {number}" for number in range(8)]
 
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
         rows = llm.encode(texts, pooling_task="token_embed", use_tqdm=False)

@@ -37,10 +37,19 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, sorted(LENGTHS), [20] * 50, [1], [4096]], ids=lambda x: str(x[:3]))
-@pytest.mark.parametrize("causal, window", [(False, None), (True, None), (False, 16), (True, 100)])
-@pytest.mark.parametrize("heads, kv_heads, size", [(4, 4, 64), (4, 2, 128), (2, 2, 32), (3, 1, 96)])
+@pytest.mark.parametrize(
+    "heads, kv_heads, size, causal, window",
+    [
+        (4, 4, 64, False, None),
+        (4, 4, 64, True, None),
+        (4, 4, 64, False, 16),
+        (4, 2, 128, True, 100),
+        (2, 2, 32, False, None),
+        (3, 1, 96, True, None),
+    ],
+)
 def test_packed_attention_sees_what_it_should(
-    lengths: list[int], causal: bool, window: int | None, heads: int, kv_heads: int, size: int
+    lengths: list[int], heads: int, kv_heads: int, size: int, causal: bool, window: int | None
 ) -> None:
     from cenote.kernels.gpu import packed
 

@@ -1,16 +1,20 @@
-"""Prepacked linear layers equal plain ones as far as bfloat16 goes."""
+"""Linear layers made for this processor equal plain ones as far as their number type goes."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 from torch.testing import assert_close
 
 from cenote.batch import pack
-from cenote.kernels.linear import FUSED, PrepackedLinear, prepack
+from cenote.kernels import native, tile_linear
+from cenote.kernels.activations import ACTIVATIONS
+from cenote.kernels.linear import FUSED, Int8Linear, PrepackedLinear, prepack
+from cenote.kernels.tile_linear import TileLinear
 from cenote.layers.backbone import Backbone
-from cenote.layers.linear import ACTIVATIONS, Linear
+from cenote.layers.linear import Linear
 from cenote.layers.spec import BackboneSpec, RopeSpec
 from tests.tiny import SEQUENCES, randomize
 
@@ -18,6 +22,7 @@ needs_bf16 = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
     reason="oneDNN has no bfloat16 on this processor",
 )
+needs_tiles = pytest.mark.skipif(not native.available(), reason="needs AMX tiles, and a compiler at install")
 
 
 def linear(inputs: int, outputs: int, activation: str | None = None, *, bias: bool = True) -> Linear:
@@ -26,44 +31,133 @@ def linear(inputs: int, outputs: int, activation: str | None = None, *, bias: bo
     return layer
 
 
+def rows(count: int, width: int) -> Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(count)).bfloat16()
+
+
+def exact(layer: Linear, x: Tensor) -> Tensor:
+    out = nn.functional.linear(x.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
+    return out if layer.activation is None else ACTIVATIONS[layer.activation](out)
+
+
 @needs_bf16
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", list(FUSED))
-@pytest.mark.parametrize("rows", [1, 7, 64])
-def test_a_prepacked_layer_computes_the_same(rows: int, activation: str | None, bias: bool) -> None:
+@pytest.mark.parametrize("count", [1, 7, 64])
+def test_a_prepacked_layer_computes_the_same(count: int, activation: str | None, bias: bool) -> None:
     layer = linear(48, 80, activation, bias=bias).bfloat16()
-    x = torch.randn(rows, 48, generator=torch.Generator().manual_seed(rows)).bfloat16()
-    exact = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
-    if activation is not None:
-        exact = ACTIVATIONS[activation](exact)
+    x = rows(count, 48)
 
     with torch.inference_mode():
         ours = PrepackedLinear(layer, layer.activation)(x)
 
     assert ours.dtype == torch.bfloat16
-    assert_close(ours.double(), exact, rtol=2**-7, atol=2**-7)
+    assert_close(ours.double(), exact(layer, x), rtol=2**-7, atol=2**-7)
 
 
-@needs_bf16
+@needs_tiles
+@pytest.mark.parametrize("activation", native.ACTIVATIONS)
+@pytest.mark.parametrize("count", [0, 1, 16, 33, 300])
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 32), (96, 50), (1120, 200)])
+def test_tiles_compute_the_same(inputs: int, outputs: int, count: int, activation: str | None) -> None:
+    layer = linear(inputs, outputs, activation, bias=count != 16).bfloat16()
+    x = rows(count, inputs)
+
+    ours = TileLinear(layer, activation)(x)
+
+    assert ours.shape == (count, outputs)
+    assert_close(ours.double(), exact(layer, x), rtol=2**-8, atol=2e-5)
+
+
+@needs_tiles
+@pytest.mark.parametrize("count", [0, 1, 33, 300])
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 32), (128, 50), (2240, 200)])
+def test_int8_on_tiles_computes_what_torch_computes(inputs: int, outputs: int, count: int) -> None:
+    layer = linear(inputs, outputs, "gelu").bfloat16()
+    x = rows(count, inputs)
+    x[:1] = 0
+
+    ours, theirs = TileLinear(layer, "gelu", int8=True)(x), Int8Linear(layer, "gelu")(x)
+
+    if count:
+        # not to the last bit: a number halfway between two may be rounded either way
+        assert_close(ours, theirs, rtol=2**-7, atol=0.02 * theirs.float().std().item())
+        assert cosine_similarity(ours.double().flatten(), exact(layer, x).flatten(), dim=0) > 0.999
+    assert ours.shape == theirs.shape
+
+
+@pytest.mark.parametrize("make", [Linear, nn.Linear])
+def test_int8_in_plain_torch_is_near_to_the_exact_result(make: type[nn.Linear]) -> None:
+    layer = make(64, 48, bias=True).requires_grad_(False)
+    randomize(layer, std=0.1)
+    x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(layer)
+
+    prepack(model, int8=True)
+
+    assert type(model[0]) is Int8Linear
+    assert cosine_similarity(model(x), layer(x), dim=-1).min() > 0.999
+
+
+@needs_tiles
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_row_comes_out_the_same_whatever_is_beside_it(int8: bool) -> None:
+    layer = TileLinear(linear(1088, 96, "gelu").bfloat16(), "gelu", int8=int8)
+    x = rows(200, 1088)
+
+    together = layer(x)
+
+    for row in (0, 15, 16, 40, 199):
+        assert torch.equal(layer(x[row : row + 1]), together[row : row + 1])
+    assert torch.equal(layer(x[3:60]), together[3:60])
+
+
+@needs_tiles
+def test_what_is_not_a_number_stays_visible() -> None:
+    x = rows(4, 64)
+    x[1, 3] = torch.nan
+    x[2, 5] = torch.inf
+    for activation in native.ACTIVATIONS:
+        for int8 in (False, True):
+            finite = TileLinear(linear(64, 32, activation).bfloat16(), activation, int8=int8)(x).isfinite().all(dim=1)
+            assert finite[[0, 3]].all()
+            assert not finite[1]
+
+
+@needs_tiles
+def test_views_and_more_dimensions_are_read_right() -> None:
+    layer = TileLinear(linear(32, 64).bfloat16(), None)
+    x = rows(12, 64)[:, ::2].unflatten(0, (3, 4))
+
+    assert torch.equal(layer(x), layer(x.contiguous().flatten(0, 1)).unflatten(0, (3, 4)))
+
+
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-def test_the_fused_activation_is_the_one_asked_for(activation: str) -> None:
+@pytest.mark.parametrize("kind", [PrepackedLinear, pytest.param(TileLinear, marks=needs_tiles)])
+@needs_bf16
+def test_the_fused_activation_is_the_one_asked_for(kind: type[nn.Module], activation: str) -> None:
     layer = linear(32, 32, activation, bias=False)
     layer.weight.data.copy_(torch.eye(32))
     x = torch.linspace(-4, -2, 32).expand(3, 32).bfloat16()  # where the two differ by a tenth and more
 
     with torch.inference_mode():
-        ours = PrepackedLinear(layer.bfloat16(), layer.activation)(x)
+        ours = kind(layer.bfloat16(), layer.activation)(x)
 
     assert_close(ours.double(), ACTIVATIONS[activation](x.double()), rtol=2**-6, atol=1e-6)
 
 
 @needs_bf16
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("native_code", [False, pytest.param(True, marks=needs_tiles)])
 @pytest.mark.parametrize("gated", [False, True])
-def test_a_whole_backbone_may_be_prepacked(gated: bool) -> None:
+def test_a_whole_backbone_may_be_prepacked(
+    gated: bool, native_code: bool, int8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "available", lambda: native_code)
     spec = BackboneSpec(
         vocab_size=160,
-        hidden_size=32,
-        intermediate_size=48,
+        hidden_size=64,
+        intermediate_size=128,
         num_layers=2,
         num_heads=4,
         rope=RopeSpec(),
@@ -77,17 +171,30 @@ def test_a_whole_backbone_may_be_prepacked(gated: bool) -> None:
     backbone.prepare(torch.device("cpu"), torch.bfloat16)
     with torch.inference_mode():
         plain = backbone(pack(SEQUENCES))
-        prepack(backbone)
+        prepack(backbone, int8=int8)
         packed = backbone(pack(SEQUENCES))
 
     kinds = [type(module) for module in backbone.modules()]
-    assert kinds.count(PrepackedLinear) == 2 * 4
+    assert kinds.count(TileLinear if native_code else Int8Linear if int8 else PrepackedLinear) == 2 * 4
     assert Linear not in kinds
-    assert nn.functional.cosine_similarity(packed.float(), plain.float(), dim=-1).min() > 0.999
+    assert cosine_similarity(packed.float(), plain.float(), dim=-1).min() > (0.97 if int8 else 0.999)
+
+
+@needs_tiles
+def test_layers_that_share_weights_are_packed_once() -> None:
+    layer = linear(32, 32).bfloat16()
+    model = nn.Sequential(layer, nn.ReLU(), layer, linear(32, 32).bfloat16())
+    model[2] = Linear(32, 32, bias=True)
+    model[2].weight, model[2].bias = layer.weight, layer.bias
+
+    prepack(model)
+
+    assert model[0] is model[2] is not model[3]
 
 
 @needs_bf16
-def test_what_cannot_be_fused_is_left_alone() -> None:
+def test_what_cannot_be_fused_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tile_linear, "fits", lambda *args, **kwargs: False)
     model = nn.Sequential(linear(8, 8, "silu"), linear(8, 8, "gelu")).bfloat16()
 
     prepack(model)

@@ -22,6 +22,7 @@ DECODERS = """LlamaModel MistralModel Qwen2Model Qwen3Model Qwen2MoeModel Qwen3M
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of Transformers, with newer torch
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", [*ENCODERS.split(), *DECODERS.split()])
 def test_a_family_says_the_same_on_a_gpu(name: str, tmp_path: Path) -> None:

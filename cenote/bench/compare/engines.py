@@ -27,6 +27,7 @@ class Engine:
     tasks: Sequence[str] = ALL_TASKS
     reads_export: bool = False  # wants the model as ONNX or OpenVINO files
     by_default: bool = True
+    variables: Mapping[str, str] = field(default_factory=dict)  # of its process
 
     def python(self, root: Path) -> Path | None:
         """None where it is not installed."""
@@ -47,6 +48,15 @@ ENGINES = {
             "st-openvino", "sentence-transformers OpenVINO", _ST, "openvino", {"backend": "openvino"}, _EXPORTABLE, True
         ),
         Engine("vllm", "vLLM (CPU) bfloat16", "run_vllm.py", "vllm", {"dtype": "bfloat16"}),
+        Engine(
+            "vllm-all-cores",
+            "vLLM (CPU) bfloat16, all cores",
+            "run_vllm.py",
+            "vllm",
+            {"dtype": "bfloat16"},
+            by_default=False,
+            variables={"VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+        ),
         Engine("onnxruntime", "plain onnxruntime", "run_onnxruntime.py", "onnx", {}, (EMBED,), True),
         Engine("fastembed", "fastembed", "run_fastembed.py", "onnx", {}, (EMBED,), True),
     )

@@ -29,7 +29,7 @@ from cenote.errors import LoadError
 
 CONNECTIONS = 8
 WARM_UPS = 16  # requests before every round, not counted
-SERVES = ("cenote", "cenote-int8", "cenote-float32", "vllm")
+SERVES = ("cenote", "cenote-int8", "cenote-float32", "vllm", "vllm-all-cores")
 
 
 @dataclass(slots=True)
@@ -46,7 +46,16 @@ def command_of(engine: Engine, python: Path, model: Model, port: int, max_tokens
         dtype = str(engine.settings.get("dtype", "auto"))
         return serve_command(port, model=str(model.folder), dtype=dtype, more=[*length, *named])
     place = ["--host", "127.0.0.1", "--port", str(port)]
-    serve = [str(python.parent / "vllm"), "serve", str(model.folder), "--runner", "pooling"]
+    # not `vllm serve`: the command looks for a distribution called vllm, and the CPU build has another name
+    serve = [
+        str(python),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model.folder),
+        "--runner",
+        "pooling",
+    ]
     return [*serve, *place, *length, "--dtype", str(engine.settings["dtype"])]
 
 
@@ -97,8 +106,7 @@ def run_http(
             server.target.prepare(groups)
             up.group.pause()
             servers.append(server)
-            settings = {**engine.settings, "command": " ".join(Path(word).name for word in command[:3])}
-            outcome.rows.append(Row(engine.name, settings=settings, ready_s=up.ready_s))
+            outcome.rows.append(Row(engine.name, settings={"command": " ".join(command[1:])}, ready_s=up.ready_s))
             note(f"  {engine.name}: ready after {up.ready_s:.0f} s")
         compare_answers(runner, servers, outcome, reference_rows(model, groups[0], max_tokens, root))
         run_rounds(runner, servers, outcome, given.rounds, len(groups), report.left_out)
@@ -107,7 +115,7 @@ def run_http(
 
 def environment_of(engine: Engine) -> Mapping[str, str]:
     spare = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    return SAME_FOR_ALL if engine.environment is None else {**SAME_FOR_ALL, **spare}
+    return SAME_FOR_ALL if engine.environment is None else {**SAME_FOR_ALL, **spare, **engine.variables}
 
 
 def reference_rows(model: Model, texts: Sequence[str], max_tokens: int, root: Path) -> Rows | None:

@@ -29,6 +29,7 @@ COLOURS = {
     "st-onnx": ("#a184d6", "#b79bea"),
     "st-openvino": ("#4a7fd4", "#6fa2f0"),
     "vllm": ("#d9783c", "#f09a62"),
+    "vllm-all-cores": ("#eaa878", "#b96a38"),
     "onnxruntime": ("#b8992b", "#d8bd57"),
     "fastembed": ("#c65a86", "#e58aae"),
 }

@@ -164,6 +164,6 @@ def start(
             settings["file_name"] = "onnx/model.onnx"
     python = engine.python(root)
     assert python is not None
-    worker = Worker.of_script(engine.name, python, engine.script)
+    worker = Worker.of_script(engine.name, python, engine.script, engine.variables)
     stack.callback(worker.end)
     return Contender(engine, worker, worker.load(str(model.folder), task, settings))

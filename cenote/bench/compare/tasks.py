@@ -38,7 +38,7 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind("short", EMBED, "short texts, about 16 tokens", 2000, 16, 0.3, 40),
-        Kind("mixed", EMBED, "texts of all lengths, about 50 tokens in the mean", 2000, 50, 0.8, 256, by_default=True),
+        Kind("mixed", EMBED, "texts of all lengths, about 50 tokens in the mean", 1000, 50, 0.8, 256, by_default=True),
         Kind("passages", EMBED, "passages, about 200 tokens", 256, 200, 0.25),
         Kind("long", EMBED, "texts as long as the model reads", 96, None, 0.0),
         Kind("query", EMBED, "single short queries, one at a time", 100, 12, 0.3, 40, singly=True, by_default=True),

@@ -22,7 +22,7 @@ from cenote.errors import PoolingError
 SCRIPTS = Path(__file__).parent.parent / "peers"
 LOAD_WITHIN_S = 600.0
 ANSWER_WITHIN_S = 900.0
-SHOWN_LINES = 6
+SHOWN_LINES, SHOWN_CHARACTERS = 6, 200
 SAME_FOR_ALL = {
     "HF_HUB_OFFLINE": "1",  # nobody asks the hub in the middle of a measurement
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -103,7 +103,7 @@ class Worker:
     def last_words(self) -> str:
         self.log.seek(0)
         lines = self.log.read().decode(errors="replace").strip().splitlines()
-        return " / ".join(line.strip() for line in lines[-SHOWN_LINES:]) or "nothing"
+        return " / ".join(line.strip()[:SHOWN_CHARACTERS] for line in lines[-SHOWN_LINES:]) or "nothing"
 
     def end(self) -> None:
         with suppress(BrokenPipeError):

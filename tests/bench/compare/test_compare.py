@@ -13,7 +13,8 @@ import tokenizers
 from cenote import LLM
 from cenote.bench.compare import engines as table
 from cenote.bench.compare.engines import Engine, engines_called
-from cenote.bench.compare.models import model_for
+from cenote.bench.compare.http import command_of
+from cenote.bench.compare.models import Model, model_for
 from cenote.bench.compare.rounds import Contender, measure
 from cenote.bench.compare.tasks import KINDS, Kind, Prepared, kinds_called, prepared
 from cenote.bench.compare.worker import Worker
@@ -118,6 +119,18 @@ def test_our_own_engine_answers_as_its_worker_asks(default_folder: Path, llm: LL
     assert vectors[0] == pytest.approx(expected.outputs.data.numpy(), abs=1e-5)
     assert [rows.shape for rows in tokens] == [(4, 384), (64, 384)]
     assert engine.settings["dtype"] == "float32" and engine.settings["threads"] >= 1
+
+
+def test_servers_are_started_with_the_same_model_and_limit() -> None:
+    model = Model(Path("/models/mini"), "mini", "embed")
+
+    ours = command_of(table.ENGINES["cenote-int8"], Path(sys.executable), model, 81, 128)
+    theirs = command_of(table.ENGINES["vllm"], Path("/peers/vllm/bin/python"), model, 82, 128)
+
+    assert ours[:5] == [sys.executable, "-m", "cenote", "serve", "/models/mini"] and "--quantization=int8" in ours
+    assert theirs[:2] == ["/peers/vllm/bin/python", "-m"] and "/models/mini" in theirs
+    for command, port in ((ours, "81"), (theirs, "82")):
+        assert command[command.index("--max-model-len") + 1] == "128" and command[command.index("--port") + 1] == port
 
 
 def test_a_stand_in_has_the_weights_of_the_model_below_a_head_of_its_own(default_folder: Path, tmp_path: Path) -> None:

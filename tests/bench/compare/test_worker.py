@@ -120,9 +120,11 @@ import os, sys
 from pathlib import Path
 from cenote.bench.compare.worker import Worker
 worker = Worker.of_script("stub", Path(sys.executable), sys.argv[1])
-print(worker.load("a-folder", "embed", {})["settings"]["pid"], flush=True)
+settings = worker.load("a-folder", "embed", {"has_child": True})["settings"]
+print(settings["pid"], settings["child"], flush=True)
 os._exit(1)
 """
     done = subprocess.run([sys.executable, "-c", code, str(STUB)], capture_output=True, text=True, timeout=60)
 
-    assert wait_until(lambda: state(int(done.stdout)) is None)
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 2 and wait_until(lambda: [state(pid) for pid in pids] == [None, None])

@@ -1,0 +1,166 @@
+"""A stack of post-norm blocks in one native call equals its blocks one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+
+from cenote.batch import PackedBatch, pack
+from cenote.kernels import native
+from cenote.kernels.linear import prepack
+from cenote.layers.backbone import Backbone
+from cenote.layers.spec import BackboneSpec, BiasSpec, RopeSpec
+from cenote.layers.stack import stack
+from tests.tiny import randomize
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="needs AMX tiles, and a compiler at install")
+
+LENGTHS = [1, 5, 16, 17, 33, 64, 2, 100, 7]
+SPEC = BackboneSpec(
+    vocab_size=200,
+    hidden_size=128,
+    intermediate_size=192,
+    num_layers=2,
+    num_heads=4,
+    learned_positions=512,
+    token_types=2,
+    embed_norm=True,
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+    norm_order="post",
+    final_norm=False,
+)
+
+
+def plain(spec: BackboneSpec) -> Backbone:
+    backbone = Backbone(spec).requires_grad_(False)
+    randomize(backbone, std=0.1)
+    return backbone.bfloat16()
+
+
+def make(spec: BackboneSpec = SPEC, *, int8: bool = False) -> Backbone:
+    backbone = plain(spec)
+    backbone.prepare(torch.device("cpu"), torch.bfloat16)
+    prepack(backbone, int8=int8)
+    backbone.stack = stack(backbone)
+    return backbone
+
+
+def sequences(lengths: list[int]) -> list[list[int]]:
+    return torch.split(torch.randint(0, 200, (sum(lengths),), generator=torch.Generator().manual_seed(1)), lengths)
+
+
+def batch_of(lengths: list[int], *, typed: bool = False) -> PackedBatch:
+    rows = [row.tolist() for row in sequences(lengths)]
+    return pack(rows, [[int(place > 3) for place in range(len(row))] for row in rows] if typed else None)
+
+
+def without_stack(backbone: Backbone, batch: PackedBatch) -> torch.Tensor:
+    whole, backbone.stack = backbone.stack, None
+    states: torch.Tensor = backbone(batch)
+    backbone.stack = whole
+    return states
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"activation": "relu", "num_kv_heads": 2},
+        {"causal": True, "hidden_size": 64, "num_heads": 1},
+        {"window": 8, "local_layers": (True, True)},
+        {"intermediate_size": 1152, "position_offset": 2},
+        {"token_types": 0, "learned_positions": 0, "norm_bias": False, "mlp_bias": False},
+        {"embedding_size": 64},
+        {"embed_norm": False},
+    ],
+)
+def test_the_stack_equals_its_blocks(change: dict[str, object], int8: bool) -> None:
+    spec = replace(SPEC, **change)  # type: ignore[arg-type]
+    backbone, batch = make(spec, int8=int8), batch_of(LENGTHS, typed=True)
+
+    assert backbone.stack is not None
+    exact = plain(spec).double()(batch)
+    whole, blocks = (x.double() for x in (backbone(batch), without_stack(backbone, batch)))
+
+    error, error_of_blocks = (1 - cosine_similarity(x, exact, dim=-1) for x in (whole, blocks))
+    assert error.max() < (0.02 if int8 else 5e-4)
+    assert error.mean() < 1.1 * error_of_blocks.mean()  # sums are rounded less often
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_sequence_comes_out_the_same_whatever_the_batch_and_the_threads(int8: bool, threads: int) -> None:
+    backbone = make(replace(SPEC, intermediate_size=640), int8=int8)
+    lengths = [*LENGTHS, *([40] * 30), 300, 1]
+    before = torch.get_num_threads()
+    expected = backbone(batch_of(lengths))
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(backbone(batch_of(lengths)), expected)
+        for tokens, states in zip(sequences(lengths), expected.split(lengths), strict=True):
+            assert torch.equal(backbone(pack([tokens.tolist()])), states)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("lengths", [[0, 3], [3, 0, 0, 40]])
+def test_a_sequence_without_tokens_disturbs_nobody(lengths: list[int]) -> None:
+    backbone = make()
+
+    some = backbone(batch_of(lengths))
+
+    assert torch.equal(some, backbone(batch_of([length for length in lengths if length])))
+
+
+def test_an_id_that_no_table_has_is_refused_as_by_torch() -> None:
+    backbone = make()
+
+    for ids in ([3, 200], [-1]):
+        with pytest.raises(IndexError):
+            backbone(pack([ids]))
+    with pytest.raises(IndexError):
+        backbone(pack([[1] * 513]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"norm_order": "pre"},
+        {"bias": BiasSpec(num_buckets=32)},
+        {"rope": RopeSpec()},
+        {"gated": True},
+        {"norm": "rms"},
+        {"softcap": 5.0},
+        {"qk_norm": "head"},
+        {"num_heads": 8},  # of 16 dimensions each
+        {"intermediate_size": 200},
+        {"local_layers": (True, False), "window": 4},
+        {"final_norm": True},
+    ],
+)
+def test_what_is_not_plain_keeps_its_blocks(change: dict[str, object]) -> None:
+    assert make(replace(SPEC, **change)).stack is None  # type: ignore[arg-type]
+
+
+def test_a_batch_with_tokens_that_nobody_sees_goes_through_the_blocks() -> None:
+    backbone = make()
+    batch = batch_of([6, 9])
+
+    partly = backbone(replace(batch, host_attended=(4, 9)))
+
+    assert not torch.equal(partly[:6], backbone(batch)[:6])
+    assert cosine_similarity(partly[6:].float(), backbone(batch)[6:].float(), dim=-1).min() > 0.9995
+
+
+def test_float32_has_no_stack() -> None:
+    backbone = Backbone(SPEC).requires_grad_(False)
+    randomize(backbone)
+    prepack(backbone)
+
+    assert stack(backbone) is None
