@@ -138,20 +138,9 @@ class LLM:
         Or a prompt of the model's own: by its name, or by what texts are (`input_type="query"`). `task` is for models
         with an adapter for each: it chooses that and the prompt for it.
         """
-        return self._pool(
-            "embed",
-            prompts,
-            pooling_params,
-            use_tqdm,
-            lora_request,
-            tokenization_kwargs,
-            EmbeddingRequestOutput,
-            EmbeddingOutput,
-            prompt=prompt,
-            prompt_name=prompt_name,
-            input_type=input_type,
-            purpose=task,
-        )
+        asked = (prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
+        more: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "input_type": input_type, "purpose": task}
+        return self._pool(EmbeddingRequestOutput, EmbeddingOutput, "embed", *asked, **more)
 
     def classify(
         self,
@@ -163,16 +152,8 @@ class LLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[ClassificationRequestOutput]:
         """A probability for every class, as `outputs.probs`."""
-        return self._pool(
-            "classify",
-            prompts,
-            pooling_params,
-            use_tqdm,
-            lora_request,
-            tokenization_kwargs,
-            ClassificationRequestOutput,
-            ClassificationOutput,
-        )
+        asked = (prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
+        return self._pool(ClassificationRequestOutput, ClassificationOutput, "classify", *asked)
 
     def sparse_embed(
         self,
@@ -187,19 +168,9 @@ class LLM:
         input_type: str | None = None,
     ) -> list[SparseEmbeddingRequestOutput]:
         """The words that matter and how much, as `outputs.token_ids`, `outputs.weights` and `outputs.tokens`."""
-        return self._pool(
-            "sparse_embed",
-            prompts,
-            pooling_params,
-            use_tqdm,
-            lora_request,
-            tokenization_kwargs,
-            SparseEmbeddingRequestOutput,
-            self._sparse,
-            prompt=prompt,
-            prompt_name=prompt_name,
-            input_type=input_type,
-        )
+        asked = (prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
+        more: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "input_type": input_type}
+        return self._pool(SparseEmbeddingRequestOutput, self._sparse, "sparse_embed", *asked, **more)
 
     def encode(
         self,
@@ -229,21 +200,10 @@ class LLM:
             return [self._process(prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)]
         task, *also = self._tasks(pooling_task)
         meant = one_role(role=role, is_query=None if is_query is None else "query" if is_query else "document")
-        return self._pool(
-            task,
-            prompts,
-            pooling_params,
-            use_tqdm,
-            lora_request,
-            tokenization_kwargs,
-            PoolingRequestOutput,
-            partial(self._output, (task, *also)),
-            prompt=prompt,
-            prompt_name=prompt_name,
-            also=tuple(also),
-            role=meant,
-            input_type=input_type,
-        )
+        asked = (prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
+        more: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "input_type": input_type, "role": meant}
+        make = partial(self._output, (task, *also))
+        return self._pool(PoolingRequestOutput, make, task, *asked, also=tuple(also), **more)
 
     def reward(
         self,
@@ -343,14 +303,14 @@ class LLM:
 
     def _pool(
         self,
+        kind: type[OutputOfRequest],
+        make: Callable[..., Any],
         task: Task,
         prompts: Any,
         params: Params,
         use_tqdm: UseTqdm,
         lora_request: Any,
         tokenization_kwargs: Mapping[str, Any] | None,
-        kind: type[OutputOfRequest],
-        make: Callable[..., Any],
         *,
         also: tuple[Task, ...] = (),
         **more: Any,

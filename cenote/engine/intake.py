@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -19,8 +19,10 @@ from cenote.engine.pending import LongText, Pending, Wish
 from cenote.engine.sharing import Flight, Sharing
 from cenote.errors import PoolingError
 from cenote.inputs.chunks import split
+from cenote.inputs.limits import Limits
 from cenote.inputs.render import Renderer, Rendering
 from cenote.inputs.strip import Strip
+from cenote.request import Role, Tokenization
 
 logger = logging.getLogger("cenote")
 
@@ -29,6 +31,20 @@ logger = logging.getLogger("cenote")
 SLICE_TOKENS = 8192
 
 Turn = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A request of which inputs are still to be rendered."""
+
+    pending: Pending
+    flight: Flight
+
+    @property
+    def recipe(self) -> tuple[type, Tokenization, Limits, str | None, Role | None]:
+        """How it is read: those of whom this is the same can be read together."""
+        pending, request = self.pending, self.pending.request
+        return type(request.inputs[0]), request.tokenization, pending.limits, pending.prompt, request.role
 
 
 class Intake:
@@ -53,15 +69,15 @@ class Intake:
         self.max_waiting_tokens = max_waiting_tokens
         self.on_end = on_end
         self.sharing = Sharing(lambda lot: self._queue(partial(self._admit, lot)), cache, keepable)
-        self.waiting: deque[Turn] = deque()
+        self.waiting: deque[Turn | Share] = deque()
         self.changed = threading.Condition()
         self.stopping = False
         self.thread = threading.Thread(target=self._run, name="cenote-intake", daemon=True)
 
     def add(self, pending: Pending) -> None:
-        self._queue(partial(self._render_slice, pending, self.sharing.flight(pending)))
+        self._queue(Share(pending, self.sharing.flight(pending)))
 
-    def _queue(self, turn: Turn) -> None:
+    def _queue(self, turn: Turn | Share) -> None:
         with self.changed:
             self.waiting.append(turn)
             self.changed.notify()
@@ -86,31 +102,55 @@ class Intake:
     def _next(self) -> Turn | None:
         with self.changed:
             self.changed.wait_for(lambda: self.stopping or self.waiting)
-            return None if self.stopping else self.waiting.popleft()
+            if self.stopping:
+                return None
+            turn = self.waiting.popleft()
+            return partial(self._render, self._company(turn)) if isinstance(turn, Share) else turn
 
-    def _render_slice(self, pending: Pending, flight: Flight) -> None:
-        if pending.abandoned:
+    def _company(self, first: Share) -> list[Share]:
+        """With it, those next in line that are read in the same way, as long as all together are a slice."""
+        company, size = [first], first.pending.num_chars
+        while self.waiting:
+            following = self.waiting[0]
+            if not isinstance(following, Share) or following.recipe != first.recipe:
+                break
+            size += following.pending.num_chars
+            if size > self.slice_tokens:
+                break
+            company.append(following)
+            self.waiting.popleft()
+        return company
+
+    def _render(self, shares: list[Share]) -> None:
+        shares = [share for share in shares if not share.pending.abandoned]
+        if not shares:
             return
-        first, began = pending.num_rendered, time.monotonic()
+        began = time.monotonic()
+        firsts = [share.pending.num_rendered for share in shares]
+        slices = [share.pending.take(self.slice_tokens) for share in shares]
         try:
-            rendered = self.renderer.render(
-                pending.take(self.slice_tokens),
-                pending.request.tokenization,
-                pending.limits,
-                pending.prompt,
-                pending.request.role,
-            )
-        except Exception as error:  # a bug in rendering fails this request, not the thread
+            _, *how = shares[0].recipe
+            inputs = slices[0] if len(slices) == 1 else [item for part in slices for item in part]
+            rendered = self.renderer.render(inputs, *how)  # type: ignore[arg-type]  # in its order
+        except Exception as error:  # a bug in rendering fails these requests, not the thread
             logger.exception("rendering failed")
-            pending.fail_all(PoolingError(f"the input could not be read: {type(error).__name__}: {error}"))
+            for share in shares:
+                share.pending.fail_all(PoolingError(f"the input could not be read: {type(error).__name__}: {error}"))
             return
-        pending.request.timing.tokenize += time.monotonic() - began
+        seconds, start = time.monotonic() - began, 0
+        for share, first, part in zip(shares, firsts, slices, strict=True):
+            share.pending.request.timing.tokenize += seconds
+            self._rendered(share, first, rendered.between(start, start + len(part)))
+            start += len(part)
+
+    def _rendered(self, share: Share, first: int, rendered: Rendering) -> None:
+        pending = share.pending
         for place, refusal in rendered.errors.items():
             pending.fail(first + place, refusal)
-        for lot in self._lots(pending, flight, first, rendered):
+        for lot in self._lots(pending, share.flight, first, rendered):
             self._admit(lot)
         if pending.num_rendered < pending.size:
-            self._queue(partial(self._render_slice, pending, flight))
+            self._queue(share)
 
     def _admit(self, lot: Lot) -> None:
         if (needed := self.sharing.admitted(lot)) is not None:

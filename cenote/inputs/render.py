@@ -46,6 +46,14 @@ class Rendering(Sequence[Rendered | PoolingError]):
     def __len__(self) -> int:
         return len(self.places) + len(self.errors)
 
+    def between(self, start: int, end: int) -> Rendering:
+        """Of some neighbours."""
+        if end - start == len(self):
+            return self
+        first, last = np.searchsorted(self.places, (start, end)).tolist()
+        errors = {place - start: error for place, error in self.errors.items() if start <= place < end}
+        return Rendering(self.strip.between(first, last), self.places[first:last] - start, errors)
+
     def __getitem__(self, place: Any) -> Any:
         if not 0 <= place < len(self):
             raise IndexError(place)

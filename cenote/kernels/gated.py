@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from cenote.kernels import native, row_kernels
 from cenote.kernels.gpu.available import usable
 
 ON_GPU = ("gelu", "gelu_tanh", "silu", "relu")
@@ -17,5 +18,7 @@ def gated(gate_and_up: Tensor, activation: str, function: Callable[[Tensor], Ten
         from cenote.kernels.gpu.activations import gated as on_gpu
 
         return on_gpu(gate_and_up, activation)
+    if activation in native.ACTIVATIONS and row_kernels.usable(gate_and_up) and gate_and_up.shape[-1] % 32 == 0:
+        return row_kernels.gated(gate_and_up, activation)
     gate, up = gate_and_up.chunk(2, dim=-1)
     return function(gate) * up

@@ -1,14 +1,13 @@
-"""Our own code for recent x86 processors: compiled at install where a compiler is, and loaded without Python's C interface."""
+"""Our own code for recent x86 processors: compiled at install where a compiler is, and found here."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Sequence
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -18,7 +17,6 @@ logger = logging.getLogger("cenote")
 ACTIVATIONS = (None, "gelu", "gelu_tanh", "relu", "silu")
 UNBOUNDED = 1 << 40  # a window that no sequence outgrows
 
-_Fields = ClassVar[Sequence[tuple[str, Any]]]
 _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
@@ -26,25 +24,25 @@ _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
 class Linear(ctypes.Structure):
-    _fields_: _Fields = [
+    _fields_ = [
         *((name, _pointer) for name in ("tiles", "bias", "scales")),
         *((name, _int64) for name in ("inputs", "outputs", "activation")),
     ]
 
 
 class Norm(ctypes.Structure):
-    _fields_: _Fields = [("weight", _pointer), ("bias", _pointer), ("eps", _float), ("rms", _int32)]
+    _fields_ = [("weight", _pointer), ("bias", _pointer), ("eps", _float), ("rms", _int32)]
 
 
 class Layer(ctypes.Structure):
-    _fields_: _Fields = [
+    _fields_ = [
         *((name, Linear) for name in ("qkv", "out", "up", "down")),
         *((name, Norm) for name in ("mixer_norm", "mlp_norm")),
     ]
 
 
 class Embedding(ctypes.Structure):
-    _fields_: _Fields = [
+    _fields_ = [
         *((name, _pointer) for name in ("tokens", "positions", "types")),
         *((name, _int64) for name in ("num_tokens", "num_positions", "num_types", "position_offset")),
         ("norm", Norm),
@@ -52,7 +50,7 @@ class Embedding(ctypes.Structure):
 
 
 class Encoder(ctypes.Structure):
-    _fields_: _Fields = [
+    _fields_ = [
         ("layers", _pointer),
         *((name, _int64) for name in ("num_layers", "hidden", "inner", "heads", "kv_heads", "head_dim", "window")),
         ("scale", _float),
@@ -62,7 +60,7 @@ class Encoder(ctypes.Structure):
 
 
 class Batch(ctypes.Structure):
-    _fields_: _Fields = [(name, _pointer) for name in ("rows", "token_ids", "positions", "types", "out")]
+    _fields_ = [(name, _pointer) for name in ("rows", "token_ids", "positions", "types", "out")]
 
 
 SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -70,6 +68,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cenote_attention": (*[_pointer] * 4, *[_int64] * 4, _pointer, *[_int64] * 5, ctypes.c_int, _int64, _float),
     "cenote_pack": (_pointer, _int64, _int64, _pointer),
     "cenote_linear": (ctypes.POINTER(Linear), _pointer, _int64, _pointer, _int64),
+    "cenote_add_norm": (*[_pointer] * 4, _float, _float, ctypes.c_int, _int64, _int64, _pointer, _pointer, _int64),
+    "cenote_gated": (_pointer, *[_int64] * 3, _pointer, _int64),
     "cenote_encode": (ctypes.POINTER(Encoder), ctypes.POINTER(Batch), _pointer, _int64, _int64),
 }
 

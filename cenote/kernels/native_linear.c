@@ -7,37 +7,36 @@
 /* Sums of 32 columns of some rows that still need their bias, their activation and their place in the result. That work goes
  * between the products of the next block, so that vector units and tile units do not wait for each other. */
 typedef struct {
-    const void *sums; /* [rows][32], float or int32 */
+    const float *sums; /* [rows][32], or int32 */
     const float *bias, *scales, *row_scales;
     uint8_t *out;
-    int64_t block, row; /* distances in the result, in bytes */
-    int64_t count, done;
+    int64_t row, jump; /* from row to row of the result in bytes, and what to add to that after 16 of them */
+    int64_t left, before_jump;
     __mmask32 columns;
 } Pending;
 
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE void finish(Pending *pending, int64_t rows, const int activation, const int int8) {
-    const int64_t until = smaller(pending->done + rows, pending->count);
-    for (int64_t r = pending->done; r < until; r++) {
+    for (rows = smaller(rows, pending->left), pending->left -= rows; rows > 0; rows--) {
         __m512 low, high;
         if (int8) {
-            const int32_t *sums = (const int32_t *)pending->sums + r * PANEL;
-            const __m512 unit = _mm512_set1_ps(pending->row_scales[r]);
-            low = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums)), unit);
-            high = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + 16)), unit);
+            const __m512 unit = _mm512_set1_ps(*pending->row_scales++);
+            low = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(pending->sums)), unit);
+            high = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(pending->sums + 16)), unit);
             low = _mm512_fmadd_ps(low, _mm512_loadu_ps(pending->scales), _mm512_loadu_ps(pending->bias));
             high = _mm512_fmadd_ps(high, _mm512_loadu_ps(pending->scales + 16), _mm512_loadu_ps(pending->bias + 16));
         } else {
-            const float *sums = (const float *)pending->sums + r * PANEL;
-            low = _mm512_add_ps(_mm512_load_ps(sums), _mm512_loadu_ps(pending->bias));
-            high = _mm512_add_ps(_mm512_load_ps(sums + 16), _mm512_loadu_ps(pending->bias + 16));
+            low = _mm512_add_ps(_mm512_load_ps(pending->sums), _mm512_loadu_ps(pending->bias));
+            high = _mm512_add_ps(_mm512_load_ps(pending->sums + 16), _mm512_loadu_ps(pending->bias + 16));
         }
-        low = activated(low, activation), high = activated(high, activation);
-        uint8_t *place = pending->out + r / ROWS * pending->block + r % ROWS * pending->row;
-        _mm512_mask_storeu_epi16(place, pending->columns, narrow_both(low, high));
+        const __m512i both = narrow_both(activated(low, activation), activated(high, activation));
+        if (pending->columns == 0xffffffffu) _mm512_storeu_si512(pending->out, both);
+        else _mm512_mask_storeu_epi16(pending->out, pending->columns, both);
+        pending->sums += PANEL;
+        pending->out += pending->row;
+        if (--pending->before_jump == 0) pending->out += pending->jump;
     }
-    pending->done = until;
 }
 
 /* Weights that are needed soon, brought nearer a few lines at a time; and 32 rows of sums that are written to next. */
@@ -71,7 +70,7 @@ INLINE void multiply(
     uint8_t *c = sums;
     const uint8_t *a = (const uint8_t *)rows->start + block * rows->block + begin * rows->step, *b = panel + begin * 2 * TILE_BYTES;
     const int64_t below = rows->block, row = rows->row, step = rows->step;
-    const int64_t share = pending ? (pending->count + end - begin - 1) / (end - begin) : 0;
+    const int64_t share = pending ? (pending->left + end - begin - 1) / (end - begin) : 0;
     if (add) {
         _tile_loadd(0, c, stride);
         _tile_loadd(1, c + 64, stride);
@@ -119,7 +118,7 @@ INLINE void linear(
 ) {
     const int64_t steps = steps_of(layer), parts = (steps + MAX_STEPS - 1) / MAX_STEPS, part = (steps + parts - 1) / parts;
     const int64_t blocks = (count + 2 * ROWS - 1) / (2 * ROWS);
-    Pending pending = {.block = out->block, .row = out->row};
+    Pending pending = {.row = out->row, .jump = out->block - ROWS * out->row};
     int turn = 0;
     for (int64_t panel = first; panel < last; panel++) {
         const uint8_t *tiles = layer->tiles + panel * steps * 2 * TILE_BYTES;
@@ -137,8 +136,8 @@ INLINE void linear(
                 pending.scales = int8 ? layer->scales + panel * PANEL : NULL;
                 pending.row_scales = int8 ? rows->scales + row : NULL;
                 pending.out = (uint8_t *)out->start + block * out->block + (panel - first) * out->step;
-                pending.count = smaller(2 * ROWS, count - row);
-                pending.done = 0;
+                pending.left = smaller(2 * ROWS, count - row);
+                pending.before_jump = ROWS;
                 pending.columns = 0xffffffffu >> (PANEL - smaller(PANEL, layer->outputs - panel * PANEL));
             }
         }

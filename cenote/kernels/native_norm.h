@@ -10,15 +10,25 @@ typedef struct {
     int32_t rms; /* by the root mean square alone, without the mean */
 } Norm;
 
+/* A row x becomes rate * x - shift. */
+typedef struct {
+    __m512 rate, shift;
+} Scale;
+
+static inline Scale scale_of(__m512 sum, __m512 squares, int64_t width, float eps, int rms) {
+    const float middle = rms ? 0.0f : _mm512_reduce_add_ps(sum) / width;
+    const float spread = _mm512_reduce_add_ps(squares) / width - middle * middle;
+    const __m128 root = _mm_sqrt_ss(_mm_set_ss((spread > 0.0f ? spread : spread - spread) + eps)); /* NaN stays one */
+    const __m512 rate = _mm512_set1_ps(1.0f / _mm_cvtss_f32(root));
+    return (Scale){rate, _mm512_mul_ps(_mm512_set1_ps(middle), rate)};
+}
+
 /* A row of float32, of which the sum and the sum of squares are known, becomes bfloat16, 32 at a time `step` bytes apart. */
 static inline void normalize(const Norm *norm, const float *row, int64_t width, __m512 sum, __m512 squares, uint8_t *out, int64_t step) {
-    const float middle = norm->rms ? 0.0f : _mm512_reduce_add_ps(sum) / width;
-    const float spread = _mm512_reduce_add_ps(squares) / width - middle * middle;
-    const __m128 root = _mm_sqrt_ss(_mm_set_ss((spread > 0.0f ? spread : spread - spread) + norm->eps)); /* NaN stays one */
-    const __m512 rate = _mm512_set1_ps(1.0f / _mm_cvtss_f32(root)), shift = _mm512_mul_ps(_mm512_set1_ps(middle), rate);
+    const Scale scale = scale_of(sum, squares, width, norm->eps, norm->rms);
     for (int64_t c = 0; c < width; c += 32) {
-        __m512 low = _mm512_fmsub_ps(_mm512_load_ps(row + c), rate, shift);
-        __m512 high = _mm512_fmsub_ps(_mm512_load_ps(row + c + 16), rate, shift);
+        __m512 low = _mm512_fmsub_ps(_mm512_load_ps(row + c), scale.rate, scale.shift);
+        __m512 high = _mm512_fmsub_ps(_mm512_load_ps(row + c + 16), scale.rate, scale.shift);
         low = _mm512_fmadd_ps(low, _mm512_loadu_ps(norm->weight + c), _mm512_loadu_ps(norm->bias + c));
         high = _mm512_fmadd_ps(high, _mm512_loadu_ps(norm->weight + c + 16), _mm512_loadu_ps(norm->bias + c + 16));
         _mm512_storeu_si512(out + c / 32 * step, narrow_both(low, high));

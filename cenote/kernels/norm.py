@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cenote.kernels import row_kernels
 from cenote.kernels.gpu.available import usable
 
 
@@ -27,6 +28,8 @@ def add_layer_norm(
         from cenote.kernels.gpu.norms import add_norm
 
         return add_norm(x, change, weight, bias, eps, rms=False, wants_sum=wants_sum, wants_fp8=wants_fp8)
+    if row_kernels.usable(x, change, weight, bias):
+        return row_kernels.add_norm(x, change, weight, bias, eps, rms=False, wants_sum=wants_sum)
     total = x if change is None else x + change
     return total, F.layer_norm(total, total.shape[-1:], weight, bias, eps)
 
@@ -46,6 +49,8 @@ def add_rms_norm(
         from cenote.kernels.gpu.norms import add_norm
 
         return add_norm(x, change, weight, None, eps, rms=True, offset=offset, wants_sum=wants_sum, wants_fp8=wants_fp8)
+    if row_kernels.usable(x, change, weight):
+        return row_kernels.add_norm(x, change, weight, None, eps, rms=True, offset=offset, wants_sum=wants_sum)
     total = x if change is None else x + change
     # squares of bfloat16 lose too much: the statistics are taken in float32
     wide = total.float()

@@ -1,4 +1,4 @@
-"""Linear layers on the matrix tiles of recent x86 processors, in bfloat16 or int8, with bias and activation fused in."""
+"""Linear layers on the matrix tiles of recent x86 processors, bfloat16 or int8, with bias and activation fused in."""
 
 from __future__ import annotations
 

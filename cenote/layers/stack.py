@@ -16,7 +16,7 @@ from cenote.layers.norm import LayerNorm
 
 
 class Stack:
-    """All layers of a post-norm encoder at once, its embedding too if that is plain; the weights are those of its modules."""
+    """All layers of a post-norm encoder at once, its embedding too if that is plain; the weights stay in its modules."""
 
     def __init__(self, backbone: Backbone, blocks: list[BlockWeights]) -> None:
         self.embed = backbone.embed
@@ -51,7 +51,8 @@ def stack(backbone: Backbone) -> Stack | None:
     found = [block for block in blocks if block is not None]
     if len(found) < len(blocks) or not found or not encoder.fits(found, backbone.spec.size_per_head):
         return None
-    if any(layer.mixer.window != backbone.layers[0].mixer.window for layer in backbone.layers):
+    spec = backbone.spec
+    if spec.window is not None and len({spec.is_local(layer) for layer in range(spec.num_layers)}) > 1:
         return None
     return Stack(backbone, found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
@@ -147,12 +148,13 @@ def range_of(ratio: Ratio | None) -> str:
 
 
 def agreement_of(task: str, rows: Rows, reference: Rows) -> float | None:
-    """The worst of all rows: a cosine, or a difference where sizes count; None where shapes differ."""
+    """The worst of all rows: a cosine, or a difference where sizes count; None where there is none to be had."""
     if [row.shape for row in rows] != [row.shape for row in reference]:
         return None
+    pairs = list(zip(rows, reference, strict=True))
     if task in NUMBERS:
-        return max(float(abs(mine - theirs).max()) for mine, theirs in zip(rows, reference, strict=True))
-    return min(
-        agreement(mine.reshape(-1, mine.shape[-1]), theirs.reshape(-1, theirs.shape[-1]))
-        for mine, theirs in zip(rows, reference, strict=True)
-    )
+        worst = max(float(abs(mine - theirs).max()) for mine, theirs in pairs)
+    else:
+        wide = [(mine.reshape(-1, mine.shape[-1]), theirs.reshape(-1, theirs.shape[-1])) for mine, theirs in pairs]
+        worst = min(agreement(mine, theirs) for mine, theirs in wide)
+    return worst if math.isfinite(worst) else None

@@ -77,8 +77,9 @@ def test_scores_are_compared_by_their_size() -> None:
     assert agreement_of("score", [np.array([1.0, 5.0])], [np.array([1.5, 5.1])]) == pytest.approx(0.5)
 
 
-def test_answers_of_another_shape_agree_with_nothing() -> None:
+def test_answers_of_another_shape_agree_with_nothing_and_so_do_no_numbers() -> None:
     assert agreement_of("token_embed", [np.ones((3, 2))], [np.ones((4, 2))]) is None
+    assert agreement_of("embed", [np.full(2, np.nan)], [np.ones(2)]) is None
 
 
 def test_the_picture_is_well_formed_and_says_what_the_table_says() -> None:
