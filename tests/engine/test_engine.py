@@ -59,6 +59,26 @@ def test_many_tasks_at_once_each_get_their_own_answers(make_engine: MakeEngine) 
     assert all(asyncio.run(all_at_once()))
 
 
+def test_requests_that_are_read_together_keep_their_own_answers_errors_and_ways(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+
+    async def call(number: int) -> bool:
+        cut = Tokenization(truncate_prompt_tokens=3) if number % 3 == 0 else Tokenization()
+        bad = number % 5 == 0
+        request = asking(["a " * (1 + number % 4), "\ud800" if bad else "b"], tokenization=cut)
+        try:
+            first, second = echoed(await engine.pool(request))
+        except BadRequest as error:
+            return bad and error.index == 1
+        length = 3 if number % 3 == 0 else 3 + number % 4
+        return not bad and len(first) == length and second == [101, 1038, 102]
+
+    async def all_at_once() -> list[bool]:
+        return await asyncio.gather(*map(call, range(200)))
+
+    assert all(asyncio.run(all_at_once()))
+
+
 def test_texts_and_ids_may_stand_side_by_side(make_engine: MakeEngine) -> None:
     engine = make_engine()
 

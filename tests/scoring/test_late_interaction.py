@@ -14,8 +14,9 @@ from torch.testing import assert_close
 from cenote import LLM, InputTooLong
 from cenote.batch import pack
 from cenote.engine import executor
+from cenote.engine.deliver import Outcome
 from cenote.errors import PoolingError
-from cenote.pooling.pooler import Ask
+from cenote.pooling.pooler import Answers, Ask
 from cenote.request import Options, PoolRequest, Scored, ScoreRequest
 from tests.tiny import tiny_modernbert
 
@@ -56,13 +57,13 @@ def test_scores_are_those_of_the_returned_matrices(colbert: LLM) -> None:
 
 def test_only_numbers_leave_the_device(colbert: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[tuple[int, ...]] = []
-    to_host = executor._to_host
+    outcome = executor.outcome
 
-    def noted(values: Tensor) -> Tensor:
-        left.append(tuple(values.shape))
-        return to_host(values)
+    def noted(groups: list[Answers], verdicts: list[Tensor]) -> Outcome:
+        left.extend(tuple(group.rows.shape) for group in groups)
+        return outcome(groups, verdicts)
 
-    monkeypatch.setattr(executor, "_to_host", noted)
+    monkeypatch.setattr(executor, "outcome", noted)
     late(colbert, QUERY, DOCUMENTS)
 
     rows = [shape for shape in left if len(shape) > 1]
