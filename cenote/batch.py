@@ -36,7 +36,7 @@ class PackedBatch:
     kept: Tensor | None = None  # [tokens], whether a token has a row in a token-wise answer; None means all have
     adapters: tuple[str | None, ...] | None = None  # the adapter each sequence is read with; None means none is
     stems: Stems | None = None  # beginnings that stand once, behind all sequences; None means there are none
-    loose: bool = False  # the lengths known here are limits: the device has the real ones, and there may be spare tokens
+    loose: bool = False  # lengths known here are limits: the device has the real ones, and maybe spare tokens
 
     @property
     def size(self) -> int:

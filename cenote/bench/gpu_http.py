@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", choices=SHAPES, default="bert-base")
     parser.add_argument("--lengths", type=positive, nargs="+", default=[50, 512], help="tokens per text")
     parser.add_argument("--clients", type=positive, default=8, help="processes that ask (default: 8)")
-    parser.add_argument("--front-ends", type=positive, default=4, help="processes that answer (default: 4)")
+    parser.add_argument("--front-ends", type=positive, default=3, help="processes that answer (default: 3)")
     parser.add_argument("--tokens", type=positive, default=2_000_000, help="in distinct texts (default: 2000000)")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--duration", type=float, default=6.0, help="seconds per round (default: 6)")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from cenote.kernels import tile_linear
 from cenote.kernels.activations import ACTIVATIONS
+from cenote.kernels.evening import evening
 from cenote.kernels.tile_linear import TileLinear, quantized
 
 # what oneDNN applies while a result is still in cache: our name -> its name and variant
@@ -30,18 +33,21 @@ class PrepackedLinear(nn.Module):
 
 
 class Int8Linear(nn.Module):
-    """The same in int8, as torch multiplies it: weights by their outputs, what comes in by its rows."""
+    """The same in int8, as torch multiplies it: weights by their outputs, what comes in by its rows, evened before."""
 
-    def __init__(self, linear: nn.Linear, activation: str | None) -> None:
+    def __init__(self, linear: nn.Linear, activation: str | None, evened: Tensor | None = None) -> None:
         super().__init__()
         self.out_features = linear.out_features
-        weight, self.scales = quantized(linear.weight.detach())
-        self.weight = weight.t()
+        self.evened = evened
+        weight = linear.weight.detach().float()
+        small, self.scales = quantized(weight if evened is None else weight / evened)
+        self.weight = small.t()
         self.bias = None if linear.bias is None else linear.bias.detach().float()
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).float()
+        rows = rows if self.evened is None else rows * self.evened
         scales = rows.abs().amax(dim=1, keepdim=True) / 127
         small = (rows * torch.where(scales > 0, 1 / scales, 0)).round().to(torch.int8)
         out = torch._int_mm(small, self.weight) * (scales * self.scales)
@@ -52,28 +58,28 @@ class Int8Linear(nn.Module):
 
 def prepack(module: nn.Module, *, int8: bool = False) -> None:
     """Replace the linear layers of a module on a CPU: those in bfloat16, or all of them by int8 ones."""
-    _prepack(module, int8, {})
+    _prepack(module, int8, evening(module) if int8 else {}, {})
 
 
-def _prepack(module: nn.Module, int8: bool, done: dict[object, nn.Module]) -> None:
+def _prepack(module: nn.Module, int8: bool, evened: Mapping[nn.Module, Tensor], done: dict[object, nn.Module]) -> None:
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
             activation = getattr(child, "activation", None)
             # layers that share their weights share them still
             key = (child.weight.data_ptr(), child.weight.shape, activation)
             if key not in done:
-                done[key] = _packed(child, activation, int8)
+                done[key] = _packed(child, activation, int8, evened.get(child))
             setattr(module, name, done[key])
         else:
-            _prepack(child, int8, done)
+            _prepack(child, int8, evened, done)
 
 
-def _packed(linear: nn.Linear, activation: str | None, int8: bool) -> nn.Module:
+def _packed(linear: nn.Linear, activation: str | None, int8: bool, evened: Tensor | None) -> nn.Module:
     if tile_linear.fits(linear, activation, int8=int8):
-        return TileLinear(linear, activation, int8=int8)
+        return TileLinear(linear, activation, int8=int8, evened=evened)
     if linear.weight.device.type != "cpu":
         return linear
     if int8:
-        return Int8Linear(linear, activation)
+        return Int8Linear(linear, activation, evened)
     known = linear.weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return PrepackedLinear(linear, activation) if known and activation in FUSED else linear

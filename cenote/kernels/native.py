@@ -25,7 +25,7 @@ _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 class Linear(ctypes.Structure):
     _fields_ = [
-        *((name, _pointer) for name in ("tiles", "bias", "scales")),
+        *((name, _pointer) for name in ("tiles", "bias", "scales", "evened")),
         *((name, _int64) for name in ("inputs", "outputs", "activation")),
     ]
 

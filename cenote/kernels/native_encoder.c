@@ -77,16 +77,16 @@ static int64_t group_of(const Encoder *e) {
 static int64_t rows_at_once(const Encoder *e) { return larger(64, smaller(384, 147456 / e->hidden / 32 * 32)); }
 static int64_t width_of(const Encoder *e) { return e->heads * e->head_dim; }
 
-static void quantize_rows(const Rows *from, int64_t first, int64_t last, int64_t width, int8_t *to, float *scales) {
+static void quantize_rows(const float *evened, const Rows *from, int64_t first, int64_t last, int64_t width, int8_t *to, float *scales) {
     for (int64_t row = first; row < last; row++) {
         const uint8_t *own = (const uint8_t *)from->start + row / ROWS * from->block + row % ROWS * from->row;
-        scales[row] = cenote_quantize(own, from->step, width, row_in_tiles(to, row, width));
+        scales[row] = cenote_quantize(own, from->step, width, evened, row_in_tiles(to, row, width));
     }
 }
 
-/* x = norm(x + sums + bias), and the same as int8 where that is what comes next. */
+/* x = norm(x + sums + bias), and the same as int8 where that is what the next layer reads. */
 static void add_norm(
-    const Linear *layer, const Norm *norm, int64_t first, int64_t last, const Block *block, const float *sums, bf16 *x, int8_t *x8,
+    const Linear *layer, const Norm *norm, const Linear *reader, int64_t first, int64_t last, const Block *block, const float *sums, bf16 *x, int8_t *x8,
     float *x_scales
 ) {
     const int64_t width = layer->outputs;
@@ -109,7 +109,7 @@ static void add_norm(
             _mm512_store_ps(block->line + c + 16, high);
         }
         normalize(norm, block->line, width, _mm512_add_ps(total, more), _mm512_add_ps(squares, more_squares), own, TILE_BYTES);
-        if (x8) x_scales[row] = cenote_quantize(own, TILE_BYTES, width, row_in_tiles(x8, row, width));
+        if (x8) x_scales[row] = cenote_quantize(own, TILE_BYTES, width, reader->evened, row_in_tiles(x8, row, width));
     }
 }
 
@@ -138,28 +138,29 @@ static void raise(const Layer *layer, const Rows *x, int64_t count, int64_t begi
 /* All that follows attention in a layer, for `count` rows from `first` on, by one thread. */
 static void rest_of_layer(const Encoder *e, const Layer *layer, const Chunk *chunk, const Block *block, int64_t first, int64_t count) {
     const int64_t hidden = e->hidden, panels = hidden / PANEL, group = group_of(e), width = width_of(e);
+    const Linear *next = &(layer + 1 < e->layers + e->num_layers ? layer + 1 : layer)->qkv; /* after the last nobody reads */
     const int int8 = is_int8(&layer->qkv);
     bf16 *x = chunk->x + first * hidden;
     int8_t *x8 = int8 ? chunk->x8 + first * hidden : NULL;
     Rows rows = side_by_side(chunk->mixed + first * width, width * sizeof(bf16));
     if (int8) {
-        quantize_rows(&rows, 0, count, width, block->narrow, block->scales);
+        quantize_rows(layer->out.evened, &rows, 0, count, width, block->narrow, block->scales);
         rows = of_int8(block->narrow, width, block->scales);
     }
     cenote_rows_sums(&layer->out, &rows, count, 0, panels, 0, steps_of(&layer->out), 0, block->sums, block->room);
-    add_norm(&layer->out, &layer->mixer_norm, 0, count, block, block->sums, x, x8, chunk->x_scales + first);
+    add_norm(&layer->out, &layer->mixer_norm, &layer->up, 0, count, block, block->sums, x, x8, chunk->x_scales + first);
     const Rows x_rows = states(e, chunk, first);
     for (int64_t begin = 0; begin < e->inner; begin += group) {
         const int64_t end = smaller(begin + group, e->inner), step = int8 ? 64 : 32;
         raise(layer, &x_rows, count, begin, end, 0, 1, block->inner, block->room);
         rows = of_bf16(block->inner, end - begin);
         if (int8) {
-            quantize_rows(&rows, 0, count, end - begin, block->narrow, block->scales);
+            quantize_rows(layer->down.evened ? layer->down.evened + begin : NULL, &rows, 0, count, end - begin, block->narrow, block->scales);
             rows = of_int8(block->narrow, end - begin, block->scales);
         }
         cenote_rows_sums(&layer->down, &rows, count, 0, panels, begin / step, end / step, begin > 0, block->sums, block->room);
     }
-    add_norm(&layer->down, &layer->mlp_norm, 0, count, block, block->sums, x, x8, chunk->x_scales + first);
+    add_norm(&layer->down, &layer->mlp_norm, next, 0, count, block, block->sums, x, x8, chunk->x_scales + first);
 }
 
 /* The same for so few rows that threads share the outputs of every linear layer, and the memory. */
@@ -167,18 +168,19 @@ static void rest_of_layer_together(
     const Encoder *e, const Layer *layer, const Chunk *chunk, const Block *block, const Block *shared, int64_t count, Team *team
 ) {
     const int64_t panels = e->hidden / PANEL, group = group_of(e), width = width_of(e), padded = whole(count, 2 * ROWS);
+    const Linear *next = &(layer + 1 < e->layers + e->num_layers ? layer + 1 : layer)->qkv; /* after the last nobody reads */
     const int int8 = is_int8(&layer->qkv);
     const int64_t first = panels * team->index / team->count, last = panels * (team->index + 1) / team->count;
     const int64_t from = count * team->index / team->count, until = count * (team->index + 1) / team->count; /* rows */
     int8_t *x8 = int8 ? chunk->x8 : NULL;
     Rows rows = side_by_side(chunk->mixed, width * sizeof(bf16));
     if (int8) { /* so little that each does all of it for itself */
-        quantize_rows(&rows, 0, count, width, block->narrow, block->scales);
+        quantize_rows(layer->out.evened, &rows, 0, count, width, block->narrow, block->scales);
         rows = of_int8(block->narrow, width, block->scales);
     }
     cenote_rows_sums(&layer->out, &rows, count, first, last, 0, steps_of(&layer->out), 0, shared->sums, block->room);
     meet(team);
-    add_norm(&layer->out, &layer->mixer_norm, from, until, block, shared->sums, chunk->x, x8, chunk->x_scales);
+    add_norm(&layer->out, &layer->mixer_norm, &layer->up, from, until, block, shared->sums, chunk->x, x8, chunk->x_scales);
     meet(team);
     const Rows x_rows = states(e, chunk, 0);
     for (int64_t begin = 0; begin < e->inner; begin += group)
@@ -188,13 +190,13 @@ static void rest_of_layer_together(
         const int64_t end = smaller(begin + group, e->inner), step = int8 ? 64 : 32;
         rows = of_bf16(shared->inner + begin * padded, end - begin);
         if (int8) {
-            quantize_rows(&rows, 0, count, end - begin, block->narrow, block->scales);
+            quantize_rows(layer->down.evened ? layer->down.evened + begin : NULL, &rows, 0, count, end - begin, block->narrow, block->scales);
             rows = of_int8(block->narrow, end - begin, block->scales);
         }
         cenote_rows_sums(&layer->down, &rows, count, first, last, begin / step, end / step, begin > 0, shared->sums, block->room);
     }
     meet(team);
-    add_norm(&layer->down, &layer->mlp_norm, from, until, block, shared->sums, chunk->x, x8, chunk->x_scales);
+    add_norm(&layer->down, &layer->mlp_norm, next, from, until, block, shared->sums, chunk->x, x8, chunk->x_scales);
     meet(team);
 }
 
@@ -240,7 +242,7 @@ static void begin_rows(const Encoder *e, const Batch *batch, const Chunk *chunk,
                 _mm512_store_si512(own + c / 32 * TILE_BYTES, _mm512_loadu_si512(batch->rows + (start + row) * hidden + c));
     }
     const Rows rows = of_bf16(chunk->x, hidden);
-    if (is_int8(&e->layers->qkv)) quantize_rows(&rows, first, last, hidden, chunk->x8, chunk->x_scales);
+    if (is_int8(&e->layers->qkv)) quantize_rows(e->layers->qkv.evened, &rows, first, last, hidden, chunk->x8, chunk->x_scales);
 }
 
 static void end_rows(const Encoder *e, const Batch *batch, const Chunk *chunk, int64_t start, int64_t first, int64_t last) {

@@ -199,25 +199,39 @@ void cenote_rows_sums(
     }
 }
 
-float cenote_quantize(const void *row, int64_t step, int64_t width, void *out) {
-    const uint8_t *from = row;
-    /* without its sign a bfloat16 is an integer that grows with it, and what is not a number is above all of them */
-    const __m512i unsigned_bits = _mm512_set1_epi16(0x7fff), upper = _mm512_set1_epi32(0xffff0000), lower = _mm512_set1_epi32(0xff);
+INLINE float quantize(const uint8_t *from, int64_t step, int64_t width, const float *evened, int8_t *to, const int is_evened) {
+    /* without its sign a number is an integer that grows with it, and what is not a number is above all of them */
+    const __m512i unsigned_bits = _mm512_set1_epi32(0x7fff7fff), unsigned_word = _mm512_set1_epi32(0x7fffffff);
+    const __m512i upper = _mm512_set1_epi32(0xffff0000), lower = _mm512_set1_epi32(0xff);
     __m512i most = _mm512_setzero_si512();
-    for (int64_t c = 0; c < width; c += 32)
-        most = _mm512_max_epu16(most, _mm512_and_si512(_mm512_loadu_si512(from + c / 32 * step), unsigned_bits));
-    most = _mm512_max_epu32(_mm512_and_si512(most, upper), _mm512_slli_epi32(most, 16));
+    for (int64_t c = 0; c < width; c += 32) {
+        const __m512i both = _mm512_loadu_si512(from + c / 32 * step);
+        if (is_evened) {
+            const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), odd = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
+            const __m512i first = _mm512_castps_si512(_mm512_mul_ps(even, _mm512_loadu_ps(evened + c)));
+            const __m512i second = _mm512_castps_si512(_mm512_mul_ps(odd, _mm512_loadu_ps(evened + c + 16)));
+            most = _mm512_max_epu32(most, _mm512_and_si512(first, unsigned_word));
+            most = _mm512_max_epu32(most, _mm512_and_si512(second, unsigned_word));
+        } else most = _mm512_max_epu16(most, _mm512_and_si512(both, unsigned_bits));
+    }
+    if (!is_evened) most = _mm512_max_epu32(_mm512_and_si512(most, upper), _mm512_slli_epi32(most, 16));
     const float largest = _mm512_cvtss_f32(_mm512_castsi512_ps(_mm512_set1_epi32(_mm512_reduce_max_epu32(most))));
     const __m512 factor = _mm512_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
     for (int64_t c = 0; c < width; c += 32) {
         const __m512i both = _mm512_loadu_si512(from + c / 32 * step);
-        const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), odd = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
+        __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), odd = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
+        if (is_evened) even = _mm512_mul_ps(even, _mm512_loadu_ps(evened + c)), odd = _mm512_mul_ps(odd, _mm512_loadu_ps(evened + c + 16));
         const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(even, factor)), second = _mm512_cvtps_epi32(_mm512_mul_ps(odd, factor));
         /* two bytes side by side: the lowest of the first, the rest of the second */
         const __m512i pairs = _mm512_ternarylogic_epi32(lower, first, _mm512_slli_epi32(second, 8), 0xca);
-        _mm256_storeu_si256((void *)((int8_t *)out + c / 64 * TILE_BYTES + c % 64), _mm512_cvtepi32_epi16(pairs));
+        _mm256_storeu_si256((void *)(to + c / 64 * TILE_BYTES + c % 64), _mm512_cvtepi32_epi16(pairs));
     }
     return largest / 127.0f;
+}
+
+float cenote_quantize(const void *row, int64_t step, int64_t width, const float *evened, void *out) {
+    if (evened) return quantize(row, step, width, evened, out, 1);
+    return quantize(row, step, width, NULL, out, 0);
 }
 
 /* Weights [outputs][inputs], of which a row has `row_bytes`, in the order of the tiles. */
@@ -251,7 +265,7 @@ static void some_rows(const Linear *layer, const bf16 *x, int64_t count, int64_t
     float *scales = part_of(&memory, whole(count, 2 * ROWS) * sizeof(float));
     rows.scales = scales;
     for (int64_t row = full; row < count; row++) {
-        if (is_int8(layer)) scales[row] = cenote_quantize(x + row * inputs, 64, inputs, row_in_tiles(copy, row, inputs));
+        if (is_int8(layer)) scales[row] = cenote_quantize(x + row * inputs, 64, inputs, layer->evened, row_in_tiles(copy, row, inputs));
         else
             for (int64_t c = 0; c < inputs; c += 32)
                 _mm512_store_si512(copy + c / 32 * TILE_BYTES + (row - full) * 64, _mm512_loadu_si512(x + row * inputs + c));

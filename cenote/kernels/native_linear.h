@@ -9,6 +9,7 @@ typedef struct {
     const uint8_t *tiles;
     const float *bias;   /* [outputs, in whole panels] */
     const float *scales; /* of int8 weights, likewise; NULL: the weights are bfloat16 */
+    const float *evened; /* what int8 inputs are multiplied with first, in every 32 those in even places first; or NULL */
     int64_t inputs, outputs;
     int64_t activation;
 } Linear;
@@ -50,8 +51,9 @@ void cenote_rows_sums(
     float *sums, float *room
 );
 
-/* A row of bfloat16, 32 at a time `step` bytes apart, becomes int8 in tiles; returns what a unit of it is worth. */
-float cenote_quantize(const void *row, int64_t step, int64_t width, void *out);
+/* A row of bfloat16, 32 at a time `step` bytes apart, becomes int8 in tiles; returns what a unit of it is worth.
+ * `evened` as in a linear layer. */
+float cenote_quantize(const void *row, int64_t step, int64_t width, const float *evened, void *out);
 
 static inline size_t room_bytes(int64_t count) { return larger(4 * ROWS, whole(count, 2 * ROWS)) * PANEL * sizeof(float); }
 

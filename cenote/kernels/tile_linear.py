@@ -21,25 +21,29 @@ def fits(linear: nn.Linear, activation: str | None, *, int8: bool = False) -> bo
 
 
 class TileLinear(nn.Module):
-    """y = activation(x W' + b), summed in float32; as int8, W by its outputs and x by its rows."""
+    """y = activation(x W' + b), summed in float32; as int8, W by its outputs and x by its rows, evened out before."""
 
-    def __init__(self, linear: nn.Linear, activation: str | None, *, int8: bool = False) -> None:
+    def __init__(
+        self, linear: nn.Linear, activation: str | None, *, int8: bool = False, evened: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.activation = activation
         weight, scales = linear.weight.detach().contiguous(), None
         if int8:
-            weight, scales = quantized(weight)
+            weight, scales = quantized(weight if evened is None else weight.float() / evened)
         row_bytes = weight.shape[1] * weight.element_size()
         # kept here and not as parameters: they cannot be moved or saved
         self.tiles = torch.empty(-(-self.out_features // PANEL) * PANEL * row_bytes, dtype=torch.uint8)
         native.library().cenote_pack(weight.data_ptr(), self.out_features, row_bytes, self.tiles.data_ptr())
         self.bias = _in_panels(linear.bias, self.out_features)
         self.scales = None if scales is None else _in_panels(scales, self.out_features)
+        self.evened = None if evened is None else _evens_first(evened)
         self.described = native.Linear(
             tiles=self.tiles.data_ptr(),
             bias=self.bias.data_ptr(),
             scales=None if self.scales is None else self.scales.data_ptr(),
+            evened=None if self.evened is None else self.evened.data_ptr(),
             inputs=self.in_features,
             outputs=self.out_features,
             activation=native.ACTIVATIONS.index(activation),
@@ -65,6 +69,11 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     scales = weight.float().abs().amax(dim=1) / 127
     inverse = torch.where(scales > 0, 1 / scales, 0)  # a row of zeros stays one
     return (weight.float() * inverse[:, None]).round().to(torch.int8), scales
+
+
+def _evens_first(values: Tensor) -> Tensor:
+    """In every 32 numbers those in even places before the others: so they come out of pairs of bfloat16."""
+    return values.float().view(-1, 16, 2).transpose(1, 2).contiguous().flatten()
 
 
 def _in_panels(values: Tensor | None, count: int) -> Tensor:

@@ -16,7 +16,7 @@ from cenote.layers.norm import LayerNorm
 
 
 class Stack:
-    """All layers of a post-norm encoder at once, its embedding too if that is plain; the weights stay in its modules."""
+    """All layers of a post-norm encoder at once, its embedding too if that is plain; weights stay in its modules."""
 
     def __init__(self, backbone: Backbone, blocks: list[BlockWeights]) -> None:
         self.embed = backbone.embed

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from torch.testing import assert_close
 
-from cenote.batch import pack
+from cenote.batch import PackedBatch, pack
 from cenote.kernels import native, tile_linear
 from cenote.kernels.activations import ACTIVATIONS
+from cenote.kernels.evening import evening
 from cenote.kernels.linear import FUSED, Int8Linear, PrepackedLinear, prepack
 from cenote.kernels.tile_linear import TileLinear
 from cenote.layers.backbone import Backbone
@@ -208,3 +209,42 @@ def test_float32_is_left_alone() -> None:
     prepack(model)
 
     assert [type(layer) for layer in model] == [Linear, nn.ReLU, Linear]
+
+
+class OneWideLayer(nn.Module):
+    """A model whose states have one number that is always a hundred times larger than the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(160, 64).requires_grad_(False)
+        self.wide = linear(64, 96)
+        randomize(self.table)
+        self.table.weight[:, 7] *= 100
+        self.bfloat16()
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        return self.wide(self.table(batch.token_ids))  # type: ignore[no-any-return]
+
+
+@needs_bf16
+@pytest.mark.parametrize("native_code", [False, pytest.param(True, marks=needs_tiles)])
+def test_an_input_that_is_always_large_does_not_spoil_the_others_in_int8(
+    native_code: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "available", lambda: native_code)
+    model, uneven, batch = OneWideLayer(), OneWideLayer(), pack(SEQUENCES)
+    wanted = model(batch).double()
+    with monkeypatch.context() as patch:
+        patch.setattr("cenote.kernels.linear.evening", lambda module: {})
+        prepack(uneven, int8=True)
+
+    prepack(model, int8=True)
+
+    assert isinstance(model.wide, TileLinear if native_code else Int8Linear)
+    error, before = ((x(batch).double() - wanted).norm() / wanted.norm() for x in (model, uneven))
+    assert error < 0.3 * before
+
+
+@needs_bf16
+def test_a_part_of_a_model_reads_no_tokens_and_is_left_as_it_is() -> None:
+    assert evening(nn.Sequential(linear(8, 16))) == {}
