@@ -152,7 +152,7 @@ def test_other_names_mean_our_options() -> None:
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        ("--quantization awq", "quantization='awq'"),
+        ("--kv-cache-dtype fp8", "kv_cache_dtype='fp8'"),
         ("--tensor-parallel-size 2", "tensor_parallel_size=2"),
         ("--middleware some.thing", "middleware"),
         ("--skip-tokenizer-init", "skip_tokenizer_init=True"),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from tests.tiny import tiny_bert
 
 TEXTS = ["the cat is in the city", "☃ in the river", "", "deep"]
 # one sequence at a time takes seconds
-MUCH = {"input": ["the cat is in the city " * 10] * 2048}
+WORDS = ("the", "cat", "is", "in", "city")
+# all of them different, since what is alike is computed once
+MUCH = {"input": [" ".join(words * 12) for words in islice(product(WORDS, repeat=5), 2048)]}
 LITTLE = {"input": ["the cat is in the city " * 10] * 8}
 
 

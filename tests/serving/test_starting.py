@@ -90,10 +90,10 @@ def test_a_model_that_cannot_be_loaded_ends_with_one_line_and_78(start: Start, t
 
 
 def test_an_option_that_is_not_available_ends_before_anything_listens(start: Start) -> None:
-    served = start("--quantization", "awq")
+    served = start("--kv-cache-dtype", "fp8")
 
     assert served.wait() == 78
-    assert served.text == "cenote: quantization='awq' is not available; leave it out\n"
+    assert served.text == "cenote: kv_cache_dtype='fp8' is not available; leave it out or give 'auto'\n"
 
 
 def test_a_port_in_use_is_one_line_and_1(start: Start) -> None:

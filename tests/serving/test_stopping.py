@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import signal
 import socket
 import ssl
@@ -28,7 +29,7 @@ from .conftest import Start
 from .process import PATIENCE_S, Served
 from .test_places import certificate, needs_openssl
 
-LONG = {"input": ["river stone " * 100] * 2048}  # seconds of work
+LONG = {"input": [f"{number} " + "river stone " * 98 for number in range(2048)]}  # seconds of work
 
 
 @dataclass
@@ -44,7 +45,8 @@ class Load:
         await asyncio.gather(*(self._client(keep_alive) for _ in range(num_clients)))
 
     async def _client(self, keep_alive: bool) -> None:
-        body = json.dumps({"input": ["a few words to read"] * 8, "encoding_format": "base64"}).encode()
+        texts = [f"a few words to read, {random.random()}" for _ in range(8)]
+        body = json.dumps({"input": texts, "encoding_format": "base64"}).encode()
         head = (
             f"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         )
@@ -52,7 +54,7 @@ class Load:
         while True:
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-            except ConnectionRefusedError:
+            except (ConnectionRefusedError, ConnectionResetError):
                 return  # that is no loss: nothing was accepted
             try:
                 again = True
