@@ -90,7 +90,8 @@ class NativeEncoder:
 
     def from_rows(self, rows: Tensor, batch: PackedBatch) -> Tensor:
         """States of tokens from what they start as: [tokens, hidden]"""
-        states = self._run(batch, rows=rows.contiguous().data_ptr())
+        rows = rows.contiguous()  # kept by this name until the call is over
+        states = self._run(batch, rows=rows.data_ptr())
         assert states is not None
         return states
 
