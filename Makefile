@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SERVING := $(VENV)/.serving
-SOURCES := pyproject.toml setup.py constraints.txt cenote/kernels/native.c cenote/inputs/word_piece.c
+SOURCES := pyproject.toml setup.py constraints.txt MANIFEST.in $(wildcard cenote/kernels/*.c cenote/kernels/*.h cenote/inputs/*.c)
 PORT ?= 8000
 
 .PHONY: setup serve check test bench gpu clean
