@@ -91,6 +91,7 @@ def _run_scaling(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
 def _add_quality(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="an embedder or a reranker; the default model when left out")
     parser.add_argument("--dtype", default="auto", help="of Cenote's weights (default: auto)")
+    parser.add_argument("--quantization", choices=("int8", "fp8"), help="of Cenote's linear layers (default: none)")
     parser.add_argument("--retrieval", type=Path, metavar="FOLDER", help="a set in BEIR's form")
     parser.add_argument("--pairs", type=Path, metavar="FILE.tsv", help="columns sentence1, sentence2, score")
     parser.add_argument("--first-stage", metavar="MODEL", help="what a reranker's documents are found with")
@@ -102,7 +103,7 @@ def _run_quality(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
     from cenote.bench.quality import measure
     from cenote.llm import LLM
 
-    with LLM(given.model, dtype=given.dtype) as llm:
+    with LLM(given.model, dtype=given.dtype, quantization=given.quantization) as llm:
         figures = measure(
             llm,
             retrieval=given.retrieval,
