@@ -44,16 +44,21 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# what starts no server, looks at no clock and needs one thread
+BESIDE := tests/api tests/inputs tests/layers tests/loading tests/models tests/pooling tests/scoring
+
 test: check
-	@echo "== tests =="
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	@echo "== tests, two at a time =="
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(BESIDE)
+	@echo "== tests with servers, clocks and all threads, one at a time =="
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(BESIDE:%=--ignore=%)
 
 # make bench ARGS="--install-peers --workloads all --json figures.json --plot figures.svg"
 bench: setup
 	HF_HUB_OFFLINE=1 $(BIN)/cenote bench compare $(ARGS)
 
 # parity and speed on a GPU. Where nothing can be installed: make gpu PYTHON=python3, if that has torch and pytest
-GPU_TESTS := tests/kernels tests/engine/test_graphs.py tests/models/test_gpu.py
+GPU_TESTS := tests/kernels tests/engine/test_graphs.py tests/models/test_gpu.py tests/models/test_gpu_vision.py
 gpu:
 	@if $(PYTHON) -c "import torch, pytest, transformers, sys; sys.exit(not torch.cuda.is_available())" 2>/dev/null; \
 	then python=$(PYTHON); else $(MAKE) setup || exit 1; python=$(BIN)/python; fi; \

@@ -10,6 +10,8 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor
 
+from cenote.pictures import Picture
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -18,6 +20,16 @@ class Run:
     start: int
     count: int
     length: int
+
+
+@dataclass(frozen=True)
+class PackedImages:
+    """The images of a batch, every one of them once, their patches laid end to end."""
+
+    pictures: tuple[Picture, ...]
+    patches: Tensor  # [patches, numbers]
+    rows: Tensor  # [rows], the tokens of the batch that get what the tower makes of them
+    sources: Tensor  # [rows], and which row of that each gets
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,8 @@ class PackedBatch:
     skip: Tensor | None = None  # [size], leading tokens that pooling leaves out; None means none
     features: Tensor | None = None  # [rows, hidden], token embeddings that come ready-made
     feature_rows: Tensor | None = None  # [rows], the tokens they stand for
+    images: PackedImages | None = None
+    axes: Tensor | None = None  # [axes, tokens], positions where they are several numbers; None: all are `positions`
     host_attended: tuple[int, ...] | None = None  # leading tokens of each sequence that others see; None means all
     kept: Tensor | None = None  # [tokens], whether a token has a row in a token-wise answer; None means all have
     adapters: tuple[str | None, ...] | None = None  # the adapter each sequence is read with; None means none is

@@ -21,6 +21,8 @@ DType = Literal["auto", "float32", "float", "bfloat16", "float16", "half"]
 
 # a smaller file would hold little but itself
 MIN_DISK_BYTES = 1024**2
+# in one input, where nobody says: the reference's number
+MAX_IMAGES = 999
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,17 @@ class EngineConfig:
         "an installed plugin that gives the model an input and an output of its own; config.json may name one as well",
         default=None,
     )
+    limit_mm_per_prompt: Mapping[str, Any] | None = option(
+        'JSON: images that one input may have, {"image": 4}', default=None
+    )
+    mm_processor_kwargs: Mapping[str, Any] | None = option(
+        "JSON: how images are read where not as the model's files say, such as max_pixels", default=None
+    )
+    allowed_local_media_path: str | None = option(
+        "a folder; requests may name images in it as file:///...", default=None
+    )
+    allowed_media_domains: tuple[str, ...] = option("hosts that images may be fetched from; none if unset", default=())
+    allow_any_media_domain: bool = option("fetch images from every public host", default=False)
     max_waiting_chars: int = option(
         "characters and token ids of requests in flight; a server answers 429 above it", default=256 * 1024**2
     )
@@ -228,6 +241,15 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and value > 0):
                 raise BadRequest(f"{name}={value!r} leaves no room for anything; give a number above 0", param=name)
+
+    @property
+    def max_images(self) -> int:
+        """That one input may have."""
+        limit = (self.limit_mm_per_prompt or {}).get("image", MAX_IMAGES)
+        limit = limit.get("count", MAX_IMAGES) if isinstance(limit, Mapping) else limit
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+            raise BadRequest(f'limit_mm_per_prompt={self.limit_mm_per_prompt!r} is no limit; write {{"image": 4}}')
+        return limit
 
     @classmethod
     def of(cls, model: str | None = None, **given: Any) -> EngineConfig:

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from typing import Any, TypeVar
@@ -53,7 +54,7 @@ from cenote.request import (
     one_role,
     tasks_called,
 )
-from cenote.sides import side_texts
+from cenote.sides import as_sides
 
 logger = logging.getLogger("cenote")
 
@@ -61,10 +62,13 @@ Result = TypeVar("Result")
 OutputOfRequest = TypeVar("OutputOfRequest", bound=RequestOutput[Any])
 Params = PoolingParams | Sequence[PoolingParams] | None
 UseTqdm = bool | Callable[..., Any]
-Side = str | Mapping[str, Any]  # a text, or an object whose content is text
+Side = str | Mapping[str, Any]  # a text, or an object whose content is texts and images
 
 # what `score` reads from the extra_kwargs of PoolingParams
-SCORE_EXTRAS = ("max_tokens_per_query", "max_tokens_per_doc", "chat_template_kwargs", "instruction")
+SCORE_EXTRAS = (
+    *("max_tokens_per_query", "max_tokens_per_doc"),
+    *("chat_template_kwargs", "instruction", "mm_processor_kwargs"),
+)
 
 WHICH_METHOD = """pooling_task required for `LLM.encode`.
 Use one of the specific methods, or name a task:
@@ -83,7 +87,7 @@ class LLM:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self.config = EngineConfig.of(model, **options)
-        self.engine = PoolingEngine.load(self.config)
+        self.engine = PoolingEngine.load(self.config, trusts_callers=True)
         self._next_number = 0  # of a request
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, self.engine.stop)  # the threads must not outlive their owner
@@ -282,8 +286,8 @@ class LLM:
             known = ", ".join(SCORE_EXTRAS)
             logger.warning("score reads nothing called %r from extra_kwargs; there are: %s", unknown[0], known)
         request = ScoreRequest(
-            queries=side_texts(data_1, "data_1", self.engine.about),
-            documents=side_texts(data_2, "data_2", self.engine.about),
+            queries=as_sides(data_1, "data_1", self.engine.about),
+            documents=as_sides(data_2, "data_2", self.engine.about),
             score_type=score_type,
             params=pooling_params,
             tokenization=self._tokenization(tokenization_kwargs, pooling_params),
@@ -293,6 +297,7 @@ class LLM:
             template_kwargs=extra.get("chat_template_kwargs") or {},
             instruction=instruction if instruction is not None else extra.get("instruction"),
             adapter=self._adapter(lora_request),
+            media_kwargs=extra.get("mm_processor_kwargs") or {},
         )
         with _progress(use_tqdm) as on_progress:
             scores = _without_errors(self.engine.score_sync(request, on_progress))
@@ -328,16 +333,21 @@ class LLM:
             **more,
         )
         with _progress(use_tqdm) as on_progress:
-            pending = self.engine.submit(request)
-            first = self._numbers(pending.size)
 
-            def wrapped(answered: Answered) -> list[OutputOfRequest]:
+            def wrapped(first: int, answered: Answered) -> list[OutputOfRequest]:
                 strip = answered.strip
+                if strip.sights is not None:  # what was seen is far larger than what came of it
+                    answered = answered._replace(strip=replace(strip, sights=None))
                 totals = strip.facts["num_input_tokens"]
                 answers = Answers(make, answered.each, strip.token_ids, strip.offsets, totals)
                 return kind.all_of(answers, (answered.indices + first).tolist())
 
-            return _without_errors(pending.gather(wrapped, on_progress))
+            found: list[OutputOfRequest] = []
+            for portion, pending in self.engine.submitted(request):
+                make_all = partial(wrapped, self._numbers(pending.size))
+                with portion.named():
+                    found += _without_errors(pending.gather(make_all, on_progress))
+            return found
 
     def _process(
         self,

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from cenote.errors import BadRequest, PoolingError, Unsupported
+from cenote.given import Input, Side
 from cenote.metrics import Family
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-Task = Literal["embed", "classify", "token_embed", "token_classify", "sparse_embed"]
-TASKS: tuple[Task, ...] = get_args(Task)
+# the last is that of models whose tensors only an IO processor plugin makes and reads
+Task = Literal["embed", "classify", "token_embed", "token_classify", "sparse_embed", "plugin"]
+TASKS: tuple[Task, ...] = tuple(task for task in get_args(Task) if task != "plugin")
 ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction", "sparse", "listwise"]
 Role = Literal["query", "document"]
 RoleName = Literal["query", "document", "search_query", "search_document", "passage"]  # and what others call them
@@ -70,72 +72,6 @@ class Tokenization:
     do_lower_case: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A query and a document that the model reads together."""
-
-    query: str
-    document: str
-    template: str | None = None  # Jinja text that joins them; the model's own way when unset
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """A query and all documents that it is compared with, which the model reads in one prompt."""
-
-    query: str
-    documents: Sequence[str]
-    instruction: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreTemplate:
-    """How a model was taught to read a pair: Jinja text, and what it sees beside query and document."""
-
-    text: str
-    name: str  # what it is called where people look
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    instruction: str | None = None  # where the request has none
-    has_system: bool = False  # an instruction is also a message, of the role system
-    in_parts: bool = False  # contents are lists of parts
-    adds_special_tokens: bool = True  # around what it writes
-    verbatim: bool = False  # the document stands in it as it is, and nothing else depends on it
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """One conversation, which a chat template turns into one text."""
-
-    messages: Sequence[Mapping[str, Any]]
-    template: str | None = None  # Jinja text; the server's or the tokenizer's own when unset
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    add_generation_prompt: bool = False
-    continue_final_message: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Embeds:
-    """A prompt given as token embeddings, [tokens, hidden]."""
-
-    rows: Tensor
-
-
-# a text, one prompt of token ids, two texts or more read as one, a conversation, or ready-made token embeddings
-Input: TypeAlias = "str | Sequence[int] | Pair | Ranking | Chat | Embeds"
-
-
-def input_size(item: Input) -> int:
-    """Characters or tokens, whichever it is given in: a measure of the work before anything is tokenized."""
-    if isinstance(item, Pair):
-        return len(item.query) + len(item.document)
-    if isinstance(item, Ranking):
-        return 2 * len(item.query) + sum(map(len, item.documents))
-    if isinstance(item, Chat):
-        return sum(len(str(message.get("content", ""))) for message in item.messages)
-    return len(item.rows) if isinstance(item, Embeds) else len(item)
-
-
 @dataclass(slots=True)
 class Timing:
     """Where the time of a request went, in seconds. Whoever asks puts one into the request, the engine fills it in."""
@@ -181,6 +117,9 @@ class PoolRequest:
     input_type: str | None = None  # the same in more words: a name in the model's files, or what other programs say
     purpose: str | None = None  # what the answers are for: chooses the adapter of that name, and the prompt
     adapter: str | Sequence[str | None] | None = None  # one for all, or one each; the model's default when unset
+    media_kwargs: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # how images are read, where not as the model's files say
     priority: int = 0  # lower runs earlier, where the scheduling policy looks at it
     tenant: str = ""  # whose request it is: answers that are kept for one are not given to another
     keep_going: bool = False  # an input that fails leaves its error in the list instead of failing the request
@@ -191,8 +130,8 @@ class PoolRequest:
 class ScoreRequest:
     """Two lists to compare, 1:1, 1:N or N:N."""
 
-    queries: Sequence[str]
-    documents: Sequence[str]
+    queries: Sequence[Side]
+    documents: Sequence[Side]
     score_type: ScoreType | None = None  # the model's own kind when unset
     params: PoolingParams | None = None
     tokenization: Tokenization = Tokenization()
@@ -202,6 +141,7 @@ class ScoreRequest:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     instruction: str | None = None  # what relevance means, for models that are told
     adapter: str | None = None
+    media_kwargs: Mapping[str, Any] = field(default_factory=dict)
     priority: int = 0
     tenant: str = ""
     keep_going: bool = False
@@ -365,6 +305,7 @@ class About:
     added_adapters: Mapping[str, str] = field(default_factory=dict)  # those that are no part of it, and their places
     plugin: str | None = None  # the IO processor in use
     finds_entities: bool = False  # a class for every token, with a name
+    reads_images: bool = False
 
 
 class Engine(Protocol):
@@ -384,7 +325,14 @@ class Engine(Protocol):
 
     async def entities(self, request: EntityRequest) -> list[Tagged]: ...
 
-    async def tokenize(self, item: Input, *, add_special_tokens: bool = True, strings: bool = False) -> Tokenized: ...
+    async def tokenize(
+        self,
+        item: Input,
+        *,
+        add_special_tokens: bool = True,
+        strings: bool = False,
+        media_kwargs: Mapping[str, Any] | None = None,
+    ) -> Tokenized: ...
 
     async def detokenize(self, token_ids: Sequence[int]) -> str: ...
 

@@ -1,22 +1,24 @@
-"""The texts that are compared with each other, as people write them: bare, or in objects that hold one."""
+"""What is compared with each other, as people write it: bare texts, or objects that hold texts and images."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cenote.errors import InvalidBody, Unsupported
+from cenote.given import Parts, Side
 from cenote.request import About
 
 
-def side_texts(given: Any, name: str, about: About) -> list[str]:
-    """The texts of one side, which may be a single one; `name` is the field it came in."""
+def as_sides(given: Any, name: str, about: About) -> list[Side]:
+    """Everything on one side, which may be a single thing; `name` is the field it came in."""
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
-        return [side_text(given, name, about)]
-    return [side_text(item, f"{name}.{place}", about) for place, item in enumerate(given)]
+        return [as_side(given, name, about)]
+    return [as_side(item, f"{name}.{place}", about) for place, item in enumerate(given)]
 
 
-def side_text(item: Any, name: str, about: About) -> str:
+def as_side(item: Any, name: str, about: About) -> Side:
     if isinstance(item, str):
         return item
     if not isinstance(item, Mapping):
@@ -24,21 +26,30 @@ def side_text(item: Any, name: str, about: About) -> str:
     if isinstance(text := item.get("text"), str):
         return text
     if (content := item.get("content")) is not None:
-        return content_text(content, f"{name}.content", about)
+        return _content(content, f"{name}.content", about)
+    if about.reads_images and item.get("image") is not None:  # as Jina's clients write it
+        return Parts([{"type": "image", "image": item["image"]}], f"{_place(name)}.image")
+    forms = '{"text": ...}, {"image": ...}' if about.reads_images else '{"text": ...}'
     raise InvalidBody(
-        f'{name}: expected a text, {{"text": ...}} or {{"content": [...]}}, got an object with '
+        f'{name}: expected a text, {forms} or {{"content": [...]}}, got an object with '
         f"{', '.join(map(repr, item)) or 'nothing in it'}",
         param=f"body.{name}",
     )
 
 
-def content_text(content: Any, name: str, about: About) -> str:
-    """The content of a message: a text, or parts that are all texts and become its lines."""
+def _content(content: Any, name: str, about: About) -> Side:
+    """The content of a message: a text, parts that are all texts and become its lines, or parts with images."""
     if isinstance(content, str):
         return content
-    if not isinstance(content, list) or not content:
+    if not isinstance(content, list | tuple) or not content:
         raise InvalidBody(f"{name}: expected a text or a list of parts", param=f"body.{name}")
+    if about.reads_images and not all(map(_is_text, content)):
+        return Parts(content, _place(name))
     return "\n".join(_part_text(part, f"{name}.{place}", about) for place, part in enumerate(content))
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, str) or (isinstance(part, Mapping) and part.get("type") == "text")
 
 
 def _part_text(part: Any, name: str, about: About) -> str:
@@ -56,3 +67,8 @@ def _part_text(part: Any, name: str, about: About) -> str:
     if not isinstance(text := part.get("text"), str):
         raise InvalidBody(f"{name}.text: expected a text", param=f"body.{name}.text")
     return text
+
+
+def _place(name: str) -> str:
+    """documents.1.content as documents[1].content, the way parts of messages are named."""
+    return re.sub(r"\.(\d+)", r"[\1]", name)

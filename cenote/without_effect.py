@@ -18,7 +18,7 @@ class Unused:
 
 
 ANYTHING, SWITCH = Unused(), Unused("switch")
-ONE, OFF, UNSET = Unused(harmless=(1,)), Unused("switch", (False,)), Unused(harmless=(None,))
+ONE, UNSET = Unused(harmless=(1,)), Unused(harmless=(None,))
 
 WITHOUT_EFFECT: dict[str, Unused] = {
     # many devices
@@ -46,16 +46,13 @@ WITHOUT_EFFECT: dict[str, Unused] = {
     "code_revision": ANYTHING,
     "use_tqdm_on_load": SWITCH,
     "tokenizer_mode": Unused(harmless=("auto", "slow")),
-    "skip_tokenizer_init": OFF,
+    "skip_tokenizer_init": SWITCH,
     "max_loras": ANYTHING,
     "max_lora_rank": ANYTHING,
     # images, audio, video
-    "limit_mm_per_prompt": ANYTHING,
-    "mm_processor_kwargs": ANYTHING,
     "media_io_kwargs": ANYTHING,
-    "allowed_local_media_path": Unused(harmless=("",)),
-    "allowed_media_domains": Unused("values", (None,)),
-    "enable_mm_embeds": OFF,
+    "mm_processor_cache_gb": ANYTHING,
+    "enable_mm_embeds": SWITCH,
     # text generation
     "seed": ANYTHING,
     "max_logprobs": ANYTHING,

@@ -10,11 +10,11 @@ from typing import Any, TypeVar, cast
 from cenote.api.replies import AnswerList, Entry, TokenCounts, Usage
 from cenote.config import ServerConfig
 from cenote.errors import BadRequest, UnknownModel
+from cenote.given import Input
 from cenote.request import (
     About,
     Engine,
     EntityRequest,
-    Input,
     PluginRequest,
     Pooled,
     PoolRequest,
@@ -95,9 +95,9 @@ class Call:
         pool = replace(request.pool, adapter=adapter, tenant=self.tenant, timing=self.timing)
         return self._counted(await self.engine.entities(replace(request, pool=pool)))
 
-    async def tokenize(self, item: Input, *, add_special_tokens: bool, strings: bool = False) -> Tokenized:
+    async def tokenize(self, item: Input, **how: Any) -> Tokenized:
         began = time.monotonic()
-        tokenized = await self.engine.tokenize(item, add_special_tokens=add_special_tokens, strings=strings)
+        tokenized = await self.engine.tokenize(item, **how)
         self.timing.tokenize += time.monotonic() - began
         return tokenized
 

@@ -10,7 +10,8 @@ from msgspec import Meta
 from cenote.api.call import Call
 from cenote.api.encoding import EmbedDType, EncodingFormat, Endianness
 from cenote.errors import BadRequest, InvalidBody
-from cenote.request import Chat, Input, PoolingParams, PoolRequest, RoleName, Task, Tokenization, role_called
+from cenote.given import Chat, Input
+from cenote.request import PoolingParams, PoolRequest, RoleName, Task, Tokenization, role_called
 
 # Every optional field is also allowed to be null: clients write null for what they leave alone.
 Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -34,6 +35,8 @@ def says(description: str) -> Meta:
 
 
 ADAPTER = says("one of the model's own by its task, or one that was added; those may also be the model")
+MEDIA_KWARGS = says("how images are read where not as the model's files say, such as max_pixels")
+MEDIA_IO_KWARGS = says("accepted; images are decoded in one way")
 PROMPT = says("put before every text; empty: not even the model's default prompt")
 PROMPT_NAME = says("one of the model's own prompts, put before every text")
 INPUT_TYPE = says("what the inputs are: query, document, ... or a name in the model's files; chooses its prompt for it")
@@ -49,7 +52,7 @@ class Common(msgspec.Struct, kw_only=True):
     truncation_side: Annotated[Literal["left", "right"] | None, says("the side that is cut off")] = None
     request_id: Annotated[str | None, says("accepted; the header X-Request-Id is what counts")] = None
     priority: Annotated[Priority | None, says("lower is earlier, where the server schedules by priority")] = None
-    mm_processor_kwargs: Annotated[dict[str, Any] | None, says("accepted; no model here reads images yet")] = None
+    mm_processor_kwargs: Annotated[dict[str, Any] | None, MEDIA_KWARGS] = None
     cache_salt: Annotated[str | None, says("accepted; nothing is kept between requests")] = None
     return_token_counts: Annotated[bool | None, says("every answer says how much of its input was read")] = None
     adapter: Annotated[str | None, ADAPTER] = None
@@ -76,13 +79,16 @@ class Prompted(Activated, kw_only=True):
     """A text, texts, token ids, or conversations under either of two keys."""
 
     input: Annotated[str | list[Prompt] | None, says("a text, token ids, a conversation, or a list of one kind")] = None
-    messages: Annotated[list[Message | list[Message]] | None, says("a conversation or several; not with input")] = None
+    messages: Annotated[
+        list[Message | list[Message]] | None,
+        says("a conversation or several, with images too; not with input"),
+    ] = None
     add_special_tokens: Annotated[bool | None, says("to texts by default; a conversation's template has them")] = None
     add_generation_prompt: Annotated[bool | None, says("open the answer's turn at the end")] = None
     continue_final_message: Annotated[bool | None, says("leave the last message open")] = None
     chat_template: Annotated[str | None, says("Jinja, where the server trusts templates of requests")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, says("variables for the chat template")] = None
-    media_io_kwargs: Annotated[dict[str, Any] | None, says("accepted; no model here reads images yet")] = None
+    media_io_kwargs: Annotated[dict[str, Any] | None, MEDIA_IO_KWARGS] = None
 
     @property
     def is_chat(self) -> bool:
@@ -129,6 +135,7 @@ class Prompted(Activated, kw_only=True):
             params=self.params(dimensions=dimensions),
             tokenization=self.how(),
             adapter=self.adapter,
+            media_kwargs=self.mm_processor_kwargs or {},
             priority=self.priority or 0,
             **more,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +12,10 @@ from contextlib import suppress
 from cenote.request import Engine
 
 Load = Callable[[], Engine]
+
+# that a thread keeps the interpreter while others wait: the model's thread asks for it anew after every operation, and
+# what reads images would keep it for long
+TURN_S = 0.0005
 
 
 def load_beside(load: Load, loaded: Callable[[Engine], None], failed: Callable[[BaseException], None]) -> None:
@@ -26,6 +31,8 @@ def load_beside(load: Load, loaded: Callable[[Engine], None], failed: Callable[[
             # what is there now stays for good: looking through it again and again would only cost pauses
             gc.collect()
             gc.freeze()
+            if engine.about.reads_images:
+                sys.setswitchinterval(TURN_S)
             tell(loaded, engine)
 
     def tell(whom: Callable[..., None], what: object) -> None:

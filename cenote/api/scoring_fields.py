@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from cenote.api.fields import Activated, Integer, says
+from cenote.given import Side
 from cenote.request import ScoreRequest, ScoreType
 
-# a text, or an object with one: {"text": ...}, {"content": ...} with a text or a list of parts
-Side = str | dict[str, Any]
-Sides = str | dict[str, Any] | list[Side]
+# a text, or an object with one: {"text": ...}, {"content": ...} with a text or a list of parts, which may be images
+AnySide = str | dict[str, Any]
+AnySides = str | dict[str, Any] | list[AnySide]
 
 
 class Scoring(Activated, kw_only=True):
@@ -27,7 +28,7 @@ class Scoring(Activated, kw_only=True):
         None
     )
 
-    def request(self, queries: Sequence[str], documents: Sequence[str]) -> ScoreRequest:
+    def request(self, queries: Sequence[Side], documents: Sequence[Side]) -> ScoreRequest:
         return ScoreRequest(
             queries=queries,
             documents=documents,
@@ -39,5 +40,6 @@ class Scoring(Activated, kw_only=True):
             template_kwargs=self.chat_template_kwargs or {},
             instruction=self.instruction,
             adapter=self.adapter,
+            media_kwargs=self.mm_processor_kwargs or {},
             priority=self.priority or 0,
         )

@@ -25,6 +25,10 @@ def table(model: Description) -> Iterator[tuple[str, str, str]]:
     yield "architecture", model.entry.name, "config.json architectures"
     yield "used as", model.kind.value, model.kind.source
     yield "tasks", ", ".join(plan.tasks), "pooler config" if plan.defaults.task else model.kind.source
+    if model.kind.value == "tensors":  # what pools and attends is the plugin's
+        yield "dtype", str(model.dtype.value).removeprefix("torch."), model.dtype.source
+        yield "device", *_shown(model.device)
+        return
     yield "pooling", *(_splade(model) if model.kind.value == "sparse" else _sequence(plan.sequence))
     yield "token pooling", *_shown(plan.token)
     if model.kind.value in ("embed", "multi_vector"):

@@ -11,7 +11,8 @@ from cenote.scoring.scorer import Scorable
 def about(model: LoadedModel, scorable: Scorable, *, plugin: str | None, chat_template: str | None) -> About:
     description, tokenizer = model.description, model.tokenizer
     embeds = "embed" in description.plan.tasks
-    template = chat_template or tokenizer.chat_template
+    vision = description.architecture.vision
+    template = chat_template or tokenizer.chat_template or (None if vision is None else vision.images.chat_template)
     shown = {"chat_template": template} if template is not None else {}
     prompts, adapters = description.prompts, model.adapters
     return About(
@@ -31,9 +32,11 @@ def about(model: LoadedModel, scorable: Scorable, *, plugin: str | None, chat_te
         default_prompt=None if prompts.default is None else prompts.default.value,
         marks_roles=description.late_interaction is not None,
         tokenizer_info={**tokenizer.info, **shown},
-        has_chat_template=template is not None,
+        # models of two towers read either a text or an image, and a conversation would only get in its way
+        has_chat_template=template is not None and (vision is None or vision.images.alone is None),
         adapters=() if adapters is None else adapters.names,
         added_adapters={} if adapters is None else dict(adapters.added),
         plugin=plugin,
         finds_entities=Tagger.fits(model),
+        reads_images=vision is not None,
     )

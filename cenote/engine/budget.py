@@ -24,15 +24,16 @@ def token_budget(backbone: nn.Module, device: torch.device) -> int:
     backbone = getattr(backbone, "backbone", backbone)  # within what looks up adapters
     parameter = next(backbone.parameters(), None)
     size = 4 if parameter is None else parameter.element_size()
-    return fitting(getattr(backbone, "spec", None), size, free)
+    odd = max((getattr(part, "bytes_per_token", 0) for part in backbone.modules()), default=0)
+    return fitting(getattr(backbone, "spec", None), size, free, odd)
 
 
-def fitting(spec: BackboneSpec | None, element_size: int, free_bytes: int) -> int:
-    """The most tokens that gain anything and fit in so much memory."""
+def fitting(spec: BackboneSpec | None, element_size: int, free_bytes: int, odd_bytes: int = 0) -> int:
+    """The most tokens that gain anything and fit in so much memory; `odd_bytes`: what an odd layer holds for each."""
     if spec is None:  # not one of our own, which pads
         return WIDE_TOKENS
     wanted = next((tokens for hidden, tokens in GPU_TOKENS if spec.hidden_size <= hidden), WIDE_TOKENS)
-    fit = int(free_bytes * SHARE) // bytes_per_token(spec, element_size)
+    fit = int(free_bytes * SHARE) // (bytes_per_token(spec, element_size) + odd_bytes)
     return max(FEWEST, min(wanted, fit) // FEWEST * FEWEST)
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from cenote.errors import PoolingError
+from cenote.given import Input
 from cenote.outputs import PoolingOutput, PoolingRequestOutput
-from cenote.request import Input, Pooled, PoolingParams, PoolRequest, Task, Tokenization
+from cenote.request import Pooled, PoolingParams, PoolRequest, Task, Tokenization
 
 
 @dataclass(frozen=True, slots=True)

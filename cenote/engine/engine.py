@@ -6,8 +6,7 @@ import asyncio
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,44 +17,46 @@ from cenote.config import EngineConfig
 from cenote.engine.about import about
 from cenote.engine.adapters import Lending
 from cenote.engine.budget import token_budget
+from cenote.engine.comparing import Comparing, finished
 from cenote.engine.executor import Executor, LocalExecutor
 from cenote.engine.gpu_executor import GPUExecutor
 from cenote.engine.intake import Intake
 from cenote.engine.keeping import result_cache
+from cenote.engine.looking import Looking
 from cenote.engine.loop import Loop
 from cenote.engine.pending import Answers, Pending, Wish
+from cenote.engine.portions import Portion, answered, portions, submitted
 from cenote.engine.processor import NO_PLUGIN, load_processor
 from cenote.engine.records import Records
-from cenote.engine.rendering import renderer_of, tokenizer_of
+from cenote.engine.rendering import media_policy, renderer_of, seeing_of, tokenizer_of
 from cenote.engine.scheduler import Scheduler
 from cenote.engine.tagging import Tagger, not_a_tagger
+from cenote.engine.tensor_executor import TensorExecutor
 from cenote.engine.warmup import warm_up
 from cenote.engine.watchdog import Watchdog
 from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError, Unsupported
+from cenote.given import Input, Ranking, input_size
 from cenote.inputs.limits import Limits, check_lengths
-from cenote.inputs.pairs import check_template_kwargs
+from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.ranking import as_ranking
-from cenote.inputs.tokenizer import Cut
 from cenote.loading.load import LoadedModel, load
 from cenote.loading.rerankers import template_text
+from cenote.loading.tensor_model import TensorModel
 from cenote.metrics import Family
 from cenote.pooling.pooler import Ask
 from cenote.purposes import meaning
 from cenote.request import (
     EntityRequest,
-    Input,
     PluginRequest,
     PoolingParams,
     PoolRequest,
     Processed,
-    Ranking,
-    Scored,
     ScoreRequest,
     Tagged,
     Task,
     Tokenized,
 )
-from cenote.scoring.scorer import Resources, Scorable, broadcast, check_pairing, choose
+from cenote.scoring.scorer import Scorable, Scores
 
 logger = logging.getLogger("cenote")
 
@@ -66,12 +67,22 @@ OnProgress = Callable[[Pending], None]
 BATCHES_AHEAD = 16
 # how long a stop waits for the batch that is running
 JOIN_S = 5.0
+# how often the rest of a request with many images looks for room
+ROOM_S = 0.02
 
 
 class PoolingEngine:
     """One loaded model and the threads that serve it."""
 
-    def __init__(self, model: LoadedModel, config: EngineConfig, executor: Executor | None = None) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        executor: Executor | None = None,
+        *,
+        trusts_callers: bool = False,
+    ) -> None:
+        """`trusts_callers`: they are this very program, and may name any of its files."""
         self.model = model
         self.config = config
         description = model.description
@@ -79,7 +90,10 @@ class PoolingEngine:
         self.max_model_len = description.max_length.value
         self.tokenizer = tokenizer_of(model)
         self.template = template_text(config.chat_template, "chat_template")
-        self.renderer = renderer_of(model, config, self.tokenizer, self.template)
+        self.media = MediaLoader(media_policy(config, trusts_callers=trusts_callers))
+        seeing = seeing_of(model, config, self.tokenizer, self.media)
+        self.looking = Looking(seeing, config.max_waiting_chars)
+        self.renderer = renderer_of(model, config, self.tokenizer, self.template, seeing)
         self.scorable = Scorable(
             description.name,
             self.plan.tasks,
@@ -88,6 +102,7 @@ class PoolingEngine:
             description.score_type,
             self.max_model_len,
         )
+        self.comparing = Comparing(self.scorable, self.renderer, description.late_interaction is not None)
         self.tagger = Tagger(model, self.tokenizer) if Tagger.fits(model) else None
         self.processor = load_processor(config, description, model.tokenizer.tokenizer)
         plugin = self.processor.name if self.processor else None
@@ -127,6 +142,8 @@ class PoolingEngine:
 
     def _executor(self, device: torch.device) -> Executor:
         """The model where it is; on a GPU, used once before anybody waits for what is compiled on first use."""
+        if isinstance(self.model.backbone, TensorModel):
+            return TensorExecutor(self.model.backbone)
         if device.type != "cuda":
             return LocalExecutor(self.model.backbone, self.model.pooler, device)
         executor = GPUExecutor(self.model.backbone, self.model.pooler, device)
@@ -135,42 +152,42 @@ class PoolingEngine:
         return executor
 
     @classmethod
-    def load(cls, config: EngineConfig) -> PoolingEngine:
-        return cls(load(config), config)
+    def load(cls, config: EngineConfig, *, trusts_callers: bool = False) -> PoolingEngine:
+        return cls(load(config), config, trusts_callers=trusts_callers)
 
-    async def pool(self, request: PoolRequest) -> Answers:
-        """Answers in the order of the inputs. A caller that is cancelled takes its waiting work along."""
-        return await self._answers(self.submit(request, bounded=True))
+    async def pool(self, request: PoolRequest, against: Sequence[Tensor] | None = None) -> Answers:
+        """Answers in the order of the inputs. A caller that is cancelled takes its waiting work along.
 
-    def pool_sync(self, request: PoolRequest, on_progress: OnProgress | None = None) -> Answers:
-        return self.submit(request).wait(on_progress)
+        With the rows of a query for every input, answers are numbers: how well the input matches them.
+        """
+        several = portions(request, len(self.looking.places(request)), against, self.looking.at_once)
+        if len(several) == 1:
+            pending = self.submit(await self.looking.read(request), bounded=True, against=against)
+            return await self._answers(pending)
 
-    async def score(self, request: ScoreRequest) -> list[Scored | PoolingError]:
+        async def answers(portion: Portion, ready: PoolRequest) -> Answers:
+            first = portion.start == 0
+            if not first:  # it was let in, and is not turned away half-way
+                await self._until_room(sum(map(input_size, ready.inputs)))
+            return await self._answers(self.submit(ready, bounded=first, against=portion.against))
+
+        return await answered(several, self.looking.read, answers, request.timing)
+
+    def pool_sync(
+        self, request: PoolRequest, on_progress: OnProgress | None = None, against: Sequence[Tensor] | None = None
+    ) -> Answers:
+        found: Answers = []
+        for portion, pending in self.submitted(request, against):
+            with portion.named():
+                found += pending.wait(on_progress)
+        return found
+
+    async def score(self, request: ScoreRequest) -> Scores:
         """A score for every pair, in the order of the documents."""
+        return await self.comparing.score(request, self.pool)
 
-        async def pool(part: PoolRequest) -> Answers:
-            return await self.pool(self._as_it_is(part))
-
-        request, lost = await asyncio.to_thread(self._prepared, request)
-        resources = Resources(pool, self._match, self._measure, asyncio.to_thread)
-        return _with_lost(await choose(request, self.scorable)(request, resources, self.scorable), lost)
-
-    def score_sync(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> list[Scored | PoolingError]:
-        async def pool(part: PoolRequest) -> Answers:
-            return self.pool_sync(self._as_it_is(part), on_progress)
-
-        async def match(part: PoolRequest, queries: Sequence[Tensor]) -> Answers:
-            return self.submit(self._as_it_is(part), against=queries).wait(on_progress)
-
-        async def measure(inputs: Sequence[Input]) -> list[int]:
-            return self._lengths(inputs)
-
-        async def at_once(scores: Callable[[], list[Scored | PoolingError]]) -> list[Scored | PoolingError]:
-            return scores()
-
-        request, lost = self._prepared(request)
-        resources = Resources(pool, match, measure, at_once)
-        return _with_lost(_finished(choose(request, self.scorable)(request, resources, self.scorable)), lost)
+    def score_sync(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> Scores:
+        return self.comparing.score_sync(request, lambda part, against: self.pool_sync(part, on_progress, against))
 
     async def entities(self, request: EntityRequest) -> list[Tagged]:
         """The entities of every text, in the order of the texts."""
@@ -187,10 +204,18 @@ class PoolingEngine:
 
         if self.tagger is None:
             raise not_a_tagger(self.about.model)
-        return _finished(self.tagger.find(request, pool, at_once))
+        return finished(self.tagger.find(request, pool, at_once))
 
-    async def tokenize(self, item: Input, *, add_special_tokens: bool = True, strings: bool = False) -> Tokenized:
+    async def tokenize(
+        self,
+        item: Input,
+        *,
+        add_special_tokens: bool = True,
+        strings: bool = False,
+        media_kwargs: Mapping[str, Any] | None = None,
+    ) -> Tokenized:
         """The ids of a prompt, whatever its length."""
+        item = await self.looking.read_one(item, media_kwargs or {})
 
         def tokenized() -> Tokenized:
             ids = self.renderer.tokenize(item, add_special_tokens=add_special_tokens)
@@ -248,23 +273,18 @@ class PoolingEngine:
     def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
         self.records.http(handler, method, status, seconds)
 
-    async def _match(self, request: PoolRequest, queries: Sequence[Tensor]) -> Answers:
-        request = self._as_it_is(request)
-        return await self._answers(self.submit(request, bounded=True, against=queries))
+    def submitted(
+        self, request: PoolRequest, against: Sequence[Tensor] | None = None
+    ) -> Iterator[tuple[Portion, Pending]]:
+        """The request on its way; in portions, one behind the other, where it has many images."""
+        several = portions(request, len(self.looking.places(request)), against, self.looking.at_once)
+        return submitted(
+            several, self.looking.read_sync, lambda portion, ready: self.submit(ready, against=portion.against)
+        )
 
     async def _answers(self, pending: Pending) -> Answers:
         await asyncio.wrap_future(pending.future)
         return pending.answers()
-
-    def _as_it_is(self, request: PoolRequest) -> PoolRequest:
-        """Texts that are compared get no prompt before them, unless the model marks what is a query and what is not."""
-        return request if self.about.marks_roles else replace(request, prompt="", role=None)
-
-    async def _measure(self, inputs: Sequence[Input]) -> list[int]:
-        return await asyncio.to_thread(self._lengths, inputs)
-
-    def _lengths(self, inputs: Sequence[Input]) -> list[int]:
-        return [len(self.renderer.tokenize(item)) for item in inputs]
 
     def submit(
         self, request: PoolRequest, *, bounded: bool = False, against: Sequence[Tensor] | None = None
@@ -319,6 +339,8 @@ class PoolingEngine:
         for part in parts:
             if part.thread is not threading.current_thread():
                 part.thread.join(timeout=JOIN_S)
+        self.looking.close()
+        self.media.close()
         if self.cache is not None:
             self.cache.close()
 
@@ -330,12 +352,19 @@ class PoolingEngine:
 
     def _check_room(self, num_chars: int) -> None:
         """Refuse what would have to wait behind too much; alone, any request is welcome."""
-        waiting, limit = self.records.num_chars, self.config.max_waiting_chars
-        if waiting and waiting + num_chars > limit:
+        if not self._has_room(num_chars):
             raise Overloaded(
-                f"requests with {waiting} characters are being worked on, and {limit} is the most "
-                "(--max-waiting-chars); try again soon"
+                f"requests with {self.records.num_chars} characters are being worked on, and "
+                f"{self.config.max_waiting_chars} is the most (--max-waiting-chars); try again soon"
             )
+
+    def _has_room(self, num_chars: int) -> bool:
+        waiting = self.records.num_chars
+        return not waiting or waiting + num_chars <= self.config.max_waiting_chars
+
+    async def _until_room(self, num_chars: int) -> None:
+        while self.dead is None and not self._has_room(num_chars):
+            await asyncio.sleep(ROOM_S)
 
     def check_task(self, task: str) -> None:
         """Refuse what the model cannot do, with what it can."""
@@ -344,7 +373,8 @@ class PoolingEngine:
         wanted = "Embedding" if task in ("embed", "token_embed") else "Classification"
         convert = "embed" if wanted == "Embedding" else "classify"
         possible = {name.removeprefix("token_") for name in self.plan.tasks}
-        if task not in ("embed", "token_embed", "classify", "token_classify") or convert in possible:
+        convertible = task in ("embed", "token_embed", "classify", "token_classify") and possible != {"plugin"}
+        if not convertible or convert in possible:
             raise Unsupported(f"Unsupported task: {task!r} Supported tasks: {self.plan.tasks}", param="task")
         raise Unsupported(
             f"{wanted} API is not supported by this model. Try converting the model using `--convert {convert}`. "
@@ -396,52 +426,8 @@ class PoolingEngine:
             return Limits(self.max_model_len, bounded=False, chunked=True)
         return Limits(pooler.max_embed_len, "max_embed_len", chunked=True)
 
-    def _prepared(self, request: ScoreRequest) -> tuple[ScoreRequest, list[int]]:
-        """Checked, and texts cut to their limits; and the tokens that each pair lost by that."""
-        check_pairing(request)
-        check_template_kwargs(request.template_kwargs)
-        began = time.monotonic()
-        queries = self._cut(request.queries, "max_tokens_per_query", request.max_tokens_per_query)
-        documents = self._cut(request.documents, "max_tokens_per_doc", request.max_tokens_per_doc)
-        lost = [
-            query.num_lost + document.num_lost
-            for query, document in zip(broadcast(queries, len(documents)), documents, strict=True)
-        ]
-        prepared = replace(
-            request,
-            queries=[query.text for query in queries],
-            documents=[document.text for document in documents],
-        )
-        request.timing.tokenize += time.monotonic() - began
-        return prepared, lost
-
-    def _cut(self, texts: Sequence[str], name: str, limit: int) -> list[Cut]:
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-            raise BadRequest(f"{name} must be a non-negative integer", param=name, value=limit)
-        if limit >= self.max_model_len:
-            raise BadRequest(f"{name} ({limit}) must be less than max_model_len ({self.max_model_len}).", param=name)
-        return self.tokenizer.cut(texts, limit) if limit else [Cut(text, 0) for text in texts]
-
 
 def _equally_many(*lists: Sequence[Any]) -> list[Sequence[Any]]:
     """One for all becomes one each, where the other list has one each."""
     most = max(map(len, lists))
     return [each if len(each) == most else list(each) * most for each in lists]
-
-
-def _with_lost(scores: list[Scored | PoolingError], lost: Sequence[int]) -> list[Scored | PoolingError]:
-    """What was cut off before tokenizing belongs to what was given."""
-    for scored, num_lost in zip(scores, lost, strict=True):
-        if isinstance(scored, Scored):
-            scored.num_input_tokens += num_lost
-    return scores
-
-
-def _finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """The result of a coroutine that never has to wait, without an event loop."""
-    try:
-        coroutine.send(None)
-    except StopIteration as stop:
-        result: Result = stop.value
-        return result
-    raise RuntimeError("a scorer waited for something other than the engine")

@@ -129,7 +129,7 @@ def recordable_pooling(pooler: Pooler) -> bool:
 def _plain(strip: Strip) -> bool:
     """Whether all tokens of all inputs are read, seen and pooled."""
     facts = strip.facts
-    odd = strip.kept is not None or strip.embeds is not None
+    odd = strip.kept is not None or strip.embeds is not None or strip.sights is not None
     return not (odd or facts["skip"].any() or (facts["attended"] < facts["length"]).any())
 
 

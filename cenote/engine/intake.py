@@ -20,8 +20,8 @@ from cenote.engine.sharing import Flight, Sharing
 from cenote.errors import PoolingError
 from cenote.inputs.chunks import split
 from cenote.inputs.limits import Limits
-from cenote.inputs.render import Renderer, Rendering
-from cenote.inputs.strip import Strip
+from cenote.inputs.render import Renderer
+from cenote.inputs.strip import Rendering, Strip
 from cenote.request import Role, Tokenization
 
 logger = logging.getLogger("cenote")
@@ -175,6 +175,8 @@ class Intake:
             yield Lot(strip, indices, asks, flight, priority, adapter, pending.against)
             return
         long = strip.lengths > self.max_model_len
+        if strip.sights is not None:  # what has an image is read in one piece, and may be longer than a text
+            long &= np.array([sight is None for sight in strip.sights])
         for wish, places in pending.by_wish(indices):
             for place in places[long[places]].tolist():
                 yield self._long(pending, int(indices[place]), strip.between(place, place + 1), wish)

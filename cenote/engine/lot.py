@@ -142,10 +142,17 @@ class Rows(NamedTuple):
 
     values: Tensor
     offsets: Many[int] | None = None  # [size + 1], where the rows of each begin, and the end
+    shapes: Many[tuple[int, ...]] | None = None  # [size], of answers of any shape, whose rows are single numbers
 
     @classmethod
     def of(cls, values: Tensor, counts: Many[int] | None) -> Rows:
         return cls(values, None if counts is None else list(accumulate(counts, initial=0)))
+
+    @classmethod
+    def of_any_shape(cls, answers: Many[Tensor]) -> Rows:
+        flat = [answer.flatten() for answer in answers]
+        offsets = list(accumulate(map(len, flat), initial=0))
+        return cls(torch.cat(flat), offsets, [tuple(answer.shape) for answer in answers])
 
     def __len__(self) -> int:
         return self.values.shape[0] if self.offsets is None else len(self.offsets) - 1
@@ -155,12 +162,15 @@ class Rows(NamedTuple):
         if self.offsets is None:
             return self.values.unbind(0)
         counts = [end - start for start, end in pairwise(self.offsets)]
-        return torch.split(self.values[self.offsets[0] : self.offsets[-1]], counts)
+        pieces = torch.split(self.values[self.offsets[0] : self.offsets[-1]], counts)
+        if self.shapes is None:
+            return pieces
+        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
     def between(self, start: int, end: int) -> Rows:
         if self.offsets is None:
             return Rows(self.values[start:end])
-        return Rows(self.values, self.offsets[start : end + 1])
+        return Rows(self.values, self.offsets[start : end + 1], None if self.shapes is None else self.shapes[start:end])
 
 
 class Answered(NamedTuple):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cenote.batch import PackedBatch
+from cenote.batch import PackedBatch, PackedImages
+from cenote.inputs.images.transforms import numbers_of
 from cenote.inputs.strip import Strip
+from cenote.pictures import Picture, Sight
 
 Column = np.ndarray[Any, Any]
 
@@ -36,10 +39,13 @@ def pack(strip: Strip, device: torch.device, adapters: tuple[str | None, ...] | 
     moved = _moved(columns, device)
     if strip.kept is not None:
         moved["kept"] = moved["kept"].bool()
+    if strip.sights is not None and (axes := _axes(strip.sights, positions, offsets)) is not None:
+        moved["axes"] = torch.from_numpy(axes).to(device)
     return PackedBatch(
         **moved,  # type: ignore[arg-type]  # by their names
         host_lengths=tuple(lengths.tolist()),
         features=None if strip.embeds is None else _features(strip.embeds, device),
+        images=None if strip.sights is None else _images(strip.sights, offsets, device),
         host_attended=tuple(attended.tolist()) if not usual and (attended < lengths).any() else None,
         adapters=adapters,
     )
@@ -68,3 +74,41 @@ def laid(columns: dict[str, Column], *, pinned: bool) -> tuple[Tensor, dict[str,
 
 def _features(embeds: Many[Any], device: torch.device) -> Tensor:
     return torch.cat([rows for rows in embeds if rows is not None]).to(device)
+
+
+def _images(sights: Many[Sight | None], offsets: Column, device: torch.device) -> PackedImages:
+    """All images of a batch; one that several inputs have, or one of them twice, is looked at once."""
+    pictures = {picture.key: picture for sight in sights if sight is not None for picture in sight.pictures}
+    ends = np.cumsum([picture.num_rows for picture in pictures.values()])
+    first = dict(zip(pictures, (0, *ends.tolist()), strict=False))
+    rows, sources = [], []
+    for sight, start in zip(sights, offsets.tolist(), strict=False):
+        if sight is not None:
+            rows.append(sight.rows + start)
+            sources += [first[each.key] + np.arange(each.num_rows) for each in sight.pictures]
+    return PackedImages(
+        tuple(pictures.values()),
+        _patches(list(pictures.values()), device),
+        torch.from_numpy(np.concatenate(rows)).to(device),
+        torch.from_numpy(np.concatenate(sources)).to(device),
+    )
+
+
+def _patches(pictures: Many[Picture], device: torch.device) -> Tensor:
+    """The numbers of all patches. They travel as bytes, a quarter of that, and pictures of one model are all alike."""
+    if device.type == "cpu":  # one by one, as much as stays in cache while it is computed
+        return torch.cat([numbers_of(picture.patches, picture.colours) for picture in pictures])
+    together = [[*group] for _, group in groupby(pictures, lambda picture: picture.colours)]
+    moved = [torch.cat([picture.patches for picture in alike]).to(device) for alike in together]
+    return torch.cat([numbers_of(each, alike[0].colours) for each, alike in zip(moved, together, strict=True)])
+
+
+def _axes(sights: Many[Sight | None], positions: Column, offsets: Column) -> Column | None:
+    """Positions of several numbers, which are all the same one wherever there is no image."""
+    placed = [(place, sight.axes) for place, sight in enumerate(sights) if sight is not None and sight.axes is not None]
+    if not placed:
+        return None
+    axes = np.repeat(positions[None], len(placed[0][1]), axis=0)
+    for place, own in placed:
+        axes[:, offsets[place] : offsets[place + 1]] = own
+    return axes

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from cenote.engine.lot import Answered, Rows
 from cenote.errors import PoolingError
+from cenote.given import Input, input_size
 from cenote.inputs.chunks import WeightedMean
 from cenote.inputs.limits import Limits
 from cenote.inputs.strip import Integers, Strip
 from cenote.pooling.pooler import Ask
-from cenote.request import Input, Pooled, PoolRequest, Stacked, Task, input_size
+from cenote.request import Pooled, PoolRequest, Stacked, Task
 
 Answers = list[Pooled | PoolingError]
 Item = TypeVar("Item")

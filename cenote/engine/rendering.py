@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import logging
 
+import PIL.Image
+
 from cenote.config import EngineConfig
 from cenote.engine.roles import sides
+from cenote.errors import BadRequest, InputTooLong, LoadError
+from cenote.given import ScoreTemplate
 from cenote.inputs.chat import ChatSettings
+from cenote.inputs.images.reader import ImageReader, reader_of
+from cenote.inputs.images.seeing import Seeing
 from cenote.inputs.instructions import Instruction
+from cenote.inputs.media.loader import MediaLoader
+from cenote.inputs.media.policy import MediaPolicy
 from cenote.inputs.pairs import reads_both
 from cenote.inputs.render import Renderer
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.loading.load import LoadedModel
-from cenote.request import ScoreTemplate
+from cenote.loading.tensor_model import TensorModel
 
 logger = logging.getLogger("cenote")
+
+PLAIN_SIZE = (224, 224)  # pixels, in whole patches of all towers
 
 
 def tokenizer_of(model: LoadedModel) -> Tokenizer:
@@ -28,27 +38,83 @@ def tokenizer_of(model: LoadedModel) -> Tokenizer:
     )
 
 
-def renderer_of(model: LoadedModel, config: EngineConfig, tokenizer: Tokenizer, chat_template: str | None) -> Renderer:
+def media_policy(config: EngineConfig, *, trusts_callers: bool) -> MediaPolicy:
+    return MediaPolicy(
+        allowed_local_media_path=config.allowed_local_media_path or None,
+        allowed_media_domains=config.allowed_media_domains,
+        allow_any_media_domain=config.allow_any_media_domain,
+        trusts_caller=trusts_callers,
+    )
+
+
+def seeing_of(model: LoadedModel, config: EngineConfig, tokenizer: Tokenizer, loader: MediaLoader) -> Seeing | None:
+    """What reads the images of a model that has eyes."""
+    description = model.description
+    if (vision := description.architecture.vision) is None:
+        return None
+    options, token, size = config.mm_processor_kwargs or {}, vision.images.image_token_id, _vocab_size(model)
+    if token is not None and (not isinstance(token, int) or not 0 <= token < size):
+        raise LoadError(
+            f"{description.config.source}: image_token_id is {token!r}, which is none of the model's {size} tokens"
+        )
+    reader = reader_of(vision.images, model.processor, tokenizer.raw.token_to_id, description.max_length.value, options)
+    _check_reader(reader, str(description.checkpoint.folder))
+    return Seeing(reader, loader.load, config.max_images)
+
+
+def _check_reader(reader: ImageReader, folder: str) -> None:
+    """Have it read an image that fits all: what its files say wrong is wrong for every one."""
+    if {**reader.files.image, **reader.options}.get("do_resize") is False:  # then few fit
+        return
+    try:
+        reader.read(PIL.Image.new("RGB", PLAIN_SIZE), {}, "an empty image")
+    except InputTooLong:  # of a model that is to read short texts
+        return
+    except BadRequest as error:
+        raise LoadError(
+            f"{folder}: no image can be read as its processor files and mm_processor_kwargs say: {error.message}"
+        ) from error
+
+
+def renderer_of(
+    model: LoadedModel,
+    config: EngineConfig,
+    tokenizer: Tokenizer,
+    chat_template: str | None,
+    seeing: Seeing | None = None,
+) -> Renderer:
     description = model.description
     architecture = description.architecture
+    templates = [model.tokenizer.chat_template, None if seeing is None else seeing.reader.spec.chat_template]
+    if seeing is not None and seeing.reader.spec.template_first:
+        templates.reverse()
     return Renderer(
         tokenizer,
-        vocab_size=architecture.backbone.vocab_size,
+        vocab_size=_vocab_size(model),
         hidden_size=architecture.backbone.hidden_size,
         pairs_with_separator=bool(description.config.get("use_sep_token", architecture.pairs_with_separator)),
         score_template=_score_template(model),
+        pair_ending=architecture.pair_ending,
         prompt_embeds=config.enable_prompt_embeds,
         skip_prompt=not description.plan.include_prompt,
         chat=ChatSettings(
             server_template=chat_template,
-            tokenizer_template=model.tokenizer.chat_template,
+            tokenizer_template=next(filter(None, templates), None),
             content_format=config.chat_template_content_format,
             template_kwargs=config.default_chat_template_kwargs or {},
             special_tokens=model.tokenizer.special_tokens,
+            placeholder=None if seeing is None else seeing.placeholder,
         ),
         sides=sides(model),
         instruction=_instruction(model, tokenizer),
+        seeing=seeing,
+        check_tensors=model.backbone.check if isinstance(model.backbone, TensorModel) else None,
+        architecture=description.entry.name,
     )
+
+
+def _vocab_size(model: LoadedModel) -> int:
+    return model.description.architecture.backbone.vocab_size
 
 
 def _score_template(model: LoadedModel) -> ScoreTemplate | None:

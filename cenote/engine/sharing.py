@@ -231,6 +231,8 @@ def bodies_of(strip: Strip) -> list[bytes]:
     odd = (facts["second_start"] < lengths) | (facts["attended"] < lengths) | (facts["skip"] != 0)
     if strip.kept is not None:
         odd |= ~np.logical_and.reduceat(strip.kept, strip.offsets[:-1])
+    if strip.sights is not None:
+        odd |= np.array([sight is not None for sight in strip.sights])
     if odd.any():
         _tell(bodies, strip, np.flatnonzero(odd).tolist())
     return bodies
@@ -245,6 +247,9 @@ def _tell(bodies: list[bytes], strip: Strip, places: Iterable[int]) -> None:
         kept = flags[offsets[place] : offsets[place + 1]]
         # no list of ids looks like this: its bytes are those of whole numbers, and these are one more
         kept = b"\2" + kept.ljust(-(-len(kept) // 4) * 4) if b"\0" in kept else b"\1"
+        seen = None if strip.sights is None else strip.sights[place]
+        if seen is not None:  # as many images as the number says, then what is told of all others
+            kept = b"\3" + struct.pack("<I", len(seen.pictures)) + seen.key + kept
         bodies[place] = told[width * place : width * (place + 1)] + kept + bodies[place]
 
 

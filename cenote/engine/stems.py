@@ -63,7 +63,7 @@ def can_share(backbone: nn.Module) -> bool:
 
 def share(batch: PackedBatch, token_ids: Array) -> PackedBatch:
     """The batch with common beginnings once, or as it is where that spares little; `token_ids` are its own, here."""
-    odd = (batch.token_types, batch.features, batch.host_attended, batch.adapters)
+    odd = (batch.token_types, batch.features, batch.images, batch.host_attended, batch.adapters)
     least = MIN_BATCH_TOKENS.get(batch.device.type, 0)
     if batch.size < 2 or batch.num_tokens < least or any(part is not None for part in odd):
         return batch

@@ -14,15 +14,7 @@ from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.inputs.limits import Limits, wanted_length
 from cenote.inputs.tokenizer import Frame, TokenIds, Tokenizer, check_unicode
 from cenote.loading.load import LoadedModel
-from cenote.request import (
-    Aggregation,
-    EntityRequest,
-    Pooled,
-    PoolingParams,
-    PoolRequest,
-    Tagged,
-    Tokenization,
-)
+from cenote.request import Aggregation, EntityRequest, Pooled, PoolingParams, PoolRequest, Tagged, Tokenization
 
 STRATEGIES: tuple[Aggregation, ...] = ("none", "simple", "first", "average", "max")
 # texts whose tokens are located at once: the tokenizer's records of where things lie are large

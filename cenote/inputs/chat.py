@@ -8,22 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from cenote.errors import BadRequest, Unsupported
+from cenote.given import Chat
 from cenote.inputs.content_format import Reading, reading_of
+from cenote.inputs.parts import TEXT_PARTS, as_part, kind_of
 from cenote.inputs.templates import run_template
-from cenote.request import Chat
 
 ContentFormat = Literal["auto", "string", "openai"]
 Message: TypeAlias = dict[str, Any]
 
 # fields of the request itself, which its template arguments must not contradict
 RESERVED = frozenset(("chat_template", "tokenize", "messages", "add_generation_prompt", "continue_final_message"))
-# kinds of parts that are text, and the entry that has it
-TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
-MEDIA_PARTS = (
-    *("image_url", "input_image", "image", "image_pil", "image_embeds"),
-    *("audio_url", "input_audio", "audio", "audio_embeds"),
-    *("video_url", "video", "file"),
-)
 # the names under which what a model thought is sent; templates read the first
 REASONING = ("reasoning_content", "reasoning", "thinking")
 # stands after the words to be continued; the space tells whether the template trims what it writes
@@ -41,6 +35,7 @@ class ChatSettings:
     content_format: ContentFormat = "auto"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token -> <s>
+    placeholder: str | None = None  # what stands for an image in a text; None: the model reads text only
 
     def __post_init__(self) -> None:
         if self.content_format not in get_args(ContentFormat):
@@ -59,7 +54,10 @@ def chat_text(chat: Chat, settings: ChatSettings) -> str:
     check_template_kwargs(chat.template_kwargs)
     template = _template(chat, settings)
     reading = _reading(template, settings)
-    messages = [_message(each, f"messages[{place}]", reading) for place, each in enumerate(_listed(chat.messages))]
+    messages = [
+        _message(each, f"messages[{place}]", reading, settings.placeholder)
+        for place, each in enumerate(_listed(chat.messages))
+    ]
     continued = None
     if chat.continue_final_message:
         continued = _mark_end(messages[-1], chat.messages[-1].get("content"))
@@ -114,7 +112,7 @@ def _listed(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]
     return messages
 
 
-def _message(given: Mapping[str, Any], where: str, reading: Reading) -> Message:
+def _message(given: Mapping[str, Any], where: str, reading: Reading, placeholder: str | None) -> Message:
     """A message as the template reads it; entries that are null are left out."""
     if not isinstance(given, Mapping):
         raise BadRequest(f"{where} is an object with role and content, not {type(given).__name__}", param="messages")
@@ -122,7 +120,7 @@ def _message(given: Mapping[str, Any], where: str, reading: Reading) -> Message:
         kind = "missing" if role is None else type(role).__name__
         raise BadRequest(f"{where}.role is a string such as user, system or assistant; it is {kind}", param="messages")
     message = {name: value for name, value in given.items() if value is not None}
-    message["content"] = _content(given.get("content"), f"{where}.content", reading)
+    message["content"] = _content(given.get("content"), f"{where}.content", reading, placeholder)
     if (thought := next((message[name] for name in REASONING if name in message), None)) is not None:
         message = {"thinking": thought, **message, "reasoning_content": thought}
     if isinstance(calls := message.get("tool_calls"), list):
@@ -130,7 +128,7 @@ def _message(given: Mapping[str, Any], where: str, reading: Reading) -> Message:
     return message
 
 
-def _content(given: Any, where: str, reading: Reading) -> str | list[Message]:
+def _content(given: Any, where: str, reading: Reading, placeholder: str | None) -> str | list[Message]:
     if isinstance(given, str) and reading != "openai":
         return given
     if isinstance(given, str):
@@ -140,28 +138,26 @@ def _content(given: Any, where: str, reading: Reading) -> str | list[Message]:
     if not isinstance(given, list | tuple):
         kind = type(given).__name__
         raise BadRequest(f"{where} is a string, a list of parts or null, not {kind}", param="messages")
-    parts = [_part(part, f"{where}[{place}]") for place, part in enumerate(given)]
-    return "\n".join(part["text"] for part in parts) if reading == "string" else parts
+    parts = [_part(part, f"{where}[{place}]", placeholder) for place, part in enumerate(given)]
+    return _joined(parts, placeholder or "") if reading == "string" else parts
 
 
-def _part(given: Any, where: str) -> Message:
-    """One part of a content. Every kind there is passes here, and today only text is read."""
-    if isinstance(given, str):
-        return {"type": "text", "text": given}
-    if not isinstance(given, Mapping):
-        raise BadRequest(f"{where} is an object with a type, not {type(given).__name__}", param="messages")
-    kind = given.get("type")
-    if kind is None:  # an entry that only one kind of part has tells it as well
-        kind = next((name for name in (*TEXT_PARTS, *MEDIA_PARTS) if name in given), None)
-    if kind in MEDIA_PARTS:
+def _part(given: Any, where: str, placeholder: str | None) -> Message:
+    """One part of a content; images have been read by now, and what is left of them is where they stand."""
+    if given == {"type": "image"} and placeholder is not None:
+        return {"type": "image"}
+    kind = kind_of(given, where, "messages") if isinstance(given, Mapping) else "text"
+    if placeholder is None and kind not in TEXT_PARTS:
         raise Unsupported(f"{where} is of type {kind}, but this model reads text only", param="messages")
-    if not isinstance(kind, str) or kind not in TEXT_PARTS:
-        known = ", ".join((*TEXT_PARTS, *MEDIA_PARTS))
-        raise BadRequest(f"{where}.type is {kind!r}; there are: {known}", param="messages")
-    text = given.get(TEXT_PARTS[kind])
-    if not isinstance(text, str):
-        raise BadRequest(f"{where}.{TEXT_PARTS[kind]} is a string, not {type(text).__name__}", param="messages")
-    return {"type": "text", "text": text}
+    return {"type": "text", "text": as_part(given, where)}
+
+
+def _joined(parts: Sequence[Message], placeholder: str) -> str:
+    """As one text: images first, those that are not marked in it already."""
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    marked = sum(text.count(placeholder) for text in texts) if placeholder else 0
+    missing = len(parts) - len(texts) - marked
+    return "\n".join([*[placeholder] * (missing if placeholder else 0), *texts])
 
 
 def _tool_call(given: Any) -> Any:
@@ -177,7 +173,7 @@ def _tool_call(given: Any) -> Any:
 
 
 def _num_chars(content: str | list[Message]) -> int:
-    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+    return len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content)
 
 
 def _mark_end(message: Message, given: object) -> str:
@@ -187,9 +183,11 @@ def _mark_end(message: Message, given: object) -> str:
     if isinstance(message["content"], str):
         words: str = message["content"]
         message["content"] = words + MARK
+    elif "text" in (last := message["content"][-1]):
+        words = last["text"]
+        last["text"] = words + MARK
     else:
-        words = message["content"][-1]["text"]
-        message["content"][-1]["text"] = words + MARK
+        raise BadRequest("continue_final_message is set, but the last message ends with an image", param="messages")
     return words
 
 

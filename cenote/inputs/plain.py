@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cenote.errors import BadRequest
+from cenote.given import Pair
 from cenote.inputs.limits import Limits
 from cenote.inputs.strip import Integers, Strip, gathered
 from cenote.inputs.tokenizer import CHARS_PER_TOKEN, Frame, TokenIds, Tokenizer
-from cenote.request import Pair, Tokenization, TruncationSide
+from cenote.request import Tokenization, TruncationSide
 
 
 class Pieces(NamedTuple):

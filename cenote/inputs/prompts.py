@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from cenote.errors import BadRequest, Unsupported
-from cenote.request import Embeds, Input, Tokenization
+from cenote.given import Embeds, Input, Pictured, Tensors
+from cenote.pictures import Image
+from cenote.request import Tokenization
 
 logger = logging.getLogger("cenote")
 
@@ -57,7 +59,7 @@ def _is_integer(token: Any) -> bool:
 
 def _from_mapping(prompt: Mapping[str, Any]) -> Input:
     if prompt.get("multi_modal_data"):
-        raise Unsupported("multi_modal_data was given, but this model reads text only", param="multi_modal_data")
+        return _pictured(prompt)
     if (embeds := prompt.get("prompt_embeds")) is not None:
         if not isinstance(embeds, torch.Tensor):
             raise BadRequest(f"prompt_embeds is a tensor [tokens, hidden], not {type(embeds).__name__}")
@@ -71,6 +73,36 @@ def _from_mapping(prompt: Mapping[str, Any]) -> Input:
             raise BadRequest("Prompt text should be a string")
         return prompt["prompt"]
     raise BadRequest("Prompt dictionary must contain text, tokens, or embeddings")
+
+
+def _pictured(prompt: Mapping[str, Any]) -> Input:
+    """A prompt with images: one, or a list of them; or with tensors by their names, for a model that reads those."""
+    data = prompt["multi_modal_data"]
+    if not isinstance(data, Mapping) or set(data) != {"image"}:
+        found = ", ".join(map(repr, data)) if isinstance(data, Mapping) else type(data).__name__
+        raise Unsupported(f'multi_modal_data is {{"image": ...}}; it has {found}', param="multi_modal_data")
+    given = data["image"]
+    if isinstance(given, Mapping):
+        return _tensors(given)
+    if isinstance(given, list | tuple):
+        images = [Image(image, f"multi_modal_data.image[{place}]") for place, image in enumerate(given)]
+    else:
+        images = [Image(given)]
+    text = _from_mapping({name: value for name, value in prompt.items() if name != "multi_modal_data"})
+    if isinstance(text, Embeds):
+        raise Unsupported("prompt_embeds go without multi_modal_data", param="prompt_embeds")
+    options = prompt.get("mm_processor_kwargs") or {}
+    if not isinstance(options, Mapping):
+        raise BadRequest(f"mm_processor_kwargs is a dictionary, not {type(options).__name__}")
+    return Pictured(text, images, options) if images else text  # type: ignore[arg-type]  # no other kind
+
+
+def _tensors(given: Mapping[str, Any]) -> Tensors:
+    values = {name: torch.from_numpy(item) if isinstance(item, np.ndarray) else item for name, item in given.items()}
+    for name, item in values.items():
+        if not isinstance(item, torch.Tensor):
+            raise BadRequest(f"{name} of multi_modal_data.image is a tensor, not {type(item).__name__}")
+    return Tensors(values)
 
 
 def as_tokenization(kwargs: Mapping[str, Any] | None, max_model_len: int) -> Tokenization:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cenote.errors import BadRequest, Unsupported
-from cenote.request import Chat, Input, Ranking
+from cenote.given import Chat, Input, Ranking
 
 DOCUMENT_MARK, QUERY_MARK = "<|embed_token|>", "<|rerank_token|>"
 SYSTEM = (

@@ -2,62 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from cenote.errors import BadRequest, InputTooLong, PoolingError, Unsupported
+from cenote.given import Chat, Embeds, Input, Pair, Parts, PartsPair, Pictured, Ranking, Refused, ScoreTemplate, Tensors
 from cenote.inputs.chat import ChatSettings, chat_text
-from cenote.inputs.fitting import Framed, fitted
+from cenote.inputs.fitting import Framed
+from cenote.inputs.images.seeing import Seeing
 from cenote.inputs.instructions import Instruction
 from cenote.inputs.limits import (
     ANY_LENGTH,
     Limits,
     check_length,
     padded_length,
-    too_many_characters,
     wanted_length,
 )
 from cenote.inputs.markers import Side
-from cenote.inputs.pairs import cut, join, joined_text
+from cenote.inputs.pairs import joined_text
+from cenote.inputs.parts import plain_text
 from cenote.inputs.plain import Plain
 from cenote.inputs.ranking import DOCUMENT_MARK, QUERY_MARK, ranking_text
-from cenote.inputs.strip import Integers, Rendered, Strip
-from cenote.inputs.tokenizer import TokenIds, Tokenizer, check_ids, check_unicode, integers
-from cenote.request import Chat, Embeds, Input, Pair, Ranking, Role, ScoreTemplate, Tokenization
+from cenote.inputs.sequences import Build, Sequences
+from cenote.inputs.strip import Rendered, Rendering, Strip
+from cenote.inputs.tokenizer import TokenIds, Tokenizer, check_ids, integers
+from cenote.pictures import Picture
+from cenote.request import Role, Tokenization
 
+logger = logging.getLogger("cenote")
 
-@dataclass(frozen=True, slots=True)
-class Rendering(Sequence[Rendered | PoolingError]):
-    """Inputs that were rendered together: those that can be read, and the errors of the others."""
-
-    strip: Strip
-    places: Integers  # of what is in the strip, among all
-    errors: Mapping[int, PoolingError]  # by their places
-
-    @classmethod
-    def of(cls, each: Sequence[Rendered | PoolingError]) -> Rendering:
-        errors = {place: item for place, item in enumerate(each) if isinstance(item, PoolingError)}
-        places = np.delete(np.arange(len(each)), list(errors)) if errors else np.arange(len(each))
-        return cls(Strip.of([item for item in each if isinstance(item, Rendered)]), places, errors)
-
-    def __len__(self) -> int:
-        return len(self.places) + len(self.errors)
-
-    def between(self, start: int, end: int) -> Rendering:
-        """Of some neighbours."""
-        if end - start == len(self):
-            return self
-        first, last = np.searchsorted(self.places, (start, end)).tolist()
-        errors = {place - start: error for place, error in self.errors.items() if start <= place < end}
-        return Rendering(self.strip.between(first, last), self.places[first:last] - start, errors)
-
-    def __getitem__(self, place: Any) -> Any:
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        return self.errors.get(place) or self.strip.rendered(int(np.searchsorted(self.places, place)))
+# the token id that plugins written for the reference send beside tensors
+STANDS_FOR_TENSORS = 1
 
 
 class Renderer:
@@ -69,22 +48,31 @@ class Renderer:
         hidden_size: int,
         pairs_with_separator: bool = True,
         score_template: ScoreTemplate | None = None,
+        pair_ending: Sequence[int] = (),
         prompt_embeds: bool = False,
         skip_prompt: bool = False,
         chat: ChatSettings | None = None,
         sides: Mapping[Role, Side] | None = None,
         instruction: Instruction | None = None,
+        seeing: Seeing | None = None,
+        check_tensors: Callable[[Mapping[str, Any]], None] | None = None,
+        architecture: str = "this model",
     ) -> None:
         self.tokenizer = tokenizer
+        self.sequences = Sequences(tokenizer)
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.pairs_with_separator = pairs_with_separator
         self.score_template = score_template  # joins the pairs that bring none
+        self.pair_ending = np.array(pair_ending, dtype=np.int32)  # behind what a template writes
         self.prompt_embeds = prompt_embeds
         self.skip_prompt = skip_prompt
         self.chat = chat or ChatSettings()
         self.instruction = instruction  # of models whose prompts hold one that is not pooled
         self.sides = sides or {}  # of models that read queries and documents in different ways
+        self.seeing = seeing  # of models that read images
+        self.check_tensors = check_tensors  # of models that read tensors and nothing else
+        self.architecture = architecture  # its name in messages
 
     def render(
         self,
@@ -118,12 +106,15 @@ class Renderer:
         """All at once; None where that cannot be done, or does not pay."""
         if len(inputs) == 1 or how.pad_prompt_tokens is not None or self.instruction is not None:
             return None
+        if self.check_tensors is not None:
+            return None
         plain, kinds = Plain(self.tokenizer, how, limits, max_tokens), set(map(type, inputs))
         if kinds == {str}:
             strip = plain.texts(inputs, prompt, skips_prompt=self.skip_prompt) if side is None else None
         elif kinds == {Pair}:
             own_way = self.score_template is not None or not self.pairs_with_separator
-            strip = None if own_way or any(pair.template is not None for pair in inputs) else plain.pairs(inputs)
+            odd = own_way or any(pair.template is not None or pair.pictures for pair in inputs)
+            strip = None if odd else plain.pairs(inputs)
         else:
             strip = plain.token_ids(inputs, self.vocab_size)
         if strip is None or not strip.lengths.all():
@@ -141,25 +132,45 @@ class Renderer:
         prompt: str | None,
         side: Side | None,
     ) -> list[Rendered | PoolingError]:
-        plans: list[Callable[[dict[str, TokenIds]], Rendered] | PoolingError] = []
+        plans: list[Build | PoolingError] = []
         texts: dict[str, None] = {}  # what must be tokenized, each text once
         for item in inputs:
             try:
-                if isinstance(item, str) and side is not None:
-                    plans.append(self._plan_side(item, side, how, limits, prompt, texts))
-                else:
-                    plans.append(self._plan(item, how, limits, max_tokens, prompt, texts))
-            except PoolingError as error:
-                plans.append(error)
+                plans.append(self._planned(item, how, limits, max_tokens, prompt, texts, side))
+            except Exception as error:
+                plans.append(_its_own(error))
         tokenized = dict(zip(texts, self.tokenizer.encode(list(texts), lower_case=how.do_lower_case), strict=True))
         return [plan if isinstance(plan, PoolingError) else self._finish(plan, tokenized, limits) for plan in plans]
 
     def tokenize(self, item: Input, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of an input of any length, even none."""
         how, texts = Tokenization(add_special_tokens=add_special_tokens), dict[str, None]()
-        build = self._plan(item, how, ANY_LENGTH, None, None, texts)
+        build = self._planned(item, how, ANY_LENGTH, None, None, texts)
         ids: list[int] = build(dict(zip(texts, self.tokenizer.encode(list(texts)), strict=True))).token_ids.tolist()
         return ids
+
+    def _planned(
+        self,
+        item: Input,
+        how: Tokenization,
+        limits: Limits,
+        max_tokens: int | None,
+        prompt: str | None,
+        texts: dict[str, None],
+        side: Side | None = None,
+    ) -> Build:
+        """Any input, with images or without, as one side of a comparison or by itself."""
+        if isinstance(item, Refused):
+            raise item.error
+        if isinstance(item, Tensors) or self.check_tensors is not None:
+            rendered = self._tensors(item)
+            return lambda ids: rendered
+        item, pictures = self._without_pictures(item)
+        if pictures:
+            return self._plan_pictured(item, pictures, how, limits, max_tokens, prompt, texts)
+        if isinstance(item, str) and side is not None:
+            return self._plan_side(item, side, how, limits, prompt, texts)
+        return self._plan(item, how, limits, max_tokens, prompt, texts)
 
     def _plan(
         self,
@@ -169,8 +180,9 @@ class Renderer:
         max_tokens: int | None,
         prompt: str | None,
         texts: dict[str, None],
-    ) -> Callable[[dict[str, TokenIds]], Rendered]:
+    ) -> Build:
         """Note the texts to tokenize for an input; what comes back builds it from their ids."""
+        read = self.sequences
         if isinstance(item, Ranking):
             return self._plan_ranking(item, how, limits, max_tokens, texts)
         if isinstance(item, Pair) and (item.template is not None or self.score_template is not None):
@@ -181,22 +193,71 @@ class Renderer:
             item, prompt = chat_text(item, self.chat), None  # a prompt is for texts; a conversation has its template
         if isinstance(item, str):
             whole = prompt + item if prompt else item
-            text = self._fitting(whole, how, limits, max_tokens)
+            text = read.fitting(whole, how, limits, max_tokens)
             texts[text] = None
             if prompt and self.skip_prompt:
                 texts[prompt] = None
             skipped, exact = prompt if self.skip_prompt else None, len(text) == len(whole)
-            return lambda ids: self._single(ids[text], how, max_tokens, ids[skipped] if skipped else None, exact)
+            return lambda ids: self.sequences.single(
+                ids[text], how, max_tokens, ids[skipped] if skipped else None, exact
+            )
         if isinstance(item, Pair):
-            query, document = (self._fitting(side, how, limits, max_tokens) for side in (item.query, item.document))
+            query, document = (
+                self.sequences.fitting(side, how, limits, max_tokens) for side in (item.query, item.document)
+            )
             texts[query] = texts[document] = None
             exact = len(query) + len(document) == len(item.query) + len(item.document)
-            return lambda ids: self._pair(ids[query], ids[document], how, max_tokens, exact)
+            return lambda ids: read.pair(ids[query], ids[document], how, max_tokens, exact)
         if isinstance(item, Embeds):
             rendered = self._embeds(item, limits)
             return lambda ids: rendered
+        assert not isinstance(item, PartsPair | Parts | Pictured | Refused | Tensors), "these have become others by now"
         given = self._token_ids(item)
-        return lambda ids: self._sliced(given, how, max_tokens)
+        return lambda ids: read.sliced(given, how, max_tokens)
+
+    def _without_pictures(self, item: Input) -> tuple[Input, Sequence[Picture]]:
+        """The prompt of an input, and its images, which have been read."""
+        if isinstance(item, Chat | Pair):
+            return item, item.pictures
+        if isinstance(item, Parts):  # of a model that reads nothing but text; others have read it by now
+            return plain_text(item.content, item.where, self.architecture), ()
+        if not isinstance(item, Pictured | PartsPair):
+            return item, ()
+        if self.seeing is None or isinstance(item, PartsPair):
+            raise Unsupported("multi_modal_data was given, but this model reads text only", param="multi_modal_data")
+        return item.prompt, [picture for picture in item.images if isinstance(picture, Picture)]
+
+    def _plan_pictured(
+        self,
+        item: Input,
+        pictures: Sequence[Picture],
+        how: Tokenization,
+        limits: Limits,
+        max_tokens: int | None,
+        prompt: str | None,
+        texts: dict[str, None],
+    ) -> Build:
+        """A prompt with images: where it is cut, its text is, and never an image."""
+        assert self.seeing is not None, "images are read by those that can"
+        seeing, spec = self.seeing, self.seeing.reader.spec
+        if spec.alone is not None:
+            text = chat_text(item, self.chat) if isinstance(item, Chat) else item
+            seeing.check_alone(text if isinstance(text, str) else list(text), len(pictures))  # type: ignore[arg-type]
+            return lambda ids: seeing.by_itself(pictures[0])
+        if max_tokens is not None:
+            room = max_tokens - sum(len(picture.token_ids) - 1 for picture in pictures) - seeing.reader.NUM_ADDED
+            if room < len(pictures):
+                raise InputTooLong(
+                    f"the images of this prompt are {max_tokens - room + len(pictures)} tokens, which leaves no room "
+                    f"in {max_tokens}; an image is never cut: give fewer or smaller ones",
+                    param="input_tokens",
+                )
+            max_tokens = room
+        own = dict[str, None]()
+        build = self._plan(item, replace(how, pad_prompt_tokens=None), limits, max_tokens, prompt, own)
+        marked = {text: seeing.reader.marked(text) for text in own}
+        texts.update(dict.fromkeys(marked.values()))
+        return lambda ids: seeing.expanded(build({text: ids[marked[text]] for text in own}), pictures)
 
     def _plan_side(
         self,
@@ -206,45 +267,45 @@ class Renderer:
         limits: Limits,
         prompt: str | None,
         texts: dict[str, None],
-    ) -> Callable[[dict[str, TokenIds]], Rendered]:
+    ) -> Build:
         """A text that is read as a query, or as a document."""
         limit = side.limit(how.truncate_prompt_tokens, limits.max_tokens)
         whole = side.text(item, prompt)
-        text = self._fitting(whole, how, limits, limit)
+        text = self.sequences.fitting(whole, how, limits, limit)
         texts[text] = None
         exact = len(text) == len(whole)
-        return lambda ids: self._marked(ids[text], side, how, limit, exact)
-
-    def _marked(self, body: TokenIds, side: Side, how: Tokenization, limit: int, exact: bool) -> Rendered:
-        frame, cut_side = self.tokenizer.single, how.truncation_side or self.tokenizer.truncation_side
-        num_added = frame.num_tokens + side.num_markers
-        kept = cut(body, max(0, limit - num_added), cut_side)
-        ids = self._padded(side.marked(np.concatenate((frame.prefix, kept, frame.suffix))), how)
-        expanded = side.expanded(cut(ids, limit, cut_side), limit)
-        return Rendered(
-            expanded.token_ids,
-            len(expanded.token_ids),
-            len(body) + num_added,
-            input_tokens_exact=exact,
-            attended=expanded.attended,
-            kept=expanded.kept,
-        )
+        return lambda ids: self.sequences.marked(ids[text], side, how, limit, exact)
 
     def _plan_template(
         self, pair: Pair, how: Tokenization, limits: Limits, max_tokens: int | None, texts: dict[str, None]
-    ) -> Callable[[dict[str, TokenIds]], Rendered]:
+    ) -> Build:
         own = None if pair.template is not None else self.score_template
         if own is not None and not own.adds_special_tokens:
             how = replace(how, add_special_tokens=False)
 
         def write(query: str, documents: Sequence[str]) -> str:
-            return joined_text(replace(pair, query=query, document=documents[0]), self.chat.special_tokens, own)
+            text = joined_text(replace(pair, query=query, document=documents[0]), self.chat.special_tokens, own)
+            return self.seeing.reader.marked(text) if self.seeing is not None and pair.pictures else text
 
-        return self._plan_framed(Framed(pair.query, [pair.document], write), how, limits, max_tokens, texts)
+        framed, ending = Framed(pair.query, [pair.document], write), self.pair_ending
+        if not len(ending):
+            return self.sequences.framed(framed, how, limits, max_tokens, texts)
+        left = None if max_tokens is None else max(0, max_tokens - len(ending))
+        if (padded := how.pad_prompt_tokens) is not None:
+            how = replace(how, pad_prompt_tokens=padded - len(ending))
+        build = self.sequences.framed(framed, how, limits, left, texts)
+
+        def ended(ids: dict[str, TokenIds]) -> Rendered:
+            rendered = build(ids)
+            token_ids = np.concatenate((rendered.token_ids, ending))
+            total = rendered.num_input_tokens + len(ending)
+            return replace(rendered, token_ids=token_ids, second_start=len(token_ids), num_input_tokens=total)
+
+        return ended
 
     def _plan_ranking(
         self, ranking: Ranking, how: Tokenization, limits: Limits, max_tokens: int | None, texts: dict[str, None]
-    ) -> Callable[[dict[str, TokenIds]], Rendered]:
+    ) -> Build:
         found = (self.tokenizer.raw.token_to_id(mark) for mark in (DOCUMENT_MARK, QUERY_MARK))
         marks = [token for token in found if token is not None]
         if len(marks) < 2:
@@ -253,7 +314,7 @@ class Renderer:
         def write(query: str, documents: Sequence[str]) -> str:
             return ranking_text(query, documents, ranking.instruction)
 
-        build = self._plan_framed(Framed(ranking.query, ranking.documents, write), how, limits, max_tokens, texts)
+        build = self.sequences.framed(Framed(ranking.query, ranking.documents, write), how, limits, max_tokens, texts)
 
         def marked(ids: dict[str, TokenIds]) -> Rendered:
             rendered = build(ids)
@@ -261,93 +322,6 @@ class Renderer:
             return rendered
 
         return marked
-
-    def _plan_framed(
-        self, framed: Framed, how: Tokenization, limits: Limits, max_tokens: int | None, texts: dict[str, None]
-    ) -> Callable[[dict[str, TokenIds]], Rendered]:
-        """A prompt that is cut inside, where its texts are: a model reads the answer off the end of its frame."""
-        query, *documents = (self._fitting(text, how, limits, max_tokens) for text in (framed.query, *framed.documents))
-        given = len(framed.query) + sum(map(len, framed.documents))
-        exact = len(query) + sum(map(len, documents)) == given
-        framed = replace(framed, query=query, documents=documents)
-        whole = framed.write(query, documents)
-        if max_tokens is None:
-            self._fitting(whole, how, limits, None)
-        else:
-            padded = how.pad_prompt_tokens
-            how = replace(how, pad_prompt_tokens=None if padded is None else min(padded, max_tokens))
-        texts[whole] = None
-        frame = self.tokenizer.single if how.add_special_tokens else self.tokenizer.single.bare
-
-        def encode(text: str) -> TokenIds:
-            return self.tokenizer.encode([text], lower_case=how.do_lower_case)[0]
-
-        def build(ids: dict[str, TokenIds]) -> Rendered:
-            body, total = ids[whole], len(ids[whole]) + frame.num_tokens
-            if max_tokens is not None and total > max_tokens:
-                side = how.truncation_side or self.tokenizer.truncation_side
-                body = fitted(framed, encode, max_tokens - frame.num_tokens, self.tokenizer, side)
-            rendered = self._single(body, how, None, None, exact)
-            rendered.num_input_tokens = total
-            return rendered
-
-        return build
-
-    def _fitting(self, text: str, how: Tokenization, limits: Limits, max_tokens: int | None) -> str:
-        """The text, or as much of it as can matter: a huge one must not be tokenized only to be cut."""
-        check_unicode(text)
-        if max_tokens is None:
-            most = limits.max_tokens * self.tokenizer.max_chars_per_token
-            if limits.bounded and len(text) > most:
-                raise InputTooLong(too_many_characters(limits, len(text), most), param="input_text", value=len(text))
-            return text
-        side = how.truncation_side or self.tokenizer.truncation_side
-        return self.tokenizer.enough(text, max_tokens, side, lower_case=how.do_lower_case)
-
-    def _single(
-        self, body: TokenIds, how: Tokenization, max_tokens: int | None, prompt: TokenIds | None, exact: bool
-    ) -> Rendered:
-        frame = self.tokenizer.single if how.add_special_tokens else self.tokenizer.single.bare
-        total = len(body) + frame.num_tokens
-        if max_tokens is not None and total > max_tokens and how.truncation_side is None:
-            body = cut(body, max(0, max_tokens - frame.num_tokens), self.tokenizer.truncation_side)
-        ids = np.concatenate((frame.prefix, body, frame.suffix)) if frame.num_tokens else body
-        ids = self._padded(ids, how)
-        if max_tokens is not None and len(ids) > max_tokens:  # an explicit side cuts special tokens as well
-            ids = cut(ids, max_tokens, how.truncation_side or self.tokenizer.truncation_side)
-        skip = 0 if prompt is None else len(prompt) + len(frame.prefix)
-        if (how.truncation_side or self.tokenizer.truncation_side) == "left":
-            skip -= max(0, total - len(ids))  # the prompt is what was cut first
-        return Rendered(ids, len(ids), total, skip=max(0, min(skip, len(ids) - 1)), input_tokens_exact=exact)
-
-    def _pair(
-        self, query: TokenIds, document: TokenIds, how: Tokenization, max_tokens: int | None, exact: bool
-    ) -> Rendered:
-        frame = self.tokenizer.pair if how.add_special_tokens else self.tokenizer.pair.bare
-        side = how.truncation_side
-        whole = max_tokens if side is None else None
-        ids, second = join(frame, query, document, whole, self.tokenizer.truncation_side)
-        ids = self._padded(ids, how)  # padding is of the type of what it follows
-        second = second if frame.second_type else len(ids)
-        total = len(query) + len(document) + frame.num_tokens
-        if max_tokens is not None and len(ids) > max_tokens:
-            lost = len(ids) - max_tokens if side == "left" else 0
-            ids = cut(ids, max_tokens, side or self.tokenizer.truncation_side)
-            second = min(max(second - lost, 0), len(ids))
-        return Rendered(ids, second, total, input_tokens_exact=exact)
-
-    def _sliced(self, given: TokenIds, how: Tokenization, max_tokens: int | None) -> Rendered:
-        ids = self._padded(given, how)
-        if max_tokens is not None:
-            ids = cut(ids, max_tokens, how.truncation_side or self.tokenizer.truncation_side)
-        return Rendered(ids, len(ids), len(given))
-
-    def _padded(self, ids: TokenIds, how: Tokenization) -> TokenIds:
-        if how.pad_prompt_tokens is None or len(ids) >= how.pad_prompt_tokens:
-            return ids
-        if self.tokenizer.pad_token_id is None:
-            raise Unsupported("padding was asked for, but the tokenizer has no padding token", param="padding")
-        return np.pad(ids, (0, how.pad_prompt_tokens - len(ids)), constant_values=self.tokenizer.pad_token_id)
 
     def _token_ids(self, given: Sequence[int]) -> TokenIds:
         ids = integers(given)
@@ -365,14 +339,34 @@ class Renderer:
         ids = np.zeros(shape[0], dtype=np.int32)
         return Rendered(ids, len(ids), len(ids), embeds=item.rows)
 
-    def _finish(
-        self, build: Callable[[dict[str, TokenIds]], Rendered], tokenized: dict[str, TokenIds], limits: Limits
-    ) -> Rendered | PoolingError:
+    def _tensors(self, item: Input) -> Rendered:
+        if self.check_tensors is None:
+            raise Unsupported(
+                f"multi_modal_data.image has tensors by name, and {self.architecture} reads tokens; those tensors are "
+                "for models that come with an IO processor plugin",
+                param="multi_modal_data",
+            )
+        if not isinstance(item, Tensors):
+            raise Unsupported(
+                f"{self.architecture} reads tensors, which its IO processor plugin makes of `data`; it reads no text"
+            )
+        self.check_tensors(item.values)
+        return Rendered(np.array([STANDS_FOR_TENSORS], dtype=np.int32), 1, 1, embeds=item.values)
+
+    def _check_length(self, rendered: Rendered, limits: Limits) -> None:
+        if rendered.sight is not None and self.seeing is not None:
+            if self.seeing.reader.spec.alone is not None:
+                return  # as long as the tower of images makes it, whatever holds for texts
+            if limits.chunked:  # which is for texts: what has an image is never split
+                limits = Limits(self.seeing.reader.max_tokens)
+        check_length(len(rendered.token_ids), limits)
+
+    def _finish(self, build: Build, tokenized: dict[str, TokenIds], limits: Limits) -> Rendered | PoolingError:
         try:
             rendered = build(tokenized)
-            check_length(len(rendered.token_ids), limits)
-        except PoolingError as error:
-            return error
+            self._check_length(rendered, limits)
+        except Exception as error:
+            return _its_own(error)
         if (
             self.tokenizer.max_token_id >= self.vocab_size
             and (worst := int(rendered.token_ids.max())) >= self.vocab_size
@@ -381,3 +375,11 @@ class Renderer:
         if self.instruction is not None and rendered.embeds is None:
             rendered.skip = self.instruction.num_tokens(rendered.token_ids)
         return rendered
+
+
+def _its_own(error: Exception) -> PoolingError:
+    """What one input gets for it; the others, of other people perhaps, are read."""
+    if isinstance(error, PoolingError):
+        return error
+    logger.error("an input could not be read", exc_info=error)
+    return PoolingError(f"the input could not be read: {type(error).__name__}: {error}")

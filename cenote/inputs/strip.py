@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from cenote.errors import PoolingError
 from cenote.inputs.tokenizer import TokenIds
+from cenote.pictures import Sight
 
 Integers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
@@ -28,10 +30,11 @@ class Rendered:
     second_start: int  # tokens from here on are of type 1; the length when none is
     num_input_tokens: int  # before truncation
     skip: int = 0  # leading tokens that pooling leaves out
-    embeds: Any = None  # [tokens, hidden]; then the ids are all 0
+    embeds: Any = None  # [tokens, hidden], and all ids are 0; or tensors by their names, for which one token stands
     input_tokens_exact: bool = True  # False: a huge text was cut before all of its tokens were counted
     attended: int | None = None  # leading tokens that others see; all when unset
     kept: Flags | None = None  # tokens with a row in a token-wise answer; all when unset
+    sight: Sight | None = None  # its images
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Strip:
     facts: np.ndarray[Any, Any]  # [size], of the kind FACTS
     kept: Flags | None = None  # [tokens]; None means all
     embeds: Sequence[Any] | None = None  # [size], None for inputs without; None means that no input has any
+    sights: Sequence[Sight | None] | None = None  # [size], in the same way
 
     @classmethod
     def plain(cls, token_ids: TokenIds, lengths: Integers, num_input_tokens: Integers, skip: Any = 0) -> Strip:
@@ -62,21 +66,20 @@ class Strip:
             kept = np.concatenate([_all(item.token_ids) if item.kept is None else item.kept for item in inputs])
         token_ids = np.concatenate([item.token_ids for item in inputs])
         facts = np.array([_facts(item) for item in inputs], dtype=FACTS)
-        return cls(token_ids, facts, kept, _some([item.embeds for item in inputs]))
+        embeds, sights = _some([item.embeds for item in inputs]), _some([item.sight for item in inputs])
+        return cls(token_ids, facts, kept, embeds, sights)
 
     @classmethod
     def joined(cls, strips: Sequence[Strip]) -> Strip:
         if len(strips) == 1:
             return strips[0]
         kept: Flags | None = None
-        embeds: list[Any] | None = None
         if any(strip.kept is not None for strip in strips):
             kept = np.concatenate([_all(strip.token_ids) if strip.kept is None else strip.kept for strip in strips])
-        if any(strip.embeds is not None for strip in strips):
-            embeds = [item for strip in strips for item in (strip.embeds or [None] * len(strip))]
+        embeds, sights = (_joined([getattr(strip, name) for strip in strips], strips) for name in ("embeds", "sights"))
         # as plain numbers, since numpy ponders over the types of records for longer than it copies them
         numbers = np.concatenate([strip.facts.view(np.int64) for strip in strips])
-        return cls(np.concatenate([strip.token_ids for strip in strips]), numbers.view(FACTS), kept, embeds)
+        return cls(np.concatenate([strip.token_ids for strip in strips]), numbers.view(FACTS), kept, embeds, sights)
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -116,6 +119,7 @@ class Strip:
             self.facts[start:end],
             None if self.kept is None else self.kept[first:last],
             None if self.embeds is None else _some(self.embeds[start:end]),
+            None if self.sights is None else _some(self.sights[start:end]),
         )
 
     def taken(self, places: Integers) -> Strip:
@@ -128,6 +132,7 @@ class Strip:
             self.facts.take(places),
             None if self.kept is None else gathered(self.kept, starts, lengths),
             None if self.embeds is None else _some([self.embeds[place] for place in places]),
+            None if self.sights is None else _some([self.sights[place] for place in places]),
         )
 
     def rendered(self, place: int) -> Rendered:
@@ -143,7 +148,39 @@ class Strip:
             bool(exact),
             attended if attended < length else None,
             one.kept,
+            None if one.sights is None else one.sights[0],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering(Sequence[Rendered | PoolingError]):
+    """Inputs that were rendered together: those that can be read, and the errors of the others."""
+
+    strip: Strip
+    places: Integers  # of what is in the strip, among all
+    errors: Mapping[int, PoolingError]  # by their places
+
+    @classmethod
+    def of(cls, each: Sequence[Rendered | PoolingError]) -> Rendering:
+        errors = {place: item for place, item in enumerate(each) if isinstance(item, PoolingError)}
+        places = np.delete(np.arange(len(each)), list(errors)) if errors else np.arange(len(each))
+        return cls(Strip.of([item for item in each if isinstance(item, Rendered)]), places, errors)
+
+    def __len__(self) -> int:
+        return len(self.places) + len(self.errors)
+
+    def between(self, start: int, end: int) -> Rendering:
+        """Of some neighbours."""
+        if end - start == len(self):
+            return self
+        first, last = np.searchsorted(self.places, (start, end)).tolist()
+        errors = {place - start: error for place, error in self.errors.items() if start <= place < end}
+        return Rendering(self.strip.between(first, last), self.places[first:last] - start, errors)
+
+    def __getitem__(self, place: Any) -> Any:
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        return self.errors.get(place) or self.strip.rendered(int(np.searchsorted(self.places, place)))
 
 
 def _facts(item: Rendered) -> tuple[int, ...]:
@@ -156,8 +193,14 @@ def _all(token_ids: TokenIds) -> Flags:
     return np.ones(len(token_ids), dtype=bool)
 
 
-def _some(embeds: Sequence[Any]) -> Sequence[Any] | None:
-    return None if all(rows is None for rows in embeds) else embeds
+def _some(items: Sequence[Any]) -> Sequence[Any] | None:
+    return None if all(item is None for item in items) else items
+
+
+def _joined(several: Sequence[Sequence[Any] | None], strips: Sequence[Strip]) -> Sequence[Any] | None:
+    if all(items is None for items in several):
+        return None
+    return [item for items, strip in zip(several, strips, strict=True) for item in (items or [None] * len(strip))]
 
 
 def gathered(values: np.ndarray[Any, Any], starts: Integers, lengths: Integers) -> np.ndarray[Any, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import tokenizers
 
 from cenote.errors import BadRequest
+from cenote.given import Side
 from cenote.inputs.word_piece import word_piece
 from cenote.request import TruncationSide
 
@@ -68,9 +69,9 @@ class Located(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A text as far as it is read."""
+    """A text as far as it is read, or something with images, as it is."""
 
-    text: str
+    text: Side
     num_lost: int  # tokens after that; of a huge text, at least so many
 
 

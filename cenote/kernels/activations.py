@@ -11,6 +11,7 @@ from torch.nn import functional as F
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * F.sigmoid(1.702 * x),
     "relu": F.relu,
     "silu": F.silu,
     "tanh": F.tanh,

@@ -1,9 +1,12 @@
-"""A linear layer and its activation in one kernel of a GPU, where cuBLAS has one."""
+"""A linear layer and its activation in one kernel of a GPU, where cuBLAS has one, or in two that write in one place."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from cenote.kernels.gpu.available import usable
 
 # cuBLAS knows GELU in its tanh form. That is within 0.0005 of the one with erf, a tenth of what rounding to bfloat16
 # takes from a number near 1, and what goes in is not rounded first: the result is nearer to the exact one than two
@@ -12,7 +15,11 @@ FUSED = {torch.bfloat16: ("gelu", "gelu_tanh", "relu"), torch.float16: ("gelu_ta
 
 
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor | None:
-    """activation(x W' + b), or None where two steps are to be taken."""
+    """activation(x W' + b), or None where plain torch is to do it."""
+    if activation == "quick_gelu" and usable(x):  # three kernels of torch's
+        from cenote.kernels.gpu.activations import activated_
+
+        return activated_(F.linear(x, weight, bias), activation)
     if not x.is_cuda or bias is None or x.ndim != 2 or activation not in FUSED.get(x.dtype, ()):
         return None
     return torch._addmm_activation(bias, x, weight.t(), use_gelu=activation != "relu")

@@ -75,6 +75,9 @@ static inline void transpose(const __m512i in[16], uint32_t *out) {
     }
 }
 
+/* Of the next 32 numbers those that there are, where so many are left. */
+static inline __mmask32 those_of(int64_t left) { return left >= 32 ? 0xffffffffu : left <= 0 ? 0 : (1u << left) - 1; }
+
 static inline __m512 wide(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 static inline __m256i narrow(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 static inline __m512i narrow_both(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
@@ -91,7 +94,7 @@ static inline __m512 power_of_two(__m512 x) {
 
 /* Minima and maxima below name the unknown second: where one of two is not a number, the second comes out. */
 
-enum { NONE, GELU, GELU_TANH, RELU, SILU };
+enum { NONE, GELU, GELU_TANH, RELU, SILU, QUICK_GELU };
 
 /* 1 / (1 + e^-x) */
 static inline __m512 sigmoid(__m512 x) {
@@ -147,6 +150,7 @@ static inline __attribute__((always_inline)) __m512 activated(__m512 x, int acti
     }
     case RELU: return _mm512_max_ps(_mm512_setzero_ps(), x);
     case SILU: return _mm512_mul_ps(x, sigmoid(x));
+    case QUICK_GELU: return _mm512_mul_ps(x, sigmoid(_mm512_mul_ps(x, _mm512_set1_ps(1.702f))));
     default: return x;
     }
 }

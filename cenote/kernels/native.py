@@ -14,7 +14,7 @@ import torch
 logger = logging.getLogger("cenote")
 
 # as native.h counts them
-ACTIVATIONS = (None, "gelu", "gelu_tanh", "relu", "silu")
+ACTIVATIONS = (None, "gelu", "gelu_tanh", "relu", "silu", "quick_gelu")
 UNBOUNDED = 1 << 40  # a window that no sequence outgrows
 
 _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -70,6 +70,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cenote_linear": (ctypes.POINTER(Linear), _pointer, _int64, _pointer, _int64),
     "cenote_add_norm": (*[_pointer] * 4, _float, _float, ctypes.c_int, _int64, _int64, _pointer, _pointer, _int64),
     "cenote_gated": (_pointer, *[_int64] * 3, _pointer, _int64),
+    "cenote_turn": (_pointer, *[_int64] * 6, *[_pointer] * 4, _float, _int64),
     "cenote_encode": (ctypes.POINTER(Encoder), ctypes.POINTER(Batch), _pointer, _int64, _int64),
 }
 

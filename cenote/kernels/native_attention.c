@@ -6,18 +6,22 @@
  */
 #include "native_attention.h"
 
-/* Keys as they are, in tiles of 16 keys and 32 dimensions. */
+static inline __m512i dims_of(const bf16 *row, int64_t dim, int64_t head_dim) {
+    return _mm512_maskz_loadu_epi16(those_of(head_dim - dim), row + dim);
+}
+
+/* Keys as they are, in tiles of 16 keys and 32 dimensions; here and below, zeros after the last dimension. */
 static void pack_keys(const bf16 *keys, int64_t stride, int64_t length, int64_t head_dim, bf16 *out) {
     for (int64_t first = 0; first < length; first += ROWS)
         for (int64_t dim = 0; dim < head_dim; dim += STEP, out += TILE_BYTES / sizeof(bf16))
             for (int64_t row = 0; row < ROWS; row++) /* past the end the last one again: nobody looks at what comes of it */
-                _mm512_store_si512(out + row * STEP, _mm512_loadu_si512(keys + smaller(first + row, length - 1) * stride + dim));
+                _mm512_store_si512(out + row * STEP, dims_of(keys + smaller(first + row, length - 1) * stride, dim, head_dim));
 }
 
 static void pack_queries(const bf16 *queries, int64_t stride, int64_t count, int64_t head_dim, uint32_t *out) {
     for (int64_t dim = 0; dim < head_dim; dim += STEP, out += TILE_WORDS) {
         __m512i rows[16];
-        for (int64_t row = 0; row < ROWS; row++) rows[row] = _mm512_loadu_si512(queries + smaller(row, count - 1) * stride + dim);
+        for (int64_t row = 0; row < ROWS; row++) rows[row] = dims_of(queries + smaller(row, count - 1) * stride, dim, head_dim);
         transpose(rows, out);
     }
 }
@@ -25,12 +29,13 @@ static void pack_queries(const bf16 *queries, int64_t stride, int64_t count, int
 /* Values in tiles of 32 keys, two by two, and 16 dimensions; zeros after the last key. */
 static void pack_values(const bf16 *values, int64_t stride, int64_t length, int64_t padded, int64_t head_dim, uint32_t *out) {
     for (int64_t first = 0; first < padded; first += STEP)
-        for (int64_t dim = 0; dim < head_dim; dim += 16, out += TILE_WORDS)
+        for (int64_t dim = 0; dim < whole(head_dim, STEP); dim += 16, out += TILE_WORDS)
             for (int64_t pair = 0; pair < 16; pair++) {
                 int64_t key = first + 2 * pair;
                 const __m256i none = _mm256_setzero_si256();
-                __m256i even = key < length ? _mm256_loadu_si256((const void *)(values + key * stride + dim)) : none;
-                __m256i odd = key + 1 < length ? _mm256_loadu_si256((const void *)(values + (key + 1) * stride + dim)) : none;
+                const __mmask16 dims = those_of(head_dim - dim);
+                __m256i even = key < length ? _mm256_maskz_loadu_epi16(dims, values + key * stride + dim) : none;
+                __m256i odd = key + 1 < length ? _mm256_maskz_loadu_epi16(dims, values + (key + 1) * stride + dim) : none;
                 __m512i words = _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
                 _mm512_store_si512(out + 16 * pair, words);
             }
@@ -144,23 +149,24 @@ static void mix(const Room *room, const bf16 *weights, int64_t head_dim, int64_t
 }
 
 static void hand_out(const float *mixed, __m512 shares, int64_t count, int64_t head_dim, bf16 *out, int64_t stride) {
+    const int64_t padded = whole(head_dim, STEP);
     float share[ROWS];
     _mm512_storeu_ps(share, shares);
-    for (int64_t row = 0; row < count; row++, mixed += head_dim, out += stride) {
+    for (int64_t row = 0; row < count; row++, mixed += padded, out += stride) {
         const __m512 unit = _mm512_set1_ps(share[row]);
         for (int64_t dim = 0; dim < head_dim; dim += STEP) {
             const __m512 low = _mm512_mul_ps(_mm512_load_ps(mixed + dim), unit), high = _mm512_mul_ps(_mm512_load_ps(mixed + dim + 16), unit);
-            _mm512_storeu_si512(out + dim, narrow_both(low, high));
+            _mm512_mask_storeu_epi16(out + dim, those_of(head_dim - dim), narrow_both(low, high));
         }
     }
 }
 
 /* Products of the next 16 queries are made before the softmax of these, so that neither unit waits for the other. */
 static void one_head(const Heads *heads, const bf16 *query, bf16 *out, int64_t length, const Room *room) {
-    const int64_t head_dim = heads->head_dim, half = whole(length, STEP) * ROWS;
+    const int64_t head_dim = heads->head_dim, padded = whole(head_dim, STEP), half = whole(length, STEP) * ROWS;
     Sight now, next = sight(0, smaller(ROWS, length), length, heads->causal, heads->window);
     pack_queries(query, heads->query_stride, smaller(ROWS, length), head_dim, room->queries);
-    compare(room, room->queries, head_dim, next.begin, next.end, room->scores);
+    compare(room, room->queries, padded, next.begin, next.end, room->scores);
     for (int64_t first = 0, turn = 0; first < length; first += ROWS, turn ^= 1) {
         const int64_t count = smaller(ROWS, length - first), after = first + ROWS;
         now = next;
@@ -168,10 +174,10 @@ static void one_head(const Heads *heads, const bf16 *query, bf16 *out, int64_t l
             const int64_t more = smaller(ROWS, length - after);
             next = sight(after, more, length, heads->causal, heads->window);
             pack_queries(query + after * heads->query_stride, heads->query_stride, more, head_dim, room->queries);
-            compare(room, room->queries, head_dim, next.begin, next.end, room->scores + (turn ^ 1) * half);
+            compare(room, room->queries, padded, next.begin, next.end, room->scores + (turn ^ 1) * half);
         }
         const __m512 shares = softmax(room->scores + turn * half, &now, heads->scale, room->weights);
-        mix(room, room->weights, head_dim, now.begin, now.end, room->mixed);
+        mix(room, room->weights, padded, now.begin, now.end, room->mixed);
         hand_out(room->mixed, shares, count, head_dim, out + first * heads->out_stride, heads->out_stride);
     }
 }
@@ -203,21 +209,20 @@ void cenote_attend(const Heads *heads, int64_t length, const Room *room) {
 }
 
 /* query, key, value: [tokens][heads][head_dim] with the given distance between tokens; out likewise, all bfloat16.
- * offsets: where each of `size` sequences starts, and the end. head_dim is a multiple of 32. Returns 0, or 1 when there
- * was no memory to work in. */
+ * offsets: where each of `size` sequences starts, and the end. Returns 0, or 1 when there was no memory to work in. */
 int cenote_attention(
     const bf16 *query, const bf16 *key, const bf16 *value, bf16 *out,
     int64_t query_stride, int64_t key_stride, int64_t value_stride, int64_t out_stride,
     const int64_t *offsets, int64_t size, int64_t max_length, int64_t heads, int64_t kv_heads, int64_t head_dim,
     int causal, int64_t window, float scale
 ) {
-    const int64_t group = heads / kv_heads, units = size * kv_heads;
+    const int64_t group = heads / kv_heads, units = size * kv_heads, padded = whole(head_dim, STEP);
     int64_t next = 0; /* units are taken one by one, so that a long sequence holds up nobody */
 #pragma omp parallel
     {
-        uint8_t *memory = cenote_memory(OWN, cenote_room_bytes(max_length, head_dim));
+        uint8_t *memory = cenote_memory(OWN, cenote_room_bytes(max_length, padded));
         if (memory != NULL) {
-            const Room room = cenote_room(memory, max_length, head_dim);
+            const Room room = cenote_room(memory, max_length, padded);
             const unsigned before = enter_tiles();
             for (int64_t unit; (unit = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < units;) {
                 const int64_t start = offsets[unit / kv_heads], kv_head = unit % kv_heads;

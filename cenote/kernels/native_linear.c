@@ -157,6 +157,7 @@ void cenote_rows_linear(const Linear *layer, const Rows *rows, int64_t count, in
         CASE(GELU_TANH)
         CASE(RELU)
         CASE(SILU)
+        CASE(QUICK_GELU)
     }
 #undef CASE
 }

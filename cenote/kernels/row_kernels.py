@@ -1,4 +1,4 @@
-"""What stands between linear layers on a CPU, by our native code: additions with their norm, gated activations."""
+"""What stands between linear layers on a CPU, by our native code: sums and their norms, gates, turned heads."""
 
 from __future__ import annotations
 
@@ -62,3 +62,30 @@ def gated(gate_and_up: Tensor, activation: str) -> Tensor:
         torch.get_num_threads(),
     )
     return out
+
+
+def can_turn(heads: Tensor) -> bool:
+    return heads.device.type == "cpu" and heads.dtype == torch.bfloat16 and native.available()
+
+
+def norm_and_turn_(
+    heads: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    num_queries: int,
+    query_weight: Tensor | None = None,
+    key_weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    cos, sin = cos.contiguous(), sin.contiguous()
+    native.library().cenote_turn(
+        heads.data_ptr(),
+        heads.stride(0),
+        *heads.shape[:2],
+        num_queries,
+        heads.shape[2],
+        cos.shape[-1],
+        *(None if part is None else part.data_ptr() for part in (cos, sin, query_weight, key_weight)),
+        eps,
+        torch.get_num_threads(),
+    )

@@ -15,7 +15,7 @@ def available() -> bool:
 
 def fits(query: Tensor) -> bool:
     """Whether the code knows this head size and number type."""
-    return query.dtype == torch.bfloat16 and query.shape[-1] % 32 == 0
+    return query.dtype == torch.bfloat16 and query.shape[-1] % 8 == 0
 
 
 def attention(

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from cenote.batch import PackedBatch
 from cenote.errors import UnknownModel
+from cenote.layers.backbone import Tower
 from cenote.layers.linear import ACTIVATIONS, Linear
 
 
@@ -105,9 +106,14 @@ class AdaptedBackbone(nn.Module):
 
 
 def adapt(module: nn.Module, adapters: Adapters, path: str = "") -> None:
-    """Put every linear layer and table of a module into one that looks up adapters."""
+    """Put every linear layer and table of a module into one that looks up adapters.
+
+    Not those of a tower: its rows are patches, of all images at once, and adapters are chosen token by token.
+    """
     for name, child in list(module.named_children()):
         inner = f"{path}.{name}" if path else name
+        if isinstance(child, Tower):
+            continue
         if isinstance(child, nn.Linear):
             setattr(module, name, AdaptedLinear(child, inner, adapters))
         elif isinstance(child, nn.Embedding):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from cenote.batch import PackedBatch
 from cenote.kernels.attention import attend
-from cenote.kernels.gpu.available import usable
+from cenote.kernels.turning import turning
 from cenote.layers.linear import Linear
 from cenote.layers.norm import RMSNorm, norm
 from cenote.layers.positions import Place, Turn, rotate
@@ -32,8 +32,12 @@ class Attention(nn.Module):
         self.sinks: Tensor | None = None  # [heads], a weight that goes to no token; families that have it set it
 
     def forward(self, x: Tensor, batch: PackedBatch, place: Place) -> Tensor:
-        query, key, value = self.turned(x, place.turn)
-        mixed = attend(
+        mixed = self.attended(*self.turned(x, place.turn), batch, place)
+        return self.out(mixed.flatten(-2))  # type: ignore[no-any-return]
+
+    def attended(self, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, place: Place) -> Tensor:
+        """What every token finds: [tokens, heads, d]."""
+        return attend(
             query,
             key,
             value,
@@ -45,17 +49,15 @@ class Attention(nn.Module):
             bias=place.bias,
             sinks=self.sinks,
         )
-        return self.out(mixed.flatten(-2))  # type: ignore[no-any-return]
 
     def turned(self, x: Tensor, turn: Turn | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, normed and turned to their positions: [tokens, heads, d] each."""
         if turn is None:
             return self.project(x)
-        if not (self.fusible and not turn.interleaved and usable(x)):
+        norm_and_turn_ = turning(x) if self.fusible and not turn.interleaved else None
+        if norm_and_turn_ is None:
             query, key, value = self.project(x)
             return rotate(query, turn), rotate(key, turn), value
-        from cenote.kernels.gpu.rotary import norm_and_turn_
-
         heads = self.qkv(x).unflatten(-1, (sum(self.heads), self.head_dim))
         num_queries, num_keys = self.heads[:2]
         query_norm, key_norm = self.query_norm, self.key_norm

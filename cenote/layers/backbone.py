@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from cenote.batch import PackedBatch
+from cenote.batch import PackedBatch, PackedImages
 from cenote.kernels.gpu.available import usable
 from cenote.layers.attention import Attention
 from cenote.layers.linear import Linear
@@ -20,6 +22,8 @@ MakeEmbedding = Callable[[BackboneSpec], nn.Module]
 MakeMixer = Callable[[BackboneSpec, int], nn.Module]
 MakeMLP = Callable[[BackboneSpec, int], nn.Module]
 Stack = Callable[[PackedBatch], Tensor | None]
+# the number of a layer, the sum behind it and what is yet to be added to that -> the sum to go on with
+After = Callable[[int, Tensor, Tensor | None], Tensor]
 
 
 class Table(nn.Embedding):
@@ -123,6 +127,23 @@ def plain_mlp(spec: BackboneSpec, layer: int) -> nn.Module:
     return GatedMLP(spec) if spec.gated else MLP(spec)
 
 
+class Seen(NamedTuple):
+    """What a tower makes of images: rows for the token stream, and rows that the first layers add to it."""
+
+    rows: Tensor  # [rows, hidden]
+    deeper: tuple[Tensor, ...] = ()  # of the same shape, one for each of the first layers
+
+
+class Tower(nn.Module):
+    """What reads the images of a batch: PackedImages in, Seen out."""
+
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Make what no checkpoint holds, as a backbone does."""
+        for part in self.children():
+            if isinstance(part, Backbone):
+                part.prepare(device, dtype)
+
+
 class Backbone(nn.Module):
     """Token ids in, one state per token out: [tokens, hidden]."""
 
@@ -143,21 +164,63 @@ class Backbone(nn.Module):
         self.rotary = Rotary(spec.rope, spec.size_per_head, reach) if spec.rope else None
         self.local_rotary = Rotary(spec.local_rope, spec.size_per_head, reach) if spec.local_rope else None
         self.stack: Stack | None = None  # all of this at once, where a device can and a batch asks for nothing special
+        self.vision: Tower | None = None  # of models that read images
+        self.dtype = torch.float32  # what it computes in; its linear layers may hold other numbers
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         """Make what no checkpoint holds: the tables of angles."""
+        self.dtype = dtype
+        if self.vision is not None:
+            self.vision.prepare(device, dtype)
         for table in (self.rotary, self.local_rotary):
             if table is not None:
                 table.prepare(device, dtype)
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        if self.stack is not None and (states := self.stack(batch)) is not None:
+        deeper: tuple[Tensor, ...] = ()
+        if batch.images is not None:
+            batch, deeper = self._with_images(batch, batch.images)
+        if self.stack is not None and not deeper and (states := self.stack(batch)) is not None:
             return states
-        x: Tensor = self.embed(batch)
+
+        def with_deeper(number: int, x: Tensor, change: Tensor | None) -> Tensor:
+            if number >= len(deeper) or batch.images is None:
+                return x
+            return x.index_add(0, batch.images.rows, deeper[number].to(x.dtype))
+
+        return self.through(self.embed(batch), batch, after=with_deeper if deeper else None)
+
+    def through(
+        self, x: Tensor, batch: PackedBatch, *, windows: PackedBatch | None = None, after: After | None = None
+    ) -> Tensor:
+        """All layers and the last norm, over what is embedded already.
+
+        `windows`: the same rows as other sequences, which local layers read; `after` has a look behind every layer.
+        """
         bias = None if self.bias is None else self.bias(batch.max_length, batch.device).to(x.dtype)
-        place = Place(None if self.rotary is None else self.rotary(batch.positions), bias)
-        local = place if self.local_rotary is None else Place(self.local_rotary(batch.positions), bias)
+        place = Place(None if self.rotary is None else self.rotary(batch.positions, batch.axes), bias)
+        local = place if self.local_rotary is None else Place(self.local_rotary(batch.positions, batch.axes), bias)
         change: Tensor | None = None  # of the layer before, not yet added
         for number, layer in enumerate(self.layers):
-            x, change = layer(x, change, batch, local if self.spec.is_local(number) else place)
+            if self.spec.is_local(number):
+                x, change = layer(x, change, batch if windows is None else windows, local)
+            else:
+                x, change = layer(x, change, batch, place)
+            if after is not None:
+                x = after(number, x, change)
         return (Norm() if self.norm is None else self.norm).added(x, change)[1]
+
+    def seen(self, images: PackedImages) -> Seen:
+        assert self.vision is not None, "only models with a tower are given images"
+        seen: Seen = self.vision(replace(images, patches=images.patches.to(self.dtype)))
+        return seen
+
+    def _with_images(self, batch: PackedBatch, images: PackedImages) -> tuple[PackedBatch, tuple[Tensor, ...]]:
+        """What the tower sees, as token embeddings that come ready-made, and what the first layers add."""
+        seen = self.seen(images)
+        features, rows = seen.rows[images.sources], images.rows
+        if batch.features is not None and batch.feature_rows is not None:
+            features = torch.cat((features, batch.features.to(features.dtype)))
+            rows = torch.cat((rows, batch.feature_rows))
+        deeper = tuple(each[images.sources] for each in seen.deeper)
+        return replace(batch, features=features, feature_rows=rows), deeper

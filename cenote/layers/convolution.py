@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cenote.batch import PackedBatch
+from cenote.kernels.gpu.available import usable
 from cenote.layers.linear import Linear
 from cenote.layers.positions import Place
 from cenote.layers.spec import BackboneSpec
@@ -19,8 +20,13 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels, 1, width))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.own = width - 1 if causal else width // 2  # the tap that a token itself falls on
+        self.causal = self.own == width - 1
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        if self.causal and usable(x):
+            from cenote.kernels.gpu.convolution import convolve
+
+            return convolve(x, self.weight, self.bias, batch.positions)
         taps = self.weight[:, 0].float().unbind(-1)  # summed in float32, rounded once
         out = x * taps[self.own]
         for tap, weight in enumerate(taps):
@@ -30,9 +36,9 @@ class ShortConvolution(nn.Module):
             together = (batch.owner[apart:] == batch.owner[:-apart])[:, None]
             # chosen rather than multiplied by 0: an infinity in a neighbour must not come over as a NaN
             if tap < self.own:
-                out[apart:] += torch.where(together, x[:-apart], 0) * weight
+                out[apart:].addcmul_(torch.where(together, x[:-apart], 0), weight)
             else:
-                out[:-apart] += torch.where(together, x[apart:], 0) * weight
+                out[:-apart].addcmul_(torch.where(together, x[apart:], 0), weight)
         return (out if self.bias is None else out + self.bias.float()).to(x.dtype)
 
 

@@ -44,15 +44,26 @@ class Rotary(nn.Module):
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         """Compute the table where the model lives; done after loading, since nothing of it is in a checkpoint."""
-        frequencies, stretch = scaled_frequencies(self.spec, self.dim, self.max_positions)
+        num_axes = max(self.spec.axes) + 1 if self.spec.same_speeds else 1
+        frequencies, stretch = scaled_frequencies(self.spec, self.dim // num_axes, self.max_positions)
+        frequencies = frequencies.repeat(num_axes)
         angles = torch.outer(torch.arange(self.max_positions, dtype=torch.float32), frequencies)[:, None]
         self.cos = (angles.cos() * stretch).to(device, dtype)
         self.sin = (angles.sin() * stretch).to(device, dtype)
 
-    def forward(self, positions: Tensor) -> Turn:
+    def forward(self, positions: Tensor, axes: Tensor | None = None) -> Turn:
+        """`axes`: positions of several numbers, [axes, tokens], where there are any."""
         if self.unscaled_length is not None:
             return self._by_length(positions, self.unscaled_length)
+        if axes is not None and self.spec.axes:
+            return self._by_axes(axes)
         return Turn(self.cos[positions], self.sin[positions], self.spec.interleaved)
+
+    def _by_axes(self, axes: Tensor) -> Turn:
+        """Every pair of dimensions by the position that is its own, of those that a token has."""
+        places = axes[torch.tensor(self.spec.axes, device=axes.device)].T  # [tokens, pairs]
+        cos, sin = (table[:, 0].gather(0, places)[:, None] for table in (self.cos, self.sin))
+        return Turn(cos, sin, self.spec.interleaved)
 
     def _by_length(self, positions: Tensor, unscaled: int) -> Turn:
         """Every sequence turns at the speed of its own length, so that its neighbours in a batch do not matter."""

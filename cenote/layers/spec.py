@@ -15,6 +15,8 @@ class RopeSpec:
     dim: int | None = None  # rotated dimensions of a head; all of them when unset
     interleaved: bool = False  # neighbours turn together, not the first half against the second
     scaling: Mapping[str, Any] | None = None  # as in config.json: rope_type, factor, ...
+    axes: tuple[int, ...] = ()  # for every pair of dimensions, which of several positions turns it; empty: there is one
+    same_speeds: bool = False  # every axis turns its pairs at the same speeds, from the fastest on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ logger = logging.getLogger("cenote")
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+VISION = "vision."  # before the paths of all that a tower has
 PEFT_PREFIX = "base_model.model."
 TABLES = ("embed.tokens", "embed.positions", "embed.token_types")
 NAME = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<half>[AB])(?:\.weight|\.default\.weight|)$")
@@ -57,6 +58,11 @@ class AdapterReader:
                 raise LoadError(
                     f"{source}: no layer of the model that takes adapters is called {module}; "
                     "was it made for another model?"
+                )
+            if any(path.startswith(VISION) for path, *_ in places):
+                raise LoadError(
+                    f"{source}: {module} is a layer that reads images, which adapters cannot change here; "
+                    "merge the adapter into the model"
                 )
             for path, start, rows, inputs in places:  # several, where layers share their weights
                 # a table's change is written for its transpose, as PEFT does for embeddings

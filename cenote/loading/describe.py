@@ -10,7 +10,7 @@ import torch
 
 from cenote.config import Convert, EngineConfig, PoolerConfig, Sourced
 from cenote.errors import LoadError, PoolingError
-from cenote.layers.spec import BackboneSpec
+from cenote.given import ScoreTemplate
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
 from cenote.loading.colbert import LateInteraction, read_late_interaction
 from cenote.loading.convert import TokenLabels
@@ -28,11 +28,12 @@ from cenote.loading.prompts import Prompts, read_prompts
 from cenote.loading.recognise import recognise
 from cenote.loading.rerankers import Reranker, find_reranker
 from cenote.loading.sentence_transformers import SentenceTransformers, read_modules
+from cenote.loading.tensor_model import ONE_INPUT, offered_entry, plugin_named
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.catalog import Entry, Form, UnknownArchitecture, find, fits_float16, is_stretched, names_of_type
 from cenote.pooling.activations import classification_activation
 from cenote.pooling.resolve import Matryoshka, PoolingFiles, PoolingPlan, resolve_plan
-from cenote.request import ScoreTemplate, ScoreType, Task
+from cenote.request import ScoreType, Task
 
 # what a model may do, its default first, by what it is used as
 TASKS: dict[Form, tuple[Task, ...]] = {
@@ -46,6 +47,7 @@ TASKS: dict[Form, tuple[Task, ...]] = {
     "hybrid": ("embed", "token_embed", "token_classify", "sparse_embed"),
     "listwise": ("token_embed",),
     "causal": ("token_classify",),
+    "tensors": ("plugin",),
 }
 # how it compares texts, where another way than the first that its tasks allow is its own
 SCORE_TYPES: dict[Form, ScoreType] = {
@@ -143,8 +145,7 @@ def _describe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -
     max_length = resolve_max_length(
         config,
         checkpoint,
-        # the length that PyLate leaves there is that of the last texts it read
-        encoder_max_length=files.max_length if late_interaction is None else None,
+        encoder_max_length=_encoder_length(kind.value, files, late_interaction),
         user=options.max_model_len,
         position_offset=family.backbone.position_offset,
         learned_positions=family.backbone.learned_positions,
@@ -177,9 +178,10 @@ def _describe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -
             method=_default_method(kind.value, architecture, entry),
             activation=_activation(kind, config, files, reranker),
             tasks=tasks,
-            matryoshka=_matryoshka(config, files, kind.value, architecture.backbone, options),
+            matryoshka=_matryoshka(config, files, kind.value, architecture, options),
             inactive=_inactive(kind.value, head, tasks),
             step_tag=None if step_tag is None else Sourced(step_tag, f"{entry.name}'s classifier"),
+            logit_mean=None if head is None else head.logit_mean,
         ),
         num_labels=from_tokens.num_labels if from_tokens else _num_labels(config, labels, kind.value, head),
         labels=labels,
@@ -203,6 +205,8 @@ def _entry(options: EngineConfig, config: HFConfig) -> Entry:
     try:
         return find(names, config.source)
     except UnknownArchitecture as error:
+        if (offered := offered_entry(plugin_named(options, config), names)) is not None:
+            return offered
         if options.model_impl != "auto" or not names:
             raise
         if not is_available():
@@ -231,6 +235,8 @@ def _kind(
     """What the model is used as: the flag says, else its files, else its architecture's name."""
     if options.runner == "generate":
         raise LoadError("runner='generate' is not offered: Cenote runs pooling models; use 'pooling' or 'auto'")
+    if entry.form == "tensors":
+        return Sourced(entry.form, f"architecture {entry.name}, of the plugin's package")
     judged: Form = "reward" if entry.form == "reward" and architecture.reward_head is not None else "sequence"
     by_flag: dict[Convert, Form] = {"embed": "embed", "classify": "sequence", "reward": judged}
     if entry.form == "causal" and options.convert in ("auto", "reward") and options.pooler_config.returned_token_ids:
@@ -288,6 +294,15 @@ def _plain(options: EngineConfig, config: HFConfig) -> bool:
     return options.plain_late_interaction or bool(config.get("plain_late_interaction", False))
 
 
+def _encoder_length(
+    kind: Form, files: SentenceTransformers, late_interaction: LateInteraction | None
+) -> Sourced[int] | None:
+    if kind == "tensors":
+        return ONE_INPUT
+    # the length that PyLate leaves there is that of the last texts it read
+    return files.max_length if late_interaction is None else None
+
+
 def _head(kind: Form, architecture: Architecture) -> Head | None:
     heads: dict[Form, Head | None] = {
         "sequence": architecture.sequence_head,
@@ -326,7 +341,7 @@ def _own_activation(files: SentenceTransformers) -> dict[str, dict[str, str]]:
 
 
 def _matryoshka(
-    config: HFConfig, files: SentenceTransformers, kind: Form, backbone: BackboneSpec, options: EngineConfig
+    config: HFConfig, files: SentenceTransformers, kind: Form, architecture: Architecture, options: EngineConfig
 ) -> Matryoshka:
     if kind == "sparse":
         return Matryoshka(False, (), config.vocab_size)
@@ -335,8 +350,8 @@ def _matryoshka(
     by_flag = options.pooler_config.seq_pooling_type is not None
     methods = len(files.pooling.value) if files.pooling and not by_flag else 1
     # some families call the width of their tables so
-    named = None if backbone.embedding_size is not None else config.get("embedding_size")
-    full = named or (widths[-1] if widths else backbone.hidden_size * methods)
+    named = None if architecture.backbone.embedding_size is not None else config.get("embedding_size")
+    full = named or (widths[-1] if widths else architecture.states_size * methods)
     return Matryoshka(bool(sizes) or bool(config.get("is_matryoshka", False)), sizes, full)
 
 

@@ -140,7 +140,7 @@ def _width_before(description: Description, stored: list[nn.Module]) -> tuple[in
     if not description.entry.native:
         return None, ""  # the size of its states is known to the Transformers library
     methods = description.plan.sequence.value if "embed" in description.plan.tasks else ("",)
-    size = description.architecture.backbone.hidden_size
+    size = description.architecture.states_size
     if len(methods) == 1:
         return size, "the model"
     return size * len(methods), f"{' and '.join(methods)}, side by side"
@@ -153,12 +153,16 @@ def _stored_projection(description: Description, filler: Filler) -> list[nn.Modu
         return []
     if description.architecture.late_interaction is not None and description.sentence_transformers.projector:
         return []  # PyLate has written it anew, into a folder of its own
+    spellings = (projection.weights, *projection.also)
+    names = next((names for names in spellings if filler.has(f"{names[0]}.weight")), projection.weights)
+    if projection.optional and not filler.has(f"{names[0]}.weight"):
+        return []
     dtype, device = description.head_dtype.value, description.device.value
     layers: list[nn.Module] = []
-    for name in projection.weights:
+    for name in names:
         weight = filler.read(f"{name}.weight").to(device, dtype)
         bias = filler.read(f"{name}.bias").to(device, dtype) if filler.has(f"{name}.bias") else None
-        activation = projection.activation if name != projection.weights[-1] else None
+        activation = projection.activation if name != names[-1] else None
         with torch.device("meta"):
             layer = Linear(weight.shape[1], weight.shape[0], bias=bias is not None, activation=activation)
         layer.weight = nn.Parameter(weight, requires_grad=False)

@@ -32,6 +32,11 @@ LENGTH_KEYS = (
     "model_max_length",
 )
 LENGTH_WHEN_UNKNOWN = 2048
+# where models of several halves keep the config of the one that reads text, and what is never that half's to say
+TEXT_HALVES = ("text_config", "llm_config", "language_config", "vlm_config")
+OF_THE_WHOLE = ("architectures", "model_type", "auto_map", "id2label", "label2id", "num_labels", "_name_or_path")
+# the lengths of text halves whose config leaves out what every such model has
+LENGTHS = {"gemma": 8192, "gemma2": 8192, "modernbert": 8192}
 ABSURD_LENGTH = 10**9  # tokenizers without a limit of their own say 1e30
 ALLOW_LONG = ("CENOTE_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ALLOW_LONG_MAX_MODEL_LEN")
 
@@ -53,9 +58,9 @@ def read_config(checkpoint: Checkpoint, overrides: Overrides = None) -> HFConfig
     checkpoint.require("config.json")
     values = checkpoint.json_object("config.json")
     if overrides is None:
-        return HFConfig(values, source)
+        return HFConfig(_with_text_half(values), source)
     if isinstance(overrides, Mapping):
-        return HFConfig(_with_rope_in_one_place(_merged(values, overrides), overrides), source)
+        return HFConfig(_with_rope_in_one_place(_with_text_half(_merged(values, overrides)), overrides), source)
     if not callable(overrides):
         raise LoadError(f"hf_overrides is a mapping or a function of the config, not {type(overrides).__name__}")
     try:
@@ -64,7 +69,17 @@ def read_config(checkpoint: Checkpoint, overrides: Overrides = None) -> HFConfig
         raise LoadError(f"hf_overrides failed on {source}: {type(error).__name__}: {error}") from error
     if not isinstance(changed, Mapping):
         raise LoadError(f"hf_overrides gave {type(changed).__name__} for {source}; it must return the changed dict")
-    return HFConfig(changed, source)
+    return HFConfig(_with_text_half(changed), source)
+
+
+def _with_text_half(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model of several halves says of the one that reads text, as if that were all; its own words come first."""
+    halves = (values.get(name) for name in TEXT_HALVES)
+    half = next((half for half in halves if isinstance(half, Mapping)), {})
+    inside = _with_text_half(half) if half else {}  # a whole model of both halves may stand there
+    if (length := LENGTHS.get(inside.get("model_type", ""))) is not None:
+        inside = {"max_position_embeddings": length, **inside}
+    return {**{name: value for name, value in inside.items() if name not in OF_THE_WHOLE}, **values}
 
 
 def architectures(config: HFConfig) -> list[str]:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from cenote.config import EngineConfig
+from cenote.errors import LoadError, PoolingError
 from cenote.kernels.finish import finish
 from cenote.layers.adapters import AdaptedBackbone
 from cenote.layers.attention import Attention
-from cenote.layers.backbone import Backbone, Embedding, plain_mlp
+from cenote.layers.backbone import Embedding, Tower, plain_mlp
 from cenote.layers.stack import stack
 from cenote.loading.adapters import AdapterReader, LoadedAdapters, load_adapters
-from cenote.loading.checkpoint import find_checkpoint
+from cenote.loading.checkpoint import find_checkpoint, first_line
 from cenote.loading.describe import Description, describe
 from cenote.loading.fallback import load_fallback
 from cenote.loading.heads import load_heads, load_projector
-from cenote.loading.tokenizer_files import TokenizerFiles, read_tokenizer
+from cenote.loading.processor_files import read_processor
+from cenote.loading.tensor_model import load_tensor_model, plugin_named
+from cenote.loading.tokenizer_files import TokenizerFiles, no_tokenizer, read_tokenizer
 from cenote.loading.weights import Filler, open_weights
+from cenote.models.vision import ProcessorFiles, Vision
 from cenote.pooling.heads import Heads
 from cenote.pooling.pooler import Pooler
 from cenote.pooling.resolve import PoolingPlan
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +40,13 @@ class LoadedModel:
     pooler: Pooler
     tokenizer: TokenizerFiles
     adapters: LoadedAdapters | None = None  # where the model takes any
+    processor: ProcessorFiles = ProcessorFiles()  # what its files say of images
 
 
 def load(options: EngineConfig) -> LoadedModel:
     description = describe(options)
+    if description.kind.value == "tensors":
+        return _load_tensor_model(options, description)
     tokenizer = _tokenizer(options, description)
     if description.kind.value == "hybrid":
         description = replace(description, plan=_without_special_tokens(description, tokenizer))
@@ -44,14 +55,18 @@ def load(options: EngineConfig) -> LoadedModel:
     if not description.entry.native:
         return _load_fallback(description, tokenizer)
     filler = Filler(open_weights(description.checkpoint), architecture.tables, architecture.prefixes)
-    with torch.device("meta"):
-        backbone = Backbone(
+    backbone = _built(
+        lambda: architecture.assembled(
             architecture.backbone,
             architecture.embed or Embedding,
             architecture.mixer or Attention,
             architecture.mlp or plain_mlp,
-        )
+        ),
+        description.config.source,
+    )
     filler.fill(backbone, filler.table, num_layers=architecture.backbone.num_layers, dtype=dtype, device=device)
+    if architecture.vision is not None:
+        backbone.vision = _tower(architecture.vision, filler, dtype, device, description.config.source)
     heads = load_heads(description, filler, tokenizer)
     description = _measured(description, heads)
     reader = AdapterReader(filler, architecture.prefixes, dtype, device)
@@ -62,7 +77,27 @@ def load(options: EngineConfig) -> LoadedModel:
     finish(whole, device, options.quantization)
     backbone.stack = stack(backbone)
     pooler = Pooler(description.plan, heads, description.head_dtype.value)
-    return LoadedModel(description, whole.eval(), pooler.eval(), tokenizer, adapters)
+    processor = read_processor(description.checkpoint) if architecture.vision is not None else ProcessorFiles()
+    return LoadedModel(description, whole.eval(), pooler.eval(), tokenizer, adapters, processor)
+
+
+def _built(make: Callable[[], Module], source: str) -> Module:
+    """A module without weights; sizes that describing it did not look at are wrong where it cannot be made."""
+    try:
+        with torch.device("meta"):
+            return make()
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, PoolingError):
+            raise
+        said = f"{type(error).__name__}: {first_line(error)}"
+        raise LoadError(f"{source}: a value in it makes no sense: {said}") from error
+
+
+def _tower(vision: Vision, filler: Filler, dtype: torch.dtype, device: torch.device, source: str) -> Tower:
+    tower = _built(vision.tower, f"{source}: vision_config")
+    table = filler.spelled((vision.weights, *vision.also), vision.prefixes)
+    filler.fill(tower, table, num_layers=vision.num_layers, dtype=dtype, device=device, inside="vision.")
+    return tower
 
 
 def _measured(description: Description, heads: Heads) -> Description:
@@ -100,6 +135,16 @@ def _load_fallback(description: Description, tokenizer: TokenizerFiles) -> Loade
     projector = load_projector(description, None)
     pooler = Pooler(description.plan, Heads(projector, projector), description.head_dtype.value)
     return LoadedModel(description, backbone, pooler.eval(), tokenizer)
+
+
+def _load_tensor_model(options: EngineConfig, description: Description) -> LoadedModel:
+    """It has no tokens, and its answers are not pooled."""
+    config, dtype, device = description.config, description.dtype.value, description.device.value
+    plugin = plugin_named(options, config)
+    assert plugin is not None, "its package brought the architecture"
+    model = load_tensor_model(plugin, description.entry.name, description.checkpoint, config, dtype, device)
+    pooler = Pooler(description.plan, Heads(), description.head_dtype.value)
+    return LoadedModel(description, model, pooler, no_tokenizer())
 
 
 def _tokenizer(options: EngineConfig, description: Description) -> TokenizerFiles:

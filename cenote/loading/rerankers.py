@@ -14,13 +14,13 @@ import yaml
 
 from cenote.config import EngineConfig, Sourced
 from cenote.errors import BadRequest
+from cenote.given import ScoreTemplate
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.convert import TokenLabels, token_labels
 from cenote.loading.sentence_transformers import SentenceTransformers
 from cenote.loading.tokenizer_files import read_chat_template
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.catalog import Entry
-from cenote.request import ScoreTemplate
 
 logger = logging.getLogger("cenote")
 
@@ -45,12 +45,21 @@ class Recipe:
         return TokenLabels(self.tokens, self.method, source)
 
 
+JUDGE = "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
 RECIPES = (
     Recipe(
         "qwen3_reranker",
         "qwen3",
         re.compile(r"qwen3[-_.]?reranker", re.IGNORECASE),
-        "Judge whether the Document meets the requirements based on the Query and the Instruct provided.",
+        JUDGE,
+        ("no", "yes"),
+        "from_2_way_softmax",
+    ),
+    Recipe(
+        "qwen3_vl_reranker",
+        "qwen3_vl",
+        re.compile(r"qwen3[-_.]?vl[-_.]?reranker", re.IGNORECASE),
+        JUDGE,
         ("no", "yes"),
         "from_2_way_softmax",
     ),
@@ -71,7 +80,9 @@ RECIPES = (
         "no_post_processing",
     ),
 )
-TEMPLATES = (*(recipe.name for recipe in RECIPES), "nemotron_rerank")
+TEMPLATES = (*(recipe.name for recipe in RECIPES), "nemotron_rerank", "nemotron_vl_rerank", "jina_reranker_m0")
+# in these the document does not stand as it is
+REWRITING = ("nemotron_vl_rerank",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +130,7 @@ def find_reranker(
 
 def built_in(name: str) -> ScoreTemplate:
     folder = files_of("cenote") / "inputs" / "score_templates"
-    return ScoreTemplate((folder / f"{name}.jinja").read_text(encoding="utf-8"), name, verbatim=True)
+    return ScoreTemplate((folder / f"{name}.jinja").read_text(encoding="utf-8"), name, verbatim=name not in REWRITING)
 
 
 def template_text(given: str | None, option: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, models, processors
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint, refuse_empty
@@ -92,6 +92,11 @@ def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles:
         info=_info(settings, template),
         token_types="token_type_ids" in settings.get("model_input_names", ("token_type_ids",)),
     )
+
+
+def no_tokenizer() -> TokenizerFiles:
+    """Of a model that reads no text."""
+    return TokenizerFiles(tokenizer=Tokenizer(models.WordLevel({"": 0}, unk_token="")))
 
 
 def read_chat_template(checkpoint: Checkpoint) -> str | None:

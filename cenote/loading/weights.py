@@ -109,9 +109,16 @@ class Filler:
         return self.weights.get(self._stored[name])
 
     def fill(
-        self, module: nn.Module, table: WeightTable, *, num_layers: int, dtype: torch.dtype, device: torch.device
+        self,
+        module: nn.Module,
+        table: WeightTable,
+        *,
+        num_layers: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        inside: str = "",
     ) -> None:
-        """Give every parameter of a module that was built on the meta device its tensor."""
+        """Give every parameter of a module that was built on the meta device its tensor; `inside`: where it will be."""
         entries = dict(_by_layer(table, num_layers))
         for path, parameter in list(module.named_parameters()):
             names, make = _names_for(path, entries)
@@ -124,7 +131,8 @@ class Filler:
             if make in (None, turned_over) and path.endswith(".weight"):
                 modules = [name.removesuffix(".weight") for name in names]
                 for module_name in modules:
-                    self._places.setdefault(module_name, []).append((path.removesuffix(".weight"), modules, parameter))
+                    place = inside + path.removesuffix(".weight")
+                    self._places.setdefault(module_name, []).append((place, modules, parameter))
             owner, _, leaf = path.rpartition(".")
             holder = module.get_submodule(owner)
             wide = leaf in getattr(holder, "float32", ())  # what a module keeps so, whatever the model runs in
@@ -150,6 +158,11 @@ class Filler:
     def choose(self, tables: Sequence[WeightTable]) -> WeightTable:
         """The first table of which the checkpoint has every name, or else the first."""
         return next((table for table in tables if all(map(self._has_module, _sources(table)))), tables[0])
+
+    def spelled(self, tables: Sequence[WeightTable], prefixes: Sequence[str]) -> WeightTable:
+        """A table with the prefix that the checkpoint uses before every name of a part that has one of its own."""
+        table, prefix = _names_in_use(self.weights, tables, prefixes)
+        return {ours: _prefixed(theirs, prefix) for ours, theirs in table.items()}
 
     def _has_module(self, name: str) -> bool:
         return self.has(name) or self.has(f"{name}.weight")
@@ -283,6 +296,14 @@ def _names_in_use(weights: Weights, tables: Sequence[WeightTable], prefixes: Seq
 def _sources(table: WeightTable) -> Iterator[str]:
     for theirs in table.values():
         yield from _listing(theirs)
+
+
+def _prefixed(theirs: str | list[str] | Made, prefix: str) -> str | list[str] | Made:
+    if isinstance(theirs, str):
+        return prefix + theirs
+    if isinstance(theirs, Made):
+        return Made(tuple(prefix + name for name in theirs.names), theirs.make)
+    return [prefix + name for name in theirs]
 
 
 def _listing(theirs: str | list[str] | Made) -> Sequence[str]:

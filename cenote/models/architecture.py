@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor, nn
 
 from cenote.errors import LoadError
+from cenote.layers.backbone import Backbone
 from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
+
+if TYPE_CHECKING:
+    from cenote.models.vision import Vision
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,13 @@ class HFConfig:
         """The same with what missing keys mean to Transformers; a key that is null stays null."""
         return HFConfig({**defaults, **self.values}, self.source)
 
+    def part(self, name: str, **defaults: Any) -> HFConfig:
+        """A config inside this one, with what missing keys of it mean."""
+        inside = self.values.get(name)
+        if not isinstance(inside, Mapping):
+            raise MissingKey(f"{self.source} has no {name!r}, which this architecture needs")
+        return HFConfig({**defaults, **inside}, f"{self.source}: {name}")
+
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
 
@@ -64,6 +75,7 @@ class Head:
     weights: WeightTable  # our names: head.dense, head.norm, head.classifier
     also: tuple[WeightTable, ...] = ()  # the same weights under the names of other programs
     activates: bool = True  # False: its logits are the answer unless a request asks otherwise
+    logit_mean: float | None = None  # subtracted from its logits unless the pooler config names another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +84,8 @@ class Projection:
 
     weights: tuple[str, ...]  # the layers' names in the checkpoint, first to last
     activation: str | None = None
+    also: tuple[tuple[str, ...], ...] = ()  # the same layers under the names of other programs
+    optional: bool = False  # where a checkpoint has none, a token's state is its vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +120,17 @@ class Architecture:
     pooled_after: str | None = None  # what a prompt says up to this mark is read but not pooled
     pairs_with_separator: bool = True  # a cross-encoder reads query [SEP] document, not their concatenation
     score_template: str | None = None  # the built-in text around query and document that a reranker was trained with
+    pair_ending: tuple[int, ...] = ()  # token ids behind the text that a template makes of a pair
+    vision: Vision | None = None  # of models that read images
+    assembled: Callable[..., Backbone] = Backbone  # where what joins text and images is odd as well
+    vector_size: int | None = None  # of the states that come out of it, where that is not hidden_size
     embed: Callable[[BackboneSpec], nn.Module] | None = None  # odd parts, in the family's own file
     mixer: Callable[[BackboneSpec, int], nn.Module] | None = None
     mlp: Callable[[BackboneSpec, int], nn.Module] | None = None
+
+    @property
+    def states_size(self) -> int:
+        return self.vector_size or self.backbone.hidden_size
 
     @property
     def tables(self) -> tuple[WeightTable, ...]:

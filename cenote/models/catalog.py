@@ -21,6 +21,7 @@ Form = Literal[
     "multi_vector",  # ColBERT: a short vector for every token
     "hybrid",  # bge-m3: one vector, one for every token, and a weight for every token
     "listwise",  # all documents of a query in one prompt
+    "tensors",  # tensors in, tensors out; a plugin's package brings the code
 ]
 Family = Callable[[HFConfig], Architecture]
 
@@ -43,6 +44,7 @@ FAMILIES = {
     "MT5": "t5:mt5",
     "MT5Encoder": "t5:mt5",
     "ModernBert": "modernbert:modernbert",
+    "ModernVBert": "modernvbert:modernvbert",
     "EuroBert": "eurobert:eurobert",
     "NomicBert": "nomic_bert:nomic_bert",
     "New": "gte:gte",
@@ -50,6 +52,10 @@ FAMILIES = {
     "Gte": "gte:gte",
     "JinaEmbeddingsV3": "jina_v3:jina_v3",
     "OpenAIPrivacyFilter": "privacy_filter:privacy_filter",
+    # texts and images in one space
+    "CLIP": "clip:clip",
+    "Siglip": "siglip:siglip",
+    "Siglip2": "siglip:siglip2",
     # decoders
     "Llama": "llama:llama",
     "LlamaBidirectional": "llama:bidirectional_llama",
@@ -69,6 +75,12 @@ FAMILIES = {
     "Granite": "granite:granite",
     "Qwen2": "qwen:qwen2",
     "Qwen3": "qwen:qwen3",
+    "Qwen2VL": "qwen2_vl:qwen2_vl",
+    "Qwen2_5_VL": "qwen2_5_vl:qwen2_5_vl",
+    "Qwen3VL": "qwen3_vl:qwen3_vl",
+    "Qwen3VLMoe": "qwen3_vl_moe:qwen3_vl_moe",
+    "Qwen3_5": "qwen3_5:qwen3_5",
+    "Qwen3_5Text": "qwen3_5:qwen3_5",
     "Qwen2Moe": "qwen_moe:qwen2_moe",
     "Qwen3Moe": "qwen_moe:qwen3_moe",
     "Mixtral": "mixtral:mixtral",
@@ -76,6 +88,7 @@ FAMILIES = {
     "Gemma2": "gemma:gemma2",
     "Gemma3": "gemma:gemma3",
     "Gemma3Text": "gemma:gemma3",
+    "PaliGemma": "paligemma:paligemma",
     "Phi3": "phi3:phi3",
     "GPT2": "gpt2:gpt2",
     "InternLM2": "internlm2:internlm2",
@@ -96,11 +109,23 @@ NAMES: dict[str, tuple[str, Form]] = {
     "ColBERTModernBertModel": ("modernbert:modernbert", "multi_vector"),
     "ColBERTJinaRobertaModel": ("colbert:colbert_jina", "multi_vector"),
     "ColBERTLfm2Model": ("lfm2:lfm2", "multi_vector"),
+    "ColQwen3": ("qwen3_vl:colqwen3", "multi_vector"),
+    "ColQwen3_5": ("qwen3_5:colqwen3_5", "multi_vector"),
+    "OpsColQwen3Model": ("qwen3_vl:colqwen3", "multi_vector"),
+    "Qwen3VLNemotronEmbedModel": ("qwen3_vl:nemotron_colembed", "multi_vector"),
+    "ColPaliForRetrieval": ("paligemma:colpali", "multi_vector"),
+    "ColModernVBertForRetrieval": ("modernvbert:colmodernvbert", "multi_vector"),
     "BgeM3EmbeddingModel": ("bert:xlm_roberta", "hybrid"),
+    "LlamaNemotronVLModel": ("nemotron_vl:nemotron_vl", "embed"),
+    "LlamaNemotronVLForSequenceClassification": ("nemotron_vl:nemotron_vl", "sequence"),
+    "LlavaNextForConditionalGeneration": ("llava_next:llava_next", "causal"),
+    "Phi3VForCausalLM": ("phi3v:phi3v", "causal"),
     "GritLM": ("llama:gritlm", "embed"),
     "VoyageQwen3BidirectionalEmbedModel": ("qwen:voyage", "embed"),
     "JinaEmbeddingsV5Model": ("jina_v5:jina_v5", "embed"),
     "JinaForRanking": ("qwen:jina_ranking", "listwise"),
+    "JinaVLForRanking": ("qwen2_vl:jina_vl", "sequence"),
+    "ColQwen2ForRetrieval": ("qwen2_vl:colqwen2", "multi_vector"),
     "GPT2LMHeadModel": ("gpt2:gpt2", "causal"),
     "Qwen2ForProcessRewardModel": ("qwen:qwen2_process_reward", "reward"),
     "Qwen2ForRewardModel": ("qwen:qwen2_reward", "reward"),

@@ -19,6 +19,7 @@ PYLATE = "what PyLate does, done plainly with Transformers"
 ENCODER = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForMaskedLM")
 DECODER = ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
 LANGUAGE = ("Model", "ForCausalLM")
+SEEING = ("Model", "ForConditionalGeneration", "ForSequenceClassification")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,9 @@ FAMILIES = {
             "ForMaskedLM": "answerdotai/ModernBERT-base",
         },
     ),
+    "ModernVBert": Family(
+        ("Model", "ForMaskedLM"), TRANSFORMERS, {"ForMaskedLM": "ModernVBERT/modernvbert"}, {"ForMaskedLM": "embed"}
+    ),
     "EuroBert": Family(ENCODER, BOTH_LAYOUTS, {"ForMaskedLM": "EuroBERT/EuroBERT-210m"}),
     "NomicBert": Family(
         ENCODER,
@@ -156,6 +160,11 @@ FAMILIES = {
     "OpenAIPrivacyFilter": Family(
         ("Model", "ForTokenClassification"), TRANSFORMERS, {"ForTokenClassification": "openai/privacy-filter"}
     ),
+    "CLIP": Family(("Model",), TRANSFORMERS, {"Model": "openai/clip-vit-base-patch32, openai/clip-vit-large-patch14"}),
+    "Siglip": Family(
+        ("Model",), TRANSFORMERS, {"Model": "google/siglip-base-patch16-224, google/siglip2-base-patch16-224"}
+    ),
+    "Siglip2": Family(("Model",), TRANSFORMERS, {"Model": "google/siglip2-base-patch16-naflex"}),
     "Llama": Family(
         DECODER,
         TRANSFORMERS,
@@ -213,6 +222,38 @@ FAMILIES = {
             "ForTokenClassification": "bd2lcco/Qwen3-0.6B-finetuned",
         },
     ),
+    "Qwen2VL": Family(
+        SEEING,
+        TRANSFORMERS,
+        {"ForConditionalGeneration": "MrLight/dse-qwen2-2b-mrl-v1, TIGER-Lab/VLM2Vec-Qwen2VL-2B"},
+    ),
+    "Qwen2_5_VL": Family(
+        SEEING,
+        TRANSFORMERS,
+        {
+            "ForConditionalGeneration": "jinaai/jina-embeddings-v4-vllm-retrieval",
+            "ForSequenceClassification": "muziyongshixin/Qwen2.5-VL-7B-for-VideoCls",
+        },
+    ),
+    "Qwen3VL": Family(
+        SEEING,
+        TRANSFORMERS,
+        {
+            "ForConditionalGeneration": "Qwen/Qwen3-VL-Embedding-2B, Qwen/Qwen3-VL-Reranker-2B (reranker)",
+            "ForSequenceClassification": "Qwen/Qwen3-VL-Reranker-2B by vLLM's override",
+        },
+    ),
+    "Qwen3VLMoe": Family(
+        ("Model", "ForConditionalGeneration"),
+        TRANSFORMERS,
+        {"ForConditionalGeneration": "Qwen/Qwen3-VL-30B-A3B-Instruct"},
+    ),
+    "Qwen3_5": Family(
+        ("Model", "ForConditionalGeneration", "ForCausalLM", "ForSequenceClassification"),
+        TRANSFORMERS,
+        {"ForConditionalGeneration": "Qwen/Qwen3.5-0.8B, Qwen/Qwen3.5-4B"},
+    ),
+    "Qwen3_5Text": Family(("Model", "ForSequenceClassification"), TRANSFORMERS),
     "Qwen2Moe": Family(DECODER, TRANSFORMERS, {"ForCausalLM": "Qwen/Qwen1.5-MoE-A2.7B"}),
     "Qwen3Moe": Family(DECODER, TRANSFORMERS, {"ForCausalLM": "Qwen/Qwen3-30B-A3B"}),
     "Mixtral": Family(DECODER, TRANSFORMERS, {"ForCausalLM": "mistralai/Mixtral-8x7B-v0.1"}),
@@ -220,6 +261,11 @@ FAMILIES = {
     "Gemma2": Family(DECODER, TRANSFORMERS, {"Model": "BAAI/bge-multilingual-gemma2"}),
     "Gemma3": Family(("ForCausalLM",), TRANSFORMERS, {"ForCausalLM": "google/gemma-3-1b-it"}),
     "Gemma3Text": Family(("Model", "ForSequenceClassification"), TRANSFORMERS, {"Model": "google/embeddinggemma-300m"}),
+    "PaliGemma": Family(
+        ("Model", "ForConditionalGeneration"),
+        TRANSFORMERS,
+        {"ForConditionalGeneration": "google/paligemma-3b-pt-448, google/paligemma2-3b-pt-448"},
+    ),
     "Phi3": Family(DECODER, TRANSFORMERS, {"ForCausalLM": "microsoft/Phi-3-mini-4k-instruct"}),
     "GPT2": Family(
         ("Model", "ForSequenceClassification", "ForTokenClassification"),
@@ -266,7 +312,26 @@ NAMED = {
     "ColBERTModernBertModel": ("lightonai/GTE-ModernColBERT-v1 by vLLM's override", PYLATE),
     "ColBERTJinaRobertaModel": ("jinaai/jina-colbert-v2 by vLLM's override", "what ColBERT does, done plainly"),
     "ColBERTLfm2Model": ("LiquidAI/LFM2-ColBERT-350M by vLLM's override", PYLATE),
+    "ColQwen3": ("TomoroAI/tomoro-colqwen3-embed-4b", "Transformers' Qwen3-VL below the projection"),
+    "ColQwen3_5": (
+        "athrael-soju/colqwen3.5-4.5B-v3, vultr/VultronRetrieverPrime-Qwen3.5-8B",
+        "Transformers' Qwen3.5 below the projection, with and without mask",
+    ),
+    "OpsColQwen3Model": ("OpenSearch-AI/Ops-Colqwen3-4B", "Transformers' Qwen3-VL below the projection"),
+    "Qwen3VLNemotronEmbedModel": ("nvidia/nemotron-colembed-vl-4b-v2", "Transformers' Qwen3-VL, with and without mask"),
+    "ColPaliForRetrieval": ("vidore/colpali-v1.3-hf", TRANSFORMERS),
+    "ColModernVBertForRetrieval": ("ModernVBERT/colmodernvbert-merged", TRANSFORMERS),
     "BgeM3EmbeddingModel": ("BAAI/bge-m3 by vLLM's override", "Transformers' XLM-RoBERTa below the two heads"),
+    "LlamaNemotronVLModel": (
+        "nvidia/llama-nemotron-embed-vl-1b-v2",
+        "Transformers' SigLIP and Llama without its mask, joined plainly",
+    ),
+    "LlamaNemotronVLForSequenceClassification": (
+        "nvidia/llama-nemotron-rerank-vl-1b-v2",
+        "Transformers' SigLIP and Llama without its mask, joined plainly",
+    ),
+    "LlavaNextForConditionalGeneration": ("royokong/e5-v", TRANSFORMERS),
+    "Phi3VForCausalLM": ("TIGER-Lab/VLM2Vec-Full", "Transformers' CLIP and Phi-3, joined plainly"),
     "GritLM": ("parasail-ai/GritLM-7B-vllm", "Transformers' Mistral without its mask"),
     "VoyageQwen3BidirectionalEmbedModel": ("voyageai/voyage-4-nano", "Transformers' Qwen3 without its mask"),
     "JinaEmbeddingsV5Model": (
@@ -274,6 +339,8 @@ NAMED = {
         "Transformers' Qwen3 with the adapters merged",
     ),
     "JinaForRanking": ("jinaai/jina-reranker-v3", "Transformers' Qwen3 below the projector"),
+    "JinaVLForRanking": ("jinaai/jina-reranker-m0", "Transformers' Qwen2-VL below the head"),
+    "ColQwen2ForRetrieval": ("vidore/colqwen2-v1.0-hf", TRANSFORMERS),
     "GPT2LMHeadModel": ("openai-community/gpt2", TRANSFORMERS),
     "Qwen2ForProcessRewardModel": ("Qwen/Qwen2.5-Math-PRM-7B", "Transformers' Qwen2 below the head"),
     "Qwen2ForRewardModel": ("Qwen/Qwen2.5-Math-RM-72B", "Transformers' Qwen2 below the head"),

@@ -18,13 +18,13 @@ def qwen2_moe(config: HFConfig) -> Architecture:
     if "layer_types" not in config and config.get("use_sliding_window", False):  # not as in Qwen2: every other layer
         until = config.get("max_window_layers", 28)
         spec = replace(spec, local_layers=tuple(n % 2 == 0 and n < until for n in range(spec.num_layers)))
-    experts = replace(_experts(config), shared_size=config.shared_expert_intermediate_size, shared_gate=True)
+    experts = replace(experts_of(config), shared_size=config.shared_expert_intermediate_size, shared_gate=True)
     shared: WeightTable = {
         "layers.*.mlp.shared.up": [f"layers.*.mlp.shared_expert.{x}_proj" for x in ("gate", "up")],
         "layers.*.mlp.shared.down": "layers.*.mlp.shared_expert.down_proj",
         "layers.*.mlp.shared_gate": "layers.*.mlp.shared_expert_gate",
     }
-    return _sparse(replace(base, backbone=spec, weights={**base.weights, **shared}), config, experts)
+    return sparse(replace(base, backbone=spec, weights={**base.weights, **shared}), config, experts)
 
 
 def qwen3_moe(config: HFConfig) -> Architecture:
@@ -32,10 +32,10 @@ def qwen3_moe(config: HFConfig) -> Architecture:
     base = qwen3(config.otherwise(intermediate_size=6144))
     windowed = config.get("use_sliding_window", False) and "sliding_window" in config  # all layers or none
     spec = replace(base.backbone, local_layers=(windowed,) * base.backbone.num_layers)
-    return _sparse(replace(base, backbone=spec), config, _experts(config))
+    return sparse(replace(base, backbone=spec), config, experts_of(config))
 
 
-def _experts(config: HFConfig) -> ExpertsSpec:
+def experts_of(config: HFConfig) -> ExpertsSpec:
     return ExpertsSpec(
         num_experts=config.get("num_experts") or config.num_local_experts,
         top_k=config.num_experts_per_tok,
@@ -44,7 +44,8 @@ def _experts(config: HFConfig) -> ExpertsSpec:
     )
 
 
-def _sparse(base: Architecture, config: HFConfig, experts: ExpertsSpec) -> Architecture:
+def sparse(base: Architecture, config: HFConfig, experts: ExpertsSpec) -> Architecture:
+    """The same with these experts in the layers that config.json does not keep dense."""
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers", [])
     layers = [n for n in range(config.num_hidden_layers) if (n + 1) % step == 0 and n not in dense]
     base = replace(base, weights={**base.weights, "layers.*.mlp.router": "layers.*.mlp.gate"})

@@ -16,6 +16,9 @@ logger = logging.getLogger("cenote")
 # ours, and the one that plugins written for the reference name; where both have a name, ours holds
 GROUPS = ("cenote.io_processor_plugins", "vllm.io_processor_plugins")
 
+# name: an architecture; value: a function that makes the model of what config.json says
+TENSOR_MODELS = "cenote.tensor_models"
+
 
 def start_plugin(name: str, config: Any, renderer: Any) -> Any:
     """The plugin of that name, ready to be asked."""
@@ -59,6 +62,24 @@ def installed() -> dict[str, list[EntryPoint]]:
             of_group.setdefault(entry.name, []).append(entry)
         found = of_group | found
     return found
+
+
+def offered_models(plugin: str) -> dict[str, EntryPoint]:
+    """The models that the package of a plugin brings, by their architecture's name in config.json."""
+    packages = {_package(entry) for entry in installed().get(plugin, ())}
+    return {entry.name: entry for entry in entry_points(group=TENSOR_MODELS) if _package(entry) in packages}
+
+
+def offering_plugins(architecture: str) -> list[str]:
+    """The plugins whose packages bring a model of that name."""
+    packages = {_package(entry) for entry in entry_points(group=TENSOR_MODELS) if entry.name == architecture}
+    return sorted(
+        name for name, entries in installed().items() if any(_package(entry) in packages for entry in entries)
+    )
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else entry.module
 
 
 def _only(name: str, entries: list[EntryPoint]) -> EntryPoint:

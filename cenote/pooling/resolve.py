@@ -129,6 +129,7 @@ def resolve_plan(
     matryoshka: Matryoshka,
     inactive: tuple[Task, ...] = (),
     step_tag: Sourced[int] | None = None,
+    logit_mean: float | None = None,
 ) -> PoolingPlan:
     """Each field by itself: a user's activation leaves the pooling method of the files in force."""
     sequence: Sourced[tuple[str, ...]]
@@ -155,7 +156,7 @@ def resolve_plan(
         token=token,
         use_activation=use_activation,
         activation=activation,
-        logit_mean=user.logit_mean,
+        logit_mean=logit_mean if user.logit_mean is None else user.logit_mean,
         logit_sigma=user.logit_sigma,
         include_prompt=files.include_prompt if files is not None else True,
         matryoshka=matryoshka,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from cenote.errors import PoolingError
-from cenote.request import Pair, Pooled, Scored, ScoreRequest
+from cenote.given import Pair, PartsPair, Side
+from cenote.request import Pooled, Scored, ScoreRequest
 from cenote.scoring.scorer import Resources, Scorable, asked, broadcast, scorer
 
 
@@ -12,11 +16,17 @@ async def cross_encoder(request: ScoreRequest, engine: Resources, model: Scorabl
     queries = broadcast(request.queries, len(request.documents))
     variables = request.variables
     pairs = [
-        Pair(query, document, request.template, variables)
+        _pair(query, document, request.template, variables)
         for query, document in zip(queries, request.documents, strict=True)
     ]
     answers = await engine.pool(asked(request, "classify", pairs))
     return [answer if isinstance(answer, PoolingError) else _scored(answer) for answer in answers]
+
+
+def _pair(query: Side, document: Side, template: str | None, variables: Mapping[str, Any]) -> Pair | PartsPair:
+    if isinstance(query, str) and isinstance(document, str):
+        return Pair(query, document, template, variables)
+    return PartsPair(query, document, template, variables)
 
 
 def _scored(answer: Pooled) -> Scored:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cenote.errors import PoolingError
-from cenote.request import Pooled, Ranking, Scored, ScoreRequest
+from cenote.errors import PoolingError, Unsupported
+from cenote.given import Ranking, Side
+from cenote.request import Pooled, Scored, ScoreRequest
 from cenote.scoring.bi_encoder import cosine
 from cenote.scoring.scorer import Resources, Scorable, asked, scorer
 
@@ -20,13 +21,14 @@ FRAME_BYTES, FRAME_BYTES_EACH = 1000, 50
 async def listwise(request: ScoreRequest, engine: Resources, model: Scorable) -> list[Scored | PoolingError]:
     """One query is read with all its documents at once, each of several queries with its own document."""
     instruction = request.variables.get("instruction") or request.variables.get("instruct")
-    shared = len(request.queries) == 1
+    queries, documents = _texts(request.queries), _texts(request.documents)
+    shared = len(queries) == 1
     if shared:
-        blocks = await _blocks(Ranking(request.queries[0], request.documents, instruction), request, engine, model)
+        blocks = await _blocks(Ranking(queries[0], documents, instruction), request, engine, model)
     else:
-        blocks = [range(place, place + 1) for place in range(len(request.documents))]
+        blocks = [range(place, place + 1) for place in range(len(documents))]
     rankings = [
-        Ranking(request.queries[0 if shared else block[0]], [request.documents[place] for place in block], instruction)
+        Ranking(queries[0 if shared else block[0]], [documents[place] for place in block], instruction)
         for block in blocks
     ]
     try:
@@ -40,6 +42,13 @@ async def listwise(request: ScoreRequest, engine: Resources, model: Scorable) ->
     for block, answer in zip(blocks, answers, strict=True):
         scores += [answer] * len(block) if isinstance(answer, PoolingError) else _scored(answer, query)
     return scores
+
+
+def _texts(sides: Sequence[Side]) -> list[str]:
+    texts = [side for side in sides if isinstance(side, str)]
+    if len(texts) < len(sides):
+        raise Unsupported("The JinaForRanking model only supports text as input.", param="content")
+    return texts
 
 
 async def _blocks(whole: Ranking, request: ScoreRequest, engine: Resources, model: Scorable) -> list[range]:

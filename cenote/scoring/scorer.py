@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from cenote.errors import BadRequest, PoolingError, Unsupported
+from cenote.given import Input
 from cenote.registry import Registry
-from cenote.request import Input, Pooled, PoolRequest, Scored, ScoreRequest, ScoreType, Task
+from cenote.request import Pooled, PoolRequest, Scored, ScoreRequest, ScoreType, Task
 
 Item = TypeVar("Item")
 Scores = list[Scored | PoolingError]
@@ -111,6 +112,7 @@ def asked(request: ScoreRequest, task: Task, inputs: Sequence[Input]) -> PoolReq
         params=request.params,
         tokenization=request.tokenization,
         adapter=request.adapter,
+        media_kwargs=request.media_kwargs,
         priority=request.priority,
         tenant=request.tenant,
         keep_going=request.keep_going,

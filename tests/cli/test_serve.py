@@ -155,7 +155,6 @@ def test_other_names_mean_our_options() -> None:
         ("--kv-cache-dtype fp8", "kv_cache_dtype='fp8'"),
         ("--tensor-parallel-size 2", "tensor_parallel_size=2"),
         ("--middleware some.thing", "middleware"),
-        ("--skip-tokenizer-init", "skip_tokenizer_init=True"),
     ],
 )
 def test_what_would_change_answers_and_is_not_there_is_refused(words: str, name: str) -> None:

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from cenote import LLM
 from tests.api.serving import add_chat_template
+from tests.models.tiny_qwen3_vl import save_tiny_qwen3_vl
 from tests.real.conftest import model_folder
 from tests.serving.process import Served
 from tests.tiny import save_tiny
@@ -134,6 +135,15 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("reranker")
     save_tiny(folder, "XLMRobertaForSequenceClassification", num_labels=1, max_position_embeddings=258)
     with LLM(str(folder), **EXACT) as model, serving(model, "pairs", str(folder)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def seer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A tiny Qwen3-VL, an embedder of texts and images."""
+    folder = tmp_path_factory.mktemp("seer")
+    save_tiny_qwen3_vl(folder)
+    with LLM(str(folder), **EXACT) as model, serving(model, "seer", str(folder)) as server:
         yield server
 
 

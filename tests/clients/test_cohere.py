@@ -11,7 +11,9 @@ import cohere
 import numpy as np
 import pytest
 
+from tests.api.seeing import CAT, DOG, data_uri, image_part, text_part
 from tests.clients.conftest import DOCUMENTS, KEY, PROMPTS, QUERY, TEXTS, Server, close
+from tests.models.tiny_qwen3_vl import IMAGE
 
 # its version 1 joins replies by methods that pydantic is about to drop
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecationWarning:cohere")
@@ -210,3 +212,31 @@ def test_the_async_client_gets_every_answer_to_its_own_question(reranker: Server
     for query, reply in zip(DOCUMENTS, asyncio.run(ask()), strict=True):
         scores = reranker.score(query, DOCUMENTS)
         assert close([each.relevance_score for each in reply.results], sorted(scores, reverse=True))
+
+
+def shown(server: Server, text: str, *images: Any) -> Any:
+    prompt = {"prompt": f"<|im_start|>user\n{text}<|im_end|>\n", "multi_modal_data": {"image": list(images)}}
+    return server.embed(prompt, tokenization_kwargs={"add_special_tokens": False})
+
+
+def test_images_are_embedded(seer: Server, version: str) -> None:
+    with connect(seer, version) as client:
+        reply = client.embed(
+            images=[data_uri(CAT)], model="seer", input_type="image", embedding_types=["float", "ubinary"]
+        )
+        with pytest.raises(cohere.BadRequestError) as refused:
+            client.embed(images=["data:image/png;base64,"], model="seer", input_type="image", embedding_types=["float"])
+
+    assert close(reply.embeddings.float_, shown(seer, IMAGE, CAT))
+    assert reply.meta.billed_units.images == 1 and reply.meta.billed_units.image_tokens > 1
+    assert refused.value.body["message"].startswith("images[0]: ")
+
+
+def test_texts_and_images_are_embedded_together(seer: Server) -> None:
+    parts = [text_part("the cat"), image_part(CAT), image_part(DOG)]
+    with connect(seer, "2") as client:
+        reply = client.embed(
+            inputs=[{"content": parts}], model="seer", input_type="search_document", embedding_types=["float"]
+        )
+
+    assert close(reply.embeddings.float_, shown(seer, f"the cat{IMAGE}{IMAGE}", CAT, DOG))

@@ -12,7 +12,9 @@ import openai
 import pytest
 from openai.types import CreateEmbeddingResponse
 
+from tests.api.seeing import CAT, DOG, image_part, says, text_part
 from tests.clients.conftest import KEY, Server, close
+from tests.models.tiny_qwen3_vl import IMAGE
 
 TEXTS = ["Hello my name is", "a cenote is a natural pit", "☃ in the snow", "how deep is it?"]
 
@@ -204,3 +206,23 @@ def test_a_real_roberta_gives_its_vectors(granite: Server) -> None:
 
     assert close(vectors(reply), granite.embed(TEXTS))
     assert reply.usage.prompt_tokens == granite.num_tokens(TEXTS)
+
+
+def test_images_come_in_conversations(seer: Server) -> None:
+    one, two = [says(image_part(CAT), text_part("the cat"))], [says(image_part(DOG))]
+    with openai.OpenAI(base_url=f"{seer.url}/v1", api_key="EMPTY") as client:
+        given: Any = [one, two]
+        in_input = client.embeddings.create(model="seer", input=given)
+        body = {"messages": one, "model": "seer", "encoding_format": "float"}
+        posted = client.post("/embeddings", cast_to=CreateEmbeddingResponse, body=body)
+        with pytest.raises(openai.BadRequestError, match=r"messages\[0\]\.content\[1\]") as refused:
+            client.embeddings.create(model="seer", input=[says(text_part("a"), image_part("data:image/png;base64,"))])  # type: ignore[list-item]
+
+    prompts = [
+        {"prompt": f"<|im_start|>user\n{IMAGE}{text}<|im_end|>\n", "multi_modal_data": {"image": image}}
+        for image, text in ((CAT, "the cat"), (DOG, ""))
+    ]
+    expected = seer.embed(prompts, tokenization_kwargs={"add_special_tokens": False})
+    assert close(vectors(in_input), expected)
+    assert close(vectors(posted), expected[:1])
+    assert refused.value.param == "messages[0].content[1]"

@@ -25,6 +25,10 @@ def test_a_batch_takes_at_most_half_of_what_is_free() -> None:
     assert tokens * bytes_per_token(BERT, 2) <= GIB / 2
 
 
+def test_layers_that_hold_more_than_others_get_fewer_tokens() -> None:
+    assert fitting(BERT, 2, GIB, bytes_per_token(BERT, 2)) * 2 <= fitting(BERT, 2, GIB) + 1024
+
+
 def test_however_little_is_free_something_runs() -> None:
     assert fitting(WIDE, 4, 0) == 1024
 

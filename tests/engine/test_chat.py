@@ -11,7 +11,8 @@ import pytest
 
 from cenote import LLM
 from cenote.errors import BadRequest
-from cenote.request import Chat, PoolRequest, Tokenization, Tokenized
+from cenote.given import Chat
+from cenote.request import PoolRequest, Tokenization, Tokenized
 from tests.engine.conftest import MakeEngine, asking, echoed
 from tests.tiny import QWEN_TOKENS, save_tokenizer, tiny_qwen3
 

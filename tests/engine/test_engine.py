@@ -19,7 +19,8 @@ from cenote.engine.executor import EchoExecutor
 from cenote.engine.intake import SLICE_TOKENS
 from cenote.engine.lot import Batch, Rows
 from cenote.errors import BadRequest, Overloaded, PoolingError, Unsupported
-from cenote.request import Pair, PoolingParams, PoolRequest, Tokenization
+from cenote.given import Pair
+from cenote.request import PoolingParams, PoolRequest, Tokenization
 from tests.engine.conftest import Gate, MakeEngine, asking, echoed, poison, wait_until
 
 

@@ -14,8 +14,9 @@ from cenote.engine.deliver import Outcome
 from cenote.engine.executor import EchoExecutor, LocalExecutor
 from cenote.engine.lot import Batch
 from cenote.errors import BadRequest, NumericalError, Overloaded, PoolingError
+from cenote.given import Embeds
 from cenote.loading.load import LoadedModel
-from cenote.request import Embeds, Pooled, PoolRequest
+from cenote.request import Pooled, PoolRequest
 from tests.engine.conftest import Gate, MakeEngine, asking, echoed, poison, wait_until
 
 MARKER = 29_999

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 
 from cenote.batch import PackedBatch
 from cenote.batch import pack as pack_lists
 from cenote.engine.pack import laid, pack
 from cenote.inputs.strip import Rendered, Strip
+from cenote.pictures import Colours, Picture, Sight
 
 
 def packed(*sequences: Rendered) -> PackedBatch:
@@ -75,3 +79,49 @@ def test_tokens_that_are_not_seen_or_not_answered_are_told_for_all() -> None:
     assert batch.host_attended == (2, 2)
     assert batch.kept is not None
     assert batch.kept.tolist() == [True, True, True, False, True]
+
+
+def test_an_image_that_comes_twice_is_looked_at_once() -> None:
+    first, second = picture(2, b"first"), picture(3, b"second")
+    batch = packed(
+        rendered([1, 9, 9, 9, 2], sight=Sight((second,), np.array([1, 2, 3]))),
+        rendered([1, 2]),
+        rendered([9, 9, 9, 9, 9], sight=Sight((first, second), np.arange(5))),
+    )
+
+    images = batch.images
+    assert images is not None
+    assert [each.key for each in images.pictures] == [b"second", b"first"]
+    assert images.patches[:, 0].tolist() == [3.0, 3.0, 3.0, 2.0, 2.0]
+    assert images.rows.tolist() == [1, 2, 3, 7, 8, 9, 10, 11]
+    assert images.sources.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert batch.axes is None
+
+
+def test_positions_of_several_numbers_are_the_usual_one_where_there_is_no_image() -> None:
+    own = np.array([[0, 1, 1, 3], [0, 1, 2, 3]])
+    batch = packed(rendered([1, 2]), rendered([1, 9, 9, 2], sight=Sight((picture(2),), np.array([1, 2]), own)))
+
+    assert batch.axes is not None
+    assert batch.axes.tolist() == [[0, 1, 0, 1, 1, 3], [0, 1, 0, 1, 2, 3]]
+
+
+def test_bytes_become_the_numbers_of_their_channel_on_the_way() -> None:
+    bright = replace(picture(1, b"bright"), patches=torch.tensor([[255, 0, 255, 51, 51, 0]], dtype=torch.uint8))
+    images = packed(
+        rendered([9, 9], sight=Sight((picture_of(bright, 2.0), picture_of(bright, 4.0, b"other")), np.arange(2)))
+    ).images
+
+    assert images is not None
+    assert images.patches[0].tolist() == pytest.approx([2.0, 0.0, 2.0 - 1, 0.4 - 1, 0.4 / 2, 0.0])
+    assert images.patches[1].tolist() == pytest.approx([4.0, 0.0, 4.0 - 1, 0.8 - 1, 0.8 / 2, 0.0])
+
+
+def picture_of(other: Picture, white: float, key: bytes = b"key") -> Picture:
+    return replace(other, key=key, colours=Colours(white / 255, (0.0, 1.0, 0.0), (1.0, 1.0, 2.0)))
+
+
+def picture(num_rows: int, key: bytes = b"key") -> Picture:
+    """As many patches as rows, all of them numbers that tell which picture it is."""
+    ids, seen = np.full(num_rows, 9, dtype=np.int32), np.ones(num_rows, dtype=bool)
+    return Picture(torch.full((num_rows, 4), float(num_rows)), ((1, num_rows),), ids, seen, (1, num_rows), key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.lot import Batch
@@ -11,6 +12,7 @@ from cenote.engine.pending import Pending
 from cenote.engine.sharing import bodies_of
 from cenote.errors import PoolingError
 from cenote.inputs.strip import Rendered, Strip
+from cenote.pictures import Picture, Sight
 from cenote.request import PoolingParams
 from tests.engine.conftest import Gate, MakeEngine, asking, echoed, poison, wait_until
 
@@ -210,8 +212,20 @@ def test_whatever_the_model_is_told_of_an_input_tells_it_from_others() -> None:
         Rendered(ids, 8, 8, skip=2),
         Rendered(ids, 8, 8, attended=4),
         Rendered(ids, 8, 8, kept=some),
+        Rendered(ids, 8, 8, sight=seen(b"one image......")),
+        Rendered(ids, 8, 8, sight=seen(b"another image..")),
+        Rendered(ids, 8, 8, sight=seen(b"one image......", b"another image..")),
+        Rendered(ids, 8, 8, kept=some, sight=seen(b"one image......")),
     ]
 
     assert len(set(bodies_of(Strip.of(alike)))) == 1
+    assert len(set(bodies_of(Strip.of([Rendered(ids, 8, 8, sight=seen(b"one")) for _ in range(2)])))) == 1
     bodies = [*bodies_of(Strip.of([*alike, *unlike])), *bodies_of(Strip.of(unlike[:2]))]
     assert len(set(bodies)) == 1 + len(unlike)
+
+
+def seen(*keys: bytes) -> Sight:
+    """Images of which nothing but their keys matters."""
+    ids, flags = np.zeros(1, dtype=np.int32), np.ones(1, dtype=bool)
+    pictures = tuple(Picture(torch.zeros(1, 1), ((1, 1),), ids, flags, (1, 1), key) for key in keys)
+    return Sight(pictures, np.arange(len(keys)))

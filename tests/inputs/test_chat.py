@@ -10,14 +10,16 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cenote.errors import BadRequest, PoolingError, Unsupported
-from cenote.inputs.chat import MARK, MEDIA_PARTS, ChatSettings, chat_text
+from cenote.given import Chat
+from cenote.inputs.chat import MARK, ChatSettings, chat_text
 from cenote.inputs.limits import Limits
+from cenote.inputs.parts import IMAGE_PARTS, OTHER_PARTS
 from cenote.inputs.render import Renderer
 from cenote.inputs.strip import Rendered
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.tokenizer_files import TokenizerFiles, read_tokenizer
-from cenote.request import Chat, Tokenization
+from cenote.request import Tokenization
 from tests.inputs.conftest import SHARED
 from tests.tiny import QWEN_TOKENS, ROBERTA_TOKENS, save_tokenizer
 
@@ -300,7 +302,7 @@ def test_the_callers_messages_stay_as_they_are() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", MEDIA_PARTS)
+@pytest.mark.parametrize("kind", [*IMAGE_PARTS, *OTHER_PARTS])
 def test_a_part_that_is_no_text_is_refused_by_name(kind: str) -> None:
     for part in ({"type": kind, kind: {"url": "http://x"}}, {kind: {"url": "http://x"}}):
         with pytest.raises(Unsupported, match=rf"messages\[1\].content\[1\] is of type {kind}.*reads text only"):

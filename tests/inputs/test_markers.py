@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from cenote.errors import PoolingError
+from cenote.given import Input
 from cenote.inputs.limits import Limits
 from cenote.inputs.markers import Expansion, Side
 from cenote.inputs.render import Renderer
 from cenote.inputs.strip import Rendered
 from cenote.inputs.tokenizer import Tokenizer
-from cenote.request import Input, Role, Tokenization
+from cenote.request import Role, Tokenization
 
 CLS, SEP, MASK, COMMA = 101, 102, 103, 1010
 Q, D = 1, 2  # [unused0] and [unused1]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cenote.errors import BadRequest
+from cenote.given import Pair
 from cenote.inputs import pairs
 from cenote.inputs.chat import ChatSettings
 from cenote.inputs.limits import Limits
@@ -19,7 +20,7 @@ from cenote.inputs.strip import Rendered
 from cenote.inputs.templates import run_template
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.loading.rerankers import TEMPLATES, built_in
-from cenote.request import Pair, Tokenization
+from cenote.request import Tokenization
 
 BY_ROLE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 

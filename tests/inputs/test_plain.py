@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from cenote.errors import PoolingError
+from cenote.given import Pair
 from cenote.inputs.limits import Limits
 from cenote.inputs.render import Renderer
 from cenote.inputs.strip import Rendered
 from cenote.inputs.tokenizer import Tokenizer
-from cenote.request import Pair, Tokenization
+from cenote.request import Tokenization
 from tests.inputs.conftest import read
 
 WORDS = ["a", "river", "of", "stones", "unbelievably", "12", "ß", "漢字", "x" * 30, ""]

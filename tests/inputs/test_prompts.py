@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections import UserDict
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cenote.errors import BadRequest, Unsupported
+from cenote.errors import BadRequest
+from cenote.given import Embeds, Pictured
 from cenote.inputs.prompts import as_inputs, as_tokenization
-from cenote.request import Embeds, Tokenization
+from cenote.request import Tokenization
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ from cenote.request import Embeds, Tokenization
         ({"prompt_token_ids": [5, 6], "prompt": "for the eye only"}, [[5, 6]]),
         ([{"prompt": "a"}, {"prompt_token_ids": (5,)}, "b", [6]], ["a", (5,), "b", [6]]),
     ],
-    ids=str,
+    ids=lambda value: "a generator" if isinstance(value, Generator) else str(value),
 )
 def test_every_form_of_prompt_is_understood(prompts: Any, inputs: list[Any]) -> None:
     assert as_inputs(prompts) == inputs
@@ -85,9 +87,40 @@ def test_what_is_no_prompt_is_refused_in_known_words(prompts: Any, words: str) -
         as_inputs(prompts)
 
 
-def test_images_are_refused_rather_than_dropped() -> None:
-    with pytest.raises(Unsupported, match="multi_modal_data"):
-        as_inputs({"prompt": "a", "multi_modal_data": {"image": object()}})
+def test_images_come_beside_a_text_or_token_ids_one_or_several() -> None:
+    one, several, without = as_inputs(
+        [
+            {"prompt": "a", "multi_modal_data": {"image": "cat.png"}, "mm_processor_kwargs": {"max_pixels": 1}},
+            {
+                "prompt_token_ids": [1, 2],
+                "multi_modal_data": {"image": [b"x", "y"]},
+                "multi_modal_uuids": {"image": "z"},
+            },
+            {"prompt": "c", "multi_modal_data": {"image": []}, "cache_salt": "salt"},
+        ]
+    )
+
+    assert isinstance(one, Pictured) and isinstance(several, Pictured)
+    assert (one.prompt, one.options, without) == ("a", {"max_pixels": 1}, "c")
+    assert [(image.source, image.where) for image in one.images] == [("cat.png", "multi_modal_data.image")]
+    assert several.prompt == [1, 2]
+    assert [image.source for image in several.images] == [b"x", "y"]
+    assert [image.where for image in several.images] == ["multi_modal_data.image[0]", "multi_modal_data.image[1]"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"prompt": "a", "multi_modal_data": {"audio": b"x"}}, "it has 'audio'"),
+        ({"prompt": "a", "multi_modal_data": "cat.png"}, "it has str"),
+        ({"prompt": "a", "multi_modal_data": {"image": b"x"}, "mm_processor_kwargs": [1]}, "is a dictionary, not list"),
+        ({"multi_modal_data": {"image": b"x"}}, "must contain text, tokens, or embeddings"),
+        ({"prompt_embeds": torch.zeros(2, 4), "multi_modal_data": {"image": b"x"}}, "go without multi_modal_data"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_images_is_said(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        as_inputs(given)
 
 
 @pytest.mark.parametrize(

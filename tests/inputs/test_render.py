@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from cenote.errors import BadRequest, InputTooLong, PoolingError, Unsupported
+from cenote.given import Embeds, Input, Pair
 from cenote.inputs.limits import Limits
 from cenote.inputs.render import Renderer
 from cenote.inputs.strip import Rendered
 from cenote.inputs.tokenizer import Tokenizer
-from cenote.request import Embeds, Input, Pair, Tokenization
+from cenote.request import Tokenization
 
 CLS, SEP, PAD, UNK = 101, 102, 0, 100
 LIMITS = Limits(16)

@@ -11,12 +11,13 @@ import pytest
 import tokenizers
 
 from cenote.errors import BadRequest
+from cenote.given import Pair
 from cenote.inputs import tokenizer as subject
 from cenote.inputs.limits import Limits
 from cenote.inputs.render import Renderer
 from cenote.inputs.strip import Rendered
 from cenote.inputs.tokenizer import Tokenizer
-from cenote.request import Pair, Tokenization
+from cenote.request import Tokenization
 from tests.inputs.conftest import wrapped
 
 TEXT_OF_WORDS = (

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from cenote.batch import PackedBatch, pack
 from cenote.kernels import sdpa
+from cenote.kernels.activations import ACTIVATIONS
 from cenote.kernels.fused_linear import fused_linear
 from cenote.kernels.gated import gated
 from cenote.kernels.norm import add_layer_norm, add_rms_norm
@@ -107,7 +108,9 @@ def test_gates(activation: str, function) -> None:  # type: ignore[no-untyped-de
     assert relative_error(gated(x, activation, function), function(gate) * up) < 2e-3
 
 
-@pytest.mark.parametrize("activation, function", [("gelu", F.gelu), ("relu", F.relu)])
+@pytest.mark.parametrize(
+    "activation, function", [("gelu", F.gelu), ("relu", F.relu), ("quick_gelu", ACTIVATIONS["quick_gelu"])]
+)
 def test_a_fused_activation_is_as_near_to_the_exact_one_as_two_steps_are(activation: str, function) -> None:  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     x = torch.randn(4096, 768, device="cuda", dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Additions with their norm and gated activations by native code equal those of torch."""
+"""Additions with their norm, gated activations and turned heads by native code equal those of torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cenote.kernels import native, row_kernels
 from cenote.kernels.activations import ACTIVATIONS
 from cenote.kernels.gated import gated
 from cenote.kernels.norm import add_layer_norm, add_rms_norm
+from cenote.layers.positions import Turn, rotate
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="needs AMX tiles, and a compiler at install")
 
@@ -65,3 +66,23 @@ def test_what_the_code_does_not_know_is_left_to_torch() -> None:
     assert not row_kernels.usable(some(4, 24))
     assert not row_kernels.usable(some(4, 32), some(4, 32).float())
     assert not row_kernels.usable(some(4, 64)[:, ::2])
+
+
+@pytest.mark.parametrize(("dim", "half"), [(64, 32), (72, 36), (80, 40), (128, 64), (96, 24)])
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("tokens", [1, 90])
+def test_heads_are_normed_and_turned_where_they_lie(tokens: int, normed: bool, dim: int, half: int) -> None:
+    qkv = some(tokens, 7, dim)  # four queries, two keys and one value
+    angles = torch.randn(tokens, 1, half, generator=torch.Generator().manual_seed(1))
+    turn = Turn(angles.cos().bfloat16(), angles.sin().bfloat16())
+    weights = [some(dim, seed=seed, shift=1.0) for seed in (2, 3)]
+    before = qkv.clone()
+
+    row_kernels.norm_and_turn_(qkv[:, :6], turn.cos, turn.sin, 4, *(weights if normed else ()), eps=1e-6)
+
+    wide = Turn(turn.cos.double(), turn.sin.double())
+    for heads, weight in ((slice(0, 4), weights[0]), (slice(4, 6), weights[1])):
+        exact = before[:, heads].double()
+        exact = add_rms_norm(exact, None, weight.double(), 1e-6)[1] if normed else exact
+        assert_close(qkv[:, heads].double(), rotate(exact, wide), rtol=2**-7, atol=2**-5)
+    assert torch.equal(qkv[:, 6], before[:, 6])

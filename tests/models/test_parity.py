@@ -188,7 +188,9 @@ def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
 
         ours, theirs = run(model.backbone).float(), torch.cat(states(reference))
 
-        assert torch.nn.functional.cosine_similarity(ours, theirs).min() > 0.99
+        cosine = torch.nn.functional.cosine_similarity(ours, theirs)
+        assert cosine.mean() > 0.999  # as of the reference in bfloat16; a single token of a tiny model lies farther off
+        assert cosine.min() > 0.98
 
 
 def test_a_scaling_given_in_hf_overrides_comes_before_the_one_in_the_file(tmp_path: Path) -> None:

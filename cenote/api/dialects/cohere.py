@@ -11,14 +11,26 @@ from msgspec import UNSET, Meta, UnsetType
 
 from cenote.api.call import Call
 from cenote.api.dialects import cohere_meta
+from cenote.api.dialects.cohere_inputs import MixedInput, num_images, of_images, of_inputs, with_parts
 from cenote.api.dialects.cohere_meta import BilledUnits, meta
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.encoding import CohereType, Floats, as_array, cohere_values
-from cenote.api.fields import ADAPTER, INPUT_TYPE, PROMPT, PROMPT_NAME, TASK, Dimensions, Integer, says
+from cenote.api.fields import (
+    ADAPTER,
+    INPUT_TYPE,
+    MEDIA_KWARGS,
+    PROMPT,
+    PROMPT_NAME,
+    TASK,
+    Dimensions,
+    Integer,
+    says,
+)
 from cenote.api.replies import Reply, TokenCounts, json_reply
-from cenote.errors import InputTooLong, InvalidBody, Unsupported
+from cenote.errors import InputTooLong, InvalidBody
+from cenote.given import Parts
 from cenote.purposes import meaning
-from cenote.request import About, Input, PoolingParams, PoolRequest, Tokenization
+from cenote.request import About, PoolingParams, PoolRequest, Tokenization
 
 PositiveCount = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 # the tokens of a huge text are not counted to its end; the engine knows what it can read by then
@@ -29,28 +41,14 @@ ROWS_AT_ONCE = 256
 LENGTH_1 = 1.001
 
 
-class ImageUrl(msgspec.Struct):
-    url: str | None = None
-
-
-class Part(msgspec.Struct):
-    type: Literal["text", "image_url"]
-    text: str | None = None
-    image_url: ImageUrl | None = None
-
-
-class MixedInput(msgspec.Struct):
-    """Parts that become one vector."""
-
-    content: list[Part]
-
-
 class EmbedBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     input_type: Annotated[str | None, INPUT_TYPE] = None
-    texts: Annotated[list[str] | None, says("this, or inputs")] = None
-    images: Annotated[list[str] | None, says("refused: no model here reads images yet")] = None
-    inputs: Annotated[list[MixedInput] | None, says("texts in parts, of which each input may have several")] = None
+    texts: Annotated[list[str] | None, says("this, images, or inputs")] = None
+    images: Annotated[list[str] | None, says("data URIs, or URLs that the server may fetch")] = None
+    inputs: Annotated[list[MixedInput] | None, says("texts and images in parts; those of an input are read as one")] = (
+        None
+    )
     output_dimension: Annotated[Dimensions | None, says("the size of the vectors, for Matryoshka models")] = None
     embedding_types: Annotated[list[CohereType] | None, says("how vectors are written; several at once")] = None
     truncate: Annotated[Literal["END", "START", "NONE"] | None, says("what is cut off; END if unset")] = None
@@ -61,6 +59,7 @@ class EmbedBody(msgspec.Struct, kw_only=True):
     prompt_name: Annotated[str | None, PROMPT_NAME] = None
     task: Annotated[str | None, TASK] = None
     adapter: Annotated[str | None, ADAPTER] = None
+    mm_processor_kwargs: Annotated[dict[str, Any] | None, MEDIA_KWARGS] = None
 
 
 class EmbeddingsByType(msgspec.Struct):
@@ -93,11 +92,11 @@ async def embed_v1(body: EmbedBody, call: Call) -> Reply:
 
 async def _embed(body: EmbedBody, call: Call, *, version: str) -> Reply:
     call.check_model(body.model)
-    for name in ("texts", "inputs"):
+    for name in ("texts", "images", "inputs"):
         call.check_count(len(getattr(body, name) or ()), name)
     request = PoolRequest(
         task="embed",
-        inputs=input_texts(body, call.about),
+        inputs=body.texts or [],
         params=PoolingParams(dimensions=body.output_dimension),
         tokenization=tokenization(body, call.about),
         # Sentence Transformers puts a prompt straight before the text. The reference makes it a system message
@@ -107,11 +106,18 @@ async def _embed(body: EmbedBody, call: Call, *, version: str) -> Reply:
         input_type=body.input_type,
         purpose=body.task,
         adapter=body.adapter,
+        media_kwargs=body.mm_processor_kwargs or {},
         priority=body.priority or 0,
     )
-    if body.truncate == "NONE" and body.max_tokens is not None:
-        await check_lengths(call, request, body.max_tokens)
+    if given := parts(body, call.about):
+        request = with_parts(request, given, call.about)
+    limit = body.max_tokens if body.truncate == "NONE" else None
+    if limit is not None:
+        await check_lengths(call, request, limit)
     pooled = await call.pool(request)
+    if limit is not None:
+        for index, item in enumerate(pooled):
+            check_length(item.num_input_tokens, limit, index)
     vectors = np.stack([as_array(item.data) for item in pooled])
     bare = version == "1" and not body.embedding_types
     written = {kind: await numbers(vectors, kind) for kind in dict.fromkeys(body.embedding_types or ("float",))}
@@ -122,40 +128,26 @@ async def _embed(body: EmbedBody, call: Call, *, version: str) -> Reply:
             response_type="embeddings_floats" if bare else "embeddings_by_type",
             embeddings=written["float"] if bare else written,  # type: ignore[arg-type]  # JSON already
             texts=body.texts or UNSET,
-            meta=meta(call, version, BilledUnits(input_tokens=call.num_tokens, image_tokens=0)),
+            meta=meta(call, version, billed(call, num_images(given))),
             token_counts=counts,
         )
     )
 
 
-def input_texts(body: EmbedBody, about: About) -> list[Input]:
+def parts(body: EmbedBody, about: About) -> list[Parts]:
+    """What there is instead of texts."""
     if sum(map(bool, (body.texts, body.images, body.inputs))) != 1:
         raise InvalidBody(
             "Exactly one of texts, images, or inputs must be provided, and it must be non-empty", param="body"
         )
-    if body.images:
-        raise Unsupported(f"{about.model} reads only text; give texts instead of images", param="images")
-    if body.texts:
-        return [*body.texts]
-    return [mixed_text(item, f"inputs.{place}", about) for place, item in enumerate(body.inputs or [])]
+    return of_images(body.images, about) if body.images else of_inputs(body.inputs or [], about)
 
 
-def mixed_text(item: MixedInput, name: str, about: About) -> str:
-    """Parts that are all texts, as the lines of one."""
-    if not item.content:
-        raise InvalidBody(f"{name}.content: expected at least one part", param=f"body.{name}.content")
-    lines: list[str] = []
-    for place, part in enumerate(item.content):
-        where = f"{name}.content.{place}"
-        if part.type == "text":
-            if part.text is None:
-                raise InvalidBody("CohereEmbedContent with type='text' requires text", param=f"body.{where}")
-            lines.append(part.text)
-            continue
-        if part.image_url is None or not part.image_url.url:
-            raise InvalidBody("CohereEmbedContent with type='image_url' requires image_url.url", param=f"body.{where}")
-        raise Unsupported(f"{about.model} reads only text; {where} is an image", param=where)
-    return "\n".join(lines)
+def billed(call: Call, images: int) -> BilledUnits:
+    """Where there is an image, all tokens are taken for those of images."""
+    if not images:
+        return BilledUnits(input_tokens=call.num_tokens, image_tokens=0)
+    return BilledUnits(input_tokens=0, image_tokens=call.num_tokens, images=images)
 
 
 def tokenization(body: EmbedBody, about: About) -> Tokenization:
@@ -169,19 +161,22 @@ def tokenization(body: EmbedBody, about: About) -> Tokenization:
 
 
 async def check_lengths(call: Call, request: PoolRequest, max_tokens: int) -> None:
-    """Refuse a text that is too long before the model has run on the others."""
+    """Refuse a text that is too long before the model has run on the others; images are not read twice for that."""
     prompt = meaning(request, call.about).prompt or ""
-    counted = [f"{prompt}{text}"[:MAX_COUNTED_CHARS] for text in request.inputs]
+    counted = [f"{prompt}{text}"[:MAX_COUNTED_CHARS] for text in request.inputs if isinstance(text, str)]
     for index, tokenized in enumerate(await asyncio.gather(*map(call.engine.tokenize, counted))):
-        if (count := len(tokenized.token_ids)) > max_tokens:
-            about = f"{'at least ' if len(counted[index]) == MAX_COUNTED_CHARS else ''}{count}"
-            error = InputTooLong(
-                f"Input of {about} tokens exceeds max_tokens={max_tokens} with truncate=NONE. "
-                "Set truncate to END or START to allow truncation.",
-                param="max_tokens",
-            )
-            error.index = index
-            raise error
+        check_length(len(tokenized.token_ids), max_tokens, index, exact=len(counted[index]) < MAX_COUNTED_CHARS)
+
+
+def check_length(count: int, max_tokens: int, index: int, *, exact: bool = True) -> None:
+    if count > max_tokens:
+        error = InputTooLong(
+            f"Input of {'' if exact else 'at least '}{count} tokens exceeds max_tokens={max_tokens} with "
+            "truncate=NONE. Set truncate to END or START to allow truncation.",
+            param="max_tokens",
+        )
+        error.index = index
+        raise error
 
 
 async def numbers(vectors: Floats, kind: CohereType) -> msgspec.Raw:

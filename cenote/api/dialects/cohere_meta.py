@@ -15,6 +15,7 @@ class ApiVersion(msgspec.Struct):
 class BilledUnits(msgspec.Struct):
     input_tokens: int | UnsetType = UNSET
     image_tokens: int | UnsetType = UNSET
+    images: int | UnsetType = UNSET
     search_units: int | UnsetType = UNSET
 
 

@@ -15,10 +15,11 @@ from cenote.api.dialects.cohere_meta import BilledUnits, meta
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.fields import Integer, says
 from cenote.api.replies import Reply, TokenCounts, json_reply
-from cenote.api.scoring_fields import Scoring, Side, Sides
+from cenote.api.scoring_fields import AnySide, AnySides, Scoring
 from cenote.errors import BadRequest, InvalidBody
+from cenote.given import Parts, Side
 from cenote.request import About, Scored, ScoreRequest
-from cenote.sides import side_text
+from cenote.sides import as_side
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 DOCUMENTS_PER_SEARCH_UNIT = 100
@@ -27,8 +28,8 @@ DOCUMENTS_PER_SEARCH_UNIT = 100
 class RerankBody(Scoring, kw_only=True):
     """What else clients send (`max_chunks_per_doc`, `relevant_spans`, `return_len`) is ignored like any other field."""
 
-    query: Side
-    documents: Sides
+    query: AnySide
+    documents: AnySides
     top_n: Annotated[Count | None, says("only so many of the best; 0: all of them")] = None
     top_k: Annotated[Count | None, says("another name of top_n")] = None
     return_documents: Annotated[bool | None, says("yes, unless it is false")] = None
@@ -78,22 +79,22 @@ async def _rerank(body: RerankBody, call: Call, *, version: str, truncate: bool)
     call.check_model(body.model)
     documents = body.documents if isinstance(body.documents, list) else [body.documents]
     call.check_count(len(documents), "documents")
-    texts = [document_text(each, body.rank_fields, place, call.about) for place, each in enumerate(documents)]
-    scores = await call.score(score_request(body, call, texts, truncate=truncate))
+    sides = [document_side(each, body.rank_fields, place, call.about) for place, each in enumerate(documents)]
+    scores = await call.score(score_request(body, call, sides, truncate=truncate))
     units = BilledUnits(search_units=-(-len(documents) // DOCUMENTS_PER_SEARCH_UNIT))
     return json_reply(
         Reranked(
             call.identity("score"),
             call.model,
-            [result(body, call, index, scores[index], documents[index], texts[index]) for index in best(scores, body)],
+            [result(body, call, index, scores[index], documents[index], sides[index]) for index in best(scores, body)],
             RerankUsage(call.num_tokens, call.num_tokens),
             meta(call, version, units),
         )
     )
 
 
-def score_request(body: RerankBody, call: Call, texts: Sequence[str], *, truncate: bool) -> ScoreRequest:
-    request = body.request([side_text(body.query, "query", call.about)], texts)
+def score_request(body: RerankBody, call: Call, sides: Sequence[Side], *, truncate: bool) -> ScoreRequest:
+    request = body.request([as_side(body.query, "query", call.about)], sides)
     limit = one_limit(body.max_tokens_per_doc, body.max_doc_length)
     wanted = truncate if body.truncate is None else body.truncate not in (False, "NONE")
     if body.truncate_prompt_tokens is None and wanted:
@@ -118,18 +119,19 @@ def best(scores: Sequence[Scored], body: RerankBody) -> list[int]:
     return ranked[: body.top_n or body.top_k or len(ranked)]
 
 
-def result(body: RerankBody, call: Call, index: int, scored: Scored, document: Side, text: str) -> RerankResult:
+def result(body: RerankBody, call: Call, index: int, scored: Scored, document: AnySide, side: Side) -> RerankResult:
     counts = call.token_counts(scored, body.return_token_counts)
     shown: dict[str, Any] | str | UnsetType = UNSET
     if body.return_documents is not False:
-        shown = text if call.settings.rerank_document_shape == "string" else document_object(document, text)
+        bare = call.settings.rerank_document_shape == "string"
+        shown = document_string(side) if bare else document_object(document, side)
     return RerankResult(index, scored.score, shown, counts)
 
 
-def document_text(document: Side, rank_fields: Sequence[str] | None, place: int, about: About) -> str:
+def document_side(document: AnySide, rank_fields: Sequence[str] | None, place: int, about: About) -> Side:
     """What the model reads of a document. Several fields become lines that say which is which."""
     if isinstance(document, str) or not rank_fields:
-        return side_text(document, f"documents.{place}", about)
+        return as_side(document, f"documents.{place}", about)
     found = {name: as_text(document[name]) for name in rank_fields if document.get(name) is not None}
     if not found:
         raise InvalidBody(
@@ -143,14 +145,24 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def document_object(document: Side, text: str) -> dict[str, Any]:
+def document_object(document: AnySide, side: Side) -> dict[str, Any]:
     """With `text` for everybody, and whatever else the client put into its document; parts go by their own name."""
     if isinstance(document, str):
-        return {"text": text, "multi_modal": None}
+        return {"text": document, "multi_modal": None}
     parts = content if isinstance(content := document.get("content"), list) else None
     kept = {name: value for name, value in document.items() if name != "content" or parts is None}
+    if isinstance(side, Parts):
+        return {**kept, "text": None, "multi_modal": side.content}
     given = kept.get("text")
-    return {**kept, "text": given if isinstance(given, str) else text, "multi_modal": parts}
+    return {**kept, "text": given if isinstance(given, str) else side, "multi_modal": parts}
+
+
+def document_string(side: Side) -> str:
+    """Of a document with images, the texts beside them."""
+    if isinstance(side, str):
+        return side
+    texts = [part if isinstance(part, str) else part.get("text") for part in side.content]
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _route(paths: Sequence[str], handler: Any, summary: str) -> Route:

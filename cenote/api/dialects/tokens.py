@@ -9,10 +9,10 @@ from msgspec import Meta
 
 from cenote.api.call import Call
 from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.fields import Message, chat, says
+from cenote.api.fields import MEDIA_IO_KWARGS, MEDIA_KWARGS, Message, chat, says
 from cenote.api.replies import Reply, json_reply
 from cenote.errors import InvalidBody
-from cenote.request import Input
+from cenote.given import Input
 
 TokenId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -29,8 +29,8 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     continue_final_message: Annotated[bool | None, says("leave the last message open")] = None
     chat_template: Annotated[str | None, says("Jinja, where the server trusts templates of requests")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, says("variables for the chat template")] = None
-    media_io_kwargs: Annotated[dict[str, Any] | None, says("accepted; no model here reads images yet")] = None
-    mm_processor_kwargs: Annotated[dict[str, Any] | None, says("accepted; no model here reads images yet")] = None
+    media_io_kwargs: Annotated[dict[str, Any] | None, MEDIA_IO_KWARGS] = None
+    mm_processor_kwargs: Annotated[dict[str, Any] | None, MEDIA_KWARGS] = None
     tools: Annotated[list[dict[str, Any]] | None, says("for templates that list them")] = None
 
     def item(self, call: Call) -> Input:
@@ -68,6 +68,7 @@ async def tokenize(body: TokenizeBody, call: Call) -> Reply:
         body.item(call),
         add_special_tokens=with_special,
         strings=bool(body.return_token_strs),
+        media_kwargs=body.mm_processor_kwargs,
     )
     ids = tokenized.token_ids
     return json_reply(Tokenized(len(ids), call.about.max_model_len, ids, tokenized.strings))

@@ -16,12 +16,12 @@ from cenote.api.dialects.sparse import RETURN_TOKENS, plugin_result, reads_plugi
 from cenote.api.encoding import as_array, json_numbers
 from cenote.api.fields import Dimensions, Prompted, Worded, check_template, says
 from cenote.api.replies import AnswerList, Reply, TokenCounts, json_reply
-from cenote.api.scoring_fields import Scoring, Sides
+from cenote.api.scoring_fields import AnySides, Scoring
 from cenote.api.sparse import SparseVector, TaskAnswers, check_two_kinds, sparse_answers
 from cenote.api.vectors import Written, check_form, vector_reply
 from cenote.errors import BadRequest, InvalidBody, Unsupported
 from cenote.request import About, Aggregation, PluginRequest, Pooled, Task, tasks_called
-from cenote.sides import side_texts
+from cenote.sides import as_sides
 
 # the names that the two sides of a comparison go by, in the order in which they are looked for
 PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
@@ -88,13 +88,13 @@ class Classification(msgspec.Struct, omit_defaults=True):
 class ScoreBody(Scoring, kw_only=True):
     """Two sides, under one of four pairs of names."""
 
-    queries: Annotated[Sides | None, says("one for all documents, or one for each")] = None
-    documents: Sides | None = None
-    items: Annotated[Sides | None, says("another name of documents")] = None
-    data_1: Annotated[Sides | None, says("another name of queries, beside data_2")] = None
-    data_2: Annotated[Sides | None, says("another name of documents, beside data_1")] = None
-    text_1: Annotated[Sides | None, says("another name of queries, beside text_2")] = None
-    text_2: Annotated[Sides | None, says("another name of documents, beside text_1")] = None
+    queries: Annotated[AnySides | None, says("one for all documents, or one for each")] = None
+    documents: AnySides | None = None
+    items: Annotated[AnySides | None, says("another name of documents")] = None
+    data_1: Annotated[AnySides | None, says("another name of queries, beside data_2")] = None
+    data_2: Annotated[AnySides | None, says("another name of documents, beside data_1")] = None
+    text_1: Annotated[AnySides | None, says("another name of queries, beside text_2")] = None
+    text_2: Annotated[AnySides | None, says("another name of documents, beside text_1")] = None
     chat_template: Annotated[str | None, says("joins the two, where the server trusts templates of requests")] = None
 
     def names(self) -> tuple[str, str]:
@@ -194,7 +194,7 @@ async def score(body: ScoreBody, call: Call) -> Reply:
         side = getattr(body, name)
         if isinstance(side, list):
             call.check_count(len(side), name)
-        sides.append(side_texts(side, name, call.about))
+        sides.append(as_sides(side, name, call.about))
     scored = await call.score(replace(body.request(*sides), template=body.chat_template))
     data = [
         Score(index, item.score, token_counts=call.token_counts(item, body.return_token_counts))

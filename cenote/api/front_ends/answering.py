@@ -13,6 +13,7 @@ from cenote.api.front_ends.packing import (
     as_input,
     as_json,
     entity_request,
+    from_json,
     plain_ids,
     plugin_request,
     pool_request,
@@ -102,7 +103,10 @@ class Answering:
             return tags_message(number, timing, await engine.entities(entity_request(question, timing))), ()
         if isinstance(question, Tokenize):
             tokenized = await engine.tokenize(
-                as_input(question.item), add_special_tokens=question.add_special_tokens, strings=question.strings
+                as_input(question.item),
+                add_special_tokens=question.add_special_tokens,
+                strings=question.strings,
+                media_kwargs=from_json(question.media_kwargs),
             )
             return Tokens(number, tokenized.token_ids, tokenized.strings), ()
         if isinstance(question, Detokenize):

@@ -18,6 +18,7 @@ from cenote.api.front_ends.wire import (
     LargeIds,
     Lengths,
     PairItem,
+    PartsItem,
     Pool,
     Process,
     RankingItem,
@@ -32,18 +33,14 @@ from cenote.api.front_ends.wire import (
     Vectors,
 )
 from cenote.errors import PoolingError, Unsupported
+from cenote.given import Chat, Embeds, Input, Pair, Parts, PartsPair, Pictured, Ranking, Refused, Side, Tensors
 from cenote.request import (
     About,
-    Chat,
-    Embeds,
     EntityRequest,
-    Input,
-    Pair,
     PluginRequest,
     Pooled,
     PoolingParams,
     PoolRequest,
-    Ranking,
     Scored,
     ScoreRequest,
     Stacked,
@@ -75,6 +72,7 @@ def pool_message(number: int, request: PoolRequest) -> Pool:
         input_type=request.input_type,
         purpose=request.purpose,
         adapter=request.adapter if request.adapter is None or isinstance(request.adapter, str) else [*request.adapter],
+        media_kwargs=as_json(request.media_kwargs),
         priority=request.priority,
         tenant=request.tenant,
         keep_going=request.keep_going,
@@ -94,6 +92,7 @@ def pool_request(message: Pool, timing: Timing) -> PoolRequest:
         input_type=message.input_type,
         purpose=message.purpose,
         adapter=message.adapter,
+        media_kwargs=from_json(message.media_kwargs),
         priority=message.priority,
         tenant=message.tenant,
         keep_going=message.keep_going,
@@ -115,8 +114,8 @@ def plugin_request(message: Process, timing: Timing) -> PluginRequest:
 def score_message(number: int, request: ScoreRequest) -> Score:
     return Score(
         number=number,
-        queries=list(request.queries),
-        documents=list(request.documents),
+        queries=list(map(_side_item, request.queries)),
+        documents=list(map(_side_item, request.documents)),
         score_type=request.score_type,
         params=request.params,
         tokenization=request.tokenization,
@@ -126,6 +125,7 @@ def score_message(number: int, request: ScoreRequest) -> Score:
         template_kwargs=as_json(request.template_kwargs),
         instruction=request.instruction,
         adapter=request.adapter,
+        media_kwargs=as_json(request.media_kwargs),
         priority=request.priority,
         tenant=request.tenant,
         keep_going=request.keep_going,
@@ -134,8 +134,8 @@ def score_message(number: int, request: ScoreRequest) -> Score:
 
 def score_request(message: Score, timing: Timing) -> ScoreRequest:
     return ScoreRequest(
-        queries=message.queries,
-        documents=message.documents,
+        queries=list(map(_side, message.queries)),
+        documents=list(map(_side, message.documents)),
         score_type=cast("Any", message.score_type),  # the engine refuses a name it does not know
         params=message.params,
         tokenization=message.tokenization,
@@ -145,6 +145,7 @@ def score_request(message: Score, timing: Timing) -> ScoreRequest:
         template_kwargs=from_json(message.template_kwargs),
         instruction=message.instruction,
         adapter=message.adapter,
+        media_kwargs=from_json(message.media_kwargs),
         priority=message.priority,
         tenant=message.tenant,
         keep_going=message.keep_going,
@@ -197,13 +198,29 @@ def as_item(item: Input) -> Item:
             as_json(item.template_kwargs),
             item.add_generation_prompt,
             item.continue_final_message,
+            item.names,
         )
+    if isinstance(item, Parts):
+        return _parts_item(item)
     if isinstance(item, Embeds):
         raise Unsupported(
             "prompt_embeds cannot be sent to a server with several front-ends; use --api-server-count 1",
             param="prompt_embeds",
         )
+    assert not isinstance(item, PartsPair | Pictured | Refused | Tensors), "no route asks with these"
     return as_ids(item)
+
+
+def _side_item(side: Side) -> str | PartsItem:
+    return side if isinstance(side, str) else _parts_item(side)
+
+
+def _side(item: str | PartsItem) -> Side:
+    return item if isinstance(item, str) else Parts(from_json(item.content), item.where)
+
+
+def _parts_item(parts: Parts) -> PartsItem:
+    return PartsItem(as_json(parts.content), parts.where)
 
 
 def as_ids(given: Sequence[int]) -> list[int] | LargeIds:
@@ -230,7 +247,10 @@ def as_input(item: Item) -> Input:
             from_json(item.template_kwargs),
             item.add_generation_prompt,
             item.continue_final_message,
+            item.names,
         )
+    if isinstance(item, PartsItem):
+        return _side(item)
     return plain_ids(item)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from cenote.api.front_ends.channel import Channel
 from cenote.api.front_ends.packing import (
@@ -44,11 +44,11 @@ from cenote.api.front_ends.wire import (
     Vectors,
 )
 from cenote.errors import BadRequest, EngineStopped, PoolingError
+from cenote.given import Input
 from cenote.metrics import Family
 from cenote.request import (
     About,
     EntityRequest,
-    Input,
     PluginRequest,
     Pooled,
     PoolRequest,
@@ -91,8 +91,16 @@ class RemoteEngine:
         answer, _ = await self._ask(tag_message(next(self._numbers), request), Tags, request.pool.timing)
         return tagged(answer)
 
-    async def tokenize(self, item: Input, *, add_special_tokens: bool = True, strings: bool = False) -> Tokenized:
-        question = Tokenize(next(self._numbers), as_item(item), add_special_tokens, strings)
+    async def tokenize(
+        self,
+        item: Input,
+        *,
+        add_special_tokens: bool = True,
+        strings: bool = False,
+        media_kwargs: Mapping[str, Any] | None = None,
+    ) -> Tokenized:
+        kwargs = as_json(media_kwargs or {})
+        question = Tokenize(next(self._numbers), as_item(item), add_special_tokens, strings, kwargs)
         answer, _ = await self._ask(question, Tokens)
         return Tokenized(answer.token_ids, answer.strings)
 

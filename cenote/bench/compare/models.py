@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from cenote.bench.compare.engines import SCORE, TOKEN_CLASSIFY
+from cenote.bench.compare.engines import EMBED_IMAGES, SCORE, TOKEN_CLASSIFY
+from cenote.bench.compare.images import write_clip
 from cenote.bench.compare.worker import SAME_FOR_ALL, SCRIPTS, WorkerFailed
 from cenote.config import EngineConfig
 from cenote.errors import LoadError
@@ -41,7 +42,8 @@ class Model:
 
     def max_tokens(self, wanted: int | None) -> int:
         """One limit for everybody: what was asked for, or 512, as far as the model has positions."""
-        positions = self.config.get("max_position_embeddings") or MAX_TOKENS
+        texts = self.config.get("text_config", self.config)
+        positions = texts.get("max_position_embeddings") or MAX_TOKENS
         return int(min(wanted or MAX_TOKENS, positions))
 
     def pooling(self) -> tuple[str, int]:
@@ -60,6 +62,9 @@ def model_for(task: str, given: str | None, scratch: Path) -> Model:
         folder = find_checkpoint(given).folder
         return Model(folder, folder.name, task)
     folder = find_checkpoint(default_model()).folder
+    if task == EMBED_IMAGES:
+        write_clip(scratch / task, folder / "tokenizer.json")
+        return Model(scratch / task, "CLIP ViT-B/32 with random weights", task)
     if task in (SCORE, TOKEN_CLASSIFY):
         made = scratch / task
         add_random_head(folder, made, num_labels=1 if task == SCORE else NUM_TAGS, task=task)

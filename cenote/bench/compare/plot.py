@@ -117,7 +117,7 @@ def drawn(outcome: Outcome, bar: Bar, top: int, most: float) -> Iterator[str]:
     beyond = max(end, furthest) + 8
     yield text(beyond, middle + 4.5, f"{bar.factor.median:.2f}×", f"ink figure{ours}")
     speed = outcome.speed(bar.row)
-    shown = f"{speed:,.2f} ms" if outcome.work.kind.singly else f"{speed:,.0f} tokens/s"
+    shown = f"{speed:,.2f} ms" if outcome.work.kind.singly else f"{speed:,.0f} {outcome.unit}"
     yield text(WIDTH - MARGIN, middle + 4.5, shown, "muted figure", anchor="end")
 
 

@@ -57,12 +57,13 @@ class Outcome:
         return Ratio.of(base.seconds, row.seconds)
 
     def speed(self, row: Row) -> float:
-        """Tokens per second; of single queries the milliseconds of one."""
-        return median(row.seconds) * 1e3 if self.work.kind.singly else self.work.num_tokens / median(row.seconds)
+        """Tokens or images per second; of single queries the milliseconds of one."""
+        count = self.work.num_items if self.work.kind.unit == "images" else self.work.num_tokens
+        return median(row.seconds) * 1e3 if self.work.kind.singly else count / median(row.seconds)
 
     @property
     def unit(self) -> str:
-        return "p50 ms" if self.work.kind.singly else "tokens/s"
+        return "p50 ms" if self.work.kind.singly else f"{self.work.kind.unit}/s"
 
     def as_json(self) -> dict[str, Any]:
         return {

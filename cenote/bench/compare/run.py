@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from cenote.bench.compare.engines import OURS, SCORE, TOKEN_CLASSIFY, Engine, engines_called
+from cenote.bench.compare.engines import EMBED_IMAGES, OURS, SCORE, TOKEN_CLASSIFY, Engine, engines_called
 from cenote.bench.compare.environments import ENVIRONMENTS, default_root, install, install_command
 from cenote.bench.compare.http import run_http
 from cenote.bench.compare.models import Model, export, model_for
@@ -18,7 +18,7 @@ from cenote.bench.compare.plot import plot
 from cenote.bench.compare.progress import minutes, note
 from cenote.bench.compare.results import Report
 from cenote.bench.compare.rounds import Contender, measure
-from cenote.bench.compare.tasks import Kind, kinds_called, prepared
+from cenote.bench.compare.tasks import Kind, kinds_called, prepared, prepared_images
 from cenote.bench.compare.worker import Worker, WorkerFailed
 from cenote.bench.report import write_json
 from cenote.bench.workloads import find_tokenizer
@@ -82,7 +82,7 @@ def groups_of(kinds: Sequence[Kind]) -> Iterator[list[Kind]]:
 
 
 def model_named(given: argparse.Namespace, task: str) -> str | None:
-    named: dict[str, str | None] = {SCORE: given.reranker, TOKEN_CLASSIFY: given.tagger}
+    named: dict[str, str | None] = {SCORE: given.reranker, TOKEN_CLASSIFY: given.tagger, EMBED_IMAGES: given.clip}
     return named.get(task, given.model)
 
 
@@ -96,12 +96,12 @@ def run_group(
     report: Report,
 ) -> None:
     max_tokens = model.max_tokens(given.max_tokens)
-    tokenizer = find_tokenizer(str(model.folder))
-    works = [
-        prepared(kind, tokenizer, max_tokens=max_tokens, texts=given.texts, quick=given.quick, seed=given.seed)
-        for kind in kinds
-    ]
-    task = kinds[0].task
+    task, same = kinds[0].task, {"texts": given.texts, "quick": given.quick, "seed": given.seed}
+    if task == EMBED_IMAGES:
+        works = [prepared_images(kind, scratch / kind.name, **same) for kind in kinds]
+    else:
+        tokenizer = find_tokenizer(str(model.folder))
+        works = [prepared(kind, tokenizer, max_tokens=max_tokens, **same) for kind in kinds]
     settings = {"batch_size": given.batch_size, "max_tokens": max_tokens}
     note(f"{', '.join(kind.name for kind in kinds)}: {model.title}, at most {max_tokens} tokens")
     with ExitStack() as stack:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from cenote.bench.compare.engines import EMBED, SCORE, TOKEN_CLASSIFY, TOKEN_EMBED
+from cenote.bench.compare.engines import EMBED, EMBED_IMAGES, SCORE, TOKEN_CLASSIFY, TOKEN_EMBED
+from cenote.bench.compare.images import SIZES, draw_images
 from cenote.bench.workloads import Workload, log_normal
 from cenote.errors import BadRequest
 
@@ -32,6 +34,7 @@ class Kind:
     singly: bool = False  # one after the other, and the time of each
     over_http: bool = False
     by_default: bool = False
+    unit: str = "tokens"  # what speed is counted in
 
 
 KINDS = {
@@ -45,6 +48,7 @@ KINDS = {
         Kind("token_embed", TOKEN_EMBED, "a vector for every token", 500, 50, 0.8, 256),
         Kind("rerank", SCORE, "one query and its passages, about 100 tokens", 100, 100, 0.4, 400, by_default=True),
         Kind("ner", TOKEN_CLASSIFY, "a class for every token of sentences, about 30 tokens", 1000, 30, 0.5, 128),
+        Kind("images", EMBED_IMAGES, "images of mixed sizes, already decoded", 96, None, 0.0, unit="images"),
         Kind(HTTP, EMBED, "32 texts per request, base64, 8 connections", 2048, 50, 0.8, 256, over_http=True),
     )
 }
@@ -73,13 +77,24 @@ def kinds_called(names: Sequence[str] | None) -> list[Kind]:
     return [kind for kind in KINDS.values() if kind.name in names]
 
 
+def count_of(kind: Kind, texts: int | None, *, quick: bool) -> int:
+    if kind.task == SCORE:  # a query has a hundred passages however little time there is
+        return kind.count
+    return texts if texts is not None and not kind.singly else kind.count // QUICK if quick else kind.count
+
+
+def prepared_images(kind: Kind, folder: Path, *, texts: int | None, quick: bool, seed: int) -> Prepared:
+    """The same files for everybody, in a folder."""
+    paths = draw_images(folder, count_of(kind, texts, quick=quick), seed)
+    sizes = ", ".join(f"{width} x {height}" for width, height in SIZES)
+    return Prepared(kind, {"images": paths}, len(paths), 0, f"{len(paths)} images of {sizes} in turns")
+
+
 def prepared(
     kind: Kind, tokenizer: tokenizers.Tokenizer, *, max_tokens: int, texts: int | None, quick: bool, seed: int
 ) -> Prepared:
     """The same texts for everybody, from the seed."""
-    count = kind.count
-    if kind.task != SCORE:  # a query has a hundred passages however little time there is
-        count = texts if texts is not None and not kind.singly else kind.count // QUICK if quick else kind.count
+    count = count_of(kind, texts, quick=quick)
     # a little longer than the limit: that everybody cuts in the same place is part of what is compared
     longest = min(kind.longest, max_tokens) if kind.mean is not None else max_tokens + 8
     mean = kind.mean if kind.mean is not None else longest

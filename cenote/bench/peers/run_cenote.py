@@ -25,6 +25,9 @@ class Engine:
     def answer(self, task: str, inputs: Any) -> Any:
         if task == "score":
             return self.llm.score(inputs["query"], inputs["documents"], **self.cut)
+        if task == "embed_images":
+            prompts = [{"prompt": "", "multi_modal_data": {"image": image}} for image in inputs]
+            return self.llm.embed(prompts, use_tqdm=False)
         if task == "embed":
             return self.llm.embed(inputs, **self.cut)
         return self.llm.encode(inputs, pooling_task=task, **self.cut)

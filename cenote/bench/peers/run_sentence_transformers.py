@@ -1,4 +1,4 @@
-"""Sentence Transformers with torch, ONNX or OpenVINO below it; for token classes the same loop around Transformers."""
+"""Sentence Transformers with torch, ONNX or OpenVINO below it; for classes and images a loop around Transformers."""
 
 from __future__ import annotations
 
@@ -50,6 +50,12 @@ class Engine:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
         self.model = AutoModelForTokenClassification.from_pretrained(model, **options).eval().to(self.device)
 
+    def load_embed_images(self, model: str, options: dict[str, Any]) -> None:
+        from transformers import AutoImageProcessor, AutoModel
+
+        self.processor: Any = AutoImageProcessor.from_pretrained(model)  # type: ignore[no-untyped-call]
+        self.model = AutoModel.from_pretrained(model, **options).eval().to(self.device)
+
     def answer(self, task: str, inputs: Any) -> Any:
         return getattr(self, task)(inputs)
 
@@ -94,6 +100,16 @@ class Engine:
             for at, rows, length in zip(places, classes, lengths, strict=True):
                 found[at] = rows[:length]
         return found
+
+    def embed_images(self, images: list[Any]) -> Any:
+        found = []
+        for start in range(0, len(images), self.batch_size):
+            batch = self.processor(images[start : start + self.batch_size], return_tensors="pt")
+            with self.torch.inference_mode():
+                seen = self.model.get_image_features(batch["pixel_values"].to(self.device, self.model.dtype))
+                seen = getattr(seen, "pooler_output", seen)  # older releases give the vectors themselves
+                found.append(self.torch.nn.functional.normalize(seen.float(), dim=-1).cpu())
+        return self.torch.cat(found)
 
     def rows(self, task: str, found: Any) -> list[Any]:
         if task == "score":

@@ -45,7 +45,7 @@ class Worker:
 
     def prepare(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Inputs are kept, so that rounds move nothing between processes."""
-        self.inputs[asked["name"]] = asked["inputs"]
+        self.inputs[asked["name"]] = opened(asked["inputs"])
         return {}
 
     def run(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -77,6 +77,15 @@ class Worker:
             "shapes": [row.shape for row in rows],
             "data": base64.b64encode(b"".join(row.tobytes() for row in rows)).decode(),
         }
+
+
+def opened(inputs: Any) -> Any:
+    """Texts as they are; files of images as what is in them, so that nobody's decoder is measured."""
+    if not isinstance(inputs, dict) or "images" not in inputs:
+        return inputs
+    from PIL import Image
+
+    return [Image.open(path).convert("RGB") for path in inputs["images"]]
 
 
 def first(inputs: Any, count: int) -> Any:

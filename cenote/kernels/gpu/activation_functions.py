@@ -33,6 +33,11 @@ def silu(x):
 
 
 @triton.jit
+def quick_gelu(x):
+    return x / (1.0 + tl.exp2(-1.702 * LOG2E * x))
+
+
+@triton.jit
 def rough_gelu(x):
     # one instruction of the special unit, good to 11 bits: enough for what is rounded to 4
     inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
@@ -50,6 +55,8 @@ def activate(x, NAME: tl.constexpr):
         return rough_gelu(x)
     elif NAME == "silu":
         return silu(x)
+    elif NAME == "quick_gelu":
+        return quick_gelu(x)
     else:
         tl.static_assert(NAME == "relu")
         return tl.maximum(x, 0.0)

@@ -20,6 +20,12 @@ def gated(gate_and_up: Tensor, activation: str) -> Tensor:
     return out
 
 
+def activated_(x: Tensor, activation: str) -> Tensor:
+    """activation(x), in place of x, all of which lies in one piece."""
+    _activated[(triton.cdiv(x.numel(), 1024),)](x, x.numel(), activation, 1024, num_warps=4)
+    return x
+
+
 def activated_fp8(x: Tensor, activation: str | None, *, gate: bool = False) -> Quantized:
     """activation(x), or the gate of its two halves, as fp8 with a scale for every row."""
     rows, width = x.shape[0], x.shape[-1] // 2 if gate else x.shape[-1]
@@ -40,6 +46,14 @@ def _gated(X, Out, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.cons
     gate = tl.load(X + row * 2 * WIDTH + column, mask=inside).to(tl.float32)
     up = tl.load(X + row * 2 * WIDTH + WIDTH + column, mask=inside).to(tl.float32)
     tl.store(Out + row * WIDTH + column, activate(gate, ACTIVATION) * up, mask=inside)
+
+
+@triton.jit
+def _activated(X, COUNT, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < COUNT
+    x = tl.load(X + place, mask=inside).to(tl.float32)
+    tl.store(X + place, activate(x, ACTIVATION), mask=inside)
 
 
 @triton.jit

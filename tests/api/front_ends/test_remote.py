@@ -17,10 +17,9 @@ from cenote.api.front_ends.channel import Channel
 from cenote.api.front_ends.remote import REPLIES_AT_ONCE, RemoteEngine
 from cenote.api.front_ends.wire import FromEngine, FromFrontEnd
 from cenote.errors import BadRequest, EngineStopped, InputTooLong, PoolingError, Unsupported
+from cenote.given import Embeds, Pair
 from cenote.request import (
-    Embeds,
     Engine,
-    Pair,
     PluginRequest,
     Pooled,
     PoolingParams,

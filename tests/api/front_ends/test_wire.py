@@ -47,20 +47,9 @@ from cenote.api.front_ends.wire import (
 )
 from cenote.config import ServerConfig
 from cenote.errors import BadRequest, InputTooLong, NumericalError, PoolingError, Unsupported
+from cenote.given import Chat, Embeds, Pair, Parts
 from cenote.metrics import Family, Series
-from cenote.request import (
-    Chat,
-    Embeds,
-    Pair,
-    Pooled,
-    PoolingParams,
-    PoolRequest,
-    Scored,
-    ScoreRequest,
-    Stacked,
-    Timing,
-    Tokenization,
-)
+from cenote.request import Pooled, PoolingParams, PoolRequest, Scored, ScoreRequest, Stacked, Timing, Tokenization
 
 HARD_TEXTS = ["", "a\x00b", "naïve ☃ 🧑‍🚀", "\u202eright to left", "x" * 70_000, "\U0010ffff"]
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PoolingError)]
@@ -122,7 +111,8 @@ def answer(data: Any, num_tokens: int = 3, given: int = 3, exact: bool = True) -
         [0, 1, 2**31, -5],
         [],
         Pair("q ☃", "d", "{{ query }}", {"k": [1, None, 1.5]}),
-        Chat([{"role": "user", "content": [{"type": "text", "text": "☃"}]}], None, {"n": 10**30}, True, True),
+        Chat([{"role": "user", "content": [{"type": "text", "text": "☃"}]}], None, {"n": 10**30}, True, True, ("a",)),
+        Parts([{"type": "text", "text": "☃"}, {"image": "data:image/png;base64,AA=="}], "inputs[3].content"),
     ],
     ids=lambda item: type(item).__name__,
 )
@@ -149,6 +139,7 @@ def test_everything_else_of_a_request_travels_with_it() -> None:
         prompt="p: ",
         prompt_name="query",
         role="query",
+        media_kwargs={"max_pixels": 2**70},
         priority=-(2**63),
         tenant="a",
         keep_going=True,
@@ -161,7 +152,7 @@ def test_everything_else_of_a_request_travels_with_it() -> None:
 def test_two_lists_to_compare_travel_with_everything_that_was_said_of_them() -> None:
     request = ScoreRequest(
         queries=HARD_TEXTS,
-        documents=["d"] * len(HARD_TEXTS),
+        documents=[Parts([{"type": "image_url", "image_url": {"url": "☃"}}], "documents[0]")] * len(HARD_TEXTS),
         score_type="bi-encoder",
         params=PoolingParams(use_activation=True),
         tokenization=Tokenization(truncate_prompt_tokens=5),
@@ -169,6 +160,7 @@ def test_two_lists_to_compare_travel_with_everything_that_was_said_of_them() -> 
         max_tokens_per_doc=4,
         template="{{ query }}",
         template_kwargs={"instruction": "☃", "n": 2**70},
+        media_kwargs={"max_pixels": [1, None]},
         priority=3,
         tenant="b",
         keep_going=True,

@@ -14,12 +14,14 @@ from cenote import LLM
 from cenote.bench.compare import engines as table
 from cenote.bench.compare.engines import Engine, engines_called
 from cenote.bench.compare.http import command_of
+from cenote.bench.compare.images import write_clip
 from cenote.bench.compare.models import Model, model_for
 from cenote.bench.compare.rounds import Contender, measure
-from cenote.bench.compare.tasks import KINDS, Kind, Prepared, kinds_called, prepared
+from cenote.bench.compare.tasks import KINDS, Kind, Prepared, kinds_called, prepared, prepared_images
 from cenote.bench.compare.worker import Worker
 from cenote.bench.main import main
 from cenote.bench.peers.run_cenote import Engine as Ours
+from cenote.bench.peers.worker import opened
 from cenote.errors import BadRequest
 from cenote.loading.default_model import default_model
 
@@ -171,3 +173,20 @@ def test_names_that_nobody_has_are_refused_with_those_there_are() -> None:
     assert [engine.name for engine in engines_called(["vllm"])] == ["cenote", "vllm"]
     assert [kind.name for kind in kinds_called(["query", "short"])] == ["short", "query"]
     assert len(kinds_called(["all"])) == len(KINDS)
+
+
+def test_a_clip_of_random_weights_reads_the_images_that_were_drawn(default_folder: Path, tmp_path: Path) -> None:
+    eyes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
+    write_clip(tmp_path / "clip", default_folder / "tokenizer.json", eyes)
+    made = prepared_images(KINDS["images"], tmp_path / "drawn", texts=5, quick=False, seed=0)
+    engine = Ours(str(tmp_path / "clip"), "embed_images", {"dtype": "float32", "max_tokens": 77})
+    try:
+        images = opened(made.inputs)
+        vectors = engine.rows("embed_images", engine.answer("embed_images", images))
+    finally:
+        engine.llm.close()
+
+    assert [image.size for image in images] == [(640, 480), (480, 640), (500, 333), (1024, 768), (640, 480)]
+    assert [vector.shape for vector in vectors] == [(512,)] * 5
+    assert len({vector.tobytes() for vector in vectors}) == 5
+    assert Model(tmp_path / "clip", "clip", "embed_images").max_tokens(None) == 77

@@ -42,6 +42,12 @@ def test_single_queries_are_told_in_milliseconds() -> None:
     assert (found.speed(found.rows[0]), found.unit) == (2000.0, "p50 ms")
 
 
+def test_images_are_counted_by_themselves() -> None:
+    found = outcome("images")
+
+    assert (found.speed(found.rows[0]), found.unit) == (0.5, "images/s")
+
+
 def test_the_table_has_a_line_for_every_engine_with_its_spread_and_agreement() -> None:
     shown = Report(3, [outcome()], ["fastembed: not installed"]).text().splitlines()
 

@@ -1,0 +1,89 @@
+"""Images to compare engines on: drawn from a seed, and a CLIP of the usual size with random weights that reads them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+# widths and heights, in turns: photographs as collections have them
+SIZES = ((640, 480), (480, 640), (500, 333), (1024, 768))
+PATCH, SIDE = 32, 224
+EYES = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+# nobody reads texts here: a half that is quickly written and loaded
+WORDS = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
+VOCABULARY, POSITIONS, SIZE = 30522, 77, 512
+
+
+def draw_images(folder: Path, count: int, seed: int) -> list[str]:
+    """Smooth spots of colour, as files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random, paths = np.random.default_rng(seed), []
+    for number in range(count):
+        width, height = SIZES[number % len(SIZES)]
+        spots = random.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
+        paths.append(str(folder / f"{number}.jpg"))
+        PIL.Image.fromarray(spots).resize((width, height), PIL.Image.Resampling.BICUBIC).save(paths[-1], quality=90)
+    return paths
+
+
+def write_clip(folder: Path, tokenizer: Path, eyes: dict[str, int] | None = None) -> None:
+    """CLIP ViT-B/32, or with other `eyes`; the tokenizer is any."""
+    folder.mkdir(parents=True)
+    shutil.copy(tokenizer, folder / "tokenizer.json")
+    eyes = eyes or EYES
+    random = torch.Generator().manual_seed(0)
+
+    def drawn(*size: int, around: float = 0.0) -> Tensor:
+        return (torch.randn(size, generator=random) * 0.02 + around).bfloat16()
+
+    config: dict[str, Any] = {
+        "model_type": "clip",
+        "architectures": ["CLIPModel"],
+        "projection_dim": SIZE,
+        "torch_dtype": "bfloat16",
+        "text_config": {**WORDS, "vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS, "eos_token_id": 102},
+        "vision_config": {**eyes, "image_size": SIDE, "patch_size": PATCH},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    reading = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": SIDE}, "crop_size": SIDE}
+    (folder / "preprocessor_config.json").write_text(json.dumps(reading))
+    save_file(dict(_weights(eyes, drawn)), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _weights(eyes: dict[str, int], drawn: Callable[..., Tensor]) -> Iterator[tuple[str, Tensor]]:
+    places = (SIDE // PATCH) ** 2 + 1
+    tables = {
+        "vision_model.embeddings.class_embedding": (eyes["hidden_size"],),
+        "vision_model.embeddings.patch_embedding.weight": (eyes["hidden_size"], 3, PATCH, PATCH),
+        "vision_model.embeddings.position_embedding.weight": (places, eyes["hidden_size"]),
+        "text_model.embeddings.token_embedding.weight": (VOCABULARY, WORDS["hidden_size"]),
+        "text_model.embeddings.position_embedding.weight": (POSITIONS, WORDS["hidden_size"]),
+        "visual_projection.weight": (SIZE, eyes["hidden_size"]),
+        "text_projection.weight": (SIZE, WORDS["hidden_size"]),
+        "logit_scale": (),
+    }
+    yield from ((name, drawn(*shape)) for name, shape in tables.items())
+    # as they are spelled there
+    norms = {"vision_model": ("pre_layrnorm", "post_layernorm"), "text_model": ("final_layer_norm",)}
+    for half, sizes in (("vision_model", eyes), ("text_model", WORDS)):
+        width, inner = sizes["hidden_size"], sizes["intermediate_size"]
+        named = [f"{half}.{name}" for name in norms[half]]
+        for number in range(sizes["num_hidden_layers"]):
+            layer = f"{half}.encoder.layers.{number}"
+            linears = {f"self_attn.{part}_proj": (width, width) for part in ("q", "k", "v", "out")}
+            for name, shape in (linears | {"mlp.fc1": (inner, width), "mlp.fc2": (width, inner)}).items():
+                yield f"{layer}.{name}.weight", drawn(*shape)
+                yield f"{layer}.{name}.bias", drawn(shape[0])
+            named += [f"{layer}.layer_norm1", f"{layer}.layer_norm2"]
+        for name in named:
+            yield f"{name}.weight", drawn(width, around=1.0)
+            yield f"{name}.bias", drawn(width)

@@ -1,0 +1,1 @@
+"""From what a caller gave as an image to its pixels, whoever the caller is."""

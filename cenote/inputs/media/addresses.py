@@ -1,0 +1,36 @@
+"""Which addresses are on the public internet, and which lead back to this machine, its network or its cloud."""
+
+from __future__ import annotations
+
+import ipaddress
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# what the standard library of some Python versions takes for public
+_RESERVED = [
+    ipaddress.ip_network(network)
+    for network in (
+        "192.0.0.0/24",  # protocol assignments, and a cloud's metadata
+        "192.88.99.0/24",  # relays of 6to4
+        "168.63.129.16/32",  # a cloud's own services, at an address like any other
+        "2001::/23",  # protocol assignments, with Teredo
+        "2001:db8::/32",
+        "3fff::/20",
+    )
+]
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+def is_public(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if address in _NAT64:
+            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if address not in _GLOBAL_UNICAST:
+            return False
+        if address.sixtofour is not None and not is_public(address.sixtofour):
+            return False
+    odd = address.is_multicast or address.is_reserved or address.is_unspecified or address.is_loopback
+    return address.is_global and not odd and not any(address in network for network in _RESERVED)

@@ -1,0 +1,166 @@
+"""From what a caller gave as an image to its pixels: the single entry."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import PIL.Image
+
+from cenote.errors import BadRequest
+from cenote.inputs.media.arrays import from_array, is_array
+from cenote.inputs.media.budget import Budget, Share
+from cenote.inputs.media.data_uri import read_data_uri
+from cenote.inputs.media.decoders import Decoders
+from cenote.inputs.media.fetch import Fetcher
+from cenote.inputs.media.headers import Header, read_header
+from cenote.inputs.media.local import read_file, read_file_url
+from cenote.inputs.media.pixels import rgb, upright
+from cenote.inputs.media.policy import MediaPolicy
+from cenote.pictures import Image
+
+MAX_SIDE = 65_535  # the most that JPEG and GIF can say; each row costs memory of its own, however short it is
+# at the worst moment of any format, in both processes together: a progressive JPEG, an animated WebP, a turned image
+BYTES_PER_PIXEL = 12
+MAX_FILES_IN_MEMORY = 4  # of the largest size; of smaller ones, more
+LONGEST_SCHEME = 64  # a long text without one is not searched to its end
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
+URLS = "data:image/png;base64,... is read, and http(s):// and file:// where the server allows it"
+
+
+class MediaLoader:
+    """Everything that may happen to an image before a model sees it, for any number of threads."""
+
+    def __init__(self, policy: MediaPolicy) -> None:
+        self.policy = policy
+        self._fetcher = Fetcher(policy)
+        self._begin()
+        _loaders.add(self)
+
+    def load(self, image: Image) -> PIL.Image.Image:
+        """The image in RGB, upright, or a BadRequest that names the part; blocks while others are decoded."""
+        try:
+            return self._load(image.source)
+        except BadRequest as error:
+            raise BadRequest(f"{image.where}: {error.message}") from None
+
+    def close(self) -> None:
+        """End the processes that decode."""
+        self._end()
+
+    def _begin(self) -> None:
+        # a forked process begins anew: locks may be held by threads that it does not have
+        self._files = Budget(MAX_FILES_IN_MEMORY * self.policy.max_image_bytes)
+        self._pixels = Budget(self.policy.decode_budget_bytes)
+        self._own = threading.Lock()
+        self._walk = threading.Lock()
+        self._decoders = Decoders(self.policy.decode_budget_bytes)
+        self._end = weakref.finalize(self, self._decoders.close)
+
+    def _load(self, source: Any) -> PIL.Image.Image:
+        if isinstance(source, bytes | bytearray | memoryview):
+            return self._decode(bytes(source))
+        if isinstance(source, str):
+            with self._files.share() as share:
+                return self._decode(self._read(source, share))
+        if not self.policy.trusts_caller:
+            raise BadRequest(f"an image is a string, got {type(source).__name__}; {URLS}")
+        if isinstance(source, os.PathLike):
+            with self._files.share() as share:
+                return self._decode(self._read_path(Path(source), share))
+        if isinstance(source, PIL.Image.Image):
+            return self._converted(source)
+        if is_array(source):
+            return self._converted(from_array(source))
+        raise BadRequest(
+            f"an image is a path, a URL, bytes, a PIL image or an array of uint8, got {type(source).__name__}"
+        )
+
+    def _read(self, text: str, share: Share) -> bytes:
+        match = _SCHEME.match(text, 0, LONGEST_SCHEME)
+        scheme = match[1].lower() if match else None
+        if scheme == "data":
+            return read_data_uri(text, self.policy.max_image_bytes, share)
+        if scheme in ("http", "https"):
+            return self._fetcher.fetch(text, share)
+        if scheme == "file":
+            return read_file_url(text, self.policy.allowed_local_media_path, self.policy.max_image_bytes, share)
+        if self.policy.trusts_caller and "://" not in text:
+            return self._read_path(text, share)
+        raise BadRequest(f"the image is not given as a URL of a kind that is read; {URLS}")
+
+    def _read_path(self, path: str | Path, share: Share) -> bytes:
+        return read_file(path, self.policy.allowed_local_media_path, self.policy.max_image_bytes, share)
+
+    def _decode(self, content: bytes) -> PIL.Image.Image:
+        if not content:
+            raise BadRequest("the image is empty, 0 bytes")
+        if len(content) > self.policy.max_image_bytes:
+            raise BadRequest(f"the image has {len(content):,} bytes, at most {self.policy.max_image_bytes:,} are read")
+        with self._walk:  # in Python: two threads at it would leave the model's hardly a turn
+            header = read_header(content, self.policy.max_image_frames)
+        num_bytes = self._checked(header)
+        with self._pixels.share() as share:
+            share.grow(num_bytes)
+            return self._decoders.decode(content, header)
+
+    def _converted(self, image: PIL.Image.Image) -> PIL.Image.Image:
+        """The program's own image, which no child process needs to look at."""
+        num_bytes = self._checked(Header(image.format or "", *image.size))
+        with self._pixels.share() as share:
+            share.grow(num_bytes)
+            try:
+                with self._own:  # a file that was opened and not read yet is read by one thread at a time
+                    image.load()
+                converted = rgb(upright(image))
+            except (BadRequest, MemoryError):
+                raise
+            except Exception as error:  # plugins of Pillow raise what they like
+                raise BadRequest(f"the PIL image of {_pixels(image.size)} cannot be read: {error}") from None
+        return image.copy() if converted is image else converted  # theirs may change while ours is on its way
+
+    def _checked(self, header: Header) -> int:
+        """How much memory the image takes, if it may be decoded at all."""
+        size = header.width, header.height
+        num_pixels = size[0] * size[1]
+        if num_pixels == 0:
+            raise BadRequest(f"the image has no pixels, {_pixels(size)}")
+        if num_pixels > self.policy.max_image_pixels:
+            raise BadRequest(
+                f"the image has {_pixels(size)}, {num_pixels:,} in all; "
+                f"at most {self.policy.max_image_pixels:,} are read"
+            )
+        if max(size) > MAX_SIDE:
+            raise BadRequest(f"the image has {_pixels(size)}; at most {MAX_SIDE:,} are read along a side")
+        if header.num_frames > self.policy.max_image_frames:
+            raise BadRequest(
+                f"the image has {header.num_frames:,} frames or more; at most {self.policy.max_image_frames:,} are read"
+            )
+        num_bytes = num_pixels * BYTES_PER_PIXEL
+        if num_bytes > self._pixels.num_bytes:
+            raise BadRequest(
+                f"the image has {_pixels(size)} and needs up to {num_bytes:,} bytes to be decoded; "
+                f"all images together get {self._pixels.num_bytes:,}"
+            )
+        return num_bytes
+
+
+def _pixels(size: tuple[int, int]) -> str:
+    return f"{size[0]:,} x {size[1]:,} pixels"
+
+
+_loaders: weakref.WeakSet[MediaLoader] = weakref.WeakSet()
+
+
+def _begin_anew() -> None:
+    for loader in _loaders:
+        loader._end.detach()
+        loader._decoders.abandon()
+        loader._begin()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

@@ -1,0 +1,63 @@
+"""Convolutions over a token and some before it, every channel by itself, in one pass over memory."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TOKENS_AT_ONCE, CHANNELS_AT_ONCE = 16, 128
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, positions: Tensor) -> Tensor:
+    """[tokens, channels] by [channels, 1, width]; `positions` say how many tokens before one are of its sequence."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    tokens, channels = x.shape
+    out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(tokens, TOKENS_AT_ONCE), triton.cdiv(channels, CHANNELS_AT_ONCE))
+    _convolve[grid](
+        x,
+        weight.contiguous(),
+        bias,
+        positions,
+        out,
+        tokens,
+        x.stride(0),
+        channels,
+        weight.shape[-1],
+        TOKENS_AT_ONCE,
+        CHANNELS_AT_ONCE,
+        num_warps=4,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["TOKENS"])
+def _convolve(
+    X,
+    Weight,
+    Bias,
+    Positions,
+    Out,
+    TOKENS,
+    stride,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_CHANNELS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
+    real, known = token < TOKENS, channel < CHANNELS
+    position = tl.load(Positions + token, mask=real, other=-1)  # of what is not there, not even itself is read
+    total = tl.zeros((BLOCK, BLOCK_CHANNELS), dtype=tl.float32)  # rounded once
+    for tap in tl.static_range(WIDTH):
+        apart = WIDTH - 1 - tap
+        inside = (position >= apart)[:, None] & known[None, :]
+        x = tl.load(X + (token - apart)[:, None] * stride + channel[None, :], mask=inside, other=0.0)
+        weight = tl.load(Weight + channel * WIDTH + tap, mask=known, other=0.0)
+        total += x.to(tl.float32) * weight.to(tl.float32)[None, :]
+    if Bias is not None:
+        total += tl.load(Bias + channel, mask=known, other=0.0).to(tl.float32)[None, :]
+    tl.store(Out + token[:, None] * CHANNELS + channel[None, :], total, mask=real[:, None] & known[None, :])

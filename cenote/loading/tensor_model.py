@@ -1,0 +1,170 @@
+"""Models that read and give tensors: the selected plugin's package brings their code, the checkpoint only weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from cenote.config import EngineConfig, Sourced
+from cenote.errors import BadRequest, LoadError, PoolingError
+from cenote.layers.spec import BackboneSpec
+from cenote.loading.checkpoint import Checkpoint, first_line
+from cenote.loading.weights import Filler, open_weights
+from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.catalog import Entry
+from cenote.plugins.discover import installed, offered_models, offering_plugins, plugin_class
+
+# for each tensor the sizes of its dimensions; None is any
+Shapes: TypeAlias = Mapping[str, Sequence[int | None]]
+
+# an input of tensors stands in the queue as one token
+ONE_INPUT = Sourced(1, "its inputs, which are one token each")
+# numbers that a model gets at once, or one input if that is more
+MAX_NUMBERS = 1 << 23
+# counted while training, and read by nobody afterwards
+NOT_READ = ("*num_batches_tracked",)
+
+
+def plugin_named(options: EngineConfig, config: HFConfig) -> str | None:
+    """The plugin that the option selects, else the one config.json names."""
+    name = options.io_processor_plugin or config.get("io_processor_plugin")
+    return name if isinstance(name, str) else None
+
+
+def offered_entry(plugin: str | None, names: Sequence[str]) -> Entry | None:
+    """An architecture that the selected plugin's package brings; nothing of a package that nobody selected runs."""
+    offered = {} if plugin is None else offered_models(plugin)
+    if plugin is not None and plugin not in installed():
+        plugin_class(plugin)  # says what is installed
+    for name in names:
+        if name in offered:
+            return Entry(name, _no_tokens, "tensors")
+        if plugins := offering_plugins(name):
+            asked = "no plugin is selected" if plugin is None else f"{plugin!r} is of another package"
+            raise LoadError(
+                f"{name} reads tensors that an IO processor plugin makes, and {asked}; "
+                f"give io_processor_plugin, one of: {', '.join(plugins)}"
+            )
+    return None
+
+
+def _no_tokens(config: HFConfig) -> Architecture:
+    """As much of a description as those need who never look inside."""
+    spec = BackboneSpec(vocab_size=2, hidden_size=1, intermediate_size=1, num_layers=1, num_heads=1)
+    return Architecture(backbone=spec, weights={})
+
+
+def load_tensor_model(
+    plugin: str, name: str, checkpoint: Checkpoint, config: HFConfig, dtype: torch.dtype, device: torch.device
+) -> TensorModel:
+    try:
+        model = offered_models(plugin)[name].load()(dict(config.values))
+    except Exception as error:  # whatever somebody else's module raises
+        raise LoadError(
+            f"{name}, which the package of the plugin {plugin!r} brings, cannot be made: {_said(error)}"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise LoadError(f"{name} of the plugin {plugin!r} is a {type(model).__name__}, not a torch module")
+    whole = TensorModel(name, model, _shapes(name, model))
+    _fill(model, checkpoint, dtype, device)
+    return whole.to(device, dtype).eval().requires_grad_(False)
+
+
+def _shapes(name: str, model: nn.Module) -> Shapes:
+    shapes = getattr(model, "tensor_shapes", None)
+    if not isinstance(shapes, Mapping) or not shapes:
+        raise LoadError(
+            f"{name} does not tell what it reads: its attribute tensor_shapes names every tensor and the sizes of one "
+            'input, such as {"pixel_values": (6, None, None)}'
+        )
+    return {str(tensor): tuple(sizes) for tensor, sizes in shapes.items()}
+
+
+def _fill(model: nn.Module, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    """Strictly: every parameter and every kept buffer has its tensor in the checkpoint, and every tensor its place."""
+    parameters = [path for path, _ in model.named_parameters()]
+    filler = Filler(open_weights(checkpoint), [{path: path for path in parameters}])
+    filler.fill(model, filler.table, num_layers=1, dtype=dtype, device=device)
+    kept = {path: buffer for path, buffer in model.state_dict(keep_vars=True).items() if path not in parameters}
+    for path, buffer in kept.items():
+        if not path.endswith("num_batches_tracked"):
+            stored = filler.read(path)
+            if stored.shape != buffer.shape:
+                raise LoadError(
+                    f"{filler.weights.source}: {path} has shape {list(stored.shape)}, config.json asks for "
+                    f"{list(buffer.shape)}"
+                )
+            buffer.copy_(stored)
+    filler.finish(NOT_READ)
+
+
+class TensorModel(nn.Module):
+    """A model of a plugin's package, given the inputs of a batch that are alike at once."""
+
+    def __init__(self, name: str, model: nn.Module, shapes: Shapes) -> None:
+        super().__init__()
+        self.name = name
+        self.model = model
+        self.shapes = shapes
+        self.register_buffer("_place", torch.zeros(0), persistent=False)  # has the model's device and number type
+
+    def check(self, values: Mapping[str, Tensor]) -> None:
+        """Refuse tensors of other names or shapes than the model reads."""
+        missing = [name for name in self.shapes if name not in values]
+        unknown = [name for name in values if name not in self.shapes]
+        if missing or unknown:
+            has = ", ".join(map(str, values)) or "none"
+            raise BadRequest(f"{self.name} reads the tensors {', '.join(self.shapes)}; this input has {has}")
+        for name, sizes in self.shapes.items():
+            found = tuple(values[name].shape)
+            fits = len(found) == len(sizes) and all(
+                wanted in (None, size) for wanted, size in zip(sizes, found, strict=True)
+            )
+            if not fits:
+                wanted = ", ".join("any" if size is None else str(size) for size in sizes)
+                raise BadRequest(f"{name} has the shape {list(found)}, {self.name} reads [{wanted}]")
+
+    def forward(self, inputs: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """One tensor for each input, of whatever shape."""
+        answers: list[Tensor] = []
+        for alike in _alike(inputs):
+            given = {name: self._moved(torch.stack([values[name] for values in alike])) for name in self.shapes}
+            try:
+                answer = self.model(**given)
+            except PoolingError:
+                raise
+            except ValueError as error:
+                raise BadRequest(f"{self.name} refuses this input: {error}") from error
+            if not isinstance(answer, Tensor) or answer.shape[:1] != (len(alike),):
+                found = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+                raise PoolingError(
+                    f"{self.name} got {len(alike)} inputs and gave {found}, not a tensor with a row each"
+                )
+            answers += answer.unbind(0)
+        return answers
+
+    def _moved(self, values: Tensor) -> Tensor:
+        place: Any = self._place
+        return values.to(place.device, place.dtype if values.is_floating_point() else values.dtype)
+
+
+def _alike(inputs: Sequence[Mapping[str, Tensor]]) -> Iterator[list[Mapping[str, Tensor]]]:
+    """Neighbours whose tensors have the same shapes, as many as a model gets at once."""
+
+    def kind(values: Mapping[str, Tensor]) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+        return [(name, tuple(value.shape), value.dtype) for name, value in sorted(values.items())]
+
+    for tensors, neighbours in groupby(inputs, kind):
+        several = list(neighbours)
+        most = max(1, MAX_NUMBERS // max(1, sum(prod(shape) for _, shape, _ in tensors)))
+        for start in range(0, len(several), most):
+            yield several[start : start + most]
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"

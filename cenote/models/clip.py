@@ -1,0 +1,145 @@
+"""CLIP: a causal transformer for texts, a bidirectional one for images, and one space for both."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from cenote.layers.backbone import Backbone
+from cenote.layers.spec import BackboneSpec
+from cenote.layers.summing_towers import ClassedPatches, ClassTower
+from cenote.layers.two_towers import TwoTowers
+from cenote.layers.vision import as_patches
+from cenote.models.architecture import Architecture, HFConfig, Made, WeightTable
+from cenote.models.vision import ImageSpec, Vision
+
+# what keys mean that config.json may leave out
+TEXT = {
+    "vocab_size": 49408,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 77,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+VISION = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 32,
+    "num_channels": 3,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+# what a conversation says, one thing after the other; of an image that stands alone nothing is left to say
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def clip(config: HFConfig) -> Architecture:
+    text, vision = half(config, "text_config", TEXT), half(config, "vision_config", VISION)
+    size, side = config.get("projection_dim", 512), vision.image_size
+    return Architecture(
+        backbone=BackboneSpec(
+            vocab_size=text.vocab_size,
+            learned_positions=text.max_position_embeddings,
+            causal=True,
+            **sizes(text),
+        ),
+        weights={
+            "embed.tokens": "text_model.embeddings.token_embedding",
+            "embed.positions": "text_model.embeddings.position_embedding",
+            **block_weights("", "text_model."),
+            "norm": "text_model.final_layer_norm",
+            "projection": "text_projection",
+        },
+        prefixes=("",),
+        unused=("logit_scale",),
+        vector_size=size,
+        assembled=partial(TwoTowers, size=size, bias=False),
+        vision=Vision(
+            tower=lambda: ClassTower(clip_encoder(vision), size),
+            weights={**clip_weights(), "projection": "visual_projection"},
+            num_layers=vision.num_hidden_layers,
+            images=ImageSpec(
+                reader="resized",
+                mark="",
+                alone="CLIP",
+                patch_size=vision.patch_size,
+                chat_template=PLAIN_TEMPLATE,
+                options={
+                    "image_size": side,
+                    "size": {"shortest_edge": side},
+                    "do_center_crop": True,
+                    "crop_size": {"height": side, "width": side},
+                },
+            ),
+        ),
+    )
+
+
+def clip_encoder(config: HFConfig, *, num_layers: int | None = None, final_norm: bool = True) -> Backbone:
+    """The tower's transformer: a token that is no patch before the patches of every image, or tile of one.
+
+    Those who want the states after a layer that is not the last build so many layers, without the norm at the end.
+    """
+    per_side = config.image_size // config.patch_size
+    spec = BackboneSpec(
+        vocab_size=1,
+        learned_positions=per_side**2 + 1,
+        final_norm=final_norm,
+        **(sizes(config) | ({} if num_layers is None else {"num_layers": num_layers})),
+    )
+    return Backbone(spec, partial(ClassedPatches, numbers=config.num_channels * config.patch_size**2))
+
+
+def clip_weights(ours: str = "encoder.", theirs: str = "vision_model.", *, final_norm: bool = True) -> WeightTable:
+    """Of the transformer above, with what stands before its names here and in the checkpoint."""
+    return {
+        f"{ours}embed.first": f"{theirs}embeddings.class_embedding",
+        f"{ours}embed.patches": Made((f"{theirs}embeddings.patch_embedding",), as_patches),
+        f"{ours}embed.positions": f"{theirs}embeddings.position_embedding",
+        f"{ours}embed.norm": f"{theirs}pre_layrnorm",  # as it is spelled there
+        **block_weights(ours, theirs),
+        **({f"{ours}norm": f"{theirs}post_layernorm"} if final_norm else {}),
+    }
+
+
+def sizes(config: HFConfig) -> dict[str, Any]:
+    """What all four transformers of CLIP and SigLIP have in common."""
+    return {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "activation": config.hidden_act,
+        "norm_eps": config.layer_norm_eps,
+        "qkv_bias": True,
+        "out_bias": True,
+        "mlp_bias": True,
+    }
+
+
+def block_weights(ours: str, theirs: str) -> WeightTable:
+    layer, stored = f"{ours}layers.*", f"{theirs}encoder.layers.*"
+    return {
+        f"{layer}.mixer.qkv": [f"{stored}.self_attn.{part}_proj" for part in "qkv"],
+        f"{layer}.mixer.out": f"{stored}.self_attn.out_proj",
+        f"{layer}.mixer_norm": f"{stored}.layer_norm1",
+        f"{layer}.mlp.up": f"{stored}.mlp.fc1",
+        f"{layer}.mlp.down": f"{stored}.mlp.fc2",
+        f"{layer}.mlp_norm": f"{stored}.layer_norm2",
+    }
+
+
+def half(config: HFConfig, name: str, defaults: dict[str, Any]) -> HFConfig:
+    """The config of one tower; files from before 2023 write it once more, and mean that one."""
+    older = f"{name}_dict"
+    return config.part(older if older in config else name, **defaults)

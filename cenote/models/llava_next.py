@@ -1,0 +1,112 @@
+"""LLaVA-NeXT: CLIP's patches of an image and of its tiles, line by line, before a Llama or a Mistral."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from cenote.batch import PackedImages
+from cenote.errors import LoadError
+from cenote.layers.backbone import Seen, Tower
+from cenote.layers.tiles import Projector, arranged, patch_states
+from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.clip import VISION, clip_encoder, clip_weights
+from cenote.models.llama import llama, mistral
+from cenote.models.vision import ImageSpec, Vision
+
+# what keys of the text half mean that config.json may leave out
+LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+MISTRAL = LLAMA | {"intermediate_size": 14336, "max_position_embeddings": 131072}
+PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+
+
+def llava_next(config: HFConfig) -> Architecture:
+    text, vision = _text(config), config.part("vision_config", **VISION)
+    _check(config)
+    depth = num_layers(config.get("vision_feature_layer", -2), vision)
+    side = vision.image_size
+    return replace(
+        text,
+        prefixes=("language_model.model.", "model.language_model.", "language_model."),
+        unused=(*text.unused, "*.lm_head.*", *above(depth, vision, "*vision_tower.*")),
+        vision=Vision(
+            tower=lambda: LlavaNextTower(config, vision, text.backbone.hidden_size, depth),
+            weights=_weights("vision_tower.vision_model."),
+            also=(_weights("vision_tower."),),
+            prefixes=("", "model."),
+            num_layers=depth,
+            images=ImageSpec(
+                reader="llava_next",
+                mark="<image>",
+                patch_size=vision.patch_size,
+                options={
+                    "image_size": side,
+                    "image_grid_pinpoints": config.get("image_grid_pinpoints", PINPOINTS),
+                    "size": {"shortest_edge": side},
+                    "do_center_crop": True,
+                    "crop_size": {"height": side, "width": side},
+                },
+            ),
+        ),
+    )
+
+
+class LlavaNextTower(Tower):
+    def __init__(self, config: HFConfig, vision: HFConfig, size: int, depth: int) -> None:
+        super().__init__()
+        activation, bias = config.get("projector_hidden_act", "gelu"), config.get("multimodal_projector_bias", True)
+        self.encoder = clip_encoder(vision, num_layers=depth, final_norm=False)
+        self.projector = Projector(vision.hidden_size, size, activation=activation, bias=bias)
+        self.new_line = nn.Parameter(torch.empty(size))
+
+    def forward(self, images: PackedImages) -> Seen:
+        rows = self.projector(patch_states(self.encoder, images))
+        return Seen(arranged(rows, self.new_line[None], images))
+
+
+def num_layers(chosen: int, vision: HFConfig) -> int:
+    """How many layers lie below the states that are chosen: 0 is what goes into the first, -1 what the last gives."""
+    depth = chosen if chosen >= 0 else vision.num_hidden_layers + 1 + chosen
+    if not 1 <= depth <= vision.num_hidden_layers:
+        raise LoadError(f"{vision.source}: there is no layer {chosen} among {vision.num_hidden_layers}")
+    return depth
+
+
+def above(depth: int, vision: HFConfig, before: str) -> tuple[str, ...]:
+    """Patterns of what the checkpoint has above that layer."""
+    layers = (f"{before}encoder.layers.{layer}.*" for layer in range(depth, vision.num_hidden_layers))
+    return (*layers, f"{before}post_layernorm.*")
+
+
+def _weights(theirs: str) -> dict[str, Any]:
+    return {
+        **clip_weights(theirs=theirs, final_norm=False),
+        "projector.up": "multi_modal_projector.linear_1",
+        "projector.down": "multi_modal_projector.linear_2",
+        "new_line": "image_newline",
+    }
+
+
+def _text(config: HFConfig) -> Architecture:
+    kind = config.get("text_config", {}).get("model_type", "llama")
+    if kind not in ("llama", "mistral"):
+        raise LoadError(f"{config.source}: text_config.model_type is {kind!r}; there are: llama, mistral")
+    return llama(config.otherwise(**LLAMA)) if kind == "llama" else mistral(config.otherwise(**MISTRAL))
+
+
+def _check(config: HFConfig) -> None:
+    strategy, layer = config.get("vision_feature_select_strategy", "default"), config.get("vision_feature_layer", -2)
+    if strategy != "default":
+        raise LoadError(f"{config.source}: vision_feature_select_strategy is {strategy!r}; only 'default' has tiles")
+    if not isinstance(layer, int):
+        raise LoadError(f"{config.source}: vision_feature_layer is {layer!r}; one layer is read, not several")

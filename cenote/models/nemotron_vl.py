@@ -1,0 +1,101 @@
+"""Llama Nemotron VL: SigLIP before the bidirectional Llama of Nemotron's embedders and rerankers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cenote.batch import PackedImages
+from cenote.errors import LoadError
+from cenote.layers.backbone import Seen, Tower
+from cenote.layers.norm import LayerNorm
+from cenote.layers.tiles import Projector, merged
+from cenote.layers.vision import grids_of, tower_batch
+from cenote.models.architecture import Architecture, HFConfig, WeightTable
+from cenote.models.llama import bidirectional_llama
+from cenote.models.siglip import VISION, siglip_encoder, siglip_weights
+from cenote.models.vision import ImageSpec, Vision
+
+# the checkpoint's own is that of the language model it was made of, and knows neither queries nor documents
+CHAT_TEMPLATE = (
+    "{% if messages | length != 1 %}"
+    "{{ raise_exception('one message is embedded at a time, got ' ~ (messages | length)) }}{% endif %}"
+    "{% set message = messages[0] %}{% set parts = message.content %}"
+    "{{ bos_token }}{{ {'query': 'query: ', 'document': 'passage: '}.get(message.role, '') }}"
+    "{% for part in parts %}{% if part.type == 'image' %}{{ '<image> ' }}{% endif %}{% endfor %}"
+    "{% for part in parts %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+)
+
+
+def nemotron_vl(config: HFConfig) -> Architecture:
+    text, vision = bidirectional_llama(config), config.part("vision_config", **VISION)
+    _check(config, vision)
+    side = config.get("force_image_size", vision.image_size)
+    block = round(1 / config.get("downsample_ratio", 0.5))
+    return replace(
+        text,
+        prefixes=("language_model.", "model.language_model.", "language_model.model."),
+        unused=(*text.unused, "*vision_model.head.*"),
+        score_template="nemotron_vl_rerank",
+        vision=Vision(
+            tower=lambda: NemotronTower(vision, text.backbone.hidden_size, block),
+            weights=_weights("vision_model.vision_model."),
+            also=(_weights("vision_model."),),
+            prefixes=("", "model."),
+            num_layers=vision.num_hidden_layers,
+            images=ImageSpec(
+                reader="nemotron",
+                mark="<image>",
+                token="<IMG_CONTEXT>",
+                patch_size=vision.patch_size,
+                merge=block,
+                options={
+                    "image_size": side,
+                    "min_dynamic_patch": config.get("min_dynamic_patch", 1),
+                    "max_dynamic_patch": config.get("max_dynamic_patch", 1),
+                    "dynamic_image_size": config.get("dynamic_image_size", True),
+                    "use_thumbnail": config.get("use_thumbnail", True),
+                },
+                chat_template=CHAT_TEMPLATE,
+                template_first=True,
+            ),
+        ),
+    )
+
+
+class NemotronTower(Tower):
+    """Tiles through SigLIP, squares of patches as one row each."""
+
+    def __init__(self, vision: HFConfig, size: int, block: int) -> None:
+        super().__init__()
+        width = vision.hidden_size * block**2
+        self.block = block
+        self.encoder = siglip_encoder(vision)
+        self.norm = LayerNorm(width, 1e-5)
+        self.projector = Projector(width, size)
+
+    def forward(self, images: PackedImages) -> Seen:
+        grids = grids_of(images)
+        states = self.encoder(tower_batch(images.patches, [rows * columns for rows, columns in grids]))
+        return Seen(self.projector(self.norm(merged(states, grids[0], self.block))))
+
+
+def _weights(theirs: str) -> WeightTable:
+    return {
+        **siglip_weights(theirs=theirs),
+        "norm": "mlp1.0",
+        "projector.up": "mlp1.1",
+        "projector.down": "mlp1.3",
+    }
+
+
+def _check(config: HFConfig, vision: HFConfig) -> None:
+    """The chat models of the same family have another tower."""
+    kind, side = vision.get("model_type", "siglip_vision_model"), config.get("force_image_size", vision.image_size)
+    for name, found, known in (
+        ("vision_config.model_type", kind, "siglip_vision_model"),
+        ("select_layer", config.get("select_layer", -1), -1),
+        ("ps_version", config.get("ps_version", "v2"), "v2"),
+        ("force_image_size", side, vision.image_size),
+    ):
+        if found != known:
+            raise LoadError(f"{config.source}: {name} is {found!r}; this architecture is run with {known!r} only")

@@ -1,0 +1,175 @@
+"""Qwen3-VL: Qwen3 with a tower whose middle layers speak to its first ones, and the retrievers made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from cenote.batch import PackedImages
+from cenote.layers.backbone import Backbone, Seen, Table, Tower
+from cenote.layers.linear import Linear
+from cenote.layers.spec import BackboneSpec, RopeSpec
+from cenote.layers.vision import Grid, Merger, as_still_patches, grids_of, places_on, tower_batch
+from cenote.models.architecture import Architecture, HFConfig, Made, Projection, WeightTable, rope
+from cenote.models.qwen import qwen3
+from cenote.models.vision import ImageSpec, Vision
+
+NORM_EPS = 1e-6
+HALF = (0.5, 0.5, 0.5)
+LONGEST_SIDE = 65_536  # in patches; no image of this shape or larger fits into what a model reads
+OUTER = ("model.", "", "vlm.model.", "vlm.")  # what publishers put around both halves
+TEXT = tuple(f"{outer}language_model.{inner}" for outer in OUTER for inner in ("", "model."))
+PROJECTIONS = ("custom_text_proj", "embedding_proj_layer")
+# what a missing key of vision_config means
+VISION = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "hidden_act": "gelu_pytorch_tanh",
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "in_channels": 3,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "out_hidden_size": 3584,
+    "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": (8, 16, 24),
+}
+
+
+def qwen3_vl(config: HFConfig) -> Architecture:
+    base = qwen3(config.otherwise(attention_bias=False))
+    turning = rope(config, theta=500_000.0)
+    sections = (turning.scaling or {}).get("mrope_section") or (24, 20, 20)
+    axes = interleaved_axes(sections, base.backbone.size_per_head // 2)
+    return replace(
+        base,
+        backbone=replace(base.backbone, rope=replace(turning, axes=axes)),
+        prefixes=TEXT,
+        unused=(*base.unused, "*.lm_head.*"),
+        vision=qwen3_vision(config, config.part("vision_config", **VISION)),
+    )
+
+
+def colqwen3(config: HFConfig) -> Architecture:
+    """A short vector for every token, by a linear layer that publishers call one of two names."""
+    return replace(qwen3_vl(config), projection=colqwen_projection())
+
+
+def nemotron_colembed(config: HFConfig) -> Architecture:
+    """The states themselves, unless a linear layer lies beside them."""
+    return replace(qwen3_vl(config), projection=replace(colqwen_projection(), optional=True))
+
+
+def interleaved_axes(sections: Sequence[int], num_pairs: int) -> tuple[int, ...]:
+    """Time, row and column take turns from the fastest pair on; what is left when theirs are used up is time's."""
+    return tuple(n % 3 if n < 3 * sections[n % 3] else 0 for n in range(num_pairs))
+
+
+def colqwen_projection() -> Projection:
+    first, *others = ((outer + name,) for name in PROJECTIONS for outer in OUTER)
+    return Projection(weights=first, also=tuple(others))
+
+
+def qwen3_vision(config: HFConfig, vision: HFConfig) -> Vision:
+    taps = tuple(vision.deepstack_visual_indexes)
+    weights: WeightTable = {
+        "patches": Made(("patch_embed.proj",), as_still_patches),
+        "positions": "pos_embed",
+        "blocks.layers.*.mixer.qkv": "blocks.*.attn.qkv",
+        "blocks.layers.*.mixer.out": "blocks.*.attn.proj",
+        "blocks.layers.*.mixer_norm": "blocks.*.norm1",
+        "blocks.layers.*.mlp.up": "blocks.*.mlp.linear_fc1",
+        "blocks.layers.*.mlp.down": "blocks.*.mlp.linear_fc2",
+        "blocks.layers.*.mlp_norm": "blocks.*.norm2",
+        **_merger("merger", "merger", norm="blocks.norm"),
+    }
+    for number in range(len(taps)):
+        ours = f"deeper.{number}"
+        weights = {**weights, **_merger(ours, f"deepstack_merger_list.{number}", norm=f"{ours}.norm")}
+    return Vision(
+        tower=lambda: Qwen3Tower(vision),
+        weights=weights,
+        num_layers=vision.depth,
+        images=ImageSpec(
+            reader="qwen_vl",
+            mark="<|image_pad|>",
+            before="<|vision_start|>",
+            after="<|vision_end|>",
+            image_token_id=config.get("image_token_id"),
+            patch_size=vision.patch_size,
+            merge=vision.spatial_merge_size,
+            options={"min_pixels": 65_536, "max_pixels": 16_777_216, "image_mean": HALF, "image_std": HALF},
+        ),
+        prefixes=tuple(f"{outer}visual." for outer in OUTER),
+    )
+
+
+def _merger(ours: str, theirs: str, *, norm: str) -> WeightTable:
+    """The norm of the last merger is that of the blocks, which sees patches one by one; the others have their own."""
+    return {
+        norm: f"{theirs}.norm",
+        f"{ours}.up": f"{theirs}.linear_fc1",
+        f"{ours}.down": f"{theirs}.linear_fc2",
+    }
+
+
+class Qwen3Tower(Tower):
+    def __init__(self, config: HFConfig) -> None:
+        super().__init__()
+        size, quarter = config.hidden_size, config.hidden_size // config.num_heads // 4
+        self.merge = config.spatial_merge_size
+        self.taps = tuple(config.deepstack_visual_indexes)
+        self.patches = Linear(config.in_channels * config.patch_size**2, size, bias=True)
+        self.positions = Table(config.num_position_embeddings, size)
+        spec = BackboneSpec(
+            vocab_size=1,
+            hidden_size=size,
+            intermediate_size=config.intermediate_size,
+            num_layers=config.depth,
+            num_heads=config.num_heads,
+            max_positions=LONGEST_SIDE,
+            rope=RopeSpec(axes=(0,) * quarter + (1,) * quarter, same_speeds=True),
+            qkv_bias=True,
+            out_bias=True,
+            mlp_bias=True,
+            activation=config.hidden_act,
+            norm_eps=NORM_EPS,
+        )
+        self.blocks = Backbone(spec, lambda _: nn.Identity())
+        self.merger = Merger(size, self.merge, config.out_hidden_size)
+        self.deeper = nn.ModuleList(Merger(size, self.merge, config.out_hidden_size, NORM_EPS) for _ in self.taps)
+
+    def forward(self, images: PackedImages) -> Seen:
+        grids = grids_of(images)
+        places = places_on(grids, self.merge)
+        x = self.patches(images.patches)
+        x = x + stretched(self.positions.weight, places, grids).to(x.dtype)
+        batch = tower_batch(x, [rows * columns for rows, columns in grids], places.to(x.device))
+        between: list[Tensor] = []
+
+        def tap(number: int, x: Tensor, change: Tensor | None) -> Tensor:
+            if number in self.taps:
+                between.append(x if change is None else x + change)
+            return x
+
+        last = self.blocks.through(x, batch, after=tap)
+        deeper = tuple(merger(states) for merger, states in zip(self.deeper, between, strict=True))
+        return Seen(self.merger(last), deeper)
+
+
+def stretched(table: Tensor, places: Tensor, grids: Sequence[Grid]) -> Tensor:
+    """A square table of learned positions laid over every grid, corner upon corner, and read between its entries."""
+    side = int(len(table) ** 0.5)
+    counts = torch.tensor([rows * columns for rows, columns in grids])
+    spans = (torch.tensor(grids) - 1).clamp(min=1).repeat_interleave(counts, dim=0).T
+    exact = places * (side - 1) / spans
+    low = exact.floor().long()
+    high, share = (low + 1).clamp(max=side - 1), (exact - low).to(table.device)
+    total = torch.zeros(len(share[0]), table.shape[1], device=table.device)
+    for row, row_share in ((low[0], 1 - share[0]), (high[0], share[0])):
+        for column, column_share in ((low[1], 1 - share[1]), (high[1], share[1])):
+            total += table[(row * side + column).to(table.device)] * (row_share * column_share)[:, None]
+    return total

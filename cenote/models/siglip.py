@@ -1,0 +1,168 @@
+"""SigLIP and SigLIP 2: two bidirectional transformers, for texts and for images, and one space for both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cenote.layers.backbone import Backbone
+from cenote.layers.spec import BackboneSpec
+from cenote.layers.summing_towers import AskingTower, PlacedPatches, StretchedPatches
+from cenote.layers.two_towers import TwoTowers
+from cenote.layers.vision import as_patches
+from cenote.models.architecture import Architecture, HFConfig, Made, WeightTable
+from cenote.models.clip import PLAIN_TEMPLATE, block_weights, sizes
+from cenote.models.vision import ImageSpec, Vision
+
+# what keys mean that config.json may leave out
+TEXT = {
+    "vocab_size": 32000,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 64,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+VISION = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 16,
+    "num_channels": 3,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+HALVES = {"image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
+
+
+def siglip(config: HFConfig) -> Architecture:
+    """Images of one size."""
+    vision = config.part("vision_config", **VISION)
+    side = vision.image_size
+    images = ImageSpec(
+        reader="resized",
+        mark="",
+        alone="SigLIP",
+        patch_size=vision.patch_size,
+        chat_template=PLAIN_TEMPLATE,
+        options={"image_size": side, "size": {"height": side, "width": side}, **HALVES},
+    )
+    return _siglip(config, vision, lambda: siglip_encoder(vision), as_patches, images)
+
+
+def siglip2(config: HFConfig) -> Architecture:
+    """Images of any size, cut into at most so many patches."""
+    vision = config.part("vision_config", num_patches=256, **VISION)
+    images = ImageSpec(
+        reader="naflex",
+        mark="",
+        alone="SigLIP",
+        patch_size=vision.patch_size,
+        chat_template=PLAIN_TEMPLATE,
+        options=HALVES,
+    )
+    colours_first = partial(_colours_first, channels=vision.num_channels)
+    encoder = partial(siglip_encoder, vision, num_patches=vision.num_patches, patches=StretchedPatches)
+    return _siglip(config, vision, encoder, colours_first, images)
+
+
+def _siglip(
+    config: HFConfig,
+    vision: HFConfig,
+    encoder: Callable[[], Backbone],
+    stored_patches: Callable[[Tensor], Tensor],
+    images: ImageSpec,
+) -> Architecture:
+    text = config.part("text_config", **TEXT)
+    size = text.get("projection_size", text.hidden_size)
+    return Architecture(
+        backbone=BackboneSpec(
+            vocab_size=text.vocab_size, learned_positions=text.max_position_embeddings, **sizes(text)
+        ),
+        weights={
+            "embed.tokens": "text_model.embeddings.token_embedding",
+            "embed.positions": "text_model.embeddings.position_embedding",
+            **block_weights("", "text_model."),
+            "norm": "text_model.final_layer_norm",
+            "projection": "text_model.head",
+        },
+        prefixes=("",),
+        unused=("logit_scale", "logit_bias"),
+        vector_size=size,
+        assembled=partial(TwoTowers, size=size, bias=True),
+        vision=Vision(
+            tower=lambda: AskingTower(encoder()),
+            weights={
+                **siglip_weights(),
+                "encoder.embed.patches": Made(("vision_model.embeddings.patch_embedding",), stored_patches),
+                **pooling_weights(),
+            },
+            num_layers=vision.num_hidden_layers,
+            images=images,
+        ),
+    )
+
+
+def siglip_encoder(
+    config: HFConfig,
+    *,
+    num_patches: int | None = None,
+    patches: Callable[..., nn.Module] = PlacedPatches,
+    final_norm: bool = True,
+    **changes: Any,
+) -> Backbone:
+    """The tower's transformer: every image, or tile of one, is a sequence of patches; a norm is at its end."""
+    places = num_patches or (config.image_size // config.patch_size) ** 2
+    spec = BackboneSpec(vocab_size=1, learned_positions=places, final_norm=final_norm, **(sizes(config) | changes))
+    return Backbone(spec, partial(patches, numbers=config.num_channels * config.patch_size**2))
+
+
+def siglip_weights(ours: str = "encoder.", theirs: str = "vision_model.", *, final_norm: bool = True) -> WeightTable:
+    """Of the transformer above, with what stands before its names here and in the checkpoint."""
+    return {
+        f"{ours}embed.patches": Made((f"{theirs}embeddings.patch_embedding",), as_patches),
+        f"{ours}embed.positions": f"{theirs}embeddings.position_embedding",
+        **block_weights(ours, theirs),
+        **({f"{ours}norm": f"{theirs}post_layernorm"} if final_norm else {}),
+    }
+
+
+def pooling_weights(ours: str = "pool.", theirs: str = "vision_model.head.") -> WeightTable:
+    """Of what asks all patches; the matrices of its attention are stored as one."""
+    table: dict[str, str | list[str] | Made] = {
+        f"{ours}probe": Made((f"{theirs}probe",), torch.flatten),
+        f"{ours}out": f"{theirs}attention.out_proj",
+        f"{ours}norm": f"{theirs}layernorm",
+        f"{ours}mlp.up": f"{theirs}mlp.fc1",
+        f"{ours}mlp.down": f"{theirs}mlp.fc2",
+    }
+    for kind in ("weight", "bias"):
+        stored = (f"{theirs}attention.in_proj_{kind}",)
+        table |= {
+            f"{ours}query.{kind}": Made(stored, _first_third),
+            f"{ours}key_value.{kind}": Made(stored, _other_thirds),
+        }
+    return table
+
+
+def _first_third(stored: Tensor) -> Tensor:
+    return stored[: len(stored) // 3]
+
+
+def _other_thirds(stored: Tensor) -> Tensor:
+    return stored[len(stored) // 3 :]
+
+
+def _colours_first(stored: Tensor, channels: int) -> Tensor:
+    """A matrix over patches that has the colours of a pixel side by side, as ours has them: one after the other."""
+    if stored.dim() == 1:
+        return stored
+    return stored.reshape(len(stored), -1, channels).transpose(1, 2).flatten(1)

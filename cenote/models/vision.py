@@ -1,0 +1,53 @@
+"""What a family says of how its model sees: the tower, its weights, and how images are read for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cenote.layers.backbone import Tower
+from cenote.models.architecture import WeightTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSpec:
+    """How images become patches and tokens; numbers that files of the checkpoint may change are theirs to say."""
+
+    reader: str  # the way of reading, one of those in cenote/inputs/images
+    mark: str  # the token of a prompt that stands for an image before it is read; empty: images are read alone
+    before: str = ""  # what stands around the mark where no template writes it
+    after: str = ""
+    joint: str = "\n"  # between images and the text beside them, where no template writes it
+    token: str = ""  # what the mark becomes before a prompt is tokenised; the mark itself when the vocabulary has it
+    image_token_id: int | None = None  # of the tokens that get what the tower sees; the mark's own when unset
+    patch_size: int = 14
+    merge: int = 1  # so many patches on each side become one token
+    options: Mapping[str, Any] = field(default_factory=dict)  # what only this way of reading knows
+    chat_template: str | None = None  # for conversations, where the checkpoint has none
+    template_first: bool = False  # or has one that was made for another model
+    document_first: bool = False  # in what joins a pair, and so do its images
+    alone: str | None = None  # the name in messages of a model that reads either a text or an image, never both
+
+    @property
+    def placeholder(self) -> str:
+        """What stands for an image in a text that no template writes."""
+        return self.before + self.mark + self.after
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorFiles:
+    """What a checkpoint says of how images are read: two files of older ones, which newer ones write into one."""
+
+    image: Mapping[str, Any] = field(default_factory=dict)  # preprocessor_config.json: sizes, means, tiles
+    whole: Mapping[str, Any] = field(default_factory=dict)  # processor_config.json: what holds for the prompt around
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vision:
+    tower: Callable[[], Tower]
+    weights: WeightTable  # our names in the tower -> the checkpoint's; `*` is the layer
+    num_layers: int
+    images: ImageSpec
+    prefixes: tuple[str, ...] = ("",)  # what may stand before every name
+    also: tuple[WeightTable, ...] = ()  # the same weights under the names of other programs

@@ -1,0 +1,162 @@
+"""Shows where on a page a late-interaction model finds the words of a question, as a picture.
+
+    python examples/late_interaction_heat_map.py --output heat_map.png
+    python examples/late_interaction_heat_map.py --model TomoroAI/tomoro-colqwen3-embed-4b \\
+        --question "How much was caught in April?" --page scan.png --output heat_map.png
+
+Such a model gives every word of the question and every square of the page a vector of its own; the score of a page is,
+word by word, that of the square that fits best. The squares of each word are what is drawn here.
+Without a model it takes one that knows a few words (tiny_colqwen3.py), without a page one that is drawn on the spot.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from pages import chart_page, font
+from PIL import Image, ImageDraw
+from tiny_colqwen3 import write
+from torch import Tensor
+
+from cenote import LLM
+
+MARK = "<|image_pad|>"  # the token that stands for a square of the page, in models of the Qwen family
+PROMPT = f"<|vision_start|>{MARK}<|vision_end|>"
+PANEL_WIDTH, GAP, HEAD, FOOT = 300, 24, 96, 84
+INK, QUIET, PAPER = (30, 32, 38), (110, 114, 124), (255, 255, 255)
+# from cold to hot, as evenly in brightness as in hue
+SCALE = np.array([(252, 246, 226), (250, 210, 120), (240, 140, 60), (206, 60, 60), (120, 20, 70)], dtype=float)
+
+
+@dataclass(frozen=True, eq=False)
+class Heat:
+    """How well each square of the page fits a word."""
+
+    word: str
+    grid: Tensor  # [rows, columns], cosines
+
+    @property
+    def best(self) -> float:
+        return float(self.grid.max())
+
+
+def heats(llm: LLM, question: str, page: Image.Image) -> list[Heat]:
+    """One for every word of the question, in their order."""
+    (asked,) = llm.encode(question, pooling_task="token_embed", use_tqdm=False)
+    image = {"prompt": PROMPT, "multi_modal_data": {"image": page}}
+    (seen,) = llm.encode(image, pooling_task="token_embed", use_tqdm=False)
+    tokenizer = llm.get_tokenizer()
+    is_square = torch.tensor(seen.prompt_token_ids) == tokenizer.token_to_id(MARK)
+    similarities = asked.outputs.data @ seen.outputs.data[is_square].T  # both have length 1
+    rows, columns = grid_of(similarities.shape[1], page)
+    words = words_of(tokenizer.encode(question).word_ids, tokenizer.encode(question).offsets)
+    return [
+        Heat(question[start:end].strip(), similarities[tokens].mean(dim=0).view(rows, columns))
+        for tokens, (start, end) in words
+        if any(letter.isalnum() for letter in question[start:end])
+    ]
+
+
+def words_of(
+    numbers: Sequence[int | None], offsets: Sequence[tuple[int, int]]
+) -> list[tuple[list[int], tuple[int, int]]]:
+    """The tokens of every word, and where it begins and ends; tokens around a text are of none."""
+    found: dict[int, list[int]] = {}
+    for token, number in enumerate(numbers):
+        if number is not None:
+            found.setdefault(number, []).append(token)
+    return [(tokens, (offsets[tokens[0]][0], offsets[tokens[-1]][1])) for tokens in found.values()]
+
+
+def grid_of(count: int, page: Image.Image) -> tuple[int, int]:
+    """Rows and columns of so many squares, as near to the shape of the page as they can be."""
+    shapes = [(rows, count // rows) for rows in range(1, count + 1) if count % rows == 0]
+    return min(shapes, key=lambda shape: abs(np.log(shape[1] / shape[0] * page.height / page.width)))
+
+
+def coloured(shares: np.ndarray) -> np.ndarray:
+    """[..., 3], a colour of the scale for every number from 0 to 1."""
+    places = np.clip(shares, 0, 1) * (len(SCALE) - 1)
+    low = np.minimum(places.astype(int), len(SCALE) - 2)
+    part = (places - low)[..., None]
+    return SCALE[low] * (1 - part) + SCALE[low + 1] * part
+
+
+def panel(page: Image.Image, heat: Heat, lowest: float, highest: float) -> Image.Image:
+    """The page in grey with the heat over it: the hotter, the less it lets through."""
+    size = (PANEL_WIDTH, round(PANEL_WIDTH * page.height / page.width))
+    shares = (heat.grid.numpy() - lowest) / max(highest - lowest, 1e-9)
+    smooth = np.asarray(Image.fromarray(shares.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)).clip(0, 1)
+    below = np.asarray(page.convert("L").resize(size).convert("RGB"), dtype=float) * 0.6 + 102
+    cover = (0.05 + 0.65 * smooth)[..., None]
+    mixed = below * (1 - cover) + coloured(smooth) * cover
+    return Image.fromarray(mixed.clip(0, 255).astype(np.uint8))
+
+
+def picture(page: Image.Image, found: Sequence[Heat], question: str, name: str, num_panels: int) -> Image.Image:
+    """The words that found the most, all of them together before each by itself, and the scale they share."""
+    score = sum(heat.best for heat in found)
+    strongest = sorted(found, key=lambda heat: heat.best, reverse=True)[:num_panels]
+    whole = Heat("these words, on average", torch.stack([heat.grid for heat in strongest]).mean(dim=0))
+    shown = [whole, *(heat for heat in found if heat in strongest)]
+    lowest = max(0.0, min(float(heat.grid.min()) for heat in shown))
+    highest = max(heat.best for heat in shown)
+    height = round(PANEL_WIDTH * page.height / page.width)
+    canvas = Image.new("RGB", (GAP + len(shown) * (PANEL_WIDTH + GAP), HEAD + height + FOOT), PAPER)
+    pen = ImageDraw.Draw(canvas)
+    pen.text((GAP, 18), question, fill=INK, font=font(22))
+    pen.text(
+        (GAP, 48),
+        f"{name}   ·   score {score:.2f} = the best square of every word, added up",
+        fill=QUIET,
+        font=font(14),
+    )
+    for number, heat in enumerate(shown):
+        left = GAP + number * (PANEL_WIDTH + GAP)
+        pen.text((left, HEAD - 22), heat.word, fill=INK, font=font(15))
+        best = f"best {heat.best:.2f}"
+        pen.text((left + PANEL_WIDTH - pen.textlength(best, font(13)), HEAD - 20), best, fill=QUIET, font=font(13))
+        canvas.paste(panel(page, heat, lowest, highest), (left, HEAD))
+        pen.rectangle((left, HEAD, left + PANEL_WIDTH - 1, HEAD + height - 1), outline=(214, 216, 222))
+    _legend(canvas, pen, HEAD + height + 22, lowest, highest)
+    return canvas
+
+
+def _legend(canvas: Image.Image, pen: ImageDraw.ImageDraw, top: int, lowest: float, highest: float) -> None:
+    bar = coloured(np.broadcast_to(np.linspace(0, 1, PANEL_WIDTH), (14, PANEL_WIDTH))).astype(np.uint8)
+    canvas.paste(Image.fromarray(bar), (GAP, top))
+    pen.rectangle((GAP, top, GAP + PANEL_WIDTH - 1, top + 13), outline=(214, 216, 222))
+    for share in (0.0, 0.5, 1.0):
+        written = f"{lowest + share * (highest - lowest):.2f}"
+        left = GAP + share * PANEL_WIDTH - share * pen.textlength(written, font(13))
+        pen.text((left, top + 20), written, fill=QUIET, font=font(13))
+    pen.text((GAP + PANEL_WIDTH + 12, top - 2), "cosine of a word and a square of the page", fill=QUIET, font=font(14))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a folder or a name of the hub, such as TomoroAI/tomoro-colqwen3-embed-4b")
+    parser.add_argument("--question", default="Where is the red bar, and where is the text?")
+    parser.add_argument("--page", help="a picture; a page with a chart is drawn where none is named")
+    parser.add_argument("--panels", type=int, default=2, help="words that get a picture of their own")
+    parser.add_argument("--output", default="heat_map.png")
+    given = parser.parse_args(arguments)
+    page = Image.open(given.page).convert("RGB") if given.page else chart_page()
+    with TemporaryDirectory() as spare, LLM(given.model or str(write(Path(spare)))) as llm:
+        found = heats(llm, given.question, page)
+    name = given.model or "a tiny model that knows a few words"
+    picture(page, found, given.question, name, given.panels).save(given.output)
+    for heat in found:
+        row, column = divmod(int(heat.grid.argmax()), heat.grid.shape[1])
+        print(f"{heat.word:15} {heat.best:6.3f}  in row {row + 1}, column {column + 1} of {list(heat.grid.shape)}")
+    print(f"{given.output} shows it")
+
+
+if __name__ == "__main__":
+    main()

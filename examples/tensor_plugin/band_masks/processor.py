@@ -1,0 +1,109 @@
+"""The plugin: bands of an image in, cut into tiles for the model; a mask of its classes out, as a PNG."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageSequence
+from torch import Tensor
+
+from cenote import PoolingRequestOutput
+from cenote.plugins import IOProcessor
+
+MAX_SIDE = 2048  # pixels
+CLASS_COLOURS = [(240, 236, 226), (26, 96, 168), (214, 90, 48), (60, 140, 80)]
+
+
+@dataclass(frozen=True)
+class Scene:
+    bands: Tensor  # [bands, height, width]
+    location: Tensor  # [1, 2], degrees north and east
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.bands.shape[1], self.bands.shape[2]
+
+
+class BandMasks(IOProcessor[Scene, dict[str, Any]]):
+    def __init__(self, config: Any, renderer: Any = None) -> None:
+        super().__init__(config, renderer)
+        model = config.model_config.hf_config
+        self.num_bands, self.tile_size = model.num_bands, model.tile_size
+        self.mean = torch.tensor(model.band_mean)[:, None, None]
+        self.deviation = torch.tensor(model.band_deviation)[:, None, None]
+
+    def parse_data(self, data: object) -> Scene:
+        if not isinstance(data, dict) or not isinstance(data.get("data"), str):
+            raise TypeError("data is an object whose own data is an image, written in base64")
+        for name, known in (("data_format", "b64_json"), ("image_format", "tiff"), ("out_data_format", "b64_json")):
+            if data.get(name, known) != known:
+                # a plugin that opens paths or addresses must decide which of them a stranger may name
+                raise ValueError(f"{name} is {known!r} here, got {data[name]!r}")
+        try:
+            latitude, longitude = map(float, data.get("location", (0.0, 0.0)))
+        except (TypeError, ValueError):
+            raise ValueError("location is two numbers, degrees north and east") from None
+        return Scene(self._bands(data["data"]), torch.tensor([[latitude, longitude]]))
+
+    def _bands(self, written: str) -> Tensor:
+        """The pages of a TIFF, each a band in shades of grey."""
+        try:
+            image = Image.open(BytesIO(base64.b64decode(written, validate=True)), formats=["TIFF"])
+        except (binascii.Error, OSError):
+            raise ValueError("data is no TIFF in base64") from None
+        if getattr(image, "n_frames", 1) != self.num_bands or max(image.size) > MAX_SIDE:
+            raise ValueError(
+                f"the image has {getattr(image, 'n_frames', 1)} pages of {image.size[0]} x {image.size[1]}; "
+                f"it must have {self.num_bands}, one for each band, of {MAX_SIDE} x {MAX_SIDE} at most"
+            )
+        size = image.size
+        pages = []
+        for page in ImageSequence.Iterator(image):
+            if page.size != size:
+                raise ValueError(f"a band is {page.size[0]} x {page.size[1]}, the first {size[0]} x {size[1]}")
+            try:
+                pages.append(np.asarray(page.convert("F")))
+            except OSError:
+                raise ValueError("data is a TIFF that breaks off") from None
+        return torch.from_numpy(np.stack(pages))
+
+    def pre_process(self, prompt: Scene, request_id: str | None = None, **kwargs: Any) -> list[dict[str, Any]]:
+        """A prompt for each tile; the last of a row or column has the image's edge repeated behind it."""
+        bands, tile = (prompt.bands - self.mean) / self.deviation, self.tile_size
+        height, width = prompt.size
+        padded = torch.nn.functional.pad(bands, (0, -width % tile, 0, -height % tile), mode="replicate")
+        tiles = padded.unfold(1, tile, tile).unfold(2, tile, tile).permute(1, 2, 0, 3, 4).flatten(0, 1)
+        return [
+            {
+                "prompt_token_ids": [1],
+                "multi_modal_data": {"image": {"pixel_values": each, "location_coords": prompt.location}},
+            }
+            for each in tiles
+        ]
+
+    def post_process(
+        self, model_output: Sequence[PoolingRequestOutput], request_id: str | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        height, width = kwargs["prompt"].size
+        across = -(-width // self.tile_size)
+        scores = torch.stack([output.outputs.data for output in model_output])  # [tiles, classes, size, size]
+        tiles = scores.argmax(dim=1).to(torch.uint8)
+        rows = [torch.cat(list(row), dim=1) for row in tiles.split(across)]
+        mask = torch.cat(rows)[:height, :width]
+        shares = [round(float((mask == number).float().mean()), 4) for number in range(scores.shape[1])]
+        return {"type": "b64_json", "format": "png", "data": _png(mask), "shares": shares}
+
+
+def _png(mask: Tensor) -> str:
+    picture = Image.fromarray(mask.numpy())
+    picture.putpalette([channel for colour in CLASS_COLOURS for channel in colour])
+    written = BytesIO()
+    picture.save(written, format="PNG")
+    return base64.b64encode(written.getvalue()).decode()

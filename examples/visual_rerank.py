@@ -1,0 +1,46 @@
+"""Ranks pictures of pages by how well they answer a question, without reading any text out of them first.
+
+    python examples/visual_rerank.py
+    python examples/visual_rerank.py --question "the yellow sun over the sea"
+    python examples/visual_rerank.py --model TomoroAI/tomoro-colqwen3-embed-4b --question "the catch of April"
+    python examples/visual_rerank.py --model TomoroAI/tomoro-colqwen3-embed-4b scan-1.png scan-2.png scan-3.jpg
+
+Without a model it takes one that knows a few words (tiny_colqwen3.py), without files pages that are drawn on the spot.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pages import PAGES
+from PIL import Image
+from tiny_colqwen3 import write
+
+from cenote import LLM
+
+
+def ranked(llm: LLM, question: str, pages: dict[str, Image.Image]) -> list[tuple[float, str]]:
+    """Every page with its score, the best first."""
+    documents = [{"content": [{"type": "image_pil", "image_pil": page}]} for page in pages.values()]
+    scores = [output.outputs.score for output in llm.score(question, documents, use_tqdm=False)]
+    return sorted(zip(scores, pages, strict=True), reverse=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", help="pictures of pages; four are drawn where none is named")
+    parser.add_argument("--model", help="a folder or a name of the hub, such as TomoroAI/tomoro-colqwen3-embed-4b")
+    parser.add_argument("--question", default="Where is the red bar, and where is the text?")
+    given = parser.parse_args(arguments)
+    pages = {file: Image.open(file) for file in given.files} or {name: draw() for name, draw in PAGES.items()}
+    with TemporaryDirectory() as spare, LLM(given.model or str(write(Path(spare)))) as llm:
+        print(given.question)
+        for place, (score, name) in enumerate(ranked(llm, given.question, pages), start=1):
+            print(f"{place}.  {score:7.3f}  {name}")
+
+
+if __name__ == "__main__":
+    main()

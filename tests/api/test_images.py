@@ -1,0 +1,477 @@
+"""Images on every route: what they mean is what `LLM` makes of the same image, and what is wrong has a name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+from transformers import CLIPConfig, CLIPModel
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from cenote import LLM
+from tests.api.seeing import CAT, DOG, data_uri, image_part, save_tiny_judge, says, serving, text_part
+from tests.api.serving import load, refused, serve
+from tests.models.tiny_qwen3_vl import IMAGE, save_tiny_colqwen3, save_tiny_qwen3_vl
+from tests.models.two_towers import TEXT, VISION, save
+
+QUERY = "the cat is in the city"
+EMPTY = "data:image/png;base64,"
+PAIRS = [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")]
+COHERE = ["/v1/embed", "/v2/embed"]
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("embedder")
+    save_tiny_qwen3_vl(folder)
+    prompts = {"prompts": {"query": "who is this?", "document": ""}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    with load(folder, limit_mm_per_prompt={"image": 2}) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def matcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """ColQwen3: a row for every token, late interaction."""
+    folder = tmp_path_factory.mktemp("matcher")
+    save_tiny_colqwen3(folder)
+    with load(folder, limit_mm_per_prompt={"image": 2}) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("judge")
+    save_tiny_judge(folder)
+    with load(folder) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def client(embedder: LLM) -> Iterator[TestClient]:
+    with serving(embedder) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def matching(matcher: LLM) -> Iterator[TestClient]:
+    with serving(matcher) as client:
+        yield client
+
+
+def chat(*contents: str, role: str = "user") -> str:
+    """As the tiny models' template writes it."""
+    return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for content in contents)
+
+
+def prompt(text: str, *images: Any) -> dict[str, Any]:
+    return {"prompt": text, "multi_modal_data": {"image": list(images)}}
+
+
+def expected(llm: LLM, *prompts: Any, task: str = "embed") -> list[Any]:
+    how = {"add_special_tokens": False}
+    found = llm.encode(list(prompts), pooling_task=task, use_tqdm=False, tokenization_kwargs=how)
+    return [each.outputs.data.numpy() for each in found]
+
+
+def vectors(client: TestClient, path: str = "/v1/embeddings", **body: Any) -> list[Any]:
+    reply = client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return [each["embedding" if "embedding" in each else "data"] for each in reply.json()["data"]]
+
+
+def same(one: Any, other: Any) -> None:
+    assert len(one) == len(other)
+    for ours, theirs in zip(one, other, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+# conversations
+
+
+def test_an_image_in_a_conversation_is_read_where_it_stands(client: TestClient, embedder: LLM) -> None:
+    beside = [says(text_part("the dog"), image_part(CAT), text_part("in the river"))]
+
+    found = vectors(client, messages=beside)
+
+    same(found, expected(embedder, prompt(chat(f"the dog{IMAGE}in the river"), CAT)))
+    without = vectors(client, messages=[says(text_part("the dog"), text_part("in the river"))])
+    assert np.abs(np.array(found) - without).max() > 0.01
+
+
+def test_conversations_may_stand_under_either_key_and_have_images_of_any_size(
+    client: TestClient, embedder: LLM
+) -> None:
+    one, two = [says(image_part(CAT))], [says(text_part("a"), role="system"), says(image_part(DOG), image_part(CAT))]
+    theirs = expected(
+        embedder,
+        prompt(chat(IMAGE), CAT),
+        prompt(chat("a", role="system") + chat(IMAGE + IMAGE), DOG, CAT),
+    )
+
+    same(vectors(client, messages=one), theirs[:1])
+    same(vectors(client, input=one), theirs[:1])
+    same(vectors(client, messages=[one, two]), theirs)
+    same(vectors(client, "/pooling", input=[one, two], task="embed"), theirs)
+
+
+def test_every_spelling_of_an_image_is_read(client: TestClient, embedder: LLM) -> None:
+    url = data_uri(CAT)
+    spellings: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
+        {"type": "image_url", "image_url": url},
+        {"type": "input_image", "image_url": url},
+        {"type": "image", "image": url},
+        {"image_url": {"url": url}},
+        {"image": url},
+    ]
+
+    found = vectors(client, messages=[[says(part)] for part in spellings])
+
+    same(found, expected(embedder, prompt(chat(IMAGE), CAT)) * len(spellings))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "GIF"])
+def test_other_formats_are_read_as_well(client: TestClient, kind: str) -> None:
+    assert len(vectors(client, messages=[says(image_part(data_uri(CAT, kind)))])) == 1
+
+
+def test_every_token_of_an_image_has_a_row(matching: TestClient, matcher: LLM) -> None:
+    messages = [says(image_part(DOG), text_part("the river"))]
+
+    found = vectors(matching, "/pooling", messages=messages, task="token_embed")
+
+    same(found, expected(matcher, prompt(chat(f"{IMAGE}the river"), DOG), task="token_embed"))
+
+
+def test_a_classifier_sees(judge: LLM) -> None:
+    reply = serve(judge).post("/classify", json={"messages": [says(image_part(CAT), text_part("the river"))]})
+
+    (probs,) = expected(judge, prompt(chat(f"{IMAGE}the river"), CAT), task="classify")
+    assert reply.status_code == 200, reply.text
+    np.testing.assert_allclose(reply.json()["data"][0]["probs"], probs, atol=1e-5)
+    assert reply.json()["data"][0]["label"] == ["cat", "dog", "neither"][int(np.argmax(probs))]
+
+
+def test_tokenize_counts_what_an_image_is(client: TestClient, embedder: LLM) -> None:
+    messages = [says(image_part(CAT), text_part("the river"))]
+    body = {"messages": messages, "add_generation_prompt": False}
+
+    reply = client.post("/tokenize", json=body).json()
+    smaller = client.post("/tokenize", json=body | {"mm_processor_kwargs": {"max_pixels": 256}}).json()
+
+    text = prompt(chat(f"{IMAGE}the river"), CAT)
+    ids = embedder.embed(text, use_tqdm=False, tokenization_kwargs={"add_special_tokens": False})[0].prompt_token_ids
+    assert reply["tokens"] == list(ids)
+    assert reply["count"] > smaller["count"]
+    used = client.post("/v1/embeddings", json={"messages": messages}).json()["usage"]["prompt_tokens"]
+    assert used == reply["count"]
+
+
+def test_a_request_may_say_how_its_images_are_read(client: TestClient, embedder: LLM) -> None:
+    kwargs = {"max_pixels": 256}
+
+    found = vectors(client, messages=[says(image_part(CAT))], mm_processor_kwargs=kwargs, media_io_kwargs={})
+
+    same(found, expected(embedder, prompt(chat(IMAGE), CAT) | {"mm_processor_kwargs": kwargs}))
+    assert np.abs(np.array(found) - vectors(client, messages=[says(image_part(CAT))])).max() > 1e-4
+
+
+# two sides
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_scores_compare_texts_and_images_in_any_combination(
+    matching: TestClient, matcher: LLM, first: str, second: str
+) -> None:
+    cat, both = {"content": [image_part(CAT)]}, {"content": [image_part(DOG), text_part("the river")]}
+    sides = [(QUERY, [cat, both, "the dog"]), (cat, [QUERY, cat]), ([both, QUERY], [QUERY, both])]
+
+    for ours, theirs in sides:
+        reply = matching.post("/score", json={first: ours, second: theirs})
+        assert reply.status_code == 200, reply.text
+        scores = [each.outputs.score for each in matcher.score(ours, theirs, use_tqdm=False)]
+        same([each["score"] for each in reply.json()["data"]], scores)
+
+
+def test_a_score_is_that_of_the_rows(matching: TestClient, matcher: LLM) -> None:
+    reply = matching.post("/score", json={"data_1": QUERY, "data_2": {"content": [text_part("dog"), image_part(DOG)]}})
+
+    (query,) = matcher.encode(QUERY, pooling_task="token_embed", use_tqdm=False)
+    (document,) = matcher.encode(prompt(f"{IMAGE}\ndog", DOG), pooling_task="token_embed", use_tqdm=False)
+    rows = query.outputs.data @ document.outputs.data.T
+    assert reply.json()["data"][0]["score"] == pytest.approx(rows.amax(dim=1).sum().item(), abs=1e-4)
+
+
+def test_an_embedder_compares_by_cosine(client: TestClient, embedder: LLM) -> None:
+    reply = client.post(
+        "/score", json={"queries": {"content": [image_part(CAT)]}, "documents": {"content": [image_part(CAT)]}}
+    )
+
+    assert reply.json()["data"][0]["score"] == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_documents_with_images_come_back_as_they_were_sent(matching: TestClient, matcher: LLM, path: str) -> None:
+    parts = [image_part(CAT), text_part("the river")]
+    documents = [{"content": parts, "id": 7}, "the dog", {"image": data_uri(DOG)}]
+
+    reply = matching.post(path, json={"query": QUERY, "documents": documents, "top_n": 3})
+
+    assert reply.status_code == 200, reply.text
+    results = sorted(reply.json()["results"], key=lambda each: each["index"])
+    scores = [each.outputs.score for each in matcher.score(QUERY, documents, use_tqdm=False)]
+    same([each["relevance_score"] for each in results], scores)
+    assert results[0]["document"] == {"text": None, "multi_modal": parts, "id": 7}
+    assert results[1]["document"] == {"text": "the dog", "multi_modal": None}
+    assert results[2]["document"]["text"] is None and results[2]["document"]["multi_modal"][0]["image"] == data_uri(DOG)
+
+
+def test_a_server_that_writes_documents_as_strings_writes_their_texts(matcher: LLM) -> None:
+    client = serve(matcher, rerank_document_shape="string")
+    documents = [{"content": [image_part(CAT), text_part("the river"), text_part("is deep")]}]
+
+    reply = client.post("/rerank", json={"query": {"content": [image_part(DOG)]}, "documents": documents})
+
+    assert reply.json()["results"][0]["document"] == "the river\nis deep"
+
+
+def test_options_of_images_reach_both_sides(matching: TestClient, matcher: LLM) -> None:
+    body = {"queries": {"content": [image_part(CAT)]}, "documents": {"content": [image_part(DOG)]}}
+
+    usual, smaller = (
+        matching.post("/score", json=body | more).json()["usage"]["prompt_tokens"]
+        for more in ({}, {"mm_processor_kwargs": {"max_pixels": 256}})
+    )
+
+    assert smaller < usual
+
+
+# Cohere's
+
+
+@pytest.mark.parametrize("path", COHERE)
+def test_cohere_s_images_are_conversations(client: TestClient, embedder: LLM, path: str) -> None:
+    body = {"images": [data_uri(CAT), data_uri(DOG)], "input_type": "image", "embedding_types": ["float"]}
+
+    reply = client.post(path, json=body)
+
+    assert reply.status_code == 200, reply.text
+    same(reply.json()["embeddings"]["float"], expected(embedder, prompt(chat(IMAGE), CAT), prompt(chat(IMAGE), DOG)))
+    units = reply.json()["meta"]["billed_units"]
+    assert units["input_tokens"] == 0 and units["image_tokens"] > 2 and units["images"] == 2
+    assert "texts" not in reply.json()
+
+
+def test_cohere_s_inputs_mix_texts_and_images(client: TestClient, embedder: LLM) -> None:
+    inputs = [{"content": [text_part("the dog"), image_part(CAT)]}, {"content": [text_part("the river")]}]
+
+    plain = client.post("/v2/embed", json={"inputs": inputs, "input_type": "search_document"}).json()
+    asked = client.post("/v2/embed", json={"inputs": inputs, "input_type": "search_query"}).json()
+
+    contents = [chat(f"the dog{IMAGE}"), chat("the river")]
+    same(plain["embeddings"]["float"], expected(embedder, prompt(contents[0], CAT), contents[1]))
+    system = chat("who is this?", role="system")
+    same(asked["embeddings"]["float"], expected(embedder, prompt(system + contents[0], CAT), system + contents[1]))
+    assert plain["meta"]["billed_units"]["images"] == 1
+
+
+def test_cohere_s_limits_hold_for_images(client: TestClient) -> None:
+    body = {"images": [data_uri(CAT)], "truncate": "NONE", "max_tokens": 3}
+
+    reply = client.post("/v2/embed", json=body)
+
+    refused(reply, "tokens exceeds max_tokens=3 with truncate=NONE", "max_tokens")
+
+
+def test_a_model_of_two_towers_reads_a_text_as_a_text(tmp_path: Path) -> None:
+    config = CLIPConfig(text_config=dict(TEXT), vision_config=VISION | {"image_size": 28}, projection_dim=20)
+    processor = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    reference = save(tmp_path, config, CLIPModel, processor)
+    inputs = [{"content": [text_part("the cat")]}, {"content": [image_part(CAT)]}]
+
+    with load(tmp_path) as llm, serving(llm) as client:
+        found = client.post("/v2/embed", json={"inputs": inputs, "input_type": "search_document"}).json()
+        image = client.post("/v2/embed", json={"images": [data_uri(CAT)], "input_type": "image"}).json()
+        both = client.post("/v2/embed", json={"inputs": [{"content": [text_part("a"), image_part(CAT)]}]})
+        score = client.post("/score", json={"queries": "the cat", "documents": inputs[1]}).json()
+
+    text, cat = (reference.vector(each).numpy() for each in ("the cat", CAT))
+    np.testing.assert_allclose(found["embeddings"]["float"], [text, cat], atol=1e-4)
+    np.testing.assert_allclose(image["embeddings"]["float"], [cat], atol=1e-4)
+    refused(both, "CLIP accepts text-only or image-only inputs, not both!", "multi_modal_data")
+    assert score["data"][0]["score"] == pytest.approx(float(text @ cat), abs=1e-4)
+
+
+# what is wrong
+
+BROKEN = "data:image/png;base64,iVBORw0KGgo="
+WRONG: list[tuple[Any, str]] = [
+    (image_part(EMPTY), "empty, 0 bytes"),
+    (image_part(BROKEN), "header is broken or cut off"),
+    (image_part("data:image/png;base64,***"), "base64"),
+    (image_part("data:text/plain;base64,aGVsbG8="), ""),
+    (image_part("http://127.0.0.1/cat.png"), ""),
+    (image_part("file:///etc/passwd"), ""),
+    (image_part("cat.png"), "not given as a URL"),
+    (image_part(""), "has no image_url"),
+    ({"type": "image_url", "image_url": 5}, "int"),
+    ({"type": "image_url"}, "has no image_url"),
+    ({"type": "image"}, "has no image"),
+    ({"type": "picture", "url": "x"}, "is 'picture'; there are:"),
+    ({"type": "image_embeds", "image_embeds": "AAAA"}, "reads text and images only"),
+    ({"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AA=="}}, "reads text and images only"),
+    ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}}, "reads text and images only"),
+    (7, "is an object with a type, not int"),
+]
+
+
+@pytest.mark.parametrize(("part", "words"), WRONG)
+def test_a_part_that_cannot_be_read_is_named_in_a_conversation(client: TestClient, part: Any, words: str) -> None:
+    reply = client.post("/v1/embeddings", json={"messages": [[says("fine")], [says("a"), says(text_part("b"), part)]]})
+
+    assert reply.status_code == 400, reply.text
+    assert "messages[1].content[1]" in reply.json()["message"] and words in reply.json()["message"], reply.text
+    assert reply.json()["error"]["index"] == 1
+
+
+@pytest.mark.parametrize(("part", "words"), WRONG)
+def test_a_part_that_cannot_be_read_is_named_on_either_side(matching: TestClient, part: Any, words: str) -> None:
+    for body in (
+        {"queries": "a", "documents": ["fine", {"content": [text_part("b"), part]}]},
+        {"queries": ["fine", {"content": [text_part("b"), part]}], "documents": ["a", "b"]},
+    ):
+        reply = matching.post("/score", json=body)
+
+        assert reply.status_code == 400, reply.text
+        name = "queries[1].content[1]" if isinstance(body["queries"], list) else "documents[1].content[1]"
+        assert name in reply.json()["message"] and words in reply.json()["message"], reply.text
+        if isinstance(body["queries"], str):
+            assert reply.json()["error"]["index"] == 1
+
+
+@pytest.mark.parametrize("path", COHERE)
+def test_cohere_s_images_go_by_their_own_names(client: TestClient, path: str) -> None:
+    reply = client.post(path, json={"images": [data_uri(CAT), BROKEN]})
+    refused(reply, "images[1]: ", "images[1]")
+    assert reply.json()["error"]["index"] == 1
+
+    reply = client.post(path, json={"inputs": [{"content": [text_part("a"), image_part(EMPTY)]}]})
+    refused(reply, "inputs[0].content[1]: ", "inputs[0].content[1]")
+
+
+def test_too_many_images_are_refused_with_the_limit(client: TestClient, matching: TestClient) -> None:
+    parts = [image_part(CAT)] * 3
+    words = "At most 2 image(s) may be provided in one prompt, got 3"
+
+    for reply, name in (
+        (client.post("/v1/embeddings", json={"messages": [says(*parts)]}), "messages[0].content[2]"),
+        (matching.post("/score", json={"queries": "a", "documents": {"content": parts}}), "documents.content[2]"),
+    ):
+        assert reply.status_code == 400
+        assert words in reply.json()["message"] and name in reply.json()["message"], reply.text
+
+
+def test_images_that_no_prompt_could_hold_are_not_all_read(matcher: LLM) -> None:
+    with load(Path(matcher.config.model), max_model_len=40) as llm, serving(llm) as client:
+        reply = client.post("/pooling", json={"messages": [says(*[image_part(CAT)] * 100)]})
+
+    assert reply.status_code == 400
+    assert "of 100 images are" in reply.json()["message"], reply.text
+    assert "this model reads 40 at most" in reply.json()["message"]
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"colour": "red"},
+        {"max_pixels": "many"},
+        {"max_pixels": -5},
+        {"min_pixels": 10**15, "max_pixels": 10**15},
+        {"max_pixels": {"a": 1}},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(client: TestClient, kwargs: dict[str, Any]) -> None:
+    reply = client.post("/v1/embeddings", json={"messages": [says(image_part(CAT))], "mm_processor_kwargs": kwargs})
+
+    assert reply.status_code == 400, reply.text
+
+
+def test_options_are_an_object(client: TestClient) -> None:
+    for path, body in (
+        ("/v1/embeddings", {"messages": [says(image_part(CAT))]}),
+        ("/score", {"queries": "a", "documents": "b"}),
+        ("/v2/embed", {"texts": ["a"]}),
+        ("/tokenize", {"prompt": "a"}),
+    ):
+        reply = client.post(path, json=body | {"mm_processor_kwargs": [1]})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == "body.mm_processor_kwargs"
+
+
+def test_a_template_of_the_request_needs_trust_here_too(client: TestClient) -> None:
+    body = {"messages": [says(image_part(CAT))], "chat_template": "{{ messages }}"}
+
+    refused(client.post("/v1/embeddings", json=body), "--trust-request-chat-template is not set", "chat_template")
+
+
+def test_a_template_that_leaves_an_image_out_is_not_obeyed(embedder: LLM) -> None:
+    client = serve(embedder, trust_request_chat_template=True)
+
+    for template in ("the dog", "{% for m in messages %}" + IMAGE * 2 + "{% endfor %}"):
+        reply = client.post("/v1/embeddings", json={"messages": [says(image_part(CAT))], "chat_template": template})
+        assert reply.status_code == 400
+        assert "1 images were given" in reply.json()["message"], reply.text
+
+
+def test_an_image_that_fails_leaves_others_alone(client: TestClient) -> None:
+    with pytest.raises(AssertionError, match="empty"):
+        vectors(client, messages=[[says(image_part(CAT))], [says(image_part(EMPTY))]])
+
+    assert len(vectors(client, messages=[[says(image_part(CAT))], [says(image_part(DOG))]])) == 2
+
+
+def test_a_model_of_text_names_the_part_it_cannot_read(llm: LLM) -> None:
+    client, part = serve(llm), image_part(CAT)
+
+    for path in ("/v1/embeddings", "/pooling", "/tokenize"):
+        reply = client.post(path, json={"messages": [says("a", part)]})
+        assert reply.status_code == 400  # this one has no template either
+    for path, body, name in (
+        ("/score", {"data_1": "a", "data_2": ["b", {"content": [part]}]}, "data_2.1.content.0"),
+        ("/rerank", {"query": {"content": [text_part("a"), part]}, "documents": ["b"]}, "query.content.1"),
+    ):
+        refused(client.post(path, json=body), "MultiModalParam is not supported for BertModel", name)
+    for path in COHERE:
+        refused(client.post(path, json={"images": [data_uri(CAT)]}), "reads only text", "images")
+
+
+# the document
+
+
+def test_the_document_of_the_routes_knows_images(client: TestClient) -> None:
+    text = client.get("/openapi.json").text
+
+    assert "no model here reads images" not in text
+    assert "data URIs, or URLs" in text and "such as max_pixels" in text
+    assert "no model here reads images" not in client.get("/docs").text
+
+
+def test_a_folder_of_images_may_be_opened_to_requests(tmp_path: Path, embedder: LLM) -> None:
+    (tmp_path / "pictures").mkdir()
+    CAT.save(tmp_path / "pictures" / "cat.png")
+    CAT.save(tmp_path / "cat.png")
+    inside, outside = f"file://{tmp_path}/pictures/cat.png", f"file://{tmp_path}/cat.png"
+    options = {"allowed_local_media_path": str(tmp_path / "pictures")}
+
+    with load(Path(embedder.config.model), **options) as llm, serving(llm) as client:
+        found = vectors(client, messages=[says(image_part(inside))])
+        refusal = client.post("/v1/embeddings", json={"messages": [says(image_part(outside))]})
+
+    same(found, expected(embedder, prompt(chat(IMAGE), CAT)))
+    assert refusal.status_code == 400

@@ -1,0 +1,81 @@
+"""Images inside their own URL."""
+
+from __future__ import annotations
+
+import base64
+import textwrap
+
+import pytest
+
+from cenote.errors import BadRequest
+from cenote.inputs.media import data_uri
+from cenote.inputs.media.loader import MediaLoader
+from cenote.inputs.media.policy import MediaPolicy
+from tests.inputs.media.conftest import WHERE, file_of, given, noise
+
+CODED = base64.b64encode(file_of(noise(7, 5))).decode()
+assert CODED.endswith("=")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        f"data:image/png;base64,{CODED}",
+        f"DATA:IMAGE/PNG;BASE64,{CODED}",
+        f"data:;base64,{CODED}",
+        f"data:image/jpeg;base64,{CODED}",  # what it is, its bytes tell
+        f"data:image/jpg;base64,{CODED}",
+        f"data:image/png;charset=utf-8;base64,{CODED}",
+        "data:image/png;base64,\n" + textwrap.fill(CODED, 76) + "\r\n",
+        f"data:image/png;base64, {CODED[:8]}\t{CODED[8:]} ",
+        f"data:image/png;base64,{CODED.rstrip('=')}",
+    ],
+    ids=lambda uri: ascii(uri[:40]),
+)
+def test_an_image_in_its_url_is_read(uri: str, online: MediaLoader) -> None:
+    assert online.load(given(uri)).tobytes() == noise(7, 5).tobytes()
+
+
+@pytest.mark.parametrize(
+    "uri, said",
+    [
+        ("data:image/png;base64,", "empty, 0 bytes"),
+        ("data:image/png;base64, \n", "empty, 0 bytes"),
+        ("data:image/png;base64,====", "not valid base64"),
+        ("data:image/png;base64,A", "not valid base64"),
+        ("data:image/png;base64,ab*d", "not valid base64"),
+        ("data:image/png;base64,ab-_", "not valid base64"),
+        ("data:image/png;base64,QUJD%3D%3D", "not valid base64"),
+        ("data:image/png;base64,QQ==QUJD", "not valid base64"),
+        ("data:image/png;base64,QUJDäöü", "not valid base64"),
+        ("data:image/png;base64,QUJD\0", "not valid base64"),
+        ("data:image/png;base64,QUJD", "the 3 bytes are no image"),
+        ("data:image/png,%89PNG%0D%0A", "percent-encoded, and only base64"),
+        ("data:,hello", "percent-encoded, and only base64"),
+        ("data:image/svg+xml;base64,PHN2Zz4=", "there are: image/png, image/jpeg, image/webp, image/gif"),
+        ("data:text/html;base64,PHN2Zz4=", "there are: image/png"),
+        ("data:image/png;base64", "no comma"),
+        ("data:", "no comma"),
+        ("data:" + "x" * 1000 + ",", "no comma within its first 256"),
+    ],
+    ids=lambda text: ascii(text[:40]),
+)
+def test_what_is_wrong_with_a_data_uri_is_said(uri: str, said: str, online: MediaLoader) -> None:
+    with pytest.raises(BadRequest) as caught:
+        online.load(given(uri))
+
+    assert caught.value.message.startswith(f"{WHERE}: ") and said in caught.value.message
+
+
+def test_its_size_is_checked_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = MediaLoader(MediaPolicy(max_image_bytes=1000))
+    monkeypatch.setattr(data_uri, "_decoded", lambda text: pytest.fail("decoded"))
+
+    with pytest.raises(BadRequest, match="about 1,500 bytes, at most 1,000 are read"):
+        loader.load(given("data:image/png;base64," + "A" * 2000))
+
+
+def test_a_long_one_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, online: MediaLoader) -> None:
+    monkeypatch.setattr(data_uri, "PIECE", 8)
+
+    assert online.load(given(f"data:;base64,{CODED}")).tobytes() == noise(7, 5).tobytes()

@@ -1,0 +1,354 @@
+"""What happens behind an address that is allowed: a real server on loopback, which these tests alone call public."""
+
+from __future__ import annotations
+
+import http.server
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cenote.errors import BadRequest, LoadError
+from cenote.inputs.media.addresses import Address
+from cenote.inputs.media.fetch import NOT_ALLOWED, NOT_FETCHED, Fetcher
+from cenote.inputs.media.loader import MediaLoader
+from cenote.inputs.media.policy import MediaPolicy
+from tests.inputs.media.conftest import WHERE, file_of, given, noise
+
+HERE, ELSEWHERE = "127.0.0.2", "127.0.0.1"  # the first stands for a public address, the second for a private one
+PNG = file_of(noise(20, 10))
+MAX_BYTES = 300_000
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Good and bad servers, by path."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.server.seen.append((self.path, self.headers))
+        self.close_connection = True
+        with suppress(OSError):  # the client has had enough
+            getattr(self, self.path.strip("/").replace("-", "_"), self.good)()
+
+    def start(self, status: int = 200, **headers: Any) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+
+    def good(self) -> None:
+        self.start(Content_Length=len(PNG), Content_Type="text/plain")
+        self.wfile.write(PNG)
+
+    def chunked(self) -> None:
+        self.start(Transfer_Encoding="chunked")
+        for place in range(0, len(PNG), 100):
+            piece = PNG[place : place + 100]
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        self.wfile.write(b"0\r\n\r\n")
+
+    def redirect(self) -> None:
+        self.start(302, Location=f"http://{ELSEWHERE}:{self.server.server_port}/good", Content_Length=0)
+
+    def redirect_to_a_file(self) -> None:
+        self.start(307, Location="file:///etc/passwd", Content_Length=0)
+
+    def missing(self) -> None:
+        self.start(404, Content_Length=len(PNG))
+        self.wfile.write(PNG)
+
+    def zipped(self) -> None:
+        self.start(Content_Encoding="gzip", Content_Length=len(PNG))
+        self.wfile.write(PNG)
+
+    def announced(self) -> None:
+        self.start(Content_Length=10 * 1000**3)
+        self.endless_bytes()
+
+    def unannounced(self) -> None:
+        self.start()
+        self.endless_bytes()
+
+    def endless_chunks(self) -> None:
+        self.start(Transfer_Encoding="chunked")
+        while True:
+            self.sent(b"10000\r\n" + bytes(65536) + b"\r\n")
+
+    def endless_bytes(self) -> None:
+        while True:
+            self.sent(bytes(65536))
+
+    def sent(self, content: bytes) -> None:
+        self.server.num_sent += self.wfile.write(content)
+
+    def short(self) -> None:
+        self.start(Content_Length=len(PNG) + 1)
+        self.wfile.write(PNG)
+
+    def slow_body(self) -> None:
+        self.start(Content_Length=len(PNG))
+        self.dribble(PNG)
+
+    def slow_head(self) -> None:
+        self.dribble(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1000)
+
+    def dribble(self, content: bytes) -> None:
+        for place in range(len(content)):
+            self.wfile.write(content[place : place + 1])
+            self.wfile.flush()
+            time.sleep(0.05)
+
+    def silent(self) -> None:
+        self.server.ended.wait(5)
+
+    def many_headers(self) -> None:
+        self.start(**{f"X-{number}": number for number in range(500)})
+
+    def long_header(self) -> None:
+        self.start(X="x" * 200_000)
+
+    def no_http(self) -> None:
+        self.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: str, port: int = 0) -> None:
+        super().__init__((address, port), Handler)
+        self.seen: list[tuple[str, Any]] = []
+        self.num_sent = 0
+        self.ended = threading.Event()
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def handle_error(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        self.ended.set()
+        self.shutdown()
+        self.server_close()
+
+
+class Resolved(Fetcher):
+    """A resolver that says in turn what it was told to, and HERE is public."""
+
+    def __init__(self, policy: MediaPolicy, *answers: Sequence[str]) -> None:
+        super().__init__(policy)
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    def _resolve(self, host: str, port: int) -> Sequence[str]:
+        self.asked.append(host)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def _is_public(self, address: Address) -> bool:
+        return str(address) == HERE
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server(HERE)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def elsewhere(server: Server) -> Iterator[Server]:
+    """At the same port of an address that is not public."""
+    elsewhere = Server(ELSEWHERE, server.server_port)
+    yield elsewhere
+    elsewhere.close()
+
+
+@pytest.fixture(scope="module")
+def loader() -> Iterator[MediaLoader]:
+    policy = MediaPolicy(allowed_media_domains=("Pictures.Example",), max_image_bytes=MAX_BYTES, fetch_timeout_s=0.3)
+    loader = MediaLoader(policy)
+    loader._fetcher = Resolved(policy, [HERE])
+    yield loader
+    loader.close()
+
+
+@pytest.mark.parametrize("path", ["good", "chunked"])
+def test_an_image_of_an_allowed_host_is_fetched(path: str, loader: MediaLoader, server: Server) -> None:
+    image = loader.load(given(f"http://PICTURES.example.:{server.server_port}/{path}"))
+
+    assert image.tobytes() == noise(20, 10).tobytes()
+    seen, headers = server.seen[-1]
+    assert seen == f"/{path}"
+    assert headers["Host"] == f"pictures.example:{server.server_port}"
+    assert headers["Accept-Encoding"] == "identity" and "Authorization" not in headers
+
+
+BAD = [
+    "redirect", "redirect-to-a-file", "missing", "zipped", "announced", "unannounced", "endless-chunks", "short",
+    "slow-body", "slow-head", "silent", "many-headers", "long-header", "no-http",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", BAD)
+def test_a_bad_server_gets_the_one_answer_and_little_time(path: str, loader: MediaLoader, server: Server) -> None:
+    before, started = server.num_sent, time.monotonic()
+
+    with pytest.raises(BadRequest) as caught:
+        loader.load(given(f"http://pictures.example:{server.server_port}/{path}"))
+
+    assert caught.value.message == f"{WHERE}: {NOT_FETCHED}"
+    assert time.monotonic() - started < 3  # a third of a second, on a machine that does other things as well
+    assert server.num_sent - before < MAX_BYTES + 20 * 1024**2  # what the system buffers on the way
+
+
+def test_a_redirect_is_not_followed(loader: MediaLoader, server: Server, elsewhere: Server) -> None:
+    with pytest.raises(BadRequest, match=NOT_FETCHED):
+        loader.load(given(f"http://pictures.example:{server.server_port}/redirect"))
+
+    assert elsewhere.seen == []
+
+
+def test_a_port_where_nobody_listens_is_told_in_the_same_words(loader: MediaLoader) -> None:
+    with pytest.raises(BadRequest, match=f": {NOT_FETCHED}$"):
+        loader.load(given("http://pictures.example:1/good"))
+
+
+def test_the_address_that_was_checked_is_the_one_that_is_reached(server: Server, elsewhere: Server) -> None:
+    policy = MediaPolicy(allow_any_media_domain=True)
+    loader = MediaLoader(policy)
+    loader._fetcher = fetcher = Resolved(policy, [HERE], [ELSEWHERE])
+
+    loader.load(given(f"http://rebinding.example:{server.server_port}/good"))
+
+    assert fetcher.asked == ["rebinding.example"]
+    with pytest.raises(BadRequest, match=NOT_FETCHED):
+        loader.load(given(f"http://rebinding.example:{server.server_port}/good"))
+    assert elsewhere.seen == []
+    loader.close()
+
+
+@pytest.mark.parametrize("answer", [[HERE, ELSEWHERE], [ELSEWHERE, HERE], [], [HERE, "::1"]])
+def test_one_private_address_condemns_all(answer: list[str], server: Server, elsewhere: Server) -> None:
+    policy = MediaPolicy(allow_any_media_domain=True)
+    loader = MediaLoader(policy)
+    loader._fetcher = Resolved(policy, answer)
+    before = len(server.seen)
+
+    with pytest.raises(BadRequest, match=NOT_FETCHED):
+        loader.load(given(f"http://mixed.example:{server.server_port}/good"))
+
+    assert len(server.seen) == before and elsewhere.seen == []
+    loader.close()
+
+
+def test_a_resolver_that_hangs_ends_at_the_deadline(server: Server) -> None:
+    class Hangs(Resolved):
+        def _resolve(self, host: str, port: int) -> Sequence[str]:
+            server.ended.wait(2)
+            return [HERE]
+
+    policy = MediaPolicy(allow_any_media_domain=True, fetch_timeout_s=0.2)
+    loader = MediaLoader(policy)
+    loader._fetcher = Hangs(policy, [HERE])
+    started = time.monotonic()
+
+    with pytest.raises(BadRequest, match=NOT_FETCHED):
+        loader.load(given("http://slow.example/"))
+
+    assert time.monotonic() - started < 1.5
+    loader.close()
+
+
+def test_proxies_of_the_environment_are_not_asked(
+    server: Server, elsewhere: Server, loader: MediaLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://{ELSEWHERE}:{server.server_port}")
+
+    loader.load(given(f"http://pictures.example:{server.server_port}/good"))
+
+    assert elsewhere.seen == []
+
+
+def test_a_host_that_is_not_listed_is_told_which_flag_lists_it(loader: MediaLoader) -> None:
+    with pytest.raises(BadRequest) as caught:
+        loader.load(given("http://other.example/secret-path"))
+
+    assert caught.value.message == f"{WHERE}: {NOT_ALLOWED}"
+    assert "--allowed-media-domains" in caught.value.message and "other.example" not in caught.value.message
+    assert "other.example" not in loader._fetcher.asked  # type: ignore[attr-defined]
+
+
+def test_no_url_is_ever_written_down(
+    loader: MediaLoader, server: Server, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(0)
+    for address in (f"pictures.example:{server.server_port}/", f"pictures.example:{server.server_port}/missing?", "x/"):
+        with suppress(BadRequest):
+            loader.load(given(f"http://{address}canary"))
+
+    assert caplog.records == [] and capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("domain", ["https://pictures.example", "pictures.example/a", "a b", "", "*"])
+def test_a_domain_that_is_none_is_refused_at_the_start(domain: str) -> None:
+    with pytest.raises(LoadError, match="allowed_media_domains"):
+        MediaLoader(MediaPolicy(allowed_media_domains=(domain,)))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+    command += " -addext subjectAltName=DNS:pictures.example -keyout both.pem -out certificate.pem"
+    try:
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("openssl makes no certificate here")
+    with open(folder / "both.pem", "ab") as both:
+        both.write((folder / "certificate.pem").read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def secure(certificate: Path) -> Iterator[tuple[Server, list[str]]]:
+    """The same server behind TLS, and the names that clients asked it for."""
+    server = Server(HERE)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate / "both.pem")
+    names: list[str] = []
+    note: Callable[[Any, str, Any], None] = lambda _, name, __: names.append(name)  # noqa: E731
+    context.sni_callback = note
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    yield server, names
+    server.close()
+
+
+def test_tls_is_spoken_with_the_name_and_checked_against_it(
+    secure: tuple[Server, list[str]], certificate: Path
+) -> None:
+    server, names = secure
+    policy = MediaPolicy(allow_any_media_domain=True)
+    loader = MediaLoader(policy)
+    loader._fetcher = fetcher = Resolved(policy, [HERE])
+
+    with pytest.raises(BadRequest, match=NOT_FETCHED):  # nobody signed it
+        loader.load(given(f"https://pictures.example:{server.server_port}/good"))
+    fetcher._tls = ssl.create_default_context(cafile=certificate / "certificate.pem")
+    image = loader.load(given(f"https://pictures.example:{server.server_port}/good"))
+    with pytest.raises(BadRequest, match=NOT_FETCHED):  # it is signed for another name
+        loader.load(given(f"https://other.example:{server.server_port}/good"))
+
+    assert image.size == (20, 10)
+    assert names == ["pictures.example", "pictures.example", "other.example"]
+    loader.close()

@@ -1,0 +1,172 @@
+"""Bombs, lies and strange formats from many threads: every one is refused or decoded, and memory stays where it is."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import PIL.Image
+import pytest
+
+from cenote.errors import BadRequest
+from cenote.inputs.media.loader import MediaLoader
+from cenote.inputs.media.pixels import rgb, upright
+from cenote.inputs.media.policy import MediaPolicy
+from tests.inputs.media.conftest import WHERE, file_of, given, noise
+from tests.inputs.media.hostile_images import SIDE, hostile_images
+
+NUM_THREADS = 16
+MAX_GROWTH = 600 * 1000**2
+HARMLESS = {  # large or odd, and still images
+    "png at the limit", "png one column", "png with odd exif", "png with too many rows", "png with a negative chunk",
+    "png without a palette", "jpeg progressive at the limit, cut", "jpeg exif in a circle", "jpeg exif without end",
+    "jpeg exif of nothing", "jpeg odd picture index", "jpeg one column", "jpeg turned into noise",
+    "webp canvas at the limit", "gif at the limit",
+}  # fmt: skip
+
+
+def resident_bytes() -> int:
+    """Of this process and its children."""
+    processes = [os.getpid()]
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            processes += map(int, (task / "children").read_text().split())
+    num_pages = 0
+    for process in processes:
+        with suppress(OSError, IndexError):
+            num_pages += int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return num_pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class Peak:
+    """The most memory that this process and its children had together, looked at all the time."""
+
+    def __init__(self) -> None:
+        self.highest = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.005):
+            self.highest = max(self.highest, resident_bytes())
+
+
+@pytest.fixture(scope="module")
+def images() -> dict[str, bytes]:
+    return hostile_images()
+
+
+@pytest.fixture(scope="module")
+def loader() -> Iterator[MediaLoader]:
+    loader = MediaLoader(MediaPolicy())
+    yield loader
+    loader.close()
+
+
+def test_bombs_from_many_threads_cost_little_and_disturb_nobody(images: dict[str, bytes], loader: MediaLoader) -> None:
+    assert len(images) >= 64
+    good = file_of(noise(64, 48))
+    jobs = [job for name, file in images.items() for job in ((name, file), ("good", good))]
+
+    def load(job: tuple[str, bytes]) -> tuple[str, str]:
+        name, file = job
+        try:
+            image = loader.load(given(file))
+        except BadRequest as error:  # anything else fails the test
+            return name, error.message
+        if name == "good":
+            assert image.tobytes() == noise(64, 48).tobytes()
+        assert image.mode == "RGB" and image.width * image.height <= SIDE * SIDE
+        return name, "decoded"
+
+    before = resident_bytes()
+    started = time.monotonic()
+    with Peak() as peak, ThreadPoolExecutor(NUM_THREADS) as threads:
+        said = list(threads.map(load, jobs))
+    print(f"grown by {(peak.highest - before) / 1e6:.0f} MB, in {time.monotonic() - started:.1f} s")
+
+    assert peak.highest - before < MAX_GROWTH
+    assert {text for name, text in said if name == "good"} == {"decoded"}
+    refused = {name: text for name, text in said if text != "decoded"}
+    assert set(images) - set(refused) <= HARMLESS
+    assert all(text.startswith(f"{WHERE}: the ") for text in refused.values())
+    assert not [text for text in refused.values() if "0x" in text or "PIL" in text or "Error" in text]
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("png huge", "60,000 x 60,000 pixels, 3,600,000,000 in all; at most 40,000,000 are read"),
+        ("jpeg huge", "65,535 x 65,535 pixels"),
+        ("webp canvas huge", "16,777,216 x 16,777,216 pixels"),
+        ("gif huge", "65,535 x 65,535 pixels"),
+        ("gif frame outside", "65,000 x 65,000 pixels"),
+        ("png with many frames", "100,000 frames or more; at most 64 are read"),
+        ("gif with many frames", "65 frames or more; at most 64 are read"),
+        ("webp with many frames", "65 frames or more"),
+        ("png cut", "the PNG image of 16 x 16 pixels is broken or cut off, in a file of"),
+        ("png text bomb", "the PNG image of 4 x 4 pixels is broken"),
+        ("tiff", "of the format TIFF; PNG, JPEG, WebP and GIF are read"),
+        ("jpeg 2000", "of the format JPEG 2000"),
+        ("avif", "an AVIF or HEIC image, or a video"),
+        ("nothing", "the image is empty, 0 bytes"),
+    ],
+)
+def test_a_bomb_is_told_what_it_is(name: str, said: str, images: dict[str, bytes], loader: MediaLoader) -> None:
+    with pytest.raises(BadRequest) as caught:
+        loader.load(given(images[name]))
+
+    assert said in caught.value.message
+
+
+def test_a_damaged_file_decodes_exactly_where_pillow_decodes_it(loader: MediaLoader) -> None:
+    random = Random(0)
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    files = [(kind, file_of(noise(33, 21), kind, exif=exif)) for kind in ("PNG", "JPEG", "WEBP", "GIF")]
+    outcomes = set()
+    for kind, file in files * 40:
+        damaged = bytearray(file)
+        for _ in range(random.choice((0, 1, 2, 8))):
+            damaged[random.randrange(random.choice((60, len(damaged))))] = random.choice(
+                (0, 255, random.randrange(256))
+            )
+
+        expected = in_this_process(kind, bytes(damaged))
+        try:
+            found = loader.load(given(bytes(damaged))).tobytes()
+        except BadRequest:
+            found = None
+        assert found == expected
+        outcomes.add((kind, found is None))
+
+    assert len(outcomes) == 8  # of every format, some were still good
+
+
+def in_this_process(kind: str, file: bytes) -> bytes | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = PIL.Image.open(io.BytesIO(file), formats=(kind,))
+            if image.width * image.height > MediaPolicy().max_image_pixels:
+                return None
+            image.load()
+            return rgb(upright(image)).tobytes()
+    except Exception:
+        return None

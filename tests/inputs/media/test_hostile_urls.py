@@ -1,0 +1,107 @@
+"""Hundreds of URLs that lead, by one trick or another, to a listener on this machine: nobody ever knocks there."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import pytest
+
+from cenote.errors import BadRequest
+from cenote.inputs.media.fetch import NOT_ALLOWED, NOT_FETCHED, Fetcher
+from cenote.inputs.media.loader import MediaLoader
+from cenote.inputs.media.policy import MediaPolicy
+from tests.inputs.media.conftest import WHERE, given
+from tests.inputs.media.hostile_urls import ALLOWED, hostile_urls
+
+
+class Canary:
+    """Counts whoever connects, over IPv4 and IPv6."""
+
+    def __init__(self) -> None:
+        self.hits = 0
+        self._sockets = [socket.create_server(("127.0.0.1", 0))]
+        self.port = self._sockets[0].getsockname()[1]
+        with suppress(OSError):  # a machine without IPv6
+            self._sockets.append(socket.create_server(("::1", self.port), family=socket.AF_INET6))
+        for listening in self._sockets:
+            threading.Thread(target=self._count, args=(listening,), daemon=True).start()
+
+    def _count(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                listening.accept()[0].close()
+            except OSError:
+                return
+            self.hits += 1
+
+    def close(self) -> None:
+        for listening in self._sockets:
+            listening.shutdown(socket.SHUT_RDWR)
+            listening.close()
+
+
+class EveryNameIsLoopback(Fetcher):
+    """Numbers mean what the system takes them for, and every name is 127.0.0.1: nothing leaves this machine."""
+
+    def _resolve(self, host: str, port: int) -> Sequence[str]:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        except OSError:
+            return ["127.0.0.1"]
+        return [str(address[0]) for *_, address in found]
+
+
+@pytest.fixture(scope="module")
+def canary() -> Iterator[Canary]:
+    canary = Canary()
+    yield canary
+    canary.close()
+
+
+POLICIES = {
+    "off": MediaPolicy(),
+    "one domain": MediaPolicy(allowed_media_domains=(ALLOWED,)),
+    "any domain": MediaPolicy(allow_any_media_domain=True),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_no_hostile_url_reaches_anybody(policy: MediaPolicy, canary: Canary) -> None:
+    loader = MediaLoader(policy)
+    loader._fetcher = EveryNameIsLoopback(policy)
+    urls = hostile_urls(canary.port)
+    assert len(urls) >= 150
+
+    said = set()
+    for url in urls:
+        with pytest.raises(BadRequest) as caught:
+            loader.load(given(url))
+        said.add(caught.value.message)
+        assert not url or len(url) < 6 or url not in caught.value.message
+
+    assert canary.hits == 0
+    fetching = {text for text in said if "fetched" in text}
+    allowed = {f"{WHERE}: {NOT_ALLOWED}", f"{WHERE}: {NOT_FETCHED}"}
+    assert fetching <= allowed and fetching
+    assert len(said - fetching) == 2  # file URLs are off; and no URL of a kind that is read
+    loader.close()
+
+
+def test_the_canary_hears_whoever_is_let_through(canary: Canary) -> None:
+    class LetsEverybodyThrough(EveryNameIsLoopback):
+        def _is_public(self, address: object) -> bool:
+            return True
+
+    policy = POLICIES["any domain"]
+    loader = MediaLoader(policy)
+    loader._fetcher = LetsEverybodyThrough(policy)
+    before = canary.hits
+    for host in ("127.0.0.1", "2130706433", "any.name.at.all"):
+        with pytest.raises(BadRequest, match=NOT_FETCHED):
+            loader.load(given(f"http://{host}:{canary.port}/"))
+
+    assert canary.hits > before
+    loader.close()

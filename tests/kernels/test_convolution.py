@@ -1,0 +1,34 @@
+"""Short convolutions by one kernel on a GPU equal plain torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from cenote.batch import pack
+from cenote.layers.convolution import ShortConvolution
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+LENGTHS = [5, 1, 2, 90, 1, 1, 3, 40]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("width", [1, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_part_of_a_wider_matrix_is_convolved_as_on_a_cpu(dtype: torch.dtype, width: int, bias: bool) -> None:
+    made = torch.Generator().manual_seed(0)
+    layer = ShortConvolution(200, width, bias=bias).requires_grad_(False)
+    for parameter in layer.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=made))
+    layer, wide = layer.to(dtype), torch.randn(sum(LENGTHS), 333, generator=made).to(dtype)
+    batch = pack([[0] * length for length in LENGTHS])
+    there = replace(batch, **{name: getattr(batch, name).cuda() for name in ("token_ids", "positions", "offsets")})
+    expected = layer(wide[:, 60:260], batch)
+
+    ours = layer.cuda()(wide.cuda()[:, 60:260], there)
+
+    assert_close(ours.cpu(), expected, atol=1e-5, rtol=2**-7 if dtype == torch.bfloat16 else 1e-5)

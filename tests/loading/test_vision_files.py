@@ -1,0 +1,71 @@
+"""Files of models with eyes that hold nonsense: one line at the start that names the file, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cenote import LLM
+from cenote.errors import LoadError
+from tests.models.tiny_qwen3_vl import save_tiny_qwen3_vl
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("eyes")
+    save_tiny_qwen3_vl(folder)
+    return folder
+
+
+def refused(saved: Path, folder: Path, file: str, changes: dict[str, Any], **options: Any) -> str:
+    shutil.copytree(saved, folder, dirs_exist_ok=True)
+    values = json.loads((folder / file).read_text())
+    inside = changes.get("vision_config")
+    if isinstance(inside, dict):
+        changes = {"vision_config": values["vision_config"] | inside}
+    (folder / file).write_text(json.dumps(values | changes))
+    with pytest.raises(LoadError) as caught:
+        LLM(str(folder), dtype="float32", **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vision_config": None}, "has no 'vision_config'"),
+        ({"vision_config": "tower"}, "has no 'vision_config'"),
+        ({"vision_config": {"hidden_size": None}}, "vision_config: a value in it makes no sense"),
+        ({"vision_config": {"hidden_size": -1}}, "vision_config: a value in it makes no sense"),
+        ({"vision_config": {"depth": "three"}}, "num_layers is 'three'"),
+        ({"vision_config": {"num_heads": 0}}, "vision_config: a value in it makes no sense"),
+        ({"vision_config": {"depth": 4}}, "blocks.3"),
+        ({"image_token_id": "abc"}, "image_token_id is 'abc', which is none of the model's"),
+        ({"image_token_id": 10**6}, "image_token_id is 1000000, which is none of the model's"),
+    ],
+)
+def test_nonsense_in_config_json_is_refused_in_one_line(
+    saved: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    assert words in refused(saved, tmp_path, "config.json", changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"image_mean": [1, 2]}, "image_mean is [1, 2]; it is 3 numbers"),
+        ({"size": {"longest_edge": "many"}}, "max_pixels is 'many'"),
+        ({"patch_size": 7}, "patch_size is 7, and config.json says 8"),
+        ({"resample": 17}, "resample is 17; it is 0 to 5"),
+    ],
+)
+def test_nonsense_in_preprocessor_config_json_is_refused_in_one_line(
+    saved: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    found = refused(saved, tmp_path, "preprocessor_config.json", changes)
+
+    assert words in found and "preprocessor_config.json" in found

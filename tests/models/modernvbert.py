@@ -1,0 +1,52 @@
+"""A tiny ColModernVBERT's tokenizer and processor, as Transformers has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import ColModernVBertProcessor, PreTrainedTokenizerFast
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+TILE, PATCH, FACTOR = 32, 4, 2
+PER_TILE = (TILE // PATCH // FACTOR) ** 2
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "<fake_token_around_image>", "<image>", "<end_of_utterance>"]
+SPECIAL += ["<global-img>", *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))]
+NAMES = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+IMAGE_FILE: dict[str, Any] = {
+    "size": {"longest_edge": 3 * TILE},
+    "max_image_size": {"longest_edge": TILE},
+    "resample": 1,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "do_image_splitting": True,
+}
+
+
+def tiny_tokenizer(*, empty_lines: bool = True) -> Tokenizer:
+    """Bytes, as ModernBERT's has them; two new lines are one token there, as in many others."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*SPECIAL, *alphabet, "th", "the", *(["ĊĊ"] if empty_lines else [])]
+    merges = [("t", "h"), ("th", "e"), *([("Ċ", "Ċ")] if empty_lines else [])]
+    ids = {word: row for row, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(ids, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return tokenizer
+
+
+def processor(tokenizer: Tokenizer, **changes: Any) -> ColModernVBertProcessor:
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **NAMES)
+    fast.image_token, fast.image_token_id = "<image>", SPECIAL.index("<image>")
+    return ColModernVBertProcessor(Idefics3ImageProcessorPil(**IMAGE_FILE | changes), fast, image_seq_len=PER_TILE)
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    noise = np.random.default_rng(seed).integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((width, height))

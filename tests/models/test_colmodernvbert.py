@@ -1,0 +1,202 @@
+"""ColModernVBERT and ModernVBERT: pages in tiles, beside what Transformers makes of the same checkpoint and images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import (
+    ColModernVBertConfig,
+    ColModernVBertForRetrieval,
+    ModernVBertConfig,
+    ModernVBertForMaskedLM,
+    ModernVBertModel,
+    PreTrainedModel,
+)
+
+from cenote import LLM
+from cenote.given import Chat, Parts
+from cenote.request import PoolRequest
+from tests.models.modernvbert import (
+    FACTOR,
+    IMAGE_FILE,
+    NAMES,
+    PATCH,
+    SPECIAL,
+    TILE,
+    picture,
+    processor,
+    tiny_tokenizer,
+)
+from tests.tiny import change_config, randomize
+
+TEXT = {"model_type": "modernbert", "vocab_size": 288, "hidden_size": 32, "intermediate_size": 48}
+TEXT |= {"num_hidden_layers": 4, "num_attention_heads": 4, "local_attention": 12, "max_position_embeddings": 512}
+TEXT |= {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
+EYES = {"model_type": "siglip_vision_model", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
+EYES |= {"num_attention_heads": 2, "image_size": TILE, "patch_size": PATCH}
+WHOLE = {"text_config": TEXT, "vision_config": EYES, "pixel_shuffle_factor": FACTOR}
+WHOLE |= {"image_token_id": SPECIAL.index("<image>")}
+PAGES = [picture(80, 60), picture(33, 120, 1), picture(32, 32, 2)]
+SHOWN = "<|begin_of_text|>User:<image>Describe the image.<end_of_utterance>\nAssistant:"
+Reference = tuple[Path, ColModernVBertForRetrieval]
+
+
+def save_files(folder: Path) -> None:
+    tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, **NAMES}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "preprocessor_config.json").write_text(json.dumps(IMAGE_FILE))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    folder = tmp_path_factory.mktemp("colmodernvbert")
+    model = ColModernVBertForRetrieval(
+        ColModernVBertConfig(vlm_config=WHOLE | {"model_type": "modernvbert"}, embedding_dim=16)
+    )
+    model.eval().requires_grad_(False)
+    randomize(model, std=0.2)
+    model.save_pretrained(folder)
+    save_files(folder)
+    return folder, model
+
+
+@pytest.fixture(scope="module")
+def llm(reference: Reference) -> Iterator[LLM]:
+    with LLM(str(reference[0]), dtype="float32", device="cpu") as loaded:
+        yield loaded
+
+
+def vectors(llm: LLM, prompts: Any) -> list[Tensor]:
+    return [output.outputs.data for output in llm.encode(prompts, pooling_task="token_embed", use_tqdm=False)]
+
+
+def expected(model: ColModernVBertForRetrieval, inputs: Any) -> list[Tensor]:
+    inputs.pop("token_type_ids", None)
+    with torch.inference_mode():
+        found = model(**inputs).embeddings
+    return [rows[mask.bool()] for rows, mask in zip(found, inputs["attention_mask"], strict=True)]
+
+
+def shown(image: Any, text: str = SHOWN) -> dict[str, Any]:
+    return {"prompt": text, "multi_modal_data": {"image": image}}
+
+
+def test_pages_of_any_size_equal_the_reference(llm: LLM, reference: Reference) -> None:
+    inputs = processor(tiny_tokenizer()).process_images(PAGES)
+    ours = llm.encode([shown(page) for page in PAGES], pooling_task="token_embed", use_tqdm=False)
+
+    for output, ids, mask in zip(ours, inputs["input_ids"], inputs["attention_mask"], strict=True):
+        assert output.prompt_token_ids == ids[mask.bool()].tolist()
+    for output, theirs in zip(ours, expected(reference[1], inputs), strict=True):
+        assert_close(output.outputs.data, theirs, atol=1e-4, rtol=0)
+
+
+def test_images_alone_and_several_among_words_equal_the_reference(llm: LLM, reference: Reference) -> None:
+    texts = ["<image>", "the cat <image> and\n<image>the dog"]
+    images = [[PAGES[1]], [PAGES[2], PAGES[0]]]
+
+    ours = vectors(llm, [shown(some, text) for some, text in zip(images, texts, strict=True)])
+
+    inputs = processor(tiny_tokenizer())(text=texts, images=images)
+    for vector, theirs in zip(ours, expected(reference[1], inputs), strict=True):
+        assert_close(vector, theirs, atol=1e-4, rtol=0)
+
+
+def test_queries_equal_the_reference_and_are_read_as_they_come(llm: LLM, reference: Reference) -> None:
+    queries = ["who lives in the city?", "a"]
+    ours = vectors(llm, [query + "<end_of_utterance>" * 10 for query in queries])
+
+    inputs = processor(tiny_tokenizer()).process_queries(queries)
+    for vector, theirs in zip(ours, expected(reference[1], inputs), strict=True):
+        assert_close(vector, theirs, atol=1e-4, rtol=0)
+
+
+def test_what_shares_a_batch_with_others_is_what_it_is_alone(llm: LLM) -> None:
+    prompts = [shown(PAGES[0]), "the cat", shown(PAGES[1], "<image>"), shown(PAGES[0]), shown(PAGES[2])]
+
+    together = vectors(llm, prompts)
+
+    for prompt, found in zip(prompts, together, strict=True):
+        assert_close(found, vectors(llm, [prompt])[0], atol=1e-5, rtol=0)
+    assert_close(together[0], together[3], atol=0, rtol=0)
+
+
+def test_a_conversation_shows_an_image_as_the_reference_does_and_parts_as_they_are_written(llm: LLM) -> None:
+    image = {"type": "image_pil", "image_pil": PAGES[0]}
+    beside, around = ({"type": "text", "text": text} for text in ("Describe the image.", SHOWN))
+    plain = vectors(llm, [shown(PAGES[0])])[0]
+    bare = vectors(llm, [shown(PAGES[0], "<image>Describe the image.")])[0]
+    items = [
+        (Chat([{"role": "user", "content": [image, beside]}]), plain),
+        (Parts([image, around]), plain),
+        (Parts([image, beside]), bare),
+        (Chat([{"role": "user", "content": "the cat"}]), vectors(llm, ["the cat"])[0]),
+    ]
+
+    for item, wanted in items:
+        (answer,) = llm.engine.pool_sync(PoolRequest(task="token_embed", inputs=[item]))
+        assert_close(answer.data, wanted, atol=1e-6, rtol=0)
+
+
+def test_a_query_finds_its_page_by_the_reference_s_scores(llm: LLM, reference: Reference) -> None:
+    reader = processor(tiny_tokenizer())
+    seen = expected(reference[1], reader.process_images(PAGES))
+    (asked,) = expected(reference[1], reader.process_queries(["the river"]))
+    pages = [{"content": [{"type": "image_pil", "image_pil": page}, {"type": "text", "text": SHOWN}]} for page in PAGES]
+
+    ours = [
+        output.outputs.score for output in llm.score("the river" + "<end_of_utterance>" * 10, pages, use_tqdm=False)
+    ]
+
+    assert ours == pytest.approx([(asked @ page.T).amax(1).sum().item() for page in seen], abs=1e-3)
+
+
+def test_the_names_of_published_files_load_as_well(reference: Reference, llm: LLM, tmp_path: Path) -> None:
+    """The rows of added tokens in a table of their own, the projections and the tower's size by other names."""
+    folder = reference[0]
+    save_files(tmp_path)
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    tensors = {
+        name.replace("vlm.", "model.")
+        .replace("modality_projection.", "modality_projection.proj.")
+        .replace("embedding_proj_layer.", "model.custom_text_proj."): tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    table = "model.text_model.embeddings.tok_embeddings"
+    rows = tensors[f"{table}.weight"]
+    tensors |= {f"{table}.weight": rows[:280].clone(), f"{table}.additional_embedding.weight": rows[280:].clone()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    eyes = {("embed_dim" if name == "hidden_size" else name): value for name, value in EYES.items()}
+    halves = {"text_config": TEXT | {"vocab_size": 280}, "vision_config": eyes, "additional_vocab_size": 8}
+    change_config(tmp_path, vlm_config=WHOLE | halves)
+
+    with LLM(str(tmp_path), dtype="float32", device="cpu") as published:
+        found = vectors(published, [shown(PAGES[1])])[0]
+
+    assert_close(found, vectors(llm, [shown(PAGES[1])])[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [ModernVBertModel, ModernVBertForMaskedLM])
+def test_modernvbert_embeds_by_its_first_token(kind: type[PreTrainedModel], tmp_path: Path) -> None:
+    model = kind(ModernVBertConfig(**WHOLE)).eval().requires_grad_(False)
+    randomize(model, std=0.2)
+    model.save_pretrained(tmp_path)
+    save_files(tmp_path)
+    inputs = processor(tiny_tokenizer()).process_images(PAGES[:1])
+    with torch.inference_mode():
+        states = model.base_model(input_ids=inputs["input_ids"], pixel_values=inputs["pixel_values"])
+        first = states.last_hidden_state[0, 0]
+
+    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
+        (ours,) = llm.embed([shown(PAGES[0])], use_tqdm=False)
+
+    assert_close(torch.tensor(ours.outputs.embedding), first / first.norm(), atol=1e-4, rtol=0)

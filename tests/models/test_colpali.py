@@ -1,0 +1,261 @@
+"""ColPali and PaliGemma: pages as images, beside what Transformers makes of the same checkpoint and the same images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import (
+    ColPaliConfig,
+    ColPaliForRetrieval,
+    ColPaliProcessor,
+    PaliGemmaForConditionalGeneration,
+    PreTrainedTokenizerFast,
+    SiglipImageProcessorPil,
+)
+
+from cenote import LLM
+from cenote.errors import BadRequest
+from cenote.given import Chat, Parts
+from cenote.request import PoolRequest
+from tests.tiny import LETTERS, WORDS, change_config, randomize
+
+SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<image>"]
+BESIDE = "Describe the image."
+VOCABULARY = [*SPECIAL, "\n", *WORDS, *LETTERS, "describe", "image", "question", *"DQ.:?"]
+TEXT = {"vocab_size": 160, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 12, "max_position_embeddings": 96}
+EYES = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2}
+EYES |= {"image_size": 56, "patch_size": 14}
+NUM_PATCHES = (56 // 14) ** 2
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    noise = np.random.default_rng(seed).integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((width, height))
+
+
+PAGES = [picture(80, 60), picture(33, 120, 1), picture(56, 56, 2)]
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """Letters and words as Gemma has them: no space at the beginning, a token for a new line."""
+    ids = {token: row for row, token in enumerate(dict.fromkeys(VOCABULARY))}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split(Regex("[.:?\n]"), "isolated")]
+    )
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A <bos> $B", special_tokens=[("<bos>", ids["<bos>"])]
+    )
+    return tokenizer
+
+
+def config(**text: Any) -> ColPaliConfig:
+    whole = {
+        "model_type": "paligemma",
+        "text_config": {"model_type": "gemma", **TEXT, **text},
+        "vision_config": {"model_type": "siglip_vision_model", **EYES, "vision_use_head": False},
+        "projection_dim": TEXT["hidden_size"],
+        "image_token_index": SPECIAL.index("<image>"),
+    }
+    return ColPaliConfig(vlm_config=whole, embedding_dim=16)
+
+
+def processor() -> ColPaliProcessor:
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tiny_tokenizer(), bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>"
+    )
+    fast.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    eyes = SiglipImageProcessorPil(size={"height": 56, "width": 56}, image_seq_length=NUM_PATCHES)
+    eyes.image_seq_length = NUM_PATCHES
+    return ColPaliProcessor(image_processor=eyes, tokenizer=fast)
+
+
+def save_files(folder: Path) -> None:
+    tiny_tokenizer().save(str(folder / "tokenizer.json"))
+    names = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    # the length is that of a query; an image is longer
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 50, **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    half = [0.5, 0.5, 0.5]
+    image = {"size": {"height": 56, "width": 56}, "resample": 3, "image_mean": half, "image_std": half}
+    (folder / "preprocessor_config.json").write_text(json.dumps(image))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ColPaliForRetrieval]:
+    folder = tmp_path_factory.mktemp("colpali")
+    model = ColPaliForRetrieval(config()).eval().requires_grad_(False)
+    randomize(model, std=0.2)
+    model.save_pretrained(folder)
+    save_files(folder)
+    return folder, model
+
+
+@pytest.fixture(scope="module")
+def llm(reference: tuple[Path, ColPaliForRetrieval]) -> Iterator[LLM]:
+    with LLM(str(reference[0]), dtype="float32", device="cpu") as loaded:
+        yield loaded
+
+
+def vectors(llm: LLM, prompts: Any) -> list[Tensor]:
+    return [output.outputs.data for output in llm.encode(prompts, pooling_task="token_embed", use_tqdm=False)]
+
+
+def expected(model: ColPaliForRetrieval, inputs: Any) -> list[Tensor]:
+    inputs.pop("labels", None)
+    with torch.inference_mode():
+        found = model(**inputs).embeddings
+    return [rows[mask.bool()] for rows, mask in zip(found, inputs["attention_mask"], strict=True)]
+
+
+def shown(image: Image.Image, text: str = BESIDE) -> dict[str, Any]:
+    return {"prompt": f"<image>{text}", "multi_modal_data": {"image": image}}
+
+
+def test_pages_of_any_size_equal_the_reference(llm: LLM, reference: tuple[Path, ColPaliForRetrieval]) -> None:
+    inputs = processor()(images=PAGES)
+    ours = llm.encode([shown(page) for page in PAGES], pooling_task="token_embed", use_tqdm=False)
+
+    for output, ids, mask in zip(ours, inputs["input_ids"], inputs["attention_mask"], strict=True):
+        assert output.prompt_token_ids == ids[mask.bool()].tolist()
+    for output, theirs in zip(ours, expected(reference[1], inputs), strict=True):
+        assert_close(output.outputs.data, theirs, atol=1e-4, rtol=0)
+
+
+def test_queries_equal_the_reference_and_are_read_as_they_come(
+    llm: LLM, reference: tuple[Path, ColPaliForRetrieval]
+) -> None:
+    queries = ["who live in berlin", "a"]
+    ours = vectors(llm, [f"Question: {query}{'<pad>' * 10}\n" for query in queries])
+
+    for vector, query in zip(ours, queries, strict=True):  # one by one: padding would change the shorter one
+        inputs = processor()(text=[query])
+        assert_close(vector, expected(reference[1], inputs)[0], atol=1e-4, rtol=0)
+
+
+def test_what_shares_a_batch_with_others_is_what_it_is_alone(llm: LLM) -> None:
+    prompts = [shown(PAGES[0]), "who live in berlin", shown(PAGES[1], "a red bird"), shown(PAGES[0]), shown(PAGES[2])]
+
+    together = vectors(llm, prompts)
+
+    for prompt, found in zip(prompts, together, strict=True):
+        assert_close(found, vectors(llm, [prompt])[0], atol=1e-5, rtol=0)
+    assert_close(together[0], together[3], atol=0, rtol=0)
+
+
+def test_a_conversation_a_prompt_and_one_that_is_written_out_are_laid_out_alike(llm: LLM) -> None:
+    parts = [{"type": "text", "text": BESIDE}, {"type": "image_pil", "image_pil": PAGES[0]}]
+    written = {"prompt": f"<image><bos>{BESIDE}\n", "multi_modal_data": {"image": PAGES[0]}}
+    plain = vectors(llm, [shown(PAGES[0])])[0]
+
+    assert_close(vectors(llm, [written])[0], plain, atol=1e-6, rtol=0)
+    for item in (Chat([{"role": "user", "content": parts}]), Parts(parts)):
+        (answer,) = llm.engine.pool_sync(PoolRequest(task="token_embed", inputs=[item]))
+        assert_close(answer.data, plain, atol=1e-6, rtol=0)
+
+
+def test_a_query_finds_its_page_by_the_reference_s_scores(
+    llm: LLM, reference: tuple[Path, ColPaliForRetrieval]
+) -> None:
+    pages = [
+        {"content": [{"type": "image_pil", "image_pil": page}, {"type": "text", "text": BESIDE}]} for page in PAGES
+    ]
+    query = f"Question: the river{'<pad>' * 10}\n"
+
+    ours = [output.outputs.score for output in llm.score(query, pages, use_tqdm=False)]
+
+    reader = processor()
+    seen = expected(reference[1], reader(images=PAGES))
+    asked = expected(reference[1], reader(text=["the river"]))
+    theirs = [(asked[0] @ page.T).amax(1).sum().item() for page in seen]
+    assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+def test_the_length_of_a_query_does_not_limit_an_image_and_a_cut_spares_it(llm: LLM) -> None:
+    asked = shown(PAGES[0], "the cat is in the city " * 12)
+    whole, cut = (
+        llm.encode([asked], pooling_task="token_embed", tokenization_kwargs=kwargs, use_tqdm=False)[0]
+        for kwargs in ({}, {"truncate_prompt_tokens": 30})
+    )
+
+    assert len(whole.prompt_token_ids) == NUM_PATCHES + 1 + 72 + 1
+    assert len(cut.prompt_token_ids) <= 30
+    assert cut.prompt_token_ids[: NUM_PATCHES + 8] == whole.prompt_token_ids[: NUM_PATCHES + 8]
+    assert cut.prompt_token_ids[-1] == whole.prompt_token_ids[-1]
+
+
+def test_a_size_that_the_tower_has_no_places_for_is_refused(llm: LLM) -> None:
+    asked = shown(PAGES[0]) | {"mm_processor_kwargs": {"size": {"height": 28, "width": 28}}}
+
+    with pytest.raises(BadRequest, match="becomes 28 x 28 pixels, and this model reads 56 x 56"):
+        llm.encode([asked], pooling_task="token_embed", use_tqdm=False)
+
+
+def test_the_names_and_the_short_config_of_published_files_load_as_well(
+    reference: tuple[Path, ColPaliForRetrieval], llm: LLM, tmp_path: Path
+) -> None:
+    """Weights as older programs named them, and a config that says only what differs from its defaults."""
+    folder = reference[0]
+    for file in ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "config.json"):
+        (tmp_path / file).write_bytes((folder / file).read_bytes())
+    older = {"vlm.vision_tower.": "vlm.vision_tower.vision_model.", "embedding_proj_layer.": "custom_text_proj."}
+    tensors = load_file(folder / "model.safetensors")
+    for new, old in older.items():
+        tensors = {name.replace(new, old): tensor for name, tensor in tensors.items()}
+    tensors["vlm.language_model.lm_head.weight"] = torch.zeros(160, 32)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    written = json.loads((folder / "config.json").read_text())["vlm_config"]
+    halves = {
+        "text_config": {name: written["text_config"][name] for name in TEXT if name != "max_position_embeddings"},
+        "vision_config": {name: written["vision_config"][name] for name in EYES},
+    }
+    halves["text_config"]["model_type"] = "gemma"
+    change_config(tmp_path, vlm_config=written | halves)
+
+    with LLM(str(tmp_path), dtype="float32", device="cpu") as published:
+        found = vectors(published, [shown(PAGES[1])])[0]
+        assert published.model_config.max_model_len == 8192
+
+    assert_close(found, vectors(llm, [shown(PAGES[1])])[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("gemma", ["gemma", "gemma2"])
+def test_paligemma_embeds_by_its_last_token(gemma: str, tmp_path: Path) -> None:
+    reader = processor()
+    model = PaliGemmaForConditionalGeneration(config(model_type=gemma).vlm_config).eval().requires_grad_(False)
+    randomize(model, std=0.2)
+    model.save_pretrained(tmp_path)
+    save_files(tmp_path)
+    inputs = reader(images=PAGES[:1])
+    inputs.pop("labels")
+    with torch.inference_mode():
+        last = model.model(**inputs).last_hidden_state[0, -1]
+
+    with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
+        (ours,) = llm.embed([shown(PAGES[0])], use_tqdm=False)
+
+    assert_close(torch.tensor(ours.outputs.embedding), last / last.norm(), atol=1e-4, rtol=0)
+
+
+def test_a_page_needs_no_text_beside_it(llm: LLM) -> None:
+    mark = tiny_tokenizer().token_to_id("<image>")
+    alone, token_ids = llm.encode(
+        [shown(PAGES[0], ""), {"prompt_token_ids": [mark], "multi_modal_data": {"image": PAGES[0]}}],
+        pooling_task="token_embed",
+        use_tqdm=False,
+    )
+
+    assert_close(alone.outputs.data, token_ids.outputs.data)

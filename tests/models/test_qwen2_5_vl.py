@@ -1,0 +1,62 @@
+"""Qwen2.5-VL beside Transformers' own, tiny and random: a tower whose layers see windows of images, or all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLModel
+
+from cenote import LLM
+from cenote.models.qwen2_5_vl import in_windows
+from tests.models.qwen_vl import (
+    every_token_is_the_references,
+    opened,
+    save_qwen_vl,
+    the_last_token_is_the_embedding,
+)
+
+# windows of two by two tokens: the images have whole ones, and such that their edges cut
+TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "out_hidden_size": 32,
+    "window_size": 16,
+    "fullatt_block_indexes": [1],
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("qwen2_5_vl")
+    return folder, save_qwen_vl(folder, Qwen2_5_VLForConditionalGeneration, TOWER)
+
+
+@pytest.fixture(scope="module")
+def llm(saved: tuple[Path, Any]) -> Iterator[LLM]:
+    with opened(saved[0]) as llm:
+        yield llm
+
+
+def test_every_token_of_texts_and_images_equals_the_reference(llm: LLM, saved: tuple[Path, Any]) -> None:
+    every_token_is_the_references(llm, saved[0], saved[1].model)
+
+
+def test_the_last_token_is_the_embedding(llm: LLM, saved: tuple[Path, Any]) -> None:
+    the_last_token_is_the_embedding(llm, saved[0], saved[1].model)
+
+
+def test_a_bare_model_of_windows_alone_embeds_as_well(tmp_path: Path) -> None:
+    reference = save_qwen_vl(tmp_path, Qwen2_5_VLModel, TOWER | {"fullatt_block_indexes": []})
+
+    with opened(tmp_path) as llm:
+        the_last_token_is_the_embedding(llm, tmp_path, reference)
+
+
+def test_windows_lie_together_and_those_of_one_size_side_by_side() -> None:
+    order, sizes = in_windows([(3, 5), (1, 1)], side=2)
+
+    assert sizes == [4, 4, 2, 2, 2, 1, 1]
+    assert order.tolist() == [0, 1, 5, 6, 2, 3, 7, 8, 4, 9, 10, 11, 12, 13, 14, 15]

@@ -1,0 +1,209 @@
+"""Qwen3.5 and the retrievers made of it, beside Transformers' own on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import PIL.Image
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn.functional import normalize
+from torch.testing import assert_close
+from transformers import (
+    Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5ForSequenceClassification,
+    Qwen3_5TextConfig,
+    Qwen3_5TextForSequenceClassification,
+    Qwen3_5TextModel,
+)
+
+from cenote import LLM
+from cenote.errors import LoadError
+from tests.models.tiny_qwen3_vl import IMAGE, TOKENS, picture, save_kin, save_projection, states_of
+from tests.models.tiny_qwen3_vl import VISION as QWEN3_VISION
+from tests.tiny import VOCAB_SIZE, change_config, randomize, save_tokenizer, states
+
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "mrope_section": [2, 1, 1]}
+    | {"mrope_interleaved": True, "partial_rotary_factor": 0.5},
+}
+VISION = {key: value for key, value in QWEN3_VISION.items() if key != "deepstack_visual_indexes"}
+SQUARE, WIDE, TALL = picture(40, 40), picture(100, 30, 1), picture(9, 50, 2)
+LONG = "how big is the old river in berlin and who live in it? " * 11  # of more than two whole chunks
+# texts of all kinds of lengths, one image, several of different sizes, one that others have as well, one twice
+INPUTS: list[tuple[str, list[PIL.Image.Image]]] = [
+    ("the cat is in the city", []),
+    (f"a {IMAGE} cat", [SQUARE]),
+    (LONG, []),
+    (f"{IMAGE} two {IMAGE} three {IMAGE} {LONG}", [WIDE, TALL, SQUARE]),
+    ("a", []),
+    (IMAGE, [TALL]),
+    (f"{IMAGE} and {IMAGE}", [SQUARE, SQUARE]),
+    (LONG[:400], []),
+]
+TOKEN_IDS = [[20], [9, 8, 7], list(range(30, 100)), [50, 9] * 32, list(range(20, 157)), [33, 32, 31]]
+
+
+class Tiny(NamedTuple):
+    llm: LLM
+    reference: Any
+    folder: Path
+
+    def states(self) -> list[Tensor]:
+        return [states_of(self.reference, self.folder, *item) for item in INPUTS]
+
+
+def save(
+    folder: Path, model_class: type[Any] = Qwen3_5ForConditionalGeneration, *, std: float = 0.3, **changes: Any
+) -> Any:
+    model = save_kin(folder, model_class, {"text_config": TEXT, "vision_config": VISION, **changes}, std=std)
+    remember(model)
+    model.save_pretrained(folder)
+    return model
+
+
+def save_text(folder: Path, model_class: type[Any], **changes: Any) -> Any:
+    """The text half by itself."""
+    save_tokenizer(folder, TOKENS, max_length=512, two_types=False)
+    model = model_class(Qwen3_5TextConfig(**TEXT, **changes)).eval().requires_grad_(False)
+    randomize(model)
+    remember(model)
+    model.save_pretrained(folder)
+    return model
+
+
+def remember(model: torch.nn.Module) -> None:
+    """Random rates would let a state fade within some tokens; these last for a hundred."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.data -= 4
+
+
+def prompts() -> list[Any]:
+    return [{"prompt": text, "multi_modal_data": {"image": images}} if images else text for text, images in INPUTS]
+
+
+def token_vectors(llm: LLM) -> list[Tensor]:
+    return [out.outputs.data.float() for out in llm.encode(prompts(), pooling_task="token_embed", use_tqdm=False)]
+
+
+def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert_close(mine, reference, atol=1e-4, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
+    folder = tmp_path_factory.mktemp("embedder")
+    reference = save(folder)
+    with LLM(str(folder), dtype="float32") as llm:
+        yield Tiny(llm, reference, folder)
+
+
+def test_every_token_of_texts_and_images_equals_the_reference(embedder: Tiny) -> None:
+    assert_same(token_vectors(embedder.llm), [normalize(each, dim=-1) for each in embedder.states()])
+
+
+def test_the_last_token_is_the_embedding(embedder: Tiny) -> None:
+    ours = [torch.tensor(out.outputs.embedding) for out in embedder.llm.embed(prompts(), use_tqdm=False)]
+
+    assert_same(ours, [normalize(each[-1], dim=-1) for each in embedder.states()])
+
+
+def test_layers_that_guess_further_tokens_are_left_out_and_the_bare_model_is_read(
+    embedder: Tiny, tmp_path: Path
+) -> None:
+    save(tmp_path)
+    embedder.reference.model.save_pretrained(tmp_path)
+    save_projection(tmp_path, "mtp.fc", bias=False, renamed=str)
+
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        assert llm.engine.about.architecture == "Qwen3_5Model"
+        assert_same(token_vectors(llm), [normalize(each, dim=-1) for each in embedder.states()])
+
+
+@pytest.mark.parametrize("model_class", [Qwen3_5ForCausalLM, Qwen3_5TextModel])
+def test_the_text_half_alone_equals_the_reference(model_class: type[Any], tmp_path: Path) -> None:
+    reference = save_text(tmp_path, model_class)
+
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        requests = [{"prompt_token_ids": ids} for ids in TOKEN_IDS]
+        ours = llm.encode(requests, pooling_task="token_embed", use_tqdm=False)
+
+    expected = [normalize(each, dim=-1) for each in states(reference, TOKEN_IDS)]
+    assert_same([out.outputs.data.float() for out in ours], expected)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_classifier_above_it_equals_the_reference(whole: bool, tmp_path: Path) -> None:
+    if whole:
+        reference = save(tmp_path, Qwen3_5ForSequenceClassification, num_labels=3)
+    else:
+        reference = save_text(tmp_path, Qwen3_5TextForSequenceClassification, num_labels=3)
+
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        ours = [torch.tensor(out.outputs.probs) for out in llm.classify([LONG, "two"], use_tqdm=False)]
+
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    last = [each[-1] for each in states(reference, [tokenizer.encode(text).ids for text in (LONG, "two")])]
+    assert_same(ours, [reference.score(each).softmax(-1) for each in last])
+
+
+# a vector for every token
+
+
+def save_retriever(folder: Path, *, bias: bool = True, **changes: Any) -> tuple[Any, torch.nn.Linear]:
+    """As ColPali's trainer writes them: names without the first part, a projection beside them."""
+    model = save(folder)
+    layer = save_projection(folder, "custom_text_proj", bias=bias, renamed=lambda name: name.removeprefix("model."))
+    change_config(folder, architectures=["ColQwen3_5"], model_type="colqwen3_5", **changes)
+    return model, layer
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("contract", ["causal", "bidirectional"])
+def test_a_retriever_attends_as_its_checkpoint_declares(contract: str, bias: bool, tmp_path: Path) -> None:
+    reference, layer = save_retriever(tmp_path, bias=bias, retrieval_attention_contract=contract)
+    # layers that attend see what follows; those with a state never do
+    reference.model.language_model.config.is_causal = contract == "causal"
+
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        ours = token_vectors(llm)
+
+    expected = [normalize(layer(states_of(reference, tmp_path, *item)), dim=-1) for item in INPUTS]
+    assert_same(ours, expected)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"retrieval_attention_contract": "both"},
+        {"retrieval_attention_contract": "causal"}
+        | {"text_config": TEXT | {"retrieval_attention_contract": "bidirectional"}},
+    ],
+    ids=["none", "unknown", "two"],
+)
+def test_a_retriever_that_does_not_say_how_it_attends_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    save_retriever(tmp_path, **changes)
+
+    with pytest.raises(LoadError, match="must declare retrieval_attention_contract as 'causal' or 'bidirectional'"):
+        LLM(str(tmp_path), dtype="float32")

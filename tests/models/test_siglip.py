@@ -1,0 +1,133 @@
+"""SigLIP and SigLIP 2 beside Transformers: texts, images, and both in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+from transformers import Siglip2Config, Siglip2Model, SiglipConfig, SiglipModel
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
+
+from cenote import LLM
+from cenote.errors import Unsupported
+from cenote.models.architecture import HFConfig
+from cenote.models.siglip import siglip, siglip2
+from tests.models.two_towers import (
+    MIXED,
+    PICTURES,
+    TEXT,
+    VISION,
+    Reference,
+    assert_same,
+    image_message,
+    opened,
+    picture,
+    prompt,
+    save,
+    vectors,
+)
+from tests.tiny import TEXTS
+
+# what comes out of both towers is as wide as the states of the other
+TEXT_CONFIG = TEXT | {"projection_size": 40}
+
+
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    config = SiglipConfig(text_config=TEXT_CONFIG, vision_config=VISION | {"image_size": 28})
+    processor = SiglipImageProcessorPil(size={"height": 28, "width": 28})
+    return save(tmp_path_factory.mktemp("siglip"), config, SiglipModel, processor)
+
+
+@pytest.fixture(scope="module")
+def flexible(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    config = Siglip2Config(text_config=TEXT_CONFIG, vision_config=VISION | {"num_patches": 16})
+    processor = Siglip2ImageProcessorPil(patch_size=4, max_num_patches=50)
+    return save(tmp_path_factory.mktemp("siglip2"), config, Siglip2Model, processor)
+
+
+@pytest.fixture(scope="module")
+def llm(fixed: Reference) -> Iterator[LLM]:
+    with opened(fixed.folder) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def flexible_llm(flexible: Reference) -> Iterator[LLM]:
+    with opened(flexible.folder) as llm:
+        yield llm
+
+
+def test_texts_have_the_references_vectors(fixed: Reference, llm: LLM) -> None:
+    assert_same(vectors(llm, TEXTS), [fixed.vector(text) for text in TEXTS])
+    assert llm.model_config.embedding_size == 40
+    assert llm.model_config.max_model_len == 24
+
+
+def test_texts_are_filled_up_as_the_model_was_trained(fixed: Reference, llm: LLM) -> None:
+    full = vectors(llm, TEXTS[:3], tokenization_kwargs={"padding": "max_length", "max_length": 24})
+
+    assert_same(full, [fixed.vector(text, pad_to=24) for text in TEXTS[:3]])
+    assert (full - vectors(llm, TEXTS[:3])).abs().max() > 0.01  # the padding is read like any token
+
+
+def test_texts_and_images_share_a_batch(fixed: Reference, llm: LLM) -> None:
+    assert_same(vectors(llm, MIXED), [fixed.vector(each) for each in MIXED])
+
+
+def test_rows_of_an_image_are_its_patches_and_then_its_vector(fixed: Reference, llm: LLM) -> None:
+    (found,) = llm.encode(prompt(PICTURES[0]), pooling_task="token_embed", use_tqdm=False)
+
+    with torch.inference_mode():
+        pixels = fixed.processor(PICTURES[:1], return_tensors="pt")
+        patches = normalize(fixed.model.vision_model(**pixels).last_hidden_state[0], dim=-1)
+    assert_same(found.outputs.data, [*patches, fixed.vector(PICTURES[0])])
+
+
+def test_a_text_is_scored_against_an_image(fixed: Reference, llm: LLM) -> None:
+    (found,) = llm.score(TEXTS[0], {"content": image_message(PICTURES[2])[0]["content"]}, use_tqdm=False)
+
+    assert found.outputs.score == pytest.approx(float(fixed.vector(TEXTS[0]) @ fixed.vector(PICTURES[2])), abs=1e-4)
+
+
+def test_words_beside_an_image_are_refused(llm: LLM) -> None:
+    with pytest.raises(Unsupported, match="SigLIP accepts text-only or image-only inputs, not both!"):
+        llm.embed({"prompt": "a cat", "multi_modal_data": {"image": PICTURES[0]}}, use_tqdm=False)
+
+
+def test_images_of_any_shape_share_a_batch_without_padding(flexible: Reference, flexible_llm: LLM) -> None:
+    inputs = [*MIXED, picture(400, 9, 5), picture(8, 300, 6)]
+
+    assert_same(vectors(flexible_llm, inputs), [flexible.vector(each) for each in inputs])
+
+
+def test_an_image_of_any_shape_counts_the_patches_that_it_has(flexible: Reference, flexible_llm: LLM) -> None:
+    images = [PICTURES[1], picture(400, 9, 5)]
+    shapes = flexible.processor(images, return_tensors="pt")["spatial_shapes"]
+
+    found = flexible_llm.embed([prompt(image) for image in images], use_tqdm=False)
+
+    assert [len(each.prompt_token_ids) - 1 for each in found] == shapes.prod(-1).tolist() == [49, 45]
+
+
+def test_a_request_may_ask_for_fewer_patches(flexible: Reference, flexible_llm: LLM) -> None:
+    few = {**prompt(PICTURES[0]), "mm_processor_kwargs": {"max_num_patches": 12}}
+    coarse = Reference(flexible.folder, flexible.model, Siglip2ImageProcessorPil(patch_size=4, max_num_patches=12))
+
+    (found,) = flexible_llm.embed(few, use_tqdm=False)
+
+    assert_same(torch.tensor([found.outputs.embedding]), [coarse.vector(PICTURES[0])])
+
+
+def test_keys_that_are_left_out_mean_what_they_mean_to_transformers() -> None:
+    empty = HFConfig({"text_config": {}, "vision_config": {}})
+    for ours, theirs in ((siglip(empty), SiglipConfig()), (siglip2(empty), Siglip2Config())):
+        assert ours.vision is not None and ours.vector_size == theirs.text_config.projection_size
+        assert ours.backbone.vocab_size == theirs.text_config.vocab_size
+        assert ours.backbone.learned_positions == theirs.text_config.max_position_embeddings
+        assert ours.backbone.norm_eps == theirs.text_config.layer_norm_eps
+        assert ours.vision.num_layers == theirs.vision_config.num_hidden_layers
+        assert ours.vision.images.patch_size == theirs.vision_config.patch_size

@@ -1,0 +1,108 @@
+"""Tiny CLIPs and SigLIPs as Transformers writes them, and what it says of one text or one image by itself."""
+
+from __future__ import annotations
+
+import io
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from cenote import LLM
+from tests.tiny import ENCODER, TEXTS, randomize, save_tokenizer
+
+# the last of them ends a text, and its number is not 2, which means something else to Transformers
+TOKENS = {"unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>", "cls_token": "<s>", "sep_token": "</s>"}
+TEXT = ENCODER | {"max_position_embeddings": 24, "pad_token_id": 1, "bos_token_id": 3, "eos_token_id": 4}
+VISION: dict[str, Any] = {
+    "hidden_size": 40,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "patch_size": 4,
+}
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Large spots of colour: what resizing does to noise would make all images the same."""
+    spots = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return Image.fromarray(spots).resize((width, height), Image.Resampling.BICUBIC)
+
+
+# a portrait, one that is as large as the model reads, one longer than wide, a tiny one
+PICTURES = [picture(30, 70, 1), picture(28, 28, 2), picture(95, 41, 3), picture(5, 3, 4)]
+# texts and images in turns, and an image twice
+MIXED: list[str | Image.Image] = [
+    TEXTS[0],
+    PICTURES[0],
+    PICTURES[2],
+    *TEXTS[1:4],
+    PICTURES[1],
+    PICTURES[0],
+    PICTURES[3],
+]
+
+
+@dataclass(frozen=True)
+class Reference:
+    folder: Path
+    model: Any
+    processor: Any
+
+    def vector(self, given: str | Image.Image, pad_to: int = 0) -> Tensor:
+        with torch.inference_mode():
+            if isinstance(given, str):
+                ids = self.ids(given)
+                ids += [1] * (pad_to - len(ids))
+                found = self.model.get_text_features(input_ids=torch.tensor([ids]))
+            else:
+                found = self.model.get_image_features(**self.processor([given], return_tensors="pt"))
+        return normalize(found.pooler_output[0], dim=-1)
+
+    def ids(self, text: str) -> list[int]:
+        return list(Tokenizer.from_file(str(self.folder / "tokenizer.json")).encode(text).ids)
+
+
+def save(folder: Path, config: Any, model_class: Any, processor: Any) -> Reference:
+    model = model_class(config).eval().requires_grad_(False)
+    randomize(model, std=0.2)
+    model.save_pretrained(folder)
+    save_tokenizer(folder, TOKENS, max_length=24, two_types=False)
+    processor.save_pretrained(folder)
+    return Reference(folder, model, processor)
+
+
+def opened(folder: Path, **options: Any) -> LLM:
+    return LLM(str(folder), dtype="float32", device="cpu", **options)
+
+
+def prompt(given: str | Image.Image) -> Any:
+    return given if isinstance(given, str) else {"prompt": "", "multi_modal_data": {"image": given}}
+
+
+def vectors(llm: LLM, inputs: Sequence[str | Image.Image], **options: Any) -> Tensor:
+    found = llm.embed([prompt(each) for each in inputs], use_tqdm=False, **options)
+    return torch.tensor([output.outputs.embedding for output in found])
+
+
+def assert_same(ours: Tensor, theirs: Sequence[Tensor]) -> None:
+    torch.testing.assert_close(ours, torch.stack(list(theirs)), rtol=0, atol=1e-4)
+
+
+def data_uri(image: Image.Image) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
+
+
+def image_message(image: Image.Image, *texts: str) -> list[dict[str, Any]]:
+    content: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
+    return [{"role": "user", "content": [*content, {"type": "image_url", "image_url": {"url": data_uri(image)}}]}]

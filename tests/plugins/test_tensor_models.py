@@ -1,0 +1,364 @@
+"""Models that read and give tensors, brought by a plugin's package: the example, offline and behind a real server."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from itertools import count
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cenote import LLM, BadRequest, LoadError, PoolingError, Unsupported
+from cenote.inputs.prompts import as_inputs
+from cenote.request import Pooled, PoolRequest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tensor_plugin"
+PATIENCE_S = 90.0
+NUMBERS = count()
+
+
+def lay_down(folder: Path, package: str, entry_points: dict[str, dict[str, str]]) -> None:
+    """Beside a package what pip writes of it."""
+    facts = folder / "-".join([package.replace("-", "_"), "1.0.dist-info"])
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines = []
+    for group, entries in entry_points.items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    (facts / "entry_points.txt").write_text("\n".join(lines))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The example as if installed: its package, and its entry points as its pyproject.toml names them."""
+    told = tmp_path_factory.mktemp("told")
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    lay_down(told, project["name"], project["entry-points"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLE))
+        patch.syspath_prepend(str(told))
+        yield [str(told), str(EXAMPLE)]
+
+
+@pytest.fixture(scope="module")
+def folder(path: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from band_masks.tiny import write
+
+    folder = tmp_path_factory.mktemp("band_mixer")
+    write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def masking(folder: Path) -> Iterator[LLM]:
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "enable_mm_embeds": True}
+    with LLM(str(folder), dtype="float32", device="cpu", io_processor_plugin="band_masks", **options) as llm:
+        yield llm
+
+
+def scene(height: int, width: int, num_bands: int = 6) -> tuple[Tensor, str]:
+    """Bands, and the same as a TIFF in base64."""
+    bands = np.random.default_rng(height).integers(0, 256, (num_bands, height, width), dtype=np.uint8)
+    first, *rest = map(Image.fromarray, bands)
+    written = BytesIO()
+    first.save(written, format="TIFF", save_all=True, append_images=rest)
+    return torch.from_numpy(bands).float(), base64.b64encode(written.getvalue()).decode()
+
+
+def expected_mask(folder: Path, bands: Tensor, location: tuple[float, float]) -> Tensor:
+    """By the model itself, tile by tile, without the engine."""
+    from band_masks.model import make
+
+    config = json.loads((folder / "config.json").read_text())
+    model = make(config)
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    mean, deviation = (torch.tensor(config[name])[:, None, None] for name in ("band_mean", "band_deviation"))
+    _, height, width = bands.shape
+    size = config["tile_size"]
+    padded = torch.nn.functional.pad(
+        (bands - mean) / deviation, (0, -width % size, 0, -height % size), mode="replicate"
+    )
+    mask = torch.zeros(padded.shape[1:], dtype=torch.uint8)
+    for top in range(0, height, size):
+        for left in range(0, width, size):
+            tile = padded[None, :, top : top + size, left : left + size]
+            with torch.inference_mode():
+                scores = model(tile, torch.tensor([[location]], dtype=torch.float32))[0]
+            mask[top : top + size, left : left + size] = scores.argmax(dim=0)
+    return mask[:height, :width]
+
+
+def mask_of(answer: dict[str, Any]) -> Tensor:
+    return torch.from_numpy(np.array(Image.open(BytesIO(base64.b64decode(answer["data"])))))
+
+
+def asked(llm: LLM, data: object) -> Any:
+    (answer,) = llm.encode({"data": data}, pooling_task="plugin", use_tqdm=False)
+    return answer.outputs
+
+
+def test_the_mask_of_a_scene_is_what_the_model_says_of_its_tiles(masking: LLM, folder: Path) -> None:
+    bands, written = scene(100, 150)
+
+    answer = asked(masking, {"data": written, "data_format": "b64_json", "image_format": "tiff", "location": [47, 8]})
+
+    expected = expected_mask(folder, bands, (47, 8))
+    assert torch.equal(mask_of(answer), expected)
+    assert 0 < expected.float().mean() < 1, "random weights should give both classes"
+    assert answer["shares"][1] == pytest.approx(float((expected == 1).float().mean()), abs=1e-4)
+
+
+def test_the_model_gives_its_tensors_unpooled_and_offers_no_other_task(masking: LLM) -> None:
+    assert masking.supported_tasks == ("plugin",)
+    assert masking.engine.about.default_task == "plugin"
+    with pytest.raises(Unsupported, match="Unsupported task: 'embed' Supported tasks: \\('plugin',\\)"):
+        masking.embed("a text", use_tqdm=False)
+
+
+def test_data_that_the_plugin_refuses_is_a_bad_request(masking: LLM) -> None:
+    with pytest.raises(BadRequest, match="the image has 5 pages of 20 x 10; it must have 6"):
+        asked(masking, {"data": scene(10, 20, num_bands=5)[1]})
+    with pytest.raises(BadRequest, match="data_format is 'b64_json' here, got 'url'"):
+        asked(masking, {"data": "http://127.0.0.1/scene.tiff", "data_format": "url"})
+
+
+def test_without_the_plugin_the_message_names_it(folder: Path) -> None:
+    with pytest.raises(LoadError, match="BandMixerForSegmentation reads tensors .* one of: band_masks"):
+        LLM(str(folder))
+    with pytest.raises(
+        LoadError, match="'prithvi' IO Processor plugin but it is not installed. Available .*band_masks"
+    ):
+        LLM(str(folder), io_processor_plugin="prithvi")
+
+
+def test_answers_in_half_precision_come_as_float32(folder: Path) -> None:
+    with LLM(str(folder), dtype="bfloat16", device="cpu", io_processor_plugin="band_masks") as llm:
+        plugin = llm.engine.processor.plugin
+        prompts = plugin.pre_process(plugin.parse_data({"data": scene(64, 64)[1]}))
+        (answer,) = llm.engine.pool_sync(PoolRequest(task="plugin", inputs=as_inputs(prompts)))
+
+    assert isinstance(answer, Pooled)
+    assert answer.data.dtype is torch.float32 and answer.data.shape == (2, 64, 64)
+    assert (answer.num_tokens, answer.token_ids.tolist()) == (1, [1])
+
+
+# a package whose model gives answers of the size of what it got, and whose plugin passes on whatever it is told
+SOURCE = """
+    import torch
+    from cenote.plugins import IOProcessor
+
+    def entry():
+        return "MODULE.Passing"
+
+    class Passing(IOProcessor):
+        def parse_data(self, data):
+            return data
+
+        def pre_process(self, prompt, request_id=None, **kwargs):
+            return [{"prompt_token_ids": [1], "multi_modal_data": {"image": tensors}} for tensors in prompt]
+
+        def post_process(self, model_output, request_id=None, **kwargs):
+            return [output.outputs.data for output in model_output]
+
+    class Scaling(torch.nn.Module):
+        tensor_shapes = {"x": (None, 2), "y": (1,)}
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2))
+            self.register_buffer("offset", torch.zeros(2))
+            self.batches = []
+
+        def forward(self, x, y):
+            if (y < 0).any():
+                raise ValueError("y is negative")
+            self.batches.append(len(x))
+            return x * self.weight + self.offset + y[:, None]
+
+    def make(config):
+        return Scaling()
+"""
+WEIGHTS = {"weight": torch.tensor([2.0, 3.0]), "offset": torch.tensor([0.5, 0.25])}
+Offer = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def offer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Offer]:
+    place = tmp_path_factory.mktemp("offered")
+
+    def install(weights: dict[str, Tensor] = WEIGHTS, source: str = SOURCE) -> tuple[str, Path]:
+        """The name of the plugin, which is that of its package, and a checkpoint for its model."""
+        name = f"scaling_{next(NUMBERS)}"
+        (place / f"{name}.py").write_text(dedent(source).replace("MODULE", name))
+        groups = {
+            "cenote.io_processor_plugins": {name: f"{name}:entry"},
+            "cenote.tensor_models": {f"Model_{name}": f"{name}:make"},
+        }
+        lay_down(place, name, groups)
+        checkpoint = tmp_path_factory.mktemp("checkpoint")
+        (checkpoint / "config.json").write_text(json.dumps({"architectures": [f"Model_{name}"]}))
+        save_file(weights, checkpoint / "model.safetensors")
+        return name, checkpoint
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(place))
+        yield install  # type: ignore[misc]
+
+
+def loaded(name: str, checkpoint: Path) -> LLM:
+    return LLM(str(checkpoint), dtype="float32", device="cpu", io_processor_plugin=name)
+
+
+@pytest.fixture(scope="module")
+def passing(offer: Offer) -> Iterator[LLM]:
+    with loaded(*offer()) as llm:
+        yield llm
+
+
+def test_inputs_of_any_shapes_come_back_each_in_its_own_and_in_their_order(passing: LLM) -> None:
+    inputs = [{"x": torch.full((rows, 2), float(rows)), "y": torch.tensor([float(rows)])} for rows in (3, 1, 3, 0, 2)]
+
+    answers = asked(passing, inputs)
+
+    assert [tuple(answer.shape) for answer in answers] == [(3, 2), (1, 2), (3, 2), (0, 2), (2, 2)]
+    for given, answer in zip(inputs, answers, strict=True):
+        assert torch.equal(answer, given["x"] * WEIGHTS["weight"] + WEIGHTS["offset"] + given["y"])
+        assert not answer.is_inference()
+
+
+def test_inputs_of_one_shape_run_at_once(passing: LLM) -> None:
+    batches = passing.engine.model.backbone.model.batches
+    batches.clear()
+
+    asked(passing, [{"x": np.ones((4, 2), dtype=np.float16), "y": torch.zeros(1)}] * 6)
+
+    assert batches == [6]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"x": torch.ones(1, 2)}, "reads the tensors x, y; this input has x$"),
+        ({"x": torch.ones(1, 2), "y": torch.ones(1), "z": torch.ones(1)}, "this input has x, y, z$"),
+        ({"x": torch.ones(1, 3), "y": torch.ones(1)}, r"x has the shape \[1, 3\], Model_\w+ reads \[any, 2\]"),
+        ({"x": [[1.0, 2.0]], "y": torch.ones(1)}, "x of multi_modal_data.image is a tensor, not list"),
+        ({"x": torch.ones(1, 2), "y": -torch.ones(1)}, "refuses this input: y is negative"),
+    ],
+    ids=["missing", "unknown", "shape", "kind", "refused by the model"],
+)
+def test_tensors_that_do_not_fit_are_refused_by_name(passing: LLM, tensors: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        asked(passing, [tensors])
+
+    assert len(asked(passing, [{"x": torch.ones(1, 2), "y": torch.ones(1)}])) == 1
+
+
+def test_an_answer_that_is_not_finite_is_an_error(passing: LLM) -> None:
+    with pytest.raises(PoolingError, match="not finite"):
+        asked(passing, [{"x": torch.full((1, 2), torch.inf), "y": torch.ones(1)}])
+
+
+def test_a_model_of_tokens_refuses_tensors_and_this_one_refuses_text(passing: LLM, llm: LLM) -> None:
+    with pytest.raises(Unsupported, match="has tensors by name, and BertModel reads tokens"):
+        llm.embed({"prompt_token_ids": [1], "multi_modal_data": {"image": {"x": torch.ones(1)}}}, use_tqdm=False)
+    with pytest.raises(Unsupported, match="reads tensors, which its IO processor plugin makes of `data`"):
+        passing.engine.renderer.tokenize("a text")
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({"offset": torch.ones(2), "other": torch.ones(2)}, "nothing in the checkpoint for weight"),
+        ({"weight": torch.ones(2)}, "nothing in the checkpoint for offset"),
+        (WEIGHTS | {"extra.weight": torch.ones(1)}, "no place for extra.weight"),
+        (WEIGHTS | {"weight": torch.ones(3)}, r"weight has shape \[3\], config.json asks for \[2\]"),
+        (WEIGHTS | {"offset": torch.ones(3)}, r"offset has shape \[3\], config.json asks for \[2\]"),
+    ],
+    ids=["parameter", "buffer", "extra", "shape", "shape of a buffer"],
+)
+def test_every_name_of_the_checkpoint_and_of_the_model_is_accounted_for(
+    offer: Offer, weights: dict[str, Tensor], words: str
+) -> None:
+    with pytest.raises(LoadError, match=words):
+        loaded(*offer(weights))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("return Scaling()", "raise KeyError('num_bands')"), "cannot be made: KeyError: 'num_bands'"),
+        (("return Scaling()", "return 5"), "is a int, not a torch module"),
+        (('tensor_shapes = {"x": (None, 2), "y": (1,)}', ""), "its attribute tensor_shapes names every tensor"),
+    ],
+    ids=["fails", "no module", "no shapes"],
+)
+def test_a_package_that_brings_no_model_is_told_why(offer: Offer, change: tuple[str, str], words: str) -> None:
+    with pytest.raises(LoadError, match=words):
+        loaded(*offer(source=SOURCE.replace(*change)))
+
+
+def test_only_the_package_of_the_selected_plugin_brings_models(offer: Offer) -> None:
+    name, checkpoint = offer()
+    other, _ = offer()
+
+    with pytest.raises(LoadError, match=f"'{other}' is of another package; .* one of: {name}$"):
+        loaded(other, checkpoint)
+    assert name not in sys.modules, "nothing of it may run"
+
+
+def test_the_server_answers_with_a_mask(path: list[str], folder: Path, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [sys.executable, "-m", "cenote", "serve", str(folder), "--host", "127.0.0.1", "--port", str(port)]
+    words += ["--device", "cpu", "--dtype", "float32", "--io-processor-plugin", "band_masks", "--skip-tokenizer-init"]
+    log, places = tmp_path / "log", os.pathsep.join([*path, str(Path(__file__).parents[2])])
+    with log.open("w") as written:
+        server = subprocess.Popen(words, stdout=written, stderr=written, env=os.environ | {"PYTHONPATH": places})
+    bands, image = scene(70, 64)
+    data = {"data": image, "data_format": "b64_json", "image_format": "tiff", "out_data_format": "b64_json"}
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+            wait_for(client, server, log)
+            reply = client.post("/pooling", json={"data": data, "task": "plugin"})
+            refused = client.post("/pooling", json={"data": data | {"data": "!"}})
+            text = client.post("/pooling", json={"input": "a text"})
+            embedded = client.post("/v1/embeddings", json={"input": "a text"})
+    finally:
+        server.terminate()
+        server.wait(60)
+
+    assert reply.status_code == 200, reply.text
+    assert torch.equal(mask_of(reply.json()["data"]), expected_mask(folder, bands, (0, 0)))
+    assert refused.status_code == 400 and refused.json()["error"]["message"].startswith("data is no TIFF in base64")
+    assert text.status_code == 400 and embedded.status_code == 501, (text.text, embedded.text)
+    assert "BandMixerForSegmentation reads tensors" in text.json()["error"]["message"]
+
+
+def wait_for(client: httpx.Client, server: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        assert server.poll() is None and time.monotonic() < end, log.read_text()
+        try:
+            if client.get("/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)

@@ -1,0 +1,142 @@
+"""Guides to models that see, word for word, against a real server with two front-ends: only the images are real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from cenote import LLM
+from tests.api.seeing import CAT, DOG, image_part, says, text_part
+from tests.models.tiny_qwen3_vl import IMAGE, save_tiny_colqwen3
+
+from .process import Served
+
+NAME = "TomoroAI/tomoro-colqwen3-embed-4b"
+BEIJING, DESCRIBE = "Retrieve the city of Beijing", text_part("Describe the image.")
+LEARNING = "What is machine learning?"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("colqwen3")
+    save_tiny_colqwen3(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), dtype="float32", device="cpu") as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[httpx.Client]:
+    words = ["--dtype", "float32", "--max-model-len", "400", "--served-model-name", NAME, "--api-server-count", "2"]
+    words += ["--limit-mm-per-prompt", '{"image": 3}', "--mm-processor-kwargs", '{"max_pixels": 2048}']
+    served = Served(str(folder), *words).ready()
+    with served.client() as client:
+        yield client
+    assert served.stop() == 0
+    assert "Traceback" not in served.text
+
+
+def ask(client: httpx.Client, path: str, **body: Any) -> Any:
+    reply = client.post(path, json={"model": NAME} | body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def picture(image: Any) -> dict[str, Any]:
+    return {"content": [image_part(image), DESCRIBE]}
+
+
+def small(text: str, image: Any) -> dict[str, Any]:
+    """As the server reads it, which was started with fewer pixels than the model's files say."""
+    images = {"prompt": text, "multi_modal_data": {"image": image}}
+    return images | {"mm_processor_kwargs": {"max_pixels": 2048}}
+
+
+def rows(llm: LLM, prompt: Any, **how: Any) -> Any:
+    (found,) = llm.encode(prompt, pooling_task="token_embed", use_tqdm=False, tokenization_kwargs=how)
+    return found.outputs.data.numpy()
+
+
+def best_matches(query: Any, document: Any) -> float:
+    return float((query @ document.T).max(axis=1).sum())
+
+
+def test_texts_are_reranked_and_scored(client: httpx.Client, llm: LLM) -> None:
+    documents = ["Machine learning is a subset of artificial intelligence.", "Python is a programming language."]
+
+    ranked = ask(client, "/rerank", query=LEARNING, documents=documents)["results"]
+    scored = ask(client, "/score", text_1=LEARNING, text_2=documents)["data"]
+
+    expected = [best_matches(rows(llm, LEARNING), rows(llm, document)) for document in documents]
+    np.testing.assert_allclose([each["score"] for each in scored], expected, atol=1e-4)
+    assert [each["index"] for each in ranked] == np.argsort(expected)[::-1].tolist()
+
+
+def test_a_text_is_scored_against_images(client: httpx.Client, llm: LLM) -> None:
+    reply = ask(client, "/score", data_1=BEIJING, data_2=[picture(CAT)])
+
+    document = rows(llm, small(f"{IMAGE}\nDescribe the image.", CAT))
+    assert reply["data"][0]["score"] == pytest.approx(best_matches(rows(llm, BEIJING), document), abs=1e-4)
+    assert reply["usage"]["prompt_tokens"] == len(document) + len(rows(llm, BEIJING)) + 1  # one stands between them
+
+
+def test_images_are_reranked_by_a_text(client: httpx.Client, llm: LLM) -> None:
+    documents = [picture(CAT), picture(DOG)]
+
+    reply = ask(client, "/rerank", query=BEIJING, documents=documents, top_n=2)
+
+    query = rows(llm, BEIJING)
+    scores = [best_matches(query, rows(llm, small(f"{IMAGE}\nDescribe the image.", each))) for each in (CAT, DOG)]
+    assert [each["index"] for each in reply["results"]] == np.argsort(scores)[::-1].tolist()
+    for each in reply["results"]:
+        assert each["relevance_score"] == pytest.approx(scores[each["index"]], abs=1e-4)
+        assert each["document"] == {"text": None, "multi_modal": documents[each["index"]]["content"]}
+
+
+def test_raw_rows_come_of_texts_and_of_conversations_with_images(client: httpx.Client, llm: LLM) -> None:
+    text = ask(client, "/pooling", input=LEARNING, task="token_embed")
+    image = ask(client, "/pooling", messages=[says(image_part(DOG), DESCRIBE)])
+
+    np.testing.assert_allclose(text["data"][0]["data"], rows(llm, LEARNING), atol=1e-5)
+    prompt = small(f"<|im_start|>user\n{IMAGE}Describe the image.<|im_end|>\n", DOG)
+    np.testing.assert_allclose(image["data"][0]["data"], rows(llm, prompt, add_special_tokens=False), atol=1e-5)
+
+
+def test_the_empty_image_of_the_guides_is_refused_by_its_name(client: httpx.Client) -> None:
+    empty = {"content": [image_part("data:image/png;base64,"), DESCRIBE]}
+
+    for path, body, name in (
+        ("/score", {"data_1": BEIJING, "data_2": [empty]}, "data_2[0].content[0]"),
+        ("/rerank", {"query": BEIJING, "documents": [picture(CAT), empty], "top_n": 2}, "documents[1].content[0]"),
+        ("/pooling", {"messages": [{"role": "user", **empty}]}, "messages[0].content[0]"),
+        ("/tokenize", {"messages": [{"role": "user", **empty}]}, "messages[0].content[0]"),
+    ):
+        reply = client.post(path, json=body)
+        assert reply.status_code == 400, reply.text
+        assert reply.json()["message"].startswith(f"{name}: ") and "empty" in reply.json()["message"], reply.text
+
+
+def test_options_and_limits_reach_the_engine_from_every_front_end(folder: Path, client: httpx.Client) -> None:
+    body = {"messages": [says(*[image_part(CAT)] * 4)]}
+    for _ in range(4):  # connections come to either
+        with httpx.Client(base_url=client.base_url, timeout=60) as another:
+            reply = another.post("/pooling", json=body)
+            assert (reply.status_code, "At most 3 image(s)" in reply.text) == (400, True), reply.text
+            reply = another.post(
+                "/pooling", json={"messages": [says(image_part(CAT))], "mm_processor_kwargs": {"x": 1}}
+            )
+            assert (reply.status_code, "mm_processor_kwargs has 'x'" in reply.text) == (400, True), reply.text
+            counts = [
+                another.post("/tokenize", json={"messages": [says(image_part(CAT))]} | more).json()["count"]
+                for more in ({}, {"mm_processor_kwargs": {"max_pixels": 256}})
+            ]
+            assert counts[1] < counts[0]

@@ -1,0 +1,89 @@
+"""The examples that look at pages, with the tiny model that knows colours: what it should answer can be told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from cenote import LLM
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def examples() -> Iterator[None]:
+    """As Python has it for a script: the folder that it lies in is looked into first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES))
+        yield
+    for name in ("pages", "tiny_colqwen3", "visual_rerank", "late_interaction_heat_map"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def llm(examples: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = import_module("tiny_colqwen3").write(tmp_path_factory.mktemp("tiny"))
+    with LLM(str(folder), dtype="float32", device="cpu") as llm:
+        yield llm
+
+
+@pytest.mark.parametrize(
+    ("question", "best", "worst"),
+    [
+        ("Where is the red bar, and where is the text?", "a chart", "leaves"),
+        ("the yellow sun over the blue sea", "the sea", "a page of text"),
+        ("something green", "leaves", "a page of text"),
+    ],
+)
+def test_pages_are_ranked_by_what_is_on_them(llm: LLM, question: str, best: str, worst: str) -> None:
+    pages = {name: draw() for name, draw in import_module("pages").PAGES.items()}
+
+    scores = {name: score for score, name in import_module("visual_rerank").ranked(llm, question, pages)}
+
+    assert max(scores, key=scores.__getitem__) == best
+    assert scores[worst] == min(scores.values())
+
+
+def test_files_are_ranked_as_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("red", "blue"):
+        Image.new("RGB", (64, 64), name).save(tmp_path / f"{name}.png")
+    files = [str(tmp_path / "red.png"), str(tmp_path / "blue.png")]
+
+    import_module("visual_rerank").main(["--question", "blue", *files])
+
+    question, first, second = capsys.readouterr().out.splitlines()
+    assert question == "blue"
+    assert first.startswith("1.  ") and first.endswith("blue.png")
+    assert second.startswith("2.  ") and second.endswith("red.png")
+
+
+def test_a_word_is_hottest_where_the_page_shows_it(llm: LLM) -> None:
+    page: Image.Image = import_module("pages").chart_page()
+
+    found: list[Any] = import_module("late_interaction_heat_map").heats(llm, "a red and a blue bar", page)
+
+    assert [heat.word for heat in found] == ["a", "red", "and", "a", "blue", "bar"]
+    for heat, channel in ((found[1], 0), (found[4], 2)):
+        rows, columns = heat.grid.shape
+        assert rows / columns == page.height / page.width
+        row, column = divmod(int(heat.grid.argmax()), columns)
+        colour = page.getpixel((int((column + 0.5) * page.width / columns), int((row + 0.5) * page.height / rows)))
+        assert isinstance(colour, tuple) and max(colour) == colour[channel] > 180 > 2 * min(colour)
+
+
+def test_the_heat_map_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "heat.png"
+
+    import_module("late_interaction_heat_map").main(["--output", str(output), "--panels", "1"])
+
+    picture = Image.open(output)
+    assert picture.width == 24 + 2 * (300 + 24)
+    colours = picture.convert("RGB").getcolors(maxcolors=1 << 20)
+    assert colours is not None and len(colours) > 1000, "a scale of colours, not a blank page"
+    assert "red" in capsys.readouterr().out

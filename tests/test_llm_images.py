@@ -1,0 +1,118 @@
+"""Images in Python: every form in which a program has them, beside texts and token ids, for every method."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cenote import LLM, PoolingParams
+from cenote.errors import BadRequest, InputTooLong, Unsupported
+from tests.api.seeing import CAT, DOG, data_uri, save_tiny_judge
+from tests.models.tiny_qwen3_vl import IMAGE, save_tiny_qwen3_vl
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("embedder")
+    save_tiny_qwen3_vl(folder)
+    with LLM(str(folder), dtype="float32", device="cpu", limit_mm_per_prompt={"image": 3}) as llm:
+        yield llm
+
+
+def embedded(llm: LLM, prompt: Any) -> Any:
+    return np.stack([each.outputs.data.numpy() for each in llm.embed(prompt, use_tqdm=False)])
+
+
+def beside(text: Any, image: Any, **more: Any) -> dict[str, Any]:
+    return {
+        "prompt" if isinstance(text, str) else "prompt_token_ids": text,
+        "multi_modal_data": {"image": image},
+        **more,
+    }
+
+
+def test_an_image_is_the_same_in_every_form(llm: LLM, tmp_path: Path) -> None:
+    CAT.save(tmp_path / "cat.png")
+    file = io.BytesIO()
+    CAT.save(file, "PNG")
+    forms = [
+        tmp_path / "cat.png",
+        str(tmp_path / "cat.png"),
+        file.getvalue(),
+        data_uri(CAT),
+        np.asarray(CAT),
+        [CAT],
+        (CAT,),
+    ]
+
+    found = embedded(llm, [beside(f"{IMAGE}the cat", form) for form in forms])
+
+    expected = embedded(llm, beside(f"{IMAGE}the cat", CAT))
+    np.testing.assert_allclose(found, np.repeat(expected, len(forms), axis=0), atol=1e-5)
+    assert np.abs(expected - embedded(llm, beside(f"{IMAGE}the cat", DOG))).max() > 0.01
+
+
+def test_token_ids_may_have_marks_too(llm: LLM) -> None:
+    ids = llm.get_tokenizer().encode(f"{IMAGE}the cat{IMAGE}").ids
+    keys = {"multi_modal_uuids": {"image": ["a", "b"]}, "cache_salt": "salt"}
+
+    found = embedded(llm, beside(ids, [CAT, DOG], **keys))
+
+    np.testing.assert_allclose(found, embedded(llm, beside(f"{IMAGE}the cat{IMAGE}", [CAT, DOG])), atol=1e-5)
+    (output,) = llm.embed(beside(ids, [CAT, DOG]), use_tqdm=False)
+    assert len(output.prompt_token_ids) > len(ids)
+
+
+def test_a_prompt_may_say_how_its_images_are_read(llm: LLM) -> None:
+    prompts = [beside(IMAGE, CAT), beside(IMAGE, CAT, mm_processor_kwargs={"max_pixels": 256})]
+
+    usual, smaller = (len(each.prompt_token_ids) for each in llm.embed(prompts, use_tqdm=False))
+
+    assert smaller < usual
+
+
+def test_scores_take_parts_and_say_how_images_are_read(llm: LLM) -> None:
+    cat, same = ({"content": [{"type": kind, kind: image}]} for kind, image in (("image_pil", CAT), ("image", CAT)))
+    dog = {"content": [{"type": "text", "text": "the dog"}, {"type": "image_url", "image_url": {"url": data_uri(DOG)}}]}
+    params = PoolingParams(extra_kwargs={"mm_processor_kwargs": {"max_pixels": 256}})
+
+    scores = [each.outputs.score for each in llm.score(cat, [same, dog, "the cat"], use_tqdm=False)]
+    smaller, usual = (llm.score(cat, dog, use_tqdm=False, **how)[0] for how in ({"pooling_params": params}, {}))
+
+    assert scores[0] == pytest.approx(1, abs=1e-5) and max(scores[1:]) < 0.999
+    assert len(smaller.prompt_token_ids) < len(usual.prompt_token_ids)
+
+
+def test_a_classifier_sees(tmp_path: Path) -> None:
+    save_tiny_judge(tmp_path)
+    with LLM(str(tmp_path), dtype="float32", device="cpu") as judge:
+        cat, dog = judge.classify([beside(IMAGE, CAT), beside(IMAGE, DOG)], use_tqdm=False)
+
+    assert sum(cat.outputs.probs) == pytest.approx(1, abs=1e-5)
+    assert np.abs(np.array(cat.outputs.probs) - dog.outputs.probs).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kind", "words"),
+    [
+        (beside(IMAGE, b"no image"), BadRequest, r"multi_modal_data\.image: .*no image of a known format"),
+        (beside(IMAGE, "nowhere.png"), BadRequest, r"multi_modal_data\.image: "),
+        (beside(IMAGE * 2, [CAT, object()]), BadRequest, r"multi_modal_data\.image\[1\]: .*got object"),
+        (beside("the cat", CAT), BadRequest, "0 times .*, and 1 images were given"),
+        (beside(IMAGE * 2, CAT), BadRequest, "2 times .*, and 1 images were given"),
+        (beside(IMAGE * 4, [CAT] * 4), BadRequest, r"At most 3 image\(s\) may be provided in one prompt, got 4"),
+        (beside(IMAGE, CAT, mm_processor_kwargs={"colour": 1}), BadRequest, "has 'colour'"),
+        (beside(IMAGE + "cat " * 600, CAT), InputTooLong, "512"),
+        ({"prompt": "a", "multi_modal_data": {"video": b""}}, Unsupported, "it has 'video'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_its_place(llm: LLM, prompt: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words) as refused:
+        llm.embed(["fine", prompt], use_tqdm=False)
+
+    assert getattr(refused.value, "index", None) in (1, None)
