@@ -23,12 +23,14 @@ def as_side(item: Any, name: str, about: About) -> Side:
         return item
     if not isinstance(item, Mapping):
         raise InvalidBody(f"{name}: score compares texts, got {type(item).__name__}", param=f"body.{name}")
-    if isinstance(text := item.get("text"), str):
+    text, image = item.get("text"), item.get("image") if about.reads_images else None
+    if image is not None:  # as Jina's clients write it
+        said = [{"type": "text", "text": text}] if isinstance(text, str) else []
+        return Parts([{"type": "image", "image": image}, *said], f"{_place(name)}.image")
+    if isinstance(text, str):
         return text
     if (content := item.get("content")) is not None:
         return _content(content, f"{name}.content", about)
-    if about.reads_images and item.get("image") is not None:  # as Jina's clients write it
-        return Parts([{"type": "image", "image": item["image"]}], f"{_place(name)}.image")
     forms = '{"text": ...}, {"image": ...}' if about.reads_images else '{"text": ...}'
     raise InvalidBody(
         f'{name}: expected a text, {forms} or {{"content": [...]}}, got an object with '

@@ -116,3 +116,17 @@ def test_what_is_wrong_is_said_with_its_place(llm: LLM, prompt: Any, kind: type[
         llm.embed(["fine", prompt], use_tqdm=False)
 
     assert getattr(refused.value, "index", None) in (1, None)
+
+
+def test_a_text_beside_an_image_is_read_with_it(llm: LLM) -> None:
+    image, text = {"type": "image_pil", "image_pil": CAT}, {"type": "text", "text": "the cat"}
+
+    both, parts, alone = (
+        output.outputs.score
+        for output in llm.score(
+            "the cat", [{"image": CAT, "text": "the cat"}, {"content": [image, text]}, "the cat"], use_tqdm=False
+        )
+    )
+
+    assert both == pytest.approx(parts, abs=1e-5)
+    assert abs(both - alone) > 1e-3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cenote.engine.rendering import own_template
 from cenote.engine.tagging import Tagger
 from cenote.loading.load import LoadedModel
 from cenote.request import About
@@ -12,7 +13,7 @@ def about(model: LoadedModel, scorable: Scorable, *, plugin: str | None, chat_te
     description, tokenizer = model.description, model.tokenizer
     embeds = "embed" in description.plan.tasks
     vision = description.architecture.vision
-    template = chat_template or tokenizer.chat_template or (None if vision is None else vision.images.chat_template)
+    template = chat_template or own_template(model)[0]
     shown = {"chat_template": template} if template is not None else {}
     prompts, adapters = description.prompts, model.adapters
     return About(

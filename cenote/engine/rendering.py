@@ -76,6 +76,14 @@ def _check_reader(reader: ImageReader, folder: str) -> None:
         ) from error
 
 
+def own_template(model: LoadedModel) -> tuple[str | None, bool]:
+    """The model's chat template, and whether it is a spare one that writes what is said and nothing around it."""
+    vision, theirs = model.description.architecture.vision, model.tokenizer.chat_template
+    if vision is None or (theirs and not vision.images.template_first):
+        return theirs, False
+    return vision.images.chat_template or theirs, not theirs and not vision.images.template_first
+
+
 def renderer_of(
     model: LoadedModel,
     config: EngineConfig,
@@ -85,9 +93,7 @@ def renderer_of(
 ) -> Renderer:
     description = model.description
     architecture = description.architecture
-    templates = [model.tokenizer.chat_template, None if seeing is None else seeing.reader.spec.chat_template]
-    if seeing is not None and seeing.reader.spec.template_first:
-        templates.reverse()
+    template, is_plain = own_template(model)
     return Renderer(
         tokenizer,
         vocab_size=_vocab_size(model),
@@ -99,7 +105,8 @@ def renderer_of(
         skip_prompt=not description.plan.include_prompt,
         chat=ChatSettings(
             server_template=chat_template,
-            tokenizer_template=next(filter(None, templates), None),
+            tokenizer_template=template,
+            plain_template=is_plain,
             content_format=config.chat_template_content_format,
             template_kwargs=config.default_chat_template_kwargs or {},
             special_tokens=model.tokenizer.special_tokens,

@@ -36,12 +36,17 @@ class ChatSettings:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token -> <s>
     placeholder: str | None = None  # what stands for an image in a text; None: the model reads text only
+    plain_template: bool = False  # the tokenizer's has no special tokens: they are those of any text
 
     def __post_init__(self) -> None:
         if self.content_format not in get_args(ContentFormat):
             known = ", ".join(get_args(ContentFormat))
             raise BadRequest(f"chat_template_content_format is one of {known}, got {self.content_format!r}")
         check_template_kwargs(self.template_kwargs)
+
+    def is_text(self, chat: Chat) -> bool:
+        """Whether the conversation is read like a text, special tokens and all."""
+        return self.plain_template and not chat.pictures and not chat.template and not self.server_template
 
 
 def chat_text(chat: Chat, settings: ChatSettings) -> str:

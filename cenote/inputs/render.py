@@ -190,6 +190,7 @@ class Renderer:
         if isinstance(item, Pair) and not self.pairs_with_separator:
             item = joined_text(item)
         elif isinstance(item, Chat):
+            how = replace(how, add_special_tokens=True) if self.chat.is_text(item) else how
             item, prompt = chat_text(item, self.chat), None  # a prompt is for texts; a conversation has its template
         if isinstance(item, str):
             whole = prompt + item if prompt else item

@@ -107,7 +107,7 @@ def test_a_message_of_nothing_but_an_image_is_that_image(reference: Reference, l
 
 
 def test_a_message_of_words_is_those_words(reference: Reference, llm: LLM) -> None:
-    body = {"messages": [{"role": "user", "content": TEXTS[0]}], "add_special_tokens": True}
+    body = {"messages": [{"role": "user", "content": TEXTS[0]}]}
     reply = serve(llm).post("/v1/embeddings", json=body)
 
     assert reply.status_code == 200, reply.text
