@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,10 @@ def test_only_the_benchmark_imports_what_it_compares_with(path: Path) -> None:
     imports = re.findall(r"^\s*(?:import|from)\s+([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
 
     assert not {name.split(".")[0] for name in imports} & {*PEERS, "pytest", "tests"}
+
+
+def test_what_comes_with_another_package_does_come_with_it() -> None:
+    """tqdm is not in our own list, which is kept short."""
+    names = [re.split(r"[\s<>=!~;\[(]", each)[0].lower() for each in requires("huggingface_hub") or []]
+
+    assert "tqdm" in names

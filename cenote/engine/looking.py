@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -45,7 +45,7 @@ class Looking:
         places = self.places(request)
         if not places:
             return request
-        loop, read = asyncio.get_running_loop(), partial(self._read, options=request.media_kwargs)
+        loop, read = asyncio.get_running_loop(), self._reader(request)
         with self._room(sum(input_size(request.inputs[place]) for place in places)), self._until_closed():
             items = [loop.run_in_executor(self._threads, read, request.inputs[place]) for place in places]
             return _with(request, dict(zip(places, await asyncio.gather(*items), strict=True)))
@@ -54,7 +54,7 @@ class Looking:
         places = self.places(request)
         if not places:
             return request
-        read = partial(self._read, options=request.media_kwargs)
+        read = self._reader(request)
         with self._until_closed():
             items = self._threads.map(read, [request.inputs[place] for place in places])
             return _with(request, dict(zip(places, items, strict=True)))
@@ -62,7 +62,7 @@ class Looking:
     async def read_one(self, item: Input, options: Mapping[str, Any]) -> Input:
         if self.seeing is None or not has_images(item):
             return item
-        read = partial(self._read, item, options)
+        read = partial(_read, self.seeing, options, item)
         with self._room(input_size(item)), self._until_closed():
             found: Input = await asyncio.get_running_loop().run_in_executor(self._threads, read)
             return found
@@ -103,15 +103,20 @@ class Looking:
             place for place, item in enumerate(request.inputs) if isinstance(item, WITH_IMAGES) and has_images(item)
         ]
 
-    def _read(self, item: Input, options: Mapping[str, Any]) -> Input:
+    def _reader(self, request: PoolRequest) -> Callable[[Input], Input]:
+        """What reads its inputs: an image that several of them have, as the query of many documents is, only once."""
         assert self.seeing is not None, "only then there is something to read"
-        try:
-            return self.seeing.read(item, options)
-        except PoolingError as error:
-            return Refused(error)
-        except Exception as error:  # whatever Pillow, numpy or torch raises; the other inputs cannot help it
-            logger.exception("an image could not be read")
-            return Refused(PoolingError(f"an image of this input could not be read: {type(error).__name__}: {error}"))
+        return partial(_read, replace(self.seeing, known={}), request.media_kwargs)
+
+
+def _read(seeing: Seeing, options: Mapping[str, Any], item: Input) -> Input:
+    try:
+        return seeing.read(item, options)
+    except PoolingError as error:
+        return Refused(error)
+    except Exception as error:  # whatever Pillow, numpy or torch raises; the other inputs cannot help it
+        logger.exception("an image could not be read")
+        return Refused(PoolingError(f"an image of this input could not be read: {type(error).__name__}: {error}"))
 
 
 def _is_cancelled() -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint, first_line, refuse_empty
-from cenote.models.architecture import Made, WeightTable, turned_over
+from cenote.models.weight_table import Made, WeightTable, turned_over
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # checkpoints from before 2021 call these gamma and beta

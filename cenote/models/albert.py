@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.models.architecture import Architecture, HFConfig, WeightTable, dense_head
+from cenote.models.architecture import Architecture, HFConfig, dense_head
 from cenote.models.bert import bert, masked_head
+from cenote.models.weight_table import WeightTable
 
 
 def albert(config: HFConfig) -> Architecture:

@@ -5,28 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from cenote.errors import LoadError
 from cenote.layers.backbone import Backbone
 from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
-
-if TYPE_CHECKING:
-    from cenote.models.vision import Vision
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A parameter that is computed from tensors of the checkpoint: transposed, reordered, stacked."""
-
-    names: tuple[str, ...]
-    make: Callable[..., Tensor]  # takes the tensors of these names, gives the parameter
-
-
-# our name -> the checkpoint's; `*` is the layer number, a list is concatenated along the rows
-WeightTable: TypeAlias = Mapping[str, "str | list[str] | Made"]
+from cenote.models.vision import Vision
+from cenote.models.weight_table import WeightTable
 
 
 class MissingKey(LoadError, AttributeError):
@@ -136,15 +123,6 @@ class Architecture:
     def tables(self) -> tuple[WeightTable, ...]:
         """Every way in which checkpoints name these weights."""
         return (self.weights, *self.also)
-
-
-def transposed(name: str) -> Made:
-    """A matrix that is stored the other way round; a bias has only one way."""
-    return Made((name,), turned_over)
-
-
-def turned_over(stored: Tensor) -> Tensor:
-    return stored.T if stored.dim() == 2 else stored
 
 
 def linear_head(name: str, *, bias: bool | None = True, pooling: str | None = None, activates: bool = True) -> Head:

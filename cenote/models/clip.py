@@ -10,8 +10,9 @@ from cenote.layers.spec import BackboneSpec
 from cenote.layers.summing_towers import ClassedPatches, ClassTower
 from cenote.layers.two_towers import TwoTowers
 from cenote.layers.vision import as_patches
-from cenote.models.architecture import Architecture, HFConfig, Made, WeightTable
+from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.vision import ImageSpec, Vision
+from cenote.models.weight_table import Made, WeightTable
 
 # what keys mean that config.json may leave out
 TEXT = {

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from cenote.layers.backbone import MakeMixer
 from cenote.layers.disentangled import ConvolvedEmbedding, DisentangledAttention, Distances
 from cenote.layers.spec import HeadSpec
-from cenote.models.architecture import Architecture, Head, HFConfig, Made, WeightTable
+from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.bert import bert
+from cenote.models.weight_table import Made, WeightTable
 
 SELF = "encoder.layer.*.attention.self"
 MASKED_HEAD_OF_MICROSOFT = {

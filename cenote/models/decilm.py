@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from cenote.layers.attention import Attention
 from cenote.layers.mlp import GatedMLP
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, Made
+from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.llama import llama
+from cenote.models.weight_table import Made
 
 
 class Nothing(nn.Module):

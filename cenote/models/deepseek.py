@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from cenote.layers.latent_attention import LatentAttention, LatentSpec
 from cenote.layers.moe import ExpertsSpec
-from cenote.models.architecture import Architecture, HFConfig, WeightTable, rope
+from cenote.models.architecture import Architecture, HFConfig, rope
 from cenote.models.experts import with_experts
 from cenote.models.llama import bidirectional, llama
+from cenote.models.weight_table import WeightTable
 
 
 def deepseek_v3(config: HFConfig) -> Architecture:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from cenote.layers.backbone import plain_mlp
 from cenote.layers.moe import ExpertsSpec, MixtureOfExperts
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, Made, WeightTable
+from cenote.models.architecture import Architecture
+from cenote.models.weight_table import Made, WeightTable
 
 
 def with_experts(

@@ -8,7 +8,8 @@ from torch import nn
 
 from cenote.layers.attention import Attention
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, linear_head, transposed
+from cenote.models.architecture import Architecture, HFConfig, linear_head
+from cenote.models.weight_table import transposed
 
 
 def gpt2(config: HFConfig) -> Architecture:

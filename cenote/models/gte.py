@@ -11,9 +11,10 @@ from cenote.errors import LoadError
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import GatedMLP
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, Made, WeightTable, rope
+from cenote.models.architecture import Architecture, HFConfig, rope
 from cenote.models.bert import bert, masked_head
 from cenote.models.jina_v3 import ROTARY_NAMES, with_rotary
+from cenote.models.weight_table import Made, WeightTable
 
 GATED_NAMES: WeightTable = {
     **ROTARY_NAMES,

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from cenote.layers.spec import HeadSpec
-from cenote.models.architecture import Architecture, Head, HFConfig, Made
+from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.llama import llama
+from cenote.models.weight_table import Made
 
 
 def internlm2(config: HFConfig) -> Architecture:

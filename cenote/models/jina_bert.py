@@ -14,8 +14,9 @@ from cenote.layers.mlp import GatedMLP
 from cenote.layers.norm import norm
 from cenote.layers.positions import Place
 from cenote.layers.spec import BackboneSpec, BiasSpec
-from cenote.models.architecture import Architecture, HFConfig, Made
+from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.bert import bert
+from cenote.models.weight_table import Made
 
 GATES = {"geglu": "gelu", "reglu": "relu"}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.layers.spec import RopeSpec
-from cenote.models.architecture import Architecture, HFConfig, StoredAdapters, WeightTable, rope
+from cenote.models.architecture import Architecture, HFConfig, StoredAdapters, rope
 from cenote.models.bert import roberta
+from cenote.models.weight_table import WeightTable
 
 # how Transformers names every rotary kin of BERT, but for the MLP
 ROTARY_NAMES: WeightTable = {

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.layers.projected_tower import ProjectedTower
-from cenote.models.architecture import Architecture, HFConfig, Projection, WeightTable
+from cenote.models.architecture import Architecture, HFConfig, Projection
 from cenote.models.modernbert import modernbert
 from cenote.models.siglip import VISION, siglip_encoder, siglip_weights
 from cenote.models.vision import ImageSpec, Vision
+from cenote.models.weight_table import WeightTable
 
 MARK = "<image>"
 # where the whole stands: alone, below a head of its own, and below ColModernVBERT's projection

@@ -10,10 +10,11 @@ from cenote.layers.backbone import Seen, Tower
 from cenote.layers.norm import LayerNorm
 from cenote.layers.tiles import Projector, merged
 from cenote.layers.vision import grids_of, tower_batch
-from cenote.models.architecture import Architecture, HFConfig, WeightTable
+from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.llama import bidirectional_llama
 from cenote.models.siglip import VISION, siglip_encoder, siglip_weights
 from cenote.models.vision import ImageSpec, Vision
+from cenote.models.weight_table import WeightTable
 
 # the checkpoint's own is that of the language model it was made of, and knows neither queries nor documents
 CHAT_TEMPLATE = (

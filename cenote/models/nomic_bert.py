@@ -9,10 +9,11 @@ from torch import nn
 from cenote.layers.backbone import plain_mlp
 from cenote.layers.moe import ExpertsSpec, MixtureOfExperts
 from cenote.layers.spec import BackboneSpec, RopeSpec
-from cenote.models.architecture import Architecture, Head, HFConfig, Made, WeightTable, rope
+from cenote.models.architecture import Architecture, Head, HFConfig, rope
 from cenote.models.bert import bert, masked_head
 from cenote.models.gte import GATED_NAMES
 from cenote.models.jina_v3 import FLASH_NAMES, with_rotary
+from cenote.models.weight_table import Made, WeightTable
 
 # its own config.json speaks as GPT-2 does
 OWN_KEYS = {

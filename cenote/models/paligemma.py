@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.layers.projected_tower import ProjectedTower
-from cenote.models.architecture import Architecture, HFConfig, Projection, WeightTable
+from cenote.models.architecture import Architecture, HFConfig, Projection
 from cenote.models.gemma import gemma, gemma2
 from cenote.models.llama import bidirectional
 from cenote.models.siglip import HALVES, VISION, siglip_encoder, siglip_weights
 from cenote.models.vision import ImageSpec, Vision
+from cenote.models.weight_table import WeightTable
 
 MARK = "<image>"
 # where the whole stands: alone, below its language-model head, and below ColPali's projection

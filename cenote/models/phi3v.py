@@ -12,11 +12,12 @@ from cenote.errors import LoadError
 from cenote.layers.backbone import Seen, Tower
 from cenote.layers.tiles import Projector, arranged, merged, patch_states
 from cenote.layers.vision import grids_of
-from cenote.models.architecture import Architecture, HFConfig, Made
+from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.clip import VISION, clip_encoder, clip_weights
 from cenote.models.llava_next import above, num_layers
 from cenote.models.phi3 import phi3
 from cenote.models.vision import ImageSpec, Vision
+from cenote.models.weight_table import Made
 
 # CLIP ViT-L/14 of 336 pixels, which config.json names without its sizes
 CLIP_LARGE = VISION | {

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from cenote.layers.attention import Attention
 from cenote.layers.moe import Experts, ExpertsSpec, MixtureOfExperts
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, Made, linear_head, rope
+from cenote.models.architecture import Architecture, HFConfig, linear_head, rope
 from cenote.models.llama import llama
+from cenote.models.weight_table import Made
 
 TURNS = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 

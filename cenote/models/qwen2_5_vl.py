@@ -13,7 +13,7 @@ from cenote.batch import PackedImages
 from cenote.layers.backbone import Backbone, Seen, Tower
 from cenote.layers.spec import BackboneSpec
 from cenote.layers.vision import Grid, Merger, PatchEmbedding, grids_of, places_on, tower_batch
-from cenote.models.architecture import Architecture, HFConfig, WeightTable
+from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.qwen2_vl import (
     BLOCKS,
     MAX_SIDE,
@@ -26,6 +26,7 @@ from cenote.models.qwen2_vl import (
     text_half,
 )
 from cenote.models.vision import Vision
+from cenote.models.weight_table import WeightTable
 
 
 class WindowTower(Tower):

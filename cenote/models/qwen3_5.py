@@ -14,9 +14,10 @@ from cenote.layers.delta import DeltaAttention, DeltaSpec
 from cenote.layers.linear import Linear
 from cenote.layers.positions import Place, rotate
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, WeightTable, rope
+from cenote.models.architecture import Architecture, HFConfig, rope
 from cenote.models.qwen import qwen3
 from cenote.models.qwen3_vl import TEXT, VISION, colqwen_projection, interleaved_axes, qwen3_vision
+from cenote.models.weight_table import WeightTable
 
 CONTRACT = "retrieval_attention_contract"
 CONTRACTS = {"causal": True, "bidirectional": False}

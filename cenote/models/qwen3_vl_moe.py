@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from cenote.models.architecture import Architecture, HFConfig, Made, WeightTable
+from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.qwen3_vl import qwen3_vl
 from cenote.models.qwen_moe import experts_of, sparse
+from cenote.models.weight_table import Made, WeightTable
 
 # what missing keys mean, other than in Qwen3-VL
 TEXT = {"head_dim": None, "num_key_value_heads": 16, "num_experts_per_tok": 4, "intermediate_size": 5632}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.layers.moe import ExpertsSpec
-from cenote.models.architecture import Architecture, HFConfig, WeightTable
+from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.experts import with_experts
 from cenote.models.qwen import qwen2, qwen3
+from cenote.models.weight_table import WeightTable
 
 
 def qwen2_moe(config: HFConfig) -> Architecture:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import GatedMLP
 from cenote.layers.spec import BackboneSpec, RopeSpec
-from cenote.models.architecture import Architecture, HFConfig, Made
+from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.llama import llama
+from cenote.models.weight_table import Made
 
 
 def telechat2(config: HFConfig) -> Architecture:

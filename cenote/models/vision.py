@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cenote.layers.backbone import Tower
-from cenote.models.architecture import WeightTable
+from cenote.models.weight_table import WeightTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

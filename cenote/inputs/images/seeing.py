@@ -27,6 +27,7 @@ class Seeing:
     reader: ImageReader
     load: Callable[[Image], PIL.Image.Image]  # fetches and decodes
     max_images: int  # in one input
+    known: dict[tuple[Any, str], Picture] | None = None  # of one request: what it says twice is looked at once
 
     @property
     def placeholder(self) -> str:
@@ -160,11 +161,18 @@ class Seeing:
         return tuple(pictures)
 
     def _picture(self, image: Image, options: Mapping[str, Any]) -> Picture:
+        known = self.known if isinstance(image.source, str | bytes) else None
+        key = (image.source, repr(options))
+        if known is not None and key in known:
+            return known[key]
         try:
-            return self.reader.read(self.load(image), options, image.where)
+            picture = self.reader.read(self.load(image), options, image.where)
         except BadRequest as error:
             error.param = error.param or image.where
             raise
+        if known is not None:
+            known[key] = picture
+        return picture
 
 
 def has_images(item: Input) -> bool:

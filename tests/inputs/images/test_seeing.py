@@ -253,3 +253,22 @@ def test_a_failure_of_one_input_leaves_the_others(renderer: Renderer, monkeypatc
 
     assert isinstance(failed, PoolingError) and "ZeroDivisionError" in str(failed)
     assert isinstance(text, Rendered) and text.token_ids.tolist() == [4, 5]
+
+
+def test_what_one_request_has_twice_is_looked_at_once(renderer: Renderer) -> None:
+    assert renderer.seeing is not None
+    looked: list[Any] = []
+
+    def counting(image: Image) -> PIL.Image.Image:
+        looked.append(image.source)
+        return load(image)
+
+    seeing = replace(renderer.seeing, load=counting, known={})
+    query = Parts([RED])
+    pairs = [seeing.read(PartsPair(query, text), {}) for text in ("this", "that")]
+    others = [seeing.read(Pictured("<image>", [Image("red")], options), {}) for options in ({}, {"rows": 4})]
+
+    assert looked == ["red", "red"]  # the last one is to be read in another way
+    first, second = (pair.pictures[0] for pair in pairs if isinstance(pair, Pair))
+    assert first is second
+    assert [other.images[0].num_rows for other in others if isinstance(other, Pictured)] == [4, 2]  # type: ignore[union-attr]
