@@ -57,12 +57,12 @@ def chat_text(chat: Chat, settings: ChatSettings) -> str:
             param="continue_final_message",
         )
     check_template_kwargs(chat.template_kwargs)
+    given = _listed(chat.messages)
+    if settings.placeholder is None:
+        _check_texts(given)
     template = _template(chat, settings)
     reading = _reading(template, settings)
-    messages = [
-        _message(each, f"messages[{place}]", reading, settings.placeholder)
-        for place, each in enumerate(_listed(chat.messages))
-    ]
+    messages = [_message(each, f"messages[{place}]", reading, settings.placeholder) for place, each in enumerate(given)]
     continued = None
     if chat.continue_final_message:
         continued = _mark_end(messages[-1], chat.messages[-1].get("content"))
@@ -117,6 +117,16 @@ def _listed(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]
     return messages
 
 
+def _check_texts(messages: Sequence[Mapping[str, Any]]) -> None:
+    """What a model of text cannot read is said before anything else, such as a template that it has not either."""
+    contents = [each.get("content") if isinstance(each, Mapping) else None for each in messages]
+    for number, content in enumerate(contents):
+        for place, part in enumerate(content if isinstance(content, list | tuple) else ()):
+            where = f"messages[{number}].content[{place}]"
+            if isinstance(part, Mapping) and (kind := kind_of(part, where, "messages")) not in TEXT_PARTS:
+                raise Unsupported(f"{where} is of type {kind}, but this model reads text only", param="messages")
+
+
 def _message(given: Mapping[str, Any], where: str, reading: Reading, placeholder: str | None) -> Message:
     """A message as the template reads it; entries that are null are left out."""
     if not isinstance(given, Mapping):
@@ -151,9 +161,6 @@ def _part(given: Any, where: str, placeholder: str | None) -> Message:
     """One part of a content; images have been read by now, and what is left of them is where they stand."""
     if given == {"type": "image"} and placeholder is not None:
         return {"type": "image"}
-    kind = kind_of(given, where, "messages") if isinstance(given, Mapping) else "text"
-    if placeholder is None and kind not in TEXT_PARTS:
-        raise Unsupported(f"{where} is of type {kind}, but this model reads text only", param="messages")
     return {"type": "text", "text": as_part(given, where)}
 
 

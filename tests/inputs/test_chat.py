@@ -400,3 +400,10 @@ def test_a_conversation_that_is_too_long_is_refused_like_a_text(wordpiece: Token
 
     assert isinstance(answer, PoolingError)
     assert "maximum context length is 16 tokens" in str(answer)
+
+
+def test_a_model_of_text_says_so_before_it_asks_for_a_template() -> None:
+    content = ["look", {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+
+    with pytest.raises(Unsupported, match=r"messages\[0\].content\[1\] is of type image_url.*reads text only"):
+        chat_text(Chat([{"role": "user", "content": content}]), ChatSettings())
