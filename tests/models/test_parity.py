@@ -186,11 +186,12 @@ def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
         reference = save_tiny(folder, name)
         model = load(EngineConfig.of(str(folder), dtype="bfloat16", device="cpu"))
 
-        ours, theirs = run(model.backbone).float(), torch.cat(states(reference))
+        exact = torch.cat(states(reference))
+        ours = torch.nn.functional.cosine_similarity(run(model.backbone).float(), exact)
+        theirs = torch.nn.functional.cosine_similarity(torch.cat(states(reference.bfloat16())).float(), exact)
 
-        cosine = torch.nn.functional.cosine_similarity(ours, theirs)
-        assert cosine.mean() > 0.999  # as of the reference in bfloat16; a single token of a tiny model lies farther off
-        assert cosine.min() > 0.98
+        assert ours.mean() > max(0.999, theirs.mean() - 1e-4)  # what the reference itself loses
+        assert ours.min() > 0.98  # a single token of a tiny model may lie farther off
 
 
 def test_a_scaling_given_in_hf_overrides_comes_before_the_one_in_the_file(tmp_path: Path) -> None:
