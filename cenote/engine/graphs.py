@@ -170,7 +170,7 @@ class Recording:
             self.rows = run()
 
     def run(self, strip: Strip) -> Tensor:
-        """The answers; they stay as they are until the next run, which waits its turn on the device."""
+        """Replay the graph for these inputs and return the results, in memory that the caller owns."""
         staging = torch.empty(self.inputs.shape, dtype=torch.int64, pin_memory=True)
         token_ids, positions, token_types, offsets = np.split(staging.numpy(), self.places)
         tokens, size = len(strip.token_ids), len(strip)
@@ -186,4 +186,6 @@ class Recording:
         offsets[size + 1 :] = tokens  # sequences that are not there are empty
         self.inputs.copy_(staging, non_blocking=True)
         self.graph.replay()
-        return self.rows[:size]
+        # The next replay overwrites self.rows, and so may the replay of any other graph of this memory pool, whose
+        # scratch may lie there. A copy on this stream is ordered before them; a copy on another stream would not be.
+        return self.rows[:size].clone()
