@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cenote.bench.process_group import ending_groups_on_sigterm
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -32,7 +34,8 @@ def main(arguments: Sequence[str]) -> int:
         if words[:1] == [name]:  # the others' flags would cost their imports
             command.add(parsers[name])
     given = parser.parse_args(words)
-    return COMMANDS[given.command].run(parsers[given.command], given)
+    with ending_groups_on_sigterm():
+        return COMMANDS[given.command].run(parsers[given.command], given)
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
@@ -100,6 +103,12 @@ def _add_quality(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_quality(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    if given.retrieval is None and given.pairs is None:
+        parser.error(
+            "no data set given, and none is bundled or downloaded; pass --retrieval FOLDER (BEIR format: corpus.jsonl, "
+            "queries.test.jsonl or queries.jsonl, qrels.test.tsv or qrels/test.tsv, each plain or .gz), "
+            "--pairs FILE.tsv (tab-separated columns sentence1, sentence2, score), or both"
+        )
     from cenote.bench.quality import measure
     from cenote.llm import LLM
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import IO
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import IO, ClassVar, NoReturn
 
 GONE_WITHIN_S = 30.0
 
@@ -17,6 +20,8 @@ class ProcessGroup:
 
     It shares our session: should this process die without ending it, the kernel wakes the group and hangs it up.
     """
+
+    running: ClassVar[list[ProcessGroup]] = []
 
     def __init__(
         self,
@@ -35,6 +40,7 @@ class ProcessGroup:
             env=None if environment is None else {**os.environ, **environment},
             process_group=0,
         )
+        self.running.append(self)
 
     def pause(self) -> None:
         """Returns when it stands still: only what has stopped is found by the kernel should we die now."""
@@ -48,14 +54,67 @@ class ProcessGroup:
 
     def end(self, within_s: float = GONE_WITHIN_S) -> None:
         """Asked first; made to if it will not. Children that outlive their parent go with it."""
-        self.resume()
-        if self.process.poll() is None:
-            self.process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(within_s)
-        self._signal(signal.SIGKILL)
-        self.process.wait()
+        try:
+            self.resume()
+            if self.process.poll() is None:
+                self.process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(within_s)
+        finally:  # also when a second Ctrl-C interrupts the wait
+            self._signal(signal.SIGKILL)
+            self.process.wait()
+            with suppress(ValueError):
+                self.running.remove(self)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
+
+
+def run_in_group(
+    command: Sequence[str],
+    *,
+    stdout: int | IO[bytes],
+    stderr: int | IO[bytes],
+    timeout_s: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Run a command to its end and return its exit status; an exception meanwhile ends it with all its children."""
+    group = ProcessGroup(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, environment=environment)
+    try:
+        return group.process.wait(timeout_s)
+    finally:
+        group.end(within_s=5)
+
+
+class Terminated(SystemExit):
+    """SIGTERM, as an exception: `finally` blocks and context managers run, and event loops let it through."""
+
+
+@contextmanager
+def ending_groups_on_sigterm() -> Iterator[None]:
+    """End all process groups when the block is left, by SIGTERM too, which then ends this process as it would have."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set signal handlers
+        return
+    before = signal.signal(signal.SIGTERM, _raise_terminated)
+    try:
+        yield
+    except Terminated:
+        _end_running()
+        sys.stdout.flush()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        _end_running()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated(128 + number)
+
+
+def _end_running() -> None:
+    """For groups whose owner was interrupted before it could take care of them."""
+    for group in list(ProcessGroup.running):
+        group.end(within_s=5)

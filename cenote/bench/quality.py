@@ -39,6 +39,8 @@ def read_retrieval(folder: Path, *, split: str = "test", max_queries: int | None
         relevant.setdefault(row["query-id"], {})[row["corpus-id"]] = float(row["score"])
     named = {entry["_id"]: entry["text"] for entry in _lines(_first(folder, f"queries.{split}.jsonl", "queries.jsonl"))}
     judged = [name for name in named if name in relevant][:max_queries]
+    if not judged:
+        raise BadRequest(f"{folder}: none of the {len(named):,} queries has a relevance judgement for split {split!r}")
     # the title is a document's first sentence, as the published figures have it
     documents = {
         entry["_id"]: f"{entry.get('title') or ''} {entry['text']}".strip()
@@ -50,6 +52,11 @@ def read_retrieval(folder: Path, *, split: str = "test", max_queries: int | None
 def read_pairs(file: Path, split: str = "test") -> tuple[list[str], list[str], list[float]]:
     """Two texts and how similar people find them, from columns sentence1, sentence2 and score."""
     rows = [row for row in _rows(file) if row.get("split", split) == split]
+    if not rows:
+        raise BadRequest(f"{file} has no rows of split {split!r}")
+    if missing := [name for name in ("sentence1", "sentence2", "score") if not rows[0].get(name)]:
+        columns = ", ".join(filter(None, rows[0]))
+        raise BadRequest(f"{file} has no column {', '.join(missing)}; its columns, separated by tabs, are: {columns}")
     return (
         [row["sentence1"] for row in rows],
         [row["sentence2"] for row in rows],

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cenote.bench.main import main
 from cenote.bench.quality import ndcg, read_pairs, read_retrieval, rerank, spearman
 from cenote.errors import BadRequest
 
@@ -68,3 +69,32 @@ def test_a_reranker_reorders_the_best_only(tmp_path: Path) -> None:
     )
 
     assert better == {"q1": ["d1", "d2"]}
+
+
+def test_without_a_data_set_the_command_says_which_there_are_and_how_to_give_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["quality"])
+
+    assert end.value.code == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "no data set given, and none is bundled" in error
+    for name in ("--retrieval FOLDER", "corpus.jsonl", "qrels.test.tsv", "--pairs FILE.tsv", "sentence1"):
+        assert name in error
+
+
+def test_sets_without_anything_to_measure_are_refused(tmp_path: Path) -> None:
+    save_set(tmp_path)
+    (tmp_path / "qrels.test.tsv").write_text("query-id\tcorpus-id\tscore\nq9\td1\t2\n")
+    (tmp_path / "pairs.tsv").write_text("split\tscore\tsentence1\tsentence2\ndev\t1\tc\td\n")
+    (tmp_path / "commas.tsv").write_text("sentence1,sentence2,score\na,b,1\n")
+
+    with pytest.raises(BadRequest, match="none of the 3 queries has a relevance judgement for split 'test'"):
+        read_retrieval(tmp_path)
+    with pytest.raises(BadRequest, match="has no rows of split 'test'"):
+        read_pairs(tmp_path / "pairs.tsv")
+    with pytest.raises(
+        BadRequest, match="has no column sentence1, sentence2, score; .* are: sentence1,sentence2,score"
+    ):
+        read_pairs(tmp_path / "commas.tsv")

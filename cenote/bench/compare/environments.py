@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -14,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from cenote.bench.process_group import run_in_group
 from cenote.errors import LoadError
 
 Run = Callable[[Sequence[str]], None]
@@ -113,6 +113,6 @@ def our_torch() -> str:
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
-    if done.returncode:
-        raise LoadError(f"{' '.join(command)} ended with status {done.returncode}")
+    status = run_in_group(command, stdout=sys.stderr.fileno(), stderr=sys.stderr.fileno())
+    if status:
+        raise LoadError(f"{' '.join(command)} ended with status {status}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from cenote.bench.compare.engines import EMBED_IMAGES, SCORE, TOKEN_CLASSIFY
 from cenote.bench.compare.images import write_clip
 from cenote.bench.compare.worker import SAME_FOR_ALL, SCRIPTS, WorkerFailed
+from cenote.bench.process_group import run_in_group
 from cenote.config import EngineConfig
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import find_checkpoint
@@ -103,17 +104,19 @@ def export(model: Model, python: Path, folder: Path) -> Model:
     """A copy with onnx/model.onnx and OpenVINO files in it, made by the peer's own tools."""
     task = SCORE if model.task == SCORE else "embed"
     command = [str(python), str(SCRIPTS / "export_onnx.py"), str(model.folder), task, str(folder)]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=EXPORT_WITHIN_S,
-            env={**os.environ, **SAME_FOR_ALL},
-        )
-    except subprocess.TimeoutExpired:
-        raise WorkerFailed(f"the export took more than {EXPORT_WITHIN_S} s") from None
-    if done.returncode:
-        raise WorkerFailed(f"the export failed: {' / '.join(done.stderr.strip().splitlines()[-2:])}")
+    with tempfile.TemporaryFile() as log:
+        try:
+            status = run_in_group(
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                timeout_s=EXPORT_WITHIN_S,
+                environment=SAME_FOR_ALL,
+            )
+        except subprocess.TimeoutExpired:
+            raise WorkerFailed(f"the export took more than {EXPORT_WITHIN_S} s") from None
+        if status:
+            log.seek(0)
+            lines = log.read().decode(errors="replace").strip().splitlines()
+            raise WorkerFailed(f"the export failed: {' / '.join(lines[-2:])}")
     return Model(folder, model.title, model.task)
