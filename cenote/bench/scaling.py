@@ -44,7 +44,8 @@ class Texts:
     """As many different texts of one length as are asked for, never all at once."""
 
     def __init__(self, words: Sequence[str], length: int, seed: int = 0) -> None:
-        self.words, self.length = list(words), length
+        # a window needs more words than it is long
+        self.words, self.length = list(words) * (2 * length // len(words) + 1), length
         self.random = np.random.default_rng(seed)
 
     def slices(self, num_texts: int, size: int) -> Iterator[list[str]]:

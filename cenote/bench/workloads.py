@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import string
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import tokenizers
 
-from cenote.errors import BadRequest, LoadError
+from cenote.errors import BadRequest, LoadError, Unsupported
 from cenote.loading.checkpoint import find_checkpoint, refuse_empty
 from cenote.loading.default_model import default_model
 
@@ -52,10 +54,35 @@ def log_normal(
 
 
 def common_words(tokenizer: tokenizers.Tokenizer) -> list[str]:
-    """Words that are one token each, so that a text's length can be chosen."""
+    """Return words that are one token each, so that a text's length can be chosen.
+
+    A vocabulary without English words, for example one of single characters, gives its shortest words in any script.
+    """
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
-    words = sorted(token.lstrip("▁Ġ") for token in vocabulary)
-    return [word for word in dict.fromkeys(words) if len(word) > 2 and word.isascii() and word.isalpha()]
+    words = sorted({token.lstrip("▁Ġ") for token in vocabulary})
+    english = [word for word in words if len(word) > 2 and word.isascii() and word.isalpha()]
+    if english:
+        return english
+    for candidates in ([word for word in words if word.isalnum()], string.ascii_lowercase):
+        if shortest := _shortest_in_tokens(tokenizer, candidates):
+            return shortest
+    raise Unsupported(
+        f"cannot make texts for a measurement: none of the {len(vocabulary):,} tokens of the tokenizer is a word; "
+        "bench serve takes another tokenizer with --tokenizer FOLDER, or your own texts with --dataset FILE.jsonl"
+    )
+
+
+def _shortest_in_tokens(tokenizer: tokenizers.Tokenizer, words: Iterable[str]) -> list[str]:
+    """Return the words with the fewest tokens; none if they all encode to the same ids, such as one unknown token."""
+    try:
+        encoded = {tuple(tokenizer.encode(word, add_special_tokens=False).ids): word for word in words}
+    except Exception:  # a word-level tokenizer without an unknown token; the library raises nothing narrower
+        return []
+    encoded.pop((), None)
+    if len(encoded) < 2:  # texts would be identical, and computed once
+        return []
+    fewest = min(map(len, encoded))
+    return [word for ids, word in encoded.items() if len(ids) == fewest]
 
 
 def find_tokenizer(model: str | None) -> tokenizers.Tokenizer:

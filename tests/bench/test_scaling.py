@@ -27,6 +27,12 @@ def test_texts_come_in_slices_and_none_is_like_another() -> None:
     assert {len(text.split()) for text in texts} == {8}
 
 
+def test_fewer_words_than_a_text_is_long_are_used_again() -> None:
+    texts = [text for some in Texts(["a", "b", "c"], length=8).slices(20, 10) for text in some]
+
+    assert len(texts) == 20 and {len(text.split()) for text in texts} == {8}
+
+
 def test_a_step_reads_the_tokens_it_was_asked_for(llm: LLM) -> None:
     texts = Texts(common_words(llm.get_tokenizer()), length=14)
 

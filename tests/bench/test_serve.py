@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import uvloop
+from tokenizers import models, pre_tokenizers
 
 from cenote.bench.backends import BACKENDS, Vectors
 from cenote.bench.client import Address
@@ -433,3 +435,15 @@ def test_more_processes_than_clients_are_refused(capsys: pytest.CaptureFixture[s
         main(["serve", "--client-processes", "4", "--concurrency", "2"])
 
     assert "4 processes need as many clients" in capsys.readouterr().err
+
+
+def test_a_tokenizer_of_unusual_words_serves_for_texts(tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "水": 1, "深": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    with Stub(embed) as stub:
+        found = bench(stub, tmp_path / "f", "--tokenizer", str(tmp_path))
+
+    assert found["servers"][0]["overall"]["ok"] == 6
+    assert all(set(asked.body["input"][0].split()) <= {"水", "深"} for asked in stub.posted)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tokenizers
+from tokenizers import models, pre_tokenizers
 
-from cenote.bench.workloads import log_normal
+from cenote.bench.workloads import common_words, log_normal
+from cenote.errors import Unsupported
 from cenote.loading.default_model import default_model
 
 
@@ -28,3 +30,36 @@ def test_lengths_are_spread_around_the_mean_that_was_asked_for(tokenizer: tokeni
 
     assert 36 <= np.mean(lengths) <= 44
     assert min(lengths) < 12 and 150 < max(lengths) <= 210
+
+
+def word_level(*tokens: str, unknown: str | None = "[UNK]") -> tokenizers.Tokenizer:
+    vocabulary = {token: number for number, token in enumerate([*([unknown] if unknown else []), *tokens])}
+    made = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return made
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    """A vocabulary of 256 bytes and nothing else."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return made
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [word_level("水", "深", "泳"), word_level("tok1", "tok2", "tok3"), byte_level()],
+    ids=["another script", "numbered words", "bytes"],
+)
+def test_a_tokenizer_without_english_words_gives_texts_too(tokenizer: tokenizers.Tokenizer) -> None:
+    made = log_normal(tokenizer, 50, mean=20)
+
+    assert len(set(made.texts)) > 40 and min(made.lengths) >= 1
+    assert all(len(tokenizer.encode(word).ids) == 1 for word in common_words(tokenizer))
+
+
+@pytest.mark.parametrize("tokenizer", [word_level("[PAD]"), word_level("[PAD]", unknown=None)])
+def test_a_tokenizer_without_any_word_is_refused_with_the_flags_that_help(tokenizer: tokenizers.Tokenizer) -> None:
+    with pytest.raises(Unsupported, match=r"none of the \d tokens .* is a word; .*--tokenizer FOLDER.*--dataset"):
+        log_normal(tokenizer, 5)
