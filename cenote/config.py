@@ -18,11 +18,20 @@ Value = TypeVar("Value")
 Runner = Literal["auto", "pooling", "generate"]
 Convert = Literal["auto", "none", "embed", "classify", "reward"]
 DType = Literal["auto", "float32", "float", "bfloat16", "float16", "half"]
+Quantization = Literal["int8", "fp8"]
 
+# variables that are no option of the server: each with what it does; any other CENOTE_* is refused at the start
+EXTRA_VARIABLES = {
+    "CENOTE_ALLOW_LONG_MAX_MODEL_LEN": "accept a max_model_len above what the model's files say",
+    "CENOTE_MAX_CPU_ISA": "use at most this instruction set in the native CPU code",
+    "CENOTE_MAX_CPU_ISA": "use no CPU instructions above this level",
+}
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 # a smaller file would hold little but itself
 MIN_DISK_BYTES = 1024**2
 # in one input, where nobody says: the reference's number
 MAX_IMAGES = 999
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,19 @@ def human_bytes(text: str | int) -> int:
         return human_number(text)
     except BadRequest:
         raise BadRequest(f"{text!r} is no number of bytes; write 4096, 512M or 2G") from None
+
+
+def port_number(given: str | int) -> int:
+    """A TCP port; 0 stands for any that is free."""
+    try:
+        port = int(given)
+    except ValueError:
+        port = -1
+    if isinstance(given, bool) or not 0 <= port <= MAX_PORT:
+        raise BadRequest(
+            f"{given!r} is not a port; give a number from 1 to {MAX_PORT}, or 0 for any that is free", param="port"
+        )
+    return port
 
 
 def level_name(text: str) -> str:
@@ -148,12 +170,16 @@ class EngineConfig:
     revision: str | None = option("branch, tag or commit on the hub", default=None)
     hf_token: str | None = option("access token for the hub; HF_TOKEN when unset", default=None)
     dtype: DType = option(
-        "auto: as the checkpoint on a GPU; on a CPU bfloat16 where it has matrix units for it, else float32",
+        "auto: as the checkpoint on a GPU; on a CPU bfloat16 where it has units for it, else float32. "
+        "A 16-bit type that the CPU has no units for is computed in float32",
         default="auto",
         choices=("auto", "float32", "bfloat16", "float16", "float", "half"),
     )
-    quantization: Literal["int8", "fp8"] | None = option(
-        "compute linear layers in smaller numbers: int8 on a CPU, fp8 on a GPU", default=None, choices=("int8", "fp8")
+    quantization: Quantization | None = option(
+        "compute linear layers in smaller numbers: int8 on a CPU with AMX or AVX512-VNNI (without effect on others), "
+        "fp8 on a GPU",
+        default=None,
+        choices=("int8", "fp8"),
     )
     device: str | None = option("cpu, cuda, cuda:1; a GPU if there is one", default=None)
     max_model_len: int | None = option("read at most this many tokens (8k, 8K)", default=None, parse=human_number)
@@ -276,7 +302,7 @@ class ServerConfig:
     """How the server listens, whom it lets in and what it says."""
 
     host: str = option("the address to listen on", default="0.0.0.0")
-    port: int = option("the port to listen on; 0: any that is free", default=8000)
+    port: int = option("the port to listen on; 0: any that is free", default=8000, parse=port_number)
     uds: str | None = option("listen on this unix socket instead", default=None)
     served_model_name: tuple[str, ...] = option("names the model answers to; the first is used in replies", default=())
     api_key: tuple[str, ...] = option("keys that open every route but health", default=())
@@ -319,6 +345,7 @@ class ServerConfig:
             choices, value = item.metadata["choices"], getattr(self, item.name)
             if choices and value not in choices:
                 raise BadRequest(f"{item.name}={value!r} is unknown; there are: {', '.join(choices)}", param=item.name)
+        port_number(self.port)
         if self.allow_credentials and "*" in self.allowed_origins:
             raise BadRequest("allow_credentials lets every web page use a visitor's cookies; name the allowed_origins")
         if any(not key.strip() for key in self.api_key):

@@ -8,8 +8,8 @@ brightness and how busy it is; the words below lie where such patches do, and al
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -226,8 +226,9 @@ def _set_merger(up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    (folder,) = sys.argv[1:] if arguments is None else arguments
-    print(write(Path(folder)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where to write the checkpoint")
+    print(write(parser.parse_args(arguments).folder))
 
 
 if __name__ == "__main__":

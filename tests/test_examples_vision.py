@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -87,3 +88,32 @@ def test_the_heat_map_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str
     colours = picture.convert("RGB").getcolors(maxcolors=1 << 20)
     assert colours is not None and len(colours) > 1000, "a scale of colours, not a blank page"
     assert "red" in capsys.readouterr().out
+
+
+def test_the_help_of_the_tiny_model_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as ended:
+            import_module("tiny_colqwen3").main(["--help"])
+
+    assert ended.value.code == 0
+    assert "FOLDER" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tiny_model_is_written_where_the_command_line_says(tmp_path: Path) -> None:
+    import_module("tiny_colqwen3").main([str(tmp_path / "tiny")])
+
+    assert (tmp_path / "tiny" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_no_example_writes_a_file_when_asked_for_help(script: Path, tmp_path: Path) -> None:
+    if "__main__" not in script.read_text():
+        pytest.skip("no program of its own")
+    done = subprocess.run(
+        [sys.executable, str(script), "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []

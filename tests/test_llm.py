@@ -416,7 +416,7 @@ REFUSALS: list[tuple[str, Callable[[LLM], Any], type[Exception], str]] = [
         "classify",
         lambda m: m.classify("a"),
         Unsupported,
-        "^Classification API is not supported by this model. Try converting the model using `--convert classify`.",
+        "^Classification API is not supported by this model. It has no classifier: load a model that has one",
     ),
     ("reward", lambda m: m.reward("a"), Unsupported, "^Classification API is not supported by this model."),
     (
@@ -459,6 +459,13 @@ def test_parameters_wrong_for_a_classifier_are_refused(tiny: MakeTiny) -> None:
     with pytest.raises(Unsupported, match="^Embedding API is not supported .* `--convert embed`."):
         llm.embed("a")
     assert len(llm.classify("a")) == 1
+
+
+def test_a_classifier_used_as_an_embedder_is_told_the_conversion_that_works(tiny: MakeTiny) -> None:
+    with pytest.raises(Unsupported, match="^Classification API is not supported .* `--convert classify`."):
+        tiny("classifier", convert="embed").classify("a")
+
+    assert len(tiny("classifier", convert="classify").classify("a")) == 1
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 from cenote.api.listen import address
+from cenote.api.names import served_names
 from cenote.api.service import Service
 from cenote.version import __version__
 
@@ -25,7 +26,7 @@ def banner(service: Service, listening: socket.socket) -> None:
 
 def facts(service: Service, where: str) -> dict[str, str]:
     about, settings = service.engine.about, service.settings
-    names = settings.served_model_name or (about.model,)
+    names = served_names(settings, about)
     rows = {"model": ", ".join(names) + ("" if about.root in names else f" ({about.root})")}
     rows["architecture"] = about.architecture
     rows["tasks"] = ", ".join(about.tasks)

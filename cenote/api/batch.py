@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message
 
 from cenote.api.app import too_large
 from cenote.api.dialects import DIALECTS
+from cenote.api.frame import SLASHES
 from cenote.api.replies import JSON, Reply, error_reply
 from cenote.api.service import Service
 from cenote.errors import BadRequest, InvalidBody, PoolingError
@@ -138,7 +139,9 @@ class Batch:
 
 
 def route_of(url: Any, number: int) -> str:
-    path = urlsplit(url).path.rstrip("/") if isinstance(url, str) else ""
+    # "//v1/embeddings" would be read as the host "v1": only what follows a scheme has a host
+    given = SLASHES.sub("/", url) if isinstance(url, str) and url.startswith("/") else url
+    path = SLASHES.sub("/", urlsplit(given).path).rstrip("/") if isinstance(given, str) else ""
     if path in PATHS:
         return path
     for end in KNOWN_BY_THEIR_END:

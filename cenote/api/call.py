@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from cenote.api.names import is_served, served_names
 from cenote.api.replies import AnswerList, Entry, TokenCounts, Usage
 from cenote.config import ServerConfig
 from cenote.errors import BadRequest, UnknownModel
@@ -55,7 +56,7 @@ class Call:
 
     @property
     def names(self) -> Sequence[str]:
-        return self.settings.served_model_name or (self.about.model,)
+        return served_names(self.settings, self.about)
 
     def check_model(self, name: str | None, *, param: str | None = None) -> None:
         """One of the model's names, or the name of an adapter, which then reads all inputs."""
@@ -63,7 +64,7 @@ class Call:
             return
         if name in self.about.added_adapters:
             self.adapter = name
-        elif not self.settings.skip_model_name_validation:
+        elif not self.settings.skip_model_name_validation and not is_served(name, self.settings, self.about):
             raise UnknownModel(f"The model `{name}` does not exist.", param=param)
 
     def check_count(self, count: int, name: str) -> None:

@@ -21,6 +21,7 @@ logger = logging.getLogger("cenote")
 
 # what is echoed ends up in logs and in the heads of replies
 SAFE_ID = re.compile(r"[\w.:/@+=-]{1,128}", re.ASCII)
+SLASHES = re.compile("/{2,}")
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 NOT_ASKING = frozenset(("GET", "HEAD", "OPTIONS"))
 # LangChain's OpenAIEmbeddings sends tiktoken's ids through this client unless it is told not to
@@ -49,6 +50,8 @@ class Frame:
         began = time.perf_counter()
         given = header(scope, b"x-request-id") or ""
         scope["request_id"] = given if SAFE_ID.fullmatch(given) else os.urandom(16).hex()
+        if "//" in scope["path"]:  # a base URL that ends in a slash, joined with a path that begins with one
+            scope["path"] = SLASHES.sub("/", scope["path"])
         if self.root and scope["path"].startswith(self.root + "/"):  # a proxy that leaves its prefix on
             scope["path"] = scope["path"][len(self.root) :]
         asks = scope["method"] not in NOT_ASKING

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute
 from starlette.routing import Route as Path
 
 from cenote.api.dialects.dialect import Route
+from cenote.api.names import is_served, served_names
 from cenote.api.replies import ErrorBody, Reply, error_reply, json_reply, respond
 from cenote.api.service import Service, State
 from cenote.errors import PoolingError, UnknownModel
@@ -108,9 +109,13 @@ def operations(service: Service, routes: Sequence[Route]) -> list[BaseRoute]:
 
     async def model(http: Request) -> Reply:
         name = http.path_params["name"]
-        for card in cards(service):
-            if card.id == name:
+        found = cards(service)
+        for card in found:
+            # the slash that begins the path of a folder is one with the slash before it
+            if card.id in (name, f"/{name}"):
                 return json_reply(card)
+        if any(is_served(each, service.settings, service.engine.about) for each in (name, f"/{name}")):
+            return json_reply(found[0])
         raise UnknownModel(f"The model `{name}` does not exist.")
 
     async def tokenizer_info(http: Request) -> Reply:
@@ -157,7 +162,7 @@ def unhealthy(service: Service, error: PoolingError) -> Reply:
 
 
 def names(service: Service) -> Sequence[str]:
-    return service.settings.served_model_name or (service.engine.about.model,)
+    return served_names(service.settings, service.engine.about)
 
 
 def cards(service: Service) -> list[ModelCard]:

@@ -71,23 +71,25 @@ def run(args: argparse.Namespace) -> int:
             batch = Batch(build(service), service)
             with Progress(total, done.num_lines, quiet=args.quiet) as progress, closing(Output(part, done)) as output:
                 progress.start()
-                num_failed = asyncio.run(answer_all(args, batch, done.num_lines, output, progress))
+                num_failed = done.num_failed + asyncio.run(answer_all(args, batch, done.num_lines, output, progress))
                 output.finish()
         finally:
             engine.stop()
     if part is not None:
         note(f"{done.num_lines + progress.num_rows:,} lines in {part.output} ({progress.speed})", quiet=args.quiet)
     if num_failed:
-        note(f"{num_failed:,} of {progress.num_rows:,} requests were refused; their error says why", quiet=args.quiet)
-    return 0
+        num_lines = done.num_lines + progress.num_rows
+        note(f"{num_failed:,} of {num_lines:,} requests were refused; their error says why", quiet=args.quiet)
+    return 1 if num_failed else 0
 
 
 class Done:
-    """How far an earlier run came: whole lines, and their bytes."""
+    """How far an earlier run came: whole lines, their bytes, and how many of them are refusals."""
 
-    def __init__(self, num_lines: int = 0, num_bytes: int = 0) -> None:
+    def __init__(self, num_lines: int = 0, num_bytes: int = 0, num_failed: int = 0) -> None:
         self.num_lines = num_lines
         self.num_bytes = num_bytes
+        self.num_failed = num_failed
 
     @classmethod
     def of(cls, path: Path) -> Done:
@@ -97,6 +99,7 @@ class Done:
                 if line.endswith(b"\n"):
                     found.num_lines += 1
                     found.num_bytes += len(line)
+                    found.num_failed += not line.endswith(b'"error":null}\n')
         return found
 
 

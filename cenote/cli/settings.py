@@ -6,11 +6,13 @@ import argparse
 import json
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from cenote.cli.flags import Several, words_of
 from cenote.cli.parser import Parser, UsageError
+from cenote.config import EXTRA_VARIABLES
 from cenote.errors import BadRequest
 
 PREFIX = "CENOTE_"
@@ -21,6 +23,10 @@ OTHER_VARIABLES = {
     "VLLM_SKIP_MODEL_NAME_VALIDATION": "skip_model_name_validation",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "allow_runtime_lora_updating",
 }
+# Kubernetes sets these in every pod beside a service whose name begins with cenote
+OF_KUBERNETES = re.compile(
+    PREFIX + r"(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+)
 # YAML reads 007 as 7 and no as false: in a file these must be text already
 TEXTS = ("api_key", "served_model_name", "hf_token")
 TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -81,7 +87,8 @@ def _text_only(path: str, name: str, value: Any) -> Any:
 
 def _from_environment(parser: Parser, environment: Mapping[str, str]) -> dict[str, Any]:
     words: list[str] = []
-    by_name = {action.dest: flag for flag, action in reversed(parser.options().items())}
+    by_name = {action.dest: flag for flag, action in reversed(parser.options().items()) if action.dest != "help"}
+    _refuse_unknown_variables(environment, [PREFIX + name.upper() for name in by_name])
     for name, flag in by_name.items():
         action = parser.options()[flag]
         others = [other for other, meant in OTHER_VARIABLES.items() if meant == name]
@@ -92,11 +99,25 @@ def _from_environment(parser: Parser, environment: Mapping[str, str]) -> dict[st
                 break
         else:
             continue
-        # Kubernetes sets such a variable in every pod beside a service that is called cenote
-        if name in ("config", "help") or (name == "port" and "://" in given):
+        if name == "config" or _is_of_kubernetes(variable, given):
             continue
         words += _words(parser, flag, _value(action, variable, given))
     return _told_where(parser, words, "in the environment")
+
+
+def _refuse_unknown_variables(environment: Mapping[str, str], options: Sequence[str]) -> None:
+    known = {*options, *EXTRA_VARIABLES}
+    for name, value in environment.items():
+        if not name.startswith(PREFIX) or name in known or _is_of_kubernetes(name, value):
+            continue
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see cenote serve --help for the options; unset it"
+        # the value is not shown: it may be a key
+        raise UsageError(f"in the environment: no option is called {name}; {hint}")
+
+
+def _is_of_kubernetes(name: str, value: str) -> bool:
+    return OF_KUBERNETES.fullmatch(name) is not None or (name.endswith("_PORT") and "://" in value)
 
 
 def _value(action: argparse.Action, variable: str, text: str) -> Any:

@@ -376,10 +376,11 @@ class PoolingEngine:
         convertible = task in ("embed", "token_embed", "classify", "token_classify") and possible != {"plugin"}
         if not convertible or convert in possible:
             raise Unsupported(f"Unsupported task: {task!r} Supported tasks: {self.plan.tasks}", param="task")
+        advice = f"Try converting the model using `--convert {convert}`."
+        if convert == "classify" and self.model.description.entry.form not in ("sequence", "reward"):
+            advice = "It has no classifier: load a model that has one, such as a ...ForSequenceClassification."
         raise Unsupported(
-            f"{wanted} API is not supported by this model. Try converting the model using `--convert {convert}`. "
-            f"Supported tasks: {self.plan.tasks}",
-            param="task",
+            f"{wanted} API is not supported by this model. {advice} Supported tasks: {self.plan.tasks}", param="task"
         )
 
     def _asks(self, request: PoolRequest) -> Sequence[tuple[Ask, ...]]:

@@ -34,8 +34,8 @@ Answers = Sequence[Pooled | PoolingError]
 Given = PoolingParams | Sequence[PoolingParams] | None  # one for all prompts, or one each
 
 NO_PLUGIN = (
-    "No IOProcessor plugin installed. Please refer to the documentation and to the "
-    "'prithvi_geospatial_mae_io_processor' offline inference example for more details."
+    "No IOProcessor plugin installed. Install a package that has one and name it with --io-processor-plugin; "
+    "docs/plugins.md explains how to write one, and examples/near_duplicates is one."
 )
 NO_DATA = (
     "The 'data' field of the prompt is expected to contain the prompt data and it cannot be None. "

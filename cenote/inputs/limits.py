@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from cenote.errors import BadRequest, InputTooLong
 from cenote.request import Tokenization
 
+HOW_TO_TRUNCATE = "To cut long inputs instead, set truncate_prompt_tokens: -1 keeps as much as the model reads."
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -74,7 +76,7 @@ def check_length(length: int, limits: Limits) -> None:
     raise InputTooLong(
         f"This model's maximum context length is {limits.max_tokens} tokens. However, you requested 0 output tokens "
         f"and your prompt contains {about} input tokens, for a total of {about} tokens. Please reduce the length of "
-        "the input prompt or the number of requested output tokens.",
+        f"the input prompt or the number of requested output tokens. {HOW_TO_TRUNCATE}",
         param="input_tokens",
         value=length,
     )
@@ -90,5 +92,5 @@ def too_many_characters(limits: Limits, length: int, most: int) -> str:
         f"This model's maximum context length is {limits.max_tokens} tokens. However, you requested 0 output tokens "
         f"and your prompt contains {length} characters (more than {most} characters, which is the upper bound for "
         f"{limits.max_tokens} input tokens). Please reduce the length of the input prompt or the number of requested "
-        "output tokens."
+        f"output tokens. {HOW_TO_TRUNCATE}"
     )

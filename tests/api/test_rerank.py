@@ -379,8 +379,10 @@ def test_a_bad_body_is_refused_with_the_field(client: TestClient, change: dict[s
     assert (status, named) == (400, param)
 
 
-def test_no_documents_are_refused_in_the_reference_s_words(client: TestClient) -> None:
-    assert refusal(client, documents=[])[:2] == (400, "At least one text_pair element must be given")
+def test_a_request_without_documents_is_told_to_give_some(client: TestClient) -> None:
+    words = "documents is empty; give at least one document to rank (parameter=documents)"
+
+    assert refusal(client, documents=[]) == (400, words, "documents")
 
 
 def test_more_documents_than_a_request_may_have_are_refused(llm: LLM) -> None:

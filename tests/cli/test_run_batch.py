@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ import pytest
 
 from cenote import LLM
 from cenote.cli.main import main
+from cenote.cli.run_batch import card
+from cenote.files.columns import Wanted
+from cenote.files.part import Part
+from cenote.files.rows import File
 from tests.tiny import tiny_bert
 
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -41,8 +46,11 @@ def run_batch(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
         source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         source.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
         words = ["run-batch", "-i", source, "-o", output, "--model", folder, "--dtype", "float32", *options]
-        assert main([*map(str, words)]) == 0, capfd.readouterr().err
-        return [json.loads(line) for line in output.read_text().splitlines()]
+        status = main([*map(str, words)])
+        lines_out = [json.loads(line) for line in output.read_text().splitlines()]
+        num_refused = sum(line["error"] is not None for line in lines_out)
+        assert status == (1 if num_refused else 0), capfd.readouterr().err
+        return lines_out
 
     return run
 
@@ -146,6 +154,35 @@ def test_blank_lines_and_a_byte_order_mark_are_no_requests(run_batch: Any) -> No
     line = json.dumps(ask("/v1/embeddings", input="the cat")).encode()
 
     assert len(run_batch(b"\xef\xbb\xbf" + line + b"\r", b"", b"   ", line, b"")) == 2
+
+
+def test_slashes_too_many_in_a_url_are_one(run_batch: Any) -> None:
+    for line in run_batch(
+        ask("//v1/embeddings", input="the cat"), ask("https://api.example.com//v1//embeddings", input="the cat")
+    ):
+        ok(line)
+
+
+def test_a_refused_line_of_the_first_run_still_counts_when_the_second_ends(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    good = json.dumps(ask("/v1/embeddings", input="the cat"))
+    source.write_text("\n".join(["no json", good, good]))
+    command = ["run-batch", "-i", str(source), "-o", str(output), "--model", str(folder)]
+    assert main(command) == 1
+    lines = output.read_bytes().splitlines(keepends=True)
+    output.unlink()
+    part = Part(output, card(Namespace(model=str(folder)), File(str(source), Wanted(), "jsonl")))
+    part.open(fresh=True)
+    part.path.write_bytes(b"".join(lines[:2]))
+    part.close()
+    capfd.readouterr()
+
+    assert main(command) == 1
+    told = capfd.readouterr().err
+    assert told.startswith(f"cenote: continuing {part.path} after 2 lines\n")
+    assert "1 of 3 requests were refused" in told
 
 
 def test_an_empty_file_gives_an_empty_file(run_batch: Any) -> None:
@@ -260,7 +297,7 @@ def test_the_real_command_reads_a_pipe_and_writes_to_one() -> None:
 
     done = start(text="".join(json.dumps(line) + "\n" for line in asked) + "no json\n")
 
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     assert done.stderr == "cenote: 1 of 3 requests were refused; their error says why\n"
     first, second, third = (json.loads(line) for line in done.stdout.splitlines())
     assert np.linalg.norm(ok(first)["data"][0]["embedding"]) == pytest.approx(1, abs=1e-3)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+import cenote
 from cenote import LLM
 from cenote.api.app import build
 from cenote.api.service import Service
@@ -42,6 +44,18 @@ def test_the_model_comes_first_or_by_name(capsys: pytest.CaptureFixture[str]) ->
     assert engine("some/model").model == engine("--model", "some/model").model == "some/model"
     assert engine("--port", "1", "some/model", "--dtype", "float32").model == "some/model"
     assert "two models: a and --model b" in error(capsys, "a", "--model", "b")
+
+
+@pytest.mark.parametrize("port", ["65536", "99999", "-1", "80.5", "http"])
+def test_a_port_that_does_not_exist_is_refused(port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "is not a port; give a number from 1 to 65535, or 0 for any that is free"
+
+    assert f"argument --port: {port!r} {words}" in error(capsys, "--port", port)
+    assert f"{port!r} {words}" in error(capsys, "--config", written(tmp_path, f"port: {port}"))
+
+
+def test_every_port_that_exists_is_taken() -> None:
+    assert [server("--port", port).port for port in ("0", "1", "65535")] == [0, 1, 65535]
 
 
 def test_several_names_and_keys_in_one_flag_or_in_many() -> None:
@@ -230,8 +244,8 @@ def test_parts_of_one_option_may_come_from_different_places(tmp_path: Path) -> N
     ("text", "words"),
     [
         ("max-modle-len: 8", "no option --max-modle-len, did you mean --max-model-len?"),
-        ("port: many", "invalid int value: 'many'"),
-        ("port: true", "invalid int value: 'true'"),
+        ("port: many", "'many' is not a port"),
+        ("port: true", "'true' is not a port"),
         ("dtype: int3", "invalid choice: 'int3'"),
         ("config: other.yaml", "names another file"),
         ("api-key: 007", "api-key is text, YAML reads int there; put it in quotes"),
@@ -361,13 +375,48 @@ def test_what_kubernetes_tells_about_a_service_called_cenote_is_no_port() -> Non
     assert server(CENOTE_PORT="tcp://10.0.0.1:80", CENOTE_SERVICE_HOST="10.0.0.1").port == 8000
 
 
+@pytest.mark.parametrize("service", ["CENOTE", "CENOTE_EMBED"])
+def test_what_kubernetes_tells_about_services_is_no_unknown_variable(service: str) -> None:
+    told = {
+        f"{service}_SERVICE_HOST": "10.0.0.1",
+        f"{service}_SERVICE_PORT": "80",
+        f"{service}_SERVICE_PORT_HTTP": "80",
+        f"{service}_PORT": "tcp://10.0.0.1:80",
+        f"{service}_PORT_80_TCP": "tcp://10.0.0.1:80",
+        f"{service}_PORT_80_TCP_PROTO": "tcp",
+        f"{service}_PORT_80_TCP_PORT": "80",
+        f"{service}_PORT_80_TCP_ADDR": "10.0.0.1",
+    }
+
+    assert server(**told) == ServerConfig()
+
+
+def test_an_unknown_variable_is_refused_without_its_value() -> None:
+    with pytest.raises(BadRequest, match="no option is called CENOTE_API_KYE") as caught:
+        server(CENOTE_API_KYE="secret")
+    assert "secret" not in str(caught.value)
+
+
+def test_variables_that_the_code_reads_beside_options_are_known() -> None:
+    package = Path(cenote.__file__).parent
+    sources = [path for kind in ("*.py", "*.c", "*.cpp", "*.h") for path in package.rglob(kind)]
+    strings = {name for path in sources for name in re.findall(r'"(CENOTE_[A-Z0-9_]+[A-Z0-9])"', path.read_text())}
+
+    assert strings >= {"CENOTE_ALLOW_LONG_MAX_MODEL_LEN"}
+    assert server(**dict.fromkeys(strings, "1")) == ServerConfig()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
         ("CENOTE_DISABLE_DOCS", "maybe", "CENOTE_DISABLE_DOCS='maybe' is neither true nor false"),
         ("VLLM_SKIP_MODEL_NAME_VALIDATION", "maybe", "VLLM_SKIP_MODEL_NAME_VALIDATION='maybe' is neither"),
         ("VLLM_LOGGING_LEVEL", "LOUD", "in the environment: argument --log-level: invalid choice: 'loud'"),
-        ("CENOTE_PORT", "many", "in the environment: argument --port: invalid int value: 'many'"),
+        ("CENOTE_PORT", "many", "in the environment: argument --port: 'many' is not a port"),
+        ("CENOTE_PORT", "99999", "in the environment: argument --port: '99999' is not a port; give a number from 1 to"),
+        ("CENOTE_PROT", "8080", "in the environment: no option is called CENOTE_PROT; did you mean CENOTE_PORT?"),
+        ("CENOTE_API_KYE", "secret", "no option is called CENOTE_API_KYE; did you mean CENOTE_API_KEY?"),
+        ("CENOTE_HELP", "1", "in the environment: no option is called CENOTE_HELP"),
     ],
 )
 def test_a_variable_that_is_wrong_is_one_line(

@@ -193,7 +193,8 @@ def test_an_input_too_long_is_refused_with_the_numbers(renderer: Renderer, lengt
     words = (
         "This model's maximum context length is 16 tokens. However, you requested 0 output tokens and your prompt "
         f"contains {about} input tokens, for a total of {about} tokens. Please reduce the length of the input prompt "
-        f"or the number of requested output tokens. (parameter=input_tokens, value={length})"
+        "or the number of requested output tokens. To cut long inputs instead, set truncate_prompt_tokens: -1 keeps "
+        f"as much as the model reads. (parameter=input_tokens, value={length})"
     )
 
     for item in ([7] * length, "a " * (length - 2), Pair("a", "b " * (length - 4))):
@@ -209,8 +210,8 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(renderer: Rend
     assert str(caught.value) == (
         "This model's maximum context length is 16 tokens. However, you requested 0 output tokens and your prompt "
         "contains 289 characters (more than 288 characters, which is the upper bound for 16 input tokens). Please "
-        "reduce the length of the input prompt or the number of requested output tokens. "
-        "(parameter=input_text, value=289)"
+        "reduce the length of the input prompt or the number of requested output tokens. To cut long inputs instead, "
+        "set truncate_prompt_tokens: -1 keeps as much as the model reads. (parameter=input_text, value=289)"
     )
 
 

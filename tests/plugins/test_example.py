@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,8 +71,12 @@ def test_the_model_does_everything_else_as_before(searching: LLM) -> None:
 
 
 def test_a_model_without_a_plugin_says_so(llm: LLM) -> None:
-    with pytest.raises(Unsupported, match="^No IOProcessor plugin installed."):
+    with pytest.raises(Unsupported, match="^No IOProcessor plugin installed.") as caught:
         llm.encode({"data": {"texts": ["a"]}}, pooling_task="plugin", use_tqdm=False)
+
+    named = re.findall(r"(?:docs|examples)/[\w./]*\w", caught.value.message)
+    assert len(named) == 2
+    assert all((Path(__file__).parents[2] / place).exists() for place in named)
 
 
 def test_cached_tokens_are_those_that_the_plugins_object_tells() -> None:

@@ -78,6 +78,8 @@ async def rerank_v2(body: RerankBody, call: Call) -> Reply:
 async def _rerank(body: RerankBody, call: Call, *, version: str, truncate: bool) -> Reply:
     call.check_model(body.model)
     documents = body.documents if isinstance(body.documents, list) else [body.documents]
+    if not documents:
+        raise BadRequest("documents is empty; give at least one document to rank", param="documents")
     call.check_count(len(documents), "documents")
     sides = [document_side(each, body.rank_fields, place, call.about) for place, each in enumerate(documents)]
     scores = await call.score(score_request(body, call, sides, truncate=truncate))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -32,4 +32,6 @@ def write(folder: Path, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(prog="python -m band_masks.tiny", description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where to write the checkpoint")
+    write(parser.parse_args().folder)
