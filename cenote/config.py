@@ -23,7 +23,6 @@ Quantization = Literal["int8", "fp8"]
 # variables that are no option of the server: each with what it does; any other CENOTE_* is refused at the start
 EXTRA_VARIABLES = {
     "CENOTE_ALLOW_LONG_MAX_MODEL_LEN": "accept a max_model_len above what the model's files say",
-    "CENOTE_MAX_CPU_ISA": "use at most this instruction set in the native CPU code",
     "CENOTE_MAX_CPU_ISA": "use no CPU instructions above this level",
 }
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
