@@ -10,23 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cenote.kernels.cpu_features import cpu_name
+
 SECRETS = ("--api-key", "--header")
 
 
 def machine() -> dict[str, object]:
     """Where the numbers were taken. A client that needed no torch says nothing of it."""
-    try:
-        names = (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        )
-        processor = next(names, platform.processor())
-    except OSError:
-        processor = platform.processor()
     torch = sys.modules.get("torch")
     return {
-        "processor": processor,
+        "processor": cpu_name(),
         "cores": os.cpu_count(),
         **({} if torch is None else {"torch": torch.__version__, "threads": torch.get_num_threads()}),
         "python": platform.python_version(),

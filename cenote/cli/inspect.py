@@ -54,6 +54,8 @@ def table(model: Description) -> Iterator[tuple[str, str, str]]:
     yield "layers", f"{backbone.num_layers} x {backbone.hidden_size}", "config.json"
     yield "dtype", str(model.dtype.value).removeprefix("torch."), model.dtype.source
     yield "head dtype", str(model.head_dtype.value).removeprefix("torch."), model.head_dtype.source
+    if model.quantization.source != "default":
+        yield "quantization", model.quantization.value or "none", model.quantization.source
     yield "device", *_shown(model.device)
     for source, texts in (
         ("config_sentence_transformers.json", model.prompts.named),

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import os
-import platform
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import torch
 
+from cenote.config import Quantization
 from cenote.errors import LoadError
 from cenote.explain.pieces import Linears, Work
 from cenote.explain.timing import seconds
+from cenote.kernels.cpu_features import cpu_features
 
 # the side of a square product: as large as the best rate needs, on a CPU no larger than its caches
 GEMM_SIZE = {"cpu": 1024, "cuda": 8192}
 REPEATS = 5
 COPY_BYTES = 256 * 1024**2
-# the number types of linear layers, quantized ones included
-OFFERED = {"cpu": ("float32", "bfloat16", "int8"), "cuda": ("float32", "float16", "bfloat16", "fp8")}
+QUANTIZED: dict[str, Quantization] = {"int8": "int8", "fp8": "fp8"}
+
+
+def offered(device_type: str) -> Iterator[str]:
+    """The number types of linear layers, quantized ones included, that this machine has fast arithmetic for."""
+    yield "float32"
+    if device_type == "cuda":
+        yield from ("float16", "bfloat16", "fp8")
+        return
+    cpu = cpu_features()
+    if cpu.bfloat16:
+        yield "bfloat16"
+    if cpu.int8:
+        yield "int8"
 
 
 def in_type(name: str, own: Linears) -> Linears:
     """Layers in another number type; quantized ones get the states that the model has."""
-    if name in ("int8", "fp8"):
-        return Linears(own.dtype, own.device, name)
+    if (quantization := QUANTIZED.get(name)) is not None:
+        return Linears(own.dtype, own.device, quantization)
     dtype: torch.dtype = getattr(torch, name)
     return Linears(dtype, own.device)
 
@@ -37,7 +49,7 @@ class Gemm:
         self.device, size = device, GEMM_SIZE[device.type]
         self.flops = 2.0 * size**3
         self.work: dict[str, Work] = {}
-        for name in OFFERED[device.type]:
+        for name in offered(device.type):
             linears = in_type(name, own)
             try:
                 layer = linears.layer(size, size)
@@ -65,17 +77,6 @@ def copies(device: torch.device) -> dict[str, Work]:
 def usable_cores() -> int:
     """Those this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, frozenset[str]]:
-    """Its name, and the names of what it can do."""
-    try:
-        lines = cpuinfo.read_text(errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine(), frozenset()
-    fields = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in lines}
-    name = fields.get("model name") or platform.processor() or platform.machine()
-    return name, frozenset((fields.get("flags") or fields.get("Features") or "").split())
 
 
 def _applied(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Work:

@@ -19,6 +19,7 @@ from cenote.explain.probe import Probe, pooled, rows_at_once, states_of
 from cenote.explain.settings import chosen, linears, settings
 from cenote.explain.timing import Figure, seconds
 from cenote.explain.workload import Words, Workload
+from cenote.kernels.cpu_features import cpu_name
 from cenote.llm import LLM
 from cenote.request import PoolRequest
 
@@ -173,7 +174,6 @@ class Measuring:
     def _findings(self, probes: Sequence[Probe], rounds: int, took: float) -> Findings:
         peaks = self._peaks(probes, rounds)
         copied = {name: Figure.of(samples) for name, samples in self.copied.items()}
-        name, _ = machine.processor()
         on_gpu = self.device.type == "cuda"
         shortest = probes[0].workload.mean_length
         return Findings(
@@ -182,7 +182,7 @@ class Measuring:
             weights=self.arithmetic.weights(),
             complete=self.arithmetic.complete,
             machine=Machine(
-                processor=name,
+                processor=cpu_name(),
                 cores=machine.usable_cores(),
                 threads=torch.get_num_threads(),
                 torch=torch.__version__,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cenote.batch import PackedBatch, pack
+from cenote.config import Quantization
 from cenote.errors import LoadError
 from cenote.explain.arithmetic import Arithmetic, Mixing, Product
 from cenote.kernels.attention import attend
@@ -40,7 +41,12 @@ class Linears:
     """Linear layers of any shape, as a loaded model would have them."""
 
     def __init__(
-        self, dtype: torch.dtype, device: torch.device, quantization: str | None = None, *, finished: bool = True
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: Quantization | None = None,
+        *,
+        finished: bool = True,
     ) -> None:
         self.dtype, self.device, self.quantization = dtype, device, quantization
         self.finished = finished  # False: as another library leaves them

@@ -12,11 +12,12 @@ from cenote.config import Sourced
 from cenote.engine.engine import PoolingEngine
 from cenote.explain.arithmetic import Mixing, arithmetic
 from cenote.explain.findings import Chosen, Setting
-from cenote.explain.machine import processor, usable_cores
+from cenote.explain.machine import usable_cores
 from cenote.explain.pieces import Linears, query_key_value
 from cenote.inputs.word_piece import word_piece
 from cenote.kernels import attention as kernels
 from cenote.kernels import native
+from cenote.kernels.cpu_features import MAX_CPU_ISA, ONEDNN_VARIABLES, cpu_features
 
 IN_USE, NOT_BUILT = "in use", "not built"
 KERNELS = {
@@ -41,15 +42,15 @@ LINEARS = {
 
 
 def chosen(engine: PoolingEngine) -> Chosen:
-    description, config = engine.model.description, engine.config
-    _, features = processor()
+    description = engine.model.description
+    tiles = cpu_features().amx
     return Chosen(
         device=description.device.value.type,
         dtype=str(description.dtype.value).removeprefix("torch."),
-        quantization=config.quantization,
+        quantization=description.quantization.value,
         attention=_attention(engine),
-        native=_native(features),
-        tiles="amx_bf16" in features,
+        native=_native(tiles),
+        tiles=tiles,
         fused=is_fused(engine.model.backbone),
         is_native=description.entry.native,
         budget=engine.loop.scheduler.token_budget,
@@ -65,7 +66,7 @@ def linears(engine: PoolingEngine) -> Linears:
     """What makes layers like those of the model."""
     description = engine.model.description
     dtype, device = description.dtype.value, description.device.value
-    return Linears(dtype, device, engine.config.quantization, finished=description.entry.native)
+    return Linears(dtype, device, description.quantization.value, finished=description.entry.native)
 
 
 def is_fused(backbone: torch.nn.Module) -> bool:
@@ -73,10 +74,10 @@ def is_fused(backbone: torch.nn.Module) -> bool:
     return getattr(getattr(backbone, "backbone", backbone), "stack", None) is not None
 
 
-def _native(features: frozenset[str]) -> str:
+def _native(tiles: bool) -> str:
     if native.available():
         return IN_USE
-    if "amx_bf16" not in features:
+    if not tiles:
         return "not for this processor"
     return "cannot be loaded" if any(Path(native.__file__).parent.glob("_native*")) else NOT_BUILT
 
@@ -98,10 +99,11 @@ def settings(engine: PoolingEngine, chosen: Chosen) -> Iterator[Setting]:
     yield _linear(engine, chosen)
     reason = _attention_reason(chosen, _first_mixing(engine))
     yield Setting(name="attention", value=f"{chosen.attention}: {KERNELS.get(chosen.attention, '')}", reason=reason)
+    asked = config.quantization is not None
     yield Setting(
         name="quantization",
         value=chosen.quantization or "none",
-        reason="--quantization" if chosen.quantization else "not asked for (--quantization)",
+        reason=f"from {description.quantization.source}" if asked else "not asked for (--quantization)",
     )
     if chosen.device == "cuda":
         yield _graphs(engine)
@@ -146,6 +148,8 @@ def _attention_reason(chosen: Chosen, mixing: Mixing | None) -> str:
     if chosen.attention == "tiles":
         return f"{heads}, amx_bf16 in this processor"
     if chosen.attention == "sdpa" and chosen.device == "cpu":
+        if not chosen.tiles:
+            return f"{heads}, no matrix tiles (AMX) in this processor"
         if chosen.dtype != "bfloat16" or mixing.head_dim % 32:
             return f"{heads}: the tiles take bfloat16 and multiples of 32"
         return f"native code {chosen.native}"
@@ -154,7 +158,8 @@ def _attention_reason(chosen: Chosen, mixing: Mixing | None) -> str:
 
 def _native_reason(chosen: Chosen) -> str:
     if not chosen.tiles:
-        return "it has no matrix tiles (amx_bf16)"
+        set_by = [f"{name}={os.environ[name]}" for name in (MAX_CPU_ISA, *ONEDNN_VARIABLES) if os.environ.get(name)]
+        return " and ".join(["no matrix tiles (AMX) in this processor", *set_by])
     reasons = {IN_USE: "amx_bf16 in this processor", NOT_BUILT: "no compiler was found at install"}
     return reasons.get(chosen.native, "it was built from other code, or its libraries are missing")
 

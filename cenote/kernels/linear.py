@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cenote.kernels import tile_linear
 from cenote.kernels.activations import ACTIVATIONS
+from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.evening import evening
 from cenote.kernels.tile_linear import TileLinear, quantized
 
@@ -81,5 +82,14 @@ def _packed(linear: nn.Linear, activation: str | None, int8: bool, evened: Tenso
         return linear
     if int8:
         return Int8Linear(linear, activation, evened)
-    known = linear.weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return PrepackedLinear(linear, activation) if known and activation in FUSED else linear
+    known = linear.weight.dtype == torch.bfloat16 and activation in FUSED and prepacks_bfloat16()
+    return PrepackedLinear(linear, activation) if known else linear
+
+
+def prepacks_bfloat16() -> bool:
+    """Whether oneDNN has fast kernels for prepacked bfloat16 weights here.
+
+    Not on ARM, even with bfloat16 units: oneDNN in torch 2.13 runs prepacked bfloat16 layers there by its reference
+    code, a hundred times slower than torch runs plain ones (pytorch issue 180447).
+    """
+    return cpu_features().architecture == "x86" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

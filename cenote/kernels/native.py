@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from cenote.kernels.cpu_features import cpu_features
+
 logger = logging.getLogger("cenote")
 
 # as native.h counts them
@@ -82,7 +84,9 @@ def available() -> bool:
 
 @cache
 def library() -> Any:
-    """The compiled code, if it was built and this processor can run it."""
+    """The compiled code, if it was built and this processor can run it, and nobody has lowered the level."""
+    if not cpu_features().amx:
+        return None
     built = [Path(__file__).with_name(f"_native{suffix}") for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in built if path.exists()), None)
     if path is None:

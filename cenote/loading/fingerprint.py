@@ -31,7 +31,7 @@ def fingerprint(description: Description, options: EngineConfig) -> bytes:
         description.device.value.type,
         description.dtype.value,
         description.head_dtype.value,
-        options.quantization,
+        description.quantization.value,
         options.tokenizer,  # may name the tokens that a language model answers with
         description.kind.value,
         description.token_labels,

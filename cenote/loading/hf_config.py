@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -144,12 +143,10 @@ def resolve_dtype(
     if asked != "auto":
         if asked not in RUN_IN:
             raise LoadError(f"dtype={asked!r} is unknown; there are: auto, {', '.join(RUN_IN)}")
-        dtype = DTYPES[asked]
-        if dtype is torch.float16 and device_type == "cpu":
-            raise LoadError(f"dtype={asked!r} does not run on a CPU; use bfloat16 or float32")
-        if dtype is torch.float16 and not float16:
+        computed = _computed_in(Sourced(DTYPES[asked], "dtype"), "dtype", device_type, native_bf16=native_bf16)
+        if computed.value is torch.float16 and not float16:
             raise LoadError(f"dtype={asked!r} overflows in {config.model_type}; use bfloat16 or float32")
-        return Sourced(dtype, "dtype")
+        return computed
     if device_type == "cpu":
         if native_bf16:
             return Sourced(torch.bfloat16, "the CPU, which has matrix units for it")
@@ -163,7 +160,9 @@ def resolve_dtype(
     return Sourced(torch.float16, "config.json" if stored is torch.float16 else f"config.json {name}, run in half")
 
 
-def head_dtype(config: HFConfig, model_dtype: torch.dtype) -> Sourced[torch.dtype]:
+def head_dtype(
+    config: HFConfig, model_dtype: torch.dtype, device_type: str, *, native_bf16: bool
+) -> Sourced[torch.dtype]:
     """The type of everything after the backbone."""
     asked = config.get("head_dtype")
     if asked is None:
@@ -172,17 +171,25 @@ def head_dtype(config: HFConfig, model_dtype: torch.dtype) -> Sourced[torch.dtyp
         return Sourced(model_dtype, "head_dtype in the config")
     if asked not in RUN_IN:
         raise LoadError(f"head_dtype={asked!r} is unknown; there are: model, {', '.join(RUN_IN)}")
-    return Sourced(DTYPES[asked], "head_dtype in the config")
+    decision = Sourced(DTYPES[asked], "head_dtype in the config")
+    return _computed_in(decision, "head_dtype", device_type, native_bf16=native_bf16)
 
 
-def has_native_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware; elsewhere it is slower than float32."""
-    try:
-        lines = cpuinfo.read_text(errors="replace").splitlines()
-    except OSError:
-        return False
-    flags = next((line.split(":")[1].split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return bool({"amx_bf16", "avx512_bf16", "bf16"} & set(flags))
+def _computed_in(
+    asked: Sourced[torch.dtype], option: str, device_type: str, *, native_bf16: bool
+) -> Sourced[torch.dtype]:
+    """The type asked for, or float32 on a CPU without units for it, where torch would be hundreds of times slower.
+
+    Weights are float32 then as well: widening them for every product makes it up to 1.5 times as slow from bfloat16,
+    and up to 4 times from float16. No CPU gets float16: there are no kernels for it that are faster than float32.
+    """
+    has_units = asked.value is torch.float32 or (asked.value is torch.bfloat16 and native_bf16)
+    if device_type != "cpu" or has_units:
+        return asked
+    name = str(asked.value).removeprefix("torch.")
+    faster = "; bfloat16 is faster on this CPU" if native_bf16 else ""
+    logger.warning("%s=%s: no fast %s arithmetic on this CPU; computing in float32%s", option, name, name, faster)
+    return Sourced(torch.float32, f"{option}={name}, which this CPU computes in float32")
 
 
 class _Attributes(dict[str, Any]):

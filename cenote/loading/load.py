@@ -74,7 +74,7 @@ def load(options: EngineConfig) -> LoadedModel:
     filler.finish(architecture.unused)
     backbone.prepare(device, dtype)
     whole = backbone if adapters is None else AdaptedBackbone(backbone, adapters.adapters)
-    finish(whole, device, options.quantization)
+    finish(whole, device, description.quantization.value)
     backbone.stack = stack(backbone)
     pooler = Pooler(description.plan, heads, description.head_dtype.value)
     processor = read_processor(description.checkpoint) if architecture.vision is not None else ProcessorFiles()

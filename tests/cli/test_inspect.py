@@ -45,6 +45,28 @@ def test_a_flag_is_named_as_the_source_of_what_it_changed(capsys: pytest.Capture
     assert table["dtype"] == ("float32", "dtype")
 
 
+def test_the_number_type_that_the_cpu_computes_in_is_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_bert(tmp_path)
+    monkeypatch.setenv("CENOTE_MAX_CPU_ISA", "baseline")
+
+    table = shown(capsys, str(tmp_path), "--device", "cpu", "--dtype", "half", "--quantization", "int8")
+
+    assert table["dtype"] == ("float32", "dtype=float16, which this CPU computes in float32")
+    assert table["quantization"] == ("none", "quantization=int8, for which this CPU has no fast kernel")
+
+
+def test_an_unknown_cpu_level_ends_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_bert(tmp_path)
+    monkeypatch.setenv("CENOTE_MAX_CPU_ISA", "486")
+
+    assert main(["inspect", str(tmp_path)]) != 0
+    assert "CENOTE_MAX_CPU_ISA='486' is unknown" in capsys.readouterr().err
+
+
 def test_a_classifier_shows_its_labels_and_activation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tiny_qwen3_classifier(tmp_path, num_labels=3)
 

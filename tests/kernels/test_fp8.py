@@ -9,7 +9,8 @@ from torch.nn.functional import cosine_similarity
 
 from cenote.batch import pack
 from cenote.errors import LoadError
-from cenote.kernels.finish import finish
+from cenote.kernels.cpu_features import CPUFeatures
+from cenote.kernels.finish import finish, resolve_quantization
 from cenote.kernels.fp8 import Fp8Linear, quantized_weight
 from cenote.layers.backbone import Backbone
 from cenote.layers.spec import BackboneSpec, RopeSpec
@@ -52,7 +53,7 @@ def test_a_row_of_zeros_stays_one() -> None:
 
 def test_a_cpu_has_no_fp8() -> None:
     with pytest.raises(LoadError, match="quantization=fp8 needs a GPU"):
-        finish(nn.Linear(16, 16), torch.device("cpu"), "fp8")
+        resolve_quantization("fp8", torch.device("cpu"), CPUFeatures("x86", frozenset()))
 
 
 @pytest.mark.gpu

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from cenote.config import EngineConfig, PoolerConfig
+from cenote.kernels.cpu_features import CPUFeatures
+from cenote.loading import describe as describing
 from cenote.loading import fingerprint as module
 from cenote.loading.describe import describe
 from cenote.loading.fingerprint import fingerprint
@@ -33,7 +35,9 @@ def test_the_same_model_has_the_same(folder: Path) -> None:
     assert taken(folder) == taken(folder, served_model_name="other name", max_num_seqs=3)
 
 
-def test_options_that_shape_answers_show(folder: Path) -> None:
+def test_options_that_shape_answers_show(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every_unit = CPUFeatures("x86", frozenset({"amx_tile", "amx_bf16", "amx_int8"}))
+    monkeypatch.setattr(describing, "cpu_features", lambda: every_unit)
     options: list[dict[str, Any]] = [
         {"dtype": "float32"},
         {"dtype": "bfloat16"},
@@ -44,6 +48,14 @@ def test_options_that_shape_answers_show(folder: Path) -> None:
     ]
 
     assert len({taken(folder, **each) for each in options}) == len(options)
+
+
+def test_what_a_cpu_computes_in_the_same_way_is_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(describing, "cpu_features", lambda: CPUFeatures("arm", frozenset()))
+
+    plain = taken(folder, dtype="float32")
+
+    assert plain == taken(folder, dtype="bfloat16") == taken(folder, dtype="float32", quantization="int8")
 
 
 def test_other_weights_show_in_small_files_and_in_large_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

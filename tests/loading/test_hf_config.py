@@ -14,7 +14,6 @@ from cenote.config import Sourced
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.hf_config import (
     architectures,
-    has_native_bf16,
     head_dtype,
     read_config,
     resolve_dtype,
@@ -263,8 +262,6 @@ def test_an_explicit_dtype_is_taken(refused: Any) -> None:
 
     assert resolve_dtype(config, "float", "cuda", native_bf16=False) == Sourced(torch.float32, "dtype")
     assert resolve_dtype(HFConfig({}), "half", "cuda", native_bf16=False).value is torch.float16
-    with refused("'float16'", "CPU", "bfloat16 or float32"):
-        resolve_dtype(HFConfig({}), "float16", "cpu", native_bf16=True)
     with refused("'half'", "gemma2", "bfloat16 or float32"):
         resolve_dtype(config, "half", "cuda", native_bf16=False, float16=False)
     with refused("'int8' is unknown; there are: auto, float32"):
@@ -277,24 +274,43 @@ def test_a_checkpoint_in_an_unknown_type_asks_for_an_explicit_one(refused: Any) 
 
 
 def test_heads_run_in_float32_unless_the_config_says_otherwise(refused: Any) -> None:
-    assert head_dtype(HFConfig({}), torch.float16).value is torch.float32
-    assert head_dtype(HFConfig({"head_dtype": "model"}), torch.float16).value is torch.float16
-    assert head_dtype(HFConfig({"head_dtype": "bfloat16"}), torch.float16).value is torch.bfloat16
+    def resolved(asked: str, device: str = "cuda", *, native_bf16: bool = False) -> torch.dtype:
+        config = HFConfig({"head_dtype": asked} if asked else {})
+        return head_dtype(config, torch.float16, device, native_bf16=native_bf16).value
+
+    assert resolved("") is torch.float32
+    assert resolved("model") is torch.float16
+    assert resolved("bfloat16") is torch.bfloat16
+    assert resolved("bfloat16", "cpu", native_bf16=True) is torch.bfloat16
+    assert resolved("bfloat16", "cpu") is torch.float32
     with refused("head_dtype='tiny' is unknown; there are: model"):
-        head_dtype(HFConfig({"head_dtype": "tiny"}), torch.float16)
+        resolved("tiny")
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("asked", "native", "expected"),
     [
-        ("processor : 0\nflags\t\t: fpu sse2 avx512_bf16 amx_bf16\n", True),
-        ("processor : 0\nflags\t\t: fpu sse2 avx2\n", False),
-        ("Features\t: fp asimd bf16 i8mm\n", True),
-        ("", False),
+        ("bfloat16", True, torch.bfloat16),
+        ("bfloat16", False, torch.float32),
+        ("float16", True, torch.float32),
+        ("half", False, torch.float32),
+        ("float32", False, torch.float32),
     ],
 )
-def test_bfloat16_units_are_read_from_the_flags_of_the_cpu(tmp_path: Path, text: str, expected: bool) -> None:
-    (tmp_path / "cpuinfo").write_text(text)
+def test_a_cpu_computes_in_float32_what_it_has_no_units_for_and_says_so_once(
+    asked: str, native: bool, expected: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = HFConfig({"model_type": "gemma2"})
+    with caplog.at_level(logging.WARNING, "cenote"):
+        dtype = resolve_dtype(config, asked, "cpu", native_bf16=native, float16=False)
 
-    assert has_native_bf16(tmp_path / "cpuinfo") is expected
-    assert has_native_bf16(tmp_path / "missing") is False
+    assert dtype.value is expected
+    lines = [record.getMessage() for record in caplog.records]
+    if getattr(torch, asked) is expected:
+        assert lines == [] and dtype.source == "dtype"
+        return
+    name = str(getattr(torch, asked)).removeprefix("torch.")
+    assert dtype.source == f"dtype={name}, which this CPU computes in float32"
+    assert len(lines) == 1
+    assert lines[0].startswith(f"dtype={name}: no fast {name} arithmetic on this CPU; computing in float32")
+    assert ("bfloat16 is faster" in lines[0]) is native

@@ -188,9 +188,11 @@ def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
 
         exact = torch.cat(states(reference))
         ours = torch.nn.functional.cosine_similarity(run(model.backbone).float(), exact)
-        theirs = torch.nn.functional.cosine_similarity(torch.cat(states(reference.bfloat16())).float(), exact)
-
-        assert ours.mean() > max(0.999, theirs.mean() - 1e-4)  # what the reference itself loses
+        if model.description.dtype.value is torch.bfloat16:
+            theirs = torch.nn.functional.cosine_similarity(torch.cat(states(reference.bfloat16())).float(), exact)
+            assert ours.mean() > max(0.999, theirs.mean() - 1e-4)  # what the reference itself loses
+        else:  # a CPU without units for it computes in float32
+            assert ours.mean() > 0.99999
         assert ours.min() > 0.98  # a single token of a tiny model may lie farther off
 
 

@@ -20,6 +20,7 @@ from cenote.pooling.heads import Heads
 from cenote.pooling.pooler import Ask, Pooler
 from cenote.pooling.resolve import Matryoshka, resolve_plan
 from cenote.request import Options
+from tests.cpu import needs_bfloat16
 from tests.tiny import SEQUENCES, states, tiny_bert, tiny_bert_classifier, tiny_bert_tagger, tiny_qwen3
 
 MIX = [
@@ -187,6 +188,7 @@ def test_a_column_the_model_does_not_have_is_refused() -> None:
         pooler(torch.randn(2, 6), pack([[1, 2]]), [(ask,)])
 
 
+@needs_bfloat16
 def test_heads_run_in_float32_whatever_the_model_runs_in(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path)
     half = load(EngineConfig.of(str(tmp_path), dtype="bfloat16", device="cpu"))

@@ -1,0 +1,202 @@
+"""What this CPU is and which instruction sets may be used on it: the one place that finds out. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from cenote.errors import LoadError
+
+CPUINFO = Path("/proc/cpuinfo")
+# lowers the instruction sets that we use, to test on one machine what another one computes
+MAX_CPU_ISA = "CENOTE_MAX_CPU_ISA"
+
+# levels from the lowest to the highest, and the flags of /proc/cpuinfo that come with each
+LEVELS: dict[str, dict[str, frozenset[str]]] = {
+    "x86": {
+        "baseline": frozenset(),
+        "avx2": frozenset({"avx2", "fma"}),
+        "avx2_vnni": frozenset({"avx_vnni"}),
+        "avx512": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}),
+        "avx512_vnni": frozenset({"avx512_vnni"}),
+        "avx512_bf16": frozenset({"avx512_bf16"}),
+        "amx": frozenset({"amx_tile", "amx_bf16", "amx_int8"}),
+    },
+    "arm": {
+        "baseline": frozenset(),
+        "dotprod": frozenset({"asimddp"}),
+        "i8mm": frozenset({"i8mm"}),
+        "bf16": frozenset({"bf16"}),
+    },
+    "other": {"baseline": frozenset()},
+}
+ARCHITECTURES = {"x86_64": "x86", "amd64": "x86", "aarch64": "arm", "arm64": "arm"}
+
+# oneDNN's own limit, which holds for our code as well; what is not here limits nothing that we use
+ONEDNN_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+ONEDNN_LEVELS = {
+    "SSE41": "baseline",
+    "AVX": "baseline",
+    "AVX2": "avx2",
+    "AVX2_VNNI": "avx2_vnni",
+    "AVX2_VNNI_2": "avx2_vnni",
+    "AVX512_CORE": "avx512",
+    "AVX512_CORE_VNNI": "avx512_vnni",
+    "AVX512_CORE_BF16": "avx512_bf16",
+    "AVX512_CORE_FP16": "avx512_bf16",
+    "AVX10_1_512": "avx512_bf16",
+}
+
+# Linux on ARM gives numbers instead of a name: implementer and part, as in the MIDR_EL1 register
+ARM_PARTS = {
+    "0x41": {
+        "0xd03": "Cortex-A53",
+        "0xd05": "Cortex-A55",
+        "0xd07": "Cortex-A57",
+        "0xd08": "Cortex-A72",
+        "0xd09": "Cortex-A73",
+        "0xd0a": "Cortex-A75",
+        "0xd0b": "Cortex-A76",
+        "0xd0c": "Neoverse-N1",
+        "0xd0d": "Cortex-A77",
+        "0xd40": "Neoverse-V1",
+        "0xd41": "Cortex-A78",
+        "0xd44": "Cortex-X1",
+        "0xd46": "Cortex-A510",
+        "0xd47": "Cortex-A710",
+        "0xd48": "Cortex-X2",
+        "0xd49": "Neoverse-N2",
+        "0xd4a": "Neoverse-E1",
+        "0xd4d": "Cortex-A715",
+        "0xd4e": "Cortex-X3",
+        "0xd4f": "Neoverse-V2",
+        "0xd80": "Cortex-A520",
+        "0xd81": "Cortex-A720",
+        "0xd82": "Cortex-X4",
+        "0xd84": "Neoverse-V3",
+        "0xd85": "Cortex-X925",
+        "0xd87": "Cortex-A725",
+        "0xd8e": "Neoverse-N3",
+    },
+    "0x43": {"0x0af": "ThunderX2"},
+    "0x46": {"0x001": "A64FX"},
+    "0x48": {"0xd01": "TaiShan v110", "0xd02": "TaiShan v120"},
+    "0x4e": {"0x004": "Carmel", "0x010": "Olympus"},
+    "0x51": {"0x001": "Oryon"},
+    "0x61": {
+        "0x022": "M1 Icestorm",
+        "0x023": "M1 Firestorm",
+        "0x032": "M2 Blizzard",
+        "0x033": "M2 Avalanche",
+    },
+    "0x6d": {"0xd49": "Azure Cobalt 100"},
+    "0xc0": {"0xac3": "AmpereOne", "0xac4": "AmpereOne A", "0xac5": "AmpereOne B"},
+}
+ARM_IMPLEMENTERS = {
+    "0x41": "ARM",
+    "0x43": "Cavium",
+    "0x46": "Fujitsu",
+    "0x48": "HiSilicon",
+    "0x4e": "NVIDIA",
+    "0x51": "Qualcomm",
+    "0x61": "Apple",
+    "0x6d": "Microsoft",
+    "0xc0": "Ampere",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CPUFeatures:
+    """The instruction sets that may be used, by their names in /proc/cpuinfo."""
+
+    architecture: str  # a key of LEVELS
+    flags: frozenset[str]
+
+    @property
+    def bfloat16(self) -> bool:
+        """Whether bfloat16 is multiplied in hardware; elsewhere torch computes it far slower than float32."""
+        return not self.flags.isdisjoint({"amx_bf16", "avx512_bf16", "bf16"})
+
+    @property
+    def int8(self) -> bool:
+        """Whether int8 linear layers are faster than float32 ones: on AMX by our code, with AVX512-VNNI by oneDNN's."""
+        return not self.flags.isdisjoint({"amx_int8", "avx512_vnni"})
+
+    @property
+    def amx(self) -> bool:
+        return self.flags >= LEVELS["x86"]["amx"]
+
+
+def cpu_features(
+    environment: Mapping[str, str] = os.environ, *, cpuinfo: Path = CPUINFO, machine: str | None = None
+) -> CPUFeatures:
+    """What /proc/cpuinfo says, lowered by ONEDNN_MAX_CPU_ISA and CENOTE_MAX_CPU_ISA."""
+    machine = machine or platform.machine()
+    architecture = ARCHITECTURES.get(machine.lower(), "other")
+    levels = LEVELS[architecture]
+    names = list(levels)
+    limits = [len(names) - 1]
+    if architecture == "x86":
+        value = next((environment[name] for name in ONEDNN_VARIABLES if environment.get(name)), "")
+        limits += [names.index(ONEDNN_LEVELS[value.upper()])] if value.upper() in ONEDNN_LEVELS else []
+    if value := environment.get(MAX_CPU_ISA, "").strip().lower():
+        if value not in levels:
+            known = ", ".join(names)
+            raise LoadError(f"{MAX_CPU_ISA}={value!r} is unknown on {machine}; there are: {known}")
+        limits.append(names.index(value))
+    above = frozenset[str]().union(*(levels[name] for name in names[min(limits) + 1 :]))
+    return CPUFeatures(architecture, _flags(cpuinfo) - above)
+
+
+def cpu_name(cpuinfo: Path = CPUINFO) -> str:
+    """The name of the processor as its maker calls it, as far as the system tells; never empty."""
+    # a processor may have cores of several kinds: each kind once
+    names = dict.fromkeys(_name(fields) for fields in _fields(cpuinfo))
+    return " + ".join(filter(None, names)) or _name_by_system()
+
+
+@cache
+def _fields(cpuinfo: Path) -> tuple[dict[str, str], ...]:
+    """The paragraphs of /proc/cpuinfo, one for each core; none where there is no such file."""
+    try:
+        text = cpuinfo.read_text(errors="replace")
+    except OSError:
+        return ()
+    return tuple(
+        {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in paragraph.splitlines())}
+        for paragraph in text.split("\n\n")
+    )
+
+
+def _flags(cpuinfo: Path) -> frozenset[str]:
+    """Those that every core has: a thread may run on any of them."""
+    found = [
+        frozenset((fields.get("flags") or fields["Features"]).split())
+        for fields in _fields(cpuinfo)
+        if "flags" in fields or "Features" in fields
+    ]
+    return found[0].intersection(*found) if found else frozenset()
+
+
+def _name(core: Mapping[str, str]) -> str:
+    implementer, part = core.get("CPU implementer", "").lower(), core.get("CPU part", "").lower()
+    if not part:
+        return core.get("model name", "")
+    maker = ARM_IMPLEMENTERS.get(implementer, f"implementer {implementer}")
+    return f"{maker} {ARM_PARTS.get(implementer, {}).get(part, f'part {part}')}"
+
+
+def _name_by_system() -> str:
+    if sys.platform == "darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        with suppress(OSError):
+            if told := subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip():
+                return told
+    return platform.processor() or platform.machine() or "unknown"

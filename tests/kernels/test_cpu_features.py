@@ -1,0 +1,178 @@
+"""The CPU is read from what the system says of it, and variables lower what is used of it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cenote.config import EXTRA_VARIABLES
+from cenote.errors import LoadError
+from cenote.kernels.cpu_features import LEVELS, MAX_CPU_ISA, CPUFeatures, cpu_features, cpu_name
+
+SAPPHIRE_RAPIDS = (
+    "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R) Platinum 8481C CPU\n"
+    "flags\t\t: fpu sse2 fma avx2 avx_vnni avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 "
+    "amx_tile amx_bf16 amx_int8\n\n"
+)
+HASWELL = "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) CPU E5-2680 v3\nflags\t\t: fpu sse2 fma avx2\n\n"
+NEOVERSE_N1 = (
+    "processor\t: 0\nFeatures\t: fp asimd fphp asimdhp asimddp\nCPU implementer\t: 0x41\nCPU architecture: 8\n"
+    "CPU variant\t: 0x3\nCPU part\t: 0xd0c\nCPU revision\t: 1\n\n"
+)
+NEOVERSE_V2 = NEOVERSE_N1.replace("asimddp", "asimddp sve i8mm bf16").replace("0xd0c", "0xd4f")
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Path:
+    return tmp_path / "cpuinfo"
+
+
+def features(told: Path, text: str, machine: str, **environment: str) -> CPUFeatures:
+    told.write_text(text)
+    return cpu_features(environment, cpuinfo=told, machine=machine)
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "bfloat16", "int8", "amx"),
+    [
+        (SAPPHIRE_RAPIDS, "x86_64", True, True, True),
+        (HASWELL, "x86_64", False, False, False),
+        (HASWELL.replace("avx2", "avx2 avx512f avx512_vnni"), "x86_64", False, True, False),
+        (HASWELL.replace("avx2", "avx2 avx512f avx512_vnni avx512_bf16"), "AMD64", True, True, False),
+        (NEOVERSE_N1, "aarch64", False, False, False),
+        (NEOVERSE_V2, "arm64", True, False, False),
+        ("", "aarch64", False, False, False),
+        ("cpu\t: POWER9\n", "ppc64le", False, False, False),
+    ],
+)
+def test_units_are_read_from_the_flags_of_the_cpu(
+    told: Path, text: str, machine: str, bfloat16: bool, int8: bool, amx: bool
+) -> None:
+    found = features(told, text, machine)
+
+    assert (found.bfloat16, found.int8, found.amx) == (bfloat16, int8, amx)
+
+
+def test_a_unit_counts_when_every_core_has_it(told: Path) -> None:
+    assert features(told, NEOVERSE_V2 * 2, "aarch64").bfloat16
+    told.with_name("mixed").write_text(NEOVERSE_V2 + NEOVERSE_N1)
+    assert not cpu_features({}, cpuinfo=told.with_name("mixed"), machine="aarch64").bfloat16
+
+
+def test_a_system_without_cpuinfo_has_no_units(told: Path) -> None:
+    assert cpu_features({}, cpuinfo=told, machine="x86_64").flags == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("level", "bfloat16", "int8", "amx"),
+    [
+        ("baseline", False, False, False),
+        ("avx2", False, False, False),
+        ("avx512", False, False, False),
+        ("avx512_vnni", False, True, False),
+        ("avx512_bf16", True, True, False),
+        ("AMX", True, True, True),
+        ("", True, True, True),
+    ],
+)
+def test_our_switch_lowers_the_level(told: Path, level: str, bfloat16: bool, int8: bool, amx: bool) -> None:
+    found = features(told, SAPPHIRE_RAPIDS, "x86_64", **{MAX_CPU_ISA: level})
+
+    assert (found.bfloat16, found.int8, found.amx) == (bfloat16, int8, amx)
+
+
+@pytest.mark.parametrize(("level", "bfloat16"), [("baseline", False), ("i8mm", False), ("bf16", True)])
+def test_our_switch_lowers_the_level_of_arm(told: Path, level: str, bfloat16: bool) -> None:
+    found = features(told, NEOVERSE_V2, "aarch64", **{MAX_CPU_ISA: level})
+
+    assert found.bfloat16 is bfloat16
+    assert ("i8mm" in found.flags) is (level != "baseline")
+
+
+def test_our_switch_raises_nothing(told: Path) -> None:
+    assert features(told, HASWELL, "x86_64", **{MAX_CPU_ISA: "amx"}).flags == {"fpu", "sse2", "fma", "avx2"}
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "x86_64"])
+def test_an_unknown_level_is_refused_with_those_there_are(told: Path, machine: str) -> None:
+    with pytest.raises(LoadError, match=f"{MAX_CPU_ISA}='avx3' is unknown on {machine}; there are: baseline, "):
+        features(told, SAPPHIRE_RAPIDS, machine, **{MAX_CPU_ISA: "avx3"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "bfloat16", "amx"),
+    [
+        ("ONEDNN_MAX_CPU_ISA", "AVX2", False, False),
+        ("DNNL_MAX_CPU_ISA", "avx512_core", False, False),
+        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", True, False),
+        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_AMX", True, True),
+        ("ONEDNN_MAX_CPU_ISA", "DEFAULT", True, True),
+    ],
+)
+def test_the_limit_of_onednn_holds_too(told: Path, variable: str, value: str, bfloat16: bool, amx: bool) -> None:
+    found = features(told, SAPPHIRE_RAPIDS, "x86_64", **{variable: value})
+
+    assert (found.bfloat16, found.amx) == (bfloat16, amx)
+
+
+def test_the_lower_of_two_limits_holds(told: Path) -> None:
+    given = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", MAX_CPU_ISA: "avx2"}
+
+    assert not features(told, SAPPHIRE_RAPIDS, "x86_64", **given).bfloat16
+
+
+def test_the_limit_of_onednn_says_nothing_of_arm(told: Path) -> None:
+    assert features(told, NEOVERSE_V2, "aarch64", ONEDNN_MAX_CPU_ISA="AVX2").flags >= LEVELS["arm"]["dotprod"]
+
+
+def test_no_native_code_runs_below_its_level() -> None:
+    code = "from cenote.kernels import native; print(native.available())"
+    environment = {**os.environ, MAX_CPU_ISA: "baseline"}
+
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["False"]
+
+
+def test_the_server_knows_the_switch() -> None:
+    assert MAX_CPU_ISA in EXTRA_VARIABLES
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (SAPPHIRE_RAPIDS * 2, "Intel(R) Xeon(R) Platinum 8481C CPU"),
+        (NEOVERSE_N1 * 2, "ARM Neoverse-N1"),
+        (NEOVERSE_V2, "ARM Neoverse-V2"),
+        (NEOVERSE_N1.replace("0x41", "0xc0").replace("0xd0c", "0xac3"), "Ampere AmpereOne"),
+        (NEOVERSE_N1.replace("0x41", "0x61").replace("0xd0c", "0x000"), "Apple part 0x000"),
+        (NEOVERSE_N1.replace("0x41", "0x99"), "implementer 0x99 part 0xd0c"),
+        (
+            NEOVERSE_N1.replace("0xd0c", "0xd46") + NEOVERSE_N1.replace("0xd0c", "0xd48"),
+            "ARM Cortex-A510 + ARM Cortex-X2",
+        ),
+    ],
+)
+def test_the_cpu_has_a_name(told: Path, text: str, name: str) -> None:
+    told.write_text(text)
+
+    assert cpu_name(told) == name
+
+
+def test_a_cpu_that_nothing_is_said_of_is_named_after_its_architecture(told: Path) -> None:
+    assert cpu_name(told) in (platform.processor(), platform.machine())
+    assert cpu_name(told)
+
+
+def test_this_cpu_has_a_name_and_a_client_finds_it_without_torch() -> None:
+    code = "import sys; from cenote.bench.report import machine; print(machine()['processor'], 'torch' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    name, _, imported = done.stdout.strip().rpartition(" ")
+    assert name and imported == "False"

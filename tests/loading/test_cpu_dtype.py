@@ -1,0 +1,73 @@
+"""What a CPU has no units for runs in float32, as fast and as exact as if that had been asked for, and says so once."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cenote import LLM
+from cenote.kernels.cpu_features import MAX_CPU_ISA
+from tests.tiny import tiny_bert
+
+TEXTS = [[7, 8, 9], [10, 11], list(range(5, 60))]
+
+
+@pytest.fixture
+def plain_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU without 16-bit and int8 units, wherever the tests run."""
+    monkeypatch.setenv(MAX_CPU_ISA, "baseline")
+
+
+def embedded(folder: Path, **options: Any) -> list[list[float]]:
+    with LLM(str(folder), device="cpu", **options) as llm:
+        assert llm.model_config.dtype is torch.float32
+        parameters = [weight for weight in llm.engine.model.backbone.parameters() if weight.is_floating_point()]
+        assert {weight.dtype for weight in parameters} == {torch.float32}
+        return [item.outputs.embedding for item in llm.embed(TEXTS, use_tqdm=False)]
+
+
+@pytest.mark.usefixtures("plain_cpu")
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"dtype": "bfloat16"}, "dtype=bfloat16: no fast bfloat16 arithmetic on this CPU; computing in float32"),
+        ({"dtype": "float16"}, "dtype=float16: no fast float16 arithmetic on this CPU; computing in float32"),
+        ({"dtype": "half"}, "dtype=float16: no fast float16 arithmetic on this CPU; computing in float32"),
+        (
+            {"quantization": "int8"},
+            "quantization=int8: no fast int8 kernel for this CPU (AMX or AVX512-VNNI); not quantizing",
+        ),
+        (
+            {"dtype": "float32", "hf_overrides": {"head_dtype": "bfloat16"}},
+            "head_dtype=bfloat16: no fast bfloat16 arithmetic on this CPU; computing in float32",
+        ),
+    ],
+)
+def test_answers_are_those_of_float32_and_one_line_says_why(
+    options: dict[str, Any], line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny_bert(tmp_path)
+    expected = embedded(tmp_path, dtype="float32")
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = embedded(tmp_path, **options)
+
+    assert found == expected
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told == [line]
+
+
+@pytest.mark.usefixtures("plain_cpu")
+def test_the_type_is_float32_by_itself_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tiny_bert(tmp_path)
+
+    embedded(tmp_path)
+
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
