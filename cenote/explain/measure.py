@@ -207,6 +207,6 @@ class Measuring:
 def _has_time(began: float, started: float, rounds: int, duration: float) -> bool:
     """Whether one more round like those before ends in time; a second one, to see how they differ, may take longer."""
     now = time.perf_counter()
-    if rounds < 2:
-        return rounds == 0 or now - began < 2 * duration
-    return now - began + (now - started) / rounds < duration
+    if rounds == 0:
+        return True
+    return now - began + (now - started) / rounds < (1.5 * duration if rounds == 1 else duration)
