@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from cenote.cli.flags import add_engine_flags, add_flags
+from cenote.cli.interrupts import command_line
 from cenote.cli.parser import Parser, positive
 from cenote.request import TASKS, ScoreType
 
@@ -148,7 +149,9 @@ def run_batch(argv: Sequence[str]) -> int:
     others = tuple(option.name for option in declared(ServerConfig) if option.name not in SETTINGS)
     add_flags(parser.add_argument_group("requests"), ServerConfig, without=others)
     add_engine_flags(parser, without=("served_model_name",))
-    return run(parser.read(argv))
+    args = parser.read(argv)
+    args.command_line = command_line(parser.prog, argv)
+    return run(args)
 
 
 def inspect(argv: Sequence[str]) -> int:
@@ -210,6 +213,7 @@ def _run(parser: Parser, argv: Sequence[str]) -> int:
     add_engine_flags(parser)
     args = parser.read(argv)
     args.command = parser.prog.removeprefix("cenote ")
+    args.command_line = command_line(parser.prog, argv)
 
     from cenote.cli.run import run
 
@@ -240,7 +244,7 @@ def _add_files(parser: Parser, *, pairs: bool = False) -> None:
     group.add_argument("--output", metavar="FILE", help="an interrupted run continues when it is started again")
     group.add_argument("--format", choices=FORMATS, help="default: by the name of --output, else jsonl")
     group.add_argument("--overwrite", action="store_true", help="replace FILE, and FILE.part of another command")
-    rows = "rows handed to the engine at once (default: 4096, or 256 where every token has a vector)"
+    rows = "the most rows handed to the engine at once (default: 4096, or 256 where every token has a vector)"
     group.add_argument("--batch-rows", type=positive, metavar="N", help=rows)
     group.add_argument("--quiet", action="store_true", help="no progress and no notes; errors are still shown")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from cenote.cli.ask import load, params_of, source_of, tokenization_of
+from cenote.cli.interrupts import saying_how_to_continue
 from cenote.cli.parser import UsageError
 from cenote.cli.screen import note, shortened
 from cenote.errors import BadRequest, EngineStopped, PoolingError
@@ -41,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
     if not rows:
         raise UsageError("no documents; give some after the query, with --input FILE, or through a pipe")
 
-    scores = _scores(args, query, rows)
+    with saying_how_to_continue(lambda: f"nothing was written to {output}" if output is not None else None):
+        scores = _scores(args, query, rows)
     ranked = sorted(scores, key=lambda place: -scores[place])[: args.top_n]
     failed = [row for row in rows if row.error is not None]
     if args.format == "table" or (args.format is None and output is None and sys.stdout.isatty()):
@@ -56,13 +58,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _scores(args: argparse.Namespace, query: str, rows: list[Row]) -> dict[int, float]:
-    """By the place of the document; one that fails gets its error instead."""
-    good = [row for row in rows if row.error is None]
-    if not good:
+    """By the place of the document in `rows`; one that fails gets its error instead."""
+    places = [place for place, row in enumerate(rows) if row.error is None]
+    if not places:
         return {}
     request = ScoreRequest(
         queries=[query],
-        documents=[row.texts[0] for row in good],
+        documents=[rows[place].texts[0] for place in places],
         score_type=args.score_type,
         instruction=args.instruction,
         params=params_of(args),
@@ -72,20 +74,21 @@ def _scores(args: argparse.Namespace, query: str, rows: list[Row]) -> dict[int, 
     scores: dict[int, float] = {}
     with closing(load(args)) as llm:
         results = llm.engine.score_sync(request)
-    for row, result in zip(good, results, strict=True):
+    for place, result in zip(places, results, strict=True):
         if isinstance(result, EngineStopped):
             raise result
         if isinstance(result, PoolingError):
-            row.error = str(result)
+            rows[place].error = str(result)
         else:
-            scores[row.index] = result.score
+            scores[place] = result.score
     return scores
 
 
 def _json_lines(ranked: list[int], scores: dict[int, float], rows: list[Row]) -> bytes:
     line = b'{"index":%d,"relevance_score":%s,"document":%s}\n'
     return b"".join(
-        line % (place, numbers_json(np.float32(scores[place])), to_json(rows[place].texts[0])) for place in ranked
+        line % (rows[place].index, numbers_json(np.float32(scores[place])), to_json(rows[place].texts[0]))
+        for place in ranked
     )
 
 
@@ -93,7 +96,8 @@ def _table(ranked: list[int], scores: dict[int, float], rows: list[Row]) -> byte
     room = max(20, shutil.get_terminal_size().columns - 24)
     lines = [f"{'rank':>4}  {'index':>5}  {'score':>8}  document"]
     for rank, place in enumerate(ranked, start=1):
-        lines.append(f"{rank:>4}  {place:>5}  {scores[place]:>8.4f}  {shortened(rows[place].texts[0], room)}")
+        row, score = rows[place], scores[place]
+        lines.append(f"{rank:>4}  {row.index:>5}  {score:>8.4f}  {shortened(row.texts[0], room)}")
     lines += [f"{'-':>4}  {row.index:>5}  {'failed':>8}  {row.error}" for row in rows if row.error is not None]
     return ("\n".join(lines) + "\n").encode(errors="replace")
 

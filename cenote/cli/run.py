@@ -1,4 +1,4 @@
-"""`cenote embed`, `classify`, `encode` and `score`: rows in, answers out, one slice after the other."""
+"""`cenote embed`, `classify`, `encode` and `score`: rows in, answers out, about a second of work at a time."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from cenote.cli.ask import Ask, ask, layout_of, load, source_of, texts_of, wanted_of
+from cenote.cli.interrupts import Interrupts, how_to_continue, saying_how_to_continue
 from cenote.cli.parser import UsageError
 from cenote.cli.screen import Progress, Screen, note
-from cenote.errors import PoolingError
 from cenote.files.answers import Answers, Layout, gather
 from cenote.files.outputs import Done, JsonLines, Matrix, Output, Stream
 from cenote.files.part import Part
-from cenote.files.rows import STDIN, Row, Source, slices
+from cenote.files.rows import STDIN, Row, Slices, Source
 
 SLICE_ROWS = 4096
 SLICE_ROWS_OF_TOKENS = 256  # every token's vector stays in memory until its slice is written
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".npy": "npy", ".parquet": "parquet"}
-NOT_ON_THE_CARD = {"texts", "input", "output", "overwrite", "quiet", "hf_token"}
+NOT_ON_THE_CARD = {"texts", "input", "output", "overwrite", "quiet", "hf_token", "batch_rows", "command_line"}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     output = _output(args, layout, part)
     done = Done()
     if part is not None and part.check(overwrite=args.overwrite) and source.can_continue:
-        done = output.resume(args.batch_rows)
+        done = output.resume()
     with closing(source.rows()) as rows:  # an interrupted run must not leave the file open
         return _answer(args, source, rows, layout, part, output, done)
 
@@ -56,15 +56,17 @@ def _answer(
     if part is not None and done.rows:
         place = f"row {done.rows:,}" + (f" of {total:,}" if total is not None else "")
         note(f"continuing {part.path} at {place}", quiet=quiet)
+    written = Written(part, done.rows)
     with (
         Progress(total, done.rows, quiet=quiet or isinstance(output, Screen)) as progress,
-        _saying_how_to_continue(part if source.can_continue else None),
+        saying_how_to_continue(lambda: written.note(total, args.command_line, can_continue=source.can_continue)),
         closing(output),
         closing(load(args)) as llm,
+        Interrupts().handled() as interrupts,
     ):
-        parts = slices(islice(rows, done.rows, None), args.batch_rows)
-        answered = _answered(parts, ask(args, llm), llm, layout, progress)
-        num_failed = done.failed + _write_all(answered, output)
+        parts = Slices(islice(rows, done.rows, None), args.batch_rows)
+        answered = _answered(parts, ask(args, llm), llm, layout, progress, interrupts)
+        num_failed = done.failed + _write_all(answered, output, written)
     num_rows = done.rows + progress.num_rows
     if part is not None:
         note(f"{num_rows:,} rows in {part.output} ({progress.speed})", quiet=quiet)
@@ -74,18 +76,41 @@ def _answer(
     return 1 if num_failed else 0
 
 
-def _answered(parts: Iterator[list[Row]], send: Ask, llm: Any, layout: Layout, progress: Progress) -> Iterator[Answers]:
+class Written:
+    """How many rows the file has by now, for the message of a run that ends early."""
+
+    def __init__(self, part: Part | None, num_rows: int) -> None:
+        self.part = part
+        self.num_rows = num_rows
+
+    def note(self, total: int | None, command_line: str, *, can_continue: bool) -> str | None:
+        if self.part is None or not self.part.path.exists():
+            return None
+        of_all = f" of {total:,}" if total is not None else ""
+        return how_to_continue(f"rows kept: {self.num_rows:,}{of_all}", self.part, command_line, can_continue)
+
+
+def _answered(
+    parts: Iterable[list[Row]], send: Ask, llm: Any, layout: Layout, progress: Progress, interrupts: Interrupts
+) -> Iterator[Answers]:
     names = llm.labels if layout.has_labels else None
     progress.start()
     for some in parts:
         good = [row for row in some if row.error is None]
-        answers = gather(some, send(good, progress.watch) if good else [], layout, names)
+        with interrupts.computing():
+            answers = gather(some, send(good, progress.watch) if good else [], layout, names)
         progress.add(answers)
         yield answers
+        interrupts.check()
 
 
-def _write_all(answered: Iterable[Answers], output: Output) -> int:
+def _write_all(answered: Iterable[Answers], output: Output, written: Written) -> int:
     """Writes a slice while the engine works on the next; returns how many rows failed."""
+
+    def write(answers: Answers) -> None:
+        output.write(answers)
+        written.num_rows += len(answers.rows)
+
     num_failed = 0
     writing: Future[None] | None = None
     with ThreadPoolExecutor(1) as background:
@@ -94,7 +119,7 @@ def _write_all(answered: Iterable[Answers], output: Output) -> int:
                 output.open()  # only now: a command that fails at once leaves nothing behind
             else:
                 writing.result()
-            writing = background.submit(output.write, answers)
+            writing = background.submit(write, answers)
             num_failed += answers.num_failed
         if writing is None:
             output.open()
@@ -102,16 +127,6 @@ def _write_all(answered: Iterable[Answers], output: Output) -> int:
             writing.result()
     output.finish()
     return num_failed
-
-
-@contextmanager
-def _saying_how_to_continue(part: Part | None) -> Iterator[None]:
-    try:
-        yield
-    except (KeyboardInterrupt, PoolingError, OSError) as stop:
-        if part is not None and part.path.exists():
-            stop.add_note(f"the same command continues {part.path}")
-        raise
 
 
 def _at_least_one(rows: Iterator[Row], *, from_stdin: bool) -> Iterator[Row]:

@@ -9,16 +9,16 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from cenote.cli.flags import engine_keywords
+from cenote.cli.interrupts import how_to_continue, saying_how_to_continue
 from cenote.cli.parser import UsageError
 from cenote.cli.screen import Progress, note
 from cenote.config import EngineConfig, ServerConfig
-from cenote.errors import PoolingError
 from cenote.files.columns import Wanted
 from cenote.files.part import Part
 from cenote.files.rows import STDIN, File, opened
@@ -37,6 +37,8 @@ SETTINGS = (
 MAX_BYTES_IN_FLIGHT = 8 * 1024**2
 # read at once from a file; from standard input it is one line, because the next may never come
 LINES_AT_ONCE, BYTES_AT_ONCE = 64, 1024**2
+# for lines that are being answered when Ctrl-C comes; a second Ctrl-C does not wait
+LAST_LINES_S = 2.0
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 Numbered = tuple[int, bytes]
@@ -64,12 +66,20 @@ def run(args: argparse.Namespace) -> int:
 
     service = Service(settings)
     total = source.count() if sys.stderr.isatty() and not args.quiet else None
-    with _saying_how_to_continue(part if source.can_continue else None):
+    progress = Progress(total, done.num_lines, quiet=args.quiet)
+
+    def kept() -> str | None:
+        if part is None or not part.path.exists():
+            return None
+        text = f"lines kept: {done.num_lines + progress.num_rows:,}"
+        return how_to_continue(text, part, args.command_line, source.can_continue)
+
+    with saying_how_to_continue(kept):
         engine = PoolingEngine.load(config)
         try:
             service.ready(engine)
             batch = Batch(build(service), service)
-            with Progress(total, done.num_lines, quiet=args.quiet) as progress, closing(Output(part, done)) as output:
+            with progress, closing(Output(part, done)) as output:
                 progress.start()
                 num_failed = done.num_failed + asyncio.run(answer_all(args, batch, done.num_lines, output, progress))
                 output.finish()
@@ -137,6 +147,17 @@ async def answer_all(args: argparse.Namespace, batch: Batch, skip: int, output: 
     waiting: deque[tuple[asyncio.Task[Answer], int]] = deque()
     coming: asyncio.Task[Numbered | None] | None = asyncio.create_task(lines.next())
     num_bytes = num_failed = 0
+
+    def write_first() -> None:
+        nonlocal num_bytes, num_failed
+        task, size = waiting[0]
+        answer = task.result()
+        waiting.popleft()
+        output.write(answer.line)
+        progress.count(1, answer.num_tokens)
+        num_bytes -= size
+        num_failed += answer.failed
+
     try:
         while waiting or coming is not None:
             full = len(waiting) >= args.max_in_flight or num_bytes >= MAX_BYTES_IN_FLIGHT
@@ -145,12 +166,7 @@ async def answer_all(args: argparse.Namespace, batch: Batch, skip: int, output: 
                 first if full or coming is None else [*first, coming], return_when=asyncio.FIRST_COMPLETED
             )
             while waiting and waiting[0][0].done():
-                task, size = waiting.popleft()
-                answer = task.result()
-                output.write(answer.line)
-                progress.count(1, answer.num_tokens)
-                num_bytes -= size
-                num_failed += answer.failed
+                write_first()
             output.flush()
             if coming is not None and coming.done() and not full:
                 found = coming.result()
@@ -160,9 +176,15 @@ async def answer_all(args: argparse.Namespace, batch: Batch, skip: int, output: 
                     waiting.append((asyncio.create_task(batch.answer(line, number)), len(line)))
                     num_bytes += len(line)
     finally:
-        for task, _ in waiting:
+        tasks = [task for task, _ in waiting]
+        if tasks:  # an early end: what is nearly done is kept as well
+            await asyncio.wait(tasks, timeout=LAST_LINES_S)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*(task for task, _ in waiting), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        while waiting and not (first_task := waiting[0][0]).cancelled() and first_task.exception() is None:
+            write_first()
+        output.flush()
         lines.end()
     return num_failed
 
@@ -241,13 +263,3 @@ def card(args: argparse.Namespace, source: File) -> dict[str, Any]:
     options = {name: value for name, value in vars(args).items() if name in SETTINGS}
     options |= {name: value for name, value in engine_keywords(args).items() if name != "hf_token"}
     return {"command": "run-batch", "input": source.identity(), **options}
-
-
-@contextmanager
-def _saying_how_to_continue(part: Part | None) -> Iterator[None]:
-    try:
-        yield
-    except (KeyboardInterrupt, PoolingError, OSError) as stop:
-        if part is not None and part.path.exists():
-            stop.add_note(f"the same command continues {part.path}")
-        raise

@@ -26,8 +26,8 @@ SUFFIXES = {
 }
 
 
-def records(stream: IO[bytes], kind: str, wanted: Wanted) -> Iterator[tuple[Record, Columns]]:
-    """Every row with the columns to read from it."""
+def records(stream: IO[bytes], kind: str, wanted: Wanted) -> Iterator[tuple[Record | None, Columns]]:
+    """Every row with the columns to read from it; None for a blank line of JSON lines, which is no row."""
     if kind == "parquet":
         from cenote.files.parquet_input import read_parquet
 
@@ -50,7 +50,7 @@ def count(stream: IO[bytes], kind: str) -> int:
     return sum(1 for line in stream if kind == "txt" or not line.isspace())
 
 
-def _guessing(records: Iterator[Record], wanted: Wanted) -> Iterator[tuple[Record, Columns]]:
+def _guessing(records: Iterator[Record | None], wanted: Wanted) -> Iterator[tuple[Record | None, Columns]]:
     """Columns are chosen at the first record that has any; later ones answer for themselves."""
     columns = Columns(())
     for record in records:
@@ -67,9 +67,10 @@ def _read_txt(stream: IO[bytes]) -> Iterator[Record]:
         yield line.rstrip(b"\r\n").decode(errors="surrogateescape")
 
 
-def _read_jsonl(stream: IO[bytes]) -> Iterator[Record]:
+def _read_jsonl(stream: IO[bytes]) -> Iterator[Record | None]:
     for line in _without_mark(stream):
         if line.isspace():
+            yield None
             continue
         try:
             yield _record(json.loads(line))
@@ -89,7 +90,7 @@ def _read_json(stream: IO[bytes]) -> Iterator[Record]:
     yield from map(_record, found)
 
 
-_READERS: dict[str, Callable[[IO[bytes]], Iterator[Record]]] = {
+_READERS: dict[str, Callable[[IO[bytes]], Iterator[Record | None]]] = {
     "txt": _read_txt,
     "jsonl": _read_jsonl,
     "json": _read_json,

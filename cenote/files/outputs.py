@@ -26,10 +26,9 @@ class Done:
 
 
 class Output(Protocol):
-    """A place for answers. Slices come whole and in order; what a file keeps of an earlier run are whole slices too,
-    so that the rest is computed in the same company and comes out the same."""
+    """A place for answers, which come in the order of the rows; a file keeps every whole row of an earlier run."""
 
-    def resume(self, slice_rows: int) -> Done: ...
+    def resume(self) -> Done: ...
 
     def open(self) -> None: ...
 
@@ -47,7 +46,7 @@ class Stream:
         self.stream = stream
         self.layout = layout
 
-    def resume(self, slice_rows: int) -> Done:
+    def resume(self) -> Done:
         return Done()
 
     def open(self) -> None:
@@ -73,8 +72,8 @@ class JsonLines:
         self.kept_bytes = 0
         self.stream: IO[bytes] | None = None
 
-    def resume(self, slice_rows: int) -> Done:
-        done, self.kept_bytes = _whole_slices(self.part.path, slice_rows)
+    def resume(self) -> Done:
+        done, self.kept_bytes = _whole_lines(self.part.path)
         return done
 
     def open(self) -> None:
@@ -97,7 +96,11 @@ class JsonLines:
 
 
 class Matrix:
-    """float32 rows after room for the header; a failed row is NaN and explained in FILE.errors.jsonl."""
+    """float32 rows after room for the header, each at the index of its row; one that failed or is blank is NaN.
+
+    FILE.errors.jsonl says why rows failed. Until the file is whole, the room for the header holds three numbers:
+    the width, how many rows of the input are done, and how many rows of the matrix that makes.
+    """
 
     def __init__(self, part: Part, layout: Layout) -> None:
         self.part = part
@@ -105,17 +108,18 @@ class Matrix:
         self.errors_path = part.output.with_name(part.output.name + ".errors.jsonl")
         self.errors_part = part.path.with_name(part.path.name + ".errors.jsonl")
         self.width = 1 if layout.kind == "number" else 0  # 0: not known before the first row that works
-        self.num_rows = 0
-        self.num_held = 0  # failed rows that wait for the width
+        self.num_done = 0  # rows of the input
+        self.num_rows = 0  # rows of the matrix in the file
+        self.end = 0  # the same, with failed rows that wait for the width
         self.streams: list[IO[bytes]] = []
 
-    def resume(self, slice_rows: int) -> Done:
+    def resume(self) -> Done:
         with open(self.part.path, "rb") as stream:
-            self.width = int.from_bytes(stream.read(8), "little")
-        body = max(0, self.part.path.stat().st_size - HEADER_BYTES)
-        num_whole = body // (4 * self.width) if self.width else 0
-        self.num_rows = num_whole - num_whole % slice_rows
-        return Done(self.num_rows, len(self._kept_errors()))
+            header = stream.read(24).ljust(24, b"\0")
+        width, num_done, num_rows = (int.from_bytes(header[start : start + 8], "little") for start in (0, 8, 16))
+        if num_rows and self.part.path.stat().st_size >= HEADER_BYTES + num_rows * width * 4:
+            self.width, self.num_done, self.num_rows, self.end = width, num_done, num_rows, num_rows
+        return Done(self.num_done, len(self._kept_errors()))
 
     def open(self) -> None:
         kept = self._kept_errors()
@@ -123,31 +127,33 @@ class Matrix:
         rows = _open_at(self.part.path, HEADER_BYTES + self.num_rows * self.width * 4 if self.num_rows else 0)
         self.streams = [rows, _open_at(self.errors_part, sum(map(len, kept)))]
         if not self.num_rows:
-            rows.write(self.width.to_bytes(8, "little").ljust(HEADER_BYTES, b"\0"))
+            rows.write(bytes(HEADER_BYTES))
 
     def write(self, answers: Answers) -> None:
         rows, errors = self.streams
         # errors first: no row is kept by a later run without its explanation
         errors.writelines(error_line(answers, place, self.layout) for place in _failed(answers))
         errors.flush()
-        self.num_held += len(answers.rows)
+        self.num_done += len(answers.rows)
+        self.end = answers.rows[-1].index + 1
         if not self.width and answers.worked:
             self.width = answers.values.shape[1]
-            rows.seek(0)
-            rows.write(self.width.to_bytes(8, "little"))
-            rows.seek(0, 2)
-        if self.width:
-            block = np.full((self.num_held, self.width), np.nan, dtype="<f4")
-            first = self.num_held - len(answers.rows)
-            if answers.worked:
-                block[np.array(answers.worked) + first] = answers.values
-            rows.write(block.tobytes())
-            rows.flush()
-            self.num_rows, self.num_held = self.num_rows + self.num_held, 0
+        if not self.width:
+            return
+        block = np.full((self.end - self.num_rows, self.width), np.nan, dtype="<f4")
+        if answers.worked:
+            block[[answers.rows[place].index - self.num_rows for place in answers.worked]] = answers.values
+        rows.write(block.tobytes())
+        rows.flush()
+        self.num_rows = self.end
+        # the counts come after the rows that they count
+        rows.seek(0)
+        rows.write(b"".join(number.to_bytes(8, "little") for number in (self.width, self.num_done, self.num_rows)))
+        rows.flush()
+        rows.seek(0, 2)
 
     def finish(self) -> None:
-        self.num_rows += self.num_held
-        shape = (self.num_rows,) if self.layout.kind == "number" else (self.num_rows, self.width)
+        shape = (self.end,) if self.layout.kind == "number" else (self.end, self.width)
         self.streams[0].seek(0)
         self.streams[0].write(_npy_header(shape))
         self.close()
@@ -218,12 +224,11 @@ def _value(answers: Answers, rank: int, layout: Layout) -> Any:
     return answers.values[rank, 0] if layout.kind == "number" else answers.values[rank]
 
 
-def _whole_slices(path: Path, slice_rows: int) -> tuple[Done, int]:
-    """The rows and bytes of the whole slices in a file of lines; a torn last line counts for nothing."""
-    done, kept_bytes = Done(), 0
+def _whole_lines(path: Path) -> tuple[Done, int]:
+    """The rows and bytes of a file of lines; a torn last line counts for nothing."""
     num_rows = num_failed = num_bytes = 0
     if not path.exists():
-        return done, 0
+        return Done(), 0
     with open(path, "rb") as stream:
         for line in stream:
             if not line.endswith(b"\n"):
@@ -231,9 +236,7 @@ def _whole_slices(path: Path, slice_rows: int) -> tuple[Done, int]:
             num_rows += 1
             num_bytes += len(line)
             num_failed += b'"error":' in line and "error" in json.loads(line)
-            if num_rows % slice_rows == 0:
-                done, kept_bytes = Done(num_rows, num_failed), num_bytes
-    return done, kept_bytes
+    return Done(num_rows, num_failed), num_bytes
 
 
 def _open_at(path: Path, num_bytes: int) -> IO[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,58 +15,98 @@ from cenote.files.outputs import Done
 from cenote.files.parquet_input import pyarrow_modules
 from cenote.files.part import Part, remove
 
+# rows in one group of a file, and in one piece once there are enough of them; all of them are held in memory
+GROUP_ROWS, GROUP_ROWS_OF_TOKENS = 4096, 256
+
 
 class Pieces:
-    """A folder FILE.part/ with one numbered piece per slice, joined into FILE at the end."""
+    """A folder FILE.part/ of pieces, each named by the number of its first row, joined into FILE at the end."""
 
     def __init__(self, part: Part, layout: Layout) -> None:
         self.arrow, self.parquet = pyarrow_modules()
         self.part = part
         self.layout = layout
-        self.num_pieces = 0
+        self.group_rows = GROUP_ROWS_OF_TOKENS if layout.kind == "tokens" else GROUP_ROWS
+        self.pieces: list[Path] = []
+        self.num_rows = 0
+        self.num_small = 0  # pieces at the end that may become one
+        self.small_rows = 0
 
-    def resume(self, slice_rows: int) -> Done:
+    def resume(self) -> Done:
         num_failed = 0
-        while self._piece(self.num_pieces).exists():
+        while (piece := self._piece(self.num_rows)).exists():
             try:
-                errors = self.parquet.read_table(self._piece(self.num_pieces), columns=["error"])["error"]
+                errors = self.parquet.read_table(piece, columns=["error"])["error"]
             except (self.arrow.ArrowException, OSError):
                 break
-            if len(errors) != slice_rows:
+            if not len(errors):
                 break
             num_failed += len(errors) - errors.null_count
-            self.num_pieces += 1
-        return Done(self.num_pieces * slice_rows, num_failed)
+            self.num_rows += len(errors)
+            self.pieces.append(piece)
+        return Done(self.num_rows, num_failed)
 
     def open(self) -> None:
-        self.part.open(fresh=self.num_pieces == 0)
+        self.part.open(fresh=not self.pieces)
         self.part.path.mkdir(exist_ok=True)
-        kept = {self._piece(number) for number in range(self.num_pieces)}
+        kept = set(self.pieces)
         for path in self.part.path.iterdir():
             if path not in kept:
                 remove(path)
 
     def write(self, answers: Answers) -> None:
-        piece = self._piece(self.num_pieces)
+        piece = self._piece(self.num_rows)
+        self._write(self._table(answers), piece)
+        self.pieces.append(piece)
+        self.num_rows += len(answers.rows)
+        self.num_small += 1
+        self.small_rows += len(answers.rows)
+        if self.small_rows >= self.group_rows:
+            self._join()
+
+    def _join(self) -> None:
+        """Makes one piece of the last ones, so that a long run leaves few files."""
+        small = self.pieces[-self.num_small :]
+        if len(small) > 1:
+            tables = [self.parquet.read_table(piece) for piece in small]
+            schema = self._schema([table.schema for table in tables], guess=False)
+            # a run that ends between the two steps finds the joined piece, and the others are no part of the chain
+            self._write(self.arrow.concat_tables([self._fitted(table, schema) for table in tables]), small[0])
+            for piece in small[1:]:
+                remove(piece)
+            self.pieces[-self.num_small :] = small[:1]
+        self.num_small = self.small_rows = 0
+
+    def _write(self, table: Any, piece: Path) -> None:
         unfinished = piece.with_suffix(".tmp")
-        self.parquet.write_table(self._table(answers), unfinished)
+        self.parquet.write_table(table, unfinished)
         os.replace(unfinished, piece)
-        self.num_pieces += 1
 
     def finish(self) -> None:
         whole = self.part.path / "whole.tmp"
-        pieces = [self._piece(number) for number in range(self.num_pieces)]
-        schema = self._schema([self.parquet.read_schema(piece) for piece in pieces])
+        schema = self._schema([self.parquet.read_schema(piece) for piece in self.pieces])
         with self.parquet.ParquetWriter(whole, schema) as writer:
-            for piece in pieces:
-                writer.write_table(self._fitted(self.parquet.read_table(piece), schema))
+            for table in self._groups(schema):
+                writer.write_table(table)
         self.part.finish(whole)
+
+    def _groups(self, schema: Any) -> Iterator[Any]:
+        """Tables of equal size, whatever the pieces were."""
+        waiting: list[Any] = []
+        for piece in self.pieces:
+            waiting.append(self._fitted(self.parquet.read_table(piece), schema))
+            while sum(map(len, waiting)) >= self.group_rows:
+                table = self.arrow.concat_tables(waiting)
+                yield table.slice(0, self.group_rows).combine_chunks()
+                waiting = [table.slice(self.group_rows)]
+        if sum(map(len, waiting)):
+            yield self.arrow.concat_tables(waiting).combine_chunks()
 
     def close(self) -> None:
         self.part.close()
 
-    def _piece(self, number: int) -> Path:
-        return self.part.path / f"{number:06d}.parquet"
+    def _piece(self, first_row: int) -> Path:
+        return self.part.path / f"{first_row:012d}.parquet"
 
     def _table(self, answers: Answers) -> Any:
         pa = self.arrow
@@ -121,8 +162,11 @@ class Pieces:
         except (self.arrow.ArrowException, OverflowError):  # mixed types
             return self.arrow.array([None if value is None else str(value) for value in ids], self.arrow.string())
 
-    def _schema(self, found: list[Any]) -> Any:
-        """Every column with the type that its pieces agree on; ids that do not agree become strings."""
+    def _schema(self, found: list[Any], *, guess: bool = True) -> Any:
+        """Every column with the type that its pieces agree on; ids that do not agree become strings.
+
+        A column of which no piece knows the type stays so, unless its type is to be guessed.
+        """
         pa = self.arrow
         unknown = pa.list_(pa.float32()) if self.layout.kind == "vector" else pa.list_(pa.list_(pa.float32()))
         if self.layout.kind == "sparse":
@@ -133,6 +177,8 @@ class Pieces:
             types = list(dict.fromkeys(schema.field(name).type for schema in found))
             types = [kind for kind in types if kind != pa.null()]
             fallback = unknown if name == self.layout.name else pa.string()
+            if not types and not guess:
+                fallback = pa.null()
             fields.append(pa.field(name, types[0] if len(types) == 1 else fallback))
         return pa.schema(fields)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+import time
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,12 +19,16 @@ from cenote.files.formats import SUFFIXES, Record, count, records
 
 STDIN = "-"
 
+# of work in one slice, the characters of the first one, and how much larger than the last one the next may be
+SLICE_S, FIRST_CHARS, MAX_GROWTH = 1.0, 1024, 8
+CHARS_OF_A_ROW = 8  # special tokens take time too, and a row without text
+
 
 @dataclass(slots=True)
 class Row:
     """One row of the input: its texts (two for a pair), or what is wrong with it."""
 
-    index: int
+    index: int  # its position in the input from 0; in JSON lines that of its line, blank ones counted
     texts: tuple[str, ...] = ()
     id: Any = None
     error: str | None = None
@@ -74,7 +79,8 @@ class File:
             raise BadRequest(f"{self.path} has one text per line; {wish} come in jsonl, json, csv, tsv or parquet")
         with opened(self.path) as stream:
             for index, (record, columns) in enumerate(records(stream, self.kind, self.wanted)):
-                yield _row(index, record, columns)
+                if record is not None:
+                    yield _row(index, record, columns)
 
     def count(self) -> int | None:
         """How many rows there are, where that can be known before reading them."""
@@ -91,10 +97,38 @@ class File:
         return {"path": str(Path(self.path).resolve()), "bytes": found.st_size, "modified_ns": found.st_mtime_ns}
 
 
-def slices(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
-    """Lists of at most `size` rows, so that a file of any length fits in memory."""
-    while chunk := list(islice(rows, size)):
-        yield chunk
+class Slices:
+    """Lists of rows to hand to the engine at once, each about a second of work: a process that is killed loses no more.
+
+    The first ones are small, because nobody knows yet how fast the model is; none has more than `most_rows`.
+    """
+
+    def __init__(self, rows: Iterator[Row], most_rows: int) -> None:
+        self.rows = rows
+        self.most_rows = most_rows
+        self.num_chars = FIRST_CHARS
+
+    def __iter__(self) -> Iterator[list[Row]]:
+        while some := list(self._next()):
+            began = time.monotonic()
+            yield some  # and whoever asks for the next is done with these
+            self._adapt(sum(map(_size, some)), time.monotonic() - began)
+
+    def _next(self) -> Iterator[Row]:
+        num_chars = 0
+        for row in islice(self.rows, self.most_rows):
+            yield row
+            num_chars += _size(row)
+            if num_chars >= self.num_chars:
+                return
+
+    def _adapt(self, num_chars: int, seconds: float) -> None:
+        in_time = int(num_chars * SLICE_S / max(seconds, 1e-6))
+        self.num_chars = max(1, min(in_time, self.num_chars * MAX_GROWTH))
+
+
+def _size(row: Row) -> int:
+    return sum(map(len, row.texts)) + CHARS_OF_A_ROW
 
 
 def _kind_of(path: str, for_stdin: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Ran
+from .conftest import FakeEngine, Ran
 
 Command = Callable[..., Ran]
 
@@ -81,3 +81,26 @@ def test_a_query_and_documents_are_needed(
     pipe(b"")
 
     assert cenote_command(*argv).status == 2
+
+
+def test_the_index_of_a_document_is_its_line_blank_ones_counted(cenote_command: Command, tmp_path: Path) -> None:
+    documents = tmp_path / "documents.jsonl"
+    documents.write_text('"bread"\n\n"a deep cave"\n\n"too long"\n')
+
+    ran = cenote_command("rerank", "deep cave", "--input", documents)
+
+    assert [(row["index"], row.get("document")) for row in ran.rows] == [(2, "a deep cave"), (0, "bread"), (4, None)]
+
+
+def test_an_interrupted_ranking_says_that_nothing_was_written(
+    cenote_command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    def press_ctrl_c(number: int) -> None:
+        raise KeyboardInterrupt
+
+    engine.on_call = press_ctrl_c
+
+    ran = cenote_command("rerank", "a", "b", "c", "--output", tmp_path / "out.jsonl")
+
+    assert (ran.status, ran.err) == (130, f"cenote: interrupted; nothing was written to {tmp_path / 'out.jsonl'}\n")
+    assert list(tmp_path.iterdir()) == []

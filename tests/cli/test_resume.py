@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet
 import pytest
 
 from cenote.errors import BadRequest, EngineStopped
 from cenote.files.part import Part
 
-from .conftest import FakeEngine, Ran
+from .conftest import FakeEngine, Ran, vector
 
 Command = Callable[..., Ran]
 SUFFIXES = ["jsonl", "npy", "parquet"]
@@ -39,6 +42,11 @@ def command(texts: Path, out: Path, *more: str) -> list[str]:
     return ["embed", "--input", str(texts), "--output", str(out), "--batch-rows", "3", *more]
 
 
+def kept(texts: Path, out: Path, rows: str) -> str:
+    words = " ".join(command(texts, out))
+    return f"rows kept: {rows}, in {out}.part; the same command continues: cenote {words}"
+
+
 def leftovers(out: Path) -> list[str]:
     return sorted(path.name for path in out.parent.iterdir() if path.name.startswith(out.name) and path != out)
 
@@ -55,7 +63,7 @@ def test_an_interrupted_run_ends_with_the_same_file(
     stopped = cenote_command(*command(texts, out))
 
     assert stopped.status == 130
-    assert stopped.err == f"cenote: interrupted; the same command continues {out}.part\n"
+    assert stopped.err == f"cenote: interrupted; {kept(texts, out, '6 of 10')}\n"
     assert not out.exists()
 
     engine.requests.clear()
@@ -73,16 +81,123 @@ def test_an_interrupted_run_ends_with_the_same_file(
         assert (tmp_path / name).read_bytes() == (tmp_path / name.replace("out", "whole")).read_bytes()
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_rows_that_are_being_computed_at_ctrl_c_are_kept_as_well(
+    suffix: str, texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    out = tmp_path / f"out.{suffix}"
+
+    def press_ctrl_c(number: int) -> None:
+        if number == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    engine.on_call = press_ctrl_c
+
+    stopped = cenote_command(*command(texts, out))
+
+    assert (stopped.status, len(engine.requests)) == (130, 2)
+    assert stopped.err == f"cenote: interrupted; {kept(texts, out, '6 of 10')}\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_does_not_wait(
+    texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+
+    def press_ctrl_c_twice(number: int) -> None:
+        if number == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    engine.on_call = press_ctrl_c_twice
+
+    assert cenote_command(*command(texts, out)).err == f"cenote: interrupted; {kept(texts, out, '3 of 10')}\n"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_run_that_was_cut_off_at_any_row_ends_with_the_same_file(
+    suffix: str, texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    """Another number of rows at once is no other command."""
+    whole, out = tmp_path / f"whole.{suffix}", tmp_path / f"out.{suffix}"
+    cenote_command(*command(texts, whole))
+    engine.requests.clear()
+    for batch_rows in ("2", "1", "3"):
+        cut_off_at(engine, len(engine.requests) + 2, KeyboardInterrupt())
+        cenote_command("embed", "--input", texts, "--output", out, "--batch-rows", batch_rows)
+
+    engine.on_call = lambda number: None
+    continued = cenote_command(*command(texts, out))
+
+    assert continued.err.startswith(f"cenote: continuing {out}.part at row ")
+    assert out.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_blank_lines_count_in_the_index_also_after_an_interrupt(
+    suffix: str, cenote_command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
+    texts, whole, out = tmp_path / "texts.jsonl", tmp_path / f"whole.{suffix}", tmp_path / f"out.{suffix}"
+    lines = ["", '"one"', " ", "", '"two"', '"too long"', "", '"three"', '"four"', "", ""]
+    texts.write_text("\n".join(lines))
+    cenote_command("embed", "--input", texts, "--output", whole, "--batch-rows", "2")
+    engine.requests.clear()
+    cut_off_at(engine, 2, KeyboardInterrupt())
+    assert "rows kept: 2 of 5" in cenote_command("embed", "--input", texts, "--output", out, "--batch-rows", "2").err
+    engine.on_call = lambda number: None
+    cenote_command("embed", "--input", texts, "--output", out, "--batch-rows", "2")
+
+    assert out.read_bytes() == whole.read_bytes()
+    if suffix == "npy":
+        matrix = np.load(out)
+        assert matrix.shape == (9, 4)
+        assert np.flatnonzero(~np.isnan(matrix).any(axis=1)).tolist() == [1, 4, 7, 8]
+        assert matrix[7].tolist() == vector("three")
+        assert json.loads(out.with_name("out.npy.errors.jsonl").read_text())["index"] == 5
+    elif suffix == "parquet":
+        assert pyarrow.parquet.read_table(out)["index"].to_pylist() == [1, 4, 5, 7, 8]
+    else:
+        assert [json.loads(line)["index"] for line in out.read_text().splitlines()] == [1, 4, 5, 7, 8]
+
+
+def test_pieces_of_a_long_run_become_few_and_one_file(
+    cenote_command: Command, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cenote.files.parquet_output.GROUP_ROWS", 8)
+    texts, out = tmp_path / "texts.jsonl", tmp_path / "out.parquet"
+    # the first ids say nothing about their type
+    rows = [{"text": f"text {number}", "id": None if number < 10 else number} for number in range(30)]
+    texts.write_text("\n".join(map(json.dumps, rows)))
+    words = ["embed", "--input", texts, "--output", out, "--id-column", "id", "--batch-rows", "3"]
+    cut_off_at(engine, 9, KeyboardInterrupt())
+    assert "rows kept: 24 of 30" in cenote_command(*words).err
+    assert sorted(path.name for path in Path(f"{out}.part").iterdir()) == [
+        "000000000000.parquet",
+        "000000000009.parquet",
+        "000000000018.parquet",
+        "000000000021.parquet",
+    ]
+
+    engine.on_call = lambda number: None
+    assert cenote_command(*words).status == 0
+
+    found = pyarrow.parquet.ParquetFile(out)
+    assert found.read()["id"].to_pylist() == [row["id"] for row in rows]
+    assert np.array(found.read()["embedding"].to_pylist()).tolist() == [vector(f"text {n}") for n in range(30)]
+    assert [found.metadata.row_group(group).num_rows for group in range(found.num_row_groups)] == [8, 8, 8, 6]
+
+
 def tear(part: Path, suffix: str) -> None:
     """What kill -9 in mid-write leaves: half a line, half a row, half a piece, and errors of rows that never came."""
     if suffix == "jsonl":
-        part.write_bytes(part.read_bytes() + b'{"index":6,"embedding":[0.1]}\n{"index":7,"embed')
+        part.write_bytes(part.read_bytes() + b'{"index":6,"embed')
     elif suffix == "npy":
         part.write_bytes(part.read_bytes() + b"\1" * 21)
         errors = part.with_name(part.name + ".errors.jsonl")
         errors.write_bytes(errors.read_bytes() + b'{"index":7,"error":"x"}\n{"index":8,"err')
     else:
-        (part / "000002.tmp").write_bytes(b"PAR1")
+        (part / "000000000006.tmp").write_bytes(b"PAR1")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -113,7 +228,7 @@ def test_after_a_lost_piece_the_rest_is_done_again(
     engine.requests.clear()
     cut_off_at(engine, 4, KeyboardInterrupt())
     cenote_command(*command(texts, out))
-    lost = tmp_path / "out.parquet.part" / "000001.parquet"
+    lost = tmp_path / "out.parquet.part" / "000000000003.parquet"
     if damage == "missing":
         lost.unlink()
     else:
@@ -134,7 +249,7 @@ def test_an_engine_that_dies_leaves_the_rows_for_the_next_run(
 
     stopped = cenote_command(*command(texts, out))
 
-    assert (stopped.status, stopped.err) == (1, f"cenote: the device is lost; the same command continues {out}.part\n")
+    assert (stopped.status, stopped.err) == (1, f"cenote: the device is lost; {kept(texts, out, '3 of 10')}\n")
 
 
 def test_a_run_that_fails_at_once_leaves_nothing_behind(
@@ -208,7 +323,10 @@ def test_standard_input_starts_over(
     pipe(b"one\ntwo\n")
     cut_off_at(engine, 2, KeyboardInterrupt())
     stopped = cenote_command("embed", "--output", out, "--batch-rows", "1")
-    assert stopped.err == "cenote: interrupted\n"
+    assert stopped.err == (
+        f"cenote: interrupted; rows kept: 1, in {out}.part; "
+        "standard input cannot be continued: the next run starts over\n"
+    )
 
     engine.on_call = lambda number: None
     pipe(b"three\n")
@@ -227,13 +345,18 @@ def test_two_processes_do_not_write_one_part(tmp_path: Path) -> None:
     second.close()
 
 
-def test_the_card_keeps_no_token(texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_neither_the_card_nor_the_message_has_the_token(
+    texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
+) -> None:
     cut_off_at(engine, 2, KeyboardInterrupt())
 
-    cenote_command(*command(texts, tmp_path / "out.jsonl", "--hf-token", "hf_secret", "--model", "some/model"))
+    stopped = cenote_command(
+        *command(texts, tmp_path / "out.jsonl", "--hf-token", "hf_secret", "--model", "some/model")
+    )
 
     card = (tmp_path / "out.jsonl.part.json").read_text()
-    assert "hf_secret" not in card
+    assert "hf_secret" not in card + stopped.err
+    assert "--hf-token ... --model some/model" in stopped.err
     assert json.loads(card)["model"] == "some/model"
 
 

@@ -277,7 +277,10 @@ def test_an_engine_that_ends_stops_the_run_and_leaves_what_is_done(
 
     assert main(command) == 1
     part = tmp_path / "out.jsonl.part"
-    assert capfd.readouterr().err.endswith(f"; the same command continues {part}\n")
+    told, num_kept = capfd.readouterr().err, part.read_bytes().count(b"\n")
+    assert told.endswith(
+        f"; lines kept: {num_kept}, in {part}; the same command continues: cenote {' '.join(command)}\n"
+    )
     assert not output.exists()
     monkeypatch.undo()
 
@@ -309,14 +312,21 @@ def test_ctrl_c_leaves_whole_lines_and_the_same_command_goes_on(folder: Path, tm
     source, output, part = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     source.write_text("".join(json.dumps(ask("/v1/embeddings", str(n), input=TEXTS * 20)) + "\n" for n in range(200)))
     command = ["-i", source, "-o", output, "--model", folder, "--max-in-flight", 4]
-    words = [sys.executable, "-m", "cenote", "run-batch", *map(str, command)]
-    child = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    started = [sys.executable, "-m", "cenote", "run-batch", *map(str, command)]
+    child = subprocess.Popen(started, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     while child.poll() is None and not (part.exists() and part.stat().st_size):
         time.sleep(0.005)
     child.send_signal(signal.SIGINT)
     _, errors = child.communicate(timeout=120)
 
-    assert (child.returncode, errors) == (130, f"cenote: interrupted; the same command continues {part}\n")
+    words = " ".join(map(str, command))
+    num_kept = part.read_bytes().count(b"\n")
+    assert child.returncode == 130
+    assert num_kept > 0
+    assert errors == (
+        f"cenote: interrupted; lines kept: {num_kept}, in {part}; "
+        f"the same command continues: cenote run-batch {words}\n"
+    )
     assert not output.exists()
     with open(part, "ab") as stream:
         stream.write(b'{"half a li')  # as a kill in the middle of a write would leave it
