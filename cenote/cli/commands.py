@@ -23,7 +23,7 @@ def embed(argv: Sequence[str]) -> int:
         [
             'cenote embed "hello world"',
             "cenote embed --input texts.jsonl --column body --id-column id --output vectors.parquet",
-            "cenote embed --input texts.csv --output vectors.npy --dimensions 128",
+            "cenote embed --input texts.csv --output vectors.npy --truncate-prompt-tokens -1",
             "cat lines.txt | cenote embed > vectors.jsonl",
         ],
     )

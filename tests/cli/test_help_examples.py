@@ -1,0 +1,126 @@
+"""Every example that the help shows is a command that works."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cenote.bench.main import COMMANDS as BENCH_COMMANDS
+from cenote.cli.main import COMMANDS, main
+from cenote.cli.serve import configured
+from cenote.config import EngineConfig
+from tests.tiny import tiny_bert, tiny_bert_classifier, tiny_bert_tagger, tiny_splade
+
+FILES = {
+    "texts.jsonl": '{"body": "a deep cave", "id": 1}\n{"body": "the price of bread", "id": 2}\n',
+    "texts.csv": "body\na deep cave\nthe price of bread\n",
+    "lines.txt": "a deep cave\nthe price of bread\n",
+    "reviews.csv": "review\nwhat a fine day\n",
+    "pairs.csv": "question,answer\nhow deep is it?,the water is 40 metres deep\n",
+    "documents.jsonl": '"the water is 40 metres deep"\n"swimming is free"\n',
+    "requests.jsonl": json.dumps(
+        {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a deep cave"}}
+    ),
+    "server.yaml": "port: 9000\n",
+}
+
+
+def help_of(*words: str) -> str:
+    shown = io.StringIO()
+    with redirect_stdout(shown):
+        try:
+            assert main([*words, "--help"]) == 0
+        except SystemExit as end:
+            assert not end.code
+    return shown.getvalue()
+
+
+def examples() -> list[str]:
+    pages = [help_of(), *(help_of(name) for name in COMMANDS), *(help_of("bench", name) for name in BENCH_COMMANDS)]
+    lines = [line for page in pages for line in page.partition("examples:\n")[2].partition("\n\n")[0].splitlines()]
+    return list(dict.fromkeys(line.strip() for line in lines))
+
+
+def arguments(example: str) -> tuple[str | None, list[str], str | None]:
+    """The file on standard input, the arguments, and the file that standard output goes to."""
+    words = shlex.split(example)
+    source = target = None
+    if words[0] == "cat":
+        source, words = words[1], words[3:]
+    if ">" in words:
+        target, words = words[-1], words[:-2]
+    assert words[0] == "cenote"
+    return source, words[1:], target
+
+
+def write_model(folder: Path, argv: Sequence[str]) -> None:
+    """A small model that can do what the command asks for."""
+    if argv[0] == "classify":
+        tiny_bert_classifier(folder)
+    elif "token_classify" in argv:
+        tiny_bert_tagger(folder)
+    elif "sparse_embed" in argv:
+        tiny_splade(folder)
+    else:
+        tiny_bert(folder)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "docs").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("example", examples())
+def test_an_example_of_the_help_works(
+    example: str,
+    here: Path,
+    pipe: Callable[[bytes], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    source, argv, target = arguments(example)
+    if "FOLDER" in argv:
+        (here / "FOLDER").mkdir()
+        write_model(here / "FOLDER", argv)
+    if argv[0] == "serve":  # would wait for requests, and the hub
+        settings, options = configured(argv[1:], {})
+        EngineConfig.of(**options)
+        assert settings.port in (8000, 8080, 9000)
+        return
+    if argv[0] == "explain":  # measures for half a minute
+        given: list[Any] = []
+        monkeypatch.setattr("cenote.cli.explain.explain", lambda options, **how: given.append((options, how)) or 0)
+    if source is not None:
+        pipe((here / source).read_bytes())
+
+    status = main(argv)
+
+    out, err = capfd.readouterr()
+    assert status == 0, err
+    if "--output" in argv:
+        assert (here / argv[argv.index("--output") + 1]).stat().st_size > 0
+    elif "-o" in argv:
+        assert (here / argv[argv.index("-o") + 1]).stat().st_size > 0
+    elif argv[0] == "explain":
+        assert len(given) == 1
+    else:
+        assert out
+    assert target is None or out
+
+
+def test_there_are_examples_for_every_command_but_bench() -> None:
+    shown = " ".join(examples())
+
+    for name in COMMANDS.keys() - {"bench"}:
+        assert f"cenote {name}" in shown
