@@ -27,7 +27,7 @@ def resolve_quantization(
     if asked == "int8" and device.type != "cpu":
         raise LoadError(f"quantization=int8 is for CPUs, and this model runs on {device}; a GPU has fp8")
     if asked == "int8" and not cpu.int8:
-        logger.warning("quantization=int8: no fast int8 kernel for this CPU (AMX or AVX512-VNNI); not quantizing")
+        logger.warning("quantization=int8: this CPU has neither AMX nor AVX512-VNNI; computing without quantization")
         return Sourced(None, "quantization=int8, for which this CPU has no fast kernel")
     return Sourced(asked, "quantization")
 

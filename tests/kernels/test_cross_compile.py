@@ -149,7 +149,9 @@ class EmulatedLibrary:
 
 @pytest.fixture(params=list(MACHINES))
 def emulated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmulatedLibrary]:
-    program = compiled(request.param, [WORD_PIECE, DRIVER], tmp_path / "word_piece", "-static")
+    # emulated programs find no shared libraries of their machine
+    static = [] if is_host(request.param) else ["-static"]
+    program = compiled(request.param, [WORD_PIECE, DRIVER], tmp_path / "word_piece", *static)
     words = command(request.param, program)
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield EmulatedLibrary(process)

@@ -40,7 +40,7 @@ def embedded(folder: Path, **options: Any) -> list[list[float]]:
         ({"dtype": "half"}, "dtype=float16: no fast float16 arithmetic on this CPU; computing in float32"),
         (
             {"quantization": "int8"},
-            "quantization=int8: no fast int8 kernel for this CPU (AMX or AVX512-VNNI); not quantizing",
+            "quantization=int8: this CPU has neither AMX nor AVX512-VNNI; computing without quantization",
         ),
         (
             {"dtype": "float32", "hf_overrides": {"head_dtype": "bfloat16"}},

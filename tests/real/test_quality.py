@@ -21,6 +21,9 @@ from cenote.bench.quality import (
 )
 from tests.real.conftest import model_folder, shared_folder
 
+# a minute of one slow core, and more where others use the machine
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.mark.parametrize("name", ["default", "granite-embedding-30m-english"])
 def test_people_and_model_agree_on_similarity_as_much_as_with_the_library(name: str) -> None:
