@@ -117,8 +117,9 @@ def status_of(app: ASGIApp, path: str, host: str) -> int:
 @pytest.mark.parametrize(
     "path",
     [
-        "//health",
+        "//health//..//version",
         "/health/",
+        "/health//",
         "/health/..",
         "/health/../version",
         "/HEALTH",
@@ -136,6 +137,13 @@ def status_of(app: ASGIApp, path: str, host: str) -> int:
 @pytest.mark.parametrize("host", ["testserver", "x/health?", "x/health#"])
 def test_paths_that_only_look_like_health_do_not_open(path: str, host: str, guarded: TestClient) -> None:
     assert status_of(guarded.app, path, host) == 401
+
+
+def test_slashes_too_many_are_removed_before_keys_are_checked(guarded: TestClient) -> None:
+    """Both the check and the routes see the same path: health is open, the rest is not."""
+    assert status_of(guarded.app, "//health", "testserver") == 200
+    assert status_of(guarded.app, "//version", "testserver") == 401
+    assert status_of(guarded.app, "//v1//models", "testserver") == 401
 
 
 def test_a_prefix_does_not_move_the_door(llm: LLM) -> None:
