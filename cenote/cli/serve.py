@@ -67,6 +67,9 @@ def serve(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> i
     if not engines:
         os._exit(0)  # stopped while loading: torch would abort if the interpreter ended below it
     engines[0].stop()
+    if engines[0].is_running:  # a long batch on a slow machine: as above
+        logging.shutdown()
+        os._exit(0)
     return 0
 
 

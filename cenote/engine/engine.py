@@ -323,6 +323,11 @@ class PoolingEngine:
         self.intake.add(pending)
         return pending
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a thread is still at work: after `stop`, one whose batch takes long."""
+        return any(part.thread.is_alive() for part in (self.loop, self.intake, self.watchdog))
+
     def stop(self, reason: PoolingError | None = None) -> None:
         """End the threads; whoever still waits is told so."""
         with self._lock:

@@ -86,6 +86,8 @@ def test_a_stop_under_load_loses_no_request(start: Start) -> None:
         clients = [load.run(6, keep_alive=True), load.run(6, keep_alive=False)]
         running = asyncio.gather(*clients)
         await asyncio.sleep(1.0)
+        while not load.answered and not load.failures:  # on a busy machine
+            await asyncio.sleep(0.05)
         before = load.answered
         served.signal(signal.SIGTERM)
         await asyncio.wait_for(running, 60)
