@@ -58,6 +58,18 @@ def test_health_answers_within_a_second_and_the_first_request_within_five(start:
     assert any(told < 1.0 and took < 5.0 for told, took in tries), tries
 
 
+@pytest.mark.parametrize("num_front_ends", ["1", "2"])
+def test_half_precision_on_a_cpu_starts_answers_and_is_told_in_one_line(start: Start, num_front_ends: str) -> None:
+    served = start("--dtype", "half", "--device", "cpu", "--api-server-count", num_front_ends).ready()
+
+    with served.client() as client:
+        answer = client.post("/v1/embeddings", json={"input": "hello"})
+
+    assert answer.status_code == 200 and len(answer.json()["data"][0]["embedding"]) == 384
+    assert served.text.count("computing in float32") == 1
+    assert "float32 on cpu" in served.text
+
+
 def test_the_banner_says_what_is_served_and_where(served: Served) -> None:
     banner = served.text[served.text.index("is ready after") :]
 
