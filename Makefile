@@ -61,7 +61,7 @@ bench: setup ## compare with other engines; ARGS as for cenote bench compare
 	HF_HUB_OFFLINE=1 $(BIN)/cenote bench compare $(ARGS)
 
 # parity and speed on a GPU. Where nothing can be installed: make gpu PYTHON=python3, if that has torch and pytest
-GPU_TESTS := tests/kernels tests/engine/test_graphs.py tests/models/test_gpu.py tests/models/test_gpu_vision.py
+GPU_TESTS := tests/kernels tests/engine/execution/test_cuda_graphs.py tests/models/test_gpu.py tests/models/test_gpu_vision.py
 gpu: ## parity and speed on a CUDA GPU
 	@if $(PYTHON) -c "import torch, pytest, transformers, sys; sys.exit(not torch.cuda.is_available())" 2>/dev/null; \
 	then python=$(PYTHON); else $(MAKE) setup || exit 1; python=$(BIN)/python; fi; \

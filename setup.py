@@ -19,7 +19,7 @@ NATIVE = Extension(
 # plain C that any compiler takes
 WORD_PIECE = Extension(
     "cenote.inputs._word_piece",
-    ["cenote/inputs/word_piece.c"],
+    ["cenote/inputs/wordpiece.c"],
     extra_compile_args=["-O3", "-std=gnu11"],
     py_limited_api=True,
     optional=True,

@@ -16,13 +16,13 @@ import tokenizers
 from torch import Tensor
 from tqdm import tqdm
 
-from cenote.config import EngineConfig
+from cenote.config.engine import EngineConfig
 from cenote.engine.engine import PoolingEngine
-from cenote.engine.lot import Answered
-from cenote.engine.pending import Pending
-from cenote.engine.processor import NO_PLUGIN
+from cenote.engine.request_state import Pending
+from cenote.engine.sequence_group import Answered
+from cenote.engine.tasks.io_processor import NO_PLUGIN
 from cenote.errors import BadRequest, PoolingError, Unsupported
-from cenote.inputs.prompts import as_inputs, as_tokenization
+from cenote.inputs.prompt_parsing import as_inputs, as_tokenization
 from cenote.loading.describe import ModelConfig
 from cenote.outputs import (
     Answers,
@@ -42,7 +42,7 @@ from cenote.outputs import (
     SparseEmbeddingOutput,
     SparseEmbeddingRequestOutput,
 )
-from cenote.request import (
+from cenote.protocol.requests import (
     Aggregation,
     EntityRequest,
     PoolingParams,
@@ -54,7 +54,7 @@ from cenote.request import (
     one_role,
     tasks_called,
 )
-from cenote.sides import as_sides
+from cenote.protocol.score_inputs import as_sides
 
 logger = logging.getLogger("cenote")
 

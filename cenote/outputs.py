@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cenote.errors import BadRequest
-from cenote.request import Entity
+from cenote.protocol.requests import Entity
 
 
 @dataclass(slots=True, eq=False)

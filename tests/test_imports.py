@@ -23,7 +23,12 @@ def run(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "modules", ["cenote", "cenote.config, cenote.request, cenote.errors, cenote.registry", "cenote.cli.main"]
+    "modules",
+    [
+        "cenote",
+        "cenote.config.engine, cenote.protocol.requests, cenote.errors, cenote.utils.registry",
+        "cenote.cli.main",
+    ],
 )
 def test_what_needs_no_model_needs_no_torch(modules: str) -> None:
     assert run(f"import sys, {modules}; print('torch' in sys.modules)").split() == ["False"]

@@ -12,7 +12,7 @@ import pytest
 
 from cenote import LLM, PoolingParams
 from cenote.errors import BadRequest, InputTooLong, Unsupported
-from tests.api.seeing import CAT, DOG, data_uri, save_tiny_judge
+from tests.api.image_helpers import CAT, DOG, data_uri, save_tiny_judge
 from tests.models.tiny_qwen3_vl import IMAGE, save_tiny_qwen3_vl
 
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from cenote.batch import PackedBatch
+from cenote.packed_batch import PackedBatch
 
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)  # models this small are done before a second thread has woken up

@@ -13,18 +13,18 @@ from starlette.responses import Response
 from starlette.routing import Route as Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cenote.api.body import check_bytes, check_media_type, parse
-from cenote.api.call import Call
+from cenote.api.app_state import Service
 from cenote.api.dialects import DIALECTS
-from cenote.api.dialects.adapters import ADAPTERS
 from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.dialects.lora_adapters import ADAPTERS
 from cenote.api.docs import documents
-from cenote.api.frame import Frame, header
-from cenote.api.operations import operations
+from cenote.api.middleware import Frame, header
 from cenote.api.replies import Reply, error_reply, plain_error, respond, send_reply
-from cenote.api.service import Service
+from cenote.api.request_body import check_bytes, check_media_type, parse
+from cenote.api.request_context import Call
+from cenote.api.system_routes import operations
 from cenote.errors import BodyTooLarge, NotOffered, PoolingError
-from cenote.request import About
+from cenote.protocol.requests import About
 
 logger = logging.getLogger("cenote")
 

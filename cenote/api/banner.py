@@ -6,9 +6,9 @@ import logging
 import socket
 from typing import Any
 
-from cenote.api.listen import address
-from cenote.api.names import served_names
-from cenote.api.service import Service
+from cenote.api.app_state import Service
+from cenote.api.model_names import served_names
+from cenote.api.sockets import address
 from cenote.version import __version__
 
 logger = logging.getLogger("cenote")

@@ -15,10 +15,10 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute
 from starlette.routing import Route as Path
 
+from cenote.api.app_state import Service
 from cenote.api.dialects.dialect import Route
 from cenote.api.openapi import document
 from cenote.api.replies import JSON, json_reply, respond
-from cenote.api.service import Service
 
 # the page's own script and style, requests to this server, and nothing else
 POLICY = (

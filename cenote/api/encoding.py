@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from cenote.errors import BadRequest
-from cenote.request import Stacked
+from cenote.protocol.requests import Stacked
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 EmbedDType = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]

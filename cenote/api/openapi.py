@@ -9,11 +9,11 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
+from cenote.api.app_state import Service
+from cenote.api.auth import OPEN
 from cenote.api.dialects.dialect import Route
-from cenote.api.keys import OPEN
-from cenote.api.operations import Health, Load, ModelCard, ModelList, Version
 from cenote.api.replies import BYTES, JSON, ErrorBody
-from cenote.api.service import Service
+from cenote.api.system_routes import Health, Load, ModelCard, ModelList, Version
 from cenote.version import __version__
 
 SCHEMA = "#/components/schemas/{name}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
-from cenote.api.fields import Activated, Integer, says
-from cenote.given import Side
-from cenote.request import ScoreRequest, ScoreType
+from cenote.api.request_fields import Activated, Integer, says
+from cenote.protocol.input_types import Side
+from cenote.protocol.requests import ScoreRequest, ScoreType
 
 # a text, or an object with one: {"text": ...}, {"content": ...} with a text or a list of parts, which may be images
 AnySide = str | dict[str, Any]

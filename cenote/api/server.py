@@ -15,13 +15,13 @@ from typing import Any
 import uvicorn
 
 from cenote.api.app import build
+from cenote.api.app_state import Service
+from cenote.api.background_load import Load, load_beside
 from cenote.api.banner import banner
-from cenote.api.connection import Connection
-from cenote.api.listen import BACKLOG, refresh, tls_context
-from cenote.api.loading import Load, load_beside
-from cenote.api.service import Service
+from cenote.api.http_protocol import Connection
+from cenote.api.sockets import BACKLOG, refresh, tls_context
 from cenote.errors import EngineStopped
-from cenote.request import Engine
+from cenote.protocol.requests import Engine
 
 logger = logging.getLogger("cenote")
 

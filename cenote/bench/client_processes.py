@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 import uvloop
 
 from cenote.bench.client import Address, Client
-from cenote.bench.figures import Round
 from cenote.bench.load import Good, Load, Request, Sender, run_load
+from cenote.bench.load_stats import Round
 
 HEAD_START_S = 0.05  # from the word to begin to the first request, so that all of them begin together
 GONE_WITHIN_S = 5.0

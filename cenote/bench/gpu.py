@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from cenote.bench.shapes import SHAPES, VOCABULARY, Shape, write_checkpoint
-from cenote.engine.deliver import Outcome
-from cenote.engine.executor import Executor
-from cenote.engine.lot import Answered, Batch, Lot, Part
+from cenote.engine.execution.executor import Executor
+from cenote.engine.result_delivery import Outcome
+from cenote.engine.sequence_group import Answered, Batch, Lot, Part
 from cenote.errors import PoolingError
-from cenote.inputs.strip import Strip
+from cenote.inputs.tokenized_inputs import Strip
 from cenote.llm import LLM
 from cenote.pooling.pooler import Ask
-from cenote.request import Options
+from cenote.protocol.requests import Options
 
 # what is run when nobody says: shape, quantization, lengths
 PLAN = (

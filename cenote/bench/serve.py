@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from cenote.bench.backends import BACKENDS, Backend, WrongReply
-from cenote.bench.figures import agreement, figures
 from cenote.bench.flags import load_of, servers_of
 from cenote.bench.load import Load
+from cenote.bench.load_stats import agreement, figures
 from cenote.bench.report import write_json
 from cenote.bench.serve_report import Engine, Report, Server
 from cenote.bench.spawn import free_port, serve_command, spawned

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from cenote.bench.figures import Figures, Ratio, Spread
+from cenote.bench.load_stats import Figures, Ratio, Spread
 from cenote.bench.report import machine
 
 BUSY_CLIENT = 0.9  # of one core

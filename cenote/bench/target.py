@@ -13,8 +13,8 @@ import msgspec
 from cenote.bench.backends import Backend, Vectors, WrongReply, body_of, error_in, vectors_in
 from cenote.bench.client import Address, Client, NoReply, message
 from cenote.bench.client_processes import ClientProcesses
-from cenote.bench.figures import Round
 from cenote.bench.load import Load, Request, Sender, run_load
+from cenote.bench.load_stats import Round
 
 WARM_UP_CLIENTS = 8
 

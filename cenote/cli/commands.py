@@ -9,7 +9,7 @@ from typing import get_args
 from cenote.cli.flags import add_engine_flags, add_flags
 from cenote.cli.interrupts import command_line
 from cenote.cli.parser import Parser, positive
-from cenote.request import TASKS, ScoreType
+from cenote.protocol.requests import TASKS, ScoreType
 
 FORMATS = ("jsonl", "npy", "parquet")
 INPUT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv", "parquet")
@@ -127,7 +127,7 @@ def serve(argv: Sequence[str]) -> int:
 
 def run_batch(argv: Sequence[str]) -> int:
     from cenote.cli.run_batch import SETTINGS, run
-    from cenote.config import ServerConfig, declared
+    from cenote.config.engine import ServerConfig, declared
 
     parser = Parser(
         "run-batch",
@@ -167,7 +167,7 @@ def inspect(argv: Sequence[str]) -> int:
 
     from cenote.cli.flags import engine_keywords
     from cenote.cli.inspect import inspect as show
-    from cenote.config import EngineConfig
+    from cenote.config.engine import EngineConfig
 
     return show(EngineConfig.of(**engine_keywords(args)))
 
@@ -215,7 +215,7 @@ def _run(parser: Parser, argv: Sequence[str]) -> int:
     args.command = parser.prog.removeprefix("cenote ")
     args.command_line = command_line(parser.prog, argv)
 
-    from cenote.cli.run import run
+    from cenote.cli.run_tasks import run
 
     return run(args)
 

@@ -11,7 +11,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cenote.cli.parser import Parser, json_value, with_our_words
-from cenote.config import EngineConfig, PoolerConfig, declared
+from cenote.config.engine import EngineConfig, PoolerConfig, declared
 
 
 def add_engine_flags(parser: Parser, *, without: tuple[str, ...] = ()) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from cenote.config import EngineConfig, Sourced
+from cenote.config.engine import EngineConfig, Sourced
 from cenote.loading.colbert import ExpansionSettings, SideSettings
 from cenote.loading.describe import Description, describe
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from cenote.errors import PoolingError
-from cenote.files.part import Part
+from cenote.files.partial_file import Part
 
 SECRETS = ("--hf-token",)
 

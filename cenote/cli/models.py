@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cenote.loading.describe import TASKS
-from cenote.models.guide import Row, rows
+from cenote.models.supported_models import Row, rows
 
 PAGE = """\
 # Models

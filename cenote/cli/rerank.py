@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from cenote.cli.ask import load, params_of, source_of, tokenization_of
+from cenote.cli.engine_requests import load, params_of, source_of, tokenization_of
 from cenote.cli.interrupts import saying_how_to_continue
 from cenote.cli.parser import UsageError
-from cenote.cli.screen import note, shortened
+from cenote.cli.terminal import note, shortened
 from cenote.errors import BadRequest, EngineStopped, PoolingError
 from cenote.files.columns import Wanted
-from cenote.files.outputs import numbers_json, to_json
-from cenote.files.rows import STDIN, Arguments, Row
-from cenote.request import ScoreRequest
+from cenote.files.sources import STDIN, Arguments, Row
+from cenote.files.writers import numbers_json, to_json
+from cenote.protocol.requests import ScoreRequest
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,14 +17,14 @@ from typing import IO, TYPE_CHECKING, Any
 from cenote.cli.flags import engine_keywords
 from cenote.cli.interrupts import how_to_continue, saying_how_to_continue
 from cenote.cli.parser import UsageError
-from cenote.cli.screen import Progress, note
-from cenote.config import EngineConfig, ServerConfig
+from cenote.cli.terminal import Progress, note
+from cenote.config.engine import EngineConfig, ServerConfig
 from cenote.files.columns import Wanted
-from cenote.files.part import Part
-from cenote.files.rows import STDIN, File, opened
+from cenote.files.partial_file import Part
+from cenote.files.sources import STDIN, File, opened
 
 if TYPE_CHECKING:
-    from cenote.api.batch import Answer, Batch
+    from cenote.api.batch_file import Answer, Batch
 
 SETTINGS = (
     "served_model_name",
@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
         note(f"continuing {part.path} after {done.num_lines:,} lines", quiet=args.quiet)
 
     from cenote.api.app import build
-    from cenote.api.batch import Batch
-    from cenote.api.service import Service
+    from cenote.api.app_state import Service
+    from cenote.api.batch_file import Batch
     from cenote.engine.engine import PoolingEngine
 
     service = Service(settings)

@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cenote.cli.flags import Several, add_engine_flags, add_flags
+from cenote.cli.option_sources import gathered
 from cenote.cli.parser import Parser, UsageError, json_or_text
-from cenote.cli.settings import gathered
-from cenote.config import EngineConfig, ServerConfig, declared, level_name
-from cenote.without_effect import WITHOUT_EFFECT
+from cenote.config.engine import EngineConfig, ServerConfig, declared, level_name
+from cenote.config.ignored_options import WITHOUT_EFFECT
 
 if TYPE_CHECKING:
     from cenote.engine.engine import PoolingEngine
@@ -32,9 +32,9 @@ READING: dict[str, dict[str, Any]] = {
 def serve(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
     settings, options = configured(argv, environment)
 
-    from cenote.api.listen import address, listen
-    from cenote.api.logs import configure
-    from cenote.api.service import Service
+    from cenote.api.app_state import Service
+    from cenote.api.log_config import configure
+    from cenote.api.sockets import address, listen
 
     configure(settings)
     config = EngineConfig.of(**options)  # what is wrong with it shows before anybody connects

@@ -13,39 +13,38 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from cenote.config import EngineConfig
-from cenote.engine.about import about
-from cenote.engine.adapters import Lending
-from cenote.engine.budget import token_budget
-from cenote.engine.comparing import Comparing, finished
-from cenote.engine.executor import Executor, LocalExecutor
-from cenote.engine.gpu_executor import GPUExecutor
-from cenote.engine.intake import Intake
-from cenote.engine.keeping import result_cache
-from cenote.engine.looking import Looking
-from cenote.engine.loop import Loop
-from cenote.engine.pending import Answers, Pending, Wish
-from cenote.engine.portions import Portion, answered, portions, submitted
-from cenote.engine.processor import NO_PLUGIN, load_processor
-from cenote.engine.records import Records
-from cenote.engine.rendering import media_policy, renderer_of, seeing_of, tokenizer_of
+from cenote.config.engine import EngineConfig
+from cenote.engine.adapter_manager import Lending
+from cenote.engine.engine_loop import Loop
+from cenote.engine.engine_metrics import Records
+from cenote.engine.execution.executor import Executor, LocalExecutor
+from cenote.engine.execution.gpu_executor import GPUExecutor
+from cenote.engine.execution.tensor_executor import TensorExecutor
+from cenote.engine.execution.token_budget import token_budget
+from cenote.engine.execution.warmup import warm_up
+from cenote.engine.model_info import about
+from cenote.engine.preprocessing.image_workers import Looking
+from cenote.engine.preprocessing.renderer_factory import media_policy, renderer_of, seeing_of, tokenizer_of
+from cenote.engine.preprocessing.sub_requests import Portion, answered, portions, submitted
+from cenote.engine.preprocessing.tokenizer_worker import Intake
+from cenote.engine.request_state import Answers, Pending, Wish
+from cenote.engine.result_cache_factory import result_cache
 from cenote.engine.scheduler import Scheduler
-from cenote.engine.tagging import Tagger, not_a_tagger
-from cenote.engine.tensor_executor import TensorExecutor
-from cenote.engine.warmup import warm_up
+from cenote.engine.tasks.entity_recognizer import Tagger, not_a_tagger
+from cenote.engine.tasks.io_processor import NO_PLUGIN, load_processor
+from cenote.engine.tasks.scoring import Comparing, finished
 from cenote.engine.watchdog import Watchdog
 from cenote.errors import BadRequest, EngineStopped, Overloaded, PoolingError, Unsupported
-from cenote.given import Input, Ranking, input_size
 from cenote.inputs.limits import Limits, check_lengths
+from cenote.inputs.listwise_prompt import as_ranking
 from cenote.inputs.media.loader import MediaLoader
-from cenote.inputs.ranking import as_ranking
 from cenote.loading.load import LoadedModel, load
 from cenote.loading.rerankers import template_text
 from cenote.loading.tensor_model import TensorModel
-from cenote.metrics import Family
 from cenote.pooling.pooler import Ask
-from cenote.purposes import meaning
-from cenote.request import (
+from cenote.protocol.input_types import Input, Ranking, input_size
+from cenote.protocol.prompt_selection import meaning
+from cenote.protocol.requests import (
     EntityRequest,
     PluginRequest,
     PoolingParams,
@@ -57,6 +56,7 @@ from cenote.request import (
     Tokenized,
 )
 from cenote.scoring.scorer import Scorable, Scores
+from cenote.utils.metrics import Family
 
 logger = logging.getLogger("cenote")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cenote.explain.findings import Findings, Reading
+from cenote.explain.results import Findings, Reading
 
 REINSTALL = "pip install --force-reinstall --no-deps --no-binary cenote cenote"
 # below this, a change is lost in the noise

@@ -10,18 +10,18 @@ from statistics import median
 import torch
 
 from cenote.engine.engine import PoolingEngine
-from cenote.engine.executor import EchoExecutor
-from cenote.explain import machine
-from cenote.explain.arithmetic import Arithmetic, arithmetic
-from cenote.explain.findings import Findings, Machine
-from cenote.explain.pieces import Products, Work, batch_of
-from cenote.explain.probe import Probe, pooled, rows_at_once, states_of
-from cenote.explain.settings import chosen, linears, settings
+from cenote.engine.execution.executor import EchoExecutor
+from cenote.explain import hardware
+from cenote.explain.flops import Arithmetic, arithmetic
+from cenote.explain.microbenchmarks import Products, Work, batch_of
+from cenote.explain.resolved_settings import chosen, linears, settings
+from cenote.explain.results import Findings, Machine
 from cenote.explain.timing import Figure, seconds
 from cenote.explain.workload import Words, Workload
+from cenote.explain.workload_probe import Probe, pooled, rows_at_once, states_of
 from cenote.kernels.cpu_features import cpu_name
 from cenote.llm import LLM
-from cenote.request import PoolRequest
+from cenote.protocol.requests import PoolRequest
 
 LENGTHS = (16, 50, 128, 512)
 ROUNDS = 5  # that the time is shared out for; a fast machine has more of them
@@ -62,7 +62,7 @@ class Measuring:
         words, longest = Words(self.engine), self.engine.max_model_len
         self.workloads = [Workload(words, length, longest) for length in (*lengths, None)]
         self.alone = Workload(words, min(SINGLE, longest), longest)
-        self.gemm, self.copies = machine.Gemm(self.linears), machine.copies(self.device)
+        self.gemm, self.copies = hardware.Gemm(self.linears), hardware.copies(self.device)
         self.rates: dict[str, list[float]] = {name: [] for name in self.gemm.work}
         self.copied: dict[str, list[float]] = {name: [] for name in self.copies}
         self.singles: list[float] = []
@@ -146,7 +146,7 @@ class Measuring:
         at_once = rows_at_once(self.chosen.fused)
         for name in self.gemm.work:
             if name not in (own, "float16") and self.gemm.rate(name) > rate:  # some states overflow float16
-                other = Products(self.arithmetic, machine.in_type(name, self.linears))
+                other = Products(self.arithmetic, hardware.in_type(name, self.linears))
                 found[name] = (self.products.work(tokens, at_once), other.work(tokens, at_once))
                 for work in found[name]:
                     work()
@@ -157,7 +157,7 @@ class Measuring:
             self.rates[name].append(self.gemm.rate(name))
         for name, work in self.copies.items():
             times = 2 if name == "copy" else 1  # read and written
-            self.copied[name].append(times * machine.COPY_BYTES / seconds(work, self.device))
+            self.copied[name].append(times * hardware.COPY_BYTES / seconds(work, self.device))
 
     def _peaks(self, probes: Sequence[Probe], rounds: int) -> list[float]:
         """The best rate of every round, by a large product or by the model's own layers."""
@@ -183,7 +183,7 @@ class Measuring:
             complete=self.arithmetic.complete,
             machine=Machine(
                 processor=cpu_name(),
-                cores=machine.usable_cores(),
+                cores=hardware.usable_cores(),
                 threads=torch.get_num_threads(),
                 torch=torch.__version__,
                 gpu=torch.cuda.get_device_name(self.device) if on_gpu else None,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from cenote.explain.advice import Advice
-from cenote.explain.findings import PARTS, Findings, Machine, Reading
+from cenote.explain.results import PARTS, Findings, Machine, Reading
 from cenote.explain.timing import Figure
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from cenote.errors import BadRequest, Unsupported
-from cenote.given import Chat
 from cenote.inputs.content_format import Reading, reading_of
-from cenote.inputs.parts import TEXT_PARTS, as_part, kind_of
-from cenote.inputs.templates import run_template
+from cenote.inputs.content_parts import TEXT_PARTS, as_part, kind_of
+from cenote.inputs.jinja_sandbox import run_template
+from cenote.protocol.input_types import Chat
 
 ContentFormat = Literal["auto", "string", "openai"]
 Message: TypeAlias = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from jinja2 import nodes
 
-from cenote.inputs.templates import SANDBOX
+from cenote.inputs.jinja_sandbox import SANDBOX
 
 # one string; parts, even where a string was given; or either of the two as it was given
 Reading: TypeAlias = Literal["string", "openai", "either"]

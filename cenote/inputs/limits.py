@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cenote.errors import BadRequest, InputTooLong
-from cenote.request import Tokenization
+from cenote.protocol.requests import Tokenization
 
 HOW_TO_TRUNCATE = "To cut long inputs instead, set truncate_prompt_tokens: -1 keeps as much as the model reads."
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from cenote.errors import BadRequest
-from cenote.given import Pair, ScoreTemplate
-from cenote.inputs.templates import run_template
+from cenote.inputs.jinja_sandbox import run_template
 from cenote.inputs.tokenizer import Frame, TokenIds
-from cenote.request import TruncationSide
+from cenote.protocol.input_types import Pair, ScoreTemplate
+from cenote.protocol.requests import TruncationSide
 
 # stands for any document where only the text around it is wanted
 DOCUMENT = "\0a document\0"

@@ -11,9 +11,9 @@ import numpy as np
 import tokenizers
 
 from cenote.errors import BadRequest
-from cenote.given import Side
-from cenote.inputs.word_piece import word_piece
-from cenote.request import TruncationSide
+from cenote.inputs.wordpiece import word_piece
+from cenote.protocol.input_types import Side
+from cenote.protocol.requests import TruncationSide
 
 TokenIds: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from cenote.batch import PackedBatch
-from cenote.kernels import explicit, flash, sdpa, tiles
-from cenote.kernels.gpu.available import HALF, usable
+from cenote.kernels import amx_attention, eager_attention, flash, sdpa
+from cenote.kernels.gpu.triton_support import HALF, usable
+from cenote.packed_batch import PackedBatch
 
 
 class AttentionKernel(Protocol):
@@ -57,7 +57,7 @@ def attend(
         return stems.gathered(mixed)
     if softcap is None and bias is None and sinks is None and batch.host_attended is None:
         return choose(query)(query, key, value, batch, causal=causal, window=window, scale=scale)
-    return explicit.attention(
+    return eager_attention.attention(
         query,
         key,
         value,
@@ -75,11 +75,11 @@ def choose(query: Tensor) -> AttentionKernel:
     """Packed kernels where the device has one for these heads, otherwise runs of equal lengths."""
     if query.is_cuda and query.dtype in HALF:
         if usable(query) and query.shape[-1] <= 128 and query.shape[-1] % 8 == 0:
-            from cenote.kernels.gpu import packed
+            from cenote.kernels.gpu import packed_attention
 
-            return packed.attention
+            return packed_attention.attention
         if flash.fits(query) and flash.available():
             return flash.attention
-    if query.device.type == "cpu" and tiles.fits(query) and tiles.available():
-        return tiles.attention
+    if query.device.type == "cpu" and amx_attention.fits(query) and amx_attention.available():
+        return amx_attention.attention
     return sdpa.attention

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cenote.batch import PackedBatch
+from cenote.packed_batch import PackedBatch
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 

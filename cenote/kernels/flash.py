@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cenote.batch import PackedBatch
+from cenote.packed_batch import PackedBatch
 
 
 @cache

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from cenote.errors import LoadError
-from cenote.kernels.gpu.available import available
+from cenote.kernels.gpu.triton_support import available
 
 if TYPE_CHECKING:
-    from cenote.kernels.gpu.fp8_rows import Quantized
+    from cenote.kernels.gpu.fp8_quantize import Quantized
 
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")

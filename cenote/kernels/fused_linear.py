@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cenote.kernels.gpu.available import usable
+from cenote.kernels.gpu.triton_support import usable
 
 # cuBLAS knows GELU in its tanh form. That is within 0.0005 of the one with erf, a tenth of what rounding to bfloat16
 # takes from a number near 1, and what goes in is not rounded first: the result is nearer to the exact one than two

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from cenote.kernels import tile_linear
+from cenote.kernels import amx_linear
 from cenote.kernels.activations import ACTIVATIONS
+from cenote.kernels.amx_linear import TileLinear, quantized
 from cenote.kernels.cpu_features import cpu_features
-from cenote.kernels.evening import evening
-from cenote.kernels.tile_linear import TileLinear, quantized
+from cenote.kernels.smoothquant import evening
 
 # what oneDNN applies while a result is still in cache: our name -> its name and variant
 FUSED = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
@@ -76,7 +76,7 @@ def _prepack(module: nn.Module, int8: bool, evened: Mapping[nn.Module, Tensor], 
 
 
 def _packed(linear: nn.Linear, activation: str | None, int8: bool, evened: Tensor | None) -> nn.Module:
-    if tile_linear.fits(linear, activation, int8=int8):
+    if amx_linear.fits(linear, activation, int8=int8):
         return TileLinear(linear, activation, int8=int8, evened=evened)
     if linear.weight.device.type != "cpu":
         return linear

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cenote.kernels import row_kernels
-from cenote.kernels.gpu.available import usable
+from cenote.kernels import native_rows
+from cenote.kernels.gpu.triton_support import usable
 
 
 def add_layer_norm(
@@ -28,8 +28,8 @@ def add_layer_norm(
         from cenote.kernels.gpu.norms import add_norm
 
         return add_norm(x, change, weight, bias, eps, rms=False, wants_sum=wants_sum, wants_fp8=wants_fp8)
-    if row_kernels.usable(x, change, weight, bias):
-        return row_kernels.add_norm(x, change, weight, bias, eps, rms=False, wants_sum=wants_sum)
+    if native_rows.usable(x, change, weight, bias):
+        return native_rows.add_norm(x, change, weight, bias, eps, rms=False, wants_sum=wants_sum)
     total = x if change is None else x + change
     return total, F.layer_norm(total, total.shape[-1:], weight, bias, eps)
 
@@ -49,8 +49,8 @@ def add_rms_norm(
         from cenote.kernels.gpu.norms import add_norm
 
         return add_norm(x, change, weight, None, eps, rms=True, offset=offset, wants_sum=wants_sum, wants_fp8=wants_fp8)
-    if row_kernels.usable(x, change, weight):
-        return row_kernels.add_norm(x, change, weight, None, eps, rms=True, offset=offset, wants_sum=wants_sum)
+    if native_rows.usable(x, change, weight):
+        return native_rows.add_norm(x, change, weight, None, eps, rms=True, offset=offset, wants_sum=wants_sum)
     total = x if change is None else x + change
     # squares of bfloat16 lose too much: the statistics are taken in float32
     wide = total.float()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from cenote.batch import PackedBatch
+from cenote.packed_batch import PackedBatch
 
 # a window over a long sequence is computed in blocks of queries, so that no mask grows with the square of its length
 QUERY_BLOCK = 1024

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cenote.batch import PackedBatch
+from cenote.packed_batch import PackedBatch
 
 MIN_PIECE = 32
 # numbers of state that take a step together: on a CPU as many as its caches hold

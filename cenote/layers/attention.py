@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from cenote.batch import PackedBatch
 from cenote.kernels.attention import attend
-from cenote.kernels.turning import turning
+from cenote.kernels.rotary import turning
 from cenote.layers.linear import Linear
 from cenote.layers.norm import RMSNorm, norm
-from cenote.layers.positions import Place, Turn, rotate
+from cenote.layers.rotary import Place, Turn, rotate
 from cenote.layers.spec import BackboneSpec
+from cenote.packed_batch import PackedBatch
 
 
 class Attention(nn.Module):

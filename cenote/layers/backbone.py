@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cenote.batch import PackedBatch, PackedImages
-from cenote.kernels.gpu.available import usable
+from cenote.kernels.gpu.triton_support import usable
 from cenote.layers.attention import Attention
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import MLP, GatedMLP
 from cenote.layers.norm import LayerNorm, Norm, norm
-from cenote.layers.positions import DistanceBias, Place, Rotary
+from cenote.layers.rotary import DistanceBias, Place, Rotary
 from cenote.layers.spec import BackboneSpec
+from cenote.packed_batch import PackedBatch, PackedImages
 
 MakeEmbedding = Callable[[BackboneSpec], nn.Module]
 MakeMixer = Callable[[BackboneSpec, int], nn.Module]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cenote.batch import PackedBatch
-from cenote.kernels.gpu.available import usable
+from cenote.kernels.gpu.triton_support import usable
 from cenote.layers.linear import Linear
-from cenote.layers.positions import Place
+from cenote.layers.rotary import Place
 from cenote.layers.spec import BackboneSpec
+from cenote.packed_batch import PackedBatch
 
 
 class ShortConvolution(nn.Module):

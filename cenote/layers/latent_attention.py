@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cenote.batch import PackedBatch
 from cenote.kernels.attention import attend
 from cenote.layers.linear import Linear
 from cenote.layers.norm import RMSNorm
-from cenote.layers.positions import Place, rotate
+from cenote.layers.rotary import Place, rotate
 from cenote.layers.spec import BackboneSpec
+from cenote.packed_batch import PackedBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

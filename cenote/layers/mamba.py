@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cenote.batch import PackedBatch
 from cenote.kernels.selective_scan import selective_scan
 from cenote.layers.convolution import ShortConvolution
 from cenote.layers.linear import Linear
 from cenote.layers.norm import norm
-from cenote.layers.positions import Place
+from cenote.layers.rotary import Place
 from cenote.layers.spec import BackboneSpec
+from cenote.packed_batch import PackedBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

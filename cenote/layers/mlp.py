@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from cenote.kernels.gated import gated
+from cenote.kernels.gated_activation import gated
 from cenote.layers.linear import ACTIVATIONS, Linear, activation_name
 from cenote.layers.spec import BackboneSpec
 

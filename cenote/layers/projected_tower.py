@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cenote.batch import PackedImages
 from cenote.layers.backbone import Backbone, Seen, Tower
 from cenote.layers.linear import Linear
-from cenote.layers.tiles import merged
+from cenote.layers.tiled_vision import merged
 from cenote.layers.vision import grids_of, tower_batch
+from cenote.packed_batch import PackedImages
 
 
 class ProjectedTower(Tower):

@@ -8,11 +8,11 @@ from itertools import accumulate, compress
 import torch
 from torch import Tensor
 
-from cenote.batch import PackedBatch, PackedImages
 from cenote.errors import Unsupported
 from cenote.layers.backbone import Backbone, MakeEmbedding, MakeMixer, MakeMLP
 from cenote.layers.linear import Linear
 from cenote.layers.spec import BackboneSpec
+from cenote.packed_batch import PackedBatch, PackedImages
 
 
 class TwoTowers(Backbone):

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cenote.batch import PackedBatch, PackedImages
 from cenote.layers.linear import Linear
 from cenote.layers.norm import LayerNorm
 from cenote.layers.spec import BackboneSpec
+from cenote.packed_batch import PackedBatch, PackedImages
 
 Grid = tuple[int, int]  # rows and columns of patches
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cenote.config import DEFAULT_MODEL
+from cenote.config.engine import DEFAULT_MODEL
 from cenote.errors import LoadError
 from cenote.loading.default_model import SHORT_NAME, packaged
 

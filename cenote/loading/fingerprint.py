@@ -9,7 +9,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
-from cenote.config import EngineConfig
+from cenote.config.engine import EngineConfig
 from cenote.loading.describe import Description
 from cenote.version import __version__
 

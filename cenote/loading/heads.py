@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from cenote.errors import LoadError
 from cenote.layers.linear import Linear
 from cenote.layers.spec import HeadSpec
+from cenote.loading.bge_m3 import load_linear, require_head_files
+from cenote.loading.causal_lm_classifier import language_head
 from cenote.loading.colbert import check_size
-from cenote.loading.convert import language_head
 from cenote.loading.describe import Description
-from cenote.loading.hybrid import load_linear, require_head_files
 from cenote.loading.sentence_transformers import DenseFile, load_dense, load_layer_norm, load_residual
 from cenote.loading.tokenizer_files import TokenizerFiles
 from cenote.loading.weights import Filler

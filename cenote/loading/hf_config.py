@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from cenote.config import Sourced
+from cenote.config.engine import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.models.architecture import HFConfig

@@ -9,26 +9,26 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from cenote.config import EngineConfig
+from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError, PoolingError
-from cenote.kernels.finish import finish
-from cenote.layers.adapters import AdaptedBackbone
+from cenote.kernels.post_load import finish
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Embedding, Tower, plain_mlp
-from cenote.layers.stack import stack
-from cenote.loading.adapters import AdapterReader, LoadedAdapters, load_adapters
+from cenote.layers.fused_encoder import stack
+from cenote.layers.lora import AdaptedBackbone
 from cenote.loading.checkpoint import find_checkpoint, first_line
 from cenote.loading.describe import Description, describe
-from cenote.loading.fallback import load_fallback
 from cenote.loading.heads import load_heads, load_projector
-from cenote.loading.processor_files import read_processor
+from cenote.loading.image_processor_files import read_processor
+from cenote.loading.lora import AdapterReader, LoadedAdapters, load_adapters
 from cenote.loading.tensor_model import load_tensor_model, plugin_named
 from cenote.loading.tokenizer_files import TokenizerFiles, no_tokenizer, read_tokenizer
+from cenote.loading.transformers_backend import load_fallback
 from cenote.loading.weights import Filler, open_weights
-from cenote.models.vision import ProcessorFiles, Vision
+from cenote.models.vision_spec import ProcessorFiles, Vision
 from cenote.pooling.heads import Heads
+from cenote.pooling.plan import PoolingPlan
 from cenote.pooling.pooler import Pooler
-from cenote.pooling.resolve import PoolingPlan
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import yaml
 
-from cenote.config import EngineConfig, Sourced
+from cenote.config.engine import EngineConfig, Sourced
 from cenote.errors import BadRequest
-from cenote.given import ScoreTemplate
+from cenote.loading.causal_lm_classifier import TokenLabels, token_labels
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.convert import TokenLabels, token_labels
 from cenote.loading.sentence_transformers import SentenceTransformers
 from cenote.loading.tokenizer_files import read_chat_template
 from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.catalog import Entry
+from cenote.models.registry import Entry
+from cenote.protocol.input_types import ScoreTemplate
 
 logger = logging.getLogger("cenote")
 

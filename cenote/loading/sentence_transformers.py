@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from cenote.config import Sourced
+from cenote.config.engine import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.weights import Weights, open_weights

@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from cenote.config import EngineConfig, Sourced
+from cenote.config.engine import EngineConfig, Sourced
 from cenote.errors import BadRequest, LoadError, PoolingError
 from cenote.layers.spec import BackboneSpec
 from cenote.loading.checkpoint import Checkpoint, first_line
 from cenote.loading.weights import Filler, open_weights
 from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.catalog import Entry
-from cenote.plugins.discover import installed, offered_models, offering_plugins, plugin_class
+from cenote.models.registry import Entry
+from cenote.plugins.discovery import installed, offered_models, offering_plugins, plugin_class
 
 # for each tensor the sizes of its dimensions; None is any
 Shapes: TypeAlias = Mapping[str, Sequence[int | None]]

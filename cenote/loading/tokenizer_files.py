@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Tokenizer, models, processors
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint, refuse_empty
 from cenote.loading.hf_config import tokenizer_max_length
-from cenote.loading.older_tokenizers import Names, Settings, add_special, build_tokenizer, naming
-from cenote.request import TruncationSide
+from cenote.loading.legacy_tokenizers import Names, Settings, add_special, build_tokenizer, naming
+from cenote.protocol.requests import TruncationSide
 
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 GENERIC_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")

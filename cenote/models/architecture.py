@@ -12,7 +12,7 @@ from torch import nn
 from cenote.errors import LoadError
 from cenote.layers.backbone import Backbone
 from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
-from cenote.models.vision import Vision
+from cenote.models.vision_spec import Vision
 from cenote.models.weight_table import WeightTable
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cenote.models.architecture import Architecture, HFConfig, Projection
 from cenote.models.bert import xlm_roberta
-from cenote.models.catalog import find
+from cenote.models.registry import find
 
 # config.json's model_type -> the encoder below, by the name it goes by when it stands alone
 ENCODERS = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cenote.layers.backbone import MakeMixer
-from cenote.layers.disentangled import ConvolvedEmbedding, DisentangledAttention, Distances
+from cenote.layers.disentangled_attention import ConvolvedEmbedding, DisentangledAttention, Distances
 from cenote.layers.spec import HeadSpec
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.bert import bert

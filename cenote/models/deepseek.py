@@ -8,8 +8,8 @@ from dataclasses import replace
 from cenote.layers.latent_attention import LatentAttention, LatentSpec
 from cenote.layers.moe import ExpertsSpec
 from cenote.models.architecture import Architecture, HFConfig, rope
-from cenote.models.experts import with_experts
 from cenote.models.llama import bidirectional, llama
+from cenote.models.moe import with_experts
 from cenote.models.weight_table import WeightTable
 
 

@@ -11,7 +11,7 @@ from cenote.layers.mamba import Mamba, MambaSpec
 from cenote.layers.moe import ExpertsSpec
 from cenote.layers.spec import BackboneSpec
 from cenote.models.architecture import Architecture, HFConfig, linear_head
-from cenote.models.experts import with_experts
+from cenote.models.moe import with_experts
 
 
 def jamba(config: HFConfig) -> Architecture:

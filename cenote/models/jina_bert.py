@@ -7,16 +7,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from cenote.batch import PackedBatch
 from cenote.layers.attention import Attention
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import GatedMLP
 from cenote.layers.norm import norm
-from cenote.layers.positions import Place
+from cenote.layers.rotary import Place
 from cenote.layers.spec import BackboneSpec, BiasSpec
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.bert import bert
 from cenote.models.weight_table import Made
+from cenote.packed_batch import PackedBatch
 
 GATES = {"geglu": "gelu", "reglu": "relu"}
 

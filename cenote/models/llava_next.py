@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from cenote.batch import PackedImages
 from cenote.errors import LoadError
 from cenote.layers.backbone import Seen, Tower
-from cenote.layers.tiles import Projector, arranged, patch_states
+from cenote.layers.tiled_vision import Projector, arranged, patch_states
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.clip import VISION, clip_encoder, clip_weights
 from cenote.models.llama import llama, mistral
-from cenote.models.vision import ImageSpec, Vision
+from cenote.models.vision_spec import ImageSpec, Vision
+from cenote.packed_batch import PackedImages
 
 # what keys of the text half mean that config.json may leave out
 LLAMA = {

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from cenote.layers.moe import ExpertsSpec
 from cenote.models.architecture import Architecture, HFConfig, rope
-from cenote.models.experts import with_experts
 from cenote.models.llama import mistral
+from cenote.models.moe import with_experts
 
 
 def mixtral(config: HFConfig) -> Architecture:

@@ -11,7 +11,7 @@ from cenote.layers.projected_tower import ProjectedTower
 from cenote.models.architecture import Architecture, HFConfig, Projection
 from cenote.models.modernbert import modernbert
 from cenote.models.siglip import VISION, siglip_encoder, siglip_weights
-from cenote.models.vision import ImageSpec, Vision
+from cenote.models.vision_spec import ImageSpec, Vision
 from cenote.models.weight_table import WeightTable
 
 MARK = "<image>"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.batch import PackedImages
 from cenote.errors import LoadError
 from cenote.layers.backbone import Seen, Tower
 from cenote.layers.norm import LayerNorm
-from cenote.layers.tiles import Projector, merged
+from cenote.layers.tiled_vision import Projector, merged
 from cenote.layers.vision import grids_of, tower_batch
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.llama import bidirectional_llama
 from cenote.models.siglip import VISION, siglip_encoder, siglip_weights
-from cenote.models.vision import ImageSpec, Vision
+from cenote.models.vision_spec import ImageSpec, Vision
 from cenote.models.weight_table import WeightTable
+from cenote.packed_batch import PackedImages
 
 # the checkpoint's own is that of the language model it was made of, and knows neither queries nor documents
 CHAT_TEMPLATE = (

@@ -13,7 +13,7 @@ from cenote.models.architecture import Architecture, HFConfig, Projection
 from cenote.models.gemma import gemma, gemma2
 from cenote.models.llama import bidirectional
 from cenote.models.siglip import HALVES, VISION, siglip_encoder, siglip_weights
-from cenote.models.vision import ImageSpec, Vision
+from cenote.models.vision_spec import ImageSpec, Vision
 from cenote.models.weight_table import WeightTable
 
 MARK = "<image>"

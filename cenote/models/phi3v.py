@@ -7,17 +7,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from cenote.batch import PackedImages
 from cenote.errors import LoadError
 from cenote.layers.backbone import Seen, Tower
-from cenote.layers.tiles import Projector, arranged, merged, patch_states
+from cenote.layers.tiled_vision import Projector, arranged, merged, patch_states
 from cenote.layers.vision import grids_of
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.clip import VISION, clip_encoder, clip_weights
 from cenote.models.llava_next import above, num_layers
 from cenote.models.phi3 import phi3
-from cenote.models.vision import ImageSpec, Vision
+from cenote.models.vision_spec import ImageSpec, Vision
 from cenote.models.weight_table import Made
+from cenote.packed_batch import PackedImages
 
 # CLIP ViT-L/14 of 336 pixels, which config.json names without its sizes
 CLIP_LARGE = VISION | {

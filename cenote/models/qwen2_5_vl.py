@@ -9,7 +9,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from cenote.batch import PackedImages
 from cenote.layers.backbone import Backbone, Seen, Tower
 from cenote.layers.spec import BackboneSpec
 from cenote.layers.vision import Grid, Merger, PatchEmbedding, grids_of, places_on, tower_batch
@@ -25,8 +24,9 @@ from cenote.models.qwen2_vl import (
     rope_of_patches,
     text_half,
 )
-from cenote.models.vision import Vision
+from cenote.models.vision_spec import Vision
 from cenote.models.weight_table import WeightTable
+from cenote.packed_batch import PackedImages
 
 
 class WindowTower(Tower):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.batch import PackedImages
 from cenote.errors import LoadError
 from cenote.layers.backbone import Backbone, Seen, Tower
 from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
 from cenote.layers.vision import Merger, PatchEmbedding, as_still_patches, grids_of, places_on, tower_batch
 from cenote.models.architecture import Architecture, Head, HFConfig, Projection
 from cenote.models.qwen import qwen2
-from cenote.models.vision import ImageSpec, Vision
+from cenote.models.vision_spec import ImageSpec, Vision
 from cenote.models.weight_table import Made, WeightTable
+from cenote.packed_batch import PackedImages
 
 # where the two halves stand today, where they stood at first, and both inside a model that has more than them
 PLACES = ("model.language_model.", "language_model.", "model.")

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from cenote.batch import PackedBatch
 from cenote.errors import LoadError
 from cenote.layers.attention import Attention
-from cenote.layers.delta import DeltaAttention, DeltaSpec
+from cenote.layers.gated_delta_net import DeltaAttention, DeltaSpec
 from cenote.layers.linear import Linear
-from cenote.layers.positions import Place, rotate
+from cenote.layers.rotary import Place, rotate
 from cenote.layers.spec import BackboneSpec
 from cenote.models.architecture import Architecture, HFConfig, rope
 from cenote.models.qwen import qwen3
 from cenote.models.qwen3_vl import TEXT, VISION, colqwen_projection, interleaved_axes, qwen3_vision
 from cenote.models.weight_table import WeightTable
+from cenote.packed_batch import PackedBatch
 
 CONTRACT = "retrieval_attention_contract"
 CONTRACTS = {"causal": True, "bidirectional": False}

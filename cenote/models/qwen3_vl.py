@@ -8,15 +8,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from cenote.batch import PackedImages
 from cenote.layers.backbone import Backbone, Seen, Table, Tower
 from cenote.layers.linear import Linear
 from cenote.layers.spec import BackboneSpec, RopeSpec
 from cenote.layers.vision import Grid, Merger, as_still_patches, grids_of, places_on, tower_batch
 from cenote.models.architecture import Architecture, HFConfig, Projection, rope
 from cenote.models.qwen import qwen3
-from cenote.models.vision import ImageSpec, Vision
+from cenote.models.vision_spec import ImageSpec, Vision
 from cenote.models.weight_table import Made, WeightTable
+from cenote.packed_batch import PackedImages
 
 NORM_EPS = 1e-6
 HALF = (0.5, 0.5, 0.5)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cenote.layers.moe import ExpertsSpec
 from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.experts import with_experts
+from cenote.models.moe import with_experts
 from cenote.models.qwen import qwen2, qwen3
 from cenote.models.weight_table import WeightTable
 

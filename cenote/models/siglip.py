@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from cenote.layers.backbone import Backbone
+from cenote.layers.pooling_towers import AskingTower, PlacedPatches, StretchedPatches
 from cenote.layers.spec import BackboneSpec
-from cenote.layers.summing_towers import AskingTower, PlacedPatches, StretchedPatches
 from cenote.layers.two_towers import TwoTowers
 from cenote.layers.vision import as_patches
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.clip import PLAIN_TEMPLATE, block_weights, sizes
-from cenote.models.vision import ImageSpec, Vision
+from cenote.models.vision_spec import ImageSpec, Vision
 from cenote.models.weight_table import Made, WeightTable
 
 # what keys mean that config.json may leave out

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cenote.config import Sourced
+from cenote.config.engine import Sourced
 from cenote.errors import LoadError
 
 logger = logging.getLogger("cenote")

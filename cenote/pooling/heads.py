@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cenote.batch import PackedBatch
 from cenote.layers.linear import Linear
 from cenote.layers.spec import HeadSpec
+from cenote.packed_batch import PackedBatch
 from cenote.pooling.sparse import by_sequence
 
 

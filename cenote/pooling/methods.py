@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cenote.batch import PackedBatch
-from cenote.kernels.gpu.available import usable
-from cenote.registry import Registry
+from cenote.kernels.gpu.triton_support import usable
+from cenote.packed_batch import PackedBatch
+from cenote.utils.registry import Registry
 
 Method = Callable[[Tensor, PackedBatch], Tensor]  # [tokens, hidden] -> [size, hidden]
 METHODS: Registry[Method] = Registry("pooling method")
@@ -56,7 +56,7 @@ def maximum(hidden: Tensor, batch: PackedBatch) -> Tensor:
 def _sum(hidden: Tensor, batch: PackedBatch) -> Tensor:
     # thousands of values are added up: accumulate in float32 whatever the model runs in
     if usable(hidden) and hidden.stride(-1) == 1:
-        from cenote.kernels.gpu.sums import sum_by_sequence
+        from cenote.kernels.gpu.segment_sum import sum_by_sequence
 
         return sum_by_sequence(hidden, batch.offsets, batch.skip)
     wide = hidden.float()

@@ -10,15 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cenote.batch import PackedBatch
 from cenote.errors import BadRequest
 from cenote.kernels.max_sim import max_sims
+from cenote.packed_batch import PackedBatch
 from cenote.pooling.activations import CLASSIFICATION, normalize
 from cenote.pooling.heads import Heads
 from cenote.pooling.methods import METHODS
-from cenote.pooling.resolve import PoolingPlan
+from cenote.pooling.plan import PoolingPlan
 from cenote.pooling.sparse import pairs_by_token, pairs_of_vectors
-from cenote.request import Options, Task
+from cenote.protocol.requests import Options, Task
 
 
 class Ask(NamedTuple):

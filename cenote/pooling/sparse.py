@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from cenote.batch import PackedBatch
+from cenote.packed_batch import PackedBatch
 
 # logits over a vocabulary are wide: so many numbers are held at once
 MAX_LOGITS = 1 << 26

@@ -6,9 +6,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cenote.errors import PoolingError
-from cenote.request import Scored, ScoreRequest
+from cenote.protocol.requests import Scored, ScoreRequest
 from cenote.scoring.scorer import Resources, Scorable, scorer
-from cenote.scoring.two_sides import compare
+from cenote.scoring.separate_encoding import compare
 
 
 @scorer("bi-encoder")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cenote.errors import PoolingError
-from cenote.given import Pair, PartsPair, Side
-from cenote.request import Pooled, Scored, ScoreRequest
+from cenote.protocol.input_types import Pair, PartsPair, Side
+from cenote.protocol.requests import Pooled, Scored, ScoreRequest
 from cenote.scoring.scorer import Resources, Scorable, asked, broadcast, scorer
 
 

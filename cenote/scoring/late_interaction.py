@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.errors import PoolingError
-from cenote.request import Pooled, Scored, ScoreRequest, Timing
+from cenote.protocol.requests import Pooled, Scored, ScoreRequest, Timing
 from cenote.scoring.scorer import Resources, Scorable, asked, broadcast, scorer
-from cenote.scoring.two_sides import name_query, scored
+from cenote.scoring.separate_encoding import name_query, scored
 
 
 @scorer("late-interaction")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from cenote.errors import PoolingError, Unsupported
-from cenote.given import Ranking, Side
-from cenote.request import Pooled, Scored, ScoreRequest
+from cenote.protocol.input_types import Ranking, Side
+from cenote.protocol.requests import Pooled, Scored, ScoreRequest
 from cenote.scoring.bi_encoder import cosine
 from cenote.scoring.scorer import Resources, Scorable, asked, scorer
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from cenote.errors import BadRequest, PoolingError, Unsupported
-from cenote.given import Input
-from cenote.registry import Registry
-from cenote.request import Pooled, PoolRequest, Scored, ScoreRequest, ScoreType, Task
+from cenote.protocol.input_types import Input
+from cenote.protocol.requests import Pooled, PoolRequest, Scored, ScoreRequest, ScoreType, Task
+from cenote.utils.registry import Registry
 
 Item = TypeVar("Item")
 Scores = list[Scored | PoolingError]

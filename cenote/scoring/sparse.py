@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from cenote.errors import PoolingError
-from cenote.request import Scored, ScoreRequest
+from cenote.protocol.requests import Scored, ScoreRequest
 from cenote.scoring.scorer import Resources, Scorable, scorer
-from cenote.scoring.two_sides import compare
+from cenote.scoring.separate_encoding import compare
 
 
 @scorer("sparse")

@@ -13,12 +13,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api import body as body_module
-from cenote.api.body import check_bytes, outside_strings
+from cenote.api import request_body as body_module
 from cenote.api.dialects import DIALECTS, SPOKEN
 from cenote.api.dialects.dialect import Route
+from cenote.api.request_body import check_bytes, outside_strings
 from cenote.errors import BodyTooLarge
-from tests.api.serving import add_chat_template, load, serve
+from tests.api.app_client import add_chat_template, load, serve
 from tests.tiny import tiny_bert_classifier, tiny_bert_tagger, tiny_bge_m3
 
 ROUTES = {route.paths[0]: route for dialect in DIALECTS for route in dialect.routes}

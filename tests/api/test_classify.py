@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
 from cenote.api.dialects.vllm import ClassifyBody
-from tests.api.serving import add_chat_template, load, nulls, refused, serve
+from tests.api.app_client import add_chat_template, load, nulls, refused, serve
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
 
 TEXTS = ["the cat is in the city", "a", "how big is the old river?", "a red bird, a blue fish", "two"]

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects.cohere import EmbedBody
-from tests.api.serving import serve
+from tests.api.app_client import serve
 from tests.tiny import change_config, save_tiny, tiny_bert, tiny_bert_classifier
 
 TEXTS = ["a deep cave", "the price of bread"]

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects import DIALECTS
-from tests.api.serving import serve
+from tests.api.app_client import serve
 from tests.tiny import tiny_bert
 
 NASTY = "</title><script>alert('&\"`)</script>"

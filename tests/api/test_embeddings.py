@@ -18,7 +18,7 @@ from cenote import LLM, PoolingParams
 from cenote.api.dialects.openai import Embedding, EmbeddingsBody
 from cenote.api.dialects.vllm import PoolingAnswer
 from cenote.api.replies import AnswerList
-from tests.api.serving import add_chat_template, load, nulls, refused, serve, unpacked
+from tests.api.app_client import add_chat_template, load, nulls, refused, serve, unpacked
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
 
 TEXTS = ["Follow the white rabbit.", "a", "How deep is the cave?"]

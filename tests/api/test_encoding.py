@@ -30,7 +30,7 @@ from cenote.api.encoding import (
     metadata_header,
 )
 from cenote.errors import BadRequest
-from cenote.request import Pooled, Stacked
+from cenote.protocol.requests import Pooled, Stacked
 
 TORCH_TYPES: dict[EmbedDType, torch.dtype] = {
     "float32": torch.float32,

@@ -10,9 +10,9 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects.entities import EntitiesBody
-from cenote.request import EntityRequest, PoolRequest, Tagged, Tokenization
-from tests.api.front_ends.test_remote import ask
-from tests.api.serving import load, nulls, refused, serve
+from cenote.protocol.requests import EntityRequest, PoolRequest, Tagged, Tokenization
+from tests.api.app_client import load, nulls, refused, serve
+from tests.api.front_ends.test_remote_engine import ask
 from tests.tiny import tiny_bert_tagger
 
 NAMES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]

@@ -14,8 +14,8 @@ from transformers import CLIPConfig, CLIPModel
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from cenote import LLM
-from tests.api.seeing import CAT, DOG, data_uri, image_part, save_tiny_judge, says, serving, text_part
-from tests.api.serving import load, refused, serve
+from tests.api.app_client import load, refused, serve
+from tests.api.image_helpers import CAT, DOG, data_uri, image_part, save_tiny_judge, says, serving, text_part
 from tests.models.tiny_qwen3_vl import IMAGE, save_tiny_colqwen3, save_tiny_qwen3_vl
 from tests.models.two_towers import TEXT, VISION, save
 

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from tests.api.serving import load, refused, serve
+from tests.api.app_client import load, refused, serve
 from tests.tiny import tiny_bert_classifier, tiny_bert_tagger
 
 

@@ -14,13 +14,13 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.app import build
+from cenote.api.app_state import Service
+from cenote.api.auth import OPEN
 from cenote.api.dialects import DIALECTS
 from cenote.api.docs import documents
-from cenote.api.keys import OPEN
-from cenote.api.operations import operations
-from cenote.api.service import Service
-from cenote.config import ServerConfig
-from tests.api.serving import add_chat_template, load, serve
+from cenote.api.system_routes import operations
+from cenote.config.engine import ServerConfig
+from tests.api.app_client import add_chat_template, load, serve
 from tests.tiny import tiny_bert_classifier, tiny_bert_tagger, tiny_bge_m3
 
 ROUTES = [route for dialect in DIALECTS for route in dialect.routes]

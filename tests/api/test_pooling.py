@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
 from cenote.api.dialects.vllm import PoolingBody
-from tests.api.serving import add_chat_template, load, nulls, refused, serve, unpacked
+from tests.api.app_client import add_chat_template, load, nulls, refused, serve, unpacked
 from tests.plugins.conftest import Offer, offer  # noqa: F401  # a fixture
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier, tiny_bert_tagger
 

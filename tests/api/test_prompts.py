@@ -13,12 +13,19 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.front_ends.packing import about_of, as_json, pool_message, pool_request, score_message, score_request
-from cenote.api.front_ends.wire import Pool, Ready, Score
-from cenote.request import PoolRequest, ScoreRequest, Timing
-from tests.api.front_ends.test_remote import ask
-from tests.api.front_ends.test_wire import over_the_wire
-from tests.api.serving import add_chat_template, load, refused, serve
+from cenote.api.front_ends.codec_requests import (
+    about_of,
+    as_json,
+    pool_message,
+    pool_request,
+    score_message,
+    score_request,
+)
+from cenote.api.front_ends.messages import Pool, Ready, Score
+from cenote.protocol.requests import PoolRequest, ScoreRequest, Timing
+from tests.api.app_client import add_chat_template, load, refused, serve
+from tests.api.front_ends.test_messages import over_the_wire
+from tests.api.front_ends.test_remote_engine import ask
 from tests.models.test_rotary_encoders import save_adapted
 from tests.tiny import TEXTS, change_config, tiny_bert, tiny_splade
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects.rerank import RerankBody
-from tests.api.serving import serve
+from tests.api.app_client import serve
 from tests.tiny import tiny_bert, tiny_bert_classifier
 
 QUERY = "how deep is the cave?"

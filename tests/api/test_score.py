@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
 from cenote.api.dialects.vllm import ScoreBody
-from tests.api.serving import load, nulls, refused, serve
+from tests.api.app_client import load, nulls, refused, serve
 from tests.tiny import tiny_bert_classifier
 
 QUERY = "how big is the old river?"

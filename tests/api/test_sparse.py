@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects.sparse import SparseBody
-from cenote.request import Pooled, PoolRequest
-from tests.api.front_ends.test_remote import ask
-from tests.api.serving import load, nulls, refused, serve, unpacked
+from cenote.protocol.requests import Pooled, PoolRequest
+from tests.api.app_client import load, nulls, refused, serve, unpacked
+from tests.api.front_ends.test_remote_engine import ask
 from tests.api.test_openapi import document, matches
 from tests.tiny import tiny_bert, tiny_bge_m3, tiny_splade
 

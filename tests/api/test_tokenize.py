@@ -9,8 +9,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.dialects.tokens import DetokenizeBody, TokenizeBody
-from tests.api.serving import add_chat_template, load, nulls, refused, serve
+from cenote.api.dialects.tokenize import DetokenizeBody, TokenizeBody
+from tests.api.app_client import add_chat_template, load, nulls, refused, serve
 from tests.tiny import tiny_bert
 
 MESSAGES = [{"role": "user", "content": "the old city"}]

@@ -12,8 +12,8 @@ import uvloop
 
 from cenote.bench.backends import BACKENDS, body_of
 from cenote.bench.client import Address, Client, message
-from cenote.bench.figures import Figures, Round, figures
 from cenote.bench.load import READ_EVERY, Load, Request, Sample, Sender, run_load, server_timing
+from cenote.bench.load_stats import Figures, Round, figures
 from tests.bench.stub import Asked, Stub, embed, reply
 
 

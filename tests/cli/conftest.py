@@ -16,7 +16,7 @@ import torch
 import cenote
 from cenote.cli.main import main
 from cenote.errors import BadRequest, PoolingError
-from cenote.request import Pooled, PoolRequest, Scored, ScoreRequest
+from cenote.protocol.requests import Pooled, PoolRequest, Scored, ScoreRequest
 
 
 def vector(text: str) -> list[float]:

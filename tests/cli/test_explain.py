@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from cenote.cli.main import main
-from cenote.explain import machine
-from cenote.explain.findings import PARTS
+from cenote.explain import hardware
+from cenote.explain.results import PARTS
 from cenote.kernels.cpu_features import CPUFeatures, cpu_name
 from tests.tiny import tiny_bert
 
 
 @pytest.fixture
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(machine.GEMM_SIZE, "cpu", 64)
-    monkeypatch.setattr(machine, "COPY_BYTES", 1024)
+    monkeypatch.setitem(hardware.GEMM_SIZE, "cpu", 64)
+    monkeypatch.setattr(hardware, "COPY_BYTES", 1024)
 
 
 @pytest.mark.usefixtures("small_machine")
@@ -33,7 +33,7 @@ def test_a_model_is_measured_by_parts(tmp_path: Path, capsys: pytest.CaptureFixt
         assert sum(reading["shares"].values()) == pytest.approx(1) and reading["shares"].keys() == PARTS.keys()
         assert 0 < reading["reached"]["low"] <= reading["reached"]["value"] <= reading["reached"]["high"]
         assert reading["light"]["value"] > 0 and reading["memory_light"] is None
-    assert told["machine"]["gemm"].keys() == set(machine.offered("cpu"))
+    assert told["machine"]["gemm"].keys() == set(hardware.offered("cpu"))
     assert told["machine"]["processor"] == cpu_name()
     assert {each["name"]: each["value"] for each in told["settings"]}["tokens per batch"] == "at most 4096"
     assert told["rounds"] >= 1
@@ -62,10 +62,10 @@ def test_the_answer_is_readable(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_only_number_types_that_the_cpu_has_units_for_are_measured(
     flags: set[str], offered: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "cpu_features", lambda: CPUFeatures("x86", frozenset(flags)))
+    monkeypatch.setattr(hardware, "cpu_features", lambda: CPUFeatures("x86", frozenset(flags)))
 
-    assert list(machine.offered("cpu")) == offered
-    assert list(machine.offered("cuda")) == ["float32", "float16", "bfloat16", "fp8"]
+    assert list(hardware.offered("cpu")) == offered
+    assert list(hardware.offered("cuda")) == ["float32", "float16", "bfloat16", "fp8"]
 
 
 @pytest.mark.usefixtures("small_machine")

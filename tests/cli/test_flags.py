@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from cenote.cli.commands import embed
-from cenote.config import EngineConfig, declared
+from cenote.config.engine import EngineConfig, declared
 
 from .conftest import FakeEngine, FakeLLM, Ran
 

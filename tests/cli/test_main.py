@@ -12,7 +12,7 @@ import pytest
 
 from cenote import __version__
 from cenote.cli.main import COMMANDS, main
-from cenote.config import EngineConfig
+from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 
 from .conftest import FakeEngine, Ran

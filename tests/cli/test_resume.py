@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from cenote.errors import BadRequest, EngineStopped
-from cenote.files.part import Part
+from cenote.files.partial_file import Part
 
 from .conftest import FakeEngine, Ran, vector
 
@@ -164,7 +164,7 @@ def test_blank_lines_count_in_the_index_also_after_an_interrupt(
 def test_pieces_of_a_long_run_become_few_and_one_file(
     cenote_command: Command, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cenote.files.parquet_output.GROUP_ROWS", 8)
+    monkeypatch.setattr("cenote.files.parquet_writer.GROUP_ROWS", 8)
     texts, out = tmp_path / "texts.jsonl", tmp_path / "out.parquet"
     # the first ids say nothing about their type
     rows = [{"text": f"text {number}", "id": None if number < 10 else number} for number in range(30)]

@@ -22,8 +22,8 @@ from cenote import LLM
 from cenote.cli.main import main
 from cenote.cli.run_batch import card
 from cenote.files.columns import Wanted
-from cenote.files.part import Part
-from cenote.files.rows import File
+from cenote.files.partial_file import Part
+from cenote.files.sources import File
 from tests.tiny import tiny_bert
 
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

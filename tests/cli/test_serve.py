@@ -13,10 +13,10 @@ from starlette.testclient import TestClient
 import cenote
 from cenote import LLM
 from cenote.api.app import build
-from cenote.api.service import Service
+from cenote.api.app_state import Service
 from cenote.cli.main import main
 from cenote.cli.serve import configured, parser
-from cenote.config import EngineConfig, PoolerConfig, ServerConfig, declared
+from cenote.config.engine import EngineConfig, PoolerConfig, ServerConfig, declared
 from cenote.errors import BadRequest, LoadError
 
 

@@ -18,10 +18,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from cenote import LLM
-from tests.api.serving import add_chat_template
+from tests.api.app_client import add_chat_template
 from tests.models.tiny_qwen3_vl import save_tiny_qwen3_vl
 from tests.real.conftest import model_folder
-from tests.serving.process import Served
+from tests.serving.server_process import Served
 from tests.tiny import save_tiny
 
 # read by the clients as soon as they are imported

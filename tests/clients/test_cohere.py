@@ -11,7 +11,7 @@ import cohere
 import numpy as np
 import pytest
 
-from tests.api.seeing import CAT, DOG, data_uri, image_part, text_part
+from tests.api.image_helpers import CAT, DOG, data_uri, image_part, text_part
 from tests.clients.conftest import DOCUMENTS, KEY, PROMPTS, QUERY, TEXTS, Server, close
 from tests.models.tiny_qwen3_vl import IMAGE
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai.types import CreateEmbeddingResponse
 
-from tests.api.seeing import CAT, DOG, image_part, says, text_part
+from tests.api.image_helpers import CAT, DOG, image_part, says, text_part
 from tests.clients.conftest import KEY, Server, close
 from tests.models.tiny_qwen3_vl import IMAGE
 

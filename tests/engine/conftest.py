@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from cenote.config import EngineConfig
+from cenote.config.engine import EngineConfig
 from cenote.engine.engine import PoolingEngine
-from cenote.engine.executor import EchoExecutor
-from cenote.engine.lot import Batch
+from cenote.engine.execution.executor import EchoExecutor
+from cenote.engine.sequence_group import Batch
 from cenote.errors import PoolingError
 from cenote.loading.load import LoadedModel
-from cenote.request import Pooled, PoolRequest
+from cenote.protocol.requests import Pooled, PoolRequest
 
 MakeEngine = Callable[..., PoolingEngine]
 PATIENCE_S = 20.0  # far more than anything here takes

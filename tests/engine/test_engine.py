@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from cenote.config import PoolerConfig
-from cenote.engine.deliver import Outcome
+from cenote.config.engine import PoolerConfig
 from cenote.engine.engine import BATCHES_AHEAD
-from cenote.engine.executor import EchoExecutor
-from cenote.engine.intake import SLICE_TOKENS
-from cenote.engine.lot import Batch, Rows
+from cenote.engine.execution.executor import EchoExecutor
+from cenote.engine.preprocessing.tokenizer_worker import SLICE_TOKENS
+from cenote.engine.result_delivery import Outcome
+from cenote.engine.sequence_group import Batch, Rows
 from cenote.errors import BadRequest, Overloaded, PoolingError, Unsupported
-from cenote.given import Pair
-from cenote.request import PoolingParams, PoolRequest, Tokenization
+from cenote.protocol.input_types import Pair
+from cenote.protocol.requests import PoolingParams, PoolRequest, Tokenization
 from tests.engine.conftest import Gate, MakeEngine, asking, echoed, poison, wait_until
 
 

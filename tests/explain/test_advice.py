@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cenote.explain.advice import Advice, advice, faster
-from cenote.explain.findings import PARTS, Chosen, Findings, Machine, Reading, Setting
-from cenote.explain.probe import Round, split
 from cenote.explain.report import as_json, as_text
+from cenote.explain.results import PARTS, Chosen, Findings, Machine, Reading, Setting
 from cenote.explain.timing import Figure
+from cenote.explain.workload_probe import Round, split
 
 
 def steady(value: float) -> Figure:

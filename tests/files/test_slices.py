@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cenote.files import rows as subject
-from cenote.files.rows import Row, Slices
+from cenote.files import sources as subject
+from cenote.files.sources import Row, Slices
 
 
 class Clock:

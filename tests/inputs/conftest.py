@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from cenote.inputs.render import Renderer
+from cenote.inputs.renderer import Renderer
 from cenote.inputs.tokenizer import Tokenizer
-from cenote.request import TruncationSide
+from cenote.protocol.requests import TruncationSide
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "tokenizers"
 NAMES = ("wordpiece", "roberta-base", "xlm-roberta", "qwen3", "deberta-v3")

@@ -10,16 +10,16 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cenote.errors import BadRequest, PoolingError, Unsupported
-from cenote.given import Chat
 from cenote.inputs.chat import MARK, ChatSettings, chat_text
+from cenote.inputs.content_parts import IMAGE_PARTS, OTHER_PARTS
 from cenote.inputs.limits import Limits
-from cenote.inputs.parts import IMAGE_PARTS, OTHER_PARTS
-from cenote.inputs.render import Renderer
-from cenote.inputs.strip import Rendered
+from cenote.inputs.renderer import Renderer
+from cenote.inputs.tokenized_inputs import Rendered
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.tokenizer_files import TokenizerFiles, read_tokenizer
-from cenote.request import Tokenization
+from cenote.protocol.input_types import Chat
+from cenote.protocol.requests import Tokenization
 from tests.inputs.conftest import SHARED
 from tests.tiny import QWEN_TOKENS, ROBERTA_TOKENS, save_tokenizer
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from cenote.errors import BadRequest
-from cenote.given import Pair
 from cenote.inputs import pairs
 from cenote.inputs.chat import ChatSettings
+from cenote.inputs.jinja_sandbox import run_template
 from cenote.inputs.limits import Limits
 from cenote.inputs.pairs import check_template_kwargs, cut, joined_text, longest_first
-from cenote.inputs.render import Renderer
-from cenote.inputs.strip import Rendered
-from cenote.inputs.templates import run_template
+from cenote.inputs.renderer import Renderer
+from cenote.inputs.tokenized_inputs import Rendered
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.loading.rerankers import TEMPLATES, built_in
-from cenote.request import Tokenization
+from cenote.protocol.input_types import Pair
+from cenote.protocol.requests import Tokenization
 
 BY_ROLE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 

@@ -11,13 +11,13 @@ import pytest
 import tokenizers
 
 from cenote.errors import BadRequest
-from cenote.given import Pair
 from cenote.inputs import tokenizer as subject
 from cenote.inputs.limits import Limits
-from cenote.inputs.render import Renderer
-from cenote.inputs.strip import Rendered
+from cenote.inputs.renderer import Renderer
+from cenote.inputs.tokenized_inputs import Rendered
 from cenote.inputs.tokenizer import Tokenizer
-from cenote.request import Tokenization
+from cenote.protocol.input_types import Pair
+from cenote.protocol.requests import Tokenization
 from tests.inputs.conftest import wrapped
 
 TEXT_OF_WORDS = (

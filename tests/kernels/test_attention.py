@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from cenote.batch import PackedBatch, pack
-from cenote.kernels import explicit, flash, sdpa, tiles
+from cenote.kernels import amx_attention, eager_attention, flash, sdpa
 from cenote.kernels.attention import attend, choose
+from cenote.packed_batch import PackedBatch, pack
 
 LENGTHS = [7, 1, 4, 4, 4, 23, 1, 7]
 DIM = 8
 SCALE = 0.4
 
-needs_tiles = pytest.mark.skipif(not tiles.available(), reason="needs AMX tiles, and a compiler at install")
+needs_tiles = pytest.mark.skipif(not amx_attention.available(), reason="needs AMX tiles, and a compiler at install")
 
 
 def naive(
@@ -108,14 +108,14 @@ def test_a_cpu_gets_torchs_own_operator_for_what_the_tiles_cannot_do() -> None:
 
 
 def test_a_cpu_without_the_compiled_code_gets_torchs_own_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "available", lambda: False)
+    monkeypatch.setattr(amx_attention, "available", lambda: False)
 
     assert choose(torch.zeros(1, 2, 32, dtype=torch.bfloat16)) is sdpa.attention
 
 
 @needs_tiles
 def test_a_cpu_with_tiles_uses_them() -> None:
-    assert choose(torch.zeros(1, 2, 32, dtype=torch.bfloat16)) is tiles.attention
+    assert choose(torch.zeros(1, 2, 32, dtype=torch.bfloat16)) is amx_attention.attention
 
 
 @needs_tiles
@@ -129,7 +129,7 @@ def test_tiles_see_the_same(heads: int, kv_heads: int, dim: int, causal: bool, w
     query, key, value, batch = inputs(lengths, heads, kv_heads, dim)
     rounded = [x.bfloat16() for x in (query, key, value)]
 
-    seen = tiles.attention(*rounded, batch, causal=causal, window=window, scale=SCALE)
+    seen = amx_attention.attention(*rounded, batch, causal=causal, window=window, scale=SCALE)
 
     wanted = sdpa.attention(*(x.float() for x in rounded), batch, causal=causal, window=window, scale=SCALE)
     assert_close(seen.float(), wanted, atol=2e-2, rtol=2e-2)  # weights and results are bfloat16
@@ -141,9 +141,11 @@ def test_tiles_read_heads_that_lie_within_wider_rows() -> None:
     wide = torch.cat([x.flatten(1) for x in (query, key, value)], dim=1).bfloat16()
     parts = [part.unflatten(1, (2, 32)) for part in wide.split(64, dim=1)]
 
-    seen = tiles.attention(*parts, batch, causal=False, window=None, scale=SCALE)
+    seen = amx_attention.attention(*parts, batch, causal=False, window=None, scale=SCALE)
 
-    apart = tiles.attention(*(part.contiguous() for part in parts), batch, causal=False, window=None, scale=SCALE)
+    apart = amx_attention.attention(
+        *(part.contiguous() for part in parts), batch, causal=False, window=None, scale=SCALE
+    )
     assert torch.equal(seen, apart)
 
 
@@ -151,9 +153,11 @@ def test_tiles_read_heads_that_lie_within_wider_rows() -> None:
 def test_a_sequence_has_the_same_bits_in_any_company() -> None:
     query, key, value, batch = inputs([9, 33, 120, 2], heads=2, kv_heads=1, dim=64)
     rounded = [x.bfloat16() for x in (query, key, value)]
-    among = tiles.attention(*rounded, batch, causal=False, window=None, scale=SCALE)[9:42]
+    among = amx_attention.attention(*rounded, batch, causal=False, window=None, scale=SCALE)[9:42]
 
-    alone = tiles.attention(*(x[9:42] for x in rounded), pack([[0] * 33]), causal=False, window=None, scale=SCALE)
+    alone = amx_attention.attention(
+        *(x[9:42] for x in rounded), pack([[0] * 33]), causal=False, window=None, scale=SCALE
+    )
 
     assert torch.equal(alone, among)
 
@@ -163,7 +167,9 @@ def test_scores_of_any_size_give_finite_weights() -> None:
     query, key, value, batch = inputs([20], heads=1, kv_heads=1, dim=32)
     large = (query * 1e4).bfloat16()
 
-    seen = tiles.attention(large, (key * 1e4).bfloat16(), value.bfloat16(), batch, causal=True, window=None, scale=1.0)
+    seen = amx_attention.attention(
+        large, (key * 1e4).bfloat16(), value.bfloat16(), batch, causal=True, window=None, scale=1.0
+    )
 
     assert seen.isfinite().all()
 
@@ -194,7 +200,7 @@ def test_flash_attention_sees_the_same(heads: int, kv_heads: int, causal: bool, 
 def test_attention_written_out_sees_what_it_may(
     causal: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(explicit, "MIN_BLOCK", 2)  # sequences of more than one block of queries
+    monkeypatch.setattr(eager_attention, "MIN_BLOCK", 2)  # sequences of more than one block of queries
     query, key, value, batch = inputs(LENGTHS, 4, 2)
 
     ours = attend(query, key, value, batch, causal=causal, window=window, scale=SCALE, softcap=1e6)
@@ -203,7 +209,7 @@ def test_attention_written_out_sees_what_it_may(
 
 
 def test_a_bias_belongs_to_a_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explicit, "MAX_SCORES", 64)  # the longest sequence takes several blocks
+    monkeypatch.setattr(eager_attention, "MAX_SCORES", 64)  # the longest sequence takes several blocks
     query, key, value, batch = inputs(LENGTHS, 2, 2)
     bias = torch.randn(2, 2 * max(LENGTHS) - 1)
 

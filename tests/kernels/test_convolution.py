@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from cenote.batch import pack
 from cenote.layers.convolution import ShortConvolution
+from cenote.packed_batch import pack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cenote.config import EXTRA_VARIABLES
+from cenote.config.engine import EXTRA_VARIABLES
 from cenote.errors import LoadError
 from cenote.kernels.cpu_features import LEVELS, MAX_CPU_ISA, CPUFeatures, cpu_features, cpu_name
 

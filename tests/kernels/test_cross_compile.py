@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from cenote.inputs import word_piece
-from cenote.kernels import native
-from tests.inputs.test_word_piece import by_library, texts, tokenizer
+from cenote.inputs import wordpiece
+from cenote.kernels import native_library
+from tests.inputs.test_wordpiece import by_library, texts, tokenizer
 
 ROOT = Path(__file__).parents[2]
 NATIVE = sorted((ROOT / "cenote/kernels").glob("native_*.c"))
-WORD_PIECE = ROOT / "cenote/inputs/word_piece.c"
+WORD_PIECE = ROOT / "cenote/inputs/wordpiece.c"
 DRIVER = Path(__file__).with_name("word_piece_driver.c")
 # as in setup.py
 FLAGS = ["-O3", "-std=gnu11"]
@@ -83,7 +83,7 @@ def test_the_native_kernels_compile_for_x86_and_export_what_python_calls(
 
     symbols = subprocess.run([reader, "-D", str(library)], capture_output=True, text=True, check=True).stdout
 
-    assert set(re.findall(r" T (\w+)", symbols)) >= native.SIGNATURES.keys()
+    assert set(re.findall(r" T (\w+)", symbols)) >= native_library.SIGNATURES.keys()
 
 
 def test_the_native_kernels_know_a_processor_without_amx(native_objects: list[Path], tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ class EmulatedLibrary:
         result = self._number()
         ctypes.memmove(lengths, self._read(8 * count), 8 * count)
         ctypes.memmove(offsets, self._read(8 * count + 8), 8 * count + 8)
-        ctypes.memmove(wanted, self._read(word_piece.NUM_PAGES), word_piece.NUM_PAGES)
+        ctypes.memmove(wanted, self._read(wordpiece.NUM_PAGES), wordpiece.NUM_PAGES)
         num_ids = ctypes.c_int64.from_address(offsets + 8 * count).value
         ctypes.memmove(ids, self._read(4 * num_ids), 4 * num_ids)
         return result
@@ -162,12 +162,12 @@ def test_word_pieces_are_those_of_the_library_on_either_machine(emulated: Emulat
     raw = tokenizer(lowercase=lowercase)
     given = texts(3, 1500)
 
-    ours = word_piece.WordPiece(raw, emulated, raw.get_vocab(with_added_tokens=False)).encode(given)  # type: ignore[arg-type]
+    ours = wordpiece.WordPiece(raw, emulated, raw.get_vocab(with_added_tokens=False)).encode(given)  # type: ignore[arg-type]
 
     theirs = by_library(raw, given)
     read = [row for row in range(len(given)) if row not in set(ours.left)]
     assert len(read) > len(given) // 2
     for row in read:
         assert ours.ids[ours.offsets[row] : ours.offsets[row + 1]].tolist() == theirs[row], given[row]
-    if (here := word_piece.word_piece(raw)) is not None:
+    if (here := wordpiece.word_piece(raw)) is not None:
         assert here.encode(given).left == ours.left

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import normalize, softplus
 from torch.testing import assert_close
 
-from cenote.batch import PackedBatch, pack
 from cenote.kernels import delta_rule as module
 from cenote.kernels.delta_rule import Rule, gated_delta_rule
+from cenote.packed_batch import PackedBatch, pack
 
 CHUNK = module.CHUNK["cpu"]
 # single tokens, ends of every width behind chunks and without, whole chunks and nothing else, several of one length

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cosine_similarity
 
-from cenote.batch import pack
 from cenote.errors import LoadError
 from cenote.kernels.cpu_features import CPUFeatures
-from cenote.kernels.finish import finish, resolve_quantization
 from cenote.kernels.fp8 import Fp8Linear, quantized_weight
+from cenote.kernels.post_load import finish, resolve_quantization
 from cenote.layers.backbone import Backbone
 from cenote.layers.spec import BackboneSpec, RopeSpec
+from cenote.packed_batch import pack
 from tests.tiny import moved
 
 POST = BackboneSpec(

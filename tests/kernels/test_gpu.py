@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from cenote.batch import PackedBatch, pack
 from cenote.kernels import sdpa
 from cenote.kernels.activations import ACTIVATIONS
 from cenote.kernels.fused_linear import fused_linear
-from cenote.kernels.gated import gated
+from cenote.kernels.gated_activation import gated
 from cenote.kernels.norm import add_layer_norm, add_rms_norm
 from cenote.layers.attention import Attention
 from cenote.layers.backbone import Embedding
-from cenote.layers.positions import Place, Rotary, rotate
+from cenote.layers.rotary import Place, Rotary, rotate
 from cenote.layers.spec import BackboneSpec, RopeSpec
+from cenote.packed_batch import PackedBatch, pack
 from cenote.pooling.methods import METHODS
 from tests.tiny import moved
 
@@ -52,14 +52,14 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
 def test_packed_attention_sees_what_it_should(
     lengths: list[int], heads: int, kv_heads: int, size: int, causal: bool, window: int | None
 ) -> None:
-    from cenote.kernels.gpu import packed
+    from cenote.kernels.gpu import packed_attention
 
     torch.manual_seed(0)
     batch = batch_of(lengths)
     qkv = torch.randn(batch.num_tokens, heads + 2 * kv_heads, size, device="cuda", dtype=torch.bfloat16)
     parts = qkv.split([heads, kv_heads, kv_heads], dim=1)
 
-    found = packed.attention(*parts, batch, causal=causal, window=window, scale=size**-0.5)
+    found = packed_attention.attention(*parts, batch, causal=causal, window=window, scale=size**-0.5)
 
     exact = sdpa.attention(*(part.float() for part in parts), batch, causal=causal, window=window, scale=size**-0.5)
     assert relative_error(found, exact) < 5e-3
@@ -68,11 +68,14 @@ def test_packed_attention_sees_what_it_should(
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [128, 512])
 def test_equal_lengths_come_out_the_same_once_the_library_has_a_plan(causal: bool, length: int) -> None:
-    from cenote.kernels.gpu import equal
+    from cenote.kernels.gpu import cudnn_attention
 
     torch.manual_seed(0)
     parts = [torch.randn(32 * length, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (8, 4, 4)]
-    found = [equal.attention(*parts, 32, causal=causal, scale=0.125) for _ in range(equal.CALLS_BEFORE_PLAN + 1)]
+    found = [
+        cudnn_attention.attention(*parts, 32, causal=causal, scale=0.125)
+        for _ in range(cudnn_attention.CALLS_BEFORE_PLAN + 1)
+    ]
     assert found[0] is None and found[-1] is not None
     exact = sdpa.attention(
         *(part.float() for part in parts), batch_of([length] * 32), causal=causal, window=None, scale=0.125

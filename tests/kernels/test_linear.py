@@ -8,22 +8,22 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from torch.testing import assert_close
 
-from cenote.batch import PackedBatch, pack
-from cenote.kernels import native, tile_linear
+from cenote.kernels import amx_linear, native_library
 from cenote.kernels.activations import ACTIVATIONS
-from cenote.kernels.evening import evening
+from cenote.kernels.amx_linear import TileLinear
 from cenote.kernels.linear import FUSED, Int8Linear, PrepackedLinear, prepack, prepacks_bfloat16
-from cenote.kernels.tile_linear import TileLinear
+from cenote.kernels.smoothquant import evening
 from cenote.layers.backbone import Backbone
 from cenote.layers.linear import Linear
 from cenote.layers.spec import BackboneSpec, RopeSpec
+from cenote.packed_batch import PackedBatch, pack
 from tests.tiny import SEQUENCES, randomize
 
 needs_bf16 = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and prepacks_bfloat16()),
     reason="oneDNN has no fast prepacked bfloat16 on this processor",
 )
-needs_tiles = pytest.mark.skipif(not native.available(), reason="needs AMX tiles, and a compiler at install")
+needs_tiles = pytest.mark.skipif(not native_library.available(), reason="needs AMX tiles, and a compiler at install")
 
 
 def linear(inputs: int, outputs: int, activation: str | None = None, *, bias: bool = True) -> Linear:
@@ -57,7 +57,7 @@ def test_a_prepacked_layer_computes_the_same(count: int, activation: str | None,
 
 
 @needs_tiles
-@pytest.mark.parametrize("activation", native.ACTIVATIONS)
+@pytest.mark.parametrize("activation", native_library.ACTIVATIONS)
 @pytest.mark.parametrize("count", [0, 1, 16, 33, 300])
 @pytest.mark.parametrize(("inputs", "outputs"), [(32, 32), (96, 50), (1120, 200)])
 def test_tiles_compute_the_same(inputs: int, outputs: int, count: int, activation: str | None) -> None:
@@ -118,7 +118,7 @@ def test_what_is_not_a_number_stays_visible() -> None:
     x = rows(4, 64)
     x[1, 3] = torch.nan
     x[2, 5] = torch.inf
-    for activation in native.ACTIVATIONS:
+    for activation in native_library.ACTIVATIONS:
         for int8 in (False, True):
             finite = TileLinear(linear(64, 32, activation).bfloat16(), activation, int8=int8)(x).isfinite().all(dim=1)
             assert finite[[0, 3]].all()
@@ -154,7 +154,7 @@ def test_the_fused_activation_is_the_one_asked_for(kind: type[nn.Module], activa
 def test_a_whole_backbone_may_be_prepacked(
     gated: bool, native_code: bool, int8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "available", lambda: native_code)
+    monkeypatch.setattr(native_library, "available", lambda: native_code)
     spec = BackboneSpec(
         vocab_size=160,
         hidden_size=64,
@@ -195,7 +195,7 @@ def test_layers_that_share_weights_are_packed_once() -> None:
 
 @needs_bf16
 def test_what_cannot_be_fused_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tile_linear, "fits", lambda *args, **kwargs: False)
+    monkeypatch.setattr(amx_linear, "fits", lambda *args, **kwargs: False)
     model = nn.Sequential(linear(8, 8, "silu"), linear(8, 8, "gelu")).bfloat16()
 
     prepack(model)
@@ -231,7 +231,7 @@ class OneWideLayer(nn.Module):
 def test_an_input_that_is_always_large_does_not_spoil_the_others_in_int8(
     native_code: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "available", lambda: native_code)
+    monkeypatch.setattr(native_library, "available", lambda: native_code)
     model, uneven, batch = OneWideLayer(), OneWideLayer(), pack(SEQUENCES)
     wanted = model(batch).double()
     with monkeypatch.context() as patch:

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
-from cenote.batch import PackedBatch, pack
-from cenote.kernels import native
+from cenote.kernels import native_library
 from cenote.kernels.linear import prepack
 from cenote.layers.backbone import Backbone
+from cenote.layers.fused_encoder import stack
 from cenote.layers.spec import BackboneSpec, BiasSpec, RopeSpec
-from cenote.layers.stack import stack
+from cenote.packed_batch import PackedBatch, pack
 from tests.tiny import randomize
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="needs AMX tiles, and a compiler at install")
+pytestmark = pytest.mark.skipif(not native_library.available(), reason="needs AMX tiles, and a compiler at install")
 
 LENGTHS = [1, 5, 16, 17, 33, 64, 2, 100, 7]
 SPEC = BackboneSpec(

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from cenote.batch import PackedBatch, pack
 from cenote.kernels import selective_scan as module
 from cenote.kernels.selective_scan import selective_scan
+from cenote.packed_batch import PackedBatch, pack
 
 LENGTHS = [7, 1, 40, 3, 3, 77, 1]
 Values: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # x, step, rate, write, read

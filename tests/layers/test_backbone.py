@@ -12,12 +12,12 @@ from torch.testing import assert_close
 from transformers.activations import ACT2FN
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from cenote.batch import pack
 from cenote.errors import LoadError
 from cenote.layers.backbone import Backbone
 from cenote.layers.linear import ACTIVATIONS, ALIASES, Linear, activation_name
 from cenote.layers.norm import RMSNorm
 from cenote.layers.spec import BackboneSpec, RopeSpec
+from cenote.packed_batch import pack
 from tests.tiny import SEQUENCES, randomize
 
 SPEC = BackboneSpec(

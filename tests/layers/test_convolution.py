@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from cenote.batch import pack
 from cenote.layers.convolution import ShortConvolution
+from cenote.packed_batch import pack
 from tests.tiny import randomize
 
 LENGTHS = [5, 1, 2, 9, 1, 1, 3]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cenote.config import EngineConfig, PoolerConfig
+from cenote.config.engine import EngineConfig, PoolerConfig
 from cenote.kernels.cpu_features import CPUFeatures
 from cenote.loading import describe as describing
 from cenote.loading import fingerprint as module

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from cenote.config import Sourced
+from cenote.config.engine import Sourced
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.hf_config import (
     architectures,
@@ -20,7 +20,7 @@ from cenote.loading.hf_config import (
     resolve_max_length,
 )
 from cenote.models.architecture import HFConfig
-from cenote.models.catalog import fits_float16
+from cenote.models.registry import fits_float16
 
 ORIGINAL = {"original_max_position_embeddings": "many"}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cenote.config import EngineConfig
+from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.loading.describe import Description, describe
 from cenote.loading.rerankers import TEMPLATES, built_in

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
-from cenote.config import Sourced
+from cenote.config.engine import Sourced
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.default_model import HUB_NAME, default_model
 from cenote.loading.sentence_transformers import (

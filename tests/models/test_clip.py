@@ -16,7 +16,7 @@ from cenote import LLM, PoolerConfig
 from cenote.errors import BadRequest, InputTooLong, Unsupported
 from cenote.models.architecture import HFConfig
 from cenote.models.clip import clip
-from tests.api.serving import serve
+from tests.api.app_client import serve
 from tests.models.two_towers import (
     MIXED,
     PICTURES,

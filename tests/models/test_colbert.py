@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from cenote import LLM
 from cenote.cli.main import main
 from cenote.errors import BadRequest, LoadError
-from tests.api.serving import serve
+from tests.api.app_client import serve
 from tests.tiny import change_config, save_tiny
 
 QUERIES = [

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from cenote import LLM
-from cenote.given import Chat, Parts
-from cenote.request import PoolRequest
+from cenote.protocol.input_types import Chat, Parts
+from cenote.protocol.requests import PoolRequest
 from tests.models.modernvbert import (
     FACTOR,
     IMAGE_FILE,

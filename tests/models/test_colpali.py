@@ -26,8 +26,8 @@ from transformers import (
 
 from cenote import LLM
 from cenote.errors import BadRequest
-from cenote.given import Chat, Parts
-from cenote.request import PoolRequest
+from cenote.protocol.input_types import Chat, Parts
+from cenote.protocol.requests import PoolRequest
 from tests.tiny import LETTERS, WORDS, change_config, randomize
 
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<image>"]

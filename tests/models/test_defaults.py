@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from cenote.errors import LoadError
 from cenote.models.architecture import HFConfig, MissingKey
-from cenote.models.catalog import find
+from cenote.models.registry import find
 from tests.models.test_parity import TOLERANCE, loaded, run
 from tests.tiny import SIZES, change_config, save_tiny, states
 

@@ -22,13 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from cenote import LLM, PoolingParams
-from cenote.batch import pack
-from cenote.config import EngineConfig
+from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
-from cenote.layers import disentangled
+from cenote.layers import disentangled_attention
 from cenote.layers.backbone import Backbone
 from cenote.layers.spec import BiasSpec
 from cenote.loading.load import LoadedModel, load
+from cenote.packed_batch import pack
 from tests.tiny import ENCODER, SEQUENCES, TEXTS, logits, save_tiny, save_tokenizer, states
 
 # what Transformers compiles its DeBERTa with
@@ -197,7 +197,7 @@ def test_scores_are_computed_in_blocks(model: str, tmp_path: Path, monkeypatch: 
     reference = save_tiny(tmp_path, model, max_position_embeddings=300, max_relative_positions=20)
     sequences = [[7 + n % 140 for n in range(length)] for length in (90, 90, 90, 260, 5, 5)]
     backbone = loaded(tmp_path).backbone
-    monkeypatch.setattr(disentangled, "MAX_SCORES", 20_000)
+    monkeypatch.setattr(disentangled_attention, "MAX_SCORES", 20_000)
 
     with Largest() as largest:
         ours = run(backbone, sequences)

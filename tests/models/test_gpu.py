@@ -9,9 +9,9 @@ import torch
 import transformers
 from torch.testing import assert_close
 
-from cenote.batch import pack
-from cenote.config import EngineConfig
+from cenote.config.engine import EngineConfig
 from cenote.loading.load import load
+from cenote.packed_batch import pack
 from tests.tiny import SEQUENCES, moved, save_tiny
 
 ENCODERS = """BertModel RobertaModel DistilBertModel MPNetModel AlbertModel ElectraModel DebertaV2Model DebertaModel

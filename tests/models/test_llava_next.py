@@ -31,7 +31,7 @@ from cenote.inputs.images.llava_next import LlavaNextReader
 from cenote.inputs.images.transforms import numbers_of
 from cenote.models.architecture import HFConfig
 from cenote.models.llava_next import llava_next
-from cenote.models.vision import ProcessorFiles
+from cenote.models.vision_spec import ProcessorFiles
 from tests.models.qwen_vl import picture
 from tests.tiny import DECODER, randomize, save_tokenizer
 

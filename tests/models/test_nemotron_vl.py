@@ -21,15 +21,15 @@ from transformers import LlamaConfig, LlamaModel, SiglipVisionConfig, SiglipVisi
 
 from cenote import LLM
 from cenote.errors import BadRequest, LoadError
-from cenote.given import Chat
 from cenote.inputs.images.nemotron import NemotronReader, best_layout
 from cenote.inputs.images.transforms import numbers_of
 from cenote.loading.checkpoint import find_checkpoint
 from cenote.loading.hf_config import read_config
-from cenote.loading.processor_files import read_processor
+from cenote.loading.image_processor_files import read_processor
 from cenote.models.architecture import HFConfig
 from cenote.models.nemotron_vl import nemotron_vl
-from cenote.request import PoolRequest
+from cenote.protocol.input_types import Chat
+from cenote.protocol.requests import PoolRequest
 from tests.models.qwen_vl import picture
 from tests.tiny import DECODER, change_config, randomize, save_tokenizer
 

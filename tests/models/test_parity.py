@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import AutoModel
 
-from cenote.batch import pack
-from cenote.config import EngineConfig
+from cenote.config.engine import EngineConfig
 from cenote.layers.backbone import Backbone
 from cenote.loading.load import LoadedModel, load
+from cenote.packed_batch import pack
 from tests.tiny import SEQUENCES, change_config, save_tiny, states
 
 TOLERANCE = 1e-4

@@ -21,12 +21,12 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, Phi3Config, Phi3Mode
 
 from cenote import LLM, PoolingParams
 from cenote.errors import BadRequest, LoadError
-from cenote.given import Chat
 from cenote.inputs.images.phi3v import Phi3VReader
 from cenote.models.architecture import HFConfig
 from cenote.models.phi3v import phi3v
-from cenote.models.vision import ProcessorFiles
-from cenote.request import PoolRequest
+from cenote.models.vision_spec import ProcessorFiles
+from cenote.protocol.input_types import Chat
+from cenote.protocol.requests import PoolRequest
 from tests.models.qwen_vl import picture
 from tests.tiny import DECODER, randomize, save_tokenizer
 

@@ -19,10 +19,10 @@ from transformers import Qwen3VLForConditionalGeneration, Qwen3VLModel
 
 from cenote import LLM
 from cenote.errors import LoadError
-from cenote.given import Pair
 from cenote.inputs.pairs import joined_text
 from cenote.loading.rerankers import built_in
-from tests.api.serving import serve
+from cenote.protocol.input_types import Pair
+from tests.api.app_client import serve
 from tests.models.tiny_qwen3_vl import IMAGE, picture, save_tiny_colqwen3, save_tiny_qwen3_vl, states_of
 from tests.tiny import change_config
 

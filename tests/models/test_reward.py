@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from cenote import LLM, PoolerConfig, PoolingParams
 from cenote.errors import LoadError, Unsupported
-from tests.api.serving import add_chat_template, load, refused, serve
+from tests.api.app_client import add_chat_template, load, refused, serve
 from tests.models.test_decoders import Head, as_internlm2, rewrite
 from tests.tiny import SEQUENCES, change_config, logits, save_tiny, states, tiny_qwen3_causal
 

@@ -18,12 +18,12 @@ from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cenote import LLM, PoolingParams
-from cenote.batch import pack
-from cenote.config import EngineConfig
+from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.loading.load import load
 from cenote.models.architecture import HFConfig
 from cenote.models.jina_v3 import StoredAdapters, stored_adapters
+from cenote.packed_batch import pack
 from tests.tiny import SEQUENCES, change_config, logits, save_tiny, states
 
 TOLERANCE = 1e-4

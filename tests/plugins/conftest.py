@@ -12,9 +12,9 @@ from textwrap import dedent
 
 import pytest
 
-from cenote.config import EngineConfig
+from cenote.config.engine import EngineConfig
 from cenote.engine.engine import PoolingEngine
-from cenote.engine.executor import EchoExecutor
+from cenote.engine.execution.executor import EchoExecutor
 from cenote.loading.load import LoadedModel
 
 OURS, THEIRS = "cenote.io_processor_plugins", "vllm.io_processor_plugins"

@@ -26,8 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cenote import LLM, BadRequest, LoadError, PoolingError, Unsupported
-from cenote.inputs.prompts import as_inputs
-from cenote.request import Pooled, PoolRequest
+from cenote.inputs.prompt_parsing import as_inputs
+from cenote.protocol.requests import Pooled, PoolRequest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tensor_plugin"
 PATIENCE_S = 90.0

@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 from torch.testing import assert_close
 
-from cenote.batch import PackedBatch, pack
+from cenote.packed_batch import PackedBatch, pack
 from cenote.pooling.methods import METHODS
 
 LENGTHS = [5, 1, 3, 3, 9, 1, 5]

@@ -12,14 +12,14 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from cenote import LLM, PoolerConfig, PoolingParams
-from cenote.batch import pack
-from cenote.config import EngineConfig, Sourced
+from cenote.config.engine import EngineConfig, Sourced
 from cenote.errors import BadRequest, Unsupported
 from cenote.loading.load import load
+from cenote.packed_batch import pack
 from cenote.pooling.heads import Heads
+from cenote.pooling.plan import Matryoshka, resolve_plan
 from cenote.pooling.pooler import Ask, Pooler
-from cenote.pooling.resolve import Matryoshka, resolve_plan
-from cenote.request import Options
+from cenote.protocol.requests import Options
 from tests.cpu import needs_bfloat16
 from tests.tiny import SEQUENCES, states, tiny_bert, tiny_bert_classifier, tiny_bert_tagger, tiny_qwen3
 

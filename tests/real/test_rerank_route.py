@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from cenote import LLM
-from tests.api.serving import serve
+from tests.api.app_client import serve
 from tests.real.conftest import model_folder
 
 NAME = "ms-marco-MiniLM-L12-v2"

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from cenote import LLM, InputTooLong
-from cenote.batch import pack
-from cenote.engine import executor
-from cenote.engine.deliver import Outcome
+from cenote.engine.execution import executor
+from cenote.engine.result_delivery import Outcome
 from cenote.errors import PoolingError
+from cenote.packed_batch import pack
 from cenote.pooling.pooler import Answers, Ask
-from cenote.request import Options, PoolRequest, Scored, ScoreRequest
+from cenote.protocol.requests import Options, PoolRequest, Scored, ScoreRequest
 from tests.tiny import tiny_modernbert
 
 QUERY = "how big is the old river in berlin?"

@@ -20,12 +20,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from cenote import LLM, BadRequest, InputTooLong, PoolingParams, Unsupported
 from cenote.errors import PoolingError
-from cenote.given import Ranking
 from cenote.inputs.limits import Limits
-from cenote.inputs.ranking import without_marks
-from cenote.inputs.strip import Rendered
-from cenote.request import Scored, ScoreRequest, Tokenization
-from tests.api.serving import load, refused, serve
+from cenote.inputs.listwise_prompt import without_marks
+from cenote.inputs.tokenized_inputs import Rendered
+from cenote.protocol.input_types import Ranking
+from cenote.protocol.requests import Scored, ScoreRequest, Tokenization
+from tests.api.app_client import load, refused, serve
 from tests.real.conftest import shared_folder
 from tests.tiny import change_config, save_tiny
 

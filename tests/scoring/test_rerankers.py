@@ -18,9 +18,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from cenote import LLM, BadRequest, InputTooLong, PoolingParams
 from cenote.cli.inspect import table
-from cenote.config import EngineConfig
+from cenote.config.engine import EngineConfig
 from cenote.loading.describe import describe
-from tests.api.serving import add_chat_template, load, serve
+from tests.api.app_client import add_chat_template, load, serve
 from tests.real.conftest import shared_folder
 from tests.tiny import change_config, save_tiny
 

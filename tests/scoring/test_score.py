@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from cenote import LLM, BadRequest, InputTooLong, PoolingParams, Unsupported
 from cenote.errors import PoolingError
-from cenote.request import LoRARequest, Scored, ScoreRequest
+from cenote.protocol.requests import LoRARequest, Scored, ScoreRequest
 from tests.tiny import tiny_bert, tiny_bert_classifier
 
 QUERY = "What is the capital of France?"

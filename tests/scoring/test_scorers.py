@@ -13,8 +13,17 @@ import torch
 from torch import Tensor
 
 from cenote.errors import BadRequest, PoolingError, Unsupported
-from cenote.given import Pair
-from cenote.request import Pooled, PoolingParams, PoolRequest, Scored, ScoreRequest, ScoreType, Task, Tokenization
+from cenote.protocol.input_types import Pair
+from cenote.protocol.requests import (
+    Pooled,
+    PoolingParams,
+    PoolRequest,
+    Scored,
+    ScoreRequest,
+    ScoreType,
+    Task,
+    Tokenization,
+)
 from cenote.scoring.scorer import SCORERS, Resources, Scorable, check_pairing, choose
 
 EMBEDDER = Scorable("mini", ("embed", "token_embed"), num_labels=2, pad_token_id=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .process import Served
+from .server_process import Served
 
 Start = Callable[..., Served]
 

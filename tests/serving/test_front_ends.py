@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 
 from cenote import LLM
-from tests.api.serving import serve
-from tests.serving.process import PATIENCE_S, Served
+from tests.api.app_client import serve
+from tests.serving.server_process import PATIENCE_S, Served
 from tests.tiny import tiny_bert
 
 TEXTS = ["the cat is in the city", "☃ in the river", "", "deep"]
@@ -521,14 +521,14 @@ def test_a_model_that_cannot_be_loaded_ends_the_front_ends_too(tmp_path: Path) -
 DYING = """
 import sys, time
 from cenote.api.front_ends.engine_process import run
-from cenote.api.listen import address, listen
-from cenote.api.logs import configure
-from cenote.api.service import Service
-from cenote.config import EngineConfig, ServerConfig
+from cenote.api.sockets import address, listen
+from cenote.api.log_config import configure
+from cenote.api.app_state import Service
+from cenote.config.engine import EngineConfig, ServerConfig
 
 def engine():
     from cenote.engine.engine import PoolingEngine
-    from cenote.engine.executor import EchoExecutor
+    from cenote.engine.execution.executor import EchoExecutor
     from cenote.loading.load import load
 
     config = EngineConfig(model=sys.argv[1], dtype="float32", step_timeout_s=0.5)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from cenote.api.dialects import DIALECTS
-from tests.api.serving import add_chat_template
+from tests.api.app_client import add_chat_template
 from tests.tiny import tiny_bert_classifier
 
-from .process import Served
+from .server_process import Served
 
 ROUTES = [route for dialect in DIALECTS for route in dialect.routes]
 # bodies of these may have "true" for true; what else is wrong must be refused, as everywhere

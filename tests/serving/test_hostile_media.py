@@ -19,12 +19,12 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.api.seeing import CAT, data_uri, image_part, says
+from tests.api.image_helpers import CAT, data_uri, image_part, says
 from tests.inputs.media.hostile_images import hostile_images
 from tests.inputs.media.hostile_urls import LITERALS, WHOLE
 from tests.models.tiny_qwen3_vl import save_tiny_qwen3_vl
 
-from .process import Served
+from .server_process import Served
 
 MAX_GROWTH_BYTES = 600 * 1024**2
 LARGEST = ("png at the limit", "jpeg progressive at the limit, cut")  # two of these take long enough

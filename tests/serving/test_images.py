@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from cenote import LLM
-from tests.api.seeing import CAT, DOG, image_part, says, text_part
+from tests.api.image_helpers import CAT, DOG, image_part, says, text_part
 from tests.models.tiny_qwen3_vl import IMAGE, save_tiny_colqwen3
 
-from .process import Served
+from .server_process import Served
 
 NAME = "TomoroAI/tomoro-colqwen3-embed-4b"
 BEIJING, DESCRIBE = "Retrieve the city of Beijing", text_part("Describe the image.")

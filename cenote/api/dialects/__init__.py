@@ -7,7 +7,7 @@ from cenote.api.dialects.invocations import invocations
 from cenote.api.dialects.openai import OPENAI
 from cenote.api.dialects.rerank import RERANK
 from cenote.api.dialects.sparse import SPARSE
-from cenote.api.dialects.tokens import TOKENS
+from cenote.api.dialects.tokenize import TOKENS
 from cenote.api.dialects.vllm import VLLM
 
 SPOKEN: tuple[Dialect, ...] = (OPENAI, VLLM, COHERE, RERANK, SPARSE, ENTITIES, TOKENS)

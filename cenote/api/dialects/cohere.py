@@ -9,13 +9,14 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
-from cenote.api.call import Call
 from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_inputs import MixedInput, num_images, of_images, of_inputs, with_parts
 from cenote.api.dialects.cohere_meta import BilledUnits, meta
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.encoding import CohereType, Floats, as_array, cohere_values
-from cenote.api.fields import (
+from cenote.api.replies import Reply, TokenCounts, json_reply
+from cenote.api.request_context import Call
+from cenote.api.request_fields import (
     ADAPTER,
     INPUT_TYPE,
     MEDIA_KWARGS,
@@ -26,11 +27,10 @@ from cenote.api.fields import (
     Integer,
     says,
 )
-from cenote.api.replies import Reply, TokenCounts, json_reply
 from cenote.errors import InputTooLong, InvalidBody
-from cenote.given import Parts
-from cenote.purposes import meaning
-from cenote.request import About, PoolingParams, PoolRequest, Tokenization
+from cenote.protocol.input_types import Parts
+from cenote.protocol.prompt_selection import meaning
+from cenote.protocol.requests import About, PoolingParams, PoolRequest, Tokenization
 
 PositiveCount = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 # the tokens of a huge text are not counted to its end; the engine knows what it can read by then

@@ -7,11 +7,11 @@ from typing import Literal
 
 import msgspec
 
-from cenote.api.fields import Message
+from cenote.api.request_fields import Message
 from cenote.errors import InvalidBody, Unsupported
-from cenote.given import Chat, Parts
-from cenote.purposes import meaning
-from cenote.request import About, PoolRequest
+from cenote.protocol.input_types import Chat, Parts
+from cenote.protocol.prompt_selection import meaning
+from cenote.protocol.requests import About, PoolRequest
 
 
 class ImageUrl(msgspec.Struct):

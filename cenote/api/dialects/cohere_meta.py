@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from cenote.api.call import Call
+from cenote.api.request_context import Call
 
 
 class ApiVersion(msgspec.Struct):

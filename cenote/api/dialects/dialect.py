@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from cenote.api.call import Call
 from cenote.api.replies import JSON, Reply
-from cenote.request import About
+from cenote.api.request_context import Call
+from cenote.protocol.requests import About
 
 Handler = Callable[[Any, Call], Awaitable[Reply]]
 

@@ -7,12 +7,12 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from cenote.api.call import Call
 from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.fields import Common, says
 from cenote.api.replies import AnswerList, Reply, TokenCounts, json_reply
+from cenote.api.request_context import Call
+from cenote.api.request_fields import Common, says
 from cenote.errors import Unsupported
-from cenote.request import Aggregation, Entity, EntityRequest, PoolRequest, Tagged
+from cenote.protocol.requests import Aggregation, Entity, EntityRequest, PoolRequest, Tagged
 
 Stride = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 

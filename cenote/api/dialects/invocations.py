@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from cenote.api.body import parse
-from cenote.api.call import Call
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.dialects.vllm import PAIRS
 from cenote.api.replies import Reply
+from cenote.api.request_body import parse
+from cenote.api.request_context import Call
 from cenote.errors import InvalidBody
-from cenote.request import About
+from cenote.protocol.requests import About
 
 # for each kind of request the keys it can be known by, in the order in which the kinds are tried
 KNOWN_BY: Mapping[str, Sequence[tuple[str, ...]]] = {

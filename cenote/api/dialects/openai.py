@@ -6,11 +6,11 @@ from typing import Annotated
 
 import msgspec
 
-from cenote.api.call import Call
 from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.fields import TASK, Dimensions, Worded, says
 from cenote.api.replies import AnswerList, Reply, TokenCounts
-from cenote.api.vectors import Written, check_form, vector_reply
+from cenote.api.request_context import Call
+from cenote.api.request_fields import TASK, Dimensions, Worded, says
+from cenote.api.vector_response import Written, check_form, vector_reply
 
 WRITTEN = Written("embd", field=b"embedding", object=b"embedding")
 

@@ -9,17 +9,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from cenote.api.call import Call
 from cenote.api.dialects import cohere_meta
 from cenote.api.dialects.cohere_meta import BilledUnits, meta
 from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.fields import Integer, says
 from cenote.api.replies import Reply, TokenCounts, json_reply
+from cenote.api.request_context import Call
+from cenote.api.request_fields import Integer, says
 from cenote.api.scoring_fields import AnySide, AnySides, Scoring
 from cenote.errors import BadRequest, InvalidBody
-from cenote.given import Parts, Side
-from cenote.request import About, Scored, ScoreRequest
-from cenote.sides import as_side
+from cenote.protocol.input_types import Parts, Side
+from cenote.protocol.requests import About, Scored, ScoreRequest
+from cenote.protocol.score_inputs import as_side
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 DOCUMENTS_PER_SEARCH_UNIT = 100

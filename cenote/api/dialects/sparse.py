@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from cenote.api.call import Call
 from cenote.api.dialects.dialect import Dialect, Route
-from cenote.api.fields import Dimensions, Encoded, Worded, says
 from cenote.api.replies import AnswerList, Reply, TokenCounts, Usage, json_reply
-from cenote.api.sparse import check_two_kinds, sparse_answers
+from cenote.api.request_context import Call
+from cenote.api.request_fields import Dimensions, Encoded, Worded, says
+from cenote.api.sparse_response import check_two_kinds, sparse_answers
 from cenote.errors import InvalidBody
-from cenote.request import About, Task, Tokenization
+from cenote.protocol.requests import About, Task, Tokenization
 
 RETURN_TOKENS = says("sparse vectors also have their tokens as texts")
 # the tasks of a plugin's body, by what it calls them

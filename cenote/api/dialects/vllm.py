@@ -9,19 +9,19 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from cenote.api.call import Call
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.dialects.entities import EntitiesAnswer, Stride, entities_reply
 from cenote.api.dialects.sparse import RETURN_TOKENS, plugin_result, reads_plugin_data
 from cenote.api.encoding import as_array, json_numbers
-from cenote.api.fields import Dimensions, Prompted, Worded, check_template, says
 from cenote.api.replies import AnswerList, Reply, TokenCounts, json_reply
+from cenote.api.request_context import Call
+from cenote.api.request_fields import Dimensions, Prompted, Worded, check_template, says
 from cenote.api.scoring_fields import AnySides, Scoring
-from cenote.api.sparse import SparseVector, TaskAnswers, check_two_kinds, sparse_answers
-from cenote.api.vectors import Written, check_form, vector_reply
+from cenote.api.sparse_response import SparseVector, TaskAnswers, check_two_kinds, sparse_answers
+from cenote.api.vector_response import Written, check_form, vector_reply
 from cenote.errors import BadRequest, InvalidBody, Unsupported
-from cenote.request import About, Aggregation, PluginRequest, Pooled, Task, tasks_called
-from cenote.sides import as_sides
+from cenote.protocol.requests import About, Aggregation, PluginRequest, Pooled, Task, tasks_called
+from cenote.protocol.score_inputs import as_sides
 
 # the names that the two sides of a comparison go by, in the order in which they are looked for
 PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))

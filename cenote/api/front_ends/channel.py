@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from cenote.api.encoding import Floats
-from cenote.api.front_ends.wire import Message
+from cenote.api.front_ends.messages import Message
 
 logger = logging.getLogger("cenote")
 

@@ -12,13 +12,13 @@ from contextlib import suppress
 
 import uvloop
 
+from cenote.api.app_state import Service
+from cenote.api.background_load import Load, load_beside
 from cenote.api.banner import banner
-from cenote.api.front_ends.workers import FrontEnds
-from cenote.api.listen import tls_context
-from cenote.api.loading import Load, load_beside
-from cenote.api.service import Service
+from cenote.api.front_ends.manager import FrontEnds
+from cenote.api.sockets import tls_context
 from cenote.errors import EngineStopped
-from cenote.request import Engine
+from cenote.protocol.requests import Engine
 
 logger = logging.getLogger("cenote")
 

@@ -13,13 +13,12 @@ from typing import Any
 
 import uvloop
 
-from cenote.api import logs
-from cenote.api.connection import Connection
+from cenote.api import log_config
+from cenote.api.app_state import Service
+from cenote.api.front_ends.acceptor import CLOSED, Crowd, Door
 from cenote.api.front_ends.channel import Channel
-from cenote.api.front_ends.door import CLOSED, Crowd, Door
-from cenote.api.front_ends.packing import about_of, as_error
-from cenote.api.front_ends.remote import RemoteEngine, gone
-from cenote.api.front_ends.wire import (
+from cenote.api.front_ends.codec_requests import about_of, as_error
+from cenote.api.front_ends.messages import (
     Aboard,
     AllAboard,
     Dead,
@@ -32,8 +31,9 @@ from cenote.api.front_ends.wire import (
     Renewed,
     Welcome,
 )
+from cenote.api.front_ends.remote_engine import RemoteEngine, gone
+from cenote.api.http_protocol import Connection
 from cenote.api.server import LAST_WORDS_S, Server
-from cenote.api.service import Service
 from cenote.errors import PoolingError
 
 logger = logging.getLogger("cenote")
@@ -101,7 +101,7 @@ class FrontEnd:
                 self.remote.answered(message, numbers)
 
     def _begin(self, welcome: Welcome) -> None:
-        logs.configure(welcome.settings)
+        log_config.configure(welcome.settings)
         service = Service(welcome.settings)
         service.began, service.created, service.others_ready = welcome.began, welcome.created, False
         self.server = FrontEndServer(service, self, welcome.number)

@@ -6,7 +6,7 @@ import argparse
 
 from cenote.bench.compare.engines import ENGINES
 from cenote.bench.compare.environments import ENVIRONMENTS, default_root
-from cenote.bench.compare.tasks import KINDS
+from cenote.bench.compare.workload_specs import KINDS
 from cenote.bench.flags import positive, zero_or_more_whole
 
 QUICK_ROUNDS, ROUNDS = 2, 5

@@ -18,10 +18,10 @@ from cenote.bench.compare.models import Model
 from cenote.bench.compare.progress import minutes, note
 from cenote.bench.compare.results import Outcome, Report, Row, agreement_of
 from cenote.bench.compare.rounds import SETTLE_S, seconds_of
-from cenote.bench.compare.tasks import TEXTS_PER_REQUEST, Kind, prepared
 from cenote.bench.compare.worker import SAME_FOR_ALL, Rows, Worker, WorkerFailed
-from cenote.bench.figures import figures
+from cenote.bench.compare.workload_specs import TEXTS_PER_REQUEST, Kind, prepared
 from cenote.bench.load import Load
+from cenote.bench.load_stats import figures
 from cenote.bench.spawn import Spawned, free_port, serve_command, spawned
 from cenote.bench.target import Asking, Target
 from cenote.bench.workloads import find_tokenizer

@@ -19,7 +19,7 @@ from cenote.bench.compare.engines import EMBED_IMAGES, SCORE, TOKEN_CLASSIFY
 from cenote.bench.compare.images import write_clip
 from cenote.bench.compare.worker import SAME_FOR_ALL, SCRIPTS, WorkerFailed
 from cenote.bench.process_group import run_in_group
-from cenote.config import EngineConfig
+from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import find_checkpoint
 from cenote.loading.default_model import default_model

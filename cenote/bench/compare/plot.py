@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 from cenote.bench.compare.engines import REFERENCE
 from cenote.bench.compare.results import Outcome, Report, Row
-from cenote.bench.figures import Ratio
+from cenote.bench.load_stats import Ratio
 from cenote.bench.report import machine
 
 WIDTH, MARGIN, NAMES, FIGURES = 960, 28, 236, 210  # columns: engines, bars, figures

@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 from cenote.bench.compare.engines import ENGINES, OURS, REFERENCE, SCORE, TOKEN_CLASSIFY
-from cenote.bench.compare.tasks import Prepared
 from cenote.bench.compare.worker import Rows
-from cenote.bench.figures import Ratio, agreement
+from cenote.bench.compare.workload_specs import Prepared
+from cenote.bench.load_stats import Ratio, agreement
 from cenote.bench.report import machine
 
 NUMBERS = (SCORE, TOKEN_CLASSIFY)  # answers whose sizes mean something, not only their directions

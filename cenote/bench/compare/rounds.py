@@ -11,8 +11,8 @@ from typing import Any
 from cenote.bench.compare.engines import OURS, REFERENCE, Engine
 from cenote.bench.compare.progress import minutes, note
 from cenote.bench.compare.results import Outcome, Row, agreement_of
-from cenote.bench.compare.tasks import Prepared
 from cenote.bench.compare.worker import Rows, Worker, WorkerFailed
+from cenote.bench.compare.workload_specs import Prepared
 
 COMPARED_ITEMS = 32
 SETTLE_S = 0.1  # between turns, for what the last one left behind in the kernel

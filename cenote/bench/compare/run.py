@@ -18,8 +18,8 @@ from cenote.bench.compare.plot import plot
 from cenote.bench.compare.progress import minutes, note
 from cenote.bench.compare.results import Report
 from cenote.bench.compare.rounds import Contender, measure
-from cenote.bench.compare.tasks import Kind, kinds_called, prepared, prepared_images
 from cenote.bench.compare.worker import Worker, WorkerFailed
+from cenote.bench.compare.workload_specs import Kind, kinds_called, prepared, prepared_images
 from cenote.bench.report import write_json
 from cenote.bench.workloads import find_tokenizer
 

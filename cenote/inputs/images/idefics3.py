@@ -11,9 +11,9 @@ import torch
 from PIL import Image as pil
 
 from cenote.errors import BadRequest
-from cenote.inputs.images.reader import ImageReader
+from cenote.inputs.images.image_processor import ImageReader
 from cenote.inputs.images.transforms import HALF, as_patches, as_pixels, colours, resized
-from cenote.pictures import Picture
+from cenote.protocol.images import Picture
 
 LANCZOS = 1
 TILES = 4  # on the longer side, where the files do not say

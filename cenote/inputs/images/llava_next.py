@@ -11,12 +11,12 @@ import torch
 from PIL import Image as pil
 
 from cenote.errors import BadRequest
-from cenote.inputs.images.reader import ImageReader, repeated
-from cenote.inputs.images.resized import fitted, square_or_not
-from cenote.inputs.images.tiles import MAX_TILES, padded, places_in_tiles, tiles_of, with_line_ends
+from cenote.inputs.images.fixed_size import fitted, square_or_not
+from cenote.inputs.images.image_processor import ImageReader, repeated
+from cenote.inputs.images.tiling import MAX_TILES, padded, places_in_tiles, tiles_of, with_line_ends
 from cenote.inputs.images.transforms import BICUBIC, as_patches, as_pixels, colours, resized
-from cenote.inputs.strip import Integers
-from cenote.pictures import Picture
+from cenote.inputs.tokenized_inputs import Integers
+from cenote.protocol.images import Picture
 
 NEW_LINE = -1  # what the tower puts behind every row of patches
 

@@ -9,9 +9,9 @@ from typing import Any
 from PIL import Image as pil
 
 from cenote.errors import BadRequest
-from cenote.inputs.images.reader import ImageReader, repeated
+from cenote.inputs.images.image_processor import ImageReader, repeated
 from cenote.inputs.images.transforms import HALF, as_patches, as_pixels, colours, resized
-from cenote.pictures import Picture
+from cenote.protocol.images import Picture
 
 BILINEAR = 2
 NUM_PATCHES = 256

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from PIL import Image as pil
 
-from cenote.inputs.images.reader import ImageReader, repeated
-from cenote.inputs.images.tiles import MAX_TILES, tiles_of
+from cenote.inputs.images.image_processor import ImageReader, repeated
+from cenote.inputs.images.tiling import MAX_TILES, tiles_of
 from cenote.inputs.images.transforms import HALF, as_patches, as_pixels, colours, resized
-from cenote.pictures import Picture
+from cenote.protocol.images import Picture
 
 # tiles that cover more than this share of an image are no better than others that do
 ENOUGH = 0.6

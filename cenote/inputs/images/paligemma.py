@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cenote.inputs.images.reader import repeated
-from cenote.inputs.images.resized import ResizedReader
+from cenote.inputs.images.fixed_size import ResizedReader
+from cenote.inputs.images.image_processor import repeated
 from cenote.inputs.tokenizer import TokenIds
-from cenote.pictures import Picture
+from cenote.protocol.images import Picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,13 +13,13 @@ from PIL import Image as pil
 from torch.nn import functional as F
 
 from cenote.errors import BadRequest
-from cenote.inputs.images.options import shortened
-from cenote.inputs.images.reader import ImageReader
-from cenote.inputs.images.tiles import MAX_TILES, padded, places_in_tiles, with_line_ends
+from cenote.inputs.images.image_processor import ImageReader
+from cenote.inputs.images.processor_options import shortened
+from cenote.inputs.images.tiling import MAX_TILES, padded, places_in_tiles, with_line_ends
 from cenote.inputs.images.transforms import as_numbers, as_patches, resized
-from cenote.inputs.strip import Integers
+from cenote.inputs.tokenized_inputs import Integers
 from cenote.inputs.tokenizer import TokenIds
-from cenote.pictures import Picture
+from cenote.protocol.images import Picture
 
 NUMBERED = re.compile(r"<\|image_([0-9]{1,4})\|>")
 LINE_END, BETWEEN = -1, -2  # what the tower puts behind every line, and between the tiles and the whole

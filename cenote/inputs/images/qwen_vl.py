@@ -10,12 +10,12 @@ import numpy as np
 from torch import Tensor
 
 from cenote.errors import BadRequest, LoadError
-from cenote.inputs.images.options import shortened
-from cenote.inputs.images.reader import ImageReader, repeated
+from cenote.inputs.images.image_processor import ImageReader, repeated
+from cenote.inputs.images.processor_options import shortened
 from cenote.inputs.images.transforms import BICUBIC, as_pixels, colours, laid_out, resized
-from cenote.inputs.strip import Integers
+from cenote.inputs.tokenized_inputs import Integers
 from cenote.inputs.tokenizer import TokenIds
-from cenote.pictures import Picture
+from cenote.protocol.images import Picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image

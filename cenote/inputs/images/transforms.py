@@ -11,7 +11,7 @@ from PIL import Image as pil
 from torch import Tensor
 
 from cenote.errors import BadRequest
-from cenote.pictures import Colours
+from cenote.protocol.images import Colours
 
 BICUBIC = 3
 MAX_PIXELS = 40_000_000  # of an image that is resized, whoever asks for it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 
 from cenote.errors import BadRequest
-from cenote.inputs.media.budget import Share
+from cenote.inputs.media.memory_budget import Share
 
 TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 LONGEST_HEAD = 256

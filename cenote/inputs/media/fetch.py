@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cenote.errors import BadRequest, LoadError
-from cenote.inputs.media.addresses import Address, is_public
-from cenote.inputs.media.budget import Share
+from cenote.inputs.media.memory_budget import Share
 from cenote.inputs.media.policy import MediaPolicy
+from cenote.inputs.media.public_addresses import Address, is_public
 from cenote.inputs.media.urls import Target, normal_host, read_url
 from cenote.version import __version__
 

@@ -13,15 +13,15 @@ import PIL.Image
 
 from cenote.errors import BadRequest
 from cenote.inputs.media.arrays import from_array, is_array
-from cenote.inputs.media.budget import Budget, Share
 from cenote.inputs.media.data_uri import read_data_uri
-from cenote.inputs.media.decoders import Decoders
+from cenote.inputs.media.decoder_pool import Decoders
 from cenote.inputs.media.fetch import Fetcher
-from cenote.inputs.media.headers import Header, read_header
-from cenote.inputs.media.local import read_file, read_file_url
+from cenote.inputs.media.image_header import Header, read_header
+from cenote.inputs.media.local_files import read_file, read_file_url
+from cenote.inputs.media.memory_budget import Budget, Share
 from cenote.inputs.media.pixels import rgb, upright
 from cenote.inputs.media.policy import MediaPolicy
-from cenote.pictures import Image
+from cenote.protocol.images import Image
 
 MAX_SIDE = 65_535  # the most that JPEG and GIF can say; each row costs memory of its own, however short it is
 # at the worst moment of any format, in both processes together: a progressive JPEG, an animated WebP, a turned image

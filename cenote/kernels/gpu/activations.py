@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cenote.kernels.gpu.activation_functions import activate
-from cenote.kernels.gpu.fp8_rows import Quantized, largest_fp8, quantized_row
+from cenote.kernels.gpu.fp8_quantize import Quantized, largest_fp8, quantized_row
 
 
 def gated(gate_and_up: Tensor, activation: str) -> Tensor:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cenote.kernels.gpu.fp8_rows import Quantized, largest_fp8, quantized_row
+from cenote.kernels.gpu.fp8_quantize import Quantized, largest_fp8, quantized_row
 
 
 def embed_and_norm(

@@ -17,8 +17,8 @@ from cenote.bench.compare.http import command_of
 from cenote.bench.compare.images import write_clip
 from cenote.bench.compare.models import Model, model_for
 from cenote.bench.compare.rounds import Contender, measure
-from cenote.bench.compare.tasks import KINDS, Kind, Prepared, kinds_called, prepared, prepared_images
 from cenote.bench.compare.worker import Worker
+from cenote.bench.compare.workload_specs import KINDS, Kind, Prepared, kinds_called, prepared, prepared_images
 from cenote.bench.main import main
 from cenote.bench.peers.run_cenote import Engine as Ours
 from cenote.bench.peers.worker import opened

@@ -10,8 +10,8 @@ import pytest
 
 from cenote.bench.compare.plot import plot
 from cenote.bench.compare.results import Outcome, Report, Row, agreement_of
-from cenote.bench.compare.tasks import KINDS, Prepared
-from cenote.bench.figures import Ratio
+from cenote.bench.compare.workload_specs import KINDS, Prepared
+from cenote.bench.load_stats import Ratio
 
 OURS, THEIRS, THIRD = [1.0, 10.0, 2.0], [3.0, 20.0, 8.0], [2.0, 10.0, 1.0]
 

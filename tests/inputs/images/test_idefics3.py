@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from cenote.errors import BadRequest, InputTooLong
 from cenote.inputs.images.idefics3 import Idefics3Reader
 from cenote.inputs.images.transforms import as_patches, numbers_of
-from cenote.models.vision import ImageSpec, ProcessorFiles
+from cenote.models.vision_spec import ImageSpec, ProcessorFiles
 from tests.models.modernvbert import FACTOR, IMAGE_FILE, PATCH, SPECIAL, TILE, picture, processor, tiny_tokenizer
 
 SPEC = ImageSpec(

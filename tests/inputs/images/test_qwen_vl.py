@@ -15,11 +15,11 @@ from transformers import Qwen2VLConfig, Qwen2VLModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from cenote.errors import BadRequest, InputTooLong
+from cenote.inputs.images.image_processor import reader_of
 from cenote.inputs.images.qwen_vl import QwenReader
-from cenote.inputs.images.reader import reader_of
 from cenote.inputs.images.transforms import numbers_of
-from cenote.models.vision import ImageSpec, ProcessorFiles
-from cenote.pictures import Picture
+from cenote.models.vision_spec import ImageSpec, ProcessorFiles
+from cenote.protocol.images import Picture
 
 PAD = 7
 FILES: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ import pytest
 
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
-from cenote.pictures import Image
+from cenote.protocol.images import Image
 
 WHERE = "messages[0].content[1]"
 

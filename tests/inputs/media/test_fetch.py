@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from cenote.errors import BadRequest, LoadError
-from cenote.inputs.media.addresses import Address
 from cenote.inputs.media.fetch import NOT_ALLOWED, NOT_FETCHED, Fetcher
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
+from cenote.inputs.media.public_addresses import Address
 from tests.inputs.media.conftest import WHERE, file_of, given, noise
 
 HERE, ELSEWHERE = "127.0.0.2", "127.0.0.1"  # the first stands for a public address, the second for a private one

@@ -1,0 +1,38 @@
+"""The names that a request may give as its `model`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from cenote.config.engine import DEFAULT_MODEL, ServerConfig
+from cenote.protocol.requests import About
+
+
+def served_names(settings: ServerConfig, about: About) -> Sequence[str]:
+    """The names that replies and /v1/models show; the first is used in replies."""
+    return settings.served_model_name or (about.model,)
+
+
+def is_served(name: str, settings: ServerConfig, about: About) -> bool:
+    """Whether a request may call the model so: by a served name or, where none was configured, by an alias."""
+    if name in served_names(settings, about):
+        return True
+    return not settings.served_model_name and name in _aliases(about.model)
+
+
+@lru_cache
+def _aliases(model: str) -> frozenset[str]:
+    """The last part of a hub name or a folder, and the whole path of a folder.
+
+    They are accepted without being listed, so that clients which list the models see each model once.
+    """
+    if model == Path(DEFAULT_MODEL).name:
+        return frozenset((DEFAULT_MODEL,))
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return frozenset((model.rpartition("/")[2],))
+    path = folder.absolute()
+    names = {path.name, str(path), path.resolve().name, str(path.resolve())}
+    return frozenset(names | {f"{name}/" for name in names} | {model.rstrip("/")}) - {"", "/"}

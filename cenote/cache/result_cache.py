@@ -1,0 +1,95 @@
+"""The result cache: answers by model, input and what was asked, for each tenant apart; in memory, on disk, or both."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from cenote.cache.memory_cache import Memory
+from cenote.cache.serialization import Array, as_bytes, from_bytes
+
+if TYPE_CHECKING:
+    from cenote.cache.disk_cache import Disk
+
+KEY_BYTES = 16
+# changes when what is kept under a key is written in another way
+FORMAT = b"cenote results 1"
+
+Answer: TypeAlias = tuple[Array, ...]
+
+
+class Question:
+    """What was asked of some inputs, by whom; from it and an input comes the key of the answer."""
+
+    def __init__(self, fingerprint: bytes, tenant: str, asked: str, adapter: str | None) -> None:
+        self._begun = blake2b(digest_size=KEY_BYTES)
+        for part in (FORMAT, fingerprint, *(str(text).encode() for text in (tenant, asked, adapter))):
+            self._begun.update(struct.pack("<I", len(part)) + part)  # so that no two lists of parts look alike
+
+    def key(self, token_ids: bytes, more: bytes = b"") -> bytes:
+        """`more` is whatever else the model is told of the tokens."""
+        digest = self._begun.copy()
+        digest.update(struct.pack("<I", len(token_ids)))
+        digest.update(token_ids)
+        digest.update(more)
+        return digest.digest()
+
+
+class ResultCache:
+    def __init__(
+        self,
+        fingerprint: bytes,
+        *,
+        memory_bytes: int = 0,
+        folder: Path | None = None,
+        disk_bytes: int = 0,
+        shared: bool = False,
+    ) -> None:
+        self.fingerprint = fingerprint
+        self.memory = Memory(memory_bytes)
+        self.disk: Disk | None = None
+        if folder is not None:
+            from cenote.cache.disk_cache import Disk  # not every Python has SQLite; memory needs none
+
+            self.disk = Disk(folder, disk_bytes)
+        self.shared = shared  # tenants get each other's answers
+        self.num_hits = 0
+        self.num_misses = 0
+
+    def question(self, tenant: str, asked: str, adapter: str | None) -> Question:
+        return Question(self.fingerprint, "" if self.shared else tenant, asked, adapter)
+
+    def get(self, keys: Sequence[bytes]) -> list[Answer | None]:
+        found = self.memory.get(keys)
+        missing = [key for key, value in zip(keys, found, strict=True) if value is None]
+        if missing and self.disk is not None:
+            there = self.disk.get(missing)
+            self.memory.put(there.items())
+            found = [there.get(key) if value is None else value for key, value in zip(keys, found, strict=True)]
+        num_missing = sum(value is None for value in found)
+        self.num_misses += num_missing
+        self.num_hits += len(keys) - num_missing
+        return [None if value is None else from_bytes(value) for value in found]
+
+    def put(self, keys: Sequence[bytes], answers: Sequence[Answer]) -> None:
+        written = ((key, as_bytes(answer)) for key, answer in zip(keys, answers, strict=True))
+        entries = [(key, value) for key, value in written if value is not None]
+        self.memory.put(entries)
+        if self.disk is not None:
+            self.disk.put(entries)
+
+    def close(self) -> None:
+        if self.disk is not None:
+            self.disk.close()
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """In memory and on disk."""
+        return self.memory.num_bytes, 0 if self.disk is None else self.disk.num_bytes
+
+    @property
+    def num_evicted(self) -> int:
+        return self.memory.num_evicted + (0 if self.disk is None else self.disk.num_evicted)

@@ -1,0 +1,125 @@
+"""The forms in which a prompt may be written in Python, and the keywords of tokenisation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from cenote.errors import BadRequest, Unsupported
+from cenote.protocol.images import Image
+from cenote.protocol.input_types import Embeds, Input, Pictured, Tensors
+from cenote.protocol.requests import Tokenization
+
+logger = logging.getLogger("cenote")
+
+# texts and token ids; whether the latter are what they should be is seen when they are rendered, a slice at a time
+PLAIN = {str, list, tuple}
+
+
+def as_inputs(prompts: Any) -> list[Input]:
+    """A prompt, or a sequence of prompts, as the engine takes them."""
+    if isinstance(prompts, np.ndarray):
+        prompts = prompts.tolist()
+    if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
+        return [as_input(prompts)]
+    if not isinstance(prompts, Sequence):
+        prompts = list(prompts) if hasattr(prompts, "__iter__") else [prompts]
+    if not prompts:
+        raise BadRequest("You must pass at least one prompt")
+    if set(map(type, prompts)) <= PLAIN:
+        return list(prompts)
+    return [as_input(prompt) for prompt in prompts]
+
+
+def as_input(prompt: Any) -> Input:
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Mapping):
+        return _from_mapping(prompt)
+    if isinstance(prompt, list | tuple | range):
+        return prompt
+    if isinstance(prompt, np.ndarray):
+        if prompt.ndim != 1 or (prompt.dtype.kind not in "iu" and not all(map(_is_integer, prompt))):
+            raise BadRequest("Token prompt should be a list of integers")
+        return prompt  # type: ignore[return-value]
+    raise BadRequest(f"Prompt should be a string, list of tokens, or dictionary, not {type(prompt).__name__}")
+
+
+def _is_token_ids(prompts: Any) -> bool:
+    return isinstance(prompts, list | tuple | range) and bool(prompts) and _is_integer(prompts[0])
+
+
+def _is_integer(token: Any) -> bool:
+    return isinstance(token, int | np.integer) and not isinstance(token, bool)
+
+
+def _from_mapping(prompt: Mapping[str, Any]) -> Input:
+    if prompt.get("multi_modal_data"):
+        return _pictured(prompt)
+    if (embeds := prompt.get("prompt_embeds")) is not None:
+        if not isinstance(embeds, torch.Tensor):
+            raise BadRequest(f"prompt_embeds is a tensor [tokens, hidden], not {type(embeds).__name__}")
+        return Embeds(embeds)
+    if (ids := prompt.get("prompt_token_ids")) is not None:
+        if isinstance(ids, str | Mapping) or not isinstance(ids, Sequence | np.ndarray):
+            raise BadRequest("Token prompt should be a list of integers")
+        return as_input(ids)
+    if "prompt" in prompt:
+        if not isinstance(prompt["prompt"], str):
+            raise BadRequest("Prompt text should be a string")
+        return prompt["prompt"]
+    raise BadRequest("Prompt dictionary must contain text, tokens, or embeddings")
+
+
+def _pictured(prompt: Mapping[str, Any]) -> Input:
+    """A prompt with images: one, or a list of them; or with tensors by their names, for a model that reads those."""
+    data = prompt["multi_modal_data"]
+    if not isinstance(data, Mapping) or set(data) != {"image"}:
+        found = ", ".join(map(repr, data)) if isinstance(data, Mapping) else type(data).__name__
+        raise Unsupported(f'multi_modal_data is {{"image": ...}}; it has {found}', param="multi_modal_data")
+    given = data["image"]
+    if isinstance(given, Mapping):
+        return _tensors(given)
+    if isinstance(given, list | tuple):
+        images = [Image(image, f"multi_modal_data.image[{place}]") for place, image in enumerate(given)]
+    else:
+        images = [Image(given)]
+    text = _from_mapping({name: value for name, value in prompt.items() if name != "multi_modal_data"})
+    if isinstance(text, Embeds):
+        raise Unsupported("prompt_embeds go without multi_modal_data", param="prompt_embeds")
+    options = prompt.get("mm_processor_kwargs") or {}
+    if not isinstance(options, Mapping):
+        raise BadRequest(f"mm_processor_kwargs is a dictionary, not {type(options).__name__}")
+    return Pictured(text, images, options) if images else text  # type: ignore[arg-type]  # no other kind
+
+
+def _tensors(given: Mapping[str, Any]) -> Tensors:
+    values = {name: torch.from_numpy(item) if isinstance(item, np.ndarray) else item for name, item in given.items()}
+    for name, item in values.items():
+        if not isinstance(item, torch.Tensor):
+            raise BadRequest(f"{name} of multi_modal_data.image is a tensor, not {type(item).__name__}")
+    return Tensors(values)
+
+
+def as_tokenization(kwargs: Mapping[str, Any] | None, max_model_len: int) -> Tokenization:
+    """`tokenization_kwargs` as one value; what nobody knows is logged and ignored."""
+    if not isinstance(kwargs, Mapping | None):
+        raise BadRequest(f"tokenization_kwargs is a dict, got {type(kwargs).__name__}")
+    kwargs = dict(kwargs or {})
+    max_length = kwargs.pop("max_length", None)
+    truncate = kwargs.pop("truncate_prompt_tokens", None)
+    if kwargs.pop("truncation", None) in (True, "longest_first", "only_first", "only_second") and truncate is None:
+        truncate = -1 if max_length is None else max_length
+    pad = kwargs.pop("pad_prompt_tokens", None)
+    if kwargs.pop("padding", None) == "max_length" and pad is None:
+        pad = -1 if max_length is None else max_length
+    known = {
+        name: kwargs.pop(name) for name in ("truncation_side", "add_special_tokens", "do_lower_case") if name in kwargs
+    }
+    if kwargs:
+        logger.warning("tokenization_kwargs has no use for %s", ", ".join(sorted(kwargs)))
+    return Tokenization(truncate_prompt_tokens=truncate, pad_prompt_tokens=max_model_len if pad == -1 else pad, **known)

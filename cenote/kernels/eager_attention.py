@@ -1,0 +1,115 @@
+"""Attention written out, for what no fused kernel knows: biases by distance, caps, sinks, tokens nobody attends to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from cenote.packed_batch import PackedBatch, Run
+
+# scores of so many pairs of tokens are held at once, whatever the length of a sequence
+MAX_SCORES = 1 << 24
+MIN_BLOCK = 256
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    batch: PackedBatch,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    softcap: float | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    out = torch.empty((*query.shape[:2], value.shape[2]), dtype=value.dtype, device=value.device)
+    for run, attended in _pieces(batch, query.shape[1]):
+        rows = slice(run.start, run.start + run.count * run.length)
+        # [count, heads, length, d], all of them views
+        q, k, v = (x[rows].view(run.count, run.length, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
+        block = max(1, MAX_SCORES // (run.count * query.shape[1] * run.length))
+        if window is not None:  # else most of what a long block of queries computes would be masked
+            block = min(block, max(window, MIN_BLOCK))
+        for start in range(0, run.length, block):
+            end = min(start + block, run.length)
+            keys = _seen(run.length, start, end, causal, window)
+            mask = _mask(keys, start, end, causal, window, bias, attended, q)
+            seen = slice(keys.start, keys.stop)
+            if softcap is None and sinks is None:
+                mixed = scaled_dot_product_attention(
+                    q[:, :, start:end], k[:, :, seen], v[:, :, seen], attn_mask=mask, scale=scale
+                )
+            else:
+                mixed = _written_out(q[:, :, start:end], k[:, :, seen], v[:, :, seen], mask, scale, softcap, sinks)
+            out[rows].view(run.count, run.length, *out.shape[1:])[:, start:end] = mixed.transpose(1, 2)
+    return out
+
+
+def _pieces(batch: PackedBatch, heads: int) -> list[tuple[Run, Tensor | None]]:
+    """The runs of the batch, few enough sequences in each, with the number of tokens that each lets others see."""
+    pieces: list[tuple[Run, Tensor | None]] = []
+    member = 0
+    for run in batch.runs:
+        most = max(1, MAX_SCORES // (heads * run.length * run.length))
+        for first in range(0, run.count, most):
+            count = min(most, run.count - first)
+            attended = None
+            if batch.host_attended is not None:
+                attended = torch.tensor(batch.host_attended[member : member + count], device=batch.device)
+            pieces.append((Run(run.start + first * run.length, count, run.length), attended))
+            member += count
+    return pieces
+
+
+def _seen(length: int, start: int, end: int, causal: bool, window: int | None) -> range:
+    """The keys that any of the queries from `start` to `end` may look at."""
+    first = 0 if window is None else max(0, start - window)
+    last = length if window is None else min(length, end + window)
+    return range(first, min(last, end) if causal else last)
+
+
+def _mask(
+    seen: range,
+    start: int,
+    end: int,
+    causal: bool,
+    window: int | None,
+    bias: Tensor | None,
+    attended: Tensor | None,
+    like: Tensor,
+) -> Tensor:
+    """What is added to the products of the queries from `start` to `end`: [count or 1, heads or 1, queries, keys]"""
+    keys = torch.arange(seen.start, seen.stop, device=like.device)
+    distance = keys - torch.arange(start, end, device=like.device)[:, None]
+    if bias is None:
+        mask = torch.zeros((1, 1, *distance.shape), dtype=like.dtype, device=like.device)
+    else:
+        mask = bias[:, distance + bias.shape[1] // 2][None].to(like.dtype)
+    if causal:
+        mask = mask.masked_fill(distance > 0, -torch.inf)
+    if window is not None:
+        mask = mask.masked_fill(distance.abs() > window, -torch.inf)
+    if attended is not None:
+        mask = mask.expand(len(attended), -1, -1, -1).masked_fill(keys >= attended[:, None, None, None], -torch.inf)
+    return mask
+
+
+def _written_out(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    scores = (q @ k.transpose(-1, -2)).float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores + mask
+    if sinks is None:
+        return scores.softmax(dim=-1).to(v.dtype) @ v
+    column = sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+    shares = torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
+    return shares.to(v.dtype) @ v

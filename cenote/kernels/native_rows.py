@@ -1,0 +1,91 @@
+"""What stands between linear layers on a CPU, by our native code: sums and their norms, gates, turned heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cenote.kernels import native_library
+
+UNIT = 16  # numbers that are computed at once
+
+
+def usable(*rows: Tensor | None) -> bool:
+    """Whether all of these are bfloat16 on a CPU, laid out row by row in whole units, and the code is there."""
+    return native_library.available() and all(
+        x is None
+        or (x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.is_contiguous() and x.shape[-1] % UNIT == 0)
+        for x in rows
+    )
+
+
+def add_norm(
+    x: Tensor,
+    change: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    rms: bool,
+    offset: float = 0.0,
+    wants_sum: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """x + change, and its norm, of which the sum is not rounded before."""
+    total = torch.empty_like(x) if wants_sum and change is not None else None
+    out = torch.empty_like(x)
+    width = x.shape[-1]
+    failed = native_library.library().cenote_add_norm(
+        *(None if part is None else part.data_ptr() for part in (x, change, weight, bias)),
+        eps,
+        offset,
+        rms,
+        x.numel() // width,
+        width,
+        None if total is None else total.data_ptr(),
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    if failed:
+        raise MemoryError(f"no memory for a norm over {tuple(x.shape)}")
+    return x if total is None else total, out
+
+
+def gated(gate_and_up: Tensor, activation: str) -> Tensor:
+    width = gate_and_up.shape[-1] // 2
+    out = torch.empty((*gate_and_up.shape[:-1], width), dtype=torch.bfloat16)
+    native_library.library().cenote_gated(
+        gate_and_up.data_ptr(),
+        out.numel() // width,
+        width,
+        native_library.ACTIVATIONS.index(activation),
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def can_turn(heads: Tensor) -> bool:
+    return heads.device.type == "cpu" and heads.dtype == torch.bfloat16 and native_library.available()
+
+
+def norm_and_turn_(
+    heads: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    num_queries: int,
+    query_weight: Tensor | None = None,
+    key_weight: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    cos, sin = cos.contiguous(), sin.contiguous()
+    native_library.library().cenote_turn(
+        heads.data_ptr(),
+        heads.stride(0),
+        *heads.shape[:2],
+        num_queries,
+        heads.shape[2],
+        cos.shape[-1],
+        *(None if part is None else part.data_ptr() for part in (cos, sin, query_weight, key_weight)),
+        eps,
+        torch.get_num_threads(),
+    )

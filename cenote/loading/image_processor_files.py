@@ -1,0 +1,15 @@
+"""The files of a checkpoint that say how images are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cenote.loading.checkpoint import Checkpoint
+from cenote.models.vision_spec import ProcessorFiles
+
+
+def read_processor(checkpoint: Checkpoint) -> ProcessorFiles:
+    whole = checkpoint.json_object("processor_config.json")
+    inside = whole.get("image_processor")
+    own = checkpoint.json_object("preprocessor_config.json")
+    return ProcessorFiles({**(inside if isinstance(inside, Mapping) else {}), **own}, whole)

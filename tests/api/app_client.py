@@ -1,0 +1,58 @@
+"""A server around a real engine, in the test's own process."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from starlette.testclient import TestClient
+
+from cenote import LLM
+from cenote.api.app import build
+from cenote.api.app_state import Service
+from cenote.config.engine import ServerConfig
+
+# writes every message as "role: content." and opens the answer's turn with "who:"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}.{% endfor %}"
+    "{% if add_generation_prompt %}who:{% endif %}"
+)
+
+
+def serve(llm: LLM, **settings: Any) -> TestClient:
+    service = Service(ServerConfig(**settings))
+    service.ready(llm.engine)
+    return TestClient(build(service))
+
+
+def load(folder: Path, **options: Any) -> LLM:
+    return LLM(str(folder), dtype="float32", device="cpu", served_model_name="tiny", **options)
+
+
+def add_chat_template(folder: Path, template: str = CHAT_TEMPLATE) -> None:
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+
+
+def nulls(body: type[msgspec.Struct]) -> dict[str, None]:
+    """Every field that may be left out, as null."""
+    return {field.encode_name: None for field in msgspec.structs.fields(body) if not field.required}
+
+
+def refused(reply: Any, words: str, param: str | None, status: int = 400) -> None:
+    """The reply is an error with these words about this field, in the shape of every kind of client."""
+    assert reply.status_code == status, reply.text
+    body = reply.json()
+    assert words in body["error"]["message"], body["error"]["message"]
+    assert body["error"]["param"] == param
+    assert body["error"]["code"] == body["code"] == status
+    assert body["error"]["message"] == body["message"] == body["detail"]
+    assert body["object"] == "error"
+
+
+def unpacked(text: str, kind: str = "<f4") -> np.ndarray[Any, Any]:
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype=kind)

@@ -1,0 +1,142 @@
+"""Front-end processes that do not come up, or not at once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from cenote.api.app_state import Service
+from cenote.api.front_ends import manager
+from cenote.api.front_ends.channel import ALIGNMENT, PREFIX
+from cenote.api.front_ends.manager import FrontEnds
+from cenote.api.front_ends.messages import Listening, Message
+from cenote.config.engine import ServerConfig
+from cenote.errors import PoolingError
+
+Spawned = tuple[subprocess.Popen[bytes], socket.socket]
+
+
+def never() -> None:
+    raise AssertionError("nobody is aboard")
+
+
+def spawning(code: str) -> Any:
+    """In place of a front-end, a process that does something else with its end of the line."""
+
+    def spawn(shared: Sequence[int]) -> Spawned:
+        here, there = socket.socketpair()
+        with there:
+            words = [sys.executable, "-S", "-c", code, str(there.fileno())]
+            process = subprocess.Popen(words, pass_fds=[there.fileno()])
+        here.setblocking(False)
+        return process, here
+
+    return spawn
+
+
+def frame(message: Message) -> bytes:
+    words = msgspec.msgpack.encode(message)
+    return (PREFIX.pack(len(words), 0) + words).ljust(-(-(PREFIX.size + len(words)) // ALIGNMENT) * ALIGNMENT, b"\0")
+
+
+def test_front_ends_that_never_come_up_end_the_server_after_a_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "spawn", spawning("raise SystemExit(3)"))
+    failures: list[BaseException] = []
+
+    async def start() -> None:
+        given_up = asyncio.Event()
+
+        def failed(error: BaseException) -> None:
+            failures.append(error)
+            given_up.set()
+
+        front_ends = FrontEnds(Service(ServerConfig(api_server_count=2)), [], never, failed)
+        front_ends.start()
+        await asyncio.wait_for(given_up.wait(), 60)
+        await front_ends.drain()
+
+    asyncio.run(start())
+    assert isinstance(failures[0], PoolingError)
+    assert "front-end processes end before they listen" in str(failures[0])
+    assert "status 3" in str(failures[0])
+
+
+def test_a_system_without_room_for_a_process_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[float] = []
+
+    def no_room(shared: Sequence[int]) -> Spawned:
+        tries.append(time.monotonic())
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(manager, "spawn", no_room)
+
+    async def start() -> None:
+        failed = asyncio.Event()
+        front_ends = FrontEnds(Service(ServerConfig(api_server_count=1)), [], never, lambda error: failed.set())
+        front_ends.start()
+        await asyncio.wait_for(failed.wait(), 60)
+        await front_ends.drain()
+
+    asyncio.run(start())
+    assert len(tries) == manager.NUM_TRIES
+    assert tries[2] - tries[1] > 1.5 * (tries[1] - tries[0])  # every time a longer pause
+    assert "could not be started (Resource temporarily unavailable)" in caplog.text
+
+
+def test_a_front_end_that_does_not_end_in_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "spawn", spawning("import time; time.sleep(600)"))
+    monkeypatch.setattr(manager, "MARGIN_S", 0.2)
+    processes: list[subprocess.Popen[bytes]] = []
+
+    async def start() -> None:
+        settings = ServerConfig(api_server_count=2, shutdown_delay_s=0.0, shutdown_timeout_s=0.1)
+        front_ends = FrontEnds(Service(settings), [], never, lambda error: None)
+        front_ends.start()
+        while len(front_ends.running) < 2:
+            await asyncio.sleep(0.01)
+        processes.extend(front_end.process for front_end in front_ends.running.values())
+        await front_ends.drain()
+
+    asyncio.run(start())
+    assert [process.wait(10) for process in processes] == [-9, -9]
+
+
+def test_one_front_end_that_stays_is_reason_enough_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first comes up and stays, the second never does."""
+    listens = f"""
+import socket, sys, time
+line = socket.socket(fileno=int(sys.argv[1]))
+line.send({frame(Listening())!r})
+time.sleep(600)
+"""
+    spawned: list[int] = []
+
+    def spawn(shared: Sequence[int]) -> Spawned:
+        spawned.append(len(spawned))
+        return spawning(listens if len(spawned) == 1 else "raise SystemExit(3)")(shared)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(manager, "spawn", spawn)
+    monkeypatch.setattr(manager, "MARGIN_S", 0.2)
+    failures: list[BaseException] = []
+
+    async def start() -> None:
+        settings = ServerConfig(api_server_count=2, shutdown_delay_s=0.0, shutdown_timeout_s=0.0)
+        front_ends = FrontEnds(Service(settings), [], never, failures.append)
+        front_ends.start()
+        while len(spawned) < manager.NUM_TRIES + 3:
+            await asyncio.sleep(0.01)
+        assert [front_end.came_up for front_end in front_ends.running.values() if front_end.number == 1] == [True]
+        await front_ends.drain()
+
+    asyncio.run(start())
+    assert not failures

@@ -1,0 +1,315 @@
+"""LoRA adapters over HTTP: chosen as the model on every route, listed, loaded and unloaded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+from starlette.testclient import TestClient
+
+from cenote import LLM
+from cenote.engine.engine import PoolingEngine
+from cenote.engine.execution.executor import EchoExecutor
+from cenote.errors import BadRequest, UnknownModel
+from cenote.protocol.requests import Pooled, PoolRequest
+from tests.api.app_client import load, refused, serve
+from tests.api.front_ends.test_remote_engine import remote
+from tests.engine.conftest import Gate, wait_until
+from tests.models.test_lora import BERT_TARGETS, save_adapter
+from tests.tiny import TEXTS, logits, tiny_bert, tiny_bert_classifier, tiny_bert_tagger
+
+ADDED = "Success: LoRA adapter 'late' added successfully."
+REMOVED = "Success: LoRA adapter 'late' removed successfully."
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A model, and beside it two adapters, of which it has one."""
+
+    llm: LLM
+    first: Path
+    late: Path
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
+    folder = tmp_path_factory.mktemp("tuned")
+    plain = tiny_bert(folder / "model")
+    for seed, name in enumerate(("first", "late")):
+        save_adapter(folder / name, plain, BERT_TARGETS, seed=seed)
+    with load(folder / "model", lora_modules=(f"first={folder / 'first'}",)) as llm:
+        yield Tuned(llm, folder / "first", folder / "late")
+
+
+@pytest.fixture
+def client(tuned: Tuned) -> Iterator[TestClient]:
+    yield serve(tuned.llm, served_model_name=("tiny", "small"), allow_runtime_lora_updating=True)
+    if "late" in tuned.llm.engine.about.adapters:
+        asyncio.run(tuned.llm.engine.unload_adapter("late"))
+
+
+def posted(client: TestClient, path: str, **body: Any) -> Any:
+    reply = client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def vectors(client: TestClient, model: str | None = None) -> np.ndarray[Any, Any]:
+    answer = posted(client, "/v1/embeddings", input=TEXTS, model=model)
+    return np.array([item["embedding"] for item in answer["data"]])
+
+
+def expected(llm: LLM, adapter: str | None) -> np.ndarray[Any, Any]:
+    return np.array([output.outputs.embedding for output in llm.embed(TEXTS, lora_request=adapter, use_tqdm=False)])
+
+
+def test_an_adapter_is_chosen_as_the_model_and_the_reply_names_the_model(client: TestClient, tuned: Tuned) -> None:
+    plain, first = expected(tuned.llm, None), expected(tuned.llm, "first")
+    assert np.abs(plain - first).max() > 0.01
+
+    for model, ours in ((None, plain), ("tiny", plain), ("small", plain), ("first", first)):
+        np.testing.assert_allclose(vectors(client, model), ours, atol=1e-5)
+        assert posted(client, "/v1/embeddings", input="a", model=model)["model"] == "tiny"
+    answer = posted(client, "/v1/embeddings", input=TEXTS, adapter="first")
+    np.testing.assert_allclose([item["embedding"] for item in answer["data"]], first, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v2/embed", {"texts": TEXTS}),
+        ("/v1/embed", {"texts": TEXTS}),
+        ("/pooling", {"input": TEXTS, "task": "embed"}),
+        ("/pooling", {"input": TEXTS, "task": "token_embed"}),
+        ("/score", {"queries": TEXTS[0], "documents": TEXTS[1:]}),
+        ("/score", {"queries": TEXTS[0], "documents": TEXTS[1:], "score_type": "late-interaction"}),
+        ("/rerank", {"query": TEXTS[0], "documents": TEXTS[1:]}),
+        ("/v2/rerank", {"query": TEXTS[0], "documents": TEXTS[1:]}),
+        ("/invocations", {"input": TEXTS}),
+    ],
+)
+def test_every_route_reads_with_the_adapter(client: TestClient, path: str, body: dict[str, Any]) -> None:
+    def answers(**more: Any) -> Any:
+        found = posted(client, path, **body, **more)
+        return found.get("embeddings") or found.get("results") or found["data"]
+
+    assert answers(model="first") == answers(adapter="first") == answers(model="first", adapter="first")
+    assert answers(model="first") != answers(model="tiny") == answers()
+
+
+@pytest.mark.parametrize("kind", ["classifier", "cross-encoder", "tagger"])
+def test_classifiers_have_adapters_below_their_heads(tmp_path: Path, kind: str) -> None:
+    made = tiny_bert_tagger if kind == "tagger" else tiny_bert_classifier
+    reference = made(tmp_path / "model", num_labels=1 if kind == "cross-encoder" else 3)
+    merged = save_adapter(tmp_path / "first", reference, BERT_TARGETS, seed=1)
+    bodies: dict[str, list[tuple[str, dict[str, Any]]]] = {
+        "classifier": [("/classify", {"input": TEXTS})],
+        "cross-encoder": [
+            ("/score", {"queries": TEXTS[0], "documents": TEXTS}),
+            ("/rerank", {"query": TEXTS[0], "documents": TEXTS}),
+        ],
+        "tagger": [("/pooling", {"input": TEXTS}), ("/entities", {"input": TEXTS, "ignore_labels": []})],
+    }
+
+    with load(tmp_path / "model", lora_modules=(f"first={tmp_path / 'first'}",)) as llm:
+        client = serve(llm)
+        for path, body in bodies[kind]:
+            plain, adapted = posted(client, path, **body), posted(client, path, **body, model="first")
+            by_field = posted(client, path, **body, adapter="first")
+            answers = [each.get("data", each.get("results")) for each in (plain, adapted, by_field)]
+            assert answers[1] == answers[2] != answers[0]
+            assert adapted["model"] == "tiny"
+        if kind == "classifier":
+            outputs = llm.classify(TEXTS, use_tqdm=False)
+            expected = [row.softmax(dim=-1) for row in logits(merged, [output.prompt_token_ids for output in outputs])]
+            np.testing.assert_allclose([item["probs"] for item in answers[1]], expected, atol=1e-4)
+
+
+def test_what_is_no_model_and_no_adapter_is_not_found(client: TestClient) -> None:
+    refused(client.post("/v1/embeddings", json={"input": "a", "model": "late"}), "The model `late`", None, 404)
+    refused(
+        client.post("/v1/embeddings", json={"input": "a", "adapter": "late"}),
+        "no adapter is called 'late'; there are: first",
+        "adapter",
+    )
+    refused(
+        client.post("/v1/embeddings", json={"input": "a", "model": "first", "adapter": "late"}),
+        "model is the adapter 'first', adapter is 'late'; give one",
+        "adapter",
+    )
+
+
+def test_adapters_are_listed_after_the_names_of_their_model(client: TestClient, tuned: Tuned) -> None:
+    cards = client.get("/v1/models").json()["data"]
+
+    assert [(card["id"], card["parent"]) for card in cards] == [("tiny", None), ("small", None), ("first", "tiny")]
+    assert cards[2]["root"] == str(tuned.first)
+    assert len({card["permission"][0]["id"] for card in cards}) == 3
+    assert client.get("/v1/models/first").json() == cards[2]
+
+
+# while the server runs
+
+
+def test_an_adapter_comes_and_goes(client: TestClient, tuned: Tuned) -> None:
+    body = {"lora_name": "late", "lora_path": str(tuned.late)}
+
+    added = client.post("/v1/load_lora_adapter", json=body)
+    assert (added.status_code, added.text) == (200, ADDED)
+    late = vectors(client, "late")
+    np.testing.assert_allclose(late, expected(tuned.llm, "late"), atol=1e-5)
+    assert np.abs(late - vectors(client, "first")).max() > 0.01
+    assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["tiny", "small", "first", "late"]
+    again = client.post("/v1/load_lora_adapter", json=body)
+    refused(again, "The lora adapter 'late' has already been loaded. If you want to load the adapter in", "lora_name")
+
+    anew = client.post("/v1/load_lora_adapter", json=body | {"lora_path": str(tuned.first), "load_inplace": True})
+    assert anew.status_code == 200
+    np.testing.assert_allclose(vectors(client, "late"), vectors(client, "first"), atol=1e-5)
+
+    removed = client.post("/v1/unload_lora_adapter", json={"lora_name": "late", "lora_int_id": 2})
+    assert (removed.status_code, removed.text) == (200, REMOVED)
+    assert client.post("/v1/embeddings", json={"input": "a", "model": "late"}).status_code == 404
+    assert tuned.llm.engine.about.adapters == ("first",)
+    assert set(tuned.llm.engine.model.adapters.adapters.by_name) == {"first"}  # type: ignore[union-attr]
+
+
+def test_what_cannot_be_loaded_or_unloaded_says_why(client: TestClient, tuned: Tuned, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for body, words, param, status in (
+        ({"lora_name": "late"}, "Both 'lora_name' and 'lora_path' must be provided.", None, 400),
+        ({"lora_path": "/there"}, "Both 'lora_name' and 'lora_path' must be provided.", None, 400),
+        ({"lora_name": "small", "lora_path": str(tuned.late)}, "is what the model itself is called", "lora_name", 400),
+        ({"lora_name": "late", "lora_path": "/nowhere/at/all"}, "No adapter found for /nowhere", "lora_path", 404),
+        ({"lora_name": "late", "lora_path": str(tmp_path / "empty")}, "is no adapter", "lora_path", 400),
+    ):
+        refused(client.post("/v1/load_lora_adapter", json=body), words, param, status)
+    for body, words, param, status in (
+        ({}, "'lora_name' needs to be provided to unload a LoRA adapter.", None, 400),
+        ({"lora_name": "late"}, "The lora adapter 'late' cannot be found.", "lora_name", 404),
+        ({"lora_name": "tiny"}, "The lora adapter 'tiny' cannot be found.", "lora_name", 404),
+    ):
+        refused(client.post("/v1/unload_lora_adapter", json=body), words, param, status)
+    assert tuned.llm.engine.about.adapters == ("first",)
+
+
+def test_a_default_adapter_stays(tuned: Tuned) -> None:
+    folder, flags = tuned.first.parent / "model", (f"first={tuned.first}",)
+    with load(folder, lora_modules=flags, default_adapter="first") as llm:
+        np.testing.assert_allclose(vectors(serve(llm)), expected(tuned.llm, "first"), atol=1e-5)
+        client = serve(llm, allow_runtime_lora_updating=True)
+        reply = client.post("/v1/unload_lora_adapter", json={"lora_name": "first"})
+        refused(reply, "'first' is the default adapter", "lora_name")
+
+
+def test_a_server_lets_nobody_change_its_adapters_unless_it_is_told_to(tuned: Tuned, llm: LLM) -> None:
+    for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        assert serve(tuned.llm).post(path, json={}).status_code == 404
+        assert path not in serve(tuned.llm).get("/openapi.json").json()["paths"]
+    body = {"lora_name": "late", "lora_path": str(tuned.late)}
+    reply = serve(llm, allow_runtime_lora_updating=True).post("/v1/load_lora_adapter", json=body)
+    refused(reply, "LoRA is not enabled; start the server with --enable-lora", "lora_name")
+
+
+def test_the_document_lists_the_routes_where_they_are(client: TestClient) -> None:
+    made = client.get("/openapi.json").json()
+
+    for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        post = made["paths"][path]["post"]
+        content = post["requestBody"]["content"]["application/json"]
+        Draft202012Validator(content["schema"] | {"components": made["components"]}).validate(content["example"])
+        assert post["responses"]["200"]["content"] == {"text/plain": {"schema": {"type": "string"}}}
+    assert client.get("/docs").status_code == 200
+
+
+def test_an_adapter_is_forgotten_only_when_those_who_named_it_are_answered(tuned: Tuned) -> None:
+    gate = Gate()
+    engine = PoolingEngine(tuned.llm.engine.model, tuned.llm.config, EchoExecutor(gate))
+    try:
+        engine.add_adapter("late", str(tuned.late))
+        pending = engine.submit(PoolRequest(task="embed", inputs=["the cat"], adapter="late"))
+        assert gate.reached.wait(20)
+        unloading = threading.Thread(target=lambda: asyncio.run(engine.unload_adapter("late")))
+        unloading.start()
+        wait_until(lambda: "late" not in engine.about.adapters)
+        with pytest.raises(BadRequest, match="no adapter is called 'late'; there are: first"):
+            engine.submit(PoolRequest(task="embed", inputs=["the cat"], adapter="late"))
+        loaded = engine.model.adapters
+        assert loaded is not None and "late" in loaded.adapters.by_name
+        assert unloading.is_alive()
+        gate.opened.set()
+        pending.wait()
+        unloading.join(20)
+        assert not unloading.is_alive() and "late" not in loaded.adapters.by_name
+    finally:
+        gate.opened.set()
+        engine.stop()
+
+
+def test_who_comes_too_late_for_an_adapter_is_told_so_and_nobody_else_suffers(tuned: Tuned) -> None:
+    engine, loaded = tuned.llm.engine, tuned.llm.engine.model.adapters
+    assert loaded is not None
+    loaded.added["gone"] = "/there"  # as it is between being asked for and being forgotten
+    try:
+        request = PoolRequest(task="embed", inputs=["a", "b", "a"], adapter=["first", "gone", None], keep_going=True)
+        first, gone, plain = engine.submit(request).wait()
+    finally:
+        del loaded.added["gone"]
+
+    assert isinstance(first, Pooled) and isinstance(plain, Pooled)
+    assert isinstance(gone, UnknownModel) and "was unloaded before this input had its turn" in gone.message
+
+
+# an engine in another process
+
+
+def test_adapters_change_in_another_process_and_everybody_is_told(tuned: Tuned) -> None:
+    told: list[tuple[str, ...]] = []
+
+    async def change() -> None:
+        async def renew() -> None:
+            told.append(tuned.llm.engine.about.adapters)
+
+        async with remote(tuned.llm.engine) as (far, answering):
+            answering.renew = renew
+            await far.load_adapter("late", str(tuned.late))
+            with pytest.raises(BadRequest, match="has already been loaded"):
+                await far.load_adapter("late", str(tuned.late))
+            await far.load_adapter("late", str(tuned.late), in_place=True)
+            await far.unload_adapter("late")
+            with pytest.raises(UnknownModel, match="cannot be found"):
+                await far.unload_adapter("late")
+
+    asyncio.run(change())
+    assert told == [("first", "late"), ("first", "late"), ("first",)]
+
+
+def test_a_client_that_leaves_does_not_keep_others_from_being_told(tuned: Tuned) -> None:
+    told = threading.Event()
+
+    async def leave() -> None:
+        async def renew() -> None:
+            told.set()
+
+        async with remote(tuned.llm.engine) as (far, answering):
+            answering.renew = renew
+            asking = asyncio.create_task(far.load_adapter("late", str(tuned.late)))
+            while not answering.changes:
+                await asyncio.sleep(0)
+            asking.cancel()
+            while answering.changes:
+                await asyncio.sleep(0.01)
+
+    try:
+        asyncio.run(leave())
+        assert told.is_set()
+        assert tuned.llm.engine.about.adapters == ("first", "late")
+    finally:
+        asyncio.run(tuned.llm.engine.unload_adapter("late"))

@@ -1,0 +1,274 @@
+"""Routes for those who run the server, in every state it can be in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from cenote import LLM, __version__
+from cenote.api.app import build
+from cenote.api.app_state import Service
+from cenote.config.engine import ServerConfig
+from cenote.engine.engine import PoolingEngine
+from cenote.errors import BadRequest, EngineStopped
+from cenote.loading.load import LoadedModel
+from cenote.protocol.requests import PoolRequest
+
+
+def service_of(llm: LLM, **settings: Any) -> Service:
+    service = Service(ServerConfig(**settings))
+    service.ready(llm.engine)
+    return service
+
+
+def client_of(llm: LLM, **settings: Any) -> TestClient:
+    return TestClient(build(service_of(llm, **settings)))
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+def test_a_ready_server_is_healthy_in_as_few_words_as_the_reference(path: str, llm: LLM) -> None:
+    reply = client_of(llm).get(path)
+
+    assert (reply.status_code, reply.content) == (200, b"")
+
+
+def test_sagemaker_pings_with_post_as_well(llm: LLM) -> None:
+    assert client_of(llm).post("/ping").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/ready", "/ping"])
+def test_a_server_without_its_model_says_for_how_long_it_has_been_loading(path: str) -> None:
+    reply = TestClient(build(Service(ServerConfig()))).get(path)
+
+    assert reply.status_code == 503
+    assert reply.json()["state"] == "loading" and reply.json()["seconds"] >= 0
+    assert "being loaded" in reply.json()["error"]["message"]
+    assert reply.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank"])
+def test_questions_come_too_early_while_the_model_is_loading(path: str) -> None:
+    reply = TestClient(build(Service(ServerConfig()))).post(path, json={"input": "a"})
+
+    assert reply.status_code == 503
+    assert reply.headers["retry-after-ms"] == "1000"
+
+
+def test_a_loading_server_is_alive() -> None:
+    reply = TestClient(build(Service(ServerConfig()))).get("/health/live")
+
+    assert (reply.status_code, reply.json()["state"]) == (200, "loading")
+
+
+def test_a_draining_server_answers_and_sends_everybody_elsewhere(llm: LLM) -> None:
+    service = service_of(llm)
+    client = TestClient(build(service))
+
+    service.drain()
+
+    replies = {path: client.get(path) for path in ("/health", "/health/ready", "/health/live", "/version", "/nowhere")}
+    answer = client.post("/v1/embeddings", json={"input": "hello"})
+    statuses = {path: reply.status_code for path, reply in replies.items()}
+    assert statuses == {"/health": 503, "/health/ready": 503, "/health/live": 200, "/version": 200, "/nowhere": 404}
+    assert replies["/health/ready"].json()["state"] == "draining"
+    assert answer.status_code == 200
+    assert all(reply.headers["connection"] == "close" for reply in (*replies.values(), answer))
+
+
+def test_a_dead_engine_is_neither_ready_nor_alive(loaded: LoadedModel, llm: LLM) -> None:
+    engine = PoolingEngine(loaded, llm.config)
+    service = Service(ServerConfig())
+    service.ready(engine)
+    client = TestClient(build(service))
+
+    engine.stop(EngineStopped("the device is gone"))
+
+    for path in ("/health", "/health/ready", "/health/live"):
+        assert client.get(path).status_code == 503
+        assert client.get(path).json()["state"] == "stopped"
+        assert "the device is gone" in client.get(path).json()["message"]
+
+
+def test_the_version_is_told(llm: LLM) -> None:
+    assert client_of(llm).get("/version").json() == {"version": __version__}
+
+
+def test_the_load_counts_questions_but_not_those_who_look(llm: LLM) -> None:
+    service = service_of(llm)
+    app = build(service)
+    seen: list[int] = []
+
+    class Slow:
+        about, dead = llm.engine.about, None
+
+        async def pool(self, request: PoolRequest) -> Any:
+            seen.append(TestClient(app).get("/load").json()["server_load"])
+            raise BadRequest("enough")
+
+        def observe_http(self, *args: Any) -> None: ...
+
+    service.ready(Slow())  # type: ignore[arg-type]
+    client = TestClient(app)
+    client.post("/v1/embeddings", json={"input": "a"})
+
+    assert seen == [1]
+    assert client.get("/load").json() == {"server_load": 0}
+
+
+def test_every_served_name_has_its_card(llm: LLM) -> None:
+    client = client_of(llm, served_model_name=("one", "org/two"))
+
+    for path in ("/v1/models", "/models"):
+        body = client.get(path).json()
+        assert body["object"] == "list"
+        assert [card["id"] for card in body["data"]] == ["one", "org/two"]
+        first = body["data"][0]
+        assert (first["object"], first["owned_by"], first["parent"]) == ("model", "cenote", None)
+        assert (first["max_model_len"], first["root"]) == (256, llm.engine.about.root)
+        assert isinstance(first["created"], int) and first["permission"][0]["object"] == "model_permission"
+    assert client.get("/v1/models/org/two").json()["id"] == "org/two"
+    assert client.get("/v1/models/three").status_code == 404
+    assert client.get("/v1/models/three").json()["error"]["message"] == "The model `three` does not exist."
+
+
+def test_the_tokenizer_is_described_only_where_that_was_asked_for(llm: LLM) -> None:
+    assert client_of(llm).get("/tokenizer_info").status_code == 404
+
+    body = client_of(llm, enable_tokenizer_info_endpoint=True).get("/tokenizer_info").json()
+
+    assert body["tokenizer_class"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nowhere", 404), ("GET", "/v1/embeddings", 405), ("POST", "/version", 405), ("POST", "/", 404)],
+)
+def test_a_route_that_is_not_there_is_an_error_in_our_words(method: str, path: str, status: int, llm: LLM) -> None:
+    reply = client_of(llm).request(method, path)
+
+    assert reply.status_code == status
+    assert reply.json()["error"]["code"] == status and reply.json()["detail"] == reply.json()["message"]
+    assert reply.headers["x-request-id"]
+
+
+def test_a_request_keeps_its_id_or_gets_one(llm: LLM) -> None:
+    client = client_of(llm)
+
+    given = client.get("/version", headers={"X-Request-Id": "order-66/a"})
+    made = [client.get("/version").headers["x-request-id"] for _ in range(2)]
+    odd = client.get("/version", headers={"X-Request-Id": "a b<script>"})
+
+    assert given.headers["x-request-id"] == "order-66/a"
+    assert made[0] != made[1] and all(len(each) == 32 for each in made)
+    assert len(odd.headers["x-request-id"]) == 32
+
+
+def test_a_proxy_may_leave_its_prefix_on_or_take_it_off(llm: LLM) -> None:
+    client = client_of(llm, root_path="/models/mini")
+
+    assert client.get("/models/mini/version").status_code == 200
+    assert client.get("/version").status_code == 200
+    assert client.get("/models/miniversion").status_code == 404
+
+
+def test_whatever_fails_outside_the_app_is_still_answered(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = service_of(llm, api_key=("secret",))
+    client = TestClient(build(service))
+
+    def fail(headers: object) -> None:
+        raise RuntimeError("/somewhere/private")
+
+    monkeypatch.setattr(service.keys, "digest", fail)
+    reply = client.get("/version", headers={"X-Request-Id": "r1"})
+
+    assert reply.status_code == 500
+    assert "r1" in reply.json()["message"] and "private" not in reply.text
+
+
+def test_a_request_that_is_cut_off_by_the_end_is_told_so(llm: LLM) -> None:
+    service = service_of(llm)
+
+    class Stuck:
+        about, dead = llm.engine.about, None
+
+        async def pool(self, request: PoolRequest) -> Any:
+            await asyncio.sleep(60)
+
+        def observe_http(self, *args: Any) -> None: ...
+
+    service.ready(Stuck())  # type: ignore[arg-type]
+    app = build(service)
+    sent: list[dict[str, Any]] = []
+
+    async def cancelled() -> None:
+        body = iter([{"type": "http.request", "body": b'{"input": "a"}'}])
+
+        async def receive() -> Any:
+            for message in body:
+                return message
+            await asyncio.sleep(60)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "raw_path": b"/", "query_string": b""}
+        task = asyncio.create_task(app({**scope, "headers": headers, "client": None}, receive, send))  # type: ignore[arg-type]
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await task
+
+    asyncio.run(cancelled())
+
+    assert sent[0]["status"] == 503
+    assert b"stopped before the answer came" in sent[1]["body"]
+
+
+def test_ids_that_are_probably_of_another_vocabulary_are_answered_with_a_warning(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = client_of(llm)
+    openai = {"User-Agent": "OpenAI/Python 2.0"}
+
+    with caplog.at_level(logging.WARNING, "cenote"):
+        doubtful = [client.post("/v1/embeddings", json={"input": [[101, 102]]}, headers=openai) for _ in range(2)]
+        texts = client.post("/v1/embeddings", json={"input": ["a"]}, headers=openai)
+        known = client.post("/v1/embeddings", json={"input": [[101, 102]]})
+
+    assert [reply.status_code for reply in doubtful] == [200, 200]
+    assert all("check_embedding_ctx_length=False" in reply.headers["warning"] for reply in doubtful)
+    assert "warning" not in texts.headers and "warning" not in known.headers
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("root", ["", "/behind/a/proxy"])
+@pytest.mark.parametrize("path", ["//v1/embeddings", "/v1//embeddings", "///v1///embeddings"])
+def test_slashes_too_many_in_a_path_are_one(path: str, root: str, llm: LLM) -> None:
+    client = client_of(llm, root_path=root)
+
+    reply = client.post(f"http://testserver/{root}{path}", json={"input": "a"}, follow_redirects=False)
+
+    assert reply.status_code == 200, reply.text
+    assert len(reply.json()["data"]) == 1
+
+
+def test_slashes_too_many_reach_every_kind_of_route_and_no_route_that_is_not_there(llm: LLM) -> None:
+    client = client_of(llm)
+
+    for path in ("//health", "//v1//models", "//version"):
+        assert client.get(f"http://testserver{path}", follow_redirects=False).status_code == 200
+    assert client.get("http://testserver//nothing").status_code == 404
+
+
+def test_slashes_too_many_open_nothing_that_needs_a_key(llm: LLM) -> None:
+    client = client_of(llm, api_key=("secret",))
+
+    assert client.post("http://testserver//v1/embeddings", json={"input": "a"}).status_code == 401
+    assert client.get("http://testserver//v1/models").status_code == 401
+    assert client.get("http://testserver//health").status_code == 200
+    with_key = {"authorization": "Bearer secret"}
+    assert client.post("http://testserver//v1/embeddings", json={"input": "a"}, headers=with_key).status_code == 200

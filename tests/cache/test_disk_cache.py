@@ -1,0 +1,169 @@
+"""Answers in a folder outlive processes, are shared by them, and are never served broken."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cenote.cache.disk_cache import Disk
+from cenote.cache.result_cache import ResultCache
+
+MIB = 1024**2
+WRITER = """
+import sys
+from pathlib import Path
+from cenote.cache.disk_cache import Disk
+
+disk = Disk(Path(sys.argv[1]), 64 * 1024**2)
+name = sys.argv[2].encode()
+for number in range(int(sys.argv[3])):
+    disk.put([(b"%s %d %d" % (name, number, part), b"%d" % number * 100) for part in range(20)])
+    disk.flush()
+    print(number, flush=True)
+disk.close()
+"""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    disk = Disk(tmp_path, 64 * MIB)
+    yield disk
+    disk.close()
+
+
+def write(disk: Disk, **entries: bytes) -> None:
+    disk.put([(name.encode(), value) for name, value in entries.items()])
+    disk.flush()
+
+
+def writer(folder: Path, name: str, rounds: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITER, str(folder), name, str(rounds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_answers_outlive_the_process(tmp_path: Path) -> None:
+    cache = ResultCache(b"m", folder=tmp_path, disk_bytes=MIB)
+    cache.put([b"key"], [(np.array([0.1, 0.2], dtype=np.float32),)])
+    cache.close()
+
+    again = ResultCache(b"m", folder=tmp_path, disk_bytes=MIB)
+    (found,) = again.get([b"key"])
+    again.close()
+
+    assert found is not None and found[0].tobytes() == np.array([0.1, 0.2], dtype=np.float32).tobytes()
+
+
+def test_processes_share_a_folder(tmp_path: Path, disk: Disk) -> None:
+    others = [writer(tmp_path, name, rounds=10) for name in ("a", "b")]
+    for number in range(10):
+        write(disk, **{f"mine {number}": b"x" * 100})
+    assert [process.wait() for process in others] == [0, 0]
+    for process in others:
+        assert process.stdout is not None
+        process.stdout.close()
+
+    keys = [b"%s %d %d" % (name, number, part) for name in (b"a", b"b") for number in range(10) for part in range(20)]
+
+    assert len(disk.get(keys)) == 400
+    assert len(disk.get([b"mine %d" % number for number in range(10)])) == 10
+    assert disk.num_broken == disk.num_dropped == 0
+
+
+def test_a_process_killed_while_it_writes_leaves_only_whole_answers(tmp_path: Path) -> None:
+    process = writer(tmp_path, "k", rounds=100_000)
+    assert process.stdout is not None
+    for _ in range(15):
+        process.stdout.readline()
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+    disk = Disk(tmp_path, 64 * MIB)
+    rounds = [disk.get([b"k %d %d" % (number, part) for part in range(20)]) for number in range(30)]
+    disk.close()
+
+    assert all(len(found) == 20 for found in rounds[:15])
+    assert all(len(found) in (0, 20) for found in rounds)  # what was written together is there together
+    assert all(value == b"%d" % number * 100 for number, found in enumerate(rounds) for value in found.values())
+    assert disk.num_broken == 0
+
+
+def test_a_record_with_a_flipped_bit_is_not_served_and_comes_anew(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, MIB)
+    write(disk, good=b"G" * 300, bad=b"B" * 300)
+    disk.close()
+    raw = disk.path.read_bytes()
+    disk.path.write_bytes(raw.replace(b"B" * 300, b"B" * 299 + b"C"))
+
+    disk = Disk(tmp_path, MIB)
+    assert disk.get([b"good", b"bad"]) == {b"good": b"G" * 300}
+    assert disk.num_broken == 1
+    write(disk, bad=b"B" * 300)
+
+    assert disk.get([b"bad"]) == {b"bad": b"B" * 300}
+    disk.close()
+
+
+@pytest.mark.parametrize("damage", ["no database", "half a file", "garbage inside"])
+def test_a_damaged_file_begins_anew(damage: str, tmp_path: Path) -> None:
+    disk = Disk(tmp_path, MIB)
+    write(disk, **{f"key {number}": bytes([number]) * 3000 for number in range(100)})
+    disk.close()
+    raw = disk.path.read_bytes()
+    broken = {
+        "no database": b"something else" * 1000,
+        "half a file": raw[: len(raw) // 2],
+        "garbage inside": raw[:4096] + b"\xff" * 16384 + raw[20480:],
+    }
+    disk.path.write_bytes(broken[damage])
+
+    disk = Disk(tmp_path, MIB)
+    for _ in range(2):  # what is damaged may show only in use
+        found = disk.get([b"key %d" % number for number in range(100)])
+        assert all(value == bytes([int(key.split()[1])]) * 3000 for key, value in found.items())
+        write(disk, **{f"new {number}": b"n" * 2000 for number in range(50)})
+
+    assert disk.get([b"new 7"]) == {b"new 7": b"n" * 2000}
+    disk.close()
+
+
+def test_another_process_may_replace_a_damaged_file(tmp_path: Path, disk: Disk) -> None:
+    write(disk, old=b"1")
+    for file in tmp_path.glob("results.sqlite3*"):
+        file.unlink()
+    other = Disk(tmp_path, MIB)
+    write(other, theirs=b"2")
+
+    write(disk, mine=b"3")
+
+    assert disk.get([b"old", b"theirs", b"mine"]) == {b"theirs": b"2", b"mine": b"3"}
+    assert other.get([b"mine"]) == {b"mine": b"3"}
+    other.close()
+
+
+def test_the_file_stays_within_its_limit_and_the_oldest_go_first(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, MIB)
+    for number in range(40):
+        disk.put([(b"%d %d" % (number, part), os.urandom(2000)) for part in range(40)])
+        disk.flush()
+
+    assert disk.num_bytes <= MIB
+    assert disk.path.stat().st_size < 1.5 * MIB
+    assert disk.num_evicted > 1000
+    assert len(disk.get([b"39 %d" % part for part in range(40)])) == 40
+    assert not disk.get([b"0 %d" % part for part in range(40)])
+    disk.close()
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(OSError):
+        Disk(tmp_path / "file" / "folder", MIB)

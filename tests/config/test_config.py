@@ -1,0 +1,201 @@
+"""Options: declared once, older spellings understood, unknown ones refused with the nearest name."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+
+from cenote.config.engine import EngineConfig, PoolerConfig, declared, human_number
+from cenote.config.ignored_options import WITHOUT_EFFECT
+from cenote.errors import BadRequest, LoadError
+
+# numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("4096", 4096),
+        (4096, 4096),
+        ("8k", 8000),
+        ("8K", 8192),
+        ("1m", 10**6),
+        ("1M", 2**20),
+        ("1g", 10**9),
+        ("1.5k", 1500),
+        ("25.6k", 25600),
+        ("-1", -1),
+        (-1, -1),
+    ],
+)
+def test_numbers_may_be_written_short(text: str | int, number: int) -> None:
+    assert human_number(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "k", "many", "1.5", "8kk", "8 k k", "0x10", "infk", "nank"])
+def test_what_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match="is no number of tokens"):
+        human_number(text)
+
+
+# the pooler
+
+
+def test_both_spellings_of_an_option_mean_the_same() -> None:
+    assert PoolerConfig(normalize=False) == PoolerConfig(use_activation=False)
+    assert PoolerConfig(normalize=True, use_activation=True) == PoolerConfig(use_activation=True)
+    assert PoolerConfig(logit_bias=1.5) == PoolerConfig(logit_mean=1.5)
+    assert PoolerConfig(logit_bias=0.0) == PoolerConfig(logit_mean=0.0)
+    assert PoolerConfig(logit_bias=1.5, logit_mean=1.5).logit_mean == 1.5
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"normalize": True, "use_activation": False}, "`normalize` is the older name of `use_activation`"),
+        ({"logit_bias": 1.0, "logit_mean": 2.0}, "`logit_bias` is the older name of `logit_mean`: got 1.0 and 2.0"),
+        ({"logit_sigma": 0}, r"logit_sigma cannot be 0 \(division by zero\)"),
+        ({"logit_sigma": 0.0}, r"logit_sigma cannot be 0 \(division by zero\)"),
+        ({"pooling_type": "MEAN", "seq_pooling_type": "CLS"}, "Cannot set both `pooling_type` and `seq_pooling_type`"),
+        ({"pooling_type": "ALL", "tok_pooling_type": "STEP"}, "Cannot set both `pooling_type` and `tok_pooling_type`"),
+        ({"task": "encode"}, "`encode` task was removed; use `token_embed` or `token_classify` instead."),
+    ],
+    ids=str,
+)
+def test_contradictions_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        PoolerConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sequence", "token"),
+    [
+        ("CLS", "CLS", None),
+        ("LAST", "LAST", None),
+        ("MEAN", "MEAN", None),
+        ("mean", "MEAN", None),
+        ("ALL", None, "ALL"),
+        ("STEP", None, "STEP"),
+        ("step", None, "STEP"),
+    ],
+)
+def test_the_pooling_type_goes_where_it_belongs(kind: str, sequence: str | None, token: str | None) -> None:
+    config = PoolerConfig(pooling_type=kind)
+
+    assert (config.seq_pooling_type, config.tok_pooling_type) == (sequence, token)
+
+
+def test_a_pooler_config_may_be_an_object_a_mapping_or_nothing() -> None:
+    config = PoolerConfig(pooling_type="MEAN")
+
+    assert PoolerConfig.of(config) is config
+    assert PoolerConfig.of({"pooling_type": "MEAN"}) == config
+    assert PoolerConfig.of(None) == PoolerConfig()
+    with pytest.raises(BadRequest, match="pooler_config is a PoolerConfig or a mapping, not str"):
+        PoolerConfig.of("MEAN")  # type: ignore[arg-type]
+
+
+def test_an_unknown_entry_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(BadRequest, match="no pooler config is called 'poolingtype'; did you mean 'pooling_type'?"):
+        PoolerConfig.of({"poolingtype": "MEAN"})
+    with pytest.raises(BadRequest, match="there are: dimensions, enable_chunked_processing"):
+        PoolerConfig.of({"zzz": 1})
+
+
+# the engine
+
+
+def test_options_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        EngineConfig().model = "another"  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        PoolerConfig().task = "embed"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("config", [EngineConfig, PoolerConfig])
+def test_every_option_explains_itself(config: type) -> None:
+    assert [item.name for item in declared(config)] == [item.name for item in fields(config)]
+    assert all(item.metadata["help"] for item in declared(config))
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(
+        BadRequest, match="no engine option is called 'max_model_length'; did you mean 'max_model_len'?"
+    ):
+        EngineConfig.of("m", max_model_length=8)
+
+
+@pytest.mark.parametrize("old", [{"pooling_type": "MEAN"}, PoolerConfig(pooling_type="MEAN")], ids=["dict", "object"])
+def test_override_pooler_config_is_the_older_name(old: Any) -> None:
+    assert EngineConfig.of("m", override_pooler_config=old) == EngineConfig.of("m", pooler_config=old)
+    assert EngineConfig.of("m", override_pooler_config=old, pooler_config=old).pooler_config.seq_pooling_type == "MEAN"
+    with pytest.raises(BadRequest, match="`override_pooler_config` is the older name of `pooler_config`"):
+        EngineConfig.of("m", override_pooler_config=old, pooler_config={"pooling_type": "CLS"})
+
+
+@pytest.mark.parametrize(
+    ("task", "convert", "words"),
+    [
+        ("embed", "embed", "task=embed is the older spelling of: --runner pooling --convert embed"),
+        ("embedding", "embed", "task=embedding is the older spelling of: --runner pooling --convert embed"),
+        ("classify", "classify", "task=classify is the older spelling of: --runner pooling --convert classify"),
+        ("score", "auto", "task=score is the older spelling of: --runner pooling"),
+        ("reward", "auto", "task=reward is the older spelling of: --runner pooling"),
+    ],
+)
+def test_the_task_of_the_oldest_guide_is_told_in_todays_words(
+    task: str, convert: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "cenote"):
+        config = EngineConfig.of("m", task=task)
+
+    assert (config.runner, config.convert) == ("pooling", convert)
+    assert caplog.messages == [words]
+
+
+def test_an_explicit_conversion_outranks_the_old_task() -> None:
+    assert EngineConfig.of("m", task="embed", convert="classify").convert == "classify"
+    assert EngineConfig.of("m", task="auto") == EngineConfig.of("m")
+
+
+def test_an_unknown_task_is_refused_with_those_there_are() -> None:
+    with pytest.raises(BadRequest, match="task='generate' is unknown; there are: embed, embedding, classify"):
+        EngineConfig.of("m", task="generate")
+
+
+def test_the_first_served_name_is_the_name() -> None:
+    assert EngineConfig.of("m", served_model_name=["one", "two"]).served_model_name == "one"
+    assert EngineConfig.of("m", served_model_name="one").served_model_name == "one"
+    assert EngineConfig.of("m", served_model_name=[]).served_model_name is None
+
+
+@pytest.mark.parametrize("given", ["8k", 8000])
+def test_the_length_may_be_written_short(given: str | int) -> None:
+    assert EngineConfig.of("m", max_model_len=given).max_model_len == 8000
+
+
+def test_options_of_other_machinery_are_taken_and_dropped() -> None:
+    harmless = {name: option.harmless[0] if option.harmless else "anything" for name, option in WITHOUT_EFFECT.items()}
+
+    assert EngineConfig.of("m", **harmless) == EngineConfig.of("m")
+
+
+@pytest.mark.parametrize(("name", "value"), [("tensor_parallel_size", 2), ("kv_cache_dtype", "fp8")])
+def test_options_that_would_change_the_answer_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(LoadError, match=f"{name}={value!r} is not available"):
+        EngineConfig.of("m", **{name: value})
+
+
+def test_a_quantization_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(BadRequest, match="quantization='awq' is unknown; there are: int8, fp8"):
+        EngineConfig.of("m", quantization="awq")
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "step_timeout_s"])
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_numbers_that_leave_no_room_are_refused(name: str, value: float) -> None:
+    with pytest.raises(BadRequest, match=f"{name}=.* give a number above 0"):
+        EngineConfig.of("m", **{name: value})

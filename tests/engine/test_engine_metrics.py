@@ -1,0 +1,95 @@
+"""What the engine counts, and where it says the time went."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from cenote.engine.engine import PoolingEngine
+from cenote.errors import PoolingError
+from cenote.protocol.requests import ScoreRequest, Timing, Tokenization
+from cenote.utils.metrics import Series
+from tests.engine.conftest import Gate, MakeEngine, asking, poison, wait_until
+
+
+def series(engine: PoolingEngine, name: str) -> list[Series]:
+    (family,) = [each for each in engine.records.metrics.snapshot() if each.name == name]
+    return family.series
+
+
+def value(engine: PoolingEngine, name: str, *labels: str) -> float:
+    return sum(each.value for each in series(engine, name) if each.labels == labels)
+
+
+def test_tokens_inputs_and_outcomes_are_counted_exactly(make_engine: MakeEngine) -> None:
+    engine = make_engine(fault=poison(666))
+    engine.pool_sync(asking([[1, 2, 3], [4, 5]]))
+    with pytest.raises(PoolingError):
+        engine.pool_sync(asking([[666]]))
+
+    wait_until(lambda: value(engine, "cenote_requests_total", "failed") == 1)
+    assert value(engine, "cenote_requests_total", "answered") == 1
+    assert value(engine, "cenote_prompt_tokens_total") == 5
+    assert value(engine, "cenote_inputs_total") == 2
+    assert sum(series(engine, "cenote_request_duration_seconds")[0].counts) == 1  # of what was answered
+
+
+def test_a_truncated_input_is_counted(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    engine.pool_sync(asking([[1, 2, 3], [4]], tokenization=Tokenization(truncate_prompt_tokens=2)))
+
+    assert value(engine, "cenote_truncated_inputs_total") == 1
+
+
+def test_requests_wait_then_run_then_are_gone(make_engine: MakeEngine) -> None:
+    gate = Gate()
+    engine = make_engine(fault=gate, max_num_batched_tokens=4)
+    first = engine.submit(asking([[1, 2, 3]]))
+    assert gate.reached.wait(20)
+    second = engine.submit(asking([[1, 2, 3]]))
+
+    assert value(engine, "cenote_requests_running") == 1
+    assert value(engine, "cenote_requests_waiting") == 1
+    time.sleep(0.01)
+    assert value(engine, "cenote_queue_oldest_seconds") >= 0.01
+    gate.opened.set()
+    first.wait(), second.wait()
+    assert value(engine, "cenote_requests_running") == value(engine, "cenote_requests_waiting") == 0
+    assert value(engine, "cenote_queue_oldest_seconds") == 0
+
+
+def test_a_caller_that_leaves_is_counted_as_cancelled(make_engine: MakeEngine) -> None:
+    gate = Gate()
+    engine = make_engine(fault=gate)
+    pending = engine.submit(asking([[1, 2, 3]]))
+    pending.future.cancel()
+    gate.opened.set()
+
+    wait_until(lambda: value(engine, "cenote_requests_total", "cancelled") == 1)
+
+
+def test_the_time_of_a_request_is_split_into_its_parts(make_engine: MakeEngine) -> None:
+    engine = make_engine(fault=lambda batch: time.sleep(0.05), max_num_seqs=1)
+    first, second = Timing(), Timing()
+
+    async def both() -> None:
+        await asyncio.gather(
+            engine.pool(asking(["hello world"], timing=first)), engine.pool(asking(["hello there"], timing=second))
+        )
+
+    began = time.monotonic()
+    asyncio.run(both())
+    elapsed = time.monotonic() - began
+    assert first.inference >= 0.05
+    assert second.queue >= 0.04  # it waited for the first
+    assert 0 < first.tokenize < elapsed
+    assert second.queue + second.tokenize + second.inference <= elapsed + 0.01
+
+
+def test_the_time_of_a_score_is_told_to_whoever_asked(make_engine: MakeEngine) -> None:
+    engine, timing = make_engine(), Timing()
+    engine.score_sync(ScoreRequest(queries=["a b"], documents=["c d"], score_type="bi-encoder", timing=timing))
+
+    assert timing.tokenize > 0

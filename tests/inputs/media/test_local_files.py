@@ -1,0 +1,136 @@
+"""Files on this machine: beneath the allowed folder, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cenote.errors import BadRequest
+from cenote.inputs.media import local_files
+from cenote.inputs.media.loader import MediaLoader
+from cenote.inputs.media.local_files import NOT_THERE, OFF
+from cenote.inputs.media.policy import MediaPolicy
+from tests.inputs.media.conftest import WHERE, file_of, given, noise
+
+PNG = file_of(noise(6, 4))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`allowed/` with an image and traps, and an image outside that nobody may have."""
+    outside = tmp_path_factory.mktemp("media")
+    inside = outside / "allowed"
+    (inside / "deep").mkdir(parents=True)
+    for place in (outside / "secret.png", inside / "a.png", inside / "deep" / "ä b#1.png"):
+        place.write_bytes(PNG)
+    (outside / "allowed-too").mkdir()
+    (outside / "allowed-too" / "b.png").write_bytes(PNG)
+    (inside / "empty.png").touch()
+    (inside / "outward.png").symlink_to(outside / "secret.png")
+    (inside / "inward.png").symlink_to(inside / "a.png")
+    (inside / "up").symlink_to(outside)
+    (inside / "circle.png").symlink_to(inside / "circle.png")
+    (inside / "environment.png").symlink_to("/proc/self/environ")
+    os.mkfifo(inside / "pipe.png")
+    return inside
+
+
+@pytest.fixture(scope="module")
+def loader(folder: Path) -> Iterator[MediaLoader]:
+    loader = MediaLoader(MediaPolicy(allowed_local_media_path=str(folder)))
+    yield loader
+    loader.close()
+
+
+@pytest.mark.parametrize("name", ["a.png", "inward.png", "deep/ä b#1.png", "deep/../a.png", "./a.png"])
+def test_a_file_beneath_the_folder_is_read(name: str, folder: Path, loader: MediaLoader) -> None:
+    url = f"file://{folder}/{name}" if "#" not in name else (folder / name).as_uri()
+
+    assert loader.load(given(url)).tobytes() == noise(6, 4).tobytes()
+
+
+ELSEWHERE = [
+    "file://{folder}/missing.png", "file://{folder}/../secret.png", "file://{folder}/deep/../../secret.png",
+    "file://{folder}/%2e%2e/secret.png", "file://{folder}/%2E%2E%2Fsecret.png", "file://{folder}/..%2fsecret.png",
+    "file://{folder}/%252e%252e/secret.png", "file://{folder}/outward.png", "file://{folder}/up/secret.png",
+    "file://{folder}/up/allowed-too/b.png", "file://{folder}-too/b.png", "file://{folder}/a.png%00",
+    "file://{folder}/%00a.png", "file://{folder}/a.png%00.txt", "file://{folder}/circle.png", "file://{folder}",
+    "file://{folder}/", "file://{folder}/deep", "file://{folder}/pipe.png", "file://{folder}/environment.png",
+    "file:///proc/self/environ", "file:///proc/self/fd/0", "file:///dev/zero", "file:///dev/stdin", "file:///etc/passwd",
+    "file:///sys/kernel/mm/transparent_hugepage/enabled", "file://evil.example{folder}/a.png", "file:a.png", "file:",
+    "file://{folder}\\a.png", "file://{folder}/a.png?x", "file://{folder}/a.png#x", "file://{folder}/\x00a.png",
+    "file://{folder}/\na.png", "file://{folder}/" + "x" * 5000, "file://user@{folder}/a.png",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", ELSEWHERE, ids=lambda url: ascii(url[:60]))
+def test_everything_else_is_not_there_in_the_same_words(url: str, folder: Path, loader: MediaLoader) -> None:
+    with pytest.raises(BadRequest) as caught:
+        loader.load(given(url.format(folder=folder)))
+
+    assert caught.value.message == f"{WHERE}: {NOT_THERE}"
+
+
+@pytest.mark.parametrize("path", ["/proc/self/environ", "/proc/self/fd/0", "/dev/zero", "/dev", "/"])
+def test_what_is_no_regular_file_is_refused_even_where_everything_is_allowed(path: str) -> None:
+    loader = MediaLoader(MediaPolicy(allowed_local_media_path="/"))
+
+    with pytest.raises(BadRequest, match=NOT_THERE):
+        loader.load(given(f"file://{path}"))
+
+
+def test_without_a_folder_file_urls_are_off(folder: Path, online: MediaLoader, offline: MediaLoader) -> None:
+    for loader in (online, offline):
+        with pytest.raises(BadRequest) as caught:
+            loader.load(given(f"file://{folder}/a.png"))
+        assert caught.value.message == f"{WHERE}: {OFF}"
+
+
+def test_a_folder_swapped_for_a_link_between_check_and_opening_leads_nowhere(
+    folder: Path, loader: MediaLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "swapped").mkdir()
+    (folder / "swapped" / "secret.png").write_bytes(b"mine")
+    opened = os.open
+
+    def swap_then_open(path: str, flags: int, *, dir_fd: int | None = None) -> int:
+        if path == "swapped":
+            (folder / "swapped").rename(folder / "before")
+            (folder / "swapped").symlink_to(folder.parent)
+        return opened(path, flags, dir_fd=dir_fd)
+
+    monkeypatch.setattr(local_files.os, "open", swap_then_open)
+    with pytest.raises(BadRequest, match=NOT_THERE):
+        loader.load(given(f"file://{folder}/swapped/secret.png"))
+
+
+def test_a_file_that_is_too_large_or_empty_says_so(folder: Path, loader: MediaLoader) -> None:
+    with pytest.raises(BadRequest, match="empty, 0 bytes"):
+        loader.load(given(f"file://{folder}/empty.png"))
+    small = MediaLoader(MediaPolicy(allowed_local_media_path=str(folder), max_image_bytes=50))
+    with pytest.raises(BadRequest, match=f"{len(PNG)} bytes, at most 50 are read"):
+        small.load(given(f"file://{folder}/a.png"))
+
+
+def test_a_program_may_name_its_own_files(
+    folder: Path, offline: MediaLoader, online: MediaLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    for source in (folder / "a.png", str(folder / "a.png"), "a.png", Path("deep/../outward.png")):
+        assert offline.load(given(source)).size == (6, 4)
+        with pytest.raises(BadRequest, match="where the server allows it"):
+            online.load(given(source))
+    with pytest.raises(BadRequest, match="no such image file"):
+        offline.load(given("missing.png"))
+
+
+def test_a_program_that_names_a_folder_stays_beneath_it(folder: Path) -> None:
+    loader = MediaLoader(MediaPolicy(allowed_local_media_path=str(folder), trusts_caller=True))
+
+    assert loader.load(given(folder / "a.png")).size == (6, 4)
+    with pytest.raises(BadRequest, match=NOT_THERE):
+        loader.load(given(folder.parent / "secret.png"))
+    loader.close()

@@ -1,0 +1,148 @@
+"""The sandbox of templates: what their authors count on, and that none of them runs away."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from cenote.errors import BadRequest
+from cenote.inputs import jinja_sandbox as subject
+from cenote.inputs.jinja_sandbox import run_template
+
+
+def run(template: str, num_chars: int = 0, **variables: Any) -> str:
+    return run_template(template, variables, name="chat", num_chars=num_chars)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i > 3 %}{% break %}{% endif %}{{ i }}"
+         "{% endfor %}", "023"),
+        ("{{ {'b': '<é>', 'a': [1]} | tojson }}", '{"b": "<é>", "a": [1]}'),
+        ("{{ {'b': 1, 'a': 'é'} | tojson(ensure_ascii=true, separators=(',', ':'), sort_keys=true) }}",
+         r'{"a":"\u00e9","b":1}'),
+        ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
+        ("a {% generation %}b{% set x = 1 %}{% endgeneration %} c{{ x }}", "a b c"),
+        ("{% for i in [1, 2] %}\n  {%- generation %} {{ i }}{{ loop.last }}{% endgeneration %}\n{% endfor %}",
+         " 1False 2True"),
+        ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
+        ("{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{{ twice('ab') * 2 }}", "abababab"),
+        ("{{ 2 ** 10 }} {{ 3 * 4 }} {{ '=' * 3 }} {{ [0] * 2 }} {{ 2 ** 0.5 > 1 }}", "1024 12 === [0, 0] True"),
+    ],
+)  # fmt: skip
+def test_a_template_has_what_its_author_counts_on(template: str, expected: str) -> None:
+    assert run(template) == expected
+
+
+def test_a_template_knows_the_date() -> None:
+    before, told, after = datetime.now(), run("{{ strftime_now('%Y-%m-%d %H') }}"), datetime.now()
+
+    assert told in (before.strftime("%Y-%m-%d %H"), after.strftime("%Y-%m-%d %H"))
+
+
+def test_a_template_may_refuse_its_input() -> None:
+    with pytest.raises(BadRequest, match="the chat template failed: roles must alternate") as caught:
+        run("{{ raise_exception('roles must alternate') }}")
+    assert caught.value.param == "chat_template"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "did not end in the time"),
+        ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}", "did not end"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion|did not end"),
+        ("{% for x in [[]] recursive %}{{ loop([[], []]) }}{% endfor %}", "recursion|did not end"),
+        ("{% for a in range(1000000000) %}{% endfor %}", "[Rr]ange too big"),
+        ("{% for a in range(90000) %}" + "x" * 1000 + "{% endfor %}", "8001000 characters or more; at most 8000000"),
+        ("{{ 'a' * 10 ** 9 }}", "1000000000 characters or more"),
+        ("{% set x = 10 ** 9 * [0] %}", "1000000000 characters or more"),
+        ("{{ 10 ** 10 ** 10 }}", "bits is too large"),
+        (
+            "{% set ns = namespace(x=9) %}{% for a in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+            "bits is too",
+        ),
+        ("{{ (" * 5000, "is not valid Jinja: .*recursion"),
+        ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, "is not valid Jinja"),
+        ("{% generation %}", "is not valid Jinja"),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_a_template_that_runs_away_is_stopped(template: str, words: str) -> None:
+    began = time.thread_time()
+
+    with pytest.raises(BadRequest, match=words):
+        run(template)
+
+    assert time.thread_time() - began < 2
+
+
+def test_the_clock_looks_at_the_work_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "BASE_SECONDS", 0.0)
+    template = "{% for i in range(1000) %}{% endfor %}done"
+
+    assert run(template, num_chars=5_000_000) == "done"
+    with pytest.raises(BadRequest, match="did not end"):
+        run(template, num_chars=0)
+
+
+def test_a_long_text_may_be_written_whole() -> None:
+    text = "x" * 9_000_000
+
+    assert run("{{ text }}", num_chars=len(text), text=text) == text
+    with pytest.raises(BadRequest, match="18000000 characters or more; at most 17000000"):
+        run("{{ text }}{{ text }}", num_chars=len(text), text=text)
+
+
+def test_templates_in_several_threads_have_each_their_own_time() -> None:
+    """One that is about to be stopped does not stop its neighbour."""
+    outcomes: list[str] = []
+
+    def runs_away() -> None:
+        with pytest.raises(BadRequest):
+            run("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+        outcomes.append("stopped")
+
+    def works() -> None:
+        outcomes.append(run("{% for a in range(20000) %}{% endfor %}fine", num_chars=10_000_000))
+
+    threads = [threading.Thread(target=target) for target in (runs_away, works)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+
+    assert sorted(outcomes) == ["fine", "stopped"]
+
+
+def test_an_error_is_no_copy_of_the_input() -> None:
+    with pytest.raises(BadRequest) as caught:
+        run("{{ raise_exception(text) }}", text="x" * 100_000)
+
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ x.__class__ }}",
+        "{{ '{0.__class__.__mro__}'.format(x) }}",
+        "{{ ('%s' | format(x.__class__)) }}",
+        "{{ x.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ strftime_now.__globals__ }}",
+        "{{ namespace.__init__ }}",
+    ],
+)
+def test_a_template_sees_no_insides(template: str) -> None:
+    try:
+        seen = run(template, x=[1])
+    except BadRequest as error:
+        assert "unsafe" in str(error)
+    else:
+        assert seen == ""

@@ -1,0 +1,162 @@
+"""The forms in which a prompt may be written, and the keywords of tokenisation."""
+
+from __future__ import annotations
+
+import logging
+from collections import UserDict
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cenote.errors import BadRequest
+from cenote.inputs.prompt_parsing import as_inputs, as_tokenization
+from cenote.protocol.input_types import Embeds, Pictured
+from cenote.protocol.requests import Tokenization
+
+
+@pytest.mark.parametrize(
+    ("prompts", "inputs"),
+    [
+        ("a text", ["a text"]),
+        ("", [""]),
+        ([5, 6], [[5, 6]]),
+        ((5, 6), [(5, 6)]),
+        (range(5, 7), [range(5, 7)]),
+        ([np.int64(5), np.int32(6)], [[5, 6]]),
+        (np.array([5, 6]), [[5, 6]]),
+        (np.array([[5, 6], [7, 8]]), [[5, 6], [7, 8]]),
+        (np.array(["a", "b"]), ["a", "b"]),
+        (["a", "b"], ["a", "b"]),
+        (("a", [5]), ["a", [5]]),
+        ([[5], [6, 7]], [[5], [6, 7]]),
+        ([[]], [[]]),
+        ((word for word in "ab"), ["a", "b"]),
+        ({"prompt": "a"}, ["a"]),
+        (UserDict(prompt="a"), ["a"]),
+        ({"prompt": "a", "multi_modal_data": None, "cache_salt": "x"}, ["a"]),
+        ({"prompt_token_ids": [5, 6]}, [[5, 6]]),
+        ({"prompt_token_ids": [5, 6], "prompt": "for the eye only"}, [[5, 6]]),
+        ([{"prompt": "a"}, {"prompt_token_ids": (5,)}, "b", [6]], ["a", (5,), "b", [6]]),
+    ],
+    ids=lambda value: "a generator" if isinstance(value, Generator) else str(value),
+)
+def test_every_form_of_prompt_is_understood(prompts: Any, inputs: list[Any]) -> None:
+    assert as_inputs(prompts) == inputs
+
+
+def test_embeddings_are_a_prompt() -> None:
+    rows = torch.zeros(3, 8)
+
+    (one,) = as_inputs({"prompt_embeds": rows})
+
+    assert isinstance(one, Embeds)
+    assert one.rows is rows
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        ([], "You must pass at least one prompt"),
+        ((), "You must pass at least one prompt"),
+        (np.array([]), "You must pass at least one prompt"),
+        (None, "Prompt should be a string, list of tokens, or dictionary, not NoneType"),
+        (5, "Prompt should be a string, list of tokens, or dictionary, not int"),
+        (["a", 5], "Prompt should be a string, list of tokens, or dictionary, not int"),
+        (["a", None], "Prompt should be a string, list of tokens, or dictionary, not NoneType"),
+        ([True], "Prompt should be a string, list of tokens, or dictionary, not bool"),
+        (np.array([0.5]), "Prompt should be a string, list of tokens, or dictionary, not float"),
+        (b"bytes", "Prompt should be a string, list of tokens, or dictionary, not int"),
+        ([np.array([0.5])], "Token prompt should be a list of integers"),
+        ([np.array([[5]])], "Token prompt should be a list of integers"),
+        ({"prompt_token_ids": "five"}, "Token prompt should be a list of integers"),
+        ({"prompt_token_ids": {5: 6}}, "Token prompt should be a list of integers"),
+        ({"prompt_token_ids": 5}, "Token prompt should be a list of integers"),
+        ({"prompt": 5}, "Prompt text should be a string"),
+        ({"prompt": None}, "Prompt text should be a string"),
+        ({}, "Prompt dictionary must contain text, tokens, or embeddings"),
+        ({"text": "a"}, "Prompt dictionary must contain text, tokens, or embeddings"),
+        ({"prompt_embeds": [[0.5]]}, r"prompt_embeds is a tensor \[tokens, hidden\], not list"),
+    ],
+    ids=str,
+)
+def test_what_is_no_prompt_is_refused_in_known_words(prompts: Any, words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        as_inputs(prompts)
+
+
+def test_images_come_beside_a_text_or_token_ids_one_or_several() -> None:
+    one, several, without = as_inputs(
+        [
+            {"prompt": "a", "multi_modal_data": {"image": "cat.png"}, "mm_processor_kwargs": {"max_pixels": 1}},
+            {
+                "prompt_token_ids": [1, 2],
+                "multi_modal_data": {"image": [b"x", "y"]},
+                "multi_modal_uuids": {"image": "z"},
+            },
+            {"prompt": "c", "multi_modal_data": {"image": []}, "cache_salt": "salt"},
+        ]
+    )
+
+    assert isinstance(one, Pictured) and isinstance(several, Pictured)
+    assert (one.prompt, one.options, without) == ("a", {"max_pixels": 1}, "c")
+    assert [(image.source, image.where) for image in one.images] == [("cat.png", "multi_modal_data.image")]
+    assert several.prompt == [1, 2]
+    assert [image.source for image in several.images] == [b"x", "y"]
+    assert [image.where for image in several.images] == ["multi_modal_data.image[0]", "multi_modal_data.image[1]"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"prompt": "a", "multi_modal_data": {"audio": b"x"}}, "it has 'audio'"),
+        ({"prompt": "a", "multi_modal_data": "cat.png"}, "it has str"),
+        ({"prompt": "a", "multi_modal_data": {"image": b"x"}, "mm_processor_kwargs": [1]}, "is a dictionary, not list"),
+        ({"multi_modal_data": {"image": b"x"}}, "must contain text, tokens, or embeddings"),
+        ({"prompt_embeds": torch.zeros(2, 4), "multi_modal_data": {"image": b"x"}}, "go without multi_modal_data"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_images_is_said(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        as_inputs(given)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "meaning"),
+    [
+        (None, Tokenization()),
+        ({}, Tokenization()),
+        ({"truncate_prompt_tokens": 7}, Tokenization(truncate_prompt_tokens=7)),
+        ({"truncate_prompt_tokens": -1}, Tokenization(truncate_prompt_tokens=-1)),
+        ({"truncate_prompt_tokens": None}, Tokenization()),
+        ({"truncation": True, "max_length": 7}, Tokenization(truncate_prompt_tokens=7)),
+        ({"truncation": "longest_first", "max_length": 7}, Tokenization(truncate_prompt_tokens=7)),
+        ({"truncation": True}, Tokenization(truncate_prompt_tokens=-1)),
+        ({"truncation": True, "max_length": 7, "truncate_prompt_tokens": 5}, Tokenization(truncate_prompt_tokens=5)),
+        ({"truncation": False, "max_length": 7}, Tokenization()),
+        ({"truncation": "do_not_truncate", "max_length": 7}, Tokenization()),
+        ({"max_length": 7}, Tokenization()),
+        ({"padding": "max_length", "max_length": 7}, Tokenization(pad_prompt_tokens=7)),
+        ({"padding": "max_length"}, Tokenization(pad_prompt_tokens=99)),
+        ({"pad_prompt_tokens": 7}, Tokenization(pad_prompt_tokens=7)),
+        ({"pad_prompt_tokens": -1}, Tokenization(pad_prompt_tokens=99)),
+        ({"padding": False, "max_length": 7}, Tokenization()),
+        ({"padding": "do_not_pad", "max_length": 7}, Tokenization()),
+        (
+            {"truncation_side": "left", "add_special_tokens": False, "do_lower_case": True},
+            Tokenization(truncation_side="left", add_special_tokens=False, do_lower_case=True),
+        ),
+    ],
+    ids=str,
+)
+def test_tokenization_keywords_mean_what_they_say(kwargs: dict[str, Any] | None, meaning: Tokenization) -> None:
+    assert as_tokenization(kwargs, max_model_len=99) == meaning
+
+
+def test_unknown_tokenization_keywords_are_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "cenote"):
+        assert as_tokenization({"return_tensors": "pt", "verbose": True}, max_model_len=99) == Tokenization()
+
+    assert "return_tensors, verbose" in caplog.text

@@ -1,0 +1,470 @@
+"""From inputs to token ids: every input by itself, with the texts of its errors."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cenote.errors import BadRequest, InputTooLong, PoolingError, Unsupported
+from cenote.inputs.limits import Limits
+from cenote.inputs.renderer import Renderer
+from cenote.inputs.tokenized_inputs import Rendered
+from cenote.inputs.tokenizer import Tokenizer
+from cenote.protocol.input_types import Embeds, Input, Pair
+from cenote.protocol.requests import Tokenization
+
+CLS, SEP, PAD, UNK = 101, 102, 0, 100
+LIMITS = Limits(16)
+LETTERS = [1037 + place for place in range(26)]  # the ids of a, b, c, ...
+
+
+def one(renderer: Renderer, item: Input, limits: Limits = LIMITS, prompt: str | None = None, **how: Any) -> Rendered:
+    (rendered,) = renderer.render([item], Tokenization(**how), limits, prompt)
+    if isinstance(rendered, PoolingError):
+        raise rendered
+    return rendered
+
+
+def ids(renderer: Renderer, item: Input, limits: Limits = LIMITS, **how: Any) -> list[int]:
+    return one(renderer, item, limits, **how).token_ids.tolist()
+
+
+def test_a_text_stands_between_special_tokens(renderer: Renderer) -> None:
+    rendered = one(renderer, "a b c")
+
+    assert rendered.token_ids.tolist() == [CLS, *LETTERS[:3], SEP]
+    assert rendered.num_input_tokens == 5
+    assert rendered.second_start == 5
+
+
+def test_special_tokens_can_be_left_out(renderer: Renderer) -> None:
+    assert ids(renderer, "a b c", add_special_tokens=False) == LETTERS[:3]
+    assert ids(renderer, Pair("a b", "c"), add_special_tokens=False) == LETTERS[:3]
+
+
+def test_token_ids_get_no_special_tokens(renderer: Renderer) -> None:
+    assert ids(renderer, [7, 8, 9]) == [7, 8, 9]
+    assert ids(renderer, np.array([7, 8, 9], dtype=np.uint16)) == [7, 8, 9]  # type: ignore[arg-type]
+    assert ids(renderer, range(7, 10)) == [7, 8, 9]
+
+
+def test_lower_case_is_done_before_tokenising(wordpiece: Tokenizer) -> None:
+    shouted = "ΑΒΓ"  # the normaliser would do it too: look at what reaches it
+    seen: list[str] = []
+
+    class Spy(Tokenizer):
+        def _encode(self, texts: Any) -> Any:
+            seen.extend(texts)
+            return super()._encode(texts)
+
+    for lower_case, asked in ((False, True), (True, None), (True, False), (False, None)):
+        spy = Spy(wordpiece.raw, lower_case=lower_case)
+        one(Renderer(spy, vocab_size=30522, hidden_size=384), shouted, do_lower_case=asked)
+
+    assert seen == ["αβγ", "αβγ", "ΑΒΓ", "ΑΒΓ"]
+
+
+# truncation
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({"truncate_prompt_tokens": 5}, [CLS, *LETTERS[:3], SEP]),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "right"}, [CLS, *LETTERS[:4]]),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "left"}, [*LETTERS[6:10], SEP]),
+        ({"truncate_prompt_tokens": 5, "add_special_tokens": False}, LETTERS[:5]),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "left", "add_special_tokens": False}, LETTERS[5:10]),
+        ({"truncate_prompt_tokens": 12}, [CLS, *LETTERS[:10], SEP]),
+        ({"truncate_prompt_tokens": 2}, [CLS, SEP]),
+        ({"truncate_prompt_tokens": 1}, [CLS]),
+        ({"truncate_prompt_tokens": -1}, [CLS, *LETTERS[:10], SEP]),
+    ],
+    ids=str,
+)
+def test_a_text_is_cut_as_asked(renderer: Renderer, how: dict[str, Any], expected: list[int]) -> None:
+    rendered = one(renderer, "a b c d e f g h i j", **how)
+
+    assert rendered.token_ids.tolist() == expected
+    assert rendered.num_input_tokens == (12 if how.get("add_special_tokens", True) else 10)
+
+
+def test_minus_one_cuts_to_the_length_of_the_model(renderer: Renderer) -> None:
+    rendered = one(renderer, "a " * 100, truncate_prompt_tokens=-1)
+
+    assert rendered.token_ids.tolist() == [CLS, *LETTERS[:1] * 14, SEP]
+    assert rendered.num_input_tokens == 102
+
+
+def test_the_tokenizers_own_side_keeps_special_tokens(wordpiece: Tokenizer) -> None:
+    from_the_left = Tokenizer(wordpiece.raw, truncation_side="left")
+    renderer = Renderer(from_the_left, vocab_size=30522, hidden_size=384)
+
+    assert ids(renderer, "a b c d e f", truncate_prompt_tokens=5) == [CLS, *LETTERS[3:6], SEP]
+    assert ids(renderer, [1, 2, 3, 4], truncate_prompt_tokens=2) == [3, 4]
+
+
+@pytest.mark.parametrize(("side", "expected"), [(None, [1, 2]), ("right", [1, 2]), ("left", [3, 4])])
+def test_token_ids_are_sliced(renderer: Renderer, side: Any, expected: list[int]) -> None:
+    rendered = one(renderer, [1, 2, 3, 4], truncate_prompt_tokens=2, truncation_side=side)
+
+    assert rendered.token_ids.tolist() == expected
+    assert rendered.num_input_tokens == 4
+
+
+@pytest.mark.parametrize("item", ["a b", [7, 8], Pair("a", "b")], ids=str)
+def test_cut_to_nothing_it_is_empty_and_refused(renderer: Renderer, item: Input) -> None:
+    with pytest.raises(BadRequest, match="The decoder prompt cannot be empty"):
+        one(renderer, item, truncate_prompt_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (
+            {"truncate_prompt_tokens": 17},
+            "truncate_prompt_tokens=17 cannot be greater than max_model_len - max_output_tokens = 16. "
+            "Please request a smaller truncation size.",
+        ),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens is -1 or a number of tokens, got -2"),
+        ({"truncate_prompt_tokens": "5"}, "truncate_prompt_tokens is -1 or a number of tokens, got '5'"),
+        ({"truncate_prompt_tokens": 5.0}, "truncate_prompt_tokens is -1 or a number of tokens, got 5.0"),
+        ({"truncate_prompt_tokens": True}, "truncate_prompt_tokens is -1 or a number of tokens, got True"),
+        ({"pad_prompt_tokens": "5"}, "pad_prompt_tokens is -1 or a number of tokens, got '5'"),
+        ({"truncation_side": "middle"}, "`truncation_side` must be either 'left' or 'right'."),
+    ],
+    ids=str,
+)
+def test_wrong_truncation_is_refused_for_every_input(renderer: Renderer, how: dict[str, Any], words: str) -> None:
+    rendered = renderer.render(["a", [7]], Tokenization(**how), LIMITS)
+
+    assert [type(item) for item in rendered] == [BadRequest, BadRequest]
+    assert {item.message for item in rendered if isinstance(item, BadRequest)} == {words}
+
+
+# padding comes before truncation, truncation before the check of the length
+
+
+def test_padding_fills_up_behind_the_special_tokens(renderer: Renderer) -> None:
+    assert ids(renderer, "a", pad_prompt_tokens=5) == [CLS, LETTERS[0], SEP, PAD, PAD]
+    assert ids(renderer, [7], pad_prompt_tokens=3) == [7, PAD, PAD]
+    assert ids(renderer, "a b c", pad_prompt_tokens=3) == [CLS, *LETTERS[:3], SEP]
+    assert len(ids(renderer, "a", pad_prompt_tokens=-1)) == 16
+
+
+def test_padding_of_a_pair_is_of_the_type_it_follows(renderer: Renderer) -> None:
+    rendered = one(renderer, Pair("a", "b"), pad_prompt_tokens=8)
+
+    assert rendered.token_ids.tolist() == [CLS, LETTERS[0], SEP, LETTERS[1], SEP, PAD, PAD, PAD]
+    assert rendered.second_start == 3
+
+
+def test_padding_is_cut_again(renderer: Renderer) -> None:
+    assert ids(renderer, "a", pad_prompt_tokens=5, truncate_prompt_tokens=4) == [CLS, LETTERS[0], SEP, PAD]
+    assert ids(renderer, [7], pad_prompt_tokens=10**12, truncate_prompt_tokens=2, truncation_side="left") == [PAD, PAD]
+
+
+def test_padding_beyond_the_model_is_too_long(renderer: Renderer) -> None:
+    with pytest.raises(InputTooLong, match="at least 17 input tokens"):
+        one(renderer, "a", pad_prompt_tokens=10**12)
+
+
+def test_padding_needs_a_padding_token(wordpiece: Tokenizer) -> None:
+    without = Renderer(Tokenizer(wordpiece.raw), vocab_size=30522, hidden_size=384)
+
+    with pytest.raises(Unsupported, match="no padding token"):
+        one(without, "a", pad_prompt_tokens=5)
+
+
+# lengths
+
+
+def test_an_input_of_exactly_the_models_length_fits(renderer: Renderer) -> None:
+    assert len(ids(renderer, "a " * 14)) == 16
+    assert len(ids(renderer, [7] * 16)) == 16
+
+
+@pytest.mark.parametrize(("length", "about"), [(17, "at least 17"), (18, "18"), (40, "40")])
+def test_an_input_too_long_is_refused_with_the_numbers(renderer: Renderer, length: int, about: str) -> None:
+    words = (
+        "This model's maximum context length is 16 tokens. However, you requested 0 output tokens and your prompt "
+        f"contains {about} input tokens, for a total of {about} tokens. Please reduce the length of the input prompt "
+        "or the number of requested output tokens. To cut long inputs instead, set truncate_prompt_tokens: -1 keeps "
+        f"as much as the model reads. (parameter=input_tokens, value={length})"
+    )
+
+    for item in ([7] * length, "a " * (length - 2), Pair("a", "b " * (length - 4))):
+        with pytest.raises(InputTooLong) as caught:
+            one(renderer, item)
+        assert str(caught.value) == words
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(renderer: Renderer) -> None:
+    with pytest.raises(InputTooLong) as caught:
+        one(renderer, "x" * 289)
+
+    assert str(caught.value) == (
+        "This model's maximum context length is 16 tokens. However, you requested 0 output tokens and your prompt "
+        "contains 289 characters (more than 288 characters, which is the upper bound for 16 input tokens). Please "
+        "reduce the length of the input prompt or the number of requested output tokens. To cut long inputs instead, "
+        "set truncate_prompt_tokens: -1 keeps as much as the model reads. (parameter=input_text, value=289)"
+    )
+
+
+def test_a_limit_of_another_name_is_named(renderer: Renderer) -> None:
+    limits = Limits(16, "max_embed_len")
+
+    with pytest.raises(InputTooLong, match=r"Input length 40 exceeds max_embed_len 16.*value=40"):
+        one(renderer, [7] * 40, limits)
+    with pytest.raises(InputTooLong, match="Input of 289 characters exceeds max_embed_len 16"):
+        one(renderer, "x" * 289, limits)
+
+
+def test_without_a_bound_any_length_is_read(renderer: Renderer) -> None:
+    free = Limits(16, bounded=False, chunked=True)
+
+    assert len(ids(renderer, "a " * 1000, free)) == 1002
+    assert len(ids(renderer, "a " * 1000, free, truncate_prompt_tokens=-1)) == 1002
+    assert len(ids(renderer, "a " * 1000, free, truncate_prompt_tokens=500)) == 500
+
+
+# texts so long that they are cut before they are tokenised
+
+
+def test_a_word_behind_millions_of_spaces_is_found(renderer: Renderer) -> None:
+    assert ids(renderer, " " * 3_000_000 + "a", truncate_prompt_tokens=-1) == [CLS, LETTERS[0], SEP]
+
+
+def test_behind_even_more_spaces_nobody_looks_any_more_and_the_answer_says_so(renderer: Renderer) -> None:
+    for text, side in ((" " * 5_000_000 + "a", "right"), ("a" + " " * 5_000_000, "left")):
+        (cut,) = renderer.render([text], Tokenization(truncate_prompt_tokens=-1, truncation_side=side), LIMITS)
+
+        assert isinstance(cut, Rendered) and cut.token_ids.tolist() == [CLS, SEP]
+        assert not cut.input_tokens_exact
+
+
+def test_millions_of_words_are_cut_without_reading_them_all(renderer: Renderer) -> None:
+    began = time.monotonic()
+
+    for side in (None, "left", "right"):
+        assert len(ids(renderer, "a b " * 2_000_000, truncate_prompt_tokens=-1, truncation_side=side)) == 16
+    assert len(ids(renderer, "中文" * 2_000_000, truncate_prompt_tokens=-1)) == 16
+
+    assert time.monotonic() - began < 5  # to tokenize one of them takes longer
+
+
+@pytest.mark.parametrize("side", [None, "left", "right"])
+@pytest.mark.parametrize("keep", [1, 3, 5, 16])
+def test_the_cut_before_tokenising_cannot_be_seen(renderer: Renderer, keep: int, side: Any) -> None:
+    long_word = "x" * 200  # unknown as a whole, known in parts
+    texts = [
+        f"a b {long_word} c d",
+        f"{long_word * 100} a b",
+        f"a b {long_word * 100}",
+        f"a {' ' * 5000} b {long_word} {' ' * 5000} c",
+        "unbelievable " * 3000,
+    ]
+    for text in texts:
+        whole = renderer.tokenizer.raw.encode(text).ids
+        if side is None:
+            expected = [*whole[:-1][: keep - 1], SEP] if keep > 1 else [CLS]
+        else:
+            expected = whole[:keep] if side == "right" else whole[-keep:]
+
+        assert ids(renderer, text, truncate_prompt_tokens=keep, truncation_side=side) == expected
+
+
+# token ids
+
+
+@pytest.mark.parametrize(
+    ("given", "worst"),
+    [
+        ([5, -1], "-1"),
+        ([30522], "30522"),
+        ([5, 2**40, 6], str(2**40)),
+        ([2**63], str(2**63)),
+        ([2**70], str(2**70)),
+        ([5, -(2**70)], str(-(2**70))),
+        ([2**63, -1], str(2**63)),
+    ],
+    ids=str,
+)
+def test_ids_out_of_the_vocabulary_are_named(renderer: Renderer, given: list[int], worst: str) -> None:
+    with pytest.raises(BadRequest, match=f"Token id {worst} is out of vocabulary: ids go from 0 to 30521"):
+        one(renderer, given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [0.5],
+        ["a"],
+        [[5], [6]],
+        [[5], [6, 7]],
+        [[5]],
+        [None],
+        [True, False],
+        [2**70, 0.5],
+        [5, "a"],
+        [5, True],
+        [5, 6.0],
+    ],
+    ids=str,
+)
+def test_what_are_no_ids_is_refused(renderer: Renderer, given: Any) -> None:
+    with pytest.raises(BadRequest, match="Token prompt should be a list of integers"):
+        one(renderer, given)
+    first, second, third = renderer.render([[7, 8], given, (9,)], Tokenization(), LIMITS)
+    assert isinstance(second, BadRequest)
+    assert [first.token_ids.tolist(), third.token_ids.tolist()] == [[7, 8], [9]]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("given", [[], (), np.array([], dtype=np.int64)], ids=repr)
+def test_no_ids_at_all_are_refused(renderer: Renderer, given: Any) -> None:
+    with pytest.raises(BadRequest, match="The decoder prompt cannot be empty"):
+        one(renderer, given)
+
+
+def test_an_empty_text_is_its_special_tokens(renderer: Renderer) -> None:
+    assert ids(renderer, "") == [CLS, SEP]
+
+
+def test_an_empty_text_without_special_tokens_is_refused(renderer: Renderer) -> None:
+    with pytest.raises(BadRequest, match="The decoder prompt cannot be empty"):
+        one(renderer, "  ", add_special_tokens=False)
+
+
+def test_a_tokenizer_larger_than_the_models_table_is_refused_by_input(wordpiece: Tokenizer) -> None:
+    small = Renderer(wordpiece, vocab_size=1038, hidden_size=384)
+
+    assert ids(small, "a") == [CLS, LETTERS[0], SEP]
+    with pytest.raises(BadRequest, match="Token id 1038 is out of vocabulary: the model's table ends at 1037"):
+        one(small, "a b")
+
+
+# embeddings
+
+
+def test_embeddings_need_the_option(renderer: Renderer) -> None:
+    with pytest.raises(Unsupported, match="You must set `--enable-prompt-embeds` to input `prompt_embeds`."):
+        one(renderer, Embeds(torch.zeros(3, 384)))
+
+
+def test_embeddings_must_have_the_models_width(wordpiece: Tokenizer) -> None:
+    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=384, prompt_embeds=True)
+
+    assert len(one(renderer, Embeds(torch.zeros(3, 384))).token_ids) == 3
+    for shape in ((3, 383), (384,), (1, 3, 384)):
+        with pytest.raises(BadRequest, match=r"this model reads \[tokens, 384\]"):
+            one(renderer, Embeds(torch.zeros(shape)))
+    with pytest.raises(InputTooLong, match="at least 17 input tokens"):
+        one(renderer, Embeds(torch.zeros(17, 384)))
+    with pytest.raises(BadRequest, match="cannot be empty"):
+        one(renderer, Embeds(torch.zeros(0, 384)))
+
+
+# prompts
+
+
+def test_a_prompt_is_put_before_texts_only(renderer: Renderer) -> None:
+    texts = renderer.render(["b", [7]], Tokenization(), LIMITS, prompt="a ")
+
+    assert [item.token_ids.tolist() for item in texts if isinstance(item, Rendered)] == [[CLS, *LETTERS[:2], SEP], [7]]
+
+
+def test_a_prompt_that_pooling_leaves_out_is_skipped_with_the_special_token_before_it(renderer: Renderer) -> None:
+    renderer.skip_prompt = True
+
+    assert one(renderer, "c", prompt="a b ").skip == 3
+    assert one(renderer, "c", prompt="a b ", add_special_tokens=False).skip == 2
+    assert one(renderer, "c").skip == 0
+    assert one(renderer, "c", prompt="a b ", truncate_prompt_tokens=2).skip == 1  # something must be left to pool
+
+
+# each input by itself
+
+
+def test_a_bad_text_among_good_ones_fails_alone(renderer: Renderer) -> None:
+    inputs: list[Input] = ["a", "\ud800", "b", "x" * 1000, [7], [-7], "c", Pair("a", "\udfff"), Pair("a", "b")]
+
+    rendered = renderer.render(inputs, Tokenization(), LIMITS)
+
+    assert [isinstance(item, BadRequest) for item in rendered] == [
+        False, True, False, True, False, True, False, True, False,
+    ]  # fmt: skip
+    assert [item.token_ids.tolist() for item in rendered if isinstance(item, Rendered)][:2] == [
+        [CLS, LETTERS[0], SEP],
+        [CLS, LETTERS[1], SEP],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [("\ud800", 0), ("ab\udfff", 2), ("a\ud83d b", 1), ("\U0001f600\udc00", 1)], ids=ascii
+)
+def test_half_a_character_is_refused_with_its_place(renderer: Renderer, text: str, place: int) -> None:
+    with pytest.raises(BadRequest, match=rf"not valid Unicode: a lone surrogate '\\u[0-9a-f]+' at character {place}"):
+        one(renderer, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\0", "a\0b", "\U0001f600", "👩‍👩‍👧", "e\u0301", "\u0301", "\u202eabc", "\ufeff", "\ufffd", "\uffff", "\x7f", "ﷺ"],
+    ids=ascii,
+)
+def test_odd_text_reads_as_the_library_reads_it(renderer: Renderer, text: str) -> None:
+    assert ids(renderer, text) == renderer.tokenizer.raw.encode(text).ids
+
+
+def test_the_same_text_many_times_is_tokenised_once(wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=384)
+    seen: list[str] = []
+    encode = wordpiece.encode
+    monkeypatch.setattr(wordpiece, "encode", lambda texts, **how: seen.extend(texts) or encode(texts, **how))
+
+    rendered = renderer.render(["a", "b", "a", Pair("a", "b")], Tokenization(), LIMITS)
+
+    assert sorted(seen) == ["a", "b"]
+    assert all(isinstance(item, Rendered) for item in rendered)
+
+
+# tokens for their own sake
+
+
+def test_a_text_of_any_length_is_tokenised(renderer: Renderer) -> None:
+    assert renderer.tokenize("a b") == [CLS, *LETTERS[:2], SEP]
+    assert renderer.tokenize("a b", add_special_tokens=False) == LETTERS[:2]
+    assert renderer.tokenize("a " * 5000, add_special_tokens=False) == LETTERS[:1] * 5000
+    assert renderer.tokenize("", add_special_tokens=False) == []
+    assert renderer.tokenize(Pair("a", "b")) == [CLS, LETTERS[0], SEP, LETTERS[1], SEP]
+    assert renderer.tokenize([7, 8]) == [7, 8]
+
+
+def test_what_is_no_text_is_not_tokenised(renderer: Renderer) -> None:
+    with pytest.raises(BadRequest, match="lone surrogate"):
+        renderer.tokenize("\ud800")
+    with pytest.raises(BadRequest, match="Token id 30522 is out of vocabulary"):
+        renderer.tokenize([30522])
+
+
+# how long an input was
+
+
+@pytest.mark.parametrize("item", ["a " * 100_000, Pair("a", "b " * 100_000)], ids=["text", "pair"])
+def test_a_huge_input_that_is_cut_tells_that_it_was_not_counted_to_its_end(renderer: Renderer, item: Input) -> None:
+    cut = one(renderer, item, truncate_prompt_tokens=-1)
+
+    assert not cut.input_tokens_exact
+    assert LIMITS.max_tokens < cut.num_input_tokens < 100_000
+
+
+@pytest.mark.parametrize("item", ["a " * 100, Pair("a", "b " * 100), [7] * 100], ids=["text", "pair", "ids"])
+def test_an_input_that_is_read_and_then_cut_was_counted(renderer: Renderer, item: Input) -> None:
+    cut = one(renderer, item, truncate_prompt_tokens=-1)
+
+    assert cut.input_tokens_exact
+    assert cut.num_input_tokens >= 100

@@ -1,0 +1,290 @@
+"""Our own reading of BERT's tokenizers, next to the library's: every id must be the same."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, Whitespace
+
+from cenote.errors import BadRequest
+from cenote.inputs import wordpiece as subject
+from cenote.inputs.tokenizer import Tokenizer
+from tests.inputs.conftest import NAMES
+
+native = pytest.mark.skipif(subject._library() is None, reason="the code was not compiled here")
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+PIECES = (
+    "[UNK] [CLS] [SEP] [MASK] the The cafe café caf ##e ##é ##ing un ##believ ##able abcdefghijkl ##mnopqrstuvwxyz "
+    "中 ##中 日 が か ㄱ ᄀ ##ᅡ 👍 ß ss ##ς ##σ i ! , . ' - [ ] ## # « ё е ##Й A B É ##B 0 ##0 ##00"
+)
+WORDS = PIECES.split(" ")
+VOCABULARY = {token: row for row, token in enumerate(dict.fromkeys([*WORDS, *LETTERS, *(f"##{x}" for x in LETTERS)]))}
+
+# white space, controls, letters that change length in lower case, marks in and out of order, scripts, odd code points
+UNICODE = (
+    "\t\n\r\v\f\x1c\x7f\x85\xa0\xad\u1680\u180e\u2000\u200b\u200d\u2028\u2029\u202f\u2060\u3000\ufeff\ufffc\ufffd"
+    "ÀÉÎõüñçßẞøŁıİŉǅȺΣσςΆЁёЙйѝԱ\u0300\u0301\u0302\u0307\u0308\u0323\u0327\u0345\u064b\u0670\u05b0\u093c\u094d"
+    "\u1b44\ua953\u302e\u20dd\U0001d165\U0001d15e\u0ddd\u0bcaᾭΐǖ"
+    "中文𠀀豈丽がガﾊﾟ한국각\u1100\u1161\u11a8ไทยहिन्दीعربيעברית«»„“’…—–・、。！？€£¥©®™²½№①Ⅷﬁ"
+    "👍👩🏽🇩🇪❤\ufe0f\ue000\U000e0001\U0010ffff\u0378\x00"
+)
+
+
+def tokenizer(
+    vocabulary: dict[str, int] = VOCABULARY, *, added: Sequence[AddedToken] = (), model: Any = None, **options: Any
+) -> tokenizers.Tokenizer:
+    raw = tokenizers.Tokenizer(WordPiece(vocabulary, **({"unk_token": "[UNK]"} | (model or {}))))
+    raw.normalizer = BertNormalizer(**options)
+    raw.pre_tokenizer = BertPreTokenizer()
+    raw.add_special_tokens([token for token in ("[CLS]", "[SEP]", "[MASK]") if token in vocabulary])
+    raw.add_tokens(list(added))
+    return raw
+
+
+def texts(seed: int, count: int) -> list[str]:
+    """Of every kind: words with pieces in between, ASCII of any sort, letters and marks of many scripts."""
+    dice = random.Random(seed)
+    kinds = (
+        lambda: dice.choice(WORDS).replace("##", ""),
+        lambda: dice.choice((" ", " ", "  ", "\n", "", "")),
+        lambda: chr(dice.randrange(128)),
+        lambda: dice.choice(UNICODE),
+        lambda: dice.choice(LETTERS) * dice.choice((1, 2, 3, 3, 99, 100, 101)),
+    )
+    mixtures = [(6, 6, 0, 0, 1), (6, 6, 1, 1, 0), (0, 1, 9, 0, 0), (1, 1, 0, 9, 0)]
+    return [
+        "".join(kind() for kind in dice.choices(kinds, dice.choice(mixtures), k=dice.randrange(25)))
+        for _ in range(count)
+    ]
+
+
+def by_library(raw: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    return [encoding.ids for encoding in raw.encode_batch(texts, add_special_tokens=False)]
+
+
+def by_us(raw: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    return [ids.tolist() for ids in Tokenizer(raw).encode(texts)]
+
+
+def left(raw: tokenizers.Tokenizer, texts: Sequence[str]) -> list[str]:
+    """Those that we leave to the library."""
+    ours = subject.word_piece(raw)
+    assert ours is not None
+    return [texts[row] for row in ours.encode(texts).left]
+
+
+OPTIONS = [
+    {"clean_text": clean, "handle_chinese_chars": chinese, "strip_accents": strip, "lowercase": lower}
+    for clean, chinese, strip, lower in product((True, False), (True, False), (None, True, False), (True, False))
+]
+
+
+@native
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(str(value) for value in options.values()))
+def test_every_option_reads_as_in_the_library(options: dict[str, Any]) -> None:
+    raw, sample = tokenizer(**options), texts(seed=OPTIONS.index(options), count=150)
+
+    assert by_us(raw, sample) == by_library(raw, sample)
+
+
+@native
+def test_a_real_vocabulary_reads_as_in_the_library(wordpiece: Tokenizer) -> None:
+    sample = [text for seed in range(4) for text in texts(100 + seed, 200)]
+
+    assert [ids.tolist() for ids in wordpiece.encode(sample)] == by_library(wordpiece.raw, sample)
+
+
+@native
+@pytest.mark.parametrize(
+    ("vocabulary", "model"),
+    [
+        ({"<unknown>": 7, "a": 9, "b": 2, "##a": 0}, {"unk_token": "<unknown>"}),
+        ({"[UNK]": 0, "a": 1, "xa": 2, "xx": 3, "xxa": 4, "b": 5, "x": 6}, {"continuing_subword_prefix": "x"}),
+        ({"[UNK]": 0, "a": 1, "ab": 2, "b": 3, "bc": 4, "c": 5}, {"continuing_subword_prefix": ""}),
+        (VOCABULARY, {"max_input_chars_per_word": 3}),
+        (VOCABULARY, {"max_input_chars_per_word": 0}),
+        (VOCABULARY, {"max_input_chars_per_word": 10**9}),
+        ({"[UNK]": 0}, {}),
+        ({"[UNK]": 0, "": 1, "##": 2, "a": 3}, {}),
+    ],
+    ids=["unknown", "prefix", "no prefix", "short words", "no words", "any words", "nothing else", "empty pieces"],
+)
+def test_every_kind_of_vocabulary_reads_as_in_the_library(vocabulary: dict[str, int], model: dict[str, Any]) -> None:
+    raw = tokenizer(vocabulary, model=model)
+    words = ["", "a", "aa", "ab", "ba", "abc", "abca", "xa", "axa", "axxa", "xxa", "bcx", "a" * 500, "é", "éé", "日中"]
+    sample = [*words, " ".join(words), *texts(seed=8, count=100)]
+
+    assert by_us(raw, sample) == by_library(raw, sample)
+
+
+@native
+def test_long_words_that_begin_alike_are_told_apart() -> None:
+    words = [f"{start}{number:04}" for start in ("internationalisation", "lastingly") for number in range(1500)]
+    raw = tokenizer({"[UNK]": 0} | {word: row for row, word in enumerate(words[::30], start=1)})
+
+    assert by_us(raw, words) == by_library(raw, words)
+
+
+ADDED = [
+    AddedToken("[Q] ", normalized=True),
+    AddedToken("New York", normalized=True, single_word=True),
+    AddedToken("<x>", normalized=False, lstrip=True, rstrip=True),
+    AddedToken("Ünï", normalized=True),
+    AddedToken("日中", normalized=False),
+]
+HOLD_ADDED = ["a [SEP] b", "[MASK]", "the[CLS]the", "[q] a", "[Q]\ta", "in new york.", "in NEW YORKERS", "a <x> b"]
+HOLD_ADDED += ["üni", "unix", "UN\u0308I", "a日中a", "new\nyork"]
+HOLD_NONE = [
+    "[SEP",
+    "SEP]",
+    "[sep]",
+    "[ SEP ]",
+    "[]",
+    "new  york",
+    "newyork",
+    "< x >",
+    "<X>",
+    "u ni",
+    "中日",
+    "[q]",
+    "",
+]
+
+
+@native
+def test_a_text_that_holds_an_added_token_is_the_librarys(wordpiece: Tokenizer) -> None:
+    raw, sample = tokenizer(added=ADDED, lowercase=True), [*HOLD_ADDED, *HOLD_NONE]
+
+    assert left(raw, sample) == HOLD_ADDED
+    assert by_us(raw, sample) == by_library(raw, sample)
+    assert left(wordpiece.raw, sample) == HOLD_ADDED[:3]
+
+
+@native
+def test_only_marks_whose_order_is_not_certain_are_the_librarys() -> None:
+    certain = [
+        "cafe\u0301",
+        "x\u0323\u0307",
+        "हिन्दी",
+        "한국어",
+        "日本語です",
+        "👩\u200d👧",
+        "naïve Ünïcödé",
+        "\x00\ufffd",
+        "\u3000",
+    ]
+    uncertain = ["\u1b44", "a\U0001d165b", "\U0001d15e"]  # kept, and sorted among their like
+
+    assert left(tokenizer(lowercase=True), certain + uncertain) == uncertain
+    assert left(tokenizer(lowercase=False), certain + uncertain) == []  # nothing is taken apart
+
+
+@native
+def test_texts_keep_their_place_among_those_of_the_library(wordpiece: Tokenizer) -> None:
+    for sample in (
+        ["[SEP]", "a b", "", "[MASK] c", "[MASK]", "d", "[SEP] e f"],
+        ["[SEP]"],
+        ["[SEP]", ""],
+        ["", "a"],
+        [],
+    ):
+        ids, offsets = wordpiece.encode_flat(sample)
+
+        expected = by_library(wordpiece.raw, sample)
+        assert ids.tolist() == [token for text in expected for token in text]
+        assert offsets.tolist() == [sum(map(len, expected[:row])) for row in range(len(sample) + 1)]
+        assert (ids.dtype, offsets.dtype) == ("int32", "int64")
+
+
+@native
+def test_texts_of_any_length_are_read(wordpiece: Tokenizer) -> None:
+    sample = ["a b" * 20_000, "é" * 50_000, "", "日本" * 10_000, "x" * 150_000]
+
+    assert [ids.tolist() for ids in wordpiece.encode(sample)] == by_library(wordpiece.raw, sample)
+
+
+@native
+def test_many_threads_may_read_at_once_even_letters_that_are_new() -> None:
+    raw, sample = tokenizer(lowercase=True), texts(seed=9, count=60)
+    ours, answers = Tokenizer(raw), list[list[list[int]]]()
+
+    def read() -> None:
+        answers.extend([ids.tolist() for ids in ours.encode(sample)] for _ in range(5))
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert answers == [by_library(raw, sample)] * 20
+
+
+@native
+def test_a_tokenizer_may_go_while_its_ids_stay() -> None:
+    raw = tokenizer(lowercase=True)
+    (ids,) = Tokenizer(raw).encode(["the cafe"])
+
+    assert ids.tolist() == [VOCABULARY["the"], VOCABULARY["cafe"]]
+
+
+def test_half_a_surrogate_pair_is_refused_wherever_it_is(wordpiece: Tokenizer) -> None:
+    with pytest.raises(BadRequest, match="a lone surrogate '.ud800' at character 2"):
+        wordpiece.encode(["a", "a \ud800 b"])
+
+
+def test_lower_case_is_made_before(wordpiece: Tokenizer) -> None:
+    raw = tokenizer(lowercase=False)
+    sample = ["The CAFE", "ΑΣ ΑΣΑ İ", "[SEP] The"]
+
+    lowered = by_library(raw, [text.lower() for text in sample])
+    assert [ids.tolist() for ids in Tokenizer(raw).encode(sample, lower_case=True)] == lowered
+    assert [ids.tolist() for ids in Tokenizer(raw, lower_case=True).encode(sample)] == lowered
+    assert by_us(raw, sample) == by_library(raw, sample) != lowered
+
+
+# where it is not ours to read
+
+
+def test_without_the_compiled_code_the_library_reads_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, sample = tokenizer(lowercase=True), [*texts(seed=7, count=50), "", "[SEP]"]
+    monkeypatch.setattr(subject, "_library", lambda: None)
+
+    assert subject.word_piece(raw) is None
+    assert by_us(raw, sample) == by_library(raw, sample)
+    assert Tokenizer(raw).encode_flat([]).offsets.tolist() == [0]
+
+
+def test_code_that_cannot_be_loaded_is_done_without(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "_word_piece.abi3.so").write_bytes(b"for another machine")
+    monkeypatch.setattr(subject, "__file__", str(tmp_path / "word_piece.py"))
+
+    assert subject._library.__wrapped__() is None
+
+
+def test_other_kinds_of_tokenizers_are_the_librarys(raw: tokenizers.Tokenizer, request: pytest.FixtureRequest) -> None:
+    assert (subject.word_piece(raw) is not None) == (
+        request.node.callspec.params["raw"] == NAMES[0] and subject._library() is not None
+    )
+
+
+def test_what_the_library_would_do_besides_is_left_to_it() -> None:
+    plain, cutting, padding, split = (tokenizer() for _ in range(4))
+    cutting.enable_truncation(2)
+    padding.enable_padding()
+    split.pre_tokenizer = Whitespace()
+    nameless = tokenizer({"a": 0}, model={"unk_token": "?"})
+    gone = tokenizer(added=[AddedToken("\x01", normalized=True)])  # nothing of it is left to look for
+
+    assert (subject.word_piece(plain) is None) == (subject._library() is None)
+    assert [subject.word_piece(raw) for raw in (cutting, padding, split, nameless, gone)] == [None] * 5

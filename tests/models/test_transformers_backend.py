@@ -1,0 +1,157 @@
+"""Architectures that only the Transformers library knows run through it, padded."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch.testing import assert_close
+
+from cenote import LLM, LoadError
+from cenote.loading import transformers_backend
+from tests.tiny import (
+    BERT_TOKENS,
+    ENCODER,
+    TEXTS,
+    randomize,
+    save_tiny,
+    save_tokenizer,
+    tiny_bert,
+    tiny_bert_classifier,
+)
+
+# an encoder and a decoder that no family of ours describes
+UNKNOWN = {
+    "encoder": ("RoFormerModel", ENCODER | {"pad_token_id": 0, "embedding_size": 32}, "CLS"),
+    "decoder": (
+        "BloomModel",
+        {"vocab_size": 160, "hidden_size": 32, "n_layer": 2, "n_head": 4, "seq_length": 64},
+        "CLS",
+    ),
+}
+
+
+def save(folder: Path, name: str, config: dict[str, object]) -> transformers.PreTrainedModel:
+    made = getattr(transformers, name)
+    model = made(made.config_class(**config)).eval().requires_grad_(False)
+    randomize(model)
+    model.save_pretrained(folder)
+    save_tokenizer(folder, BERT_TOKENS)
+    return model
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_an_unknown_model_embeds_as_the_library_does(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, config, _ = UNKNOWN[kind]
+    reference = save(tmp_path, name, config)
+
+    with caplog.at_level(logging.WARNING), LLM(str(tmp_path), dtype="float32", max_model_len=64) as llm:
+        outputs = llm.encode(TEXTS, pooling_task="token_embed", use_tqdm=False)
+
+    assert "is run by the Transformers library: its inputs are padded" in caplog.text
+    for output in outputs:
+        with torch.inference_mode():
+            alone = reference(input_ids=torch.tensor([output.prompt_token_ids])).last_hidden_state[0]
+        assert_close(output.outputs.data, torch.nn.functional.normalize(alone, dim=-1), atol=1e-4, rtol=0)
+
+
+def test_an_unknown_classifier_classifies_and_scores(tmp_path: Path) -> None:
+    config = ENCODER | {"pad_token_id": 0, "embedding_size": 32, "num_labels": 1}
+    reference = save(tmp_path, "RoFormerForSequenceClassification", config)
+
+    with LLM(str(tmp_path), dtype="float32", max_model_len=64) as llm:
+        assert llm.supported_tasks == ("classify",)
+        outputs = llm.score("the cat", ["a dog", "the old river in berlin"], use_tqdm=False)
+
+    for output in outputs:
+        ids = torch.tensor([output.prompt_token_ids])
+        types = torch.tensor([[0] * 4 + [1] * (ids.shape[1] - 4)])
+        with torch.inference_mode():
+            logit = reference(input_ids=ids, token_type_ids=types).logits[0]
+        assert_close(torch.tensor([output.outputs.score]), logit.sigmoid(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("pad", [0, 5, 159])
+def test_a_decoder_that_classifies_says_in_company_what_it_says_alone(pad: int, tmp_path: Path) -> None:
+    """The library's own way past padding depends on what the padding is."""
+    sizes = {"num_hidden_layers": 2, "intermediate_size": 48, "num_attention_heads": 4, "max_position_embeddings": 64}
+    config = {"vocab_size": 160, "hidden_size": 32, "pad_token_id": pad, "num_labels": 3} | sizes
+    reference = save(tmp_path, "GPTNeoXForSequenceClassification", config)
+
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        outputs = llm.classify(TEXTS, use_tqdm=False)
+
+    for output in outputs:
+        with torch.inference_mode():
+            logits = reference(input_ids=torch.tensor([output.prompt_token_ids])).logits[0]
+        assert_close(output.outputs.data, logits.softmax(-1), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["Qwen3Model", "GPT2Model", "Gemma3TextModel"])
+def test_the_library_pools_as_we_do(name: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path, name)
+
+    with (
+        LLM(str(tmp_path), dtype="float32") as ours,
+        LLM(str(tmp_path), dtype="float32", model_impl="transformers") as theirs,
+    ):
+        for one, other in zip(ours.embed(TEXTS, use_tqdm=False), theirs.embed(TEXTS, use_tqdm=False), strict=True):
+            assert_close(one.outputs.data, other.outputs.data, atol=1e-4, rtol=0)
+
+
+def test_the_library_runs_the_encoder_of_two_halves(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "T5EncoderModel")
+    how = {"dtype": "float32", "pooler_config": {"pooling_type": "MEAN"}}
+
+    with LLM(str(tmp_path), **how) as ours, LLM(str(tmp_path), **how, model_impl="transformers") as theirs:
+        for one, other in zip(ours.embed(TEXTS, use_tqdm=False), theirs.embed(TEXTS, use_tqdm=False), strict=True):
+            assert_close(one.outputs.data, other.outputs.data, atol=1e-4, rtol=0)
+
+
+def test_an_unknown_tagger_classifies_tokens(tmp_path: Path) -> None:
+    config = ENCODER | {"pad_token_id": 0, "embedding_size": 32, "num_labels": 5}
+    reference = save(tmp_path, "RoFormerForTokenClassification", config)
+
+    with LLM(str(tmp_path), dtype="float32", max_model_len=64) as llm:
+        outputs = llm.encode(TEXTS, pooling_task="token_classify", use_tqdm=False)
+
+    for output in outputs:
+        with torch.inference_mode():
+            rows = reference(input_ids=torch.tensor([output.prompt_token_ids])).logits[0]
+        assert_close(output.outputs.data, rows.softmax(-1), atol=1e-4, rtol=0)
+
+
+def test_a_known_model_can_be_run_by_the_library_and_says_the_same(tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+
+    with (
+        LLM(str(tmp_path), dtype="float32") as ours,
+        LLM(str(tmp_path), dtype="float32", model_impl="transformers") as theirs,
+    ):
+        for one, other in zip(ours.embed(TEXTS, use_tqdm=False), theirs.embed(TEXTS, use_tqdm=False), strict=True):
+            assert_close(one.outputs.data, other.outputs.data, atol=1e-4, rtol=0)
+
+
+def test_without_the_library_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, config, _ = UNKNOWN["encoder"]
+    save(tmp_path, name, config)
+    monkeypatch.setattr(transformers_backend, "find_spec", lambda module: None)
+
+    with pytest.raises(LoadError, match=r"may run it: pip install 'cenote\[transformers\]'"):
+        LLM(str(tmp_path))
+    with pytest.raises(LoadError, match="no architecture of"):
+        LLM(str(tmp_path), model_impl="cenote")
+
+
+def test_the_library_makes_no_classifier_of_what_is_none(tmp_path: Path) -> None:
+    tiny_bert_classifier(tmp_path / "classifier")
+    name, config, _ = UNKNOWN["decoder"]
+    save(tmp_path, name, config)
+
+    with pytest.raises(LoadError, match="which cannot make a classifier of it"):
+        LLM(str(tmp_path), convert="classify")

@@ -1,0 +1,64 @@
+"""What plugins return, as values that can be sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cenote.plugins.json_values import plain
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Answer:
+    colour: Colour
+    scores: Any
+
+
+class Model:
+    """As pydantic's models unwrap themselves."""
+
+    def model_dump(self) -> dict[str, Any]:
+        return {"answer": Answer(Colour.RED, np.float32(0.5)), "day": date(2026, 1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({"a": [1, 2.5, "x", None, True]}, {"a": [1, 2.5, "x", None, True]}),
+        ((1, {2: "two"}), [1, {"2": "two"}]),
+        (torch.tensor([[1.5, 2.0]], dtype=torch.bfloat16), [[1.5, 2.0]]),
+        (np.arange(3), [0, 1, 2]),
+        (b"\xff\x00", "/wA="),
+        (Model(), {"answer": {"colour": "red", "scores": 0.5}, "day": "2026-01-02"}),
+        (frozenset([7]), [7]),
+    ],
+    ids=str,
+)
+def test_what_has_a_plain_form_gets_it(given: Any, sent: Any) -> None:
+    assert plain(given) == sent
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (object(), "object, which has no JSON form"),
+        ({(1, 2): 3}, "a key that is a tuple"),
+        ([2**64], "more than 64 bits"),
+        ("\ud800", "surrogates not allowed"),
+        (Answer, "type, which has no JSON form"),
+    ],
+    ids=str,
+)
+def test_what_has_none_is_refused(given: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        plain(given)

@@ -1,0 +1,127 @@
+"""What callers say about an answer, and how errors read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import cenote
+from cenote.errors import (
+    BadRequest,
+    EngineStopped,
+    InputTooLong,
+    LoadError,
+    NumericalError,
+    Overloaded,
+    PoolingError,
+    UnknownModel,
+    Unsupported,
+)
+from cenote.protocol.requests import PoolingParams, PoolRequest, ScoreRequest
+from cenote.utils.registry import Registry
+
+
+def test_both_spellings_of_the_activation_mean_the_same() -> None:
+    assert PoolingParams(normalize=False) == PoolingParams(use_activation=False)
+    assert PoolingParams(normalize=True, use_activation=True).use_activation is True
+    assert PoolingParams().use_activation is None
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_spellings_that_differ_are_refused(old: bool) -> None:
+    with pytest.raises(BadRequest, match="`normalize` is the older name of `use_activation`") as caught:
+        PoolingParams(normalize=old, use_activation=not old)
+    assert caught.value.param == "normalize"
+
+
+def test_a_task_that_was_split_is_refused_with_both_successors() -> None:
+    with pytest.raises(BadRequest, match="use `token_embed` or `token_classify` instead") as caught:
+        PoolingParams(task="encode")
+    assert caught.value.param == "task"
+
+
+def test_a_clone_shares_nothing() -> None:
+    params = PoolingParams(returned_token_ids=[1, 2], extra_kwargs={"deep": {"er": 1}})
+
+    clone = params.clone()
+    clone.returned_token_ids.append(3)  # type: ignore[union-attr]
+    clone.extra_kwargs["deep"]["er"] = 2  # type: ignore[index]
+
+    assert params.returned_token_ids == [1, 2]
+    assert params.extra_kwargs == {"deep": {"er": 1}}
+
+
+def test_parameters_are_named_so_that_a_typo_is_an_error() -> None:
+    with pytest.raises(TypeError, match="dimension"):
+        PoolingParams(dimension=5)  # type: ignore[call-arg]
+
+
+def test_requests_cannot_be_changed_under_way() -> None:
+    for request in (PoolRequest(task="embed", inputs=["a"]), ScoreRequest(queries=["a"], documents=["b"])):
+        with pytest.raises(AttributeError):
+            request.params = None  # type: ignore[misc]
+
+
+# errors
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "also"),
+    [
+        (PoolingError, 500, Exception),
+        (BadRequest, 400, ValueError),
+        (InputTooLong, 400, BadRequest),
+        (Unsupported, 400, BadRequest),
+        (UnknownModel, 404, LookupError),
+        (Overloaded, 429, PoolingError),
+        (NumericalError, 500, PoolingError),
+        (EngineStopped, 503, PoolingError),
+        (LoadError, 500, ValueError),
+    ],
+)
+def test_an_error_knows_its_status_and_its_kin(error: type[PoolingError], status: int, also: type) -> None:
+    assert error.status == status
+    assert issubclass(error, PoolingError)
+    assert issubclass(error, also)
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({}, "no"),
+        ({"param": "input"}, "no (parameter=input)"),
+        ({"param": "input", "value": 5}, "no (parameter=input, value=5)"),
+        ({"param": "input", "value": 0}, "no (parameter=input, value=0)"),
+    ],
+    ids=str,
+)
+def test_an_error_tells_the_parameter_and_its_value(more: dict[str, Any], text: str) -> None:
+    error = BadRequest("no", **more)
+
+    assert str(error) == text
+    assert error.message == "no"
+
+
+# names
+
+
+def test_a_registry_explains_itself() -> None:
+    shapes: Registry[str] = Registry("shape")
+    shapes.register("round")("a ball")
+    shapes.register("flat")("a disc")
+
+    assert shapes["round"] == "a ball"
+    assert "flat" in shapes
+    assert list(shapes) == ["round", "flat"]
+    with pytest.raises(LookupError, match="no shape is called 'square'; there are: flat, round"):
+        shapes["square"]
+    with pytest.raises(ValueError, match="two things are called shape 'flat'"):
+        shapes.register("flat")("a sheet")
+
+
+def test_the_public_names_are_there() -> None:
+    for name in cenote.__all__:
+        assert getattr(cenote, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'LLMs'"):
+        cenote.LLMs  # noqa: B018

@@ -1,0 +1,84 @@
+"""Adapters in a server as people start it: two processes that speak HTTP, and OpenAI's client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from cenote import LLM, LoRARequest
+from tests.models.test_lora import BERT_TARGETS, save_adapter
+from tests.serving.server_process import PATIENCE_S, Served
+from tests.tiny import TEXTS, tiny_bert
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and two adapters beside it."""
+    folder = tmp_path_factory.mktemp("adapters")
+    plain = tiny_bert(folder / "model")
+    for seed, name in enumerate(("first", "late")):
+        save_adapter(folder / name, plain, BERT_TARGETS, seed=seed)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[Served]:
+    flags = ("--dtype", "float32", "--served-model-name", "tiny", "--lora-modules", f"first={folder / 'first'}")
+    server = Served(
+        str(folder / "model"), *flags, "--api-server-count", "2", VLLM_ALLOW_RUNTIME_LORA_UPDATING="1"
+    ).ready()
+    yield server
+    assert server.stop() == 0
+
+
+def vectors(served: Served, model: str) -> np.ndarray[Any, Any]:
+    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+        answer = client.embeddings.create(model=model, input=TEXTS)
+    assert answer.model == "tiny"
+    return np.array([item.embedding for item in answer.data])
+
+
+def expected(folder: Path, name: str | None) -> np.ndarray[Any, Any]:
+    with LLM(str(folder / "model"), dtype="float32", device="cpu", enable_lora=True) as llm:
+        adapter = LoRARequest(name, 1, str(folder / name)) if name else None
+        return np.array([each.outputs.embedding for each in llm.embed(TEXTS, lora_request=adapter, use_tqdm=False)])
+
+
+def test_openai_s_client_chooses_an_adapter_as_its_model(served: Served, folder: Path) -> None:
+    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", timeout=PATIENCE_S) as client:
+        assert [(card.id, card.parent) for card in client.models.list()] == [  # type: ignore[attr-defined]
+            ("tiny", None),
+            ("first", "tiny"),
+        ]
+    np.testing.assert_allclose(vectors(served, "tiny"), expected(folder, None), atol=1e-5)
+    np.testing.assert_allclose(vectors(served, "first"), expected(folder, "first"), atol=1e-5)
+    with pytest.raises(openai.NotFoundError, match="The model `late` does not exist"):
+        vectors(served, "late")
+
+
+def test_an_adapter_that_came_at_one_process_is_known_to_the_other(served: Served, folder: Path) -> None:
+    late = expected(folder, "late")
+
+    def posted(path: str, body: dict[str, str]) -> httpx.Response:
+        return httpx.post(served.address + path, json=body, timeout=PATIENCE_S, verify=False)  # a client takes longer
+
+    def asked(_: int) -> httpx.Response:
+        """Over a new connection, of which there are more at once than one process takes."""
+        return posted("/v1/embeddings", {"model": "late", "input": TEXTS[0]})
+
+    for _ in range(3):
+        added = posted("/v1/load_lora_adapter", {"lora_name": "late", "lora_path": str(folder / "late")})
+        assert added.status_code == 200
+        with ThreadPoolExecutor(4) as pool:
+            for reply in pool.map(asked, range(4)):
+                np.testing.assert_allclose(reply.json()["data"][0]["embedding"], late[0], atol=1e-5)
+        assert posted("/v1/unload_lora_adapter", {"lora_name": "late"}).status_code == 200
+        with ThreadPoolExecutor(4) as pool:
+            assert {reply.status_code for reply in pool.map(asked, range(4))} == {404}

@@ -1,0 +1,213 @@
+"""What an engine owes the programs around it: small answers, freed memory, no waiting for nothing, plain refusals."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import signal
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cenote
+from cenote import LLM, LoadError, PoolerConfig, PoolingParams
+from cenote.config.engine import EngineConfig
+from cenote.engine.engine import PoolingEngine
+from cenote.errors import BadRequest, EngineStopped
+from cenote.loading.load import LoadedModel, load
+from cenote.protocol.requests import PoolRequest
+from tests.tiny import change_config, tiny_bert, tiny_bert_classifier, tiny_qwen3
+
+
+@pytest.fixture(scope="module")
+def llm() -> Any:
+    with LLM(dtype="float32", device="cpu") as model:
+        yield model
+
+
+def test_an_answer_does_not_carry_its_batch_along(llm: LLM) -> None:
+    outputs = llm.embed(["one text of many"] * 64, use_tqdm=False)
+
+    carried = pickle.dumps(outputs[0])
+    assert len(carried) < 3000  # 384 numbers of 4 bytes, and a wrapping
+    assert pickle.loads(carried).outputs.embedding == outputs[0].outputs.embedding
+
+
+def test_answers_are_freed_when_their_caller_lets_them_go(llm: LLM) -> None:
+    pending = llm.engine.submit(PoolRequest(task="embed", inputs=["a", "b"]))
+    pending.wait()
+    watched = weakref.ref(pending)
+    del pending
+    for _ in range(100):  # the thread that delivered them may still be on its way back
+        gc.collect()
+        if watched() is None:
+            break
+        signal.sigtimedwait([], 0.05)
+
+    assert watched() is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python warns of forks while threads run, rightly
+def test_a_forked_child_is_told_that_the_engine_stayed_behind(llm: LLM) -> None:
+    child = os.fork()
+    if child == 0:  # no pytest in here: the status is the verdict
+        try:
+            llm.engine.submit(PoolRequest(task="embed", inputs=["a"]))
+        except EngineStopped as error:
+            os._exit(7 if "after forking" in str(error) else 1)
+        os._exit(2)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_short_text_overtakes_the_chunks_of_a_long_one() -> None:
+    chunked = PoolerConfig(enable_chunked_processing=True)
+    config = EngineConfig.of(device="cpu", pooler_config=chunked, max_num_batched_tokens=512)
+    engine = PoolingEngine(load(config), config)
+    try:
+        long = engine.submit(PoolRequest(task="embed", inputs=["river stone " * 60_000]))
+        short = engine.submit(PoolRequest(task="embed", inputs=["short"]))
+        short.wait()
+
+        assert not long.future.done()
+        assert engine.loop.scheduler.waiting_tokens <= 2 * engine.intake.max_waiting_tokens
+    finally:
+        engine.stop()
+
+
+def test_none_leaves_an_option_alone_and_torch_types_have_names() -> None:
+    config = EngineConfig.of(max_num_seqs=None, io_processor_plugin=None, kv_cache_dtype="auto", dtype=torch.bfloat16)
+
+    assert config == EngineConfig(dtype="bfloat16")
+
+
+@pytest.mark.parametrize("given", [{"convert": "clasify"}, {"runner": "poling"}, {"scheduling_policy": "prio"}])
+def test_a_word_that_is_no_choice_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(BadRequest, match="there are: "):
+        EngineConfig.of(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"use_activation": "False"},
+        {"enable_chunked_processing": "false"},
+        {"pooling_type": 5},
+        {"max_embed_len": "100"},
+        {"max_embed_len": -5},
+        {"logit_mean": "a"},
+        {"returned_token_ids": 3},
+    ],
+    ids=str,
+)
+def test_a_pooler_setting_of_another_kind_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=next(iter(given))):
+        PoolerConfig.of(given)
+
+
+def test_parameters_of_another_kind_are_refused() -> None:
+    with pytest.raises(BadRequest, match="use_activation is bool, got 'no'"):
+        PoolingParams(use_activation="no")  # type: ignore[arg-type]
+
+
+def test_the_outputs_are_exported() -> None:
+    assert {getattr(cenote, name).__name__ for name in cenote.__all__ if name.endswith("Output")} == {
+        name for name in cenote.__all__ if name.endswith("Output")
+    }
+
+
+def test_older_truncation_in_the_parameters_is_followed(llm: LLM) -> None:
+    (output,) = llm.embed("a b c d e f g", pooling_params=PoolingParams(truncate_prompt_tokens=5), use_tqdm=False)
+
+    assert len(output.prompt_token_ids) == 5 and output.num_input_tokens == 9
+
+
+def test_the_model_tells_about_itself(llm: LLM) -> None:
+    config = llm.model_config
+
+    assert (config.max_model_len, config.dtype, config.hf_config.hidden_size) == (256, torch.float32, 384)
+    assert not hasattr(config.hf_config, "nonsense")
+
+
+def test_a_callers_tokenizer_is_a_copy(llm: LLM) -> None:
+    before = llm.embed("a b c d e", use_tqdm=False)[0].prompt_token_ids
+
+    llm.get_tokenizer().enable_truncation(3)
+
+    assert llm.embed("a b c d e", use_tqdm=False)[0].prompt_token_ids == before
+
+
+@pytest.mark.parametrize("device", ["mps", "meta", "cuda:99", "nonsense"])
+def test_a_device_that_is_not_there_is_one_line(device: str) -> None:
+    with pytest.raises(LoadError, match="device="):
+        LLM(device=device)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"num_attention_heads": 0},
+        {"num_attention_heads": "4"},
+        {"num_hidden_layers": "2"},
+        {"matryoshka_dimensions": 8},
+        {"sentence_transformers": "x"},
+    ],
+    ids=str,
+)
+def test_an_odd_value_in_config_json_is_one_line_that_names_the_file(odd: dict[str, Any], tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, **odd}))
+
+    with pytest.raises(LoadError) as caught:
+        load(EngineConfig.of(str(tmp_path), device="cpu"))
+
+    assert "\n" not in str(caught.value)
+
+
+def loaded(folder: Path, **options: Any) -> LoadedModel:
+    return load(EngineConfig.of(str(folder), dtype="float32", device="cpu", **options))
+
+
+def test_rotary_overrides_in_the_older_words_change_newer_files(tmp_path: Path) -> None:
+    tiny_qwen3(tmp_path)
+    change_config(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 66}
+
+    other_theta = loaded(tmp_path, hf_overrides={"rope_theta": 100.0}).description
+    stretched = loaded(tmp_path, hf_overrides={"rope_scaling": scaling}).description
+
+    assert other_theta.architecture.backbone.rope is not None and other_theta.architecture.backbone.rope.theta == 100.0
+    assert stretched.max_length.value == 264
+
+
+def test_overrides_may_be_a_function_that_sets_attributes(tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+
+    def change(config: Any) -> Any:
+        config.is_matryoshka = True
+        return config
+
+    assert loaded(tmp_path, hf_overrides=change).description.plan.matryoshka.supported
+
+
+def test_sentence_transformers_files_say_nothing_about_a_classifier(tmp_path: Path) -> None:
+    tiny_bert_classifier(tmp_path)
+    pooling = tmp_path / "1_Pooling"
+    pooling.mkdir()
+    (pooling / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}))
+    kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    modules = [
+        {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for place, (kind, path) in enumerate(kinds)
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+
+    plan = loaded(tmp_path).description.plan
+
+    assert (plan.sequence.value, plan.use_activation.value) == (("CLS",), True)
