@@ -17,8 +17,8 @@ NATIVE = Extension(
 )
 
 # plain C that any compiler takes
-WORD_PIECE = Extension(
-    "cenote.inputs._word_piece",
+WORDPIECE = Extension(
+    "cenote.inputs._wordpiece",
     ["cenote/inputs/wordpiece.c"],
     extra_compile_args=["-O3", "-std=gnu11"],
     py_limited_api=True,
@@ -28,6 +28,6 @@ WORD_PIECE = Extension(
 native = [NATIVE] if sys.platform == "linux" and platform.machine() == "x86_64" else []
 # both are loaded by ctypes and use nothing of Python's C API: one wheel per platform serves all versions
 setup(
-    ext_modules=native + ([WORD_PIECE] if sys.platform != "win32" else []),
+    ext_modules=native + ([WORDPIECE] if sys.platform != "win32" else []),
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

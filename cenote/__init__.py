@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cenote.config.engine import PoolerConfig
+from cenote.config.pooler import PoolerConfig
 from cenote.errors import BadRequest, EngineStopped, InputTooLong, LoadError, PoolingError, Unsupported
-from cenote.protocol.requests import LoRARequest, PoolingParams
+from cenote.protocol.params import LoRARequest, PoolingParams
 from cenote.version import __version__
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -14,18 +13,15 @@ from typing import Any, TypeVar
 
 import tokenizers
 from torch import Tensor
-from tqdm import tqdm
 
 from cenote.config.engine import EngineConfig
 from cenote.engine.engine import PoolingEngine
-from cenote.engine.request_state import Pending
-from cenote.engine.sequence_group import Answered
-from cenote.engine.tasks.io_processor import NO_PLUGIN
+from cenote.engine.sequence_group import GroupResult
+from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE
 from cenote.errors import BadRequest, PoolingError, Unsupported
-from cenote.inputs.prompt_parsing import as_inputs, as_tokenization
+from cenote.inputs.prompt_parsing import parse_prompts, parse_tokenization_kwargs
 from cenote.loading.describe import ModelConfig
 from cenote.outputs import (
-    Answers,
     ClassificationOutput,
     ClassificationRequestOutput,
     CombinedOutput,
@@ -33,6 +29,7 @@ from cenote.outputs import (
     EmbeddingRequestOutput,
     EntitiesOutput,
     EntitiesRequestOutput,
+    LazyResults,
     PluginRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
@@ -42,35 +39,28 @@ from cenote.outputs import (
     SparseEmbeddingOutput,
     SparseEmbeddingRequestOutput,
 )
-from cenote.protocol.requests import (
-    Aggregation,
-    EntityRequest,
-    PoolingParams,
-    PoolRequest,
-    ScoreRequest,
-    ScoreType,
-    Task,
-    Tokenization,
-    one_role,
-    tasks_called,
-)
-from cenote.protocol.score_inputs import as_sides
+from cenote.protocol.names import resolve_role, resolve_task_names
+from cenote.protocol.params import AggregationStrategy, PoolingParams, ScoreType, Task, TokenizationParams
+from cenote.protocol.requests import EntityRequest, PoolRequest, ScoreRequest
+from cenote.protocol.score_inputs import parse_score_inputs
+from cenote.utils.progress import UseTqdm, progress_bar
 
 logger = logging.getLogger("cenote")
 
-Result = TypeVar("Result")
-OutputOfRequest = TypeVar("OutputOfRequest", bound=RequestOutput[Any])
-Params = PoolingParams | Sequence[PoolingParams] | None
-UseTqdm = bool | Callable[..., Any]
-Side = str | Mapping[str, Any]  # a text, or an object whose content is texts and images
+ResultT = TypeVar("ResultT")
+RequestOutputT = TypeVar("RequestOutputT", bound=RequestOutput[Any])
+PoolingParamsArg = PoolingParams | Sequence[PoolingParams] | None
+
+
+ScoreInputArg = str | Mapping[str, Any]  # a text, or an object whose content is texts and images
 
 # what `score` reads from the extra_kwargs of PoolingParams
-SCORE_EXTRAS = (
+SCORE_EXTRA_KWARGS = (
     *("max_tokens_per_query", "max_tokens_per_doc"),
     *("chat_template_kwargs", "instruction", "mm_processor_kwargs"),
 )
 
-WHICH_METHOD = """pooling_task required for `LLM.encode`.
+MISSING_TASK_MESSAGE = """pooling_task required for `LLM.encode`.
 Use one of the specific methods, or name a task:
   - LLM.embed(...)     or pooling_task="embed":           one vector per prompt
   - LLM.classify(...)  or pooling_task="classify":        a probability per class
@@ -86,9 +76,9 @@ class LLM:
     """A pooling model, loaded. Without a name it is the small embedding model that comes with the install."""
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        self.config = EngineConfig.of(model, **options)
-        self.engine = PoolingEngine.load(self.config, trusts_callers=True)
-        self._next_number = 0  # of a request
+        self.config = EngineConfig.from_kwargs(model, **options)
+        self.engine = PoolingEngine.load(self.config, trust_callers=True)
+        self._next_request_number = 0  # of a request
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, self.engine.stop)  # the threads must not outlive their owner
 
@@ -129,7 +119,7 @@ class LLM:
         prompts: Any,
         *,
         use_tqdm: UseTqdm = True,
-        pooling_params: Params = None,
+        pooling_params: PoolingParamsArg = None,
         lora_request: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         prompt: str | None = None,
@@ -150,7 +140,7 @@ class LLM:
         self,
         prompts: Any,
         *,
-        pooling_params: Params = None,
+        pooling_params: PoolingParamsArg = None,
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -164,7 +154,7 @@ class LLM:
         prompts: Any,
         *,
         use_tqdm: UseTqdm = True,
-        pooling_params: Params = None,
+        pooling_params: PoolingParamsArg = None,
         lora_request: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         prompt: str | None = None,
@@ -174,12 +164,12 @@ class LLM:
         """The words that matter and how much, as `outputs.token_ids`, `outputs.weights` and `outputs.tokens`."""
         asked = (prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
         more: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "input_type": input_type}
-        return self._pool(SparseEmbeddingRequestOutput, self._sparse, "sparse_embed", *asked, **more)
+        return self._pool(SparseEmbeddingRequestOutput, self._make_sparse_output, "sparse_embed", *asked, **more)
 
     def encode(
         self,
         prompts: Any,
-        pooling_params: Params = None,
+        pooling_params: PoolingParamsArg = None,
         *,
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
@@ -199,21 +189,21 @@ class LLM:
         if isinstance(prompts, Mapping) and "data" in prompts and pooling_task != "plugin":
             raise BadRequest("The 'data' field is only supported for the 'plugin' pooling task.")
         if pooling_task is None:
-            raise BadRequest(WHICH_METHOD + ", ".join(self.supported_tasks))
+            raise BadRequest(MISSING_TASK_MESSAGE + ", ".join(self.supported_tasks))
         if pooling_task == "plugin":
-            return [self._process(prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)]
-        task, *also = self._tasks(pooling_task)
-        meant = one_role(role=role, is_query=None if is_query is None else "query" if is_query else "document")
+            return [self._run_plugin(prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)]
+        task, *also = self._resolve_tasks(pooling_task)
+        meant = resolve_role(role=role, is_query=None if is_query is None else "query" if is_query else "document")
         asked = (prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
         more: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "input_type": input_type, "role": meant}
-        make = partial(self._output, (task, *also))
-        return self._pool(PoolingRequestOutput, make, task, *asked, also=tuple(also), **more)
+        make = partial(self._make_output, (task, *also))
+        return self._pool(PoolingRequestOutput, make, task, *asked, extra_tasks=tuple(also), **more)
 
     def reward(
         self,
         prompts: Any,
         *,
-        pooling_params: Params = None,
+        pooling_params: PoolingParamsArg = None,
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -232,7 +222,7 @@ class LLM:
         self,
         texts: str | Sequence[str],
         *,
-        aggregation_strategy: Aggregation = "simple",
+        aggregation_strategy: AggregationStrategy = "simple",
         ignore_labels: Sequence[str] = ("O",),
         stride: int | None = None,
         use_tqdm: UseTqdm = True,
@@ -245,29 +235,32 @@ class LLM:
         windows that share so many tokens.
         """
         request = EntityRequest(
-            pool=PoolRequest(
+            pool_request=PoolRequest(
                 task="token_classify",
-                inputs=as_inputs(texts),
-                tokenization=self._tokenization(tokenization_kwargs, None),
-                adapter=self._adapters(lora_request),
+                inputs=parse_prompts(texts),
+                tokenization=self._parse_tokenization(tokenization_kwargs, None),
+                adapter=self._resolve_adapters(lora_request),
             ),
             aggregation_strategy=aggregation_strategy,
             ignore_labels=ignore_labels,
             stride=stride,
         )
-        with _progress(use_tqdm) as on_progress:
+        with progress_bar(use_tqdm) as on_progress:
             tagged = self.engine.entities_sync(request, on_progress)
         return [
             EntitiesRequestOutput(
-                self._next_id(), EntitiesOutput(item.entities, item.truncated), item.token_ids, item.num_input_tokens
+                self._next_request_id(),
+                EntitiesOutput(item.entities, item.truncated),
+                item.token_ids,
+                item.num_input_tokens,
             )
             for item in tagged
         ]
 
     def score(
         self,
-        data_1: Side | Sequence[Side],
-        data_2: Side | Sequence[Side],
+        data_1: ScoreInputArg | Sequence[ScoreInputArg],
+        data_2: ScoreInputArg | Sequence[ScoreInputArg],
         /,
         *,
         use_tqdm: UseTqdm = True,
@@ -282,108 +275,108 @@ class LLM:
         if pooling_params is not None and not isinstance(pooling_params, PoolingParams):
             raise BadRequest("score takes one PoolingParams for all pairs")
         extra = (pooling_params.extra_kwargs if pooling_params else None) or {}
-        if unknown := [name for name in extra if name not in SCORE_EXTRAS]:
-            known = ", ".join(SCORE_EXTRAS)
+        if unknown := [name for name in extra if name not in SCORE_EXTRA_KWARGS]:
+            known = ", ".join(SCORE_EXTRA_KWARGS)
             logger.warning("score reads nothing called %r from extra_kwargs; there are: %s", unknown[0], known)
         request = ScoreRequest(
-            queries=as_sides(data_1, "data_1", self.engine.about),
-            documents=as_sides(data_2, "data_2", self.engine.about),
+            queries=parse_score_inputs(data_1, "data_1", self.engine.model_info),
+            documents=parse_score_inputs(data_2, "data_2", self.engine.model_info),
             score_type=score_type,
             params=pooling_params,
-            tokenization=self._tokenization(tokenization_kwargs, pooling_params),
+            tokenization=self._parse_tokenization(tokenization_kwargs, pooling_params),
             max_tokens_per_query=extra.get("max_tokens_per_query") or 0,
             max_tokens_per_doc=extra.get("max_tokens_per_doc") or 0,
             template=chat_template,
             template_kwargs=extra.get("chat_template_kwargs") or {},
             instruction=instruction if instruction is not None else extra.get("instruction"),
-            adapter=self._adapter(lora_request),
-            media_kwargs=extra.get("mm_processor_kwargs") or {},
+            adapter=self._resolve_adapter(lora_request),
+            mm_processor_kwargs=extra.get("mm_processor_kwargs") or {},
         )
-        with _progress(use_tqdm) as on_progress:
-            scores = _without_errors(self.engine.score_sync(request, on_progress))
+        with progress_bar(use_tqdm) as on_progress:
+            scores = _drop_errors(self.engine.score_sync(request, on_progress))
         return [
             ScoringRequestOutput(name, ScoringOutput(item.score), item.token_ids)
-            for name, item in zip(self._score_ids(request), scores, strict=True)
+            for name, item in zip(self._make_score_ids(request), scores, strict=True)
         ]
 
     def _pool(
         self,
-        kind: type[OutputOfRequest],
-        make: Callable[..., Any],
+        output_type: type[RequestOutputT],
+        make_output: Callable[..., Any],
         task: Task,
         prompts: Any,
-        params: Params,
+        params: PoolingParamsArg,
         use_tqdm: UseTqdm,
         lora_request: Any,
         tokenization_kwargs: Mapping[str, Any] | None,
         *,
-        also: tuple[Task, ...] = (),
-        **more: Any,
-    ) -> list[OutputOfRequest]:
+        extra_tasks: tuple[Task, ...] = (),
+        **request_kwargs: Any,
+    ) -> list[RequestOutputT]:
         """Ask, and wrap answers while others are still being computed; `more` is for the request."""
-        for each in (task, *also):
+        for each in (task, *extra_tasks):
             self.engine.check_task(each)
         request = PoolRequest(
             task=task,
-            also=also,
-            inputs=as_inputs(prompts),
+            extra_tasks=extra_tasks,
+            inputs=parse_prompts(prompts),
             params=params,
-            tokenization=self._tokenization(tokenization_kwargs, params),
-            adapter=self._adapters(lora_request),
-            **more,
+            tokenization=self._parse_tokenization(tokenization_kwargs, params),
+            adapter=self._resolve_adapters(lora_request),
+            **request_kwargs,
         )
-        with _progress(use_tqdm) as on_progress:
+        with progress_bar(use_tqdm) as on_progress:
 
-            def wrapped(first: int, answered: Answered) -> list[OutputOfRequest]:
-                strip = answered.strip
-                if strip.sights is not None:  # what was seen is far larger than what came of it
-                    answered = answered._replace(strip=replace(strip, sights=None))
-                totals = strip.facts["num_input_tokens"]
-                answers = Answers(make, answered.each, strip.token_ids, strip.offsets, totals)
-                return kind.all_of(answers, (answered.indices + first).tolist())
+            def wrapped(first: int, answered: GroupResult) -> list[RequestOutputT]:
+                strip = answered.inputs
+                if strip.images is not None:  # what was seen is far larger than what came of it
+                    answered = answered._replace(inputs=replace(strip, images=None))
+                totals = strip.metadata["num_input_tokens"]
+                answers = LazyResults(make_output, answered.unbind, strip.token_ids, strip.cu_seqlens, totals)
+                return output_type.from_lazy(answers, (answered.indices + first).tolist())
 
-            found: list[OutputOfRequest] = []
-            for portion, pending in self.engine.submitted(request):
-                make_all = partial(wrapped, self._numbers(pending.size))
-                with portion.named():
-                    found += _without_errors(pending.gather(make_all, on_progress))
+            found: list[RequestOutputT] = []
+            for portion, pending in self.engine.submit_sub_requests(request):
+                make_all = partial(wrapped, self._reserve_request_numbers(pending.num_inputs))
+                with portion.error_index_scope():
+                    found += _drop_errors(pending.collect(make_all, on_progress))
             return found
 
-    def _process(
+    def _run_plugin(
         self,
         prompts: Any,
-        params: Params,
+        params: PoolingParamsArg,
         use_tqdm: UseTqdm,
         lora_request: Any,
         tokenization_kwargs: Mapping[str, Any] | None,
     ) -> PluginRequestOutput:
         if lora_request is not None:
             raise Unsupported("IO processor plugins take no lora_request", param="lora_request")
-        if self.engine.processor is None:
-            raise Unsupported(NO_PLUGIN)
+        if self.engine.io_processor is None:
+            raise Unsupported(NO_PLUGIN_MESSAGE)
         data = prompts.get("data") if isinstance(prompts, Mapping) else None
-        how = as_tokenization(tokenization_kwargs, self.engine.max_model_len) if tokenization_kwargs else None
-        with _progress(use_tqdm) as on_progress:
-            result = self.engine.processor.process_sync(
+        how = parse_tokenization_kwargs(tokenization_kwargs, self.engine.max_model_len) if tokenization_kwargs else None
+        with progress_bar(use_tqdm) as on_progress:
+            result = self.engine.io_processor.process_sync(
                 data, lambda request: self.engine.pool_sync(request, on_progress), params=params, tokenization=how
             )
         return PluginRequestOutput(result)
 
-    def _tokenization(self, kwargs: Mapping[str, Any] | None, params: Params) -> Tokenization:
+    def _parse_tokenization(self, kwargs: Mapping[str, Any] | None, params: PoolingParamsArg) -> TokenizationParams:
         first = params[0] if isinstance(params, list | tuple) and params else params
         older = getattr(first, "truncate_prompt_tokens", None)
         if older is not None:
             kwargs = {"truncate_prompt_tokens": older, **(kwargs or {})}
-        return as_tokenization(kwargs, self.engine.max_model_len)
+        return parse_tokenization_kwargs(kwargs, self.engine.max_model_len)
 
-    def _adapters(self, lora_request: Any) -> str | list[str | None] | None:
+    def _resolve_adapters(self, lora_request: Any) -> str | list[str | None] | None:
         """The names of the adapters asked for, one for all prompts or one each; new ones are loaded."""
         if isinstance(lora_request, list | tuple):
-            names = [self._adapter(each) for each in lora_request]
+            names = [self._resolve_adapter(each) for each in lora_request]
             return names if any(names) else None
-        return self._adapter(lora_request)
+        return self._resolve_adapter(lora_request)
 
-    def _adapter(self, lora_request: Any) -> str | None:
+    def _resolve_adapter(self, lora_request: Any) -> str | None:
         if lora_request is None or isinstance(lora_request, str):
             return lora_request
         if not hasattr(lora_request, "lora_name"):
@@ -391,69 +384,43 @@ class LLM:
         self.engine.add_adapter(lora_request.lora_name, lora_request.lora_path)
         return str(lora_request.lora_name)
 
-    def _output(self, tasks: Sequence[Task], *found: Tensor) -> PoolingOutput:
+    def _make_output(self, tasks: Sequence[Task], *tensors: Tensor) -> PoolingOutput:
         outputs: dict[str, PoolingOutput] = {
-            task: self._sparse(data) if task == "sparse_embed" else PoolingOutput(data)
-            for task, data in zip(tasks, found, strict=True)
+            task: self._make_sparse_output(data) if task == "sparse_embed" else PoolingOutput(data)
+            for task, data in zip(tasks, tensors, strict=True)
         }
         return CombinedOutput(outputs) if len(outputs) > 1 else outputs[tasks[0]]
 
-    def _sparse(self, data: Tensor) -> SparseEmbeddingOutput:
-        return SparseEmbeddingOutput(data, self.engine.tokenizer.strings)
+    def _make_sparse_output(self, data: Tensor) -> SparseEmbeddingOutput:
+        return SparseEmbeddingOutput(data, self.engine.tokenizer.convert_ids_to_tokens)
 
-    def _tasks(self, name: str) -> Sequence[Task]:
-        return tasks_called(name, self.engine.about)  # type: ignore[return-value]  # the engine refuses what is no task
+    def _resolve_tasks(self, name: str) -> Sequence[Task]:
+        return resolve_task_names(name, self.engine.model_info)  # type: ignore[return-value]  # the engine refuses what is no task
 
-    def _score_ids(self, request: ScoreRequest) -> list[str]:
+    def _make_score_ids(self, request: ScoreRequest) -> list[str]:
         """Two texts that were read apart are two requests, and both their numbers name the score."""
-        own = self.engine.scorable.score_types[0]
+        own = self.engine.scoring_model.score_types[0]
         if own == "listwise" and len(request.queries) == 1:
-            return [self._next_id()] * len(request.documents)  # all were read at once
+            return [self._next_request_id()] * len(request.documents)  # all were read at once
         joint = own if own == "listwise" else request.score_type or own
-        queries = [] if joint in ("cross-encoder", "listwise") else [f"{self._next_id()}_" for _ in request.queries]
-        return [query + self._next_id() for query, _ in zip(cycle(queries or [""]), request.documents, strict=False)]
+        queries = (
+            [] if joint in ("cross-encoder", "listwise") else [f"{self._next_request_id()}_" for _ in request.queries]
+        )
+        return [
+            query + self._next_request_id() for query, _ in zip(cycle(queries or [""]), request.documents, strict=False)
+        ]
 
-    def _next_id(self) -> str:
-        return str(self._numbers(1))
+    def _next_request_id(self) -> str:
+        return str(self._reserve_request_numbers(1))
 
-    def _numbers(self, count: int) -> int:
+    def _reserve_request_numbers(self, num_requests: int) -> int:
         """So many numbers that no other request has, from this one on."""
         with self._lock:
-            first = self._next_number
-            self._next_number += count
+            first = self._next_request_number
+            self._next_request_number += num_requests
         return first
 
 
-def _without_errors(answers: Sequence[Result | PoolingError]) -> list[Result]:
+def _drop_errors(results: Sequence[ResultT | PoolingError]) -> list[ResultT]:
     """The answers of a request in which the first error would have failed all."""
-    return [answer for answer in answers if not isinstance(answer, PoolingError)]
-
-
-@contextmanager
-def _progress(use_tqdm: UseTqdm) -> Iterator[Callable[[Pending], None] | None]:
-    """One bar per call: prompts that are done, and tokens per second."""
-    if not use_tqdm:
-        yield None
-        return
-    make = use_tqdm if callable(use_tqdm) else tqdm
-    bar: Any = None
-    parts: list[Pending] = []  # what reads queries before documents asks twice
-
-    def update(pending: Pending) -> None:
-        nonlocal bar
-        if bar is None:
-            speed = "est. speed input: 0.00 toks/s, output: 0.00 toks/s"
-            bar = make(total=pending.size, desc="Processed prompts", dynamic_ncols=True, postfix=speed)
-        if pending not in parts:
-            parts.append(pending)
-            bar.total = sum(part.size for part in parts)
-        elapsed = bar.format_dict["elapsed"] or 1e-9
-        num_tokens = sum(part.num_tokens for part in parts)
-        bar.postfix = f"est. speed input: {num_tokens / elapsed:.2f} toks/s, output: 0.00 toks/s"
-        bar.update(sum(part.num_done for part in parts) - bar.n)
-
-    try:
-        yield update
-    finally:
-        if bar is not None:
-            bar.close()
+    return [answer for answer in results if not isinstance(answer, PoolingError)]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cenote.errors import BadRequest
-from cenote.protocol.requests import Entity
+from cenote.protocol.results import Entity
 
 
 @dataclass(slots=True, eq=False)
@@ -106,26 +106,26 @@ class SparseEmbeddingOutput(PoolingOutput):
 class CombinedOutput(PoolingOutput):
     """What several tasks say to one prompt: `outputs["embed"].data`, in the order in which they were asked."""
 
-    __slots__ = ("parts",)
+    __slots__ = ("task_outputs",)
 
-    def __init__(self, parts: Mapping[str, PoolingOutput]) -> None:
-        self.parts = dict(parts)
+    def __init__(self, task_outputs: Mapping[str, PoolingOutput]) -> None:
+        self.task_outputs = dict(task_outputs)
 
     def __getitem__(self, task: str) -> PoolingOutput:
-        if task not in self.parts:
-            raise LookupError(f"no task {task!r} was asked for; there are: {', '.join(self.parts)}")
-        return self.parts[task]
+        if task not in self.task_outputs:
+            raise LookupError(f"no task {task!r} was asked for; there are: {', '.join(self.task_outputs)}")
+        return self.task_outputs[task]
 
     @property
     def data(self) -> Tensor:  # type: ignore[override]
         """All numbers in one row, task after task."""
-        return torch.cat([part.data.flatten() for part in self.parts.values()])
+        return torch.cat([part.data.flatten() for part in self.task_outputs.values()])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.parts,)
+        return type(self), (self.task_outputs,)
 
     def __repr__(self) -> str:
-        return f"CombinedOutput({', '.join(self.parts)})"
+        return f"CombinedOutput({', '.join(self.task_outputs)})"
 
 
 @dataclass(slots=True)
@@ -139,104 +139,104 @@ class EntitiesOutput:
     truncated: bool  # what lies behind the model's length was not looked at
 
 
-Output = TypeVar("Output")
+OutputT = TypeVar("OutputT")
 TokenIds: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 
 
 @dataclass(slots=True, eq=False)
-class Found(Generic[Output]):
+class ResolvedOutput(Generic[OutputT]):
     """What there is to say to one prompt."""
 
-    outputs: Output
+    outputs: OutputT
     token_ids: TokenIds
     num_input_tokens: int  # before truncation
 
 
 @dataclass(frozen=True)
-class Answers(Generic[Output]):
+class LazyResults(Generic[OutputT]):
     """The answers to many prompts, in arrays: an object for each is made when somebody reads it."""
 
-    make: Callable[..., Output]  # of the tensors that answer a prompt, one for each task
-    each: Callable[[], Sequence[Sequence[Tensor]]]  # for each task the tensors of all prompts
+    make_output: Callable[..., OutputT]  # of the tensors that answer a prompt, one for each task
+    get_tensors: Callable[[], Sequence[Sequence[Tensor]]]  # for each task the tensors of all prompts
     token_ids: TokenIds
     offsets: np.ndarray[Any, Any]  # where the tokens of each prompt begin, and the end
     num_input_tokens: np.ndarray[Any, Any]
 
     @cached_property
     def _tensors(self) -> Sequence[Sequence[Tensor]]:
-        return self.each()
+        return self.get_tensors()
 
-    def find(self, place: int) -> Found[Output]:
-        start, end = self.offsets[place : place + 2]
-        made = self.make(*(tensors[place] for tensors in self._tensors))
-        return Found(made, self.token_ids[start:end], int(self.num_input_tokens[place]))
+    def resolve(self, index: int) -> ResolvedOutput[OutputT]:
+        start, end = self.offsets[index : index + 2]
+        made = self.make_output(*(tensors[index] for tensors in self._tensors))
+        return ResolvedOutput(made, self.token_ids[start:end], int(self.num_input_tokens[index]))
 
 
-class RequestOutput(Generic[Output]):
+class RequestOutput(Generic[OutputT]):
     """One answer of a call."""
 
-    __slots__ = ("_answers", "_found", "_place", "request_id")
+    __slots__ = ("_results", "_resolved", "_index", "request_id")
 
     num_cached_tokens = 0
     finished = True
-    _answers: Answers[Output]
-    _found: Found[Output] | None  # None until somebody looks
-    _place: int
+    _results: LazyResults[OutputT]
+    _resolved: ResolvedOutput[OutputT] | None  # None until somebody looks
+    _index: int
 
     def __init__(
-        self, request_id: str, outputs: Output, token_ids: TokenIds, num_input_tokens: int | None = None
+        self, request_id: str, outputs: OutputT, token_ids: TokenIds, num_input_tokens: int | None = None
     ) -> None:
         self.request_id = request_id
         num_input_tokens = len(token_ids) if num_input_tokens is None else num_input_tokens
-        self._found = Found(outputs, token_ids, num_input_tokens)
+        self._resolved = ResolvedOutput(outputs, token_ids, num_input_tokens)
 
     @classmethod
-    def all_of(cls, answers: Answers[Output], numbers: Iterable[int]) -> list[Self]:
+    def from_lazy(cls, results: LazyResults[OutputT], request_ids: Iterable[int]) -> list[Self]:
         """One for each of the answers, which knows no more than its place among them."""
         made = []
-        for place, number in enumerate(numbers):
+        for place, number in enumerate(request_ids):
             output = cls.__new__(cls)
             output.request_id = str(number)
-            output._found = None
-            output._answers = answers
-            output._place = place
+            output._resolved = None
+            output._results = results
+            output._index = place
             made.append(output)
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        found = self._look()  # what else lies in those arrays is not for whoever saves this
-        return _restored, (type(self), self.request_id, found.outputs, found.token_ids, found.num_input_tokens)
+        found = self._resolve()  # what else lies in those arrays is not for whoever saves this
+        return _restore, (type(self), self.request_id, found.outputs, found.token_ids, found.num_input_tokens)
 
-    def _look(self) -> Found[Output]:
-        if self._found is None:
-            self._found = self._answers.find(self._place)
-        return self._found
+    def _resolve(self) -> ResolvedOutput[OutputT]:
+        if self._resolved is None:
+            self._resolved = self._results.resolve(self._index)
+        return self._resolved
 
     @property
-    def outputs(self) -> Output:
-        return self._look().outputs
+    def outputs(self) -> OutputT:
+        return self._resolve().outputs
 
     @outputs.setter
-    def outputs(self, outputs: Output) -> None:
-        self._look().outputs = outputs
+    def outputs(self, outputs: OutputT) -> None:
+        self._resolve().outputs = outputs
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        ids: list[int] = self._look().token_ids.tolist()
+        ids: list[int] = self._resolve().token_ids.tolist()
         return ids
 
     @prompt_token_ids.setter
     def prompt_token_ids(self, ids: Sequence[int]) -> None:  # plugins cut special tokens off
-        self._look().token_ids = np.asarray(ids, dtype=np.int32)
+        self._resolve().token_ids = np.asarray(ids, dtype=np.int32)
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self._look().token_ids)
+        return len(self._resolve().token_ids)
 
     @property
     def num_input_tokens(self) -> int:
         """Before truncation."""
-        return self._look().num_input_tokens
+        return self._resolve().num_input_tokens
 
     def __repr__(self) -> str:
         return (
@@ -245,8 +245,8 @@ class RequestOutput(Generic[Output]):
         )
 
 
-def _restored(kind: type[RequestOutput[Any]], *values: Any) -> RequestOutput[Any]:
-    output = kind.__new__(kind)
+def _restore(output_type: type[RequestOutput[Any]], *values: Any) -> RequestOutput[Any]:
+    output = output_type.__new__(output_type)
     RequestOutput.__init__(output, *values)
     return output
 

@@ -19,51 +19,51 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from pages import chart_page, font
+from pages import draw_chart_page, load_font
 from PIL import Image, ImageDraw
-from tiny_colqwen3 import write
+from tiny_colqwen3 import write_checkpoint
 from torch import Tensor
 
 from cenote import LLM
 
-MARK = "<|image_pad|>"  # the token that stands for a square of the page, in models of the Qwen family
-PROMPT = f"<|vision_start|>{MARK}<|vision_end|>"
-PANEL_WIDTH, GAP, HEAD, FOOT = 300, 24, 96, 84
-INK, QUIET, PAPER = (30, 32, 38), (110, 114, 124), (255, 255, 255)
+IMAGE_TOKEN = "<|image_pad|>"  # the token that stands for a square of the page, in models of the Qwen family
+PROMPT = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>"
+PANEL_WIDTH, GAP, HEADER_HEIGHT, FOOTER_HEIGHT = 300, 24, 96, 84
+INK, MUTED, PAPER = (30, 32, 38), (110, 114, 124), (255, 255, 255)
 # from cold to hot, as evenly in brightness as in hue
-SCALE = np.array([(252, 246, 226), (250, 210, 120), (240, 140, 60), (206, 60, 60), (120, 20, 70)], dtype=float)
+COLOUR_SCALE = np.array([(252, 246, 226), (250, 210, 120), (240, 140, 60), (206, 60, 60), (120, 20, 70)], dtype=float)
 
 
 @dataclass(frozen=True, eq=False)
-class Heat:
+class WordHeatMap:
     """How well each square of the page fits a word."""
 
     word: str
     grid: Tensor  # [rows, columns], cosines
 
     @property
-    def best(self) -> float:
+    def max_similarity(self) -> float:
         return float(self.grid.max())
 
 
-def heats(llm: LLM, question: str, page: Image.Image) -> list[Heat]:
+def compute_heat_maps(llm: LLM, question: str, page: Image.Image) -> list[WordHeatMap]:
     """One for every word of the question, in their order."""
     (asked,) = llm.encode(question, pooling_task="token_embed", use_tqdm=False)
     image = {"prompt": PROMPT, "multi_modal_data": {"image": page}}
     (seen,) = llm.encode(image, pooling_task="token_embed", use_tqdm=False)
     tokenizer = llm.get_tokenizer()
-    is_square = torch.tensor(seen.prompt_token_ids) == tokenizer.token_to_id(MARK)
+    is_square = torch.tensor(seen.prompt_token_ids) == tokenizer.token_to_id(IMAGE_TOKEN)
     similarities = asked.outputs.data @ seen.outputs.data[is_square].T  # both have length 1
-    rows, columns = grid_of(similarities.shape[1], page)
-    words = words_of(tokenizer.encode(question).word_ids, tokenizer.encode(question).offsets)
+    rows, columns = find_grid(similarities.shape[1], page)
+    words = group_tokens_by_word(tokenizer.encode(question).word_ids, tokenizer.encode(question).offsets)
     return [
-        Heat(question[start:end].strip(), similarities[tokens].mean(dim=0).view(rows, columns))
+        WordHeatMap(question[start:end].strip(), similarities[tokens].mean(dim=0).view(rows, columns))
         for tokens, (start, end) in words
         if any(letter.isalnum() for letter in question[start:end])
     ]
 
 
-def words_of(
+def group_tokens_by_word(
     numbers: Sequence[int | None], offsets: Sequence[tuple[int, int]]
 ) -> list[tuple[list[int], tuple[int, int]]]:
     """The tokens of every word, and where it begins and ends; tokens around a text are of none."""
@@ -74,69 +74,80 @@ def words_of(
     return [(tokens, (offsets[tokens[0]][0], offsets[tokens[-1]][1])) for tokens in found.values()]
 
 
-def grid_of(count: int, page: Image.Image) -> tuple[int, int]:
+def find_grid(count: int, page: Image.Image) -> tuple[int, int]:
     """Rows and columns of so many squares, as near to the shape of the page as they can be."""
     shapes = [(rows, count // rows) for rows in range(1, count + 1) if count % rows == 0]
     return min(shapes, key=lambda shape: abs(np.log(shape[1] / shape[0] * page.height / page.width)))
 
 
-def coloured(shares: np.ndarray) -> np.ndarray:
+def apply_colour_scale(shares: np.ndarray) -> np.ndarray:
     """[..., 3], a colour of the scale for every number from 0 to 1."""
-    places = np.clip(shares, 0, 1) * (len(SCALE) - 1)
-    low = np.minimum(places.astype(int), len(SCALE) - 2)
+    places = np.clip(shares, 0, 1) * (len(COLOUR_SCALE) - 1)
+    low = np.minimum(places.astype(int), len(COLOUR_SCALE) - 2)
     part = (places - low)[..., None]
-    return SCALE[low] * (1 - part) + SCALE[low + 1] * part
+    return COLOUR_SCALE[low] * (1 - part) + COLOUR_SCALE[low + 1] * part
 
 
-def panel(page: Image.Image, heat: Heat, lowest: float, highest: float) -> Image.Image:
+def draw_panel(page: Image.Image, heat: WordHeatMap, lowest: float, highest: float) -> Image.Image:
     """The page in grey with the heat over it: the hotter, the less it lets through."""
     size = (PANEL_WIDTH, round(PANEL_WIDTH * page.height / page.width))
     shares = (heat.grid.numpy() - lowest) / max(highest - lowest, 1e-9)
     smooth = np.asarray(Image.fromarray(shares.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)).clip(0, 1)
     below = np.asarray(page.convert("L").resize(size).convert("RGB"), dtype=float) * 0.6 + 102
     cover = (0.05 + 0.65 * smooth)[..., None]
-    mixed = below * (1 - cover) + coloured(smooth) * cover
+    mixed = below * (1 - cover) + apply_colour_scale(smooth) * cover
     return Image.fromarray(mixed.clip(0, 255).astype(np.uint8))
 
 
-def picture(page: Image.Image, found: Sequence[Heat], question: str, name: str, num_panels: int) -> Image.Image:
+def draw_figure(
+    page: Image.Image, heat_maps: Sequence[WordHeatMap], question: str, name: str, num_panels: int
+) -> Image.Image:
     """The words that found the most, all of them together before each by itself, and the scale they share."""
-    score = sum(heat.best for heat in found)
-    strongest = sorted(found, key=lambda heat: heat.best, reverse=True)[:num_panels]
-    whole = Heat("these words, on average", torch.stack([heat.grid for heat in strongest]).mean(dim=0))
-    shown = [whole, *(heat for heat in found if heat in strongest)]
+    score = sum(heat.max_similarity for heat in heat_maps)
+    strongest = sorted(heat_maps, key=lambda heat: heat.max_similarity, reverse=True)[:num_panels]
+    whole = WordHeatMap("these words, on average", torch.stack([heat.grid for heat in strongest]).mean(dim=0))
+    shown = [whole, *(heat for heat in heat_maps if heat in strongest)]
     lowest = max(0.0, min(float(heat.grid.min()) for heat in shown))
-    highest = max(heat.best for heat in shown)
+    highest = max(heat.max_similarity for heat in shown)
     height = round(PANEL_WIDTH * page.height / page.width)
-    canvas = Image.new("RGB", (GAP + len(shown) * (PANEL_WIDTH + GAP), HEAD + height + FOOT), PAPER)
+    canvas = Image.new("RGB", (GAP + len(shown) * (PANEL_WIDTH + GAP), HEADER_HEIGHT + height + FOOTER_HEIGHT), PAPER)
     pen = ImageDraw.Draw(canvas)
-    pen.text((GAP, 18), question, fill=INK, font=font(22))
+    pen.text((GAP, 18), question, fill=INK, font=load_font(22))
     pen.text(
         (GAP, 48),
         f"{name}   ·   score {score:.2f} = the best square of every word, added up",
-        fill=QUIET,
-        font=font(14),
+        fill=MUTED,
+        font=load_font(14),
     )
     for number, heat in enumerate(shown):
         left = GAP + number * (PANEL_WIDTH + GAP)
-        pen.text((left, HEAD - 22), heat.word, fill=INK, font=font(15))
-        best = f"best {heat.best:.2f}"
-        pen.text((left + PANEL_WIDTH - pen.textlength(best, font(13)), HEAD - 20), best, fill=QUIET, font=font(13))
-        canvas.paste(panel(page, heat, lowest, highest), (left, HEAD))
-        pen.rectangle((left, HEAD, left + PANEL_WIDTH - 1, HEAD + height - 1), outline=(214, 216, 222))
-    _legend(canvas, pen, HEAD + height + 22, lowest, highest)
+        pen.text((left, HEADER_HEIGHT - 22), heat.word, fill=INK, font=load_font(15))
+        best = f"best {heat.max_similarity:.2f}"
+        pen.text(
+            (left + PANEL_WIDTH - pen.textlength(best, load_font(13)), HEADER_HEIGHT - 20),
+            best,
+            fill=MUTED,
+            font=load_font(13),
+        )
+        canvas.paste(draw_panel(page, heat, lowest, highest), (left, HEADER_HEIGHT))
+        pen.rectangle(
+            (left, HEADER_HEIGHT, left + PANEL_WIDTH - 1, HEADER_HEIGHT + height - 1), outline=(214, 216, 222)
+        )
+    _draw_legend(canvas, pen, HEADER_HEIGHT + height + 22, lowest, highest)
     return canvas
 
 
-def _legend(canvas: Image.Image, pen: ImageDraw.ImageDraw, top: int, lowest: float, highest: float) -> None:
-    bar = coloured(np.broadcast_to(np.linspace(0, 1, PANEL_WIDTH), (14, PANEL_WIDTH))).astype(np.uint8)
+def _draw_legend(canvas: Image.Image, pen: ImageDraw.ImageDraw, top: int, lowest: float, highest: float) -> None:
+    bar = apply_colour_scale(np.broadcast_to(np.linspace(0, 1, PANEL_WIDTH), (14, PANEL_WIDTH))).astype(np.uint8)
     canvas.paste(Image.fromarray(bar), (GAP, top))
     pen.rectangle((GAP, top, GAP + PANEL_WIDTH - 1, top + 13), outline=(214, 216, 222))
     for share in (0.0, 0.5, 1.0):
         written = f"{lowest + share * (highest - lowest):.2f}"
-        left = GAP + share * PANEL_WIDTH - share * pen.textlength(written, font(13))
-        pen.text((left, top + 20), written, fill=QUIET, font=font(13))
-    pen.text((GAP + PANEL_WIDTH + 12, top - 2), "cosine of a word and a square of the page", fill=QUIET, font=font(14))
+        left = GAP + share * PANEL_WIDTH - share * pen.textlength(written, load_font(13))
+        pen.text((left, top + 20), written, fill=MUTED, font=load_font(13))
+    pen.text(
+        (GAP + PANEL_WIDTH + 12, top - 2), "cosine of a word and a square of the page", fill=MUTED, font=load_font(14)
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -147,14 +158,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--panels", type=int, default=2, help="words that get a picture of their own")
     parser.add_argument("--output", default="heat_map.png")
     given = parser.parse_args(arguments)
-    page = Image.open(given.page).convert("RGB") if given.page else chart_page()
-    with TemporaryDirectory() as spare, LLM(given.model or str(write(Path(spare)))) as llm:
-        found = heats(llm, given.question, page)
+    page = Image.open(given.page).convert("RGB") if given.page else draw_chart_page()
+    with TemporaryDirectory() as spare, LLM(given.model or str(write_checkpoint(Path(spare)))) as llm:
+        found = compute_heat_maps(llm, given.question, page)
     name = given.model or "a tiny model that knows a few words"
-    picture(page, found, given.question, name, given.panels).save(given.output)
+    draw_figure(page, found, given.question, name, given.panels).save(given.output)
     for heat in found:
         row, column = divmod(int(heat.grid.argmax()), heat.grid.shape[1])
-        print(f"{heat.word:15} {heat.best:6.3f}  in row {row + 1}, column {column + 1} of {list(heat.grid.shape)}")
+        print(
+            f"{heat.word:15} {heat.max_similarity:6.3f}  in row {row + 1}, column {column + 1} of "
+            f"{list(heat.grid.shape)}"
+        )
     print(f"{given.output} shows it")
 
 

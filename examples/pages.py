@@ -25,34 +25,34 @@ BARS = ((0.45, (206, 52, 44)), (0.8, (206, 52, 44)), (0.6, (46, 92, 190)), (0.95
 
 
 @cache
-def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+def load_font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size)
 
 
-def text_page() -> Image.Image:
-    page, pen = _sheet("Notes from the harbour")
+def draw_text_page() -> Image.Image:
+    page, pen = _new_page("Notes from the harbour")
     for number in range(24):
-        pen.text((MARGIN, 110 + 20 * number), LINES[number % len(LINES)], fill=INK, font=font(14))
+        pen.text((MARGIN, 110 + 20 * number), LINES[number % len(LINES)], fill=INK, font=load_font(14))
     return page
 
 
-def chart_page() -> Image.Image:
-    page, pen = _sheet("Catch by month")
+def draw_chart_page() -> Image.Image:
+    page, pen = _new_page("Catch by month")
     bottom, top, step = 460, 130, 76
     for line in range(5):
         y = bottom - line * (bottom - top) // 4
         pen.line((MARGIN + 30, y, WIDTH - MARGIN, y), fill=(222, 222, 226))
-        pen.text((MARGIN, y - 8), f"{line * 25} t", fill=INK, font=font(12))
+        pen.text((MARGIN, y - 8), f"{line * 25} t", fill=INK, font=load_font(12))
     for number, (share, colour) in enumerate(BARS):
         left = MARGIN + 36 + number * step
         pen.rectangle((left, bottom - share * (bottom - top), left + 52, bottom), fill=colour)
-        pen.text((left + 14, bottom + 8), ("Jan", "Feb", "Mar", "Apr", "May")[number], fill=INK, font=font(13))
+        pen.text((left + 14, bottom + 8), ("Jan", "Feb", "Mar", "Apr", "May")[number], fill=INK, font=load_font(13))
     for number, line in enumerate(LINES[:4]):
-        pen.text((MARGIN, 510 + 20 * number), line, fill=INK, font=font(14))
+        pen.text((MARGIN, 510 + 20 * number), line, fill=INK, font=load_font(14))
     return page
 
 
-def sea_page() -> Image.Image:
+def draw_sea_page() -> Image.Image:
     """A bright sky with the sun in it, over water that gets darker towards the viewer."""
     rows = np.linspace(0, 1, HEIGHT)[:, None, None]
     sky = np.array([176, 206, 236]) + rows * np.array([60, 30, 0])
@@ -63,7 +63,7 @@ def sea_page() -> Image.Image:
     return image
 
 
-def leaf_page() -> Image.Image:
+def draw_leaf_page() -> Image.Image:
     """Something green, out of focus."""
     down, across = np.mgrid[0:HEIGHT, 0:WIDTH] / 90
     light = 0.5 + 0.25 * np.sin(down + 0.6 * across) + 0.25 * np.cos(0.8 * across - 0.3 * down)
@@ -72,15 +72,15 @@ def leaf_page() -> Image.Image:
 
 
 PAGES: dict[str, Callable[[], Image.Image]] = {
-    "a page of text": text_page,
-    "a chart": chart_page,
-    "the sea": sea_page,
-    "leaves": leaf_page,
+    "a page of text": draw_text_page,
+    "a chart": draw_chart_page,
+    "the sea": draw_sea_page,
+    "leaves": draw_leaf_page,
 }
 
 
-def _sheet(title: str) -> tuple[Image.Image, ImageDraw.ImageDraw]:
+def _new_page(title: str) -> tuple[Image.Image, ImageDraw.ImageDraw]:
     page = Image.new("RGB", (WIDTH, HEIGHT), PAPER)
     pen = ImageDraw.Draw(page)
-    pen.text((MARGIN, 48), title, fill=INK, font=font(26))
+    pen.text((MARGIN, 48), title, fill=INK, font=load_font(26))
     return page, pen

@@ -21,7 +21,7 @@ from torch import Tensor
 # what the numbers of a vector say: more of a colour than of the others, three times; bright; busy; a word that means
 # nothing here; a token that is no word
 RED, GREEN, BLUE, BRIGHT, BUSY, OTHER, NO_WORD = range(7)
-KNOWN = {
+WORD_COLOURS = {
     "red": {RED: 1.0, GREEN: -0.5, BLUE: -0.5},
     "green": {GREEN: 1.0, RED: -0.5, BLUE: -0.5},
     "blue": {BLUE: 1.0, RED: -0.5, GREEN: -0.5},
@@ -30,7 +30,7 @@ KNOWN = {
     "dark": {BRIGHT: -1.0},
     "text": {BUSY: 1.0, BRIGHT: 0.3},
 }
-SPECIAL = [
+SPECIAL_TOKENS = [
     "<|endoftext|>",
     "<|im_start|>",
     "<|im_end|>",
@@ -39,8 +39,8 @@ SPECIAL = [
     "<|image_pad|>",
     "<|video_pad|>",
 ]
-UNKNOWN = "<unk>"
-WORDS = [*SPECIAL, UNKNOWN, *KNOWN]
+UNKNOWN_TOKEN = "<unk>"
+VOCABULARY = [*SPECIAL_TOKENS, UNKNOWN_TOKEN, *WORD_COLOURS]
 
 HIDDEN, HEAD, LAYERS = 32, 16, 1
 PATCH, MERGE, FRAMES, SEEN = 16, 2, 2, 16
@@ -54,14 +54,14 @@ CONFIG = {
     "architectures": ["ColQwen3"],
     "model_type": "colqwen3",
     "embed_dim": 8,
-    "image_token_id": WORDS.index("<|image_pad|>"),
-    "video_token_id": WORDS.index("<|video_pad|>"),
-    "vision_start_token_id": WORDS.index("<|vision_start|>"),
-    "vision_end_token_id": WORDS.index("<|vision_end|>"),
+    "image_token_id": VOCABULARY.index("<|image_pad|>"),
+    "video_token_id": VOCABULARY.index("<|video_pad|>"),
+    "vision_start_token_id": VOCABULARY.index("<|vision_start|>"),
+    "vision_end_token_id": VOCABULARY.index("<|vision_end|>"),
     "tie_word_embeddings": True,
     "text_config": {
         "model_type": "qwen3_vl_text",
-        "vocab_size": len(WORDS),
+        "vocab_size": len(VOCABULARY),
         "hidden_size": HIDDEN,
         "intermediate_size": HIDDEN,
         "num_hidden_layers": LAYERS,
@@ -103,15 +103,15 @@ CHAT_TEMPLATE = """{%- for message in messages -%}<|im_start|>
 {%- endfor -%}{%- endif -%}<|im_end|>{%- endfor -%}"""
 
 
-def write(folder: Path) -> Path:
+def write_checkpoint(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=2))
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR, indent=2))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     _write_tokenizer(folder)
     tensors = {
-        **{f"vlm.model.language_model.{name}": tensor for name, tensor in _language().items()},
-        **{f"vlm.model.visual.{name}": tensor for name, tensor in _tower().items()},
+        **{f"vlm.model.language_model.{name}": tensor for name, tensor in _language_weights().items()},
+        **{f"vlm.model.visual.{name}": tensor for name, tensor in _vision_weights().items()},
         "embedding_proj_layer.weight": torch.eye(8, HIDDEN),
         "embedding_proj_layer.bias": torch.zeros(8),
     }
@@ -121,21 +121,21 @@ def write(folder: Path) -> Path:
 
 def _write_tokenizer(folder: Path) -> None:
     """Whole words, whatever their case."""
-    vocabulary = {word: number for number, word in enumerate(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    vocabulary = {word: number for number, word in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN_TOKEN))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
     tokenizer.save(str(folder / "tokenizer.json"))
-    names = {"pad_token": "<|endoftext|>", "eos_token": "<|im_end|>", "unk_token": UNKNOWN}
+    names = {"pad_token": "<|endoftext|>", "eos_token": "<|im_end|>", "unk_token": UNKNOWN_TOKEN}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
 
 
-def _language() -> dict[str, Tensor]:
+def _language_weights() -> dict[str, Tensor]:
     """Words as they are in the table above; no layer changes them."""
-    words = torch.zeros(len(WORDS), HIDDEN)
-    for number, word in enumerate(WORDS):
-        for place, value in KNOWN.get(word, {NO_WORD if word in SPECIAL else OTHER: 1.0}).items():
+    words = torch.zeros(len(VOCABULARY), HIDDEN)
+    for number, word in enumerate(VOCABULARY):
+        for place, value in WORD_COLOURS.get(word, {NO_WORD if word in SPECIAL_TOKENS else OTHER: 1.0}).items():
             words[number, place] = value
     tensors = {"embed_tokens.weight": words, "norm.weight": torch.ones(HIDDEN)}
     for layer in range(LAYERS):
@@ -158,11 +158,11 @@ def _language() -> dict[str, Tensor]:
     return tensors
 
 
-def _tower() -> dict[str, Tensor]:
+def _vision_weights() -> dict[str, Tensor]:
     """Patches as their mean colour and how much they change, then four of them as one row; again no layer adds."""
     width = SEEN * PER_TOKEN
     tensors = {
-        "patch_embed.proj.weight": _kernel(),
+        "patch_embed.proj.weight": _patch_kernel(),
         "patch_embed.proj.bias": LEVEL * (torch.eye(SEEN)[SEEN // 2 - 1] - torch.eye(SEEN)[SEEN - 1]),
         "pos_embed.weight": torch.zeros(16, SEEN),
         "blocks.0.norm1.weight": torch.ones(SEEN),
@@ -188,11 +188,13 @@ def _tower() -> dict[str, Tensor]:
             f"{name}.linear_fc2.weight": torch.zeros(HIDDEN, width),
             f"{name}.linear_fc2.bias": torch.zeros(HIDDEN),
         }
-    _set_merger(*(tensors[f"merger.linear_{name}"] for name in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")))
+    _set_merger_weights(
+        *(tensors[f"merger.linear_{name}"] for name in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"))
+    )
     return tensors
 
 
-def _kernel() -> Tensor:
+def _patch_kernel() -> Tensor:
     """[numbers of a patch, colours, frames, rows, columns]: three means, and how much it is like stripes, two ways."""
     kernel = torch.zeros(SEEN, 3, FRAMES, PATCH, PATCH)
     share = 1 / (FRAMES * PATCH**2)
@@ -205,7 +207,7 @@ def _kernel() -> Tensor:
     return kernel
 
 
-def _set_merger(up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> None:
+def _set_merger_weights(up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> None:
     """Colours are means over patches; a change counts whichever its sign is, so that it comes twice."""
     mean = 1 / PER_TOKEN
     for colour in range(3):
@@ -228,7 +230,7 @@ def _set_merger(up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) ->
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="where to write the checkpoint")
-    print(write(parser.parse_args(arguments).folder))
+    print(write_checkpoint(parser.parse_args(arguments).folder))
 
 
 if __name__ == "__main__":

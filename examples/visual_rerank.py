@@ -17,12 +17,12 @@ from tempfile import TemporaryDirectory
 
 from pages import PAGES
 from PIL import Image
-from tiny_colqwen3 import write
+from tiny_colqwen3 import write_checkpoint
 
 from cenote import LLM
 
 
-def ranked(llm: LLM, question: str, pages: dict[str, Image.Image]) -> list[tuple[float, str]]:
+def rank_pages(llm: LLM, question: str, pages: dict[str, Image.Image]) -> list[tuple[float, str]]:
     """Every page with its score, the best first."""
     documents = [{"content": [{"type": "image_pil", "image_pil": page}]} for page in pages.values()]
     scores = [output.outputs.score for output in llm.score(question, documents, use_tqdm=False)]
@@ -36,9 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--question", default="Where is the red bar, and where is the text?")
     given = parser.parse_args(arguments)
     pages = {file: Image.open(file) for file in given.files} or {name: draw() for name, draw in PAGES.items()}
-    with TemporaryDirectory() as spare, LLM(given.model or str(write(Path(spare)))) as llm:
+    with TemporaryDirectory() as spare, LLM(given.model or str(write_checkpoint(Path(spare)))) as llm:
         print(given.question)
-        for place, (score, name) in enumerate(ranked(llm, given.question, pages), start=1):
+        for place, (score, name) in enumerate(rank_pages(llm, given.question, pages), start=1):
             print(f"{place}.  {score:7.3f}  {name}")
 
 

@@ -64,7 +64,7 @@ def test_files_are_ranked_as_the_command_prints_it(tmp_path: Path, capsys: pytes
     assert second.startswith("2.  ") and second.endswith("red.png")
 
 
-def test_a_word_is_hottest_where_the_page_shows_it(llm: LLM) -> None:
+def test_the_heat_map_is_highest_where_the_page_shows_the_word(llm: LLM) -> None:
     page: Image.Image = import_module("pages").chart_page()
 
     found: list[Any] = import_module("late_interaction_heat_map").heats(llm, "a red and a blue bar", page)

@@ -30,7 +30,7 @@ def run(code: str) -> str:
         "cenote.cli.main",
     ],
 )
-def test_what_needs_no_model_needs_no_torch(modules: str) -> None:
+def test_modules_that_need_no_model_do_not_import_torch(modules: str) -> None:
     assert run(f"import sys, {modules}; print('torch' in sys.modules)").split() == ["False"]
 
 
@@ -52,7 +52,7 @@ print(*loaded)
     assert not {*PEERS, "cloudpickle", default_folder.parent.name} & set(loaded)
 
 
-def test_a_program_that_forgets_to_close_ends_all_the_same(default_folder: Path) -> None:
+def test_a_program_that_does_not_close_the_llm_still_exits(default_folder: Path) -> None:
     code = "import cenote; llm = cenote.LLM(); print(len(llm.embed('a', use_tqdm=False)[0].outputs.embedding))"
 
     assert run(code).split() == ["384"]
@@ -77,7 +77,7 @@ def test_only_the_benchmark_imports_what_it_compares_with(path: Path) -> None:
     assert not {name.split(".")[0] for name in imports} & {*PEERS, "pytest", "tests"}
 
 
-def test_what_comes_with_another_package_does_come_with_it() -> None:
+def test_dependencies_that_are_not_declared_come_with_declared_ones() -> None:
     """tqdm is not in our own list, which is kept short."""
     names = [re.split(r"[\s<>=!~;\[(]", each)[0].lower() for each in requires("huggingface_hub") or []]
 

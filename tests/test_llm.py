@@ -31,7 +31,7 @@ from cenote.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from tests.tiny import WORDS, change_config, logits, tiny_bert, tiny_bert_classifier, tiny_bert_tagger
+from tests.tiny import WORDS, change_config, compute_logits, tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier
 
 MakeTiny = Callable[..., LLM]
 RAW = PoolingParams(use_activation=False)
@@ -44,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tiny_bert(folders["embedder"])
     tiny_bert_classifier(folders["classifier"], num_labels=3)
     tiny_bert_classifier(folders["cross"], num_labels=1)
-    tiny_bert_tagger(folders["tagger"], num_labels=4)
+    tiny_bert_token_classifier(folders["tagger"], num_labels=4)
     return folders
 
 
@@ -62,7 +62,7 @@ def tiny(folders: dict[str, Path]) -> Iterator[MakeTiny]:
         llm.close()
 
 
-def vectors(outputs: list[Any]) -> torch.Tensor:
+def get_vectors(outputs: list[Any]) -> torch.Tensor:
     return torch.stack([output.outputs.data for output in outputs])
 
 
@@ -117,7 +117,9 @@ def test_an_embedding_is_a_list_of_numbers_of_length_one(llm: LLM) -> None:
 
 
 def test_near_meanings_have_near_vectors(llm: LLM) -> None:
-    one, near, far = vectors(llm.embed(["A man is eating food.", "A man eats something.", "The stock market fell."]))
+    one, near, far = get_vectors(
+        llm.embed(["A man is eating food.", "A man eats something.", "The stock market fell."])
+    )
 
     assert one @ near > 0.6 > 0.3 > one @ far
 
@@ -131,12 +133,14 @@ def test_probabilities_are_what_the_reference_gives(tiny: MakeTiny, folders: dic
     assert isinstance(outputs[0], ClassificationRequestOutput)
     assert isinstance(outputs[0].outputs, ClassificationOutput)
     assert outputs[0].outputs.num_classes == len(outputs[0].outputs.probs) == 3
-    expected = torch.stack(logits(reference, [output.prompt_token_ids for output in outputs]))
-    assert_close(vectors(outputs), expected.softmax(dim=-1), atol=1e-5, rtol=1e-4)
-    assert_close(vectors(llm.classify(["the cat", "a red bird"], pooling_params=RAW)), expected, atol=1e-4, rtol=1e-4)
+    expected = torch.stack(compute_logits(reference, [output.prompt_token_ids for output in outputs]))
+    assert_close(get_vectors(outputs), expected.softmax(dim=-1), atol=1e-5, rtol=1e-4)
+    assert_close(
+        get_vectors(llm.classify(["the cat", "a red bird"], pooling_params=RAW)), expected, atol=1e-4, rtol=1e-4
+    )
 
 
-def test_a_reward_is_told_for_every_token(tiny: MakeTiny) -> None:
+def test_reward_returns_a_value_for_every_token(tiny: MakeTiny) -> None:
     llm = tiny("tagger")
 
     (output,) = llm.reward("the cat is red")
@@ -172,7 +176,7 @@ def test_a_score_is_a_number(llm: LLM) -> None:
         (ClassificationOutput, "pooled_data should be a 1-D probability vector"),
     ],
 )
-def test_an_answer_of_the_wrong_shape_is_refused(output: Any, words: str) -> None:
+def test_output_data_of_the_wrong_shape_is_refused(output: Any, words: str) -> None:
     with pytest.raises(BadRequest, match=words):
         output(torch.zeros(2, 3))
 
@@ -186,12 +190,12 @@ def test_request_ids_are_increasing_numbers(llm: LLM) -> None:
 def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     texts = [" ".join(["word"] * (1 + 7 * number % 50)) + f" {number}" for number in range(60)]
 
-    together = vectors(llm.embed(texts))
+    together = get_vectors(llm.embed(texts))
 
-    assert_close(together, torch.cat([vectors(llm.embed(text)) for text in texts]), atol=1e-5, rtol=1e-4)
+    assert_close(together, torch.cat([get_vectors(llm.embed(text)) for text in texts]), atol=1e-5, rtol=1e-4)
 
 
-def test_what_can_be_asked_of_a_model_itself(llm: LLM, tiny: MakeTiny) -> None:
+def test_properties_of_the_loaded_model(llm: LLM, tiny: MakeTiny) -> None:
     assert llm.supported_tasks == ("embed", "token_embed")
     assert llm.pooling_task == "embed"
     assert llm.model_config.hf_config.hidden_size == 384
@@ -206,9 +210,9 @@ def test_what_can_be_asked_of_a_model_itself(llm: LLM, tiny: MakeTiny) -> None:
 
 
 def test_without_activation_an_embedding_is_not_normalised(llm: LLM) -> None:
-    (plain,) = vectors(llm.embed("a b c"))
-    (new,) = vectors(llm.embed("a b c", pooling_params=PoolingParams(use_activation=False)))
-    (old,) = vectors(llm.embed("a b c", pooling_params=PoolingParams(normalize=False)))
+    (plain,) = get_vectors(llm.embed("a b c"))
+    (new,) = get_vectors(llm.embed("a b c", pooling_params=PoolingParams(use_activation=False)))
+    (old,) = get_vectors(llm.embed("a b c", pooling_params=PoolingParams(normalize=False)))
 
     assert_close(new, old)
     assert abs(float(new.norm()) - 1) > 0.1
@@ -218,14 +222,14 @@ def test_without_activation_an_embedding_is_not_normalised(llm: LLM) -> None:
 def test_the_config_decides_where_the_call_does_not(tiny: MakeTiny) -> None:
     for spelling in ("use_activation", "normalize"):
         llm = tiny(pooler_config={spelling: False})
-        (raw,) = vectors(llm.embed("the cat"))
-        (unit,) = vectors(llm.embed("the cat", pooling_params=PoolingParams(normalize=True)))
+        (raw,) = get_vectors(llm.embed("the cat"))
+        (unit,) = get_vectors(llm.embed("the cat", pooling_params=PoolingParams(normalize=True)))
         assert abs(float(raw.norm()) - 1) > 0.1
         assert_close(F.normalize(raw, dim=0), unit)
 
 
 def test_every_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
-    first, second = vectors(llm.embed(["a", "a"], pooling_params=[PoolingParams(), RAW]))
+    first, second = get_vectors(llm.embed(["a", "a"], pooling_params=[PoolingParams(), RAW]))
 
     assert float(first.norm()) == pytest.approx(1.0, abs=1e-5)
     assert abs(float(second.norm()) - 1) > 0.1
@@ -261,20 +265,20 @@ def test_score_is_the_older_name_of_a_cross_encoders_classify(llm: LLM, tiny: Ma
 
 @pytest.mark.parametrize("spelling", ["logit_mean", "logit_bias"])
 def test_logits_are_shifted_and_scaled(tiny: MakeTiny, spelling: str) -> None:
-    plain = vectors(tiny("classifier").classify("the cat", pooling_params=RAW))
+    plain = get_vectors(tiny("classifier").classify("the cat", pooling_params=RAW))
     shifted = tiny("classifier", pooler_config={spelling: 1.5, "logit_sigma": 2.0})
 
-    assert_close(vectors(shifted.classify("the cat", pooling_params=RAW)), (plain - 1.5) / 2.0)
+    assert_close(get_vectors(shifted.classify("the cat", pooling_params=RAW)), (plain - 1.5) / 2.0)
 
 
 def test_the_pooler_may_be_named_in_the_older_way(tiny: MakeTiny) -> None:
     last = tiny(override_pooler_config=PoolerConfig(pooling_type="LAST", normalize=False))
     (row,) = (output.outputs.data for output in last.encode("the cat", pooling_task="token_embed"))
 
-    assert_close(vectors(last.embed("the cat"))[0], row[-1])
+    assert_close(get_vectors(last.embed("the cat"))[0], row[-1])
 
 
-def test_the_task_of_the_oldest_guide_is_understood(tiny: MakeTiny, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_deprecated_task_option_is_accepted(tiny: MakeTiny, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "cenote"):
         assert tiny(task="embed").supported_tasks == ("embed", "token_embed")
         assert tiny("cross", task="score").supported_tasks == ("classify", "token_classify")
@@ -296,7 +300,7 @@ def test_a_task_in_the_config_allows_no_other(tiny: MakeTiny) -> None:
 # Matryoshka
 
 
-def test_a_model_not_made_for_it_gives_one_size_only(llm: LLM) -> None:
+def test_a_model_without_matryoshka_training_has_one_embedding_size(llm: LLM) -> None:
     words = (
         'Model "mini" does not support matryoshka representation, changing output dimensions will lead to poor results.'
     )
@@ -308,10 +312,10 @@ def test_a_model_not_made_for_it_gives_one_size_only(llm: LLM) -> None:
 
 def test_sizes_of_the_list_are_cut_and_normalised_again(tiny: MakeTiny) -> None:
     llm = tiny(hf_overrides={"matryoshka_dimensions": [8, 16]})
-    (whole,) = vectors(llm.embed("the cat", pooling_params=RAW))
+    (whole,) = get_vectors(llm.embed("the cat", pooling_params=RAW))
 
     for size in (8, 16):
-        (short,) = vectors(llm.embed("the cat", pooling_params=PoolingParams(dimensions=size)))
+        (short,) = get_vectors(llm.embed("the cat", pooling_params=PoolingParams(dimensions=size)))
         assert_close(short, F.normalize(whole[:size], dim=0))
     with pytest.raises(BadRequest) as caught:
         llm.embed("the cat", pooling_params=PoolingParams(dimensions=9))
@@ -321,12 +325,12 @@ def test_sizes_of_the_list_are_cut_and_normalised_again(tiny: MakeTiny) -> None:
     )
 
 
-def test_any_size_will_do_where_no_list_says_otherwise(tiny: MakeTiny) -> None:
+def test_any_size_is_accepted_where_no_list_of_sizes_is_given(tiny: MakeTiny) -> None:
     llm = tiny(hf_overrides={"is_matryoshka": True}, pooler_config={"dimensions": 4})
 
-    assert vectors(llm.embed("a")).shape == (1, 4)
+    assert get_vectors(llm.embed("a")).shape == (1, 4)
     for size in (1, 5, 32):
-        assert vectors(llm.embed("a", pooling_params=PoolingParams(dimensions=size))).shape == (1, size)
+        assert get_vectors(llm.embed("a", pooling_params=PoolingParams(dimensions=size))).shape == (1, size)
     for size in (0, -1, 33):
         with pytest.raises(BadRequest, match=rf"only supports dimensions in range \[1, 32\], got {size}."):
             llm.embed("a", pooling_params=PoolingParams(dimensions=size))
@@ -431,7 +435,7 @@ REFUSALS: list[tuple[str, Callable[[LLM], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "words"), [row[1:] for row in REFUSALS], ids=[row[0] for row in REFUSALS])
-def test_a_refusal_says_why_and_the_model_goes_on(
+def test_an_invalid_request_raises_and_the_next_one_succeeds(
     llm: LLM, call: Callable[[LLM], Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words) as caught:
@@ -441,7 +445,7 @@ def test_a_refusal_says_why_and_the_model_goes_on(
     assert len(llm.embed("still here")) == 1
 
 
-def test_the_missing_task_is_answered_with_the_choices(llm: LLM) -> None:
+def test_a_missing_task_is_refused_with_the_supported_tasks(llm: LLM) -> None:
     with pytest.raises(BadRequest) as caught:
         llm.encode("a")
     for word in ("LLM.embed", "LLM.classify", "LLM.score", "token_embed", "token_classify"):
@@ -498,7 +502,7 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) 
     ],
     ids=str,
 )
-def test_options_that_cannot_be_are_refused_at_the_start(
+def test_invalid_options_are_refused_at_load_time(
     folders: dict[str, Path], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
@@ -508,7 +512,7 @@ def test_options_that_cannot_be_are_refused_at_the_start(
 # truncation is done and told
 
 
-def test_a_text_that_was_cut_tells_how_long_it_was(llm: LLM) -> None:
+def test_a_truncated_text_reports_its_original_length(llm: LLM) -> None:
     (output,) = llm.embed("a " * 500, tokenization_kwargs={"truncate_prompt_tokens": -1})
 
     assert output.num_prompt_tokens == 256
@@ -527,7 +531,7 @@ def test_a_text_of_the_models_length_fits(tiny: MakeTiny) -> None:
 # the bar
 
 
-def test_a_bar_shows_how_far_a_call_is(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_shows_the_progress_of_a_call(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     llm.embed(["a"] * 5)
 
     shown = capsys.readouterr().err
@@ -537,7 +541,7 @@ def test_a_bar_shows_how_far_a_call_is(llm: LLM, capsys: pytest.CaptureFixture[s
     assert "toks/s, output: 0.00 toks/s" in shown
 
 
-def test_no_bar_is_shown_where_none_is_wanted(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_use_tqdm_false_shows_no_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     llm.embed(["a"] * 5, use_tqdm=False)
     llm.score("a", "b", use_tqdm=False)
 
@@ -545,7 +549,7 @@ def test_no_bar_is_shown_where_none_is_wanted(llm: LLM, capsys: pytest.CaptureFi
     assert captured.err == captured.out == ""
 
 
-def test_a_callable_makes_the_bar(llm: LLM) -> None:
+def test_use_tqdm_accepts_a_callable(llm: LLM) -> None:
     made: list[Any] = []
     page = io.StringIO()
 
@@ -567,7 +571,7 @@ def test_a_callable_makes_the_bar(llm: LLM) -> None:
     assert made[0][0]["postfix"] == "est. speed input: 0.00 toks/s, output: 0.00 toks/s"
 
 
-def test_a_bar_is_closed_when_the_call_fails(llm: LLM) -> None:
+def test_the_progress_bar_is_closed_when_the_call_fails(llm: LLM) -> None:
     bars: list[Any] = []
 
     def make(**options: Any) -> Any:
@@ -598,7 +602,7 @@ def test_a_long_text_is_the_weighted_mean_of_its_chunks(tiny: MakeTiny, caplog: 
     with caplog.at_level(logging.INFO, "cenote"):
         (whole,) = llm.embed(text)
         messages = list(caplog.messages)
-    parts = vectors(llm.embed(chunks))
+    parts = get_vectors(llm.embed(chunks))
 
     weights = torch.tensor([66.0, 66.0, 23.0])[:, None]
     mean = (parts * weights).sum(dim=0) / weights.sum()
@@ -613,21 +617,21 @@ def test_a_long_text_is_the_weighted_mean_of_its_chunks(tiny: MakeTiny, caplog: 
 def test_without_activation_chunks_are_merged_raw(tiny: MakeTiny) -> None:
     llm = tiny(pooler_config=PoolerConfig(pooling_type="MEAN", enable_chunked_processing=True))
     ids = [7 + number % 90 for number in range(100)]
-    parts = vectors(llm.embed([ids[:66], ids[66:]], pooling_params=RAW))
+    parts = get_vectors(llm.embed([ids[:66], ids[66:]], pooling_params=RAW))
 
-    (whole,) = vectors(llm.embed([ids], pooling_params=RAW))
+    (whole,) = get_vectors(llm.embed([ids], pooling_params=RAW))
 
     assert_close(whole, (parts[0] * 66 + parts[1] * 34) / 100, atol=1e-5, rtol=1e-4)
 
 
-def test_long_and_short_texts_may_stand_side_by_side(tiny: MakeTiny) -> None:
+def test_long_and_short_texts_can_be_mixed_in_one_call(tiny: MakeTiny) -> None:
     llm = tiny(pooler_config={"enable_chunked_processing": True})
     prompts = [random_words(200), "the cat", random_words(66), [7] * 66, [7] * 67]
 
     together = llm.embed(prompts)
 
-    alone = torch.cat([vectors(llm.embed([prompt] if isinstance(prompt, list) else prompt)) for prompt in prompts])
-    assert_close(vectors(together), alone, atol=1e-5, rtol=1e-4)
+    alone = torch.cat([get_vectors(llm.embed([prompt] if isinstance(prompt, list) else prompt)) for prompt in prompts])
+    assert_close(get_vectors(together), alone, atol=1e-5, rtol=1e-4)
     assert [output.num_prompt_tokens for output in together] == [202, 4, 68, 66, 67]
 
 
@@ -637,7 +641,7 @@ def test_a_text_that_fits_is_not_chunked(tiny: MakeTiny, caplog: pytest.LogCaptu
 
     with caplog.at_level(logging.INFO, "cenote"):
         caplog.clear()
-        assert_close(vectors(llm.embed("the cat")), vectors(plain.embed("the cat")))
+        assert_close(get_vectors(llm.embed("the cat")), get_vectors(plain.embed("the cat")))
     assert caplog.messages == []
 
 
@@ -705,15 +709,15 @@ def test_a_very_long_text_needs_little_memory(tiny: MakeTiny) -> None:
 # prompts given as embeddings
 
 
-def test_embeddings_of_tokens_are_as_good_as_their_ids(tiny: MakeTiny) -> None:
+def test_prompt_embeds_give_the_same_result_as_token_ids(tiny: MakeTiny) -> None:
     llm = tiny(enable_prompt_embeds=True, pooler_config={"enable_chunked_processing": True})
     table = llm.engine.model.backbone.embed.tokens.weight.detach()  # type: ignore[union-attr]
     prompts = [[2, 7, 8, 9, 3], [2, 3], [7 + number % 90 for number in range(150)]]
 
-    by_rows = vectors(llm.embed([{"prompt_embeds": table[ids]} for ids in prompts]))
-    mixed = vectors(llm.embed([prompts[0], {"prompt_embeds": table[prompts[1]]}, prompts[2]]))
+    by_rows = get_vectors(llm.embed([{"prompt_embeds": table[ids]} for ids in prompts]))
+    mixed = get_vectors(llm.embed([prompts[0], {"prompt_embeds": table[prompts[1]]}, prompts[2]]))
 
-    by_ids = vectors(llm.embed(prompts))
+    by_ids = get_vectors(llm.embed(prompts))
     assert_close(by_rows, by_ids, atol=1e-5, rtol=1e-4)
     assert_close(mixed, by_ids, atol=1e-5, rtol=1e-4)
     with pytest.raises(BadRequest, match=r"prompt_embeds has the shape \(3, 31\), this model reads \[tokens, 32\]"):
@@ -752,7 +756,7 @@ def test_pooling_may_leave_the_prompt_out(tmp_path: Path) -> None:
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
 
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        (vector,) = vectors(llm.embed("the cat", prompt="search query: "))
+        (vector,) = get_vectors(llm.embed("the cat", prompt="search query: "))
         (rows,) = (output.outputs.data for output in llm.encode("search query: the cat", pooling_task="token_embed"))
 
     assert_close(vector, rows[4:].mean(dim=0))  # [CLS] search query : | the cat [SEP]
@@ -761,7 +765,7 @@ def test_pooling_may_leave_the_prompt_out(tmp_path: Path) -> None:
 # the end
 
 
-def test_a_closed_model_says_so_at_once(tiny: MakeTiny) -> None:
+def test_a_closed_model_raises_at_once(tiny: MakeTiny) -> None:
     llm = tiny()
     llm.close()
 
@@ -774,9 +778,9 @@ def test_a_closed_model_says_so_at_once(tiny: MakeTiny) -> None:
     assert time.monotonic() - began < 1
 
 
-def test_a_model_nobody_holds_ends_its_threads(tiny: MakeTiny, folders: dict[str, Path]) -> None:
+def test_a_garbage_collected_model_stops_its_threads(tiny: MakeTiny, folders: dict[str, Path]) -> None:
     llm = LLM(str(folders["embedder"]), dtype="float32", device="cpu")
-    threads = [part.thread for part in (llm.engine.loop, llm.engine.intake, llm.engine.watchdog)]
+    threads = [part.thread for part in (llm.engine.loop, llm.engine.tokenizer_worker, llm.engine.watchdog)]
     llm.embed("a")
 
     del llm
@@ -788,12 +792,12 @@ def test_a_model_nobody_holds_ends_its_threads(tiny: MakeTiny, folders: dict[str
 
 
 def test_many_threads_may_share_a_model(llm: LLM) -> None:
-    expected = vectors(llm.embed(["a b", "c"]))
+    expected = get_vectors(llm.embed(["a b", "c"]))
     wrong: list[object] = []
 
     def call() -> None:
         for _ in range(5):
-            got = vectors(llm.embed(["a b", "c"], use_tqdm=False))
+            got = get_vectors(llm.embed(["a b", "c"], use_tqdm=False))
             if not torch.allclose(got, expected, atol=1e-5):
                 wrong.append(got)
 

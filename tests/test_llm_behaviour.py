@@ -19,7 +19,7 @@ from cenote import LLM, LoadError, PoolerConfig, PoolingParams
 from cenote.config.engine import EngineConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.errors import BadRequest, EngineStopped
-from cenote.loading.load import LoadedModel, load
+from cenote.loading.load import LoadedModel, load_model
 from cenote.protocol.requests import PoolRequest
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier, tiny_qwen3
 
@@ -30,7 +30,7 @@ def llm() -> Any:
         yield model
 
 
-def test_an_answer_does_not_carry_its_batch_along(llm: LLM) -> None:
+def test_a_pickled_output_does_not_contain_its_batch(llm: LLM) -> None:
     outputs = llm.embed(["one text of many"] * 64, use_tqdm=False)
 
     carried = pickle.dumps(outputs[0])
@@ -38,7 +38,7 @@ def test_an_answer_does_not_carry_its_batch_along(llm: LLM) -> None:
     assert pickle.loads(carried).outputs.embedding == outputs[0].outputs.embedding
 
 
-def test_answers_are_freed_when_their_caller_lets_them_go(llm: LLM) -> None:
+def test_outputs_are_freed_when_the_caller_drops_them(llm: LLM) -> None:
     pending = llm.engine.submit(PoolRequest(task="embed", inputs=["a", "b"]))
     pending.wait()
     watched = weakref.ref(pending)
@@ -53,7 +53,7 @@ def test_answers_are_freed_when_their_caller_lets_them_go(llm: LLM) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python warns of forks while threads run, rightly
-def test_a_forked_child_is_told_that_the_engine_stayed_behind(llm: LLM) -> None:
+def test_using_the_engine_after_fork_raises(llm: LLM) -> None:
     child = os.fork()
     if child == 0:  # no pytest in here: the status is the verdict
         try:
@@ -67,29 +67,31 @@ def test_a_forked_child_is_told_that_the_engine_stayed_behind(llm: LLM) -> None:
 
 def test_a_short_text_overtakes_the_chunks_of_a_long_one() -> None:
     chunked = PoolerConfig(enable_chunked_processing=True)
-    config = EngineConfig.of(device="cpu", pooler_config=chunked, max_num_batched_tokens=512)
-    engine = PoolingEngine(load(config), config)
+    config = EngineConfig.from_kwargs(device="cpu", pooler_config=chunked, max_num_batched_tokens=512)
+    engine = PoolingEngine(load_model(config), config)
     try:
         long = engine.submit(PoolRequest(task="embed", inputs=["river stone " * 60_000]))
         short = engine.submit(PoolRequest(task="embed", inputs=["short"]))
         short.wait()
 
         assert not long.future.done()
-        assert engine.loop.scheduler.waiting_tokens <= 2 * engine.intake.max_waiting_tokens
+        assert engine.loop.scheduler.num_waiting_tokens <= 2 * engine.tokenizer_worker.max_waiting_tokens
     finally:
         engine.stop()
 
 
 def test_none_leaves_an_option_alone_and_torch_types_have_names() -> None:
-    config = EngineConfig.of(max_num_seqs=None, io_processor_plugin=None, kv_cache_dtype="auto", dtype=torch.bfloat16)
+    config = EngineConfig.from_kwargs(
+        max_num_seqs=None, io_processor_plugin=None, kv_cache_dtype="auto", dtype=torch.bfloat16
+    )
 
     assert config == EngineConfig(dtype="bfloat16")
 
 
 @pytest.mark.parametrize("given", [{"convert": "clasify"}, {"runner": "poling"}, {"scheduling_policy": "prio"}])
-def test_a_word_that_is_no_choice_is_refused(given: dict[str, str]) -> None:
+def test_a_value_outside_the_choices_is_refused(given: dict[str, str]) -> None:
     with pytest.raises(BadRequest, match="there are: "):
-        EngineConfig.of(**given)
+        EngineConfig.from_kwargs(**given)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +107,12 @@ def test_a_word_that_is_no_choice_is_refused(given: dict[str, str]) -> None:
     ],
     ids=str,
 )
-def test_a_pooler_setting_of_another_kind_is_refused(given: dict[str, Any]) -> None:
+def test_a_pooler_setting_of_the_wrong_type_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=next(iter(given))):
-        PoolerConfig.of(given)
+        PoolerConfig.from_value(given)
 
 
-def test_parameters_of_another_kind_are_refused() -> None:
+def test_parameters_of_the_wrong_type_are_refused() -> None:
     with pytest.raises(BadRequest, match="use_activation is bool, got 'no'"):
         PoolingParams(use_activation="no")  # type: ignore[arg-type]
 
@@ -121,13 +123,13 @@ def test_the_outputs_are_exported() -> None:
     }
 
 
-def test_older_truncation_in_the_parameters_is_followed(llm: LLM) -> None:
+def test_truncate_prompt_tokens_in_pooling_params_is_applied(llm: LLM) -> None:
     (output,) = llm.embed("a b c d e f g", pooling_params=PoolingParams(truncate_prompt_tokens=5), use_tqdm=False)
 
     assert len(output.prompt_token_ids) == 5 and output.num_input_tokens == 9
 
 
-def test_the_model_tells_about_itself(llm: LLM) -> None:
+def test_the_model_config_describes_the_model(llm: LLM) -> None:
     config = llm.model_config
 
     assert (config.max_model_len, config.dtype, config.hf_config.hidden_size) == (256, torch.float32, 384)
@@ -143,7 +145,7 @@ def test_a_callers_tokenizer_is_a_copy(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("device", ["mps", "meta", "cuda:99", "nonsense"])
-def test_a_device_that_is_not_there_is_one_line(device: str) -> None:
+def test_an_unavailable_device_gives_a_one_line_error(device: str) -> None:
     with pytest.raises(LoadError, match="device="):
         LLM(device=device)
 
@@ -159,19 +161,21 @@ def test_a_device_that_is_not_there_is_one_line(device: str) -> None:
     ],
     ids=str,
 )
-def test_an_odd_value_in_config_json_is_one_line_that_names_the_file(odd: dict[str, Any], tmp_path: Path) -> None:
+def test_an_invalid_value_in_config_json_gives_a_one_line_error_naming_the_file(
+    odd: dict[str, Any], tmp_path: Path
+) -> None:
     tiny_bert(tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**values, **odd}))
 
     with pytest.raises(LoadError) as caught:
-        load(EngineConfig.of(str(tmp_path), device="cpu"))
+        load_model(EngineConfig.from_kwargs(str(tmp_path), device="cpu"))
 
     assert "\n" not in str(caught.value)
 
 
-def loaded(folder: Path, **options: Any) -> LoadedModel:
-    return load(EngineConfig.of(str(folder), dtype="float32", device="cpu", **options))
+def load_from(folder: Path, **options: Any) -> LoadedModel:
+    return load_model(EngineConfig.from_kwargs(str(folder), dtype="float32", device="cpu", **options))
 
 
 def test_rotary_overrides_in_the_older_words_change_newer_files(tmp_path: Path) -> None:
@@ -179,8 +183,8 @@ def test_rotary_overrides_in_the_older_words_change_newer_files(tmp_path: Path) 
     change_config(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 66}
 
-    other_theta = loaded(tmp_path, hf_overrides={"rope_theta": 100.0}).description
-    stretched = loaded(tmp_path, hf_overrides={"rope_scaling": scaling}).description
+    other_theta = load_from(tmp_path, hf_overrides={"rope_theta": 100.0}).description
+    stretched = load_from(tmp_path, hf_overrides={"rope_scaling": scaling}).description
 
     assert other_theta.architecture.backbone.rope is not None and other_theta.architecture.backbone.rope.theta == 100.0
     assert stretched.max_length.value == 264
@@ -193,7 +197,7 @@ def test_overrides_may_be_a_function_that_sets_attributes(tmp_path: Path) -> Non
         config.is_matryoshka = True
         return config
 
-    assert loaded(tmp_path, hf_overrides=change).description.plan.matryoshka.supported
+    assert load_from(tmp_path, hf_overrides=change).description.plan.matryoshka.is_supported
 
 
 def test_sentence_transformers_files_say_nothing_about_a_classifier(tmp_path: Path) -> None:
@@ -208,6 +212,6 @@ def test_sentence_transformers_files_say_nothing_about_a_classifier(tmp_path: Pa
     ]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
 
-    plan = loaded(tmp_path).description.plan
+    plan = load_from(tmp_path).description.plan
 
-    assert (plan.sequence.value, plan.use_activation.value) == (("CLS",), True)
+    assert (plan.seq_pooling_types.value, plan.use_activation.value) == (("CLS",), True)

@@ -12,7 +12,7 @@ import pytest
 
 from cenote import LLM, PoolingParams
 from cenote.errors import BadRequest, InputTooLong, Unsupported
-from tests.api.image_helpers import CAT, DOG, data_uri, save_tiny_judge
+from tests.api.image_helpers import CAT, DOG, data_uri, save_tiny_vl_reranker
 from tests.models.tiny_qwen3_vl import IMAGE, save_tiny_qwen3_vl
 
 
@@ -24,11 +24,11 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
         yield llm
 
 
-def embedded(llm: LLM, prompt: Any) -> Any:
+def embed_prompt(llm: LLM, prompt: Any) -> Any:
     return np.stack([each.outputs.data.numpy() for each in llm.embed(prompt, use_tqdm=False)])
 
 
-def beside(text: Any, image: Any, **more: Any) -> dict[str, Any]:
+def with_image(text: Any, image: Any, **more: Any) -> dict[str, Any]:
     return {
         "prompt" if isinstance(text, str) else "prompt_token_ids": text,
         "multi_modal_data": {"image": image},
@@ -50,33 +50,36 @@ def test_an_image_is_the_same_in_every_form(llm: LLM, tmp_path: Path) -> None:
         (CAT,),
     ]
 
-    found = embedded(llm, [beside(f"{IMAGE}the cat", form) for form in forms])
+    found = embed_prompt(llm, [with_image(f"{IMAGE}the cat", form) for form in forms])
 
-    expected = embedded(llm, beside(f"{IMAGE}the cat", CAT))
+    expected = embed_prompt(llm, with_image(f"{IMAGE}the cat", CAT))
     np.testing.assert_allclose(found, np.repeat(expected, len(forms), axis=0), atol=1e-5)
-    assert np.abs(expected - embedded(llm, beside(f"{IMAGE}the cat", DOG))).max() > 0.01
+    assert np.abs(expected - embed_prompt(llm, with_image(f"{IMAGE}the cat", DOG))).max() > 0.01
 
 
-def test_token_ids_may_have_marks_too(llm: LLM) -> None:
+def test_token_ids_may_contain_image_placeholders(llm: LLM) -> None:
     ids = llm.get_tokenizer().encode(f"{IMAGE}the cat{IMAGE}").ids
     keys = {"multi_modal_uuids": {"image": ["a", "b"]}, "cache_salt": "salt"}
 
-    found = embedded(llm, beside(ids, [CAT, DOG], **keys))
+    found = embed_prompt(llm, with_image(ids, [CAT, DOG], **keys))
 
-    np.testing.assert_allclose(found, embedded(llm, beside(f"{IMAGE}the cat{IMAGE}", [CAT, DOG])), atol=1e-5)
-    (output,) = llm.embed(beside(ids, [CAT, DOG]), use_tqdm=False)
+    np.testing.assert_allclose(found, embed_prompt(llm, with_image(f"{IMAGE}the cat{IMAGE}", [CAT, DOG])), atol=1e-5)
+    (output,) = llm.embed(with_image(ids, [CAT, DOG]), use_tqdm=False)
     assert len(output.prompt_token_ids) > len(ids)
 
 
-def test_a_prompt_may_say_how_its_images_are_read(llm: LLM) -> None:
-    prompts = [beside(IMAGE, CAT), beside(IMAGE, CAT, mm_processor_kwargs={"max_pixels": 256})]
+def test_a_prompt_may_have_its_own_mm_processor_kwargs(llm: LLM) -> None:
+    prompts = [
+        with_image(IMAGE, CAT),
+        with_image(IMAGE, CAT, mm_processor_kwargs={"max_pixels": 256}),
+    ]
 
     usual, smaller = (len(each.prompt_token_ids) for each in llm.embed(prompts, use_tqdm=False))
 
     assert smaller < usual
 
 
-def test_scores_take_parts_and_say_how_images_are_read(llm: LLM) -> None:
+def test_score_takes_content_parts_and_mm_processor_kwargs(llm: LLM) -> None:
     cat, same = ({"content": [{"type": kind, kind: image}]} for kind, image in (("image_pil", CAT), ("image", CAT)))
     dog = {"content": [{"type": "text", "text": "the dog"}, {"type": "image_url", "image_url": {"url": data_uri(DOG)}}]}
     params = PoolingParams(extra_kwargs={"mm_processor_kwargs": {"max_pixels": 256}})
@@ -88,10 +91,10 @@ def test_scores_take_parts_and_say_how_images_are_read(llm: LLM) -> None:
     assert len(smaller.prompt_token_ids) < len(usual.prompt_token_ids)
 
 
-def test_a_classifier_sees(tmp_path: Path) -> None:
-    save_tiny_judge(tmp_path)
+def test_a_classifier_accepts_images(tmp_path: Path) -> None:
+    save_tiny_vl_reranker(tmp_path)
     with LLM(str(tmp_path), dtype="float32", device="cpu") as judge:
-        cat, dog = judge.classify([beside(IMAGE, CAT), beside(IMAGE, DOG)], use_tqdm=False)
+        cat, dog = judge.classify([with_image(IMAGE, CAT), with_image(IMAGE, DOG)], use_tqdm=False)
 
     assert sum(cat.outputs.probs) == pytest.approx(1, abs=1e-5)
     assert np.abs(np.array(cat.outputs.probs) - dog.outputs.probs).max() > 1e-3
@@ -100,25 +103,25 @@ def test_a_classifier_sees(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prompt", "kind", "words"),
     [
-        (beside(IMAGE, b"no image"), BadRequest, r"multi_modal_data\.image: .*no image of a known format"),
-        (beside(IMAGE, "nowhere.png"), BadRequest, r"multi_modal_data\.image: "),
-        (beside(IMAGE * 2, [CAT, object()]), BadRequest, r"multi_modal_data\.image\[1\]: .*got object"),
-        (beside("the cat", CAT), BadRequest, "0 times .*, and 1 images were given"),
-        (beside(IMAGE * 2, CAT), BadRequest, "2 times .*, and 1 images were given"),
-        (beside(IMAGE * 4, [CAT] * 4), BadRequest, r"At most 3 image\(s\) may be provided in one prompt, got 4"),
-        (beside(IMAGE, CAT, mm_processor_kwargs={"colour": 1}), BadRequest, "has 'colour'"),
-        (beside(IMAGE + "cat " * 600, CAT), InputTooLong, "512"),
+        (with_image(IMAGE, b"no image"), BadRequest, r"multi_modal_data\.image: .*no image of a known format"),
+        (with_image(IMAGE, "nowhere.png"), BadRequest, r"multi_modal_data\.image: "),
+        (with_image(IMAGE * 2, [CAT, object()]), BadRequest, r"multi_modal_data\.image\[1\]: .*got object"),
+        (with_image("the cat", CAT), BadRequest, "0 times .*, and 1 images were given"),
+        (with_image(IMAGE * 2, CAT), BadRequest, "2 times .*, and 1 images were given"),
+        (with_image(IMAGE * 4, [CAT] * 4), BadRequest, r"At most 3 image\(s\) may be provided in one prompt, got 4"),
+        (with_image(IMAGE, CAT, mm_processor_kwargs={"colour": 1}), BadRequest, "has 'colour'"),
+        (with_image(IMAGE + "cat " * 600, CAT), InputTooLong, "512"),
         ({"prompt": "a", "multi_modal_data": {"video": b""}}, Unsupported, "it has 'video'"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_with_its_place(llm: LLM, prompt: Any, kind: type[Exception], words: str) -> None:
+def test_an_error_names_the_parameter_it_is_about(llm: LLM, prompt: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words) as refused:
         llm.embed(["fine", prompt], use_tqdm=False)
 
     assert getattr(refused.value, "index", None) in (1, None)
 
 
-def test_a_text_beside_an_image_is_read_with_it(llm: LLM) -> None:
+def test_a_text_next_to_an_image_is_part_of_the_prompt(llm: LLM) -> None:
     image, text = {"type": "image_pil", "image_pil": CAT}, {"type": "text", "text": "the cat"}
 
     both, parts, alone = (

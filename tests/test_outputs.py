@@ -7,18 +7,18 @@ import pickle
 import numpy as np
 import torch
 
-from cenote.outputs import Answers, EmbeddingOutput, EmbeddingRequestOutput
+from cenote.outputs import EmbeddingOutput, EmbeddingRequestOutput, LazyResults
 
 ROWS = torch.arange(3000.0).reshape(3, 1000)
 
 
-def answers() -> Answers[EmbeddingOutput]:
+def make_lazy_results() -> LazyResults[EmbeddingOutput]:
     ids = np.array([5, 6, 7, 8], dtype=np.int32)
-    return Answers(EmbeddingOutput, lambda: [ROWS.unbind(0)], ids, np.array([0, 1, 3, 4]), np.array([1, 9, 1]))
+    return LazyResults(EmbeddingOutput, lambda: [ROWS.unbind(0)], ids, np.array([0, 1, 3, 4]), np.array([1, 9, 1]))
 
 
-def test_every_output_finds_its_own() -> None:
-    first, second, third = EmbeddingRequestOutput.all_of(answers(), [7, 8, 9])
+def test_every_output_resolves_its_own_result() -> None:
+    first, second, third = EmbeddingRequestOutput.from_lazy(make_lazy_results(), [7, 8, 9])
 
     assert [output.request_id for output in (first, second, third)] == ["7", "8", "9"]
     assert second.prompt_token_ids == [6, 7]
@@ -28,8 +28,8 @@ def test_every_output_finds_its_own() -> None:
     assert "request_id='7'" in repr(first)
 
 
-def test_what_was_found_stays_and_may_be_changed() -> None:
-    (output, *_) = EmbeddingRequestOutput.all_of(answers(), range(3))
+def test_a_resolved_output_is_cached_and_can_be_changed() -> None:
+    (output, *_) = EmbeddingRequestOutput.from_lazy(make_lazy_results(), range(3))
 
     assert output.outputs is output.outputs
     output.prompt_token_ids = [1, 2]
@@ -38,8 +38,8 @@ def test_what_was_found_stays_and_may_be_changed() -> None:
     assert output.outputs.hidden_size == 2
 
 
-def test_one_is_saved_without_its_neighbours() -> None:
-    (_, output, _) = EmbeddingRequestOutput.all_of(answers(), range(3))
+def test_an_output_is_pickled_without_the_other_results() -> None:
+    (_, output, _) = EmbeddingRequestOutput.from_lazy(make_lazy_results(), range(3))
 
     saved = pickle.dumps(output)
 

@@ -26,11 +26,11 @@ from cenote.packed_batch import PackedBatch
 transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)  # models this small are done before a second thread has woken up
 
-TEXT_OF_WORDS = (
+VOCABULARY_TEXT = (
     "yes no the a of and in is it to for on with not this that what who where when how one two three red green blue "
     "cat dog bird fish river city berlin paris people live song book query passage search good bad new old big small"
 )
-WORDS = TEXT_OF_WORDS.split()
+WORDS = VOCABULARY_TEXT.split()
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 PUNCTUATION = ".,:;!?-'\"()<>/"
 TEXTS = [
@@ -215,7 +215,7 @@ def save_tokenizer(
     return tokenizer
 
 
-def states(
+def compute_hidden_states(
     reference: PreTrainedModel,
     sequences: Sequence[Sequence[int]] = SEQUENCES,
     types: Sequence[Sequence[int]] | None = None,
@@ -229,7 +229,7 @@ def states(
         ]
 
 
-def logits(reference: PreTrainedModel, sequences: Sequence[Sequence[int]] = SEQUENCES) -> list[Tensor]:
+def compute_logits(reference: PreTrainedModel, sequences: Sequence[Sequence[int]] = SEQUENCES) -> list[Tensor]:
     """What the head of the reference says to every sequence by itself."""
     with torch.inference_mode():
         return [reference(input_ids=torch.tensor([list(ids)])).logits[0] for ids in sequences]
@@ -251,7 +251,7 @@ def tiny_bert_classifier(folder: Path, num_labels: int = 3, **changes: Any) -> P
     return save_tiny(folder, "BertForSequenceClassification", num_labels=num_labels, **changes)
 
 
-def tiny_bert_tagger(folder: Path, num_labels: int = 3, **changes: Any) -> PreTrainedModel:
+def tiny_bert_token_classifier(folder: Path, num_labels: int = 3, **changes: Any) -> PreTrainedModel:
     """A class for every token."""
     return save_tiny(folder, "BertForTokenClassification", num_labels=num_labels, **changes)
 
@@ -312,7 +312,7 @@ def tiny_splade(folder: Path, model: str = "BertForMaskedLM", **pooling: str) ->
     return reference
 
 
-def moved(batch: PackedBatch, device: str) -> PackedBatch:
+def copy_to_device(batch: PackedBatch, device: str) -> PackedBatch:
     """A batch with all its tensors on another device."""
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
     return replace(batch, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})

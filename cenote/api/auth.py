@@ -12,109 +12,109 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cenote.api.replies import error_reply, respond
+from cenote.api.replies import error_reply, to_response
 from cenote.errors import LoadError, Unauthorized
 
 logger = logging.getLogger("cenote")
 
 # how often the files are looked at
-LOOK_S = 1.0
-LOOKING = ("GET", "HEAD")
-OPEN = {
-    "/health": LOOKING,
-    "/health/live": LOOKING,
-    "/health/ready": LOOKING,
-    "/ping": (*LOOKING, "POST"),
+RELOAD_INTERVAL_S = 1.0
+READ_METHODS = ("GET", "HEAD")
+PUBLIC_ROUTES = {
+    "/health": READ_METHODS,
+    "/health/live": READ_METHODS,
+    "/health/ready": READ_METHODS,
+    "/ping": (*READ_METHODS, "POST"),
 }
-NO_KEY = "this needs an API key that is known here; send it as Authorization: Bearer KEY"
+UNAUTHORIZED_MESSAGE = "this needs an API key that is known here; send it as Authorization: Bearer KEY"
 
 Headers = Iterable[tuple[bytes, bytes]]
-Stamp = tuple[tuple[str, int, int, int], ...]
+FileState = tuple[tuple[str, int, int, int], ...]
 
 
-class Keys:
-    def __init__(self, given: Sequence[str], path: str | None = None) -> None:
+class ApiKeyStore:
+    def __init__(self, configured_keys: Sequence[str], path: str | None = None) -> None:
         self.path = path
-        self._given = [key.encode() for key in given]
+        self._configured_keys = [key.encode() for key in configured_keys]
         self._digests: list[bytes] = []
-        self._stamp: Stamp | None = None
-        self._num_in_files = 0
-        self._looked = time.monotonic()
+        self._file_state: FileState | None = None
+        self._num_file_keys = 0
+        self._checked_at = time.monotonic()
         try:
-            self._read()
+            self._load_files()
         except OSError as error:
             raise LoadError(f"api_key_file {path}: {error.strerror}") from None
-        if path is not None and not self._num_in_files:
+        if path is not None and not self._num_file_keys:
             raise LoadError(f"api_key_file {path} holds no key; write one per line")
 
     def __len__(self) -> int:
         return len(self._digests)
 
     @property
-    def needed(self) -> bool:
+    def is_required(self) -> bool:
         """A file that has lost its keys lets nobody in, instead of everybody."""
-        return bool(self._given) or self.path is not None
+        return bool(self._configured_keys) or self.path is not None
 
-    def owner(self, headers: Headers) -> str | None:
+    def key_id(self, headers: Headers) -> str | None:
         """The id of the key that came along, the first digits of its digest; None if nobody knows it."""
-        digest = self.digest(headers)
+        digest = self.find_digest(headers)
         return None if digest is None else digest[:8]
 
-    def digest(self, headers: Headers) -> str | None:
-        self._look()
+    def find_digest(self, headers: Headers) -> str | None:
+        self._reload_if_changed()
         found = None
-        for offered in _offered(headers):
+        for offered in _iter_candidate_keys(headers):
             digest = hashlib.sha256(offered).digest()
             for known in self._digests:  # all of them, so that the time tells nothing
                 if hmac.compare_digest(digest, known):
                     found = digest.hex()
         return found
 
-    def _look(self) -> None:
+    def _reload_if_changed(self) -> None:
         now = time.monotonic()
-        if self.path is None or now - self._looked < LOOK_S:
+        if self.path is None or now - self._checked_at < RELOAD_INTERVAL_S:
             return
-        self._looked = now
+        self._checked_at = now
         try:
-            changed = self._read()
+            changed = self._load_files()
         except OSError as error:
             logger.warning("api_key_file %s: %s; the keys read last stay valid", self.path, error.strerror)
             return
         if changed:
             logger.info("api_key_file %s was read again: %d keys", self.path, len(self))
 
-    def _read(self) -> bool:
-        files = _files(self.path)
-        stamp = tuple((path.name, *_identity(path)) for path in files)
-        if stamp == self._stamp:
+    def _load_files(self) -> bool:
+        files = _list_key_files(self.path)
+        stamp = tuple((path.name, *_stat_key_file(path)) for path in files)
+        if stamp == self._file_state:
             return False
         lines = [line.strip() for path in files for line in path.read_bytes().splitlines()]
         found = [line for line in lines if line]
-        self._digests = [hashlib.sha256(key).digest() for key in dict.fromkeys([*self._given, *found])]
-        self._num_in_files = len(found)
-        self._stamp = stamp
+        self._digests = [hashlib.sha256(key).digest() for key in dict.fromkeys([*self._configured_keys, *found])]
+        self._num_file_keys = len(found)
+        self._file_state = stamp
         return True
 
 
-class Guard:
+class AuthMiddleware:
     """Everything needs a key except what is open, whatever the path looks like."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, api_keys: ApiKeyStore) -> None:
         self.app = app
-        self.keys = keys
+        self.api_keys = api_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self.keys.needed:
-            digest = self.keys.digest(scope["headers"])
+        if scope["type"] == "http" and self.api_keys.is_required:
+            digest = self.api_keys.find_digest(scope["headers"])
             scope["key"] = None if digest is None else digest[:8]  # for logs
             scope["tenant"] = digest
-            if digest is None and scope["method"] not in OPEN.get(scope["path"], ()):
-                await respond(error_reply(Unauthorized(NO_KEY)))(scope, receive, send)
+            if digest is None and scope["method"] not in PUBLIC_ROUTES.get(scope["path"], ()):
+                await to_response(error_reply(Unauthorized(UNAUTHORIZED_MESSAGE)))(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
 
-def _offered(headers: Headers) -> Iterator[bytes]:
+def _iter_candidate_keys(headers: Headers) -> Iterator[bytes]:
     """What may be a key: clients put it into one of three headers, some of them without the word Bearer."""
     for name, value in headers:
         if name == b"authorization":
@@ -124,7 +124,7 @@ def _offered(headers: Headers) -> Iterator[bytes]:
             yield value.strip()
 
 
-def _files(path: str | None) -> list[Path]:
+def _list_key_files(path: str | None) -> list[Path]:
     """A file, or those in a folder; a mounted secret has its bookkeeping under names with dots."""
     if path is None:
         return []
@@ -134,6 +134,6 @@ def _files(path: str | None) -> list[Path]:
     return sorted(each for each in place.iterdir() if each.is_file() and not each.name.startswith("."))
 
 
-def _identity(path: Path) -> tuple[int, int, int]:
+def _stat_key_file(path: Path) -> tuple[int, int, int]:
     found = os.stat(path)
     return found.st_mtime_ns, found.st_size, found.st_ino

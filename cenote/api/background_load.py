@@ -9,31 +9,33 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from cenote.protocol.requests import Engine
+from cenote.protocol.engine import Engine
 
-Load = Callable[[], Engine]
+EngineLoader = Callable[[], Engine]
 
 # that a thread keeps the interpreter while others wait: the model's thread asks for it anew after every operation, and
 # what reads images would keep it for long
-TURN_S = 0.0005
+SWITCH_INTERVAL_S = 0.0005
 
 
-def load_beside(load: Load, loaded: Callable[[Engine], None], failed: Callable[[BaseException], None]) -> None:
+def load_in_thread(
+    load_engine: EngineLoader, on_loaded: Callable[[Engine], None], on_failed: Callable[[BaseException], None]
+) -> None:
     """In a thread of its own, for importing torch alone takes seconds; what came of it is told in the event loop."""
     loop = asyncio.get_running_loop()
 
     def run() -> None:
         try:
-            engine = load()
+            engine = load_engine()
         except BaseException as error:  # whatever it is, nobody else would hear of it
-            tell(failed, error)
+            tell(on_failed, error)
         else:
             # what is there now stays for good: looking through it again and again would only cost pauses
             gc.collect()
             gc.freeze()
-            if engine.about.reads_images:
-                sys.setswitchinterval(TURN_S)
-            tell(loaded, engine)
+            if engine.model_info.supports_images:
+                sys.setswitchinterval(SWITCH_INTERVAL_S)
+            tell(on_loaded, engine)
 
     def tell(whom: Callable[..., None], what: object) -> None:
         with suppress(RuntimeError):  # the loop has ended in the meantime

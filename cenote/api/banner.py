@@ -6,27 +6,27 @@ import logging
 import socket
 from typing import Any
 
-from cenote.api.app_state import Service
-from cenote.api.model_names import served_names
-from cenote.api.sockets import address
+from cenote.api.app_state import AppState
+from cenote.api.model_names import get_served_names
+from cenote.api.sockets import format_address
 from cenote.version import __version__
 
 logger = logging.getLogger("cenote")
 
 
-def banner(service: Service, listening: socket.socket) -> None:
-    rows = facts(service, address(service.settings, listening))
+def log_banner(app_state: AppState, listener: socket.socket) -> None:
+    rows = make_banner_rows(app_state, format_address(app_state.settings, listener))
     width = max(map(len, rows))
     lines = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items())
-    text = f"Cenote {__version__} is ready after {service.seconds:.1f} s\n{lines}"
-    fields: dict[str, Any] = {"event": "ready", "version": __version__, "seconds": round(service.seconds, 2)}
+    text = f"Cenote {__version__} is ready after {app_state.uptime_s:.1f} s\n{lines}"
+    fields: dict[str, Any] = {"event": "ready", "version": __version__, "seconds": round(app_state.uptime_s, 2)}
     fields |= {name.lower().replace(" ", "_"): value for name, value in rows.items()}
     logger.info("%s", text, extra={"fields": fields})
 
 
-def facts(service: Service, where: str) -> dict[str, str]:
-    about, settings = service.engine.about, service.settings
-    names = served_names(settings, about)
+def make_banner_rows(app_state: AppState, address: str) -> dict[str, str]:
+    about, settings = app_state.engine.model_info, app_state.settings
+    names = get_served_names(settings, about)
     rows = {"model": ", ".join(names) + ("" if about.root in names else f" ({about.root})")}
     rows["architecture"] = about.architecture
     rows["tasks"] = ", ".join(about.tasks)
@@ -39,6 +39,8 @@ def facts(service: Service, where: str) -> dict[str, str]:
         f"{about.max_model_len:,} tokens per input, {settings.max_request_items:,} inputs "
         f"and {settings.max_body_bytes / 1024**2:,.0f} MiB per request"
     )
-    rows["API keys"] = str(len(service.keys)) if service.keys.needed else "none: whoever reaches the address may ask"
-    rows["address"] = where
+    rows["API keys"] = (
+        str(len(app_state.api_keys)) if app_state.api_keys.is_required else "none: whoever reaches the address may ask"
+    )
+    rows["address"] = address
     return rows

@@ -12,104 +12,104 @@ from uuid import uuid4
 import msgspec
 from starlette.types import ASGIApp, Message
 
-from cenote.api.app import too_large
-from cenote.api.app_state import Service
+from cenote.api.app import body_too_large_error
+from cenote.api.app_state import AppState
 from cenote.api.dialects import DIALECTS
-from cenote.api.middleware import SLASHES
-from cenote.api.replies import JSON, Reply, error_reply
+from cenote.api.middleware import REPEATED_SLASHES
+from cenote.api.replies import JSON_MEDIA_TYPE, Reply, error_reply
 from cenote.errors import BadRequest, InvalidBody, PoolingError
 
 # what may stand in a line besides its body
 ENVELOPE_BYTES = 64 * 1024
 # routes that the reference knows by their end, under whatever prefix
-KNOWN_BY_THEIR_END = ("/score", "/rerank")
-PATHS = frozenset(path for dialect in DIALECTS for route in dialect.routes for path in route.paths)
-OVERLOADED, UNAVAILABLE = 429, 503
-EMPTY = msgspec.Raw()
+SUFFIX_ROUTES = ("/score", "/rerank")
+BATCH_PATHS = frozenset(path for dialect in DIALECTS for route in dialect.routes for path in route.paths)
+OVERLOADED_STATUS, UNAVAILABLE_STATUS = 429, 503
+EMPTY_BODY = msgspec.Raw()
 
 
-class Line(msgspec.Struct):
+class BatchLine(msgspec.Struct):
     """What one line asks. The body is read by its route."""
 
     custom_id: Any = None
     method: Any = "POST"
     url: Any = None
-    body: msgspec.Raw = EMPTY
+    body: msgspec.Raw = EMPTY_BODY
 
 
-class LineResponse(msgspec.Struct):
+class BatchLineResponse(msgspec.Struct):
     status_code: int
     request_id: str
     body: msgspec.Raw
 
 
-class AnsweredLine(msgspec.Struct):
+class BatchResultLine(msgspec.Struct):
     """A refusal stands twice: OpenAI's readers look for it in the response, the reference's under `error`."""
 
     id: str
     custom_id: Any
-    response: LineResponse
+    response: BatchLineResponse
     error: msgspec.Raw | None
 
 
 @dataclass(slots=True)
-class Answer:
+class BatchResult:
     """One line of the output, and what it was."""
 
     line: bytes
-    failed: bool
+    is_error: bool
     num_tokens: int
 
 
-class Batch:
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+class BatchFileRunner:
+    def __init__(self, app: ASGIApp, app_state: AppState) -> None:
         self.app = app
-        self.service = service
+        self.app_state = app_state
 
     @property
     def max_line_bytes(self) -> int:
-        return self.service.settings.max_body_bytes + ENVELOPE_BYTES
+        return self.app_state.settings.max_body_bytes + ENVELOPE_BYTES
 
-    async def answer(self, raw: bytes, number: int) -> Answer:
+    async def run_line(self, raw: bytes, line_number: int) -> BatchResult:
         """Always one answer, whatever the line is; only an engine that has ended is no use to anybody."""
-        line = Line()
+        line = BatchLine()
         try:
-            line = self._read(raw, number)
-            path = self._path(line, number)
+            line = self._parse_line(raw, line_number)
+            path = self._resolve_line_path(line, line_number)
         except PoolingError as error:
-            return written(line.custom_id, error_reply(error))
-        reply = await self._ask(path, bytes(line.body))
-        while reply.status == OVERLOADED:  # nobody else asks here: what is in flight makes room
+            return encode_result(line.custom_id, error_reply(error))
+        reply = await self._send_request(path, bytes(line.body))
+        while reply.status == OVERLOADED_STATUS:  # nobody else asks here: what is in flight makes room
             await asyncio.sleep(float(reply.headers.get("retry-after", 1)))
-            reply = await self._ask(path, bytes(line.body))
-        if reply.status == UNAVAILABLE and (dead := self.service.engine.dead) is not None:
+            reply = await self._send_request(path, bytes(line.body))
+        if reply.status == UNAVAILABLE_STATUS and (dead := self.app_state.engine.dead_error) is not None:
             raise dead
-        if reply.media_type != JSON:
+        if reply.media_type != JSON_MEDIA_TYPE:
             reply = error_reply(
                 BadRequest(
                     "a line of JSON has no place for raw bytes; ask for base64 or float", param="encoding_format"
                 )
             )
-        return written(line.custom_id, reply)
+        return encode_result(line.custom_id, reply)
 
-    def _read(self, raw: bytes, number: int) -> Line:
+    def _parse_line(self, raw: bytes, line_number: int) -> BatchLine:
         if len(raw) > self.max_line_bytes:
-            raise too_large(self.service.settings.max_body_bytes, "more")
+            raise body_too_large_error(self.app_state.settings.max_body_bytes, "more")
         try:
-            return msgspec.json.decode(raw, type=Line)
+            return msgspec.json.decode(raw, type=BatchLine)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidBody(f"line {number} is not a JSON object: {error}") from None
+            raise InvalidBody(f"line {line_number} is not a JSON object: {error}") from None
 
-    def _path(self, line: Line, number: int) -> str:
+    def _resolve_line_path(self, line: BatchLine, line_number: int) -> str:
         if not isinstance(line.custom_id, str):
-            raise InvalidBody(f"line {number}: custom_id is required, and a text", param="custom_id")
+            raise InvalidBody(f"line {line_number}: custom_id is required, and a text", param="custom_id")
         if line.method not in (None, "POST"):
-            raise InvalidBody(f"line {number}: method is POST, got {line.method!r}", param="method")
+            raise InvalidBody(f"line {line_number}: method is POST, got {line.method!r}", param="method")
         if bytes(line.body) in (b"", b"null"):
-            raise InvalidBody(f"line {number}: body is required", param="body")
-        return route_of(line.url, number)
+            raise InvalidBody(f"line {line_number}: body is required", param="body")
+        return resolve_path(line.url, line_number)
 
-    async def _ask(self, path: str, body: bytes) -> Reply:
+    async def _send_request(self, path: str, body: bytes) -> Reply:
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -120,7 +120,7 @@ class Batch:
             "raw_path": path.encode(),
             "root_path": "",
             "query_string": b"",
-            "headers": [(b"content-type", JSON.encode()), (b"content-length", str(len(body)).encode())],
+            "headers": [(b"content-type", JSON_MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())],
         }
         sent: list[Message] = [{"type": "http.request", "body": body}]
         replied: list[Message] = []
@@ -138,22 +138,24 @@ class Batch:
         return Reply(content, head["status"], headers.get("content-type", ""), headers)
 
 
-def route_of(url: Any, number: int) -> str:
+def resolve_path(url: Any, line_number: int) -> str:
     # "//v1/embeddings" would be read as the host "v1": only what follows a scheme has a host
-    given = SLASHES.sub("/", url) if isinstance(url, str) and url.startswith("/") else url
-    path = SLASHES.sub("/", urlsplit(given).path).rstrip("/") if isinstance(given, str) else ""
-    if path in PATHS:
+    given = REPEATED_SLASHES.sub("/", url) if isinstance(url, str) and url.startswith("/") else url
+    path = REPEATED_SLASHES.sub("/", urlsplit(given).path).rstrip("/") if isinstance(given, str) else ""
+    if path in BATCH_PATHS:
         return path
-    for end in KNOWN_BY_THEIR_END:
+    for end in SUFFIX_ROUTES:
         if path.endswith(end):
             return end
-    raise InvalidBody(f"line {number}: url {url!r} is unknown; there are: {', '.join(sorted(PATHS))}", param="url")
+    raise InvalidBody(
+        f"line {line_number}: url {url!r} is unknown; there are: {', '.join(sorted(BATCH_PATHS))}", param="url"
+    )
 
 
-def written(custom_id: Any, reply: Reply) -> Answer:
+def encode_result(custom_id: Any, reply: Reply) -> BatchResult:
     headers: Mapping[str, str] = reply.headers
     failed = reply.status >= 400
     body = msgspec.Raw(reply.content)
-    response = LineResponse(reply.status, headers.get("x-request-id") or uuid4().hex, body)
-    line = AnsweredLine(f"batch_req_{uuid4().hex}", custom_id, response, body if failed else None)
-    return Answer(msgspec.json.encode(line) + b"\n", failed, int(headers.get("x-prompt-tokens", 0)))
+    response = BatchLineResponse(reply.status, headers.get("x-request-id") or uuid4().hex, body)
+    line = BatchResultLine(f"batch_req_{uuid4().hex}", custom_id, response, body if failed else None)
+    return BatchResult(msgspec.json.encode(line) + b"\n", failed, int(headers.get("x-prompt-tokens", 0)))

@@ -15,48 +15,48 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute
 from starlette.routing import Route as Path
 
-from cenote.api.app_state import Service
+from cenote.api.app_state import AppState
 from cenote.api.dialects.dialect import Route
-from cenote.api.openapi import document
-from cenote.api.replies import JSON, json_reply, respond
+from cenote.api.openapi import build_document
+from cenote.api.replies import JSON_MEDIA_TYPE, json_reply, to_response
 
 # the page's own script and style, requests to this server, and nothing else
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 
-def documents(service: Service, routes: Sequence[Route]) -> list[BaseRoute]:
+def make_docs_routes(app_state: AppState, routes: Sequence[Route]) -> list[BaseRoute]:
     async def openapi(http: Request) -> Response:
         http.scope["handler"] = "/openapi.json"
-        return respond(json_reply(document(service, routes)))
+        return to_response(json_reply(build_document(app_state, routes)))
 
     async def page(http: Request) -> Response:
         http.scope["handler"] = "/docs"
-        made, nonce = document(service, routes), token_urlsafe(16)
+        made, nonce = build_document(app_state, routes), token_urlsafe(16)
         entries = [(path, method, each) for path, entry in made["paths"].items() for method, each in entry.items()]
-        text = template().render(
+        text = load_page_template().render(
             title=made["info"]["description"],
             version=made["info"]["version"],
-            routes=[shown(path, each, made) for path, _, each in entries if "requestBody" in each],
+            routes=[describe_route(path, each, made) for path, _, each in entries if "requestBody" in each],
             operations=[(path, each["summary"]) for path, method, each in entries if method == "get"],
-            root=service.settings.root_path,
-            guarded=service.keys.needed,
+            root=app_state.settings.root_path,
+            guarded=app_state.api_keys.is_required,
             nonce=nonce,
         )
-        return HTMLResponse(text, headers={"content-security-policy": POLICY.format(nonce=nonce)})
+        return HTMLResponse(text, headers={"content-security-policy": CONTENT_SECURITY_POLICY.format(nonce=nonce)})
 
-    if service.settings.disable_docs:
+    if app_state.settings.disable_docs:
         return []
     pages = [Path(path, page, methods=["GET"]) for path in ("/docs", "/redoc")]
     return [Path("/openapi.json", openapi, methods=["GET"]), *pages]
 
 
-def shown(path: str, entry: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+def describe_route(path: str, entry: dict[str, Any], openapi_document: dict[str, Any]) -> dict[str, Any]:
     """What the page says of one route."""
-    content = entry["requestBody"]["content"][JSON]
-    bodies = list(resolved(content["schema"], made))
+    content = entry["requestBody"]["content"][JSON_MEDIA_TYPE]
+    bodies = list(resolve_refs(content["schema"], openapi_document))
     fields = {name: value for body in bodies for name, value in body["properties"].items()}
     return {
         "path": path,
@@ -65,7 +65,7 @@ def shown(path: str, entry: dict[str, Any], made: dict[str, Any]) -> dict[str, A
         "fields": [
             {
                 "name": name,
-                "kind": kind(value, made),
+                "kind": format_type(value, openapi_document),
                 "required": all(name in body.get("required", ()) for body in bodies),
                 "description": value.get("description", ""),
             }
@@ -74,25 +74,27 @@ def shown(path: str, entry: dict[str, Any], made: dict[str, Any]) -> dict[str, A
     }
 
 
-def resolved(schema: dict[str, Any], made: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def resolve_refs(schema: dict[str, Any], openapi_document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What a reference stands for, or the several choices there are."""
     if "$ref" in schema:
-        yield from resolved(made["components"]["schemas"][schema["$ref"].rpartition("/")[2]], made)
+        yield from resolve_refs(
+            openapi_document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], openapi_document
+        )
     elif "anyOf" in schema:
         for each in schema["anyOf"]:
-            yield from resolved(each, made)
+            yield from resolve_refs(each, openapi_document)
     else:
         yield schema
 
 
-def kind(schema: dict[str, Any], made: dict[str, Any]) -> str:
+def format_type(schema: dict[str, Any], openapi_document: dict[str, Any]) -> str:
     """A type in a few words: `string or array of string`."""
     words: dict[str, None] = {}
-    for each in resolved(schema, made):
+    for each in resolve_refs(schema, openapi_document):
         if "enum" in each:
             words |= dict.fromkeys(json.dumps(word) for word in each["enum"])
         elif each.get("type") == "array":
-            inner = kind(each.get("items", {}), made)
+            inner = format_type(each.get("items", {}), openapi_document)
             words[f"array of ({inner})" if " or " in inner else f"array of {inner}"] = None
         elif each.get("type") != "null":
             words[str(each.get("type", "anything"))] = None
@@ -100,6 +102,6 @@ def kind(schema: dict[str, Any], made: dict[str, Any]) -> str:
 
 
 @lru_cache(maxsize=1)
-def template() -> jinja2.Template:
+def load_page_template() -> jinja2.Template:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(files("cenote.api").joinpath("docs.html.jinja").read_text())

@@ -10,35 +10,35 @@ from typing import Any
 
 from starlette.types import Scope
 
-from cenote.config.engine import ServerConfig
+from cenote.config.server import ServerConfig
 
-access = logging.getLogger("cenote.access")
+access_logger = logging.getLogger("cenote.access")
 
 MAX_PATH_CHARS = 256
-PROBES = frozenset(("/health", "/health/live", "/health/ready", "/ping", "/metrics", "/load"))
+PROBE_PATHS = frozenset(("/health", "/health/live", "/health/ready", "/ping", "/metrics", "/load"))
 
 
-def configure(settings: ServerConfig) -> None:
+def configure_logging(settings: ServerConfig) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines())
+    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     level = settings.log_level.upper()
     for name, least in (("cenote", level), ("uvicorn", "ERROR"), ("asyncio", "ERROR")):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
         logger.setLevel(least)
-    access.disabled = settings.disable_access_log
+    access_logger.disabled = settings.disable_access_log
     logging.raiseExceptions = False  # a full disk or a closed pipe must not cost an answer
 
 
-class TextLines(logging.Formatter):
+class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         line = f"{when}.{int(record.msecs):03d} {record.levelname.lower():<8} {record.getMessage()}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {"time": f"{when}.{int(record.msecs):03d}Z", "level": record.levelname.lower()}
@@ -51,8 +51,8 @@ class JsonLines(logging.Formatter):
 
 def log_reply(scope: Scope, status: int, seconds: float) -> None:
     """One line per reply; those to probes only for who looks at everything."""
-    level = logging.DEBUG if scope["path"] in PROBES else logging.INFO
-    if not access.isEnabledFor(level):
+    level = logging.DEBUG if scope["path"] in PROBE_PATHS else logging.INFO
+    if not access_logger.isEnabledFor(level):
         return
     # the path as it was sent: decoded, it could bring line breaks along
     path = scope.get("raw_path", b"").decode("ascii", "replace")[:MAX_PATH_CHARS]
@@ -71,10 +71,10 @@ def log_reply(scope: Scope, status: int, seconds: float) -> None:
     fields["client"] = client[0] if client else "unix"
     if scope.get("key"):
         fields["key"] = scope["key"]
-    access.log(level, "%s", _Text(fields), extra={"fields": fields})
+    access_logger.log(level, "%s", _LazyAccessLine(fields), extra={"fields": fields})
 
 
-class _Text:
+class _LazyAccessLine:
     """The same in one line, put together only where somebody reads it."""
 
     def __init__(self, fields: dict[str, Any]) -> None:

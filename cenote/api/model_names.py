@@ -6,24 +6,25 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from cenote.config.engine import DEFAULT_MODEL, ServerConfig
-from cenote.protocol.requests import About
+from cenote.config.engine import DEFAULT_MODEL
+from cenote.config.server import ServerConfig
+from cenote.protocol.model_info import ModelInfo
 
 
-def served_names(settings: ServerConfig, about: About) -> Sequence[str]:
+def get_served_names(settings: ServerConfig, model_info: ModelInfo) -> Sequence[str]:
     """The names that replies and /v1/models show; the first is used in replies."""
-    return settings.served_model_name or (about.model,)
+    return settings.served_model_name or (model_info.name,)
 
 
-def is_served(name: str, settings: ServerConfig, about: About) -> bool:
+def is_served_name(name: str, settings: ServerConfig, model_info: ModelInfo) -> bool:
     """Whether a request may call the model so: by a served name or, where none was configured, by an alias."""
-    if name in served_names(settings, about):
+    if name in get_served_names(settings, model_info):
         return True
-    return not settings.served_model_name and name in _aliases(about.model)
+    return not settings.served_model_name and name in _list_aliases(model_info.name)
 
 
 @lru_cache
-def _aliases(model: str) -> frozenset[str]:
+def _list_aliases(model: str) -> frozenset[str]:
     """The last part of a hub name or a folder, and the whole path of a folder.
 
     They are accepted without being listed, so that clients which list the models see each model once.

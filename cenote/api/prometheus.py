@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cenote.utils.metrics import Family, Series
+from cenote.utils.metrics import MetricFamily, MetricSeries
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # the reference's name -> ours; what it counts of caches and preemptions has no counterpart in an engine without them
-REFERENCE_NAMES = {
+VLLM_NAMES = {
     "vllm:num_requests_running": "cenote_requests_running",
     "vllm:num_requests_waiting": "cenote_requests_waiting",
     "vllm:prompt_tokens_total": "cenote_prompt_tokens_total",
@@ -30,15 +30,15 @@ REFERENCE_NAMES = {
 FINISHED_REASONS = {"answered": "stop", "cancelled": "abort", "failed": "error", "refused": "refused"}
 
 
-def render(families: Sequence[Family], model: str) -> bytes:
+def render_metrics(families: Sequence[MetricFamily], model: str) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Numbers(families, model))
+    registry.register(_FamilyCollector(families, model))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
-class _Numbers(Collector):
-    def __init__(self, families: Sequence[Family], model: str) -> None:
+class _FamilyCollector(Collector):
+    def __init__(self, families: Sequence[MetricFamily], model: str) -> None:
         self.families = families
         self.model = model
 
@@ -46,28 +46,28 @@ class _Numbers(Collector):
         for family in self.families:
             # replies are counted before anybody knows which model they are about
             ours = family.name.startswith("cenote_")
-            yield metric(family, {"model_name": self.model} if ours else {})
-        yield from self._under_reference_names()
+            yield make_metric(family, {"model_name": self.model} if ours else {})
+        yield from self._collect_vllm_aliases()
 
-    def _under_reference_names(self) -> Iterator[Metric]:
+    def _collect_vllm_aliases(self) -> Iterator[Metric]:
         known = {family.name: family for family in self.families}
-        for name, ours in REFERENCE_NAMES.items():
+        for name, ours in VLLM_NAMES.items():
             if ours in known:
                 alias = replace(known[ours], name=name)
                 if name == "vllm:request_success_total":
-                    alias = _with_reasons(alias)
-                yield metric(alias, {"model_name": self.model, "engine": "0"})
+                    alias = _map_finished_reasons(alias)
+                yield make_metric(alias, {"model_name": self.model, "engine": "0"})
 
 
-def metric(family: Family, labels: Mapping[str, str]) -> Metric:
+def make_metric(family: MetricFamily, labels: Mapping[str, str]) -> Metric:
     """One family as the client library has it, every series with the given labels as well."""
     names = [*labels, *family.label_names]
     found: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
     if family.kind == "histogram":
         found = HistogramMetricFamily(family.name, family.help, labels=names)
-        empty = [] if family.label_names else [Series((), counts=[0] * (len(family.bounds) + 1))]
+        empty = [] if family.label_names else [MetricSeries((), counts=[0] * (len(family.bounds) + 1))]
         for series in family.series or empty:
-            found.add_metric([*labels.values(), *series.labels], _buckets(family, series), series.value)
+            found.add_metric([*labels.values(), *series.labels], _make_cumulative_buckets(family, series), series.value)
         return found
     kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
     found = kind(family.name, family.help, labels=names)
@@ -76,12 +76,12 @@ def metric(family: Family, labels: Mapping[str, str]) -> Metric:
     return found
 
 
-def _buckets(family: Family, series: Series) -> list[tuple[str, float]]:
+def _make_cumulative_buckets(family: MetricFamily, series: MetricSeries) -> list[tuple[str, float]]:
     """Prometheus wants them cumulative, the last one without a bound."""
     bounds = [*(str(float(bound)) for bound in family.bounds), "+Inf"]
     return list(zip(bounds, accumulate(series.counts), strict=True))
 
 
-def _with_reasons(outcomes: Family) -> Family:
-    series = [replace(each, labels=(FINISHED_REASONS.get(each.labels[0], each.labels[0]),)) for each in outcomes.series]
-    return replace(outcomes, label_names=("finished_reason",), series=series)
+def _map_finished_reasons(family: MetricFamily) -> MetricFamily:
+    series = [replace(each, labels=(FINISHED_REASONS.get(each.labels[0], each.labels[0]),)) for each in family.series]
+    return replace(family, label_names=("finished_reason",), series=series)

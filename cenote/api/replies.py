@@ -13,14 +13,14 @@ from starlette.types import Send
 
 from cenote.errors import InvalidBody, PoolingError
 
-Entry = TypeVar("Entry")
+EntryT = TypeVar("EntryT")
 
-JSON = "application/json"
-BYTES = "application/octet-stream"
-TEXT = "text/plain"
+JSON_MEDIA_TYPE = "application/json"
+BINARY_MEDIA_TYPE = "application/octet-stream"
+TEXT_MEDIA_TYPE = "text/plain"
 
 # the names that clients know errors by; others go by the phrase of their status
-TYPES = {
+ERROR_TYPES = {
     400: "BadRequestError",
     404: "NotFoundError",
     422: "UnprocessableEntityError",
@@ -38,7 +38,7 @@ MAX_MESSAGE_CHARS = 2000
 class Reply:
     content: bytes | memoryview
     status: int = 200
-    media_type: str = JSON
+    media_type: str = JSON_MEDIA_TYPE
     headers: dict[str, str] = field(default_factory=dict)
 
 
@@ -61,14 +61,14 @@ class TokenCounts(msgspec.Struct, omit_defaults=True):
     at_least: bool = False  # a huge text was cut before all of it was counted
 
 
-class AnswerList(msgspec.Struct, Generic[Entry]):
+class AnswerList(msgspec.Struct, Generic[EntryT]):
     """One entry for each input, in their order."""
 
     id: str
     object: str
     created: int
     model: str
-    data: list[Entry]
+    data: list[EntryT]
     usage: Usage
 
 
@@ -92,7 +92,7 @@ class ErrorBody(msgspec.Struct):
     detail: str
 
 
-def respond(reply: Reply, headers: Mapping[str, str] | None = None) -> Response:
+def to_response(reply: Reply, headers: Mapping[str, str] | None = None) -> Response:
     return Response(reply.content, reply.status, {**(headers or {}), **reply.headers}, reply.media_type)
 
 
@@ -107,22 +107,22 @@ async def send_reply(reply: Reply, headers: Mapping[str, str], send: Send) -> No
 
 
 def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
-    return Reply(msgspec.json.encode(body), status, JSON, dict(headers or {}))
+    return Reply(msgspec.json.encode(body), status, JSON_MEDIA_TYPE, dict(headers or {}))
 
 
 def error_reply(error: PoolingError) -> Reply:
     if isinstance(error, InvalidBody):  # names its field in its own words
-        return plain_error(error.status, error.message, kind="Bad Request", param=error.param)
-    return plain_error(error.status, str(error), param=error.param, index=error.index)
+        return status_error_reply(error.status, error.message, error_type="Bad Request", param=error.param)
+    return status_error_reply(error.status, str(error), param=error.param, index=error.index)
 
 
-def plain_error(
-    status: int, message: str, *, kind: str | None = None, param: str | None = None, index: int | None = None
+def status_error_reply(
+    status: int, message: str, *, error_type: str | None = None, param: str | None = None, index: int | None = None
 ) -> Reply:
-    kind = kind or TYPES.get(status) or HTTPStatus(status).phrase
+    error_type = error_type or ERROR_TYPES.get(status) or HTTPStatus(status).phrase
     if len(message) > MAX_MESSAGE_CHARS:
         message = f"{message[:MAX_MESSAGE_CHARS]}... ({len(message)} characters)"
-    detail = ErrorDetail(message, kind, param, status, msgspec.UNSET if index is None else index)
+    detail = ErrorDetail(message, error_type, param, status, msgspec.UNSET if index is None else index)
     headers = {}
     if status in (429, 503):
         headers = {"retry-after": str(RETRY_AFTER_S), "retry-after-ms": str(RETRY_AFTER_S * 1000)}
@@ -130,4 +130,4 @@ def plain_error(
         headers = {"x-should-retry": "false"}  # OpenAI's clients would try again
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    return json_reply(ErrorBody(detail, "error", message, kind, param, status, message), status, headers)
+    return json_reply(ErrorBody(detail, "error", message, error_type, param, status, message), status, headers)

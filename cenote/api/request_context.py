@@ -7,31 +7,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from cenote.api.model_names import is_served, served_names
-from cenote.api.replies import AnswerList, Entry, TokenCounts, Usage
-from cenote.config.engine import ServerConfig
+from cenote.api.model_names import get_served_names, is_served_name
+from cenote.api.replies import AnswerList, EntryT, TokenCounts, Usage
+from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, UnknownModel
+from cenote.protocol.engine import Engine
 from cenote.protocol.input_types import Input
-from cenote.protocol.requests import (
-    About,
-    Engine,
-    EntityRequest,
-    PluginRequest,
-    Pooled,
-    PoolRequest,
-    Scored,
-    ScoreRequest,
-    Tagged,
-    Timing,
-    Tokenized,
-)
+from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
+from cenote.protocol.results import EntityResult, PoolResult, ScoreResult, TokenizeResult
 
-Answer = TypeVar("Answer", Pooled, Scored)
+ResultT = TypeVar("ResultT", PoolResult, ScoreResult)
 # of a score request, and of a pool request, which may have one for each input
-Adapter = TypeVar("Adapter", str | None, str | Sequence[str | None] | None)
+AdapterT = TypeVar("AdapterT", str | None, str | Sequence[str | None] | None)
 
 
-class Call:
+class RequestContext:
     def __init__(self, engine: Engine, settings: ServerConfig, request_id: str, tenant: str = "") -> None:
         self.engine = engine
         self.settings = settings
@@ -46,28 +37,28 @@ class Call:
         self.adapter: str | None = None  # which the request calls its model
 
     @property
-    def about(self) -> About:
-        return self.engine.about
+    def model_info(self) -> ModelInfo:
+        return self.engine.model_info
 
     @property
     def model(self) -> str:
         """What replies call the model: the first of its names, whichever was asked for."""
-        return self.names[0]
+        return self.model_names[0]
 
     @property
-    def names(self) -> Sequence[str]:
-        return served_names(self.settings, self.about)
+    def model_names(self) -> Sequence[str]:
+        return get_served_names(self.settings, self.model_info)
 
     def check_model(self, name: str | None, *, param: str | None = None) -> None:
         """One of the model's names, or the name of an adapter, which then reads all inputs."""
-        if name is None or name in self.names:
+        if name is None or name in self.model_names:
             return
-        if name in self.about.added_adapters:
+        if name in self.model_info.external_adapters:
             self.adapter = name
-        elif not self.settings.skip_model_name_validation and not is_served(name, self.settings, self.about):
+        elif not self.settings.skip_model_name_validation and not is_served_name(name, self.settings, self.model_info):
             raise UnknownModel(f"The model `{name}` does not exist.", param=param)
 
-    def check_count(self, count: int, name: str) -> None:
+    def check_num_items(self, count: int, name: str) -> None:
         if count > self.settings.max_request_items:
             raise BadRequest(
                 f"{name} has {count} items, one request takes at most {self.settings.max_request_items}; "
@@ -75,31 +66,31 @@ class Call:
                 param=name,
             )
 
-    async def pool(self, request: PoolRequest) -> list[Pooled]:
+    async def pool(self, request: PoolRequest) -> list[PoolResult]:
         """All answers, or the error of the first input that failed."""
-        self.check_count(len(request.inputs), "input")
+        self.check_num_items(len(request.inputs), "input")
         self.has_token_ids = bool(request.inputs) and isinstance(request.inputs[0], list)
-        adapter = self._adapter(request.adapter)
+        adapter = self._resolve_adapter(request.adapter)
         request = replace(request, adapter=adapter, tenant=self.tenant, timing=self.timing)
-        return self._counted(await self.engine.pool(request))
+        return self._record_usage(await self.engine.pool(request))
 
-    async def score(self, request: ScoreRequest) -> list[Scored]:
-        self.check_count(len(request.queries), "queries")
-        self.check_count(len(request.documents), "documents")
-        adapter = self._adapter(request.adapter)
+    async def score(self, request: ScoreRequest) -> list[ScoreResult]:
+        self.check_num_items(len(request.queries), "queries")
+        self.check_num_items(len(request.documents), "documents")
+        adapter = self._resolve_adapter(request.adapter)
         request = replace(request, adapter=adapter, tenant=self.tenant, timing=self.timing)
-        return self._counted(await self.engine.score(request))
+        return self._record_usage(await self.engine.score(request))
 
-    async def entities(self, request: EntityRequest) -> list[Tagged]:
-        self.check_count(len(request.pool.inputs), "input")
-        adapter = self._adapter(request.pool.adapter)
-        pool = replace(request.pool, adapter=adapter, tenant=self.tenant, timing=self.timing)
-        return self._counted(await self.engine.entities(replace(request, pool=pool)))
+    async def entities(self, request: EntityRequest) -> list[EntityResult]:
+        self.check_num_items(len(request.pool_request.inputs), "input")
+        adapter = self._resolve_adapter(request.pool_request.adapter)
+        pool = replace(request.pool_request, adapter=adapter, tenant=self.tenant, timing=self.timing)
+        return self._record_usage(await self.engine.entities(replace(request, pool_request=pool)))
 
-    async def tokenize(self, item: Input, **how: Any) -> Tokenized:
+    async def tokenize(self, prompt: Input, **options: Any) -> TokenizeResult:
         began = time.monotonic()
-        tokenized = await self.engine.tokenize(item, **how)
-        self.timing.tokenize += time.monotonic() - began
+        tokenized = await self.engine.tokenize(prompt, **options)
+        self.timing.tokenize_s += time.monotonic() - began
         return tokenized
 
     async def process(self, request: PluginRequest) -> Any:
@@ -109,39 +100,43 @@ class Call:
         self.num_truncated += processed.num_truncated
         return processed.data
 
-    def _adapter(self, asked: Adapter) -> Adapter:
-        if self.adapter is not None and asked not in (None, self.adapter):
-            raise BadRequest(f"model is the adapter {self.adapter!r}, adapter is {asked!r}; give one", param="adapter")
-        return asked if self.adapter is None else self.adapter
+    def _resolve_adapter(self, requested: AdapterT) -> AdapterT:
+        if self.adapter is not None and requested not in (None, self.adapter):
+            raise BadRequest(
+                f"model is the adapter {self.adapter!r}, adapter is {requested!r}; give one", param="adapter"
+            )
+        return requested if self.adapter is None else self.adapter
 
-    def identity(self, prefix: str) -> str:
+    def make_response_id(self, prefix: str) -> str:
         return f"{prefix}-{self.request_id}"
 
-    def usage(self) -> Usage:
+    def make_usage(self) -> Usage:
         return Usage(self.num_tokens, self.num_tokens)
 
-    def answers(self, prefix: str, data: list[Entry]) -> AnswerList[Entry]:
-        return AnswerList(self.identity(prefix), "list", self.created, self.model, data, self.usage())
+    def make_result_list(self, prefix: str, data: list[EntryT]) -> AnswerList[EntryT]:
+        return AnswerList(self.make_response_id(prefix), "list", self.created, self.model, data, self.make_usage())
 
-    def token_counts(self, answer: Pooled | Scored | Tagged, wanted: bool | None) -> TokenCounts | None:
+    def make_token_counts(
+        self, result: PoolResult | ScoreResult | EntityResult, is_requested: bool | None
+    ) -> TokenCounts | None:
         """What a request that wants to know is told about one of its inputs."""
-        if not wanted:
+        if not is_requested:
             return None
-        lost = max(0, answer.num_input_tokens - answer.num_tokens)
-        return TokenCounts(answer.num_tokens, answer.num_input_tokens, lost, not answer.input_tokens_exact)
+        lost = max(0, result.num_input_tokens - result.num_tokens)
+        return TokenCounts(result.num_tokens, result.num_input_tokens, lost, not result.is_input_count_exact)
 
-    def headers(self) -> dict[str, str]:
+    def response_headers(self) -> dict[str, str]:
         """What every reply says about its inputs and where the time went."""
         timing = self.timing
-        parts = (("queue", timing.queue), ("tokenize", timing.tokenize), ("inference", timing.inference))
+        parts = (("queue", timing.queue_s), ("tokenize", timing.tokenize_s), ("inference", timing.inference_s))
         return {
             "x-prompt-tokens": str(self.num_tokens),
             "x-truncated-inputs": str(self.num_truncated),
             "server-timing": ", ".join(f"{name};dur={seconds * 1000:.2f}" for name, seconds in parts),
         }
 
-    def _counted(self, answers: Sequence[Any]) -> list[Any]:
-        self.num_items += len(answers)
-        self.num_tokens += sum([answer.num_tokens for answer in answers])
-        self.num_truncated += sum([answer.truncated for answer in answers])
-        return cast("list[Any]", answers)
+    def _record_usage(self, results: Sequence[Any]) -> list[Any]:
+        self.num_items += len(results)
+        self.num_tokens += sum([answer.num_tokens for answer in results])
+        self.num_truncated += sum([answer.truncated for answer in results])
+        return cast("list[Any]", results)

@@ -11,26 +11,26 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.routing import Route as Path
 
-from cenote.api.app_state import Service, State
+from cenote.api.app_state import AppState, ServerStatus
 from cenote.api.dialects.dialect import Route
-from cenote.api.model_names import is_served, served_names
-from cenote.api.replies import ErrorBody, Reply, error_reply, json_reply, respond
+from cenote.api.model_names import get_served_names, is_served_name
+from cenote.api.replies import ErrorBody, Reply, error_reply, json_reply, to_response
 from cenote.errors import PoolingError, UnknownModel
-from cenote.utils.metrics import Family
+from cenote.utils.metrics import MetricFamily
 from cenote.version import __version__
 
-Ask = Callable[[Request], Awaitable[Reply]]
+SystemHandler = Callable[[Request], Awaitable[Reply]]
 
 
 class Health(msgspec.Struct):
-    state: State
+    state: ServerStatus
     seconds: float  # since the server was started
 
 
 class Unhealthy(ErrorBody, kw_only=True):
     """An error like any other that also says how far the server is."""
 
-    state: State
+    state: ServerStatus
     seconds: float
 
 
@@ -75,15 +75,15 @@ class ModelList(msgspec.Struct):
     object: str = "list"
 
 
-def operations(service: Service, routes: Sequence[Route]) -> list[BaseRoute]:
+def make_system_routes(app_state: AppState, routes: Sequence[Route]) -> list[BaseRoute]:
     async def ready(http: Request) -> Reply:
         """Whether requests should come here: not while loading, not while draining, not to a dead engine."""
         try:
-            service.check_ready()
+            app_state.check_ready()
         except PoolingError as error:
-            return unhealthy(service, error)
+            return unhealthy_reply(app_state, error)
         return (
-            json_reply(health(service))
+            json_reply(make_health(app_state))
             if http.scope["path"] == "/health/ready"
             else Reply(b"", media_type="text/plain")
         )
@@ -95,82 +95,84 @@ def operations(service: Service, routes: Sequence[Route]) -> list[BaseRoute]:
 
     async def live(http: Request) -> Reply:
         """Whether a restart would not help: only a dead engine says no."""
-        dead = service.loaded.dead if service.loaded is not None else None
-        return json_reply(health(service)) if dead is None else unhealthy(service, dead)
+        dead = app_state.engine_or_none.dead_error if app_state.engine_or_none is not None else None
+        return json_reply(make_health(app_state)) if dead is None else unhealthy_reply(app_state, dead)
 
     async def version(http: Request) -> Reply:
         return json_reply(Version(__version__))
 
     async def load(http: Request) -> Reply:
-        return json_reply(Load(service.num_in_flight + service.num_elsewhere))
+        return json_reply(Load(app_state.num_in_flight + app_state.num_in_flight_elsewhere))
 
     async def models(http: Request) -> Reply:
-        return json_reply(ModelList(cards(service)))
+        return json_reply(ModelList(list_model_cards(app_state)))
 
     async def model(http: Request) -> Reply:
         name = http.path_params["name"]
-        found = cards(service)
+        found = list_model_cards(app_state)
         for card in found:
             # the slash that begins the path of a folder is one with the slash before it
             if card.id in (name, f"/{name}"):
                 return json_reply(card)
-        if any(is_served(each, service.settings, service.engine.about) for each in (name, f"/{name}")):
+        if any(is_served_name(each, app_state.settings, app_state.engine.model_info) for each in (name, f"/{name}")):
             return json_reply(found[0])
         raise UnknownModel(f"The model `{name}` does not exist.")
 
     async def tokenizer_info(http: Request) -> Reply:
-        return json_reply(service.engine.about.tokenizer_info)
+        return json_reply(app_state.engine.model_info.tokenizer_info)
 
     async def metrics(http: Request) -> Reply:
-        families = await service.engine.statistics()
-        return await asyncio.to_thread(exposed, families, names(service)[0])
+        families = await app_state.engine.collect_metrics()
+        return await asyncio.to_thread(metrics_reply, families, get_model_names(app_state)[0])
 
     found = [
-        at("/health", healthy),
-        at("/health/ready", ready),
-        at("/health/live", live),
-        at("/ping", healthy, methods=("GET", "POST")),
-        at("/version", version),
-        at("/load", load),
-        at("/v1/models", models),
-        at("/models", models, handler="/v1/models"),
-        at("/v1/models/{name:path}", model),
-        at("/metrics", metrics),
+        make_route("/health", healthy),
+        make_route("/health/ready", ready),
+        make_route("/health/live", live),
+        make_route("/ping", healthy, methods=("GET", "POST")),
+        make_route("/version", version),
+        make_route("/load", load),
+        make_route("/v1/models", models),
+        make_route("/models", models, handler="/v1/models"),
+        make_route("/v1/models/{name:path}", model),
+        make_route("/metrics", metrics),
     ]
-    if service.settings.enable_tokenizer_info_endpoint:
-        found.append(at("/tokenizer_info", tokenizer_info))
+    if app_state.settings.enable_tokenizer_info_endpoint:
+        found.append(make_route("/tokenizer_info", tokenizer_info))
     return found
 
 
-def at(path: str, ask: Ask, *, methods: Sequence[str] = ("GET",), handler: str | None = None) -> BaseRoute:
+def make_route(
+    path: str, endpoint: SystemHandler, *, methods: Sequence[str] = ("GET",), handler: str | None = None
+) -> BaseRoute:
     async def answer(http: Request) -> Response:
         http.scope["handler"] = handler or path
-        return respond(await ask(http))
+        return to_response(await endpoint(http))
 
     return Path(path, answer, methods=list(methods))
 
 
-def health(service: Service) -> Health:
-    return Health(service.state, round(service.seconds, 3))
+def make_health(app_state: AppState) -> Health:
+    return Health(app_state.status, round(app_state.uptime_s, 3))
 
 
-def unhealthy(service: Service, error: PoolingError) -> Reply:
+def unhealthy_reply(app_state: AppState, error: PoolingError) -> Reply:
     plain = error_reply(error)
     body = msgspec.json.decode(plain.content)
-    now = {"state": service.state, "seconds": round(service.seconds, 3)}
+    now = {"state": app_state.status, "seconds": round(app_state.uptime_s, 3)}
     return json_reply(msgspec.convert({**body, **now}, Unhealthy), plain.status, plain.headers)
 
 
-def names(service: Service) -> Sequence[str]:
-    return served_names(service.settings, service.engine.about)
+def get_model_names(app_state: AppState) -> Sequence[str]:
+    return get_served_names(app_state.settings, app_state.engine.model_info)
 
 
-def cards(service: Service) -> list[ModelCard]:
+def list_model_cards(app_state: AppState) -> list[ModelCard]:
     """One for each of the model's names, then one for each adapter that was added to it."""
-    about, created = service.engine.about, service.created
-    model = names(service)[0]
-    roots: list[tuple[str, str, str | None]] = [(name, about.root, None) for name in names(service)]
-    roots += [(name, place, model) for name, place in about.added_adapters.items()]
+    about, created = app_state.engine.model_info, app_state.created
+    model = get_model_names(app_state)[0]
+    roots: list[tuple[str, str, str | None]] = [(name, about.root, None) for name in get_model_names(app_state)]
+    roots += [(name, place, model) for name, place in about.external_adapters.items()]
     return [
         ModelCard(
             name,
@@ -184,7 +186,7 @@ def cards(service: Service) -> list[ModelCard]:
     ]
 
 
-def exposed(families: Sequence[Family], model: str) -> Reply:
+def metrics_reply(families: Sequence[MetricFamily], model: str) -> Reply:
     from cenote.api import prometheus  # takes a tenth of a second, and the first to look can wait for it
 
-    return Reply(prometheus.render(families, model), media_type=prometheus.CONTENT_TYPE)
+    return Reply(prometheus.render_metrics(families, model), media_type=prometheus.CONTENT_TYPE)

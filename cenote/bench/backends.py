@@ -14,7 +14,7 @@ import numpy as np
 Body = dict[str, Any]
 Vectors = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 MAX_ERROR_CHARACTERS = 200
-NO_LIMIT_OF_THE_MODEL = {"truncate_prompt_tokens": -1}  # cut a text that is too long instead of refusing it
+TRUNCATE_FIELDS = {"truncate_prompt_tokens": -1}  # cut a text that is too long instead of refusing it
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,51 +22,51 @@ class Backend:
     """How one kind of server is asked."""
 
     path: str
-    body: Callable[[Sequence[str]], Body]  # from the texts of one request
+    make_body: Callable[[Sequence[str]], Body]  # from the texts of one request
     fields: Mapping[str, Any]  # also in every body
     has_encoding: bool = False  # whether vectors come as float or base64
     has_query: bool = False  # whether the first text is a query and the others are documents
-    embeds: bool = False
+    is_embedding: bool = False
 
     def num_items(self, texts: Sequence[str]) -> int:
         return len(texts) - self.has_query
 
 
-def _input(texts: Sequence[str]) -> Body:
+def _input_body(texts: Sequence[str]) -> Body:
     return {"input": list(texts)}
 
 
-def _messages(texts: Sequence[str]) -> Body:
+def _messages_body(texts: Sequence[str]) -> Body:
     chats = [[{"role": "user", "content": text}] for text in texts]
     return {"messages": chats[0] if len(chats) == 1 else chats}
 
 
-def _documents(texts: Sequence[str]) -> Body:
+def _documents_body(texts: Sequence[str]) -> Body:
     return {"query": texts[0], "documents": list(texts[1:])}
 
 
-def _pairs(texts: Sequence[str]) -> Body:
+def _pairs_body(texts: Sequence[str]) -> Body:
     return {"text_1": texts[0], "text_2": list(texts[1:])}
 
 
 BACKENDS = {
-    "openai-embeddings": Backend("/v1/embeddings", _input, NO_LIMIT_OF_THE_MODEL, has_encoding=True, embeds=True),
-    "openai-embeddings-chat": Backend("/v1/embeddings", _messages, NO_LIMIT_OF_THE_MODEL, has_encoding=True),
-    "infinity-embeddings": Backend("/embeddings", _input, {}, has_encoding=True, embeds=True),
-    "vllm-pooling": Backend("/pooling", _input, NO_LIMIT_OF_THE_MODEL, has_encoding=True),
-    "classify": Backend("/classify", _input, NO_LIMIT_OF_THE_MODEL),
-    "vllm-score": Backend("/score", _pairs, NO_LIMIT_OF_THE_MODEL, has_query=True),
-    "vllm-rerank": Backend("/rerank", _documents, NO_LIMIT_OF_THE_MODEL, has_query=True),
-    "cohere-rerank": Backend("/v2/rerank", _documents, {}, has_query=True),
+    "openai-embeddings": Backend("/v1/embeddings", _input_body, TRUNCATE_FIELDS, has_encoding=True, is_embedding=True),
+    "openai-embeddings-chat": Backend("/v1/embeddings", _messages_body, TRUNCATE_FIELDS, has_encoding=True),
+    "infinity-embeddings": Backend("/embeddings", _input_body, {}, has_encoding=True, is_embedding=True),
+    "vllm-pooling": Backend("/pooling", _input_body, TRUNCATE_FIELDS, has_encoding=True),
+    "classify": Backend("/classify", _input_body, TRUNCATE_FIELDS),
+    "vllm-score": Backend("/score", _pairs_body, TRUNCATE_FIELDS, has_query=True),
+    "vllm-rerank": Backend("/rerank", _documents_body, TRUNCATE_FIELDS, has_query=True),
+    "cohere-rerank": Backend("/v2/rerank", _documents_body, {}, has_query=True),
 }
 
 
-def body_of(
+def encode_request(
     backend: Backend, texts: Sequence[str], *, model: str | None, encoding_format: str, extra: Mapping[str, Any]
 ) -> bytes:
     """One request as JSON; a null among the extra fields takes the field away."""
     encoding = {"encoding_format": encoding_format} if backend.has_encoding else {}
-    body = {"model": model, **backend.body(texts), **backend.fields, **encoding, **extra}
+    body = {"model": model, **backend.make_body(texts), **backend.fields, **encoding, **extra}
     return msgspec.json.encode({name: value for name, value in body.items() if value is not None})
 
 
@@ -99,35 +99,35 @@ _read_vectors = msgspec.json.Decoder(_Vectors).decode
 _read_error = msgspec.json.Decoder().decode
 
 
-class WrongReply(Exception):
+class InvalidReply(Exception):
     """Status 200, and yet not what was asked for."""
 
 
-def tokens_in(body: bytes, num_items: int) -> int | None:
+def parse_num_tokens(body: bytes, num_items: int) -> int | None:
     """The tokens a good reply says it has read; WrongReply where it does not answer every item."""
     try:
         reply = _read_reply(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WrongReply(f"the reply cannot be read: {error}") from None
+        raise InvalidReply(f"the reply cannot be read: {error}") from None
     answered = reply.data if reply.data is not None else reply.results
     if answered is None or len(answered) != num_items:
-        raise WrongReply(f"{0 if answered is None else len(answered)} answers to {num_items} items")
+        raise InvalidReply(f"{0 if answered is None else len(answered)} answers to {num_items} items")
     if reply.usage is None:
         return None
     tokens = reply.usage.prompt_tokens
     return reply.usage.total_tokens if tokens is None else tokens
 
 
-def vectors_in(body: bytes) -> Vectors:
+def parse_vectors(body: bytes) -> Vectors:
     """The embeddings of a reply, in the order of the inputs."""
     try:
         rows = sorted(_read_vectors(body).data, key=lambda row: row.index)
-        return np.stack([_vector(row.embedding) for row in rows])
+        return np.stack([_decode_vector(row.embedding) for row in rows])
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise WrongReply(f"the vectors cannot be read: {error}") from None
+        raise InvalidReply(f"the vectors cannot be read: {error}") from None
 
 
-def _vector(embedding: str | list[float]) -> Vectors:
+def _decode_vector(embedding: str | list[float]) -> Vectors:
     if isinstance(embedding, str):
         try:
             return np.frombuffer(base64.b64decode(embedding, validate=True), dtype="<f4")
@@ -136,7 +136,7 @@ def _vector(embedding: str | list[float]) -> Vectors:
     return np.asarray(embedding, dtype=np.float32)
 
 
-def error_in(body: bytes) -> str:
+def parse_error(body: bytes) -> str:
     """What a refusal says, whichever of the usual places it says it in."""
     try:
         found = _read_error(body)

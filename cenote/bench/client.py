@@ -17,12 +17,12 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from cenote.errors import BadRequest
 
 
-class NoReply(Exception):
+class NoResponse(Exception):
     """The server could not be reached, or went away, or took too long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServerAddress:
     """Where a server listens."""
 
     host: str
@@ -32,7 +32,7 @@ class Address:
     uds: str | None = None
 
     @classmethod
-    def of(cls, url: str, *, uds: str | None = None) -> Address:
+    def from_url(cls, url: str, *, uds: str | None = None) -> ServerAddress:
         """From http://host:port/prefix, https://host, or unix:///path/of.sock."""
         parts = urlsplit(url)
         if parts.scheme == "unix" and parts.path:
@@ -61,8 +61,8 @@ class Address:
         return f"http{'s' if self.tls else ''}://{self.host}:{self.port}{self.prefix}"
 
 
-def message(
-    method: str, address: Address, endpoint: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
+def encode_http_request(
+    method: str, address: ServerAddress, endpoint: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
 ) -> bytes:
     """A whole request, ready for the wire."""
     host = f"[{address.host}]" if ":" in address.host else address.host
@@ -78,16 +78,16 @@ def message(
 
 
 @dataclass(slots=True)
-class Reply:
+class HttpReply:
     """What a server answered, and when its last byte was here."""
 
     status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)  # names in small letters
     body: bytes = b""
-    at: float = 0.0  # on the clock of time.perf_counter
+    received_at: float = 0.0  # on the clock of time.perf_counter
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One connection, with at most one request on its way."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
@@ -95,10 +95,10 @@ class Connection(asyncio.Protocol):
         self.timeout_s = timeout_s
         self.transport: asyncio.WriteTransport | None = None
         self.parser = HttpResponseParser(self)
-        self.reply = Reply()
+        self.reply = HttpReply()
         self.parts: list[bytes] = []
-        self.waiter: asyncio.Future[Reply] | None = None
-        self.heard = False  # whether anything of the reply has come
+        self.waiter: asyncio.Future[HttpReply] | None = None
+        self.has_received_data = False  # whether anything of the reply has come
         self.has_head = False
         self.is_lost = False
 
@@ -106,11 +106,11 @@ class Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self.transport is not None and not self.transport.is_closing()
 
-    def send(self, request: bytes, left_s: float) -> asyncio.Future[Reply]:
+    def send(self, request: bytes, timeout_s: float) -> asyncio.Future[HttpReply]:
         assert self.transport is not None and self.waiter is None
-        self.heard = self.has_head = False
+        self.has_received_data = self.has_head = False
         waiter = self.waiter = self.loop.create_future()
-        alarm = self.loop.call_later(left_s, self._expire)
+        alarm = self.loop.call_later(timeout_s, self._expire)
         waiter.add_done_callback(lambda _: alarm.cancel())
         if self.is_open:
             self.transport.write(request)
@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
         waiter, self.waiter = self.waiter, None
         self.close()
         if waiter is not None and not waiter.done():
-            waiter.set_exception(NoReply(reason))
+            waiter.set_exception(NoResponse(reason))
 
     # what asyncio calls
 
@@ -137,7 +137,7 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.WriteTransport, transport)  # uvloop's are not of asyncio's class
 
     def data_received(self, data: bytes) -> None:
-        self.heard = True
+        self.has_received_data = True
         try:
             self.parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
         ends_by_closing = not self.reply.headers.keys() & {b"content-length", b"transfer-encoding"}
         if self.has_head and ends_by_closing and error is None:
             self.on_message_complete()
-        elif self.heard:
+        elif self.has_received_data:
             self._fail("connection closed in the middle of the reply")
         else:
             self._fail("connection closed before the reply")
@@ -156,7 +156,7 @@ class Connection(asyncio.Protocol):
     # what the parser calls
 
     def on_message_begin(self) -> None:
-        self.reply, self.parts, self.has_head = Reply(), [], False
+        self.reply, self.parts, self.has_head = HttpReply(), [], False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.reply.headers[name.lower()] = value
@@ -172,7 +172,7 @@ class Connection(asyncio.Protocol):
         if self.reply.status < 200:  # the real reply follows
             self.has_head = False
             return
-        self.reply.at = time.perf_counter()
+        self.reply.received_at = time.perf_counter()
         self.reply.body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
         waiter, self.waiter, self.has_head = self.waiter, None, False
         if not self.parser.should_keep_alive() or waiter is None:  # a reply nobody asked for announces the end
@@ -181,18 +181,18 @@ class Connection(asyncio.Protocol):
             waiter.set_result(self.reply)
 
 
-class Client:
+class HttpClient:
     """Sends ready-made requests to one server over as many connections as are in use at once."""
 
-    def __init__(self, address: Address, *, timeout_s: float = 60, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, address: ServerAddress, *, timeout_s: float = 60, tls: ssl.SSLContext | None = None) -> None:
         self.address = address
         self.timeout_s = timeout_s
         self.tls = (tls or ssl.create_default_context()) if address.tls else None
         self.num_resent = 0
         self._loop = asyncio.get_running_loop()
-        self._idle: list[Connection] = []
+        self._idle: list[ClientConnection] = []
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> HttpClient:
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -200,7 +200,7 @@ class Client:
             self._idle.pop().close()
         await asyncio.sleep(0)  # transports close one turn of the loop later
 
-    async def send(self, request: bytes) -> Reply:
+    async def send(self, request: bytes) -> HttpReply:
         """Raises NoReply."""
         began = time.perf_counter()
         while self._idle:
@@ -208,20 +208,20 @@ class Client:
             if not connection.is_open:
                 continue
             try:
-                return await self._on(connection, request, self.timeout_s)
-            except NoReply:
+                return await self._send_on(connection, request, self.timeout_s)
+            except NoResponse:
                 # a server may close a kept connection just when the next request is on its way: asked once more on a
                 # new one, and told in the figures
-                if connection.heard or not connection.is_lost:
+                if connection.has_received_data or not connection.is_lost:
                     raise
                 self.num_resent += 1
                 break
         connection = await self._connect(began)
-        return await self._on(connection, request, self._left(began))
+        return await self._send_on(connection, request, self._remaining_s(began))
 
-    async def _on(self, connection: Connection, request: bytes, left_s: float) -> Reply:
+    async def _send_on(self, connection: ClientConnection, request: bytes, timeout_s: float) -> HttpReply:
         try:
-            reply = await connection.send(request, left_s)
+            reply = await connection.send(request, timeout_s)
         except asyncio.CancelledError:  # the reply may still come, and nobody must take it for the next one's
             connection.close()
             raise
@@ -229,11 +229,11 @@ class Client:
             self._idle.append(connection)
         return reply
 
-    async def _connect(self, began: float) -> Connection:
+    async def _connect(self, began: float) -> ClientConnection:
         address = self.address
-        connection = Connection(self._loop, self.timeout_s)
+        connection = ClientConnection(self._loop, self.timeout_s)
         try:
-            async with asyncio.timeout(self._left(began)):
+            async with asyncio.timeout(self._remaining_s(began)):
                 if address.uds is not None:
                     await self._loop.create_unix_connection(
                         lambda: connection,
@@ -244,16 +244,16 @@ class Client:
                 else:
                     await self._loop.create_connection(lambda: connection, address.host, address.port, ssl=self.tls)
         except TimeoutError:
-            raise NoReply(f"timed out after {self.timeout_s:g} s, while connecting") from None
+            raise NoResponse(f"timed out after {self.timeout_s:g} s, while connecting") from None
         except OSError as error:
-            raise NoReply(_reason(error)) from None
+            raise NoResponse(_connect_error(error)) from None
         return connection
 
-    def _left(self, began: float) -> float:
+    def _remaining_s(self, began: float) -> float:
         return max(0.0, began + self.timeout_s - time.perf_counter())
 
 
-def _reason(error: OSError) -> str:
+def _connect_error(error: OSError) -> str:
     """The same words for the same trouble, without addresses, so that equal errors can be counted."""
     if isinstance(error, ssl.SSLError):
         return f"no TLS connection: {getattr(error, 'verify_message', '') or error.reason or error}"

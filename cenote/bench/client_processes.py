@@ -11,68 +11,74 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
-from cenote.bench.client import Address, Client
-from cenote.bench.load import Good, Load, Request, Sender, run_load
-from cenote.bench.load_stats import Round
+from cenote.bench.client import HttpClient, ServerAddress
+from cenote.bench.load import EncodedRequest, GoodReplies, LoadPattern, RequestSender, run_load
+from cenote.bench.load_stats import LoadRound
 
-HEAD_START_S = 0.05  # from the word to begin to the first request, so that all of them begin together
-GONE_WITHIN_S = 5.0
+START_DELAY_S = 0.05  # from the word to begin to the first request, so that all of them begin together
+EXIT_TIMEOUT_S = 5.0
 
 
 class ClientProcesses:
     """Each has its share of the requests and of the load; a round is done by all of them at once."""
 
-    def __init__(self, num: int, address: Address, requests: Sequence[Request], timeout_s: float) -> None:
+    def __init__(
+        self, num_processes: int, address: ServerAddress, requests: Sequence[EncodedRequest], timeout_s: float
+    ) -> None:
         context = get_context("spawn")  # a fork would copy threads in the middle of something
-        self.num = num
-        self.lines: list[Connection] = []
+        self.num_processes = num_processes
+        self.pipes: list[Connection] = []
         self.processes = []
-        for number in range(num):
+        for number in range(num_processes):
             ours, theirs = context.Pipe()
-            share = requests[number::num] or requests
-            process = context.Process(target=_work, args=(theirs, address, share, timeout_s), daemon=True)
+            share = requests[number::num_processes] or requests
+            process = context.Process(
+                target=_client_process_main, args=(theirs, address, share, timeout_s), daemon=True
+            )
             process.start()
             theirs.close()
-            self.lines.append(ours)
+            self.pipes.append(ours)
             self.processes.append(process)
 
-    def run_round(self, load: Load, num_warmups: int) -> Round:
-        for number, line in enumerate(self.lines):
-            line.send((load.share(number, self.num), -(-num_warmups // self.num)))
-        for line in self.lines:
+    def run_round(self, load: LoadPattern, num_warmups: int) -> LoadRound:
+        for number, line in enumerate(self.pipes):
+            line.send((load.split_share(number, self.num_processes), -(-num_warmups // self.num_processes)))
+        for line in self.pipes:
             line.recv()  # which says that it is ready
-        began = time.perf_counter() + HEAD_START_S  # a clock that all processes share
-        for line in self.lines:
+        began = time.perf_counter() + START_DELAY_S  # a clock that all processes share
+        for line in self.pipes:
             line.send(began)
-        parts: list[Round] = [line.recv() for line in self.lines]
+        parts: list[LoadRound] = [line.recv() for line in self.pipes]
         samples = [sample for part in parts for sample in part.samples]
-        return Round(samples, sum(part.cpu_s for part in parts), sum(part.num_resent for part in parts))
+        return LoadRound(samples, sum(part.cpu_s for part in parts), sum(part.num_resent for part in parts))
 
     def close(self) -> None:
-        for line in self.lines:
+        for line in self.pipes:
             line.close()  # which they take for the end
         for process in self.processes:
-            process.join(GONE_WITHIN_S)
+            process.join(EXIT_TIMEOUT_S)
             process.kill()
 
 
-def _work(line: Connection, address: Address, requests: Sequence[Request], timeout_s: float) -> None:
+def _client_process_main(
+    pipe: Connection, address: ServerAddress, requests: Sequence[EncodedRequest], timeout_s: float
+) -> None:
     """The life of one process: a round whenever it is told to."""
-    good: Good = {}
+    good: GoodReplies = {}
 
-    async def round_of(load: Load, num_warmups: int) -> Round:
-        async with Client(address, timeout_s=timeout_s) as client:
+    async def round_of(load: LoadPattern, num_warmups: int) -> LoadRound:
+        async with HttpClient(address, timeout_s=timeout_s) as client:
             if num_warmups:
                 at_once = load.concurrency or load.max_concurrency or 1
-                await run_load(Sender(client, requests, good), Load(at_once, num_requests=num_warmups))
-            line.send("ready")
-            began: float = line.recv()
-            sender = Sender(client, requests, good)
+                await run_load(RequestSender(client, requests, good), LoadPattern(at_once, num_requests=num_warmups))
+            pipe.send("ready")
+            began: float = pipe.recv()
+            sender = RequestSender(client, requests, good)
             resent, cpu_s = client.num_resent, time.process_time()
             await asyncio.sleep(max(0.0, began - time.perf_counter()))
             await run_load(sender, load)
-            return Round(sender.samples, time.process_time() - cpu_s, client.num_resent - resent)
+            return LoadRound(sender.samples, time.process_time() - cpu_s, client.num_resent - resent)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, suppress(EOFError, KeyboardInterrupt):
         while True:
-            line.send(runner.run(round_of(*line.recv())))
+            pipe.send(runner.run(round_of(*pipe.recv())))

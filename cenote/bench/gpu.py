@@ -17,29 +17,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cenote.bench.shapes import SHAPES, VOCABULARY, Shape, write_checkpoint
+from cenote.bench.shapes import SHAPES, VOCABULARY, ModelShape, write_checkpoint
 from cenote.engine.execution.executor import Executor
-from cenote.engine.result_delivery import Outcome
-from cenote.engine.sequence_group import Answered, Batch, Lot, Part
+from cenote.engine.result_delivery import BatchOutput
+from cenote.engine.sequence_group import GroupResult, GroupSlice, ScheduledBatch, SequenceGroup
 from cenote.errors import PoolingError
-from cenote.inputs.tokenized_inputs import Strip
+from cenote.inputs.tokenized_inputs import TokenizedInputs
 from cenote.llm import LLM
-from cenote.pooling.pooler import Ask
-from cenote.protocol.requests import Options
+from cenote.pooling.pooler import PoolingSpec
+from cenote.protocol.params import PoolingOptions
 
 # what is run when nobody says: shape, quantization, lengths
-PLAN = (
+DEFAULT_RUNS = (
     ("bert-base", None, ("20", "50", "128", "512", "mixed")),
     ("bert-base", "fp8", ("50", "512")),
     ("bert-large", None, ("50",)),
     ("qwen3-0.6b", None, ("512",)),
 )
-BATCHES = 8  # in a round of one workload
+BATCHES_PER_ROUND = 8  # in a round of one workload
 QUERY_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class GpuResult:
     model: str
     level: str  # executor, or all of LLM.embed
     workload: str
@@ -48,32 +48,34 @@ class Figure:
     share_of_peak: float
 
 
-class Nobody:
+class NullReceiver:
     """Waits for answers that the bench takes itself."""
 
-    abandoned = False
+    is_aborted = False
 
-    def start(self, now: float) -> None: ...
+    def mark_started(self, now: float) -> None: ...
 
-    def receive(self, answered: Sequence[Answered]) -> None: ...
+    def receive(self, answered: Sequence[GroupResult]) -> None: ...
 
     def fail(self, index: int, error: PoolingError) -> None: ...
 
 
-def lengths_of(workload: str, budget: int, rng: np.random.Generator) -> list[int]:
+def draw_lengths(workload: str, budget: int, rng: np.random.Generator) -> list[int]:
     """Sequences for BATCHES full batches, by length; `mixed` is log-normal with a mean of 120, up to 512."""
     if workload != "mixed":
         length = int(workload)
-        return [length] * (budget // length * BATCHES)
-    drawn = np.clip(rng.lognormal(4.54, 0.7, size=budget * BATCHES // 100), 4, 512).astype(int)
-    return sorted(drawn[: np.searchsorted(drawn.cumsum(), budget * BATCHES)].tolist())
+        return [length] * (budget // length * BATCHES_PER_ROUND)
+    drawn = np.clip(rng.lognormal(4.54, 0.7, size=budget * BATCHES_PER_ROUND // 100), 4, 512).astype(int)
+    return sorted(drawn[: np.searchsorted(drawn.cumsum(), budget * BATCHES_PER_ROUND)].tolist())
 
 
-def drawn_ids(lengths: Sequence[int], rng: np.random.Generator) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+def draw_token_ids(
+    lengths: Sequence[int], rng: np.random.Generator
+) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
     return [rng.integers(2, VOCABULARY, size=length) for length in lengths]
 
 
-def batches_of(token_ids: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]], budget: int) -> list[Batch]:
+def make_batches(token_ids: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]], budget: int) -> list[ScheduledBatch]:
     groups: list[list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = [[]]
     tokens = 0
     for ids in token_ids:
@@ -82,20 +84,20 @@ def batches_of(token_ids: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]], 
             tokens = 0
         groups[-1].append(ids)
         tokens += len(ids)
-    return list(map(_batch, groups))
+    return list(map(_make_batch, groups))
 
 
-def _batch(token_ids: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> Batch:
+def _make_batch(token_ids: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> ScheduledBatch:
     lengths = np.array(list(map(len, token_ids)))
-    strip = Strip.plain(np.concatenate(token_ids).astype(np.int32), lengths, lengths)
-    lot = Lot(strip, np.arange(len(lengths)), (Ask("embed", Options()),), Nobody())
-    return Batch([Part(lot, 0, len(lengths))])
+    strip = TokenizedInputs.from_ids(np.concatenate(token_ids).astype(np.int32), lengths, lengths)
+    lot = SequenceGroup(strip, np.arange(len(lengths)), (PoolingSpec("embed", PoolingOptions()),), NullReceiver())
+    return ScheduledBatch([GroupSlice(lot, 0, len(lengths))])
 
 
-def run_all(executor: Executor, batches: Sequence[Batch]) -> list[Outcome]:
+def run_batches(executor: Executor, batches: Sequence[ScheduledBatch]) -> list[BatchOutput]:
     """One batch ahead of the device, as the engine's loop does."""
-    outcomes: list[Outcome] = []
-    ahead: Callable[[], Outcome] | None = None
+    outcomes: list[BatchOutput] = []
+    ahead: Callable[[], BatchOutput] | None = None
     for batch in batches:
         started = executor.start(batch)
         if ahead is not None:
@@ -104,19 +106,19 @@ def run_all(executor: Executor, batches: Sequence[Batch]) -> list[Outcome]:
     return [*outcomes, *([] if ahead is None else [ahead()])]
 
 
-def vectors(outcomes: Sequence[Outcome]) -> Tensor:
-    assert not any(outcome.failed for outcome in outcomes), "every text has a vector"
+def concat_vectors(outcomes: Sequence[BatchOutput]) -> Tensor:
+    assert not any(outcome.failed_indices for outcome in outcomes), "every text has a vector"
     return torch.cat([rows.values for outcome in outcomes for rows in outcome.rows.values()])
 
 
-def matrix_peak() -> float:
+def measure_peak_tflops() -> float:
     """TFLOP/s of a large matrix product in bfloat16: the ceiling that shares are of."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    seconds = [_timed_on_device(lambda: a @ b, 10) for _ in range(5)]
+    seconds = [_time_on_device(lambda: a @ b, 10) for _ in range(5)]
     return float(2 * 8192**3 / min(seconds) / 1e12)
 
 
-def _timed_on_device(run: Callable[[], object], times: int) -> float:
+def _time_on_device(run: Callable[[], object], times: int) -> float:
     run()
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -126,19 +128,19 @@ def _timed_on_device(run: Callable[[], object], times: int) -> float:
     return (time.perf_counter() - start) / times
 
 
-def measure(
-    llm: LLM, name: str, shape: Shape, workloads: Sequence[str], rounds: int, peak: float, levels: Sequence[str]
-) -> list[Figure]:
+def measure_speed(
+    llm: LLM, name: str, shape: ModelShape, workloads: Sequence[str], rounds: int, peak: float, levels: Sequence[str]
+) -> list[GpuResult]:
     """Interleaved rounds over all workloads and levels: what drifts, drifts for all of them."""
     budget, executor = llm.engine.loop.scheduler.token_budget, llm.engine.loop.executor
     rng = np.random.default_rng(0)
     runs: dict[tuple[str, str], tuple[Callable[[], object], int]] = {}
     for workload in workloads:
-        ids = drawn_ids(lengths_of(workload, budget, rng), rng)
+        ids = draw_token_ids(draw_lengths(workload, budget, rng), rng)
         tokens = sum(map(len, ids))
-        batches = batches_of(ids, budget)
+        batches = make_batches(ids, budget)
         if "executor" in levels:
-            runs["executor", workload] = (lambda batches=batches: run_all(executor, batches)), tokens  # type: ignore[misc]
+            runs["executor", workload] = (lambda batches=batches: run_batches(executor, batches)), tokens  # type: ignore[misc]
         if "LLM" in levels:
             prompts = [row.tolist() for row in ids]
             runs["LLM", workload] = (lambda prompts=prompts: llm.embed(prompts, use_tqdm=False)), tokens  # type: ignore[misc]
@@ -158,14 +160,14 @@ def measure(
         speed = tokens / median(took)
         spread = (max(took) - min(took)) / median(took)
         share = speed * shape.flop_per_token / peak / 1e12
-        figures.append(Figure(name, level, workload, speed / 1e6, spread, share))
+        figures.append(GpuResult(name, level, workload, speed / 1e6, spread, share))
     return figures
 
 
-def query_latency(llm: LLM, times: int = 300) -> float:
+def measure_query_latency(llm: LLM, times: int = 300) -> float:
     """Milliseconds from the ids of one query to its vector, through the executor; the median."""
     rng = np.random.default_rng(1)
-    (batch,) = batches_of(drawn_ids([QUERY_TOKENS], rng), 4096)
+    (batch,) = make_batches(draw_token_ids([QUERY_TOKENS], rng), 4096)
     took = []
     for _ in range(times):
         start = time.perf_counter()
@@ -174,27 +176,29 @@ def query_latency(llm: LLM, times: int = 300) -> float:
     return median(took) * 1e3
 
 
-def agreement(llm: LLM, reference: LLM) -> tuple[float, float]:
+def compare_vectors(llm: LLM, reference: LLM) -> tuple[float, float]:
     """Cosines of vectors with those of another engine: the mean and the worst."""
     rng = np.random.default_rng(2)
-    batches = batches_of(drawn_ids([20] * 64 + [50] * 64 + [128] * 32 + [512] * 16, rng), 16384)
-    ours, theirs = (vectors(run_all(each.engine.loop.executor, batches)).float() for each in (llm, reference))
+    batches = make_batches(draw_token_ids([20] * 64 + [50] * 64 + [128] * 32 + [512] * 16, rng), 16384)
+    ours, theirs = (
+        concat_vectors(run_batches(each.engine.loop.executor, batches)).float() for each in (llm, reference)
+    )
     cosines = torch.nn.functional.cosine_similarity(ours, theirs)
     return float(cosines.mean()), float(cosines.min())
 
 
-def linearity(llm: LLM, length: int, most: int) -> list[tuple[int, float, int]]:
+def measure_linearity(llm: LLM, length: int, max_tokens: int) -> list[tuple[int, float, int]]:
     """Tokens, seconds and the most bytes of device memory, ten times as many tokens each time."""
     budget, executor = llm.engine.loop.scheduler.token_budget, llm.engine.loop.executor
     rng = np.random.default_rng(3)
-    ids = drawn_ids([length] * (budget // length), rng)
+    ids = draw_token_ids([length] * (budget // length), rng)
     rows = []
-    tokens = most // 100
-    while tokens <= most:
-        batches = batches_of(ids, budget) * max(1, round(tokens / (budget // length * length)))
+    tokens = max_tokens // 100
+    while tokens <= max_tokens:
+        batches = make_batches(ids, budget) * max(1, round(tokens / (budget // length * length)))
         torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
-        ahead: Callable[[], Outcome] | None = None
+        ahead: Callable[[], BatchOutput] | None = None
         for batch in batches:  # answers are dropped: they are the caller's, and grow with what is asked
             started = executor.start(batch)
             if ahead is not None:
@@ -220,19 +224,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("no GPU here: nothing to measure", file=sys.stderr)
         return 1
-    peak = matrix_peak()
+    peak = measure_peak_tflops()
     print(f"{torch.cuda.get_device_name()}: {peak:.0f} TFLOP/s in a large bfloat16 product")
     found: dict[str, object] = {"device": torch.cuda.get_device_name(), "peak_tflops": peak}
-    figures: list[Figure] = []
+    figures: list[GpuResult] = []
     notes: dict[str, dict[str, object]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, quantization, lengths in PLAN:
+        for name, quantization, lengths in DEFAULT_RUNS:
             if options.shapes and name not in options.shapes:
                 continue
             own = _measure_model(Path(folder), name, quantization, options.lengths or lengths, options, peak, notes)
             figures += own
             for figure in own:
-                print(_line(figure), flush=True)
+                print(_format_result(figure), flush=True)
             print(f"{own[0].model:20} {json.dumps(notes[own[0].model])}", flush=True)
     if options.json:
         found.update(figures=[asdict(figure) for figure in figures], notes=notes)
@@ -248,26 +252,26 @@ def _measure_model(
     options: argparse.Namespace,
     peak: float,
     notes: dict[str, dict[str, object]],
-) -> list[Figure]:
+) -> list[GpuResult]:
     shape, path = SHAPES[name], folder / name
     if not path.exists():
         write_checkpoint(path, shape, "cuda")
     label = f"{name} {quantization or 'bf16'}"
     common = {"device": "cuda", "pooler_config": {"pooling_type": "MEAN"}}
     with LLM(str(path), dtype="bfloat16", quantization=quantization, **common) as llm:
-        figures = measure(llm, label, shape, lengths, options.rounds, peak, options.levels)
-        notes[label] = {"query_ms": round(query_latency(llm), 3)}
+        figures = measure_speed(llm, label, shape, lengths, options.rounds, peak, options.levels)
+        notes[label] = {"query_ms": round(measure_query_latency(llm), 3)}
         with LLM(str(path), dtype="float32", **common) as exact:
-            mean, worst = agreement(llm, exact)
+            mean, worst = compare_vectors(llm, exact)
         notes[label].update(cosine_mean=round(mean, 6), cosine_worst=round(worst, 6))
         if options.linear:
-            notes[label]["linear"] = linearity(llm, 128, options.linear)
+            notes[label]["linear"] = measure_linearity(llm, 128, options.linear)
     gc.collect()
     torch.cuda.empty_cache()
     return figures
 
 
-def _line(figure: Figure) -> str:
+def _format_result(figure: GpuResult) -> str:
     return (
         f"{figure.model:20} {figure.level:9} {figure.workload:>6} tokens  "
         f"{figure.mega_tokens_per_second:6.3f} M tok/s  ±{figure.spread:4.0%}  {figure.share_of_peak:4.0%} of peak"

@@ -20,33 +20,33 @@ import uvloop
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from cenote.bench.backends import BACKENDS
-from cenote.bench.flags import positive
-from cenote.bench.load import Load
+from cenote.bench.flags import parse_positive_int
+from cenote.bench.load import LoadPattern
 from cenote.bench.report import write_json
-from cenote.bench.serve import measure
-from cenote.bench.serve_report import Report
+from cenote.bench.serve import measure_servers
+from cenote.bench.serve_report import ServeReport
 from cenote.bench.shapes import SHAPES, VOCABULARY, write_checkpoint
-from cenote.bench.spawn import free_port, serve_command, spawned
-from cenote.bench.target import Asking, Target
-from cenote.bench.workloads import find_tokenizer, log_normal
+from cenote.bench.spawn import find_free_port, make_serve_command, spawn_server
+from cenote.bench.target import LoadTarget, RequestSettings
+from cenote.bench.workloads import load_tokenizer, make_log_normal_workload
 from cenote.errors import LoadError
 
 TEXTS_PER_REQUEST = 32
 TOKENS_IN_FLIGHT = 600_000  # several batches of the device, so that it never waits for its clients
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 @dataclass(frozen=True, slots=True)
-class Cores:
+class CpuSeconds:
     """Processor seconds of a server so far: of the engine's process, and of its front-ends."""
 
     engine: float
     front_ends: float
 
     @classmethod
-    def of(cls, process: int) -> Cores:
-        children = [int(child) for path in _tasks(process, "children") for child in path.read_text().split()]
-        return cls(_seconds(process), sum(map(_seconds, children)))
+    def from_process(cls, process: int) -> CpuSeconds:
+        children = [int(child) for path in _task_files(process, "children") for child in path.read_text().split()]
+        return cls(_process_cpu_s(process), sum(map(_process_cpu_s, children)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,26 +55,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         device = "cuda" if torch.cuda.is_available() else "cpu"
         write_checkpoint(folder, SHAPES[given.shape], device)
-        tokenizer = _tokenizer(given.tokenizer)
+        tokenizer = _find_or_make_tokenizer(given.tokenizer)
         tokenizer.save(str(folder / "tokenizer.json"))
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        port = free_port()
+        port = find_free_port()
         more = ["--api-server-count", str(given.front_ends), "--disable-access-log", *given.serve_args]
-        command = serve_command(port, model=str(folder), dtype="bfloat16", more=more)
-        server = stack.enter_context(spawned(command, port, runner))
+        command = make_serve_command(port, model=str(folder), dtype="bfloat16", extra_args=more)
+        server = stack.enter_context(spawn_server(command, port, runner))
         print(f"ready {server.ready_s:.1f} s after its start; {given.front_ends} front-end processes", flush=True)
         engine = None
         if given.in_process:
-            from cenote.bench.in_process import InProcess
+            from cenote.bench.in_process import InProcessEngine
 
-            engine = InProcess(str(folder), "bfloat16")
+            engine = InProcessEngine(str(folder), "bfloat16")
             stack.callback(engine.close)
         reports = []
         for length in given.lengths:
-            groups = _groups(tokenizer, length, given.tokens)
+            groups = _make_text_groups(tokenizer, length, given.tokens)
             concurrency = max(given.clients, TOKENS_IN_FLIGHT // (length * TEXTS_PER_REQUEST) // 8 * 8)
-            load = Load(concurrency, num_requests=None, duration_s=given.duration)
-            report = Report(
+            load = LoadPattern(concurrency, num_requests=None, duration_s=given.duration)
+            report = ServeReport(
                 "openai-embeddings",
                 "/v1/embeddings",
                 "base64",
@@ -84,12 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 is_open=False,
                 client_processes=given.clients,
             )
-            target = Target("cenote", server.address, _asking(given.clients))
-            runner.run(target.ask_model())
+            target = LoadTarget("cenote", server.address, _make_request_settings(given.clients))
+            runner.run(target.fetch_model())
             target.prepare(groups)
-            before = Cores.of(server.group.process.pid)
+            before = CpuSeconds.from_process(server.group.process.pid)
             try:
-                measure(
+                measure_servers(
                     runner,
                     [target],
                     groups,
@@ -101,8 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
             finally:
                 target.close()
-            _tell(length, report, before, Cores.of(server.group.process.pid))
-            reports.append(report.as_json())
+            _print_report(length, report, before, CpuSeconds.from_process(server.group.process.pid))
+            reports.append(report.to_json())
             if engine is not None:
                 engine.seconds.clear()
     if given.json:
@@ -113,11 +113,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cenote.bench.gpu_http", description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="bert-base")
-    parser.add_argument("--lengths", type=positive, nargs="+", default=[50, 512], help="tokens per text")
-    parser.add_argument("--clients", type=positive, default=8, help="processes that ask (default: 8)")
-    parser.add_argument("--front-ends", type=positive, default=3, help="processes that answer (default: 3)")
-    parser.add_argument("--tokens", type=positive, default=2_000_000, help="in distinct texts (default: 2000000)")
-    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--lengths", type=parse_positive_int, nargs="+", default=[50, 512], help="tokens per text")
+    parser.add_argument("--clients", type=parse_positive_int, default=8, help="processes that ask (default: 8)")
+    parser.add_argument("--front-ends", type=parse_positive_int, default=3, help="processes that answer (default: 3)")
+    parser.add_argument(
+        "--tokens", type=parse_positive_int, default=2_000_000, help="in distinct texts (default: 2000000)"
+    )
+    parser.add_argument("--rounds", type=parse_positive_int, default=5)
     parser.add_argument("--duration", type=float, default=6.0, help="seconds per round (default: 6)")
     parser.add_argument("--in-process", action="store_true", help="in turns with LLM.embed here")
     parser.add_argument("--tokenizer", metavar="FOLDER", help="the default model's if unset, or one that is made up")
@@ -126,8 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _tell(length: int, report: Report, before: Cores, after: Cores) -> None:
-    print(report.text())
+def _print_report(length: int, report: ServeReport, before: CpuSeconds, after: CpuSeconds) -> None:
+    print(report.to_text())
     server = report.servers[0]
     speeds = sorted((each.tokens_per_s or 0.0) / 1e6 for each in server.rounds)
     middle = speeds[len(speeds) // 2]
@@ -140,16 +142,16 @@ def _tell(length: int, report: Report, before: Cores, after: Cores) -> None:
     print()
 
 
-def _groups(tokenizer: tokenizers.Tokenizer, length: int, num_tokens: int) -> list[list[str]]:
+def _make_text_groups(tokenizer: tokenizers.Tokenizer, length: int, num_tokens: int) -> list[list[str]]:
     """Texts of exactly so many tokens, special ones among them, by request."""
     count = max(1, num_tokens // length // TEXTS_PER_REQUEST) * TEXTS_PER_REQUEST
-    texts = log_normal(tokenizer, count, mean=length + 0.5, sigma=0, longest=length).texts
+    texts = make_log_normal_workload(tokenizer, count, mean=length + 0.5, sigma=0, max_length=length).texts
     return [texts[at : at + TEXTS_PER_REQUEST] for at in range(0, count, TEXTS_PER_REQUEST)]
 
 
-def _asking(num_processes: int) -> Asking:
+def _make_request_settings(num_processes: int) -> RequestSettings:
     backend = BACKENDS["openai-embeddings"]
-    return Asking(
+    return RequestSettings(
         backend=backend,
         endpoint=backend.path,
         model=None,
@@ -161,21 +163,21 @@ def _asking(num_processes: int) -> Asking:
     )
 
 
-def _tokenizer(folder: str | None) -> tokenizers.Tokenizer:
+def _find_or_make_tokenizer(folder: str | None) -> tokenizers.Tokenizer:
     try:
-        return find_tokenizer(folder)
+        return load_tokenizer(folder)
     except LoadError:
         if folder is not None:
             raise
-    return _made_up()
+    return _make_tokenizer()
 
 
-def _made_up() -> tokenizers.Tokenizer:
+def _make_tokenizer() -> tokenizers.Tokenizer:
     """BERT's kind of tokenizer with a vocabulary of its size, where no model is at hand."""
     letters = string.ascii_lowercase
     syllables = [first + second for first, second in product("bcdfghklmnprstvw", "aeiou")]
     words = ("".join(parts) for size in (2, 3) for parts in product(syllables, repeat=size))
-    names = [*SPECIAL, *letters, *("##" + letter for letter in letters)]
+    names = [*SPECIAL_TOKENS, *letters, *("##" + letter for letter in letters)]
     names += [next(words) for _ in range(VOCABULARY - len(names))]
     ids = {name: number for number, name in enumerate(names)}
     tokenizer = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
@@ -185,11 +187,11 @@ def _made_up() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _tasks(process: int, name: str) -> list[Path]:
+def _task_files(process: int, name: str) -> list[Path]:
     return list(Path(f"/proc/{process}/task").glob(f"*/{name}"))
 
 
-def _seconds(process: int) -> float:
+def _process_cpu_s(process: int) -> float:
     """Of processor time that it has used; the name of a process may hold spaces and brackets."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -11,7 +11,7 @@ from cenote.bench.backends import Vectors
 from cenote.llm import LLM
 
 
-class InProcess:
+class InProcessEngine:
     """The engine without a server around it, and the seconds its rounds took."""
 
     def __init__(self, model: str | None, dtype: str) -> None:

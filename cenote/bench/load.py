@@ -12,16 +12,18 @@ from itertools import count, takewhile
 
 import numpy as np
 
-from cenote.bench.backends import WrongReply, error_in, tokens_in
-from cenote.bench.client import Client, NoReply
+from cenote.bench.backends import InvalidReply, parse_error, parse_num_tokens
+from cenote.bench.client import HttpClient, NoResponse
 
-READ_EVERY = 16  # replies, of which one is read in any case
+PARSE_EVERY = 16  # replies, of which one is read in any case
 
-Good = dict[int, tuple[int, int | None]]  # by the number of a request: the bytes of a good reply to it, and its tokens
+GoodReplies = dict[
+    int, tuple[int, int | None]
+]  # by the number of a request: the bytes of a good reply to it, and its tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadPattern:
     """Closed loop: `concurrency` clients. Open loop: `rate` requests a second, on a schedule nobody can delay."""
 
     concurrency: int | None = 8  # None is the open loop; there it is max_concurrency that bounds what is on its way
@@ -32,30 +34,30 @@ class Load:
     duration_s: float = math.inf
     seed: int = 0
 
-    def arrivals(self) -> Iterator[float]:
+    def arrival_times(self) -> Iterator[float]:
         """When each request of the open loop is due, in seconds."""
-        return takewhile(lambda due: due < self.duration_s, self._gaps_summed())
+        return takewhile(lambda due: due < self.duration_s, self._cumulative_gaps())
 
-    def _gaps_summed(self) -> Iterator[float]:
+    def _cumulative_gaps(self) -> Iterator[float]:
         random = np.random.default_rng(self.seed)
         due = 0.0
         for _ in count() if self.num_requests is None else range(self.num_requests):
             yield due
             due += random.gamma(self.burstiness, 1 / (self.rate * self.burstiness))
 
-    def share(self, number: int, of: int) -> Load:
+    def split_share(self, index: int, num_shares: int) -> LoadPattern:
         """What one of several processes does of it."""
 
         def part(whole: int | None) -> int | None:
-            return None if whole is None else max(1, (whole + of - 1 - number) // of)
+            return None if whole is None else max(1, (whole + num_shares - 1 - index) // num_shares)
 
         return replace(
             self,
             concurrency=part(self.concurrency),
             max_concurrency=part(self.max_concurrency),
             num_requests=part(self.num_requests),
-            rate=self.rate / of,
-            seed=self.seed + number,
+            rate=self.rate / num_shares,
+            seed=self.seed + index,
         )
 
     def describe(self) -> str:
@@ -70,7 +72,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Sample:
+class RequestSample:
     """One request; times in seconds since the round began."""
 
     due: float  # when it should have been sent
@@ -89,64 +91,69 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EncodedRequest:
     """Ready for the wire."""
 
     message: bytes
     num_items: int
 
 
-class Sender:
+class RequestSender:
     """Sends the prepared requests, in turns from the first on again, and keeps what came of each."""
 
-    def __init__(self, client: Client, requests: Sequence[Request], good: Good | None = None) -> None:
+    def __init__(
+        self, client: HttpClient, requests: Sequence[EncodedRequest], good_replies: GoodReplies | None = None
+    ) -> None:
         self.client = client
         self.requests = requests
-        self.good = {} if good is None else good
-        self.samples: list[Sample] = []
-        self.began = time.perf_counter()
+        self.good_replies = {} if good_replies is None else good_replies
+        self.samples: list[RequestSample] = []
+        self.started_at = time.perf_counter()
 
     def now(self) -> float:
-        return time.perf_counter() - self.began
+        return time.perf_counter() - self.started_at
 
     async def send(self, index: int, due: float | None = None) -> None:
         number = index % len(self.requests)
         request = self.requests[number]
         sent = self.now()
-        sample = Sample(sent if due is None else due, sent, 0.0)
+        sample = RequestSample(sent if due is None else due, sent, 0.0)
         try:
             reply = await self.client.send(request.message)
-        except NoReply as error:
+        except NoResponse as error:
             sample.finished, sample.error = self.now(), str(error)
         else:
-            sample.finished, sample.status = reply.at - self.began, reply.status
-            sample.timing_ms = server_timing(reply.headers.get(b"server-timing", b""))
+            sample.finished, sample.status = reply.received_at - self.started_at, reply.status
+            sample.timing_ms = parse_server_timing(reply.headers.get(b"server-timing", b""))
             if reply.status == 200:
                 try:
-                    sample.tokens, sample.items = self._read(number, reply.body, request.num_items), request.num_items
-                except WrongReply as error:
+                    sample.tokens, sample.items = (
+                        self._parse_num_tokens(number, reply.body, request.num_items),
+                        request.num_items,
+                    )
+                except InvalidReply as error:
                     sample.error = str(error)
             else:
-                sample.error = error_in(reply.body)
+                sample.error = parse_error(reply.body)
         self.samples.append(sample)
 
-    def _read(self, number: int, body: bytes, num_items: int) -> int | None:
+    def _parse_num_tokens(self, number: int, body: bytes, num_items: int) -> int | None:
         """The tokens that were read. A reply as long as one to the same request that was good is most often too."""
-        size, tokens = self.good.get(number, (0, None))
-        if len(body) != size or len(self.samples) % READ_EVERY == 0:
-            tokens = tokens_in(body, num_items)
-            self.good[number] = len(body), tokens
+        size, tokens = self.good_replies.get(number, (0, None))
+        if len(body) != size or len(self.samples) % PARSE_EVERY == 0:
+            tokens = parse_num_tokens(body, num_items)
+            self.good_replies[number] = len(body), tokens
         return tokens
 
 
-async def run_load(sender: Sender, load: Load) -> None:
+async def run_load(sender: RequestSender, load: LoadPattern) -> None:
     if load.concurrency is None:
         await _open_loop(sender, load)
     else:
         await _closed_loop(sender, load, load.concurrency)
 
 
-async def _closed_loop(sender: Sender, load: Load, concurrency: int) -> None:
+async def _closed_loop(sender: RequestSender, load: LoadPattern, concurrency: int) -> None:
     indices = iter(count() if load.num_requests is None else range(load.num_requests))
 
     async def work() -> None:
@@ -155,11 +162,11 @@ async def _closed_loop(sender: Sender, load: Load, concurrency: int) -> None:
                 return
             await sender.send(index)
 
-    sender.began = time.perf_counter()
+    sender.started_at = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(concurrency)))
 
 
-async def _open_loop(sender: Sender, load: Load) -> None:
+async def _open_loop(sender: RequestSender, load: LoadPattern) -> None:
     loop = asyncio.get_running_loop()
     room = asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else None
     tasks: list[asyncio.Task[None]] = []
@@ -182,8 +189,8 @@ async def _open_loop(sender: Sender, load: Load) -> None:
                 return
             loop.call_soon_threadsafe(begin, index, due)
 
-    arrivals = load.arrivals()
-    sender.began = time.perf_counter()
+    arrivals = load.arrival_times()
+    sender.started_at = time.perf_counter()
     try:
         await asyncio.to_thread(keep_the_schedule)
     finally:
@@ -191,7 +198,7 @@ async def _open_loop(sender: Sender, load: Load) -> None:
     await asyncio.gather(*tasks)
 
 
-def server_timing(header: bytes) -> tuple[tuple[str, float], ...]:
+def parse_server_timing(header: bytes) -> tuple[tuple[str, float], ...]:
     """The named durations of a Server-Timing header, in milliseconds."""
     found = []
     for metric in header.decode("latin-1").split(","):

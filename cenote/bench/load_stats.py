@@ -10,14 +10,14 @@ from statistics import median
 import numpy as np
 
 from cenote.bench.backends import Vectors
-from cenote.bench.load import Sample
+from cenote.bench.load import RequestSample
 from cenote.errors import BadRequest
 
-MAX_KINDS_OF_ERRORS = 20
+MAX_ERROR_KINDS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Percentiles:
     p50: float
     p90: float
     p99: float
@@ -25,7 +25,7 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> Spread | None:
+    def from_seconds(cls, seconds: Sequence[float]) -> Percentiles | None:
         """In milliseconds; None of nothing."""
         if not seconds:
             return None
@@ -34,14 +34,14 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class ErrorCount:
     status: int | None  # None when no reply came
     error: str
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LoadStats:
     """What a server did in one round, or in all of them. Rates and times are of requests that were answered well."""
 
     requests: int
@@ -53,20 +53,22 @@ class Figures:
     items_per_s: float
     tokens_per_s: float | None  # None where the server does not tell its tokens
     offered_per_s: float | None  # requests that were due; None where no schedule said so
-    latency_ms: Spread | None  # from when a request was due
-    service_ms: Spread | None  # from when it was sent
-    client_late_ms: Spread | None  # sent after it was due: the client's own delay, and waiting for --max-concurrency
+    latency_ms: Percentiles | None  # from when a request was due
+    service_ms: Percentiles | None  # from when it was sent
+    client_late_ms: (
+        Percentiles | None
+    )  # sent after it was due: the client's own delay, and waiting for --max-concurrency
     client_cpu: float  # of one core; near 1 the client was the limit
     server_timing_ms: dict[str, float]  # mean by name
     server_timing_share: dict[str, float]  # of the service time
-    errors: list[Failures] = field(default_factory=list)
+    errors: list[ErrorCount] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Round:
+class LoadRound:
     """The requests of one round."""
 
-    samples: list[Sample]
+    samples: list[RequestSample]
     cpu_s: float = 0.0  # of this process
     num_resent: int = 0
 
@@ -75,15 +77,15 @@ class Round:
         return max((sample.finished for sample in self.samples), default=0.0)
 
 
-def figures(rounds: Sequence[Round]) -> Figures:
+def compute_load_stats(rounds: Sequence[LoadRound]) -> LoadStats:
     samples = [sample for each in rounds for sample in each.samples]
     good = [sample for sample in samples if sample.error is None]
     seconds = max(sum(each.seconds for each in rounds), 1e-9)
     tokens = [sample.tokens for sample in good if sample.tokens is not None]
     scheduled = any(sample.due != sample.sent for sample in samples)
     offered_s = sum(max((sample.due for sample in each.samples), default=0.0) for each in rounds)
-    timing, share = _timing(good)
-    return Figures(
+    timing, share = _server_timing_stats(good)
+    return LoadStats(
         requests=len(samples),
         ok=len(good),
         failed=len(samples) - len(good),
@@ -93,17 +95,17 @@ def figures(rounds: Sequence[Round]) -> Figures:
         items_per_s=sum(sample.items for sample in good) / seconds,
         tokens_per_s=sum(tokens) / seconds if tokens else None,
         offered_per_s=len(samples) / offered_s if scheduled and offered_s else None,
-        latency_ms=Spread.of([sample.latency for sample in good]),
-        service_ms=Spread.of([sample.finished - sample.sent for sample in good]),
-        client_late_ms=Spread.of([sample.sent - sample.due for sample in good]),
+        latency_ms=Percentiles.from_seconds([sample.latency for sample in good]),
+        service_ms=Percentiles.from_seconds([sample.finished - sample.sent for sample in good]),
+        client_late_ms=Percentiles.from_seconds([sample.sent - sample.due for sample in good]),
         client_cpu=sum(each.cpu_s for each in rounds) / seconds,
         server_timing_ms=timing,
         server_timing_share=share,
-        errors=_failures(samples),
+        errors=_count_errors(samples),
     )
 
 
-def _timing(good: Sequence[Sample]) -> tuple[dict[str, float], dict[str, float]]:
+def _server_timing_stats(good: Sequence[RequestSample]) -> tuple[dict[str, float], dict[str, float]]:
     """Only requests whose reply had the header count, on both sides of the share."""
     timed = [sample for sample in good if sample.timing_ms]
     totals: defaultdict[str, float] = defaultdict(float)
@@ -115,14 +117,14 @@ def _timing(good: Sequence[Sample]) -> tuple[dict[str, float], dict[str, float]]
     return means, {name: total / service for name, total in totals.items()}
 
 
-def _failures(samples: Sequence[Sample]) -> list[Failures]:
+def _count_errors(samples: Sequence[RequestSample]) -> list[ErrorCount]:
     """Most frequent first; messages that differ from request to request do not fill the report."""
     counts = Counter((sample.status, sample.error) for sample in samples if sample.error is not None)
-    kinds = [Failures(status, error, times) for (status, error), times in counts.most_common(MAX_KINDS_OF_ERRORS)]
+    kinds = [ErrorCount(status, error, times) for (status, error), times in counts.most_common(MAX_ERROR_KINDS)]
     rest: Counter[int | None] = Counter()
-    for (status, _), times in counts.most_common()[MAX_KINDS_OF_ERRORS:]:
+    for (status, _), times in counts.most_common()[MAX_ERROR_KINDS:]:
         rest[status] += times
-    return kinds + [Failures(status, "other messages", times) for status, times in rest.most_common()]
+    return kinds + [ErrorCount(status, "other messages", times) for status, times in rest.most_common()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ class Ratio:
     most: float
 
     @classmethod
-    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Ratio | None:
+    def from_rounds(cls, ours: Sequence[float], theirs: Sequence[float]) -> Ratio | None:
         """None where a round has nothing to compare."""
         if not ours or 0 in ours or 0 in theirs:
             return None
@@ -142,7 +144,7 @@ class Ratio:
         return cls(median(factors), min(factors), max(factors))
 
 
-def agreement(vectors: Vectors, reference: Vectors) -> float:
+def min_cosine(vectors: Vectors, reference: Vectors) -> float:
     """The smallest cosine between a vector and its reference."""
     if vectors.shape != reference.shape:
         raise BadRequest(f"vectors of shape {vectors.shape} cannot be compared with those of shape {reference.shape}")

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cenote.bench.process_group import ending_groups_on_sigterm
+from cenote.bench.process_group import terminate_groups_on_sigterm
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class BenchCommand:
     """`add` puts its flags on a parser, `run` does the work; what they need is imported when they are called."""
 
     help: str
     description: str
-    add: Callable[[argparse.ArgumentParser], None]
+    add_flags: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.ArgumentParser, argparse.Namespace], int]
 
 
@@ -27,14 +27,14 @@ def main(arguments: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     listed = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    words = [_one_spelling(word) for word in arguments]
+    words = [_normalize_flag(word) for word in arguments]
     parsers = {}
     for name, command in COMMANDS.items():
         parsers[name] = listed.add_parser(name, help=command.help, description=command.description, allow_abbrev=False)
         if words[:1] == [name]:  # the others' flags would cost their imports
-            command.add(parsers[name])
+            command.add_flags(parsers[name])
     given = parser.parse_args(words)
-    with ending_groups_on_sigterm():
+    with terminate_groups_on_sigterm():
         return COMMANDS[given.command].run(parsers[given.command], given)
 
 
@@ -46,10 +46,10 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 def _run_compare(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     from cenote.bench.compare.flags import check_compare_flags
-    from cenote.bench.compare.run import compare
+    from cenote.bench.compare.run import run_compare
 
     check_compare_flags(given)
-    return compare(given)
+    return run_compare(given)
 
 
 def _add_peers(parser: argparse.ArgumentParser) -> None:
@@ -59,9 +59,9 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_peers(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
-    from cenote.bench.compare.peers import peers
+    from cenote.bench.compare.peers import run_peers
 
-    return peers(given)
+    return run_peers(given)
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
@@ -74,9 +74,9 @@ def _run_serve(parser: argparse.ArgumentParser, given: argparse.Namespace) -> in
     from cenote.bench.flags import check_serve_flags
 
     check_serve_flags(parser, given)
-    from cenote.bench.serve import serve
+    from cenote.bench.serve import run_serve
 
-    return serve(given)
+    return run_serve(given)
 
 
 def _add_scaling(parser: argparse.ArgumentParser) -> None:
@@ -86,9 +86,9 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_scaling(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
-    from cenote.bench.scaling import scaling
+    from cenote.bench.scaling import run_scaling
 
-    return scaling(given)
+    return run_scaling(given)
 
 
 def _add_quality(parser: argparse.ArgumentParser) -> None:
@@ -109,50 +109,50 @@ def _run_quality(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
             "queries.test.jsonl or queries.jsonl, qrels.test.tsv or qrels/test.tsv, each plain or .gz), "
             "--pairs FILE.tsv (tab-separated columns sentence1, sentence2, score), or both"
         )
-    from cenote.bench.quality import measure
+    from cenote.bench.quality import measure_quality
     from cenote.llm import LLM
 
     with LLM(given.model, dtype=given.dtype, quantization=given.quantization) as llm:
-        figures = measure(
+        figures = measure_quality(
             llm,
             retrieval=given.retrieval,
             pairs=given.pairs,
             first_stage=given.first_stage,
             max_queries=given.max_queries,
-            beside=not given.alone,
+            compare=not given.alone,
         )
     for figure in figures:
-        beside = "" if figure.theirs is None else f", sentence-transformers {figure.theirs:.4f}"
-        print(f"{figure.name}: cenote {figure.ours:.4f}{beside}")
+        beside = "" if figure.reference_value is None else f", sentence-transformers {figure.reference_value:.4f}"
+        print(f"{figure.name}: cenote {figure.cenote_value:.4f}{beside}")
     return 0
 
 
 COMMANDS = {
-    "compare": Command(
+    "compare": BenchCommand(
         "Cenote beside other engines",
         "Gives every engine the same texts and weights, each alone in its turn, and tells how they stand.",
         _add_compare,
         _run_compare,
     ),
-    "peers": Command(
+    "peers": BenchCommand(
         "the environments of other engines, for compare",
         "Lists or installs them, each in a virtual environment of its own.",
         _add_peers,
         _run_peers,
     ),
-    "serve": Command(
+    "serve": BenchCommand(
         "load on one server or several",
         "Sends requests to servers, in turns, and tells how fast and how well they answer.",
         _add_serve,
         _run_serve,
     ),
-    "scaling": Command(
+    "scaling": BenchCommand(
         "what more tokens cost, in time and memory",
         "Embeds more and more texts of one length and tells whether cost is linear and memory flat.",
         _add_scaling,
         _run_scaling,
     ),
-    "quality": Command(
+    "quality": BenchCommand(
         "what a model is worth on sets with known answers",
         "Measures an embedder by retrieval (nDCG@10) and similarity (Spearman), a reranker by its order.",
         _add_quality,
@@ -161,7 +161,7 @@ COMMANDS = {
 }
 
 
-def _one_spelling(word: str) -> str:
+def _normalize_flag(word: str) -> str:
     """--num_requests as --num-requests."""
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else word

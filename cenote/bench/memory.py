@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+STATUS_FILE, CLEAR_REFS_FILE = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"  # as the kernel's documentation of clear_refs has it
 
 
-class Peak:
+class PeakMemory:
     """Counts from where it is made."""
 
     def __init__(self, device: torch.device) -> None:
@@ -21,30 +21,30 @@ class Peak:
         if self.device is not None:
             torch.cuda.reset_peak_memory_stats(self.device)
         with suppress(OSError):  # where this cannot be, the peak is that of the process so far: never too small
-            CLEAR.write_text(RESET_PEAK)
-        self.before = resident_mib() or peak_mib()
+            CLEAR_REFS_FILE.write_text(RESET_PEAK)
+        self.baseline_mib = read_resident_mib() or read_peak_mib()
 
-    def mib(self) -> tuple[float, float | None]:
+    def measure_mib(self) -> tuple[float, float | None]:
         """Above the start on the host; in all on the device, None without one."""
         on_device = None if self.device is None else torch.cuda.max_memory_allocated(self.device) / 2**20
-        return max(0.0, peak_mib() - self.before), on_device
+        return max(0.0, read_peak_mib() - self.baseline_mib), on_device
 
 
-def resident_mib() -> float | None:
-    return _field("VmRSS")
+def read_resident_mib() -> float | None:
+    return _read_status_field("VmRSS")
 
 
-def peak_mib() -> float:
-    found = _field("VmHWM")
+def read_peak_mib() -> float:
+    found = _read_status_field("VmHWM")
     if found is not None:
         return found
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def _field(name: str) -> float | None:
+def _read_status_field(name: str) -> float | None:
     try:
-        lines = STATUS.read_text().splitlines()
+        lines = STATUS_FILE.read_text().splitlines()
     except OSError:
         return None
     line = next((line for line in lines if line.startswith(f"{name}:")), None)

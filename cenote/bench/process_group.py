@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO, ClassVar, NoReturn
 
-GONE_WITHIN_S = 30.0
+EXIT_TIMEOUT_S = 30.0
 
 
 class ProcessGroup:
@@ -21,7 +21,7 @@ class ProcessGroup:
     It shares our session: should this process die without ending it, the kernel wakes the group and hangs it up.
     """
 
-    running: ClassVar[list[ProcessGroup]] = []
+    running_groups: ClassVar[list[ProcessGroup]] = []
 
     def __init__(
         self,
@@ -40,33 +40,33 @@ class ProcessGroup:
             env=None if environment is None else {**os.environ, **environment},
             process_group=0,
         )
-        self.running.append(self)
+        self.running_groups.append(self)
 
     def pause(self) -> None:
         """Returns when it stands still: only what has stopped is found by the kernel should we die now."""
-        self._signal(signal.SIGSTOP)
+        self._send_signal(signal.SIGSTOP)
         if hasattr(os, "waitid") and self.process.returncode is None:
             with suppress(ChildProcessError):
                 os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
-        self._signal(signal.SIGCONT)
+        self._send_signal(signal.SIGCONT)
 
-    def end(self, within_s: float = GONE_WITHIN_S) -> None:
+    def terminate(self, timeout_s: float = EXIT_TIMEOUT_S) -> None:
         """Asked first; made to if it will not. Children that outlive their parent go with it."""
         try:
             self.resume()
             if self.process.poll() is None:
                 self.process.terminate()
                 with suppress(subprocess.TimeoutExpired):
-                    self.process.wait(within_s)
+                    self.process.wait(timeout_s)
         finally:  # also when a second Ctrl-C interrupts the wait
-            self._signal(signal.SIGKILL)
+            self._send_signal(signal.SIGKILL)
             self.process.wait()
             with suppress(ValueError):
-                self.running.remove(self)
+                self.running_groups.remove(self)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _send_signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
@@ -84,7 +84,7 @@ def run_in_group(
     try:
         return group.process.wait(timeout_s)
     finally:
-        group.end(within_s=5)
+        group.terminate(timeout_s=5)
 
 
 class Terminated(SystemExit):
@@ -92,7 +92,7 @@ class Terminated(SystemExit):
 
 
 @contextmanager
-def ending_groups_on_sigterm() -> Iterator[None]:
+def terminate_groups_on_sigterm() -> Iterator[None]:
     """End all process groups when the block is left, by SIGTERM too, which then ends this process as it would have."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
@@ -101,12 +101,12 @@ def ending_groups_on_sigterm() -> Iterator[None]:
     try:
         yield
     except Terminated:
-        _end_running()
+        _terminate_running()
         sys.stdout.flush()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
-        _end_running()
+        _terminate_running()
         signal.signal(signal.SIGTERM, before)
 
 
@@ -114,7 +114,7 @@ def _raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
     raise Terminated(128 + number)
 
 
-def _end_running() -> None:
+def _terminate_running() -> None:
     """For groups whose owner was interrupted before it could take care of them."""
-    for group in list(ProcessGroup.running):
-        group.end(within_s=5)
+    for group in list(ProcessGroup.running_groups):
+        group.terminate(timeout_s=5)

@@ -16,15 +16,15 @@ import numpy.typing as npt
 from cenote.errors import BadRequest, LoadError
 from cenote.llm import LLM
 
-Matrix = npt.NDArray[np.float32]
-Embed = Callable[[list[str]], Matrix]
-Score = Callable[[str, list[str]], Matrix]
-DEPTH = 10  # ranks that count
-EXACT = {"dtype": "float32"}  # left to itself, the library runs in whatever type the weights are stored
+FloatMatrix = npt.NDArray[np.float32]
+EmbedFn = Callable[[list[str]], FloatMatrix]
+ScoreFn = Callable[[str, list[str]], FloatMatrix]
+NDCG_DEPTH = 10  # ranks that count
+FLOAT32_KWARGS = {"dtype": "float32"}  # left to itself, the library runs in whatever type the weights are stored
 
 
 @dataclass(frozen=True, slots=True)
-class Retrieval:
+class RetrievalDataset:
     """Queries, documents, and which of them belong together, in the form that BEIR's sets have."""
 
     queries: Mapping[str, str]
@@ -32,26 +32,29 @@ class Retrieval:
     relevant: Mapping[str, Mapping[str, float]]
 
 
-def read_retrieval(folder: Path, *, split: str = "test", max_queries: int | None = None) -> Retrieval:
+def read_retrieval(folder: Path, *, split: str = "test", max_queries: int | None = None) -> RetrievalDataset:
     """corpus.jsonl, queries.<split>.jsonl or queries.jsonl, and qrels.<split>.tsv or qrels/<split>.tsv."""
     relevant: dict[str, dict[str, float]] = {}
-    for row in _rows(_first(folder, f"qrels.{split}.tsv", f"qrels/{split}.tsv")):
+    for row in _iter_tsv(_find_file(folder, f"qrels.{split}.tsv", f"qrels/{split}.tsv")):
         relevant.setdefault(row["query-id"], {})[row["corpus-id"]] = float(row["score"])
-    named = {entry["_id"]: entry["text"] for entry in _lines(_first(folder, f"queries.{split}.jsonl", "queries.jsonl"))}
+    named = {
+        entry["_id"]: entry["text"]
+        for entry in _iter_jsonl(_find_file(folder, f"queries.{split}.jsonl", "queries.jsonl"))
+    }
     judged = [name for name in named if name in relevant][:max_queries]
     if not judged:
         raise BadRequest(f"{folder}: none of the {len(named):,} queries has a relevance judgement for split {split!r}")
     # the title is a document's first sentence, as the published figures have it
     documents = {
         entry["_id"]: f"{entry.get('title') or ''} {entry['text']}".strip()
-        for entry in _lines(_first(folder, "corpus.jsonl"))
+        for entry in _iter_jsonl(_find_file(folder, "corpus.jsonl"))
     }
-    return Retrieval({name: named[name] for name in judged}, documents, relevant)
+    return RetrievalDataset({name: named[name] for name in judged}, documents, relevant)
 
 
 def read_pairs(file: Path, split: str = "test") -> tuple[list[str], list[str], list[float]]:
     """Two texts and how similar people find them, from columns sentence1, sentence2 and score."""
-    rows = [row for row in _rows(file) if row.get("split", split) == split]
+    rows = [row for row in _iter_tsv(file) if row.get("split", split) == split]
     if not rows:
         raise BadRequest(f"{file} has no rows of split {split!r}")
     if missing := [name for name in ("sentence1", "sentence2", "score") if not rows[0].get(name)]:
@@ -64,7 +67,7 @@ def read_pairs(file: Path, split: str = "test") -> tuple[list[str], list[str], l
     )
 
 
-def ndcg(ranked: list[str], relevant: Mapping[str, float], depth: int = DEPTH) -> float:
+def ndcg(ranked: list[str], relevant: Mapping[str, float], depth: int = NDCG_DEPTH) -> float:
     """How near a ranking comes to the best one, with less said by every further rank."""
     discounts = 1 / np.log2(np.arange(2, depth + 2))
     gains = np.array([relevant.get(name, 0.0) for name in ranked[:depth]])
@@ -75,17 +78,21 @@ def ndcg(ranked: list[str], relevant: Mapping[str, float], depth: int = DEPTH) -
 
 def spearman(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
     """The correlation of ranks; equal values share theirs."""
-    return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
+    return float(np.corrcoef(_rank_values(first), _rank_values(second))[0, 1])
 
 
-def rank_by_vectors(data: Retrieval, embed: Embed) -> dict[str, list[str]]:
+def rank_by_vectors(data: RetrievalDataset, embed: EmbedFn) -> dict[str, list[str]]:
     names = list(data.documents)
-    scores = _unit(embed(list(data.queries.values()))) @ _unit(embed(list(data.documents.values()))).T
-    best = np.argsort(-scores, axis=1, kind="stable")[:, : max(DEPTH, 100)]
+    scores = (
+        _normalize_rows(embed(list(data.queries.values()))) @ _normalize_rows(embed(list(data.documents.values()))).T
+    )
+    best = np.argsort(-scores, axis=1, kind="stable")[:, : max(NDCG_DEPTH, 100)]
     return {query: [names[row] for row in rows] for query, rows in zip(data.queries, best, strict=True)}
 
 
-def rerank(data: Retrieval, ranked: Mapping[str, list[str]], score: Score, depth: int = DEPTH) -> dict[str, list[str]]:
+def rerank(
+    data: RetrievalDataset, ranked: Mapping[str, list[str]], score: ScoreFn, depth: int = NDCG_DEPTH
+) -> dict[str, list[str]]:
     """The best so far, in the order of a model that reads both texts at once."""
     better = {}
     for query, names in ranked.items():
@@ -94,98 +101,98 @@ def rerank(data: Retrieval, ranked: Mapping[str, list[str]], score: Score, depth
     return better
 
 
-def mean_ndcg(data: Retrieval, ranked: Mapping[str, list[str]]) -> float:
+def mean_ndcg(data: RetrievalDataset, ranked: Mapping[str, list[str]]) -> float:
     return float(np.mean([ndcg(names, data.relevant[query]) for query, names in ranked.items()]))
 
 
-def similarity(first: list[str], second: list[str], gold: list[float], embed: Embed) -> float:
-    cosines = (_unit(embed(first)) * _unit(embed(second))).sum(axis=1)
+def similarity_correlation(first: list[str], second: list[str], gold: list[float], embed: EmbedFn) -> float:
+    cosines = (_normalize_rows(embed(first)) * _normalize_rows(embed(second))).sum(axis=1)
     return spearman(cosines, np.array(gold))
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class QualityResult:
     """One number, ours and theirs."""
 
     name: str
-    ours: float
-    theirs: float | None
+    cenote_value: float
+    reference_value: float | None
 
 
-def measure(
+def measure_quality(
     llm: LLM,
     *,
     retrieval: Path | None,
     pairs: Path | None,
     first_stage: str | None,
     max_queries: int | None,
-    beside: bool,
-) -> list[Figure]:
+    compare: bool,
+) -> list[QualityResult]:
     """Every figure that the sets at hand allow for this model."""
-    description, figures = llm.engine.model.description, list[Figure]()
+    description, figures = llm.engine.model.description, list[QualityResult]()
     folder, device = str(description.checkpoint.folder), str(description.device.value)
     if "embed" in llm.supported_tasks:
-        engines = [our_embed(llm), *([their_embed(folder, device)] if beside else [])]
+        engines = [make_cenote_embed(llm), *([make_reference_embed(folder, device)] if compare else [])]
         if pairs is not None:
             first, second, gold = read_pairs(pairs)
-            values = [similarity(first, second, gold, embed) for embed in engines]
-            figures.append(_figure(f"Spearman, {len(gold)} pairs", values))
+            values = [similarity_correlation(first, second, gold, embed) for embed in engines]
+            figures.append(_make_result(f"Spearman, {len(gold)} pairs", values))
         if retrieval is not None:
             data = read_retrieval(retrieval, max_queries=max_queries)
             values = [mean_ndcg(data, rank_by_vectors(data, embed)) for embed in engines]
-            figures.append(_figure(f"nDCG@{DEPTH}, {len(data.queries)} queries", values))
+            figures.append(_make_result(f"nDCG@{NDCG_DEPTH}, {len(data.queries)} queries", values))
         return figures
     if retrieval is None:
         raise BadRequest("a reranker is measured on retrieval; give --retrieval FOLDER")
     data = read_retrieval(retrieval, max_queries=max_queries)
     with LLM(first_stage) as embedder:
-        ranked = rank_by_vectors(data, our_embed(embedder))
-    scorers = [our_score(llm), *([their_score(folder, device)] if beside else [])]
+        ranked = rank_by_vectors(data, make_cenote_embed(embedder))
+    scorers = [make_cenote_score(llm), *([make_reference_score(folder, device)] if compare else [])]
     values = [mean_ndcg(data, rerank(data, ranked, score)) for score in scorers]
-    return [_figure(f"nDCG@{DEPTH}, {len(data.queries)} queries, the first {DEPTH} reranked", values)]
+    return [_make_result(f"nDCG@{NDCG_DEPTH}, {len(data.queries)} queries, the first {NDCG_DEPTH} reranked", values)]
 
 
-def _figure(name: str, values: list[float]) -> Figure:
-    return Figure(name, values[0], values[1] if len(values) > 1 else None)
+def _make_result(name: str, values: list[float]) -> QualityResult:
+    return QualityResult(name, values[0], values[1] if len(values) > 1 else None)
 
 
-def our_embed(llm: LLM) -> Embed:
-    def embed(texts: list[str]) -> Matrix:
+def make_cenote_embed(llm: LLM) -> EmbedFn:
+    def embed(texts: list[str]) -> FloatMatrix:
         outputs = llm.embed(texts, use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": -1})
         return np.stack([output.outputs.data.numpy() for output in outputs])
 
     return embed
 
 
-def our_score(llm: LLM) -> Score:
-    def score(query: str, documents: list[str]) -> Matrix:
+def make_cenote_score(llm: LLM) -> ScoreFn:
+    def score(query: str, documents: list[str]) -> FloatMatrix:
         outputs = llm.score(query, documents, use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": -1})
         return np.array([output.outputs.score for output in outputs], dtype=np.float32)
 
     return score
 
 
-def their_embed(folder: str, device: str) -> Embed:
-    model = _library().SentenceTransformer(folder, device=device, model_kwargs=EXACT)
+def make_reference_embed(folder: str, device: str) -> EmbedFn:
+    model = _import_sentence_transformers().SentenceTransformer(folder, device=device, model_kwargs=FLOAT32_KWARGS)
 
-    def embed(texts: list[str]) -> Matrix:
-        vectors: Matrix = model.encode(texts, show_progress_bar=False, convert_to_numpy=True)
+    def embed(texts: list[str]) -> FloatMatrix:
+        vectors: FloatMatrix = model.encode(texts, show_progress_bar=False, convert_to_numpy=True)
         return vectors
 
     return embed
 
 
-def their_score(folder: str, device: str) -> Score:
-    model = _library().CrossEncoder(folder, device=device, model_kwargs=EXACT)
+def make_reference_score(folder: str, device: str) -> ScoreFn:
+    model = _import_sentence_transformers().CrossEncoder(folder, device=device, model_kwargs=FLOAT32_KWARGS)
 
-    def score(query: str, documents: list[str]) -> Matrix:
-        values: Matrix = model.predict([(query, text) for text in documents], show_progress_bar=False)
+    def score(query: str, documents: list[str]) -> FloatMatrix:
+        values: FloatMatrix = model.predict([(query, text) for text in documents], show_progress_bar=False)
         return values
 
     return score
 
 
-def _library() -> Any:
+def _import_sentence_transformers() -> Any:
     try:
         import sentence_transformers
     except ImportError:
@@ -193,20 +200,20 @@ def _library() -> Any:
     return sentence_transformers
 
 
-def _ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def _rank_values(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = counts.cumsum()
     shared: npt.NDArray[np.float64] = (ends - (counts - 1) / 2)[group]
     return shared
 
 
-def _unit(rows: Matrix) -> Matrix:
+def _normalize_rows(rows: FloatMatrix) -> FloatMatrix:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit: Matrix = (rows / np.maximum(lengths, 1e-12)).astype(np.float32)
+    unit: FloatMatrix = (rows / np.maximum(lengths, 1e-12)).astype(np.float32)
     return unit
 
 
-def _first(folder: Path, *names: str) -> Path:
+def _find_file(folder: Path, *names: str) -> Path:
     for name in names:
         for file in (folder / name, folder / f"{name}.gz"):
             if file.exists():
@@ -214,14 +221,14 @@ def _first(folder: Path, *names: str) -> Path:
     raise BadRequest(f"{folder} has no {' or '.join(names)}, plain or with .gz")
 
 
-def _text(file: Path) -> Iterator[str]:
+def _iter_lines(file: Path) -> Iterator[str]:
     with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as lines:
         yield from lines
 
 
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    return (json.loads(line) for line in _text(file) if line.strip())
+def _iter_jsonl(file: Path) -> Iterator[dict[str, Any]]:
+    return (json.loads(line) for line in _iter_lines(file) if line.strip())
 
 
-def _rows(file: Path) -> Iterator[dict[str, str]]:
-    return csv.DictReader(_text(file), delimiter="\t", quoting=csv.QUOTE_NONE)
+def _iter_tsv(file: Path) -> Iterator[dict[str, str]]:
+    return csv.DictReader(_iter_lines(file), delimiter="\t", quoting=csv.QUOTE_NONE)

@@ -12,10 +12,10 @@ from typing import Any
 
 from cenote.kernels.cpu_features import cpu_name
 
-SECRETS = ("--api-key", "--header")
+SECRET_FLAGS = ("--api-key", "--header")
 
 
-def machine() -> dict[str, object]:
+def machine_info() -> dict[str, object]:
     """Where the numbers were taken. A client that needed no torch says nothing of it."""
     torch = sys.modules.get("torch")
     return {
@@ -23,17 +23,17 @@ def machine() -> dict[str, object]:
         "cores": os.cpu_count(),
         **({} if torch is None else {"torch": torch.__version__, "threads": torch.get_num_threads()}),
         "python": platform.python_version(),
-        "command": " ".join(without_secrets(sys.argv)),
+        "command": " ".join(mask_secrets(sys.argv)),
     }
 
 
-def without_secrets(arguments: Sequence[str]) -> list[str]:
+def mask_secrets(arguments: Sequence[str]) -> list[str]:
     """A command line that can be shown to anybody."""
     shown: list[str] = []
     hides_next = False
     for word in arguments:
         name, equals, _ = word.partition("=")
-        is_secret = name.replace("_", "-") in SECRETS
+        is_secret = name.replace("_", "-") in SECRET_FLAGS
         shown.append("***" if hides_next else f"{name}=***" if is_secret and equals else word)
         hides_next = is_secret and not equals
     return shown

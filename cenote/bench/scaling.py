@@ -16,23 +16,23 @@ from statistics import median
 import numpy as np
 import torch
 
-from cenote.bench.memory import Peak
-from cenote.bench.report import machine
-from cenote.bench.workloads import common_words
+from cenote.bench.memory import PeakMemory
+from cenote.bench.report import machine_info
+from cenote.bench.workloads import single_token_words
 from cenote.llm import LLM
 
-ON_CPU = (20_000, 100_000, 500_000)
-ON_GPU = (10_000, 100_000, 1_000_000, 10_000_000)
-SLICE_ON_CPU, SLICE_ON_GPU = 8_192, 65_536  # tokens in one call
-CALLERS = 2  # while one is handed its answers, the engine has the slice of the other
+CPU_STEPS = (20_000, 100_000, 500_000)
+GPU_STEPS = (10_000, 100_000, 1_000_000, 10_000_000)
+CPU_SLICE_TOKENS, GPU_SLICE_TOKENS = 8_192, 65_536  # tokens in one call
+NUM_CALLERS = 2  # while one is handed its answers, the engine has the slice of the other
 SHORT_STEP_S = 2.0  # a step that takes less is repeated, and the median taken
-MOST_REPEATS = 20
-LINEAR = 1.25  # seconds per token may grow by this factor
-FLAT_MIB = 64.0  # and memory by so much, from the first step that fills the pipeline to the last
+MAX_REPEATS = 20
+MAX_LINEAR_GROWTH = 1.25  # seconds per token may grow by this factor
+MAX_FLAT_GROWTH_MIB = 64.0  # and memory by so much, from the first step that fills the pipeline to the last
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScalingStep:
     tokens: int
     seconds: float
     tokens_per_s: float
@@ -40,7 +40,7 @@ class Step:
     device_peak_mib: float | None
 
 
-class Texts:
+class RandomTexts:
     """As many different texts of one length as are asked for, never all at once."""
 
     def __init__(self, words: Sequence[str], length: int, seed: int = 0) -> None:
@@ -48,7 +48,7 @@ class Texts:
         self.words, self.length = list(words) * (2 * length // len(words) + 1), length
         self.random = np.random.default_rng(seed)
 
-    def slices(self, num_texts: int, size: int) -> Iterator[list[str]]:
+    def iter_slices(self, num_texts: int, size: int) -> Iterator[list[str]]:
         made = 0
         while made < num_texts:
             # windows over words in a new order every time: cheap to make, and none is like another
@@ -60,14 +60,14 @@ class Texts:
 
 
 def slice_tokens(llm: LLM) -> int:
-    return SLICE_ON_CPU if llm.engine.model.description.device.value.type == "cpu" else SLICE_ON_GPU
+    return CPU_SLICE_TOKENS if llm.engine.model.description.device.value.type == "cpu" else GPU_SLICE_TOKENS
 
 
-def run_step(llm: LLM, texts: Texts, num_tokens: int) -> tuple[int, float]:
+def run_step(llm: LLM, texts: RandomTexts, num_tokens: int) -> tuple[int, float]:
     """The tokens that were read, and the seconds it took."""
     per_text = texts.length + llm.engine.tokenizer.raw.num_special_tokens_to_add(is_pair=False)
     num_texts = max(1, num_tokens // per_text)
-    slices = texts.slices(num_texts, max(1, slice_tokens(llm) // per_text))
+    slices = texts.iter_slices(num_texts, max(1, slice_tokens(llm) // per_text))
     taking = threading.Lock()
 
     def work() -> int:
@@ -81,42 +81,42 @@ def run_step(llm: LLM, texts: Texts, num_tokens: int) -> tuple[int, float]:
             tokens += sum(len(output.prompt_token_ids) for output in outputs)
 
     began = time.perf_counter()
-    with ThreadPoolExecutor(CALLERS) as callers:
-        total = sum(each.result() for each in [callers.submit(work) for _ in range(CALLERS)])
+    with ThreadPoolExecutor(NUM_CALLERS) as callers:
+        total = sum(each.result() for each in [callers.submit(work) for _ in range(NUM_CALLERS)])
     return total, time.perf_counter() - began
 
 
-def measure_step(llm: LLM, texts: Texts, num_tokens: int) -> Step:
+def measure_step(llm: LLM, texts: RandomTexts, num_tokens: int) -> ScalingStep:
     seconds: list[float] = []
-    peak = Peak(llm.engine.model.description.device.value)
-    while not seconds or (sum(seconds) < SHORT_STEP_S and len(seconds) < MOST_REPEATS):
+    peak = PeakMemory(llm.engine.model.description.device.value)
+    while not seconds or (sum(seconds) < SHORT_STEP_S and len(seconds) < MAX_REPEATS):
         tokens, took = run_step(llm, texts, num_tokens)
         seconds.append(took)
-    host, device = peak.mib()
-    return Step(tokens, median(seconds), tokens / median(seconds), host, device)
+    host, device = peak.measure_mib()
+    return ScalingStep(tokens, median(seconds), tokens / median(seconds), host, device)
 
 
-def verdict(steps: Sequence[Step], under_way: int) -> list[str]:
+def summarize_steps(steps: Sequence[ScalingStep], in_flight_tokens: int) -> list[str]:
     """Whether cost is linear and memory flat; `under_way` tokens are what the bench itself holds at once."""
     first, last = steps[0], steps[-1]
     growth = first.tokens_per_s / last.tokens_per_s
     lines = [
         f"{last.tokens / first.tokens:,.0f} times the tokens took {growth:.2f} times the seconds per token: "
-        f"{'linear' if growth <= LINEAR else 'more than linear'}"
+        f"{'linear' if growth <= MAX_LINEAR_GROWTH else 'more than linear'}"
     ]
     # a smaller step has not filled the pipeline yet
-    full = [step for step in steps if step.tokens >= under_way]
+    full = [step for step in steps if step.tokens >= in_flight_tokens]
     if len(full) < 2:
-        return [*lines, f"of memory nothing can be said: that takes two steps of at least {under_way:,} tokens"]
+        return [*lines, f"of memory nothing can be said: that takes two steps of at least {in_flight_tokens:,} tokens"]
     more = full[-1].peak_mib - full[0].peak_mib
     if full[-1].device_peak_mib is not None and full[0].device_peak_mib is not None:
         more = max(more, full[-1].device_peak_mib - full[0].device_peak_mib)
-    flat = "flat" if more <= FLAT_MIB else "not flat"
+    flat = "flat" if more <= MAX_FLAT_GROWTH_MIB else "not flat"
     span = f"from {full[0].tokens:,} to {full[-1].tokens:,} tokens"
     return [*lines, f"{span} the peak of memory grew by {max(0.0, more):,.0f} MiB: {flat}"]
 
 
-def table(steps: Sequence[Step]) -> str:
+def format_table(steps: Sequence[ScalingStep]) -> str:
     lines = [f"{'tokens':>12}  {'seconds':>9}  {'tokens/s':>10}  {'peak MiB':>9}  {'device MiB':>10}"]
     for step in steps:
         device = "-" if step.device_peak_mib is None else f"{step.device_peak_mib:,.0f}"
@@ -125,25 +125,25 @@ def table(steps: Sequence[Step]) -> str:
     return "\n".join(lines)
 
 
-def scaling(given: argparse.Namespace) -> int:
+def run_scaling(given: argparse.Namespace) -> int:
     with LLM(given.model, dtype=given.dtype) as llm:
         is_cpu = llm.engine.model.description.device.value.type == "cpu"
         length = min(given.length, llm.engine.model.description.max_length.value)
         tokenizer = llm.get_tokenizer()
         special = tokenizer.num_special_tokens_to_add(is_pair=False)
-        texts = Texts(common_words(tokenizer), max(1, length - special), given.seed)
-        under_way = CALLERS * slice_tokens(llm)
+        texts = RandomTexts(single_token_words(tokenizer), max(1, length - special), given.seed)
+        under_way = NUM_CALLERS * slice_tokens(llm)
         run_step(llm, texts, under_way)  # warms up
         steps = []
-        for tokens in given.tokens or (ON_CPU if is_cpu else ON_GPU):
+        for tokens in given.tokens or (CPU_STEPS if is_cpu else GPU_STEPS):
             steps.append(measure_step(llm, texts, tokens))
             print(f"cenote: {steps[-1].tokens:,} tokens in {steps[-1].seconds:.2f} s", file=sys.stderr, flush=True)
-        device = torch.cuda.get_device_name() if not is_cpu else machine()["processor"]
+        device = torch.cuda.get_device_name() if not is_cpu else machine_info()["processor"]
     print(f"{device}; texts of {length} tokens; peaks are above the start of each step")
-    print(table(steps))
-    said = verdict(steps, under_way)
+    print(format_table(steps))
+    said = summarize_steps(steps, under_way)
     print("\n".join(said))
     if given.json:
-        found = {"machine": machine(), "length": length, "steps": [asdict(step) for step in steps]}
+        found = {"machine": machine_info(), "length": length, "steps": [asdict(step) for step in steps]}
         Path(given.json).write_text(json.dumps(found | {"verdict": said}, indent=2) + "\n")
     return 0

@@ -8,15 +8,17 @@ import argparse
 def add_scaling_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="an embedding model; the default model when left out")
     parser.add_argument("--dtype", default="auto", help="of the weights (default: auto)")
-    parser.add_argument("--tokens", type=steps, metavar="N,N,...", help="like 10k,100k,1M (default: by the device)")
+    parser.add_argument(
+        "--tokens", type=parse_steps, metavar="N,N,...", help="like 10k,100k,1M (default: by the device)"
+    )
     parser.add_argument("--length", type=int, default=128, help="of every text, in tokens (default: 128)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="also save the figures")
 
 
-def steps(text: str) -> list[int]:
+def parse_steps(text: str) -> list[int]:
     try:
-        found = [number(word) for word in text.split(",")]
+        found = [parse_number(word) for word in text.split(",")]
     except ValueError:
         found = []
     if not found or min(found) < 1:
@@ -24,7 +26,7 @@ def steps(text: str) -> list[int]:
     return sorted(found)
 
 
-def number(word: str) -> int:
+def parse_number(word: str) -> int:
     word = word.strip().lower()
     factor = {"k": 1_000, "m": 1_000_000}.get(word[-1:], 1)
     return int(float(word.rstrip("km")) * factor)

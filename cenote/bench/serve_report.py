@@ -7,23 +7,23 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from cenote.bench.load_stats import Figures, Ratio, Spread
-from cenote.bench.report import machine
+from cenote.bench.load_stats import LoadStats, Percentiles, Ratio
+from cenote.bench.report import machine_info
 
-BUSY_CLIENT = 0.9  # of one core
-SHOWN_ERRORS = 10
+MAX_CLIENT_CPU = 0.9  # of one core
+MAX_SHOWN_ERRORS = 10
 COLUMNS = ("requests", "failed", "requests/s", "items/s", "tokens/s", "p50 ms", "p90 ms", "p99 ms", "mean ms", "max ms")
 
 
 @dataclass(slots=True)
-class Server:
+class ServerResult:
     """One server. Ratios compare the first server with this one, round by round."""
 
     name: str
     url: str
     model: str | None
-    rounds: list[Figures]
-    overall: Figures
+    rounds: list[LoadStats]
+    overall: LoadStats
     first_is_faster: Ratio | None = None  # in items/s
     first_has_shorter_p50: Ratio | None = None
     first_has_shorter_p99: Ratio | None = None
@@ -32,7 +32,7 @@ class Server:
 
 
 @dataclass(slots=True)
-class Engine:
+class InProcessResult:
     """LLM.embed in the measuring process, all texts of a round in one call."""
 
     model: str
@@ -47,7 +47,7 @@ class Engine:
 
 
 @dataclass(slots=True)
-class Report:
+class ServeReport:
     backend: str
     endpoint: str
     encoding_format: str
@@ -56,48 +56,48 @@ class Report:
     load: str
     is_open: bool
     client_processes: int = 1
-    servers: list[Server] = field(default_factory=list)
-    in_process: Engine | None = None
+    servers: list[ServerResult] = field(default_factory=list)
+    in_process: InProcessResult | None = None
     ready_s: float | None = None  # of a server that was started for this
 
     @property
-    def any_ok(self) -> bool:
+    def has_success(self) -> bool:
         return any(server.overall.ok for server in self.servers)
 
-    def compare(self) -> None:
+    def compute_ratios(self) -> None:
         """Fill in the ratios."""
         first = self.servers[0]
         for server in self.servers:
             if server is not first:
-                server.first_is_faster = Ratio.of(_speeds(first), _speeds(server))
-                server.first_has_shorter_p50 = Ratio.of(_latencies(server, "p50"), _latencies(first, "p50"))
-                server.first_has_shorter_p99 = Ratio.of(_latencies(server, "p99"), _latencies(first, "p99"))
+                server.first_is_faster = Ratio.from_rounds(_speeds(first), _speeds(server))
+                server.first_has_shorter_p50 = Ratio.from_rounds(_latencies(server, "p50"), _latencies(first, "p50"))
+                server.first_has_shorter_p99 = Ratio.from_rounds(_latencies(server, "p99"), _latencies(first, "p99"))
             if self.in_process is not None:
                 engine = [self.in_process.items / seconds for seconds in self.in_process.seconds]
-                server.share_of_in_process = Ratio.of(_speeds(server), engine)
+                server.share_of_in_process = Ratio.from_rounds(_speeds(server), engine)
 
-    def as_json(self) -> dict[str, Any]:
-        found = {"machine": machine(), **asdict(self)}
+    def to_json(self) -> dict[str, Any]:
+        found = {"machine": machine_info(), **asdict(self)}
         if self.in_process is not None:
             speed, engine = self.in_process.items_per_s, found["in_process"]
             engine |= {"items_per_s": speed, "tokens_per_s": speed * self.in_process.tokens / self.in_process.items}
         return found
 
-    def text(self) -> str:
-        facts = machine()
+    def to_text(self) -> str:
+        facts = machine_info()
         lines = [f"{facts['processor']}, {facts['cores']} cores"]
         lines += [f"{self.workload}; {self.backend}, {self.items_per_request} per request, {self.endpoint}"]
         num_rounds = len(self.servers[0].rounds)
         lines += [self.load + (f", {num_rounds} interleaved rounds" if num_rounds > 1 else "")]
         if self.ready_s is not None:
             lines += [f"the server was ready {self.ready_s:.1f} s after its start"]
-        lines += ["", *self._table(), *self._comparisons()]
+        lines += ["", *self._format_table(), *self._format_comparisons()]
         for server in self.servers:
-            lines += _remarks(server, is_open=self.is_open, num_clients=self.client_processes)
+            lines += _format_remarks(server, is_open=self.is_open, num_clients=self.client_processes)
         return "\n".join(lines)
 
-    def _table(self) -> list[str]:
-        rows = [["server", *COLUMNS], *(_row(server) for server in self.servers)]
+    def _format_table(self) -> list[str]:
+        rows = [["server", *COLUMNS], *(_format_row(server) for server in self.servers)]
         if self.in_process is not None:
             engine, speed = self.in_process, self.in_process.items_per_s
             cells = ["in-process", "", "", "", f"{speed:,.1f}", f"{speed * engine.tokens / engine.items:,.0f}"]
@@ -111,14 +111,14 @@ class Report:
             for row in rows
         ]
 
-    def _comparisons(self) -> list[str]:
+    def _format_comparisons(self) -> list[str]:
         lines = []
         first = self.servers[0]
         for server in self.servers:
             if self.is_open and (ratio := server.first_has_shorter_p99) is not None:
-                lines.append(f"p99 of {first.name} is shorter than of {server.name} by {_range(ratio)}")
+                lines.append(f"p99 of {first.name} is shorter than of {server.name} by {_format_ratio(ratio)}")
             if not self.is_open and (ratio := server.first_is_faster) is not None:
-                lines.append(f"{first.name} is faster than {server.name} by {_range(ratio)}")
+                lines.append(f"{first.name} is faster than {server.name} by {_format_ratio(ratio)}")
             if (ratio := server.share_of_in_process) is not None:
                 cosine = "unknown" if server.least_cosine is None else f"{server.least_cosine:.6f}"
                 lines.append(
@@ -128,30 +128,30 @@ class Report:
         return ["", *lines] if lines else []
 
 
-def _speeds(server: Server) -> list[float]:
+def _speeds(server: ServerResult) -> list[float]:
     return [each.items_per_s for each in server.rounds]
 
 
-def _latencies(server: Server, name: str) -> list[float]:
+def _latencies(server: ServerResult, name: str) -> list[float]:
     return [0.0 if each.latency_ms is None else getattr(each.latency_ms, name) for each in server.rounds]
 
 
-def _row(server: Server) -> list[str]:
+def _format_row(server: ServerResult) -> list[str]:
     shown = server.overall
     tokens = "-" if shown.tokens_per_s is None else f"{shown.tokens_per_s:,.0f}"
     rates = [f"{shown.requests:,}", f"{shown.failed:,}", f"{shown.requests_per_s:,.1f}", f"{shown.items_per_s:,.1f}"]
-    return [server.name, *rates, tokens, *_times(shown.latency_ms)]
+    return [server.name, *rates, tokens, *_format_percentiles(shown.latency_ms)]
 
 
-def _times(spread: Spread | None) -> list[str]:
-    return ["-"] * 5 if spread is None else [f"{value:,.2f}" for value in asdict(spread).values()]
+def _format_percentiles(percentiles: Percentiles | None) -> list[str]:
+    return ["-"] * 5 if percentiles is None else [f"{value:,.2f}" for value in asdict(percentiles).values()]
 
 
-def _range(ratio: Ratio) -> str:
+def _format_ratio(ratio: Ratio) -> str:
     return f"{ratio.median:.2f}x ({ratio.least:.2f}-{ratio.most:.2f})"
 
 
-def _remarks(server: Server, *, is_open: bool, num_clients: int = 1) -> Sequence[str]:
+def _format_remarks(server: ServerResult, *, is_open: bool, num_clients: int = 1) -> Sequence[str]:
     """What the table has no room for; nothing where there is nothing to say."""
     shown, lines = server.overall, []
     if shown.server_timing_ms:
@@ -166,12 +166,12 @@ def _remarks(server: Server, *, is_open: bool, num_clients: int = 1) -> Sequence
         )
     if num_clients > 1:
         lines.append(f"the {num_clients} client processes used {shown.client_cpu:.2f} cores")
-    if shown.client_cpu > BUSY_CLIENT * num_clients:
+    if shown.client_cpu > MAX_CLIENT_CPU * num_clients:
         used = f"{shown.client_cpu / num_clients:.0%} of a core" + (" each" if num_clients > 1 else "")
         lines.append(f"the client used {used}: it may have been the limit, not {server.name}")
     if shown.resent:
         lines.append(f"{shown.resent:,} requests to {server.name} were sent again: their connection had been closed")
-    for failures in shown.errors[:SHOWN_ERRORS]:
+    for failures in shown.errors[:MAX_SHOWN_ERRORS]:
         status = "no reply" if failures.status is None else f"status {failures.status}"
         lines.append(f"{server.name}: {failures.count:,} failed with {status}: {failures.error}")
     return ["", *lines] if lines else []

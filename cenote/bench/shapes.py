@@ -16,43 +16,43 @@ VOCABULARY = 30522
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     name: str
-    layers: int
-    hidden: int
-    heads: int
-    intermediate: int
-    kv_heads: int | None = None
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    intermediate_size: int
+    num_kv_heads: int | None = None
     head_dim: int | None = None
-    decoder: bool = False
+    is_decoder: bool = False
 
     @property
-    def widths(self) -> tuple[int, int]:
+    def attention_widths(self) -> tuple[int, int]:
         """Of all query heads, and of all key heads."""
-        size = self.head_dim or self.hidden // self.heads
-        return self.heads * size, (self.kv_heads or self.heads) * size
+        size = self.head_dim or self.hidden_size // self.num_heads
+        return self.num_heads * size, (self.num_kv_heads or self.num_heads) * size
 
     @property
     def flop_per_token(self) -> int:
         """In matrix products with weights, which is where nearly all of it is."""
-        queries, keys = self.widths
-        attention = self.hidden * (queries + 2 * keys) + queries * self.hidden
-        halves = 3 if self.decoder else 2
-        return 2 * self.layers * (attention + halves * self.hidden * self.intermediate)
+        queries, keys = self.attention_widths
+        attention = self.hidden_size * (queries + 2 * keys) + queries * self.hidden_size
+        halves = 3 if self.is_decoder else 2
+        return 2 * self.num_layers * (attention + halves * self.hidden_size * self.intermediate_size)
 
 
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("minilm-l6", 6, 384, 12, 1536),
-        Shape("bert-base", 12, 768, 12, 3072),
-        Shape("bert-large", 24, 1024, 16, 4096),
-        Shape("qwen3-0.6b", 28, 1024, 16, 3072, kv_heads=8, head_dim=128, decoder=True),
+        ModelShape("minilm-l6", 6, 384, 12, 1536),
+        ModelShape("bert-base", 12, 768, 12, 3072),
+        ModelShape("bert-large", 24, 1024, 16, 4096),
+        ModelShape("qwen3-0.6b", 28, 1024, 16, 3072, num_kv_heads=8, head_dim=128, is_decoder=True),
     )
 }
 
 
-def write_checkpoint(folder: Path, shape: Shape, device: str = "cpu") -> None:
+def write_checkpoint(folder: Path, shape: ModelShape, device: str = "cpu") -> None:
     """Weights are drawn on `device`, which for a large shape had better be a fast one."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator(device).manual_seed(0)
@@ -61,66 +61,66 @@ def write_checkpoint(folder: Path, shape: Shape, device: str = "cpu") -> None:
         values = torch.randn(*size, generator=generator, device=device) * 0.02 + around
         return values.to(torch.bfloat16).cpu()
 
-    tensors = dict(_qwen(shape, drawn) if shape.decoder else _bert(shape, drawn))
+    tensors = dict(_qwen_tensors(shape, drawn) if shape.is_decoder else _bert_tensors(shape, drawn))
     save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(_config(shape)))
+    (folder / "config.json").write_text(json.dumps(_make_config(shape)))
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def _config(shape: Shape) -> dict[str, object]:
+def _make_config(shape: ModelShape) -> dict[str, object]:
     common = {
         "vocab_size": VOCABULARY,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
         "torch_dtype": "bfloat16",
-        "max_position_embeddings": 8192 if shape.decoder else 512,
+        "max_position_embeddings": 8192 if shape.is_decoder else 512,
     }
-    if not shape.decoder:
+    if not shape.is_decoder:
         return {**common, "model_type": "bert", "architectures": ["BertModel"], "hidden_act": "gelu"}
     own = {"model_type": "qwen3", "architectures": ["Qwen3Model"], "hidden_act": "silu", "rms_norm_eps": 1e-6}
-    return {**common, **own, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim}
+    return {**common, **own, "num_key_value_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
 
 
-def _bert(shape: Shape, drawn: Callable[..., Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _bert_tensors(shape: ModelShape, draw: Callable[..., Tensor]) -> Iterator[tuple[str, Tensor]]:
     def norm(name: str) -> Iterator[tuple[str, Tensor]]:
-        yield f"{name}.weight", drawn(shape.hidden, around=1.0)
-        yield f"{name}.bias", drawn(shape.hidden)
+        yield f"{name}.weight", draw(shape.hidden_size, around=1.0)
+        yield f"{name}.bias", draw(shape.hidden_size)
 
     def linear(name: str, outputs: int, inputs: int) -> Iterator[tuple[str, Tensor]]:
-        yield f"{name}.weight", drawn(outputs, inputs)
-        yield f"{name}.bias", drawn(outputs)
+        yield f"{name}.weight", draw(outputs, inputs)
+        yield f"{name}.bias", draw(outputs)
 
     for table, rows in (("word", VOCABULARY), ("position", 512), ("token_type", 2)):
-        yield f"embeddings.{table}_embeddings.weight", drawn(rows, shape.hidden)
+        yield f"embeddings.{table}_embeddings.weight", draw(rows, shape.hidden_size)
     yield from norm("embeddings.LayerNorm")
-    for number in range(shape.layers):
+    for number in range(shape.num_layers):
         layer = f"encoder.layer.{number}"
         for part in ("query", "key", "value"):
-            yield from linear(f"{layer}.attention.self.{part}", shape.hidden, shape.hidden)
-        yield from linear(f"{layer}.attention.output.dense", shape.hidden, shape.hidden)
+            yield from linear(f"{layer}.attention.self.{part}", shape.hidden_size, shape.hidden_size)
+        yield from linear(f"{layer}.attention.output.dense", shape.hidden_size, shape.hidden_size)
         yield from norm(f"{layer}.attention.output.LayerNorm")
-        yield from linear(f"{layer}.intermediate.dense", shape.intermediate, shape.hidden)
-        yield from linear(f"{layer}.output.dense", shape.hidden, shape.intermediate)
+        yield from linear(f"{layer}.intermediate.dense", shape.intermediate_size, shape.hidden_size)
+        yield from linear(f"{layer}.output.dense", shape.hidden_size, shape.intermediate_size)
         yield from norm(f"{layer}.output.LayerNorm")
 
 
-def _qwen(shape: Shape, drawn: Callable[..., Tensor]) -> Iterator[tuple[str, Tensor]]:
-    queries, keys = shape.widths
-    yield "embed_tokens.weight", drawn(VOCABULARY, shape.hidden)
-    for number in range(shape.layers):
+def _qwen_tensors(shape: ModelShape, draw: Callable[..., Tensor]) -> Iterator[tuple[str, Tensor]]:
+    queries, keys = shape.attention_widths
+    yield "embed_tokens.weight", draw(VOCABULARY, shape.hidden_size)
+    for number in range(shape.num_layers):
         layer = f"layers.{number}"
         for part, width in (("q", queries), ("k", keys), ("v", keys)):
-            yield f"{layer}.self_attn.{part}_proj.weight", drawn(width, shape.hidden)
-        yield f"{layer}.self_attn.o_proj.weight", drawn(shape.hidden, queries)
+            yield f"{layer}.self_attn.{part}_proj.weight", draw(width, shape.hidden_size)
+        yield f"{layer}.self_attn.o_proj.weight", draw(shape.hidden_size, queries)
         for part in ("q", "k"):
-            yield f"{layer}.self_attn.{part}_norm.weight", drawn(shape.head_dim or 0, around=1.0)
+            yield f"{layer}.self_attn.{part}_norm.weight", draw(shape.head_dim or 0, around=1.0)
         for part in ("gate", "up"):
-            yield f"{layer}.mlp.{part}_proj.weight", drawn(shape.intermediate, shape.hidden)
-        yield f"{layer}.mlp.down_proj.weight", drawn(shape.hidden, shape.intermediate)
+            yield f"{layer}.mlp.{part}_proj.weight", draw(shape.intermediate_size, shape.hidden_size)
+        yield f"{layer}.mlp.down_proj.weight", draw(shape.hidden_size, shape.intermediate_size)
         for part in ("input", "post_attention"):
-            yield f"{layer}.{part}_layernorm.weight", drawn(shape.hidden, around=1.0)
-    yield "norm.weight", drawn(shape.hidden, around=1.0)
+            yield f"{layer}.{part}_layernorm.weight", draw(shape.hidden_size, around=1.0)
+    yield "norm.weight", draw(shape.hidden_size, around=1.0)

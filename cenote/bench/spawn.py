@@ -12,38 +12,38 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cenote.bench.client import Address, Client, NoReply, message
+from cenote.bench.client import HttpClient, NoResponse, ServerAddress, encode_http_request
 from cenote.bench.process_group import ProcessGroup
 from cenote.errors import LoadError
 
-READY_WITHIN_S = 300.0
-SHOWN_LINES = 5
+READY_TIMEOUT_S = 300.0
+MAX_LOG_LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Spawned:
-    address: Address
+class SpawnedServer:
+    address: ServerAddress
     ready_s: float  # from the start of the process to /health answering 200
     group: ProcessGroup
 
 
-def serve_command(port: int, *, model: str | None, dtype: str, more: Sequence[str]) -> list[str]:
+def make_serve_command(port: int, *, model: str | None, dtype: str, extra_args: Sequence[str]) -> list[str]:
     named = [model] if model is not None else []
     place = ["--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
-    return [sys.executable, "-m", "cenote", "serve", *named, *place, *more]
+    return [sys.executable, "-m", "cenote", "serve", *named, *place, *extra_args]
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 @contextmanager
-def spawned(
+def spawn_server(
     command: Sequence[str], port: int, runner: asyncio.Runner, environment: Mapping[str, str] | None = None
-) -> Iterator[Spawned]:
+) -> Iterator[SpawnedServer]:
     """The server of a command, ready to answer; asked to end afterwards, and made to if it will not."""
-    address = Address("127.0.0.1", port)
+    address = ServerAddress("127.0.0.1", port)
     with tempfile.TemporaryFile() as log:
         began = time.perf_counter()
         group = ProcessGroup(
@@ -53,24 +53,24 @@ def spawned(
             problem = runner.run(_wait_until_healthy(group.process, address))
             if problem is not None:
                 log.seek(0)
-                said = " / ".join(log.read().decode(errors="replace").strip().splitlines()[-SHOWN_LINES:])
+                said = " / ".join(log.read().decode(errors="replace").strip().splitlines()[-MAX_LOG_LINES:])
                 raise LoadError(f"{' '.join(command[1:])} {problem}; it said: {said or 'nothing'}")
-            yield Spawned(address, time.perf_counter() - began, group)
+            yield SpawnedServer(address, time.perf_counter() - began, group)
         finally:
-            group.end()
+            group.terminate()
 
 
-async def _wait_until_healthy(process: subprocess.Popen[bytes], address: Address) -> str | None:
+async def _wait_until_healthy(process: subprocess.Popen[bytes], address: ServerAddress) -> str | None:
     """What went wrong, if anything."""
     began = time.perf_counter()
-    async with Client(address, timeout_s=5) as client:
-        while time.perf_counter() - began < READY_WITHIN_S:
+    async with HttpClient(address, timeout_s=5) as client:
+        while time.perf_counter() - began < READY_TIMEOUT_S:
             if process.poll() is not None:
                 return f"ended with status {process.returncode}"
             try:
-                if (await client.send(message("GET", address, "/health"))).status == 200:
+                if (await client.send(encode_http_request("GET", address, "/health"))).status == 200:
                     return None
-            except NoReply:
+            except NoResponse:
                 pass
             await asyncio.sleep(0.05)
-    return f"was not ready after {READY_WITHIN_S:g} s"
+    return f"was not ready after {READY_TIMEOUT_S:g} s"

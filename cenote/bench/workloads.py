@@ -11,12 +11,12 @@ import numpy as np
 import tokenizers
 
 from cenote.errors import BadRequest, LoadError, Unsupported
-from cenote.loading.checkpoint import find_checkpoint, refuse_empty
-from cenote.loading.default_model import default_model
+from cenote.loading.checkpoint import check_not_empty, find_checkpoint
+from cenote.loading.default_model import find_default_model
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class TextWorkload:
     """Texts and what is known of their lengths, in tokens with special ones."""
 
     texts: list[str]
@@ -35,25 +35,25 @@ class Workload:
         )
 
 
-def log_normal(
+def make_log_normal_workload(
     tokenizer: tokenizers.Tokenizer,
     count: int,
     *,
     mean: float = 50,
     sigma: float = 0.8,
-    longest: int = 256,
+    max_length: int = 256,
     seed: int = 0,
-) -> Workload:
+) -> TextWorkload:
     """Texts of common words whose lengths in tokens are spread as those of real queries and passages are."""
     random = np.random.default_rng(seed)
     # the mean of a log-normal is exp(mu + sigma^2 / 2)
-    lengths = random.lognormal(np.log(mean) - sigma**2 / 2, sigma, count).clip(3, longest).astype(int)
-    words = common_words(tokenizer)
+    lengths = random.lognormal(np.log(mean) - sigma**2 / 2, sigma, count).clip(3, max_length).astype(int)
+    words = single_token_words(tokenizer)
     texts = [" ".join([words[at] for at in random.integers(0, len(words), length - 2)]) for length in lengths]
-    return Workload(texts, [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)])
+    return TextWorkload(texts, [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)])
 
 
-def common_words(tokenizer: tokenizers.Tokenizer) -> list[str]:
+def single_token_words(tokenizer: tokenizers.Tokenizer) -> list[str]:
     """Return words that are one token each, so that a text's length can be chosen.
 
     A vocabulary without English words, for example one of single characters, gives its shortest words in any script.
@@ -64,7 +64,7 @@ def common_words(tokenizer: tokenizers.Tokenizer) -> list[str]:
     if english:
         return english
     for candidates in ([word for word in words if word.isalnum()], string.ascii_lowercase):
-        if shortest := _shortest_in_tokens(tokenizer, candidates):
+        if shortest := _words_with_fewest_tokens(tokenizer, candidates):
             return shortest
     raise Unsupported(
         f"cannot make texts for a measurement: none of the {len(vocabulary):,} tokens of the tokenizer is a word; "
@@ -72,7 +72,7 @@ def common_words(tokenizer: tokenizers.Tokenizer) -> list[str]:
     )
 
 
-def _shortest_in_tokens(tokenizer: tokenizers.Tokenizer, words: Iterable[str]) -> list[str]:
+def _words_with_fewest_tokens(tokenizer: tokenizers.Tokenizer, words: Iterable[str]) -> list[str]:
     """Return the words with the fewest tokens; none if they all encode to the same ids, such as one unknown token."""
     try:
         encoded = {tuple(tokenizer.encode(word, add_special_tokens=False).ids): word for word in words}
@@ -85,13 +85,13 @@ def _shortest_in_tokens(tokenizer: tokenizers.Tokenizer, words: Iterable[str]) -
     return [word for ids, word in encoded.items() if len(ids) == fewest]
 
 
-def find_tokenizer(model: str | None) -> tokenizers.Tokenizer:
+def load_tokenizer(model: str | None) -> tokenizers.Tokenizer:
     """Of a folder or a hub name, the default model's when there is none; the weights are not looked at."""
-    checkpoint = find_checkpoint(default_model() if model is None else model, needs_config=False)
-    path = checkpoint.path("tokenizer.json")
+    checkpoint = find_checkpoint(find_default_model() if model is None else model, needs_config=False)
+    path = checkpoint.find_file("tokenizer.json")
     if path is None:
         raise LoadError(f"{checkpoint.folder} has no tokenizer.json; --tokenizer takes a folder that has one")
-    refuse_empty(path)
+    check_not_empty(path)
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower

@@ -11,156 +11,156 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from cenote.cache.sqlite_file import Database, is_damage
+from cenote.cache.sqlite_file import SQLiteFile, is_corruption
 
 logger = logging.getLogger("cenote")
 
-NAME = "results.sqlite3"
-SUM_BYTES = 8
+FILE_NAME = "results.sqlite3"
+CHECKSUM_BYTES = 8
 # what may wait to be written: a slow disk must not fill the memory, and holds up nobody
-MAX_WAITING_BYTES = 64 * 1024**2
+MAX_PENDING_BYTES = 64 * 1024**2
 # written in one transaction
-MAX_TOGETHER = 1024
+MAX_ENTRIES_PER_TRANSACTION = 1024
 # looked up with one question
-MAX_ASKED = 500
+MAX_KEYS_PER_QUERY = 500
 # so much of the limit is made free at a time
-EVICTED_PART = 0.05
+EVICTION_FRACTION = 0.05
 # how long one who reads waits for the file, and one who writes
-READ_S, WRITE_S = 0.1, 5.0
-JOIN_S = 5.0
+READ_TIMEOUT_S, WRITE_TIMEOUT_S = 0.1, 5.0
+JOIN_TIMEOUT_S = 5.0
 
-Entry = tuple[bytes, bytes]  # key and value
+CacheEntry = tuple[bytes, bytes]  # key and value
 
 
-class Disk:
+class DiskCache:
     def __init__(self, folder: Path, max_bytes: int) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path = folder / NAME
+        self.path = folder / FILE_NAME
         self.max_bytes = max_bytes
         self.num_evicted = 0
-        self.num_broken = 0  # records that were not what was written
+        self.num_corrupted = 0  # records that were not what was written
         self.num_dropped = 0  # answers that were not written: too many waited, or the disk was full
-        self._writing = Database(self.path, WRITE_S)
-        self._reading = Database(self.path, READ_S)
-        self.num_bytes = self._writing.size()
-        self._lock = threading.Lock()  # whoever reads
-        self._waiting: deque[Entry] = deque()
-        self._waiting_bytes = 0
-        self._changed = threading.Condition()
-        self._stopping = False
-        self._told = ""  # the trouble that the log knows of
-        self._thread = threading.Thread(target=self._write_all, name="cenote-cache", daemon=True)
+        self._write_db = SQLiteFile(self.path, WRITE_TIMEOUT_S)
+        self._read_db = SQLiteFile(self.path, READ_TIMEOUT_S)
+        self.num_bytes = self._write_db.num_used_bytes()
+        self._read_lock = threading.Lock()  # whoever reads
+        self._pending: deque[CacheEntry] = deque()
+        self._pending_bytes = 0
+        self._condition = threading.Condition()
+        self._is_stopping = False
+        self._logged_error = ""  # the trouble that the log knows of
+        self._thread = threading.Thread(target=self._run_writer, name="cenote-cache", daemon=True)
         self._thread.start()
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
-        with self._lock:
+        with self._read_lock:
             try:
-                for first in range(0, len(keys), MAX_ASKED):
-                    found.update(self._look_up(keys[first : first + MAX_ASKED]))
+                for first in range(0, len(keys), MAX_KEYS_PER_QUERY):
+                    found.update(self._query(keys[first : first + MAX_KEYS_PER_QUERY]))
             except (sqlite3.Error, OSError) as error:
-                self._recover(self._reading, error)
+                self._recover(self._read_db, error)
         return found
 
-    def put(self, entries: Sequence[Entry]) -> None:
+    def put(self, entries: Sequence[CacheEntry]) -> None:
         """Written soon; nobody waits for the disk."""
-        with self._changed:
+        with self._condition:
             for entry in entries:
-                if self._waiting_bytes > MAX_WAITING_BYTES or len(entry[1]) > self.max_bytes // 4:
+                if self._pending_bytes > MAX_PENDING_BYTES or len(entry[1]) > self.max_bytes // 4:
                     self.num_dropped += 1
                     continue
-                self._waiting.append(entry)
-                self._waiting_bytes += len(entry[1])
-            self._changed.notify_all()
+                self._pending.append(entry)
+                self._pending_bytes += len(entry[1])
+            self._condition.notify_all()
 
     def flush(self) -> None:
         """Wait until all that came is written."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._waiting_bytes, timeout=JOIN_S)
+        with self._condition:
+            self._condition.wait_for(lambda: not self._pending_bytes, timeout=JOIN_TIMEOUT_S)
 
     def close(self) -> None:
         """What waits is still written."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        self._thread.join(timeout=JOIN_S)
-        with self._lock:
-            self._reading.connection.close()
+        with self._condition:
+            self._is_stopping = True
+            self._condition.notify_all()
+        self._thread.join(timeout=JOIN_TIMEOUT_S)
+        with self._read_lock:
+            self._read_db.connection.close()
 
-    def _look_up(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+    def _query(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         places = ",".join("?" * len(keys))
         found = {}
-        for key, value in self._reading.current().execute(
+        for key, value in self._read_db.get_connection().execute(
             f"SELECT key, value FROM results WHERE key IN ({places})", keys
         ):
-            if value[:SUM_BYTES] == _sum(key, value[SUM_BYTES:]):
-                found[key] = value[SUM_BYTES:]
+            if value[:CHECKSUM_BYTES] == _checksum(key, value[CHECKSUM_BYTES:]):
+                found[key] = value[CHECKSUM_BYTES:]
             else:
-                self.num_broken += 1  # whoever computes it anew replaces it
+                self.num_corrupted += 1  # whoever computes it anew replaces it
         return found
 
-    def _write_all(self) -> None:
-        while (entries := self._next()) is not None:
+    def _run_writer(self) -> None:
+        while (entries := self._next_entries()) is not None:
             try:
                 self._write(entries)
             except (sqlite3.Error, OSError) as error:
                 self.num_dropped += len(entries)
-                self._recover(self._writing, error)
-            with self._changed:
-                self._waiting_bytes -= sum(len(value) for _, value in entries)
-                self._changed.notify_all()
-        self._writing.connection.close()
+                self._recover(self._write_db, error)
+            with self._condition:
+                self._pending_bytes -= sum(len(value) for _, value in entries)
+                self._condition.notify_all()
+        self._write_db.connection.close()
 
-    def _next(self) -> list[Entry] | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._waiting)
-            if not self._waiting:
+    def _next_entries(self) -> list[CacheEntry] | None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._is_stopping or self._pending)
+            if not self._pending:
                 return None
-            return [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_TOGETHER))]
+            return [self._pending.popleft() for _ in range(min(len(self._pending), MAX_ENTRIES_PER_TRANSACTION))]
 
-    def _write(self, entries: Sequence[Entry]) -> None:
-        connection = self._writing.current()
+    def _write(self, entries: Sequence[CacheEntry]) -> None:
+        connection = self._write_db.get_connection()
         connection.execute("BEGIN IMMEDIATE")  # the whole of it or nothing, whenever the process ends
         try:
             connection.executemany(
                 "INSERT OR REPLACE INTO results (key, value) VALUES (?, ?)",
-                [(key, _sum(key, value) + value) for key, value in entries],
+                [(key, _checksum(key, value) + value) for key, value in entries],
             )
-            self._make_room(connection)
+            self._evict(connection)
             connection.execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
             raise
-        self.num_bytes = self._writing.size()
+        self.num_bytes = self._write_db.num_used_bytes()
 
-    def _make_room(self, connection: sqlite3.Connection) -> None:
+    def _evict(self, connection: sqlite3.Connection) -> None:
         """The oldest answers go. Their room in the file is used again, so that it does not grow."""
-        size = self._writing.size()
+        size = self._write_db.num_used_bytes()
         if size <= self.max_bytes:
             return
         first, last = connection.execute("SELECT min(id), max(id) FROM results").fetchone()
-        part = (size - self.max_bytes) / size + EVICTED_PART
+        part = (size - self.max_bytes) / size + EVICTION_FRACTION
         oldest = first + int((last - first + 1) * part)
         self.num_evicted += connection.execute("DELETE FROM results WHERE id <= ?", (oldest,)).rowcount
 
-    def _recover(self, database: Database, error: Exception) -> None:
-        if not is_damage(error):
-            self._tell(error)
+    def _recover(self, file: SQLiteFile, error: Exception) -> None:
+        if not is_corruption(error):
+            self._log_error_once(error)
             return
-        self.num_broken += 1
+        self.num_corrupted += 1
         logger.warning("the result cache %s is damaged (%s); it begins anew", self.path, error)
         try:
-            database.begin_anew()
+            file.recreate()
         except (sqlite3.Error, OSError) as again:
-            self._tell(again)
+            self._log_error_once(again)
 
-    def _tell(self, error: Exception) -> None:
+    def _log_error_once(self, error: Exception) -> None:
         """Once, however many batches meet it."""
-        if self._told != str(error):
-            self._told = str(error)
+        if self._logged_error != str(error):
+            self._logged_error = str(error)
             logger.warning("the result cache %s could not be used: %s", self.path, error)
 
 
-def _sum(key: bytes, value: bytes) -> bytes:
-    return blake2b(value, digest_size=SUM_BYTES, key=key).digest()
+def _checksum(key: bytes, value: bytes) -> bytes:
+    return blake2b(value, digest_size=CHECKSUM_BYTES, key=key).digest()

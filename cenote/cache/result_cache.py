@@ -8,33 +8,33 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from cenote.cache.memory_cache import Memory
-from cenote.cache.serialization import Array, as_bytes, from_bytes
+from cenote.cache.memory_cache import MemoryCache
+from cenote.cache.serialization import Array, deserialize, serialize
 
 if TYPE_CHECKING:
-    from cenote.cache.disk_cache import Disk
+    from cenote.cache.disk_cache import DiskCache
 
 KEY_BYTES = 16
 # changes when what is kept under a key is written in another way
-FORMAT = b"cenote results 1"
+FORMAT_VERSION = b"cenote results 1"
 
-Answer: TypeAlias = tuple[Array, ...]
+CachedResult: TypeAlias = tuple[Array, ...]
 
 
-class Question:
+class CacheKeyBuilder:
     """What was asked of some inputs, by whom; from it and an input comes the key of the answer."""
 
-    def __init__(self, fingerprint: bytes, tenant: str, asked: str, adapter: str | None) -> None:
-        self._begun = blake2b(digest_size=KEY_BYTES)
-        for part in (FORMAT, fingerprint, *(str(text).encode() for text in (tenant, asked, adapter))):
-            self._begun.update(struct.pack("<I", len(part)) + part)  # so that no two lists of parts look alike
+    def __init__(self, fingerprint: bytes, tenant: str, specs: str, adapter: str | None) -> None:
+        self._hasher = blake2b(digest_size=KEY_BYTES)
+        for part in (FORMAT_VERSION, fingerprint, *(str(text).encode() for text in (tenant, specs, adapter))):
+            self._hasher.update(struct.pack("<I", len(part)) + part)  # so that no two lists of parts look alike
 
-    def key(self, token_ids: bytes, more: bytes = b"") -> bytes:
+    def make_key(self, token_ids: bytes, metadata: bytes = b"") -> bytes:
         """`more` is whatever else the model is told of the tokens."""
-        digest = self._begun.copy()
+        digest = self._hasher.copy()
         digest.update(struct.pack("<I", len(token_ids)))
         digest.update(token_ids)
-        digest.update(more)
+        digest.update(metadata)
         return digest.digest()
 
 
@@ -46,23 +46,23 @@ class ResultCache:
         memory_bytes: int = 0,
         folder: Path | None = None,
         disk_bytes: int = 0,
-        shared: bool = False,
+        is_shared: bool = False,
     ) -> None:
         self.fingerprint = fingerprint
-        self.memory = Memory(memory_bytes)
-        self.disk: Disk | None = None
+        self.memory = MemoryCache(memory_bytes)
+        self.disk: DiskCache | None = None
         if folder is not None:
-            from cenote.cache.disk_cache import Disk  # not every Python has SQLite; memory needs none
+            from cenote.cache.disk_cache import DiskCache  # not every Python has SQLite; memory needs none
 
-            self.disk = Disk(folder, disk_bytes)
-        self.shared = shared  # tenants get each other's answers
+            self.disk = DiskCache(folder, disk_bytes)
+        self.is_shared = is_shared  # tenants get each other's answers
         self.num_hits = 0
         self.num_misses = 0
 
-    def question(self, tenant: str, asked: str, adapter: str | None) -> Question:
-        return Question(self.fingerprint, "" if self.shared else tenant, asked, adapter)
+    def make_key_builder(self, tenant: str, specs: str, adapter: str | None) -> CacheKeyBuilder:
+        return CacheKeyBuilder(self.fingerprint, "" if self.is_shared else tenant, specs, adapter)
 
-    def get(self, keys: Sequence[bytes]) -> list[Answer | None]:
+    def get(self, keys: Sequence[bytes]) -> list[CachedResult | None]:
         found = self.memory.get(keys)
         missing = [key for key, value in zip(keys, found, strict=True) if value is None]
         if missing and self.disk is not None:
@@ -72,10 +72,10 @@ class ResultCache:
         num_missing = sum(value is None for value in found)
         self.num_misses += num_missing
         self.num_hits += len(keys) - num_missing
-        return [None if value is None else from_bytes(value) for value in found]
+        return [None if value is None else deserialize(value) for value in found]
 
-    def put(self, keys: Sequence[bytes], answers: Sequence[Answer]) -> None:
-        written = ((key, as_bytes(answer)) for key, answer in zip(keys, answers, strict=True))
+    def put(self, keys: Sequence[bytes], results: Sequence[CachedResult]) -> None:
+        written = ((key, serialize(answer)) for key, answer in zip(keys, results, strict=True))
         entries = [(key, value) for key, value in written if value is not None]
         self.memory.put(entries)
         if self.disk is not None:

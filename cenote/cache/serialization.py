@@ -10,33 +10,33 @@ import numpy as np
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-TYPES = tuple(np.dtype(name) for name in ("<f4", "<f2", "<f8", "<i4", "<i8"))
-NUMBER = {kind: number for number, kind in enumerate(TYPES)}
-MAX_DIMENSIONS = 4
+DTYPES = tuple(np.dtype(name) for name in ("<f4", "<f2", "<f8", "<i4", "<i8"))
+DTYPE_CODES = {kind: number for number, kind in enumerate(DTYPES)}
+MAX_NDIM = 4
 
 
-def as_bytes(arrays: Sequence[Array]) -> bytes | None:
+def serialize(arrays: Sequence[Array]) -> bytes | None:
     """None for what is not written here, and then not kept."""
     heads, bodies = [struct.pack("<B", len(arrays))], []
     for array in arrays:
-        if array.dtype not in NUMBER or array.ndim > MAX_DIMENSIONS:
+        if array.dtype not in DTYPE_CODES or array.ndim > MAX_NDIM:
             return None
-        heads.append(struct.pack(f"<BB{array.ndim}I", NUMBER[array.dtype], array.ndim, *array.shape))
+        heads.append(struct.pack(f"<BB{array.ndim}I", DTYPE_CODES[array.dtype], array.ndim, *array.shape))
         bodies.append(array.tobytes())
     return b"".join((*heads, *bodies))
 
 
-def from_bytes(kept: bytes) -> tuple[Array, ...]:
+def deserialize(data: bytes) -> tuple[Array, ...]:
     """Arrays that share nothing with what is kept: callers may write into them."""
     at = 1
     shapes: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
-    for _ in range(kept[0]):
-        number, dimensions = struct.unpack_from("<BB", kept, at)
-        shapes.append((TYPES[number], struct.unpack_from(f"<{dimensions}I", kept, at + 2)))
+    for _ in range(data[0]):
+        number, dimensions = struct.unpack_from("<BB", data, at)
+        shapes.append((DTYPES[number], struct.unpack_from(f"<{dimensions}I", data, at + 2)))
         at += 2 + 4 * dimensions
     arrays = []
     for kind, shape in shapes:
         count = int(np.prod(shape, dtype=np.int64))
-        arrays.append(np.frombuffer(kept, kind, count, at).reshape(shape).copy())
+        arrays.append(np.frombuffer(data, kind, count, at).reshape(shape).copy())
         at += count * kind.itemsize
     return tuple(arrays)

@@ -10,16 +10,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # answers go to the end of the file, only their keys into the order of keys
-SETTINGS = """
+SCHEMA = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
 PRAGMA journal_size_limit = 8388608;
 CREATE TABLE IF NOT EXISTS results (id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, value BLOB NOT NULL);
 """
-DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+CORRUPTION_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-class Database:
+class SQLiteFile:
     """One connection; a thread that reads and one that writes have one each."""
 
     def __init__(self, path: Path, timeout_s: float) -> None:
@@ -27,22 +27,22 @@ class Database:
         self.timeout_s = timeout_s
         self._open()
 
-    def current(self) -> sqlite3.Connection:
+    def get_connection(self) -> sqlite3.Connection:
         """The connection, to the new file if another process found the old one damaged."""
-        if self._identity_now() != self._identity:
+        if self._get_inode() != self._inode:
             self.connection.close()
             self._open()
         return self.connection
 
-    def begin_anew(self) -> None:
+    def recreate(self) -> None:
         """Throw a damaged file away, unless another process was faster."""
         self.connection.close()
-        with self._locked():
-            if self._identity_now() == self._identity:
-                self._remove()
+        with self._file_lock():
+            if self._get_inode() == self._inode:
+                self._remove_files()
         self._open()
 
-    def size(self) -> int:
+    def num_used_bytes(self) -> int:
         """Bytes of the file that are in use."""
         pages, free, page = (
             self.connection.execute(f"PRAGMA {name}").fetchone()[0]
@@ -51,39 +51,39 @@ class Database:
         return int((pages - free) * page)
 
     def _open(self) -> None:
-        with self._locked():  # two at once would get into each other's way
+        with self._file_lock():  # two at once would get into each other's way
             try:
                 self._connect()
             except sqlite3.DatabaseError as error:
                 self.connection.close()
-                if not is_damage(error):
+                if not is_corruption(error):
                     raise
-                self._remove()
+                self._remove_files()
                 self._connect()
-            self._identity = self._identity_now()
+            self._inode = self._get_inode()
 
     def _connect(self) -> None:
         self.connection = sqlite3.connect(
             self.path, timeout=self.timeout_s, isolation_level=None, check_same_thread=False
         )
-        self.connection.executescript(SETTINGS)
+        self.connection.executescript(SCHEMA)
 
-    def _remove(self) -> None:
+    def _remove_files(self) -> None:
         for suffix in ("", "-wal", "-shm"):
             Path(f"{self.path}{suffix}").unlink(missing_ok=True)
 
-    def _identity_now(self) -> int | None:
+    def _get_inode(self) -> int | None:
         with suppress(FileNotFoundError):
             return os.stat(self.path).st_ino
         return None
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _file_lock(self) -> Iterator[None]:
         with open(f"{self.path}.lock", "w") as lock:  # the lock ends with the file, and with the process
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 
-def is_damage(error: BaseException) -> bool:
+def is_corruption(error: BaseException) -> bool:
     """A full disk or a busy file passes; damage stays."""
-    return getattr(error, "sqlite_errorcode", None) in DAMAGED
+    return getattr(error, "sqlite_errorcode", None) in CORRUPTION_CODES

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from typing import get_args
 
 from cenote.cli.flags import add_engine_flags, add_flags
-from cenote.cli.interrupts import command_line
-from cenote.cli.parser import Parser, positive
-from cenote.protocol.requests import TASKS, ScoreType
+from cenote.cli.interrupts import format_command_line
+from cenote.cli.parser import CommandParser, parse_positive_int
+from cenote.protocol.params import TASKS, ScoreType
 
 FORMATS = ("jsonl", "npy", "parquet")
 INPUT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv", "parquet")
 
 
 def embed(argv: Sequence[str]) -> int:
-    parser = Parser(
+    parser = CommandParser(
         "embed",
         "[TEXT ...]",
         "Turn every text into one vector.",
@@ -30,7 +30,9 @@ def embed(argv: Sequence[str]) -> int:
     _add_texts(parser, "texts to embed; without any, one per line from standard input")
     _add_files(parser)
     answers = _add_pooling(parser, prompts=True)
-    answers.add_argument("--dimensions", type=positive, metavar="N", help="keep the first N numbers of each vector")
+    answers.add_argument(
+        "--dimensions", type=parse_positive_int, metavar="N", help="keep the first N numbers of each vector"
+    )
     answers.add_argument(
         "--normalize",
         "--use-activation",
@@ -42,7 +44,7 @@ def embed(argv: Sequence[str]) -> int:
 
 
 def classify(argv: Sequence[str]) -> int:
-    parser = Parser(
+    parser = CommandParser(
         "classify",
         "[TEXT ...]",
         "Give every text a label and the probability of each label.",
@@ -58,7 +60,7 @@ def classify(argv: Sequence[str]) -> int:
 
 
 def encode(argv: Sequence[str]) -> int:
-    parser = Parser(
+    parser = CommandParser(
         "encode",
         "[TEXT ...]",
         "Turn every text into one vector per token, or run any other task of the model by name.",
@@ -72,13 +74,15 @@ def encode(argv: Sequence[str]) -> int:
     _add_files(parser)
     answers = _add_pooling(parser, prompts=True)
     answers.add_argument("--task", choices=TASKS, default="token_embed", help="default: token_embed")
-    answers.add_argument("--dimensions", type=positive, metavar="N", help="keep the first N numbers of each vector")
+    answers.add_argument(
+        "--dimensions", type=parse_positive_int, metavar="N", help="keep the first N numbers of each vector"
+    )
     _add_activation(answers)
     return _run(parser, argv)
 
 
 def score(argv: Sequence[str]) -> int:
-    parser = Parser(
+    parser = CommandParser(
         "score",
         "[TEXT TEXT]",
         "Say how well two texts belong together; higher is better.",
@@ -94,7 +98,7 @@ def score(argv: Sequence[str]) -> int:
 
 
 def rerank(argv: Sequence[str]) -> int:
-    parser = Parser(
+    parser = CommandParser(
         "rerank",
         "QUERY [DOCUMENT ...]",
         "Sort documents by how well they answer a query, best first.",
@@ -110,26 +114,27 @@ def rerank(argv: Sequence[str]) -> int:
     files.add_argument("--format", choices=("jsonl", "table"), help="default: table on a terminal, else jsonl")
     files.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
     answers = _add_pooling(parser, prompts=False)
-    answers.add_argument("--top-n", type=positive, metavar="N", help="only the N best")
+    answers.add_argument("--top-n", type=parse_positive_int, metavar="N", help="only the N best")
     _add_scoring(answers)
     add_engine_flags(parser)
 
-    from cenote.cli.rerank import run
+    from cenote.cli.rerank import run_rerank
 
-    return run(parser.read(argv))
+    return run_rerank(parser.parse(argv))
 
 
 def serve(argv: Sequence[str]) -> int:
-    from cenote.cli.serve import serve as run
+    from cenote.cli.serve import run_server as run
 
     return run(argv)
 
 
 def run_batch(argv: Sequence[str]) -> int:
-    from cenote.cli.run_batch import SETTINGS, run
-    from cenote.config.engine import ServerConfig, declared
+    from cenote.cli.run_batch import SERVER_OPTIONS, run_batch_file
+    from cenote.config.options import option_fields
+    from cenote.config.server import ServerConfig
 
-    parser = Parser(
+    parser = CommandParser(
         "run-batch",
         "-i FILE -o FILE",
         "Answer a file of requests, as OpenAI's batches have them: embeddings, scores, rankings and every other route.",
@@ -144,18 +149,20 @@ def run_batch(argv: Sequence[str]) -> int:
     replies = "the replies in the same order; - is standard output (the default)"
     files.add_argument("-o", "--output-file", default="-", metavar="FILE", help=replies)
     files.add_argument("--overwrite", action="store_true", help="replace FILE, and FILE.part of another command")
-    files.add_argument("--max-in-flight", type=positive, default=256, metavar="N", help="lines at once (default: 256)")
+    files.add_argument(
+        "--max-in-flight", type=parse_positive_int, default=256, metavar="N", help="lines at once (default: 256)"
+    )
     files.add_argument("--quiet", action="store_true", help="no progress and no notes; errors are still shown")
-    others = tuple(option.name for option in declared(ServerConfig) if option.name not in SETTINGS)
+    others = tuple(option.name for option in option_fields(ServerConfig) if option.name not in SERVER_OPTIONS)
     add_flags(parser.add_argument_group("requests"), ServerConfig, without=others)
     add_engine_flags(parser, without=("served_model_name",))
-    args = parser.read(argv)
-    args.command_line = command_line(parser.prog, argv)
-    return run(args)
+    args = parser.parse(argv)
+    args.command_line = format_command_line(parser.prog, argv)
+    return run_batch_file(args)
 
 
 def inspect(argv: Sequence[str]) -> int:
-    parser = Parser(
+    parser = CommandParser(
         "inspect",
         "[MODEL]",
         "Show what was found out about a model, and in which file.",
@@ -163,17 +170,17 @@ def inspect(argv: Sequence[str]) -> int:
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a hub name or a folder; the default model if unset")
     add_engine_flags(parser, without=("model",))
-    args = parser.read(argv)
+    args = parser.parse(argv)
 
     from cenote.cli.flags import engine_keywords
-    from cenote.cli.inspect import inspect as show
+    from cenote.cli.inspect import inspect_model as show
     from cenote.config.engine import EngineConfig
 
-    return show(EngineConfig.of(**engine_keywords(args)))
+    return show(EngineConfig.from_kwargs(**engine_keywords(args)))
 
 
 def explain(argv: Sequence[str]) -> int:
-    parser = Parser(
+    parser = CommandParser(
         "explain",
         "[MODEL]",
         "Measure this machine, and say what a model could reach on it, what it reaches, and what would help.",
@@ -181,20 +188,20 @@ def explain(argv: Sequence[str]) -> int:
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a hub name or a folder; the default model if unset")
     lengths = "tokens of the texts to measure with, given once or repeatedly (default: 16 50 128 512)"
-    parser.add_argument("--length", type=positive, action="append", default=[], metavar="N", help=lengths)
+    parser.add_argument("--length", type=parse_positive_int, action="append", default=[], metavar="N", help=lengths)
     parser.add_argument("--seconds", type=float, default=15.0, metavar="N", help="time to measure for (default: 15)")
     parser.add_argument("--json", action="store_true", help="all figures as JSON")
     add_engine_flags(parser, without=("model",))
-    args = parser.read(argv)
+    args = parser.parse(argv)
 
-    from cenote.cli.explain import explain as show
+    from cenote.cli.explain import explain_model as show
     from cenote.cli.flags import engine_keywords
 
-    return show(engine_keywords(args), lengths=args.length, seconds=args.seconds, in_json=args.json)
+    return show(engine_keywords(args), lengths=args.length, seconds=args.seconds, json_output=args.json)
 
 
 def models(argv: Sequence[str]) -> int:
-    parser = Parser(
+    parser = CommandParser(
         "models",
         "[WORD]",
         "List the architectures there are, with their tasks and some models that are one.",
@@ -202,29 +209,29 @@ def models(argv: Sequence[str]) -> int:
     )
     parser.add_argument("word", nargs="?", default="", metavar="WORD", help="only names that contain it")
     parser.add_argument("--markdown", action="store_true", help="as a page, with what each was compared with")
-    args = parser.read(argv)
+    args = parser.parse(argv)
 
-    from cenote.cli.models import models as show
+    from cenote.cli.models import list_models as show
 
     return show(args.word, markdown=args.markdown)
 
 
-def _run(parser: Parser, argv: Sequence[str]) -> int:
+def _run(parser: CommandParser, argv: Sequence[str]) -> int:
     add_engine_flags(parser)
-    args = parser.read(argv)
+    args = parser.parse(argv)
     args.command = parser.prog.removeprefix("cenote ")
-    args.command_line = command_line(parser.prog, argv)
+    args.command_line = format_command_line(parser.prog, argv)
 
-    from cenote.cli.run_tasks import run
+    from cenote.cli.run_tasks import run_task
 
-    return run(args)
+    return run_task(args)
 
 
-def _add_texts(parser: Parser, text: str) -> None:
+def _add_texts(parser: CommandParser, text: str) -> None:
     parser.add_argument_group("texts").add_argument("texts", nargs="*", metavar="TEXT", help=text)
 
 
-def _add_input(parser: Parser) -> argparse._ArgumentGroup:
+def _add_input(parser: CommandParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("files")
     group.add_argument(
         "--input", metavar="FILE", help=".txt .jsonl .json .csv .tsv, also with .gz, or .parquet; - is standard input"
@@ -233,7 +240,7 @@ def _add_input(parser: Parser) -> argparse._ArgumentGroup:
     return group
 
 
-def _add_files(parser: Parser, *, pairs: bool = False) -> None:
+def _add_files(parser: CommandParser, *, pairs: bool = False) -> None:
     group = _add_input(parser)
     if pairs:
         names = "the two columns to compare; found by name if unset"
@@ -245,11 +252,11 @@ def _add_files(parser: Parser, *, pairs: bool = False) -> None:
     group.add_argument("--format", choices=FORMATS, help="default: by the name of --output, else jsonl")
     group.add_argument("--overwrite", action="store_true", help="replace FILE, and FILE.part of another command")
     rows = "the most rows handed to the engine at once (default: 4096, or 256 where every token has a vector)"
-    group.add_argument("--batch-rows", type=positive, metavar="N", help=rows)
+    group.add_argument("--batch-rows", type=parse_positive_int, metavar="N", help=rows)
     group.add_argument("--quiet", action="store_true", help="no progress and no notes; errors are still shown")
 
 
-def _add_pooling(parser: Parser, *, prompts: bool) -> argparse._ArgumentGroup:
+def _add_pooling(parser: CommandParser, *, prompts: bool) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("answers")
     if prompts:
         group.add_argument("--prompt", metavar="TEXT", help="put before every text")

@@ -10,27 +10,31 @@ from typing import Any, TypeAlias, cast
 from cenote.cli.flags import engine_keywords
 from cenote.cli.parser import UsageError
 from cenote.errors import PoolingError
-from cenote.files.columns import Wanted
-from cenote.files.result_slice import Layout
-from cenote.files.sources import STDIN, Arguments, File, Row, Source
-from cenote.protocol.requests import Pooled, PoolingParams, PoolRequest, Scored, ScoreRequest, Task, Tokenization
+from cenote.files.columns import ColumnOptions
+from cenote.files.result_slice import ResultSchema
+from cenote.files.sources import STDIN, ArgumentSource, FileSource, InputRow, RowSource
+from cenote.protocol.params import PoolingParams, Task, TokenizationParams
+from cenote.protocol.requests import PoolRequest, ScoreRequest
+from cenote.protocol.results import PoolResult, ScoreResult
 
-Watch: TypeAlias = "Callable[[Any], None] | None"  # called with the engine's count of what is done
-Ask: TypeAlias = "Callable[[Sequence[Row], Watch], Sequence[Pooled | Scored | PoolingError]]"
+ProgressCallback: TypeAlias = "Callable[[Any], None] | None"  # called with the engine's count of what is done
+RowSender: TypeAlias = (
+    "Callable[[Sequence[InputRow], ProgressCallback], Sequence[PoolResult | ScoreResult | PoolingError]]"
+)
 
 
-def load(args: argparse.Namespace) -> Any:
+def load_llm(args: argparse.Namespace) -> Any:
     from cenote import LLM  # torch comes with it, and seconds
 
     return LLM(**engine_keywords(args))
 
 
-def ask(args: argparse.Namespace, llm: Any) -> Ask:
+def make_sender(args: argparse.Namespace, llm: Any) -> RowSender:
     """The function that sends rows to the engine; a row that fails leaves its error in the list."""
-    params, tokenization = params_of(args), tokenization_of(args)
+    params, tokenization = make_pooling_params(args), make_tokenization_params(args)
     if args.command == "score":
 
-        def score(rows: Sequence[Row], watch: Watch) -> Sequence[Scored | PoolingError]:
+        def score(rows: Sequence[InputRow], watch: ProgressCallback) -> Sequence[ScoreResult | PoolingError]:
             queries, documents = [row.texts[0] for row in rows], [row.texts[1] for row in rows]
             request = ScoreRequest(
                 queries=queries,
@@ -39,63 +43,63 @@ def ask(args: argparse.Namespace, llm: Any) -> Ask:
                 instruction=args.instruction,
                 params=params,
                 tokenization=tokenization,
-                keep_going=True,
+                return_exceptions=True,
             )
-            return cast("Sequence[Scored | PoolingError]", llm.engine.score_sync(request))
+            return cast("Sequence[ScoreResult | PoolingError]", llm.engine.score_sync(request))
 
         return score
 
-    def pool(rows: Sequence[Row], watch: Watch) -> Sequence[Pooled | PoolingError]:
+    def pool(rows: Sequence[InputRow], watch: ProgressCallback) -> Sequence[PoolResult | PoolingError]:
         request = PoolRequest(
-            task=task_of(args),
+            task=resolve_task(args),
             inputs=[row.texts[0] for row in rows],
             params=params,
             tokenization=tokenization,
             prompt=args.prompt,
             prompt_name=args.prompt_name,
-            keep_going=True,
+            return_exceptions=True,
         )
-        return cast("Sequence[Pooled | PoolingError]", llm.engine.pool_sync(request, watch))
+        return cast("Sequence[PoolResult | PoolingError]", llm.engine.pool_sync(request, watch))
 
     return pool
 
 
-def params_of(args: argparse.Namespace) -> PoolingParams | None:
+def make_pooling_params(args: argparse.Namespace) -> PoolingParams | None:
     given = {name: getattr(args, name, None) for name in ("use_activation", "dimensions")}
     return PoolingParams(**given) if any(value is not None for value in given.values()) else None
 
 
-def tokenization_of(args: argparse.Namespace) -> Tokenization:
-    return Tokenization(truncate_prompt_tokens=args.truncate_prompt_tokens, truncation_side=args.truncation_side)
+def make_tokenization_params(args: argparse.Namespace) -> TokenizationParams:
+    return TokenizationParams(truncate_prompt_tokens=args.truncate_prompt_tokens, truncation_side=args.truncation_side)
 
 
-def task_of(args: argparse.Namespace) -> Task:
+def resolve_task(args: argparse.Namespace) -> Task:
     return cast(Task, args.task if args.command == "encode" else args.command)
 
 
-def layout_of(args: argparse.Namespace) -> Layout:
+def make_schema(args: argparse.Namespace) -> ResultSchema:
     has_ids = args.id_column is not None
     if args.command == "classify":
-        return Layout("probs", has_labels=True, has_ids=has_ids)
+        return ResultSchema("probs", has_labels=True, has_ids=has_ids)
     if args.command == "score":
-        return Layout("score", kind="number", has_ids=has_ids)
+        return ResultSchema("score", kind="number", has_ids=has_ids)
     if args.command == "encode" and args.task == "sparse_embed":
-        return Layout("data", kind="sparse", has_ids=has_ids)
+        return ResultSchema("data", kind="sparse", has_ids=has_ids)
     if args.command == "encode":
-        return Layout("data", kind="tokens" if args.task.startswith("token") else "vector", has_ids=has_ids)
-    return Layout("embedding", has_ids=has_ids)
+        return ResultSchema("data", kind="tokens" if args.task.startswith("token") else "vector", has_ids=has_ids)
+    return ResultSchema("embedding", has_ids=has_ids)
 
 
-def wanted_of(args: argparse.Namespace) -> Wanted:
+def make_column_options(args: argparse.Namespace) -> ColumnOptions:
     if args.command != "score":
-        return Wanted((args.column,) if args.column else None, args.id_column)
+        return ColumnOptions((args.column,) if args.column else None, args.id_column)
     names = tuple(args.columns.split(",")) if args.columns else None
     if names is not None and len(names) != 2:
         raise UsageError(f"--columns {args.columns} names {len(names)} columns; score compares 2, FIRST,SECOND")
-    return Wanted(names, args.id_column, pairs=True)
+    return ColumnOptions(names, args.id_column, is_pairs=True)
 
 
-def texts_of(args: argparse.Namespace) -> list[tuple[str, ...]]:
+def argument_rows(args: argparse.Namespace) -> list[tuple[str, ...]]:
     """The rows given as arguments: each text is one, but for score two texts are."""
     if args.command != "score" or not args.texts:
         return [(text,) for text in args.texts]
@@ -104,15 +108,17 @@ def texts_of(args: argparse.Namespace) -> list[tuple[str, ...]]:
     return [tuple(args.texts)]
 
 
-def source_of(texts: Sequence[tuple[str, ...]], path: str | None, wanted: Wanted, kind: str | None) -> Source:
+def make_source(
+    texts: Sequence[tuple[str, ...]], path: str | None, column_options: ColumnOptions, format: str | None
+) -> RowSource:
     """Arguments if there are any, else the named file, else what is piped in; never a wait for somebody to type."""
     if texts and path is not None:
         raise UsageError(f"texts come as arguments or with --input {path}, not both")
     if texts:
-        return Arguments(texts)
+        return ArgumentSource(texts)
     if path is None and (sys.stdin is None or sys.stdin.isatty()):
         raise UsageError("no texts; give some as arguments, with --input FILE, or through a pipe")
-    source = File(path or STDIN, wanted, kind)
-    if source.kind == "parquet" and source.path == STDIN:
+    source = FileSource(path or STDIN, column_options, format)
+    if source.format == "parquet" and source.path == STDIN:
         raise UsageError("parquet cannot be read from standard input; --input FILE reads it")
     return source

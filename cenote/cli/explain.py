@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cenote.explain.advice import advice
-from cenote.explain.measure import LENGTHS, measure
-from cenote.explain.report import as_json, as_text
+from cenote.explain.advice import make_advice
+from cenote.explain.measure import LENGTHS, measure_model
+from cenote.explain.report import to_json, to_text
 from cenote.llm import LLM
 
 
-def explain(options: dict[str, Any], *, lengths: Sequence[int], seconds: float, in_json: bool) -> int:
+def explain_model(options: dict[str, Any], *, lengths: Sequence[int], seconds: float, json_output: bool) -> int:
     with LLM(**options) as llm:
-        findings = measure(llm, lengths or LENGTHS, seconds)
-    found = advice(findings)
-    print(as_json(findings, found) if in_json else as_text(findings, found))
+        findings = measure_model(llm, lengths or LENGTHS, seconds)
+    found = make_advice(findings)
+    print(to_json(findings, found) if json_output else to_text(findings, found))
     return 0

@@ -10,20 +10,20 @@ from contextlib import contextmanager
 from types import FrameType
 
 from cenote.errors import PoolingError
-from cenote.files.partial_file import Part
+from cenote.files.partial_file import PartialFile
 
-SECRETS = ("--hf-token",)
+SECRET_FLAGS = ("--hf-token",)
 
 
-class Interrupts:
+class InterruptHandler:
     """Holds the first SIGINT back while rows are computed, about a second of work; a second one stops at once."""
 
     def __init__(self) -> None:
-        self.held = False
-        self._computing = False
+        self.is_pending = False
+        self._is_computing = False
 
     @contextmanager
-    def handled(self) -> Iterator[Interrupts]:
+    def install(self) -> Iterator[InterruptHandler]:
         if threading.current_thread() is not threading.main_thread():  # where Python allows no handler
             yield self
             return
@@ -34,49 +34,49 @@ class Interrupts:
             signal.signal(signal.SIGINT, before)
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
-        self._computing = True
+    def delay_interrupts(self) -> Iterator[None]:
+        self._is_computing = True
         try:
             yield
         finally:
-            self._computing = False
+            self._is_computing = False
 
-    def check(self) -> None:
+    def raise_pending(self) -> None:
         """Raise what was held back."""
-        if self.held:
+        if self.is_pending:
             raise KeyboardInterrupt
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._computing and not self.held:
-            self.held = True
+        if self._is_computing and not self.is_pending:
+            self.is_pending = True
             return
         raise KeyboardInterrupt
 
 
 @contextmanager
-def saying_how_to_continue(note: Callable[[], str | None]) -> Iterator[None]:
+def add_resume_note(make_note: Callable[[], str | None]) -> Iterator[None]:
     """Adds to whatever ends the command early what was kept and how to go on."""
     try:
         yield
     except (KeyboardInterrupt, PoolingError, OSError) as stop:
-        if (text := note()) is not None:
+        if (text := make_note()) is not None:
             stop.add_note(text)
         raise
 
 
-def how_to_continue(kept: str, part: Part, command_line: str, can_continue: bool) -> str:
+def how_to_continue(kept: str, part: PartialFile, command_line: str, can_continue: bool) -> str:
     if not can_continue:
         return f"{kept}, in {part.path}; standard input cannot be continued: the next run starts over"
     return f"{kept}, in {part.path}; the same command continues: {command_line}"
 
 
-def command_line(program: str, argv: Sequence[str]) -> str:
+def format_command_line(program: str, argv: Sequence[str]) -> str:
     """The command as a shell reads it, without secrets."""
     words: list[str] = []
     hide = False
     for word in argv:
         name, equals, _ = word.partition("=")
-        is_secret = name.replace("_", "-") in SECRETS
+        is_secret = name.replace("_", "-") in SECRET_FLAGS
         words.append("..." if hide else f"{name}=..." if is_secret and equals else word)
         hide = is_secret and not equals
     return f"{program} {shlex.join(words)}"

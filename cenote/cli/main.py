@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-FAILED, USAGE, CANNOT_LOAD, INTERRUPTED, PIPE_CLOSED = 1, 2, 78, 130, 141
+EXIT_FAILED, EXIT_USAGE, EXIT_CANNOT_LOAD, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 2, 78, 130, 141
 
 COMMANDS = {
     "serve": "answer over HTTP",
@@ -34,20 +34,20 @@ EXAMPLES = """\
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
     try:
-        status = _run(list(sys.argv[1:] if argv is None else argv))
+        status = _run_command(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return status
     except BrokenPipeError:
         # whoever read our output has gone; Python would complain once more when it flushes at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = PIPE_CLOSED
+        status = EXIT_PIPE_CLOSED
     except KeyboardInterrupt as stop:
-        status = _say("interrupted", stop, INTERRUPTED)
+        status = _print_error("interrupted", stop, EXIT_INTERRUPTED)
     except Exception as error:
-        known = _status(error)
+        known = _exit_status(error)
         if known is None:
             raise
-        status = _say(_in_one_line(error), error, known)
+        status = _print_error(_one_line_message(error), error, known)
     if argv is None:
         # the engine's thread may still be inside torch, which aborts when the interpreter ends below it
         sys.stdout.flush()
@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run(argv: list[str]) -> int:
+def _run_command(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(_help(), file=sys.stdout if argv else sys.stderr)
-        return 0 if argv else USAGE
+        print(_help_text(), file=sys.stdout if argv else sys.stderr)
+        return 0 if argv else EXIT_USAGE
     if argv[0] in ("-V", "--version"):
         from cenote.version import __version__
 
@@ -82,7 +82,7 @@ def _run(argv: list[str]) -> int:
         return int(end.code or 0)
 
 
-def _help() -> str:
+def _help_text() -> str:
     width = max(map(len, COMMANDS))
     listed = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
     return (
@@ -94,24 +94,24 @@ def _help() -> str:
     )
 
 
-def _status(error: Exception) -> int | None:
+def _exit_status(error: Exception) -> int | None:
     """The exit status of what may go wrong on purpose; None for a bug, which shows its traceback."""
     from cenote.cli.parser import UsageError
     from cenote.errors import LoadError, PoolingError
 
     if isinstance(error, UsageError):
-        return USAGE
+        return EXIT_USAGE
     if isinstance(error, LoadError):
-        return CANNOT_LOAD
-    return FAILED if isinstance(error, PoolingError | OSError) else None
+        return EXIT_CANNOT_LOAD
+    return EXIT_FAILED if isinstance(error, PoolingError | OSError) else None
 
 
-def _in_one_line(error: Exception) -> str:
+def _one_line_message(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror.lower()}: {error.filename}"
     return " ".join(str(getattr(error, "message", error)).split())
 
 
-def _say(text: str, error: BaseException, status: int) -> int:
+def _print_error(text: str, error: BaseException, status: int) -> int:
     print(f"cenote: {'; '.join([text, *getattr(error, '__notes__', [])])}", file=sys.stderr, flush=True)
     return status

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cenote.loading.describe import TASKS
-from cenote.models.supported_models import Row, rows
+from cenote.loading.describe import TASKS_BY_KIND
+from cenote.models.supported_models import SupportedModel, iter_supported_models
 
-PAGE = """\
+PAGE_HEADER = """\
 # Models
 
 Every architecture that Cenote knows, by the name in a model's `config.json`. An architecture that is not here still
@@ -27,25 +27,25 @@ kernel misreads their tensors.
 """
 
 
-def models(word: str, *, markdown: bool) -> int:
-    shown = [row for row in rows() if word.lower() in f"{row.name} {row.models}".lower()]
-    print(page(shown) if markdown else table(shown), end="")
+def list_models(filter_text: str, *, markdown: bool) -> int:
+    shown = [row for row in iter_supported_models() if filter_text.lower() in f"{row.name} {row.models}".lower()]
+    print(format_page(shown) if markdown else format_table(shown), end="")
     return 0 if shown else 1
 
 
-def page(shown: Sequence[Row]) -> str:
-    return PAGE + "".join(
-        f"| `{row.name}` | {row.models} | {', '.join(_tasks(row))} | {row.compared} |\n" for row in shown
+def format_page(shown: Sequence[SupportedModel]) -> str:
+    return PAGE_HEADER + "".join(
+        f"| `{row.name}` | {row.models} | {', '.join(_tasks_of_model(row))} | {row.verified_with} |\n" for row in shown
     )
 
 
-def table(shown: Sequence[Row]) -> str:
-    cells = [(row.name, ", ".join(_tasks(row)), row.models) for row in shown]
+def format_table(shown: Sequence[SupportedModel]) -> str:
+    cells = [(row.name, ", ".join(_tasks_of_model(row)), row.models) for row in shown]
     widths = [max((len(row[column]) for row in cells), default=0) for column in (0, 1)]
     return "".join(
         f"{name:<{widths[0]}}  {tasks:<{widths[1]}}  {known}".rstrip() + "\n" for name, tasks, known in cells
     )
 
 
-def _tasks(row: Row) -> tuple[str, ...]:
-    return TASKS["embed" if row.form == "causal" else row.form]  # converted, unless its files say otherwise
+def _tasks_of_model(row: SupportedModel) -> tuple[str, ...]:
+    return TASKS_BY_KIND["embed" if row.kind == "causal" else row.kind]  # converted, unless its files say otherwise

@@ -10,35 +10,44 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from cenote.cli.flags import Several, words_of
-from cenote.cli.parser import Parser, UsageError
+from cenote.cli.flags import MultiValue, parse_words
+from cenote.cli.parser import CommandParser, UsageError
 from cenote.config.engine import EXTRA_VARIABLES
 from cenote.errors import BadRequest
 
-PREFIX = "CENOTE_"
+ENV_PREFIX = "CENOTE_"
 # programs that start the reference set these
-OTHER_VARIABLES = {
+VLLM_VARIABLES = {
     "VLLM_API_KEY": "api_key",
     "VLLM_LOGGING_LEVEL": "log_level",
     "VLLM_SKIP_MODEL_NAME_VALIDATION": "skip_model_name_validation",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "allow_runtime_lora_updating",
 }
 # Kubernetes sets these in every pod beside a service whose name begins with cenote
-OF_KUBERNETES = re.compile(
-    PREFIX + r"(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+KUBERNETES_VARIABLE = re.compile(
+    ENV_PREFIX + r"(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
 )
 # YAML reads 007 as 7 and no as false: in a file these must be text already
-TEXTS = ("api_key", "served_model_name", "hf_token")
-TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+TEXT_OPTIONS = ("api_key", "served_model_name", "hf_token")
+BOOLEAN_WORDS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 
 
-def gathered(parser: Parser, argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+def collect_options(parser: CommandParser, argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
     """Every option that somebody has set, by name."""
-    from_line = _read(parser, argv)
-    path = from_line.pop("config", None) or environment.get(f"{PREFIX}CONFIG")
-    from_file = _from_file(parser, path) if path else {}
+    from_line = _parse(parser, argv)
+    path = from_line.pop("config", None) or environment.get(f"{ENV_PREFIX}CONFIG")
+    from_file = _options_from_file(parser, path) if path else {}
     found: dict[str, Any] = {}
-    for source in (from_file, _from_environment(parser, environment), from_line):
+    for source in (from_file, _options_from_environment(parser, environment), from_line):
         for name, value in source.items():
             before = found.get(name)
             # parts of a JSON option may come from different places
@@ -46,11 +55,11 @@ def gathered(parser: Parser, argv: Sequence[str], environment: Mapping[str, str]
     return found
 
 
-def _read(parser: Parser, words: Sequence[str]) -> dict[str, Any]:
-    return {name: value for name, value in vars(parser.read(words)).items() if value is not None}
+def _parse(parser: CommandParser, words: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in vars(parser.parse(words)).items() if value is not None}
 
 
-def _from_file(parser: Parser, path: str) -> dict[str, Any]:
+def _options_from_file(parser: CommandParser, path: str) -> dict[str, Any]:
     import yaml
 
     try:
@@ -68,14 +77,14 @@ def _from_file(parser: Parser, path: str) -> dict[str, Any]:
         flag = "--" + str(name).replace("_", "-")
         if flag == "--config":
             raise UsageError(f"--config {path} names another file; there is one")
-        action = parser.options().get(flag)
-        if action is not None and action.dest in TEXTS:
-            value = _text_only(path, str(name), value)
-        words += _words(parser, flag, value)
-    return _told_where(parser, words, f"in {path}")
+        action = parser.options_by_flag().get(flag)
+        if action is not None and action.dest in TEXT_OPTIONS:
+            value = _require_text(path, str(name), value)
+        words += _to_arguments(parser, flag, value)
+    return _with_source(parser, words, f"in {path}")
 
 
-def _text_only(path: str, name: str, value: Any) -> Any:
+def _require_text(path: str, name: str, value: Any) -> Any:
     if value is None:
         return "" if name.replace("-", "_") == "api_key" else None
     for item in value if isinstance(value, list) else [value]:
@@ -85,30 +94,32 @@ def _text_only(path: str, name: str, value: Any) -> Any:
     return value
 
 
-def _from_environment(parser: Parser, environment: Mapping[str, str]) -> dict[str, Any]:
+def _options_from_environment(parser: CommandParser, environment: Mapping[str, str]) -> dict[str, Any]:
     words: list[str] = []
-    by_name = {action.dest: flag for flag, action in reversed(parser.options().items()) if action.dest != "help"}
-    _refuse_unknown_variables(environment, [PREFIX + name.upper() for name in by_name])
+    by_name = {
+        action.dest: flag for flag, action in reversed(parser.options_by_flag().items()) if action.dest != "help"
+    }
+    _check_variables(environment, [ENV_PREFIX + name.upper() for name in by_name])
     for name, flag in by_name.items():
-        action = parser.options()[flag]
-        others = [other for other, meant in OTHER_VARIABLES.items() if meant == name]
-        for variable in (PREFIX + name.upper(), *others):
+        action = parser.options_by_flag()[flag]
+        others = [other for other, meant in VLLM_VARIABLES.items() if meant == name]
+        for variable in (ENV_PREFIX + name.upper(), *others):
             given = environment.get(variable)
             # blank is as good as unset, except for a key: without one everybody would be let in
             if given or (given is not None and name == "api_key"):
                 break
         else:
             continue
-        if name == "config" or _is_of_kubernetes(variable, given):
+        if name == "config" or _is_kubernetes_variable(variable, given):
             continue
-        words += _words(parser, flag, _value(action, variable, given))
-    return _told_where(parser, words, "in the environment")
+        words += _to_arguments(parser, flag, _parse_variable(action, variable, given))
+    return _with_source(parser, words, "in the environment")
 
 
-def _refuse_unknown_variables(environment: Mapping[str, str], options: Sequence[str]) -> None:
+def _check_variables(environment: Mapping[str, str], options: Sequence[str]) -> None:
     known = {*options, *EXTRA_VARIABLES}
     for name, value in environment.items():
-        if not name.startswith(PREFIX) or name in known or _is_of_kubernetes(name, value):
+        if not name.startswith(ENV_PREFIX) or name in known or _is_kubernetes_variable(name, value):
             continue
         near = get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else "see cenote serve --help for the options; unset it"
@@ -116,40 +127,40 @@ def _refuse_unknown_variables(environment: Mapping[str, str], options: Sequence[
         raise UsageError(f"in the environment: no option is called {name}; {hint}")
 
 
-def _is_of_kubernetes(name: str, value: str) -> bool:
-    return OF_KUBERNETES.fullmatch(name) is not None or (name.endswith("_PORT") and "://" in value)
+def _is_kubernetes_variable(name: str, value: str) -> bool:
+    return KUBERNETES_VARIABLE.fullmatch(name) is not None or (name.endswith("_PORT") and "://" in value)
 
 
-def _value(action: argparse.Action, variable: str, text: str) -> Any:
+def _parse_variable(action: argparse.Action, variable: str, text: str) -> Any:
     """What a variable means to its option."""
     if isinstance(action, argparse.BooleanOptionalAction):
-        if text.lower() not in TRUTHS:
+        if text.lower() not in BOOLEAN_WORDS:
             raise UsageError(f"{variable}={text!r} is neither true nor false")
-        return TRUTHS[text.lower()]
+        return BOOLEAN_WORDS[text.lower()]
     if action.dest == "api_key":  # may hold blanks and commas, even brackets
         key = text.strip()
-        return [key] if variable in OTHER_VARIABLES else words_of(key) or [key]
-    if isinstance(action, Several):
-        return words_of(text) if text.startswith("[") else re.split(r"[,\s]+", text.strip())
+        return [key] if variable in VLLM_VARIABLES else parse_words(key) or [key]
+    if isinstance(action, MultiValue):
+        return parse_words(text) if text.startswith("[") else re.split(r"[,\s]+", text.strip())
     return text
 
 
-def _words(parser: Parser, flag: str, value: Any) -> list[str]:
+def _to_arguments(parser: CommandParser, flag: str, value: Any) -> list[str]:
     """A value as the command line would have it."""
     if value is None:
         return []
-    action = parser.options().get(flag)
+    action = parser.options_by_flag().get(flag)
     if isinstance(action, argparse.BooleanOptionalAction) and isinstance(value, bool):
         return [flag if value else f"--no-{flag[2:]}"]
-    if isinstance(value, list) and (action is None or isinstance(action, Several)):
+    if isinstance(value, list) and (action is None or isinstance(action, MultiValue)):
         # as a list, so that an item which looks like one is not taken apart
         return [f"{flag}={json.dumps([item if isinstance(item, str) else str(item)])}" for item in value]
     text = value if isinstance(value, str) else json.dumps(value)
     return [f"{flag}={text}"]
 
 
-def _told_where(parser: Parser, words: Sequence[str], where: str) -> dict[str, Any]:
+def _with_source(parser: CommandParser, words: Sequence[str], source: str) -> dict[str, Any]:
     try:
-        return _read(parser, words)
+        return _parse(parser, words)
     except BadRequest as error:
-        raise UsageError(f"{where}: {error.message}") from None
+        raise UsageError(f"{source}: {error.message}") from None

@@ -12,15 +12,15 @@ from typing import Any, NoReturn
 from cenote.errors import BadRequest
 
 FLAG = re.compile(r"--[A-Za-z][\w.-]*")
-WITH_PARTS = ("pooler_config", "hf_overrides")
-OLDER_NAMES = {"override_pooler_config": "pooler_config"}
+DOTTED_OPTIONS = ("pooler_config", "hf_overrides")
+DEPRECATED_OPTIONS = {"override_pooler_config": "pooler_config"}
 
 
 class UsageError(BadRequest):
     """The command line itself is wrong; ends with status 2."""
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """The parser of one command."""
 
     def __init__(self, command: str, usage: str, summary: str, examples: Sequence[str]) -> None:
@@ -30,33 +30,33 @@ class Parser(argparse.ArgumentParser):
             usage=f"cenote {command} {usage} [options]",
             description=summary,
             epilog=epilog,
-            formatter_class=_Help,
+            formatter_class=_HelpFormatter,
             allow_abbrev=False,
         )
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
 
-    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """The arguments; what follows a bare -- is text, whatever it looks like."""
         end = argv.index("--") if "--" in argv else len(argv)
-        plain, dotted = _one_spelling(argv[:end], self)
+        plain, dotted = _normalize_flags(argv[:end], self)
         args, unknown = self.parse_known_intermixed_args(plain)
         for word in unknown:
             if word.startswith("-"):
-                self.error(f"no option {word.partition('=')[0]}{self._near(word)}")
+                self.error(f"no option {word.partition('=')[0]}{self._suggest(word)}")
         texts = [*unknown, *argv[end + 1 :]]
         if texts:
             self._add_texts(args, texts)
         for path, value in dotted:
-            _merge(args, path, value)
+            _set_dotted(args, path, value)
         return args
 
-    def options(self) -> dict[str, argparse.Action]:
+    def options_by_flag(self) -> dict[str, argparse.Action]:
         """Every option by the first of its flags."""
         return {action.option_strings[0]: action for action in self._actions if action.option_strings}
 
-    def _near(self, word: str) -> str:
+    def _suggest(self, word: str) -> str:
         near = get_close_matches(word.partition("=")[0], self._option_string_actions, n=1)
         return f", did you mean {near[0]}?" if near else ""
 
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected {text!r}")
 
 
-def json_value(text: str) -> Any:
+def parse_json_object(text: str) -> Any:
     """The value of a flag that takes a JSON object."""
     try:
         found = json.loads(text)
@@ -83,13 +83,13 @@ def json_value(text: str) -> Any:
     return found
 
 
-def positive(text: str) -> int:
+def parse_positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
-def with_our_words(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+def clean_errors(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """argparse shows its own message unless the reader raises its own error."""
 
     def read(text: str) -> Any:
@@ -101,7 +101,7 @@ def with_our_words(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return read
 
 
-def _one_spelling(argv: Sequence[str], parser: Parser) -> tuple[list[str], list[tuple[list[str], Any]]]:
+def _normalize_flags(argv: Sequence[str], parser: CommandParser) -> tuple[list[str], list[tuple[list[str], Any]]]:
     """--max_model_len as --max-model-len, and --pooler-config.task embed taken out as (path, value)."""
     plain: list[str] = []
     dotted: list[tuple[list[str], Any]] = []
@@ -119,11 +119,11 @@ def _one_spelling(argv: Sequence[str], parser: Parser) -> tuple[list[str], list[
             value = next(words, "")
         if not value:
             parser.error(f"{name} needs a value")
-        dotted.append(([base, *path], json_or_text(value)))
+        dotted.append(([base, *path], parse_json_or_text(value)))
     return plain, dotted
 
 
-def json_or_text(text: str) -> Any:
+def parse_json_or_text(text: str) -> Any:
     """What a value means that may be a number, a list, an object or just a word."""
     if text in ("True", "False", "None"):  # as Python spells them
         return {"True": True, "False": False, "None": None}[text]
@@ -133,10 +133,10 @@ def json_or_text(text: str) -> Any:
         return text
 
 
-def _merge(args: argparse.Namespace, path: list[str], value: Any) -> None:
+def _set_dotted(args: argparse.Namespace, path: list[str], value: Any) -> None:
     flag, *inner, last = path
-    base = OLDER_NAMES.get(flag, flag)
-    if base not in WITH_PARTS:
+    base = DEPRECATED_OPTIONS.get(flag, flag)
+    if base not in DOTTED_OPTIONS:
         raise UsageError(f"--{flag} has no parts to set; --pooler-config.NAME and --hf-overrides.NAME do")
     place = dict(getattr(args, base, None) or {})
     setattr(args, base, place)
@@ -146,6 +146,6 @@ def _merge(args: argparse.Namespace, path: list[str], value: Any) -> None:
     place[last] = value
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=36, width=110)

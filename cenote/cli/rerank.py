@@ -11,28 +11,28 @@ from pathlib import Path
 
 import numpy as np
 
-from cenote.cli.engine_requests import load, params_of, source_of, tokenization_of
-from cenote.cli.interrupts import saying_how_to_continue
+from cenote.cli.engine_requests import load_llm, make_pooling_params, make_source, make_tokenization_params
+from cenote.cli.interrupts import add_resume_note
 from cenote.cli.parser import UsageError
-from cenote.cli.terminal import note, shortened
+from cenote.cli.terminal import print_note, shorten
 from cenote.errors import BadRequest, EngineStopped, PoolingError
-from cenote.files.columns import Wanted
-from cenote.files.sources import STDIN, Arguments, Row
-from cenote.files.writers import numbers_json, to_json
+from cenote.files.columns import ColumnOptions
+from cenote.files.sources import STDIN, ArgumentSource, InputRow
+from cenote.files.writers import encode_json, encode_numbers
 from cenote.protocol.requests import ScoreRequest
 
 
-def run(args: argparse.Namespace) -> int:
+def run_rerank(args: argparse.Namespace) -> int:
     """Every document is scored before the first is shown, so all of them are held in memory."""
     if not args.texts:
         raise UsageError("no query; it comes first, then the documents; see cenote rerank --help")
     query, *documents = args.texts
-    if wrong := next(Arguments([(query,)]).rows()).error:
+    if wrong := next(ArgumentSource([(query,)]).rows()).error:
         raise BadRequest(f"the query: {wrong}")
-    source = source_of(
+    source = make_source(
         [(text,) for text in documents],
         args.input,
-        Wanted((args.column,) if args.column else None),
+        ColumnOptions((args.column,) if args.column else None),
         args.input_format,
     )
     output = None if args.output in (None, STDIN) else Path(args.output)
@@ -42,22 +42,22 @@ def run(args: argparse.Namespace) -> int:
     if not rows:
         raise UsageError("no documents; give some after the query, with --input FILE, or through a pipe")
 
-    with saying_how_to_continue(lambda: f"nothing was written to {output}" if output is not None else None):
-        scores = _scores(args, query, rows)
+    with add_resume_note(lambda: f"nothing was written to {output}" if output is not None else None):
+        scores = _score_documents(args, query, rows)
     ranked = sorted(scores, key=lambda place: -scores[place])[: args.top_n]
     failed = [row for row in rows if row.error is not None]
     if args.format == "table" or (args.format is None and output is None and sys.stdout.isatty()):
-        text = _table(ranked, scores, rows)
+        text = _format_table(ranked, scores, rows)
     else:
-        text = _json_lines(ranked, scores, rows)
-        text += b"".join(b'{"index":%d,"error":%s}\n' % (row.index, to_json(row.error)) for row in failed)
-    _write(text, output)
+        text = _format_json_lines(ranked, scores, rows)
+        text += b"".join(b'{"index":%d,"error":%s}\n' % (row.index, encode_json(row.error)) for row in failed)
+    _write_output(text, output)
     if failed:
-        note(f"{len(failed):,} of {len(rows):,} documents failed; their error says why")
+        print_note(f"{len(failed):,} of {len(rows):,} documents failed; their error says why")
     return 1 if failed else 0
 
 
-def _scores(args: argparse.Namespace, query: str, rows: list[Row]) -> dict[int, float]:
+def _score_documents(args: argparse.Namespace, query: str, rows: list[InputRow]) -> dict[int, float]:
     """By the place of the document in `rows`; one that fails gets its error instead."""
     places = [place for place, row in enumerate(rows) if row.error is None]
     if not places:
@@ -67,12 +67,12 @@ def _scores(args: argparse.Namespace, query: str, rows: list[Row]) -> dict[int, 
         documents=[rows[place].texts[0] for place in places],
         score_type=args.score_type,
         instruction=args.instruction,
-        params=params_of(args),
-        tokenization=tokenization_of(args),
-        keep_going=True,
+        params=make_pooling_params(args),
+        tokenization=make_tokenization_params(args),
+        return_exceptions=True,
     )
     scores: dict[int, float] = {}
-    with closing(load(args)) as llm:
+    with closing(load_llm(args)) as llm:
         results = llm.engine.score_sync(request)
     for place, result in zip(places, results, strict=True):
         if isinstance(result, EngineStopped):
@@ -84,25 +84,25 @@ def _scores(args: argparse.Namespace, query: str, rows: list[Row]) -> dict[int, 
     return scores
 
 
-def _json_lines(ranked: list[int], scores: dict[int, float], rows: list[Row]) -> bytes:
+def _format_json_lines(ranked: list[int], scores: dict[int, float], rows: list[InputRow]) -> bytes:
     line = b'{"index":%d,"relevance_score":%s,"document":%s}\n'
     return b"".join(
-        line % (rows[place].index, numbers_json(np.float32(scores[place])), to_json(rows[place].texts[0]))
+        line % (rows[place].index, encode_numbers(np.float32(scores[place])), encode_json(rows[place].texts[0]))
         for place in ranked
     )
 
 
-def _table(ranked: list[int], scores: dict[int, float], rows: list[Row]) -> bytes:
+def _format_table(ranked: list[int], scores: dict[int, float], rows: list[InputRow]) -> bytes:
     room = max(20, shutil.get_terminal_size().columns - 24)
     lines = [f"{'rank':>4}  {'index':>5}  {'score':>8}  document"]
     for rank, place in enumerate(ranked, start=1):
         row, score = rows[place], scores[place]
-        lines.append(f"{rank:>4}  {row.index:>5}  {score:>8.4f}  {shortened(row.texts[0], room)}")
+        lines.append(f"{rank:>4}  {row.index:>5}  {score:>8.4f}  {shorten(row.texts[0], room)}")
     lines += [f"{'-':>4}  {row.index:>5}  {'failed':>8}  {row.error}" for row in rows if row.error is not None]
     return ("\n".join(lines) + "\n").encode(errors="replace")
 
 
-def _write(text: bytes, output: Path | None) -> None:
+def _write_output(text: bytes, output: Path | None) -> None:
     if output is None:
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()

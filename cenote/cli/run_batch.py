@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from cenote.cli.flags import engine_keywords
-from cenote.cli.interrupts import how_to_continue, saying_how_to_continue
+from cenote.cli.interrupts import add_resume_note, how_to_continue
 from cenote.cli.parser import UsageError
-from cenote.cli.terminal import Progress, note
-from cenote.config.engine import EngineConfig, ServerConfig
-from cenote.files.columns import Wanted
-from cenote.files.partial_file import Part
-from cenote.files.sources import STDIN, File, opened
+from cenote.cli.terminal import RowProgress, print_note
+from cenote.config.engine import EngineConfig
+from cenote.config.server import ServerConfig
+from cenote.files.columns import ColumnOptions
+from cenote.files.partial_file import PartialFile
+from cenote.files.sources import STDIN, FileSource, open_input
 
 if TYPE_CHECKING:
-    from cenote.api.batch_file import Answer, Batch
+    from cenote.api.batch_file import BatchFileRunner, BatchResult
 
-SETTINGS = (
+SERVER_OPTIONS = (
     "served_model_name",
     "max_request_items",
     "max_body_bytes",
@@ -36,64 +37,66 @@ SETTINGS = (
 # lines that wait for a longer one before them keep their replies in memory, and replies are larger than requests
 MAX_BYTES_IN_FLIGHT = 8 * 1024**2
 # read at once from a file; from standard input it is one line, because the next may never come
-LINES_AT_ONCE, BYTES_AT_ONCE = 64, 1024**2
+CHUNK_LINES, CHUNK_BYTES = 64, 1024**2
 # for lines that are being answered when Ctrl-C comes; a second Ctrl-C does not wait
-LAST_LINES_S = 2.0
+FINAL_FLUSH_S = 2.0
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-Numbered = tuple[int, bytes]
+NumberedLine = tuple[int, bytes]
 
 
-def run(args: argparse.Namespace) -> int:
+def run_batch_file(args: argparse.Namespace) -> int:
     """What is wrong with the files shows before the model is loaded."""
-    settings = ServerConfig(**{name: getattr(args, name) for name in SETTINGS if hasattr(args, name)})
-    config = EngineConfig.of(**{**engine_keywords(args), "served_model_name": settings.served_model_name})
+    settings = ServerConfig(**{name: getattr(args, name) for name in SERVER_OPTIONS if hasattr(args, name)})
+    config = EngineConfig.from_kwargs(**{**engine_keywords(args), "served_model_name": settings.served_model_name})
     if args.input_file == STDIN and (sys.stdin is None or sys.stdin.isatty()):
         raise UsageError("no requests; give them with -i FILE, or through a pipe")
-    source = File(args.input_file, Wanted(), "jsonl")
-    with opened(args.input_file):  # it is there
+    source = FileSource(args.input_file, ColumnOptions(), "jsonl")
+    with open_input(args.input_file):  # it is there
         pass
-    part = Part(Path(args.output_file), card(args, source)) if args.output_file != STDIN else None
-    done = Done()
-    if part is not None and part.check(overwrite=args.overwrite) and source.can_continue:
-        done = Done.of(part.path)
-        note(f"continuing {part.path} after {done.num_lines:,} lines", quiet=args.quiet)
+    part = PartialFile(Path(args.output_file), make_manifest(args, source)) if args.output_file != STDIN else None
+    done = BatchResumePoint()
+    if part is not None and part.check_resumable(overwrite=args.overwrite) and source.can_resume:
+        done = BatchResumePoint.from_file(part.path)
+        print_note(f"continuing {part.path} after {done.num_lines:,} lines", quiet=args.quiet)
 
-    from cenote.api.app import build
-    from cenote.api.app_state import Service
-    from cenote.api.batch_file import Batch
+    from cenote.api.app import build_app
+    from cenote.api.app_state import AppState
+    from cenote.api.batch_file import BatchFileRunner
     from cenote.engine.engine import PoolingEngine
 
-    service = Service(settings)
+    service = AppState(settings)
     total = source.count() if sys.stderr.isatty() and not args.quiet else None
-    progress = Progress(total, done.num_lines, quiet=args.quiet)
+    progress = RowProgress(total, done.num_lines, quiet=args.quiet)
 
     def kept() -> str | None:
         if part is None or not part.path.exists():
             return None
         text = f"lines kept: {done.num_lines + progress.num_rows:,}"
-        return how_to_continue(text, part, args.command_line, source.can_continue)
+        return how_to_continue(text, part, args.command_line, source.can_resume)
 
-    with saying_how_to_continue(kept):
+    with add_resume_note(kept):
         engine = PoolingEngine.load(config)
         try:
-            service.ready(engine)
-            batch = Batch(build(service), service)
-            with progress, closing(Output(part, done)) as output:
+            service.set_engine(engine)
+            batch = BatchFileRunner(build_app(service), service)
+            with progress, closing(BatchWriter(part, done)) as output:
                 progress.start()
-                num_failed = done.num_failed + asyncio.run(answer_all(args, batch, done.num_lines, output, progress))
+                num_failed = done.num_failed + asyncio.run(run_lines(args, batch, done.num_lines, output, progress))
                 output.finish()
         finally:
             engine.stop()
     if part is not None:
-        note(f"{done.num_lines + progress.num_rows:,} lines in {part.output} ({progress.speed})", quiet=args.quiet)
+        print_note(
+            f"{done.num_lines + progress.num_rows:,} lines in {part.output} ({progress.speed})", quiet=args.quiet
+        )
     if num_failed:
         num_lines = done.num_lines + progress.num_rows
-        note(f"{num_failed:,} of {num_lines:,} requests were refused; their error says why", quiet=args.quiet)
+        print_note(f"{num_failed:,} of {num_lines:,} requests were refused; their error says why", quiet=args.quiet)
     return 1 if num_failed else 0
 
 
-class Done:
+class BatchResumePoint:
     """How far an earlier run came: whole lines, their bytes, and how many of them are refusals."""
 
     def __init__(self, num_lines: int = 0, num_bytes: int = 0, num_failed: int = 0) -> None:
@@ -102,7 +105,7 @@ class Done:
         self.num_failed = num_failed
 
     @classmethod
-    def of(cls, path: Path) -> Done:
+    def from_file(cls, path: Path) -> BatchResumePoint:
         found = cls()
         with open(path, "rb") as stream:
             for line in stream:
@@ -113,16 +116,16 @@ class Done:
         return found
 
 
-class Output:
+class BatchWriter:
     """Standard output, or FILE.part that becomes FILE when all lines are there."""
 
-    def __init__(self, part: Part | None, done: Done) -> None:
-        self.part = part
+    def __init__(self, partial_file: PartialFile | None, resume_point: BatchResumePoint) -> None:
+        self.partial_file = partial_file
         self.stream: IO[bytes] = sys.stdout.buffer
-        if part is not None:
-            part.open(fresh=not done.num_bytes)
-            self.stream = open(part.path, "ab")  # noqa: SIM115
-            os.truncate(part.path, done.num_bytes)
+        if partial_file is not None:
+            partial_file.open(fresh=not resume_point.num_bytes)
+            self.stream = open(partial_file.path, "ab")  # noqa: SIM115
+            os.truncate(partial_file.path, resume_point.num_bytes)
 
     def write(self, line: bytes) -> None:
         self.stream.write(line)
@@ -131,21 +134,25 @@ class Output:
         self.stream.flush()
 
     def finish(self) -> None:
-        if self.part is not None:
+        if self.partial_file is not None:
             self.stream.close()
-            self.part.finish(self.part.path)
+            self.partial_file.finish(self.partial_file.path)
 
     def close(self) -> None:
-        if self.part is not None:
+        if self.partial_file is not None:
             self.stream.close()
-            self.part.close()
+            self.partial_file.close()
 
 
-async def answer_all(args: argparse.Namespace, batch: Batch, skip: int, output: Output, progress: Progress) -> int:
+async def run_lines(
+    args: argparse.Namespace, batch: BatchFileRunner, num_skipped: int, output: BatchWriter, progress: RowProgress
+) -> int:
     """Many lines at once, their answers in the order of the lines; returns how many were refused."""
-    lines = Lines(numbered(args.input_file, batch.max_line_bytes, skip), one_by_one=args.input_file == STDIN)
-    waiting: deque[tuple[asyncio.Task[Answer], int]] = deque()
-    coming: asyncio.Task[Numbered | None] | None = asyncio.create_task(lines.next())
+    lines = LineReader(
+        iter_numbered_lines(args.input_file, batch.max_line_bytes, num_skipped), is_interactive=args.input_file == STDIN
+    )
+    waiting: deque[tuple[asyncio.Task[BatchResult], int]] = deque()
+    coming: asyncio.Task[NumberedLine | None] | None = asyncio.create_task(lines.next())
     num_bytes = num_failed = 0
 
     def write_first() -> None:
@@ -154,9 +161,9 @@ async def answer_all(args: argparse.Namespace, batch: Batch, skip: int, output: 
         answer = task.result()
         waiting.popleft()
         output.write(answer.line)
-        progress.count(1, answer.num_tokens)
+        progress.advance(1, answer.num_tokens)
         num_bytes -= size
-        num_failed += answer.failed
+        num_failed += answer.is_error
 
     try:
         while waiting or coming is not None:
@@ -173,78 +180,78 @@ async def answer_all(args: argparse.Namespace, batch: Batch, skip: int, output: 
                 coming = None if found is None else asyncio.create_task(lines.next())
                 if found is not None:
                     number, line = found
-                    waiting.append((asyncio.create_task(batch.answer(line, number)), len(line)))
+                    waiting.append((asyncio.create_task(batch.run_line(line, number)), len(line)))
                     num_bytes += len(line)
     finally:
         tasks = [task for task, _ in waiting]
         if tasks:  # an early end: what is nearly done is kept as well
-            await asyncio.wait(tasks, timeout=LAST_LINES_S)
+            await asyncio.wait(tasks, timeout=FINAL_FLUSH_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         while waiting and not (first_task := waiting[0][0]).cancelled() and first_task.exception() is None:
             write_first()
         output.flush()
-        lines.end()
+        lines.close()
     return num_failed
 
 
-class Lines:
+class LineReader:
     """Lines that a thread of its own reads ahead. Nobody waits for that thread: standard input may never end."""
 
-    def __init__(self, lines: Iterator[Numbered], *, one_by_one: bool) -> None:
+    def __init__(self, lines: Iterator[NumberedLine], *, is_interactive: bool) -> None:
         self.lines = lines
-        self.size = 1 if one_by_one else LINES_AT_ONCE
-        self.read: deque[Numbered] = deque()
-        self.chunks: asyncio.Queue[list[Numbered] | Exception] = asyncio.Queue()
-        self.room = threading.Semaphore(1)
-        self.ended = False
+        self.chunk_lines = 1 if is_interactive else CHUNK_LINES
+        self.buffer: deque[NumberedLine] = deque()
+        self.chunks: asyncio.Queue[list[NumberedLine] | Exception] = asyncio.Queue()
+        self.capacity = threading.Semaphore(1)
+        self.is_closed = False
         self.loop = asyncio.get_running_loop()
-        threading.Thread(target=self._read, name="cenote-lines", daemon=True).start()
+        threading.Thread(target=self._read_chunks, name="cenote-lines", daemon=True).start()
 
-    async def next(self) -> Numbered | None:
+    async def next(self) -> NumberedLine | None:
         """None at the end."""
-        if not self.read:
+        if not self.buffer:
             chunk = await self.chunks.get()
-            self.room.release()
+            self.capacity.release()
             if isinstance(chunk, Exception):
                 raise chunk
-            self.read.extend(chunk)
-        return self.read.popleft() if self.read else None
+            self.buffer.extend(chunk)
+        return self.buffer.popleft() if self.buffer else None
 
-    def end(self) -> None:
-        self.ended = True
-        self.room.release()
+    def close(self) -> None:
+        self.is_closed = True
+        self.capacity.release()
 
-    def _read(self) -> None:
-        chunk: list[Numbered] | Exception = [(0, b"")]
+    def _read_chunks(self) -> None:
+        chunk: list[NumberedLine] | Exception = [(0, b"")]
         while chunk and not isinstance(chunk, Exception):
-            self.room.acquire()
+            self.capacity.acquire()
             try:
-                chunk = some(self.lines, self.size)
+                chunk = take_chunk(self.lines, self.chunk_lines)
             except Exception as error:
                 chunk = error
-            if self.ended:
+            if self.is_closed:
                 return
             with suppress(RuntimeError):  # the loop was closed this very moment
                 self.loop.call_soon_threadsafe(self.chunks.put_nowait, chunk)
 
 
-def some(lines: Iterator[Numbered], size: int) -> list[Numbered]:
+def take_chunk(lines: Iterator[NumberedLine], size: int) -> list[NumberedLine]:
     """The next lines; none at the end."""
-    found: list[Numbered] = []
+    found: list[NumberedLine] = []
     num_bytes = 0
     for number, line in islice(lines, size):
         found.append((number, line))
         num_bytes += len(line)
-        if num_bytes >= BYTES_AT_ONCE:
+        if num_bytes >= CHUNK_BYTES:
             break
     return found
 
 
-def numbered(path: str, max_bytes: int, skip: int) -> Iterator[Numbered]:
+def iter_numbered_lines(path: str, max_bytes: int, num_skipped: int) -> Iterator[NumberedLine]:
     """Every line that is not blank, with its number; of one that is far too long, enough to see that."""
-    with opened(path) as stream:
+    with open_input(path) as stream:
         number = 0
         while line := stream.readline(max_bytes + 1):
             number += 1
@@ -252,14 +259,14 @@ def numbered(path: str, max_bytes: int, skip: int) -> Iterator[Numbered]:
             while rest and not rest.endswith(b"\n") and len(line) > max_bytes:
                 rest = stream.readline(1024**2)
             line = line.removeprefix(BYTE_ORDER_MARK).strip() if number == 1 else line.strip()
-            if line and skip:
-                skip -= 1
+            if line and num_skipped:
+                num_skipped -= 1
             elif line:
                 yield number, line
 
 
-def card(args: argparse.Namespace, source: File) -> dict[str, Any]:
+def make_manifest(args: argparse.Namespace, source: FileSource) -> dict[str, Any]:
     """What the lines of the output depend on; a token is nobody's business."""
-    options = {name: value for name, value in vars(args).items() if name in SETTINGS}
+    options = {name: value for name, value in vars(args).items() if name in SERVER_OPTIONS}
     options |= {name: value for name, value in engine_keywords(args).items() if name != "hf_token"}
     return {"command": "run-batch", "input": source.identity(), **options}

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from cenote.cli.flags import Several, add_engine_flags, add_flags
-from cenote.cli.option_sources import gathered
-from cenote.cli.parser import Parser, UsageError, json_or_text
-from cenote.config.engine import EngineConfig, ServerConfig, declared, level_name
-from cenote.config.ignored_options import WITHOUT_EFFECT
+from cenote.cli.flags import MultiValue, add_engine_flags, add_flags
+from cenote.cli.option_sources import collect_options
+from cenote.cli.parser import CommandParser, UsageError, parse_json_or_text
+from cenote.config.engine import EngineConfig
+from cenote.config.ignored_options import IGNORED_OPTIONS
+from cenote.config.options import normalize_log_level, option_fields
+from cenote.config.server import ServerConfig
 
 if TYPE_CHECKING:
     from cenote.engine.engine import PoolingEngine
@@ -21,31 +23,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger("cenote")
 
 # the reference's flag -> ours
-OTHER_NAMES = {"disable-fastapi-docs": "disable_docs", "disable-uvicorn-access-log": "disable_access_log"}
-READING: dict[str, dict[str, Any]] = {
+VLLM_FLAGS = {"disable-fastapi-docs": "disable_docs", "disable-uvicorn-access-log": "disable_access_log"}
+IGNORED_FLAG_OPTIONS: dict[str, dict[str, Any]] = {
     "switch": {"action": argparse.BooleanOptionalAction},
-    "value": {"type": json_or_text},
-    "values": {"action": Several, "nargs": "+"},
+    "value": {"type": parse_json_or_text},
+    "values": {"action": MultiValue, "nargs": "+"},
 }
 
 
-def serve(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
-    settings, options = configured(argv, environment)
+def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
+    settings, options = parse_config(argv, environment)
 
-    from cenote.api.app_state import Service
-    from cenote.api.log_config import configure
-    from cenote.api.sockets import address, listen
+    from cenote.api.app_state import AppState
+    from cenote.api.log_config import configure_logging
+    from cenote.api.sockets import format_address, open_socket
 
-    configure(settings)
-    config = EngineConfig.of(**options)  # what is wrong with it shows before anybody connects
-    service = Service(settings)
-    listening = listen(settings)
-    logger.info("listening on %s; loading %s", address(settings, listening), config.model or "the default model")
+    configure_logging(settings)
+    config = EngineConfig.from_kwargs(**options)  # what is wrong with it shows before anybody connects
+    service = AppState(settings)
+    listening = open_socket(settings)
+    logger.info("listening on %s; loading %s", format_address(settings, listening), config.model or "the default model")
 
     if settings.api_server_count > 1:
-        from cenote.api.front_ends.engine_process import run
+        from cenote.api.front_ends.engine_process import run_engine_process as run
     else:
-        from cenote.api.server import run
+        from cenote.api.server import run_server as run
 
     engines: list[PoolingEngine] = []
 
@@ -73,25 +75,25 @@ def serve(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> i
     return 0
 
 
-def configured(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerConfig, dict[str, Any]]:
+def parse_config(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerConfig, dict[str, Any]]:
     """The server's options, and the keywords of the engine's."""
-    reader = parser()
-    given = gathered(reader, argv, environment)
+    reader = make_parser()
+    given = collect_options(reader, argv, environment)
     tag = given.pop("model_tag", None)
     if tag is not None and given.setdefault("model", tag) != tag:
         raise UsageError(f"two models: {tag} and --model {given['model']}; give one")
     if "model" not in given:
-        _refuse_swallowed_model(reader)
-    ours = {option.name for option in declared(ServerConfig)}
+        _check_swallowed_model(reader)
+    ours = {option.name for option in option_fields(ServerConfig)}
     settings = ServerConfig(**{name: value for name, value in given.items() if name in ours})
     engine = {name: value for name, value in given.items() if name not in ours}
     return settings, {**engine, "served_model_name": settings.served_model_name}
 
 
-def _refuse_swallowed_model(reader: Parser) -> None:
+def _check_swallowed_model(reader: CommandParser) -> None:
     """A flag with several words takes a model that follows it for one more of them."""
-    for flag, action in reader.options().items():
-        words = action.last_words if isinstance(action, Several) else ()
+    for flag, action in reader.options_by_flag().items():
+        words = action.last_values if isinstance(action, MultiValue) else ()
         if any(os.path.isdir(word) or ("/" in word and "://" not in word) for word in words):
             # the word is not shown: it may be a key after all
             raise UsageError(
@@ -99,8 +101,8 @@ def _refuse_swallowed_model(reader: Parser) -> None:
             )
 
 
-def parser() -> Parser:
-    found = Parser(
+def make_parser() -> CommandParser:
+    found = CommandParser(
         "serve",
         "[MODEL]",
         "Answer over HTTP: embeddings, reranking, classification, token tasks, in the dialects of several vendors.",
@@ -118,18 +120,18 @@ def parser() -> Parser:
     group.add_argument("--config", metavar="FILE", help="YAML with any of these options; the command line wins")
     add_flags(group, ServerConfig)
     add_engine_flags(found, without=("served_model_name",))
-    _add_reference_flags(found)
+    _add_vllm_flags(found)
     return found
 
 
-def _add_reference_flags(found: Parser) -> None:
+def _add_vllm_flags(found: CommandParser) -> None:
     """Command lines that were written for the reference work as they are."""
     hidden: dict[str, Any] = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
-    for flag, name in OTHER_NAMES.items():
+    for flag, name in VLLM_FLAGS.items():
         found.add_argument(f"--{flag}", dest=name, action=argparse.BooleanOptionalAction, **hidden)
-    levels = found.options()["--log-level"].choices
-    found.add_argument("--uvicorn-log-level", dest="log_level", type=level_name, choices=levels, **hidden)
+    levels = found.options_by_flag()["--log-level"].choices
+    found.add_argument("--uvicorn-log-level", dest="log_level", type=normalize_log_level, choices=levels, **hidden)
     found.add_argument("--task", **hidden)
-    for name, option in WITHOUT_EFFECT.items():
-        found.add_argument("--" + name.replace("_", "-"), dest=name, **READING[option.takes], **hidden)
+    for name, option in IGNORED_OPTIONS.items():
+        found.add_argument("--" + name.replace("_", "-"), dest=name, **IGNORED_FLAG_OPTIONS[option.arity], **hidden)
     found.epilog = f"{found.epilog}\n\nOther flags of vLLM's server are accepted where they change no answer."

@@ -12,68 +12,68 @@ logger = logging.getLogger("cenote")
 
 
 @dataclass(frozen=True, slots=True)
-class Unused:
-    takes: Literal["switch", "value", "values"] = "value"  # what its flag is followed by
-    harmless: tuple[object, ...] = ()  # the values that change no answer; all of them if empty
+class IgnoredOption:
+    arity: Literal["switch", "value", "values"] = "value"  # what its flag is followed by
+    accepted_values: tuple[object, ...] = ()  # the values that change no answer; all of them if empty
 
 
-ANYTHING, SWITCH = Unused(), Unused("switch")
-ONE, UNSET = Unused(harmless=(1,)), Unused(harmless=(None,))
+ANY_VALUE, SWITCH = IgnoredOption(), IgnoredOption("switch")
+ONLY_ONE, ONLY_UNSET = IgnoredOption(accepted_values=(1,)), IgnoredOption(accepted_values=(None,))
 
-WITHOUT_EFFECT: dict[str, Unused] = {
+IGNORED_OPTIONS: dict[str, IgnoredOption] = {
     # many devices
-    "tensor_parallel_size": ONE,
-    "pipeline_parallel_size": ONE,
-    "data_parallel_size": ONE,
-    "distributed_executor_backend": ANYTHING,
+    "tensor_parallel_size": ONLY_ONE,
+    "pipeline_parallel_size": ONLY_ONE,
+    "data_parallel_size": ONLY_ONE,
+    "distributed_executor_backend": ANY_VALUE,
     "disable_custom_all_reduce": SWITCH,
     # memory and compilation
-    "gpu_memory_utilization": ANYTHING,
-    "swap_space": ANYTHING,
-    "cpu_offload_gb": Unused(harmless=(0,)),
-    "kv_cache_dtype": Unused(harmless=("auto",)),
-    "block_size": ANYTHING,
+    "gpu_memory_utilization": ANY_VALUE,
+    "swap_space": ANY_VALUE,
+    "cpu_offload_gb": IgnoredOption(accepted_values=(0,)),
+    "kv_cache_dtype": IgnoredOption(accepted_values=("auto",)),
+    "block_size": ANY_VALUE,
     "enforce_eager": SWITCH,
-    "compilation_config": ANYTHING,
-    "max_seq_len_to_capture": ANYTHING,
+    "compilation_config": ANY_VALUE,
+    "max_seq_len_to_capture": ANY_VALUE,
     "enable_prefix_caching": SWITCH,
     "enable_chunked_prefill": SWITCH,
     "enable_flash_late_interaction": SWITCH,
     # checkpoints
-    "load_format": Unused(harmless=("auto", "safetensors")),
-    "config_format": Unused(harmless=("auto", "hf")),
-    "download_dir": UNSET,
-    "code_revision": ANYTHING,
+    "load_format": IgnoredOption(accepted_values=("auto", "safetensors")),
+    "config_format": IgnoredOption(accepted_values=("auto", "hf")),
+    "download_dir": ONLY_UNSET,
+    "code_revision": ANY_VALUE,
     "use_tqdm_on_load": SWITCH,
-    "tokenizer_mode": Unused(harmless=("auto", "slow")),
+    "tokenizer_mode": IgnoredOption(accepted_values=("auto", "slow")),
     "skip_tokenizer_init": SWITCH,
-    "max_loras": ANYTHING,
-    "max_lora_rank": ANYTHING,
+    "max_loras": ANY_VALUE,
+    "max_lora_rank": ANY_VALUE,
     # images, audio, video
-    "media_io_kwargs": ANYTHING,
-    "mm_processor_cache_gb": ANYTHING,
+    "media_io_kwargs": ANY_VALUE,
+    "mm_processor_cache_gb": ANY_VALUE,
     "enable_mm_embeds": SWITCH,
     # text generation
-    "seed": ANYTHING,
-    "max_logprobs": ANYTHING,
+    "seed": ANY_VALUE,
+    "max_logprobs": ANY_VALUE,
     # the server; request ids and load are always told, prompts never
-    "renderer_num_workers": ANYTHING,
-    "middleware": Unused("values", (None,)),
+    "renderer_num_workers": ANY_VALUE,
+    "middleware": IgnoredOption("values", (None,)),
     "enable_request_id_headers": SWITCH,
     "enable_server_load_tracking": SWITCH,
     "enable_log_requests": SWITCH,
     "disable_log_requests": SWITCH,
     "disable_log_stats": SWITCH,
     "log_error_stack": SWITCH,
-    "max_log_len": ANYTHING,
+    "max_log_len": ANY_VALUE,
 }
 
 
-def has_no_effect(name: str, value: object) -> bool:
+def is_ignored(name: str, value: object) -> bool:
     """Whether an option can be dropped; one that would change the answer is refused instead."""
-    if name not in WITHOUT_EFFECT:
+    if name not in IGNORED_OPTIONS:
         return False
-    harmless = WITHOUT_EFFECT[name].harmless
+    harmless = IGNORED_OPTIONS[name].accepted_values
     if harmless and value is not None and value not in harmless:
         instead = "leave it out" if harmless[0] in (None, "") else f"leave it out or give {harmless[0]!r}"
         raise LoadError(f"{name}={value!r} is not available; {instead}")

@@ -14,106 +14,108 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from torch import Tensor
 
-from cenote.engine.sequence_group import Answered, Rows
+from cenote.engine.sequence_group import GroupResult, RaggedRows
 from cenote.errors import PoolingError
-from cenote.inputs.chunks import WeightedMean
 from cenote.inputs.limits import Limits
-from cenote.inputs.tokenized_inputs import Integers, Strip
-from cenote.pooling.pooler import Ask
-from cenote.protocol.input_types import Input, input_size
-from cenote.protocol.requests import Pooled, PoolRequest, Stacked, Task
+from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
+from cenote.pooling.chunk_mean import WeightedMean
+from cenote.pooling.pooler import PoolingSpec
+from cenote.protocol.input_types import Input, compute_input_size
+from cenote.protocol.params import Task
+from cenote.protocol.requests import PoolRequest
+from cenote.protocol.results import PoolResult, PoolResultBatch
 
-Answers = list[Pooled | PoolingError]
-Item = TypeVar("Item")
+PoolResults = list[PoolResult | PoolingError]
+T = TypeVar("T")
 
 # of a text, as a rule: how much of it is a good slice can be told before it is tokenized
 CHARS_PER_TOKEN = 4
 
 
-class Wish(NamedTuple):
+class InputOptions(NamedTuple):
     """What is asked about an input."""
 
-    asks: tuple[Ask, ...]
+    specs: tuple[PoolingSpec, ...]
     adapter: str | None = None
 
 
-class Pending:
+class RequestState:
     def __init__(
         self,
         request: PoolRequest,
-        wishes: Many[Wish],
+        input_options: Many[InputOptions],
         limits: Limits,
         prompt: str | None,
-        against: Many[Tensor] | None = None,
+        query_embeddings: Many[Tensor] | None = None,
     ) -> None:
         """`wishes` is one for all inputs, or one each."""
         self.request = request
         self.limits = limits
         self.prompt = prompt
-        self.against = against  # the rows of a query for each input to be compared with
-        self.size = len(request.inputs)
-        self.wishes = wishes if len(wishes) == 1 else list(dict.fromkeys(wishes))
-        self._wish_of: Integers | None = None
-        if len(self.wishes) > 1:
-            numbers = {wish: number for number, wish in enumerate(self.wishes)}
-            self._wish_of = np.array([numbers[wish] for wish in wishes])
-        self._ends = np.cumsum(_sizes(request.inputs))
-        self.num_chars = int(self._ends[-1])  # or token ids
+        self.query_embeddings = query_embeddings  # the rows of a query for each input to be compared with
+        self.num_inputs = len(request.inputs)
+        self.input_options = input_options if len(input_options) == 1 else list(dict.fromkeys(input_options))
+        self._option_indices: Int64Array | None = None
+        if len(self.input_options) > 1:
+            numbers = {wish: number for number, wish in enumerate(self.input_options)}
+            self._option_indices = np.array([numbers[wish] for wish in input_options])
+        self._cumulative_sizes = np.cumsum(_compute_sizes(request.inputs))
+        self.num_chars = int(self._cumulative_sizes[-1])  # or token ids
         self.num_rendered = 0  # inputs that have become sequences
         self.num_done = 0
         self.num_tokens = 0  # of the inputs that are done
         self.num_truncated = 0  # inputs of which only a part was read
-        self.admitted = time.monotonic()
-        self.started: float | None = None  # when its first batch began
+        self.admitted_at = time.monotonic()
+        self.started_at: float | None = None  # when its first batch began
         self.future: Future[None] = Future()  # done when all answers have come, or none will any more
-        self._arrived: SimpleQueue[Many[Answered] | None] = SimpleQueue()  # None at the end
+        self._result_queue: SimpleQueue[Many[GroupResult] | None] = SimpleQueue()  # None at the end
         self._errors: dict[int, PoolingError] = {}
         self._lock = threading.Lock()  # answers come from two threads
-        arrived = self._arrived  # not the whole of this, which holds the future
+        arrived = self._result_queue  # not the whole of this, which holds the future
         self.future.add_done_callback(lambda _: arrived.put(None))
 
     @property
-    def abandoned(self) -> bool:
+    def is_aborted(self) -> bool:
         """Nobody waits any more: the caller has gone, or the request has failed already."""
         return self.future.done()
 
-    def take(self, max_tokens: int) -> Many[Input]:
+    def next_slice(self, max_tokens: int) -> Many[Input]:
         """The next inputs to render: about so many tokens, but at least one."""
         start = self.num_rendered
         is_text = not isinstance(self.request.inputs[start], list | tuple | np.ndarray)
-        most = max_tokens * (CHARS_PER_TOKEN if is_text else 1) + (self._ends[start - 1] if start else 0)
-        self.num_rendered = max(start + 1, int(np.searchsorted(self._ends, most, side="right")))
+        most = max_tokens * (CHARS_PER_TOKEN if is_text else 1) + (self._cumulative_sizes[start - 1] if start else 0)
+        self.num_rendered = max(start + 1, int(np.searchsorted(self._cumulative_sizes, most, side="right")))
         return self.request.inputs[start : self.num_rendered]
 
-    def by_wish(self, indices: Integers) -> Iterator[tuple[Wish, Integers]]:
+    def group_by_options(self, indices: Int64Array) -> Iterator[tuple[InputOptions, Int64Array]]:
         """What is asked, and for each the places of the inputs of which it is."""
-        if self._wish_of is None:
-            yield self.wishes[0], np.arange(len(indices))
+        if self._option_indices is None:
+            yield self.input_options[0], np.arange(len(indices))
             return
-        numbers = self._wish_of[indices]
+        numbers = self._option_indices[indices]
         for number in np.unique(numbers):
-            yield self.wishes[number], np.flatnonzero(numbers == number)
+            yield self.input_options[number], np.flatnonzero(numbers == number)
 
-    def start(self, now: float) -> None:
-        if self.started is None:
-            self.started = now
-            self.request.timing.queue = max(0.0, now - self.admitted - self.request.timing.tokenize)
+    def mark_started(self, now: float) -> None:
+        if self.started_at is None:
+            self.started_at = now
+            self.request.timing.queue_s = max(0.0, now - self.admitted_at - self.request.timing.tokenize_s)
 
-    def receive(self, answered: Many[Answered]) -> None:
-        self._arrived.put(answered)
+    def receive(self, results: Many[GroupResult]) -> None:
+        self._result_queue.put(results)
         num_done = num_tokens = num_truncated = 0
-        for each in answered:
-            num_done += len(each.strip)
-            num_tokens += len(each.strip.token_ids)
-            num_truncated += each.strip.num_truncated
-        self._count(num_done, num_tokens, num_truncated)
+        for each in results:
+            num_done += len(each.inputs)
+            num_tokens += len(each.inputs.token_ids)
+            num_truncated += each.inputs.num_truncated
+        self._add_progress(num_done, num_tokens, num_truncated)
 
     def fail(self, index: int, error: PoolingError) -> None:
         if error.index is None:
             error.index = index
-        if self.request.keep_going:
+        if self.request.return_exceptions:
             self._errors[index] = error
-            self._count(1)
+            self._add_progress(1)
         else:
             self.fail_all(error)
 
@@ -121,126 +123,132 @@ class Pending:
         with suppress(InvalidStateError):  # nobody waits any more
             self.future.set_exception(error)
 
-    def _count(self, num_done: int, num_tokens: int = 0, num_truncated: int = 0) -> None:
+    def _add_progress(self, num_done: int, num_tokens: int = 0, num_truncated: int = 0) -> None:
         with self._lock:
             self.num_done += num_done
             self.num_tokens += num_tokens
             self.num_truncated += num_truncated
-            finished = self.num_done == self.size
+            finished = self.num_done == self.num_inputs
         if finished:
-            if self.started is not None:
-                self.request.timing.inference = time.monotonic() - self.started
+            if self.started_at is not None:
+                self.request.timing.inference_s = time.monotonic() - self.started_at
             with suppress(InvalidStateError):  # the caller has gone, maybe this very moment
                 self.future.set_result(None)
 
-    def wait(self, on_progress: Callable[[Pending], None] | None = None, every_s: float = 0.1) -> Answers:
+    def wait(
+        self, on_progress: Callable[[RequestState], None] | None = None, poll_interval_s: float = 0.1
+    ) -> PoolResults:
         """Block until all answers are there, in the order of the inputs."""
-        return self.gather(lambda answered: pooled(answered, self.request.also), on_progress, every_s)
+        return self.collect(
+            lambda answered: to_pool_results(answered, self.request.extra_tasks), on_progress, poll_interval_s
+        )
 
-    def answers(self) -> Answers:
+    def get_results(self) -> PoolResults:
         """The same of a request that is done; vectors of one size are rows of one array."""
-        several = list(self._arriving())
-        widths = {answered.width for answered in several}
+        several = list(self._iter_results())
+        widths = {answered.vector_size for answered in several}
         if self._errors or len(widths) != 1 or None in widths:
-            return self._in_places(several, lambda answered: pooled(answered, self.request.also))
-        whole = Answered.in_order(several)
-        return Stacked(pooled(whole, ()), whole.rows[0].values)
+            return self._place_by_index(several, lambda answered: to_pool_results(answered, self.request.extra_tasks))
+        whole = GroupResult.concat_sorted(several)
+        return PoolResultBatch(to_pool_results(whole, ()), whole.rows[0].values)
 
-    def gather(
+    def collect(
         self,
-        make: Callable[[Answered], Many[Item]],
-        on_progress: Callable[[Pending], None] | None = None,
-        every_s: float = 0.1,
-    ) -> list[Item | PoolingError]:
+        make_items: Callable[[GroupResult], Many[T]],
+        on_progress: Callable[[RequestState], None] | None = None,
+        poll_interval_s: float = 0.1,
+    ) -> list[T | PoolingError]:
         """The same, with something made of answers as soon as they have come: others are still being computed.
 
         Leaving early, as on Ctrl-C, abandons the rest.
         """
         try:
-            made = self._in_places(self._arriving(on_progress, every_s), make)
+            made = self._place_by_index(self._iter_results(on_progress, poll_interval_s), make_items)
             self.future.result()
         finally:
             self.future.cancel()
         return made
 
-    def _in_places(
-        self, arriving: Iterable[Answered], make: Callable[[Answered], Many[Item]]
-    ) -> list[Item | PoolingError]:
-        made: list[Item | PoolingError | None] = [None] * self.size
-        for answered in arriving:
-            for index, item in zip(answered.indices.tolist(), make(answered), strict=True):
+    def _place_by_index(
+        self, results: Iterable[GroupResult], make_items: Callable[[GroupResult], Many[T]]
+    ) -> list[T | PoolingError]:
+        made: list[T | PoolingError | None] = [None] * self.num_inputs
+        for answered in results:
+            for index, item in zip(answered.indices.tolist(), make_items(answered), strict=True):
                 made[index] = item
         for index, error in self._errors.items():
             made[index] = error
         return made  # type: ignore[return-value]  # every place has been filled, or the request has failed
 
-    def _arriving(
-        self, on_progress: Callable[[Pending], None] | None = None, every_s: float = 0.1
-    ) -> Iterator[Answered]:
-        several: Many[Answered] | None = ()
+    def _iter_results(
+        self, on_progress: Callable[[RequestState], None] | None = None, poll_interval_s: float = 0.1
+    ) -> Iterator[GroupResult]:
+        several: Many[GroupResult] | None = ()
         while several is not None:
             yield from several
             if on_progress is not None:
                 on_progress(self)
             try:
-                several = self._arrived.get(timeout=None if on_progress is None else every_s)
+                several = self._result_queue.get(timeout=None if on_progress is None else poll_interval_s)
             except Empty:
                 several = ()
         if on_progress is not None:
             on_progress(self)
 
 
-def pooled(answered: Answered, also: Many[Task]) -> list[Pooled]:
+def to_pool_results(result: GroupResult, extra_tasks: Many[Task]) -> list[PoolResult]:
     """An object for every answer."""
-    strip = answered.strip
-    ids, ends = strip.token_ids, strip.offsets.tolist()
-    data, *others = answered.each()
-    totals, exact = strip.facts["num_input_tokens"].tolist(), (strip.facts["exact"] != 0).tolist()
+    strip = result.inputs
+    ids, ends = strip.token_ids, strip.cu_seqlens.tolist()
+    data, *others = result.unbind()
+    totals, exact = strip.metadata["num_input_tokens"].tolist(), (strip.metadata["is_exact"] != 0).tolist()
     answers = [
-        Pooled(row, ids[start:end], end - start, total, is_exact)
+        PoolResult(row, ids[start:end], end - start, total, is_exact)
         for row, start, end, total, is_exact in zip(data, ends, ends[1:], totals, exact, strict=False)
     ]
-    if also:
+    if extra_tasks:
         for answer, rest in zip(answers, zip(*others, strict=True), strict=True):
-            answer.others = dict(zip(also, rest, strict=True))
+            answer.extra_data = dict(zip(extra_tasks, rest, strict=True))
     return answers
 
 
-class LongText:
+class ChunkedInput:
     """The chunks of one input, merged into one answer as they come."""
 
-    def __init__(self, pending: Pending, index: int, whole: Strip, num_chunks: int, normalize: bool) -> None:
-        self.pending = pending
+    def __init__(
+        self, state: RequestState, index: int, full_input: TokenizedInputs, num_chunks: int, normalize: bool
+    ) -> None:
+        self.state = state
         self.index = index
-        self.whole = whole
-        self.remaining = num_chunks
+        self.full_input = full_input
+        self.num_remaining = num_chunks
         self.normalize = normalize
-        self.mean = WeightedMean()
+        self.chunk_mean = WeightedMean()
 
     @property
-    def abandoned(self) -> bool:
-        return self.pending.abandoned or self.remaining < 0
+    def is_aborted(self) -> bool:
+        return self.state.is_aborted or self.num_remaining < 0
 
-    def start(self, now: float) -> None:
-        self.pending.start(now)
+    def mark_started(self, now: float) -> None:
+        self.state.mark_started(now)
 
-    def receive(self, answered: Many[Answered]) -> None:
-        if self.abandoned:
+    def receive(self, results: Many[GroupResult]) -> None:
+        if self.is_aborted:
             return
-        for chunks in answered:
-            for vector, num_tokens in zip(chunks.rows[0].each(), chunks.strip.lengths.tolist(), strict=True):
-                self.mean.add(vector, num_tokens)
-            self.remaining -= len(chunks.strip)
-        if self.remaining == 0:
-            vector = self.mean.result(normalize=self.normalize)
-            self.pending.receive([Answered(self.whole, np.array([self.index]), (Rows(vector[None]),))])
+        for chunks in results:
+            for vector, num_tokens in zip(chunks.rows[0].unbind(), chunks.inputs.lengths.tolist(), strict=True):
+                self.chunk_mean.add(vector, num_tokens)
+            self.num_remaining -= len(chunks.inputs)
+        if self.num_remaining == 0:
+            vector = self.chunk_mean.result(normalize=self.normalize)
+            self.state.receive([GroupResult(self.full_input, np.array([self.index]), (RaggedRows(vector[None]),))])
 
     def fail(self, index: int, error: PoolingError) -> None:
-        if not self.abandoned:
-            self.remaining = -1  # one chunk that fails takes the text with it, once
-            self.pending.fail(self.index, error)
+        if not self.is_aborted:
+            self.num_remaining = -1  # one chunk that fails takes the text with it, once
+            self.state.fail(self.index, error)
 
 
-def _sizes(inputs: Many[Input]) -> Integers:
+def _compute_sizes(inputs: Many[Input]) -> Int64Array:
     plain = set(map(type, inputs)) <= {str, list, tuple, np.ndarray}
-    return np.fromiter(map(len if plain else input_size, inputs), dtype=np.int64, count=len(inputs))  # type: ignore[arg-type]
+    return np.fromiter(map(len if plain else compute_input_size, inputs), dtype=np.int64, count=len(inputs))  # type: ignore[arg-type]

@@ -7,31 +7,33 @@ from pathlib import Path
 from cenote.cache.result_cache import ResultCache
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
-from cenote.loading.describe import Description
-from cenote.loading.fingerprint import fingerprint
-from cenote.utils.metrics import Metrics
+from cenote.loading.describe import ModelDescription
+from cenote.loading.fingerprint import compute_fingerprint
+from cenote.utils.metrics import MetricsRegistry
 
 
-def result_cache(description: Description, config: EngineConfig, metrics: Metrics) -> ResultCache | None:
+def make_result_cache(
+    description: ModelDescription, config: EngineConfig, metrics: MetricsRegistry
+) -> ResultCache | None:
     """None where no answers are to be kept."""
     if not config.result_cache_bytes and config.result_cache_dir is None:
         return None
     folder = None if config.result_cache_dir is None else Path(config.result_cache_dir).expanduser()
     try:
         cache = ResultCache(
-            fingerprint(description, config),
+            compute_fingerprint(description, config),
             memory_bytes=config.result_cache_bytes,
             folder=folder,
             disk_bytes=config.result_cache_disk_bytes,
-            shared=config.result_cache_shared,
+            is_shared=config.result_cache_shared,
         )
     except Exception as error:  # no such folder, no right to write there, no SQLite in this Python
         raise LoadError(f"result_cache_dir {folder} cannot be used: {error}") from error
-    _watch(cache, metrics)
+    _register_metrics(cache, metrics)
     return cache
 
 
-def _watch(cache: ResultCache, metrics: Metrics) -> None:
+def _register_metrics(cache: ResultCache, metrics: MetricsRegistry) -> None:
     metrics.gauge("cenote_cache_hits_total", "Inputs whose answer was kept.", lambda: cache.num_hits, "counter")
     metrics.gauge("cenote_cache_misses_total", "Inputs whose answer was not.", lambda: cache.num_misses, "counter")
     metrics.gauge(
@@ -42,6 +44,6 @@ def _watch(cache: ResultCache, metrics: Metrics) -> None:
     metrics.gauge(
         "cenote_cache_broken_total",
         "Records on disk that were not what was written.",
-        lambda: 0 if cache.disk is None else cache.disk.num_broken,
+        lambda: 0 if cache.disk is None else cache.disk.num_corrupted,
         "counter",
     )

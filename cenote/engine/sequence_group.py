@@ -14,130 +14,132 @@ import torch
 from torch import Tensor
 
 from cenote.errors import PoolingError
-from cenote.inputs.tokenized_inputs import Integers, Strip
-from cenote.pooling.pooler import Ask
+from cenote.inputs.tokenized_inputs import Int64Array, TokenizedInputs
+from cenote.pooling.pooler import PoolingSpec
 
 
 @dataclass(slots=True, eq=False)
-class Lot:
+class SequenceGroup:
     """Neighbours of equal length make the scheduler's work light, so whoever makes a lot sorts it by length."""
 
-    strip: Strip
-    indices: Integers  # which inputs of their request these are
-    asks: tuple[Ask, ...]  # nearly always one
-    receiver: Receiver
+    inputs: TokenizedInputs
+    indices: Int64Array  # which inputs of their request these are
+    specs: tuple[PoolingSpec, ...]  # nearly always one
+    receiver: ResultReceiver
     priority: int = 0
     adapter: str | None = None
-    against: Many[Tensor] | None = None  # for each input the rows of a query to compare it with
+    query_embeddings: Many[Tensor] | None = None  # for each input the rows of a query to compare it with
 
     @property
-    def abandoned(self) -> bool:
-        return self.receiver.abandoned
+    def is_aborted(self) -> bool:
+        return self.receiver.is_aborted
 
-    def between(self, start: int, end: int) -> Lot:
+    def slice(self, start: int, end: int) -> SequenceGroup:
         """Neighbours, as a lot of their own."""
         if end - start == len(self.indices):
             return self
-        against = None if self.against is None else self.against[start:end]
-        return replace(self, strip=self.strip.between(start, end), indices=self.indices[start:end], against=against)
+        against = None if self.query_embeddings is None else self.query_embeddings[start:end]
+        return replace(
+            self, inputs=self.inputs.slice(start, end), indices=self.indices[start:end], query_embeddings=against
+        )
 
-    def runs(self) -> Iterator[tuple[int, int, int]]:
+    def equal_length_runs(self) -> Iterator[tuple[int, int, int]]:
         """The lengths of neighbours that are equally long, and where these begin and end."""
-        lengths = self.strip.lengths
+        lengths = self.inputs.lengths
         if len(lengths) == 1:  # as it is for every single query
             return iter([(int(lengths[0]), 0, 1)])
         starts = np.flatnonzero(np.diff(lengths, prepend=-1)).tolist()
         return zip(lengths[starts].tolist(), starts, [*starts[1:], len(lengths)], strict=True)
 
 
-class Part(NamedTuple):
+class GroupSlice(NamedTuple):
     """Neighbours in a lot."""
 
-    lot: Lot
+    group: SequenceGroup
     start: int
     end: int
 
     @property
-    def size(self) -> int:
+    def num_seqs(self) -> int:
         return self.end - self.start
 
     @property
-    def indices(self) -> Integers:
-        return self.lot.indices[self.start : self.end]
+    def indices(self) -> Int64Array:
+        return self.group.indices[self.start : self.end]
 
-    def length(self) -> int:
+    def seq_len(self) -> int:
         """Of its first sequence; the scheduler makes parts of equal lengths."""
-        return int(self.lot.strip.lengths[self.start])
+        return int(self.group.inputs.lengths[self.start])
 
-    def cut(self, place: int) -> tuple[Part, Part]:
-        middle = self.start + place
-        return Part(self.lot, self.start, middle), Part(self.lot, middle, self.end)
+    def split_at(self, offset: int) -> tuple[GroupSlice, GroupSlice]:
+        middle = self.start + offset
+        return GroupSlice(self.group, self.start, middle), GroupSlice(self.group, middle, self.end)
 
 
-class Batch:
+class ScheduledBatch:
     """What runs at once. Its sequences have numbers, part after part."""
 
-    def __init__(self, parts: Many[Part]) -> None:
-        self.parts = parts
-        self.size = sum(part.end - part.start for part in parts)
+    def __init__(self, slices: Many[GroupSlice]) -> None:
+        self.slices = slices
+        self.num_seqs = sum(part.end - part.start for part in slices)
 
     def __len__(self) -> int:
-        return self.size
+        return self.num_seqs
 
     @cached_property
-    def strip(self) -> Strip:
-        return Strip.joined([part.lot.strip.between(part.start, part.end) for part in self.parts])
+    def inputs(self) -> TokenizedInputs:
+        return TokenizedInputs.concat([part.group.inputs.slice(part.start, part.end) for part in self.slices])
 
     @cached_property
-    def indices(self) -> Integers:
-        several = [part.indices for part in self.parts]
+    def indices(self) -> Int64Array:
+        several = [part.indices for part in self.slices]
         return several[0] if len(several) == 1 else np.concatenate(several)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.strip.token_ids)
+        return len(self.inputs.token_ids)
 
     @property
-    def asks(self) -> list[tuple[Ask, ...]]:
+    def specs(self) -> list[tuple[PoolingSpec, ...]]:
         """For every sequence."""
-        return [asks for part in self.parts for asks in [part.lot.asks] * part.size]
+        return [asks for part in self.slices for asks in [part.group.specs] * part.num_seqs]
 
     @property
-    def queries(self) -> list[Tensor | None]:
+    def query_embeddings(self) -> list[Tensor | None]:
         """For every sequence the rows to compare it with."""
         queries: list[Tensor | None] = []
-        for lot, start, end in self.parts:
-            queries += [None] * (end - start) if lot.against is None else lot.against[start:end]
+        for lot, start, end in self.slices:
+            queries += [None] * (end - start) if lot.query_embeddings is None else lot.query_embeddings[start:end]
         return queries
 
     @property
-    def adapters(self) -> tuple[str | None, ...] | None:
+    def lora_names(self) -> tuple[str | None, ...] | None:
         """For every sequence; None where none has any."""
-        if all(part.lot.adapter is None for part in self.parts):
+        if all(part.group.adapter is None for part in self.slices):
             return None
-        return tuple(name for part in self.parts for name in [part.lot.adapter] * part.size)
+        return tuple(name for part in self.slices for name in [part.group.adapter] * part.num_seqs)
 
-    def asking(self, ask: Ask) -> Batch:
+    def select(self, spec: PoolingSpec) -> ScheduledBatch:
         """Those of which this is asked."""
-        return Batch([part for part in self.parts if ask in part.lot.asks])
+        return ScheduledBatch([part for part in self.slices if spec in part.group.specs])
 
-    def halves(self) -> tuple[Batch, Batch]:
-        first, rest, room = list[Part](), list[Part](), self.size // 2
-        for part in self.parts:
-            before, after = part.cut(min(room, part.size))
-            room -= before.size
-            first += [before] if before.size else []
-            rest += [after] if after.size else []
-        return Batch(first), Batch(rest)
+    def split_half(self) -> tuple[ScheduledBatch, ScheduledBatch]:
+        first, rest, room = list[GroupSlice](), list[GroupSlice](), self.num_seqs // 2
+        for part in self.slices:
+            before, after = part.split_at(min(room, part.num_seqs))
+            room -= before.num_seqs
+            first += [before] if before.num_seqs else []
+            rest += [after] if after.num_seqs else []
+        return ScheduledBatch(first), ScheduledBatch(rest)
 
-    def each(self) -> Iterator[Batch]:
+    def split_single(self) -> Iterator[ScheduledBatch]:
         """Every sequence by itself."""
-        for lot, start, end in self.parts:
+        for lot, start, end in self.slices:
             for place in range(start, end):
-                yield Batch([Part(lot, place, place + 1)])
+                yield ScheduledBatch([GroupSlice(lot, place, place + 1)])
 
 
-class Rows(NamedTuple):
+class RaggedRows(NamedTuple):
     """Answers on the host: one row for each sequence, or any number of neighbouring rows."""
 
     values: Tensor
@@ -145,19 +147,19 @@ class Rows(NamedTuple):
     shapes: Many[tuple[int, ...]] | None = None  # [size], of answers of any shape, whose rows are single numbers
 
     @classmethod
-    def of(cls, values: Tensor, counts: Many[int] | None) -> Rows:
+    def from_counts(cls, values: Tensor, counts: Many[int] | None) -> RaggedRows:
         return cls(values, None if counts is None else list(accumulate(counts, initial=0)))
 
     @classmethod
-    def of_any_shape(cls, answers: Many[Tensor]) -> Rows:
-        flat = [answer.flatten() for answer in answers]
+    def from_tensors(cls, tensors: Many[Tensor]) -> RaggedRows:
+        flat = [answer.flatten() for answer in tensors]
         offsets = list(accumulate(map(len, flat), initial=0))
-        return cls(torch.cat(flat), offsets, [tuple(answer.shape) for answer in answers])
+        return cls(torch.cat(flat), offsets, [tuple(answer.shape) for answer in tensors])
 
     def __len__(self) -> int:
         return self.values.shape[0] if self.offsets is None else len(self.offsets) - 1
 
-    def each(self) -> Many[Tensor]:
+    def unbind(self) -> Many[Tensor]:
         # views of their batch: thousands of small copies would scatter over the heap and bloat it
         if self.offsets is None:
             return self.values.unbind(0)
@@ -167,25 +169,27 @@ class Rows(NamedTuple):
             return pieces
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
-    def between(self, start: int, end: int) -> Rows:
+    def slice(self, start: int, end: int) -> RaggedRows:
         if self.offsets is None:
-            return Rows(self.values[start:end])
-        return Rows(self.values, self.offsets[start : end + 1], None if self.shapes is None else self.shapes[start:end])
+            return RaggedRows(self.values[start:end])
+        return RaggedRows(
+            self.values, self.offsets[start : end + 1], None if self.shapes is None else self.shapes[start:end]
+        )
 
 
-class Answered(NamedTuple):
+class GroupResult(NamedTuple):
     """Inputs of one request, and the answers to them."""
 
-    strip: Strip
-    indices: Integers
-    rows: tuple[Rows, ...]  # one for each thing that was asked
+    inputs: TokenizedInputs
+    indices: Int64Array
+    rows: tuple[RaggedRows, ...]  # one for each thing that was asked
 
-    def each(self) -> list[Many[Tensor]]:
+    def unbind(self) -> list[Many[Tensor]]:
         """For each thing that was asked, a tensor for every input."""
-        return [rows.each() for rows in self.rows]
+        return [rows.unbind() for rows in self.rows]
 
     @property
-    def width(self) -> int | None:
+    def vector_size(self) -> int | None:
         """The size of the vectors that the answers are; None where they are anything else."""
         first = self.rows[0]
         return (
@@ -193,29 +197,31 @@ class Answered(NamedTuple):
         )
 
     @classmethod
-    def in_order(cls, several: Many[Answered]) -> Answered:
+    def concat_sorted(cls, results: Many[GroupResult]) -> GroupResult:
         """Vectors of one size and what they answer, in the order of the inputs."""
-        indices = np.concatenate([each.indices for each in several])
+        indices = np.concatenate([each.indices for each in results])
         order = np.argsort(indices)
-        rows = torch.cat([each.rows[0].values for each in several]) if len(several) > 1 else several[0].rows[0].values
+        rows = torch.cat([each.rows[0].values for each in results]) if len(results) > 1 else results[0].rows[0].values
         rows = rows if np.array_equal(order, np.arange(len(order))) else rows[torch.from_numpy(order)]
-        return cls(Strip.joined([each.strip for each in several]).taken(order), indices[order], (Rows(rows),))
+        return cls(
+            TokenizedInputs.concat([each.inputs for each in results]).select(order), indices[order], (RaggedRows(rows),)
+        )
 
-    def between(self, start: int, end: int) -> Answered:
-        rows = tuple(each.between(start, end) for each in self.rows)
-        return Answered(self.strip.between(start, end), self.indices[start:end], rows)
+    def slice(self, start: int, end: int) -> GroupResult:
+        rows = tuple(each.slice(start, end) for each in self.rows)
+        return GroupResult(self.inputs.slice(start, end), self.indices[start:end], rows)
 
 
-class Receiver(Protocol):
+class ResultReceiver(Protocol):
     """Whoever waits for the answers to a lot."""
 
     @property
-    def abandoned(self) -> bool: ...
+    def is_aborted(self) -> bool: ...
 
-    def start(self, now: float) -> None:
+    def mark_started(self, now: float) -> None:
         """A batch that holds some of its sequences begins."""
         ...
 
-    def receive(self, answered: Many[Answered]) -> None: ...
+    def receive(self, results: Many[GroupResult]) -> None: ...
 
     def fail(self, index: int, error: PoolingError) -> None: ...

@@ -13,20 +13,22 @@ class Watchdog:
     """Looks every now and then how long the running batch has been running."""
 
     def __init__(
-        self, began: Callable[[], float | None], limit_s: float, give_up: Callable[[BaseException], None]
+        self, step_started_at: Callable[[], float | None], timeout_s: float, on_timeout: Callable[[BaseException], None]
     ) -> None:
-        self.began = began
-        self.limit_s = limit_s
-        self.give_up = give_up
-        self.ended = threading.Event()
+        self.step_started_at = step_started_at
+        self.timeout_s = timeout_s
+        self.on_timeout = on_timeout
+        self.stop_event = threading.Event()
         self.thread = threading.Thread(target=self._run, name="cenote-watchdog", daemon=True)
 
     def stop(self) -> None:
-        self.ended.set()
+        self.stop_event.set()
 
     def _run(self) -> None:
-        while not self.ended.wait(timeout=min(1.0, self.limit_s / 4)):
-            began = self.began()
-            if began is not None and time.monotonic() - began > self.limit_s:
-                self.give_up(EngineStopped(f"a batch did not finish in {self.limit_s:g} s; the engine is given up"))
+        while not self.stop_event.wait(timeout=min(1.0, self.timeout_s / 4)):
+            began = self.step_started_at()
+            if began is not None and time.monotonic() - began > self.timeout_s:
+                self.on_timeout(
+                    EngineStopped(f"a batch did not finish in {self.timeout_s:g} s; the engine is given up")
+                )
                 return

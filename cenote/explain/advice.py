@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cenote.explain.results import Findings, Reading
+from cenote.explain.results import ExplainResults, WorkloadResult
 
 REINSTALL = "pip install --force-reinstall --no-deps --no-binary cenote cenote"
 # below this, a change is lost in the noise
-WORTH_SAYING = 0.05
+MIN_GAIN = 0.05
 # a part that takes more than this of the work is worth a word
-LARGE_PART = 0.2
+LARGE_SHARE = 0.2
 # rounds that differ by more than this say little
-NOISY = 0.5
+MAX_SPREAD = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,53 +22,54 @@ class Advice:
     gain: float | None = None  # how much faster, as a share: 0.2 is 20 % more tokens/s; an estimate
 
 
-def advice(findings: Findings) -> list[Advice]:
+def make_advice(results: ExplainResults) -> list[Advice]:
     """The most useful first; what cannot be put in numbers comes last."""
     found = [
-        *_native_code(findings),
-        *_tokenizer(findings),
-        *_number_type(findings),
-        *_batches(findings),
-        *_threads(findings),
-        *_host(findings),
-        *_fallback(findings),
-        *_noise(findings),
+        *_advise_native_code(results),
+        *_advise_native_tokenizer(results),
+        *_advise_dtype(results),
+        *_advise_batch_size(results),
+        *_advise_threads(results),
+        *_advise_host(results),
+        *_advise_architecture(results),
+        *_advise_noise(results),
     ]
     return sorted(found, key=lambda each: each.gain is None or -each.gain)
 
 
-def faster(share: float, factor: float) -> float:
+def overall_gain(share: float, factor: float) -> float:
     """What all of it gains when a part that takes that share becomes faster by a factor."""
     return 1 / (1 - share + share / factor) - 1
 
 
-def _native_code(findings: Findings) -> Iterator[Advice]:
+def _advise_native_code(findings: ExplainResults) -> Iterator[Advice]:
     chosen = findings.chosen
     if chosen.native == "in use" or not chosen.tiles or chosen.device != "cpu" or chosen.dtype != "bfloat16":
         return
     share = max(reading.shares["attention"] for reading in findings.readings)
     yield Advice(
-        f"our native code is {chosen.native}, so torch's kernels are used, and attention takes up to {_percent(share)} "
+        f"our native code is {chosen.native}, so torch's kernels are used, and attention takes up to "
+        f"{_format_percent(share)} "
         f"of the work: reinstall with gcc 11 or newer on the path ({REINSTALL})"
     )
 
 
-def _tokenizer(findings: Findings) -> Iterator[Advice]:
+def _advise_native_tokenizer(findings: ExplainResults) -> Iterator[Advice]:
     chosen = findings.chosen
     if not chosen.word_pieces or chosen.own_tokenizer:
         return
     share = max(reading.shares["tokenising"] for reading in findings.readings)
-    if share > WORTH_SAYING:
+    if share > MIN_GAIN:
         yield Advice(
-            f"our own tokenizer is not there, and tokenising takes up to {_percent(share)} of the work: "
+            f"our own tokenizer is not there, and tokenising takes up to {_format_percent(share)} of the work: "
             f"reinstall with a compiler on the path ({REINSTALL})"
         )
 
 
-def _number_type(findings: Findings) -> Iterator[Advice]:
+def _advise_dtype(findings: ExplainResults) -> Iterator[Advice]:
     for name, factor in findings.alternatives.items():
-        gain = faster(_products(findings), factor.value)
-        if gain < WORTH_SAYING or factor.low <= 1:
+        gain = overall_gain(_matmul_share(findings), factor.value)
+        if gain < MIN_GAIN or factor.low <= 1:
             continue
         if name in ("int8", "fp8"):
             flag, warning = "--quantization", "; see what it does to the answers first (cenote bench quality)"
@@ -76,12 +77,12 @@ def _number_type(findings: Findings) -> Iterator[Advice]:
             flag, warning = "--dtype", ""
         yield Advice(
             f"{flag} {name}: the model's linear layers ran {factor.value:.1f}x as fast in it, "
-            f"and matrix products are {_percent(_products(findings))} of the work{warning}",
+            f"and matrix products are {_format_percent(_matmul_share(findings))} of the work{warning}",
             gain,
         )
 
 
-def _batches(findings: Findings) -> Iterator[Advice]:
+def _advise_batch_size(findings: ExplainResults) -> Iterator[Advice]:
     chosen = findings.chosen
     for reading in findings.readings:
         most = chosen.max_num_seqs * reading.mean_length
@@ -92,8 +93,8 @@ def _batches(findings: Findings) -> Iterator[Advice]:
             )
             break  # what the shortest need is enough for all
     if findings.larger_batches is not None:
-        gain = faster(_products(findings), findings.larger_batches.value)
-        if findings.larger_batches.low > 1 and gain > WORTH_SAYING:
+        gain = overall_gain(_matmul_share(findings), findings.larger_batches.value)
+        if findings.larger_batches.low > 1 and gain > MIN_GAIN:
             yield Advice(
                 f"--max-num-batched-tokens {4 * chosen.budget}: the linear layers ran "
                 f"{findings.larger_batches.value:.2f}x as fast with batches of that size; single answers wait longer",
@@ -101,7 +102,7 @@ def _batches(findings: Findings) -> Iterator[Advice]:
             )
 
 
-def _threads(findings: Findings) -> Iterator[Advice]:
+def _advise_threads(findings: ExplainResults) -> Iterator[Advice]:
     chosen = findings.chosen
     if chosen.device == "cpu" and chosen.threads < chosen.cores:
         yield Advice(
@@ -110,44 +111,45 @@ def _threads(findings: Findings) -> Iterator[Advice]:
         )
 
 
-def _host(findings: Findings) -> Iterator[Advice]:
+def _advise_host(findings: ExplainResults) -> Iterator[Advice]:
     worst = max(findings.readings, key=lambda reading: reading.shares["tokenising"])
     share = worst.shares["tokenising"]
-    if share > LARGE_PART:
+    if share > LARGE_SHARE:
         yield Advice(
-            f"tokenising takes {_percent(share)} of the work at {worst.name}: send token ids where texts come again, "
+            f"tokenising takes {_format_percent(share)} of the work at {worst.name}: send token ids where texts come "
+            f"again, "
             "and leave it a core of its own",
-            None if findings.chosen.device == "cuda" else faster(share, float("inf")),
+            None if findings.chosen.device == "cuda" else overall_gain(share, float("inf")),
         )
     worst = max(findings.readings, key=lambda reading: reading.shares["engine"])
-    if worst.shares["engine"] > LARGE_PART:
+    if worst.shares["engine"] > LARGE_SHARE:
         yield Advice(
             f"the engine's own work, {findings.per_input.value * 1e6:.0f} µs for each input, takes "
-            f"{_percent(worst.shares['engine'])} at {worst.name}: share the texts among several processes"
+            f"{_format_percent(worst.shares['engine'])} at {worst.name}: share the texts among several processes"
         )
 
 
-def _fallback(findings: Findings) -> Iterator[Advice]:
+def _advise_architecture(findings: ExplainResults) -> Iterator[Advice]:
     if not findings.chosen.is_native:
         yield Advice(
             "the Transformers library runs this model, with padding: an architecture of `cenote models` would be faster"
         )
 
 
-def _noise(findings: Findings) -> Iterator[Advice]:
+def _advise_noise(findings: ExplainResults) -> Iterator[Advice]:
     worst = max(findings.readings, key=lambda reading: reading.reached.spread)
-    if worst.reached.spread > NOISY:
+    if worst.reached.spread > MAX_SPREAD:
         yield Advice(
             f"runs at {worst.name} reached from {worst.reached.low:,.0f} to {worst.reached.high:,.0f} tokens/s: "
             "others use this machine, or its clock wanders; measure again when it is quiet"
         )
 
 
-def _products(findings: Findings) -> float:
+def _matmul_share(findings: ExplainResults) -> float:
     """The share of matrix products in the workload that is nearest to real ones, the last."""
-    mixed: Reading = findings.readings[-1]
+    mixed: WorkloadResult = findings.readings[-1]
     return mixed.shares["products"]
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{100 * share:.0f} %"

@@ -7,63 +7,66 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from cenote.explain.advice import Advice
-from cenote.explain.results import PARTS, Findings, Machine, Reading
-from cenote.explain.timing import Figure
+from cenote.explain.results import TIME_PARTS, ExplainResults, HardwareInfo, WorkloadResult
+from cenote.explain.timing import MeasuredValue
 
 
-def as_json(findings: Findings, advice: Sequence[Advice]) -> str:
-    found = {**asdict(findings), "advice": [asdict(each) for each in advice], "bound_by": bound_by(findings)}
+def to_json(results: ExplainResults, advice: Sequence[Advice]) -> str:
+    found = {**asdict(results), "advice": [asdict(each) for each in advice], "bound_by": find_bottleneck(results)}
     return json.dumps(found, indent=2, allow_nan=False)
 
 
-def as_text(findings: Findings, advice: Sequence[Advice]) -> str:
-    return "\n\n".join("\n".join(part) for part in _parts(findings, advice))
+def to_text(results: ExplainResults, advice: Sequence[Advice]) -> str:
+    return "\n\n".join("\n".join(part) for part in _iter_sections(results, advice))
 
 
-def bound_by(findings: Findings) -> str:
+def find_bottleneck(findings: ExplainResults) -> str:
     """The largest part of the work on mixed lengths, which are nearest to real ones."""
     shares = findings.readings[-1].shares
     return max(shares, key=lambda name: shares[name])
 
 
-def _parts(findings: Findings, advice: Sequence[Advice]) -> Iterator[list[str]]:
+def _iter_sections(findings: ExplainResults, advice: Sequence[Advice]) -> Iterator[list[str]]:
     yield [
         f"{findings.model}, task {findings.task}; {findings.rounds} rounds in {findings.seconds:.0f} s. "
         "Figures are medians, with the least and the most in brackets."
     ]
-    yield ["Machine", *_columns(list(_machine(findings)))]
-    yield ["Settings", *_columns([(each.name, each.value, each.reason) for each in findings.settings])]
-    yield [_light_title(findings), *_table(list(_speeds(findings)))]
-    yield [*_where(findings)]
-    yield ["What would help", *([_advised(each) for each in advice] or ["  nothing that was measured here"])]
+    yield ["Machine", *_align_columns(list(_iter_hardware(findings)))]
+    yield ["Settings", *_align_columns([(each.name, each.value, each.reason) for each in findings.settings])]
+    yield [_speed_of_light_title(findings), *_align_table(list(_iter_speeds(findings)))]
+    yield [*_iter_time_shares(findings)]
+    yield ["What would help", *([_format_advice(each) for each in advice] or ["  nothing that was measured here"])]
 
 
-def _machine(findings: Findings) -> Iterator[tuple[str, str]]:
+def _iter_hardware(findings: ExplainResults) -> Iterator[tuple[str, str]]:
     machine = findings.machine
     yield "processor", f"{machine.processor}, {machine.cores} cores, {machine.threads} threads of torch {machine.torch}"
     if machine.gpu is not None:
         yield "GPU", f"{machine.gpu}, {(machine.gpu_bytes or 0) / 1024**3:.0f} GiB"
     for kind, rate in machine.gemm.items():
-        yield f"GEMM {kind}", f"{_shown(rate, 1e12, '.3g')} TFLOP/s"
-    yield from _moves(machine)
-    yield "tokenizer", f"{_shown(findings.tokenizer, 1e6, '.2f')} M tokens/s"
-    yield "engine", f"{_shown(findings.per_input, 1e-6, '.0f')} µs for each input, besides tokenising and the model"
-    yield "one text", f"{_shown(findings.single, 1e-3, '.2f')} ms from 16 tokens to the answer"
+        yield f"GEMM {kind}", f"{_format_figure(rate, 1e12, '.3g')} TFLOP/s"
+    yield from _iter_transfer_rates(machine)
+    yield "tokenizer", f"{_format_figure(findings.tokenizer, 1e6, '.2f')} M tokens/s"
+    yield (
+        "engine",
+        f"{_format_figure(findings.per_input, 1e-6, '.0f')} µs for each input, besides tokenising and the model",
+    )
+    yield "one text", f"{_format_figure(findings.single, 1e-3, '.2f')} ms from 16 tokens to the answer"
 
 
-def _moves(machine: Machine) -> Iterator[tuple[str, str]]:
-    yield "memory copy", f"{_shown(machine.copy, 1e9, '.1f')} GB/s, read and written"
+def _iter_transfer_rates(machine: HardwareInfo) -> Iterator[tuple[str, str]]:
+    yield "memory copy", f"{_format_figure(machine.copy, 1e9, '.1f')} GB/s, read and written"
     for name, figure in (("to the GPU", machine.to_device), ("from the GPU", machine.from_device)):
         if figure is not None:
-            yield name, f"{_shown(figure, 1e9, '.1f')} GB/s"
+            yield name, f"{_format_figure(figure, 1e9, '.1f')} GB/s"
 
 
-def _light_title(findings: Findings) -> str:
+def _speed_of_light_title(findings: ExplainResults) -> str:
     rest = "" if findings.complete else "; the attention of the Transformers library is not counted"
     return f"Speed of light: tokens/s if there were nothing but the model's matrix products, at the best rate{rest}"
 
 
-def _speeds(findings: Findings) -> Iterator[list[str]]:
+def _iter_speeds(findings: ExplainResults) -> Iterator[list[str]]:
     on_gpu = any(reading.memory_light is not None for reading in findings.readings)
     yield [
         "texts of",
@@ -75,37 +78,40 @@ def _speeds(findings: Findings) -> Iterator[list[str]]:
         "own layers TFLOP/s",
     ]
     for reading in findings.readings:
-        memory = [_count(reading.memory_light)] if reading.memory_light is not None else []
+        memory = [_format_count(reading.memory_light)] if reading.memory_light is not None else []
         yield [
             reading.name,
             f"{reading.flops_per_token / 1e6:.3g}",
-            _count(reading.light.value),
+            _format_count(reading.light.value),
             *memory,
-            _shown(reading.reached, 1.0, ",.0f"),
+            _format_figure(reading.reached, 1.0, ",.0f"),
             f"{100 * reading.of_light.value:.0f} %",
             f"{reading.own_rate.value / 1e12:.3g}",
         ]
 
 
-def _where(findings: Findings) -> Iterator[str]:
+def _iter_time_shares(findings: ExplainResults) -> Iterator[str]:
     yield "Where the work goes, each part measured by itself"
-    yield from _table(
+    yield from _align_table(
         [
-            ["texts of", *(name.split(",")[0] for name in PARTS.values()), "model/run"],
-            *([reading.name, *_percents(reading), f"{reading.model_time.value:.2f}"] for reading in findings.readings),
+            ["texts of", *(name.split(",")[0] for name in TIME_PARTS.values()), "model/run"],
+            *(
+                [reading.name, *_format_shares(reading), f"{reading.model_time.value:.2f}"]
+                for reading in findings.readings
+            ),
         ]
     )
-    yield f"  norms: and activations, and all the rest of the backbone. {_verdict(findings)}"
+    yield f"  norms: and activations, and all the rest of the backbone. {_summarize_bottleneck(findings)}"
     smallest = min(reading.batch_tokens for reading in findings.readings)
     if smallest < findings.chosen.budget // 2:
         yield f"  For want of time or sequences, parts were measured in batches of {smallest:,} tokens and more."
 
 
-def _verdict(findings: Findings) -> str:
-    part = bound_by(findings)
+def _summarize_bottleneck(findings: ExplainResults) -> str:
+    part = find_bottleneck(findings)
     mixed = findings.readings[-1]
     host = mixed.shares["tokenising"] + mixed.shares["engine"]
-    words = f"Most of it is {PARTS[part]}."
+    words = f"Most of it is {TIME_PARTS[part]}."
     if findings.chosen.fused:
         words += " Layers are fused: norms and activations hide behind what is computed anyway."
     if findings.chosen.device == "cuda" and host > 0.5:
@@ -113,31 +119,31 @@ def _verdict(findings: Findings) -> str:
     return words
 
 
-def _percents(reading: Reading) -> list[str]:
-    return [f"{100 * reading.shares[name]:.0f} %" for name in PARTS]
+def _format_shares(reading: WorkloadResult) -> list[str]:
+    return [f"{100 * reading.shares[name]:.0f} %" for name in TIME_PARTS]
 
 
-def _advised(each: Advice) -> str:
+def _format_advice(each: Advice) -> str:
     gain = "" if each.gain is None else f" (about {100 * each.gain:.0f} % more tokens/s)"
     return f"  - {each.text}{gain}"
 
 
-def _shown(figure: Figure, unit: float, form: str) -> str:
+def _format_figure(figure: MeasuredValue, unit: float, form: str) -> str:
     value, low, high = (format(number / unit, form) for number in (figure.value, figure.low, figure.high))
     return f"{value} ({low} to {high})"
 
 
-def _count(number: float) -> str:
+def _format_count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Words under each other, all to the left."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  " + "  ".join(word.ljust(widths[at]) for at, word in enumerate(row)).rstrip() for row in rows]
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align_table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Numbers under each other: the first column to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import torch
 
-from cenote.config.engine import Sourced
+from cenote.config.options import Sourced
 from cenote.engine.engine import PoolingEngine
-from cenote.explain.flops import Mixing, arithmetic
-from cenote.explain.hardware import usable_cores
-from cenote.explain.microbenchmarks import Linears, query_key_value
-from cenote.explain.results import Chosen, Setting
-from cenote.inputs.wordpiece import word_piece
+from cenote.explain.flops import AttentionShape, count_flops
+from cenote.explain.hardware import count_usable_cores
+from cenote.explain.microbenchmarks import LinearFactory, make_random_qkv
+from cenote.explain.results import ResolvedSettings, Setting
+from cenote.inputs.wordpiece import load_native_wordpiece
 from cenote.kernels import attention as kernels
 from cenote.kernels import native_library
 from cenote.kernels.cpu_features import MAX_CPU_ISA, ONEDNN_VARIABLES, cpu_features
 
 IN_USE, NOT_BUILT = "in use", "not built"
-KERNELS = {
+KERNEL_DESCRIPTIONS = {
     "tiles": "our own code on the processor's matrix tiles",
     "packed": "our own kernels, chosen by length",
     "flash": "torch's packed flash attention",
@@ -32,7 +32,7 @@ KERNELS = {
 }
 
 
-LINEARS = {
+LINEAR_DESCRIPTIONS = {
     "TileLinear": "prepacked for the processor's matrix tiles, our own code",
     "PrepackedLinear": "prepacked by oneDNN",
     "Int8Linear": "int8, by torch",
@@ -41,105 +41,109 @@ LINEARS = {
 }
 
 
-def chosen(engine: PoolingEngine) -> Chosen:
+def resolve_settings(engine: PoolingEngine) -> ResolvedSettings:
     description = engine.model.description
-    tiles = cpu_features().amx
-    return Chosen(
+    tiles = cpu_features().has_amx
+    return ResolvedSettings(
         device=description.device.value.type,
         dtype=str(description.dtype.value).removeprefix("torch."),
         quantization=description.quantization.value,
-        attention=_attention(engine),
-        native=_native(tiles),
+        attention=_attention_kernel_name(engine),
+        native=_native_code_status(tiles),
         tiles=tiles,
         fused=is_fused(engine.model.backbone),
-        is_native=description.entry.native,
+        is_native=description.entry.is_native,
         budget=engine.loop.scheduler.token_budget,
-        max_num_seqs=engine.loop.scheduler.max_sequences,
-        cores=usable_cores(),
+        max_num_seqs=engine.loop.scheduler.max_num_seqs,
+        cores=count_usable_cores(),
         threads=torch.get_num_threads(),
         word_pieces=type(engine.tokenizer.raw.model).__name__ == "WordPiece",
-        own_tokenizer=word_piece(engine.tokenizer.raw) is not None,
+        own_tokenizer=load_native_wordpiece(engine.tokenizer.raw) is not None,
     )
 
 
-def linears(engine: PoolingEngine) -> Linears:
+def make_linear_factory(engine: PoolingEngine) -> LinearFactory:
     """What makes layers like those of the model."""
     description = engine.model.description
     dtype, device = description.dtype.value, description.device.value
-    return Linears(dtype, device, description.quantization.value, finished=description.entry.native)
+    return LinearFactory(dtype, device, description.quantization.value, is_post_processed=description.entry.is_native)
 
 
 def is_fused(backbone: torch.nn.Module) -> bool:
     """Whether all layers run in one call."""
-    return getattr(getattr(backbone, "backbone", backbone), "stack", None) is not None
+    return getattr(getattr(backbone, "backbone", backbone), "fused_encoder", None) is not None
 
 
-def _native(tiles: bool) -> str:
-    if native_library.available():
+def _native_code_status(tiles: bool) -> str:
+    if native_library.is_available():
         return IN_USE
     if not tiles:
         return "not for this processor"
     return "cannot be loaded" if any(Path(native_library.__file__).parent.glob("_native*")) else NOT_BUILT
 
 
-def settings(engine: PoolingEngine, chosen: Chosen) -> Iterator[Setting]:
+def iter_settings(engine: PoolingEngine, resolved: ResolvedSettings) -> Iterator[Setting]:
     description, config = engine.model.description, engine.config
-    yield _sourced("device", description.device)
-    yield _sourced("number type", description.dtype)
-    if chosen.device == "cpu":
+    yield _sourced_setting("device", description.device)
+    yield _sourced_setting("number type", description.dtype)
+    if resolved.device == "cpu":
         threads = os.environ.get("OMP_NUM_THREADS")
         yield Setting(
             name="threads",
-            value=str(chosen.threads),
-            reason=f"OMP_NUM_THREADS={threads}" if threads else f"{chosen.cores} cores are free to this process",
+            value=str(resolved.threads),
+            reason=f"OMP_NUM_THREADS={threads}" if threads else f"{resolved.cores} cores are free to this process",
         )
-        yield Setting(name="native code", value=chosen.native, reason=_native_reason(chosen))
-    if chosen.fused:
+        yield Setting(name="native code", value=resolved.native, reason=_native_reason(resolved))
+    if resolved.fused:
         yield Setting(name="layers", value="all in one call", reason="an encoder that the native code knows whole")
-    yield _linear(engine, chosen)
-    reason = _attention_reason(chosen, _first_mixing(engine))
-    yield Setting(name="attention", value=f"{chosen.attention}: {KERNELS.get(chosen.attention, '')}", reason=reason)
+    yield _linear_setting(engine, resolved)
+    reason = _attention_reason(resolved, _first_attention(engine))
+    yield Setting(
+        name="attention",
+        value=f"{resolved.attention}: {KERNEL_DESCRIPTIONS.get(resolved.attention, '')}",
+        reason=reason,
+    )
     asked = config.quantization is not None
     yield Setting(
         name="quantization",
-        value=chosen.quantization or "none",
+        value=resolved.quantization or "none",
         reason=f"from {description.quantization.source}" if asked else "not asked for (--quantization)",
     )
-    if chosen.device == "cuda":
-        yield _graphs(engine)
+    if resolved.device == "cuda":
+        yield _cuda_graph_setting(engine)
     given = config.max_num_batched_tokens is not None
-    reason = "--max-num-batched-tokens" if given else f"chosen for {chosen.device}"
-    yield Setting(name="tokens per batch", value=f"at most {chosen.budget}", reason=reason)
-    yield Setting(name="sequences per batch", value=f"at most {chosen.max_num_seqs}", reason="--max-num-seqs")
-    yield _tokenizer(chosen)
+    reason = "--max-num-batched-tokens" if given else f"chosen for {resolved.device}"
+    yield Setting(name="tokens per batch", value=f"at most {resolved.budget}", reason=reason)
+    yield Setting(name="sequences per batch", value=f"at most {resolved.max_num_seqs}", reason="--max-num-seqs")
+    yield _tokenizer_setting(resolved)
 
 
-def _sourced(name: str, decision: Sourced[torch.dtype] | Sourced[torch.device]) -> Setting:
+def _sourced_setting(name: str, decision: Sourced[torch.dtype] | Sourced[torch.device]) -> Setting:
     return Setting(name=name, value=str(decision.value).removeprefix("torch."), reason=f"from {decision.source}")
 
 
-def _first_mixing(engine: PoolingEngine) -> Mixing | None:
-    mixings = arithmetic(engine.model, "embed").mixings
+def _first_attention(engine: PoolingEngine) -> AttentionShape | None:
+    mixings = count_flops(engine.model, "embed").attentions
     return mixings[0] if mixings else None
 
 
-def _attention(engine: PoolingEngine) -> str:
+def _attention_kernel_name(engine: PoolingEngine) -> str:
     """The module of the kernel that the first layer gets."""
     description = engine.model.description
-    if not description.entry.native:
+    if not description.entry.is_native:
         return "transformers"
-    mixing = _first_mixing(engine)
+    mixing = _first_attention(engine)
     if mixing is None:
         return "none"
-    if not mixing.by_kernel:
+    if not mixing.uses_kernel:
         return "own"
-    if mixing.softcap is not None or mixing.sinks or mixing.bias:
+    if mixing.softcap is not None or mixing.has_sinks or mixing.has_bias:
         return "explicit"
-    query, _, _ = query_key_value(mixing, 1, description.dtype.value, description.device.value)
-    return kernels.choose(query).__module__.rpartition(".")[2]
+    query, _, _ = make_random_qkv(mixing, 1, description.dtype.value, description.device.value)
+    return kernels.select_kernel(query).__module__.rpartition(".")[2]
 
 
-def _attention_reason(chosen: Chosen, mixing: Mixing | None) -> str:
+def _attention_reason(chosen: ResolvedSettings, mixing: AttentionShape | None) -> str:
     if mixing is None or chosen.attention in ("own", "transformers"):
         return "the model's architecture"
     if chosen.attention == "explicit":
@@ -156,7 +160,7 @@ def _attention_reason(chosen: Chosen, mixing: Mixing | None) -> str:
     return heads
 
 
-def _native_reason(chosen: Chosen) -> str:
+def _native_reason(chosen: ResolvedSettings) -> str:
     if not chosen.tiles:
         set_by = [f"{name}={os.environ[name]}" for name in (MAX_CPU_ISA, *ONEDNN_VARIABLES) if os.environ.get(name)]
         return " and ".join(["no matrix tiles (AMX) in this processor", *set_by])
@@ -164,24 +168,26 @@ def _native_reason(chosen: Chosen) -> str:
     return reasons.get(chosen.native, "it was built from other code, or its libraries are missing")
 
 
-def _graphs(engine: PoolingEngine) -> Setting:
-    from cenote.engine.execution.cuda_graphs import TOKENS, recordable
+def _cuda_graph_setting(engine: PoolingEngine) -> Setting:
+    from cenote.engine.execution.cuda_graphs import NUM_TOKENS_BUCKETS, supports_cuda_graphs
 
-    if recordable(engine.model.backbone):
-        return Setting(name="CUDA graphs", value=f"up to {TOKENS[-1]} tokens", reason="nothing waits for the host")
+    if supports_cuda_graphs(engine.model.backbone):
+        return Setting(
+            name="CUDA graphs", value=f"up to {NUM_TOKENS_BUCKETS[-1]} tokens", reason="nothing waits for the host"
+        )
     return Setting(name="CUDA graphs", value="none", reason="this model's layers or number type")
 
 
-def _tokenizer(chosen: Chosen) -> Setting:
+def _tokenizer_setting(chosen: ResolvedSettings) -> Setting:
     if chosen.own_tokenizer:
         return Setting(name="tokenizer", value="our own code", reason="word pieces")
     reason = "no compiler was found at install" if chosen.word_pieces else "no word pieces"
     return Setting(name="tokenizer", value="the tokenizers library", reason=reason)
 
 
-def _linear(engine: PoolingEngine, chosen: Chosen) -> Setting:
+def _linear_setting(engine: PoolingEngine, chosen: ResolvedSettings) -> Setting:
     description = engine.model.description
     size = description.architecture.backbone.hidden_size
-    kind = type(linears(engine).layer(size, size)).__name__
+    kind = type(make_linear_factory(engine).make_layer(size, size)).__name__
     reason = f"{chosen.quantization or chosen.dtype} on {chosen.device}"
-    return Setting(name="linear layers", value=LINEARS.get(kind, kind), reason=reason)
+    return Setting(name="linear layers", value=LINEAR_DESCRIPTIONS.get(kind, kind), reason=reason)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cenote.explain.timing import Figure
+from cenote.explain.timing import MeasuredValue
 
 # where the time of a run goes: name in JSON -> words
-PARTS = {
+TIME_PARTS = {
     "products": "matrix products",
     "attention": "attention",
     "rest": "norms, activations and the rest",
@@ -18,7 +18,7 @@ PARTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class HardwareInfo:
     """What computes here, and how fast it does the few things that models are made of."""
 
     processor: str
@@ -27,10 +27,10 @@ class Machine:
     torch: str
     gpu: str | None
     gpu_bytes: int | None
-    gemm: dict[str, Figure]  # FLOP/s of a large product in every number type that could be used
-    copy: Figure  # bytes/s read and written where the model lives
-    to_device: Figure | None = None  # bytes/s from page-locked memory
-    from_device: Figure | None = None
+    gemm: dict[str, MeasuredValue]  # FLOP/s of a large product in every number type that could be used
+    copy: MeasuredValue  # bytes/s read and written where the model lives
+    to_device: MeasuredValue | None = None  # bytes/s from page-locked memory
+    from_device: MeasuredValue | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ResolvedSettings:
     """The decisions that advice looks at."""
 
     device: str  # cpu or cuda
@@ -63,37 +63,37 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class WorkloadResult:
     """One workload: what it could reach, what it reaches, and where its time goes."""
 
     name: str
     mean_length: float
     batch_tokens: int  # of the batches that were measured by parts
     flops_per_token: float
-    light: Figure  # tokens/s if there were nothing but matrix products, at the best rate of this machine
+    light: MeasuredValue  # tokens/s if there were nothing but matrix products, at the best rate of this machine
     memory_light: float | None  # tokens/s if there were nothing but reading and writing around them; of a GPU
-    reached: Figure  # tokens/s, texts in, answers out
-    of_light: Figure  # reached / light, within the same round
-    own_rate: Figure  # FLOP/s of its own linear layers
+    reached: MeasuredValue  # tokens/s, texts in, answers out
+    of_light: MeasuredValue  # reached / light, within the same round
+    own_rate: MeasuredValue  # FLOP/s of its own linear layers
     shares: dict[str, float]  # of the work, by part; they add up to 1
-    model_time: Figure  # time of the model by itself / time of a real run
+    model_time: MeasuredValue  # time of the model by itself / time of a real run
     run_batch_tokens: float  # of the batches that a real run had, on average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class ExplainResults:
     model: str
     task: str
     weights: int  # numbers in all matrices
     complete: bool  # whether all matrix products are counted
-    machine: Machine
-    chosen: Chosen
+    machine: HardwareInfo
+    chosen: ResolvedSettings
     settings: tuple[Setting, ...]
-    readings: tuple[Reading, ...]
-    tokenizer: Figure  # tokens/s
-    per_input: Figure  # seconds of the engine for one input, besides tokenising and the model
-    single: Figure  # seconds from one text of 16 tokens to its answer
-    alternatives: dict[str, Figure]  # how much faster the linear layers are in number types that promise to be
-    larger_batches: Figure | None  # rate of the linear layers with four times the budget / with the budget
+    readings: tuple[WorkloadResult, ...]
+    tokenizer: MeasuredValue  # tokens/s
+    per_input: MeasuredValue  # seconds of the engine for one input, besides tokenising and the model
+    single: MeasuredValue  # seconds from one text of 16 tokens to its answer
+    alternatives: dict[str, MeasuredValue]  # how much faster the linear layers are in number types that promise to be
+    larger_batches: MeasuredValue | None  # rate of the linear layers with four times the budget / with the budget
     rounds: int
     seconds: float  # that all of this took

@@ -11,7 +11,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class MeasuredValue:
     """The median of the rounds, and the least and the most that was seen."""
 
     value: float
@@ -19,7 +19,7 @@ class Figure:
     high: float
 
     @classmethod
-    def of(cls, samples: Iterable[float]) -> Figure:
+    def from_samples(cls, samples: Iterable[float]) -> MeasuredValue:
         seen = list(samples)
         return cls(median(seen), min(seen), max(seen))
 
@@ -29,16 +29,16 @@ class Figure:
         return (self.high - self.low) / self.value if self.value else 0.0
 
 
-def seconds(work: Callable[[], object], device: torch.device, *, at_least: float = 0.0) -> float:
+def time_call(work: Callable[[], object], device: torch.device, *, at_least: float = 0.0) -> float:
     """How long it takes, repeated until that many seconds have gone by."""
     repeats, total = 0, 0.0
     while repeats == 0 or total < at_least:
-        total += _once(work, device)
+        total += _time_once(work, device)
         repeats += 1
     return total / repeats
 
 
-def _once(work: Callable[[], object], device: torch.device) -> float:
+def _time_once(work: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # what is still running belongs to somebody else
     began = time.perf_counter()

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from cenote.errors import BadRequest
 
-USUAL_TEXT = ("text", "input", "content", "sentence", "prompt")
-USUAL_PAIRS = (("text_1", "text_2"), ("query", "document"), ("sentence1", "sentence2"))
+COMMON_TEXT_COLUMNS = ("text", "input", "content", "sentence", "prompt")
+COMMON_PAIR_COLUMNS = (("text_1", "text_2"), ("query", "document"), ("sentence1", "sentence2"))
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ColumnOptions:
     """What the command line said about columns; None leaves it to the names in the file."""
 
     texts: tuple[str, ...] | None = None
     id: str | None = None
-    pairs: bool = False  # two texts per row
+    is_pairs: bool = False  # two texts per row
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,44 +28,46 @@ class Columns:
     id: str | None = None
 
 
-def choose(wanted: Wanted, names: Sequence[str], with_strings: Sequence[str], *, exact: bool = True) -> Columns:
+def choose_columns(
+    options: ColumnOptions, names: Sequence[str], with_strings: Sequence[str], *, is_complete: bool = True
+) -> Columns:
     """The columns among `names`; `exact` says that no row has others, so a wanted one must be there."""
-    asked = [*(wanted.texts or ()), *([wanted.id] if wanted.id else [])]
-    if exact and (missing := [name for name in asked if name not in names]):
-        raise BadRequest(f"no column {missing[0]!r}; there are: {_listed(names)}")
-    return Columns(wanted.texts or _guess(wanted, names, with_strings), wanted.id)
+    asked = [*(options.texts or ()), *([options.id] if options.id else [])]
+    if is_complete and (missing := [name for name in asked if name not in names]):
+        raise BadRequest(f"no column {missing[0]!r}; there are: {_shorten_names(names)}")
+    return Columns(options.texts or _guess_columns(options, names, with_strings), options.id)
 
 
-def _guess(wanted: Wanted, names: Sequence[str], with_strings: Sequence[str]) -> tuple[str, ...]:
-    usual = USUAL_PAIRS if wanted.pairs else tuple((name,) for name in USUAL_TEXT)
+def _guess_columns(options: ColumnOptions, names: Sequence[str], with_strings: Sequence[str]) -> tuple[str, ...]:
+    usual = COMMON_PAIR_COLUMNS if options.is_pairs else tuple((name,) for name in COMMON_TEXT_COLUMNS)
     for candidate in usual:
         if all(name in names for name in candidate):
             return candidate
-    left = tuple(name for name in with_strings if name != wanted.id)
-    if len(left) == (2 if wanted.pairs else 1):
+    left = tuple(name for name in with_strings if name != options.id)
+    if len(left) == (2 if options.is_pairs else 1):
         return left
-    fix = "--columns FIRST,SECOND names the pair" if wanted.pairs else "--column NAME chooses one"
-    raise BadRequest(f"cannot tell which column holds the text; {fix}; there are: {_listed(names)}")
+    fix = "--columns FIRST,SECOND names the pair" if options.is_pairs else "--column NAME chooses one"
+    raise BadRequest(f"cannot tell which column holds the text; {fix}; there are: {_shorten_names(names)}")
 
 
-def take(columns: Columns, record: Mapping[str, object]) -> tuple[tuple[str, ...], object]:
+def extract(columns: Columns, record: Mapping[str, object]) -> tuple[tuple[str, ...], object]:
     """The texts and the id of one record, or BadRequest when it has no such column or no string in it."""
     for name in (*columns.texts, *([columns.id] if columns.id else [])):
         if name not in record:
-            raise BadRequest(f"no column {name!r}; there are: {_listed(list(record))}")
+            raise BadRequest(f"no column {name!r}; there are: {_shorten_names(list(record))}")
     texts = []
     for name in columns.texts:
         value = record[name]
         if not isinstance(value, str):
-            raise BadRequest(f"column {name!r} holds {_kind(value)}, not a string")
+            raise BadRequest(f"column {name!r} holds {_describe_value(value)}, not a string")
         texts.append(value)
     return tuple(texts), record[columns.id] if columns.id else None
 
 
-def _kind(value: object) -> str:
+def _describe_value(value: object) -> str:
     return "null" if value is None else f"{type(value).__name__} {str(value)[:40]}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _shorten_names(names: Sequence[str]) -> str:
     shown = ", ".join(str(name) for name in names[:20]) or "none"
     return f"{shown} and {len(names) - 20} more" if len(names) > 20 else shown

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import IO, TypeAlias
 
 from cenote.errors import BadRequest
-from cenote.files.columns import Columns, Wanted, choose
+from cenote.files.columns import ColumnOptions, Columns, choose_columns
 
 # a bare text, named values, or the reason why the row cannot be read
 Record: TypeAlias = "str | Mapping[str, object] | BadRequest"
@@ -26,18 +26,20 @@ SUFFIXES = {
 }
 
 
-def records(stream: IO[bytes], kind: str, wanted: Wanted) -> Iterator[tuple[Record | None, Columns]]:
+def read_records(
+    stream: IO[bytes], kind: str, column_options: ColumnOptions
+) -> Iterator[tuple[Record | None, Columns]]:
     """Every row with the columns to read from it; None for a blank line of JSON lines, which is no row."""
     if kind == "parquet":
         from cenote.files.parquet_input import read_parquet
 
-        return read_parquet(stream, wanted)
+        return read_parquet(stream, column_options)
     if kind in ("csv", "tsv"):
-        return _read_csv(stream, wanted, kind)
-    return _guessing(_READERS[kind](stream), wanted)
+        return _read_csv(stream, column_options, kind)
+    return _with_guessed_columns(_READERS[kind](stream), column_options)
 
 
-def count(stream: IO[bytes], kind: str) -> int:
+def count_records(stream: IO[bytes], kind: str) -> int:
     """How many records there are, without looking into them."""
     if kind == "parquet":
         from cenote.files.parquet_input import count_rows
@@ -50,30 +52,32 @@ def count(stream: IO[bytes], kind: str) -> int:
     return sum(1 for line in stream if kind == "txt" or not line.isspace())
 
 
-def _guessing(records: Iterator[Record | None], wanted: Wanted) -> Iterator[tuple[Record | None, Columns]]:
+def _with_guessed_columns(
+    records: Iterator[Record | None], column_options: ColumnOptions
+) -> Iterator[tuple[Record | None, Columns]]:
     """Columns are chosen at the first record that has any; later ones answer for themselves."""
     columns = Columns(())
     for record in records:
-        if isinstance(record, str) and (wanted.pairs or wanted.id):
+        if isinstance(record, str) and (column_options.is_pairs or column_options.id):
             record = BadRequest("a bare string, where an object with named columns is wanted")
         if isinstance(record, Mapping) and not columns.texts:
             strings = [name for name, value in record.items() if isinstance(value, str)]
-            columns = choose(wanted, list(record), strings, exact=False)
+            columns = choose_columns(column_options, list(record), strings, is_complete=False)
         yield record, columns
 
 
 def _read_txt(stream: IO[bytes]) -> Iterator[Record]:
-    for line in _without_mark(stream):
+    for line in _strip_bom(stream):
         yield line.rstrip(b"\r\n").decode(errors="surrogateescape")
 
 
 def _read_jsonl(stream: IO[bytes]) -> Iterator[Record | None]:
-    for line in _without_mark(stream):
+    for line in _strip_bom(stream):
         if line.isspace():
             yield None
             continue
         try:
-            yield _record(json.loads(line))
+            yield _check_record(json.loads(line))
         except UnicodeDecodeError as error:
             yield BadRequest(f"the line is not valid UTF-8 at byte {error.start}")
         except (ValueError, RecursionError) as error:
@@ -87,7 +91,7 @@ def _read_json(stream: IO[bytes]) -> Iterator[Record]:
         raise BadRequest(f"the file is not valid JSON: {error}; for one object per line name it .jsonl") from None
     if not isinstance(found, list):
         raise BadRequest("the file holds one JSON value that is not an array; for one object per line name it .jsonl")
-    yield from map(_record, found)
+    yield from map(_check_record, found)
 
 
 _READERS: dict[str, Callable[[IO[bytes]], Iterator[Record | None]]] = {
@@ -97,20 +101,20 @@ _READERS: dict[str, Callable[[IO[bytes]], Iterator[Record | None]]] = {
 }
 
 
-def _record(value: object) -> Record:
+def _check_record(value: object) -> Record:
     if isinstance(value, str | dict):
         return value
     return BadRequest(f"a JSON {type(value).__name__}, where an object or a string is wanted")
 
 
-def _read_csv(stream: IO[bytes], wanted: Wanted, kind: str) -> Iterator[tuple[Record, Columns]]:
+def _read_csv(stream: IO[bytes], column_options: ColumnOptions, kind: str) -> Iterator[tuple[Record, Columns]]:
     lines = (fields for fields in _csv_fields(stream, kind) if fields)
     header = next(lines, None)
     if header is None:
         return
     if isinstance(header, BadRequest):
         raise header
-    columns = choose(wanted, header, header)
+    columns = choose_columns(column_options, header, header)
     for fields in lines:
         yield _csv_record(header, fields), columns
 
@@ -125,7 +129,7 @@ def _csv_record(header: list[str], fields: list[str] | BadRequest) -> Record:
 
 def _csv_fields(stream: IO[bytes], kind: str) -> Iterator[list[str] | BadRequest]:
     csv.field_size_limit(2**31 - 1)  # texts may be longer than the 128 KiB it starts with
-    lines = (line.decode(errors="surrogateescape") for line in _without_mark(stream))
+    lines = (line.decode(errors="surrogateescape") for line in _strip_bom(stream))
     reader = csv.reader(lines, delimiter="\t" if kind == "tsv" else ",")
     while True:
         try:
@@ -136,7 +140,7 @@ def _csv_fields(stream: IO[bytes], kind: str) -> Iterator[list[str] | BadRequest
             yield BadRequest(f"the row is not valid {kind.upper()}: {error}")
 
 
-def _without_mark(stream: IO[bytes]) -> Iterator[bytes]:
+def _strip_bom(stream: IO[bytes]) -> Iterator[bytes]:
     """Lines, less the byte order mark some editors put before the first."""
     first = stream.readline()
     return chain([first.removeprefix(b"\xef\xbb\xbf")] if first else [], stream)

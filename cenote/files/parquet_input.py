@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from cenote.errors import BadRequest
-from cenote.files.columns import Columns, Wanted, choose
+from cenote.files.columns import ColumnOptions, Columns, choose_columns
 
-READ_ROWS = 4096
+BATCH_ROWS = 4096
 
 
-def pyarrow_modules() -> tuple[Any, Any]:
+def import_pyarrow() -> tuple[Any, Any]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -20,16 +20,16 @@ def pyarrow_modules() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-def read_parquet(stream: IO[bytes], wanted: Wanted) -> Iterator[tuple[Mapping[str, object], Columns]]:
+def read_parquet(stream: IO[bytes], column_options: ColumnOptions) -> Iterator[tuple[Mapping[str, object], Columns]]:
     """Only the columns that are wanted, a few thousand rows at a time."""
-    pyarrow, _ = pyarrow_modules()
-    file = _open(stream)
+    pyarrow, _ = import_pyarrow()
+    file = _open_parquet(stream)
     schema = file.schema_arrow
-    strings = [column.name for column in schema if _holds_strings(column.type)]
-    columns = choose(wanted, schema.names, strings)
+    strings = [column.name for column in schema if _is_string_type(column.type)]
+    columns = choose_columns(column_options, schema.names, strings)
     names = list(dict.fromkeys((*columns.texts, *([columns.id] if columns.id else []))))
     try:
-        for batch in file.iter_batches(batch_size=READ_ROWS, columns=names):
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names):
             for record in batch.to_pylist():
                 yield record, columns
     except pyarrow.ArrowException as error:
@@ -37,18 +37,18 @@ def read_parquet(stream: IO[bytes], wanted: Wanted) -> Iterator[tuple[Mapping[st
 
 
 def count_rows(stream: IO[bytes]) -> int:
-    return int(_open(stream).metadata.num_rows)
+    return int(_open_parquet(stream).metadata.num_rows)
 
 
-def _open(stream: IO[bytes]) -> Any:
-    pyarrow, parquet = pyarrow_modules()
+def _open_parquet(stream: IO[bytes]) -> Any:
+    pyarrow, parquet = import_pyarrow()
     try:
         return parquet.ParquetFile(stream)
     except pyarrow.ArrowInvalid as error:
         raise BadRequest(f"this is no parquet file: {str(error).splitlines()[0]}") from None
 
 
-def _holds_strings(kind: Any) -> bool:
-    types = pyarrow_modules()[0].types
+def _is_string_type(kind: Any) -> bool:
+    types = import_pyarrow()[0].types
     kind = kind.value_type if types.is_dictionary(kind) else kind
     return bool(types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view")

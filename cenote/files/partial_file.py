@@ -12,17 +12,17 @@ from typing import IO, Any
 from cenote.errors import BadRequest
 
 
-class Part:
+class PartialFile:
     """The unfinished form of one output file."""
 
-    def __init__(self, output: Path, card: Mapping[str, Any]) -> None:
+    def __init__(self, output: Path, manifest: Mapping[str, Any]) -> None:
         self.output = output
         self.path = output.with_name(output.name + ".part")
-        self.card_path = output.with_name(output.name + ".part.json")
-        self.card: dict[str, Any] = json.loads(json.dumps(card, default=str))  # as it will be read back
-        self._held: IO[str] | None = None
+        self.manifest_path = output.with_name(output.name + ".part.json")
+        self.manifest: dict[str, Any] = json.loads(json.dumps(manifest, default=str))  # as it will be read back
+        self._lock_stream: IO[str] | None = None
 
-    def check(self, *, overwrite: bool) -> bool:
+    def check_resumable(self, *, overwrite: bool) -> bool:
         """Whether there is work of this very command to continue; refuses to touch what others have made."""
         if not self.output.parent.is_dir():
             raise BadRequest(f"there is no folder {self.output.parent}; make it first")
@@ -32,7 +32,7 @@ class Part:
             raise BadRequest(f"{self.output} exists; --overwrite replaces it")
         if not self.path.exists():
             return False
-        difference = _difference(_read_card(self.card_path), self.card)
+        difference = _describe_difference(_read_manifest(self.manifest_path), self.manifest)
         if difference is None:
             return True
         if not overwrite:
@@ -43,30 +43,30 @@ class Part:
 
     def open(self, *, fresh: bool) -> None:
         """Takes hold of the part, so that no second process writes it too; `fresh` throws away what it held."""
-        self._held = open(self.card_path, "a+", encoding="utf-8")  # noqa: SIM115
-        _lock(self._held, self.path)
+        self._lock_stream = open(self.manifest_path, "a+", encoding="utf-8")  # noqa: SIM115
+        _lock_or_fail(self._lock_stream, self.path)
         if fresh:
-            remove(self.path)
-        self._held.truncate(0)
-        json.dump(self.card, self._held)
-        self._held.flush()
+            remove_path(self.path)
+        self._lock_stream.truncate(0)
+        json.dump(self.manifest, self._lock_stream)
+        self._lock_stream.flush()
 
-    def finish(self, whole: Path) -> None:
+    def finish(self, path: Path) -> None:
         """Gives `whole` its final name in one step and clears the rest away."""
-        with open(whole, "rb") as stream:
+        with open(path, "rb") as stream:
             os.fsync(stream.fileno())
-        os.replace(whole, self.output)
-        remove(self.path)
-        self.card_path.unlink(missing_ok=True)
+        os.replace(path, self.output)
+        remove_path(self.path)
+        self.manifest_path.unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        if self._lock_stream is not None:
+            self._lock_stream.close()
+            self._lock_stream = None
 
 
-def remove(path: Path) -> None:
+def remove_path(path: Path) -> None:
     """A file or a folder with all in it, if it is there."""
     if path.is_dir():
         shutil.rmtree(path)
@@ -74,7 +74,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _read_card(path: Path) -> dict[str, Any] | None:
+def _read_manifest(path: Path) -> dict[str, Any] | None:
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -82,26 +82,26 @@ def _read_card(path: Path) -> dict[str, Any] | None:
     return card if isinstance(card, dict) else None
 
 
-def _difference(found: dict[str, Any] | None, wanted: dict[str, Any]) -> str | None:
+def _describe_difference(found: dict[str, Any] | None, expected: dict[str, Any]) -> str | None:
     """The first thing in which two cards differ, in words; None when they are the same."""
     if found is None:
         return "its .part.json cannot be read"
-    for name in sorted(found.keys() | wanted.keys()):
-        then, now = found.get(name), wanted.get(name)
+    for name in sorted(found.keys() | expected.keys()):
+        then, now = found.get(name), expected.get(name)
         if then == now:
             continue
         if isinstance(then, dict) and isinstance(now, dict):
-            return _difference(then, now)
-        return f"{name} was {_short(then)}, now {_short(now)}"
+            return _describe_difference(then, now)
+        return f"{name} was {_shorten(then)}, now {_shorten(now)}"
     return None
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _lock(stream: IO[str], path: Path) -> None:
+def _lock_or_fail(stream: IO[str], path: Path) -> None:
     try:
         import fcntl
     except ImportError:  # not on Windows

@@ -9,14 +9,14 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from cenote.errors import EngineStopped, PoolingError
-from cenote.files.sources import Row
-from cenote.protocol.requests import Pooled, Scored
+from cenote.files.sources import InputRow
+from cenote.protocol.results import PoolResult, ScoreResult
 
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ResultSchema:
     """The answer's name in the output and whether it is a vector, one number, a vector per token, or weighted ids."""
 
     name: str
@@ -25,17 +25,17 @@ class Layout:
     has_ids: bool = False
 
     @property
-    def has_rows(self) -> bool:
+    def is_variable_length(self) -> bool:
         """Whether an answer has as many rows as its text happens to need."""
         return self.kind in ("tokens", "sparse")
 
 
 @dataclass(slots=True)
-class Answers:
+class ResultSlice:
     """Rows in their order; everything but `rows` is only about those that worked."""
 
-    rows: list[Row]
-    worked: list[int]  # positions in rows
+    rows: list[InputRow]
+    ok_positions: list[int]  # positions in rows
     # [worked, d]; for tokens and pairs of id and weight those of all rows laid end to end: [tokens, d] or [tokens]
     values: Floats
     offsets: np.ndarray[Any, np.dtype[np.int64]]  # where a row's tokens or pairs begin, [worked + 1]; else empty
@@ -44,15 +44,18 @@ class Answers:
 
     @property
     def num_failed(self) -> int:
-        return len(self.rows) - len(self.worked)
+        return len(self.rows) - len(self.ok_positions)
 
 
-NO_ANSWERS = Answers([], [], np.zeros((0, 0), dtype=np.float32), np.zeros(0, dtype=np.int64), [])
+EMPTY_SLICE = ResultSlice([], [], np.zeros((0, 0), dtype=np.float32), np.zeros(0, dtype=np.int64), [])
 
 
-def gather(
-    rows: list[Row], results: Sequence[Pooled | Scored | PoolingError], layout: Layout, names: list[str] | None
-) -> Answers:
+def collect_results(
+    rows: list[InputRow],
+    results: Sequence[PoolResult | ScoreResult | PoolingError],
+    schema: ResultSchema,
+    label_names: list[str] | None,
+) -> ResultSlice:
     """Joins the rows with the results of those that had no error before; the others' errors stay with their row."""
     asked = [position for position, row in enumerate(rows) if row.error is None]
     worked, answers = [], []
@@ -64,27 +67,29 @@ def gather(
         else:
             worked.append(position)
             answers.append(result)
-    values, offsets = _values(answers, layout)
-    labels = _labels(values, names) if layout.has_labels else []
-    return Answers(rows, worked, values, offsets, [answer.num_tokens for answer in answers], labels)
+    values, offsets = _stack_values(answers, schema)
+    labels = _best_labels(values, label_names) if schema.has_labels else []
+    return ResultSlice(rows, worked, values, offsets, [answer.num_tokens for answer in answers], labels)
 
 
-def _values(answers: list[Pooled | Scored], layout: Layout) -> tuple[Floats, np.ndarray[Any, np.dtype[np.int64]]]:
+def _stack_values(
+    results: list[PoolResult | ScoreResult], schema: ResultSchema
+) -> tuple[Floats, np.ndarray[Any, np.dtype[np.int64]]]:
     offsets = np.zeros(0, dtype=np.int64)
-    if layout.kind == "number":
-        scores = [answer.score for answer in answers if isinstance(answer, Scored)]
+    if schema.kind == "number":
+        scores = [answer.score for answer in results if isinstance(answer, ScoreResult)]
         return np.array(scores, dtype=np.float32).reshape(-1, 1), offsets
-    data = [answer.data for answer in answers if isinstance(answer, Pooled)]
-    if layout.has_rows:
+    data = [answer.data for answer in results if isinstance(answer, PoolResult)]
+    if schema.is_variable_length:
         offsets = np.cumsum([0, *(len(rows) for rows in data)], dtype=np.int64)
     if not data:
         return np.zeros((0, 0), dtype=np.float32), offsets
     import torch
 
-    joined = torch.cat(data) if layout.has_rows else torch.stack(data)
+    joined = torch.cat(data) if schema.is_variable_length else torch.stack(data)
     return np.asarray(joined.float().cpu().numpy()), offsets
 
 
-def _labels(probs: Floats, names: list[str] | None) -> list[str]:
+def _best_labels(probs: Floats, names: list[str] | None) -> list[str]:
     best = probs.argmax(axis=1).tolist() if probs.size else []
     return [names[place] if names and place < len(names) else f"LABEL_{place}" for place in best]

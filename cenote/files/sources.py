@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from cenote.errors import BadRequest
-from cenote.files.columns import Columns, Wanted, take
-from cenote.files.formats import SUFFIXES, Record, count, records
+from cenote.files.columns import ColumnOptions, Columns, extract
+from cenote.files.formats import SUFFIXES, Record, count_records, read_records
 
 STDIN = "-"
 
 # of work in one slice, the characters of the first one, and how much larger than the last one the next may be
 SLICE_S, FIRST_CHARS, MAX_GROWTH = 1.0, 1024, 8
-CHARS_OF_A_ROW = 8  # special tokens take time too, and a row without text
+MIN_CHARS_PER_ROW = 8  # special tokens take time too, and a row without text
 
 
 @dataclass(slots=True)
-class Row:
+class InputRow:
     """One row of the input: its texts (two for a pair), or what is wrong with it."""
 
     index: int  # its position in the input from 0; in JSON lines that of its line, blank ones counted
@@ -34,60 +34,60 @@ class Row:
     error: str | None = None
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Where rows come from."""
 
-    can_continue: bool
+    can_resume: bool
 
-    def rows(self) -> Generator[Row, None, None]: ...
+    def rows(self) -> Generator[InputRow, None, None]: ...
 
     def count(self) -> int | None: ...
 
     def identity(self) -> object: ...
 
 
-class Arguments:
+class ArgumentSource:
     """Texts from the command line itself."""
 
-    can_continue = True
+    can_resume = True
 
     def __init__(self, rows: Sequence[tuple[str, ...]]) -> None:
-        self.given = rows
+        self.texts = rows
 
-    def rows(self) -> Generator[Row, None, None]:
-        return (_checked(Row(index, texts)) for index, texts in enumerate(self.given))
+    def rows(self) -> Generator[InputRow, None, None]:
+        return (_validate_row(InputRow(index, texts)) for index, texts in enumerate(self.texts))
 
     def count(self) -> int | None:
-        return len(self.given)
+        return len(self.texts)
 
     def identity(self) -> object:
-        return [list(texts) for texts in self.given]
+        return [list(texts) for texts in self.texts]
 
 
-class File:
+class FileSource:
     """A file, or standard input, read row by row."""
 
-    def __init__(self, path: str, wanted: Wanted, kind: str | None = None) -> None:
+    def __init__(self, path: str, column_options: ColumnOptions, format: str | None = None) -> None:
         self.path = path
-        self.wanted = wanted
-        self.kind = kind or _kind_of(path, "jsonl" if wanted.pairs else "txt")
-        self.can_continue = path != STDIN  # nobody can tell whether the same lines come again
+        self.column_options = column_options
+        self.format = format or _detect_format(path, "jsonl" if column_options.is_pairs else "txt")
+        self.can_resume = path != STDIN  # nobody can tell whether the same lines come again
 
-    def rows(self) -> Generator[Row, None, None]:
-        if self.kind == "txt" and self.wanted != Wanted():
-            wish = "pairs" if self.wanted.pairs else "columns"
+    def rows(self) -> Generator[InputRow, None, None]:
+        if self.format == "txt" and self.column_options != ColumnOptions():
+            wish = "pairs" if self.column_options.is_pairs else "columns"
             raise BadRequest(f"{self.path} has one text per line; {wish} come in jsonl, json, csv, tsv or parquet")
-        with opened(self.path) as stream:
-            for index, (record, columns) in enumerate(records(stream, self.kind, self.wanted)):
+        with open_input(self.path) as stream:
+            for index, (record, columns) in enumerate(read_records(stream, self.format, self.column_options)):
                 if record is not None:
-                    yield _row(index, record, columns)
+                    yield _make_row(index, record, columns)
 
     def count(self) -> int | None:
         """How many rows there are, where that can be known before reading them."""
         if self.path == STDIN:
             return None
-        with opened(self.path) as stream:
-            return count(stream, self.kind)
+        with open_input(self.path) as stream:
+            return count_records(stream, self.format)
 
     def identity(self) -> object:
         """What changes when the file does."""
@@ -97,41 +97,41 @@ class File:
         return {"path": str(Path(self.path).resolve()), "bytes": found.st_size, "modified_ns": found.st_mtime_ns}
 
 
-class Slices:
+class AdaptiveSlices:
     """Lists of rows to hand to the engine at once, each about a second of work: a process that is killed loses no more.
 
     The first ones are small, because nobody knows yet how fast the model is; none has more than `most_rows`.
     """
 
-    def __init__(self, rows: Iterator[Row], most_rows: int) -> None:
+    def __init__(self, rows: Iterator[InputRow], max_rows: int) -> None:
         self.rows = rows
-        self.most_rows = most_rows
-        self.num_chars = FIRST_CHARS
+        self.max_rows = max_rows
+        self.target_chars = FIRST_CHARS
 
-    def __iter__(self) -> Iterator[list[Row]]:
-        while some := list(self._next()):
+    def __iter__(self) -> Iterator[list[InputRow]]:
+        while some := list(self._take_rows()):
             began = time.monotonic()
             yield some  # and whoever asks for the next is done with these
-            self._adapt(sum(map(_size, some)), time.monotonic() - began)
+            self._adapt_size(sum(map(_count_chars, some)), time.monotonic() - began)
 
-    def _next(self) -> Iterator[Row]:
+    def _take_rows(self) -> Iterator[InputRow]:
         num_chars = 0
-        for row in islice(self.rows, self.most_rows):
+        for row in islice(self.rows, self.max_rows):
             yield row
-            num_chars += _size(row)
-            if num_chars >= self.num_chars:
+            num_chars += _count_chars(row)
+            if num_chars >= self.target_chars:
                 return
 
-    def _adapt(self, num_chars: int, seconds: float) -> None:
+    def _adapt_size(self, num_chars: int, seconds: float) -> None:
         in_time = int(num_chars * SLICE_S / max(seconds, 1e-6))
-        self.num_chars = max(1, min(in_time, self.num_chars * MAX_GROWTH))
+        self.target_chars = max(1, min(in_time, self.target_chars * MAX_GROWTH))
 
 
-def _size(row: Row) -> int:
-    return sum(map(len, row.texts)) + CHARS_OF_A_ROW
+def _count_chars(row: InputRow) -> int:
+    return sum(map(len, row.texts)) + MIN_CHARS_PER_ROW
 
 
-def _kind_of(path: str, for_stdin: str) -> str:
+def _detect_format(path: str, for_stdin: str) -> str:
     if path == STDIN:
         return for_stdin
     name = Path(path.removesuffix(".gz"))
@@ -144,7 +144,7 @@ def _kind_of(path: str, for_stdin: str) -> str:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[IO[bytes]]:
+def open_input(path: str) -> Iterator[IO[bytes]]:
     opener: Any = gzip.open if path.endswith(".gz") else open
     try:
         with nullcontext(sys.stdin.buffer) if path == STDIN else opener(path, "rb") as stream:
@@ -153,30 +153,30 @@ def opened(path: str) -> Iterator[IO[bytes]]:
         raise BadRequest(f"{path} is no whole gzip file: {error}") from None
 
 
-def _row(index: int, record: Record, columns: Columns) -> Row:
+def _make_row(index: int, record: Record, columns: Columns) -> InputRow:
     if isinstance(record, BadRequest):
-        return Row(index, error=str(record))
+        return InputRow(index, error=str(record))
     if isinstance(record, str):
-        return _checked(Row(index, (record,)))
-    row = Row(index, id=record.get(columns.id) if columns.id else None)
+        return _validate_row(InputRow(index, (record,)))
+    row = InputRow(index, id=record.get(columns.id) if columns.id else None)
     try:
-        row.texts, row.id = take(columns, record)
+        row.texts, row.id = extract(columns, record)
     except BadRequest as error:
         row.error = str(error)
-    return _checked(row)
+    return _validate_row(row)
 
 
-def _checked(row: Row) -> Row:
+def _validate_row(row: InputRow) -> InputRow:
     """Tokenizers read Unicode; half a surrogate pair, from JSON or from bytes that are no UTF-8, is none."""
     try:
         for text in row.texts:
             text.encode()
     except UnicodeEncodeError as error:
         row.error = f"the text is not valid UTF-8 at character {error.start}"
-    row.id = _writable(row.id)
-    row.error = _writable(row.error)
+    row.id = _escape_surrogates(row.id)
+    row.error = _escape_surrogates(row.error)
     return row
 
 
-def _writable(value: Any) -> Any:
+def _escape_surrogates(value: Any) -> Any:
     return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

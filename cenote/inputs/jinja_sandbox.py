@@ -23,13 +23,13 @@ from cenote.errors import BadRequest
 # what a template may write beyond the characters it was given, and what it may repeat at once
 MAX_ADDED_CHARS = 8_000_000
 # processor time for any template at all, and for each character it was given
-BASE_SECONDS, SECONDS_PER_CHAR = 0.1, 1e-6
+BASE_CPU_S, CPU_S_PER_CHAR = 0.1, 1e-6
 # numbers of a template count messages and characters
-MAX_BITS = 256
+MAX_INTEGER_BITS = 256
 MAX_ERROR_CHARS = 500
 
 
-def _refuse(message: str) -> None:
+def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
@@ -43,13 +43,13 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-class _Clock(threading.local):
+class _TemplateDeadline(threading.local):
     """The processor time at which the template that runs in this thread must have ended."""
 
-    ends = float("inf")
+    expires_at = float("inf")
 
 
-class _Generation(Extension):
+class _GenerationTag(Extension):
     """{% generation %} marks what an assistant said, for training; here it is only text."""
 
     tags = {"generation"}
@@ -65,46 +65,51 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("*", "**"))
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
-        self.clock = _Clock()
-        self.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag])
+        self.deadline = _TemplateDeadline()
+        self.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": lambda form: datetime.now().strftime(form),
+        }
         self.filters["tojson"] = _to_json  # Jinja's own escapes for web pages
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() + right.bit_length() if operator == "*" else left.bit_length() * right
-            if bits > MAX_BITS:
-                raise SecurityError(f"a number of {bits} bits is too large; at most {MAX_BITS}")
+            if bits > MAX_INTEGER_BITS:
+                raise SecurityError(f"a number of {bits} bits is too large; at most {MAX_INTEGER_BITS}")
         elif operator == "*":
             for many, times in ((left, right), (right, left)):
                 if isinstance(many, str | list | tuple) and isinstance(times, int):
                     _check_chars(len(many) * times, MAX_ADDED_CHARS)
         return super().call_binop(context, operator, left, right)
 
-    def compiled(self, template: str) -> jinja2.Template:
+    def compile_with_deadline(self, template: str) -> jinja2.Template:
         """With a look at the clock in every turn of a loop and every call of a macro."""
         tree = self.parse(template)
         for block in tree.find_all((nodes.For, nodes.Macro)):
-            look = nodes.ExprStmt(nodes.Call(nodes.EnvironmentAttribute("look"), [], [], None, None))
+            look = nodes.ExprStmt(nodes.Call(nodes.EnvironmentAttribute("check_deadline"), [], [], None, None))
             block.body.insert(0, look.set_lineno(block.lineno))  # type: ignore[attr-defined]
         return self.from_string(tree)
 
-    def look(self) -> None:
-        if time.thread_time() > self.clock.ends:
+    def check_deadline(self) -> None:
+        if time.thread_time() > self.deadline.expires_at:
             raise SecurityError("it did not end in the time that a text of this length may take")
 
 
 SANDBOX = _Sandbox()
-compiled = lru_cache(maxsize=32)(SANDBOX.compiled)
+compile_template = lru_cache(maxsize=32)(SANDBOX.compile_with_deadline)
 
 
 def run_template(template: str, variables: Mapping[str, Any], *, name: str, num_chars: int) -> str:
     """What a template writes. `name` is for errors; by `num_chars`, what it was given, its limits are measured."""
     try:
-        program = compiled(template)
+        program = compile_template(template)
     except Exception as error:  # besides syntax errors, nesting that is too deep for Python
-        raise BadRequest(f"the {name} template is not valid Jinja: {_words(error)}", param="chat_template") from error
-    SANDBOX.clock.ends = time.thread_time() + BASE_SECONDS + SECONDS_PER_CHAR * num_chars
+        raise BadRequest(
+            f"the {name} template is not valid Jinja: {_error_text(error)}", param="chat_template"
+        ) from error
+    SANDBOX.deadline.expires_at = time.thread_time() + BASE_CPU_S + CPU_S_PER_CHAR * num_chars
     written, length = [], 0
     try:
         for part in program.generate(variables):
@@ -112,15 +117,15 @@ def run_template(template: str, variables: Mapping[str, Any], *, name: str, num_
             _check_chars(length, num_chars + MAX_ADDED_CHARS)
             written.append(part)
     except Exception as error:  # a template is a program of its own and can fail in any way
-        raise BadRequest(f"the {name} template failed: {_words(error)}", param="chat_template") from error
+        raise BadRequest(f"the {name} template failed: {_error_text(error)}", param="chat_template") from error
     return "".join(written)
 
 
-def _check_chars(length: int, most: int) -> None:
-    if length > most:
-        raise SecurityError(f"it writes {length} characters or more; at most {most} for a text of this length")
+def _check_chars(length: int, max_chars: int) -> None:
+    if length > max_chars:
+        raise SecurityError(f"it writes {length} characters or more; at most {max_chars} for a text of this length")
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     text = str(error) or type(error).__name__
     return text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}..."

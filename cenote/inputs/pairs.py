@@ -12,39 +12,44 @@ import numpy as np
 
 from cenote.errors import BadRequest
 from cenote.inputs.jinja_sandbox import run_template
-from cenote.inputs.tokenizer import Frame, TokenIds
-from cenote.protocol.input_types import Pair, ScoreTemplate
-from cenote.protocol.requests import TruncationSide
+from cenote.inputs.tokenizer import SpecialTokensTemplate, TokenIds
+from cenote.protocol.input_types import ScoreTemplate, TextPair
+from cenote.protocol.params import TruncationSide
 
 # stands for any document where only the text around it is wanted
-DOCUMENT = "\0a document\0"
-RESERVED = frozenset(("chat_template", "messages", "tools", "tokenize"))
+DOCUMENT_PLACEHOLDER = "\0a document\0"
+RESERVED_TEMPLATE_KWARGS = frozenset(("chat_template", "messages", "tools", "tokenize"))
 
 
-def joined_text(
-    pair: Pair, special_tokens: Mapping[str, str] = MappingProxyType({}), own: ScoreTemplate | None = None
+def render_pair(
+    pair: TextPair,
+    special_tokens: Mapping[str, str] = MappingProxyType({}),
+    default_template: ScoreTemplate | None = None,
 ) -> str:
     """The pair as one text: by its template, or the model's own, else the document straight after the query."""
-    template = own if pair.template is None else ScoreTemplate(pair.template, "given")
+    template = default_template if pair.template is None else ScoreTemplate(pair.template, "given")
     if template is None:
         return pair.query + pair.document
-    check_template_kwargs(pair.template_kwargs)
-    if template.verbatim and (around := _around(_Frame(pair, special_tokens, template))) is not None:
+    check_score_template_kwargs(pair.template_kwargs)
+    if (
+        template.is_document_verbatim
+        and (around := _render_around_document(_PairTemplate(pair, special_tokens, template))) is not None
+    ):
         return pair.document.join(around)
-    return _written(pair, special_tokens, template)
+    return _run_score_template(pair, special_tokens, template)
 
 
-def _written(pair: Pair, special_tokens: Mapping[str, str], template: ScoreTemplate) -> str:
+def _run_score_template(pair: TextPair, special_tokens: Mapping[str, str], template: ScoreTemplate) -> str:
     contents = {"query": pair.query, "document": pair.document}
     given = pair.template_kwargs.get("instruction") or pair.template_kwargs.get("instruct")
-    if template.has_system and (instruction := given or template.instruction):
+    if template.has_system_message and (instruction := given or template.instruction):
         contents = {"system": str(instruction), **contents}
     variables = {
         **special_tokens,
         **template.variables,
         **pair.template_kwargs,
         "messages": [
-            {"role": role, "content": [{"type": "text", "text": text}] if template.in_parts else text}
+            {"role": role, "content": [{"type": "text", "text": text}] if template.has_content_parts else text}
             for role, text in contents.items()
         ],
         "tools": None,
@@ -52,10 +57,10 @@ def _written(pair: Pair, special_tokens: Mapping[str, str], template: ScoreTempl
     return run_template(template.text, variables, name="score", num_chars=sum(map(len, contents.values())))
 
 
-class _Frame:
+class _PairTemplate:
     """A pair and its template without the document: alike for all documents of a query."""
 
-    def __init__(self, pair: Pair, special_tokens: Mapping[str, str], template: ScoreTemplate) -> None:
+    def __init__(self, pair: TextPair, special_tokens: Mapping[str, str], template: ScoreTemplate) -> None:
         self.pair = pair
         self.special_tokens = special_tokens
         self.template = template
@@ -65,31 +70,31 @@ class _Frame:
         return hash(self.key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Frame) and self.key == other.key
+        return isinstance(other, _PairTemplate) and self.key == other.key
 
 
 @lru_cache(maxsize=8)  # templates are programs: to run one takes longer than to read a short document
-def _around(frame: _Frame) -> tuple[str, str] | None:
+def _render_around_document(pair_template: _PairTemplate) -> tuple[str, str] | None:
     """What a template writes before the document and behind it."""
-    before, found, after = _written(
-        replace(frame.pair, document=DOCUMENT), frame.special_tokens, frame.template
-    ).partition(DOCUMENT)
-    return (before, after) if found and DOCUMENT not in after else None
+    before, found, after = _run_score_template(
+        replace(pair_template.pair, document=DOCUMENT_PLACEHOLDER), pair_template.special_tokens, pair_template.template
+    ).partition(DOCUMENT_PLACEHOLDER)
+    return (before, after) if found and DOCUMENT_PLACEHOLDER not in after else None
 
 
-def reads_both(template: ScoreTemplate, special_tokens: Mapping[str, str]) -> bool:
+def uses_query_and_document(template: ScoreTemplate, special_tokens: Mapping[str, str]) -> bool:
     """Whether query and document change what it writes: the chat template of a conversation drops such roles."""
-    pairs = (Pair("0", "0"), Pair("1", "0"), Pair("0", "1"))
+    pairs = (TextPair("0", "0"), TextPair("1", "0"), TextPair("0", "1"))
     try:
-        return len({joined_text(pair, special_tokens, template) for pair in pairs}) == len(pairs)
+        return len({render_pair(pair, special_tokens, template) for pair in pairs}) == len(pairs)
     except BadRequest:
         return False
 
 
-def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
+def check_score_template_kwargs(kwargs: Mapping[str, Any]) -> None:
     if not isinstance(kwargs, Mapping):
         raise BadRequest("chat_template_kwargs must be a mapping", param="chat_template_kwargs", value=kwargs)
-    if reserved := RESERVED & set(kwargs):
+    if reserved := RESERVED_TEMPLATE_KWARGS & set(kwargs):
         raise BadRequest(
             "chat_template_kwargs contains reserved keys that conflict with fixed scorer arguments: "
             f"{sorted(reserved)}",
@@ -97,32 +102,39 @@ def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
         )
 
 
-def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+def split_longest_first(first: int, second: int, budget: int) -> tuple[int, int]:
     """How many tokens of each text stay when both must fit: the longer one gives first."""
-    if first + second <= room:
+    if first + second <= budget:
         return first, second
     shorter, longer = sorted((first, second))
-    longer = shorter if shorter > room else max(shorter, room - shorter)
-    if shorter + longer > room:
-        shorter = room // 2
-        longer = shorter + room % 2
+    longer = shorter if shorter > budget else max(shorter, budget - shorter)
+    if shorter + longer > budget:
+        shorter = budget // 2
+        longer = shorter + budget % 2
     return (shorter, longer) if first <= second else (longer, shorter)
 
 
-def join(
-    frame: Frame, query: TokenIds, document: TokenIds, max_tokens: int | None, side: TruncationSide
+def join_ids(
+    template: SpecialTokensTemplate,
+    query_ids: TokenIds,
+    document_ids: TokenIds,
+    max_tokens: int | None,
+    truncation_side: TruncationSide,
 ) -> tuple[TokenIds, int]:
     """The ids of the pair, cut to `max_tokens` with its special tokens whole, and where the second type begins."""
     if max_tokens is not None:
-        room = max(0, max_tokens - frame.num_tokens)
-        keep_query, keep_document = longest_first(len(query), len(document), room)
-        query, document = cut(query, keep_query, side), cut(document, keep_document, side)
-    ids = np.concatenate((frame.prefix, query, frame.middle, document, frame.suffix))
-    return ids, len(frame.prefix) + len(query) + len(frame.middle) if frame.second_type else len(ids)
+        room = max(0, max_tokens - template.num_tokens)
+        keep_query, keep_document = split_longest_first(len(query_ids), len(document_ids), room)
+        query_ids, document_ids = (
+            truncate_ids(query_ids, keep_query, truncation_side),
+            truncate_ids(document_ids, keep_document, truncation_side),
+        )
+    ids = np.concatenate((template.prefix, query_ids, template.separator, document_ids, template.suffix))
+    return ids, len(template.prefix) + len(query_ids) + len(template.separator) if template.second_type_id else len(ids)
 
 
-def cut(ids: TokenIds, keep: int, side: TruncationSide) -> TokenIds:
+def truncate_ids(ids: TokenIds, max_tokens: int, truncation_side: TruncationSide) -> TokenIds:
     """The first `keep` ids, or the last when the left side is cut."""
-    if len(ids) <= keep:
+    if len(ids) <= max_tokens:
         return ids
-    return ids[:keep] if side == "right" else ids[len(ids) - keep :]
+    return ids[:max_tokens] if truncation_side == "right" else ids[len(ids) - max_tokens :]

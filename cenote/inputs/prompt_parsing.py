@@ -10,36 +10,36 @@ import numpy as np
 import torch
 
 from cenote.errors import BadRequest, Unsupported
-from cenote.protocol.images import Image
-from cenote.protocol.input_types import Embeds, Input, Pictured, Tensors
-from cenote.protocol.requests import Tokenization
+from cenote.protocol.images import ImageSource
+from cenote.protocol.input_types import Input, MultimodalPrompt, PromptEmbeds, TensorInput
+from cenote.protocol.params import TokenizationParams
 
 logger = logging.getLogger("cenote")
 
 # texts and token ids; whether the latter are what they should be is seen when they are rendered, a slice at a time
-PLAIN = {str, list, tuple}
+PLAIN_TYPES = {str, list, tuple}
 
 
-def as_inputs(prompts: Any) -> list[Input]:
+def parse_prompts(prompts: Any) -> list[Input]:
     """A prompt, or a sequence of prompts, as the engine takes them."""
     if isinstance(prompts, np.ndarray):
         prompts = prompts.tolist()
     if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
-        return [as_input(prompts)]
+        return [parse_prompt(prompts)]
     if not isinstance(prompts, Sequence):
         prompts = list(prompts) if hasattr(prompts, "__iter__") else [prompts]
     if not prompts:
         raise BadRequest("You must pass at least one prompt")
-    if set(map(type, prompts)) <= PLAIN:
+    if set(map(type, prompts)) <= PLAIN_TYPES:
         return list(prompts)
-    return [as_input(prompt) for prompt in prompts]
+    return [parse_prompt(prompt) for prompt in prompts]
 
 
-def as_input(prompt: Any) -> Input:
+def parse_prompt(prompt: Any) -> Input:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Mapping):
-        return _from_mapping(prompt)
+        return _parse_mapping(prompt)
     if isinstance(prompt, list | tuple | range):
         return prompt
     if isinstance(prompt, np.ndarray):
@@ -57,17 +57,17 @@ def _is_integer(token: Any) -> bool:
     return isinstance(token, int | np.integer) and not isinstance(token, bool)
 
 
-def _from_mapping(prompt: Mapping[str, Any]) -> Input:
+def _parse_mapping(prompt: Mapping[str, Any]) -> Input:
     if prompt.get("multi_modal_data"):
-        return _pictured(prompt)
+        return _parse_multimodal(prompt)
     if (embeds := prompt.get("prompt_embeds")) is not None:
         if not isinstance(embeds, torch.Tensor):
             raise BadRequest(f"prompt_embeds is a tensor [tokens, hidden], not {type(embeds).__name__}")
-        return Embeds(embeds)
+        return PromptEmbeds(embeds)
     if (ids := prompt.get("prompt_token_ids")) is not None:
         if isinstance(ids, str | Mapping) or not isinstance(ids, Sequence | np.ndarray):
             raise BadRequest("Token prompt should be a list of integers")
-        return as_input(ids)
+        return parse_prompt(ids)
     if "prompt" in prompt:
         if not isinstance(prompt["prompt"], str):
             raise BadRequest("Prompt text should be a string")
@@ -75,7 +75,7 @@ def _from_mapping(prompt: Mapping[str, Any]) -> Input:
     raise BadRequest("Prompt dictionary must contain text, tokens, or embeddings")
 
 
-def _pictured(prompt: Mapping[str, Any]) -> Input:
+def _parse_multimodal(prompt: Mapping[str, Any]) -> Input:
     """A prompt with images: one, or a list of them; or with tensors by their names, for a model that reads those."""
     data = prompt["multi_modal_data"]
     if not isinstance(data, Mapping) or set(data) != {"image"}:
@@ -83,29 +83,29 @@ def _pictured(prompt: Mapping[str, Any]) -> Input:
         raise Unsupported(f'multi_modal_data is {{"image": ...}}; it has {found}', param="multi_modal_data")
     given = data["image"]
     if isinstance(given, Mapping):
-        return _tensors(given)
+        return _parse_tensors(given)
     if isinstance(given, list | tuple):
-        images = [Image(image, f"multi_modal_data.image[{place}]") for place, image in enumerate(given)]
+        images = [ImageSource(image, f"multi_modal_data.image[{place}]") for place, image in enumerate(given)]
     else:
-        images = [Image(given)]
-    text = _from_mapping({name: value for name, value in prompt.items() if name != "multi_modal_data"})
-    if isinstance(text, Embeds):
+        images = [ImageSource(given)]
+    text = _parse_mapping({name: value for name, value in prompt.items() if name != "multi_modal_data"})
+    if isinstance(text, PromptEmbeds):
         raise Unsupported("prompt_embeds go without multi_modal_data", param="prompt_embeds")
     options = prompt.get("mm_processor_kwargs") or {}
     if not isinstance(options, Mapping):
         raise BadRequest(f"mm_processor_kwargs is a dictionary, not {type(options).__name__}")
-    return Pictured(text, images, options) if images else text  # type: ignore[arg-type]  # no other kind
+    return MultimodalPrompt(text, images, options) if images else text  # type: ignore[arg-type]  # no other kind
 
 
-def _tensors(given: Mapping[str, Any]) -> Tensors:
-    values = {name: torch.from_numpy(item) if isinstance(item, np.ndarray) else item for name, item in given.items()}
+def _parse_tensors(tensors: Mapping[str, Any]) -> TensorInput:
+    values = {name: torch.from_numpy(item) if isinstance(item, np.ndarray) else item for name, item in tensors.items()}
     for name, item in values.items():
         if not isinstance(item, torch.Tensor):
             raise BadRequest(f"{name} of multi_modal_data.image is a tensor, not {type(item).__name__}")
-    return Tensors(values)
+    return TensorInput(values)
 
 
-def as_tokenization(kwargs: Mapping[str, Any] | None, max_model_len: int) -> Tokenization:
+def parse_tokenization_kwargs(kwargs: Mapping[str, Any] | None, max_model_len: int) -> TokenizationParams:
     """`tokenization_kwargs` as one value; what nobody knows is logged and ignored."""
     if not isinstance(kwargs, Mapping | None):
         raise BadRequest(f"tokenization_kwargs is a dict, got {type(kwargs).__name__}")
@@ -122,4 +122,6 @@ def as_tokenization(kwargs: Mapping[str, Any] | None, max_model_len: int) -> Tok
     }
     if kwargs:
         logger.warning("tokenization_kwargs has no use for %s", ", ".join(sorted(kwargs)))
-    return Tokenization(truncate_prompt_tokens=truncate, pad_prompt_tokens=max_model_len if pad == -1 else pad, **known)
+    return TokenizationParams(
+        truncate_prompt_tokens=truncate, pad_prompt_tokens=max_model_len if pad == -1 else pad, **known
+    )

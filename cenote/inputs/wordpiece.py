@@ -23,50 +23,50 @@ import tokenizers
 logger = logging.getLogger("cenote")
 
 NUM_PAGES = 0x1100  # of 256 letters each: all of Unicode
-IN_WORD, SPACE, ALONE, GONE, UNSURE = range(5)  # what becomes of a letter; word_piece.c has the same
-MAX_BYTES = 11  # that a letter may become
-LETTER = struct.Struct(f"5B{MAX_BYTES}s")
-MORE_WANTED, NO_MEMORY = -1, -2
+IN_WORD, SPACE, PUNCTUATION, REMOVED, FALLBACK = range(5)  # what becomes of a letter; wordpiece.c has the same
+MAX_NORMALIZED_BYTES = 11  # that a letter may become
+CHAR_INFO = struct.Struct(f"5B{MAX_NORMALIZED_BYTES}s")
+PAGES_MISSING, OUT_OF_MEMORY = -1, -2
 
 
-class Encoded(NamedTuple):
+class NativeEncoding(NamedTuple):
     ids: np.ndarray[Any, np.dtype[np.int32]]
-    offsets: np.ndarray[Any, np.dtype[np.int64]]  # of every text's first id, and the end
-    left: list[int]  # texts that the library must read; they have no ids here
+    cu_seqlens: np.ndarray[Any, np.dtype[np.int64]]  # of every text's first id, and the end
+    fallback_indices: list[int]  # texts that the library must read; they have no ids here
 
 
-class WordPiece:
+class NativeWordPiece:
     """The reader of one tokenizer's texts; any number of threads may use it at once."""
 
     def __init__(self, raw: tokenizers.Tokenizer, library: ctypes.CDLL, vocabulary: dict[str, int]) -> None:
         model = raw.model
         self._library = library
         self._normalizer, self._pre_tokenizer = raw.normalizer, raw.pre_tokenizer
-        self._wanted, self._filled = ctypes.create_string_buffer(NUM_PAGES), set[int]()
-        self._filling = threading.Lock()
+        self._missing_pages, self._loaded_pages = ctypes.create_string_buffer(NUM_PAGES), set[int]()
+        self._load_lock = threading.Lock()
         prefix = model.continuing_subword_prefix.encode()
-        self._vocabulary = library.cenote_word_piece_new(
-            *_side_by_side(vocabulary)[:2],
+        self._vocabulary = library.cenote_wordpiece_new(
+            *_concat_utf8(vocabulary)[:2],
             array("i", vocabulary.values()).tobytes(),
             len(vocabulary),
             *(prefix, len(prefix)),
             *(vocabulary[model.unk_token], model.max_input_chars_per_word),
-            *_side_by_side(token.content for token in raw.get_added_tokens_decoder().values()),
-            *_side_by_side(_normalized_additions(raw)),
+            *_concat_utf8(token.content for token in raw.get_added_tokens_decoder().values()),
+            *_concat_utf8(_normalize_added_tokens(raw)),
         )
         if not self._vocabulary:
             raise MemoryError(f"no memory for a vocabulary of {len(vocabulary)} tokens")
         # at exit a thread may still be reading: then the system takes it all
-        weakref.finalize(self, library.cenote_word_piece_free, self._vocabulary).atexit = False
-        self._fill([0])
+        weakref.finalize(self, library.cenote_wordpiece_free, self._vocabulary).atexit = False
+        self._load_pages([0])
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str]) -> NativeEncoding:
         """The ids of all texts; runs outside the interpreter lock."""
         joined = "".join(texts)
         data = joined.encode()
         lengths, offsets = array("q", map(len, texts)), array("q", bytes(8 * len(texts) + 8))
         ids = np.empty(len(data) + 1, dtype=np.int32)  # no id stands for less than a byte
-        num_left = self._library.cenote_word_piece_encode(
+        num_left = self._library.cenote_wordpiece_encode(
             self._vocabulary,
             data,
             lengths.buffer_info()[0],
@@ -74,87 +74,89 @@ class WordPiece:
             joined.isascii(),
             ctypes.addressof(ctypes.c_char.from_buffer(ids.data)),  # far faster than to ask numpy
             offsets.buffer_info()[0],
-            self._wanted,
+            self._missing_pages,
         )
-        if num_left == MORE_WANTED:
-            self._fill([page for page, wanted in enumerate(self._wanted.raw) if wanted])
+        if num_left == PAGES_MISSING:
+            self._load_pages([page for page, wanted in enumerate(self._missing_pages.raw) if wanted])
             return self.encode(texts)
-        if num_left == NO_MEMORY:
+        if num_left == OUT_OF_MEMORY:
             raise MemoryError(f"no memory for the letters of {len(texts)} texts")
         left = [row for row, length in enumerate(lengths) if length < 0] if num_left else []
-        return Encoded(ids[: offsets[-1]], np.frombuffer(offsets, dtype=np.int64), left)
+        return NativeEncoding(ids[: offsets[-1]], np.frombuffer(offsets, dtype=np.int64), left)
 
-    def _fill(self, pages: Iterable[int]) -> None:
+    def _load_pages(self, pages: Iterable[int]) -> None:
         """Ask the library what becomes of the letters of some pages, where that is not known yet."""
-        with self._filling:
+        with self._load_lock:
             for page in pages:
-                if page in self._filled:
+                if page in self._loaded_pages:
                     continue
-                letters = b"".join(self._letter(code) for code in range(256 * page, 256 * page + 256))
-                if not self._library.cenote_word_piece_page(self._vocabulary, page, letters):
+                letters = b"".join(self._char_info(code) for code in range(256 * page, 256 * page + 256))
+                if not self._library.cenote_wordpiece_page(self._vocabulary, page, letters):
                     raise MemoryError("no memory for a page of letters")
-                self._filled.add(page)
+                self._loaded_pages.add(page)
 
-    def _letter(self, code: int) -> bytes:
+    def _char_info(self, code_point: int) -> bytes:
         """The entry of one letter. All but the order of combining marks is decided letter by letter."""
-        unsure = LETTER.pack(UNSURE, 0, 0, 0, 0, b"")
-        if 0xD800 <= code < 0xE000:  # surrogates: no text has them
+        unsure = CHAR_INFO.pack(FALLBACK, 0, 0, 0, 0, b"")
+        if 0xD800 <= code_point < 0xE000:  # surrogates: no text has them
             return unsure
-        letter = chr(code)
+        letter = chr(code_point)
         read = self._normalizer.normalize_str(letter)
-        if self._reorders and any(unicodedata.combining(each) or unicodedata.category(each) == "Cn" for each in read):
+        if self._can_reorder_marks and any(
+            unicodedata.combining(each) or unicodedata.category(each) == "Cn" for each in read
+        ):
             return unsure
         words = [word for word, _ in self._pre_tokenizer.pre_tokenize_str(f"a{read}a")]
         data, before, after = read.encode(), 0, 0
         if words == ["aa"]:
-            kind, word = GONE, ""
+            kind, word = REMOVED, ""
         elif words == [f"a{read}a"]:
             kind, word = IN_WORD, read
         elif words == ["a", "a"]:
             kind, word = SPACE, ""
         elif len(words) == 3 and words[0] == words[2] == "a":
-            kind, word = ALONE, words[1]
+            kind, word = PUNCTUATION, words[1]
             before, after = (len(part.encode()) for part in read.split(word))
         else:
             return unsure
         num_bytes = len(letter.encode())
-        if len(data) > min(MAX_BYTES, 3 * num_bytes) or len(word) > num_bytes:  # more than there is room for
+        if len(data) > min(MAX_NORMALIZED_BYTES, 3 * num_bytes) or len(word) > num_bytes:  # more than there is room for
             return unsure
-        return LETTER.pack(kind, len(data), len(word), before, after, data)
+        return CHAR_INFO.pack(kind, len(data), len(word), before, after, data)
 
     @property
-    def _reorders(self) -> bool:
+    def _can_reorder_marks(self) -> bool:
         strips: bool | None = self._normalizer.strip_accents
         return self._normalizer.lowercase if strips is None else strips
 
 
-def word_piece(raw: tokenizers.Tokenizer) -> WordPiece | None:
+def load_native_wordpiece(raw: tokenizers.Tokenizer) -> NativeWordPiece | None:
     """Ours for a tokenizer, where it is one of BERT's kind and the code is there."""
     kinds = (tokenizers.normalizers.BertNormalizer, tokenizers.pre_tokenizers.BertPreTokenizer)
     if (type(raw.normalizer), type(raw.pre_tokenizer)) != kinds or type(raw.model) is not tokenizers.models.WordPiece:
         return None
-    if raw.truncation is not None or raw.padding is not None or "" in _normalized_additions(raw):
+    if raw.truncation is not None or raw.padding is not None or "" in _normalize_added_tokens(raw):
         return None
-    library = _library()
+    library = _load_library()
     vocabulary = {} if library is None else raw.get_vocab(with_added_tokens=False)
     # where the unknown token is missing, the library has an error to tell
-    return WordPiece(raw, library, vocabulary) if library and raw.model.unk_token in vocabulary else None
+    return NativeWordPiece(raw, library, vocabulary) if library and raw.model.unk_token in vocabulary else None
 
 
-def _normalized_additions(raw: tokenizers.Tokenizer) -> list[str]:
+def _normalize_added_tokens(raw: tokenizers.Tokenizer) -> list[str]:
     """The added tokens that are looked for in what the letters have become."""
     added = raw.get_added_tokens_decoder().values()
     return [raw.normalizer.normalize_str(token.content) for token in added if token.normalized]
 
 
-def _side_by_side(texts: Iterable[str]) -> tuple[bytes, bytes, int]:
+def _concat_utf8(texts: Iterable[str]) -> tuple[bytes, bytes, int]:
     encoded = [text.encode() for text in texts]
     return b"".join(encoded), array("Q", accumulate(map(len, encoded))).tobytes(), len(encoded)
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
-    built = [Path(__file__).with_name(f"_word_piece{suffix}") for suffix in EXTENSION_SUFFIXES]
+def _load_library() -> ctypes.CDLL | None:
+    built = [Path(__file__).with_name(f"_wordpiece{suffix}") for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in built if path.exists()), None)
     if path is None or sys.byteorder != "little":
         return None
@@ -165,12 +167,12 @@ def _library() -> ctypes.CDLL | None:
         return None
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     texts = (ctypes.c_char_p, ctypes.c_char_p, integer)
-    new, page, encode = (getattr(library, f"cenote_word_piece_{name}") for name in ("new", "page", "encode"))
+    new, page, encode = (getattr(library, f"cenote_wordpiece_{name}") for name in ("new", "page", "encode"))
     new.argtypes = (*texts[:2], ctypes.c_char_p, integer, *texts[::2], ctypes.c_int32, integer, *texts, *texts)
     new.restype = pointer
     page.argtypes = (pointer, integer, ctypes.c_char_p)
     encode.argtypes = (pointer, ctypes.c_char_p, pointer, integer, ctypes.c_int, pointer, pointer, pointer)
     encode.restype = integer
-    library.cenote_word_piece_free.argtypes = (pointer,)
-    library.cenote_word_piece_free.restype = None
+    library.cenote_wordpiece_free.argtypes = (pointer,)
+    library.cenote_wordpiece_free.restype = None
     return library

@@ -9,11 +9,11 @@ from cenote.kernels import native_library
 from cenote.packed_batch import PackedBatch
 
 
-def available() -> bool:
-    return native_library.available()
+def is_available() -> bool:
+    return native_library.is_available()
 
 
-def fits(query: Tensor) -> bool:
+def supports(query: Tensor) -> bool:
     """Whether the code knows this head size and number type."""
     return query.dtype == torch.bfloat16 and query.shape[-1] % 8 == 0
 
@@ -21,22 +21,22 @@ def fits(query: Tensor) -> bool:
 def attention(
     query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, *, causal: bool, window: int | None, scale: float
 ) -> Tensor:
-    query, key, value = (_heads_side_by_side(x) for x in (query, key, value))
+    query, key, value = (_contiguous_heads(x) for x in (query, key, value))
     out = torch.empty(query.shape, dtype=query.dtype)
     heads, head_dim = query.shape[1:]
-    failed = native_library.library().cenote_attention(
+    failed = native_library.load_library().cenote_attention(
         *(x.data_ptr() for x in (query, key, value, out)),
         *(x.stride(0) for x in (query, key, value, out)),
-        batch.offsets.data_ptr(),
-        *(batch.size, batch.max_length, heads, key.shape[1], head_dim),
+        batch.cu_seqlens.data_ptr(),
+        *(batch.num_seqs, batch.max_seqlen, heads, key.shape[1], head_dim),
         causal,
-        native_library.UNBOUNDED if window is None else window,
+        native_library.NO_WINDOW if window is None else window,
         scale,
     )
     if failed:
-        raise MemoryError(f"no memory for attention over {batch.max_length} tokens")
+        raise MemoryError(f"no memory for attention over {batch.max_seqlen} tokens")
     return out
 
 
-def _heads_side_by_side(x: Tensor) -> Tensor:
+def _contiguous_heads(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from cenote.kernels import amx_attention, eager_attention, flash, sdpa
-from cenote.kernels.gpu.triton_support import HALF, usable
+from cenote.kernels.gpu.triton_support import HALF_DTYPES, can_use_triton
 from cenote.packed_batch import PackedBatch
 
 
@@ -41,12 +41,14 @@ def attend(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """By the fastest kernel that knows all that is asked of it."""
-    if (stems := batch.stems) is not None:  # kernels see whole sequences; all else of a layer is spared the copies
+    if (
+        stems := batch.shared_prefixes
+    ) is not None:  # kernels see whole sequences; all else of a layer is spared the copies
         mixed = attend(
-            stems.spread(query),
-            stems.spread(key),
-            stems.spread(value),
-            stems.whole,
+            stems.unfold(query),
+            stems.unfold(key),
+            stems.unfold(value),
+            stems.unfolded,
             causal=causal,
             window=window,
             scale=scale,
@@ -54,9 +56,9 @@ def attend(
             bias=bias,
             sinks=sinks,
         )
-        return stems.gathered(mixed)
-    if softcap is None and bias is None and sinks is None and batch.host_attended is None:
-        return choose(query)(query, key, value, batch, causal=causal, window=window, scale=scale)
+        return stems.fold(mixed)
+    if softcap is None and bias is None and sinks is None and batch.attended_lens_cpu is None:
+        return select_kernel(query)(query, key, value, batch, causal=causal, window=window, scale=scale)
     return eager_attention.attention(
         query,
         key,
@@ -71,15 +73,15 @@ def attend(
     )
 
 
-def choose(query: Tensor) -> AttentionKernel:
+def select_kernel(query: Tensor) -> AttentionKernel:
     """Packed kernels where the device has one for these heads, otherwise runs of equal lengths."""
-    if query.is_cuda and query.dtype in HALF:
-        if usable(query) and query.shape[-1] <= 128 and query.shape[-1] % 8 == 0:
+    if query.is_cuda and query.dtype in HALF_DTYPES:
+        if can_use_triton(query) and query.shape[-1] <= 128 and query.shape[-1] % 8 == 0:
             from cenote.kernels.gpu import packed_attention
 
             return packed_attention.attention
-        if flash.fits(query) and flash.available():
+        if flash.supports(query) and flash.is_available():
             return flash.attention
-    if query.device.type == "cpu" and amx_attention.fits(query) and amx_attention.available():
+    if query.device.type == "cpu" and amx_attention.supports(query) and amx_attention.is_available():
         return amx_attention.attention
     return sdpa.attention

@@ -19,7 +19,7 @@ CPUINFO = Path("/proc/cpuinfo")
 MAX_CPU_ISA = "CENOTE_MAX_CPU_ISA"
 
 # levels from the lowest to the highest, and the flags of /proc/cpuinfo that come with each
-LEVELS: dict[str, dict[str, frozenset[str]]] = {
+ISA_LEVELS: dict[str, dict[str, frozenset[str]]] = {
     "x86": {
         "baseline": frozenset(),
         "avx2": frozenset({"avx2", "fma"}),
@@ -120,18 +120,18 @@ class CPUFeatures:
     flags: frozenset[str]
 
     @property
-    def bfloat16(self) -> bool:
+    def has_bfloat16(self) -> bool:
         """Whether bfloat16 is multiplied in hardware; elsewhere torch computes it far slower than float32."""
         return not self.flags.isdisjoint({"amx_bf16", "avx512_bf16", "bf16"})
 
     @property
-    def int8(self) -> bool:
+    def has_int8(self) -> bool:
         """Whether int8 linear layers are faster than float32 ones: on AMX by our code, with AVX512-VNNI by oneDNN's."""
         return not self.flags.isdisjoint({"amx_int8", "avx512_vnni"})
 
     @property
-    def amx(self) -> bool:
-        return self.flags >= LEVELS["x86"]["amx"]
+    def has_amx(self) -> bool:
+        return self.flags >= ISA_LEVELS["x86"]["amx"]
 
 
 def cpu_features(
@@ -140,7 +140,7 @@ def cpu_features(
     """What /proc/cpuinfo says, lowered by ONEDNN_MAX_CPU_ISA and CENOTE_MAX_CPU_ISA."""
     machine = machine or platform.machine()
     architecture = ARCHITECTURES.get(machine.lower(), "other")
-    levels = LEVELS[architecture]
+    levels = ISA_LEVELS[architecture]
     names = list(levels)
     limits = [len(names) - 1]
     if architecture == "x86":
@@ -152,18 +152,18 @@ def cpu_features(
             raise LoadError(f"{MAX_CPU_ISA}={value!r} is unknown on {machine}; there are: {known}")
         limits.append(names.index(value))
     above = frozenset[str]().union(*(levels[name] for name in names[min(limits) + 1 :]))
-    return CPUFeatures(architecture, _flags(cpuinfo) - above)
+    return CPUFeatures(architecture, _common_flags(cpuinfo) - above)
 
 
 def cpu_name(cpuinfo: Path = CPUINFO) -> str:
     """The name of the processor as its maker calls it, as far as the system tells; never empty."""
     # a processor may have cores of several kinds: each kind once
-    names = dict.fromkeys(_name(fields) for fields in _fields(cpuinfo))
-    return " + ".join(filter(None, names)) or _name_by_system()
+    names = dict.fromkeys(_core_name(fields) for fields in _read_cpuinfo(cpuinfo))
+    return " + ".join(filter(None, names)) or _system_cpu_name()
 
 
 @cache
-def _fields(cpuinfo: Path) -> tuple[dict[str, str], ...]:
+def _read_cpuinfo(cpuinfo: Path) -> tuple[dict[str, str], ...]:
     """The paragraphs of /proc/cpuinfo, one for each core; none where there is no such file."""
     try:
         text = cpuinfo.read_text(errors="replace")
@@ -175,17 +175,17 @@ def _fields(cpuinfo: Path) -> tuple[dict[str, str], ...]:
     )
 
 
-def _flags(cpuinfo: Path) -> frozenset[str]:
+def _common_flags(cpuinfo: Path) -> frozenset[str]:
     """Those that every core has: a thread may run on any of them."""
     found = [
         frozenset((fields.get("flags") or fields["Features"]).split())
-        for fields in _fields(cpuinfo)
+        for fields in _read_cpuinfo(cpuinfo)
         if "flags" in fields or "Features" in fields
     ]
     return found[0].intersection(*found) if found else frozenset()
 
 
-def _name(core: Mapping[str, str]) -> str:
+def _core_name(core: Mapping[str, str]) -> str:
     implementer, part = core.get("CPU implementer", "").lower(), core.get("CPU part", "").lower()
     if not part:
         return core.get("model name", "")
@@ -193,7 +193,7 @@ def _name(core: Mapping[str, str]) -> str:
     return f"{maker} {ARM_PARTS.get(implementer, {}).get(part, f'part {part}')}"
 
 
-def _name_by_system() -> str:
+def _system_cpu_name() -> str:
     if sys.platform == "darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         with suppress(OSError):

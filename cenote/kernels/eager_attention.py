@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from cenote.packed_batch import PackedBatch, Run
+from cenote.packed_batch import EqualLengthRun, PackedBatch
 
 # scores of so many pairs of tokens are held at once, whatever the length of a sequence
 MAX_SCORES = 1 << 24
@@ -30,53 +30,55 @@ def attention(
     if groups > 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     out = torch.empty((*query.shape[:2], value.shape[2]), dtype=value.dtype, device=value.device)
-    for run, attended in _pieces(batch, query.shape[1]):
-        rows = slice(run.start, run.start + run.count * run.length)
+    for run, attended in _split_runs(batch, query.shape[1]):
+        rows = slice(run.start, run.start + run.num_seqs * run.seq_len)
         # [count, heads, length, d], all of them views
-        q, k, v = (x[rows].view(run.count, run.length, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
-        block = max(1, MAX_SCORES // (run.count * query.shape[1] * run.length))
+        q, k, v = (x[rows].view(run.num_seqs, run.seq_len, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
+        block = max(1, MAX_SCORES // (run.num_seqs * query.shape[1] * run.seq_len))
         if window is not None:  # else most of what a long block of queries computes would be masked
             block = min(block, max(window, MIN_BLOCK))
-        for start in range(0, run.length, block):
-            end = min(start + block, run.length)
-            keys = _seen(run.length, start, end, causal, window)
-            mask = _mask(keys, start, end, causal, window, bias, attended, q)
+        for start in range(0, run.seq_len, block):
+            end = min(start + block, run.seq_len)
+            keys = _key_range(run.seq_len, start, end, causal, window)
+            mask = _make_mask(keys, start, end, causal, window, bias, attended, q)
             seen = slice(keys.start, keys.stop)
             if softcap is None and sinks is None:
                 mixed = scaled_dot_product_attention(
                     q[:, :, start:end], k[:, :, seen], v[:, :, seen], attn_mask=mask, scale=scale
                 )
             else:
-                mixed = _written_out(q[:, :, start:end], k[:, :, seen], v[:, :, seen], mask, scale, softcap, sinks)
-            out[rows].view(run.count, run.length, *out.shape[1:])[:, start:end] = mixed.transpose(1, 2)
+                mixed = _softmax_attention(
+                    q[:, :, start:end], k[:, :, seen], v[:, :, seen], mask, scale, softcap, sinks
+                )
+            out[rows].view(run.num_seqs, run.seq_len, *out.shape[1:])[:, start:end] = mixed.transpose(1, 2)
     return out
 
 
-def _pieces(batch: PackedBatch, heads: int) -> list[tuple[Run, Tensor | None]]:
+def _split_runs(batch: PackedBatch, heads: int) -> list[tuple[EqualLengthRun, Tensor | None]]:
     """The runs of the batch, few enough sequences in each, with the number of tokens that each lets others see."""
-    pieces: list[tuple[Run, Tensor | None]] = []
+    pieces: list[tuple[EqualLengthRun, Tensor | None]] = []
     member = 0
-    for run in batch.runs:
-        most = max(1, MAX_SCORES // (heads * run.length * run.length))
-        for first in range(0, run.count, most):
-            count = min(most, run.count - first)
+    for run in batch.equal_length_runs:
+        most = max(1, MAX_SCORES // (heads * run.seq_len * run.seq_len))
+        for first in range(0, run.num_seqs, most):
+            count = min(most, run.num_seqs - first)
             attended = None
-            if batch.host_attended is not None:
-                attended = torch.tensor(batch.host_attended[member : member + count], device=batch.device)
-            pieces.append((Run(run.start + first * run.length, count, run.length), attended))
+            if batch.attended_lens_cpu is not None:
+                attended = torch.tensor(batch.attended_lens_cpu[member : member + count], device=batch.device)
+            pieces.append((EqualLengthRun(run.start + first * run.seq_len, count, run.seq_len), attended))
             member += count
     return pieces
 
 
-def _seen(length: int, start: int, end: int, causal: bool, window: int | None) -> range:
+def _key_range(length: int, start: int, end: int, causal: bool, window: int | None) -> range:
     """The keys that any of the queries from `start` to `end` may look at."""
     first = 0 if window is None else max(0, start - window)
     last = length if window is None else min(length, end + window)
     return range(first, min(last, end) if causal else last)
 
 
-def _mask(
-    seen: range,
+def _make_mask(
+    key_range: range,
     start: int,
     end: int,
     causal: bool,
@@ -86,7 +88,7 @@ def _mask(
     like: Tensor,
 ) -> Tensor:
     """What is added to the products of the queries from `start` to `end`: [count or 1, heads or 1, queries, keys]"""
-    keys = torch.arange(seen.start, seen.stop, device=like.device)
+    keys = torch.arange(key_range.start, key_range.stop, device=like.device)
     distance = keys - torch.arange(start, end, device=like.device)[:, None]
     if bias is None:
         mask = torch.zeros((1, 1, *distance.shape), dtype=like.dtype, device=like.device)
@@ -101,7 +103,7 @@ def _mask(
     return mask
 
 
-def _written_out(
+def _softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
     scores = (q @ k.transpose(-1, -2)).float() * scale

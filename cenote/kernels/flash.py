@@ -12,18 +12,18 @@ from cenote.packed_batch import PackedBatch
 
 
 @cache
-def available() -> bool:
-    return _operator() is not None
+def is_available() -> bool:
+    return _varlen_attn() is not None
 
 
-def fits(query: Tensor) -> bool:
+def supports(query: Tensor) -> bool:
     """Whether the operator knows this head size and number type."""
     head_dim = query.shape[-1]
     return query.dtype in (torch.float16, torch.bfloat16) and head_dim % 8 == 0 and head_dim <= 256
 
 
 @cache
-def _operator() -> Any:
+def _varlen_attn() -> Any:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -37,16 +37,16 @@ def attention(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:  # the operator wants as many keys as queries
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    reach = -1 if window is None or window >= batch.max_length else window
-    offsets = batch.offsets.to(torch.int32)
-    out: Tensor = _operator()(
+    reach = -1 if window is None or window >= batch.max_seqlen else window
+    offsets = batch.cu_seqlens.to(torch.int32)
+    out: Tensor = _varlen_attn()(
         query,
         key,
         value,
         offsets,
         offsets,
-        batch.max_length,
-        batch.max_length,
+        batch.max_seqlen,
+        batch.max_seqlen,
         scale=scale,
         window_size=(reach, 0 if causal else reach),
     )

@@ -7,18 +7,27 @@ from collections.abc import Callable
 from torch import Tensor
 
 from cenote.kernels import native_library, native_rows
-from cenote.kernels.gpu.triton_support import usable
+from cenote.kernels.gpu.triton_support import can_use_triton
 
-ON_GPU = ("gelu", "gelu_tanh", "silu", "relu")
+GPU_ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
 
 
-def gated(gate_and_up: Tensor, activation: str, function: Callable[[Tensor], Tensor]) -> Tensor:
+def act_and_mul(gate_and_up: Tensor, activation: str, activation_fn: Callable[[Tensor], Tensor]) -> Tensor:
     """activation(gate) * up, where both lie side by side: [..., 2 * width] -> [..., width]"""
-    if usable(gate_and_up) and activation in ON_GPU and gate_and_up.ndim == 2 and gate_and_up.is_contiguous():
-        from cenote.kernels.gpu.activations import gated as on_gpu
+    if (
+        can_use_triton(gate_and_up)
+        and activation in GPU_ACTIVATIONS
+        and gate_and_up.ndim == 2
+        and gate_and_up.is_contiguous()
+    ):
+        from cenote.kernels.gpu.activations import act_and_mul as on_gpu
 
         return on_gpu(gate_and_up, activation)
-    if activation in native_library.ACTIVATIONS and native_rows.usable(gate_and_up) and gate_and_up.shape[-1] % 32 == 0:
-        return native_rows.gated(gate_and_up, activation)
+    if (
+        activation in native_library.ACTIVATION_CODES
+        and native_rows.supports(gate_and_up)
+        and gate_and_up.shape[-1] % 32 == 0
+    ):
+        return native_rows.act_and_mul(gate_and_up, activation)
     gate, up = gate_and_up.chunk(2, dim=-1)
-    return function(gate) * up
+    return activation_fn(gate) * up

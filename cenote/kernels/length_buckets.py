@@ -6,42 +6,48 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cenote.packed_batch import Run
+from cenote.packed_batch import EqualLengthRun
 
 # a stretch holds lengths from above one of these to the next; up to 64, whole fractions of what a program holds
-LIMITS = (8, 16, 21, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+BUCKET_LIMITS = (8, 16, 21, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 # so many tokens in sequences of one length may go to a kernel for equal lengths
-EQUAL_TOKENS = 8192
+MIN_EQUAL_TOKENS = 8192
 # where lengths come in no order, one launch for all costs less than many small ones
-MAX_STRETCHES = 16
+MAX_BUCKETS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    first: int  # sequence
-    count: int
-    start: int  # row
-    longest: int
-    equal: bool = False  # all are as long as the longest
+class LengthBucket:
+    first_seq: int  # sequence
+    num_seqs: int
+    first_row: int  # row
+    max_length: int
+    is_equal_length: bool = False  # all are as long as the longest
 
 
 @lru_cache(maxsize=16)
-def stretches(runs: tuple[Run, ...], *, loose: bool = False) -> tuple[Stretch, ...]:
-    found: list[Stretch] = []
+def split_by_length(
+    runs: tuple[EqualLengthRun, ...], *, lens_are_upper_bounds: bool = False
+) -> tuple[LengthBucket, ...]:
+    found: list[LengthBucket] = []
     classes: list[int] = []
     first = 0
     for run in runs:
-        equal = not loose and run.count * run.length >= EQUAL_TOKENS and fills_blocks(run.length)
-        kind = -1 if equal else bisect_left(LIMITS, run.length)
+        equal = (
+            not lens_are_upper_bounds and run.num_seqs * run.seq_len >= MIN_EQUAL_TOKENS and fills_blocks(run.seq_len)
+        )
+        kind = -1 if equal else bisect_left(BUCKET_LIMITS, run.seq_len)
         if not equal and classes and classes[-1] == kind:
             last = found[-1]
-            found[-1] = Stretch(last.first, last.count + run.count, last.start, max(last.longest, run.length))
+            found[-1] = LengthBucket(
+                last.first_seq, last.num_seqs + run.num_seqs, last.first_row, max(last.max_length, run.seq_len)
+            )
         else:
-            found.append(Stretch(first, run.count, run.start, run.length, equal))
+            found.append(LengthBucket(first, run.num_seqs, run.start, run.seq_len, equal))
             classes.append(kind)
-        first += run.count
-    if len(found) > MAX_STRETCHES:
-        return (Stretch(0, first, 0, max(run.length for run in runs)),)
+        first += run.num_seqs
+    if len(found) > MAX_BUCKETS:
+        return (LengthBucket(0, first, 0, max(run.seq_len for run in runs)),)
     return tuple(found)
 
 

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from cenote.kernels import amx_linear
 from cenote.kernels.activations import ACTIVATIONS
-from cenote.kernels.amx_linear import TileLinear, quantized
+from cenote.kernels.amx_linear import AMXLinear, quantize_int8
 from cenote.kernels.cpu_features import cpu_features
-from cenote.kernels.smoothquant import evening
+from cenote.kernels.smoothquant import compute_smooth_scales
 
 # what oneDNN applies while a result is still in cache: our name -> its name and variant
-FUSED = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
+ONEDNN_ACTIVATIONS = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
 
 
 class PrepackedLinear(nn.Module):
@@ -26,7 +26,7 @@ class PrepackedLinear(nn.Module):
         packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
         self.weight = packed  # opaque: not a parameter, cannot be moved or saved
         self.bias = None if linear.bias is None else linear.bias.detach()
-        self.activation, self.variant = FUSED[activation]
+        self.activation, self.variant = ONEDNN_ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.activation, [], self.variant)
@@ -36,19 +36,19 @@ class PrepackedLinear(nn.Module):
 class Int8Linear(nn.Module):
     """The same in int8, as torch multiplies it: weights by their outputs, what comes in by its rows, evened before."""
 
-    def __init__(self, linear: nn.Linear, activation: str | None, evened: Tensor | None = None) -> None:
+    def __init__(self, linear: nn.Linear, activation: str | None, smooth_scales: Tensor | None = None) -> None:
         super().__init__()
         self.out_features = linear.out_features
-        self.evened = evened
+        self.smooth_scales = smooth_scales
         weight = linear.weight.detach().float()
-        small, self.scales = quantized(weight if evened is None else weight / evened)
+        small, self.scales = quantize_int8(weight if smooth_scales is None else weight / smooth_scales)
         self.weight = small.t()
         self.bias = None if linear.bias is None else linear.bias.detach().float()
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).float()
-        rows = rows if self.evened is None else rows * self.evened
+        rows = rows if self.smooth_scales is None else rows * self.smooth_scales
         scales = rows.abs().amax(dim=1, keepdim=True) / 127
         small = (rows * torch.where(scales > 0, 1 / scales, 0)).round().to(torch.int8)
         out = torch._int_mm(small, self.weight) * (scales * self.scales)
@@ -59,34 +59,36 @@ class Int8Linear(nn.Module):
 
 def prepack(module: nn.Module, *, int8: bool = False) -> None:
     """Replace the linear layers of a module on a CPU: those in bfloat16, or all of them by int8 ones."""
-    _prepack(module, int8, evening(module) if int8 else {}, {})
+    _prepack(module, int8, compute_smooth_scales(module) if int8 else {}, {})
 
 
-def _prepack(module: nn.Module, int8: bool, evened: Mapping[nn.Module, Tensor], done: dict[object, nn.Module]) -> None:
+def _prepack(
+    module: nn.Module, int8: bool, smooth_scales: Mapping[nn.Module, Tensor], packed: dict[object, nn.Module]
+) -> None:
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
             activation = getattr(child, "activation", None)
             # layers that share their weights share them still
             key = (child.weight.data_ptr(), child.weight.shape, activation)
-            if key not in done:
-                done[key] = _packed(child, activation, int8, evened.get(child))
-            setattr(module, name, done[key])
+            if key not in packed:
+                packed[key] = _pack_linear(child, activation, int8, smooth_scales.get(child))
+            setattr(module, name, packed[key])
         else:
-            _prepack(child, int8, evened, done)
+            _prepack(child, int8, smooth_scales, packed)
 
 
-def _packed(linear: nn.Linear, activation: str | None, int8: bool, evened: Tensor | None) -> nn.Module:
-    if amx_linear.fits(linear, activation, int8=int8):
-        return TileLinear(linear, activation, int8=int8, evened=evened)
+def _pack_linear(linear: nn.Linear, activation: str | None, int8: bool, smooth_scales: Tensor | None) -> nn.Module:
+    if amx_linear.supports(linear, activation, int8=int8):
+        return AMXLinear(linear, activation, int8=int8, smooth_scales=smooth_scales)
     if linear.weight.device.type != "cpu":
         return linear
     if int8:
-        return Int8Linear(linear, activation, evened)
-    known = linear.weight.dtype == torch.bfloat16 and activation in FUSED and prepacks_bfloat16()
+        return Int8Linear(linear, activation, smooth_scales)
+    known = linear.weight.dtype == torch.bfloat16 and activation in ONEDNN_ACTIVATIONS and can_prepack_bfloat16()
     return PrepackedLinear(linear, activation) if known else linear
 
 
-def prepacks_bfloat16() -> bool:
+def can_prepack_bfloat16() -> bool:
     """Whether oneDNN has fast kernels for prepacked bfloat16 weights here.
 
     Not on ARM, even with bfloat16 units: oneDNN in torch 2.13 runs prepacked bfloat16 layers there by its reference

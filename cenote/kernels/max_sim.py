@@ -11,7 +11,7 @@ from torch import Tensor
 MAX_SIMILARITIES = 1 << 24
 
 
-def max_sims(queries: Sequence[Tensor], rows: Tensor, counts: Sequence[int]) -> Tensor:
+def max_sim_pairs(queries: Sequence[Tensor], rows: Tensor, counts: Sequence[int]) -> Tensor:
     """Of documents laid end to end, how well each matches its query. [q, d] each, [rows, d] -> [documents]
 
     Documents that share a query share its tensor, which then goes to the device once.
@@ -29,7 +29,7 @@ def max_sims(queries: Sequence[Tensor], rows: Tensor, counts: Sequence[int]) -> 
     scores = rows.new_zeros(len(queries))
     width = max(*lengths, rows.shape[-1])
     order = sorted((place for place, count in enumerate(counts) if count), key=counts.__getitem__)
-    for places in _alike([counts[place] for place in order], max(1, MAX_SIMILARITIES // width)):
+    for places in _group_by_length([counts[place] for place in order], max(1, MAX_SIMILARITIES // width)):
         chosen = [order[place] for place in places]
         if len(chosen) == 1:  # maybe one that is too large to be filled up
             (place,) = chosen
@@ -37,8 +37,8 @@ def max_sims(queries: Sequence[Tensor], rows: Tensor, counts: Sequence[int]) -> 
             scores[place] = max_sim(query, rows[ends[place] : ends[place + 1]], [counts[place]])[0]
             continue
         at, known = torch.tensor(chosen), torch.tensor([own[place] for place in chosen])
-        documents, _ = _filled(rows, ends[at], ends[at + 1])
-        asked, is_token = _filled(packed, firsts[known], firsts[known + 1])
+        documents, _ = _pad_rows(rows, ends[at], ends[at + 1])
+        asked, is_token = _pad_rows(packed, firsts[known], firsts[known + 1])
         best = (asked @ documents.transpose(1, 2)).amax(dim=-1)  # a row that is repeated is no better than it was
         scores[at.to(rows.device)] = (best * is_token).sum(dim=-1)
     return scores
@@ -48,7 +48,7 @@ def max_sim(query: Tensor, rows: Tensor, counts: Sequence[int]) -> Tensor:
     """The same with one query for all. A document without rows matches nothing."""
     max_rows = max(1, MAX_SIMILARITIES // max(1, len(query)))
     scores, start = [], 0
-    for group in _fitting(counts, max_rows):
+    for group in _group_within_limit(counts, max_rows):
         part = rows[start : start + sum(group)]
         start += len(part)
         if len(part) > max_rows:  # one document longer than that
@@ -62,7 +62,7 @@ def max_sim(query: Tensor, rows: Tensor, counts: Sequence[int]) -> Tensor:
     return torch.cat(scores)
 
 
-def _filled(rows: Tensor, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+def _pad_rows(rows: Tensor, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
     """Parts of equal length [parts, longest, d], the shorter with their last row repeated; and which rows are not."""
     steps = torch.arange(int((ends - starts).max()))
     index = torch.minimum(starts[:, None] + steps, ends[:, None] - 1)
@@ -70,7 +70,7 @@ def _filled(rows: Tensor, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]
     return rows[index.clamp(min=0).to(rows.device)], inside.to(rows.device)
 
 
-def _fitting(counts: Sequence[int], max_rows: int) -> Iterator[list[int]]:
+def _group_within_limit(counts: Sequence[int], max_rows: int) -> Iterator[list[int]]:
     """As many documents at a time as have that many rows together; one that has more comes alone."""
     group: list[int] = []
     for count in counts:
@@ -82,7 +82,7 @@ def _fitting(counts: Sequence[int], max_rows: int) -> Iterator[list[int]]:
         yield group
 
 
-def _alike(counts: Sequence[int], max_rows: int) -> Iterator[range]:
+def _group_by_length(counts: Sequence[int], max_rows: int) -> Iterator[range]:
     """The same for counts in rising order, all as long as the longest of their group."""
     start = 0
     for place, count in enumerate(counts):

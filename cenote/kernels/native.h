@@ -13,40 +13,40 @@
 typedef uint16_t bf16;
 
 /* a tile is 16 rows of 64 bytes: 16 words of 4 bytes, 32 bfloat16 or 64 int8 */
-enum { ROWS = 16, TILE_BYTES = 1024, TILE_WORDS = 256, STEP = 32, PANEL = 32 };
+enum { TILE_ROWS = 16, TILE_BYTES = 1024, TILE_WORDS = 256, STEP = 32, PANEL = 32 };
 
-static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t whole(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
 #define LOG2_E 1.44269504f
 
 /* Memory of the calling thread, kept from call to call; NULL when there is none. Contents do not last. */
-enum { OWN, SHARED, SLOTS };
-uint8_t *cenote_memory(int slot, size_t bytes);
+enum { THREAD_SCRATCH, SHARED_SCRATCH, NUM_SCRATCH_SLOTS };
+uint8_t *cenote_scratch(int slot, size_t bytes);
 
 /* The next part of some memory, on a line of its own. */
-static inline void *part_of(uint8_t **memory, size_t bytes) {
+static inline void *arena_take(uint8_t **memory, size_t bytes) {
     uint8_t *part = *memory;
     *memory += (bytes + 63) / 64 * 64;
     return part;
 }
 
 /* Tiles of full size, and numbers too small for their type become 0: the processor is slow with them. */
-static inline unsigned enter_tiles(void) {
+static inline unsigned amx_begin(void) {
     struct {
         uint8_t palette, start_row, unused[14];
         uint16_t row_bytes[16];
         uint8_t rows[16];
     } layout = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) layout.row_bytes[tile] = 64, layout.rows[tile] = ROWS;
+    for (int tile = 0; tile < 8; tile++) layout.row_bytes[tile] = 64, layout.rows[tile] = TILE_ROWS;
     _tile_loadconfig(&layout);
     const unsigned before = _mm_getcsr();
     _mm_setcsr(before | 0x8040);
     return before;
 }
 
-static inline void leave_tiles(unsigned before) {
+static inline void amx_end(unsigned before) {
     _tile_release();
     _mm_setcsr(before);
 }
@@ -76,14 +76,14 @@ static inline void transpose(const __m512i in[16], uint32_t *out) {
 }
 
 /* Of the next 32 numbers those that there are, where so many are left. */
-static inline __mmask32 those_of(int64_t left) { return left >= 32 ? 0xffffffffu : left <= 0 ? 0 : (1u << left) - 1; }
+static inline __mmask32 tail_mask(int64_t left) { return left >= 32 ? 0xffffffffu : left <= 0 ? 0 : (1u << left) - 1; }
 
-static inline __m512 wide(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
-static inline __m256i narrow(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
-static inline __m512i narrow_both(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+static inline __m512 bf16_to_f32(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+static inline __m256i f32_to_bf16(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+static inline __m512i f32x2_to_bf16(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
 
 /* 2 to the power of x; the relative error is 1e-4, a twentieth of what rounding to bfloat16 costs. */
-static inline __m512 power_of_two(__m512 x) {
+static inline __m512 exp2_ps(__m512 x) {
     const __m512 part = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); /* above the integer below x */
     __m512 y = _mm512_set1_ps(7.80245236e-02f);
     y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(2.26067164e-01f));
@@ -101,7 +101,7 @@ static inline __m512 sigmoid(__m512 x) {
     const __m512 one = _mm512_set1_ps(1.0f);
     __m512 power = _mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f));
     power = _mm512_max_ps(_mm512_set1_ps(-120.0f), _mm512_min_ps(_mm512_set1_ps(120.0f), power));
-    return _mm512_div_ps(one, _mm512_add_ps(one, power_of_two(power)));
+    return _mm512_div_ps(one, _mm512_add_ps(one, exp2_ps(power)));
 }
 
 /* The normal distribution below -z as a + bz + cz^2, for z around each sixth from 0 to 31/6: within 4e-6 everywhere. */
@@ -126,7 +126,7 @@ static const float GELU_TABLE[3][32] __attribute__((aligned(64))) = {
     },
 };
 
-static inline __m512 looked_up(const float table[32], __m512i place) {
+static inline __m512 lookup(const float table[32], __m512i place) {
     return _mm512_permutex2var_ps(_mm512_load_ps(table), place, _mm512_load_ps(table + 16));
 }
 
@@ -135,18 +135,18 @@ static inline __m512 gelu(__m512 x) {
     const __m512 z = _mm512_min_ps(_mm512_set1_ps(5.2f), _mm512_abs_ps(x));
     /* at 2^23 numbers are whole: the last bits of the sum are the nearest sixth */
     const __m512i sixth = _mm512_castps_si512(_mm512_fmadd_ps(z, _mm512_set1_ps(6.0f), _mm512_set1_ps(8388608.0f)));
-    __m512 below = _mm512_fmadd_ps(looked_up(GELU_TABLE[2], sixth), z, looked_up(GELU_TABLE[1], sixth));
-    below = _mm512_fmadd_ps(below, z, looked_up(GELU_TABLE[0], sixth));
+    __m512 below = _mm512_fmadd_ps(lookup(GELU_TABLE[2], sixth), z, lookup(GELU_TABLE[1], sixth));
+    below = _mm512_fmadd_ps(below, z, lookup(GELU_TABLE[0], sixth));
     return _mm512_fnmadd_ps(z, below, _mm512_max_ps(_mm512_setzero_ps(), x));
 }
 
-static inline __attribute__((always_inline)) __m512 activated(__m512 x, int activation) {
+static inline __attribute__((always_inline)) __m512 apply_activation(__m512 x, int activation) {
     switch (activation) {
     case GELU: return gelu(x);
     case GELU_TANH: {
         __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
-        __m512 inner = _mm512_fmadd_ps(cube, _mm512_set1_ps(0.044715f), x);
-        return _mm512_mul_ps(x, sigmoid(_mm512_mul_ps(inner, _mm512_set1_ps(1.5957691216f))));
+        __m512 cubic = _mm512_fmadd_ps(cube, _mm512_set1_ps(0.044715f), x);
+        return _mm512_mul_ps(x, sigmoid(_mm512_mul_ps(cubic, _mm512_set1_ps(1.5957691216f))));
     }
     case RELU: return _mm512_max_ps(_mm512_setzero_ps(), x);
     case SILU: return _mm512_mul_ps(x, sigmoid(x));

@@ -11,8 +11,8 @@ typedef struct {
     uint32_t *queries; /* per 32 dimensions one tile, word w of query n in row w, column n */
     float *scores;     /* [keys][16], twice */
     bf16 *weights;     /* per 32 keys one tile */
-    float *mixed;      /* [16][head_dim] */
-} Room;
+    float *attn_out;      /* [16][head_dim] */
+} AttentionScratch;
 
 /* Queries, keys and values of one head of keys: rows of bfloat16 at these distances, counted in numbers. */
 typedef struct {
@@ -23,10 +23,10 @@ typedef struct {
     int64_t window;
     float scale; /* with log2(e) in it */
     int causal;
-} Heads;
+} HeadGroup;
 
-size_t cenote_room_bytes(int64_t length, int64_t head_dim);
-Room cenote_room(uint8_t *memory, int64_t length, int64_t head_dim);
-void cenote_attend(const Heads *heads, int64_t length, const Room *room);
+size_t cenote_attention_scratch_bytes(int64_t length, int64_t head_dim);
+AttentionScratch cenote_attention_scratch(uint8_t *memory, int64_t length, int64_t head_dim);
+void cenote_attend_sequence(const HeadGroup *heads, int64_t length, const AttentionScratch *scratch);
 
 #endif

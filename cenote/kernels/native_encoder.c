@@ -11,7 +11,7 @@
 int omp_get_thread_num(void); /* omp.h is not everywhere where a compiler is */
 int omp_get_num_threads(void);
 
-enum { GROUP = 512 }; /* columns between the two halves of an MLP that are computed at once */
+enum { MLP_GROUP = 512 }; /* columns between the two halves of an MLP that are computed at once */
 
 typedef struct {
     Linear qkv, out, up, down;
@@ -27,7 +27,7 @@ typedef struct {
 
 typedef struct {
     const Layer *layers;
-    int64_t num_layers, hidden, inner, heads, kv_heads, head_dim, window;
+    int64_t num_layers, hidden, intermediate, heads, kv_heads, head_dim, window;
     float scale;
     int32_t causal;
     Embedding embedding;
@@ -37,50 +37,50 @@ typedef struct {
     const bf16 *rows; /* what layers start from; NULL: the rest says what to look up */
     const int64_t *token_ids, *positions, *types;
     bf16 *out;
-} Batch;
+} EncoderInput;
 
 /* The threads that work on one chunk. */
 typedef struct {
-    int64_t index, count, passed;
+    int64_t index, count, num_expected;
     int64_t *arrived;
 } Team;
 
-static void meet(Team *team) {
+static void team_barrier(Team *team) {
     if (team->count == 1) return;
-    team->passed += team->count;
+    team->num_expected += team->count;
     __atomic_add_fetch(team->arrived, 1, __ATOMIC_ACQ_REL);
-    for (int64_t tries = 0; __atomic_load_n(team->arrived, __ATOMIC_ACQUIRE) < team->passed; tries++)
+    for (int64_t tries = 0; __atomic_load_n(team->arrived, __ATOMIC_ACQUIRE) < team->num_expected; tries++)
         if (tries < 4096) _mm_pause();
         else sched_yield();
 }
 
 /* Memory of one chunk: [rows][...] each. */
 typedef struct {
-    bf16 *x, *qkv, *mixed; /* x in tiles */
+    bf16 *x, *qkv, *attn_out; /* x in tiles */
     int8_t *x8;
     float *x_scales;
 } Chunk;
 
 /* Memory for a block of its rows, between attention and the end of a layer. */
 typedef struct {
-    float *sums, *room, *scales, *line; /* line: one row */
-    bf16 *inner;
-    int8_t *narrow; /* attention's output or a group of inner columns as int8 */
+    float *sums, *scratch, *scales, *row_buffer; /* line: one row */
+    bf16 *intermediate;
+    int8_t *int8_rows; /* attention's output or a group of inner columns as int8 */
 } Block;
 
-static int64_t group_of(const Encoder *e) {
-    const int64_t groups = (e->inner + GROUP - 1) / GROUP;
-    return whole((e->inner + groups - 1) / groups, 64);
+static int64_t mlp_group_width(const Encoder *e) {
+    const int64_t groups = (e->intermediate + MLP_GROUP - 1) / MLP_GROUP;
+    return round_up((e->intermediate + groups - 1) / groups, 64);
 }
 
 /* Rows whose sums, of 4 bytes each, leave half of the second cache to weights. */
-static int64_t rows_at_once(const Encoder *e) { return larger(64, smaller(384, 147456 / e->hidden / 32 * 32)); }
-static int64_t width_of(const Encoder *e) { return e->heads * e->head_dim; }
+static int64_t max_block_rows(const Encoder *e) { return max_i64(64, min_i64(384, 147456 / e->hidden / 32 * 32)); }
+static int64_t attention_width(const Encoder *e) { return e->heads * e->head_dim; }
 
-static void quantize_rows(const float *evened, const Rows *from, int64_t first, int64_t last, int64_t width, int8_t *to, float *scales) {
+static void quantize_rows(const float *smooth_scales, const RowLayout *from, int64_t first, int64_t last, int64_t width, int8_t *to, float *scales) {
     for (int64_t row = first; row < last; row++) {
-        const uint8_t *own = (const uint8_t *)from->start + row / ROWS * from->block + row % ROWS * from->row;
-        scales[row] = cenote_quantize(own, from->step, width, evened, row_in_tiles(to, row, width));
+        const uint8_t *own = (const uint8_t *)from->start + row / TILE_ROWS * from->block + row % TILE_ROWS * from->row;
+        scales[row] = cenote_quantize(own, from->step, width, smooth_scales, tile_row(to, row, width));
     }
 }
 
@@ -92,129 +92,129 @@ static void add_norm(
     const int64_t width = layer->outputs;
     const __m512 one = _mm512_set1_ps(1.0f);
     for (int64_t row = first; row < last; row++) {
-        const float *sum = sums + row / (2 * ROWS) * 2 * ROWS * width + row % (2 * ROWS) * PANEL;
-        uint8_t *own = row_in_tiles(x, row, width * sizeof(bf16));
+        const float *sum = sums + row / (2 * TILE_ROWS) * 2 * TILE_ROWS * width + row % (2 * TILE_ROWS) * PANEL;
+        uint8_t *own = tile_row(x, row, width * sizeof(bf16));
         __m512 total = _mm512_setzero_ps(), squares = total, more = total, more_squares = total;
-        for (int64_t c = 0; c < width; c += PANEL, sum += 2 * ROWS * PANEL) {
+        for (int64_t c = 0; c < width; c += PANEL, sum += 2 * TILE_ROWS * PANEL) {
             const __m512i both = _mm512_load_si512(own + c / 32 * TILE_BYTES);
-            __m512 low = _mm512_add_ps(wide(_mm512_castsi512_si256(both)), _mm512_loadu_ps(layer->bias + c));
-            __m512 high = _mm512_add_ps(wide(_mm512_extracti64x4_epi64(both, 1)), _mm512_loadu_ps(layer->bias + c + 16));
+            __m512 low = _mm512_add_ps(bf16_to_f32(_mm512_castsi512_si256(both)), _mm512_loadu_ps(layer->bias + c));
+            __m512 high = _mm512_add_ps(bf16_to_f32(_mm512_extracti64x4_epi64(both, 1)), _mm512_loadu_ps(layer->bias + c + 16));
             low = _mm512_fmadd_ps(_mm512_load_ps(sum), layer->scales ? _mm512_loadu_ps(layer->scales + c) : one, low);
             high = _mm512_fmadd_ps(_mm512_load_ps(sum + 16), layer->scales ? _mm512_loadu_ps(layer->scales + c + 16) : one, high);
             total = _mm512_add_ps(total, low);
             more = _mm512_add_ps(more, high);
             squares = _mm512_fmadd_ps(low, low, squares);
             more_squares = _mm512_fmadd_ps(high, high, more_squares);
-            _mm512_store_ps(block->line + c, low);
-            _mm512_store_ps(block->line + c + 16, high);
+            _mm512_store_ps(block->row_buffer + c, low);
+            _mm512_store_ps(block->row_buffer + c + 16, high);
         }
-        normalize(norm, block->line, width, _mm512_add_ps(total, more), _mm512_add_ps(squares, more_squares), own, TILE_BYTES);
-        if (x8) x_scales[row] = cenote_quantize(own, TILE_BYTES, width, reader->evened, row_in_tiles(x8, row, width));
+        normalize(norm, block->row_buffer, width, _mm512_add_ps(total, more), _mm512_add_ps(squares, more_squares), own, TILE_BYTES);
+        if (x8) x_scales[row] = cenote_quantize(own, TILE_BYTES, width, reader->smooth_scales, tile_row(x8, row, width));
     }
 }
 
-static Rows of_bf16(const bf16 *rows, int64_t width) { return in_tiles(rows, width * sizeof(bf16)); }
+static RowLayout bf16_layout(const bf16 *rows, int64_t width) { return tile_layout(rows, width * sizeof(bf16)); }
 
-static Rows of_int8(const int8_t *rows, int64_t width, const float *scales) {
-    Rows found = in_tiles(rows, width);
+static RowLayout int8_layout(const int8_t *rows, int64_t width, const float *scales) {
+    RowLayout found = tile_layout(rows, width);
     found.scales = scales;
     return found;
 }
 
 /* States of tokens as the layer that reads them wants them. */
-static Rows states(const Encoder *e, const Chunk *chunk, int64_t first) {
-    if (!is_int8(&e->layers->qkv)) return of_bf16(chunk->x + first * e->hidden, e->hidden);
-    return of_int8(chunk->x8 + first * e->hidden, e->hidden, chunk->x_scales + first);
+static RowLayout state_layout(const Encoder *e, const Chunk *chunk, int64_t first) {
+    if (!is_int8(&e->layers->qkv)) return bf16_layout(chunk->x + first * e->hidden, e->hidden);
+    return int8_layout(chunk->x8 + first * e->hidden, e->hidden, chunk->x_scales + first);
 }
 
 /* Columns `begin` to `end` between the halves of the MLP, of which this thread computes a share: inner = activation(x up). */
-static void raise(const Layer *layer, const Rows *x, int64_t count, int64_t begin, int64_t end, int64_t index, int64_t shares, bf16 *inner, float *room) {
-    const int64_t panels = (end - begin) / PANEL, first = panels * index / shares, last = panels * (index + 1) / shares;
-    Rows out = in_tiles(inner, (end - begin) * sizeof(bf16));
+static void mlp_up(const Layer *layer, const RowLayout *x, int64_t count, int64_t begin, int64_t end, int64_t index, int64_t num_shares, bf16 *intermediate, float *scratch) {
+    const int64_t panels = (end - begin) / PANEL, first = panels * index / num_shares, last = panels * (index + 1) / num_shares;
+    RowLayout out = tile_layout(intermediate, (end - begin) * sizeof(bf16));
     out.start = (const uint8_t *)out.start + first * TILE_BYTES;
-    cenote_rows_linear(&layer->up, x, count, begin / PANEL + first, begin / PANEL + last, &out, room);
+    cenote_linear_rows(&layer->up, x, count, begin / PANEL + first, begin / PANEL + last, &out, scratch);
 }
 
 /* All that follows attention in a layer, for `count` rows from `first` on, by one thread. */
-static void rest_of_layer(const Encoder *e, const Layer *layer, const Chunk *chunk, const Block *block, int64_t first, int64_t count) {
-    const int64_t hidden = e->hidden, panels = hidden / PANEL, group = group_of(e), width = width_of(e);
+static void after_attention(const Encoder *e, const Layer *layer, const Chunk *chunk, const Block *block, int64_t first, int64_t count) {
+    const int64_t hidden = e->hidden, panels = hidden / PANEL, group = mlp_group_width(e), width = attention_width(e);
     const Linear *next = &(layer + 1 < e->layers + e->num_layers ? layer + 1 : layer)->qkv; /* after the last nobody reads */
     const int int8 = is_int8(&layer->qkv);
     bf16 *x = chunk->x + first * hidden;
     int8_t *x8 = int8 ? chunk->x8 + first * hidden : NULL;
-    Rows rows = side_by_side(chunk->mixed + first * width, width * sizeof(bf16));
+    RowLayout rows = row_major(chunk->attn_out + first * width, width * sizeof(bf16));
     if (int8) {
-        quantize_rows(layer->out.evened, &rows, 0, count, width, block->narrow, block->scales);
-        rows = of_int8(block->narrow, width, block->scales);
+        quantize_rows(layer->out.smooth_scales, &rows, 0, count, width, block->int8_rows, block->scales);
+        rows = int8_layout(block->int8_rows, width, block->scales);
     }
-    cenote_rows_sums(&layer->out, &rows, count, 0, panels, 0, steps_of(&layer->out), 0, block->sums, block->room);
+    cenote_linear_partial_sums(&layer->out, &rows, count, 0, panels, 0, num_steps(&layer->out), 0, block->sums, block->scratch);
     add_norm(&layer->out, &layer->mixer_norm, &layer->up, 0, count, block, block->sums, x, x8, chunk->x_scales + first);
-    const Rows x_rows = states(e, chunk, first);
-    for (int64_t begin = 0; begin < e->inner; begin += group) {
-        const int64_t end = smaller(begin + group, e->inner), step = int8 ? 64 : 32;
-        raise(layer, &x_rows, count, begin, end, 0, 1, block->inner, block->room);
-        rows = of_bf16(block->inner, end - begin);
+    const RowLayout x_rows = state_layout(e, chunk, first);
+    for (int64_t begin = 0; begin < e->intermediate; begin += group) {
+        const int64_t end = min_i64(begin + group, e->intermediate), step = int8 ? 64 : 32;
+        mlp_up(layer, &x_rows, count, begin, end, 0, 1, block->intermediate, block->scratch);
+        rows = bf16_layout(block->intermediate, end - begin);
         if (int8) {
-            quantize_rows(layer->down.evened ? layer->down.evened + begin : NULL, &rows, 0, count, end - begin, block->narrow, block->scales);
-            rows = of_int8(block->narrow, end - begin, block->scales);
+            quantize_rows(layer->down.smooth_scales ? layer->down.smooth_scales + begin : NULL, &rows, 0, count, end - begin, block->int8_rows, block->scales);
+            rows = int8_layout(block->int8_rows, end - begin, block->scales);
         }
-        cenote_rows_sums(&layer->down, &rows, count, 0, panels, begin / step, end / step, begin > 0, block->sums, block->room);
+        cenote_linear_partial_sums(&layer->down, &rows, count, 0, panels, begin / step, end / step, begin > 0, block->sums, block->scratch);
     }
     add_norm(&layer->down, &layer->mlp_norm, next, 0, count, block, block->sums, x, x8, chunk->x_scales + first);
 }
 
 /* The same for so few rows that threads share the outputs of every linear layer, and the memory. */
-static void rest_of_layer_together(
+static void after_attention_shared(
     const Encoder *e, const Layer *layer, const Chunk *chunk, const Block *block, const Block *shared, int64_t count, Team *team
 ) {
-    const int64_t panels = e->hidden / PANEL, group = group_of(e), width = width_of(e), padded = whole(count, 2 * ROWS);
+    const int64_t panels = e->hidden / PANEL, group = mlp_group_width(e), width = attention_width(e), padded = round_up(count, 2 * TILE_ROWS);
     const Linear *next = &(layer + 1 < e->layers + e->num_layers ? layer + 1 : layer)->qkv; /* after the last nobody reads */
     const int int8 = is_int8(&layer->qkv);
     const int64_t first = panels * team->index / team->count, last = panels * (team->index + 1) / team->count;
     const int64_t from = count * team->index / team->count, until = count * (team->index + 1) / team->count; /* rows */
     int8_t *x8 = int8 ? chunk->x8 : NULL;
-    Rows rows = side_by_side(chunk->mixed, width * sizeof(bf16));
+    RowLayout rows = row_major(chunk->attn_out, width * sizeof(bf16));
     if (int8) { /* so little that each does all of it for itself */
-        quantize_rows(layer->out.evened, &rows, 0, count, width, block->narrow, block->scales);
-        rows = of_int8(block->narrow, width, block->scales);
+        quantize_rows(layer->out.smooth_scales, &rows, 0, count, width, block->int8_rows, block->scales);
+        rows = int8_layout(block->int8_rows, width, block->scales);
     }
-    cenote_rows_sums(&layer->out, &rows, count, first, last, 0, steps_of(&layer->out), 0, shared->sums, block->room);
-    meet(team);
+    cenote_linear_partial_sums(&layer->out, &rows, count, first, last, 0, num_steps(&layer->out), 0, shared->sums, block->scratch);
+    team_barrier(team);
     add_norm(&layer->out, &layer->mixer_norm, &layer->up, from, until, block, shared->sums, chunk->x, x8, chunk->x_scales);
-    meet(team);
-    const Rows x_rows = states(e, chunk, 0);
-    for (int64_t begin = 0; begin < e->inner; begin += group)
-        raise(layer, &x_rows, count, begin, smaller(begin + group, e->inner), team->index, team->count, shared->inner + begin * padded, block->room);
-    meet(team);
-    for (int64_t begin = 0; begin < e->inner; begin += group) {
-        const int64_t end = smaller(begin + group, e->inner), step = int8 ? 64 : 32;
-        rows = of_bf16(shared->inner + begin * padded, end - begin);
+    team_barrier(team);
+    const RowLayout x_rows = state_layout(e, chunk, 0);
+    for (int64_t begin = 0; begin < e->intermediate; begin += group)
+        mlp_up(layer, &x_rows, count, begin, min_i64(begin + group, e->intermediate), team->index, team->count, shared->intermediate + begin * padded, block->scratch);
+    team_barrier(team);
+    for (int64_t begin = 0; begin < e->intermediate; begin += group) {
+        const int64_t end = min_i64(begin + group, e->intermediate), step = int8 ? 64 : 32;
+        rows = bf16_layout(shared->intermediate + begin * padded, end - begin);
         if (int8) {
-            quantize_rows(layer->down.evened ? layer->down.evened + begin : NULL, &rows, 0, count, end - begin, block->narrow, block->scales);
-            rows = of_int8(block->narrow, end - begin, block->scales);
+            quantize_rows(layer->down.smooth_scales ? layer->down.smooth_scales + begin : NULL, &rows, 0, count, end - begin, block->int8_rows, block->scales);
+            rows = int8_layout(block->int8_rows, end - begin, block->scales);
         }
-        cenote_rows_sums(&layer->down, &rows, count, first, last, begin / step, end / step, begin > 0, shared->sums, block->room);
+        cenote_linear_partial_sums(&layer->down, &rows, count, first, last, begin / step, end / step, begin > 0, shared->sums, block->scratch);
     }
-    meet(team);
+    team_barrier(team);
     add_norm(&layer->down, &layer->mlp_norm, next, from, until, block, shared->sums, chunk->x, x8, chunk->x_scales);
-    meet(team);
+    team_barrier(team);
 }
 
-static void attend(const Encoder *e, const Chunk *chunk, const int64_t *offsets, int64_t members, const Room *room, const Team *team) {
-    const int64_t dim = e->head_dim, query = width_of(e), keys = e->kv_heads * dim, row = query + 2 * keys, group = e->heads / e->kv_heads;
+static void attend_chunk(const Encoder *e, const Chunk *chunk, const int64_t *offsets, int64_t members, const AttentionScratch *scratch, const Team *team) {
+    const int64_t dim = e->head_dim, query = attention_width(e), keys = e->kv_heads * dim, row = query + 2 * keys, group = e->heads / e->kv_heads;
     for (int64_t unit = team->index; unit < members * e->kv_heads; unit += team->count) {
         const int64_t member = unit / e->kv_heads, head = unit % e->kv_heads, start = offsets[member] - offsets[0];
         const bf16 *own = chunk->qkv + start * row;
-        const Heads heads = {
+        const HeadGroup heads = {
             own + head * group * dim, own + query + head * dim, own + query + keys + head * dim,
-            chunk->mixed + start * query + head * group * dim, row, row, row, query, dim, group, e->window, e->scale * LOG2_E, e->causal,
+            chunk->attn_out + start * query + head * group * dim, row, row, row, query, dim, group, e->window, e->scale * LOG2_E, e->causal,
         };
-        cenote_attend(&heads, offsets[member + 1] - offsets[member], room);
+        cenote_attend_sequence(&heads, offsets[member + 1] - offsets[member], scratch);
     }
 }
 
 /* The sum of what the token, its type and its position contribute, normed. */
-static void look_up(const Encoder *e, const Batch *batch, int64_t token, float *sum, uint8_t *own) {
+static void embed_token(const Encoder *e, const EncoderInput *batch, int64_t token, float *sum, uint8_t *own) {
     const Embedding *tables = &e->embedding;
     const int64_t hidden = e->hidden;
     const bf16 *word = tables->tokens + batch->token_ids[token] * hidden;
@@ -222,9 +222,9 @@ static void look_up(const Encoder *e, const Batch *batch, int64_t token, float *
     const bf16 *position = tables->positions ? tables->positions + (batch->positions[token] + tables->position_offset) * hidden : NULL;
     __m512 total = _mm512_setzero_ps(), squares = total;
     for (int64_t c = 0; c < hidden; c += 16) {
-        __m512 value = wide(_mm256_loadu_si256((const void *)(word + c)));
-        if (type) value = _mm512_add_ps(value, wide(_mm256_loadu_si256((const void *)(type + c))));
-        if (position) value = _mm512_add_ps(value, wide(_mm256_loadu_si256((const void *)(position + c))));
+        __m512 value = bf16_to_f32(_mm256_loadu_si256((const void *)(word + c)));
+        if (type) value = _mm512_add_ps(value, bf16_to_f32(_mm256_loadu_si256((const void *)(type + c))));
+        if (position) value = _mm512_add_ps(value, bf16_to_f32(_mm256_loadu_si256((const void *)(position + c))));
         total = _mm512_add_ps(total, value);
         squares = _mm512_fmadd_ps(value, value, squares);
         _mm512_store_ps(sum + c, value);
@@ -232,85 +232,85 @@ static void look_up(const Encoder *e, const Batch *batch, int64_t token, float *
     normalize(&tables->norm, sum, hidden, total, squares, own, TILE_BYTES);
 }
 
-static void begin_rows(const Encoder *e, const Batch *batch, const Chunk *chunk, const Block *block, int64_t start, int64_t first, int64_t last) {
+static void load_rows(const Encoder *e, const EncoderInput *batch, const Chunk *chunk, const Block *block, int64_t start, int64_t first, int64_t last) {
     const int64_t hidden = e->hidden;
     for (int64_t row = first; row < last; row++) {
-        uint8_t *own = row_in_tiles(chunk->x, row, hidden * sizeof(bf16));
-        if (batch->rows == NULL) look_up(e, batch, start + row, block->line, own);
+        uint8_t *own = tile_row(chunk->x, row, hidden * sizeof(bf16));
+        if (batch->rows == NULL) embed_token(e, batch, start + row, block->row_buffer, own);
         else
             for (int64_t c = 0; c < hidden; c += 32)
                 _mm512_store_si512(own + c / 32 * TILE_BYTES, _mm512_loadu_si512(batch->rows + (start + row) * hidden + c));
     }
-    const Rows rows = of_bf16(chunk->x, hidden);
-    if (is_int8(&e->layers->qkv)) quantize_rows(e->layers->qkv.evened, &rows, first, last, hidden, chunk->x8, chunk->x_scales);
+    const RowLayout rows = bf16_layout(chunk->x, hidden);
+    if (is_int8(&e->layers->qkv)) quantize_rows(e->layers->qkv.smooth_scales, &rows, first, last, hidden, chunk->x8, chunk->x_scales);
 }
 
-static void end_rows(const Encoder *e, const Batch *batch, const Chunk *chunk, int64_t start, int64_t first, int64_t last) {
+static void store_rows(const Encoder *e, const EncoderInput *batch, const Chunk *chunk, int64_t start, int64_t first, int64_t last) {
     const int64_t hidden = e->hidden;
     for (int64_t row = first; row < last; row++) {
-        const uint8_t *own = row_in_tiles(chunk->x, row, hidden * sizeof(bf16));
+        const uint8_t *own = tile_row(chunk->x, row, hidden * sizeof(bf16));
         for (int64_t c = 0; c < hidden; c += 32)
             _mm512_storeu_si512(batch->out + (start + row) * hidden + c, _mm512_load_si512(own + c / 32 * TILE_BYTES));
     }
 }
 
 static void encode_chunk(
-    const Encoder *e, const Batch *batch, const int64_t *offsets, int64_t members, const Chunk *chunk, const Block *block,
-    const Block *shared, const Room *room, Team *team
+    const Encoder *e, const EncoderInput *batch, const int64_t *offsets, int64_t members, const Chunk *chunk, const Block *block,
+    const Block *shared, const AttentionScratch *scratch, Team *team
 ) {
-    const int64_t rows = offsets[members] - offsets[0], panels = panels_of(&e->layers->qkv);
-    const int64_t at_once = smaller(rows_at_once(e), whole((rows + team->count - 1) / team->count, 2 * ROWS));
-    const int64_t row_bytes = e->layers->qkv.outputs * sizeof(bf16), stride = team->count * at_once, mine = team->index * at_once;
-    const int by_columns = team->count > 1 && rows < 2 * ROWS * team->count;
-    for (int64_t first = mine; first < rows; first += stride) begin_rows(e, batch, chunk, block, offsets[0], first, smaller(rows, first + at_once));
-    if (by_columns) meet(team);
+    const int64_t rows = offsets[members] - offsets[0], panels = num_panels(&e->layers->qkv);
+    const int64_t block_rows = min_i64(max_block_rows(e), round_up((rows + team->count - 1) / team->count, 2 * TILE_ROWS));
+    const int64_t row_bytes = e->layers->qkv.outputs * sizeof(bf16), stride = team->count * block_rows, mine = team->index * block_rows;
+    const int by_columns = team->count > 1 && rows < 2 * TILE_ROWS * team->count;
+    for (int64_t first = mine; first < rows; first += stride) load_rows(e, batch, chunk, block, offsets[0], first, min_i64(rows, first + block_rows));
+    if (by_columns) team_barrier(team);
     for (const Layer *layer = e->layers; layer < e->layers + e->num_layers; layer++) {
         if (by_columns) {
             const int64_t from = panels * team->index / team->count, until = panels * (team->index + 1) / team->count;
-            const Rows x = states(e, chunk, 0);
-            const Rows out = side_by_side(chunk->qkv + from * PANEL, row_bytes);
-            cenote_rows_linear(&layer->qkv, &x, rows, from, until, &out, block->room);
+            const RowLayout x = state_layout(e, chunk, 0);
+            const RowLayout out = row_major(chunk->qkv + from * PANEL, row_bytes);
+            cenote_linear_rows(&layer->qkv, &x, rows, from, until, &out, block->scratch);
         } else
             for (int64_t first = mine; first < rows; first += stride) {
-                const Rows x = states(e, chunk, first);
-                const Rows out = side_by_side((uint8_t *)chunk->qkv + first * row_bytes, row_bytes);
-                cenote_rows_linear(&layer->qkv, &x, smaller(at_once, rows - first), 0, panels, &out, block->room);
+                const RowLayout x = state_layout(e, chunk, first);
+                const RowLayout out = row_major((uint8_t *)chunk->qkv + first * row_bytes, row_bytes);
+                cenote_linear_rows(&layer->qkv, &x, min_i64(block_rows, rows - first), 0, panels, &out, block->scratch);
             }
-        meet(team);
-        attend(e, chunk, offsets, members, room, team);
-        meet(team);
-        if (by_columns) rest_of_layer_together(e, layer, chunk, block, shared, rows, team);
+        team_barrier(team);
+        attend_chunk(e, chunk, offsets, members, scratch, team);
+        team_barrier(team);
+        if (by_columns) after_attention_shared(e, layer, chunk, block, shared, rows, team);
         else
-            for (int64_t first = mine; first < rows; first += stride) rest_of_layer(e, layer, chunk, block, first, smaller(at_once, rows - first));
+            for (int64_t first = mine; first < rows; first += stride) after_attention(e, layer, chunk, block, first, min_i64(block_rows, rows - first));
     }
-    for (int64_t first = mine; first < rows; first += stride) end_rows(e, batch, chunk, offsets[0], first, smaller(rows, first + at_once));
-    meet(team);
+    for (int64_t first = mine; first < rows; first += stride) store_rows(e, batch, chunk, offsets[0], first, min_i64(rows, first + block_rows));
+    team_barrier(team);
 }
 
-static Chunk take_chunk(const Encoder *e, int64_t rows, uint8_t **memory) {
-    const int64_t padded = whole(rows, 2 * ROWS);
+static Chunk alloc_chunk(const Encoder *e, int64_t rows, uint8_t **memory) {
+    const int64_t padded = round_up(rows, 2 * TILE_ROWS);
     Chunk chunk;
-    chunk.x = part_of(memory, padded * e->hidden * sizeof(bf16));
-    chunk.qkv = part_of(memory, padded * e->layers->qkv.outputs * sizeof(bf16));
-    chunk.mixed = part_of(memory, padded * width_of(e) * sizeof(bf16));
-    chunk.x8 = part_of(memory, is_int8(&e->layers->qkv) ? padded * e->hidden : 0);
-    chunk.x_scales = part_of(memory, padded * sizeof(float));
+    chunk.x = arena_take(memory, padded * e->hidden * sizeof(bf16));
+    chunk.qkv = arena_take(memory, padded * e->layers->qkv.outputs * sizeof(bf16));
+    chunk.attn_out = arena_take(memory, padded * attention_width(e) * sizeof(bf16));
+    chunk.x8 = arena_take(memory, is_int8(&e->layers->qkv) ? padded * e->hidden : 0);
+    chunk.x_scales = arena_take(memory, padded * sizeof(float));
     return chunk;
 }
 
-static Block take_block(const Encoder *e, int64_t rows, int64_t inner, uint8_t **memory) {
-    const int64_t padded = whole(rows, 2 * ROWS);
+static Block alloc_block(const Encoder *e, int64_t rows, int64_t intermediate, uint8_t **memory) {
+    const int64_t padded = round_up(rows, 2 * TILE_ROWS);
     Block block;
-    block.sums = part_of(memory, padded * e->hidden * sizeof(float));
-    block.room = part_of(memory, room_bytes(padded));
-    block.inner = part_of(memory, padded * inner * sizeof(bf16));
-    block.narrow = part_of(memory, is_int8(&e->layers->qkv) ? padded * larger(inner, width_of(e)) : 0);
-    block.scales = part_of(memory, padded * sizeof(float));
-    block.line = part_of(memory, e->hidden * sizeof(float));
+    block.sums = arena_take(memory, padded * e->hidden * sizeof(float));
+    block.scratch = arena_take(memory, linear_scratch_bytes(padded));
+    block.intermediate = arena_take(memory, padded * intermediate * sizeof(bf16));
+    block.int8_rows = arena_take(memory, is_int8(&e->layers->qkv) ? padded * max_i64(intermediate, attention_width(e)) : 0);
+    block.scales = arena_take(memory, padded * sizeof(float));
+    block.row_buffer = arena_take(memory, e->hidden * sizeof(float));
     return block;
 }
 
-static int out_of_range(const Encoder *e, const Batch *batch, int64_t tokens) {
+static int has_out_of_range_ids(const Encoder *e, const EncoderInput *batch, int64_t tokens) {
     const Embedding *tables = &e->embedding;
     const uint64_t words = tables->num_tokens, places = tables->num_positions, kinds = tables->num_types;
     int found = 0;
@@ -324,53 +324,53 @@ static int out_of_range(const Encoder *e, const Batch *batch, int64_t tokens) {
 
 /* offsets: where each of `size` sequences starts, and the end. Returns 0; 1: there was no memory to work in; 2: an id that no
  * table has. Nothing is written then. */
-int cenote_encode(const Encoder *e, const Batch *batch, const int64_t *offsets, int64_t size, int64_t threads) {
-    const int64_t tokens = offsets[size], at_once = rows_at_once(e);
+int cenote_encode(const Encoder *e, const EncoderInput *batch, const int64_t *offsets, int64_t size, int64_t threads) {
+    const int64_t tokens = offsets[size], block_rows = max_block_rows(e);
     if (tokens == 0) return 0;
-    if (batch->rows == NULL && out_of_range(e, batch, tokens)) return 2;
+    if (batch->rows == NULL && has_out_of_range_ids(e, batch, tokens)) return 2;
     int64_t *starts = malloc((size + 1) * sizeof(int64_t)), count = 0, longest = 0, most = 0, next = 0, failed = 0, arrived = 0;
     if (starts == NULL) return 1;
     /* several chunks for each thread, so that they end together */
-    const int64_t wanted = larger(2 * ROWS, smaller(at_once, tokens / (4 * threads)));
+    const int64_t target_rows = max_i64(2 * TILE_ROWS, min_i64(block_rows, tokens / (4 * threads)));
     for (int64_t member = 0; member < size; member++) {
-        longest = larger(longest, offsets[member + 1] - offsets[member]);
-        if (member == 0 || offsets[member + 1] - offsets[starts[count - 1]] > wanted) starts[count++] = member;
+        longest = max_i64(longest, offsets[member + 1] - offsets[member]);
+        if (member == 0 || offsets[member + 1] - offsets[starts[count - 1]] > target_rows) starts[count++] = member;
     }
     starts[count] = size;
-    for (int64_t i = 0; i < count; i++) most = larger(most, offsets[starts[i + 1]] - offsets[starts[i]]);
-    const int together = count < threads;
-    uint8_t *nowhere = NULL, *common = NULL;
-    if (together) {
-        take_chunk(e, most, &nowhere);
-        take_block(e, smaller(most, 2 * ROWS * threads), e->inner, &nowhere);
-        common = cenote_memory(SHARED, (size_t)nowhere);
-        failed = common == NULL;
+    for (int64_t i = 0; i < count; i++) most = max_i64(most, offsets[starts[i + 1]] - offsets[starts[i]]);
+    const int is_shared = count < threads;
+    uint8_t *shared_size = NULL, *shared_memory = NULL;
+    if (is_shared) {
+        alloc_chunk(e, most, &shared_size);
+        alloc_block(e, min_i64(most, 2 * TILE_ROWS * threads), e->intermediate, &shared_size);
+        shared_memory = cenote_scratch(SHARED_SCRATCH, (size_t)shared_size);
+        failed = shared_memory == NULL;
     }
 #pragma omp parallel num_threads(threads)
     {
-        uint8_t *nothing = NULL;
-        if (!together) take_chunk(e, most, &nothing);
-        take_block(e, smaller(most, at_once), group_of(e), &nothing);
-        uint8_t *memory = cenote_memory(OWN, (size_t)nothing + cenote_room_bytes(longest, e->head_dim)), *place = common;
+        uint8_t *thread_size = NULL;
+        if (!is_shared) alloc_chunk(e, most, &thread_size);
+        alloc_block(e, min_i64(most, block_rows), mlp_group_width(e), &thread_size);
+        uint8_t *memory = cenote_scratch(THREAD_SCRATCH, (size_t)thread_size + cenote_attention_scratch_bytes(longest, e->head_dim)), *place = shared_memory;
         if (memory == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
 #pragma omp barrier
         if (!failed) {
             Team team = {0, 1, 0, &arrived};
             Block shared = {0};
             Chunk chunk;
-            if (together) {
+            if (is_shared) {
                 team.index = omp_get_thread_num(), team.count = omp_get_num_threads();
-                chunk = take_chunk(e, most, &place);
-                shared = take_block(e, smaller(most, 2 * ROWS * threads), e->inner, &place);
-            } else chunk = take_chunk(e, most, &memory);
-            const Block block = take_block(e, smaller(most, at_once), group_of(e), &memory);
-            const Room room = cenote_room(memory, longest, e->head_dim);
-            const unsigned before = enter_tiles();
+                chunk = alloc_chunk(e, most, &place);
+                shared = alloc_block(e, min_i64(most, 2 * TILE_ROWS * threads), e->intermediate, &place);
+            } else chunk = alloc_chunk(e, most, &memory);
+            const Block block = alloc_block(e, min_i64(most, block_rows), mlp_group_width(e), &memory);
+            const AttentionScratch scratch = cenote_attention_scratch(memory, longest, e->head_dim);
+            const unsigned before = amx_begin();
             for (int64_t i = 0; i < count; i++) {
-                if (!together && (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) >= count) break;
-                encode_chunk(e, batch, offsets + starts[i], starts[i + 1] - starts[i], &chunk, &block, &shared, &room, &team);
+                if (!is_shared && (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) >= count) break;
+                encode_chunk(e, batch, offsets + starts[i], starts[i + 1] - starts[i], &chunk, &block, &shared, &scratch, &team);
             }
-            leave_tiles(before);
+            amx_end(before);
         }
     }
     free(starts);

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cenote.kernels import native_library
-from cenote.kernels.amx_linear import TileLinear
+from cenote.kernels.amx_linear import AMXLinear
 from cenote.packed_batch import PackedBatch
 
 
@@ -25,16 +25,16 @@ class NormWeights:
 class BlockWeights:
     """One layer: norm(x + out(attention(qkv(x)))), then norm(x + down(up(x)))."""
 
-    qkv: TileLinear
-    out: TileLinear
-    up: TileLinear
-    down: TileLinear
+    qkv: AMXLinear
+    out: AMXLinear
+    up: AMXLinear
+    down: AMXLinear
     mixer_norm: NormWeights
     mlp_norm: NormWeights
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class EmbeddingTables:
     """What is looked up for a token, its position and its type; summed and normed."""
 
     tokens: Tensor
@@ -48,38 +48,44 @@ class NativeEncoder:
     def __init__(
         self,
         blocks: Sequence[BlockWeights],
-        tables: Tables | None,
+        embedding_tables: EmbeddingTables | None,
         *,
-        heads: int,
-        kv_heads: int,
+        num_heads: int,
+        num_kv_heads: int,
         head_dim: int,
         causal: bool,
         window: int | None,
         scale: float,
     ) -> None:
-        self.hidden = blocks[0].qkv.in_features
+        self.hidden_size = blocks[0].qkv.in_features
         self.blocks = blocks
-        self.tables = tables
-        self._kept: list[Tensor] = []  # what the structures point to
-        self._layers = (native_library.Layer * len(blocks))(*(self._layer(block) for block in blocks))
+        self.embedding_tables = embedding_tables
+        self._retained: list[Tensor] = []  # what the structures point to
+        self._layers = (native_library.Layer * len(blocks))(*(self._make_layer(block) for block in blocks))
         self._encoder = native_library.Encoder(
             layers=ctypes.addressof(self._layers),
             num_layers=len(blocks),
-            hidden=self.hidden,
-            inner=blocks[0].up.out_features,
-            heads=heads,
-            kv_heads=kv_heads,
+            hidden=self.hidden_size,
+            intermediate=blocks[0].up.out_features,
+            heads=num_heads,
+            kv_heads=num_kv_heads,
             head_dim=head_dim,
-            window=native_library.UNBOUNDED if window is None else window,
+            window=native_library.NO_WINDOW if window is None else window,
             scale=scale,
             causal=causal,
-            embedding=native_library.Embedding() if tables is None else self._embedding(tables),
+            embedding=native_library.Embedding()
+            if embedding_tables is None
+            else self._make_embedding(embedding_tables),
         )
 
-    def from_tokens(self, batch: PackedBatch) -> Tensor | None:
+    def encode_ids(self, batch: PackedBatch) -> Tensor | None:
         """States of tokens: [tokens, hidden]; None where a table has no row for one of them."""
-        types = batch.token_types
-        if types is not None and (self.tables is None or self.tables.types is None or len(self.tables.types) == 1):
+        types = batch.token_type_ids
+        if types is not None and (
+            self.embedding_tables is None
+            or self.embedding_tables.types is None
+            or len(self.embedding_tables.types) == 1
+        ):
             types = None  # some tokenizers name a second type to a model that has one
         return self._run(
             batch,
@@ -88,51 +94,53 @@ class NativeEncoder:
             types=None if types is None else types.data_ptr(),
         )
 
-    def from_rows(self, rows: Tensor, batch: PackedBatch) -> Tensor:
+    def encode_embeds(self, inputs_embeds: Tensor, batch: PackedBatch) -> Tensor:
         """States of tokens from what they start as: [tokens, hidden]"""
-        rows = rows.contiguous()  # kept by this name until the call is over
-        states = self._run(batch, rows=rows.data_ptr())
+        inputs_embeds = inputs_embeds.contiguous()  # kept by this name until the call is over
+        states = self._run(batch, rows=inputs_embeds.data_ptr())
         assert states is not None
         return states
 
     def _run(self, batch: PackedBatch, **inputs: int | None) -> Tensor | None:
-        out = torch.empty((batch.num_tokens, self.hidden), dtype=torch.bfloat16)
-        failed = native_library.library().cenote_encode(
+        out = torch.empty((batch.num_tokens, self.hidden_size), dtype=torch.bfloat16)
+        failed = native_library.load_library().cenote_encode(
             ctypes.byref(self._encoder),
-            ctypes.byref(native_library.Batch(out=out.data_ptr(), **inputs)),
-            batch.offsets.data_ptr(),
-            batch.size,
+            ctypes.byref(native_library.EncoderInput(out=out.data_ptr(), **inputs)),
+            batch.cu_seqlens.data_ptr(),
+            batch.num_seqs,
             torch.get_num_threads(),
         )
         if failed == 1:
-            raise MemoryError(f"no memory for {batch.num_tokens} tokens, {batch.max_length} of them in one sequence")
+            raise MemoryError(f"no memory for {batch.num_tokens} tokens, {batch.max_seqlen} of them in one sequence")
         return out if failed == 0 else None
 
-    def _layer(self, block: BlockWeights) -> native_library.Layer:
+    def _make_layer(self, block: BlockWeights) -> native_library.Layer:
         linears = (block.qkv, block.out, block.up, block.down)
         norms = (block.mixer_norm, block.mlp_norm)
-        return native_library.Layer(*(linear.described for linear in linears), *(self._norm(norm) for norm in norms))
-
-    def _norm(self, norm: NormWeights) -> native_library.Norm:
-        weight = torch.ones(self.hidden) if norm.weight is None else norm.weight
-        bias = torch.zeros(self.hidden) if norm.bias is None else norm.bias
-        return native_library.Norm(weight=self._keep(weight.float()), bias=self._keep(bias.float()), eps=norm.eps)
-
-    def _embedding(self, tables: Tables) -> native_library.Embedding:
-        parts = (tables.tokens, tables.positions, tables.types)
-        return native_library.Embedding(
-            *(None if part is None else self._keep(part) for part in parts),
-            *(0 if part is None else len(part) for part in parts),
-            tables.position_offset,
-            self._norm(tables.norm),
+        return native_library.Layer(
+            *(linear.descriptor for linear in linears), *(self._make_norm(norm) for norm in norms)
         )
 
-    def _keep(self, values: Tensor) -> int:
-        self._kept.append(values.detach().contiguous())
-        return self._kept[-1].data_ptr()
+    def _make_norm(self, norm: NormWeights) -> native_library.Norm:
+        weight = torch.ones(self.hidden_size) if norm.weight is None else norm.weight
+        bias = torch.zeros(self.hidden_size) if norm.bias is None else norm.bias
+        return native_library.Norm(weight=self._retain(weight.float()), bias=self._retain(bias.float()), eps=norm.eps)
+
+    def _make_embedding(self, tables: EmbeddingTables) -> native_library.Embedding:
+        parts = (tables.tokens, tables.positions, tables.types)
+        return native_library.Embedding(
+            *(None if part is None else self._retain(part) for part in parts),
+            *(0 if part is None else len(part) for part in parts),
+            tables.position_offset,
+            self._make_norm(tables.norm),
+        )
+
+    def _retain(self, values: Tensor) -> int:
+        self._retained.append(values.detach().contiguous())
+        return self._retained[-1].data_ptr()
 
 
-def fits(blocks: Sequence[BlockWeights], head_dim: int) -> bool:
+def supports(blocks: Sequence[BlockWeights], head_dim: int) -> bool:
     """Whether the native code knows these sizes: all layers alike, and whole panels of 32 columns."""
     first = blocks[0]
     shapes = {tuple((x.in_features, x.out_features, x.scales is None) for x in _linears(block)) for block in blocks}
@@ -143,5 +151,5 @@ def fits(blocks: Sequence[BlockWeights], head_dim: int) -> bool:
     return alike and plain and head_dim % 32 == 0 and all(width % unit == 0 for width in widths)
 
 
-def _linears(block: BlockWeights) -> tuple[TileLinear, ...]:
+def _linears(block: BlockWeights) -> tuple[AMXLinear, ...]:
     return block.qkv, block.out, block.up, block.down

@@ -16,8 +16,8 @@ from cenote.kernels.cpu_features import cpu_features
 logger = logging.getLogger("cenote")
 
 # as native.h counts them
-ACTIVATIONS = (None, "gelu", "gelu_tanh", "relu", "silu", "quick_gelu")
-UNBOUNDED = 1 << 40  # a window that no sequence outgrows
+ACTIVATION_CODES = (None, "gelu", "gelu_tanh", "relu", "silu", "quick_gelu")
+NO_WINDOW = 1 << 40  # a window that no sequence outgrows
 
 _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -27,7 +27,7 @@ _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 class Linear(ctypes.Structure):
     _fields_ = [
-        *((name, _pointer) for name in ("tiles", "bias", "scales", "evened")),
+        *((name, _pointer) for name in ("tiles", "bias", "scales", "smooth_scales")),
         *((name, _int64) for name in ("inputs", "outputs", "activation")),
     ]
 
@@ -54,38 +54,41 @@ class Embedding(ctypes.Structure):
 class Encoder(ctypes.Structure):
     _fields_ = [
         ("layers", _pointer),
-        *((name, _int64) for name in ("num_layers", "hidden", "inner", "heads", "kv_heads", "head_dim", "window")),
+        *(
+            (name, _int64)
+            for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "window")
+        ),
         ("scale", _float),
         ("causal", _int32),
         ("embedding", Embedding),
     ]
 
 
-class Batch(ctypes.Structure):
+class EncoderInput(ctypes.Structure):
     _fields_ = [(name, _pointer) for name in ("rows", "token_ids", "positions", "types", "out")]
 
 
 SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cenote_has_tiles": (),
+    "cenote_has_amx": (),
     "cenote_attention": (*[_pointer] * 4, *[_int64] * 4, _pointer, *[_int64] * 5, ctypes.c_int, _int64, _float),
-    "cenote_pack": (_pointer, _int64, _int64, _pointer),
+    "cenote_pack_weights": (_pointer, _int64, _int64, _pointer),
     "cenote_linear": (ctypes.POINTER(Linear), _pointer, _int64, _pointer, _int64),
     "cenote_add_norm": (*[_pointer] * 4, _float, _float, ctypes.c_int, _int64, _int64, _pointer, _pointer, _int64),
-    "cenote_gated": (_pointer, *[_int64] * 3, _pointer, _int64),
-    "cenote_turn": (_pointer, *[_int64] * 6, *[_pointer] * 4, _float, _int64),
-    "cenote_encode": (ctypes.POINTER(Encoder), ctypes.POINTER(Batch), _pointer, _int64, _int64),
+    "cenote_act_and_mul": (_pointer, *[_int64] * 3, _pointer, _int64),
+    "cenote_rope": (_pointer, *[_int64] * 6, *[_pointer] * 4, _float, _int64),
+    "cenote_encode": (ctypes.POINTER(Encoder), ctypes.POINTER(EncoderInput), _pointer, _int64, _int64),
 }
 
 
 @cache
-def available() -> bool:
-    return library() is not None
+def is_available() -> bool:
+    return load_library() is not None
 
 
 @cache
-def library() -> Any:
+def load_library() -> Any:
     """The compiled code, if it was built and this processor can run it, and nobody has lowered the level."""
-    if not cpu_features().amx:
+    if not cpu_features().has_amx:
         return None
     built = [Path(__file__).with_name(f"_native{suffix}") for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in built if path.exists()), None)
@@ -93,17 +96,17 @@ def library() -> Any:
         return None
     try:
         # its threads are those torch computes with: a second team would fight them for the same cores
-        ctypes.CDLL(_openmp_of_torch(), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(_torch_openmp_path(), mode=ctypes.RTLD_GLOBAL)
         loaded = ctypes.CDLL(str(path))
         for name, arguments in SIGNATURES.items():
             getattr(loaded, name).argtypes = arguments
     except (OSError, AttributeError) as error:  # the second: it was built from older code
         logger.debug("%s cannot be used: %s", path, error)
         return None
-    return loaded if loaded.cenote_has_tiles() else None
+    return loaded if loaded.cenote_has_amx() else None
 
 
-def _openmp_of_torch() -> str:
+def _torch_openmp_path() -> str:
     """The OpenMP library that importing torch has brought into this process."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     found = [line.split(maxsplit=5)[5] for line in lines if "libgomp" in line]

@@ -10,32 +10,32 @@ typedef struct {
     const float *sums; /* [rows][32], or int32 */
     const float *bias, *scales, *row_scales;
     uint8_t *out;
-    int64_t row, jump; /* from row to row of the result in bytes, and what to add to that after 16 of them */
-    int64_t left, before_jump;
+    int64_t row, block_gap; /* from row to row of the result in bytes, and what to add to that after 16 of them */
+    int64_t left, rows_before_gap;
     __mmask32 columns;
-} Pending;
+} Epilogue;
 
 #define INLINE static inline __attribute__((always_inline))
 
-INLINE void finish(Pending *pending, int64_t rows, const int activation, const int int8) {
-    for (rows = smaller(rows, pending->left), pending->left -= rows; rows > 0; rows--) {
+INLINE void epilogue_step(Epilogue *epilogue, int64_t rows, const int activation, const int int8) {
+    for (rows = min_i64(rows, epilogue->left), epilogue->left -= rows; rows > 0; rows--) {
         __m512 low, high;
         if (int8) {
-            const __m512 unit = _mm512_set1_ps(*pending->row_scales++);
-            low = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(pending->sums)), unit);
-            high = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(pending->sums + 16)), unit);
-            low = _mm512_fmadd_ps(low, _mm512_loadu_ps(pending->scales), _mm512_loadu_ps(pending->bias));
-            high = _mm512_fmadd_ps(high, _mm512_loadu_ps(pending->scales + 16), _mm512_loadu_ps(pending->bias + 16));
+            const __m512 unit = _mm512_set1_ps(*epilogue->row_scales++);
+            low = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(epilogue->sums)), unit);
+            high = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(epilogue->sums + 16)), unit);
+            low = _mm512_fmadd_ps(low, _mm512_loadu_ps(epilogue->scales), _mm512_loadu_ps(epilogue->bias));
+            high = _mm512_fmadd_ps(high, _mm512_loadu_ps(epilogue->scales + 16), _mm512_loadu_ps(epilogue->bias + 16));
         } else {
-            low = _mm512_add_ps(_mm512_load_ps(pending->sums), _mm512_loadu_ps(pending->bias));
-            high = _mm512_add_ps(_mm512_load_ps(pending->sums + 16), _mm512_loadu_ps(pending->bias + 16));
+            low = _mm512_add_ps(_mm512_load_ps(epilogue->sums), _mm512_loadu_ps(epilogue->bias));
+            high = _mm512_add_ps(_mm512_load_ps(epilogue->sums + 16), _mm512_loadu_ps(epilogue->bias + 16));
         }
-        const __m512i both = narrow_both(activated(low, activation), activated(high, activation));
-        if (pending->columns == 0xffffffffu) _mm512_storeu_si512(pending->out, both);
-        else _mm512_mask_storeu_epi16(pending->out, pending->columns, both);
-        pending->sums += PANEL;
-        pending->out += pending->row;
-        if (--pending->before_jump == 0) pending->out += pending->jump;
+        const __m512i both = f32x2_to_bf16(apply_activation(low, activation), apply_activation(high, activation));
+        if (epilogue->columns == 0xffffffffu) _mm512_storeu_si512(epilogue->out, both);
+        else _mm512_mask_storeu_epi16(epilogue->out, epilogue->columns, both);
+        epilogue->sums += PANEL;
+        epilogue->out += epilogue->row;
+        if (--epilogue->rows_before_gap == 0) epilogue->out += epilogue->block_gap;
     }
 }
 
@@ -45,38 +45,38 @@ typedef struct {
     int64_t lines; /* with every step */
     uint8_t *sums;
     int64_t rows; /* likewise */
-} Ahead;
+} Prefetch;
 
-static inline Ahead ahead_of(const uint8_t *panel, int64_t bytes, int64_t steps) {
-    return (Ahead){panel, panel + bytes, (bytes / 64 + steps - 1) / steps, NULL, 0};
+static inline Prefetch prefetch_init(const uint8_t *panel, int64_t bytes, int64_t steps) {
+    return (Prefetch){panel, panel + bytes, (bytes / 64 + steps - 1) / steps, NULL, 0};
 }
 
-INLINE void fetch(Ahead *ahead, const int sums) {
-    const uint8_t *end = ahead->next + ahead->lines * 64;
-    if (end > ahead->end) end = ahead->end;
-    for (; ahead->next < end; ahead->next += 64) _mm_prefetch(ahead->next, _MM_HINT_T1);
+INLINE void prefetch_step(Prefetch *prefetch, const int sums) {
+    const uint8_t *end = prefetch->next + prefetch->lines * 64;
+    if (end > prefetch->end) end = prefetch->end;
+    for (; prefetch->next < end; prefetch->next += 64) _mm_prefetch(prefetch->next, _MM_HINT_T1);
     if (sums)
-        for (int64_t row = 0; row < ahead->rows; row++, ahead->sums += PANEL * sizeof(float)) {
-            _mm_prefetch(ahead->sums, _MM_HINT_ET0);
-            _mm_prefetch(ahead->sums + 64, _MM_HINT_ET0);
+        for (int64_t row = 0; row < prefetch->rows; row++, prefetch->sums += PANEL * sizeof(float)) {
+            _mm_prefetch(prefetch->sums, _MM_HINT_ET0);
+            _mm_prefetch(prefetch->sums + 64, _MM_HINT_ET0);
         }
 }
 
 /* sums = or += rows x panel over the steps from `begin` to `end`: 32 rows, or 16, by 32 columns. */
-INLINE void multiply(
-    const Rows *rows, int64_t block, const uint8_t *panel, int64_t begin, int64_t end, const int two, const int int8,
-    void *sums, int64_t stride, int add, Ahead *ahead, Pending *pending, const int activation
+INLINE void tile_matmul(
+    const RowLayout *rows, int64_t block, const uint8_t *panel, int64_t begin, int64_t end, const int is_pair, const int int8,
+    void *sums, int64_t stride, int add, Prefetch *prefetch, Epilogue *epilogue, const int activation
 ) {
     uint8_t *c = sums;
     const uint8_t *a = (const uint8_t *)rows->start + block * rows->block + begin * rows->step, *b = panel + begin * 2 * TILE_BYTES;
     const int64_t below = rows->block, row = rows->row, step = rows->step;
-    const int64_t share = pending ? (pending->left + end - begin - 1) / (end - begin) : 0;
+    const int64_t share = epilogue ? (epilogue->left + end - begin - 1) / (end - begin) : 0;
     if (add) {
         _tile_loadd(0, c, stride);
         _tile_loadd(1, c + 64, stride);
-        if (two) {
-            _tile_loadd(2, c + ROWS * stride, stride);
-            _tile_loadd(3, c + ROWS * stride + 64, stride);
+        if (is_pair) {
+            _tile_loadd(2, c + TILE_ROWS * stride, stride);
+            _tile_loadd(3, c + TILE_ROWS * stride + 64, stride);
         }
     } else {
         _tile_zero(0);
@@ -91,65 +91,65 @@ INLINE void multiply(
         _tile_loadd(7, b + TILE_BYTES, 64);
         if (int8) _tile_dpbssd(0, 4, 6);
         else _tile_dpbf16ps(0, 4, 6);
-        if (two) _tile_stream_loadd(5, a + below, row);
+        if (is_pair) _tile_stream_loadd(5, a + below, row);
         if (int8) _tile_dpbssd(1, 4, 7);
         else _tile_dpbf16ps(1, 4, 7);
-        if (two && int8) {
+        if (is_pair && int8) {
             _tile_dpbssd(2, 5, 6);
             _tile_dpbssd(3, 5, 7);
-        } else if (two) {
+        } else if (is_pair) {
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
-        fetch(ahead, pending == NULL);
-        if (pending) finish(pending, share, activation, int8);
+        prefetch_step(prefetch, epilogue == NULL);
+        if (epilogue) epilogue_step(epilogue, share, activation, int8);
     }
     _tile_stored(0, c, stride);
     _tile_stored(1, c + 64, stride);
-    if (two) {
-        _tile_stored(2, c + ROWS * stride, stride);
-        _tile_stored(3, c + ROWS * stride + 64, stride);
+    if (is_pair) {
+        _tile_stored(2, c + TILE_ROWS * stride, stride);
+        _tile_stored(3, c + TILE_ROWS * stride + 64, stride);
     }
 }
 
 INLINE void linear(
-    const Linear *layer, const Rows *rows, int64_t count, int64_t first, int64_t last, const Rows *out, float *room,
+    const Linear *layer, const RowLayout *rows, int64_t count, int64_t first, int64_t last, const RowLayout *out, float *scratch,
     const int activation, const int int8
 ) {
-    const int64_t steps = steps_of(layer), parts = (steps + MAX_STEPS - 1) / MAX_STEPS, part = (steps + parts - 1) / parts;
-    const int64_t blocks = (count + 2 * ROWS - 1) / (2 * ROWS);
-    Pending pending = {.row = out->row, .jump = out->block - ROWS * out->row};
-    int turn = 0;
+    const int64_t steps = num_steps(layer), parts = (steps + MAX_STEPS - 1) / MAX_STEPS, part = (steps + parts - 1) / parts;
+    const int64_t blocks = (count + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS);
+    Epilogue epilogue = {.row = out->row, .block_gap = out->block - TILE_ROWS * out->row};
+    int parity = 0;
     for (int64_t panel = first; panel < last; panel++) {
         const uint8_t *tiles = layer->tiles + panel * steps * 2 * TILE_BYTES;
         for (int64_t begin = 0; begin < steps; begin += part) {
-            const int64_t end = smaller(begin + part, steps);
-            Ahead ahead = ahead_of(tiles + end * 2 * TILE_BYTES, part * 2 * TILE_BYTES, part * blocks);
-            for (int64_t row = 0; row < count; row += 2 * ROWS) {
-                float *sums = room + (parts > 1 ? row : (turn ^= 1) * 2 * ROWS) * PANEL;
-                const int64_t block = row / ROWS, stride = PANEL * sizeof(float);
-                if (count - row > ROWS) multiply(rows, block, tiles, begin, end, 1, int8, sums, stride, begin > 0, &ahead, &pending, activation);
-                else multiply(rows, block, tiles, begin, end, 0, int8, sums, stride, begin > 0, &ahead, &pending, activation);
+            const int64_t end = min_i64(begin + part, steps);
+            Prefetch prefetch = prefetch_init(tiles + end * 2 * TILE_BYTES, part * 2 * TILE_BYTES, part * blocks);
+            for (int64_t row = 0; row < count; row += 2 * TILE_ROWS) {
+                float *sums = scratch + (parts > 1 ? row : (parity ^= 1) * 2 * TILE_ROWS) * PANEL;
+                const int64_t block = row / TILE_ROWS, stride = PANEL * sizeof(float);
+                if (count - row > TILE_ROWS) tile_matmul(rows, block, tiles, begin, end, 1, int8, sums, stride, begin > 0, &prefetch, &epilogue, activation);
+                else tile_matmul(rows, block, tiles, begin, end, 0, int8, sums, stride, begin > 0, &prefetch, &epilogue, activation);
                 if (end < steps) continue;
-                pending.sums = sums;
-                pending.bias = layer->bias + panel * PANEL;
-                pending.scales = int8 ? layer->scales + panel * PANEL : NULL;
-                pending.row_scales = int8 ? rows->scales + row : NULL;
-                pending.out = (uint8_t *)out->start + block * out->block + (panel - first) * out->step;
-                pending.left = smaller(2 * ROWS, count - row);
-                pending.before_jump = ROWS;
-                pending.columns = 0xffffffffu >> (PANEL - smaller(PANEL, layer->outputs - panel * PANEL));
+                epilogue.sums = sums;
+                epilogue.bias = layer->bias + panel * PANEL;
+                epilogue.scales = int8 ? layer->scales + panel * PANEL : NULL;
+                epilogue.row_scales = int8 ? rows->scales + row : NULL;
+                epilogue.out = (uint8_t *)out->start + block * out->block + (panel - first) * out->step;
+                epilogue.left = min_i64(2 * TILE_ROWS, count - row);
+                epilogue.rows_before_gap = TILE_ROWS;
+                epilogue.columns = 0xffffffffu >> (PANEL - min_i64(PANEL, layer->outputs - panel * PANEL));
             }
         }
     }
-    finish(&pending, 2 * ROWS, activation, int8);
+    epilogue_step(&epilogue, 2 * TILE_ROWS, activation, int8);
 }
 
-void cenote_rows_linear(const Linear *layer, const Rows *rows, int64_t count, int64_t first, int64_t last, const Rows *out, float *room) {
+void cenote_linear_rows(const Linear *layer, const RowLayout *rows, int64_t count, int64_t first, int64_t last, const RowLayout *out, float *scratch) {
 #define CASE(ACTIVATION)                                                                            \
     case ACTIVATION:                                                                                \
-        if (is_int8(layer)) linear(layer, rows, count, first, last, out, room, ACTIVATION, 1);      \
-        else linear(layer, rows, count, first, last, out, room, ACTIVATION, 0);                     \
+        if (is_int8(layer)) linear(layer, rows, count, first, last, out, scratch, ACTIVATION, 1);      \
+        else linear(layer, rows, count, first, last, out, scratch, ACTIVATION, 0);                     \
         break;
     switch (layer->activation) {
         CASE(NONE)
@@ -172,56 +172,56 @@ static void add_scaled(const int32_t *products, const float *scales, int64_t cou
     }
 }
 
-void cenote_rows_sums(
-    const Linear *layer, const Rows *rows, int64_t count, int64_t first, int64_t last, int64_t begin, int64_t end, int add,
-    float *sums, float *room
+void cenote_linear_partial_sums(
+    const Linear *layer, const RowLayout *rows, int64_t count, int64_t first, int64_t last, int64_t begin, int64_t end, int add,
+    float *sums, float *scratch
 ) {
-    const int64_t steps = steps_of(layer), width = layer->outputs, blocks = (count + 2 * ROWS - 1) / (2 * ROWS);
+    const int64_t steps = num_steps(layer), width = layer->outputs, blocks = (count + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS);
     for (int64_t panel = first; panel < last; panel++) {
         const uint8_t *tiles = layer->tiles + (panel * steps + begin) * 2 * TILE_BYTES;
         /* what comes next lies in the next panel, or after these steps in the first */
         const uint8_t *next = panel + 1 < last ? tiles + steps * 2 * TILE_BYTES : layer->tiles + (first * steps + end) * 2 * TILE_BYTES;
-        Ahead ahead = ahead_of(next, (end - begin) * 2 * TILE_BYTES, (end - begin) * blocks);
+        Prefetch prefetch = prefetch_init(next, (end - begin) * 2 * TILE_BYTES, (end - begin) * blocks);
         for (int64_t from = 0; from < end - begin; from += is_int8(layer) ? end - begin : MAX_STEPS)
-            for (int64_t row = 0; row < count; row += 2 * ROWS) {
-                float *to = sums + row * width + panel * 2 * ROWS * PANEL;
-                const int64_t block = row / ROWS, until = smaller(from + MAX_STEPS, end - begin), stride = PANEL * sizeof(float);
-                const int two = count - row > ROWS;
-                float *after = row + 2 * ROWS < count ? to + 2 * ROWS * width : sums + smaller(panel + 1, last - 1) * 2 * ROWS * PANEL;
-                ahead.sums = (uint8_t *)after;
-                ahead.rows = (2 * ROWS + until - from - 1) / (until - from);
+            for (int64_t row = 0; row < count; row += 2 * TILE_ROWS) {
+                float *to = sums + row * width + panel * 2 * TILE_ROWS * PANEL;
+                const int64_t block = row / TILE_ROWS, until = min_i64(from + MAX_STEPS, end - begin), stride = PANEL * sizeof(float);
+                const int is_pair = count - row > TILE_ROWS;
+                float *after = row + 2 * TILE_ROWS < count ? to + 2 * TILE_ROWS * width : sums + min_i64(panel + 1, last - 1) * 2 * TILE_ROWS * PANEL;
+                prefetch.sums = (uint8_t *)after;
+                prefetch.rows = (2 * TILE_ROWS + until - from - 1) / (until - from);
                 if (is_int8(layer)) {
-                    if (two) multiply(rows, block, tiles, 0, end - begin, 1, 1, room, PANEL * 4, 0, &ahead, NULL, NONE);
-                    else multiply(rows, block, tiles, 0, end - begin, 0, 1, room, PANEL * 4, 0, &ahead, NULL, NONE);
-                    add_scaled((const int32_t *)room, rows->scales + row, smaller(2 * ROWS, count - row), to, add);
-                } else if (two) multiply(rows, block, tiles, from, until, 1, 0, to, stride, add || from > 0, &ahead, NULL, NONE);
-                else multiply(rows, block, tiles, from, until, 0, 0, to, stride, add || from > 0, &ahead, NULL, NONE);
+                    if (is_pair) tile_matmul(rows, block, tiles, 0, end - begin, 1, 1, scratch, PANEL * 4, 0, &prefetch, NULL, NONE);
+                    else tile_matmul(rows, block, tiles, 0, end - begin, 0, 1, scratch, PANEL * 4, 0, &prefetch, NULL, NONE);
+                    add_scaled((const int32_t *)scratch, rows->scales + row, min_i64(2 * TILE_ROWS, count - row), to, add);
+                } else if (is_pair) tile_matmul(rows, block, tiles, from, until, 1, 0, to, stride, add || from > 0, &prefetch, NULL, NONE);
+                else tile_matmul(rows, block, tiles, from, until, 0, 0, to, stride, add || from > 0, &prefetch, NULL, NONE);
             }
     }
 }
 
-INLINE float quantize(const uint8_t *from, int64_t step, int64_t width, const float *evened, int8_t *to, const int is_evened) {
+INLINE float quantize(const uint8_t *from, int64_t step, int64_t width, const float *smooth_scales, int8_t *to, const int has_smooth_scales) {
     /* without its sign a number is an integer that grows with it, and what is not a number is above all of them */
     const __m512i unsigned_bits = _mm512_set1_epi32(0x7fff7fff), unsigned_word = _mm512_set1_epi32(0x7fffffff);
     const __m512i upper = _mm512_set1_epi32(0xffff0000), lower = _mm512_set1_epi32(0xff);
     __m512i most = _mm512_setzero_si512();
     for (int64_t c = 0; c < width; c += 32) {
         const __m512i both = _mm512_loadu_si512(from + c / 32 * step);
-        if (is_evened) {
+        if (has_smooth_scales) {
             const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), odd = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
-            const __m512i first = _mm512_castps_si512(_mm512_mul_ps(even, _mm512_loadu_ps(evened + c)));
-            const __m512i second = _mm512_castps_si512(_mm512_mul_ps(odd, _mm512_loadu_ps(evened + c + 16)));
+            const __m512i first = _mm512_castps_si512(_mm512_mul_ps(even, _mm512_loadu_ps(smooth_scales + c)));
+            const __m512i second = _mm512_castps_si512(_mm512_mul_ps(odd, _mm512_loadu_ps(smooth_scales + c + 16)));
             most = _mm512_max_epu32(most, _mm512_and_si512(first, unsigned_word));
             most = _mm512_max_epu32(most, _mm512_and_si512(second, unsigned_word));
         } else most = _mm512_max_epu16(most, _mm512_and_si512(both, unsigned_bits));
     }
-    if (!is_evened) most = _mm512_max_epu32(_mm512_and_si512(most, upper), _mm512_slli_epi32(most, 16));
+    if (!has_smooth_scales) most = _mm512_max_epu32(_mm512_and_si512(most, upper), _mm512_slli_epi32(most, 16));
     const float largest = _mm512_cvtss_f32(_mm512_castsi512_ps(_mm512_set1_epi32(_mm512_reduce_max_epu32(most))));
     const __m512 factor = _mm512_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
     for (int64_t c = 0; c < width; c += 32) {
         const __m512i both = _mm512_loadu_si512(from + c / 32 * step);
         __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), odd = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
-        if (is_evened) even = _mm512_mul_ps(even, _mm512_loadu_ps(evened + c)), odd = _mm512_mul_ps(odd, _mm512_loadu_ps(evened + c + 16));
+        if (has_smooth_scales) even = _mm512_mul_ps(even, _mm512_loadu_ps(smooth_scales + c)), odd = _mm512_mul_ps(odd, _mm512_loadu_ps(smooth_scales + c + 16));
         const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(even, factor)), second = _mm512_cvtps_epi32(_mm512_mul_ps(odd, factor));
         /* two bytes side by side: the lowest of the first, the rest of the second */
         const __m512i pairs = _mm512_ternarylogic_epi32(lower, first, _mm512_slli_epi32(second, 8), 0xca);
@@ -230,13 +230,13 @@ INLINE float quantize(const uint8_t *from, int64_t step, int64_t width, const fl
     return largest / 127.0f;
 }
 
-float cenote_quantize(const void *row, int64_t step, int64_t width, const float *evened, void *out) {
-    if (evened) return quantize(row, step, width, evened, out, 1);
+float cenote_quantize(const void *row, int64_t step, int64_t width, const float *smooth_scales, void *out) {
+    if (smooth_scales) return quantize(row, step, width, smooth_scales, out, 1);
     return quantize(row, step, width, NULL, out, 0);
 }
 
 /* Weights [outputs][inputs], of which a row has `row_bytes`, in the order of the tiles. */
-void cenote_pack(const uint8_t *weights, int64_t outputs, int64_t row_bytes, uint8_t *tiles) {
+void cenote_pack_weights(const uint8_t *weights, int64_t outputs, int64_t row_bytes, uint8_t *tiles) {
     const int64_t steps = row_bytes / 64, halves = (outputs + PANEL - 1) / PANEL * 2;
 #pragma omp parallel for
     for (int64_t half = 0; half < halves; half++)
@@ -251,53 +251,53 @@ void cenote_pack(const uint8_t *weights, int64_t outputs, int64_t row_bytes, uin
 }
 
 /* Rows of bfloat16 side by side, some of them by the calling thread. */
-static void some_rows(const Linear *layer, const bf16 *x, int64_t count, int64_t first, int64_t last, bf16 *out, uint8_t *memory) {
-    const int64_t inputs = layer->inputs, full = is_int8(layer) ? 0 : count / ROWS * ROWS;
-    float *room = part_of(&memory, room_bytes(count));
-    Rows to = side_by_side(out + first * PANEL, layer->outputs * sizeof(bf16));
+static void linear_rows(const Linear *layer, const bf16 *x, int64_t count, int64_t first, int64_t last, bf16 *out, uint8_t *memory) {
+    const int64_t inputs = layer->inputs, full = is_int8(layer) ? 0 : count / TILE_ROWS * TILE_ROWS;
+    float *scratch = arena_take(&memory, linear_scratch_bytes(count));
+    RowLayout to = row_major(out + first * PANEL, layer->outputs * sizeof(bf16));
     if (full > 0) {
-        const Rows rows = side_by_side(x, inputs * sizeof(bf16));
-        cenote_rows_linear(layer, &rows, full, first, last, &to, room);
+        const RowLayout rows = row_major(x, inputs * sizeof(bf16));
+        cenote_linear_rows(layer, &rows, full, first, last, &to, scratch);
     }
     if (full == count) return;
     /* what tiles cannot read where it lies: rows that do not fill a tile, or that must become int8 first */
-    uint8_t *copy = part_of(&memory, whole(count - full, 2 * ROWS) * inputs * sizeof(bf16));
-    Rows rows = in_tiles(copy, inputs * (is_int8(layer) ? 1 : sizeof(bf16)));
-    float *scales = part_of(&memory, whole(count, 2 * ROWS) * sizeof(float));
+    uint8_t *copy = arena_take(&memory, round_up(count - full, 2 * TILE_ROWS) * inputs * sizeof(bf16));
+    RowLayout rows = tile_layout(copy, inputs * (is_int8(layer) ? 1 : sizeof(bf16)));
+    float *scales = arena_take(&memory, round_up(count, 2 * TILE_ROWS) * sizeof(float));
     rows.scales = scales;
     for (int64_t row = full; row < count; row++) {
-        if (is_int8(layer)) scales[row] = cenote_quantize(x + row * inputs, 64, inputs, layer->evened, row_in_tiles(copy, row, inputs));
+        if (is_int8(layer)) scales[row] = cenote_quantize(x + row * inputs, 64, inputs, layer->smooth_scales, tile_row(copy, row, inputs));
         else
             for (int64_t c = 0; c < inputs; c += 32)
                 _mm512_store_si512(copy + c / 32 * TILE_BYTES + (row - full) * 64, _mm512_loadu_si512(x + row * inputs + c));
     }
     to.start = (const bf16 *)to.start + full * layer->outputs;
-    cenote_rows_linear(layer, &rows, count - full, first, last, &to, room);
+    cenote_linear_rows(layer, &rows, count - full, first, last, &to, scratch);
 }
 
 /* x [count][inputs] -> out [count][outputs]. Many rows are shared out among the threads; of few, each takes some outputs. */
 int cenote_linear(const Linear *layer, const bf16 *x, int64_t count, bf16 *out, int64_t threads) {
     if (count == 0) return 0;
-    const int64_t panels = panels_of(layer), at_once = larger(32, smaller(256, whole((count + threads - 1) / threads, 32)));
-    const int64_t blocks = (count + at_once - 1) / at_once;
-    const int64_t pieces = blocks >= threads ? 1 : smaller(panels, (threads + blocks - 1) / blocks);
-    const size_t bytes = room_bytes(at_once) + at_once * (layer->inputs * sizeof(bf16) + sizeof(float)) + 1024;
+    const int64_t panels = num_panels(layer), block_rows = max_i64(32, min_i64(256, round_up((count + threads - 1) / threads, 32)));
+    const int64_t blocks = (count + block_rows - 1) / block_rows;
+    const int64_t pieces = blocks >= threads ? 1 : min_i64(panels, (threads + blocks - 1) / blocks);
+    const size_t bytes = linear_scratch_bytes(block_rows) + block_rows * (layer->inputs * sizeof(bf16) + sizeof(float)) + 1024;
     int64_t failed = 0;
 #pragma omp parallel num_threads(threads) if (blocks * pieces > 1)
     {
-        uint8_t *memory = cenote_memory(OWN, bytes);
-        const unsigned before = enter_tiles();
+        uint8_t *memory = cenote_scratch(THREAD_SCRATCH, bytes);
+        const unsigned before = amx_begin();
 #pragma omp for schedule(dynamic)
         for (int64_t unit = 0; unit < blocks * pieces; unit++) {
-            const int64_t row = unit / pieces * at_once, piece = unit % pieces;
+            const int64_t row = unit / pieces * block_rows, piece = unit % pieces;
             if (memory == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
             else
-                some_rows(
-                    layer, x + row * layer->inputs, smaller(at_once, count - row), panels * piece / pieces,
+                linear_rows(
+                    layer, x + row * layer->inputs, min_i64(block_rows, count - row), panels * piece / pieces,
                     panels * (piece + 1) / pieces, out + row * layer->outputs, memory
                 );
         }
-        leave_tiles(before);
+        amx_end(before);
     }
     return failed;
 }

@@ -12,26 +12,26 @@ typedef struct {
 
 /* A row x becomes rate * x - shift. */
 typedef struct {
-    __m512 rate, shift;
-} Scale;
+    __m512 inv_std, mean_inv_std;
+} NormFactors;
 
-static inline Scale scale_of(__m512 sum, __m512 squares, int64_t width, float eps, int rms) {
-    const float middle = rms ? 0.0f : _mm512_reduce_add_ps(sum) / width;
-    const float spread = _mm512_reduce_add_ps(squares) / width - middle * middle;
-    const __m128 root = _mm_sqrt_ss(_mm_set_ss((spread > 0.0f ? spread : spread - spread) + eps)); /* NaN stays one */
-    const __m512 rate = _mm512_set1_ps(1.0f / _mm_cvtss_f32(root));
-    return (Scale){rate, _mm512_mul_ps(_mm512_set1_ps(middle), rate)};
+static inline NormFactors norm_factors(__m512 sum, __m512 squares, int64_t width, float eps, int rms) {
+    const float mean = rms ? 0.0f : _mm512_reduce_add_ps(sum) / width;
+    const float variance = _mm512_reduce_add_ps(squares) / width - mean * mean;
+    const __m128 root = _mm_sqrt_ss(_mm_set_ss((variance > 0.0f ? variance : variance - variance) + eps)); /* NaN stays one */
+    const __m512 inv_std = _mm512_set1_ps(1.0f / _mm_cvtss_f32(root));
+    return (NormFactors){inv_std, _mm512_mul_ps(_mm512_set1_ps(mean), inv_std)};
 }
 
 /* A row of float32, of which the sum and the sum of squares are known, becomes bfloat16, 32 at a time `step` bytes apart. */
 static inline void normalize(const Norm *norm, const float *row, int64_t width, __m512 sum, __m512 squares, uint8_t *out, int64_t step) {
-    const Scale scale = scale_of(sum, squares, width, norm->eps, norm->rms);
+    const NormFactors scale = norm_factors(sum, squares, width, norm->eps, norm->rms);
     for (int64_t c = 0; c < width; c += 32) {
-        __m512 low = _mm512_fmsub_ps(_mm512_load_ps(row + c), scale.rate, scale.shift);
-        __m512 high = _mm512_fmsub_ps(_mm512_load_ps(row + c + 16), scale.rate, scale.shift);
+        __m512 low = _mm512_fmsub_ps(_mm512_load_ps(row + c), scale.inv_std, scale.mean_inv_std);
+        __m512 high = _mm512_fmsub_ps(_mm512_load_ps(row + c + 16), scale.inv_std, scale.mean_inv_std);
         low = _mm512_fmadd_ps(low, _mm512_loadu_ps(norm->weight + c), _mm512_loadu_ps(norm->bias + c));
         high = _mm512_fmadd_ps(high, _mm512_loadu_ps(norm->weight + c + 16), _mm512_loadu_ps(norm->bias + c + 16));
-        _mm512_storeu_si512(out + c / 32 * step, narrow_both(low, high));
+        _mm512_storeu_si512(out + c / 32 * step, f32x2_to_bf16(low, high));
     }
 }
 

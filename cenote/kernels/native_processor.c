@@ -7,10 +7,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SLOTS = 2, LARGE_PAGE = 1 << 21 };
+enum { NUM_SCRATCH_SLOTS = 2, HUGE_PAGE_BYTES = 1 << 21 };
 
 /* Whether the processor has the tiles, for bfloat16 and int8, and the system lets this process use them. */
-int cenote_has_tiles(void) {
+int cenote_has_amx(void) {
     const long request_permission = 0x1023, tile_data = 18;
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
@@ -19,18 +19,18 @@ int cenote_has_tiles(void) {
     return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
 
-uint8_t *cenote_memory(int slot, size_t bytes) {
+uint8_t *cenote_scratch(int slot, size_t bytes) {
     static __thread struct {
         uint8_t *start;
         size_t bytes;
-    } kept[SLOTS];
-    if (kept[slot].bytes < bytes) {
-        const size_t unit = bytes < LARGE_PAGE ? 4096 : LARGE_PAGE;
-        free(kept[slot].start);
-        kept[slot].bytes = (bytes + unit - 1) / unit * unit;
-        kept[slot].start = aligned_alloc(unit, kept[slot].bytes);
-        if (kept[slot].start == NULL) kept[slot].bytes = 0;
-        else if (unit == LARGE_PAGE) madvise(kept[slot].start, kept[slot].bytes, MADV_HUGEPAGE);
+    } buffers[NUM_SCRATCH_SLOTS];
+    if (buffers[slot].bytes < bytes) {
+        const size_t unit = bytes < HUGE_PAGE_BYTES ? 4096 : HUGE_PAGE_BYTES;
+        free(buffers[slot].start);
+        buffers[slot].bytes = (bytes + unit - 1) / unit * unit;
+        buffers[slot].start = aligned_alloc(unit, buffers[slot].bytes);
+        if (buffers[slot].start == NULL) buffers[slot].bytes = 0;
+        else if (unit == HUGE_PAGE_BYTES) madvise(buffers[slot].start, buffers[slot].bytes, MADV_HUGEPAGE);
     }
-    return kept[slot].start;
+    return buffers[slot].start;
 }

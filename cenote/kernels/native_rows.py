@@ -7,68 +7,73 @@ from torch import Tensor
 
 from cenote.kernels import native_library
 
-UNIT = 16  # numbers that are computed at once
+VECTOR_SIZE = 16  # numbers that are computed at once
 
 
-def usable(*rows: Tensor | None) -> bool:
+def supports(*rows: Tensor | None) -> bool:
     """Whether all of these are bfloat16 on a CPU, laid out row by row in whole units, and the code is there."""
-    return native_library.available() and all(
+    return native_library.is_available() and all(
         x is None
-        or (x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.is_contiguous() and x.shape[-1] % UNIT == 0)
+        or (
+            x.device.type == "cpu"
+            and x.dtype == torch.bfloat16
+            and x.is_contiguous()
+            and x.shape[-1] % VECTOR_SIZE == 0
+        )
         for x in rows
     )
 
 
 def add_norm(
-    x: Tensor,
-    change: Tensor | None,
+    residual: Tensor,
+    branch: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
     *,
     rms: bool,
     offset: float = 0.0,
-    wants_sum: bool = True,
+    return_residual: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """x + change, and its norm, of which the sum is not rounded before."""
-    total = torch.empty_like(x) if wants_sum and change is not None else None
-    out = torch.empty_like(x)
-    width = x.shape[-1]
-    failed = native_library.library().cenote_add_norm(
-        *(None if part is None else part.data_ptr() for part in (x, change, weight, bias)),
+    total = torch.empty_like(residual) if return_residual and branch is not None else None
+    out = torch.empty_like(residual)
+    width = residual.shape[-1]
+    failed = native_library.load_library().cenote_add_norm(
+        *(None if part is None else part.data_ptr() for part in (residual, branch, weight, bias)),
         eps,
         offset,
         rms,
-        x.numel() // width,
+        residual.numel() // width,
         width,
         None if total is None else total.data_ptr(),
         out.data_ptr(),
         torch.get_num_threads(),
     )
     if failed:
-        raise MemoryError(f"no memory for a norm over {tuple(x.shape)}")
-    return x if total is None else total, out
+        raise MemoryError(f"no memory for a norm over {tuple(residual.shape)}")
+    return residual if total is None else total, out
 
 
-def gated(gate_and_up: Tensor, activation: str) -> Tensor:
+def act_and_mul(gate_and_up: Tensor, activation: str) -> Tensor:
     width = gate_and_up.shape[-1] // 2
     out = torch.empty((*gate_and_up.shape[:-1], width), dtype=torch.bfloat16)
-    native_library.library().cenote_gated(
+    native_library.load_library().cenote_act_and_mul(
         gate_and_up.data_ptr(),
         out.numel() // width,
         width,
-        native_library.ACTIVATIONS.index(activation),
+        native_library.ACTIVATION_CODES.index(activation),
         out.data_ptr(),
         torch.get_num_threads(),
     )
     return out
 
 
-def can_turn(heads: Tensor) -> bool:
-    return heads.device.type == "cpu" and heads.dtype == torch.bfloat16 and native_library.available()
+def supports_rope(heads: Tensor) -> bool:
+    return heads.device.type == "cpu" and heads.dtype == torch.bfloat16 and native_library.is_available()
 
 
-def norm_and_turn_(
+def qk_norm_rope_(
     heads: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -78,7 +83,7 @@ def norm_and_turn_(
     eps: float = 0.0,
 ) -> None:
     cos, sin = cos.contiguous(), sin.contiguous()
-    native_library.library().cenote_turn(
+    native_library.load_library().cenote_rope(
         heads.data_ptr(),
         heads.stride(0),
         *heads.shape[:2],

@@ -7,51 +7,65 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cenote.kernels import native_rows
-from cenote.kernels.gpu.triton_support import usable
+from cenote.kernels.gpu.triton_support import can_use_triton
 
 
 def add_layer_norm(
-    x: Tensor,
-    change: Tensor | None,
+    residual: Tensor,
+    branch: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
     *,
-    wants_sum: bool = True,
-    wants_fp8: bool = False,
+    return_residual: bool = True,
+    output_fp8: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """x + change, and the layer norm of it; a sum that is not wanted may be anything.
 
     Wanted in fp8, a norm carries that along as its attribute `fp8`, for a linear layer that reads it so.
     """
-    if usable(x):
+    if can_use_triton(residual):
         from cenote.kernels.gpu.norms import add_norm
 
-        return add_norm(x, change, weight, bias, eps, rms=False, wants_sum=wants_sum, wants_fp8=wants_fp8)
-    if native_rows.usable(x, change, weight, bias):
-        return native_rows.add_norm(x, change, weight, bias, eps, rms=False, wants_sum=wants_sum)
-    total = x if change is None else x + change
+        return add_norm(
+            residual, branch, weight, bias, eps, rms=False, return_residual=return_residual, output_fp8=output_fp8
+        )
+    if native_rows.supports(residual, branch, weight, bias):
+        return native_rows.add_norm(residual, branch, weight, bias, eps, rms=False, return_residual=return_residual)
+    total = residual if branch is None else residual + branch
     return total, F.layer_norm(total, total.shape[-1:], weight, bias, eps)
 
 
 def add_rms_norm(
-    x: Tensor,
-    change: Tensor | None,
+    residual: Tensor,
+    branch: Tensor | None,
     weight: Tensor,
     eps: float,
     offset: float = 0.0,
     *,
-    wants_sum: bool = True,
-    wants_fp8: bool = False,
+    return_residual: bool = True,
+    output_fp8: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """x + change, and the RMS norm of it; `offset` is added to the weight."""
-    if usable(x):
+    if can_use_triton(residual):
         from cenote.kernels.gpu.norms import add_norm
 
-        return add_norm(x, change, weight, None, eps, rms=True, offset=offset, wants_sum=wants_sum, wants_fp8=wants_fp8)
-    if native_rows.usable(x, change, weight):
-        return native_rows.add_norm(x, change, weight, None, eps, rms=True, offset=offset, wants_sum=wants_sum)
-    total = x if change is None else x + change
+        return add_norm(
+            residual,
+            branch,
+            weight,
+            None,
+            eps,
+            rms=True,
+            offset=offset,
+            return_residual=return_residual,
+            output_fp8=output_fp8,
+        )
+    if native_rows.supports(residual, branch, weight):
+        return native_rows.add_norm(
+            residual, branch, weight, None, eps, rms=True, offset=offset, return_residual=return_residual
+        )
+    total = residual if branch is None else residual + branch
     # squares of bfloat16 lose too much: the statistics are taken in float32
     wide = total.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)

@@ -7,33 +7,34 @@ import logging
 import torch
 from torch import nn
 
-from cenote.config.engine import Quantization, Sourced
+from cenote.config.engine import Quantization
+from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.kernels.cpu_features import CPUFeatures
-from cenote.kernels.fp8 import to_fp8
+from cenote.kernels.fp8 import quantize_to_fp8
 from cenote.kernels.linear import prepack
 
 logger = logging.getLogger("cenote")
 
 
 def resolve_quantization(
-    asked: Quantization | None, device: torch.device, cpu: CPUFeatures
+    requested: Quantization | None, device: torch.device, cpu: CPUFeatures
 ) -> Sourced[Quantization | None]:
     """What linear layers are quantized to: what was asked for, where it is faster than without."""
-    if asked is None:
+    if requested is None:
         return Sourced(None, "default")
-    if asked == "fp8" and device.type != "cuda":
+    if requested == "fp8" and device.type != "cuda":
         raise LoadError(f"quantization=fp8 needs a GPU, and this model runs on {device.type}; a CPU has int8")
-    if asked == "int8" and device.type != "cpu":
+    if requested == "int8" and device.type != "cpu":
         raise LoadError(f"quantization=int8 is for CPUs, and this model runs on {device}; a GPU has fp8")
-    if asked == "int8" and not cpu.int8:
+    if requested == "int8" and not cpu.has_int8:
         logger.warning("quantization=int8: this CPU has neither AMX nor AVX512-VNNI; computing without quantization")
         return Sourced(None, "quantization=int8, for which this CPU has no fast kernel")
-    return Sourced(asked, "quantization")
+    return Sourced(requested, "quantization")
 
 
-def finish(module: nn.Module, device: torch.device, quantization: Quantization | None) -> None:
+def process_weights_after_loading(module: nn.Module, device: torch.device, quantization: Quantization | None) -> None:
     if quantization == "fp8":
-        to_fp8(module, device)
+        quantize_to_fp8(module, device)
         return
     prepack(module, int8=quantization == "int8")

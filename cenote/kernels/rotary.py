@@ -7,10 +7,10 @@ from typing import Protocol
 from torch import Tensor
 
 from cenote.kernels import native_rows
-from cenote.kernels.gpu.triton_support import usable
+from cenote.kernels.gpu.triton_support import can_use_triton
 
 
-class NormAndTurn(Protocol):
+class QKNormRope(Protocol):
     """heads [tokens, queries + keys, d], a view of a larger tensor perhaps; cos and sin [tokens, 1, turning / 2]."""
 
     def __call__(
@@ -25,10 +25,10 @@ class NormAndTurn(Protocol):
     ) -> None: ...
 
 
-def turning(like: Tensor) -> NormAndTurn | None:
+def select_qk_norm_rope(like: Tensor) -> QKNormRope | None:
     """The kernel for what lies where this tensor does; None: plain torch does it, in a step for each."""
-    if usable(like):
-        from cenote.kernels.gpu.rotary import norm_and_turn_
+    if can_use_triton(like):
+        from cenote.kernels.gpu.rotary import qk_norm_rope_
 
-        return norm_and_turn_
-    return native_rows.norm_and_turn_ if native_rows.can_turn(like) else None
+        return qk_norm_rope_
+    return native_rows.qk_norm_rope_ if native_rows.supports_rope(like) else None

@@ -16,14 +16,14 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, *, causal: bool, window: int | None, scale: float
 ) -> Tensor:
     pieces = []
-    for run in batch.runs:
-        rows = slice(run.start, run.start + run.count * run.length)
+    for run in batch.equal_length_runs:
+        rows = slice(run.start, run.start + run.num_seqs * run.seq_len)
         # [count, heads, length, d], all of them views
-        q, k, v = (x[rows].view(run.count, run.length, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
-        if window is None or run.length <= window + 1:
+        q, k, v = (x[rows].view(run.num_seqs, run.seq_len, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
+        if window is None or run.seq_len <= window + 1:
             out = _attend(q, k, v, None, causal, scale)
         else:
-            out = _windowed(q, k, v, causal, window, scale)
+            out = _attend_window(q, k, v, causal, window, scale)
         pieces.append(out.transpose(1, 2).flatten(0, 1))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
@@ -33,7 +33,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, 
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
 
 
-def _windowed(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, scale: float) -> Tensor:
+def _attend_window(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, scale: float) -> Tensor:
     """Every query sees the keys at most `window` away, on both sides or only before it."""
     length = q.shape[2]
     blocks = []

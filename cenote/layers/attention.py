@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from cenote.kernels.attention import attend
-from cenote.kernels.rotary import turning
+from cenote.kernels.rotary import select_qk_norm_rope
 from cenote.layers.linear import Linear
-from cenote.layers.norm import RMSNorm, norm
-from cenote.layers.rotary import Place, Turn, rotate
+from cenote.layers.norm import RMSNorm, make_norm
+from cenote.layers.rotary import CosSin, PositionInfo, apply_rotary
 from cenote.layers.spec import BackboneSpec
 from cenote.packed_batch import PackedBatch
 
@@ -16,26 +16,32 @@ from cenote.packed_batch import PackedBatch
 class Attention(nn.Module):
     def __init__(self, spec: BackboneSpec, layer: int) -> None:
         super().__init__()
-        self.head_dim = spec.size_per_head
-        self.heads = (spec.num_heads, spec.kv_heads, spec.kv_heads)  # of query, key, value
-        self.widths = [count * self.head_dim for count in self.heads]
+        self.head_dim = spec.head_size
+        self.num_qkv_heads = (
+            spec.num_heads,
+            spec.num_key_value_heads,
+            spec.num_key_value_heads,
+        )  # of query, key, value
+        self.qkv_sizes = [count * self.head_dim for count in self.num_qkv_heads]
         self.causal = spec.causal
         self.window = spec.window if spec.is_local(layer) else None
         self.scale = self.head_dim**-0.5 if spec.scale is None else spec.scale
         self.softcap = spec.softcap
-        self.qkv = Linear(spec.hidden_size, sum(self.widths), bias=spec.qkv_bias)
-        self.out = Linear(self.widths[0], spec.hidden_size, bias=spec.out_bias)
-        self.norms_width = spec.qk_norm == "width"
-        query_width, key_width = self.widths[:2] if self.norms_width else (self.head_dim, self.head_dim)
-        self.query_norm = norm(spec, query_width) if spec.qk_norm else None
-        self.key_norm = norm(spec, key_width) if spec.qk_norm else None
+        self.qkv = Linear(spec.hidden_size, sum(self.qkv_sizes), bias=spec.qkv_bias)
+        self.out = Linear(self.qkv_sizes[0], spec.hidden_size, bias=spec.out_bias)
+        self.has_full_width_qk_norm = spec.qk_norm == "width"
+        query_width, key_width = self.qkv_sizes[:2] if self.has_full_width_qk_norm else (self.head_dim, self.head_dim)
+        self.query_norm = make_norm(spec, query_width) if spec.qk_norm else None
+        self.key_norm = make_norm(spec, key_width) if spec.qk_norm else None
         self.sinks: Tensor | None = None  # [heads], a weight that goes to no token; families that have it set it
 
-    def forward(self, x: Tensor, batch: PackedBatch, place: Place) -> Tensor:
-        mixed = self.attended(*self.turned(x, place.turn), batch, place)
+    def forward(self, x: Tensor, batch: PackedBatch, position_info: PositionInfo) -> Tensor:
+        mixed = self.attend(*self.project_qkv_rotary(x, position_info.cos_sin), batch, position_info)
         return self.out(mixed.flatten(-2))  # type: ignore[no-any-return]
 
-    def attended(self, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, place: Place) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, position_info: PositionInfo
+    ) -> Tensor:
         """What every token finds: [tokens, heads, d]."""
         return attend(
             query,
@@ -46,42 +52,42 @@ class Attention(nn.Module):
             window=self.window,
             scale=self.scale,
             softcap=self.softcap,
-            bias=place.bias,
+            bias=position_info.bias,
             sinks=self.sinks,
         )
 
-    def turned(self, x: Tensor, turn: Turn | None) -> tuple[Tensor, Tensor, Tensor]:
+    def project_qkv_rotary(self, x: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, normed and turned to their positions: [tokens, heads, d] each."""
-        if turn is None:
+        if cos_sin is None:
             return self.project(x)
-        norm_and_turn_ = turning(x) if self.fusible and not turn.interleaved else None
+        norm_and_turn_ = select_qk_norm_rope(x) if self.can_fuse_qk_norm_rope and not cos_sin.interleaved else None
         if norm_and_turn_ is None:
             query, key, value = self.project(x)
-            return rotate(query, turn), rotate(key, turn), value
-        heads = self.qkv(x).unflatten(-1, (sum(self.heads), self.head_dim))
-        num_queries, num_keys = self.heads[:2]
+            return apply_rotary(query, cos_sin), apply_rotary(key, cos_sin), value
+        heads = self.qkv(x).unflatten(-1, (sum(self.num_qkv_heads), self.head_dim))
+        num_queries, num_keys = self.num_qkv_heads[:2]
         query_norm, key_norm = self.query_norm, self.key_norm
         norms = () if query_norm is None or key_norm is None else (query_norm.weight, key_norm.weight, query_norm.eps)
-        norm_and_turn_(heads[:, : num_queries + num_keys], turn.cos, turn.sin, num_queries, *norms)
-        query, key, value = heads.split(self.heads, dim=1)
+        norm_and_turn_(heads[:, : num_queries + num_keys], cos_sin.cos, cos_sin.sin, num_queries, *norms)
+        query, key, value = heads.split(self.num_qkv_heads, dim=1)
         return query, key, value
 
     @property
-    def fusible(self) -> bool:
+    def can_fuse_qk_norm_rope(self) -> bool:
         """Whether norms and turning are those that one kernel does together."""
         norms = (self.query_norm, self.key_norm)
         plain = all(norm is None or (isinstance(norm, RMSNorm) and not norm.offset) for norm in norms)
-        return plain and not self.norms_width and type(self).project is Attention.project
+        return plain and not self.has_full_width_qk_norm and type(self).project is Attention.project
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, normed but not yet turned: [tokens, heads, d] each."""
-        query, key, value = self.qkv(x).split(self.widths, dim=-1)
-        if self.query_norm is not None and self.key_norm is not None and self.norms_width:
+        query, key, value = self.qkv(x).split(self.qkv_sizes, dim=-1)
+        if self.query_norm is not None and self.key_norm is not None and self.has_full_width_qk_norm:
             query, key = self.query_norm(query), self.key_norm(key)
         query, key, value = (
             part.unflatten(-1, (heads, self.head_dim))
-            for part, heads in zip((query, key, value), self.heads, strict=True)
+            for part, heads in zip((query, key, value), self.num_qkv_heads, strict=True)
         )
-        if self.query_norm is not None and self.key_norm is not None and not self.norms_width:
+        if self.query_norm is not None and self.key_norm is not None and not self.has_full_width_qk_norm:
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value

@@ -10,29 +10,29 @@ from torch.nn import functional as F
 
 from cenote.kernels.eager_attention import MAX_SCORES
 from cenote.layers.attention import Attention
-from cenote.layers.backbone import Block, Embedding, MakeMixer, plain_mlp
-from cenote.layers.linear import ACTIVATIONS, activation_name
-from cenote.layers.norm import norm
-from cenote.layers.rotary import Place
+from cenote.layers.backbone import Block, InputEmbedding, MixerFactory, build_mlp
+from cenote.layers.linear import ACTIVATIONS, resolve_activation
+from cenote.layers.norm import make_norm
+from cenote.layers.rotary import PositionInfo
 from cenote.layers.spec import BackboneSpec
 from cenote.packed_batch import PackedBatch
 
 
-class Distances:
+class RelativeDistances:
     """Which row of the table of distances stands for how far a query is behind a key."""
 
-    def __init__(self, farthest: int, buckets: int = 0) -> None:
-        self.farthest = farthest
-        self.buckets = buckets  # 0: one row for every distance
-        self.span = buckets or farthest
+    def __init__(self, max_distance: int, num_buckets: int = 0) -> None:
+        self.max_distance = max_distance
+        self.num_buckets = num_buckets  # 0: one row for every distance
+        self.span = num_buckets or max_distance
 
-    def rows(self, length: int) -> Tensor:
+    def table_rows(self, length: int) -> Tensor:
         """[2 * length - 1], never falling, from the farthest key behind to the farthest before."""
         distance = torch.arange(1 - length, length)
-        if self.buckets:
+        if self.num_buckets:
             # half of the buckets are for near distances, one each; the others are the wider the farther
-            near = self.buckets // 2
-            share = (distance.abs().clamp(min=1) / near).log() / torch.tensor((self.farthest - 1) / near).log()
+            near = self.num_buckets // 2
+            share = (distance.abs().clamp(min=1) / near).log() / torch.tensor((self.max_distance - 1) / near).log()
             far = (share * (near - 1)).ceil().long() + near
             distance = torch.where(distance.abs() <= near, distance, far * distance.sign())
         return torch.clamp(distance + self.span, 0, 2 * self.span - 1)
@@ -41,34 +41,38 @@ class Distances:
 class DisentangledAttention(Attention):
     """Attention to which the distance contributes from the side of the query and from that of the key."""
 
-    def __init__(self, spec: BackboneSpec, layer: int, *, distances: Distances, kinds: Sequence[str]) -> None:
+    def __init__(
+        self, spec: BackboneSpec, layer: int, *, distances: RelativeDistances, pos_att_types: Sequence[str]
+    ) -> None:
         super().__init__(spec, layer)
         self.distances = distances
-        shape = (2 * distances.span, self.widths[0])
-        self.position_key = nn.Parameter(torch.empty(shape)) if "c2p" in kinds else None
-        self.position_query = nn.Parameter(torch.empty(shape)) if "p2c" in kinds else None
+        shape = (2 * distances.span, self.qkv_sizes[0])
+        self.position_key = nn.Parameter(torch.empty(shape)) if "c2p" in pos_att_types else None
+        self.position_query = nn.Parameter(torch.empty(shape)) if "p2c" in pos_att_types else None
 
-    def forward(self, x: Tensor, batch: PackedBatch, place: Place) -> Tensor:
+    def forward(self, x: Tensor, batch: PackedBatch, position_info: PositionInfo) -> Tensor:
         parts = self.project(x)
-        rows = self.distances.rows(batch.max_length)
+        rows = self.distances.table_rows(batch.max_seqlen)
         pieces, member = [], 0
-        for run in batch.runs:
-            used = rows[batch.max_length - run.length : batch.max_length + run.length - 1]
-            most = max(1, MAX_SCORES // (self.heads[0] * run.length * max(run.length, int(used[-1] - used[0]))))
-            for first in range(0, run.count, most):
-                count = min(most, run.count - first)
-                start = run.start + first * run.length
+        for run in batch.equal_length_runs:
+            used = rows[batch.max_seqlen - run.seq_len : batch.max_seqlen + run.seq_len - 1]
+            most = max(
+                1, MAX_SCORES // (self.num_qkv_heads[0] * run.seq_len * max(run.seq_len, int(used[-1] - used[0])))
+            )
+            for first in range(0, run.num_seqs, most):
+                count = min(most, run.num_seqs - first)
+                start = run.start + first * run.seq_len
                 # [count, heads, length, d], all of them views
                 q, k, v = (
-                    part[start : start + count * run.length].view(count, run.length, *part.shape[1:]).transpose(1, 2)
+                    part[start : start + count * run.seq_len].view(count, run.seq_len, *part.shape[1:]).transpose(1, 2)
                     for part in parts
                 )
-                seen = None if batch.host_attended is None else batch.host_attended[member : member + count]
+                seen = None if batch.attended_lens_cpu is None else batch.attended_lens_cpu[member : member + count]
                 pieces.append(self._attend(q, k, v, used, seen).transpose(1, 2).flatten(0, 1))
                 member += count
         return self.out(torch.cat(pieces).flatten(-2))  # type: ignore[no-any-return]
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, seen: Sequence[int] | None) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, attended_lens: Sequence[int] | None) -> Tensor:
         """A block of queries at a time, so that nothing grows with the square of the length."""
         count, heads, length, size = q.shape
         first, last = int(rows[0]), int(rows[-1])  # other rows of the tables stand for distances that do not occur
@@ -85,28 +89,32 @@ class DisentangledAttention(Attention):
             by_distance = [] if position_key is None else [(query @ position_key.mT).gather(-1, at)]
             by_distance += [] if by_key is None else [by_key.gather(-2, at)]
             bias = by_distance[0] if len(by_distance) == 1 else by_distance[0].add_(by_distance[1])
-            if seen is not None:
-                bias = bias.masked_fill(keys >= torch.tensor(seen, device=q.device)[:, None, None, None], -torch.inf)
+            if attended_lens is not None:
+                bias = bias.masked_fill(
+                    keys >= torch.tensor(attended_lens, device=q.device)[:, None, None, None], -torch.inf
+                )
             blocks.append(F.scaled_dot_product_attention(query, k, v, attn_mask=bias, scale=self.scale))
         return torch.cat(blocks, dim=2)
 
 
-class ConvolvedEmbedding(Embedding):
+class EmbeddingWithConv(InputEmbedding):
     """The embeddings and the first layer, to which a convolution over the embeddings is added."""
 
-    def __init__(self, spec: BackboneSpec, *, make_mixer: MakeMixer, width: int, groups: int, activation: str) -> None:
+    def __init__(
+        self, spec: BackboneSpec, *, make_mixer: MixerFactory, kernel_size: int, groups: int, activation: str
+    ) -> None:
         super().__init__(spec)
         size = spec.hidden_size
-        self.layer = Block(spec, 0, make_mixer, plain_mlp)
-        self.convolution = nn.Conv1d(size, size, width, padding=(width - 1) // 2, groups=groups)
-        self.convolved_norm = norm(spec)
-        self.activation = ACTIVATIONS[activation_name(activation)]
+        self.layer = Block(spec, 0, make_mixer, build_mlp)
+        self.convolution = nn.Conv1d(size, size, kernel_size, padding=(kernel_size - 1) // 2, groups=groups)
+        self.convolved_norm = make_norm(spec)
+        self.activation = ACTIVATIONS[resolve_activation(activation)]
 
     def forward(self, batch: PackedBatch) -> Tensor:
         x = super().forward(batch)
         near = []
-        for run in batch.runs:
-            part = x[run.start : run.start + run.count * run.length].view(run.count, run.length, -1)
+        for run in batch.equal_length_runs:
+            part = x[run.start : run.start + run.num_seqs * run.seq_len].view(run.num_seqs, run.seq_len, -1)
             near.append(self.convolution(part.mT).mT.flatten(0, 1))
-        mixed, _ = self.layer(x, None, batch, Place())
-        return self.convolved_norm.added(mixed, self.activation(torch.cat(near)))[1]
+        mixed, _ = self.layer(x, None, batch, PositionInfo())
+        return self.convolved_norm.add_and_norm(mixed, self.activation(torch.cat(near)))[1]

@@ -10,7 +10,7 @@ from cenote.kernels.activations import ACTIVATIONS as ACTIVATIONS
 from cenote.kernels.fused_linear import fused_linear
 
 # the names that config.json files use for the same things
-ALIASES = {
+ACTIVATION_ALIASES = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -20,18 +20,21 @@ ALIASES = {
 }
 
 
-def activation_name(given: str) -> str:
+def resolve_activation(config_name: str) -> str:
     """Our name for an activation of config.json."""
-    name = ALIASES.get(given, given)
+    name = ACTIVATION_ALIASES.get(config_name, config_name)
     if name not in ACTIVATIONS:
-        raise LoadError(f"no activation is called {given!r}; there are: {', '.join(sorted({*ACTIVATIONS, *ALIASES}))}")
+        raise LoadError(
+            f"no activation is called {config_name!r}; there are: "
+            f"{', '.join(sorted({*ACTIVATIONS, *ACTIVATION_ALIASES}))}"
+        )
     return name
 
 
 class Linear(nn.Linear):
-    def __init__(self, inputs: int, outputs: int, *, bias: bool, activation: str | None = None) -> None:
-        super().__init__(inputs, outputs, bias=bias)
-        self.activation = None if activation is None else activation_name(activation)
+    def __init__(self, in_features: int, out_features: int, *, bias: bool, activation: str | None = None) -> None:
+        super().__init__(in_features, out_features, bias=bias)
+        self.activation = None if activation is None else resolve_activation(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.activation is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from cenote.kernels.gated_activation import gated
-from cenote.layers.linear import ACTIVATIONS, Linear, activation_name
+from cenote.kernels.gated_activation import act_and_mul
+from cenote.layers.linear import ACTIVATIONS, Linear, resolve_activation
 from cenote.layers.spec import BackboneSpec
 
 
@@ -28,7 +28,7 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.up = Linear(spec.hidden_size, 2 * spec.intermediate_size, bias=spec.mlp_bias)
         self.down = Linear(spec.intermediate_size, spec.hidden_size, bias=spec.mlp_bias)
-        self.activation = activation_name(spec.activation)
+        self.activation = resolve_activation(spec.activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(gated(self.up(x), self.activation, ACTIVATIONS[self.activation]))  # type: ignore[no-any-return]
+        return self.down(act_and_mul(self.up(x), self.activation, ACTIVATIONS[self.activation]))  # type: ignore[no-any-return]

@@ -12,14 +12,16 @@ from cenote.layers.spec import BackboneSpec
 class Norm(nn.Module):
     """What every norm can do; this one leaves things as they are."""
 
-    wants_fp8 = False  # whether linear layers read the norm as fp8; set by the pass that makes them
+    output_fp8 = False  # whether linear layers read the norm as fp8; set by the pass that makes them
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.added(x, None)[1]
+        return self.add_and_norm(x, None)[1]
 
-    def added(self, x: Tensor, change: Tensor | None, *, wants_sum: bool = True) -> tuple[Tensor, Tensor]:
+    def add_and_norm(
+        self, residual: Tensor, branch: Tensor | None, *, return_residual: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """x + change, and its norm; a sum that is not wanted may be anything."""
-        total = x if change is None else x + change
+        total = residual if branch is None else residual + branch
         return total, total
 
 
@@ -30,9 +32,17 @@ class LayerNorm(Norm):
         self.bias = nn.Parameter(torch.empty(size)) if affine and bias else None
         self.eps = eps
 
-    def added(self, x: Tensor, change: Tensor | None, *, wants_sum: bool = True) -> tuple[Tensor, Tensor]:
+    def add_and_norm(
+        self, residual: Tensor, branch: Tensor | None, *, return_residual: bool = True
+    ) -> tuple[Tensor, Tensor]:
         return add_layer_norm(
-            x, change, self.weight, self.bias, self.eps, wants_sum=wants_sum, wants_fp8=self.wants_fp8
+            residual,
+            branch,
+            self.weight,
+            self.bias,
+            self.eps,
+            return_residual=return_residual,
+            output_fp8=self.output_fp8,
         )
 
 
@@ -43,13 +53,21 @@ class RMSNorm(Norm):
         self.eps = eps
         self.offset = offset
 
-    def added(self, x: Tensor, change: Tensor | None, *, wants_sum: bool = True) -> tuple[Tensor, Tensor]:
+    def add_and_norm(
+        self, residual: Tensor, branch: Tensor | None, *, return_residual: bool = True
+    ) -> tuple[Tensor, Tensor]:
         return add_rms_norm(
-            x, change, self.weight, self.eps, self.offset, wants_sum=wants_sum, wants_fp8=self.wants_fp8
+            residual,
+            branch,
+            self.weight,
+            self.eps,
+            self.offset,
+            return_residual=return_residual,
+            output_fp8=self.output_fp8,
         )
 
 
-def norm(spec: BackboneSpec, size: int | None = None) -> Norm:
+def make_norm(spec: BackboneSpec, size: int | None = None) -> Norm:
     """The spec's norm, over the hidden states or over some other width."""
     size = size or spec.hidden_size
     if spec.norm == "rms":

@@ -5,71 +5,73 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cenote.layers.backbone import Backbone, Seen, Table, Tower
+from cenote.layers.backbone import Backbone, EmbeddingTable, VisionFeatures, VisionTower
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import MLP
-from cenote.layers.norm import norm
+from cenote.layers.norm import make_norm
 from cenote.layers.spec import BackboneSpec
-from cenote.layers.vision import PatchEmbedding, grids_of, places_on, tower_batch
+from cenote.layers.vision import PatchEmbedding, pack_patches, patch_grids, patch_positions
 from cenote.packed_batch import PackedBatch, PackedImages
 
 
-class PlacedPatches(PatchEmbedding):
+class FixedPatchEmbedding(PatchEmbedding):
     """Of images that all have one size: every place has a row in a table."""
 
-    def __init__(self, spec: BackboneSpec, numbers: int) -> None:
-        super().__init__(spec, numbers)
-        self.positions = Table(spec.learned_positions, spec.hidden_size)
+    def __init__(self, spec: BackboneSpec, patch_dim: int) -> None:
+        super().__init__(spec, patch_dim)
+        self.positions = EmbeddingTable(spec.num_learned_positions, spec.hidden_size)
 
     def forward(self, batch: PackedBatch) -> Tensor:
         return super().forward(batch) + self.positions(batch.positions)  # type: ignore[no-any-return]
 
 
-class StretchedPatches(PlacedPatches):
+class InterpolatedPatchEmbedding(FixedPatchEmbedding):
     """Of images of any size: the table is a square, and is stretched over the grid of each."""
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        assert batch.axes is not None, "patches come with their rows and columns"
-        last = batch.axes[:, batch.offsets[1:] - 1].T.tolist()  # of every image, which tells how large its grid is
+        assert batch.mrope_positions is not None, "patches come with their rows and columns"
+        last = batch.mrope_positions[
+            :, batch.cu_seqlens[1:] - 1
+        ].T.tolist()  # of every image, which tells how large its grid is
         side = int(self.positions.num_embeddings**0.5)
         square = self.positions.weight.float().T.reshape(1, -1, side, side)
         grids = [(row + 1, column + 1) for row, column in last]
-        stretched = {grid: _stretched(square, grid) for grid in set(grids)}
+        stretched = {grid: _interpolate_positions(square, grid) for grid in set(grids)}
         patches = PatchEmbedding.forward(self, batch)
         return patches + torch.cat([stretched[grid] for grid in grids]).to(patches.dtype)
 
 
-class ClassedPatches(PatchEmbedding):
+class ClsPatchEmbedding(PatchEmbedding):
     """Of images that all have one size, each behind a token that is no patch, and normed."""
 
-    def __init__(self, spec: BackboneSpec, numbers: int) -> None:
-        super().__init__(spec, numbers, bias=False)
+    def __init__(self, spec: BackboneSpec, patch_dim: int) -> None:
+        super().__init__(spec, patch_dim, bias=False)
         self.first = nn.Parameter(torch.empty(spec.hidden_size))
-        self.positions = Table(spec.learned_positions, spec.hidden_size)
-        self.norm = norm(spec)
+        self.positions = EmbeddingTable(spec.num_learned_positions, spec.hidden_size)
+        self.norm = make_norm(spec)
 
     def forward(self, batch: PackedBatch) -> Tensor:
         patches = super().forward(batch)
-        patches = patches.reshape(batch.size, -1, patches.shape[-1])
-        rows = torch.cat((self.first.expand(batch.size, 1, -1), patches), dim=1).flatten(0, 1)
-        return self.norm.added(rows, self.positions(batch.positions), wants_sum=False)[1]
+        patches = patches.reshape(batch.num_seqs, -1, patches.shape[-1])
+        rows = torch.cat((self.first.expand(batch.num_seqs, 1, -1), patches), dim=1).flatten(0, 1)
+        return self.norm.add_and_norm(rows, self.positions(batch.positions), return_residual=False)[1]
 
 
-class ClassTower(Tower):
+class ClsTokenTower(VisionTower):
     """The first token of an image has seen all of it; here it comes last, behind the patches."""
 
-    def __init__(self, encoder: Backbone, size: int) -> None:
+    def __init__(self, encoder: Backbone, out_size: int) -> None:
         super().__init__()
         self.encoder = encoder
-        self.projection = Linear(encoder.spec.hidden_size, size, bias=False)
+        self.projection = Linear(encoder.spec.hidden_size, out_size, bias=False)
 
-    def forward(self, images: PackedImages) -> Seen:
-        lengths = [rows * columns + 1 for rows, columns in grids_of(images)]
-        states = self.projection(self.encoder(tower_batch(images.patches, lengths)))
-        return Seen(states.unflatten(0, (len(lengths), -1)).roll(-1, dims=1).flatten(0, 1))
+    def forward(self, images: PackedImages) -> VisionFeatures:
+        lengths = [rows * columns + 1 for rows, columns in patch_grids(images)]
+        states = self.projection(self.encoder(pack_patches(images.patches, lengths)))
+        return VisionFeatures(states.unflatten(0, (len(lengths), -1)).roll(-1, dims=1).flatten(0, 1))
 
 
-class AskingTower(Tower):
+class AttentionPoolingTower(VisionTower):
     """A learned question is put to all patches of an image; the answer comes last, behind them."""
 
     def __init__(self, encoder: Backbone) -> None:
@@ -77,15 +79,15 @@ class AskingTower(Tower):
         self.encoder = encoder
         self.pool = AttentionPooling(encoder.spec)
 
-    def forward(self, images: PackedImages) -> Seen:
-        grids = grids_of(images)
+    def forward(self, images: PackedImages) -> VisionFeatures:
+        grids = patch_grids(images)
         lengths = [rows * columns for rows, columns in grids]
-        axes = places_on(grids).to(images.patches.device)
-        batch = tower_batch(images.patches, lengths, axes)
+        axes = patch_positions(grids).to(images.patches.device)
+        batch = pack_patches(images.patches, lengths, axes)
         states = self.encoder(batch)
         answers = self.pool(states, batch)
         pieces = zip(states.split(lengths), answers.split(1), strict=True)
-        return Seen(torch.cat([part for piece in pieces for part in piece]))
+        return VisionFeatures(torch.cat([part for piece in pieces for part in piece]))
 
 
 class AttentionPooling(nn.Module):
@@ -94,28 +96,28 @@ class AttentionPooling(nn.Module):
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__()
         size = spec.hidden_size
-        self.heads, self.head_dim = spec.num_heads, spec.size_per_head
+        self.num_heads, self.head_dim = spec.num_heads, spec.head_size
         self.probe = nn.Parameter(torch.empty(size))
         self.query = Linear(size, size, bias=True)
         self.key_value = Linear(size, 2 * size, bias=True)
         self.out = Linear(size, size, bias=True)
-        self.norm = norm(spec)
+        self.norm = make_norm(spec)
         self.mlp = MLP(spec)
 
     def forward(self, states: Tensor, batch: PackedBatch) -> Tensor:
-        query = self.query(self.probe[None]).float().unflatten(-1, (self.heads, self.head_dim))
-        both = self.key_value(states).float().unflatten(-1, (2, self.heads, self.head_dim))
+        query = self.query(self.probe[None]).float().unflatten(-1, (self.num_heads, self.head_dim))
+        both = self.key_value(states).float().unflatten(-1, (2, self.num_heads, self.head_dim))
         key, value = both.unbind(1)  # [tokens, heads, d] each
         products = (key * query).sum(-1) * self.head_dim**-0.5
-        highest = torch.segment_reduce(products, "max", offsets=batch.offsets)
-        weights = (products - highest[batch.owner]).exp()
-        total = torch.segment_reduce(weights, "sum", offsets=batch.offsets)
-        weighed = torch.segment_reduce((weights[..., None] * value).flatten(1), "sum", offsets=batch.offsets)
-        mixed = weighed.view(-1, self.heads, self.head_dim) / total[..., None]
+        highest = torch.segment_reduce(products, "max", offsets=batch.cu_seqlens)
+        weights = (products - highest[batch.segment_ids]).exp()
+        total = torch.segment_reduce(weights, "sum", offsets=batch.cu_seqlens)
+        weighed = torch.segment_reduce((weights[..., None] * value).flatten(1), "sum", offsets=batch.cu_seqlens)
+        mixed = weighed.view(-1, self.num_heads, self.head_dim) / total[..., None]
         x = self.out(mixed.flatten(1).to(states.dtype))
         return x + self.mlp(self.norm(x))  # type: ignore[no-any-return]
 
 
-def _stretched(square: Tensor, grid: tuple[int, int]) -> Tensor:
+def _interpolate_positions(square: Tensor, grid: tuple[int, int]) -> Tensor:
     """[rows * columns, hidden]"""
     return nn.functional.interpolate(square, size=grid, mode="bilinear", antialias=True)[0].flatten(1).T

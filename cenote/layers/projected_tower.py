@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from cenote.layers.backbone import Backbone, Seen, Tower
+from cenote.layers.backbone import Backbone, VisionFeatures, VisionTower
 from cenote.layers.linear import Linear
-from cenote.layers.tiled_vision import merged
-from cenote.layers.vision import grids_of, tower_batch
+from cenote.layers.tiled_vision import merge_patches
+from cenote.layers.vision import pack_patches, patch_grids
 from cenote.packed_batch import PackedImages
 
 
-class ProjectedTower(Tower):
+class ProjectedTower(VisionTower):
     """Tiles of one size; squares of `block` patches on each side are one token."""
 
-    def __init__(self, encoder: Backbone, size: int, *, bias: bool, block: int = 1) -> None:
+    def __init__(self, encoder: Backbone, out_size: int, *, bias: bool, merge_size: int = 1) -> None:
         super().__init__()
         self.encoder = encoder
-        self.block = block
-        self.projection = Linear(encoder.spec.hidden_size * block**2, size, bias=bias)
+        self.merge_size = merge_size
+        self.projection = Linear(encoder.spec.hidden_size * merge_size**2, out_size, bias=bias)
 
-    def forward(self, images: PackedImages) -> Seen:
-        grids = grids_of(images)
-        states = self.encoder(tower_batch(images.patches, [rows * columns for rows, columns in grids]))
-        return Seen(self.projection(merged(states, grids[0], self.block)))
+    def forward(self, images: PackedImages) -> VisionFeatures:
+        grids = patch_grids(images)
+        states = self.encoder(pack_patches(images.patches, [rows * columns for rows, columns in grids]))
+        return VisionFeatures(self.projection(merge_patches(states, grids[0], self.merge_size)))

@@ -12,15 +12,17 @@ class RopeSpec:
     """Rotary positions: which dimensions turn, and how fast."""
 
     theta: float = 10000.0
-    dim: int | None = None  # rotated dimensions of a head; all of them when unset
+    rotary_dim: int | None = None  # rotated dimensions of a head; all of them when unset
     interleaved: bool = False  # neighbours turn together, not the first half against the second
     scaling: Mapping[str, Any] | None = None  # as in config.json: rope_type, factor, ...
-    axes: tuple[int, ...] = ()  # for every pair of dimensions, which of several positions turns it; empty: there is one
-    same_speeds: bool = False  # every axis turns its pairs at the same speeds, from the fastest on
+    mrope_axes: tuple[
+        int, ...
+    ] = ()  # for every pair of dimensions, which of several positions turns it; empty: there is one
+    shared_frequencies: bool = False  # every axis turns its pairs at the same speeds, from the fastest on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BiasSpec:
+class RelativeBiasSpec:
     """What attention adds for the distance between two tokens: learned in buckets, or straight lines (ALiBi)."""
 
     num_buckets: int = 0  # 0: straight lines, one slope for each head
@@ -41,12 +43,12 @@ class BackboneSpec:
     max_positions: int = 512
 
     # embeddings
-    learned_positions: int = 0  # rows of the position table; 0 is no table
+    num_learned_positions: int = 0  # rows of the position table; 0 is no table
     position_offset: int = 0
-    token_types: int = 0
+    num_token_types: int = 0
     embedding_size: int | None = None  # of the tables, where a projection leads from it to hidden_size
     embed_scale: float = 1.0
-    embed_norm: bool = False
+    has_embed_norm: bool = False
 
     # attention
     causal: bool = False
@@ -54,7 +56,7 @@ class BackboneSpec:
     local_rope: RopeSpec | None = None  # for local layers; `rope` when unset
     local_layers: tuple[bool, ...] = ()  # which layers see only a window
     window: int | None = None  # the farthest distance a local layer sees, inclusive
-    bias: BiasSpec | None = None
+    relative_bias: RelativeBiasSpec | None = None
     scale: float | None = None  # of the products of queries and keys; 1 / sqrt(head size) when unset
     softcap: float | None = None  # the products never grow past this
     qk_norm: Literal["head", "width"] | None = None  # of every query and key head, or over all heads at once
@@ -63,7 +65,7 @@ class BackboneSpec:
 
     # mlp
     activation: str = "gelu"
-    gated: bool = False  # act(gate) * up; `up` holds both, gate first
+    is_gated_mlp: bool = False  # act(gate) * up; `up` holds both, gate first
     mlp_bias: bool = False
 
     # norms
@@ -74,12 +76,12 @@ class BackboneSpec:
     norm_bias: bool = True
     norm_affine: bool = True  # False: no weights at all
     norm_offset: float = 0.0  # added to the weight of an RMS norm
-    first_norm: bool = True  # whether layer 0 norms what the embedding already normed
-    final_norm: bool = True
+    has_first_norm: bool = True  # whether layer 0 norms what the embedding already normed
+    has_final_norm: bool = True
     residual_scale: float = 1.0  # on what each half of a block adds
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "kv_heads"):
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_key_value_heads"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}, not a number of 1 or more")
@@ -87,11 +89,11 @@ class BackboneSpec:
             raise ValueError(f"{len(self.local_layers)} layer types for {self.num_layers} layers")
 
     @property
-    def size_per_head(self) -> int:
+    def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.num_heads
 
     @property
-    def kv_heads(self) -> int:
+    def num_key_value_heads(self) -> int:
         return self.num_kv_heads or self.num_heads
 
     def is_local(self, layer: int) -> bool:
@@ -103,15 +105,15 @@ class HeadSpec:
     """A classifier over pooled states: optional dense, activation and norm, then one linear layer."""
 
     pooling: str | None = None  # the method it was trained with; the family's default when unset
-    dense: bool = False
+    has_dense: bool = False
     dense_bias: bool = True
     dense_size: int | None = None  # of what it gives; hidden_size when unset
     dense_activation: str = "tanh"
-    norm: bool = False
+    has_norm: bool = False
     norm_eps: float = 1e-5
     norm_bias: bool = True
     bias: bool | None = True  # None: as the checkpoint has it
-    dense_first: bool = False  # all but the last layer see every token, and pooling comes after them
-    whole_per_token: bool = False  # token_classify uses all of it, not only the last layer
+    pool_after_dense: bool = False  # all but the last layer see every token, and pooling comes after them
+    full_head_per_token: bool = False  # token_classify uses all of it, not only the last layer
     num_labels: int | None = None  # where no config.json says
     step_tag_id: int | None = None  # the token whose rows are the answer, where a text is judged step by step

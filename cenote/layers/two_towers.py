@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cenote.errors import Unsupported
-from cenote.layers.backbone import Backbone, MakeEmbedding, MakeMixer, MakeMLP
+from cenote.layers.backbone import Backbone, EmbeddingFactory, MixerFactory, MLPFactory
 from cenote.layers.linear import Linear
 from cenote.layers.spec import BackboneSpec
 from cenote.packed_batch import PackedBatch, PackedImages
@@ -21,51 +21,55 @@ class TwoTowers(Backbone):
     def __init__(
         self,
         spec: BackboneSpec,
-        make_embedding: MakeEmbedding,
-        make_mixer: MakeMixer,
-        make_mlp: MakeMLP,
+        make_embedding: EmbeddingFactory,
+        make_mixer: MixerFactory,
+        make_mlp: MLPFactory,
         *,
-        size: int,
+        out_size: int,
         bias: bool,
     ) -> None:
         super().__init__(spec, make_embedding, make_mixer, make_mlp)
-        self.projection = Linear(spec.hidden_size, size, bias=bias)
+        self.projection = Linear(spec.hidden_size, out_size, bias=bias)
 
     def forward(self, batch: PackedBatch) -> Tensor:
         if (images := batch.images) is None:
             return self.projection(super().forward(batch))  # type: ignore[no-any-return]
-        if any(batch.adapters or ()):
+        if any(batch.lora_names or ()):
             raise Unsupported("adapters change how texts are read; an image is read without one", param="model")
-        rows: Tensor = self.seen(images).rows
+        rows: Tensor = self.encode_images(images).rows
         states = rows.new_empty(batch.num_tokens, rows.shape[-1])
-        states[images.rows] = rows[images.sources]
-        texts, places = without_images(batch, images)
+        states[images.token_indices] = rows[images.feature_indices]
+        texts, places = select_texts(batch, images)
         if texts is not None:
             states[places] = self.projection(super().forward(texts))
         return states
 
 
-def without_images(batch: PackedBatch, images: PackedImages) -> tuple[PackedBatch | None, Tensor]:
+def select_texts(batch: PackedBatch, images: PackedImages) -> tuple[PackedBatch | None, Tensor]:
     """The sequences of a batch that are texts, and the rows that they have in it."""
     pictured = torch.zeros(batch.num_tokens, dtype=torch.bool, device=batch.device)
-    pictured[images.rows] = True
-    are_texts = (~pictured[batch.offsets[:-1]]).tolist()
+    pictured[images.token_indices] = True
+    are_texts = (~pictured[batch.cu_seqlens[:-1]]).tolist()
     places = (~pictured).nonzero().squeeze(1)
     if not any(are_texts):
         return None, places
-    lengths = tuple(compress(batch.host_lengths, are_texts))
+    lengths = tuple(compress(batch.seq_lens_cpu, are_texts))
     texts = replace(
         batch,
         token_ids=batch.token_ids[places],
         positions=batch.positions[places],
-        offsets=torch.tensor([*accumulate(lengths, initial=0)], device=batch.device),
-        host_lengths=lengths,
-        token_types=None if batch.token_types is None else batch.token_types[places],
-        feature_rows=None if batch.feature_rows is None else torch.searchsorted(places, batch.feature_rows),
-        host_attended=None if batch.host_attended is None else tuple(compress(batch.host_attended, are_texts)),
+        cu_seqlens=torch.tensor([*accumulate(lengths, initial=0)], device=batch.device),
+        seq_lens_cpu=lengths,
+        token_type_ids=None if batch.token_type_ids is None else batch.token_type_ids[places],
+        inputs_embeds_rows=None
+        if batch.inputs_embeds_rows is None
+        else torch.searchsorted(places, batch.inputs_embeds_rows),
+        attended_lens_cpu=None
+        if batch.attended_lens_cpu is None
+        else tuple(compress(batch.attended_lens_cpu, are_texts)),
         images=None,
-        skip=None,  # these two are for pooling, which sees the whole batch
-        kept=None,
-        adapters=None,
+        num_unpooled=None,  # these two are for pooling, which sees the whole batch
+        row_mask=None,
+        lora_names=None,
     )
     return texts, places

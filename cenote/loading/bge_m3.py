@@ -10,41 +10,43 @@ from torch import nn
 from cenote.errors import LoadError
 from cenote.layers.linear import Linear
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.weights import open_file
+from cenote.loading.weights import open_weights_file
 
-HEADS = ("sparse_linear", "colbert_linear")  # a weight for every token, a vector for every token
-ENDINGS = (".safetensors", ".pt")
+HEAD_NAMES = ("sparse_linear", "colbert_linear")  # a weight for every token, a vector for every token
+HEAD_SUFFIXES = (".safetensors", ".pt")
 
 
-def head_files(checkpoint: Checkpoint) -> tuple[Path, Path] | None:
+def find_head_files(checkpoint: Checkpoint) -> tuple[Path, Path] | None:
     """Where the two lie, if both are there."""
     sparse, colbert = (
-        next((path for ending in ENDINGS if (path := checkpoint.path(head + ending)) is not None), None)
-        for head in HEADS
+        next((path for ending in HEAD_SUFFIXES if (path := checkpoint.find_file(head + ending)) is not None), None)
+        for head in HEAD_NAMES
     )
     return None if sparse is None or colbert is None else (sparse, colbert)
 
 
 def require_head_files(checkpoint: Checkpoint) -> tuple[Path, Path]:
-    found = head_files(checkpoint)
+    found = find_head_files(checkpoint)
     if found is None:
-        names = " and ".join(f"{head}.pt" for head in HEADS)
+        names = " and ".join(f"{head}.pt" for head in HEAD_NAMES)
         raise LoadError(f"{checkpoint.folder} lacks {names}, the heads of bge-m3; download the model again")
     return found
 
 
-def load_linear(path: Path, inputs: int, outputs: int | None, dtype: torch.dtype, device: torch.device) -> Linear:
+def load_linear(
+    path: Path, in_features: int, out_features: int | None, dtype: torch.dtype, device: torch.device
+) -> Linear:
     """One linear layer, alone in its file; as wide as it is there, unless its width is known."""
-    stored = open_file(path)
+    stored = open_weights_file(path)
     found = {leaf: [name for name in stored.names() if name.rpartition(".")[2] == leaf] for leaf in ("weight", "bias")}
     if len(found["weight"]) != 1 or len(found["bias"]) > 1 or sum(map(len, found.values())) != len(stored.names()):
         raise LoadError(f"{path} holds {', '.join(stored.names()[:5])}, not one linear layer: weight and bias")
     weight = stored.get(found["weight"][0])
-    if weight.dim() != 2 or weight.shape[1] != inputs or outputs not in (None, weight.shape[0]):
-        wanted = f"[{outputs or 'any'}, {inputs}]"
+    if weight.dim() != 2 or weight.shape[1] != in_features or out_features not in (None, weight.shape[0]):
+        wanted = f"[{out_features or 'any'}, {in_features}]"
         raise LoadError(f"{path}: weight has shape {list(weight.shape)}, this model needs {wanted}")
     with torch.device("meta"):
-        layer = Linear(inputs, weight.shape[0], bias=bool(found["bias"]))
+        layer = Linear(in_features, weight.shape[0], bias=bool(found["bias"]))
     layer.weight = nn.Parameter(weight.to(device, dtype), requires_grad=False)
     if found["bias"]:
         bias = stored.get(found["bias"][0])

@@ -8,10 +8,10 @@ import tokenizers
 from torch import Tensor
 
 from cenote.errors import LoadError
-from cenote.loading.weights import Filler
+from cenote.loading.weight_loader import WeightLoader
 from cenote.models.architecture import HFConfig
 
-METHODS = ("from_2_way_softmax", "no_post_processing")
+CONVERSION_METHODS = ("from_2_way_softmax", "no_post_processing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,30 +26,30 @@ class TokenLabels:
     def num_labels(self) -> int:
         return 1 if self.method == "from_2_way_softmax" else len(self.tokens)
 
-    def weight(self, filler: Filler, table: str, tokenizer: tokenizers.Tokenizer) -> Tensor:
+    def classifier_weight(self, weight_loader: WeightLoader, table: str, tokenizer: tokenizers.Tokenizer) -> Tensor:
         """The rows of the language-model head that belong to the tokens, [labels, hidden]."""
-        head = language_head(filler, table)
-        ids = [self._id(token, tokenizer) for token in self.tokens]
+        head = load_lm_head(weight_loader, table)
+        ids = [self._token_id(token, tokenizer) for token in self.tokens]
         if beyond := [token for token in ids if not 0 <= token < len(head)]:
             raise LoadError(f"{self.source} names the token {beyond[0]}; the language-model head has {len(head)} rows")
         rows = head[ids].float()
         # sigmoid(yes - no) is the share of yes in a softmax over the two
         return rows[1:] - rows[:1] if self.method == "from_2_way_softmax" else rows
 
-    def _id(self, token: str | int, tokenizer: tokenizers.Tokenizer) -> int:
+    def _token_id(self, token: str | int, tokenizer: tokenizers.Tokenizer) -> int:
         found = token if isinstance(token, int) else tokenizer.token_to_id(token)
         if found is None:
             raise LoadError(f"{self.source} names {token!r}, which is no entry of the vocabulary")
         return int(found)
 
 
-def language_head(filler: Filler, table: str) -> Tensor:
+def load_lm_head(weight_loader: WeightLoader, table: str) -> Tensor:
     """From a state to the vocabulary, [vocabulary, hidden]; without a name of its own it is the embeddings' table."""
     names = ("lm_head.weight", "output.weight", f"{table}.weight")
-    return filler.read(next((name for name in names if filler.has(name)), names[-1]))
+    return weight_loader.read(next((name for name in names if weight_loader.has(name)), names[-1]))
 
 
-def token_labels(config: HFConfig) -> TokenLabels | None:
+def read_token_labels(config: HFConfig) -> TokenLabels | None:
     """What `classifier_from_token` and `method` in the config ask for; None when they ask nothing."""
     tokens = tuple(config.get("classifier_from_token", ()))
     method = config.get("method")
@@ -59,8 +59,8 @@ def token_labels(config: HFConfig) -> TokenLabels | None:
         if method is not None:
             raise LoadError(f"method={method!r} needs classifier_from_token, a list of tokens")
         return None
-    if method not in METHODS:
-        raise LoadError(f"classifier_from_token needs a method: one of {', '.join(METHODS)}; got {method!r}")
+    if method not in CONVERSION_METHODS:
+        raise LoadError(f"classifier_from_token needs a method: one of {', '.join(CONVERSION_METHODS)}; got {method!r}")
     if method == "from_2_way_softmax" and len(tokens) != 2:
         raise LoadError(f"from_2_way_softmax compares two tokens, [false, true]; got {len(tokens)}")
     return TokenLabels(tokens, method)

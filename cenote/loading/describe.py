@@ -8,36 +8,46 @@ from pathlib import Path
 
 import torch
 
-from cenote.config.engine import Convert, EngineConfig, PoolerConfig, Quantization, Sourced
+from cenote.config.engine import Convert, EngineConfig, Quantization
+from cenote.config.options import Sourced
+from cenote.config.pooler import PoolerConfig
 from cenote.errors import LoadError, PoolingError
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.post_load import resolve_quantization
 from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
-from cenote.loading.checkpoint_kind import recognise
-from cenote.loading.colbert import LateInteraction, read_late_interaction
-from cenote.loading.default_model import SHORT_NAME, default_model, with_ways_to_get_it
+from cenote.loading.checkpoint_kind import detect_kind
+from cenote.loading.colbert import LateInteractionSettings, read_late_interaction
+from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
 from cenote.loading.hf_config import (
-    architectures,
-    head_dtype,
+    read_architectures,
     read_config,
     resolve_dtype,
+    resolve_head_dtype,
     resolve_max_length,
 )
-from cenote.loading.model_prompts import Prompts, read_prompts
-from cenote.loading.rerankers import Reranker, find_reranker
-from cenote.loading.sentence_transformers import SentenceTransformers, read_modules
-from cenote.loading.tensor_model import ONE_INPUT, offered_entry, plugin_named
-from cenote.loading.transformers_backend import INSTALL, fallback_entry, is_available, knows
+from cenote.loading.model_prompts import ModelPrompts, read_model_prompts
+from cenote.loading.rerankers import RerankerSettings, detect_reranker
+from cenote.loading.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers_files
+from cenote.loading.tensor_model import SINGLE_TOKEN_LENGTH, find_plugin_entry, resolve_plugin_name
+from cenote.loading.transformers_backend import TRANSFORMERS_INSTALL_HINT, is_available, supports, transformers_entry
 from cenote.models.architecture import Architecture, Head, HFConfig
-from cenote.models.registry import Entry, Form, UnknownArchitecture, find, fits_float16, is_stretched, names_of_type
-from cenote.pooling.activations import classification_activation
-from cenote.pooling.plan import Matryoshka, PoolingFiles, PoolingPlan, resolve_plan
+from cenote.models.registry import (
+    ArchitectureEntry,
+    CheckpointKind,
+    UnknownArchitecture,
+    find_architecture,
+    has_prescaled_rope,
+    names_from_model_type,
+    supports_float16,
+)
+from cenote.pooling.activations import resolve_classification_activation
+from cenote.pooling.plan import Matryoshka, PoolingFileSettings, PoolingPlan, resolve_plan
 from cenote.protocol.input_types import ScoreTemplate
-from cenote.protocol.requests import ScoreType, Task
+from cenote.protocol.params import ScoreType, Task
 
 # what a model may do, its default first, by what it is used as
-TASKS: dict[Form, tuple[Task, ...]] = {
+TASKS_BY_KIND: dict[CheckpointKind, tuple[Task, ...]] = {
     "embed": ("embed", "token_embed"),
     "sequence": ("classify", "token_classify"),
     "token": ("token_classify",),
@@ -51,7 +61,7 @@ TASKS: dict[Form, tuple[Task, ...]] = {
     "tensors": ("plugin",),
 }
 # how it compares texts, where another way than the first that its tasks allow is its own
-SCORE_TYPES: dict[Form, ScoreType] = {
+SCORE_TYPE_BY_KIND: dict[CheckpointKind, ScoreType] = {
     "sparse": "sparse",
     "multi_vector": "late-interaction",
     "listwise": "listwise",
@@ -72,23 +82,23 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
+class ModelDescription:
     """A model, decided but not loaded."""
 
     name: str  # what messages and replies call it
     checkpoint: Checkpoint
     config: HFConfig
-    entry: Entry
+    entry: ArchitectureEntry
     architecture: Architecture
-    kind: Sourced[Form]
+    kind: Sourced[CheckpointKind]
     plan: PoolingPlan
     num_labels: int
     labels: list[str] | None
     token_labels: TokenLabels | None
     score_template: Sourced[ScoreTemplate] | None  # joins query and document; None: as the tokenizer joins two texts
-    sentence_transformers: SentenceTransformers
-    prompts: Prompts
-    late_interaction: LateInteraction | None  # None also for a ColBERT that reads plain texts
+    sentence_transformers: SentenceTransformersFiles
+    prompts: ModelPrompts
+    late_interaction: LateInteractionSettings | None  # None also for a ColBERT that reads plain texts
     max_length: Sourced[int]
     device: Sourced[torch.device]
     dtype: Sourced[torch.dtype]
@@ -98,11 +108,11 @@ class Description:
     @property
     def head(self) -> Head | None:
         """The family's classifier for what this model is used as."""
-        return _head(self.kind.value, self.architecture)
+        return _head_of_kind(self.kind.value, self.architecture)
 
     @property
     def score_type(self) -> ScoreType | None:
-        return SCORE_TYPES.get(self.kind.value)
+        return SCORE_TYPE_BY_KIND.get(self.kind.value)
 
     @property
     def default_task(self) -> Task:
@@ -121,11 +131,11 @@ class Description:
         )
 
 
-def describe(options: EngineConfig) -> Description:
-    checkpoint = _checkpoint(options)
+def describe_model(options: EngineConfig) -> ModelDescription:
+    checkpoint = _find_checkpoint(options)
     config = read_config(checkpoint, options.hf_overrides)
     try:
-        return _describe(options, checkpoint, config)
+        return _describe_config(options, checkpoint, config)
     except (TypeError, KeyError, IndexError, ZeroDivisionError, AttributeError, ValueError) as error:
         if isinstance(error, PoolingError):
             raise
@@ -133,41 +143,41 @@ def describe(options: EngineConfig) -> Description:
         raise LoadError(f"{config.source}: a value in it makes no sense: {type(error).__name__}: {error}") from error
 
 
-def _describe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -> Description:
-    entry = _entry(options, config)
+def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -> ModelDescription:
+    entry = _find_entry(options, config)
     family = entry.family(config)
-    files = read_modules(checkpoint) or SentenceTransformers()
-    one_label = _num_labels(config, _labels(config), "sequence", family.sequence_head) == 1
-    reranker = find_reranker(options, checkpoint, config, entry, family, files, one_label=one_label)
+    files = read_sentence_transformers_files(checkpoint) or SentenceTransformersFiles()
+    one_label = _resolve_num_labels(config, _read_labels(config), "sequence", family.sequence_head) == 1
+    reranker = detect_reranker(options, checkpoint, config, entry, family, files, has_one_label=one_label)
     from_tokens = reranker.labels
-    kind = _kind(options, entry, family, from_tokens, recognise(checkpoint, entry, files))
+    kind = _resolve_kind(options, entry, family, from_tokens, detect_kind(checkpoint, entry, files))
     late_interaction = None
-    if kind.value == "multi_vector" and not _plain(options, config):
-        late_interaction = read_late_interaction(checkpoint, config, files, family.late_interaction)
+    if kind.value == "multi_vector" and not _is_plain_late_interaction(options, config):
+        late_interaction = read_late_interaction(checkpoint, config, files, family.late_interaction_defaults)
     max_length = resolve_max_length(
         config,
         checkpoint,
-        encoder_max_length=_encoder_length(kind.value, files, late_interaction),
-        user=options.max_model_len,
+        encoder_max_length=_encoder_max_length(kind.value, files, late_interaction),
+        requested=options.max_model_len,
         position_offset=family.backbone.position_offset,
-        learned_positions=family.backbone.learned_positions,
-        stretched=is_stretched(config.get("model_type")),
+        num_learned_positions=family.backbone.num_learned_positions,
+        has_prescaled_rope=has_prescaled_rope(config.get("model_type")),
     )
     architecture = replace(family, backbone=replace(family.backbone, max_positions=max_length.value))
-    head = _head(kind.value, architecture)
-    labels = _labels(config) if kind.value in ("sequence", "token", "reward") else None
-    device = _device(options.device)
+    head = _head_of_kind(kind.value, architecture)
+    labels = _read_labels(config) if kind.value in ("sequence", "token", "reward") else None
+    device = _resolve_device(options.device)
     cpu = cpu_features()
     dtype = resolve_dtype(
         config,
         options.dtype,
         device.value.type,
-        native_bf16=cpu.bfloat16,
-        float16=fits_float16(config.get("model_type")),
+        native_bf16=cpu.has_bfloat16,
+        supports_float16=supports_float16(config.get("model_type")),
     )
-    tasks, step_tag = _tasks(kind.value, entry, family), head.spec.step_tag_id if head is not None else None
+    tasks, step_tag = _tasks_of_kind(kind.value, entry, family), head.spec.step_tag_id if head is not None else None
     name = options.served_model_name or (options.model if options.model else SHORT_NAME)
-    return Description(
+    return ModelDescription(
         name=name,
         checkpoint=checkpoint,
         config=config,
@@ -176,82 +186,86 @@ def _describe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -
         kind=kind,
         plan=resolve_plan(
             model=name,
-            user=options.pooler_config,
-            files=_pooling_files(files, kind.value, tasks),
-            method=_default_method(kind.value, architecture, entry),
-            activation=_activation(kind, config, files, reranker),
+            pooler_config=options.pooler_config,
+            file_settings=_pooling_files(files, kind.value, tasks),
+            method=_default_pooling(kind.value, architecture, entry),
+            activation=_resolve_activation(kind, config, files, reranker),
             tasks=tasks,
-            matryoshka=_matryoshka(config, files, kind.value, architecture, options),
-            inactive=_inactive(kind.value, head, tasks),
+            matryoshka=_resolve_matryoshka(config, files, kind.value, architecture, options),
+            no_activation_tasks=_no_activation_tasks(kind.value, head, tasks),
             step_tag=None if step_tag is None else Sourced(step_tag, f"{entry.name}'s classifier"),
             logit_mean=None if head is None else head.logit_mean,
         ),
-        num_labels=from_tokens.num_labels if from_tokens else _num_labels(config, labels, kind.value, head),
+        num_labels=from_tokens.num_labels if from_tokens else _resolve_num_labels(config, labels, kind.value, head),
         labels=labels,
         token_labels=from_tokens,
         score_template=reranker.template,
         sentence_transformers=files,
-        prompts=read_prompts(options, config, files, by_role=kind.value == "multi_vector"),
+        prompts=read_model_prompts(options, config, files, has_role_prompts=kind.value == "multi_vector"),
         late_interaction=late_interaction,
         max_length=max_length,
         device=device,
         dtype=dtype,
-        head_dtype=head_dtype(config, dtype.value, device.value.type, native_bf16=cpu.bfloat16),
+        head_dtype=resolve_head_dtype(config, dtype.value, device.value.type, native_bf16=cpu.has_bfloat16),
         quantization=resolve_quantization(options.quantization, device.value, cpu),
     )
 
 
-def _entry(options: EngineConfig, config: HFConfig) -> Entry:
+def _find_entry(options: EngineConfig, config: HFConfig) -> ArchitectureEntry:
     """Whose model it is: a family of ours where there is one, else the Transformers library's."""
-    names = architectures(config) or names_of_type(str(config.get("model_type", "")))
+    names = read_architectures(config) or names_from_model_type(str(config.get("model_type", "")))
     if options.model_impl == "transformers":
-        return fallback_entry(names, config.source)
+        return transformers_entry(names, config.source)
     try:
-        return find(names, config.source)
+        return find_architecture(names, config.source)
     except UnknownArchitecture as error:
-        if (offered := offered_entry(plugin_named(options, config), names)) is not None:
+        if (offered := find_plugin_entry(resolve_plugin_name(options, config), names)) is not None:
             return offered
         if options.model_impl != "auto" or not names:
             raise
         if not is_available():
-            raise LoadError(f"{error.message}. The Transformers library may run it: {INSTALL}") from None
-        if not knows(names, config):
+            raise LoadError(
+                f"{error.message}. The Transformers library may run it: {TRANSFORMERS_INSTALL_HINT}"
+            ) from None
+        if not supports(names, config):
             raise
-        return fallback_entry(names, config.source)
+        return transformers_entry(names, config.source)
 
 
-def _checkpoint(options: EngineConfig) -> Checkpoint:
+def _find_checkpoint(options: EngineConfig) -> Checkpoint:
     if options.model is not None:
         return find_checkpoint(options.model, revision=options.revision, token=options.hf_token)
     try:
-        return find_checkpoint(default_model(), token=options.hf_token)
+        return find_checkpoint(find_default_model(), token=options.hf_token)
     except LoadError as error:
-        raise with_ways_to_get_it(error) from error
+        raise add_install_hint(error) from error
 
 
-def _kind(
+def _resolve_kind(
     options: EngineConfig,
-    entry: Entry,
+    entry: ArchitectureEntry,
     architecture: Architecture,
     from_tokens: TokenLabels | None,
-    from_files: Sourced[Form] | None,
-) -> Sourced[Form]:
+    from_files: Sourced[CheckpointKind] | None,
+) -> Sourced[CheckpointKind]:
     """What the model is used as: the flag says, else its files, else its architecture's name."""
     if options.runner == "generate":
         raise LoadError("runner='generate' is not offered: Cenote runs pooling models; use 'pooling' or 'auto'")
-    if entry.form == "tensors":
-        return Sourced(entry.form, f"architecture {entry.name}, of the plugin's package")
-    judged: Form = "reward" if entry.form == "reward" and architecture.reward_head is not None else "sequence"
-    by_flag: dict[Convert, Form] = {"embed": "embed", "classify": "sequence", "reward": judged}
-    if entry.form == "causal" and options.convert in ("auto", "reward") and options.pooler_config.returned_token_ids:
-        kind: Sourced[Form] = Sourced("causal", "pooler config returned_token_ids")  # some of its words are the answer
+    if entry.kind == "tensors":
+        return Sourced(entry.kind, f"architecture {entry.name}, of the plugin's package")
+    judged: CheckpointKind = "reward" if entry.kind == "reward" and architecture.reward_head is not None else "sequence"
+    by_flag: dict[Convert, CheckpointKind] = {"embed": "embed", "classify": "sequence", "reward": judged}
+    if entry.kind == "causal" and options.convert in ("auto", "reward") and options.pooler_config.returned_token_ids:
+        kind: Sourced[CheckpointKind] = Sourced(
+            "causal", "pooler config returned_token_ids"
+        )  # some of its words are the answer
     elif options.convert in by_flag:
         kind = Sourced(by_flag[options.convert], f"convert {options.convert}")
     elif from_tokens is not None:
         kind = Sourced("sequence", from_tokens.source)
     elif from_files is not None:
         kind = from_files
-    elif entry.form == "causal":
+    elif entry.kind == "causal":
         if options.convert == "none":
             raise LoadError(
                 "This model does not support `--runner pooling`. "
@@ -259,19 +273,19 @@ def _kind(
             )
         kind = Sourced("embed", f"architecture {entry.name}, converted")
     else:
-        kind = Sourced(entry.form, f"architecture {entry.name}")
-    if kind.value in ("reward", "masked") and _head(kind.value, architecture) is None:
+        kind = Sourced(entry.kind, f"architecture {entry.name}")
+    if kind.value in ("reward", "masked") and _head_of_kind(kind.value, architecture) is None:
         kind = Sourced("embed", f"architecture {entry.name}")
     if kind.value == "sparse":
         _check_sparse(options, entry, architecture)
-    if not entry.native and (from_tokens is not None or (kind.value != entry.form and kind.value != "embed")):
+    if not entry.is_native and (from_tokens is not None or (kind.value != entry.kind and kind.value != "embed")):
         raise LoadError(f"{entry.name} is run by the Transformers library, which cannot make a classifier of it")
     if kind.value == "sequence" and architecture.sequence_head is None:
         raise LoadError(f"{entry.name} has no sequence classifier to convert to; use convert='embed'")
     return kind
 
 
-def _check_sparse(options: EngineConfig, entry: Entry, architecture: Architecture) -> None:
+def _check_sparse(options: EngineConfig, entry: ArchitectureEntry, architecture: Architecture) -> None:
     if architecture.masked_head is None:
         raise LoadError(f"{entry.name} has no head over its vocabulary, which SPLADE needs; use convert='embed'")
     if options.pooler_config.enable_chunked_processing:
@@ -281,34 +295,36 @@ def _check_sparse(options: EngineConfig, entry: Entry, architecture: Architectur
         )
 
 
-def _tasks(kind: Form, entry: Entry, family: Architecture) -> tuple[Task, ...]:
-    if kind == "masked" and not family.fills_masks:
-        return (*TASKS["embed"], "token_classify")
+def _tasks_of_kind(kind: CheckpointKind, entry: ArchitectureEntry, family: Architecture) -> tuple[Task, ...]:
+    if kind == "masked" and not family.defaults_to_mlm:
+        return (*TASKS_BY_KIND["embed"], "token_classify")
     # what the library says of a whole sequence it does not say of one token
-    return ("classify",) if kind == "sequence" and not entry.native else TASKS[kind]
+    return ("classify",) if kind == "sequence" and not entry.is_native else TASKS_BY_KIND[kind]
 
 
-def _pooling_files(files: SentenceTransformers, kind: Form, tasks: Sequence[Task]) -> PoolingFiles | None:
+def _pooling_files(
+    files: SentenceTransformersFiles, kind: CheckpointKind, tasks: Sequence[Task]
+) -> PoolingFileSettings | None:
     if "embed" not in tasks and not (kind == "multi_vector" and files.multi_vector):
         return None  # they speak of another model than what this one is used as
-    return PoolingFiles(files.pooling, files.normalize, files.include_prompt)
+    return PoolingFileSettings(files.pooling, files.normalize, files.includes_prompt)
 
 
-def _plain(options: EngineConfig, config: HFConfig) -> bool:
+def _is_plain_late_interaction(options: EngineConfig, config: HFConfig) -> bool:
     return options.plain_late_interaction or bool(config.get("plain_late_interaction", False))
 
 
-def _encoder_length(
-    kind: Form, files: SentenceTransformers, late_interaction: LateInteraction | None
+def _encoder_max_length(
+    kind: CheckpointKind, files: SentenceTransformersFiles, late_interaction: LateInteractionSettings | None
 ) -> Sourced[int] | None:
     if kind == "tensors":
-        return ONE_INPUT
+        return SINGLE_TOKEN_LENGTH
     # the length that PyLate leaves there is that of the last texts it read
     return files.max_length if late_interaction is None else None
 
 
-def _head(kind: Form, architecture: Architecture) -> Head | None:
-    heads: dict[Form, Head | None] = {
+def _head_of_kind(kind: CheckpointKind, architecture: Architecture) -> Head | None:
+    heads: dict[CheckpointKind, Head | None] = {
         "sequence": architecture.sequence_head,
         "token": architecture.token_head,
         "reward": architecture.reward_head,
@@ -318,34 +334,42 @@ def _head(kind: Form, architecture: Architecture) -> Head | None:
     return heads.get(kind)
 
 
-def _activation(kind: Sourced[Form], config: HFConfig, files: SentenceTransformers, reranker: Reranker) -> Sourced[str]:
+def _resolve_activation(
+    kind: Sourced[CheckpointKind], config: HFConfig, files: SentenceTransformersFiles, reranker: RerankerSettings
+) -> Sourced[str]:
     if kind.value == "hybrid":
         return Sourced("relu", kind.source)  # a word that does not matter weighs nothing
-    own = {} if reranker.is_known else _own_activation(files)
-    return classification_activation({"num_labels": None, **config.values, **own})
+    own = {} if reranker.is_known else _activation_from_files(files)
+    return resolve_classification_activation({"num_labels": None, **config.values, **own})
 
 
-def _inactive(kind: Form, head: Head | None, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+def _no_activation_tasks(kind: CheckpointKind, head: Head | None, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
     """The tasks that answer with plain numbers unless somebody asks for more."""
     if kind == "listwise":
         return tasks
-    return tuple(task for task in tasks if "classify" in task) if head is not None and not head.activates else ()
+    return (
+        tuple(task for task in tasks if "classify" in task) if head is not None and not head.applies_activation else ()
+    )
 
 
-def _default_method(kind: Form, architecture: Architecture, entry: Entry) -> Sourced[str]:
+def _default_pooling(kind: CheckpointKind, architecture: Architecture, entry: ArchitectureEntry) -> Sourced[str]:
     head = architecture.sequence_head
     if kind == "sequence" and head is not None and head.spec.pooling is not None:
         return Sourced(head.spec.pooling, f"{entry.name}'s classifier")
     return Sourced(architecture.pooling, f"default of {entry.name}")
 
 
-def _own_activation(files: SentenceTransformers) -> dict[str, dict[str, str]]:
+def _activation_from_files(files: SentenceTransformersFiles) -> dict[str, dict[str, str]]:
     """Newer cross-encoders name their activation beside the model instead of inside config.json."""
     return {"sentence_transformers": {"activation_fn": files.activation}} if files.activation else {}
 
 
-def _matryoshka(
-    config: HFConfig, files: SentenceTransformers, kind: Form, architecture: Architecture, options: EngineConfig
+def _resolve_matryoshka(
+    config: HFConfig,
+    files: SentenceTransformersFiles,
+    kind: CheckpointKind,
+    architecture: Architecture,
+    options: EngineConfig,
 ) -> Matryoshka:
     if kind == "sparse":
         return Matryoshka(False, (), config.vocab_size)
@@ -355,11 +379,11 @@ def _matryoshka(
     methods = len(files.pooling.value) if files.pooling and not by_flag else 1
     # some families call the width of their tables so
     named = None if architecture.backbone.embedding_size is not None else config.get("embedding_size")
-    full = named or (widths[-1] if widths else architecture.states_size * methods)
+    full = named or (widths[-1] if widths else architecture.output_size * methods)
     return Matryoshka(bool(sizes) or bool(config.get("is_matryoshka", False)), sizes, full)
 
 
-def _labels(config: HFConfig) -> list[str] | None:
+def _read_labels(config: HFConfig) -> list[str] | None:
     names = config.get("id2label")
     if names is None:
         return None
@@ -369,7 +393,7 @@ def _labels(config: HFConfig) -> list[str] | None:
         raise LoadError(f"{config.source}: id2label is {names!r}, not names by number") from None
 
 
-def _num_labels(config: HFConfig, labels: list[str] | None, kind: Form, head: Head | None) -> int:
+def _resolve_num_labels(config: HFConfig, labels: list[str] | None, kind: CheckpointKind, head: Head | None) -> int:
     if kind in ("masked", "sparse", "causal"):
         return int(config.vocab_size)
     if kind == "hybrid":
@@ -380,17 +404,17 @@ def _num_labels(config: HFConfig, labels: list[str] | None, kind: Form, head: He
     return int(count)
 
 
-def _device(asked: str | None) -> Sourced[torch.device]:
-    if asked is None:
+def _resolve_device(requested: str | None) -> Sourced[torch.device]:
+    if requested is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
         return Sourced(torch.device(name), "what this machine has")
     try:
-        device = torch.device(asked)
+        device = torch.device(requested)
     except RuntimeError:
-        raise LoadError(f"device={asked!r} is unknown; there are: cpu, cuda, cuda:0, ...") from None
+        raise LoadError(f"device={requested!r} is unknown; there are: cpu, cuda, cuda:0, ...") from None
     if device.type not in ("cpu", "cuda"):
-        raise LoadError(f"device={asked!r} is not offered; there are: cpu, cuda, cuda:0, ...")
+        raise LoadError(f"device={requested!r} is not offered; there are: cpu, cuda, cuda:0, ...")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        raise LoadError(f"device={asked!r}: torch {torch.__version__} sees {count} GPUs here, counted from cuda:0")
+        raise LoadError(f"device={requested!r}: torch {torch.__version__} sees {count} GPUs here, counted from cuda:0")
     return Sourced(device, "device")

@@ -11,29 +11,32 @@ from cenote.errors import LoadError
 from cenote.layers.linear import Linear
 from cenote.layers.spec import HeadSpec
 from cenote.loading.bge_m3 import load_linear, require_head_files
-from cenote.loading.causal_lm_classifier import language_head
-from cenote.loading.colbert import check_size
-from cenote.loading.describe import Description
-from cenote.loading.sentence_transformers import DenseFile, load_dense, load_layer_norm, load_residual
+from cenote.loading.causal_lm_classifier import load_lm_head
+from cenote.loading.colbert import check_vector_size
+from cenote.loading.describe import ModelDescription
+from cenote.loading.sentence_transformers import DenseModule, load_dense, load_layer_norm, load_residual
 from cenote.loading.tokenizer_files import TokenizerFiles
-from cenote.loading.weights import Filler
-from cenote.pooling.heads import Classifier, Heads, Residual, VocabularyWeights
+from cenote.loading.weight_loader import WeightLoader
+from cenote.pooling.heads import Classifier, Heads, ResidualLayer, SpladeHead
 
 
-def load_heads(description: Description, filler: Filler, tokenizer: TokenizerFiles) -> Heads:
+def load_heads(description: ModelDescription, weight_loader: WeightLoader, tokenizer: TokenizerFiles) -> Heads:
     if description.kind.value == "hybrid":
-        return _hybrid_heads(description, filler)
-    projector, classifier = load_projector(description, filler), _classifier(description, filler, tokenizer)
+        return _load_bge_m3_heads(description, weight_loader)
+    projector, classifier = (
+        load_projector(description, weight_loader),
+        _load_classifier(description, weight_loader, tokenizer),
+    )
     if description.kind.value == "sparse":
         assert classifier is not None, "a SPLADE model has a masked-language-model head"
         splade = description.sentence_transformers.splade
         if splade is None:
-            return Heads(vocabulary=VocabularyWeights(classifier))
-        return Heads(vocabulary=VocabularyWeights(classifier, strategy=splade.strategy, num_logs=splade.num_logs))
+            return Heads(splade=SpladeHead(classifier))
+        return Heads(splade=SpladeHead(classifier, strategy=splade.strategy, num_logs=splade.num_logs))
     return Heads(projector=projector, token_projector=projector, classifier=classifier)
 
 
-def _hybrid_heads(description: Description, filler: Filler) -> Heads:
+def _load_bge_m3_heads(description: ModelDescription, weight_loader: WeightLoader) -> Heads:
     sparse, colbert = require_head_files(description.checkpoint)
     size = description.architecture.backbone.hidden_size
     dtype, device = description.head_dtype.value, description.device.value
@@ -41,15 +44,17 @@ def _hybrid_heads(description: Description, filler: Filler) -> Heads:
         classifier = Classifier(HeadSpec(), size, description.num_labels)
     classifier.classifier = load_linear(sparse, size, description.num_labels, dtype, device)
     return Heads(
-        projector=load_projector(description, filler),
+        projector=load_projector(description, weight_loader),
         token_projector=load_linear(colbert, size, None, dtype, device),
         classifier=classifier,
     )
 
 
-def _classifier(description: Description, filler: Filler, tokenizer: TokenizerFiles) -> Classifier | None:
+def _load_classifier(
+    description: ModelDescription, weight_loader: WeightLoader, tokenizer: TokenizerFiles
+) -> Classifier | None:
     if description.kind.value == "causal":
-        return _language_head(description, filler)
+        return _load_lm_classifier(description, weight_loader)
     head = description.head
     if head is None:
         return None
@@ -58,66 +63,70 @@ def _classifier(description: Description, filler: Filler, tokenizer: TokenizerFi
     if description.kind.value in ("masked", "sparse"):
         dtype = description.dtype.value  # as wide as the vocabulary, and often the very matrix of the embeddings
     if (labels := description.token_labels) is not None:
-        weight = labels.weight(filler, _vocabulary(filler), tokenizer.tokenizer).to(device, dtype)
-        return _of_one_matrix(replace(head.spec, bias=False), weight)
-    table = filler.choose((head.weights, *head.also))
+        weight = labels.classifier_weight(weight_loader, _embedding_table_name(weight_loader), tokenizer.tokenizer).to(
+            device, dtype
+        )
+        return _classifier_from_weight(replace(head.spec, bias=False), weight)
+    table = weight_loader.choose_table((head.weights, *head.alternative_weights))
     last = table.get("head.classifier") or table["head.classifier.weight"]
     assert isinstance(last, str), "a classifier is one matrix"
     last = last.removesuffix(".weight")
-    if not filler.has(f"{last}.weight"):
+    if not weight_loader.has(f"{last}.weight"):
         raise LoadError(
             f"{description.checkpoint.folder}: no {last}.weight in the checkpoint, so {description.entry.name} is no "
             "classifier yet; use convert='embed', or name answer tokens: "
             'hf_overrides={"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}'
         )
-    spec = head.spec if head.spec.bias is not None else replace(head.spec, bias=filler.has(f"{last}.bias"))
+    spec = head.spec if head.spec.bias is not None else replace(head.spec, bias=weight_loader.has(f"{last}.bias"))
     with torch.device("meta"):
         holder = nn.ModuleDict({"head": Classifier(spec, hidden_size, description.num_labels)})
-    filler.fill(holder, table, num_layers=0, dtype=dtype, device=device)
+    weight_loader.load(holder, table, num_layers=0, dtype=dtype, device=device)
     return holder["head"]  # type: ignore[return-value]
 
 
-def _language_head(description: Description, filler: Filler) -> Classifier:
+def _load_lm_classifier(description: ModelDescription, weight_loader: WeightLoader) -> Classifier:
     """From a state to the vocabulary; requests name the few words whose logits they want."""
-    weight = language_head(filler, _vocabulary(filler)).to(description.device.value, description.dtype.value)
+    weight = load_lm_head(weight_loader, _embedding_table_name(weight_loader)).to(
+        description.device.value, description.dtype.value
+    )
     asked = description.plan.defaults.returned_token_ids or ()
     if beyond := [token for token in asked if not 0 <= token < len(weight)]:
         raise LoadError(
             f"returned_token_ids names the token {beyond[0]}; the language-model head has {len(weight)} rows"
         )
-    return _of_one_matrix(HeadSpec(bias=False), weight)
+    return _classifier_from_weight(HeadSpec(bias=False), weight)
 
 
-def _of_one_matrix(spec: HeadSpec, weight: Tensor) -> Classifier:
+def _classifier_from_weight(spec: HeadSpec, weight: Tensor) -> Classifier:
     with torch.device("meta"):
         classifier = Classifier(spec, weight.shape[1], weight.shape[0])
     classifier.classifier.weight = nn.Parameter(weight, requires_grad=False)
     return classifier
 
 
-def _vocabulary(filler: Filler) -> str:
+def _embedding_table_name(weight_loader: WeightLoader) -> str:
     """The name of the table of embeddings, which often is the language-model head as well."""
-    name = filler.table["embed.tokens"]
+    name = weight_loader.table["embed.tokens"]
     assert isinstance(name, str), "a vocabulary is one matrix"
     return name
 
 
-def load_projector(description: Description, filler: Filler | None) -> nn.Module | None:
+def load_projector(description: ModelDescription, weight_loader: WeightLoader | None) -> nn.Module | None:
     if not {"embed", "token_embed"} & set(description.plan.tasks):
         return None
     dtype, device = description.head_dtype.value, description.device.value
-    layers = _stored_projection(description, filler) if filler is not None else []
+    layers = _load_stored_projection(description, weight_loader) if weight_loader is not None else []
     steps = description.sentence_transformers.projector
-    width, giver = _width_before(description, layers)
+    width, giver = _projector_input_size(description, layers)
     for step in steps:
-        key, size = ("in_features", step.in_features) if isinstance(step, DenseFile) else ("dimension", step.size)
+        key, size = ("in_features", step.in_features) if isinstance(step, DenseModule) else ("dimension", step.size)
         file = f"{step.folder}/config.json"
         if width is not None and size != width:
             raise LoadError(
                 f"{description.checkpoint.folder / file}: {key} is {size}, but vectors of {width} come from {giver}"
             )
-        width, giver = step.out_features if isinstance(step, DenseFile) else size, file
-        if isinstance(step, DenseFile):
+        width, giver = step.out_features if isinstance(step, DenseModule) else size, file
+        if isinstance(step, DenseModule):
             weight, bias = load_dense(description.checkpoint, step)
             layer: nn.Module = Linear(step.in_features, step.out_features, bias=step.bias, activation=step.activation)
         else:
@@ -126,42 +135,42 @@ def load_projector(description: Description, filler: Filler | None) -> nn.Module
         layer.weight = nn.Parameter(weight.to(device, dtype), requires_grad=False)
         if bias is not None:
             layer.bias = nn.Parameter(bias.to(device, dtype), requires_grad=False)
-        if isinstance(step, DenseFile) and step.residual:
+        if isinstance(step, DenseModule) and step.has_residual:
             matrix = load_residual(description.checkpoint, step)
-            layer = Residual(layer, None if matrix is None else matrix.to(device, dtype))
+            layer = ResidualLayer(layer, None if matrix is None else matrix.to(device, dtype))
         layers.append(layer)
     return nn.Sequential(*layers) if layers else None
 
 
-def _width_before(description: Description, stored: list[nn.Module]) -> tuple[int | None, str]:
+def _projector_input_size(description: ModelDescription, stored: list[nn.Module]) -> tuple[int | None, str]:
     """How long the vectors are that the first layer of Sentence Transformers gets, and from whom."""
     if stored and isinstance(last := stored[-1], Linear):
         return last.weight.shape[0], "the projection among the weights"
-    if not description.entry.native:
+    if not description.entry.is_native:
         return None, ""  # the size of its states is known to the Transformers library
-    methods = description.plan.sequence.value if "embed" in description.plan.tasks else ("",)
-    size = description.architecture.states_size
+    methods = description.plan.seq_pooling_types.value if "embed" in description.plan.tasks else ("",)
+    size = description.architecture.output_size
     if len(methods) == 1:
         return size, "the model"
     return size * len(methods), f"{' and '.join(methods)}, side by side"
 
 
-def _stored_projection(description: Description, filler: Filler) -> list[nn.Module]:
+def _load_stored_projection(description: ModelDescription, weight_loader: WeightLoader) -> list[nn.Module]:
     """The layers that lie among the weights of the backbone, as large as they are there."""
     projection = description.architecture.projection
     if projection is None:
         return []
-    if description.architecture.late_interaction is not None and description.sentence_transformers.projector:
+    if description.architecture.late_interaction_defaults is not None and description.sentence_transformers.projector:
         return []  # PyLate has written it anew, into a folder of its own
-    spellings = (projection.weights, *projection.also)
-    names = next((names for names in spellings if filler.has(f"{names[0]}.weight")), projection.weights)
-    if projection.optional and not filler.has(f"{names[0]}.weight"):
+    spellings = (projection.weights, *projection.alternative_weights)
+    names = next((names for names in spellings if weight_loader.has(f"{names[0]}.weight")), projection.weights)
+    if projection.is_optional and not weight_loader.has(f"{names[0]}.weight"):
         return []
     dtype, device = description.head_dtype.value, description.device.value
     layers: list[nn.Module] = []
     for name in names:
-        weight = filler.read(f"{name}.weight").to(device, dtype)
-        bias = filler.read(f"{name}.bias").to(device, dtype) if filler.has(f"{name}.bias") else None
+        weight = weight_loader.read(f"{name}.weight").to(device, dtype)
+        bias = weight_loader.read(f"{name}.bias").to(device, dtype) if weight_loader.has(f"{name}.bias") else None
         activation = projection.activation if name != names[-1] else None
         with torch.device("meta"):
             layer = Linear(weight.shape[1], weight.shape[0], bias=bias is not None, activation=activation)
@@ -169,6 +178,6 @@ def _stored_projection(description: Description, filler: Filler) -> list[nn.Modu
         if bias is not None:
             layer.bias = nn.Parameter(bias, requires_grad=False)
         layers.append(layer)
-    if description.architecture.late_interaction is not None:
-        check_size(description.checkpoint, weight.shape[0])
+    if description.architecture.late_interaction_defaults is not None:
+        check_vector_size(description.checkpoint, weight.shape[0])
     return layers

@@ -8,8 +8,8 @@ from cenote.loading.checkpoint import Checkpoint
 from cenote.models.vision_spec import ProcessorFiles
 
 
-def read_processor(checkpoint: Checkpoint) -> ProcessorFiles:
-    whole = checkpoint.json_object("processor_config.json")
+def read_processor_files(checkpoint: Checkpoint) -> ProcessorFiles:
+    whole = checkpoint.read_json_object("processor_config.json")
     inside = whole.get("image_processor")
-    own = checkpoint.json_object("preprocessor_config.json")
+    own = checkpoint.read_json_object("preprocessor_config.json")
     return ProcessorFiles({**(inside if isinstance(inside, Mapping) else {}), **own}, whole)

@@ -13,10 +13,10 @@ from tokenizers.models import BPE, Unigram, WordPiece
 
 from cenote.errors import LoadError
 from cenote.loading import sentencepiece_model as sentencepiece
-from cenote.loading.checkpoint import Checkpoint, first_line, refuse_empty
+from cenote.loading.checkpoint import Checkpoint, check_not_empty, first_line
 
-Settings: TypeAlias = Mapping[str, Any]  # tokenizer_config.json
-Names: TypeAlias = dict[str, str]  # cls_token -> [CLS]
+TokenizerSettings: TypeAlias = Mapping[str, Any]  # tokenizer_config.json
+SpecialTokens: TypeAlias = dict[str, str]  # cls_token -> [CLS]
 
 BERT_NAMES = {
     "pad_token": "[PAD]",
@@ -37,50 +37,66 @@ T5_NAMES = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 GPT2_NAMES = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
 
 # what is left of tokenizer_class without "Tokenizer" and "Fast"; "" is a checkpoint that does not say
-WORDPIECE = ("", "Bert", "DistilBert", "Electra", "MobileBert")
-BYTE_LEVEL = {"Roberta": "roberta", "Bart": "roberta", "Longformer": "roberta", "GPT2": "gpt2", "Qwen2": "qwen"}
-SENTENCEPIECE = {"XLMRoberta": "xlm-roberta", "DebertaV2": "deberta", "T5": "t5", "Llama": "llama", "Mistral": "llama"}
+WORDPIECE_CLASSES = ("", "Bert", "DistilBert", "Electra", "MobileBert")
+BYTE_LEVEL_CLASSES = {"Roberta": "roberta", "Bart": "roberta", "Longformer": "roberta", "GPT2": "gpt2", "Qwen2": "qwen"}
+SENTENCEPIECE_CLASSES = {
+    "XLMRoberta": "xlm-roberta",
+    "DebertaV2": "deberta",
+    "T5": "t5",
+    "Llama": "llama",
+    "Mistral": "llama",
+}
 SENTENCEPIECE_FILES = {
     "sentencepiece.bpe.model": "xlm-roberta",
     "spm.model": "deberta",
     "spiece.model": "t5",
     "tokenizer.model": "llama",
 }
-QWEN_WORDS = (
+QWEN_SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class LegacyTokenizer:
     """A tokenizer with the special tokens and the habit that its class implies."""
 
     tokenizer: Tokenizer
-    names: Names
+    special_tokens: SpecialTokens
     adds_bos: bool = False
 
 
-def build_tokenizer(checkpoint: Checkpoint, settings: Settings, given: Names) -> Built | None:
+def build_legacy_tokenizer(
+    checkpoint: Checkpoint, settings: TokenizerSettings, special_tokens: SpecialTokens
+) -> LegacyTokenizer | None:
     """From the first kind of vocabulary file there is; None when there is none. `given` are names of special tokens."""
     kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
-    if (path := checkpoint.path("vocab.txt")) is not None and kind in WORDPIECE:
-        with naming(path):
-            return _wordpiece(path, settings, BERT_NAMES | given, checkpoint.json_object("config.json"))
-    if (path := checkpoint.path("vocab.json")) is not None:
-        merges = checkpoint.require("merges.txt")
-        model_type = str(checkpoint.json_object("config.json").get("model_type", "gpt2"))
-        way = BYTE_LEVEL.get(kind, "") if kind else next((w for w in ("roberta", "qwen") if w in model_type), "gpt2")
-        with naming(path):
-            return _byte_level(checkpoint.json_object("vocab.json"), merges, way, settings, given)
+    if (path := checkpoint.find_file("vocab.txt")) is not None and kind in WORDPIECE_CLASSES:
+        with wrap_tokenizer_errors(path):
+            return _build_wordpiece(
+                path, settings, BERT_NAMES | special_tokens, checkpoint.read_json_object("config.json")
+            )
+    if (path := checkpoint.find_file("vocab.json")) is not None:
+        merges = checkpoint.require_file("merges.txt")
+        model_type = str(checkpoint.read_json_object("config.json").get("model_type", "gpt2"))
+        way = (
+            BYTE_LEVEL_CLASSES.get(kind, "")
+            if kind
+            else next((w for w in ("roberta", "qwen") if w in model_type), "gpt2")
+        )
+        with wrap_tokenizer_errors(path):
+            return _build_byte_level(checkpoint.read_json_object("vocab.json"), merges, way, settings, special_tokens)
     for file, way in SENTENCEPIECE_FILES.items():
-        if (path := checkpoint.path(file)) is not None:
-            with naming(path):
-                return _sentencepiece(path, SENTENCEPIECE.get(kind, "") if kind else way, settings, given)
+        if (path := checkpoint.find_file(file)) is not None:
+            with wrap_tokenizer_errors(path):
+                return _build_sentencepiece(
+                    path, SENTENCEPIECE_CLASSES.get(kind, "") if kind else way, settings, special_tokens
+                )
     return None
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def wrap_tokenizer_errors(path: Path) -> Iterator[None]:
     """Errors of the tokenizer library, which have no type of their own, as ours, with the file's name."""
     try:
         yield
@@ -90,8 +106,10 @@ def naming(path: Path) -> Iterator[None]:
         raise LoadError(f"{path} makes no tokenizer ({first_line(error)}); download it again") from error
 
 
-def _wordpiece(path: Path, settings: Settings, names: Names, config: Settings) -> Built:
-    refuse_empty(path)
+def _build_wordpiece(
+    path: Path, settings: TokenizerSettings, names: SpecialTokens, config: TokenizerSettings
+) -> LegacyTokenizer:
+    check_not_empty(path)
     words = path.read_text(encoding="utf-8").split("\n")
     vocab = {word.rstrip("\r"): row for row, word in enumerate(words[:-1] if not words[-1] else words)}
     expected = config.get("vocab_size")
@@ -109,50 +127,54 @@ def _wordpiece(path: Path, settings: Settings, names: Names, config: Settings) -
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
-    _surround_like_bert(tokenizer, names)
-    return Built(tokenizer, names)
+    _set_bert_template(tokenizer, names)
+    return LegacyTokenizer(tokenizer, names)
 
 
-def _byte_level(vocab: dict[str, int], merges: Path, way: str, settings: Settings, given: Names) -> Built:
-    if not way:
-        raise _unknown_class(settings, BYTE_LEVEL)
-    refuse_empty(merges)
+def _build_byte_level(
+    vocab: dict[str, int], merges: Path, variant: str, settings: TokenizerSettings, special_tokens: SpecialTokens
+) -> LegacyTokenizer:
+    if not variant:
+        raise _unknown_class_error(settings, BYTE_LEVEL_CLASSES)
+    check_not_empty(merges)
     lines = merges.read_text(encoding="utf-8").split("\n")
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    _refuse_half_of_merges(vocab, pairs, merges)
-    with naming(merges):
+    _check_merges(vocab, pairs, merges)
+    with wrap_tokenizer_errors(merges):
         tokenizer = Tokenizer(BPE(vocab, [(pair[0], pair[1]) for pair in pairs]))
     space = bool(settings.get("add_prefix_space", False))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    names = (ROBERTA_NAMES if way == "roberta" else GPT2_NAMES) | given
-    if way == "qwen":
-        words = pre_tokenizers.Split(Regex(QWEN_WORDS), behavior="isolated")
+    names = (ROBERTA_NAMES if variant == "roberta" else GPT2_NAMES) | special_tokens
+    if variant == "qwen":
+        words = pre_tokenizers.Split(Regex(QWEN_SPLIT_PATTERN), behavior="isolated")
         rest = pre_tokenizers.ByteLevel(add_prefix_space=space, use_regex=False)
         tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, rest])
-    if way == "roberta":
-        _surround_like_roberta(tokenizer, names)
-    return Built(tokenizer, names)
+    if variant == "roberta":
+        _set_roberta_template(tokenizer, names)
+    return LegacyTokenizer(tokenizer, names)
 
 
-def _sentencepiece(path: Path, way: str, settings: Settings, given: Names) -> Built:
-    if not way:
-        raise _unknown_class(settings, SENTENCEPIECE)
+def _build_sentencepiece(
+    path: Path, variant: str, settings: TokenizerSettings, special_tokens: SpecialTokens
+) -> LegacyTokenizer:
+    if not variant:
+        raise _unknown_class_error(settings, SENTENCEPIECE_CLASSES)
     model = sentencepiece.read_sentencepiece(path)
-    if way == "llama":
-        return _llama(model, settings, LLAMA_NAMES | given)
+    if variant == "llama":
+        return _build_llama(model, settings, LLAMA_NAMES | special_tokens)
     if model.algorithm != sentencepiece.UNIGRAM:
-        raise LoadError(f"{path} is a BPE model, {way} reads unigram ones; give a tokenizer.json")
+        raise LoadError(f"{path} is a BPE model, {variant} reads unigram ones; give a tokenizer.json")
     vocab = [(piece.text, piece.score) for piece in model.pieces]
-    names = {"xlm-roberta": ROBERTA_NAMES, "deberta": BERT_NAMES, "t5": T5_NAMES}[way] | given
+    names = {"xlm-roberta": ROBERTA_NAMES, "deberta": BERT_NAMES, "t5": T5_NAMES}[variant] | special_tokens
     unk_id = model.unk_id
-    if way == "xlm-roberta":
+    if variant == "xlm-roberta":
         # fairseq put its own four tokens where SentencePiece had three, so every other id is one higher
         first = [(names[name], 0.0) for name in ("cls_token", "pad_token", "sep_token", "unk_token")]
         vocab, unk_id = [*first, *vocab[3:], (names["mask_token"], 0.0)], 3
-    if way == "t5":
+    if variant == "t5":
         vocab += [(f"<extra_id_{number}>", 0.0) for number in reversed(range(settings.get("extra_ids", 100)))]
     tokenizer = Tokenizer(Unigram(vocab, unk_id=unk_id, byte_fallback=False))
     steps: list[Any] = [normalizers.Lowercase()] if settings.get("do_lower_case") else []
@@ -160,24 +182,28 @@ def _sentencepiece(path: Path, way: str, settings: Settings, given: Names) -> Bu
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    _add_pieces(tokenizer, model)
-    if way == "xlm-roberta":
-        _surround_like_roberta(tokenizer, names)
-    elif way == "deberta":
-        _surround_like_bert(tokenizer, names)
+    _add_special_pieces(tokenizer, model)
+    if variant == "xlm-roberta":
+        _set_roberta_template(tokenizer, names)
+    elif variant == "deberta":
+        _set_bert_template(tokenizer, names)
     else:
         end = names["eos_token"]
-        _surround(tokenizer, f"$A {end}", f"$A {end} $B {end}", end)
-    return Built(tokenizer, names)
+        _set_template(tokenizer, f"$A {end}", f"$A {end} $B {end}", end)
+    return LegacyTokenizer(tokenizer, names)
 
 
-def _llama(model: sentencepiece.SentencePieceModel, settings: Settings, names: Names) -> Built:
+def _build_llama(
+    model: sentencepiece.SentencePieceModel, settings: TokenizerSettings, names: SpecialTokens
+) -> LegacyTokenizer:
     vocab = {piece.text: row for row, piece in enumerate(model.pieces)}
     if names["unk_token"] not in vocab:
         raise ValueError(f"it has no {names['unk_token']}")
     if model.algorithm == sentencepiece.BPE:
         scores = {piece.text: piece.score for piece in model.pieces}
-        rules = BPE(vocab, _merges(vocab, scores), unk_token=names["unk_token"], fuse_unk=True, byte_fallback=True)
+        rules = BPE(
+            vocab, _derive_merges(vocab, scores), unk_token=names["unk_token"], fuse_unk=True, byte_fallback=True
+        )
         tokenizer = Tokenizer(rules)
     else:
         pieces = [(piece.text, piece.score) for piece in model.pieces]
@@ -189,11 +215,11 @@ def _llama(model: sentencepiece.SentencePieceModel, settings: Settings, names: N
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first" if prefix else "never", split=False)
     parts: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*parts, decoders.Strip(content=" ", left=1)] if prefix else parts)
-    _add_pieces(tokenizer, model)
-    return Built(tokenizer, names, adds_bos=True)
+    _add_special_pieces(tokenizer, model)
+    return LegacyTokenizer(tokenizer, names, adds_bos=True)
 
 
-def _merges(vocab: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
+def _derive_merges(vocab: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
     """The merges behind a BPE vocabulary: every split of a piece into two others, best pieces first."""
     found: list[tuple[float, str, str]] = []
     for piece, score in scores.items():
@@ -204,7 +230,7 @@ def _merges(vocab: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple
     return [(left, right) for _, left, right in found]
 
 
-def _refuse_half_of_merges(vocab: Mapping[str, int], pairs: list[tuple[str, ...]], path: Path) -> None:
+def _check_merges(vocab: Mapping[str, int], pairs: list[tuple[str, ...]], path: Path) -> None:
     bad = next((pair for pair in pairs if len(pair) != 2), None)
     made = {"".join(pair) for pair in pairs}
     orphans = sum(len(token) > 1 and token not in made for token in vocab)
@@ -213,14 +239,14 @@ def _refuse_half_of_merges(vocab: Mapping[str, int], pairs: list[tuple[str, ...]
         raise LoadError(f"{path} is cut short: {what}; download it again")
 
 
-def _add_pieces(tokenizer: Tokenizer, model: sentencepiece.SentencePieceModel) -> None:
+def _add_special_pieces(tokenizer: Tokenizer, model: sentencepiece.SentencePieceModel) -> None:
     for piece in model.pieces:
         if piece.kind in (sentencepiece.CONTROL, sentencepiece.USER_DEFINED):
             special = piece.kind == sentencepiece.CONTROL
             tokenizer.add_tokens([AddedToken(piece.text, normalized=False, special=special)])
 
 
-def add_special(tokenizer: Tokenizer, names: Names) -> None:
+def add_special_tokens(tokenizer: Tokenizer, names: SpecialTokens) -> None:
     """Make these texts tokens that no word is split into and no text is split out of."""
     # a mask takes the space before it along, where words carry theirs
     spaced = names.get("mask_token") == "<mask>"
@@ -232,17 +258,17 @@ def add_special(tokenizer: Tokenizer, names: Names) -> None:
     )
 
 
-def _surround_like_bert(tokenizer: Tokenizer, names: Names) -> None:
+def _set_bert_template(tokenizer: Tokenizer, names: SpecialTokens) -> None:
     cls, sep = names["cls_token"], names["sep_token"]
-    _surround(tokenizer, f"{cls} $A {sep}", f"{cls} $A {sep} $B:1 {sep}:1", cls, sep)
+    _set_template(tokenizer, f"{cls} $A {sep}", f"{cls} $A {sep} $B:1 {sep}:1", cls, sep)
 
 
-def _surround_like_roberta(tokenizer: Tokenizer, names: Names) -> None:
+def _set_roberta_template(tokenizer: Tokenizer, names: SpecialTokens) -> None:
     cls, sep = names["cls_token"], names["sep_token"]
-    _surround(tokenizer, f"{cls} $A {sep}", f"{cls} $A {sep} {sep} $B {sep}", cls, sep)
+    _set_template(tokenizer, f"{cls} $A {sep}", f"{cls} $A {sep} {sep} $B {sep}", cls, sep)
 
 
-def _surround(tokenizer: Tokenizer, single: str, pair: str, *tokens: str) -> None:
+def _set_template(tokenizer: Tokenizer, single: str, pair: str, *tokens: str) -> None:
     special = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(tokens)]
     for token, row in special:
         if row is None:
@@ -250,7 +276,7 @@ def _surround(tokenizer: Tokenizer, single: str, pair: str, *tokens: str) -> Non
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
-def _unknown_class(settings: Settings, known: Mapping[str, str]) -> LoadError:
+def _unknown_class_error(settings: TokenizerSettings, known: Mapping[str, str]) -> LoadError:
     names = ", ".join(f"{name}Tokenizer" for name in known)
     return LoadError(
         f"tokenizer_config.json: {settings.get('tokenizer_class')} without a tokenizer.json is unknown; "

@@ -11,21 +11,22 @@ from torch import nn
 
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError, PoolingError
-from cenote.kernels.post_load import finish
+from cenote.kernels.post_load import process_weights_after_loading
 from cenote.layers.attention import Attention
-from cenote.layers.backbone import Embedding, Tower, plain_mlp
-from cenote.layers.fused_encoder import stack
-from cenote.layers.lora import AdaptedBackbone
+from cenote.layers.backbone import InputEmbedding, VisionTower, build_mlp
+from cenote.layers.fused_encoder import try_fuse_encoder
+from cenote.layers.lora import BackboneWithLoRA
 from cenote.loading.checkpoint import find_checkpoint, first_line
-from cenote.loading.describe import Description, describe
+from cenote.loading.describe import ModelDescription, describe_model
 from cenote.loading.heads import load_heads, load_projector
-from cenote.loading.image_processor_files import read_processor
-from cenote.loading.lora import AdapterReader, LoadedAdapters, load_adapters
-from cenote.loading.tensor_model import load_tensor_model, plugin_named
-from cenote.loading.tokenizer_files import TokenizerFiles, no_tokenizer, read_tokenizer
-from cenote.loading.transformers_backend import load_fallback
-from cenote.loading.weights import Filler, open_weights
-from cenote.models.vision_spec import ProcessorFiles, Vision
+from cenote.loading.image_processor_files import read_processor_files
+from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
+from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
+from cenote.loading.tokenizer_files import TokenizerFiles, empty_tokenizer_files, load_tokenizer_files
+from cenote.loading.transformers_backend import load_transformers_backbone
+from cenote.loading.weight_loader import WeightLoader
+from cenote.loading.weights import open_weights
+from cenote.models.vision_spec import ProcessorFiles, VisionSpec
 from cenote.pooling.heads import Heads
 from cenote.pooling.plan import PoolingPlan
 from cenote.pooling.pooler import Pooler
@@ -35,53 +36,53 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    description: Description
+    description: ModelDescription
     backbone: nn.Module
     pooler: Pooler
     tokenizer: TokenizerFiles
-    adapters: LoadedAdapters | None = None  # where the model takes any
-    processor: ProcessorFiles = ProcessorFiles()  # what its files say of images
+    adapters: LoRARegistry | None = None  # where the model takes any
+    processor_files: ProcessorFiles = ProcessorFiles()  # what its files say of images
 
 
-def load(options: EngineConfig) -> LoadedModel:
-    description = describe(options)
+def load_model(options: EngineConfig) -> LoadedModel:
+    description = describe_model(options)
     if description.kind.value == "tensors":
         return _load_tensor_model(options, description)
-    tokenizer = _tokenizer(options, description)
+    tokenizer = _load_tokenizer(options, description)
     if description.kind.value == "hybrid":
-        description = replace(description, plan=_without_special_tokens(description, tokenizer))
+        description = replace(description, plan=_exclude_special_tokens(description, tokenizer))
     architecture = description.architecture
     device, dtype = description.device.value, description.dtype.value
-    if not description.entry.native:
-        return _load_fallback(description, tokenizer)
-    filler = Filler(open_weights(description.checkpoint), architecture.tables, architecture.prefixes)
-    backbone = _built(
-        lambda: architecture.assembled(
+    if not description.entry.is_native:
+        return _load_transformers_model(description, tokenizer)
+    filler = WeightLoader(open_weights(description.checkpoint), architecture.weight_tables, architecture.prefixes)
+    backbone = _build(
+        lambda: architecture.backbone_class(
             architecture.backbone,
-            architecture.embed or Embedding,
-            architecture.mixer or Attention,
-            architecture.mlp or plain_mlp,
+            architecture.make_embedding or InputEmbedding,
+            architecture.make_mixer or Attention,
+            architecture.make_mlp or build_mlp,
         ),
         description.config.source,
     )
-    filler.fill(backbone, filler.table, num_layers=architecture.backbone.num_layers, dtype=dtype, device=device)
+    filler.load(backbone, filler.table, num_layers=architecture.backbone.num_layers, dtype=dtype, device=device)
     if architecture.vision is not None:
-        backbone.vision = _tower(architecture.vision, filler, dtype, device, description.config.source)
+        backbone.vision = _load_vision_tower(architecture.vision, filler, dtype, device, description.config.source)
     heads = load_heads(description, filler, tokenizer)
-    description = _measured(description, heads)
-    reader = AdapterReader(filler, architecture.prefixes, dtype, device)
+    description = _with_output_sizes(description, heads)
+    reader = LoRALoader(filler, architecture.prefixes, dtype, device)
     adapters = load_adapters(reader, description.checkpoint, architecture, options)
-    filler.finish(architecture.unused)
-    backbone.prepare(device, dtype)
-    whole = backbone if adapters is None else AdaptedBackbone(backbone, adapters.adapters)
-    finish(whole, device, description.quantization.value)
-    backbone.stack = stack(backbone)
+    filler.check_complete(architecture.unused_weights)
+    backbone.prepare_buffers(device, dtype)
+    whole = backbone if adapters is None else BackboneWithLoRA(backbone, adapters.context)
+    process_weights_after_loading(whole, device, description.quantization.value)
+    backbone.fused_encoder = try_fuse_encoder(backbone)
     pooler = Pooler(description.plan, heads, description.head_dtype.value)
-    processor = read_processor(description.checkpoint) if architecture.vision is not None else ProcessorFiles()
+    processor = read_processor_files(description.checkpoint) if architecture.vision is not None else ProcessorFiles()
     return LoadedModel(description, whole.eval(), pooler.eval(), tokenizer, adapters, processor)
 
 
-def _built(make: Callable[[], Module], source: str) -> Module:
+def _build(make: Callable[[], Module], source: str) -> Module:
     """A module without weights; sizes that describing it did not look at are wrong where it cannot be made."""
     try:
         with torch.device("meta"):
@@ -93,14 +94,16 @@ def _built(make: Callable[[], Module], source: str) -> Module:
         raise LoadError(f"{source}: a value in it makes no sense: {said}") from error
 
 
-def _tower(vision: Vision, filler: Filler, dtype: torch.dtype, device: torch.device, source: str) -> Tower:
-    tower = _built(vision.tower, f"{source}: vision_config")
-    table = filler.spelled((vision.weights, *vision.also), vision.prefixes)
-    filler.fill(tower, table, num_layers=vision.num_layers, dtype=dtype, device=device, inside="vision.")
+def _load_vision_tower(
+    vision: VisionSpec, weight_loader: WeightLoader, dtype: torch.dtype, device: torch.device, source: str
+) -> VisionTower:
+    tower = _build(vision.make_tower, f"{source}: vision_config")
+    table = weight_loader.with_prefix((vision.weights, *vision.alternative_weights), vision.prefixes)
+    weight_loader.load(tower, table, num_layers=vision.num_layers, dtype=dtype, device=device, module_prefix="vision.")
     return tower
 
 
-def _measured(description: Description, heads: Heads) -> Description:
+def _with_output_sizes(description: ModelDescription, heads: Heads) -> ModelDescription:
     """How long vectors are, which is known of a projection among the weights only when it is read."""
     layers = heads.token_projector
     if description.architecture.projection is None or not isinstance(layers, nn.Sequential):
@@ -110,7 +113,7 @@ def _measured(description: Description, heads: Heads) -> Description:
     return replace(description, plan=replace(description.plan, matryoshka=matryoshka))
 
 
-def _without_special_tokens(description: Description, tokenizer: TokenizerFiles) -> PoolingPlan:
+def _exclude_special_tokens(description: ModelDescription, tokenizer: TokenizerFiles) -> PoolingPlan:
     """bge-m3 has no weight for the tokens around a text, and no vector for the first; as one number for each token."""
 
     def token_id(*names: str) -> int | None:
@@ -123,34 +126,36 @@ def _without_special_tokens(description: Description, tokenizer: TokenizerFiles)
     special = (first, last, tokenizer.pad_token_id, tokenizer.unk_token_id)
     return replace(
         description.plan,
-        borders={"token_classify": (first, last), "token_embed": (first, None)},
+        edge_token_ids={"token_classify": (first, last), "token_embed": (first, None)},
         scalar_tasks=("token_classify",),
-        not_words=tuple(token for token in special if token is not None),
+        excluded_token_ids=tuple(token for token in special if token is not None),
     )
 
 
-def _load_fallback(description: Description, tokenizer: TokenizerFiles) -> LoadedModel:
+def _load_transformers_model(description: ModelDescription, tokenizer: TokenizerFiles) -> LoadedModel:
     device, dtype = description.device.value, description.dtype.value
-    backbone = load_fallback(description.checkpoint, description.config, description.kind.value, dtype, device)
+    backbone = load_transformers_backbone(
+        description.checkpoint, description.config, description.kind.value, dtype, device
+    )
     projector = load_projector(description, None)
     pooler = Pooler(description.plan, Heads(projector, projector), description.head_dtype.value)
     return LoadedModel(description, backbone, pooler.eval(), tokenizer)
 
 
-def _load_tensor_model(options: EngineConfig, description: Description) -> LoadedModel:
+def _load_tensor_model(options: EngineConfig, description: ModelDescription) -> LoadedModel:
     """It has no tokens, and its answers are not pooled."""
     config, dtype, device = description.config, description.dtype.value, description.device.value
-    plugin = plugin_named(options, config)
+    plugin = resolve_plugin_name(options, config)
     assert plugin is not None, "its package brought the architecture"
     model = load_tensor_model(plugin, description.entry.name, description.checkpoint, config, dtype, device)
     pooler = Pooler(description.plan, Heads(), description.head_dtype.value)
-    return LoadedModel(description, model, pooler, no_tokenizer())
+    return LoadedModel(description, model, pooler, empty_tokenizer_files())
 
 
-def _tokenizer(options: EngineConfig, description: Description) -> TokenizerFiles:
+def _load_tokenizer(options: EngineConfig, description: ModelDescription) -> TokenizerFiles:
     if options.tokenizer is None:
-        return read_tokenizer(description.checkpoint)
-    return read_tokenizer(
+        return load_tokenizer_files(description.checkpoint)
+    return load_tokenizer_files(
         find_checkpoint(
             options.tokenizer, revision=options.tokenizer_revision, token=options.hf_token, needs_config=False
         )

@@ -15,159 +15,168 @@ from torch import Tensor
 
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
-from cenote.layers.lora import Adapter, Adapters, LowRank
+from cenote.layers.lora import LoRAAdapter, LoRAContext, LoRAWeights
 from cenote.loading.checkpoint import Checkpoint, find_adapter
-from cenote.loading.weights import Filler, Weights, open_file
+from cenote.loading.weight_loader import WeightLoader
+from cenote.loading.weights import CheckpointWeights, open_weights_file
 from cenote.models.architecture import Architecture, StoredAdapters
 
 logger = logging.getLogger("cenote")
 
-CONFIG = "adapter_config.json"
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-VISION = "vision."  # before the paths of all that a tower has
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+VISION_PREFIX = "vision."  # before the paths of all that a tower has
 PEFT_PREFIX = "base_model.model."
-TABLES = ("embed.tokens", "embed.positions", "embed.token_types")
-NAME = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<half>[AB])(?:\.weight|\.default\.weight|)$")
+EMBEDDING_TABLES = ("embed.tokens", "embed.positions", "embed.token_types")
+LORA_TENSOR_NAME = re.compile(
+    r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<half>[AB])(?:\.weight|\.default\.weight|)$"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterReader:
+class LoRALoader:
     """Reads adapters for one loaded model."""
 
-    filler: Filler
+    weight_loader: WeightLoader
     prefixes: tuple[str, ...]  # what may stand before the backbone's names
     dtype: torch.dtype
     device: torch.device
 
-    def read(self, checkpoint: Checkpoint) -> Adapter:
+    def load(self, checkpoint: Checkpoint) -> LoRAAdapter:
         """The changes of a PEFT folder, by the paths of our modules."""
-        config = checkpoint.json_object(CONFIG)
+        config = checkpoint.read_json_object(ADAPTER_CONFIG)
         if not config:
-            raise LoadError(f"{checkpoint.folder} is no adapter: looked for {CONFIG}; give a folder that PEFT saved")
-        _refuse_other_kinds(config, f"{checkpoint.folder / CONFIG}")
-        halves = _halves(_open(checkpoint))
-        changes = {module: (down, up * _scale(config, module, down.shape[0])) for module, (down, up) in halves.items()}
-        return self.placed(changes, str(checkpoint.folder))
+            raise LoadError(
+                f"{checkpoint.folder} is no adapter: looked for {ADAPTER_CONFIG}; give a folder that PEFT saved"
+            )
+        _check_supported(config, f"{checkpoint.folder / ADAPTER_CONFIG}")
+        halves = _lora_pairs(_open_adapter_weights(checkpoint))
+        changes = {
+            module: (down, up * _lora_scaling(config, module, down.shape[0])) for module, (down, up) in halves.items()
+        }
+        return self.map_to_modules(changes, str(checkpoint.folder))
 
-    def placed(self, changes: Mapping[str, tuple[Tensor, Tensor]], source: str) -> Adapter:
+    def map_to_modules(self, changes: Mapping[str, tuple[Tensor, Tensor]], source: str) -> LoRAAdapter:
         """Changes by the checkpoint's names of the modules, moved to the modules of ours that hold their weights."""
-        adapter: dict[str, list[LowRank]] = {}
+        adapter: dict[str, list[LoRAWeights]] = {}
         for module, (down, up) in changes.items():
-            places = self.filler.places(self._bare(module))
+            places = self.weight_loader.locate(self._strip_prefix(module))
             if not places:
                 raise LoadError(
                     f"{source}: no layer of the model that takes adapters is called {module}; "
                     "was it made for another model?"
                 )
-            if any(path.startswith(VISION) for path, *_ in places):
+            if any(path.startswith(VISION_PREFIX) for path, *_ in places):
                 raise LoadError(
                     f"{source}: {module} is a layer that reads images, which adapters cannot change here; "
                     "merge the adapter into the model"
                 )
             for path, start, rows, inputs in places:  # several, where layers share their weights
                 # a table's change is written for its transpose, as PEFT does for embeddings
-                expected = (inputs, rows) if path in TABLES else (rows, inputs)
+                expected = (inputs, rows) if path in EMBEDDING_TABLES else (rows, inputs)
                 if (found := (up.shape[0], down.shape[1])) != expected:
                     raise LoadError(f"{source}: {module} changes a layer of {found}, the model's has {expected}")
-                adapter.setdefault(path, []).append(self._change(down, up, start))
+                adapter.setdefault(path, []).append(self._make_weights(down, up, start))
         return adapter
 
-    def _bare(self, module: str) -> str:
+    def _strip_prefix(self, module: str) -> str:
         for prefix in sorted(self.prefixes, key=len, reverse=True):
-            if prefix and module.startswith(prefix) and self.filler.places(module.removeprefix(prefix)):
+            if prefix and module.startswith(prefix) and self.weight_loader.locate(module.removeprefix(prefix)):
                 return module.removeprefix(prefix)
         return module
 
-    def stored(self, described: StoredAdapters, num_layers: int) -> dict[str, Adapter]:
+    def load_stored(self, described: StoredAdapters, num_layers: int) -> dict[str, LoRAAdapter]:
         """The adapters that lie among the weights of the model itself, by name."""
-        adapters: dict[str, dict[str, list[LowRank]]] = {name: {} for name in described.tasks}
+        adapters: dict[str, dict[str, list[LoRAWeights]]] = {name: {} for name in described.tasks}
         for ours, (down_name, up_name) in described.matrices.items():
             for layer in range(num_layers) if "*" in ours else (0,):
                 path = ours.replace("*", str(layer)).removesuffix(".weight")
-                downs, ups = (self.filler.read(name.replace("*", str(layer))) for name in (down_name, up_name))
+                downs, ups = (self.weight_loader.read(name.replace("*", str(layer))) for name in (down_name, up_name))
                 for name, down, up in zip(described.tasks, downs, ups * described.scaling, strict=True):
                     # a table is looked up by row: its change is written for the transpose
-                    down, up = (up.T, down.T) if path in TABLES else (down, up)
-                    adapters[name][path] = [self._change(down, up)]
+                    down, up = (up.T, down.T) if path in EMBEDDING_TABLES else (down, up)
+                    adapters[name][path] = [self._make_weights(down, up)]
         return dict(adapters)
 
-    def _change(self, down: Tensor, up: Tensor, start: int = 0) -> LowRank:
-        return LowRank(down.to(self.device, self.dtype), up.to(self.device, self.dtype), start)
+    def _make_weights(self, down: Tensor, up: Tensor, start: int = 0) -> LoRAWeights:
+        return LoRAWeights(down.to(self.device, self.dtype), up.to(self.device, self.dtype), start)
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedAdapters:
+class LoRARegistry:
     """The adapters of a model, and how to add more of them."""
 
-    adapters: Adapters
-    reader: AdapterReader
-    default: str | None  # for requests that name none
-    token: str | None  # for the hub
-    own: tuple[str, ...]  # those that are part of the model
-    added: dict[str, str] = field(default_factory=dict)  # the others, and where they lie
+    context: LoRAContext
+    loader: LoRALoader
+    default_name: str | None  # for requests that name none
+    hf_token: str | None  # for the hub
+    builtin: tuple[str, ...]  # those that are part of the model
+    added_paths: dict[str, str] = field(default_factory=dict)  # the others, and where they lie
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*self.own, *self.added)
+        return (*self.builtin, *self.added_paths)
 
-    def add(self, name: str, place: str) -> None:
+    def add(self, name: str, path: str) -> None:
         """Read one more from a folder or the hub, or the one of that name anew."""
-        if name in self.own:
-            raise LoadError(f"{name!r} is an adapter of the model itself; give the one at {place} another name")
-        self.read(name, find_adapter(place, token=self.token))
+        if name in self.builtin:
+            raise LoadError(f"{name!r} is an adapter of the model itself; give the one at {path} another name")
+        self.load(name, find_adapter(path, token=self.hf_token))
 
-    def read(self, name: str, checkpoint: Checkpoint) -> None:
-        self.adapters.by_name[name] = self.reader.read(checkpoint)
-        self.added[name] = checkpoint.name
+    def load(self, name: str, checkpoint: Checkpoint) -> None:
+        self.context.adapters[name] = self.loader.load(checkpoint)
+        self.added_paths[name] = checkpoint.name
 
-    def forget(self, name: str) -> None:
+    def free_weights(self, name: str) -> None:
         """Free its memory, unless one of that name has come since."""
-        if name not in self.added:
-            self.adapters.by_name.pop(name, None)
+        if name not in self.added_paths:
+            self.context.adapters.pop(name, None)
 
 
 def load_adapters(
-    reader: AdapterReader, checkpoint: Checkpoint, architecture: Architecture, options: EngineConfig
-) -> LoadedAdapters | None:
+    loader: LoRALoader, checkpoint: Checkpoint, architecture: Architecture, options: EngineConfig
+) -> LoRARegistry | None:
     """Those among the weights, those in folders beside them and those that the options name; None: none may come."""
-    described, folders = architecture.adapters, bundled(checkpoint)
+    described, folders = architecture.adapters, find_bundled(checkpoint)
     if not (described or folders or options.lora_modules or options.enable_lora):
         if options.default_adapter is not None:
             raise LoadError(f"default_adapter {options.default_adapter!r}: {checkpoint.folder} has no adapters")
         if architecture.default_adapters:
             logger.warning("%s comes without the adapters that it was trained with", checkpoint.folder)
         return None
-    adapters = Adapters()
+    adapters = LoRAContext()
     if described is not None:
-        adapters.by_name |= reader.stored(described, architecture.backbone.num_layers)
+        adapters.adapters |= loader.load_stored(described, architecture.backbone.num_layers)
     for name, folder in folders.items():
-        adapters.by_name[name] = reader.read(folder)
-    loaded = LoadedAdapters(adapters, reader, None, options.hf_token, tuple(adapters.by_name))
-    for name, place in map(_name_and_place, options.lora_modules):
-        if name in loaded.added:
-            raise LoadError(f"--lora-modules has {name!r} twice, at {loaded.added[name]} and {place}; give two names")
+        adapters.adapters[name] = loader.load(folder)
+    loaded = LoRARegistry(adapters, loader, None, options.hf_token, tuple(adapters.adapters))
+    for name, place in map(_parse_lora_module, options.lora_modules):
+        if name in loaded.added_paths:
+            raise LoadError(
+                f"--lora-modules has {name!r} twice, at {loaded.added_paths[name]} and {place}; give two names"
+            )
         loaded.add(name, place)
-    return replace(loaded, default=_default(loaded, checkpoint, architecture, options))
+    return replace(loaded, default_name=_default_adapter(loaded, checkpoint, architecture, options))
 
 
-def _default(
-    loaded: LoadedAdapters, checkpoint: Checkpoint, architecture: Architecture, options: EngineConfig
+def _default_adapter(
+    loaded: LoRARegistry, checkpoint: Checkpoint, architecture: Architecture, options: EngineConfig
 ) -> str | None:
     known = ", ".join(loaded.names) or "none"
     if (asked := options.default_adapter) is not None:
         if asked not in loaded.names:
             raise LoadError(f"{checkpoint.folder} has no adapter {asked!r}; there are: {known}")
         return asked
-    if not loaded.own or not architecture.default_adapters:
+    if not loaded.builtin or not architecture.default_adapters:
         return None
     first, *_ = architecture.default_adapters
-    found = next((name for name in architecture.default_adapters if name in loaded.own), None)
+    found = next((name for name in architecture.default_adapters if name in loaded.builtin), None)
     if found != first:
         logger.warning("%s has no adapter %r; %s is used, there are: %s", checkpoint.folder, first, found, known)
     return found
 
 
-def _name_and_place(module: str) -> tuple[str, str]:
+def _parse_lora_module(module: str) -> tuple[str, str]:
     """name=place, or the same as JSON."""
     if module.lstrip().startswith("{"):
         try:
@@ -181,24 +190,24 @@ def _name_and_place(module: str) -> tuple[str, str]:
     return name, place
 
 
-def bundled(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
+def find_bundled(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
     """The adapter folders that come with a checkpoint, by name; elsewhere in it lies what training left behind."""
-    files = sorted(checkpoint.folder.glob(f"adapters/*/{CONFIG}"))
+    files = sorted(checkpoint.folder.glob(f"adapters/*/{ADAPTER_CONFIG}"))
     return {file.parent.name: Checkpoint(str(file.parent), file.parent) for file in files}
 
 
-def _open(checkpoint: Checkpoint) -> Weights:
-    for file in WEIGHTS:
-        if (path := checkpoint.path(file)) is not None:
-            return open_file(path)
-    raise LoadError(f"{checkpoint.folder} has no adapter weights: looked for {' and '.join(WEIGHTS)}")
+def _open_adapter_weights(checkpoint: Checkpoint) -> CheckpointWeights:
+    for file in ADAPTER_WEIGHTS:
+        if (path := checkpoint.find_file(file)) is not None:
+            return open_weights_file(path)
+    raise LoadError(f"{checkpoint.folder} has no adapter weights: looked for {' and '.join(ADAPTER_WEIGHTS)}")
 
 
-def _halves(weights: Weights) -> dict[str, tuple[Tensor, Tensor]]:
+def _lora_pairs(weights: CheckpointWeights) -> dict[str, tuple[Tensor, Tensor]]:
     """down [rank, inputs] and up [outputs, rank] by the name of the module they change."""
     found: dict[str, dict[str, Tensor]] = {}
     for name in weights.names():
-        match = NAME.fullmatch(name.removeprefix(PEFT_PREFIX))
+        match = LORA_TENSOR_NAME.fullmatch(name.removeprefix(PEFT_PREFIX))
         if match is None:
             raise LoadError(
                 f"{weights.source}: {name} is no low-rank change; adapters that also replace whole layers "
@@ -211,7 +220,7 @@ def _halves(weights: Weights) -> dict[str, tuple[Tensor, Tensor]]:
     return {module: (halves["A"], halves["B"]) for module, halves in found.items()}
 
 
-def _refuse_other_kinds(config: Mapping[str, Any], source: str) -> None:
+def _check_supported(config: Mapping[str, Any], source: str) -> None:
     kind = config.get("peft_type", "LORA")
     if kind != "LORA" or config.get("use_dora"):
         raise LoadError(f"{source}: adapters of the kind {'DoRA' if config.get('use_dora') else kind} cannot be read")
@@ -219,13 +228,13 @@ def _refuse_other_kinds(config: Mapping[str, Any], source: str) -> None:
         raise LoadError(f"{source}: bias={config['bias']!r} changes biases as well, which cannot be read")
 
 
-def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
-    alpha = next(_by_pattern(config.get("alpha_pattern"), module), config.get("lora_alpha", rank))
+def _lora_scaling(config: Mapping[str, Any], module: str, rank: int) -> float:
+    alpha = next(_matching_values(config.get("alpha_pattern"), module), config.get("lora_alpha", rank))
     divisor = math.sqrt(rank) if config.get("use_rslora") else rank
     return float(alpha) / divisor
 
 
-def _by_pattern(patterns: Mapping[str, Any] | None, module: str) -> Iterator[Any]:
+def _matching_values(patterns: Mapping[str, Any] | None, module: str) -> Iterator[Any]:
     for pattern, value in (patterns or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             yield value

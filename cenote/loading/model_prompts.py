@@ -5,40 +5,47 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cenote.config.engine import EngineConfig, Sourced
+from cenote.config.engine import EngineConfig
+from cenote.config.options import Sourced
 from cenote.errors import LoadError
-from cenote.loading.sentence_transformers import SETTINGS, SentenceTransformers
+from cenote.loading.sentence_transformers import SETTINGS_FILE, SentenceTransformersFiles
 from cenote.models.architecture import HFConfig
 
 # Sentence Transformers knows these two of every model, empty where its files do not say more
-ALWAYS = ("query", "document")
+BUILTIN_PROMPT_NAMES = ("query", "document")
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
-    named: Mapping[str, str]
+class ModelPrompts:
+    by_name: Mapping[str, str]
     instructions: Mapping[str, str]  # by task
     default: Sourced[str] | None  # before the texts of requests that say nothing
 
 
-def read_prompts(options: EngineConfig, config: HFConfig, files: SentenceTransformers, *, by_role: bool) -> Prompts:
+def read_model_prompts(
+    options: EngineConfig, config: HFConfig, files: SentenceTransformersFiles, *, has_role_prompts: bool
+) -> ModelPrompts:
     """`by_role`: queries and documents are read in different ways, and have their prompts there."""
     instructions = config.get("task_instructions") or {}
     if not isinstance(instructions, dict) or not all(isinstance(text, str) for text in instructions.values()):
         raise LoadError(f"{config.source}: task_instructions is {instructions!r}, not texts by name")
-    return Prompts(files.prompts, instructions, _default(options, {**instructions, **files.prompts}, files, by_role))
+    return ModelPrompts(
+        files.prompts,
+        instructions,
+        _resolve_default_prompt(options, {**instructions, **files.prompts}, files, has_role_prompts),
+    )
 
 
-def _default(
-    options: EngineConfig, known: Mapping[str, str], files: SentenceTransformers, by_role: bool
+def _resolve_default_prompt(
+    options: EngineConfig, known: Mapping[str, str], files: SentenceTransformersFiles, has_role_prompts: bool
 ) -> Sourced[str] | None:
     if options.default_prompt is not None:
         return Sourced(options.default_prompt, "default_prompt")
     name, source = options.default_prompt_name, "default_prompt_name"
-    if name is None and not by_role:
-        name, source = files.default_prompt_name, SETTINGS
+    if name is None and not has_role_prompts:
+        name, source = files.default_prompt_name, SETTINGS_FILE
     if name is None:
         return None
-    if name not in known and name not in ALWAYS:
+    if name not in known and name not in BUILTIN_PROMPT_NAMES:
         raise LoadError(f"default_prompt_name {name!r} is no prompt; there are: {', '.join(sorted(known)) or 'none'}")
     return Sourced(known.get(name, ""), source)

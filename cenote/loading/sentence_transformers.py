@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from cenote.config.engine import Sourced
+from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.weights import Weights, open_weights
+from cenote.loading.weights import CheckpointWeights, open_weights
 
 # the order in which these modules must stand, which is the order in which the pooler works
-STAGES = {
+MODULE_STAGES = {
     "Transformer": 0,
     "Pooling": 1,
     "Dense": 2,
@@ -26,7 +26,7 @@ STAGES = {
     "MultiVectorMask": 3,
     "LogitScore": 3,
 }
-PACKAGES = ("sentence_transformers", "pylate")
+MODULE_PACKAGES = ("sentence_transformers", "pylate")
 
 # in the order in which Sentence Transformers concatenates them
 POOLING_FLAGS = {
@@ -47,10 +47,10 @@ POOLING_NAMES = {
     "lasttoken": "LAST",
 }
 # how often log(1 + x) is taken of logits over the vocabulary
-SPLADE_LOGS = {"relu": 1, "log1p_relu": 2}
+SPLADE_NUM_LOGS = {"relu": 1, "log1p_relu": 2}
 SPLADE_STRATEGIES = ("max", "sum")
-ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "sigmoid", "silu")
-SETTINGS = "config_sentence_transformers.json"
+DENSE_ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "sigmoid", "silu")
+SETTINGS_FILE = "config_sentence_transformers.json"
 ENCODER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -58,7 +58,7 @@ ENCODER_FILES = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class DenseFile:
+class DenseModule:
     """A linear layer and its activation, in a folder of their own."""
 
     in_features: int
@@ -66,11 +66,11 @@ class DenseFile:
     bias: bool
     activation: str  # one of ACTIVATIONS
     folder: str
-    residual: bool = False  # what goes in is added to what comes out, through a matrix of its own if sizes differ
+    has_residual: bool = False  # what goes in is added to what comes out, through a matrix of its own if sizes differ
 
 
 @dataclass(frozen=True, slots=True)
-class LayerNormFile:
+class LayerNormModule:
     """A layer norm with weight and bias and PyTorch's epsilon of 1e-5, in a folder of its own."""
 
     size: int
@@ -78,7 +78,7 @@ class LayerNormFile:
 
 
 @dataclass(frozen=True, slots=True)
-class SpladeFile:
+class SpladePoolingModule:
     """How the logits of all tokens become one weight for every entry of the vocabulary."""
 
     strategy: str  # one of SPLADE_STRATEGIES
@@ -87,95 +87,99 @@ class SpladeFile:
 
 
 @dataclass(frozen=True, slots=True)
-class MessagesFile:
+class MessageFormat:
     """That inputs go through the chat template as messages, and how."""
 
-    in_parts: bool  # contents are lists of parts
+    uses_content_parts: bool  # contents are lists of parts
     variables: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SentenceTransformers:
+class SentenceTransformersFiles:
     """All of it in one place; what the files do not say is None or empty."""
 
     pooling: Sourced[tuple[str, ...]] | None = None  # several methods give their vectors side by side
-    splade: SpladeFile | None = None
+    splade: SpladePoolingModule | None = None
     multi_vector: Sourced[Literal["PyLate", "Sentence Transformers"]] | None = None  # whose ColBERT it is, if it is one
-    mask: str | None = None  # the folder with the list of tokens that a ColBERT has no vector for
-    include_prompt: bool = True  # False: pooling leaves the prompt's tokens out
-    projector: tuple[DenseFile | LayerNormFile, ...] = ()
+    mask_folder: str | None = None  # the folder with the list of tokens that a ColBERT has no vector for
+    includes_prompt: bool = True  # False: pooling leaves the prompt's tokens out
+    projector: tuple[DenseModule | LayerNormModule, ...] = ()
     normalize: Sourced[bool] | None = None  # None when modules.json neither pools nor normalises
     max_length: Sourced[int] | None = None
-    lower_case: bool = False
+    do_lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
-    similarity: str | None = None
+    similarity_fn_name: str | None = None
     activation: str | None = None  # of a cross-encoder, as written in config_sentence_transformers.json
     logit_score: Sourced[tuple[int, int | None]] | None = None  # ids of the tokens for yes and, if there is one, no
-    messages: Sourced[MessagesFile] | None = None
+    messages: Sourced[MessageFormat] | None = None
 
 
-def read_modules(checkpoint: Checkpoint) -> SentenceTransformers | None:
+def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransformersFiles | None:
     """What Sentence Transformers wrote into the folder; None when it wrote nothing."""
-    modules = checkpoint.json("modules.json")
-    encoder = next((file for file in ENCODER_FILES if checkpoint.path(file) is not None), None)
-    settings = checkpoint.json_object(SETTINGS)
+    modules = checkpoint.read_json("modules.json")
+    encoder = next((file for file in ENCODER_FILES if checkpoint.find_file(file) is not None), None)
+    settings = checkpoint.read_json_object(SETTINGS_FILE)
     if modules is None and encoder is None and not settings:
         return None
-    steps = _steps(checkpoint, [] if modules is None else modules)
+    steps = _read_module_list(checkpoint, [] if modules is None else modules)
     pooling = next((step for step in steps if step.kind == "Pooling"), None)
     splade = next((step for step in steps if step.kind == "SpladePooling"), None)
     mask = next((step for step in steps if step.kind == "MultiVectorMask"), None)
     normalizes = any(step.kind == "Normalize" for step in steps)
-    projector = tuple(_projection(checkpoint, step) for step in steps if STAGES[step.kind] == STAGES["Dense"])
+    projector = tuple(
+        _read_projection(checkpoint, step) for step in steps if MODULE_STAGES[step.kind] == MODULE_STAGES["Dense"]
+    )
     prompts = settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        file = checkpoint.folder / SETTINGS
+        file = checkpoint.folder / SETTINGS_FILE
         raise LoadError(f"{file}: prompts is {prompts!r}, not texts by name")
-    return SentenceTransformers(
-        pooling=None if pooling is None else _pooling(checkpoint, pooling),
-        splade=None if splade is None else _splade(checkpoint, splade),
-        multi_vector=None if pooling else _multi_vector(settings, steps),
-        mask=None if mask is None else mask.folder,
-        include_prompt=pooling is None or bool(_config(checkpoint, pooling).get("include_prompt", True)),
+    return SentenceTransformersFiles(
+        pooling=None if pooling is None else _read_pooling(checkpoint, pooling),
+        splade=None if splade is None else _read_splade(checkpoint, splade),
+        multi_vector=None if pooling else _detect_multi_vector(settings, steps),
+        mask_folder=None if mask is None else mask.folder,
+        includes_prompt=pooling is None or bool(_read_module_config(checkpoint, pooling).get("include_prompt", True)),
         projector=projector,
         normalize=Sourced(normalizes, "modules.json") if pooling or mask or normalizes else None,
-        max_length=_max_length(checkpoint, encoder),
-        lower_case=encoder is not None and bool(checkpoint.json_object(encoder).get("do_lower_case", False)),
+        max_length=_read_max_length(checkpoint, encoder),
+        do_lower_case=encoder is not None and bool(checkpoint.read_json_object(encoder).get("do_lower_case", False)),
         prompts=prompts,
         default_prompt_name=settings.get("default_prompt_name"),
-        similarity=settings.get("similarity_fn_name"),
+        similarity_fn_name=settings.get("similarity_fn_name"),
         activation=settings.get("activation_fn"),
-        logit_score=_logit_score(checkpoint, steps),
-        messages=None if encoder is None else _messages(checkpoint, encoder),
+        logit_score=_read_logit_score(checkpoint, steps),
+        messages=None if encoder is None else _read_message_format(checkpoint, encoder),
     )
 
 
-def load_dense(checkpoint: Checkpoint, dense: DenseFile) -> tuple[Tensor, Tensor | None]:
+def load_dense(checkpoint: Checkpoint, dense: DenseModule) -> tuple[Tensor, Tensor | None]:
     """[out, in] and [out], as they lie in the file."""
     weights = open_weights(checkpoint, dense.folder)
-    weight = _tensor(weights, "weight", (dense.out_features, dense.in_features))
+    weight = _read_tensor(weights, "weight", (dense.out_features, dense.in_features))
     if dense.bias:
-        return weight, _tensor(weights, "bias", (dense.out_features,))
+        return weight, _read_tensor(weights, "bias", (dense.out_features,))
     if any(name.endswith("bias") for name in weights.names()):
         raise LoadError(f"{weights.source} has a bias, {dense.folder}/config.json says it has none; which is right?")
     return weight, None
 
 
-def load_residual(checkpoint: Checkpoint, dense: DenseFile) -> Tensor | None:
+def load_residual(checkpoint: Checkpoint, dense: DenseModule) -> Tensor | None:
     """[out, in], where sizes differ."""
-    if not dense.residual or dense.in_features == dense.out_features:
+    if not dense.has_residual or dense.in_features == dense.out_features:
         return None
-    return _tensor(open_weights(checkpoint, dense.folder), "residual.weight", (dense.out_features, dense.in_features))
+    return _read_tensor(
+        open_weights(checkpoint, dense.folder), "residual.weight", (dense.out_features, dense.in_features)
+    )
 
 
-def load_layer_norm(checkpoint: Checkpoint, norm: LayerNormFile) -> tuple[Tensor, Tensor]:
+def load_layer_norm(checkpoint: Checkpoint, norm: LayerNormModule) -> tuple[Tensor, Tensor]:
     weights = open_weights(checkpoint, norm.folder)
-    return _tensor(weights, "weight", (norm.size,)), _tensor(weights, "bias", (norm.size,))
+    return _read_tensor(weights, "weight", (norm.size,)), _read_tensor(weights, "bias", (norm.size,))
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _Module:
     """One line of modules.json."""
 
     package: str
@@ -183,13 +187,13 @@ class _Step:
     folder: str
 
 
-def _steps(checkpoint: Checkpoint, modules: Any) -> list[_Step]:
+def _read_module_list(checkpoint: Checkpoint, modules: Any) -> list[_Module]:
     source = checkpoint.folder / "modules.json"
     if not isinstance(modules, list):
         raise LoadError(f"{source} holds a {type(modules).__name__}, not a list of modules")
-    steps = [_step(source.as_posix(), module) for module in modules]
+    steps = [_parse_module(source.as_posix(), module) for module in modules]
     for one, other in zip(steps, steps[1:], strict=False):
-        if STAGES[one.kind] > STAGES[other.kind] or one.kind == other.kind in ("Transformer", "Pooling"):
+        if MODULE_STAGES[one.kind] > MODULE_STAGES[other.kind] or one.kind == other.kind in ("Transformer", "Pooling"):
             order = "Transformer, Pooling, Dense or LayerNorm, Normalize"
             raise LoadError(f"{source}: {other.kind} comes after {one.kind}; the order that can be run is {order}")
     if {"MLMTransformer", "SpladePooling"} & {step.kind for step in steps}:
@@ -198,34 +202,34 @@ def _steps(checkpoint: Checkpoint, modules: Any) -> list[_Step]:
             can = "a SPLADE model is MLMTransformer or Transformer, then SpladePooling, and no more"
             raise LoadError(f"{source}: {', '.join(kinds)} cannot be run; {can}")
     for step in steps:
-        if STAGES[step.kind] == STAGES["Transformer"] and step.folder not in ("", "."):
+        if MODULE_STAGES[step.kind] == MODULE_STAGES["Transformer"] and step.folder not in ("", "."):
             raise LoadError(f"{source}: the Transformer lies in {step.folder!r}; give that folder as the model")
     return steps
 
 
-def _step(source: str, module: Any) -> _Step:
+def _parse_module(source: str, module: Any) -> _Module:
     if not isinstance(module, dict) or not isinstance(module.get("type"), str):
         raise LoadError(f"{source}: {module!r} is no module; each has a type and a path")
     package, _, rest = module["type"].partition(".")
     kind = rest.rpartition(".")[2]
     # Jina's own: a Transformer whose adapter is chosen by a task, which is done here without running its code
     chooses_adapter = (package, kind) == ("custom_st", "Transformer") and "task" in (module.get("kwargs") or ())
-    if not chooses_adapter and (package not in PACKAGES or kind not in STAGES):
+    if not chooses_adapter and (package not in MODULE_PACKAGES or kind not in MODULE_STAGES):
         raise LoadError(
             f"{source}: module type {module['type']!r} cannot be run; "
-            f"there are: {', '.join(STAGES)} of {' and '.join(PACKAGES)}"
+            f"there are: {', '.join(MODULE_STAGES)} of {' and '.join(MODULE_PACKAGES)}"
         )
-    return _Step(package, kind, str(module.get("path") or ""))
+    return _Module(package, kind, str(module.get("path") or ""))
 
 
-def _config(checkpoint: Checkpoint, step: _Step) -> dict[str, Any]:
+def _read_module_config(checkpoint: Checkpoint, step: _Module) -> dict[str, Any]:
     file = str(PurePosixPath(step.folder) / "config.json")
-    checkpoint.require(file)
-    return checkpoint.json_object(file)
+    checkpoint.require_file(file)
+    return checkpoint.read_json_object(file)
 
 
-def _pooling(checkpoint: Checkpoint, step: _Step) -> Sourced[tuple[str, ...]]:
-    config, source = _config(checkpoint, step), f"{step.folder}/config.json"
+def _read_pooling(checkpoint: Checkpoint, step: _Module) -> Sourced[tuple[str, ...]]:
+    config, source = _read_module_config(checkpoint, step), f"{step.folder}/config.json"
     names = config.get("pooling_mode")
     if names is not None:
         chosen = [names] if isinstance(names, str) else names
@@ -242,8 +246,8 @@ def _pooling(checkpoint: Checkpoint, step: _Step) -> Sourced[tuple[str, ...]]:
     return Sourced(methods or ("MEAN",), source)  # without any flag Sentence Transformers takes the mean
 
 
-def _multi_vector(
-    settings: Mapping[str, Any], steps: list[_Step]
+def _detect_multi_vector(
+    settings: Mapping[str, Any], steps: list[_Module]
 ) -> Sourced[Literal["PyLate", "Sentence Transformers"]] | None:
     """Who says that there is a vector for every token, where somebody does."""
     if any(step.kind == "MultiVectorMask" for step in steps):
@@ -251,74 +255,74 @@ def _multi_vector(
     if any(step.package == "pylate" for step in steps):
         return Sourced("PyLate", "modules.json")
     if settings.get("model_type") == "MultiVectorEncoder":
-        return Sourced("Sentence Transformers", SETTINGS)
+        return Sourced("Sentence Transformers", SETTINGS_FILE)
     if settings.get("model_type") == "ColBERT" or settings.get("similarity_fn_name") == "MaxSim":
-        return Sourced("PyLate", SETTINGS)
+        return Sourced("PyLate", SETTINGS_FILE)
     return None
 
 
-def _logit_score(checkpoint: Checkpoint, steps: list[_Step]) -> Sourced[tuple[int, int | None]] | None:
+def _read_logit_score(checkpoint: Checkpoint, steps: list[_Module]) -> Sourced[tuple[int, int | None]] | None:
     step = next((step for step in steps if step.kind == "LogitScore"), None)
     if step is None:
         return None
-    config, source = _config(checkpoint, step), f"{step.folder}/config.json"
+    config, source = _read_module_config(checkpoint, step), f"{step.folder}/config.json"
     true, false = config.get("true_token_id"), config.get("false_token_id")
     if not isinstance(true, int) or not isinstance(false, int | None):
         raise LoadError(f"{checkpoint.folder / source}: the ids of the answers are {true!r} and {false!r}, not numbers")
     return Sourced((true, false), source)
 
 
-def _messages(checkpoint: Checkpoint, file: str) -> Sourced[MessagesFile] | None:
-    config = checkpoint.json_object(file)
+def _read_message_format(checkpoint: Checkpoint, file: str) -> Sourced[MessageFormat] | None:
+    config = checkpoint.read_json_object(file)
     message = config.get("modality_config", {}).get("message")
     if not isinstance(message, dict):
         return None
     variables = config.get("processing_kwargs", {}).get("chat_template", {})
-    return Sourced(MessagesFile(message.get("format") == "structured", variables), f"{file} modality_config")
+    return Sourced(MessageFormat(message.get("format") == "structured", variables), f"{file} modality_config")
 
 
-def _splade(checkpoint: Checkpoint, step: _Step) -> SpladeFile:
-    config, source = _config(checkpoint, step), f"{step.folder}/config.json"
+def _read_splade(checkpoint: Checkpoint, step: _Module) -> SpladePoolingModule:
+    config, source = _read_module_config(checkpoint, step), f"{step.folder}/config.json"
     strategy, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
     for key, value, known in (
         ("pooling_strategy", strategy, SPLADE_STRATEGIES),
-        ("activation_function", activation, tuple(SPLADE_LOGS)),
+        ("activation_function", activation, tuple(SPLADE_NUM_LOGS)),
     ):
         if value not in known:
             raise LoadError(f"{checkpoint.folder / source}: {key} {value!r} is unknown; there are: {', '.join(known)}")
-    return SpladeFile(strategy, SPLADE_LOGS[activation], source)
+    return SpladePoolingModule(strategy, SPLADE_NUM_LOGS[activation], source)
 
 
-def _projection(checkpoint: Checkpoint, step: _Step) -> DenseFile | LayerNormFile:
-    config, source = _config(checkpoint, step), checkpoint.folder / step.folder / "config.json"
+def _read_projection(checkpoint: Checkpoint, step: _Module) -> DenseModule | LayerNormModule:
+    config, source = _read_module_config(checkpoint, step), checkpoint.folder / step.folder / "config.json"
     sizes = ("dimension",) if step.kind == "LayerNorm" else ("in_features", "out_features")
     for key in sizes:
         if not isinstance(config.get(key), int):
             raise LoadError(f"{source}: {key} is {config.get(key)!r}, not a number")
     if step.kind == "LayerNorm":
-        return LayerNormFile(config["dimension"], step.folder)
+        return LayerNormModule(config["dimension"], step.folder)
     # left out, it means what the package's own constructor takes
     default = "Tanh" if step.package == "sentence_transformers" else "Identity"
-    return DenseFile(
+    return DenseModule(
         in_features=config["in_features"],
         out_features=config["out_features"],
         bias=bool(config.get("bias", True)),
-        activation=_activation(str(source), config.get("activation_function") or default),
+        activation=_parse_activation(str(source), config.get("activation_function") or default),
         folder=step.folder,
-        residual=bool(config.get("use_residual", False)),
+        has_residual=bool(config.get("use_residual", False)),
     )
 
 
-def _activation(source: str, name: Any) -> str:
+def _parse_activation(source: str, name: Any) -> str:
     """The short name of an activation that is written as a class of torch.nn; other classes are never imported."""
     where, _, short = str(name).rpartition(".")
-    if (where and not where.startswith("torch.nn")) or short.lower() not in ACTIVATIONS:
-        raise LoadError(f"{source}: activation_function {name!r} is unknown; there are: {', '.join(ACTIVATIONS)}")
+    if (where and not where.startswith("torch.nn")) or short.lower() not in DENSE_ACTIVATIONS:
+        raise LoadError(f"{source}: activation_function {name!r} is unknown; there are: {', '.join(DENSE_ACTIVATIONS)}")
     return short.lower()
 
 
-def _max_length(checkpoint: Checkpoint, file: str | None) -> Sourced[int] | None:
-    length = None if file is None else checkpoint.json_object(file).get("max_seq_length")
+def _read_max_length(checkpoint: Checkpoint, file: str | None) -> Sourced[int] | None:
+    length = None if file is None else checkpoint.read_json_object(file).get("max_seq_length")
     if file is None or length is None:
         return None
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
@@ -326,7 +330,7 @@ def _max_length(checkpoint: Checkpoint, file: str | None) -> Sourced[int] | None
     return Sourced(length, file)
 
 
-def _tensor(weights: Weights, leaf: str, shape: tuple[int, ...]) -> Tensor:
+def _read_tensor(weights: CheckpointWeights, leaf: str, shape: tuple[int, ...]) -> Tensor:
     for name in (leaf, f"linear.{leaf}", f"dense.{leaf}", f"norm.{leaf}"):
         if name in weights:
             tensor = weights.get(name)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cenote.errors import LoadError
-from cenote.loading.checkpoint import refuse_empty
+from cenote.loading.checkpoint import check_not_empty
 
 UNIGRAM, BPE = 1, 2
 CONTROL, USER_DEFINED = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SentencePiece:
     text: str
     score: float = 0.0
     kind: int = 1
@@ -25,17 +25,17 @@ class Piece:
 class SentencePieceModel:
     """What a tokenizer needs of the file."""
 
-    pieces: list[Piece]
+    pieces: list[SentencePiece]
     algorithm: int  # UNIGRAM or BPE
     unk_id: int
     charsmap: bytes  # compiled replacements of characters; empty when there are none
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
-    refuse_empty(path)
+    check_not_empty(path)
     data = path.read_bytes()
     try:
-        model = _parse(data)
+        model = _parse_model(data)
     except (ValueError, IndexError, TypeError, struct.error) as error:
         raise LoadError(
             f"{path} is no SentencePiece model or cut short ({len(data)} bytes); download it again"
@@ -45,17 +45,17 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
     return model
 
 
-def _parse(data: bytes) -> SentencePieceModel:
-    pieces: list[Piece] = []
+def _parse_model(data: bytes) -> SentencePieceModel:
+    pieces: list[SentencePiece] = []
     trainer: dict[int, int | bytes] | None = None
     normalizer: dict[int, int | bytes] = {}
-    for number, value in _fields(data):
+    for number, value in _iter_fields(data):
         if number == 1:
-            pieces.append(_piece(value))
+            pieces.append(_parse_piece(value))
         elif number == 2:
-            trainer = dict(_fields(value))
+            trainer = dict(_iter_fields(value))
         elif number == 3:
-            normalizer = dict(_fields(value))
+            normalizer = dict(_iter_fields(value))
     if trainer is None or not pieces:  # the trainer's settings follow the pieces: without them the end is missing
         raise ValueError
     algorithm, unk_id, charsmap = trainer.get(3, UNIGRAM), trainer.get(40, 0), normalizer.get(2, b"")
@@ -64,28 +64,28 @@ def _parse(data: bytes) -> SentencePieceModel:
     return SentencePieceModel(pieces, algorithm, unk_id, charsmap)
 
 
-def _piece(data: int | bytes) -> Piece:
-    values = dict(_fields(data))
+def _parse_piece(data: int | bytes) -> SentencePiece:
+    values = dict(_iter_fields(data))
     text, score, kind = values.get(1, b""), values.get(2, struct.pack("<f", 0.0)), values.get(3, 1)
     if not isinstance(text, bytes) or not isinstance(score, bytes) or not isinstance(kind, int):
         raise TypeError
-    return Piece(text.decode(), struct.unpack("<f", score)[0], kind)
+    return SentencePiece(text.decode(), struct.unpack("<f", score)[0], kind)
 
 
-def _fields(data: int | bytes) -> Iterator[tuple[int, int | bytes]]:
+def _iter_fields(data: int | bytes) -> Iterator[tuple[int, int | bytes]]:
     """The numbered fields of a message: whole numbers as int, everything else as its bytes."""
     if isinstance(data, int):
         raise TypeError
     position = 0
     while position < len(data):
-        tag, position = _varint(data, position)
+        tag, position = _read_varint(data, position)
         wire_type = tag & 7
         if wire_type == 0:
-            value, position = _varint(data, position)
+            value, position = _read_varint(data, position)
             yield tag >> 3, value
             continue
         if wire_type == 2:
-            size, position = _varint(data, position)
+            size, position = _read_varint(data, position)
         elif wire_type in (1, 5):
             size = 8 if wire_type == 1 else 4
         else:
@@ -96,7 +96,7 @@ def _fields(data: int | bytes) -> Iterator[tuple[int, int | bytes]]:
         position += size
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     """Seven bits to a byte, lowest first; the eighth says that more follow."""
     value = shift = 0
     while True:

@@ -9,22 +9,30 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, models, processors
 
 from cenote.errors import LoadError
-from cenote.loading.checkpoint import Checkpoint, refuse_empty
-from cenote.loading.hf_config import tokenizer_max_length
-from cenote.loading.legacy_tokenizers import Names, Settings, add_special, build_tokenizer, naming
-from cenote.protocol.requests import TruncationSide
+from cenote.loading.checkpoint import Checkpoint, check_not_empty
+from cenote.loading.hf_config import read_tokenizer_max_length
+from cenote.loading.legacy_tokenizers import (
+    SpecialTokens,
+    TokenizerSettings,
+    add_special_tokens,
+    build_legacy_tokenizer,
+    wrap_tokenizer_errors,
+)
+from cenote.protocol.params import TruncationSide
 
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 GENERIC_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
 # an entry of tokenizer_config.json, the part of a tokenizer it speaks of, and its name there
-FOLLOWED = (
+CONFIG_OVERRIDES = (
     ("do_lower_case", "BertNormalizer", "lowercase"),
     ("strip_accents", "BertNormalizer", "strip_accents"),
     ("tokenize_chinese_chars", "BertNormalizer", "handle_chinese_chars"),
     ("add_prefix_space", "ByteLevel", "add_prefix_space"),
 )
-FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-LOOKED_FOR = "tokenizer.json, vocab.txt, vocab.json with merges.txt, sentencepiece.bpe.model, spm.model, spiece.model"
+ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+TOKENIZER_FILE_NAMES = (
+    "tokenizer.json, vocab.txt, vocab.json with merges.txt, sentencepiece.bpe.model, spm.model, spiece.model"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,98 +46,101 @@ class TokenizerFiles:
     unk_token_id: int | None = None
     chat_template: str | None = None
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token -> <s>
-    clean_up: bool = False  # whether spaces before marks are taken out of decoded text
-    info: Mapping[str, Any] = field(default_factory=dict)  # tokenizer_config.json, and the template wherever it is
-    token_types: bool = True  # whether the model wants to know which of two texts a token belongs to
+    clean_up_spaces: bool = False  # whether spaces before marks are taken out of decoded text
+    tokenizer_config: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # tokenizer_config.json, and the template wherever it is
+    has_token_types: bool = True  # whether the model wants to know which of two texts a token belongs to
 
 
-def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles:
+def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
     """From tokenizer.json, or from the older vocabulary files."""
-    settings = checkpoint.json_object("tokenizer_config.json")
-    names = _token_names(checkpoint, settings)
-    path, built = checkpoint.path("tokenizer.json"), None
+    settings = checkpoint.read_json_object("tokenizer_config.json")
+    names = _read_special_tokens(checkpoint, settings)
+    path, built = checkpoint.find_file("tokenizer.json"), None
     if path is not None:
-        refuse_empty(path)
-        with naming(path):
+        check_not_empty(path)
+        with wrap_tokenizer_errors(path):
             tokenizer = Tokenizer.from_file(str(path))
-        _follow_settings(tokenizer, settings)
+        _apply_settings(tokenizer, settings)
     else:
-        built = build_tokenizer(checkpoint, settings, names)
+        built = build_legacy_tokenizer(checkpoint, settings, names)
         if built is None:
             raise LoadError(
-                f"{checkpoint.folder} has no tokenizer: looked for {LOOKED_FOR} and tokenizer.model; "
+                f"{checkpoint.folder} has no tokenizer: looked for {TOKENIZER_FILE_NAMES} and tokenizer.model; "
                 "download the model again or give the tokenizer option"
             )
-        tokenizer, names = built.tokenizer, built.names
+        tokenizer, names = built.tokenizer, built.special_tokens
     padding, truncation = tokenizer.padding or {}, tokenizer.truncation or {}
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    with naming(checkpoint.folder / "tokenizer_config.json"):
-        _add_missing(tokenizer, checkpoint, settings)
+    with wrap_tokenizer_errors(checkpoint.folder / "tokenizer_config.json"):
+        _add_missing_tokens(tokenizer, checkpoint, settings)
     if built is not None:  # after the tokens that must get a certain id
-        add_special(tokenizer, names)
-    with naming(path or checkpoint.folder):
-        _surround_if_asked(tokenizer, settings, names, adds_bos=built is not None and built.adds_bos)
+        add_special_tokens(tokenizer, names)
+    with wrap_tokenizer_errors(path or checkpoint.folder):
+        _add_bos_eos(tokenizer, settings, names, adds_bos=built is not None and built.adds_bos)
 
-    pad = _id(tokenizer, names.get("pad_token"))
+    pad = _token_id(tokenizer, names.get("pad_token"))
     unk = names.get("unk_token") or getattr(tokenizer.model, "unk_token", None)
     side = settings.get("truncation_side") or truncation.get("direction", "right")
     if side not in ("left", "right"):
         raise LoadError(
             f"{checkpoint.folder / 'tokenizer_config.json'}: truncation_side is {side!r}, not left or right"
         )
-    template = _chat_template(checkpoint, settings)
+    template = _find_chat_template(checkpoint, settings)
     return TokenizerFiles(
         tokenizer=tokenizer,
         truncation_side=side,
-        model_max_length=tokenizer_max_length(checkpoint),
+        model_max_length=read_tokenizer_max_length(checkpoint),
         pad_token_id=pad if pad is not None else padding.get("pad_id"),
-        unk_token_id=_id(tokenizer, unk),
+        unk_token_id=_token_id(tokenizer, unk),
         chat_template=template,
         special_tokens=names,
         # meant for WordPiece; the pieces of byte-level BPE have their own spaces
-        clean_up=settings.get("clean_up_tokenization_spaces") is True and type(tokenizer.model).__name__ != "BPE",
-        info=_info(settings, template),
-        token_types="token_type_ids" in settings.get("model_input_names", ("token_type_ids",)),
+        clean_up_spaces=settings.get("clean_up_tokenization_spaces") is True
+        and type(tokenizer.model).__name__ != "BPE",
+        tokenizer_config=_make_tokenizer_config(settings, template),
+        has_token_types="token_type_ids" in settings.get("model_input_names", ("token_type_ids",)),
     )
 
 
-def no_tokenizer() -> TokenizerFiles:
+def empty_tokenizer_files() -> TokenizerFiles:
     """Of a model that reads no text."""
     return TokenizerFiles(tokenizer=Tokenizer(models.WordLevel({"": 0}, unk_token="")))
 
 
 def read_chat_template(checkpoint: Checkpoint) -> str | None:
-    return _chat_template(checkpoint, checkpoint.json_object("tokenizer_config.json"))
+    return _find_chat_template(checkpoint, checkpoint.read_json_object("tokenizer_config.json"))
 
 
-def _token_names(checkpoint: Checkpoint, settings: Settings) -> Names:
+def _read_special_tokens(checkpoint: Checkpoint, settings: TokenizerSettings) -> SpecialTokens:
     """The special tokens as plain text; a file may also give them as objects."""
-    both = {**checkpoint.json_object("special_tokens_map.json"), **settings}
+    both = {**checkpoint.read_json_object("special_tokens_map.json"), **settings}
     given = {name: both.get(name) for name in TOKEN_NAMES}
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in given.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _follow_settings(tokenizer: Tokenizer, settings: Settings) -> None:
+def _apply_settings(tokenizer: Tokenizer, settings: TokenizerSettings) -> None:
     """Where tokenizer_config.json contradicts tokenizer.json it is right: Transformers' own classes have it so."""
     if settings.get("tokenizer_class") in GENERIC_CLASSES:
         return
     places = {"BertNormalizer": tokenizer.normalizer, "ByteLevel": tokenizer.pre_tokenizer}
-    for name, kind, attribute in FOLLOWED:
+    for name, kind, attribute in CONFIG_OVERRIDES:
         if isinstance(settings.get(name), bool) and type(places[kind]).__name__ == kind:
             setattr(places[kind], attribute, settings[name])
 
 
-def _add_missing(tokenizer: Tokenizer, checkpoint: Checkpoint, settings: Settings) -> None:
+def _add_missing_tokens(tokenizer: Tokenizer, checkpoint: Checkpoint, settings: TokenizerSettings) -> None:
     """Tokens that only the older lists of additions have; each must get the id the list gives it."""
-    listed: dict[int, Any] = {row: text for text, row in checkpoint.json_object("added_tokens.json").items()}
+    listed: dict[int, Any] = {row: text for text, row in checkpoint.read_json_object("added_tokens.json").items()}
     listed |= {int(row): token for row, token in (settings.get("added_tokens_decoder") or {}).items()}
     for row, token in sorted(listed.items()):
         text = token["content"] if isinstance(token, dict) else str(token)
         if tokenizer.token_to_id(text) is not None:
             continue
-        flags = {key: token[key] for key in FLAGS if key in token} if isinstance(token, dict) else {}
+        flags = {key: token[key] for key in ADDED_TOKEN_FLAGS if key in token} if isinstance(token, dict) else {}
         tokenizer.add_tokens([AddedToken(text, **flags)])
         if tokenizer.token_to_id(text) != row:
             raise LoadError(
@@ -138,9 +149,9 @@ def _add_missing(tokenizer: Tokenizer, checkpoint: Checkpoint, settings: Setting
             )
 
 
-def _surround_if_asked(tokenizer: Tokenizer, settings: Settings, names: Names, *, adds_bos: bool) -> None:
+def _add_bos_eos(tokenizer: Tokenizer, settings: TokenizerSettings, names: SpecialTokens, *, adds_bos: bool) -> None:
     """add_bos_token and add_eos_token, where the tokenizer's own template does not do it already."""
-    bos, eos = _id(tokenizer, names.get("bos_token")), _id(tokenizer, names.get("eos_token"))
+    bos, eos = _token_id(tokenizer, names.get("bos_token")), _token_id(tokenizer, names.get("eos_token"))
     wants_bos = bool(settings.get("add_bos_token", adds_bos)) and bos is not None
     wants_eos = bool(settings.get("add_eos_token", False)) and eos is not None
     bare, whole = tokenizer.encode("a", add_special_tokens=False).ids, tokenizer.encode("a").ids
@@ -160,23 +171,23 @@ def _surround_if_asked(tokenizer: Tokenizer, settings: Settings, names: Names, *
     )
 
 
-def _id(tokenizer: Tokenizer, text: str | None) -> int | None:
+def _token_id(tokenizer: Tokenizer, text: str | None) -> int | None:
     return None if text is None else tokenizer.token_to_id(text)
 
 
-def _chat_template(checkpoint: Checkpoint, settings: Settings) -> str | None:
+def _find_chat_template(checkpoint: Checkpoint, settings: TokenizerSettings) -> str | None:
     """The Jinja text that joins messages: a file of its own, or an entry of the settings, alone or one of several."""
-    if (path := checkpoint.path("chat_template.jinja")) is not None:
-        refuse_empty(path)
+    if (path := checkpoint.find_file("chat_template.jinja")) is not None:
+        check_not_empty(path)
         return path.read_text(encoding="utf-8")
-    template = checkpoint.json_object("chat_template.json").get("chat_template") or settings.get("chat_template")
+    template = checkpoint.read_json_object("chat_template.json").get("chat_template") or settings.get("chat_template")
     if isinstance(template, list):
         entries = (entry for entry in template if isinstance(entry, dict))
         template = {entry.get("name"): entry.get("template") for entry in entries}.get("default")
     return template if isinstance(template, str) else None
 
 
-def _info(settings: Settings, template: str | None) -> dict[str, Any]:
+def _make_tokenizer_config(settings: TokenizerSettings, template: str | None) -> dict[str, Any]:
     """tokenizer_config.json in values that every format can carry, with the chat template wherever it stands."""
     named = {**settings, "tokenizer_class": settings.get("tokenizer_class") or "PreTrainedTokenizerFast"}
     named = named if template is None else {**named, "chat_template": template}

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from cenote.errors import LoadError
 from cenote.layers.spec import BackboneSpec
 from cenote.loading.checkpoint import Checkpoint, first_line
-from cenote.models.architecture import Architecture, HFConfig, linear_head
-from cenote.models.registry import Entry, Form, form_of
+from cenote.models.architecture import Architecture, HFConfig, make_linear_head
+from cenote.models.registry import ArchitectureEntry, CheckpointKind, kind_from_name
 from cenote.packed_batch import PackedBatch
 
 logger = logging.getLogger("cenote")
 
-INSTALL = "pip install 'cenote[transformers]'"
+TRANSFORMERS_INSTALL_HINT = "pip install 'cenote[transformers]'"
 # which of the library's classes gives what we pool
-CLASSES: dict[Form, str] = {
+AUTO_CLASSES: dict[CheckpointKind, str] = {
     "sequence": "AutoModelForSequenceClassification",
     "token": "AutoModelForTokenClassification",
     "embed": "AutoModel",
@@ -34,23 +34,28 @@ def is_available() -> bool:
     return find_spec("transformers") is not None
 
 
-def knows(names: list[str], config: HFConfig) -> bool:
+def supports(names: list[str], config: HFConfig) -> bool:
     """Whether the installed library has a model of that name and type."""
     library: Any = import_module("transformers")
     return config.get("model_type") in library.CONFIG_MAPPING and any(hasattr(library, name) for name in names)
 
 
-def fallback_entry(names: list[str], source: str) -> Entry:
+def transformers_entry(names: list[str], source: str) -> ArchitectureEntry:
     """An architecture that the library may know, as if it were one of ours."""
     if not names:
         raise LoadError(f"{source} names no architecture, so there is nothing to look for in the Transformers library")
     if not is_available():
-        raise LoadError(f"model_impl='transformers' needs that library: {INSTALL}")
-    form = form_of(names[0])
-    return Entry(names[0], architecture, form if form in CLASSES or form == "causal" else "embed", native=False)
+        raise LoadError(f"model_impl='transformers' needs that library: {TRANSFORMERS_INSTALL_HINT}")
+    form = kind_from_name(names[0])
+    return ArchitectureEntry(
+        names[0],
+        transformers_architecture,
+        form if form in AUTO_CLASSES or form == "causal" else "embed",
+        is_native=False,
+    )
 
 
-def architecture(config: HFConfig) -> Architecture:
+def transformers_architecture(config: HFConfig) -> Architecture:
     """As much of a description as those need who never look inside the backbone."""
     text = HFConfig(config.get("text_config", config.values), config.source)
     size = text.get("hidden_size") or text.get("d_model") or text.get("n_embd") or text.get("dim")
@@ -70,15 +75,15 @@ def architecture(config: HFConfig) -> Architecture:
         weights={},
         pooling="LAST" if causal else "CLS",
         # the library's own; they only say that there may be some
-        sequence_head=linear_head("classifier", pooling="CLS"),
-        token_head=linear_head("classifier"),
+        sequence_head=make_linear_head("classifier", pooling="CLS"),
+        token_head=make_linear_head("classifier"),
         pairs_with_separator=not causal,
     )
 
 
 def _is_causal(config: HFConfig) -> bool:
     """Whether its tokens see only what is before them: then the first says nothing, and the last is the one to pool."""
-    if form_of(next(iter(config.get("architectures", [])), "")) == "causal":
+    if kind_from_name(next(iter(config.get("architectures", [])), "")) == "causal":
         return True
     known: Any = import_module("transformers.models.auto.modeling_auto")
     kind = config.get("model_type")
@@ -87,8 +92,8 @@ def _is_causal(config: HFConfig) -> bool:
     return writes and not config.get("is_encoder_decoder", False)
 
 
-def load_fallback(
-    checkpoint: Checkpoint, config: HFConfig, kind: Form, dtype: torch.dtype, device: torch.device
+def load_transformers_backbone(
+    checkpoint: Checkpoint, config: HFConfig, kind: CheckpointKind, dtype: torch.dtype, device: torch.device
 ) -> nn.Module:
     logger.warning(
         "%s is run by the Transformers library: its inputs are padded, so expect it to be slower than a model of ours",
@@ -96,9 +101,9 @@ def load_fallback(
     )
     library: Any = import_module("transformers")
     try:
-        with _quiet(library.utils.logging):
+        with _silence_logging(library.utils.logging):
             settings = library.AutoConfig.for_model(**config.values)
-            made = getattr(library, CLASSES.get(kind, "AutoModel")).from_pretrained(
+            made = getattr(library, AUTO_CLASSES.get(kind, "AutoModel")).from_pretrained(
                 checkpoint.folder, config=settings, dtype=dtype, trust_remote_code=False
             )
     except (ValueError, KeyError, OSError, ImportError, RuntimeError, TypeError) as error:
@@ -112,7 +117,7 @@ def load_fallback(
 
 
 @contextmanager
-def _quiet(log: Any) -> Iterator[None]:
+def _silence_logging(log: Any) -> Iterator[None]:
     """Without the library's report of what it did not load, which is for those who train."""
     before = log.get_verbosity()
     log.set_verbosity_error()
@@ -125,38 +130,38 @@ def _quiet(log: Any) -> Iterator[None]:
 class TransformersBackbone(nn.Module):
     """States of tokens where it embeds; where it classifies, the logits, in every row of what they are about."""
 
-    def __init__(self, model: Any, kind: Form) -> None:
+    def __init__(self, model: Any, kind: CheckpointKind) -> None:
         super().__init__()
         self.model = model
         self.kind = kind
-        self.takes_types = getattr(model.config, "type_vocab_size", 0) > 1
+        self.has_token_types = getattr(model.config, "type_vocab_size", 0) > 1
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        if batch.features is not None:
+        if batch.inputs_embeds is not None:
             raise LoadError("prompt_embeds cannot be given to a model that the Transformers library runs")
         if self.kind == "sequence":
             # classifiers of the library look for the last token each in their own way, not all past padding
-            logits = torch.cat([self._run(*part).logits for part in self._runs(batch)])
-            return logits[batch.owner]
-        real = torch.arange(batch.max_length, device=batch.device) < batch.lengths[:, None]
-        types = None if batch.token_types is None else _padded(batch.token_types, real)
-        answer = self._run(_padded(batch.token_ids, real), types, real.long())
+            logits = torch.cat([self._run_model(*part).logits for part in self._equal_length_batches(batch)])
+            return logits[batch.segment_ids]
+        real = torch.arange(batch.max_seqlen, device=batch.device) < batch.seq_lens[:, None]
+        types = None if batch.token_type_ids is None else _pad(batch.token_type_ids, real)
+        answer = self._run_model(_pad(batch.token_ids, real), types, real.long())
         rows: Tensor = answer.logits if self.kind == "token" else answer.last_hidden_state
         return rows[real]
 
-    def _run(self, ids: Tensor, types: Tensor | None, mask: Tensor | None = None) -> Any:
-        kinds = {"token_type_ids": types} if self.takes_types and types is not None else {}
+    def _run_model(self, ids: Tensor, types: Tensor | None, mask: Tensor | None = None) -> Any:
+        kinds = {"token_type_ids": types} if self.has_token_types and types is not None else {}
         return self.model(input_ids=ids, attention_mask=torch.ones_like(ids) if mask is None else mask, **kinds)
 
-    def _runs(self, batch: PackedBatch) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def _equal_length_batches(self, batch: PackedBatch) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Neighbours of equal length, which need no padding: ids and types [count, length]."""
-        for run in batch.runs:
-            rows = slice(run.start, run.start + run.count * run.length)
-            types = None if batch.token_types is None else batch.token_types[rows].view(run.count, run.length)
-            yield batch.token_ids[rows].view(run.count, run.length), types
+        for run in batch.equal_length_runs:
+            rows = slice(run.start, run.start + run.num_seqs * run.seq_len)
+            types = None if batch.token_type_ids is None else batch.token_type_ids[rows].view(run.num_seqs, run.seq_len)
+            yield batch.token_ids[rows].view(run.num_seqs, run.seq_len), types
 
 
-def _padded(values: Tensor, real: Tensor) -> Tensor:
+def _pad(values: Tensor, real: Tensor) -> Tensor:
     """[size, longest], filled up with zeros behind every sequence."""
     padded = torch.zeros(real.shape, dtype=values.dtype, device=values.device)
     padded[real] = values

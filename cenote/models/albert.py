@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.models.architecture import Architecture, HFConfig, dense_head
-from cenote.models.bert import bert, masked_head
+from cenote.models.architecture import Architecture, HFConfig, make_dense_head
+from cenote.models.bert import bert, make_masked_head
 from cenote.models.weight_table import WeightTable
 
 
@@ -22,9 +22,9 @@ def albert(config: HFConfig) -> Architecture:
         ),
         weights=_weights(config),
         prefixes=("albert.", "model.", ""),
-        unused=("pooler.*", "classifier.*", "predictions.*", "sop_classifier.*"),
-        sequence_head=dense_head("pooler", "classifier"),
-        masked_head=masked_head(
+        unused_weights=("pooler.*", "classifier.*", "predictions.*", "sop_classifier.*"),
+        sequence_head=make_dense_head("pooler", "classifier"),
+        masked_head=make_masked_head(
             "predictions.dense",
             "predictions.LayerNorm",
             "predictions.decoder",

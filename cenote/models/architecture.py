@@ -12,7 +12,7 @@ from torch import nn
 from cenote.errors import LoadError
 from cenote.layers.backbone import Backbone
 from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
-from cenote.models.vision_spec import Vision
+from cenote.models.vision_spec import VisionSpec
 from cenote.models.weight_table import WeightTable
 
 
@@ -39,11 +39,11 @@ class HFConfig:
         value = self.values.get(name)
         return default if value is None else value
 
-    def otherwise(self, **defaults: Any) -> HFConfig:
+    def with_defaults(self, **defaults: Any) -> HFConfig:
         """The same with what missing keys mean to Transformers; a key that is null stays null."""
         return HFConfig({**defaults, **self.values}, self.source)
 
-    def part(self, name: str, **defaults: Any) -> HFConfig:
+    def sub_config(self, name: str, **defaults: Any) -> HFConfig:
         """A config inside this one, with what missing keys of it mean."""
         inside = self.values.get(name)
         if not isinstance(inside, Mapping):
@@ -60,19 +60,19 @@ class Head:
 
     spec: HeadSpec
     weights: WeightTable  # our names: head.dense, head.norm, head.classifier
-    also: tuple[WeightTable, ...] = ()  # the same weights under the names of other programs
-    activates: bool = True  # False: its logits are the answer unless a request asks otherwise
+    alternative_weights: tuple[WeightTable, ...] = ()  # the same weights under the names of other programs
+    applies_activation: bool = True  # False: its logits are the answer unless a request asks otherwise
     logit_mean: float | None = None  # subtracted from its logits unless the pooler config names another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Projection:
+class StoredProjection:
     """Linear layers, and an activation between them, from a token's state to its vector; sizes as stored."""
 
     weights: tuple[str, ...]  # the layers' names in the checkpoint, first to last
     activation: str | None = None
-    also: tuple[tuple[str, ...], ...] = ()  # the same layers under the names of other programs
-    optional: bool = False  # where a checkpoint has none, a token's state is its vector
+    alternative_weights: tuple[tuple[str, ...], ...] = ()  # the same layers under the names of other programs
+    is_optional: bool = False  # where a checkpoint has none, a token's state is its vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,63 +92,71 @@ class Architecture:
     backbone: BackboneSpec
     weights: WeightTable
     pooling: str = "LAST"  # the method used when neither a flag nor Sentence Transformers files say
-    also: tuple[WeightTable, ...] = ()  # the same weights under the names of other programs
+    alternative_weights: tuple[WeightTable, ...] = ()  # the same weights under the names of other programs
     prefixes: tuple[str, ...] = ("model.", "")  # what may stand before every name of the backbone
-    unused: tuple[str, ...] = ()  # patterns of checkpoint names that no task needs
+    unused_weights: tuple[str, ...] = ()  # patterns of checkpoint names that no task needs
     sequence_head: Head | None = None
     token_head: Head | None = None
     reward_head: Head | None = None  # a value for every token
     masked_head: Head | None = None  # from states to the vocabulary
-    fills_masks: bool = True  # what a checkpoint with that head is for, unless told; False: embeddings
+    defaults_to_mlm: bool = True  # what a checkpoint with that head is for, unless told; False: embeddings
     adapters: StoredAdapters | None = None
     default_adapters: tuple[str, ...] = ()  # the first that the checkpoint has is used when a request names none
-    projection: Projection | None = None  # of embeddings, stored among the weights of the backbone
-    late_interaction: Mapping[str, Any] | None = None  # of Stanford's ColBERTs, what artifact.metadata may leave out
-    pooled_after: str | None = None  # what a prompt says up to this mark is read but not pooled
+    projection: StoredProjection | None = None  # of embeddings, stored among the weights of the backbone
+    late_interaction_defaults: Mapping[str, Any] | None = (
+        None  # of Stanford's ColBERTs, what artifact.metadata may leave out
+    )
+    pooling_start_token: str | None = None  # what a prompt says up to this mark is read but not pooled
     pairs_with_separator: bool = True  # a cross-encoder reads query [SEP] document, not their concatenation
     score_template: str | None = None  # the built-in text around query and document that a reranker was trained with
-    pair_ending: tuple[int, ...] = ()  # token ids behind the text that a template makes of a pair
-    vision: Vision | None = None  # of models that read images
-    assembled: Callable[..., Backbone] = Backbone  # where what joins text and images is odd as well
-    vector_size: int | None = None  # of the states that come out of it, where that is not hidden_size
-    embed: Callable[[BackboneSpec], nn.Module] | None = None  # odd parts, in the family's own file
-    mixer: Callable[[BackboneSpec, int], nn.Module] | None = None
-    mlp: Callable[[BackboneSpec, int], nn.Module] | None = None
+    pair_suffix_ids: tuple[int, ...] = ()  # token ids behind the text that a template makes of a pair
+    vision: VisionSpec | None = None  # of models that read images
+    backbone_class: Callable[..., Backbone] = Backbone  # where what joins text and images is odd as well
+    projected_size: int | None = None  # of the states that come out of it, where that is not hidden_size
+    make_embedding: Callable[[BackboneSpec], nn.Module] | None = None  # odd parts, in the family's own file
+    make_mixer: Callable[[BackboneSpec, int], nn.Module] | None = None
+    make_mlp: Callable[[BackboneSpec, int], nn.Module] | None = None
 
     @property
-    def states_size(self) -> int:
-        return self.vector_size or self.backbone.hidden_size
+    def output_size(self) -> int:
+        return self.projected_size or self.backbone.hidden_size
 
     @property
-    def tables(self) -> tuple[WeightTable, ...]:
+    def weight_tables(self) -> tuple[WeightTable, ...]:
         """Every way in which checkpoints name these weights."""
-        return (self.weights, *self.also)
+        return (self.weights, *self.alternative_weights)
 
 
-def linear_head(name: str, *, bias: bool | None = True, pooling: str | None = None, activates: bool = True) -> Head:
+def make_linear_head(
+    name: str, *, bias: bool | None = True, pooling: str | None = None, applies_activation: bool = True
+) -> Head:
     """The plainest classifier: one linear layer of that name."""
-    return Head(spec=HeadSpec(bias=bias, pooling=pooling), weights={"head.classifier": name}, activates=activates)
+    return Head(
+        spec=HeadSpec(bias=bias, pooling=pooling),
+        weights={"head.classifier": name},
+        applies_activation=applies_activation,
+    )
 
 
-def dense_head(dense: str, classifier: str, *, whole_per_token: bool = False) -> Head:
+def make_dense_head(dense: str, classifier: str, *, full_head_per_token: bool = False) -> Head:
     """BERT's way: the first token's state through a dense layer and tanh, then one linear layer."""
     return Head(
-        spec=HeadSpec(pooling="CLS", dense=True, whole_per_token=whole_per_token),
+        spec=HeadSpec(pooling="CLS", has_dense=True, full_head_per_token=full_head_per_token),
         weights={"head.dense": dense, "head.classifier": classifier},
     )
 
 
-def rope(
+def rope_from_config(
     config: HFConfig,
-    layers: str = "full_attention",
+    layer_type: str = "full_attention",
     *,
     theta: float = 10000.0,
-    unwritten: Mapping[str, Any] = MappingProxyType({}),  # what holds where config.json has no such dictionary
+    defaults: Mapping[str, Any] = MappingProxyType({}),  # what holds where config.json has no such dictionary
 ) -> RopeSpec:
     """Rotary positions of one kind of layers: from one dictionary today, one for each kind, or keys of their own."""
     scaling = config.get("rope_scaling", {})
-    parameters = config.get("rope_parameters", {} if scaling else unwritten)
-    written = {**(parameters.get(layers) or parameters), **scaling}
+    parameters = config.get("rope_parameters", {} if scaling else defaults)
+    written = {**(parameters.get(layer_type) or parameters), **scaling}
     if kind := scaling.get("rope_type") or scaling.get("type"):
         written["rope_type"] = kind  # an override in older words comes before a newer file
     share = written.get("partial_rotary_factor") or config.get("partial_rotary_factor")
@@ -160,13 +168,13 @@ def rope(
     lengths = {"max_position_embeddings": longest, "original_max_position_embeddings": trained or longest}
     return RopeSpec(
         theta=written.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base", theta),
-        dim=turned,
+        rotary_dim=turned,
         interleaved=config.get("rotary_emb_interleaved", False),
         scaling={**written, **lengths},
     )
 
 
-def sliding_layers(config: HFConfig) -> tuple[bool, ...]:
+def sliding_window_layers(config: HFConfig) -> tuple[bool, ...]:
     """Which layers see only a window: listed today, before that all from some layer on."""
     if "layer_types" in config:
         return tuple(kind == "sliding_attention" and config.sliding_window is not None for kind in config.layer_types)

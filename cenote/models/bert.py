@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.spec import BackboneSpec, HeadSpec
-from cenote.models.architecture import Architecture, Head, HFConfig, dense_head, linear_head
+from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
+from cenote.models.architecture import Architecture, Head, HFConfig, make_dense_head, make_linear_head
 
 
 def bert(config: HFConfig) -> Architecture:
@@ -18,16 +18,16 @@ def bert(config: HFConfig) -> Architecture:
             intermediate_size=config.intermediate_size,
             num_layers=config.num_hidden_layers,
             num_heads=config.num_attention_heads,
-            learned_positions=config.max_position_embeddings,
-            token_types=config.get("type_vocab_size", 2),
-            embed_norm=True,
+            num_learned_positions=config.max_position_embeddings,
+            num_token_types=config.get("type_vocab_size", 2),
+            has_embed_norm=True,
             qkv_bias=True,
             out_bias=True,
             mlp_bias=True,
             activation=activation,
             norm_order="post",
             norm_eps=eps,
-            final_norm=False,
+            has_final_norm=False,
         ),
         weights={
             "embed.tokens": "embeddings.word_embeddings",
@@ -42,10 +42,10 @@ def bert(config: HFConfig) -> Architecture:
             "layers.*.mlp_norm": "encoder.layer.*.output.LayerNorm",
         },
         prefixes=("bert.", "roberta.", "model.", ""),
-        unused=("pooler.*", "*position_ids", "cls.*", "lm_head.*", "classifier.*"),
-        sequence_head=dense_head("pooler.dense", "classifier"),
-        token_head=linear_head("classifier"),
-        masked_head=masked_head(
+        unused_weights=("pooler.*", "*position_ids", "cls.*", "lm_head.*", "classifier.*"),
+        sequence_head=make_dense_head("pooler.dense", "classifier"),
+        token_head=make_linear_head("classifier"),
+        masked_head=make_masked_head(
             "cls.predictions.transform.dense",
             "cls.predictions.transform.LayerNorm",
             "cls.predictions.decoder",
@@ -62,8 +62,8 @@ def roberta(config: HFConfig) -> Architecture:
     return replace(
         base,
         backbone=replace(base.backbone, position_offset=config.get("pad_token_id", 1) + 1),
-        sequence_head=dense_head("classifier.dense", "classifier.out_proj", whole_per_token=True),
-        masked_head=masked_head(
+        sequence_head=make_dense_head("classifier.dense", "classifier.out_proj", full_head_per_token=True),
+        masked_head=make_masked_head(
             "lm_head.dense",
             "lm_head.layer_norm",
             "lm_head.decoder",
@@ -71,11 +71,11 @@ def roberta(config: HFConfig) -> Architecture:
             activation="gelu",
             eps=base.backbone.norm_eps,
         ),
-        fills_masks=False,
+        defaults_to_mlm=False,
     )
 
 
-def masked_head(
+def make_masked_head(
     dense: str, norm: str, decoder: str, bias: str, *, activation: str, eps: float, size: int | None = None
 ) -> Head:
     """From a state to the vocabulary: dense, activation, norm, then rows that mostly are those of the embedding."""
@@ -84,15 +84,13 @@ def masked_head(
         for rows in (f"{decoder}.weight", "embeddings.word_embeddings.weight")
         for offsets in (f"{decoder}.bias", bias)
     ]
-    spec = HeadSpec(dense=True, dense_activation=activation, norm=True, norm_eps=eps, whole_per_token=True)
-    return Head(spec=replace(spec, dense_size=size), weights=tables[0], also=tuple(tables[1:]))
+    spec = HeadSpec(has_dense=True, dense_activation=activation, has_norm=True, norm_eps=eps, full_head_per_token=True)
+    return Head(spec=replace(spec, dense_size=size), weights=tables[0], alternative_weights=tuple(tables[1:]))
 
 
-def xlm_roberta(config: HFConfig) -> Architecture:
-    """RoBERTa by its own names or by FlashAttention's; where its positions are rotary, it is Jina's."""
-    from cenote.models.jina_v3 import FLASH_NAMES, jina_v3  # which are described by those above
-
-    if config.get("position_embedding_type") == "rotary":
-        return jina_v3(config)
-    base = roberta(config)
-    return replace(base, also=(*base.also, {**FLASH_NAMES, "embed.positions": base.weights["embed.positions"]}))
+def with_rotary(base: Architecture, config: HFConfig, rope: RopeSpec) -> Architecture:
+    """A kin of BERT that turns its heads instead of learning positions."""
+    spec = replace(
+        base.backbone, num_learned_positions=0, position_offset=0, rope=rope, head_dim=config.get("head_dim")
+    )
+    return replace(base, backbone=spec)

@@ -6,16 +6,16 @@ from functools import partial
 from typing import Any
 
 from cenote.layers.backbone import Backbone
-from cenote.layers.pooling_towers import ClassedPatches, ClassTower
+from cenote.layers.pooling_towers import ClsPatchEmbedding, ClsTokenTower
 from cenote.layers.spec import BackboneSpec
 from cenote.layers.two_towers import TwoTowers
-from cenote.layers.vision import as_patches
+from cenote.layers.vision import conv_to_linear
 from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.vision_spec import ImageSpec, Vision
-from cenote.models.weight_table import Made, WeightTable
+from cenote.models.vision_spec import ImageSpec, VisionSpec
+from cenote.models.weight_table import DerivedWeight, WeightTable
 
 # what keys mean that config.json may leave out
-TEXT = {
+TEXT_DEFAULTS = {
     "vocab_size": 49408,
     "hidden_size": 512,
     "intermediate_size": 2048,
@@ -25,7 +25,7 @@ TEXT = {
     "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5,
 }
-VISION = {
+VISION_DEFAULTS = {
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_hidden_layers": 12,
@@ -37,7 +37,7 @@ VISION = {
     "layer_norm_eps": 1e-5,
 }
 # what a conversation says, one thing after the other; of an image that stands alone nothing is left to say
-PLAIN_TEMPLATE = (
+TEXT_ONLY_CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
     "{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
     "{% endif %}{% endfor %}"
@@ -45,14 +45,17 @@ PLAIN_TEMPLATE = (
 
 
 def clip(config: HFConfig) -> Architecture:
-    text, vision = half(config, "text_config", TEXT), half(config, "vision_config", VISION)
+    text, vision = (
+        tower_config(config, "text_config", TEXT_DEFAULTS),
+        tower_config(config, "vision_config", VISION_DEFAULTS),
+    )
     size, side = config.get("projection_dim", 512), vision.image_size
     return Architecture(
         backbone=BackboneSpec(
             vocab_size=text.vocab_size,
-            learned_positions=text.max_position_embeddings,
+            num_learned_positions=text.max_position_embeddings,
             causal=True,
-            **sizes(text),
+            **common_spec_fields(text),
         ),
         weights={
             "embed.tokens": "text_model.embeddings.token_embedding",
@@ -62,19 +65,19 @@ def clip(config: HFConfig) -> Architecture:
             "projection": "text_projection",
         },
         prefixes=("",),
-        unused=("logit_scale",),
-        vector_size=size,
-        assembled=partial(TwoTowers, size=size, bias=False),
-        vision=Vision(
-            tower=lambda: ClassTower(clip_encoder(vision), size),
+        unused_weights=("logit_scale",),
+        projected_size=size,
+        backbone_class=partial(TwoTowers, out_size=size, bias=False),
+        vision=VisionSpec(
+            make_tower=lambda: ClsTokenTower(clip_encoder(vision), size),
             weights={**clip_weights(), "projection": "visual_projection"},
             num_layers=vision.num_hidden_layers,
-            images=ImageSpec(
-                reader="resized",
-                mark="",
-                alone="CLIP",
+            image_spec=ImageSpec(
+                processor="resized",
+                placeholder_token="",
+                single_modality_name="CLIP",
                 patch_size=vision.patch_size,
-                chat_template=PLAIN_TEMPLATE,
+                chat_template=TEXT_ONLY_CHAT_TEMPLATE,
                 options={
                     "image_size": side,
                     "size": {"shortest_edge": side},
@@ -94,18 +97,18 @@ def clip_encoder(config: HFConfig, *, num_layers: int | None = None, final_norm:
     per_side = config.image_size // config.patch_size
     spec = BackboneSpec(
         vocab_size=1,
-        learned_positions=per_side**2 + 1,
-        final_norm=final_norm,
-        **(sizes(config) | ({} if num_layers is None else {"num_layers": num_layers})),
+        num_learned_positions=per_side**2 + 1,
+        has_final_norm=final_norm,
+        **(common_spec_fields(config) | ({} if num_layers is None else {"num_layers": num_layers})),
     )
-    return Backbone(spec, partial(ClassedPatches, numbers=config.num_channels * config.patch_size**2))
+    return Backbone(spec, partial(ClsPatchEmbedding, patch_dim=config.num_channels * config.patch_size**2))
 
 
 def clip_weights(ours: str = "encoder.", theirs: str = "vision_model.", *, final_norm: bool = True) -> WeightTable:
     """Of the transformer above, with what stands before its names here and in the checkpoint."""
     return {
         f"{ours}embed.first": f"{theirs}embeddings.class_embedding",
-        f"{ours}embed.patches": Made((f"{theirs}embeddings.patch_embedding",), as_patches),
+        f"{ours}embed.patches": DerivedWeight((f"{theirs}embeddings.patch_embedding",), conv_to_linear),
         f"{ours}embed.positions": f"{theirs}embeddings.position_embedding",
         f"{ours}embed.norm": f"{theirs}pre_layrnorm",  # as it is spelled there
         **block_weights(ours, theirs),
@@ -113,7 +116,7 @@ def clip_weights(ours: str = "encoder.", theirs: str = "vision_model.", *, final
     }
 
 
-def sizes(config: HFConfig) -> dict[str, Any]:
+def common_spec_fields(config: HFConfig) -> dict[str, Any]:
     """What all four transformers of CLIP and SigLIP have in common."""
     return {
         "hidden_size": config.hidden_size,
@@ -140,7 +143,7 @@ def block_weights(ours: str, theirs: str) -> WeightTable:
     }
 
 
-def half(config: HFConfig, name: str, defaults: dict[str, Any]) -> HFConfig:
+def tower_config(config: HFConfig, name: str, defaults: dict[str, Any]) -> HFConfig:
     """The config of one tower; files from before 2023 write it once more, and mean that one."""
     older = f"{name}_dict"
-    return config.part(older if older in config else name, **defaults)
+    return config.sub_config(older if older in config else name, **defaults)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.models.architecture import Architecture, HFConfig, Projection
-from cenote.models.bert import xlm_roberta
-from cenote.models.registry import find
+from cenote.models.architecture import Architecture, HFConfig, StoredProjection
+from cenote.models.registry import find_architecture
+from cenote.models.xlm_roberta import xlm_roberta
 
 # config.json's model_type -> the encoder below, by the name it goes by when it stands alone
-ENCODERS = {
+ENCODER_ARCHITECTURES = {
     "bert": "BertModel",
     "roberta": "RobertaModel",
     "xlm-roberta": "XLMRobertaModel",
@@ -24,15 +24,15 @@ def colbert_bert(config: HFConfig) -> Architecture:
     if config.get("position_embedding_type") == "rotary":
         return colbert_jina(config)
     alibi = config.get("position_embedding_type") == "alibi"
-    encoder = "JinaBertModel" if alibi else ENCODERS.get(config.get("model_type", "bert"), "BertModel")
-    return _projected(find([encoder]).family(config))
+    encoder = "JinaBertModel" if alibi else ENCODER_ARCHITECTURES.get(config.get("model_type", "bert"), "BertModel")
+    return _with_projection(find_architecture([encoder]).family(config))
 
 
 def colbert_jina(config: HFConfig) -> Architecture:
     """jina-colbert-v2, whose markers are its own, and whose queries see what they are expanded with."""
     return replace(
-        _projected(xlm_roberta(config)),
-        late_interaction={
+        _with_projection(xlm_roberta(config)),
+        late_interaction_defaults={
             "query_token_id": "[QueryMarker]",
             "doc_token_id": "[DocumentMarker]",
             "doc_maxlen": 8192,
@@ -41,7 +41,9 @@ def colbert_jina(config: HFConfig) -> Architecture:
     )
 
 
-def _projected(encoder: Architecture) -> Architecture:
+def _with_projection(encoder: Architecture) -> Architecture:
     # where Dense layers lie beside the checkpoint as well, they are those in use
-    unused = (*encoder.unused, "linear.weight")
-    return replace(encoder, projection=Projection(weights=("linear",)), unused=unused, late_interaction={})
+    unused = (*encoder.unused_weights, "linear.weight")
+    return replace(
+        encoder, projection=StoredProjection(weights=("linear",)), unused_weights=unused, late_interaction_defaults={}
+    )

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cenote.layers.backbone import MakeMixer
-from cenote.layers.disentangled_attention import ConvolvedEmbedding, DisentangledAttention, Distances
+from cenote.layers.backbone import MixerFactory
+from cenote.layers.disentangled_attention import DisentangledAttention, EmbeddingWithConv, RelativeDistances
 from cenote.layers.spec import HeadSpec
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.bert import bert
-from cenote.models.weight_table import Made, WeightTable
+from cenote.models.weight_table import DerivedWeight, WeightTable
 
-SELF = "encoder.layer.*.attention.self"
-MASKED_HEAD_OF_MICROSOFT = {
+SELF_ATTENTION = "encoder.layer.*.attention.self"
+MICROSOFT_MASKED_HEAD = {
     "head.dense": "lm_predictions.lm_head.dense",
     "head.norm": "lm_predictions.lm_head.LayerNorm",
     "head.classifier.weight": "embeddings.word_embeddings.weight",
@@ -30,13 +30,13 @@ def deberta_v2(config: HFConfig) -> Architecture:
     """Covers DeBERTa-v3, which differs only in its training."""
     shared = config.get("share_att_key", False)
     key, query = ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")
-    qkv = [f"{SELF}.{x}_proj" for x in ("query", "key", "value")]
+    qkv = [f"{SELF_ATTENTION}.{x}_proj" for x in ("query", "key", "value")]
     return _deberta(
         config,
         # made, where distances go through the same matrices: an adapter that finds no place beats one that misses them
-        qkv={"layers.*.mixer.qkv": Made(tuple(qkv), _stacked) if shared else qkv},
-        position_key=[f"{SELF}.{key}.weight", f"{SELF}.{key}.bias"],
-        position_query=[f"{SELF}.{query}.weight", f"{SELF}.{query}.bias"],
+        qkv={"layers.*.mixer.qkv": DerivedWeight(tuple(qkv), _concat) if shared else qkv},
+        position_key=[f"{SELF_ATTENTION}.{key}.weight", f"{SELF_ATTENTION}.{key}.bias"],
+        position_query=[f"{SELF_ATTENTION}.{query}.weight", f"{SELF_ATTENTION}.{query}.bias"],
     )
 
 
@@ -49,25 +49,25 @@ def deberta(config: HFConfig) -> Architecture:
     return _deberta(
         config,
         qkv={
-            "layers.*.mixer.qkv.weight": Made((f"{SELF}.in_proj.weight",), parted),
-            "layers.*.mixer.qkv.bias": Made(
-                (f"{SELF}.q_bias", f"{SELF}.v_bias"),
-                lambda query, value: _stacked(query, torch.zeros_like(query), value),
+            "layers.*.mixer.qkv.weight": DerivedWeight((f"{SELF_ATTENTION}.in_proj.weight",), parted),
+            "layers.*.mixer.qkv.bias": DerivedWeight(
+                (f"{SELF_ATTENTION}.q_bias", f"{SELF_ATTENTION}.v_bias"),
+                lambda query, value: _concat(query, torch.zeros_like(query), value),
             ),
         },
-        position_key=[f"{SELF}.pos_proj.weight"],
-        position_query=[f"{SELF}.pos_q_proj.weight", f"{SELF}.pos_q_proj.bias"],
+        position_key=[f"{SELF_ATTENTION}.pos_proj.weight"],
+        position_query=[f"{SELF_ATTENTION}.pos_q_proj.weight", f"{SELF_ATTENTION}.pos_q_proj.bias"],
     )
 
 
-def _stacked(*parts: Tensor) -> Tensor:
+def _concat(*parts: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
 def _deberta(
     config: HFConfig, *, qkv: WeightTable, position_key: Sequence[str], position_query: Sequence[str]
 ) -> Architecture:
-    base = bert(config.otherwise(layer_norm_eps=1e-7, type_vocab_size=0))
+    base = bert(config.with_defaults(layer_norm_eps=1e-7, type_vocab_size=0))
     assert base.masked_head is not None
     written = config.get("pos_att_type", [])
     kinds = [kind.strip() for kind in (written.lower().split("|") if isinstance(written, str) else written)]
@@ -75,42 +75,49 @@ def _deberta(
     scale = (head_dim * (1 + len(kinds))) ** -0.5
     normed = "layer_norm" in config.get("norm_rel_ebd", "none").lower()
     table = ["encoder.rel_embeddings.weight", *(f"encoder.LayerNorm.{x}" for x in ("weight", "bias") if normed)]
-    make = partial(_positions, base.backbone.norm_eps if normed else None, scale)
+    make = partial(_project_positions, base.backbone.norm_eps if normed else None, scale)
     architecture = replace(
         base,
         backbone=replace(
             base.backbone,
             head_dim=head_dim,
             scale=scale,
-            learned_positions=config.max_position_embeddings if config.get("position_biased_input", True) else 0,
+            num_learned_positions=config.max_position_embeddings if config.get("position_biased_input", True) else 0,
         ),
         weights={
             **base.weights,
             **qkv,
-            "layers.*.mixer.position_key": Made((*table, *position_key), make),
-            "layers.*.mixer.position_query": Made((*table, *position_query), make),
+            "layers.*.mixer.position_key": DerivedWeight((*table, *position_key), make),
+            "layers.*.mixer.position_query": DerivedWeight((*table, *position_query), make),
         },
         prefixes=("deberta.", "model.", ""),
-        unused=(*base.unused, "lm_predictions.*", "mask_predictions.*", "embeddings.position_embeddings.*"),
+        unused_weights=(
+            *base.unused_weights,
+            "lm_predictions.*",
+            "mask_predictions.*",
+            "embeddings.position_embeddings.*",
+        ),
         sequence_head=Head(
-            spec=HeadSpec(pooling="CLS", dense=True, dense_activation=config.get("pooler_hidden_act", "gelu")),
+            spec=HeadSpec(pooling="CLS", has_dense=True, dense_activation=config.get("pooler_hidden_act", "gelu")),
             weights={"head.dense": "pooler.dense", "head.classifier": "classifier"},
         ),
-        masked_head=replace(base.masked_head, also=(*base.masked_head.also, MASKED_HEAD_OF_MICROSOFT)),
+        masked_head=replace(
+            base.masked_head, alternative_weights=(*base.masked_head.alternative_weights, MICROSOFT_MASKED_HEAD)
+        ),
     )
     if not (config.get("relative_attention", False) and kinds):
         return architecture
-    mixer = partial(DisentangledAttention, distances=_distances(config), kinds=kinds)
-    architecture = replace(architecture, mixer=mixer)
-    return _convolved(architecture, mixer, config) if config.get("conv_kernel_size", 0) else architecture
+    mixer = partial(DisentangledAttention, distances=_relative_distances(config), pos_att_types=kinds)
+    architecture = replace(architecture, make_mixer=mixer)
+    return _with_convolution(architecture, mixer, config) if config.get("conv_kernel_size", 0) else architecture
 
 
-def _distances(config: HFConfig) -> Distances:
+def _relative_distances(config: HFConfig) -> RelativeDistances:
     farthest = max(config.get("max_relative_positions", -1), 0) or config.max_position_embeddings
-    return Distances(farthest, max(config.get("position_buckets", -1), 0))
+    return RelativeDistances(farthest, max(config.get("position_buckets", -1), 0))
 
 
-def _positions(norm_eps: float | None, scale: float, table: Tensor, *rest: Tensor) -> Tensor:
+def _project_positions(norm_eps: float | None, scale: float, table: Tensor, *rest: Tensor) -> Tensor:
     """What a layer makes of the embeddings of distances, scaled: no input changes it, so it is computed once."""
     wide = [part.float() for part in rest]
     table = table.float()
@@ -119,15 +126,15 @@ def _positions(norm_eps: float | None, scale: float, table: Tensor, *rest: Tenso
     return F.linear(table, *wide) * scale
 
 
-def _convolved(architecture: Architecture, mixer: MakeMixer, config: HFConfig) -> Architecture:
+def _with_convolution(architecture: Architecture, mixer: MixerFactory, config: HFConfig) -> Architecture:
     """The xlarge models of v2: what they do after their first layer fits into no layer, so both precede the others."""
 
-    def of_layer(number: int, theirs: str | list[str] | Made) -> str | list[str] | Made:
-        if isinstance(theirs, Made):
-            return Made(tuple(name.replace("*", str(number)) for name in theirs.names), theirs.make)
+    def of_layer(number: int, theirs: str | list[str] | DerivedWeight) -> str | list[str] | DerivedWeight:
+        if isinstance(theirs, DerivedWeight):
+            return DerivedWeight(tuple(name.replace("*", str(number)) for name in theirs.source_names), theirs.derive)
         return [name.replace("*", str(number)) for name in ([theirs] if isinstance(theirs, str) else theirs)]
 
-    weights: dict[str, str | list[str] | Made] = {
+    weights: dict[str, str | list[str] | DerivedWeight] = {
         "embed.convolution": "encoder.conv.conv",
         "embed.convolved_norm": "encoder.conv.LayerNorm",
     }
@@ -139,10 +146,10 @@ def _convolved(architecture: Architecture, mixer: MakeMixer, config: HFConfig) -
         architecture,
         backbone=replace(architecture.backbone, num_layers=config.num_hidden_layers - 1),
         weights={**architecture.weights, **weights},
-        embed=partial(
-            ConvolvedEmbedding,
+        make_embedding=partial(
+            EmbeddingWithConv,
             make_mixer=mixer,
-            width=config.conv_kernel_size,
+            kernel_size=config.conv_kernel_size,
             groups=config.get("conv_groups", 1),
             activation=config.get("conv_act", "tanh"),
         ),

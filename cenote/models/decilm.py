@@ -12,10 +12,10 @@ from cenote.layers.mlp import GatedMLP
 from cenote.layers.spec import BackboneSpec
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.llama import llama
-from cenote.models.weight_table import Made
+from cenote.models.weight_table import DerivedWeight
 
 
-class Nothing(nn.Module):
+class ZeroBranch(nn.Module):
     """What is left of a half of a block that was pruned away."""
 
     def forward(self, x: Tensor, *_: object) -> Tensor:
@@ -29,10 +29,12 @@ def decilm(config: HFConfig) -> Architecture:
     kv_heads = config.get("num_key_value_heads_per_layer") or [
         config.num_attention_heads // group if group else config.get("num_key_value_heads") for group in groups
     ]
-    widths = [_width(block["ffn"], config) for block in blocks]
+    widths = [_mlp_width(block["ffn"], config) for block in blocks]
     base = llama(HFConfig({**config.values, "intermediate_size": max(widths)}, config.source))
     pruned = {
-        f"layers.{layer}.{ours}": Made(("norm",), torch.ones_like)  # a norm of its own is not in the checkpoint
+        f"layers.{layer}.{ours}": DerivedWeight(
+            ("norm",), torch.ones_like
+        )  # a norm of its own is not in the checkpoint
         for layer in layers
         for ours, half in (("mixer_norm", "attention"), ("mlp_norm", "ffn"))
         if blocks[layer][half].get("no_op")
@@ -40,16 +42,16 @@ def decilm(config: HFConfig) -> Architecture:
 
     def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
         gone = f"layers.{layer}.mixer_norm" in pruned
-        return Nothing() if gone else Attention(replace(spec, num_kv_heads=kv_heads[layer]), layer)
+        return ZeroBranch() if gone else Attention(replace(spec, num_kv_heads=kv_heads[layer]), layer)
 
     def mlp(spec: BackboneSpec, layer: int) -> nn.Module:
         gone = f"layers.{layer}.mlp_norm" in pruned
-        return Nothing() if gone else GatedMLP(replace(spec, intermediate_size=widths[layer]))
+        return ZeroBranch() if gone else GatedMLP(replace(spec, intermediate_size=widths[layer]))
 
-    return replace(base, weights={**base.weights, **pruned}, mixer=mixer, mlp=mlp)
+    return replace(base, weights={**base.weights, **pruned}, make_mixer=mixer, make_mlp=mlp)
 
 
-def _width(block: dict[str, float], config: HFConfig) -> int:
+def _mlp_width(block: dict[str, float], config: HFConfig) -> int:
     """Given as it is, or as a multiple of two thirds of the hidden size, rounded up to 256."""
     if factor := block.get("ffn_mult"):
         return -(-int(2 * factor * config.hidden_size / 3) // 256) * 256

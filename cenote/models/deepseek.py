@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from cenote.layers.latent_attention import LatentAttention, LatentSpec
-from cenote.layers.moe import ExpertsSpec
-from cenote.models.architecture import Architecture, HFConfig, rope
+from cenote.layers.latent_attention import LatentAttention, LatentAttentionSpec
+from cenote.layers.moe import MoESpec
+from cenote.models.architecture import Architecture, HFConfig, rope_from_config
 from cenote.models.llama import bidirectional, llama
-from cenote.models.moe import with_experts
+from cenote.models.moe import with_moe
 from cenote.models.weight_table import WeightTable
 
 
 def deepseek_v3(config: HFConfig) -> Architecture:
-    config = config.otherwise(n_shared_experts=1, num_experts_per_tok=8)
-    base, turn = llama(config), rope(config)
+    config = config.with_defaults(n_shared_experts=1, num_experts_per_tok=8)
+    base, turn = llama(config), rope_from_config(config)
     scaling = turn.scaling or {}
     head_dim, sharper = config.qk_nope_head_dim + config.qk_rope_head_dim, 1.0
     if scaling.get("mscale_all_dim") and scaling.get("factor", 1.0) > 1:  # YaRN, but on the products themselves
@@ -25,7 +25,9 @@ def deepseek_v3(config: HFConfig) -> Architecture:
         num_kv_heads=None,
         head_dim=head_dim,
         scale=head_dim**-0.5 * sharper,
-        rope=replace(turn, dim=config.qk_rope_head_dim, interleaved=bool(config.values.get("rope_interleave", True))),
+        rope=replace(
+            turn, rotary_dim=config.qk_rope_head_dim, interleaved=bool(config.values.get("rope_interleave", True))
+        ),
     )
     own = "layers.*.self_attn"
     own_weights: WeightTable = {
@@ -39,34 +41,37 @@ def deepseek_v3(config: HFConfig) -> Architecture:
         "layers.*.mlp.shared.up": [f"layers.*.mlp.shared_experts.{x}_proj" for x in ("gate", "up")],
         "layers.*.mlp.shared.down": "layers.*.mlp.shared_experts.down_proj",
     }
-    experts = ExpertsSpec(
+    experts = MoESpec(
         num_experts=config.n_routed_experts,
         top_k=config.num_experts_per_tok,
         intermediate_size=config.moe_intermediate_size,
-        scoring="sigmoid",
-        correction=True,
+        scoring_func="sigmoid",
+        has_correction_bias=True,
         num_groups=config.get("n_group", 8),
-        top_groups=config.get("topk_group", 4),
-        renormalise=bool(config.values.get("norm_topk_prob", True)),
-        scaling=config.get("routed_scaling_factor", 2.5),
-        shared_size=config.moe_intermediate_size * config.get("n_shared_experts", 0),
+        top_k_groups=config.get("topk_group", 4),
+        norm_topk_prob=bool(config.values.get("norm_topk_prob", True)),
+        routed_scaling_factor=config.get("routed_scaling_factor", 2.5),
+        shared_intermediate_size=config.moe_intermediate_size * config.get("n_shared_experts", 0),
     )
-    sizes = LatentSpec(
-        still=config.qk_nope_head_dim,
-        turning=config.qk_rope_head_dim,
-        value=config.v_head_dim,
-        latent=config.kv_lora_rank,
-        query=config.get("q_lora_rank"),
+    sizes = LatentAttentionSpec(
+        qk_nope_head_dim=config.qk_nope_head_dim,
+        qk_rope_head_dim=config.qk_rope_head_dim,
+        v_head_dim=config.v_head_dim,
+        kv_lora_rank=config.kv_lora_rank,
+        q_lora_rank=config.get("q_lora_rank"),
         bias=config.get("attention_bias", False),
     )
     architecture = replace(
         base,
         backbone=spec,
         weights={name: at for name, at in base.weights.items() if name != "layers.*.mixer.qkv"} | dict(own_weights),
-        mixer=lambda spec, layer: LatentAttention(spec, sizes),
-        unused=(*base.unused, f"layers.{spec.num_layers}.*"),  # one more layer, that guesses the token after the next
+        make_mixer=lambda spec, layer: LatentAttention(spec, sizes),
+        unused_weights=(
+            *base.unused_weights,
+            f"layers.{spec.num_layers}.*",
+        ),  # one more layer, that guesses the token after the next
     )
-    return with_experts(architecture, experts, range(config.get("first_k_dense_replace", 3), spec.num_layers))
+    return with_moe(architecture, experts, range(config.get("first_k_dense_replace", 3), spec.num_layers))
 
 
 def bidirectional_deepseek_v3(config: HFConfig) -> Architecture:

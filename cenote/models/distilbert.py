@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.layers.spec import HeadSpec
-from cenote.models.architecture import Architecture, Head, HFConfig, linear_head
-from cenote.models.bert import bert, masked_head
+from cenote.models.architecture import Architecture, Head, HFConfig, make_linear_head
+from cenote.models.bert import bert, make_masked_head
 
 
 def distilbert(config: HFConfig) -> Architecture:
@@ -34,13 +34,13 @@ def distilbert(config: HFConfig) -> Architecture:
             "layers.*.mlp_norm": "transformer.layer.*.output_layer_norm",
         },
         prefixes=("distilbert.", "model.", ""),
-        unused=("vocab_*", "pre_classifier.*", "classifier.*"),
+        unused_weights=("vocab_*", "pre_classifier.*", "classifier.*"),
         sequence_head=Head(
-            spec=HeadSpec(pooling="CLS", dense=True, dense_activation="relu"),
+            spec=HeadSpec(pooling="CLS", has_dense=True, dense_activation="relu"),
             weights={"head.dense": "pre_classifier", "head.classifier": "classifier"},
         ),
-        token_head=linear_head("classifier"),
-        masked_head=masked_head(
+        token_head=make_linear_head("classifier"),
+        masked_head=make_masked_head(
             "vocab_transform",
             "vocab_layer_norm",
             "vocab_projector",

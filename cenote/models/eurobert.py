@@ -5,33 +5,37 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.layers.spec import HeadSpec
-from cenote.models.architecture import Architecture, Head, HFConfig, linear_head
+from cenote.models.architecture import Architecture, Head, HFConfig, make_linear_head
 from cenote.models.llama import bidirectional, llama
 
-POOLING = {"bos": "CLS", "mean": "MEAN", "late": "MEAN"}
+POOLING_METHODS = {"bos": "CLS", "mean": "MEAN", "late": "MEAN"}
 
 
 def eurobert(config: HFConfig) -> Architecture:
-    base = bidirectional(llama(config.otherwise(rms_norm_eps=1e-5)))
+    base = bidirectional(llama(config.with_defaults(rms_norm_eps=1e-5)))
     pooling = config.get("classifier_pooling") or config.get("clf_pooling", "late")
     late = pooling == "late"  # every token has its say, and then the mean is taken
     names = {"head.dense": "dense", "head.classifier": "classifier"}
     return replace(
         base,
         pooling="CLS",
-        unused=(*base.unused, "dense.*", "classifier.*", "out_proj.*"),
+        unused_weights=(*base.unused_weights, "dense.*", "classifier.*", "out_proj.*"),
         sequence_head=Head(
             spec=HeadSpec(
-                pooling=POOLING[pooling], dense=True, dense_activation="gelu", dense_first=late, whole_per_token=late
+                pooling=POOLING_METHODS[pooling],
+                has_dense=True,
+                dense_activation="gelu",
+                pool_after_dense=late,
+                full_head_per_token=late,
             ),
             weights=names,
-            also=(names | {"head.classifier": "out_proj"},),
+            alternative_weights=(names | {"head.classifier": "out_proj"},),
         ),
-        token_head=linear_head("classifier"),
+        token_head=make_linear_head("classifier"),
         masked_head=Head(
-            spec=HeadSpec(bias=config.get("mlp_bias", False), whole_per_token=True),
+            spec=HeadSpec(bias=config.get("mlp_bias", False), full_head_per_token=True),
             weights={"head.classifier": "lm_head"},
-            also=({"head.classifier": "embed_tokens"},),
+            alternative_weights=({"head.classifier": "embed_tokens"},),
         ),
         pairs_with_separator=True,
     )

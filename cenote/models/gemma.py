@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.models.architecture import Architecture, HFConfig, rope
-from cenote.models.llama import llama, local_rope, one_in
+from cenote.models.architecture import Architecture, HFConfig, rope_from_config
+from cenote.models.llama import llama, local_layer_pattern, local_rope_from_config
 
 
 def gemma(config: HFConfig) -> Architecture:
-    base = llama(config.otherwise(num_key_value_heads=16))
+    base = llama(config.with_defaults(num_key_value_heads=16))
     both_ways = config.get("use_bidirectional_attention", False)
     written = config.get("hidden_activation") or config.get("hidden_act", "gelu")
     return replace(
@@ -28,7 +28,7 @@ def gemma(config: HFConfig) -> Architecture:
 
 def gemma2(config: HFConfig) -> Architecture:
     """Norms around both halves of a block; every other layer sees a window."""
-    config = config.otherwise(sliding_window=4096, attn_logit_softcapping=50.0, num_key_value_heads=4)
+    config = config.with_defaults(sliding_window=4096, attn_logit_softcapping=50.0, num_key_value_heads=4)
     base = gemma(config)
     weights = {
         **base.weights,
@@ -41,23 +41,23 @@ def gemma2(config: HFConfig) -> Architecture:
         norm_order="sandwich",
         scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
         softcap=config.get("attn_logit_softcapping"),
-        local_layers=one_in(2, config),
+        local_layers=local_layer_pattern(2, config),
     )
     return replace(base, backbone=spec, weights=weights)
 
 
 def gemma3(config: HFConfig) -> Architecture:
     """Gemma 2 with normed query and key heads instead of a cap, and slower turns where it sees everything."""
-    config = config.otherwise(sliding_window=4096)
+    config = config.with_defaults(sliding_window=4096)
     base = gemma2(config)
     both_ways = config.get("use_bidirectional_attention", False)
     spec = replace(
         base.backbone,
         softcap=None,
         qk_norm="head",
-        rope=rope(config, theta=1e6),
-        local_rope=local_rope(config, config.get("rope_local_base_freq", 1e4)),
-        local_layers=one_in(config.get("sliding_window_pattern", 6), config),
+        rope=rope_from_config(config, theta=1e6),
+        local_rope=local_rope_from_config(config, config.get("rope_local_base_freq", 1e4)),
+        local_layers=local_layer_pattern(config.get("sliding_window_pattern", 6), config),
         # the tokens on both sides share the window of a causal model
         window=config.get("sliding_window", 0) // 2 if both_ways else base.backbone.window,
     )

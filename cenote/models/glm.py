@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.models.architecture import Architecture, HFConfig, rope
+from cenote.models.architecture import Architecture, HFConfig, rope_from_config
 from cenote.models.llama import llama
 
 
 def glm(config: HFConfig) -> Architecture:
-    config = config.otherwise(num_key_value_heads=2, head_dim=128, rms_norm_eps=1.5625e-7, partial_rotary_factor=0.5)
-    base, turns = llama(config), rope(config)
+    config = config.with_defaults(
+        num_key_value_heads=2, head_dim=128, rms_norm_eps=1.5625e-7, partial_rotary_factor=0.5
+    )
+    base, turns = llama(config), rope_from_config(config)
     return replace(
         base,
         backbone=replace(

@@ -8,8 +8,8 @@ from torch import nn
 
 from cenote.layers.attention import Attention
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, linear_head
-from cenote.models.weight_table import transposed
+from cenote.models.architecture import Architecture, HFConfig, make_linear_head
+from cenote.models.weight_table import transposed_weight
 
 
 def gpt2(config: HFConfig) -> Architecture:
@@ -27,7 +27,7 @@ def gpt2(config: HFConfig) -> Architecture:
             intermediate_size=config.get("n_inner", 4 * config.n_embd),
             num_layers=config.n_layer,
             num_heads=config.n_head,
-            learned_positions=config.n_positions,
+            num_learned_positions=config.n_positions,
             causal=True,
             qkv_bias=True,
             out_bias=True,
@@ -38,19 +38,19 @@ def gpt2(config: HFConfig) -> Architecture:
         weights={
             "embed.tokens": "wte",
             "embed.positions": "wpe",
-            "layers.*.mixer.qkv": transposed("h.*.attn.c_attn"),
-            "layers.*.mixer.out": transposed("h.*.attn.c_proj"),
+            "layers.*.mixer.qkv": transposed_weight("h.*.attn.c_attn"),
+            "layers.*.mixer.out": transposed_weight("h.*.attn.c_proj"),
             "layers.*.mixer_norm": "h.*.ln_1",
-            "layers.*.mlp.up": transposed("h.*.mlp.c_fc"),
-            "layers.*.mlp.down": transposed("h.*.mlp.c_proj"),
+            "layers.*.mlp.up": transposed_weight("h.*.mlp.c_fc"),
+            "layers.*.mlp.down": transposed_weight("h.*.mlp.c_proj"),
             "layers.*.mlp_norm": "h.*.ln_2",
             "norm": "ln_f",
         },
         prefixes=("transformer.", ""),
         # older checkpoints hold the causal mask
-        unused=("*.attn.bias", "*.attn.masked_bias", "lm_head.*", "score.*", "classifier.*"),
-        sequence_head=linear_head("score", bias=None),
-        token_head=linear_head("classifier"),
+        unused_weights=("*.attn.bias", "*.attn.masked_bias", "lm_head.*", "score.*", "classifier.*"),
+        sequence_head=make_linear_head("score", bias=None),
+        token_head=make_linear_head("classifier"),
         pairs_with_separator=False,
-        mixer=mixer,
+        make_mixer=mixer,
     )

@@ -11,13 +11,13 @@ from cenote.errors import LoadError
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import GatedMLP
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, rope
-from cenote.models.bert import bert, masked_head
-from cenote.models.jina_v3 import ROTARY_NAMES, with_rotary
-from cenote.models.weight_table import Made, WeightTable
+from cenote.models.architecture import Architecture, HFConfig, rope_from_config
+from cenote.models.bert import bert, make_masked_head, with_rotary
+from cenote.models.checkpoint_names import ROTARY_BERT_NAMES
+from cenote.models.weight_table import DerivedWeight, WeightTable
 
-GATED_NAMES: WeightTable = {
-    **ROTARY_NAMES,
+GATED_MLP_NAMES: WeightTable = {
+    **ROTARY_BERT_NAMES,
     "layers.*.mlp.up": ["layers.*.mlp.gate_proj", "layers.*.mlp.up_proj"],
     "layers.*.mlp.down": "layers.*.mlp.down_proj",
 }
@@ -27,9 +27,9 @@ def gte(config: HFConfig) -> Architecture:
     for key, usual in {"layer_norm_type": "layer_norm", "logn_attention_scale": False}.items():
         if config.get(key, usual) != usual:
             raise LoadError(f"{config.source}: {key} is {config.get(key)!r}; only {usual!r} is known")
-    base = with_rotary(bert(config.otherwise(type_vocab_size=1)), config, rope(config, theta=160000.0))
+    base = with_rotary(bert(config.with_defaults(type_vocab_size=1)), config, rope_from_config(config, theta=160000.0))
     heads = [
-        masked_head(
+        make_masked_head(
             "lm_head.dense",
             f"lm_head.{norm}",
             "lm_head.decoder",
@@ -41,9 +41,9 @@ def gte(config: HFConfig) -> Architecture:
     ]
     return replace(
         base,
-        backbone=replace(base.backbone, gated=True),
-        weights=GATED_NAMES,
-        also=(
+        backbone=replace(base.backbone, is_gated_mlp=True),
+        weights=GATED_MLP_NAMES,
+        alternative_weights=(
             {
                 "embed.tokens": "embeddings.word_embeddings",
                 "embed.token_types": "embeddings.token_type_embeddings",
@@ -51,22 +51,25 @@ def gte(config: HFConfig) -> Architecture:
                 "layers.*.mixer.qkv": "encoder.layer.*.attention.qkv_proj",
                 "layers.*.mixer.out": "encoder.layer.*.attention.o_proj",
                 "layers.*.mixer_norm": "encoder.layer.*.attn_ln",
-                "layers.*.mlp.up": Made(("encoder.layer.*.mlp.up_gate_proj",), gate_first),
+                "layers.*.mlp.up": DerivedWeight(("encoder.layer.*.mlp.up_gate_proj",), swap_gate_first),
                 "layers.*.mlp.down": "encoder.layer.*.mlp.down_proj",
                 "layers.*.mlp_norm": "encoder.layer.*.mlp_ln",
             },
         ),
         prefixes=("new.", "gte.", "model.", ""),
-        masked_head=replace(heads[0], also=(*heads[0].also, heads[1].weights, *heads[1].also)),
-        mlp=half_biased_mlp,
+        masked_head=replace(
+            heads[0],
+            alternative_weights=(*heads[0].alternative_weights, heads[1].weights, *heads[1].alternative_weights),
+        ),
+        make_mlp=down_bias_mlp,
     )
 
 
-def gate_first(stored: Tensor) -> Tensor:
+def swap_gate_first(stored: Tensor) -> Tensor:
     return torch.cat(stored.chunk(2)[::-1])
 
 
-def half_biased_mlp(spec: BackboneSpec, layer: int) -> nn.Module:
+def down_bias_mlp(spec: BackboneSpec, layer: int) -> nn.Module:
     """A gated MLP of which only the second layer has a bias."""
     mlp = GatedMLP(spec)
     mlp.up = Linear(spec.hidden_size, 2 * spec.intermediate_size, bias=False)

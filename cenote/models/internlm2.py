@@ -10,7 +10,7 @@ from torch import Tensor
 from cenote.layers.spec import HeadSpec
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.llama import llama
-from cenote.models.weight_table import Made
+from cenote.models.weight_table import DerivedWeight
 
 
 def internlm2(config: HFConfig) -> Architecture:
@@ -19,7 +19,7 @@ def internlm2(config: HFConfig) -> Architecture:
 
     def apart(stored: Tensor) -> Tensor:
         """All queries, all keys, all values, from rows in groups of some queries, their key and their value."""
-        groups = stored.reshape(spec.kv_heads, -1, spec.size_per_head, *stored.shape[1:])
+        groups = stored.reshape(spec.num_key_value_heads, -1, spec.head_size, *stored.shape[1:])
         parts = groups[:, :-2], groups[:, -2], groups[:, -1]
         return torch.cat([part.reshape(-1, *stored.shape[1:]) for part in parts])
 
@@ -27,7 +27,7 @@ def internlm2(config: HFConfig) -> Architecture:
         base,
         weights={
             "embed.tokens": "tok_embeddings",
-            "layers.*.mixer.qkv": Made(("layers.*.attention.wqkv",), apart),
+            "layers.*.mixer.qkv": DerivedWeight(("layers.*.attention.wqkv",), apart),
             "layers.*.mixer.out": "layers.*.attention.wo",
             "layers.*.mixer_norm": "layers.*.attention_norm",
             "layers.*.mlp.up": ["layers.*.feed_forward.w1", "layers.*.feed_forward.w3"],
@@ -35,6 +35,6 @@ def internlm2(config: HFConfig) -> Architecture:
             "layers.*.mlp_norm": "layers.*.ffn_norm",
             "norm": "norm",
         },
-        unused=("output.*", "score.*", "v_head.*"),
+        unused_weights=("output.*", "score.*", "v_head.*"),
         reward_head=Head(spec=HeadSpec(bias=None, num_labels=1), weights={"head.classifier": "v_head"}),
     )

@@ -8,19 +8,19 @@ from torch import nn
 
 from cenote.layers.attention import Attention
 from cenote.layers.mamba import Mamba, MambaSpec
-from cenote.layers.moe import ExpertsSpec
+from cenote.layers.moe import MoESpec
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, linear_head
-from cenote.models.moe import with_experts
+from cenote.models.architecture import Architecture, HFConfig, make_linear_head
+from cenote.models.moe import with_moe
 
 
 def jamba(config: HFConfig) -> Architecture:
     rank = config.get("mamba_dt_rank", "auto")
     mamba = MambaSpec(
         channels=config.get("mamba_expand", 2) * config.hidden_size,
-        states=config.get("mamba_d_state", 16),
-        rank=math.ceil(config.hidden_size / 16) if rank == "auto" else rank,
-        width=config.get("mamba_d_conv", 4),
+        state_size=config.get("mamba_d_state", 16),
+        dt_rank=math.ceil(config.hidden_size / 16) if rank == "auto" else rank,
+        conv_kernel_size=config.get("mamba_d_conv", 4),
         bias=config.get("mamba_proj_bias", False),
         conv_bias=config.get("mamba_conv_bias", True),
     )
@@ -29,7 +29,7 @@ def jamba(config: HFConfig) -> Architecture:
         attends = layer % config.get("attn_layer_period", 8) == config.get("attn_layer_offset", 4)
         return Attention(spec, layer) if attends else Mamba(spec, mamba)
 
-    score = linear_head("score", bias=None, activates=False)  # a reward: its logit is the answer
+    score = make_linear_head("score", bias=None, applies_activation=False)  # a reward: its logit is the answer
     base = Architecture(
         backbone=BackboneSpec(
             vocab_size=config.vocab_size,
@@ -37,10 +37,10 @@ def jamba(config: HFConfig) -> Architecture:
             intermediate_size=config.intermediate_size,
             num_layers=config.num_hidden_layers,
             num_heads=config.num_attention_heads,
-            num_kv_heads=config.otherwise(num_key_value_heads=8).num_key_value_heads,
+            num_kv_heads=config.with_defaults(num_key_value_heads=8).num_key_value_heads,
             causal=True,
             activation=config.get("hidden_act", "silu"),
-            gated=True,
+            is_gated_mlp=True,
             norm="rms",
             norm_eps=config.get("rms_norm_eps", 1e-6),
         ),
@@ -65,16 +65,16 @@ def jamba(config: HFConfig) -> Architecture:
             "layers.*.mlp_norm": "layers.*.pre_ff_layernorm",
             "norm": "final_layernorm",
         },
-        unused=("lm_head.*", "score.*"),
-        mixer=mixer,
+        unused_weights=("lm_head.*", "score.*"),
+        make_mixer=mixer,
         sequence_head=score,
         token_head=score,
         pairs_with_separator=False,
     )
-    experts = ExpertsSpec(
+    experts = MoESpec(
         num_experts=config.get("num_experts", 16),
         top_k=config.get("num_experts_per_tok", 2),
         intermediate_size=config.intermediate_size,
     )
     sparse = range(config.get("expert_layer_offset", 1), config.num_hidden_layers, config.get("expert_layer_period", 2))
-    return with_experts(base, experts, sparse if experts.num_experts > 1 else (), "layers.*.feed_forward.experts")
+    return with_moe(base, experts, sparse if experts.num_experts > 1 else (), "layers.*.feed_forward.experts")

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from cenote.layers.attention import Attention
 from cenote.layers.linear import Linear
 from cenote.layers.mlp import GatedMLP
-from cenote.layers.norm import norm
-from cenote.layers.rotary import Place
-from cenote.layers.spec import BackboneSpec, BiasSpec
+from cenote.layers.norm import make_norm
+from cenote.layers.rotary import PositionInfo
+from cenote.layers.spec import BackboneSpec, RelativeBiasSpec
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.bert import bert
-from cenote.models.weight_table import Made
+from cenote.models.weight_table import DerivedWeight
 from cenote.packed_batch import PackedBatch
 
-GATES = {"geglu": "gelu", "reglu": "relu"}
+GATE_ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 
 
 def jina_bert(config: HFConfig) -> Architecture:
@@ -26,19 +26,19 @@ def jina_bert(config: HFConfig) -> Architecture:
     alibi = config.get("position_embedding_type", "absolute") == "alibi"
     backbone = replace(
         base.backbone,
-        learned_positions=0 if alibi else base.backbone.learned_positions,
-        bias=BiasSpec() if alibi else None,
-        gated=kind in GATES,
-        activation=GATES.get(kind, base.backbone.activation),
+        num_learned_positions=0 if alibi else base.backbone.num_learned_positions,
+        relative_bias=RelativeBiasSpec() if alibi else None,
+        is_gated_mlp=kind in GATE_ACTIVATIONS,
+        activation=GATE_ACTIVATIONS.get(kind, base.backbone.activation),
     )
     # a checkpoint that says it is a language model holds an embedder
     architecture = replace(base, pooling="MEAN", backbone=backbone, masked_head=None)
-    if kind not in GATES:
+    if kind not in GATE_ACTIVATIONS:
         return architecture
     layer = "encoder.layer.*.mlp"
     architecture = replace(
         architecture,
-        mlp=_gated_mlp,
+        make_mlp=_down_bias_mlp,
         weights={
             **base.weights,
             "layers.*.mlp.up": f"{layer}.gated_layers",
@@ -47,10 +47,10 @@ def jina_bert(config: HFConfig) -> Architecture:
         },
     )
     written_by = str(config.get("_name_or_path", "")) + str(config.get("auto_map", ""))
-    return _with_normed_queries(architecture) if "qk-post-norm" in written_by else architecture
+    return _with_qk_norm(architecture) if "qk-post-norm" in written_by else architecture
 
 
-def _with_normed_queries(base: Architecture) -> Architecture:
+def _with_qk_norm(base: Architecture) -> Architecture:
     """What jina-embeddings-v2-base-code is: queries and keys are normed, and the sum after attention is twice."""
 
     def gate_first(stored: Tensor) -> Tensor:
@@ -60,32 +60,32 @@ def _with_normed_queries(base: Architecture) -> Architecture:
     return replace(
         base,
         backbone=replace(base.backbone, qk_norm="width"),
-        mixer=NormedAttention,
+        make_mixer=AttentionWithOutputNorm,
         weights={
             **base.weights,
             "layers.*.mixer.query_norm": f"{layer}.attention.self.layer_norm_q",
             "layers.*.mixer.key_norm": f"{layer}.attention.self.layer_norm_k",
             "layers.*.mixer.out_norm": f"{layer}.attention.output.LayerNorm",
             "layers.*.mixer_norm": f"{layer}.layer_norm_1",
-            "layers.*.mlp.up": Made((f"{layer}.mlp.up_gated_layer",), gate_first),
+            "layers.*.mlp.up": DerivedWeight((f"{layer}.mlp.up_gated_layer",), gate_first),
             "layers.*.mlp.down": f"{layer}.mlp.down_layer",
             "layers.*.mlp_norm": f"{layer}.layer_norm_2",
         },
     )
 
 
-def _gated_mlp(spec: BackboneSpec, layer: int) -> nn.Module:
+def _down_bias_mlp(spec: BackboneSpec, layer: int) -> nn.Module:
     mlp = GatedMLP(spec)
     mlp.up = Linear(spec.hidden_size, 2 * spec.intermediate_size, bias=False)  # the way down has a bias
     return mlp
 
 
-class NormedAttention(Attention):
+class AttentionWithOutputNorm(Attention):
     """Attention that norms its sum with what it read; the block adds that once more."""
 
     def __init__(self, spec: BackboneSpec, layer: int) -> None:
         super().__init__(spec, layer)
-        self.out_norm = norm(spec)
+        self.out_norm = make_norm(spec)
 
-    def forward(self, x: Tensor, batch: PackedBatch, place: Place) -> Tensor:
-        return self.out_norm(x + super().forward(x, batch, place))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, batch: PackedBatch, position_info: PositionInfo) -> Tensor:
+        return self.out_norm(x + super().forward(x, batch, position_info))  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ from torch import nn
 from cenote.layers.attention import Attention
 from cenote.layers.convolution import GatedConvolution
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, linear_head, rope
+from cenote.models.architecture import Architecture, HFConfig, make_linear_head, rope_from_config
 from cenote.models.llama import bidirectional
 
 
@@ -28,13 +28,13 @@ def lfm2(config: HFConfig) -> Architecture:
             intermediate_size=_intermediate_size(config),
             num_layers=config.num_hidden_layers,
             num_heads=config.num_attention_heads,
-            num_kv_heads=config.otherwise(num_key_value_heads=8).num_key_value_heads,
+            num_kv_heads=config.with_defaults(num_key_value_heads=8).num_key_value_heads,
             head_dim=config.get("head_dim"),
             causal=config.get("is_causal", True),
-            rope=rope(config, theta=1e6),
+            rope=rope_from_config(config, theta=1e6),
             qk_norm="head",
             activation="silu",
-            gated=True,
+            is_gated_mlp=True,
             norm="rms",
             norm_eps=config.get("norm_eps", 1e-5),
         ),
@@ -54,10 +54,10 @@ def lfm2(config: HFConfig) -> Architecture:
             "norm": "embedding_norm",
         },
         prefixes=("model.", "lfm2.", ""),
-        unused=("lm_head.*", "score.*"),
-        mixer=mixer,
-        sequence_head=linear_head("score", bias=None),
-        token_head=linear_head("score", bias=None),
+        unused_weights=("lm_head.*", "score.*"),
+        make_mixer=mixer,
+        sequence_head=make_linear_head("score", bias=None),
+        token_head=make_linear_head("score", bias=None),
         pairs_with_separator=False,
     )
 

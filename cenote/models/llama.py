@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from cenote.errors import LoadError
 from cenote.layers.spec import BackboneSpec, RopeSpec
-from cenote.models.architecture import Architecture, HFConfig, linear_head, rope, sliding_layers
+from cenote.models.architecture import Architecture, HFConfig, make_linear_head, rope_from_config, sliding_window_layers
 
-METHODS = {"avg": "MEAN", "cls": "CLS", "last": "LAST"}
+POOLING_METHODS = {"avg": "MEAN", "cls": "CLS", "last": "LAST"}
 
 
 def llama(config: HFConfig) -> Architecture:
@@ -25,14 +25,14 @@ def llama(config: HFConfig) -> Architecture:
             num_kv_heads=config.get("num_key_value_heads"),
             head_dim=config.get("head_dim"),
             causal=causal,
-            rope=rope(config),
-            local_layers=sliding_layers(config),
+            rope=rope_from_config(config),
+            local_layers=sliding_window_layers(config),
             window=config.get("sliding_window", 0) - int(causal),  # a causal one counts the token itself
             qkv_bias=config.get("qkv_bias", bias),
             out_bias=bias,
             mlp_bias=config.get("mlp_bias", False),
             activation=config.get("hidden_act", "silu"),
-            gated=True,
+            is_gated_mlp=True,
             norm="rms",
             norm_eps=config.get("rms_norm_eps", 1e-6),
         ),
@@ -46,16 +46,16 @@ def llama(config: HFConfig) -> Architecture:
             "layers.*.mlp_norm": "layers.*.post_attention_layernorm",
             "norm": "norm",
         },
-        unused=("lm_head.*", "score.*"),
-        sequence_head=linear_head("score", bias=None),
-        token_head=linear_head("score", bias=None),
+        unused_weights=("lm_head.*", "score.*"),
+        sequence_head=make_linear_head("score", bias=None),
+        token_head=make_linear_head("score", bias=None),
         pairs_with_separator=False,
     )
 
 
 def mistral(config: HFConfig) -> Architecture:
     """Llama whose layers all see a window, where config.json names one and no list of layers says otherwise."""
-    config = config.otherwise(sliding_window=4096, num_key_value_heads=8)
+    config = config.with_defaults(sliding_window=4096, num_key_value_heads=8)
     base = llama(config)
     if "sliding_window" not in config or "layer_types" in config:
         return base
@@ -70,30 +70,30 @@ def bidirectional(base: Architecture) -> Architecture:
 def bidirectional_llama(config: HFConfig) -> Architecture:
     """Nemotron's embedders and rerankers, which are pooled as config.json says, below a classifier too."""
     name = config.get("pooling", "avg")
-    if name not in METHODS:
-        raise LoadError(f"{config.source}: pooling is {name!r}; there are: {', '.join(METHODS)}")
+    if name not in POOLING_METHODS:
+        raise LoadError(f"{config.source}: pooling is {name!r}; there are: {', '.join(POOLING_METHODS)}")
     return replace(
         bidirectional(llama(config)),
-        pooling=METHODS[name],
-        sequence_head=linear_head("score", bias=None, pooling=METHODS[name]),
+        pooling=POOLING_METHODS[name],
+        sequence_head=make_linear_head("score", bias=None, pooling=POOLING_METHODS[name]),
         score_template="nemotron_rerank",
     )
 
 
 def gritlm(config: HFConfig) -> Architecture:
-    return replace(bidirectional(llama(config)), pooling="MEAN", pooled_after="<|embed|>\n")
+    return replace(bidirectional(llama(config)), pooling="MEAN", pooling_start_token="<|embed|>\n")
 
 
-def one_in(every: int, config: HFConfig) -> tuple[bool, ...]:
+def local_layer_pattern(period: int, config: HFConfig) -> tuple[bool, ...]:
     """Which layers see only a window: listed today, before that all but one in so many."""
     if "layer_types" in config:
-        return sliding_layers(config)
+        return sliding_window_layers(config)
     windowed = config.sliding_window is not None
-    return tuple(windowed and (layer + 1) % every > 0 for layer in range(config.num_hidden_layers))
+    return tuple(windowed and (layer + 1) % period > 0 for layer in range(config.num_hidden_layers))
 
 
-def local_rope(config: HFConfig, theta: float) -> RopeSpec:
+def local_rope_from_config(config: HFConfig, theta: float) -> RopeSpec:
     """Of layers that see a window: a scaling that does not name them is not for them."""
     parameters = config.get("rope_parameters", {}).get("sliding_attention")
     own = {"rope_theta": theta, "rope_parameters": parameters, "rope_scaling": None}
-    return rope(HFConfig({**config.values, **own}, config.source))
+    return rope_from_config(HFConfig({**config.values, **own}, config.source))

@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from cenote.errors import LoadError
-from cenote.layers.backbone import Seen, Tower
-from cenote.layers.tiled_vision import Projector, arranged, patch_states
+from cenote.layers.backbone import VisionFeatures, VisionTower
+from cenote.layers.tiled_vision import VisionProjector, arrange_rows, encode_patches
 from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.clip import VISION, clip_encoder, clip_weights
+from cenote.models.clip import VISION_DEFAULTS, clip_encoder, clip_weights
 from cenote.models.llama import llama, mistral
-from cenote.models.vision_spec import ImageSpec, Vision
+from cenote.models.vision_spec import ImageSpec, VisionSpec
 from cenote.packed_batch import PackedImages
 
 # what keys of the text half mean that config.json may leave out
-LLAMA = {
+LLAMA_DEFAULTS = {
     "vocab_size": 32000,
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -26,32 +26,32 @@ LLAMA = {
     "num_attention_heads": 32,
     "max_position_embeddings": 2048,
 }
-MISTRAL = LLAMA | {"intermediate_size": 14336, "max_position_embeddings": 131072}
-PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+MISTRAL_DEFAULTS = LLAMA_DEFAULTS | {"intermediate_size": 14336, "max_position_embeddings": 131072}
+DEFAULT_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 
 
 def llava_next(config: HFConfig) -> Architecture:
-    text, vision = _text(config), config.part("vision_config", **VISION)
-    _check(config)
-    depth = num_layers(config.get("vision_feature_layer", -2), vision)
+    text, vision = _text_architecture(config), config.sub_config("vision_config", **VISION_DEFAULTS)
+    _check_config(config)
+    depth = num_vision_layers(config.get("vision_feature_layer", -2), vision)
     side = vision.image_size
     return replace(
         text,
         prefixes=("language_model.model.", "model.language_model.", "language_model."),
-        unused=(*text.unused, "*.lm_head.*", *above(depth, vision, "*vision_tower.*")),
-        vision=Vision(
-            tower=lambda: LlavaNextTower(config, vision, text.backbone.hidden_size, depth),
-            weights=_weights("vision_tower.vision_model."),
-            also=(_weights("vision_tower."),),
+        unused_weights=(*text.unused_weights, "*.lm_head.*", *unused_layers_above(depth, vision, "*vision_tower.*")),
+        vision=VisionSpec(
+            make_tower=lambda: LlavaNextTower(config, vision, text.backbone.hidden_size, depth),
+            weights=_vision_weights("vision_tower.vision_model."),
+            alternative_weights=(_vision_weights("vision_tower."),),
             prefixes=("", "model."),
             num_layers=depth,
-            images=ImageSpec(
-                reader="llava_next",
-                mark="<image>",
+            image_spec=ImageSpec(
+                processor="llava_next",
+                placeholder_token="<image>",
                 patch_size=vision.patch_size,
                 options={
                     "image_size": side,
-                    "image_grid_pinpoints": config.get("image_grid_pinpoints", PINPOINTS),
+                    "image_grid_pinpoints": config.get("image_grid_pinpoints", DEFAULT_PINPOINTS),
                     "size": {"shortest_edge": side},
                     "do_center_crop": True,
                     "crop_size": {"height": side, "width": side},
@@ -61,34 +61,34 @@ def llava_next(config: HFConfig) -> Architecture:
     )
 
 
-class LlavaNextTower(Tower):
-    def __init__(self, config: HFConfig, vision: HFConfig, size: int, depth: int) -> None:
+class LlavaNextTower(VisionTower):
+    def __init__(self, config: HFConfig, vision: HFConfig, out_size: int, num_layers: int) -> None:
         super().__init__()
         activation, bias = config.get("projector_hidden_act", "gelu"), config.get("multimodal_projector_bias", True)
-        self.encoder = clip_encoder(vision, num_layers=depth, final_norm=False)
-        self.projector = Projector(vision.hidden_size, size, activation=activation, bias=bias)
-        self.new_line = nn.Parameter(torch.empty(size))
+        self.encoder = clip_encoder(vision, num_layers=num_layers, final_norm=False)
+        self.projector = VisionProjector(vision.hidden_size, out_size, activation=activation, bias=bias)
+        self.new_line = nn.Parameter(torch.empty(out_size))
 
-    def forward(self, images: PackedImages) -> Seen:
-        rows = self.projector(patch_states(self.encoder, images))
-        return Seen(arranged(rows, self.new_line[None], images))
+    def forward(self, images: PackedImages) -> VisionFeatures:
+        rows = self.projector(encode_patches(self.encoder, images))
+        return VisionFeatures(arrange_rows(rows, self.new_line[None], images))
 
 
-def num_layers(chosen: int, vision: HFConfig) -> int:
+def num_vision_layers(feature_layer: int, vision: HFConfig) -> int:
     """How many layers lie below the states that are chosen: 0 is what goes into the first, -1 what the last gives."""
-    depth = chosen if chosen >= 0 else vision.num_hidden_layers + 1 + chosen
+    depth = feature_layer if feature_layer >= 0 else vision.num_hidden_layers + 1 + feature_layer
     if not 1 <= depth <= vision.num_hidden_layers:
-        raise LoadError(f"{vision.source}: there is no layer {chosen} among {vision.num_hidden_layers}")
+        raise LoadError(f"{vision.source}: there is no layer {feature_layer} among {vision.num_hidden_layers}")
     return depth
 
 
-def above(depth: int, vision: HFConfig, before: str) -> tuple[str, ...]:
+def unused_layers_above(depth: int, vision: HFConfig, prefix: str) -> tuple[str, ...]:
     """Patterns of what the checkpoint has above that layer."""
-    layers = (f"{before}encoder.layers.{layer}.*" for layer in range(depth, vision.num_hidden_layers))
-    return (*layers, f"{before}post_layernorm.*")
+    layers = (f"{prefix}encoder.layers.{layer}.*" for layer in range(depth, vision.num_hidden_layers))
+    return (*layers, f"{prefix}post_layernorm.*")
 
 
-def _weights(theirs: str) -> dict[str, Any]:
+def _vision_weights(theirs: str) -> dict[str, Any]:
     return {
         **clip_weights(theirs=theirs, final_norm=False),
         "projector.up": "multi_modal_projector.linear_1",
@@ -97,14 +97,18 @@ def _weights(theirs: str) -> dict[str, Any]:
     }
 
 
-def _text(config: HFConfig) -> Architecture:
+def _text_architecture(config: HFConfig) -> Architecture:
     kind = config.get("text_config", {}).get("model_type", "llama")
     if kind not in ("llama", "mistral"):
         raise LoadError(f"{config.source}: text_config.model_type is {kind!r}; there are: llama, mistral")
-    return llama(config.otherwise(**LLAMA)) if kind == "llama" else mistral(config.otherwise(**MISTRAL))
+    return (
+        llama(config.with_defaults(**LLAMA_DEFAULTS))
+        if kind == "llama"
+        else mistral(config.with_defaults(**MISTRAL_DEFAULTS))
+    )
 
 
-def _check(config: HFConfig) -> None:
+def _check_config(config: HFConfig) -> None:
     strategy, layer = config.get("vision_feature_select_strategy", "default"), config.get("vision_feature_layer", -2)
     if strategy != "default":
         raise LoadError(f"{config.source}: vision_feature_select_strategy is {strategy!r}; only 'default' has tiles")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.layers.spec import BackboneSpec, HeadSpec
-from cenote.models.architecture import Architecture, Head, HFConfig, rope
+from cenote.models.architecture import Architecture, Head, HFConfig, rope_from_config
 
 
 def modernbert(config: HFConfig) -> Architecture:
@@ -14,14 +14,14 @@ def modernbert(config: HFConfig) -> Architecture:
     eps, bias = config.get("norm_eps", 1e-5), config.get("norm_bias", False)
     head = HeadSpec(
         pooling=config.get("classifier_pooling", "cls").upper(),
-        dense=True,
+        has_dense=True,
         dense_bias=config.get("classifier_bias", False),
         dense_activation=config.get("classifier_activation", "gelu"),
-        norm=True,
+        has_norm=True,
         norm_eps=eps,
         norm_bias=bias,
     )
-    per_token = replace(head, whole_per_token=True)
+    per_token = replace(head, full_head_per_token=True)
     transform = {"head.dense": "head.dense", "head.norm": "head.norm"}
     decoder_bias = config.get("decoder_bias", True)
     tied = {"head.classifier.weight": "embeddings.tok_embeddings.weight"}
@@ -33,17 +33,17 @@ def modernbert(config: HFConfig) -> Architecture:
             intermediate_size=config.intermediate_size,
             num_layers=config.num_hidden_layers,
             num_heads=config.num_attention_heads,
-            embed_norm=True,
-            first_norm=False,
-            rope=rope(config, "full_attention", theta=config.get("global_rope_theta", 160000.0)),
-            local_rope=rope(config, "sliding_attention", theta=config.get("local_rope_theta", 10000.0)),
+            has_embed_norm=True,
+            has_first_norm=False,
+            rope=rope_from_config(config, "full_attention", theta=config.get("global_rope_theta", 160000.0)),
+            local_rope=rope_from_config(config, "sliding_attention", theta=config.get("local_rope_theta", 10000.0)),
             local_layers=tuple(kind.startswith("sliding") for kind in kinds),
             window=config.get("sliding_window", config.get("local_attention", 128) // 2),
             qkv_bias=config.get("attention_bias", False),
             out_bias=config.get("attention_bias", False),
             mlp_bias=config.get("mlp_bias", False),
             activation=config.get("hidden_activation", "gelu"),
-            gated=True,
+            is_gated_mlp=True,
             norm_eps=eps,
             norm_bias=bias,
         ),
@@ -58,12 +58,14 @@ def modernbert(config: HFConfig) -> Architecture:
             "layers.*.mlp_norm": "layers.*.mlp_norm",
             "norm": "final_norm",
         },
-        unused=("head.*", "decoder.*", "classifier.*"),
+        unused_weights=("head.*", "decoder.*", "classifier.*"),
         sequence_head=Head(spec=head, weights=transform | {"head.classifier": "classifier"}),
         token_head=Head(spec=per_token, weights=transform | {"head.classifier": "classifier"}),
         masked_head=Head(
             spec=replace(per_token, bias=decoder_bias),
             weights=transform | {"head.classifier": "decoder"},
-            also=(transform | tied | ({"head.classifier.bias": "decoder.bias"} if decoder_bias else {}),),
+            alternative_weights=(
+                transform | tied | ({"head.classifier.bias": "decoder.bias"} if decoder_bias else {}),
+            ),
         ),
     )

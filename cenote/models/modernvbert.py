@@ -8,20 +8,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.layers.projected_tower import ProjectedTower
-from cenote.models.architecture import Architecture, HFConfig, Projection
+from cenote.models.architecture import Architecture, HFConfig, StoredProjection
 from cenote.models.modernbert import modernbert
-from cenote.models.siglip import VISION, siglip_encoder, siglip_weights
-from cenote.models.vision_spec import ImageSpec, Vision
+from cenote.models.siglip import VISION_DEFAULTS, siglip_encoder, siglip_weights
+from cenote.models.vision_spec import ImageSpec, VisionSpec
 from cenote.models.weight_table import WeightTable
 
-MARK = "<image>"
+IMAGE_TOKEN = "<image>"
 # where the whole stands: alone, below a head of its own, and below ColModernVBERT's projection
-WHOLE = ("", "model.", "vlm.", "vlm.model.")
-TEXT = tuple(f"{whole}text_model." for whole in WHOLE)
-TOKENS = "embeddings.tok_embeddings"
+MODEL_PREFIXES = ("", "model.", "vlm.", "vlm.model.")
+TEXT_PREFIXES = tuple(f"{whole}text_model." for whole in MODEL_PREFIXES)
+TOKEN_TABLE = "embeddings.tok_embeddings"
 # what a ModernBERT has where config.json leaves it out
-SIZES = {"vocab_size": 50368, "hidden_size": 768, "intermediate_size": 1152, "num_hidden_layers": 22}
-SIZES |= {"num_attention_heads": 12}
+TEXT_DEFAULTS = {"vocab_size": 50368, "hidden_size": 768, "intermediate_size": 1152, "num_hidden_layers": 22}
+TEXT_DEFAULTS |= {"num_attention_heads": 12}
 # an image is shown as the model was trained to see one; what has no image is a text like any other
 CHAT_TEMPLATE = (
     "{%- set found = namespace(images=0) -%}"
@@ -35,7 +35,10 @@ CHAT_TEMPLATE = (
 
 
 def modernvbert(config: HFConfig) -> Architecture:
-    text, vision = config.part("text_config", **SIZES), config.part("vision_config", **VISION)
+    text, vision = (
+        config.sub_config("text_config", **TEXT_DEFAULTS),
+        config.sub_config("vision_config", **VISION_DEFAULTS),
+    )
     if "embed_dim" in vision:  # as the tower's size was called at first
         vision = HFConfig({**vision.values, "hidden_size": vision.embed_dim}, vision.source)
     # the rows that were added for images once lay in a table of their own
@@ -46,28 +49,28 @@ def modernvbert(config: HFConfig) -> Architecture:
     size = base.backbone.hidden_size
     return replace(
         base,
-        also=({**base.weights, "embed.tokens": [TOKENS, f"{TOKENS}.additional_embedding"]},),
-        prefixes=TEXT,
-        unused=("*vision_model.head.*", "*lm_head.*", "*projection_head.*", "*additional_fc.*"),
+        alternative_weights=({**base.weights, "embed.tokens": [TOKEN_TABLE, f"{TOKEN_TABLE}.additional_embedding"]},),
+        prefixes=TEXT_PREFIXES,
+        unused_weights=("*vision_model.head.*", "*lm_head.*", "*projection_head.*", "*additional_fc.*"),
         sequence_head=None,
         token_head=None,
         masked_head=None,
-        vision=Vision(
-            tower=lambda: ProjectedTower(siglip_encoder(vision), size, bias=False, block=factor),
-            weights=_seeing("vision_model.", "connector.modality_projection"),
-            also=(
-                _seeing("vision_model.vision_model.", "connector.modality_projection"),
-                _seeing("vision_model.", "connector.modality_projection.proj"),
+        vision=VisionSpec(
+            make_tower=lambda: ProjectedTower(siglip_encoder(vision), size, bias=False, merge_size=factor),
+            weights=_vision_weights("vision_model.", "connector.modality_projection"),
+            alternative_weights=(
+                _vision_weights("vision_model.vision_model.", "connector.modality_projection"),
+                _vision_weights("vision_model.", "connector.modality_projection.proj"),
             ),
             num_layers=vision.num_hidden_layers,
-            prefixes=WHOLE,
-            images=ImageSpec(
-                reader="idefics3",
-                mark=MARK,
-                joint="",
+            prefixes=MODEL_PREFIXES,
+            image_spec=ImageSpec(
+                processor="idefics3",
+                placeholder_token=IMAGE_TOKEN,
+                separator="",
                 image_token_id=config.get("image_token_id", 50407),
                 patch_size=vision.patch_size,
-                merge=factor,
+                merge_size=factor,
                 chat_template=CHAT_TEMPLATE,
                 options={"image_size": vision.image_size},
             ),
@@ -77,9 +80,9 @@ def modernvbert(config: HFConfig) -> Architecture:
 
 def colmodernvbert(config: HFConfig) -> Architecture:
     names = ("embedding_proj_layer", "custom_text_proj", "model.custom_text_proj")
-    projection = Projection(weights=names[:1], also=tuple((name,) for name in names[1:]))
+    projection = StoredProjection(weights=names[:1], alternative_weights=tuple((name,) for name in names[1:]))
     return replace(modernvbert(config), projection=projection)
 
 
-def _seeing(tower: str, connector: str) -> WeightTable:
+def _vision_weights(tower: str, connector: str) -> WeightTable:
     return {**siglip_weights(theirs=tower), "projection": connector}

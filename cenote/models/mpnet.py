@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.layers.spec import BiasSpec
+from cenote.layers.spec import RelativeBiasSpec
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.bert import roberta
 
@@ -16,7 +16,9 @@ def mpnet(config: HFConfig) -> Architecture:
         backbone=replace(
             base.backbone,
             position_offset=2,  # whatever the padding id is
-            bias=BiasSpec(num_buckets=config.get("relative_attention_num_buckets", 32), max_distance=128),
+            relative_bias=RelativeBiasSpec(
+                num_buckets=config.get("relative_attention_num_buckets", 32), max_distance=128
+            ),
         ),
         weights={
             "embed.tokens": "embeddings.word_embeddings",

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.errors import LoadError
-from cenote.layers.backbone import Seen, Tower
+from cenote.layers.backbone import VisionFeatures, VisionTower
 from cenote.layers.norm import LayerNorm
-from cenote.layers.tiled_vision import Projector, merged
-from cenote.layers.vision import grids_of, tower_batch
+from cenote.layers.tiled_vision import VisionProjector, merge_patches
+from cenote.layers.vision import pack_patches, patch_grids
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.llama import bidirectional_llama
-from cenote.models.siglip import VISION, siglip_encoder, siglip_weights
-from cenote.models.vision_spec import ImageSpec, Vision
+from cenote.models.siglip import VISION_DEFAULTS, siglip_encoder, siglip_weights
+from cenote.models.vision_spec import ImageSpec, VisionSpec
 from cenote.models.weight_table import WeightTable
 from cenote.packed_batch import PackedImages
 
@@ -28,27 +28,27 @@ CHAT_TEMPLATE = (
 
 
 def nemotron_vl(config: HFConfig) -> Architecture:
-    text, vision = bidirectional_llama(config), config.part("vision_config", **VISION)
-    _check(config, vision)
+    text, vision = bidirectional_llama(config), config.sub_config("vision_config", **VISION_DEFAULTS)
+    _check_config(config, vision)
     side = config.get("force_image_size", vision.image_size)
     block = round(1 / config.get("downsample_ratio", 0.5))
     return replace(
         text,
         prefixes=("language_model.", "model.language_model.", "language_model.model."),
-        unused=(*text.unused, "*vision_model.head.*"),
+        unused_weights=(*text.unused_weights, "*vision_model.head.*"),
         score_template="nemotron_vl_rerank",
-        vision=Vision(
-            tower=lambda: NemotronTower(vision, text.backbone.hidden_size, block),
-            weights=_weights("vision_model.vision_model."),
-            also=(_weights("vision_model."),),
+        vision=VisionSpec(
+            make_tower=lambda: NemotronVisionTower(vision, text.backbone.hidden_size, block),
+            weights=_vision_weights("vision_model.vision_model."),
+            alternative_weights=(_vision_weights("vision_model."),),
             prefixes=("", "model."),
             num_layers=vision.num_hidden_layers,
-            images=ImageSpec(
-                reader="nemotron",
-                mark="<image>",
-                token="<IMG_CONTEXT>",
+            image_spec=ImageSpec(
+                processor="nemotron",
+                placeholder_token="<image>",
+                prompt_token="<IMG_CONTEXT>",
                 patch_size=vision.patch_size,
-                merge=block,
+                merge_size=block,
                 options={
                     "image_size": side,
                     "min_dynamic_patch": config.get("min_dynamic_patch", 1),
@@ -57,30 +57,30 @@ def nemotron_vl(config: HFConfig) -> Architecture:
                     "use_thumbnail": config.get("use_thumbnail", True),
                 },
                 chat_template=CHAT_TEMPLATE,
-                template_first=True,
+                overrides_chat_template=True,
             ),
         ),
     )
 
 
-class NemotronTower(Tower):
+class NemotronVisionTower(VisionTower):
     """Tiles through SigLIP, squares of patches as one row each."""
 
-    def __init__(self, vision: HFConfig, size: int, block: int) -> None:
+    def __init__(self, vision: HFConfig, out_size: int, merge_size: int) -> None:
         super().__init__()
-        width = vision.hidden_size * block**2
-        self.block = block
+        width = vision.hidden_size * merge_size**2
+        self.merge_size = merge_size
         self.encoder = siglip_encoder(vision)
         self.norm = LayerNorm(width, 1e-5)
-        self.projector = Projector(width, size)
+        self.projector = VisionProjector(width, out_size)
 
-    def forward(self, images: PackedImages) -> Seen:
-        grids = grids_of(images)
-        states = self.encoder(tower_batch(images.patches, [rows * columns for rows, columns in grids]))
-        return Seen(self.projector(self.norm(merged(states, grids[0], self.block))))
+    def forward(self, images: PackedImages) -> VisionFeatures:
+        grids = patch_grids(images)
+        states = self.encoder(pack_patches(images.patches, [rows * columns for rows, columns in grids]))
+        return VisionFeatures(self.projector(self.norm(merge_patches(states, grids[0], self.merge_size))))
 
 
-def _weights(theirs: str) -> WeightTable:
+def _vision_weights(theirs: str) -> WeightTable:
     return {
         **siglip_weights(theirs=theirs),
         "norm": "mlp1.0",
@@ -89,7 +89,7 @@ def _weights(theirs: str) -> WeightTable:
     }
 
 
-def _check(config: HFConfig, vision: HFConfig) -> None:
+def _check_config(config: HFConfig, vision: HFConfig) -> None:
     """The chat models of the same family have another tower."""
     kind, side = vision.get("model_type", "siglip_vision_model"), config.get("force_image_size", vision.image_size)
     for name, found, known in (

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 from torch import nn
 
-from cenote.layers.backbone import plain_mlp
-from cenote.layers.moe import ExpertsSpec, MixtureOfExperts
+from cenote.layers.backbone import build_mlp
+from cenote.layers.moe import MixtureOfExperts, MoESpec
 from cenote.layers.spec import BackboneSpec, RopeSpec
-from cenote.models.architecture import Architecture, Head, HFConfig, rope
-from cenote.models.bert import bert, masked_head
-from cenote.models.gte import GATED_NAMES
-from cenote.models.jina_v3 import FLASH_NAMES, with_rotary
-from cenote.models.weight_table import Made, WeightTable
+from cenote.models.architecture import Architecture, Head, HFConfig, rope_from_config
+from cenote.models.bert import bert, make_masked_head, with_rotary
+from cenote.models.checkpoint_names import FLASH_NAMES
+from cenote.models.gte import GATED_MLP_NAMES
+from cenote.models.weight_table import DerivedWeight, WeightTable
 
 # its own config.json speaks as GPT-2 does
-OWN_KEYS = {
+CONFIG_KEYS = {
     "n_embd": "hidden_size",
     "n_inner": "intermediate_size",
     "n_layer": "num_hidden_layers",
@@ -24,23 +24,25 @@ OWN_KEYS = {
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
 }
-GATES = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
+GATE_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}
 
 
 def nomic_bert(config: HFConfig) -> Architecture:
-    own = {new: config.values[key] for key, new in OWN_KEYS.items() if key in config and new not in config}
+    own = {new: config.values[key] for key, new in CONFIG_KEYS.items() if key in config and new not in config}
     name = config.get("activation_function", "swiglu")
-    own["hidden_act"] = GATES.get(name, name) if "activation_function" in config else config.get("hidden_act", "silu")
+    own["hidden_act"] = (
+        GATE_ACTIVATIONS.get(name, name) if "activation_function" in config else config.get("hidden_act", "silu")
+    )
     config = HFConfig({**config.values, **own}, config.source)
-    base = with_rotary(bert(config), config, turns(config))
+    base = with_rotary(bert(config), config, rope_spec(config))
     every, experts = config.get("moe_every_n_layers", 0), config.get("num_experts", 0)
 
     def mlp(spec: BackboneSpec, layer: int) -> nn.Module:
         if not every or layer % every != 1:
-            return plain_mlp(spec, layer)
+            return build_mlp(spec, layer)
         size, top_k = spec.intermediate_size, config.moe_top_k
         return MixtureOfExperts(
-            spec, ExpertsSpec(num_experts=experts, top_k=top_k, intermediate_size=size, gated=False, out_bias=True)
+            spec, MoESpec(num_experts=experts, top_k=top_k, intermediate_size=size, is_gated=False, out_bias=True)
         )
 
     return replace(
@@ -50,19 +52,19 @@ def nomic_bert(config: HFConfig) -> Architecture:
             qkv_bias=config.get("qkv_proj_bias", False),
             out_bias=config.get("qkv_proj_bias", False),
             mlp_bias=config.get("mlp_fc1_bias", False),
-            gated=name in GATES,
+            is_gated_mlp=name in GATE_ACTIVATIONS,
         ),
-        weights=GATED_NAMES,
-        also=(own_names(gated=name in GATES, num_experts=experts),),
+        weights=GATED_MLP_NAMES,
+        alternative_weights=(published_names(gated=name in GATE_ACTIVATIONS, num_experts=experts),),
         prefixes=("nomic_bert.", "bert.", "model.", ""),
-        masked_head=vocabulary(base.backbone, bias=config.get("mlp_fc1_bias", True)),
-        mlp=mlp,
+        masked_head=make_vocabulary_head(base.backbone, bias=config.get("mlp_fc1_bias", True)),
+        make_mlp=mlp,
     )
 
 
-def turns(config: HFConfig) -> RopeSpec:
+def rope_spec(config: HFConfig) -> RopeSpec:
     """Scaled for the longest input allowed where the rope type is dynamic; by nomic's own key, only what is longer."""
-    spec = rope(config, theta=1000.0)
+    spec = rope_from_config(config, theta=1000.0)
     scaling = dict(spec.scaling or {})
     trained = config.get("max_trained_positions") or config.max_position_embeddings
     if (scaling.get("rope_type") or scaling.get("type")) == "dynamic":
@@ -72,21 +74,25 @@ def turns(config: HFConfig) -> RopeSpec:
     return replace(spec, scaling=scaling)
 
 
-def own_names(*, gated: bool, num_experts: int) -> WeightTable:
+def published_names(*, gated: bool, num_experts: int) -> WeightTable:
     layer = "encoder.layers.*.mlp"
     return {
         **{ours: name.replace(".mixer.", ".attn.") for ours, name in FLASH_NAMES.items()},
         "layers.*.mlp.up": [f"{layer}.fc12", f"{layer}.fc11"] if gated else f"{layer}.fc1",
         "layers.*.mlp.router": f"{layer}.router.layer",
-        "layers.*.mlp.experts.up": Made((f"{layer}.experts.mlp.w1",), lambda w: w.unflatten(0, (num_experts, -1))),
-        "layers.*.mlp.experts.down": Made((f"{layer}.experts.mlp.w2",), lambda w: w.unflatten(0, (num_experts, -1)).mT),
+        "layers.*.mlp.experts.up": DerivedWeight(
+            (f"{layer}.experts.mlp.w1",), lambda w: w.unflatten(0, (num_experts, -1))
+        ),
+        "layers.*.mlp.experts.down": DerivedWeight(
+            (f"{layer}.experts.mlp.w2",), lambda w: w.unflatten(0, (num_experts, -1)).mT
+        ),
         "layers.*.mlp.bias": f"{layer}.experts.bias",
     }
 
 
-def vocabulary(spec: BackboneSpec, *, bias: bool) -> Head:
+def make_vocabulary_head(spec: BackboneSpec, *, bias: bool) -> Head:
     transform = "cls.predictions.transform"
-    head = masked_head(
+    head = make_masked_head(
         f"{transform}.dense",
         f"{transform}.layer_norm",
         "cls.predictions.decoder",
@@ -98,8 +104,11 @@ def vocabulary(spec: BackboneSpec, *, bias: bool) -> Head:
         return head
     tables = [
         {ours: name for ours, name in table.items() if ours != "head.classifier.bias"}
-        for table in (head.weights, *head.also)
+        for table in (head.weights, *head.alternative_weights)
     ]
     return replace(
-        head, spec=replace(head.spec, dense_bias=False, bias=False), weights=tables[0], also=tuple(tables[1:])
+        head,
+        spec=replace(head.spec, dense_bias=False, bias=False),
+        weights=tables[0],
+        alternative_weights=tuple(tables[1:]),
     )

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from cenote.layers.attention import Attention
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, rope
-from cenote.models.llama import llama, local_rope, one_in
+from cenote.models.architecture import Architecture, HFConfig, rope_from_config
+from cenote.models.llama import llama, local_layer_pattern, local_rope_from_config
 
 
 class ClippedAttention(Attention):
@@ -34,12 +34,12 @@ def olmo(config: HFConfig) -> Architecture:
         base,
         backbone=replace(base.backbone, norm="layer", norm_affine=False, norm_eps=1e-5),
         weights={ours: theirs for ours, theirs in base.weights.items() if "norm" not in ours},
-        mixer=mixer,
+        make_mixer=mixer,
     )
 
 
 def olmo2(config: HFConfig) -> Architecture:
-    base = llama(config.otherwise(rms_norm_eps=1e-5))
+    base = llama(config.with_defaults(rms_norm_eps=1e-5))
     weights = {
         **base.weights,
         "layers.*.mixer.query_norm": "layers.*.self_attn.q_norm",
@@ -53,12 +53,12 @@ def olmo2(config: HFConfig) -> Architecture:
 
 def olmo3(config: HFConfig) -> Architecture:
     """OLMo 2 of which three layers in four see a window, and only the fourth has stretched positions."""
-    config = config.otherwise(sliding_window=4096)
+    config = config.with_defaults(sliding_window=4096)
     base = olmo2(config)
     spec = replace(
         base.backbone,
-        rope=rope(config, theta=5e5),
-        local_rope=local_rope(config, config.get("rope_theta", 5e5)),
-        local_layers=one_in(4, config),
+        rope=rope_from_config(config, theta=5e5),
+        local_rope=local_rope_from_config(config, config.get("rope_theta", 5e5)),
+        local_layers=local_layer_pattern(4, config),
     )
     return replace(base, backbone=spec)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cenote.models.architecture import Architecture, HFConfig, rope
+from cenote.models.architecture import Architecture, HFConfig, rope_from_config
 from cenote.models.llama import mistral
 
 
 def phi3(config: HFConfig) -> Architecture:
-    config = config.otherwise(sliding_window=None, num_key_value_heads=None, rms_norm_eps=1e-5)
-    base, turns = mistral(config), rope(config)
+    config = config.with_defaults(sliding_window=None, num_key_value_heads=None, rms_norm_eps=1e-5)
+    base, turns = mistral(config), rope_from_config(config)
     scaling = turns.scaling or {}
     if (scaling.get("rope_type") or scaling.get("type")) == "yarn":  # so its first configs call what it has instead
         turns = replace(turns, scaling={**scaling, "rope_type": "longrope"})

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from cenote.errors import LoadError
-from cenote.layers.backbone import Seen, Tower
-from cenote.layers.tiled_vision import Projector, arranged, merged, patch_states
-from cenote.layers.vision import grids_of
+from cenote.layers.backbone import VisionFeatures, VisionTower
+from cenote.layers.tiled_vision import VisionProjector, arrange_rows, encode_patches, merge_patches
+from cenote.layers.vision import patch_grids
 from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.clip import VISION, clip_encoder, clip_weights
-from cenote.models.llava_next import above, num_layers
+from cenote.models.clip import VISION_DEFAULTS, clip_encoder, clip_weights
+from cenote.models.llava_next import num_vision_layers, unused_layers_above
 from cenote.models.phi3 import phi3
-from cenote.models.vision_spec import ImageSpec, Vision
-from cenote.models.weight_table import Made
+from cenote.models.vision_spec import ImageSpec, VisionSpec
+from cenote.models.weight_table import DerivedWeight
 from cenote.packed_batch import PackedImages
 
 # CLIP ViT-L/14 of 336 pixels, which config.json names without its sizes
-CLIP_LARGE = VISION | {
+CLIP_LARGE_DEFAULTS = VISION_DEFAULTS | {
     "hidden_size": 1024,
     "intermediate_size": 4096,
     "num_hidden_layers": 24,
@@ -30,7 +30,7 @@ CLIP_LARGE = VISION | {
     "layer_idx": -2,
     "type_feature": "patch",
 }
-BLOCK = 2  # so many patches on each side become one token
+MERGE_SIZE = 2  # so many patches on each side become one token
 # of VLM2Vec: what is said and shown, in its order
 CHAT_TEMPLATE = (
     "{% if messages | length != 1 %}"
@@ -41,54 +41,59 @@ CHAT_TEMPLATE = (
 
 
 def phi3v(config: HFConfig) -> Architecture:
-    text, vision = phi3(config), config.part("img_processor", **CLIP_LARGE)
-    _check(config, vision)
-    depth, before = num_layers(vision.layer_idx, vision), "img_processor.vision_model."
+    text, vision = phi3(config), config.sub_config("img_processor", **CLIP_LARGE_DEFAULTS)
+    _check_config(config, vision)
+    depth, before = num_vision_layers(vision.layer_idx, vision), "img_processor.vision_model."
     return replace(
         text,
-        also=({**text.weights, "embed.tokens": "vision_embed_tokens.wte"},),
-        unused=(*text.unused, "embed_tokens.*", "*.wte.*", *above(depth, vision, f"*{before}")),
-        vision=Vision(
-            tower=lambda: Phi3VTower(vision, text.backbone.hidden_size, depth),
+        alternative_weights=({**text.weights, "embed.tokens": "vision_embed_tokens.wte"},),
+        unused_weights=(
+            *text.unused_weights,
+            "embed_tokens.*",
+            "*.wte.*",
+            *unused_layers_above(depth, vision, f"*{before}"),
+        ),
+        vision=VisionSpec(
+            make_tower=lambda: Phi3VisionTower(vision, text.backbone.hidden_size, depth),
             weights={
                 **clip_weights(theirs=before, final_norm=False),
-                "between": Made(("sub_GN", "glb_GN"), _stacked),
+                "between": DerivedWeight(("sub_GN", "glb_GN"), _stack),
                 "projector.up": "img_projection.0",
                 "projector.down": "img_projection.2",
             },
             prefixes=("model.vision_embed_tokens.",),
             num_layers=depth,
-            images=ImageSpec(
-                reader="phi3v",
-                mark="<|image|>",
+            image_spec=ImageSpec(
+                processor="phi3v",
+                placeholder_token="<|image|>",
                 patch_size=vision.patch_size,
-                merge=BLOCK,
+                merge_size=MERGE_SIZE,
                 options={"image_size": vision.image_size, "num_crops": 1, "first_token": "<s>"},
                 chat_template=CHAT_TEMPLATE,
-                template_first=True,
+                overrides_chat_template=True,
             ),
         ),
     )
 
 
-class Phi3VTower(Tower):
-    def __init__(self, vision: HFConfig, size: int, depth: int) -> None:
+class Phi3VisionTower(VisionTower):
+    def __init__(self, vision: HFConfig, out_size: int, num_layers: int) -> None:
         super().__init__()
-        width = vision.hidden_size * BLOCK**2
-        self.encoder = clip_encoder(vision, num_layers=depth, final_norm=False)
+        width = vision.hidden_size * MERGE_SIZE**2
+        self.encoder = clip_encoder(vision, num_layers=num_layers, final_norm=False)
         self.between = nn.Parameter(torch.empty(2, width))  # behind every line, and between the tiles and the whole
-        self.projector = Projector(width, size)
+        self.projector = VisionProjector(width, out_size)
 
-    def forward(self, images: PackedImages) -> Seen:
-        squares = merged(patch_states(self.encoder, images), grids_of(images)[0], BLOCK)
-        return Seen(self.projector(arranged(squares, self.between, images, BLOCK)))
+    def forward(self, images: PackedImages) -> VisionFeatures:
+        squares = merge_patches(encode_patches(self.encoder, images), patch_grids(images)[0], MERGE_SIZE)
+        return VisionFeatures(self.projector(arrange_rows(squares, self.between, images, MERGE_SIZE)))
 
 
-def _stacked(*stored: Tensor) -> Tensor:
+def _stack(*stored: Tensor) -> Tensor:
     return torch.stack([each.flatten() for each in stored])
 
 
-def _check(config: HFConfig, vision: HFConfig) -> None:
+def _check_config(config: HFConfig, vision: HFConfig) -> None:
     layer = config.get("embd_layer", {})
     for name, found, known in (
         ("img_processor.type_feature", vision.type_feature, "patch"),

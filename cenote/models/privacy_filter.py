@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from cenote.layers.attention import Attention
-from cenote.layers.moe import Experts, ExpertsSpec, MixtureOfExperts
+from cenote.layers.moe import Experts, MixtureOfExperts, MoESpec
 from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, linear_head, rope
+from cenote.models.architecture import Architecture, HFConfig, make_linear_head, rope_from_config
 from cenote.models.llama import llama
-from cenote.models.weight_table import Made
+from cenote.models.weight_table import DerivedWeight
 
-TURNS = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+ROPE_DEFAULTS = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 
 
 class ClampedExperts(Experts):
     """Gates and what they let through stay within limits."""
 
-    def __init__(self, spec: ExpertsSpec, hidden_size: int, activation: str, *, alpha: float, limit: float) -> None:
+    def __init__(self, spec: MoESpec, hidden_size: int, activation: str, *, alpha: float, limit: float) -> None:
         super().__init__(spec, hidden_size, activation)
         self.alpha, self.limit = alpha, limit
 
@@ -32,16 +32,16 @@ class ClampedExperts(Experts):
 
 
 def privacy_filter(config: HFConfig) -> Architecture:
-    config = config.otherwise(num_key_value_heads=2, head_dim=64, sliding_window=128, num_experts_per_tok=4)
+    config = config.with_defaults(num_key_value_heads=2, head_dim=64, sliding_window=128, num_experts_per_tok=4)
     base = llama(config)
     bias = config.get("attention_bias", True)
-    experts = ExpertsSpec(
+    experts = MoESpec(
         num_experts=config.num_local_experts,
         top_k=config.num_experts_per_tok,
         intermediate_size=config.intermediate_size,
         bias=True,
         router_bias=True,
-        renormalise=True,
+        norm_topk_prob=True,
     )
     clamped = partial(ClampedExperts, alpha=config.get("swiglu_alpha", 1.702), limit=config.get("swiglu_limit", 7.0))
     place = "layers.*.mlp.experts"
@@ -50,7 +50,7 @@ def privacy_filter(config: HFConfig) -> Architecture:
         backbone=replace(
             base.backbone,
             causal=False,
-            rope=replace(rope(config, theta=150000.0, unwritten=TURNS), interleaved=True),
+            rope=replace(rope_from_config(config, theta=150000.0, defaults=ROPE_DEFAULTS), interleaved=True),
             local_layers=(True,) * config.num_hidden_layers,
             window=config.sliding_window,
             qkv_bias=bias,
@@ -61,23 +61,23 @@ def privacy_filter(config: HFConfig) -> Architecture:
             **{name: at for name, at in base.weights.items() if not name.startswith("layers.*.mlp.")},
             "layers.*.mixer.sinks": "layers.*.self_attn.sinks",
             "layers.*.mlp.router": "layers.*.mlp.router",
-            "layers.*.mlp.experts.up": Made((f"{place}.gate_up_proj",), _turned),
+            "layers.*.mlp.experts.up": DerivedWeight((f"{place}.gate_up_proj",), _transpose),
             "layers.*.mlp.experts.up_bias": f"{place}.gate_up_proj_bias",
-            "layers.*.mlp.experts.down": Made((f"{place}.down_proj",), _turned),
+            "layers.*.mlp.experts.down": DerivedWeight((f"{place}.down_proj",), _transpose),
             "layers.*.mlp.experts.down_bias": f"{place}.down_proj_bias",
         },
-        mixer=_with_sinks,
-        mlp=lambda spec, layer: MixtureOfExperts(spec, experts, clamped),
+        make_mixer=_attention_with_sinks,
+        make_mlp=lambda spec, layer: MixtureOfExperts(spec, experts, clamped),
         sequence_head=None,
-        token_head=linear_head("score"),
+        token_head=make_linear_head("score"),
     )
 
 
-def _with_sinks(spec: BackboneSpec, layer: int) -> nn.Module:
+def _attention_with_sinks(spec: BackboneSpec, layer: int) -> nn.Module:
     attention = Attention(spec, layer)
     attention.sinks = nn.Parameter(torch.empty(spec.num_heads))
     return attention
 
 
-def _turned(stored: Tensor) -> Tensor:
+def _transpose(stored: Tensor) -> Tensor:
     return stored.transpose(1, 2)

@@ -5,48 +5,50 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.layers.spec import HeadSpec
-from cenote.models.architecture import Architecture, Head, HFConfig, Projection
+from cenote.models.architecture import Architecture, Head, HFConfig, StoredProjection
 from cenote.models.llama import bidirectional, llama
 
-STEP_TAG = 151651  # <extra_0>, which ends a step of a solution
+STEP_TAG_ID = 151651  # <extra_0>, which ends a step of a solution
 
 
 def qwen2(config: HFConfig) -> Architecture:
     """Llama with biases on queries, keys and values."""
-    base = llama(config.otherwise(sliding_window=4096))
+    base = llama(config.with_defaults(sliding_window=4096))
     return replace(base, backbone=replace(base.backbone, qkv_bias=True, out_bias=False))
 
 
 def qwen3(config: HFConfig) -> Architecture:
     """Llama with normed query and key heads."""
-    base = llama(config.otherwise(sliding_window=4096, head_dim=128))
+    base = llama(config.with_defaults(sliding_window=4096, head_dim=128))
     norms = {f"layers.*.mixer.{x}_norm": f"layers.*.self_attn.{x[0]}_norm" for x in ("query", "key")}
     return replace(base, backbone=replace(base.backbone, qk_norm="head"), weights={**base.weights, **norms})
 
 
 def voyage(config: HFConfig) -> Architecture:
-    return replace(bidirectional(qwen3(config)), projection=Projection(weights=("linear",)))
+    return replace(bidirectional(qwen3(config)), projection=StoredProjection(weights=("linear",)))
 
 
 def jina_ranking(config: HFConfig) -> Architecture:
     """Qwen3 that reads all documents and the query at once, and gives each a short vector."""
-    return replace(qwen3(config), projection=Projection(weights=("projector.0", "projector.2"), activation="relu"))
+    return replace(
+        qwen3(config), projection=StoredProjection(weights=("projector.0", "projector.2"), activation="relu")
+    )
 
 
 def qwen2_reward(config: HFConfig) -> Architecture:
     """A reward for every token; that of the last one judges the whole."""
-    return _judged(config, HeadSpec(num_labels=1), activates=False)
+    return _with_reward_head(config, HeadSpec(num_labels=1), applies_activation=False)
 
 
 def qwen2_process_reward(config: HFConfig) -> Architecture:
     """Wrong or right, for every step of a solution."""
-    return _judged(config, HeadSpec(num_labels=2, step_tag_id=STEP_TAG), activates=True)
+    return _with_reward_head(config, HeadSpec(num_labels=2, step_tag_id=STEP_TAG_ID), applies_activation=True)
 
 
-def _judged(config: HFConfig, spec: HeadSpec, *, activates: bool) -> Architecture:
+def _with_reward_head(config: HFConfig, spec: HeadSpec, *, applies_activation: bool) -> Architecture:
     head = Head(
-        spec=replace(spec, dense=True, dense_activation="relu", whole_per_token=True),
+        spec=replace(spec, has_dense=True, dense_activation="relu", full_head_per_token=True),
         weights={"head.dense": "score.0", "head.classifier": "score.2"},
-        activates=activates,
+        applies_activation=applies_activation,
     )
     return replace(qwen2(config), reward_head=head)

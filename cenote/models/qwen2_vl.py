@@ -5,31 +5,38 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.errors import LoadError
-from cenote.layers.backbone import Backbone, Seen, Tower
+from cenote.layers.backbone import Backbone, VisionFeatures, VisionTower
 from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
-from cenote.layers.vision import Merger, PatchEmbedding, as_still_patches, grids_of, places_on, tower_batch
-from cenote.models.architecture import Architecture, Head, HFConfig, Projection
+from cenote.layers.vision import (
+    PatchEmbedding,
+    PatchMerger,
+    conv3d_to_linear,
+    pack_patches,
+    patch_grids,
+    patch_positions,
+)
+from cenote.models.architecture import Architecture, Head, HFConfig, StoredProjection
 from cenote.models.qwen import qwen2
-from cenote.models.vision_spec import ImageSpec, Vision
-from cenote.models.weight_table import Made, WeightTable
+from cenote.models.vision_spec import ImageSpec, VisionSpec
+from cenote.models.weight_table import DerivedWeight, WeightTable
 from cenote.packed_batch import PackedImages
 
 # where the two halves stand today, where they stood at first, and both inside a model that has more than them
-PLACES = ("model.language_model.", "language_model.", "model.")
-TEXT = (*PLACES, "", *(f"vlm.{place}" for place in PLACES))
-VISUAL = ("visual.", "model.visual.", "vlm.visual.", "vlm.model.visual.")
+BASE_TEXT_PREFIXES = ("model.language_model.", "language_model.", "model.")
+TEXT_PREFIXES = (*BASE_TEXT_PREFIXES, "", *(f"vlm.{place}" for place in BASE_TEXT_PREFIXES))
+VISION_PREFIXES = ("visual.", "model.visual.", "vlm.visual.", "vlm.model.visual.")
 # patches on one side: more than the longest text has room for, of an image 200 times as long as it is wide
-MAX_SIDE = 16384
+MAX_PATCHES_PER_SIDE = 16384
 NORM_EPS = 1e-6
-JINA_MEAN = 2.65  # of the logits of jina-reranker-m0
-JINA_ENDING = 100  # the token that its score is read off
+JINA_LOGIT_MEAN = 2.65  # of the logits of jina-reranker-m0
+JINA_SCORE_TOKEN_ID = 100  # the token that its score is read off
 
 # of towers, where config.json leaves them out
-PATCHES = {"in_channels": 3, "patch_size": 14, "spatial_merge_size": 2}
+PATCH_DEFAULTS = {"in_channels": 3, "patch_size": 14, "spatial_merge_size": 2}
 
 # what towers of this kind have in common; the norm before the merger is the last of the blocks
-BLOCKS: WeightTable = {
-    "blocks.embed.patches.weight": Made(("patch_embed.proj.weight",), as_still_patches),
+TOWER_WEIGHTS: WeightTable = {
+    "blocks.embed.patches.weight": DerivedWeight(("patch_embed.proj.weight",), conv3d_to_linear),
     "blocks.layers.*.mixer_norm": "blocks.*.norm1",
     "blocks.layers.*.mixer.qkv": "blocks.*.attn.qkv",
     "blocks.layers.*.mixer.out": "blocks.*.attn.proj",
@@ -40,33 +47,33 @@ BLOCKS: WeightTable = {
 }
 
 
-class QwenTower(Tower):
+class QwenVisionTower(VisionTower):
     """Every patch of an image sees all others of it."""
 
-    def __init__(self, spec: BackboneSpec, numbers: int, merge: int, out_size: int) -> None:
+    def __init__(self, spec: BackboneSpec, patch_dim: int, merge_size: int, out_size: int) -> None:
         super().__init__()
-        self.merge = merge
-        self.blocks = Backbone(spec, lambda spec: PatchEmbedding(spec, numbers, bias=False))
-        self.merger = Merger(spec.hidden_size, merge, out_size)
+        self.merge_size = merge_size
+        self.blocks = Backbone(spec, lambda spec: PatchEmbedding(spec, patch_dim, bias=False))
+        self.merger = PatchMerger(spec.hidden_size, merge_size, out_size)
 
-    def forward(self, images: PackedImages) -> Seen:
-        grids = grids_of(images)
-        places = places_on(grids, self.merge).to(images.patches.device)
-        batch = tower_batch(images.patches, [rows * columns for rows, columns in grids], places)
-        return Seen(self.merger(self.blocks(batch)))
+    def forward(self, images: PackedImages) -> VisionFeatures:
+        grids = patch_grids(images)
+        places = patch_positions(grids, self.merge_size).to(images.patches.device)
+        batch = pack_patches(images.patches, [rows * columns for rows, columns in grids], places)
+        return VisionFeatures(self.merger(self.blocks(batch)))
 
 
 def qwen2_vl(config: HFConfig) -> Architecture:
-    vision = config.part("vision_config", depth=32, embed_dim=1280, hidden_size=3584, mlp_ratio=4, num_heads=16)
-    vision = vision.otherwise(**PATCHES)
+    vision = config.sub_config("vision_config", depth=32, embed_dim=1280, hidden_size=3584, mlp_ratio=4, num_heads=16)
+    vision = vision.with_defaults(**PATCH_DEFAULTS)
     spec = BackboneSpec(
         vocab_size=1,
         hidden_size=vision.embed_dim,
         intermediate_size=int(vision.embed_dim * vision.mlp_ratio),
         num_layers=vision.depth,
         num_heads=vision.num_heads,
-        max_positions=MAX_SIDE,
-        rope=rope_of_patches(vision, vision.embed_dim),
+        max_positions=MAX_PATCHES_PER_SIDE,
+        rope=patch_rope_spec(vision, vision.embed_dim),
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
@@ -75,13 +82,13 @@ def qwen2_vl(config: HFConfig) -> Architecture:
     )
     mlp: WeightTable = {"blocks.layers.*.mlp.up": "blocks.*.mlp.fc1", "blocks.layers.*.mlp.down": "blocks.*.mlp.fc2"}
     return replace(
-        text_half(config),
-        vision=Vision(
-            tower=lambda: QwenTower(spec, numbers(vision), vision.spatial_merge_size, vision.hidden_size),
-            weights={**BLOCKS, **mlp},
+        text_architecture(config),
+        vision=VisionSpec(
+            make_tower=lambda: QwenVisionTower(spec, patch_dim(vision), vision.spatial_merge_size, vision.hidden_size),
+            weights={**TOWER_WEIGHTS, **mlp},
             num_layers=spec.num_layers,
-            images=images_of(config, vision),
-            prefixes=VISUAL,
+            image_spec=image_spec(config, vision),
+            prefixes=VISION_PREFIXES,
         ),
     )
 
@@ -93,56 +100,58 @@ def jina_vl(config: HFConfig) -> Architecture:
     return replace(
         base,
         sequence_head=Head(
-            spec=HeadSpec(num_labels=1, dense=True, dense_activation="relu", whole_per_token=True),
+            spec=HeadSpec(num_labels=1, has_dense=True, dense_activation="relu", full_head_per_token=True),
             weights={"head.dense": "score.0", "head.classifier": "score.2"},
-            logit_mean=config.get("logit_mean", JINA_MEAN),
+            logit_mean=config.get("logit_mean", JINA_LOGIT_MEAN),
         ),
         token_head=None,
         score_template="jina_reranker_m0",
-        pair_ending=(JINA_ENDING,),
-        vision=replace(base.vision, images=replace(base.vision.images, document_first=True)),
+        pair_suffix_ids=(JINA_SCORE_TOKEN_ID,),
+        vision=replace(base.vision, image_spec=replace(base.vision.image_spec, is_document_first=True)),
     )
 
 
 def colqwen2(config: HFConfig) -> Architecture:
     """A short vector for every token, of text and of images."""
-    return replace(qwen2_vl(config), projection=Projection(weights=("embedding_proj_layer",)))
+    return replace(qwen2_vl(config), projection=StoredProjection(weights=("embedding_proj_layer",)))
 
 
-def text_half(config: HFConfig) -> Architecture:
+def text_architecture(config: HFConfig) -> Architecture:
     """Qwen2 whose positions are a time, a row and a column: three times the same number wherever there is text."""
-    base = qwen2(config.otherwise(rope_theta=1e6, rms_norm_eps=1e-5, num_key_value_heads=8, max_window_layers=80))
+    base = qwen2(config.with_defaults(rope_theta=1e6, rms_norm_eps=1e-5, num_key_value_heads=8, max_window_layers=80))
     turning = base.backbone.rope
     assert turning is not None
     sections = (turning.scaling or {}).get("mrope_section") or (16, 24, 24)
     axes = tuple(place % 3 for place, count in enumerate(sections) for _ in range(count))
-    if 2 * len(axes) != base.backbone.size_per_head:
+    if 2 * len(axes) != base.backbone.head_size:
         raise LoadError(
             f"{config.source}: mrope_section is {list(sections)}, which are {len(axes)} pairs of dimensions; "
-            f"a head has {base.backbone.size_per_head // 2}"
+            f"a head has {base.backbone.head_size // 2}"
         )
-    return replace(base, backbone=replace(base.backbone, rope=replace(turning, axes=axes)), prefixes=TEXT)
+    return replace(
+        base, backbone=replace(base.backbone, rope=replace(turning, mrope_axes=axes)), prefixes=TEXT_PREFIXES
+    )
 
 
-def rope_of_patches(vision: HFConfig, width: int) -> RopeSpec:
+def patch_rope_spec(vision: HFConfig, width: int) -> RopeSpec:
     """Half of every head turns by the row of a patch, half by its column."""
     quarter = width // vision.num_heads // 4
     theta = vision.get("rope_parameters", {}).get("rope_theta", 10000.0)
-    return RopeSpec(theta=theta, axes=(0,) * quarter + (1,) * quarter, same_speeds=True)
+    return RopeSpec(theta=theta, mrope_axes=(0,) * quarter + (1,) * quarter, shared_frequencies=True)
 
 
-def numbers(vision: HFConfig) -> int:
+def patch_dim(vision: HFConfig) -> int:
     """How many a patch has: its pixels, in every colour."""
     return int(vision.in_channels * vision.patch_size**2)
 
 
-def images_of(config: HFConfig, vision: HFConfig) -> ImageSpec:
+def image_spec(config: HFConfig, vision: HFConfig) -> ImageSpec:
     return ImageSpec(
-        reader="qwen_vl",
-        mark="<|image_pad|>",
-        before="<|vision_start|>",
-        after="<|vision_end|>",
+        processor="qwen_vl",
+        placeholder_token="<|image_pad|>",
+        placeholder_prefix="<|vision_start|>",
+        placeholder_suffix="<|vision_end|>",
         image_token_id=config.get("image_token_id", 151655),
         patch_size=vision.patch_size,
-        merge=vision.spatial_merge_size,
+        merge_size=vision.spatial_merge_size,
     )

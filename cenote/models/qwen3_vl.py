@@ -8,24 +8,24 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from cenote.layers.backbone import Backbone, Seen, Table, Tower
+from cenote.layers.backbone import Backbone, EmbeddingTable, VisionFeatures, VisionTower
 from cenote.layers.linear import Linear
 from cenote.layers.spec import BackboneSpec, RopeSpec
-from cenote.layers.vision import Grid, Merger, as_still_patches, grids_of, places_on, tower_batch
-from cenote.models.architecture import Architecture, HFConfig, Projection, rope
+from cenote.layers.vision import Grid, PatchMerger, conv3d_to_linear, pack_patches, patch_grids, patch_positions
+from cenote.models.architecture import Architecture, HFConfig, StoredProjection, rope_from_config
 from cenote.models.qwen import qwen3
-from cenote.models.vision_spec import ImageSpec, Vision
-from cenote.models.weight_table import Made, WeightTable
+from cenote.models.vision_spec import ImageSpec, VisionSpec
+from cenote.models.weight_table import DerivedWeight, WeightTable
 from cenote.packed_batch import PackedImages
 
 NORM_EPS = 1e-6
-HALF = (0.5, 0.5, 0.5)
-LONGEST_SIDE = 65_536  # in patches; no image of this shape or larger fits into what a model reads
-OUTER = ("model.", "", "vlm.model.", "vlm.")  # what publishers put around both halves
-TEXT = tuple(f"{outer}language_model.{inner}" for outer in OUTER for inner in ("", "model."))
-PROJECTIONS = ("custom_text_proj", "embedding_proj_layer")
+PIXEL_HALF = (0.5, 0.5, 0.5)
+MAX_PATCHES_PER_SIDE = 65_536  # in patches; no image of this shape or larger fits into what a model reads
+OUTER_PREFIXES = ("model.", "", "vlm.model.", "vlm.")  # what publishers put around both halves
+TEXT_PREFIXES = tuple(f"{outer}language_model.{inner}" for outer in OUTER_PREFIXES for inner in ("", "model."))
+PROJECTION_NAMES = ("custom_text_proj", "embedding_proj_layer")
 # what a missing key of vision_config means
-VISION = {
+VISION_DEFAULTS = {
     "depth": 27,
     "hidden_size": 1152,
     "hidden_act": "gelu_pytorch_tanh",
@@ -41,16 +41,16 @@ VISION = {
 
 
 def qwen3_vl(config: HFConfig) -> Architecture:
-    base = qwen3(config.otherwise(attention_bias=False))
-    turning = rope(config, theta=500_000.0)
+    base = qwen3(config.with_defaults(attention_bias=False))
+    turning = rope_from_config(config, theta=500_000.0)
     sections = (turning.scaling or {}).get("mrope_section") or (24, 20, 20)
-    axes = interleaved_axes(sections, base.backbone.size_per_head // 2)
+    axes = interleaved_axes(sections, base.backbone.head_size // 2)
     return replace(
         base,
-        backbone=replace(base.backbone, rope=replace(turning, axes=axes)),
-        prefixes=TEXT,
-        unused=(*base.unused, "*.lm_head.*"),
-        vision=qwen3_vision(config, config.part("vision_config", **VISION)),
+        backbone=replace(base.backbone, rope=replace(turning, mrope_axes=axes)),
+        prefixes=TEXT_PREFIXES,
+        unused_weights=(*base.unused_weights, "*.lm_head.*"),
+        vision=qwen3_vision_spec(config, config.sub_config("vision_config", **VISION_DEFAULTS)),
     )
 
 
@@ -61,7 +61,7 @@ def colqwen3(config: HFConfig) -> Architecture:
 
 def nemotron_colembed(config: HFConfig) -> Architecture:
     """The states themselves, unless a linear layer lies beside them."""
-    return replace(qwen3_vl(config), projection=replace(colqwen_projection(), optional=True))
+    return replace(qwen3_vl(config), projection=replace(colqwen_projection(), is_optional=True))
 
 
 def interleaved_axes(sections: Sequence[int], num_pairs: int) -> tuple[int, ...]:
@@ -69,15 +69,15 @@ def interleaved_axes(sections: Sequence[int], num_pairs: int) -> tuple[int, ...]
     return tuple(n % 3 if n < 3 * sections[n % 3] else 0 for n in range(num_pairs))
 
 
-def colqwen_projection() -> Projection:
-    first, *others = ((outer + name,) for name in PROJECTIONS for outer in OUTER)
-    return Projection(weights=first, also=tuple(others))
+def colqwen_projection() -> StoredProjection:
+    first, *others = ((outer + name,) for name in PROJECTION_NAMES for outer in OUTER_PREFIXES)
+    return StoredProjection(weights=first, alternative_weights=tuple(others))
 
 
-def qwen3_vision(config: HFConfig, vision: HFConfig) -> Vision:
+def qwen3_vision_spec(config: HFConfig, vision: HFConfig) -> VisionSpec:
     taps = tuple(vision.deepstack_visual_indexes)
     weights: WeightTable = {
-        "patches": Made(("patch_embed.proj",), as_still_patches),
+        "patches": DerivedWeight(("patch_embed.proj",), conv3d_to_linear),
         "positions": "pos_embed",
         "blocks.layers.*.mixer.qkv": "blocks.*.attn.qkv",
         "blocks.layers.*.mixer.out": "blocks.*.attn.proj",
@@ -85,30 +85,30 @@ def qwen3_vision(config: HFConfig, vision: HFConfig) -> Vision:
         "blocks.layers.*.mlp.up": "blocks.*.mlp.linear_fc1",
         "blocks.layers.*.mlp.down": "blocks.*.mlp.linear_fc2",
         "blocks.layers.*.mlp_norm": "blocks.*.norm2",
-        **_merger("merger", "merger", norm="blocks.norm"),
+        **_merger_weights("merger", "merger", norm="blocks.norm"),
     }
     for number in range(len(taps)):
         ours = f"deeper.{number}"
-        weights = {**weights, **_merger(ours, f"deepstack_merger_list.{number}", norm=f"{ours}.norm")}
-    return Vision(
-        tower=lambda: Qwen3Tower(vision),
+        weights = {**weights, **_merger_weights(ours, f"deepstack_merger_list.{number}", norm=f"{ours}.norm")}
+    return VisionSpec(
+        make_tower=lambda: Qwen3VisionTower(vision),
         weights=weights,
         num_layers=vision.depth,
-        images=ImageSpec(
-            reader="qwen_vl",
-            mark="<|image_pad|>",
-            before="<|vision_start|>",
-            after="<|vision_end|>",
+        image_spec=ImageSpec(
+            processor="qwen_vl",
+            placeholder_token="<|image_pad|>",
+            placeholder_prefix="<|vision_start|>",
+            placeholder_suffix="<|vision_end|>",
             image_token_id=config.get("image_token_id"),
             patch_size=vision.patch_size,
-            merge=vision.spatial_merge_size,
-            options={"min_pixels": 65_536, "max_pixels": 16_777_216, "image_mean": HALF, "image_std": HALF},
+            merge_size=vision.spatial_merge_size,
+            options={"min_pixels": 65_536, "max_pixels": 16_777_216, "image_mean": PIXEL_HALF, "image_std": PIXEL_HALF},
         ),
-        prefixes=tuple(f"{outer}visual." for outer in OUTER),
+        prefixes=tuple(f"{outer}visual." for outer in OUTER_PREFIXES),
     )
 
 
-def _merger(ours: str, theirs: str, *, norm: str) -> WeightTable:
+def _merger_weights(ours: str, theirs: str, *, norm: str) -> WeightTable:
     """The norm of the last merger is that of the blocks, which sees patches one by one; the others have their own."""
     return {
         norm: f"{theirs}.norm",
@@ -117,22 +117,22 @@ def _merger(ours: str, theirs: str, *, norm: str) -> WeightTable:
     }
 
 
-class Qwen3Tower(Tower):
+class Qwen3VisionTower(VisionTower):
     def __init__(self, config: HFConfig) -> None:
         super().__init__()
         size, quarter = config.hidden_size, config.hidden_size // config.num_heads // 4
-        self.merge = config.spatial_merge_size
-        self.taps = tuple(config.deepstack_visual_indexes)
+        self.merge_size = config.spatial_merge_size
+        self.deepstack_layers = tuple(config.deepstack_visual_indexes)
         self.patches = Linear(config.in_channels * config.patch_size**2, size, bias=True)
-        self.positions = Table(config.num_position_embeddings, size)
+        self.positions = EmbeddingTable(config.num_position_embeddings, size)
         spec = BackboneSpec(
             vocab_size=1,
             hidden_size=size,
             intermediate_size=config.intermediate_size,
             num_layers=config.depth,
             num_heads=config.num_heads,
-            max_positions=LONGEST_SIDE,
-            rope=RopeSpec(axes=(0,) * quarter + (1,) * quarter, same_speeds=True),
+            max_positions=MAX_PATCHES_PER_SIDE,
+            rope=RopeSpec(mrope_axes=(0,) * quarter + (1,) * quarter, shared_frequencies=True),
             qkv_bias=True,
             out_bias=True,
             mlp_bias=True,
@@ -140,33 +140,35 @@ class Qwen3Tower(Tower):
             norm_eps=NORM_EPS,
         )
         self.blocks = Backbone(spec, lambda _: nn.Identity())
-        self.merger = Merger(size, self.merge, config.out_hidden_size)
-        self.deeper = nn.ModuleList(Merger(size, self.merge, config.out_hidden_size, NORM_EPS) for _ in self.taps)
+        self.merger = PatchMerger(size, self.merge_size, config.out_hidden_size)
+        self.deeper = nn.ModuleList(
+            PatchMerger(size, self.merge_size, config.out_hidden_size, NORM_EPS) for _ in self.deepstack_layers
+        )
 
-    def forward(self, images: PackedImages) -> Seen:
-        grids = grids_of(images)
-        places = places_on(grids, self.merge)
+    def forward(self, images: PackedImages) -> VisionFeatures:
+        grids = patch_grids(images)
+        places = patch_positions(grids, self.merge_size)
         x = self.patches(images.patches)
-        x = x + stretched(self.positions.weight, places, grids).to(x.dtype)
-        batch = tower_batch(x, [rows * columns for rows, columns in grids], places.to(x.device))
+        x = x + interpolate_positions(self.positions.weight, places, grids).to(x.dtype)
+        batch = pack_patches(x, [rows * columns for rows, columns in grids], places.to(x.device))
         between: list[Tensor] = []
 
         def tap(number: int, x: Tensor, change: Tensor | None) -> Tensor:
-            if number in self.taps:
+            if number in self.deepstack_layers:
                 between.append(x if change is None else x + change)
             return x
 
-        last = self.blocks.through(x, batch, after=tap)
+        last = self.blocks.run_layers(x, batch, layer_hook=tap)
         deeper = tuple(merger(states) for merger, states in zip(self.deeper, between, strict=True))
-        return Seen(self.merger(last), deeper)
+        return VisionFeatures(self.merger(last), deeper)
 
 
-def stretched(table: Tensor, places: Tensor, grids: Sequence[Grid]) -> Tensor:
+def interpolate_positions(table: Tensor, positions: Tensor, grids: Sequence[Grid]) -> Tensor:
     """A square table of learned positions laid over every grid, corner upon corner, and read between its entries."""
     side = int(len(table) ** 0.5)
     counts = torch.tensor([rows * columns for rows, columns in grids])
     spans = (torch.tensor(grids) - 1).clamp(min=1).repeat_interleave(counts, dim=0).T
-    exact = places * (side - 1) / spans
+    exact = positions * (side - 1) / spans
     low = exact.floor().long()
     high, share = (low + 1).clamp(max=side - 1), (exact - low).to(table.device)
     total = torch.zeros(len(share[0]), table.shape[1], device=table.device)

@@ -8,29 +8,31 @@ from torch import Tensor
 
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.qwen3_vl import qwen3_vl
-from cenote.models.qwen_moe import experts_of, sparse
-from cenote.models.weight_table import Made, WeightTable
+from cenote.models.qwen_moe import moe_spec_from_config, with_moe_layers
+from cenote.models.weight_table import DerivedWeight, WeightTable
 
 # what missing keys mean, other than in Qwen3-VL
-TEXT = {"head_dim": None, "num_key_value_heads": 16, "num_experts_per_tok": 4, "intermediate_size": 5632}
+TEXT_DEFAULTS = {"head_dim": None, "num_key_value_heads": 16, "num_experts_per_tok": 4, "intermediate_size": 5632}
 
 
 def qwen3_vl_moe(config: HFConfig) -> Architecture:
-    config = config.otherwise(**TEXT)
-    experts = replace(experts_of(config), renormalise=True)
-    base = sparse(qwen3_vl(config), config, experts)
+    config = config.with_defaults(**TEXT_DEFAULTS)
+    experts = replace(moe_spec_from_config(config), norm_topk_prob=True)
+    base = with_moe_layers(qwen3_vl(config), config, experts)
     sizes = {"up": 2 * experts.intermediate_size, "down": config.hidden_size}
-    return replace(base, also=tuple(_turned(table, sizes) for table in base.also))
+    return replace(
+        base, alternative_weights=tuple(_transpose_experts(table, sizes) for table in base.alternative_weights)
+    )
 
 
-def _turned(table: WeightTable, rows: dict[str, int]) -> WeightTable:
+def _transpose_experts(table: WeightTable, rows: dict[str, int]) -> WeightTable:
     """Published checkpoints hold all experts of a layer in one tensor, each with its inputs first."""
 
-    def made(name: str, rows: int) -> Made:
+    def made(name: str, rows: int) -> DerivedWeight:
         def make(stored: Tensor) -> Tensor:
             return stored if stored.shape[1] == rows else stored.transpose(1, 2)
 
-        return Made((name,), make)
+        return DerivedWeight((name,), make)
 
     return {
         ours: made(theirs, rows[ours.rpartition(".")[2]]) if isinstance(theirs, str) and ".experts." in ours else theirs

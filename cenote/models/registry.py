@@ -10,7 +10,7 @@ from typing import Literal
 from cenote.errors import LoadError
 from cenote.models.architecture import Architecture, HFConfig
 
-Form = Literal[
+CheckpointKind = Literal[
     "causal",  # a language model, to be converted
     "embed",
     "sequence",  # a class for the whole input
@@ -23,14 +23,14 @@ Form = Literal[
     "listwise",  # all documents of a query in one prompt
     "tensors",  # tensors in, tensors out; a plugin's package brings the code
 ]
-Family = Callable[[HFConfig], Architecture]
+FamilyBuilder = Callable[[HFConfig], Architecture]
 
 # what comes before the suffix -> module:function
 FAMILIES = {
     # encoders
     "Bert": "bert:bert",
     "Roberta": "bert:roberta",
-    "XLMRoberta": "bert:xlm_roberta",
+    "XLMRoberta": "xlm_roberta:xlm_roberta",
     "Camembert": "bert:roberta",
     "DistilBert": "distilbert:distilbert",
     "MPNet": "mpnet:mpnet",
@@ -104,7 +104,7 @@ FAMILIES = {
 }
 
 # names that their suffix does not explain -> module:function and what the checkpoint is
-NAMES: dict[str, tuple[str, Form]] = {
+EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "HF_ColBERT": ("colbert:colbert_bert", "multi_vector"),
     "ColBERTModernBertModel": ("modernbert:modernbert", "multi_vector"),
     "ColBERTJinaRobertaModel": ("colbert:colbert_jina", "multi_vector"),
@@ -115,7 +115,7 @@ NAMES: dict[str, tuple[str, Form]] = {
     "Qwen3VLNemotronEmbedModel": ("qwen3_vl:nemotron_colembed", "multi_vector"),
     "ColPaliForRetrieval": ("paligemma:colpali", "multi_vector"),
     "ColModernVBertForRetrieval": ("modernvbert:colmodernvbert", "multi_vector"),
-    "BgeM3EmbeddingModel": ("bert:xlm_roberta", "hybrid"),
+    "BgeM3EmbeddingModel": ("xlm_roberta:xlm_roberta", "hybrid"),
     "LlamaNemotronVLModel": ("nemotron_vl:nemotron_vl", "embed"),
     "LlamaNemotronVLForSequenceClassification": ("nemotron_vl:nemotron_vl", "sequence"),
     "LlavaNextForConditionalGeneration": ("llava_next:llava_next", "causal"),
@@ -132,7 +132,7 @@ NAMES: dict[str, tuple[str, Form]] = {
 }
 
 # the first suffix that fits says what the checkpoint holds above its backbone
-SUFFIXES: tuple[tuple[str, Form], ...] = (
+KIND_SUFFIXES: tuple[tuple[str, CheckpointKind], ...] = (
     ("ForCausalLM", "causal"),
     ("ForConditionalGeneration", "causal"),
     ("ChatModel", "causal"),
@@ -154,60 +154,60 @@ SUFFIXES: tuple[tuple[str, Form], ...] = (
 # types of models, also of those that the Transformers library runs: their activations grow past what float16 can hold
 NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2", "t5", "mt5")
 # the length in their config.json is stretched already by the rotary scaling beside it
-STRETCHED = ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
+PRESCALED_ROPE = ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ArchitectureEntry:
     """A name in config.json, taken apart."""
 
     name: str
-    family: Family
-    form: Form
-    native: bool = True  # False: the Transformers library runs it
+    family: FamilyBuilder
+    kind: CheckpointKind
+    is_native: bool = True  # False: the Transformers library runs it
 
 
-def names_of_type(model_type: str) -> list[str]:
+def names_from_model_type(model_type: str) -> list[str]:
     """The plain model of a family, for files that name a type and no architecture."""
     bare = model_type.replace("-", "").replace("_", "").lower()
     return [f"{stem}Model" for stem in FAMILIES if stem.lower() == bare]
 
 
-def fits_float16(model_type: str | None) -> bool:
+def supports_float16(model_type: str | None) -> bool:
     return model_type not in NO_FLOAT16
 
 
-def is_stretched(model_type: str | None) -> bool:
-    return model_type in STRETCHED
+def has_prescaled_rope(model_type: str | None) -> bool:
+    return model_type in PRESCALED_ROPE
 
 
 class UnknownArchitecture(LoadError):
     """No family is known by any of the names."""
 
 
-def form_of(name: str) -> Form:
+def kind_from_name(name: str) -> CheckpointKind:
     """What a name in config.json says about the checkpoint, whoever its family is."""
-    return next((form for suffix, form in SUFFIXES if name.endswith(suffix)), "embed")
+    return next((form for suffix, form in KIND_SUFFIXES if name.endswith(suffix)), "embed")
 
 
-def find(names: list[str], source: str = "config.json") -> Entry:
+def find_architecture(names: list[str], source: str = "config.json") -> ArchitectureEntry:
     """The first name that we know; otherwise an error with every way on from there."""
     for name in names:
-        if name in NAMES:
-            place, form = NAMES[name]
-            return Entry(name, _import(place), form)
-        for suffix, form in SUFFIXES:
+        if name in EXACT_NAMES:
+            place, form = EXACT_NAMES[name]
+            return ArchitectureEntry(name, _import_family(place), form)
+        for suffix, form in KIND_SUFFIXES:
             stem = name.removesuffix(suffix)
             if name.endswith(suffix) and stem in FAMILIES:
-                return Entry(name, _import(FAMILIES[stem]), form)
-    known = ", ".join([*(f"{stem}*" for stem in FAMILIES), *NAMES])
+                return ArchitectureEntry(name, _import_family(FAMILIES[stem]), form)
+    known = ", ".join([*(f"{stem}*" for stem in FAMILIES), *EXACT_NAMES])
     raise UnknownArchitecture(
         f"{source}: no architecture of {names or 'an empty list'} is known; there are: {known}. "
         'A checkpoint that is one of these under another name loads with hf_overrides={"architectures": ["..."]}'
     )
 
 
-def _import(place: str) -> Family:
-    module, function = place.split(":")
-    family: Family = getattr(import_module(f"cenote.models.{module}"), function)
+def _import_family(path: str) -> FamilyBuilder:
+    module, function = path.split(":")
+    family: FamilyBuilder = getattr(import_module(f"cenote.models.{module}"), function)
     return family

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from cenote.layers.backbone import Backbone
-from cenote.layers.pooling_towers import AskingTower, PlacedPatches, StretchedPatches
+from cenote.layers.pooling_towers import AttentionPoolingTower, FixedPatchEmbedding, InterpolatedPatchEmbedding
 from cenote.layers.spec import BackboneSpec
 from cenote.layers.two_towers import TwoTowers
-from cenote.layers.vision import as_patches
+from cenote.layers.vision import conv_to_linear
 from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.clip import PLAIN_TEMPLATE, block_weights, sizes
-from cenote.models.vision_spec import ImageSpec, Vision
-from cenote.models.weight_table import Made, WeightTable
+from cenote.models.clip import TEXT_ONLY_CHAT_TEMPLATE, block_weights, common_spec_fields
+from cenote.models.vision_spec import ImageSpec, VisionSpec
+from cenote.models.weight_table import DerivedWeight, WeightTable
 
 # what keys mean that config.json may leave out
-TEXT = {
+TEXT_DEFAULTS = {
     "vocab_size": 32000,
     "hidden_size": 768,
     "intermediate_size": 3072,
@@ -30,7 +30,7 @@ TEXT = {
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
 }
-VISION = {
+VISION_DEFAULTS = {
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_hidden_layers": 12,
@@ -41,37 +41,39 @@ VISION = {
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
 }
-HALVES = {"image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
+PIXEL_NORMALIZATION = {"image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
 
 
 def siglip(config: HFConfig) -> Architecture:
     """Images of one size."""
-    vision = config.part("vision_config", **VISION)
+    vision = config.sub_config("vision_config", **VISION_DEFAULTS)
     side = vision.image_size
     images = ImageSpec(
-        reader="resized",
-        mark="",
-        alone="SigLIP",
+        processor="resized",
+        placeholder_token="",
+        single_modality_name="SigLIP",
         patch_size=vision.patch_size,
-        chat_template=PLAIN_TEMPLATE,
-        options={"image_size": side, "size": {"height": side, "width": side}, **HALVES},
+        chat_template=TEXT_ONLY_CHAT_TEMPLATE,
+        options={"image_size": side, "size": {"height": side, "width": side}, **PIXEL_NORMALIZATION},
     )
-    return _siglip(config, vision, lambda: siglip_encoder(vision), as_patches, images)
+    return _siglip(config, vision, lambda: siglip_encoder(vision), conv_to_linear, images)
 
 
 def siglip2(config: HFConfig) -> Architecture:
     """Images of any size, cut into at most so many patches."""
-    vision = config.part("vision_config", num_patches=256, **VISION)
+    vision = config.sub_config("vision_config", num_patches=256, **VISION_DEFAULTS)
     images = ImageSpec(
-        reader="naflex",
-        mark="",
-        alone="SigLIP",
+        processor="naflex",
+        placeholder_token="",
+        single_modality_name="SigLIP",
         patch_size=vision.patch_size,
-        chat_template=PLAIN_TEMPLATE,
-        options=HALVES,
+        chat_template=TEXT_ONLY_CHAT_TEMPLATE,
+        options=PIXEL_NORMALIZATION,
     )
-    colours_first = partial(_colours_first, channels=vision.num_channels)
-    encoder = partial(siglip_encoder, vision, num_patches=vision.num_patches, patches=StretchedPatches)
+    colours_first = partial(_channels_first, channels=vision.num_channels)
+    encoder = partial(
+        siglip_encoder, vision, num_patches=vision.num_patches, patch_embedding=InterpolatedPatchEmbedding
+    )
     return _siglip(config, vision, encoder, colours_first, images)
 
 
@@ -79,14 +81,14 @@ def _siglip(
     config: HFConfig,
     vision: HFConfig,
     encoder: Callable[[], Backbone],
-    stored_patches: Callable[[Tensor], Tensor],
+    patch_weight: Callable[[Tensor], Tensor],
     images: ImageSpec,
 ) -> Architecture:
-    text = config.part("text_config", **TEXT)
+    text = config.sub_config("text_config", **TEXT_DEFAULTS)
     size = text.get("projection_size", text.hidden_size)
     return Architecture(
         backbone=BackboneSpec(
-            vocab_size=text.vocab_size, learned_positions=text.max_position_embeddings, **sizes(text)
+            vocab_size=text.vocab_size, num_learned_positions=text.max_position_embeddings, **common_spec_fields(text)
         ),
         weights={
             "embed.tokens": "text_model.embeddings.token_embedding",
@@ -96,18 +98,18 @@ def _siglip(
             "projection": "text_model.head",
         },
         prefixes=("",),
-        unused=("logit_scale", "logit_bias"),
-        vector_size=size,
-        assembled=partial(TwoTowers, size=size, bias=True),
-        vision=Vision(
-            tower=lambda: AskingTower(encoder()),
+        unused_weights=("logit_scale", "logit_bias"),
+        projected_size=size,
+        backbone_class=partial(TwoTowers, out_size=size, bias=True),
+        vision=VisionSpec(
+            make_tower=lambda: AttentionPoolingTower(encoder()),
             weights={
                 **siglip_weights(),
-                "encoder.embed.patches": Made(("vision_model.embeddings.patch_embedding",), stored_patches),
+                "encoder.embed.patches": DerivedWeight(("vision_model.embeddings.patch_embedding",), patch_weight),
                 **pooling_weights(),
             },
             num_layers=vision.num_hidden_layers,
-            images=images,
+            image_spec=images,
         ),
     )
 
@@ -116,20 +118,25 @@ def siglip_encoder(
     config: HFConfig,
     *,
     num_patches: int | None = None,
-    patches: Callable[..., nn.Module] = PlacedPatches,
+    patch_embedding: Callable[..., nn.Module] = FixedPatchEmbedding,
     final_norm: bool = True,
-    **changes: Any,
+    **overrides: Any,
 ) -> Backbone:
     """The tower's transformer: every image, or tile of one, is a sequence of patches; a norm is at its end."""
     places = num_patches or (config.image_size // config.patch_size) ** 2
-    spec = BackboneSpec(vocab_size=1, learned_positions=places, final_norm=final_norm, **(sizes(config) | changes))
-    return Backbone(spec, partial(patches, numbers=config.num_channels * config.patch_size**2))
+    spec = BackboneSpec(
+        vocab_size=1,
+        num_learned_positions=places,
+        has_final_norm=final_norm,
+        **(common_spec_fields(config) | overrides),
+    )
+    return Backbone(spec, partial(patch_embedding, numbers=config.num_channels * config.patch_size**2))
 
 
 def siglip_weights(ours: str = "encoder.", theirs: str = "vision_model.", *, final_norm: bool = True) -> WeightTable:
     """Of the transformer above, with what stands before its names here and in the checkpoint."""
     return {
-        f"{ours}embed.patches": Made((f"{theirs}embeddings.patch_embedding",), as_patches),
+        f"{ours}embed.patches": DerivedWeight((f"{theirs}embeddings.patch_embedding",), conv_to_linear),
         f"{ours}embed.positions": f"{theirs}embeddings.position_embedding",
         **block_weights(ours, theirs),
         **({f"{ours}norm": f"{theirs}post_layernorm"} if final_norm else {}),
@@ -138,8 +145,8 @@ def siglip_weights(ours: str = "encoder.", theirs: str = "vision_model.", *, fin
 
 def pooling_weights(ours: str = "pool.", theirs: str = "vision_model.head.") -> WeightTable:
     """Of what asks all patches; the matrices of its attention are stored as one."""
-    table: dict[str, str | list[str] | Made] = {
-        f"{ours}probe": Made((f"{theirs}probe",), torch.flatten),
+    table: dict[str, str | list[str] | DerivedWeight] = {
+        f"{ours}probe": DerivedWeight((f"{theirs}probe",), torch.flatten),
         f"{ours}out": f"{theirs}attention.out_proj",
         f"{ours}norm": f"{theirs}layernorm",
         f"{ours}mlp.up": f"{theirs}mlp.fc1",
@@ -148,21 +155,21 @@ def pooling_weights(ours: str = "pool.", theirs: str = "vision_model.head.") -> 
     for kind in ("weight", "bias"):
         stored = (f"{theirs}attention.in_proj_{kind}",)
         table |= {
-            f"{ours}query.{kind}": Made(stored, _first_third),
-            f"{ours}key_value.{kind}": Made(stored, _other_thirds),
+            f"{ours}query.{kind}": DerivedWeight(stored, _query_rows),
+            f"{ours}key_value.{kind}": DerivedWeight(stored, _key_value_rows),
         }
     return table
 
 
-def _first_third(stored: Tensor) -> Tensor:
+def _query_rows(stored: Tensor) -> Tensor:
     return stored[: len(stored) // 3]
 
 
-def _other_thirds(stored: Tensor) -> Tensor:
+def _key_value_rows(stored: Tensor) -> Tensor:
     return stored[len(stored) // 3 :]
 
 
-def _colours_first(stored: Tensor, channels: int) -> Tensor:
+def _channels_first(stored: Tensor, channels: int) -> Tensor:
     """A matrix over patches that has the colours of a pixel side by side, as ours has them: one after the other."""
     if stored.dim() == 1:
         return stored

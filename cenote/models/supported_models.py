@@ -5,46 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from cenote.models.registry import NAMES, Form, form_of
+from cenote.models.registry import EXACT_NAMES, CheckpointKind, kind_from_name
 
 VLLM_VERSION = "0.32.0"
 
-TRANSFORMERS = "Transformers 5.22"
-BOTH_LAYOUTS = "Transformers 5.22, under its names and the published ones"
-RENAMED = "Transformers' Llama, its weights under these names"
-PLAIN = "an independent plain implementation"
-CROSS_ENCODER = "Sentence Transformers' CrossEncoder"
-PYLATE = "what PyLate does, done plainly with Transformers"
+VS_TRANSFORMERS = "Transformers 5.22"
+VS_BOTH_LAYOUTS = "Transformers 5.22, under its names and the published ones"
+VS_RENAMED_LLAMA = "Transformers' Llama, its weights under these names"
+VS_INDEPENDENT = "an independent plain implementation"
+VS_CROSS_ENCODER = "Sentence Transformers' CrossEncoder"
+VS_PYLATE = "what PyLate does, done plainly with Transformers"
 
-ENCODER = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForMaskedLM")
-DECODER = ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
-LANGUAGE = ("Model", "ForCausalLM")
-SEEING = ("Model", "ForConditionalGeneration", "ForSequenceClassification")
+ENCODER_SUFFIXES = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForMaskedLM")
+DECODER_SUFFIXES = ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
+LANGUAGE_MODEL_SUFFIXES = ("Model", "ForCausalLM")
+VISION_LANGUAGE_SUFFIXES = ("Model", "ForConditionalGeneration", "ForSequenceClassification")
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class SupportedFamily:
     """The names of one family: what comes after its stem, with some models on the hub."""
 
     suffixes: tuple[str, ...]
-    compared: str
+    verified_with: str
     models: Mapping[str, str] = field(default_factory=dict)  # by suffix
-    forms: Mapping[str, Form] = field(default_factory=dict)  # where a name promises what the checkpoint does not hold
+    kinds: Mapping[str, CheckpointKind] = field(
+        default_factory=dict
+    )  # where a name promises what the checkpoint does not hold
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SupportedModel:
     name: str  # of the architecture
-    form: Form
+    kind: CheckpointKind
     models: str
-    compared: str
+    verified_with: str
 
 
 # by stem, in the order of the catalog
-FAMILIES = {
-    "Bert": Family(
-        (*ENCODER, "SpladeSparseEmbeddingModel"),
-        TRANSFORMERS,
+SUPPORTED_FAMILIES = {
+    "Bert": SupportedFamily(
+        (*ENCODER_SUFFIXES, "SpladeSparseEmbeddingModel"),
+        VS_TRANSFORMERS,
         {
             "Model": "sentence-transformers/all-MiniLM-L6-v2, BAAI/bge-base-en-v1.5, intfloat/e5-small, "
             "thenlper/gte-large, Snowflake/snowflake-arctic-embed-m-v1.5",
@@ -54,9 +56,9 @@ FAMILIES = {
             "SpladeSparseEmbeddingModel": "naver/splade-v3 by vLLM's override",
         },
     ),
-    "Roberta": Family(
-        ENCODER,
-        TRANSFORMERS,
+    "Roberta": SupportedFamily(
+        ENCODER_SUFFIXES,
+        VS_TRANSFORMERS,
         {
             "Model": "sentence-transformers/all-roberta-large-v1, ibm-granite/granite-embedding-30m-english",
             "ForSequenceClassification": "cross-encoder/quora-roberta-base",
@@ -64,9 +66,9 @@ FAMILIES = {
             "ForMaskedLM": "FacebookAI/roberta-base",
         },
     ),
-    "XLMRoberta": Family(
-        ENCODER,
-        TRANSFORMERS,
+    "XLMRoberta": SupportedFamily(
+        ENCODER_SUFFIXES,
+        VS_TRANSFORMERS,
         {
             "Model": "intfloat/multilingual-e5-large, Snowflake/snowflake-arctic-embed-l-v2.0, "
             "BAAI/bge-m3 (three kinds of vectors, by its files), jinaai/jina-embeddings-v3 (rotary, five adapters)",
@@ -75,51 +77,63 @@ FAMILIES = {
             "ForMaskedLM": "FacebookAI/xlm-roberta-base",
         },
     ),
-    "Camembert": Family(
-        ENCODER,
-        TRANSFORMERS,
+    "Camembert": SupportedFamily(
+        ENCODER_SUFFIXES,
+        VS_TRANSFORMERS,
         {"Model": "dangvantuan/sentence-camembert-base", "ForTokenClassification": "Jean-Baptiste/camembert-ner"},
     ),
-    "DistilBert": Family(
-        (*ENCODER, "SpladeSparseEmbeddingModel"),
-        TRANSFORMERS,
+    "DistilBert": SupportedFamily(
+        (*ENCODER_SUFFIXES, "SpladeSparseEmbeddingModel"),
+        VS_TRANSFORMERS,
         {
             "Model": "sentence-transformers/distiluse-base-multilingual-cased-v2",
             "ForSequenceClassification": "distilbert/distilbert-base-uncased-finetuned-sst-2-english",
             "ForMaskedLM": "naver/splade-v3-distilbert (sparse, by its files)",
         },
     ),
-    "MPNet": Family(ENCODER, TRANSFORMERS, {"ForMaskedLM": "sentence-transformers/all-mpnet-base-v2 (embeds)"}),
-    "Albert": Family(ENCODER, TRANSFORMERS, {"Model": "sentence-transformers/paraphrase-albert-small-v2"}),
-    "Electra": Family(ENCODER, TRANSFORMERS, {"ForSequenceClassification": "cross-encoder/ms-marco-electra-base"}),
-    "Deberta": Family(ENCODER, TRANSFORMERS, {"ForSequenceClassification": "microsoft/deberta-base-mnli"}),
-    "DebertaV2": Family(
-        ENCODER,
-        TRANSFORMERS,
+    "MPNet": SupportedFamily(
+        ENCODER_SUFFIXES, VS_TRANSFORMERS, {"ForMaskedLM": "sentence-transformers/all-mpnet-base-v2 (embeds)"}
+    ),
+    "Albert": SupportedFamily(
+        ENCODER_SUFFIXES, VS_TRANSFORMERS, {"Model": "sentence-transformers/paraphrase-albert-small-v2"}
+    ),
+    "Electra": SupportedFamily(
+        ENCODER_SUFFIXES, VS_TRANSFORMERS, {"ForSequenceClassification": "cross-encoder/ms-marco-electra-base"}
+    ),
+    "Deberta": SupportedFamily(
+        ENCODER_SUFFIXES, VS_TRANSFORMERS, {"ForSequenceClassification": "microsoft/deberta-base-mnli"}
+    ),
+    "DebertaV2": SupportedFamily(
+        ENCODER_SUFFIXES,
+        VS_TRANSFORMERS,
         {"ForSequenceClassification": "mixedbread-ai/mxbai-rerank-base-v1, cross-encoder/nli-deberta-v3-base"},
     ),
-    "JinaBert": Family(
+    "JinaBert": SupportedFamily(
         ("Model", "ForMaskedLM", "ForSequenceClassification"),
-        PLAIN,
+        VS_INDEPENDENT,
         {
             "ForMaskedLM": "jinaai/jina-embeddings-v2-base-en, jinaai/jina-embeddings-v2-base-code",
             "ForSequenceClassification": "jinaai/jina-reranker-v1-turbo-en",
         },
         {"ForMaskedLM": "embed"},
     ),
-    "T5Encoder": Family(
-        ("Model",), TRANSFORMERS, {"Model": "sentence-transformers/gtr-t5-base, sentence-transformers/sentence-t5-base"}
+    "T5Encoder": SupportedFamily(
+        ("Model",),
+        VS_TRANSFORMERS,
+        {"Model": "sentence-transformers/gtr-t5-base, sentence-transformers/sentence-t5-base"},
     ),
-    "T5": Family(
+    "T5": SupportedFamily(
         ("Model", "ForConditionalGeneration", "ForTokenClassification"),
-        TRANSFORMERS,
+        VS_TRANSFORMERS,
         {"ForConditionalGeneration": "google-t5/t5-base (its encoder)"},
     ),
-    "MT5": Family(("Model", "ForConditionalGeneration"), TRANSFORMERS, {"ForConditionalGeneration": "google/mt5-base"}),
-    "MT5Encoder": Family(("Model",), TRANSFORMERS),
-    "ModernBert": Family(
-        ENCODER,
-        TRANSFORMERS,
+    "MT5": SupportedFamily(
+        ("Model", "ForConditionalGeneration"), VS_TRANSFORMERS, {"ForConditionalGeneration": "google/mt5-base"}
+    ),
+    "MT5Encoder": SupportedFamily(("Model",), VS_TRANSFORMERS),
+    "ModernBert": SupportedFamily(
+        ENCODER_SUFFIXES,
+        VS_TRANSFORMERS,
         {
             "Model": "Alibaba-NLP/gte-modernbert-base, lightonai/GTE-ModernColBERT-v1 (ColBERT, by its files)",
             "ForSequenceClassification": "Alibaba-NLP/gte-reranker-modernbert-base",
@@ -127,53 +141,55 @@ FAMILIES = {
             "ForMaskedLM": "answerdotai/ModernBERT-base",
         },
     ),
-    "ModernVBert": Family(
-        ("Model", "ForMaskedLM"), TRANSFORMERS, {"ForMaskedLM": "ModernVBERT/modernvbert"}, {"ForMaskedLM": "embed"}
+    "ModernVBert": SupportedFamily(
+        ("Model", "ForMaskedLM"), VS_TRANSFORMERS, {"ForMaskedLM": "ModernVBERT/modernvbert"}, {"ForMaskedLM": "embed"}
     ),
-    "EuroBert": Family(ENCODER, BOTH_LAYOUTS, {"ForMaskedLM": "EuroBERT/EuroBERT-210m"}),
-    "NomicBert": Family(
-        ENCODER,
-        f"{BOTH_LAYOUTS}; the experts of v2: {PLAIN}",
+    "EuroBert": SupportedFamily(ENCODER_SUFFIXES, VS_BOTH_LAYOUTS, {"ForMaskedLM": "EuroBERT/EuroBERT-210m"}),
+    "NomicBert": SupportedFamily(
+        ENCODER_SUFFIXES,
+        f"{VS_BOTH_LAYOUTS}; the experts of v2: {VS_INDEPENDENT}",
         {
             "Model": "nomic-ai/nomic-embed-text-v1.5, nomic-ai/nomic-embed-text-v2-moe, nomic-ai/CodeRankEmbed, "
             "Snowflake/snowflake-arctic-embed-m-long"
         },
     ),
-    "New": Family(
-        ENCODER,
-        BOTH_LAYOUTS,
+    "New": SupportedFamily(
+        ENCODER_SUFFIXES,
+        VS_BOTH_LAYOUTS,
         {
             "Model": "Alibaba-NLP/gte-multilingual-base, Alibaba-NLP/gte-large-en-v1.5",
             "ForSequenceClassification": "Alibaba-NLP/gte-multilingual-reranker-base",
         },
     ),
-    "GteNew": Family(
+    "GteNew": SupportedFamily(
         ("Model", "ForSequenceClassification"),
-        BOTH_LAYOUTS,
+        VS_BOTH_LAYOUTS,
         {
             "Model": "Alibaba-NLP/gte-multilingual-base by vLLM's override",
             "ForSequenceClassification": "Alibaba-NLP/gte-multilingual-reranker-base by vLLM's override",
         },
     ),
-    "Gte": Family(ENCODER, BOTH_LAYOUTS, {"Model": "Snowflake/snowflake-arctic-embed-m-v2.0"}),
-    "JinaEmbeddingsV3": Family(ENCODER, BOTH_LAYOUTS, {"Model": "jinaai/jina-embeddings-v3-hf"}),
-    "OpenAIPrivacyFilter": Family(
-        ("Model", "ForTokenClassification"), TRANSFORMERS, {"ForTokenClassification": "openai/privacy-filter"}
+    "Gte": SupportedFamily(ENCODER_SUFFIXES, VS_BOTH_LAYOUTS, {"Model": "Snowflake/snowflake-arctic-embed-m-v2.0"}),
+    "JinaEmbeddingsV3": SupportedFamily(ENCODER_SUFFIXES, VS_BOTH_LAYOUTS, {"Model": "jinaai/jina-embeddings-v3-hf"}),
+    "OpenAIPrivacyFilter": SupportedFamily(
+        ("Model", "ForTokenClassification"), VS_TRANSFORMERS, {"ForTokenClassification": "openai/privacy-filter"}
     ),
-    "CLIP": Family(("Model",), TRANSFORMERS, {"Model": "openai/clip-vit-base-patch32, openai/clip-vit-large-patch14"}),
-    "Siglip": Family(
-        ("Model",), TRANSFORMERS, {"Model": "google/siglip-base-patch16-224, google/siglip2-base-patch16-224"}
+    "CLIP": SupportedFamily(
+        ("Model",), VS_TRANSFORMERS, {"Model": "openai/clip-vit-base-patch32, openai/clip-vit-large-patch14"}
     ),
-    "Siglip2": Family(("Model",), TRANSFORMERS, {"Model": "google/siglip2-base-patch16-naflex"}),
-    "Llama": Family(
-        DECODER,
-        TRANSFORMERS,
+    "Siglip": SupportedFamily(
+        ("Model",), VS_TRANSFORMERS, {"Model": "google/siglip-base-patch16-224, google/siglip2-base-patch16-224"}
+    ),
+    "Siglip2": SupportedFamily(("Model",), VS_TRANSFORMERS, {"Model": "google/siglip2-base-patch16-naflex"}),
+    "Llama": SupportedFamily(
+        DECODER_SUFFIXES,
+        VS_TRANSFORMERS,
         {
             "ForCausalLM": "peiyi9979/math-shepherd-mistral-7b-prm (by returned_token_ids)",
             "ForSequenceClassification": "Skywork/Skywork-Reward-V2-Llama-3.2-1B",
         },
     ),
-    "LlamaBidirectional": Family(
+    "LlamaBidirectional": SupportedFamily(
         ("Model", "ForSequenceClassification"),
         "Transformers' Llama without its mask",
         {
@@ -181,125 +197,147 @@ FAMILIES = {
             "ForSequenceClassification": "nvidia/llama-nemotron-rerank-1b-v2",
         },
     ),
-    "Mistral": Family(
-        DECODER,
-        TRANSFORMERS,
+    "Mistral": SupportedFamily(
+        DECODER_SUFFIXES,
+        VS_TRANSFORMERS,
         {
             "Model": "intfloat/e5-mistral-7b-instruct, Salesforce/SFR-Embedding-Mistral, "
             "Linq-AI-Research/Linq-Embed-Mistral"
         },
     ),
-    "Ministral": Family(DECODER, TRANSFORMERS, {"ForCausalLM": "mistralai/Ministral-8B-Instruct-2410"}),
-    "MistralBidirectional": Family(("Model",), "as LlamaBidirectionalModel, which it is but for the name"),
-    "MistralBiDirectional": Family(
+    "Ministral": SupportedFamily(
+        DECODER_SUFFIXES, VS_TRANSFORMERS, {"ForCausalLM": "mistralai/Ministral-8B-Instruct-2410"}
+    ),
+    "MistralBidirectional": SupportedFamily(("Model",), "as LlamaBidirectionalModel, which it is but for the name"),
+    "MistralBiDirectional": SupportedFamily(
         ("Model",), "as LlamaBidirectionalModel, which it is but for the name", {"Model": "nvidia/NV-EmbedCode-7b-v1"}
     ),
-    "Aquila": Family(LANGUAGE, RENAMED, {"ForCausalLM": "BAAI/AquilaChat-7B"}),
-    "Cwm": Family(LANGUAGE, TRANSFORMERS, {"ForCausalLM": "facebook/cwm"}),
-    "InternLM": Family(LANGUAGE, RENAMED, {"ForCausalLM": "internlm/internlm-7b"}),
-    "InternLM3": Family(LANGUAGE, RENAMED, {"ForCausalLM": "internlm/internlm3-8b-instruct"}),
-    "LLaMA": Family(LANGUAGE, RENAMED),
-    "Xverse": Family(LANGUAGE, RENAMED, {"ForCausalLM": "xverse/XVERSE-7B-Chat"}),
-    "DeciLM": Family(LANGUAGE, RENAMED, {"ForCausalLM": "Deci/DeciLM-7B, nvidia/Llama-3_1-Nemotron-51B-Instruct"}),
-    "TeleChat": Family(LANGUAGE, "as TeleChat2ForCausalLM, which it is but for the name"),
-    "TeleChat2": Family(LANGUAGE, RENAMED, {"ForCausalLM": "Tele-AI/TeleChat2-3B"}),
-    "Granite": Family(LANGUAGE, TRANSFORMERS, {"ForCausalLM": "ibm-granite/granite-3.3-2b-instruct"}),
-    "Qwen2": Family(
-        DECODER,
-        TRANSFORMERS,
+    "Aquila": SupportedFamily(LANGUAGE_MODEL_SUFFIXES, VS_RENAMED_LLAMA, {"ForCausalLM": "BAAI/AquilaChat-7B"}),
+    "Cwm": SupportedFamily(LANGUAGE_MODEL_SUFFIXES, VS_TRANSFORMERS, {"ForCausalLM": "facebook/cwm"}),
+    "InternLM": SupportedFamily(LANGUAGE_MODEL_SUFFIXES, VS_RENAMED_LLAMA, {"ForCausalLM": "internlm/internlm-7b"}),
+    "InternLM3": SupportedFamily(
+        LANGUAGE_MODEL_SUFFIXES, VS_RENAMED_LLAMA, {"ForCausalLM": "internlm/internlm3-8b-instruct"}
+    ),
+    "LLaMA": SupportedFamily(LANGUAGE_MODEL_SUFFIXES, VS_RENAMED_LLAMA),
+    "Xverse": SupportedFamily(LANGUAGE_MODEL_SUFFIXES, VS_RENAMED_LLAMA, {"ForCausalLM": "xverse/XVERSE-7B-Chat"}),
+    "DeciLM": SupportedFamily(
+        LANGUAGE_MODEL_SUFFIXES,
+        VS_RENAMED_LLAMA,
+        {"ForCausalLM": "Deci/DeciLM-7B, nvidia/Llama-3_1-Nemotron-51B-Instruct"},
+    ),
+    "TeleChat": SupportedFamily(LANGUAGE_MODEL_SUFFIXES, "as TeleChat2ForCausalLM, which it is but for the name"),
+    "TeleChat2": SupportedFamily(LANGUAGE_MODEL_SUFFIXES, VS_RENAMED_LLAMA, {"ForCausalLM": "Tele-AI/TeleChat2-3B"}),
+    "Granite": SupportedFamily(
+        LANGUAGE_MODEL_SUFFIXES, VS_TRANSFORMERS, {"ForCausalLM": "ibm-granite/granite-3.3-2b-instruct"}
+    ),
+    "Qwen2": SupportedFamily(
+        DECODER_SUFFIXES,
+        VS_TRANSFORMERS,
         {
             "Model": "ssmits/Qwen2-7B-Instruct-embed-base",
             "ForCausalLM": "Alibaba-NLP/gte-Qwen2-1.5B-instruct, mixedbread-ai/mxbai-rerank-base-v2 (reranker)",
             "ForSequenceClassification": "jason9693/Qwen2.5-1.5B-apeach",
         },
     ),
-    "Qwen3": Family(
-        DECODER,
-        TRANSFORMERS,
+    "Qwen3": SupportedFamily(
+        DECODER_SUFFIXES,
+        VS_TRANSFORMERS,
         {
             "ForCausalLM": "Qwen/Qwen3-Embedding-0.6B, Qwen/Qwen3-Reranker-0.6B (reranker)",
             "ForSequenceClassification": "tomaarsen/Qwen3-Reranker-0.6B-seq-cls, Skywork/Skywork-Reward-V2-Qwen3-0.6B",
             "ForTokenClassification": "bd2lcco/Qwen3-0.6B-finetuned",
         },
     ),
-    "Qwen2VL": Family(
-        SEEING,
-        TRANSFORMERS,
+    "Qwen2VL": SupportedFamily(
+        VISION_LANGUAGE_SUFFIXES,
+        VS_TRANSFORMERS,
         {"ForConditionalGeneration": "MrLight/dse-qwen2-2b-mrl-v1, TIGER-Lab/VLM2Vec-Qwen2VL-2B"},
     ),
-    "Qwen2_5_VL": Family(
-        SEEING,
-        TRANSFORMERS,
+    "Qwen2_5_VL": SupportedFamily(
+        VISION_LANGUAGE_SUFFIXES,
+        VS_TRANSFORMERS,
         {
             "ForConditionalGeneration": "jinaai/jina-embeddings-v4-vllm-retrieval",
             "ForSequenceClassification": "muziyongshixin/Qwen2.5-VL-7B-for-VideoCls",
         },
     ),
-    "Qwen3VL": Family(
-        SEEING,
-        TRANSFORMERS,
+    "Qwen3VL": SupportedFamily(
+        VISION_LANGUAGE_SUFFIXES,
+        VS_TRANSFORMERS,
         {
             "ForConditionalGeneration": "Qwen/Qwen3-VL-Embedding-2B, Qwen/Qwen3-VL-Reranker-2B (reranker)",
             "ForSequenceClassification": "Qwen/Qwen3-VL-Reranker-2B by vLLM's override",
         },
     ),
-    "Qwen3VLMoe": Family(
+    "Qwen3VLMoe": SupportedFamily(
         ("Model", "ForConditionalGeneration"),
-        TRANSFORMERS,
+        VS_TRANSFORMERS,
         {"ForConditionalGeneration": "Qwen/Qwen3-VL-30B-A3B-Instruct"},
     ),
-    "Qwen3_5": Family(
+    "Qwen3_5": SupportedFamily(
         ("Model", "ForConditionalGeneration", "ForCausalLM", "ForSequenceClassification"),
-        TRANSFORMERS,
+        VS_TRANSFORMERS,
         {"ForConditionalGeneration": "Qwen/Qwen3.5-0.8B, Qwen/Qwen3.5-4B"},
     ),
-    "Qwen3_5Text": Family(("Model", "ForSequenceClassification"), TRANSFORMERS),
-    "Qwen2Moe": Family(DECODER, TRANSFORMERS, {"ForCausalLM": "Qwen/Qwen1.5-MoE-A2.7B"}),
-    "Qwen3Moe": Family(DECODER, TRANSFORMERS, {"ForCausalLM": "Qwen/Qwen3-30B-A3B"}),
-    "Mixtral": Family(DECODER, TRANSFORMERS, {"ForCausalLM": "mistralai/Mixtral-8x7B-v0.1"}),
-    "Gemma": Family(DECODER, TRANSFORMERS, {"ForCausalLM": "BAAI/bge-reranker-v2-gemma (reranker)"}),
-    "Gemma2": Family(DECODER, TRANSFORMERS, {"Model": "BAAI/bge-multilingual-gemma2"}),
-    "Gemma3": Family(("ForCausalLM",), TRANSFORMERS, {"ForCausalLM": "google/gemma-3-1b-it"}),
-    "Gemma3Text": Family(("Model", "ForSequenceClassification"), TRANSFORMERS, {"Model": "google/embeddinggemma-300m"}),
-    "PaliGemma": Family(
+    "Qwen3_5Text": SupportedFamily(("Model", "ForSequenceClassification"), VS_TRANSFORMERS),
+    "Qwen2Moe": SupportedFamily(DECODER_SUFFIXES, VS_TRANSFORMERS, {"ForCausalLM": "Qwen/Qwen1.5-MoE-A2.7B"}),
+    "Qwen3Moe": SupportedFamily(DECODER_SUFFIXES, VS_TRANSFORMERS, {"ForCausalLM": "Qwen/Qwen3-30B-A3B"}),
+    "Mixtral": SupportedFamily(DECODER_SUFFIXES, VS_TRANSFORMERS, {"ForCausalLM": "mistralai/Mixtral-8x7B-v0.1"}),
+    "Gemma": SupportedFamily(
+        DECODER_SUFFIXES, VS_TRANSFORMERS, {"ForCausalLM": "BAAI/bge-reranker-v2-gemma (reranker)"}
+    ),
+    "Gemma2": SupportedFamily(DECODER_SUFFIXES, VS_TRANSFORMERS, {"Model": "BAAI/bge-multilingual-gemma2"}),
+    "Gemma3": SupportedFamily(("ForCausalLM",), VS_TRANSFORMERS, {"ForCausalLM": "google/gemma-3-1b-it"}),
+    "Gemma3Text": SupportedFamily(
+        ("Model", "ForSequenceClassification"), VS_TRANSFORMERS, {"Model": "google/embeddinggemma-300m"}
+    ),
+    "PaliGemma": SupportedFamily(
         ("Model", "ForConditionalGeneration"),
-        TRANSFORMERS,
+        VS_TRANSFORMERS,
         {"ForConditionalGeneration": "google/paligemma-3b-pt-448, google/paligemma2-3b-pt-448"},
     ),
-    "Phi3": Family(DECODER, TRANSFORMERS, {"ForCausalLM": "microsoft/Phi-3-mini-4k-instruct"}),
-    "GPT2": Family(
+    "Phi3": SupportedFamily(DECODER_SUFFIXES, VS_TRANSFORMERS, {"ForCausalLM": "microsoft/Phi-3-mini-4k-instruct"}),
+    "GPT2": SupportedFamily(
         ("Model", "ForSequenceClassification", "ForTokenClassification"),
-        TRANSFORMERS,
+        VS_TRANSFORMERS,
         {"ForSequenceClassification": "nie3e/sentiment-polish-gpt2-small"},
     ),
-    "InternLM2": Family(
-        (*LANGUAGE, "ForSequenceClassification", "ForRewardModel"),
-        RENAMED,
+    "InternLM2": SupportedFamily(
+        (*LANGUAGE_MODEL_SUFFIXES, "ForSequenceClassification", "ForRewardModel"),
+        VS_RENAMED_LLAMA,
         {"ForCausalLM": "internlm/internlm2-1_8b", "ForRewardModel": "internlm/internlm2-1_8b-reward"},
     ),
-    "Olmo": Family((*LANGUAGE, "ForSequenceClassification"), TRANSFORMERS, {"ForCausalLM": "allenai/OLMo-7B-hf"}),
-    "Olmo2": Family((*LANGUAGE, "ForSequenceClassification"), TRANSFORMERS, {"ForCausalLM": "allenai/OLMo-2-1124-7B"}),
-    "Olmo3": Family(
-        (*LANGUAGE, "ForSequenceClassification"), TRANSFORMERS, {"ForCausalLM": "allenai/Olmo-3-7B-Instruct"}
+    "Olmo": SupportedFamily(
+        (*LANGUAGE_MODEL_SUFFIXES, "ForSequenceClassification"), VS_TRANSFORMERS, {"ForCausalLM": "allenai/OLMo-7B-hf"}
     ),
-    "Glm": Family(DECODER, TRANSFORMERS, {"ForCausalLM": "THUDM/glm-4-9b-chat-hf"}),
-    "Lfm2": Family(
-        LANGUAGE,
-        TRANSFORMERS,
+    "Olmo2": SupportedFamily(
+        (*LANGUAGE_MODEL_SUFFIXES, "ForSequenceClassification"),
+        VS_TRANSFORMERS,
+        {"ForCausalLM": "allenai/OLMo-2-1124-7B"},
+    ),
+    "Olmo3": SupportedFamily(
+        (*LANGUAGE_MODEL_SUFFIXES, "ForSequenceClassification"),
+        VS_TRANSFORMERS,
+        {"ForCausalLM": "allenai/Olmo-3-7B-Instruct"},
+    ),
+    "Glm": SupportedFamily(DECODER_SUFFIXES, VS_TRANSFORMERS, {"ForCausalLM": "THUDM/glm-4-9b-chat-hf"}),
+    "Lfm2": SupportedFamily(
+        LANGUAGE_MODEL_SUFFIXES,
+        VS_TRANSFORMERS,
         {"Model": "LiquidAI/LFM2-ColBERT-350M (ColBERT, by its files)", "ForCausalLM": "LiquidAI/LFM2-1.2B"},
     ),
-    "Lfm2Bidirectional": Family(
+    "Lfm2Bidirectional": SupportedFamily(
         ("Model",),
         "Transformers' LFM2 without its masks",
         {"Model": "LiquidAI/LFM2.5-Embedding-350M, LiquidAI/LFM2.5-ColBERT-350M (ColBERT, by its files)"},
     ),
-    "Jamba": Family(
-        (*LANGUAGE, "ForSequenceClassification"),
-        TRANSFORMERS,
+    "Jamba": SupportedFamily(
+        (*LANGUAGE_MODEL_SUFFIXES, "ForSequenceClassification"),
+        VS_TRANSFORMERS,
         {"ForSequenceClassification": "ai21labs/Jamba-tiny-reward-dev"},
     ),
-    "DeepseekV3": Family(DECODER, TRANSFORMERS),
-    "DeepseekV3Bidirectional": Family(
+    "DeepseekV3": SupportedFamily(DECODER_SUFFIXES, VS_TRANSFORMERS),
+    "DeepseekV3Bidirectional": SupportedFamily(
         ("Model",),
         "Transformers' DeepSeek without its mask",
         {"Model": "ai-sage/Giga-Embeddings-instruct-10B-A1.8B-0826"},
@@ -307,11 +345,11 @@ FAMILIES = {
 }
 
 # names that stand for themselves -> models, and what they were compared with
-NAMED = {
+SUPPORTED_NAMES = {
     "HF_ColBERT": ("answerdotai/answerai-colbert-small-v1, colbert-ir/colbertv2.0", "what ColBERT does, done plainly"),
-    "ColBERTModernBertModel": ("lightonai/GTE-ModernColBERT-v1 by vLLM's override", PYLATE),
+    "ColBERTModernBertModel": ("lightonai/GTE-ModernColBERT-v1 by vLLM's override", VS_PYLATE),
     "ColBERTJinaRobertaModel": ("jinaai/jina-colbert-v2 by vLLM's override", "what ColBERT does, done plainly"),
-    "ColBERTLfm2Model": ("LiquidAI/LFM2-ColBERT-350M by vLLM's override", PYLATE),
+    "ColBERTLfm2Model": ("LiquidAI/LFM2-ColBERT-350M by vLLM's override", VS_PYLATE),
     "ColQwen3": ("TomoroAI/tomoro-colqwen3-embed-4b", "Transformers' Qwen3-VL below the projection"),
     "ColQwen3_5": (
         "athrael-soju/colqwen3.5-4.5B-v3, vultr/VultronRetrieverPrime-Qwen3.5-8B",
@@ -319,8 +357,8 @@ NAMED = {
     ),
     "OpsColQwen3Model": ("OpenSearch-AI/Ops-Colqwen3-4B", "Transformers' Qwen3-VL below the projection"),
     "Qwen3VLNemotronEmbedModel": ("nvidia/nemotron-colembed-vl-4b-v2", "Transformers' Qwen3-VL, with and without mask"),
-    "ColPaliForRetrieval": ("vidore/colpali-v1.3-hf", TRANSFORMERS),
-    "ColModernVBertForRetrieval": ("ModernVBERT/colmodernvbert-merged", TRANSFORMERS),
+    "ColPaliForRetrieval": ("vidore/colpali-v1.3-hf", VS_TRANSFORMERS),
+    "ColModernVBertForRetrieval": ("ModernVBERT/colmodernvbert-merged", VS_TRANSFORMERS),
     "BgeM3EmbeddingModel": ("BAAI/bge-m3 by vLLM's override", "Transformers' XLM-RoBERTa below the two heads"),
     "LlamaNemotronVLModel": (
         "nvidia/llama-nemotron-embed-vl-1b-v2",
@@ -330,7 +368,7 @@ NAMED = {
         "nvidia/llama-nemotron-rerank-vl-1b-v2",
         "Transformers' SigLIP and Llama without its mask, joined plainly",
     ),
-    "LlavaNextForConditionalGeneration": ("royokong/e5-v", TRANSFORMERS),
+    "LlavaNextForConditionalGeneration": ("royokong/e5-v", VS_TRANSFORMERS),
     "Phi3VForCausalLM": ("TIGER-Lab/VLM2Vec-Full", "Transformers' CLIP and Phi-3, joined plainly"),
     "GritLM": ("parasail-ai/GritLM-7B-vllm", "Transformers' Mistral without its mask"),
     "VoyageQwen3BidirectionalEmbedModel": ("voyageai/voyage-4-nano", "Transformers' Qwen3 without its mask"),
@@ -340,24 +378,24 @@ NAMED = {
     ),
     "JinaForRanking": ("jinaai/jina-reranker-v3", "Transformers' Qwen3 below the projector"),
     "JinaVLForRanking": ("jinaai/jina-reranker-m0", "Transformers' Qwen2-VL below the head"),
-    "ColQwen2ForRetrieval": ("vidore/colqwen2-v1.0-hf", TRANSFORMERS),
-    "GPT2LMHeadModel": ("openai-community/gpt2", TRANSFORMERS),
+    "ColQwen2ForRetrieval": ("vidore/colqwen2-v1.0-hf", VS_TRANSFORMERS),
+    "GPT2LMHeadModel": ("openai-community/gpt2", VS_TRANSFORMERS),
     "Qwen2ForProcessRewardModel": ("Qwen/Qwen2.5-Math-PRM-7B", "Transformers' Qwen2 below the head"),
     "Qwen2ForRewardModel": ("Qwen/Qwen2.5-Math-RM-72B", "Transformers' Qwen2 below the head"),
 }
 
 # further libraries beside which single names were run, most of them with real weights
-ALSO = {
+ALSO_VERIFIED_WITH = {
     **dict.fromkeys(
         [
             f"{stem}ForSequenceClassification"
             for stem in ("Roberta", "ModernBert", "Camembert", "DistilBert", "MPNet", "Albert", "Electra")
         ],
-        CROSS_ENCODER,
+        VS_CROSS_ENCODER,
     ),
-    **dict.fromkeys(("DebertaForSequenceClassification", "DebertaV2ForSequenceClassification"), CROSS_ENCODER),
+    **dict.fromkeys(("DebertaForSequenceClassification", "DebertaV2ForSequenceClassification"), VS_CROSS_ENCODER),
     "BertModel": "Sentence Transformers on the weights of all-MiniLM-L6-v2: vectors, STS, SciFact",
-    "BertForSequenceClassification": f"{CROSS_ENCODER} on the weights of ms-marco-MiniLM-L12-v2: scores, SciFact",
+    "BertForSequenceClassification": f"{VS_CROSS_ENCODER} on the weights of ms-marco-MiniLM-L12-v2: scores, SciFact",
     "BertForTokenClassification": "entities: the pipeline of Transformers",
     "BertForMaskedLM": "Sentence Transformers' SparseEncoder on the weights of splade-tiny",
     "DistilBertForMaskedLM": "Sentence Transformers' SparseEncoder",
@@ -367,7 +405,7 @@ ALSO = {
 }
 
 # the largest difference from vLLM's answers: tiny random float32 checkpoints on its CPU build
-VLLM = {
+VLLM_DIFFERENCES = {
     "BertModel": "2e-7",
     "BertForSequenceClassification": "1e-6",
     "BertForTokenClassification": "2e-6",
@@ -421,16 +459,16 @@ VLLM = {
 }
 
 
-def rows() -> Iterator[Row]:
+def iter_supported_models() -> Iterator[SupportedModel]:
     """Every architecture there is, families first."""
-    for stem, family in FAMILIES.items():
+    for stem, family in SUPPORTED_FAMILIES.items():
         for suffix in family.suffixes:
-            name, form = f"{stem}{suffix}", family.forms.get(suffix) or form_of(suffix)
-            yield Row(name, form, family.models.get(suffix, ""), _compared(name, family.compared))
-    for name, (models, compared) in NAMED.items():
-        yield Row(name, NAMES[name][1], models, _compared(name, compared))
+            name, form = f"{stem}{suffix}", family.kinds.get(suffix) or kind_from_name(suffix)
+            yield SupportedModel(name, form, family.models.get(suffix, ""), _verified_with(name, family.verified_with))
+    for name, (models, compared) in SUPPORTED_NAMES.items():
+        yield SupportedModel(name, EXACT_NAMES[name][1], models, _verified_with(name, compared))
 
 
-def _compared(name: str, by_tests: str) -> str:
-    vllm = f"vLLM {VLLM_VERSION} (within {VLLM[name]})" if name in VLLM else None
-    return "; ".join(filter(None, (by_tests, ALSO.get(name), vllm)))
+def _verified_with(name: str, by_tests: str) -> str:
+    vllm = f"vLLM {VLLM_VERSION} (within {VLLM_DIFFERENCES[name]})" if name in VLLM_DIFFERENCES else None
+    return "; ".join(filter(None, (by_tests, ALSO_VERIFIED_WITH.get(name), vllm)))

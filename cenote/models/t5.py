@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cenote.layers.spec import BackboneSpec, BiasSpec
-from cenote.models.architecture import Architecture, HFConfig, linear_head
+from cenote.layers.spec import BackboneSpec, RelativeBiasSpec
+from cenote.models.architecture import Architecture, HFConfig, make_linear_head
 
 
 def t5(config: HFConfig) -> Architecture:
@@ -30,22 +30,22 @@ def t5(config: HFConfig) -> Architecture:
             num_heads=config.num_heads,
             head_dim=config.get("d_kv", 64),
             scale=1.0,  # folded into the weights
-            bias=BiasSpec(
+            relative_bias=RelativeBiasSpec(
                 num_buckets=config.get("relative_attention_num_buckets", 32),
                 max_distance=config.get("relative_attention_max_distance", 128),
             ),
             activation="gelu_new" if gated and activation == "gelu" else activation,
-            gated=bool(gated),
+            is_gated_mlp=bool(gated),
             norm="rms",
             norm_eps=config.get("layer_norm_epsilon", 1e-6),
         ),
         weights=weights,
-        also=({**weights, "embed.tokens": "encoder.embed_tokens"},),
+        alternative_weights=({**weights, "embed.tokens": "encoder.embed_tokens"},),
         prefixes=("transformer.", "model.", ""),
-        unused=("decoder.*", "lm_head.*", "encoder.embed_tokens.*", "classifier.*"),
-        token_head=linear_head("classifier"),
+        unused_weights=("decoder.*", "lm_head.*", "encoder.embed_tokens.*", "classifier.*"),
+        token_head=make_linear_head("classifier"),
     )
 
 
 def mt5(config: HFConfig) -> Architecture:
-    return t5(config.otherwise(feed_forward_proj="gated-gelu"))
+    return t5(config.with_defaults(feed_forward_proj="gated-gelu"))

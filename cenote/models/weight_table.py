@@ -10,21 +10,21 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class DerivedWeight:
     """A parameter that is computed from tensors of the checkpoint: transposed, reordered, stacked."""
 
-    names: tuple[str, ...]
-    make: Callable[..., Tensor]  # takes the tensors of these names, gives the parameter
+    source_names: tuple[str, ...]
+    derive: Callable[..., Tensor]  # takes the tensors of these names, gives the parameter
 
 
 # our name -> the checkpoint's; `*` is the layer number, a list is concatenated along the rows
-WeightTable: TypeAlias = Mapping[str, "str | list[str] | Made"]
+WeightTable: TypeAlias = Mapping[str, "str | list[str] | DerivedWeight"]
 
 
-def transposed(name: str) -> Made:
+def transposed_weight(name: str) -> DerivedWeight:
     """A matrix that is stored the other way round; a bias has only one way."""
-    return Made((name,), turned_over)
+    return DerivedWeight((name,), transpose)
 
 
-def turned_over(stored: Tensor) -> Tensor:
+def transpose(stored: Tensor) -> Tensor:
     return stored.T if stored.dim() == 2 else stored

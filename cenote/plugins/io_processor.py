@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
-from cenote.protocol.requests import PoolingParams
+from cenote.protocol.params import PoolingParams
 
 Data = TypeVar("Data")
 Result = TypeVar("Result")
 
 # names that plugins of older releases of the reference use, and today's
-OLDER_NAMES = {
+DEPRECATED_METHODS = {
     "parse_request": "parse_data",
     "validate_or_generate_params": "merge_pooling_params",
     "output_to_response": "post_process",
@@ -62,13 +62,13 @@ class IOProcessor(ABC, Generic[Data, Result]):
         return self.post_process([output for _, output in numbered], request_id, **kwargs)
 
 
-def method(plugin: object, name: str) -> Callable[..., Any]:
+def get_method(plugin: object, name: str) -> Callable[..., Any]:
     """A plugin's own method; for one that does not inherit from us and has none, our default."""
     own = getattr(plugin, name, None)
     return own if callable(own) else partial(getattr(IOProcessor, name), plugin)
 
 
-def overrides(plugin: object, name: str) -> bool:
+def has_override(plugin: object, name: str) -> bool:
     """Whether a plugin brings this method along instead of leaving it to the default."""
     own = getattr(type(plugin), name, None)
     return own is not None and own is not getattr(IOProcessor, name)

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Numbers, texts, lists and dicts, made of models, dataclasses, tensors and arrays; bytes become base64."""
     if isinstance(value, Enum):
         value = value.value
@@ -25,13 +25,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         return b64encode(value).decode()
     if isinstance(value, Mapping):
-        return {_key(key): plain(item) for key, item in value.items()}
+        return {_to_json_key(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    return plain(_unwrapped(value))
+        return [to_json_value(item) for item in value]
+    return to_json_value(_unwrap(value))
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrap(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {item.name: getattr(value, item.name) for item in fields(value)}
     for name in ("model_dump", "tolist", "isoformat"):  # of pydantic's models; of tensors and arrays; of dates
@@ -40,9 +40,9 @@ def _unwrapped(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__}, which has no JSON form")
 
 
-def _key(key: object) -> str:
+def _to_json_key(key: object) -> str:
     if isinstance(key, str):
-        return plain(key)  # type: ignore[no-any-return]
+        return to_json_value(key)  # type: ignore[no-any-return]
     if isinstance(key, int) and not isinstance(key, bool):
         return str(key)
     raise TypeError(f"a key that is a {type(key).__name__}; JSON has texts for keys")

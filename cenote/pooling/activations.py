@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cenote.config.engine import Sourced
+from cenote.config.options import Sourced
 from cenote.errors import LoadError
 
 logger = logging.getLogger("cenote")
 
-PACKAGE = "torch.nn.modules."
+TORCH_MODULES_PREFIX = "torch.nn.modules."
 
 
 def normalize(x: Tensor) -> Tensor:
     return F.normalize(x, p=2.0, dim=-1, eps=1e-12)
 
 
-def by_width(x: Tensor) -> Tensor:
+def sigmoid_or_softmax(x: Tensor) -> Tensor:
     """One logit is a yes or no of its own; several compete."""
     return x.sigmoid() if x.shape[-1] < 2 else x.softmax(dim=-1)
 
 
-CLASSIFICATION: dict[str, Callable[[Tensor], Tensor]] = {
-    "auto": by_width,
+CLASSIFICATION_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "auto": sigmoid_or_softmax,
     "sigmoid": torch.sigmoid,
     "identity": lambda x: x,
     "tanh": torch.tanh,
@@ -38,7 +38,7 @@ CLASSIFICATION: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def classification_activation(config: Mapping[str, Any]) -> Sourced[str]:
+def resolve_classification_activation(config: Mapping[str, Any]) -> Sourced[str]:
     """Which activation a classifier's config.json asks for, by name."""
     by_problem = {
         "regression": "identity",
@@ -52,20 +52,23 @@ def classification_activation(config: Mapping[str, Any]) -> Sourced[str]:
         ("sbert_ce_default_activation_function", config.get("sbert_ce_default_activation_function")),
     ):
         if named is not None:
-            return Sourced(_torch_activation(str(named)), f"config.json {key}")
+            return Sourced(_parse_torch_activation(str(named)), f"config.json {key}")
     if config.get("num_labels") == 0:
         logger.warning("config.json says num_labels is 0; its logits are squashed by a sigmoid")
         return Sourced("sigmoid", "config.json num_labels")
     return Sourced("auto", "number of labels")
 
 
-def _torch_activation(qualified: str) -> str:
-    if not qualified.startswith(PACKAGE):
+def _parse_torch_activation(qualified_name: str) -> str:
+    if not qualified_name.startswith(TORCH_MODULES_PREFIX):
         raise LoadError(
-            f"Loading of activation functions is restricted to torch.nn.modules for security reasons: got {qualified!r}"
+            f"Loading of activation functions is restricted to torch.nn.modules for security reasons: got "
+            f"{qualified_name!r}"
         )
-    name = qualified.rsplit(".", 1)[-1].lower()
+    name = qualified_name.rsplit(".", 1)[-1].lower()
     name = "auto" if name in ("sigmoid", "softmax") else name  # by the width that the logits really have
-    if name not in CLASSIFICATION:
-        raise LoadError(f"no activation {qualified!r} for logits; there are: {', '.join(sorted(CLASSIFICATION))}")
+    if name not in CLASSIFICATION_ACTIVATIONS:
+        raise LoadError(
+            f"no activation {qualified_name!r} for logits; there are: {', '.join(sorted(CLASSIFICATION_ACTIVATIONS))}"
+        )
     return name

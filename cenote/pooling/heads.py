@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from cenote.layers.linear import Linear
 from cenote.layers.spec import HeadSpec
 from cenote.packed_batch import PackedBatch
-from cenote.pooling.sparse import by_sequence
+from cenote.pooling.sparse import reduce_by_sequence
 
 
 class Classifier(nn.Module):
@@ -17,13 +17,15 @@ class Classifier(nn.Module):
 
     def __init__(self, spec: HeadSpec, hidden_size: int, num_labels: int) -> None:
         super().__init__()
-        self.whole_per_token = spec.whole_per_token
-        self.dense_first = spec.dense_first
+        self.whole_per_token = spec.full_head_per_token
+        self.dense_first = spec.pool_after_dense
         size = spec.dense_size or hidden_size
         self.dense = (
-            Linear(hidden_size, size, bias=spec.dense_bias, activation=spec.dense_activation) if spec.dense else None
+            Linear(hidden_size, size, bias=spec.dense_bias, activation=spec.dense_activation)
+            if spec.has_dense
+            else None
         )
-        self.norm = nn.LayerNorm(size, eps=spec.norm_eps, bias=spec.norm_bias) if spec.norm else None
+        self.norm = nn.LayerNorm(size, eps=spec.norm_eps, bias=spec.norm_bias) if spec.has_norm else None
         self.classifier = Linear(size, num_labels, bias=bool(spec.bias))
 
     def forward(self, x: Tensor, columns: list[int] | None = None) -> Tensor:
@@ -44,7 +46,7 @@ class Classifier(nn.Module):
         return logits
 
 
-class Residual(nn.Module):
+class ResidualLayer(nn.Module):
     """A layer to whose output its input is added, through a matrix where their sizes differ."""
 
     def __init__(self, layer: nn.Module, matrix: Tensor | None) -> None:
@@ -56,7 +58,7 @@ class Residual(nn.Module):
         return self.layer(x) + (x if self.matrix is None else F.linear(x, self.matrix))  # type: ignore[no-any-return]
 
 
-class VocabularyWeights(nn.Module):
+class SpladeHead(nn.Module):
     """SPLADE: for every entry of the vocabulary log(1 + logit) of the token that wants it most, or of all tokens."""
 
     def __init__(self, head: Classifier, *, strategy: str = "max", num_logs: int = 1) -> None:
@@ -65,7 +67,7 @@ class VocabularyWeights(nn.Module):
         self.strategy = strategy  # "max" or "sum"
         self.num_logs = num_logs
 
-    def forward(self, hidden: Tensor, batch: PackedBatch, members: list[int]) -> Tensor:
+    def forward(self, hidden: Tensor, batch: PackedBatch, seq_indices: list[int]) -> Tensor:
         """[members, vocabulary]"""
         last = self.head.classifier
         pool = torch.amax if self.strategy == "max" else torch.sum
@@ -74,14 +76,14 @@ class VocabularyWeights(nn.Module):
             return F.linear(self.head.first_layers(states), last.weight)
 
         def weigh(states: Tensor) -> Tensor:
-            return self._weights(logits(states))
+            return self._compute_weights(logits(states))
 
         # the largest logit has the largest weight, so that the others need neither bias nor logarithm
         late = self.strategy == "max"
-        pooled = by_sequence(logits if late else weigh, pool, last.out_features, hidden, batch, members)
-        return self._weights(pooled) if late else pooled
+        pooled = reduce_by_sequence(logits if late else weigh, pool, last.out_features, hidden, batch, seq_indices)
+        return self._compute_weights(pooled) if late else pooled
 
-    def _weights(self, logits: Tensor) -> Tensor:
+    def _compute_weights(self, logits: Tensor) -> Tensor:
         weights = logits.float()
         if self.head.classifier.bias is not None:
             weights = weights.add_(self.head.classifier.bias)
@@ -99,10 +101,10 @@ class Heads(nn.Module):
         projector: nn.Module | None = None,
         token_projector: nn.Module | None = None,
         classifier: Classifier | None = None,
-        vocabulary: VocabularyWeights | None = None,
+        splade: SpladeHead | None = None,
     ) -> None:
         super().__init__()
         self.projector = projector  # of the vector of a sequence
         self.token_projector = token_projector  # of the vector of a token
         self.classifier = classifier
-        self.vocabulary = vocabulary
+        self.splade = splade

@@ -7,70 +7,70 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cenote.kernels.gpu.triton_support import usable
+from cenote.kernels.gpu.triton_support import can_use_triton
 from cenote.packed_batch import PackedBatch
 from cenote.utils.registry import Registry
 
-Method = Callable[[Tensor, PackedBatch], Tensor]  # [tokens, hidden] -> [size, hidden]
-METHODS: Registry[Method] = Registry("pooling method")
-method = METHODS.register
+PoolingMethod = Callable[[Tensor, PackedBatch], Tensor]  # [tokens, hidden] -> [size, hidden]
+POOLING_METHODS: Registry[PoolingMethod] = Registry("pooling method")
+register_method = POOLING_METHODS.register
 
 
-@method("CLS")
+@register_method("CLS")
 def cls(hidden: Tensor, batch: PackedBatch) -> Tensor:
     """The first token that takes part; behind a prompt that is left out it is the text's own first."""
-    first = batch.offsets[:-1]
-    return hidden[first if batch.skip is None else first + batch.skip]
+    first = batch.cu_seqlens[:-1]
+    return hidden[first if batch.num_unpooled is None else first + batch.num_unpooled]
 
 
-@method("LAST")
+@register_method("LAST")
 def last(hidden: Tensor, batch: PackedBatch) -> Tensor:
-    return hidden[batch.offsets[1:] - 1]
+    return hidden[batch.cu_seqlens[1:] - 1]
 
 
-@method("MEAN")
+@register_method("MEAN")
 def mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
-    return _sum(hidden, batch) / _count(batch)
+    return _sum_by_sequence(hidden, batch) / _count_pooled_tokens(batch)
 
 
-@method("MEAN_SQRT_LEN")
+@register_method("MEAN_SQRT_LEN")
 def mean_sqrt_len(hidden: Tensor, batch: PackedBatch) -> Tensor:
-    return _sum(hidden, batch) / _count(batch).sqrt()
+    return _sum_by_sequence(hidden, batch) / _count_pooled_tokens(batch).sqrt()
 
 
-@method("WEIGHTEDMEAN")
+@register_method("WEIGHTEDMEAN")
 def weighted_mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
     """Later tokens count more: the weight of a token is its place in the sequence, from 1."""
     places = (batch.positions + 1).float()[:, None]
-    return _sum(hidden.float() * places, batch) / _sum(places, batch)
+    return _sum_by_sequence(hidden.float() * places, batch) / _sum_by_sequence(places, batch)
 
 
-@method("MAX")
-def maximum(hidden: Tensor, batch: PackedBatch) -> Tensor:
+@register_method("MAX")
+def max_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
     wide = hidden.float()
-    if batch.skip is not None:
-        wide = wide.masked_fill(~_kept(batch, batch.skip)[:, None], -torch.inf)
-    return torch.segment_reduce(wide, "max", offsets=batch.offsets)
+    if batch.num_unpooled is not None:
+        wide = wide.masked_fill(~_make_pooled_mask(batch, batch.num_unpooled)[:, None], -torch.inf)
+    return torch.segment_reduce(wide, "max", offsets=batch.cu_seqlens)
 
 
-def _sum(hidden: Tensor, batch: PackedBatch) -> Tensor:
+def _sum_by_sequence(hidden: Tensor, batch: PackedBatch) -> Tensor:
     # thousands of values are added up: accumulate in float32 whatever the model runs in
-    if usable(hidden) and hidden.stride(-1) == 1:
+    if can_use_triton(hidden) and hidden.stride(-1) == 1:
         from cenote.kernels.gpu.segment_sum import sum_by_sequence
 
-        return sum_by_sequence(hidden, batch.offsets, batch.skip)
+        return sum_by_sequence(hidden, batch.cu_seqlens, batch.num_unpooled)
     wide = hidden.float()
-    if batch.skip is not None:
-        wide = wide * _kept(batch, batch.skip)[:, None]
-    return torch.segment_reduce(wide, "sum", offsets=batch.offsets)
+    if batch.num_unpooled is not None:
+        wide = wide * _make_pooled_mask(batch, batch.num_unpooled)[:, None]
+    return torch.segment_reduce(wide, "sum", offsets=batch.cu_seqlens)
 
 
-def _count(batch: PackedBatch) -> Tensor:
+def _count_pooled_tokens(batch: PackedBatch) -> Tensor:
     """[size, 1], the tokens that take part."""
-    count = batch.lengths if batch.skip is None else batch.lengths - batch.skip
+    count = batch.seq_lens if batch.num_unpooled is None else batch.seq_lens - batch.num_unpooled
     return count.float()[:, None]
 
 
-def _kept(batch: PackedBatch, skip: Tensor) -> Tensor:
+def _make_pooled_mask(batch: PackedBatch, num_unpooled: Tensor) -> Tensor:
     """[tokens], whether a token takes part."""
-    return batch.positions >= skip[batch.owner]
+    return batch.positions >= num_unpooled[batch.segment_ids]

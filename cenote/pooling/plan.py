@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cenote.config.engine import PoolerConfig, Sourced
+from cenote.config.options import Sourced
+from cenote.config.pooler import PoolerConfig
 from cenote.errors import BadRequest, LoadError, Unsupported
-from cenote.pooling.methods import METHODS
-from cenote.protocol.requests import Options, PoolingParams, Task
+from cenote.pooling.methods import POOLING_METHODS
+from cenote.protocol.params import PoolingOptions, PoolingParams, Task
 
-TOKEN_METHODS = ("ALL", "STEP")
-FLAG = "pooler config"
-GIVEN = ("use_activation", "dimensions", "step_tag_id", "returned_token_ids")
+TOKEN_POOLING_TYPES = ("ALL", "STEP")
+POOLER_CONFIG_SOURCE = "pooler config"
+PARAM_NAMES = ("use_activation", "dimensions", "step_tag_id", "returned_token_ids")
 
 
 @dataclass(frozen=True, slots=True)
-class PoolingFiles:
+class PoolingFileSettings:
     """What the files of a Sentence Transformers model say about pooling."""
 
     methods: Sourced[tuple[str, ...]] | None  # several are concatenated
@@ -28,14 +29,14 @@ class PoolingFiles:
 class Matryoshka:
     """Which shorter embeddings the model was trained to give."""
 
-    supported: bool
+    is_supported: bool
     sizes: tuple[int, ...]  # empty: any
     full_size: int
 
-    def check(self, dimensions: int, model: str) -> None:
+    def check_dimensions(self, dimensions: int, model: str) -> None:
         if not isinstance(dimensions, int) or isinstance(dimensions, bool):
             raise BadRequest(f"dimensions is a whole number, got {dimensions!r}", param="dimensions")
-        if not self.supported and dimensions != self.full_size:  # clients that name the size it has change nothing
+        if not self.is_supported and dimensions != self.full_size:  # clients that name the size it has change nothing
             raise Unsupported(
                 f'Model "{model}" does not support matryoshka representation, '
                 "changing output dimensions will lead to poor results."
@@ -58,8 +59,8 @@ class PoolingPlan:
 
     model: str  # the name that messages use
     tasks: tuple[Task, ...]
-    sequence: Sourced[tuple[str, ...]]
-    token: Sourced[str]
+    seq_pooling_types: Sourced[tuple[str, ...]]
+    tok_pooling_type: Sourced[str]
     use_activation: Sourced[bool]
     activation: Sourced[str]  # of logits
     logit_mean: float | None
@@ -68,49 +69,53 @@ class PoolingPlan:
     matryoshka: Matryoshka
     defaults: PoolerConfig
     # token-wise answers without a row for the first or last token where it has this id
-    borders: Mapping[Task, tuple[int | None, int | None]] = field(default_factory=dict)
-    inactive: tuple[Task, ...] = ()  # answers that no activation shapes unless a request asks for it
+    edge_token_ids: Mapping[Task, tuple[int | None, int | None]] = field(default_factory=dict)
+    no_activation_tasks: tuple[Task, ...] = ()  # answers that no activation shapes unless a request asks for it
     scalar_tasks: tuple[Task, ...] = ()  # token-wise answers of one number per token, not one row
-    not_words: tuple[int, ...] = ()  # token ids that have no place in a sparse vector
+    excluded_token_ids: tuple[int, ...] = ()  # token ids that have no place in a sparse vector
 
-    def options_of_all(self, tasks: Sequence[Task], params: PoolingParams | None) -> tuple[Options, ...]:
+    def resolve_options_for_tasks(
+        self, tasks: Sequence[Task], params: PoolingParams | None
+    ) -> tuple[PoolingOptions, ...]:
         """The same for every task of a combined one: each takes of the parameters those that mean something to it."""
         params = params or PoolingParams()
-        valid = [self._valid(task) for task in tasks]
-        self._refuse_foreign("&".join(tasks), [name for name in GIVEN if any(name in names for names in valid)], params)
+        valid = [self._get_valid_params(task) for task in tasks]
+        self._check_params(
+            "&".join(tasks), [name for name in PARAM_NAMES if any(name in names for names in valid)], params
+        )
         return tuple(
-            self.options(task, replace(params, **{name: None for name in GIVEN if name not in names}))
+            self.resolve_options(task, replace(params, **{name: None for name in PARAM_NAMES if name not in names}))
             for task, names in zip(tasks, valid, strict=True)
         )
 
-    def options(self, task: Task, params: PoolingParams | None) -> Options:
+    def resolve_options(self, task: Task, params: PoolingParams | None) -> PoolingOptions:
         """What a request asks, checked and completed."""
         params = params or PoolingParams()
         defaults = self.defaults
-        self._refuse_foreign(task, self._valid(task), params)
+        self._check_params(task, self._get_valid_params(task), params)
         dimensions = None
         if task in ("embed", "token_embed"):
             dimensions = params.dimensions if params.dimensions is not None else defaults.dimensions
         if dimensions is not None:
-            self.matryoshka.check(dimensions, self.model)
+            self.matryoshka.check_dimensions(dimensions, self.model)
         use_activation = params.use_activation
         if use_activation is None:
-            use_activation = self.use_activation.value and task not in self.inactive
-        if self.token.value != "STEP" or task not in ("token_embed", "token_classify"):
-            return Options(use_activation, dimensions)
+            use_activation = self.use_activation.value and task not in self.no_activation_tasks
+        if self.tok_pooling_type.value != "STEP" or task not in ("token_embed", "token_classify"):
+            return PoolingOptions(use_activation, dimensions)
         tag = params.step_tag_id if params.step_tag_id is not None else defaults.step_tag_id
         columns = params.returned_token_ids or defaults.returned_token_ids
-        return Options(use_activation, dimensions, tag, tuple(columns) if columns else None)
+        return PoolingOptions(use_activation, dimensions, tag, tuple(columns) if columns else None)
 
-    def _valid(self, task: Task) -> list[str]:
+    def _get_valid_params(self, task: Task) -> list[str]:
         valid = [] if task == "sparse_embed" else ["use_activation"]
         valid += ["dimensions"] if task in ("embed", "token_embed") else []
-        if self.token.value == "STEP":
+        if self.tok_pooling_type.value == "STEP":
             valid = [*valid, "step_tag_id", "returned_token_ids"]
         return valid
 
-    def _refuse_foreign(self, task: str, valid: Sequence[str], params: PoolingParams) -> None:
-        foreign = [name for name in GIVEN if name not in valid and getattr(params, name) is not None]
+    def _check_params(self, task: str, valid: Sequence[str], params: PoolingParams) -> None:
+        foreign = [name for name in PARAM_NAMES if name not in valid and getattr(params, name) is not None]
         if foreign:
             raise BadRequest(
                 f"Task {task!r} only supports {list(valid)} parameters, does not support {foreign} parameters",
@@ -121,72 +126,75 @@ class PoolingPlan:
 def resolve_plan(
     *,
     model: str,
-    user: PoolerConfig,
-    files: PoolingFiles | None,
+    pooler_config: PoolerConfig,
+    file_settings: PoolingFileSettings | None,
     method: Sourced[str],
     activation: Sourced[str],
     tasks: Sequence[Task],
     matryoshka: Matryoshka,
-    inactive: tuple[Task, ...] = (),
+    no_activation_tasks: tuple[Task, ...] = (),
     step_tag: Sourced[int] | None = None,
     logit_mean: float | None = None,
 ) -> PoolingPlan:
     """Each field by itself: a user's activation leaves the pooling method of the files in force."""
     sequence: Sourced[tuple[str, ...]]
-    if user.seq_pooling_type is not None:
-        sequence = Sourced((_sequence_method(user.seq_pooling_type),), FLAG)
-    elif files is not None and files.methods is not None:
-        sequence = files.methods
+    if pooler_config.seq_pooling_type is not None:
+        sequence = Sourced((_parse_seq_pooling_type(pooler_config.seq_pooling_type),), POOLER_CONFIG_SOURCE)
+    elif file_settings is not None and file_settings.methods is not None:
+        sequence = file_settings.methods
     else:
         sequence = Sourced((method.value,), method.source)
-    if user.use_activation is not None:
-        use_activation = Sourced(user.use_activation, FLAG)
-    elif files is not None and files.normalize is not None:
-        use_activation = files.normalize
+    if pooler_config.use_activation is not None:
+        use_activation = Sourced(pooler_config.use_activation, POOLER_CONFIG_SOURCE)
+    elif file_settings is not None and file_settings.normalize is not None:
+        use_activation = file_settings.normalize
     else:
         use_activation = Sourced(True, "default")
-    token = _token_method(user.tok_pooling_type)
-    if step_tag is not None and user.tok_pooling_type is None:
+    token = _parse_tok_pooling_type(pooler_config.tok_pooling_type)
+    if step_tag is not None and pooler_config.tok_pooling_type is None:
         token = Sourced("STEP", step_tag.source)
-        user = replace(user, step_tag_id=step_tag.value if user.step_tag_id is None else user.step_tag_id)
+        pooler_config = replace(
+            pooler_config,
+            step_tag_id=step_tag.value if pooler_config.step_tag_id is None else pooler_config.step_tag_id,
+        )
     plan = PoolingPlan(
         model=model,
-        tasks=_allowed_tasks(user.task, tuple(tasks)),
-        sequence=sequence,
-        token=token,
+        tasks=_filter_tasks(pooler_config.task, tuple(tasks)),
+        seq_pooling_types=sequence,
+        tok_pooling_type=token,
         use_activation=use_activation,
         activation=activation,
-        logit_mean=logit_mean if user.logit_mean is None else user.logit_mean,
-        logit_sigma=user.logit_sigma,
-        include_prompt=files.include_prompt if files is not None else True,
+        logit_mean=logit_mean if pooler_config.logit_mean is None else pooler_config.logit_mean,
+        logit_sigma=pooler_config.logit_sigma,
+        include_prompt=file_settings.include_prompt if file_settings is not None else True,
         matryoshka=matryoshka,
-        defaults=user,
-        inactive=inactive if user.use_activation is None else (),
+        defaults=pooler_config,
+        no_activation_tasks=no_activation_tasks if pooler_config.use_activation is None else (),
     )
-    if user.dimensions is not None:
-        matryoshka.check(user.dimensions, model)
+    if pooler_config.dimensions is not None:
+        matryoshka.check_dimensions(pooler_config.dimensions, model)
     return plan
 
 
-def _sequence_method(name: str) -> str:
-    if name.upper() not in METHODS:
-        raise LoadError(f"no pooling method is called {name!r}; there are: {', '.join(sorted(METHODS))}")
+def _parse_seq_pooling_type(name: str) -> str:
+    if name.upper() not in POOLING_METHODS:
+        raise LoadError(f"no pooling method is called {name!r}; there are: {', '.join(sorted(POOLING_METHODS))}")
     return name.upper()
 
 
-def _token_method(name: str | None) -> Sourced[str]:
+def _parse_tok_pooling_type(name: str | None) -> Sourced[str]:
     if name is None:
         return Sourced("ALL", "default")
-    if name.upper() not in TOKEN_METHODS:
-        raise LoadError(f"no token pooling is called {name!r}; there are: {', '.join(TOKEN_METHODS)}")
-    return Sourced(name.upper(), FLAG)
+    if name.upper() not in TOKEN_POOLING_TYPES:
+        raise LoadError(f"no token pooling is called {name!r}; there are: {', '.join(TOKEN_POOLING_TYPES)}")
+    return Sourced(name.upper(), POOLER_CONFIG_SOURCE)
 
 
-def _allowed_tasks(wanted: str | None, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    if wanted is None:
+def _filter_tasks(requested_task: str | None, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+    if requested_task is None:
         return tasks
-    parts = {"classify" if part == "score" else part for part in wanted.split("&")}
+    parts = {"classify" if part == "score" else part for part in requested_task.split("&")}
     allowed = tuple(task for task in tasks if task in parts)
     if len(allowed) < len(parts):
-        raise LoadError(f"Unsupported task: {wanted!r} Supported tasks: {tasks}")
+        raise LoadError(f"Unsupported task: {requested_task!r} Supported tasks: {tasks}")
     return allowed

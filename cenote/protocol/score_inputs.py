@@ -7,31 +7,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cenote.errors import InvalidBody, Unsupported
-from cenote.protocol.input_types import Parts, Side
-from cenote.protocol.requests import About
+from cenote.protocol.input_types import ContentParts, ScoreInput
+from cenote.protocol.model_info import ModelInfo
 
 
-def as_sides(given: Any, name: str, about: About) -> list[Side]:
+def parse_score_inputs(value: Any, name: str, model_info: ModelInfo) -> list[ScoreInput]:
     """Everything on one side, which may be a single thing; `name` is the field it came in."""
-    if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
-        return [as_side(given, name, about)]
-    return [as_side(item, f"{name}.{place}", about) for place, item in enumerate(given)]
+    if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
+        return [parse_score_input(value, name, model_info)]
+    return [parse_score_input(item, f"{name}.{place}", model_info) for place, item in enumerate(value)]
 
 
-def as_side(item: Any, name: str, about: About) -> Side:
+def parse_score_input(item: Any, name: str, model_info: ModelInfo) -> ScoreInput:
     if isinstance(item, str):
         return item
     if not isinstance(item, Mapping):
         raise InvalidBody(f"{name}: score compares texts, got {type(item).__name__}", param=f"body.{name}")
-    text, image = item.get("text"), item.get("image") if about.reads_images else None
+    text, image = item.get("text"), item.get("image") if model_info.supports_images else None
     if image is not None:  # as Jina's clients write it
         said = [{"type": "text", "text": text}] if isinstance(text, str) else []
-        return Parts([{"type": "image", "image": image}, *said], f"{_place(name)}.image")
+        return ContentParts([{"type": "image", "image": image}, *said], f"{_format_param_path(name)}.image")
     if isinstance(text, str):
         return text
     if (content := item.get("content")) is not None:
-        return _content(content, f"{name}.content", about)
-    forms = '{"text": ...}, {"image": ...}' if about.reads_images else '{"text": ...}'
+        return _parse_content(content, f"{name}.content", model_info)
+    forms = '{"text": ...}, {"image": ...}' if model_info.supports_images else '{"text": ...}'
     raise InvalidBody(
         f'{name}: expected a text, {forms} or {{"content": [...]}}, got an object with '
         f"{', '.join(map(repr, item)) or 'nothing in it'}",
@@ -39,22 +39,22 @@ def as_side(item: Any, name: str, about: About) -> Side:
     )
 
 
-def _content(content: Any, name: str, about: About) -> Side:
+def _parse_content(content: Any, name: str, model_info: ModelInfo) -> ScoreInput:
     """The content of a message: a text, parts that are all texts and become its lines, or parts with images."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list | tuple) or not content:
         raise InvalidBody(f"{name}: expected a text or a list of parts", param=f"body.{name}")
-    if about.reads_images and not all(map(_is_text, content)):
-        return Parts(content, _place(name))
-    return "\n".join(_part_text(part, f"{name}.{place}", about) for place, part in enumerate(content))
+    if model_info.supports_images and not all(map(_is_text_part, content)):
+        return ContentParts(content, _format_param_path(name))
+    return "\n".join(_parse_text_part(part, f"{name}.{place}", model_info) for place, part in enumerate(content))
 
 
-def _is_text(part: Any) -> bool:
+def _is_text_part(part: Any) -> bool:
     return isinstance(part, str) or (isinstance(part, Mapping) and part.get("type") == "text")
 
 
-def _part_text(part: Any, name: str, about: About) -> str:
+def _parse_text_part(part: Any, name: str, model_info: ModelInfo) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
@@ -62,8 +62,8 @@ def _part_text(part: Any, name: str, about: About) -> str:
         raise InvalidBody(f'{name}: expected a part like {{"type": "text", "text": ...}}', param=f"body.{name}")
     if kind != "text":
         raise Unsupported(
-            f"MultiModalParam is not supported for {about.architecture}: {name} is of type {kind!r}, "
-            f"{about.model} reads only text",
+            f"MultiModalParam is not supported for {model_info.architecture}: {name} is of type {kind!r}, "
+            f"{model_info.name} reads only text",
             param=name,
         )
     if not isinstance(text := part.get("text"), str):
@@ -71,6 +71,6 @@ def _part_text(part: Any, name: str, about: About) -> str:
     return text
 
 
-def _place(name: str) -> str:
+def _format_param_path(name: str) -> str:
     """documents.1.content as documents[1].content, the way parts of messages are named."""
     return re.sub(r"\.(\d+)", r"[\1]", name)

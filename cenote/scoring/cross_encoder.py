@@ -6,34 +6,39 @@ from collections.abc import Mapping
 from typing import Any
 
 from cenote.errors import PoolingError
-from cenote.protocol.input_types import Pair, PartsPair, Side
-from cenote.protocol.requests import Pooled, Scored, ScoreRequest
-from cenote.scoring.scorer import Resources, Scorable, asked, broadcast, scorer
+from cenote.protocol.input_types import MultimodalPair, ScoreInput, TextPair
+from cenote.protocol.requests import ScoreRequest
+from cenote.protocol.results import PoolResult, ScoreResult
+from cenote.scoring.scorer import ScoringContext, ScoringModel, broadcast_queries, make_pool_request, register_scorer
 
 
-@scorer("cross-encoder")
-async def cross_encoder(request: ScoreRequest, engine: Resources, model: Scorable) -> list[Scored | PoolingError]:
-    queries = broadcast(request.queries, len(request.documents))
-    variables = request.variables
+@register_scorer("cross-encoder")
+async def score_cross_encoder(
+    request: ScoreRequest, context: ScoringContext, model: ScoringModel
+) -> list[ScoreResult | PoolingError]:
+    queries = broadcast_queries(request.queries, len(request.documents))
+    variables = request.template_variables
     pairs = [
-        _pair(query, document, request.template, variables)
+        _make_pair(query, document, request.template, variables)
         for query, document in zip(queries, request.documents, strict=True)
     ]
-    answers = await engine.pool(asked(request, "classify", pairs))
-    return [answer if isinstance(answer, PoolingError) else _scored(answer) for answer in answers]
+    answers = await context.pool(make_pool_request(request, "classify", pairs))
+    return [answer if isinstance(answer, PoolingError) else _to_score_result(answer) for answer in answers]
 
 
-def _pair(query: Side, document: Side, template: str | None, variables: Mapping[str, Any]) -> Pair | PartsPair:
+def _make_pair(
+    query: ScoreInput, document: ScoreInput, template: str | None, variables: Mapping[str, Any]
+) -> TextPair | MultimodalPair:
     if isinstance(query, str) and isinstance(document, str):
-        return Pair(query, document, template, variables)
-    return PartsPair(query, document, template, variables)
+        return TextPair(query, document, template, variables)
+    return MultimodalPair(query, document, template, variables)
 
 
-def _scored(answer: Pooled) -> Scored:
-    return Scored(
-        answer.data.item(),
-        answer.token_ids,
-        answer.num_tokens,
-        answer.num_input_tokens,
-        answer.input_tokens_exact,
+def _to_score_result(result: PoolResult) -> ScoreResult:
+    return ScoreResult(
+        result.data.item(),
+        result.token_ids,
+        result.num_tokens,
+        result.num_input_tokens,
+        result.is_input_count_exact,
     )

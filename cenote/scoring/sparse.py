@@ -6,17 +6,20 @@ import torch
 from torch import Tensor
 
 from cenote.errors import PoolingError
-from cenote.protocol.requests import Scored, ScoreRequest
-from cenote.scoring.scorer import Resources, Scorable, scorer
-from cenote.scoring.separate_encoding import compare
+from cenote.protocol.requests import ScoreRequest
+from cenote.protocol.results import ScoreResult
+from cenote.scoring.scorer import ScoringContext, ScoringModel, register_scorer
+from cenote.scoring.separate_encoding import score_separately
 
 
-@scorer("sparse")
-async def sparse(request: ScoreRequest, engine: Resources, model: Scorable) -> list[Scored | PoolingError]:
-    return await compare(request, engine, model, "sparse_embed", common_weight)
+@register_scorer("sparse")
+async def score_sparse(
+    request: ScoreRequest, context: ScoringContext, model: ScoringModel
+) -> list[ScoreResult | PoolingError]:
+    return await score_separately(request, context, model, "sparse_embed", sparse_dot_product)
 
 
-def common_weight(query: Tensor, document: Tensor) -> Tensor:
+def sparse_dot_product(query: Tensor, document: Tensor) -> Tensor:
     """The products of the weights of all ids that are in both, summed. [q, 2], [n, 2] -> []; ids in order."""
     if not len(query) or not len(document):
         return torch.zeros(())

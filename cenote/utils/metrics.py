@@ -8,62 +8,62 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-LARGE = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
+LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+BATCH_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 
-Labels = tuple[str, ...]
+LabelValues = tuple[str, ...]
 
 
 @dataclass(slots=True)
-class Series:
+class MetricSeries:
     """One line of a family, or all lines of a histogram."""
 
-    labels: Labels
+    labels: LabelValues
     value: float = 0.0  # of a histogram: the sum of what was observed
     counts: list[int] = field(default_factory=list)  # of a histogram: how often each bucket, the last one unbounded
 
 
 @dataclass(slots=True)
-class Family:
+class MetricFamily:
     """Everything known under one name."""
 
     name: str
     help: str
     kind: Literal["counter", "gauge", "histogram"]
-    label_names: Labels = ()
+    label_names: LabelValues = ()
     bounds: tuple[float, ...] = ()
-    series: list[Series] = field(default_factory=list)
+    series: list[MetricSeries] = field(default_factory=list)
 
 
-class Metrics:
+class MetricsRegistry:
     """Recorded by the engine at admit, start and finish, and by the server once per reply."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._families: dict[str, Family] = {}
-        self._series: dict[tuple[str, Labels], Series] = {}
+        self._families: dict[str, MetricFamily] = {}
+        self._series: dict[tuple[str, LabelValues], MetricSeries] = {}
         self._gauges: dict[str, Callable[[], float]] = {}
 
-    def counter(self, name: str, text: str, *label_names: str) -> Callable[..., None]:
+    def counter(self, name: str, help_text: str, *label_names: str) -> Callable[..., None]:
         """Declare a counter; what is returned adds to it: `add(labels..., by=1)`."""
-        self._declare(Family(name, text, "counter", label_names))
+        self._declare(MetricFamily(name, help_text, "counter", label_names))
 
         def add(*labels: str, by: float = 1.0) -> None:
             with self._lock:
-                self._at(name, labels).value += by
+                self._get_series(name, labels).value += by
 
         if not label_names:
             add(by=0.0)  # a counter that nothing has counted yet shows 0
         return add
 
-    def histogram(self, name: str, text: str, bounds: tuple[float, ...], *label_names: str) -> Callable[..., None]:
+    def histogram(self, name: str, help_text: str, bounds: tuple[float, ...], *label_names: str) -> Callable[..., None]:
         """Declare a histogram; what is returned observes a value: `observe(value, labels...)`."""
-        self._declare(Family(name, text, "histogram", label_names, bounds))
+        self._declare(MetricFamily(name, help_text, "histogram", label_names, bounds))
 
         def observe(value: float, *labels: str) -> None:
             with self._lock:
-                series = self._at(name, labels)
+                series = self._get_series(name, labels)
                 if not series.counts:
                     series.counts = [0] * (len(bounds) + 1)
                 series.counts[bisect_left(bounds, value)] += 1
@@ -72,33 +72,33 @@ class Metrics:
         return observe
 
     def gauge(
-        self, name: str, text: str, read: Callable[[], float], kind: Literal["gauge", "counter"] = "gauge"
+        self, name: str, help_text: str, read_value: Callable[[], float], kind: Literal["gauge", "counter"] = "gauge"
     ) -> None:
         """Declare a value that is looked up when somebody asks; a counter, where somebody else counts."""
-        self._declare(Family(name, text, kind))
-        self._gauges[name] = read
+        self._declare(MetricFamily(name, help_text, kind))
+        self._gauges[name] = read_value
 
-    def snapshot(self) -> list[Family]:
+    def snapshot(self) -> list[MetricFamily]:
         """A copy of everything, in the order of declaration."""
         values = {name: read() for name, read in self._gauges.items()}
         with self._lock:
             copies = {
-                name: Family(each.name, each.help, each.kind, each.label_names, each.bounds)
+                name: MetricFamily(each.name, each.help, each.kind, each.label_names, each.bounds)
                 for name, each in self._families.items()
             }
             for (name, labels), series in self._series.items():
-                copies[name].series.append(Series(labels, series.value, list(series.counts)))
+                copies[name].series.append(MetricSeries(labels, series.value, list(series.counts)))
         for name, value in values.items():
-            copies[name].series.append(Series((), value))
+            copies[name].series.append(MetricSeries((), value))
         return list(copies.values())
 
-    def _declare(self, family: Family) -> None:
+    def _declare(self, family: MetricFamily) -> None:
         assert family.name not in self._families, f"{family.name} is declared twice"
         self._families[family.name] = family
 
-    def _at(self, name: str, labels: Labels) -> Series:
+    def _get_series(self, name: str, labels: LabelValues) -> MetricSeries:
         key = (name, labels)
         if key not in self._series:
             assert len(labels) == len(self._families[name].label_names), f"{name} has other labels"
-            self._series[key] = Series(labels)
+            self._series[key] = MetricSeries(labels)
         return self._series[key]

@@ -12,9 +12,9 @@ import numpy as np
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.app import build
-from cenote.api.app_state import Service
-from cenote.config.engine import ServerConfig
+from cenote.api.app import build_app
+from cenote.api.app_state import AppState
+from cenote.config.server import ServerConfig
 
 # writes every message as "role: content." and opens the answer's turn with "who:"
 CHAT_TEMPLATE = (
@@ -23,13 +23,13 @@ CHAT_TEMPLATE = (
 )
 
 
-def serve(llm: LLM, **settings: Any) -> TestClient:
-    service = Service(ServerConfig(**settings))
-    service.ready(llm.engine)
-    return TestClient(build(service))
+def make_client(llm: LLM, **settings: Any) -> TestClient:
+    service = AppState(ServerConfig(**settings))
+    service.set_engine(llm.engine)
+    return TestClient(build_app(service))
 
 
-def load(folder: Path, **options: Any) -> LLM:
+def load_llm(folder: Path, **options: Any) -> LLM:
     return LLM(str(folder), dtype="float32", device="cpu", served_model_name="tiny", **options)
 
 
@@ -38,12 +38,12 @@ def add_chat_template(folder: Path, template: str = CHAT_TEMPLATE) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
 
 
-def nulls(body: type[msgspec.Struct]) -> dict[str, None]:
+def null_fields(body: type[msgspec.Struct]) -> dict[str, None]:
     """Every field that may be left out, as null."""
     return {field.encode_name: None for field in msgspec.structs.fields(body) if not field.required}
 
 
-def refused(reply: Any, words: str, param: str | None, status: int = 400) -> None:
+def assert_refused(reply: Any, words: str, param: str | None, status: int = 400) -> None:
     """The reply is an error with these words about this field, in the shape of every kind of client."""
     assert reply.status_code == status, reply.text
     body = reply.json()
@@ -54,5 +54,5 @@ def refused(reply: Any, words: str, param: str | None, status: int = 400) -> Non
     assert body["object"] == "error"
 
 
-def unpacked(text: str, kind: str = "<f4") -> np.ndarray[Any, Any]:
+def decode_base64(text: str, kind: str = "<f4") -> np.ndarray[Any, Any]:
     return np.frombuffer(base64.b64decode(text, validate=True), dtype=kind)

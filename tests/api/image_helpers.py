@@ -15,23 +15,23 @@ from safetensors.torch import load_file, save_file
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.app import build
-from cenote.api.app_state import Service
-from cenote.config.engine import ServerConfig
+from cenote.api.app import build_app
+from cenote.api.app_state import AppState
+from cenote.config.server import ServerConfig
 from cenote.engine.engine import PoolingEngine
-from tests.models.tiny_qwen3_vl import picture, save_tiny_qwen3_vl
+from tests.models.tiny_qwen3_vl import make_image, save_tiny_qwen3_vl
 from tests.tiny import change_config
 
-CAT, DOG = picture(40, 60, seed=1), picture(90, 30, seed=2)
+CAT, DOG = make_image(40, 60, seed=1), make_image(90, 30, seed=2)
 
 
 @contextmanager
-def serving(llm: LLM, **settings: Any) -> Iterator[TestClient]:
+def make_untrusted_client(llm: LLM, **settings: Any) -> Iterator[TestClient]:
     """The same model as a server has it: whoever asks is a stranger, and may name no file."""
     engine = PoolingEngine(llm.engine.model, llm.config)
-    service = Service(ServerConfig(**settings))
-    service.ready(engine)
-    yield TestClient(build(service))
+    service = AppState(ServerConfig(**settings))
+    service.set_engine(engine)
+    yield TestClient(build_app(service))
     engine.stop()
 
 
@@ -49,11 +49,11 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def says(*parts: Any, role: str = "user") -> dict[str, Any]:
+def make_message(*parts: Any, role: str = "user") -> dict[str, Any]:
     return {"role": role, "content": list(parts)}
 
 
-def save_tiny_judge(folder: Path) -> None:
+def save_tiny_vl_reranker(folder: Path) -> None:
     """A Qwen3-VL that has three classes."""
     save_tiny_qwen3_vl(folder)
     tensors = load_file(folder / "model.safetensors")

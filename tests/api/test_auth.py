@@ -16,16 +16,16 @@ from starlette.websockets import WebSocketDisconnect
 
 from cenote import LLM
 from cenote.api import auth as module
-from cenote.api.app import build
-from cenote.api.app_state import Service
-from cenote.api.auth import Keys
-from cenote.api.system_routes import operations
-from cenote.config.engine import ServerConfig
+from cenote.api.app import build_app
+from cenote.api.app_state import AppState
+from cenote.api.auth import ApiKeyStore
+from cenote.api.system_routes import make_system_routes
+from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, LoadError
 
-from .app_client import serve
+from .app_client import make_client
 
-OPEN = ["/health", "/health/live", "/health/ready", "/ping"]
+PUBLIC_ROUTES = ["/health", "/health/live", "/health/ready", "/ping"]
 
 
 def bearer(key: str) -> list[tuple[bytes, bytes]]:
@@ -33,8 +33,8 @@ def bearer(key: str) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.fixture
-def guarded(llm: LLM) -> TestClient:
-    return serve(llm, api_key=("first", "second"))
+def protected(llm: LLM) -> TestClient:
+    return make_client(llm, api_key=("first", "second"))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def guarded(llm: LLM) -> TestClient:
     ],
     ids=str,
 )
-def test_a_key_opens_in_whatever_header_it_comes(headers: dict[str, str], guarded: TestClient) -> None:
+def test_a_key_is_accepted_in_any_supported_header(headers: dict[str, str], guarded: TestClient) -> None:
     assert guarded.get("/version", headers=headers).status_code == 200
     assert guarded.post("/v1/embeddings", headers=headers, json={"input": "a"}).status_code == 200
 
@@ -70,7 +70,7 @@ def test_a_key_opens_in_whatever_header_it_comes(headers: dict[str, str], guarde
     ],
     ids=str,
 )
-def test_without_a_key_nothing_opens(headers: dict[str, str], guarded: TestClient) -> None:
+def test_requests_without_a_key_are_refused(headers: dict[str, str], guarded: TestClient) -> None:
     reply = guarded.get("/version", headers=headers)
 
     assert reply.status_code == 401
@@ -80,9 +80,9 @@ def test_without_a_key_nothing_opens(headers: dict[str, str], guarded: TestClien
 
 
 def test_every_route_of_the_app_needs_a_key_unless_it_is_about_health(llm: LLM) -> None:
-    service = Service(ServerConfig(api_key=("k",), enable_tokenizer_info_endpoint=True))
-    service.ready(llm.engine)
-    client = TestClient(build(service))
+    service = AppState(ServerConfig(api_key=("k",), enable_tokenizer_info_endpoint=True))
+    service.set_engine(llm.engine)
+    client = TestClient(build_app(service))
     starlette: Any = client.app
     while not hasattr(starlette, "routes"):
         starlette = starlette.app
@@ -95,8 +95,8 @@ def test_every_route_of_the_app_needs_a_key_unless_it_is_about_health(llm: LLM) 
     }
 
     opened = {path for (_, path), status in answers.items() if status != 401}
-    assert len(paths) > len(operations(service, [])) and opened == set(OPEN)
-    assert all(answers["POST", path] == 401 for path in OPEN if path != "/ping")
+    assert len(paths) > len(make_system_routes(service, [])) and opened == set(PUBLIC_ROUTES)
+    assert all(answers["POST", path] == 401 for path in PUBLIC_ROUTES if path != "/ping")
 
 
 def status_of(app: ASGIApp, path: str, host: str) -> int:
@@ -135,30 +135,30 @@ def status_of(app: ASGIApp, path: str, host: str) -> int:
     ],
 )
 @pytest.mark.parametrize("host", ["testserver", "x/health?", "x/health#"])
-def test_paths_that_only_look_like_health_do_not_open(path: str, host: str, guarded: TestClient) -> None:
+def test_paths_similar_to_health_need_a_key(path: str, host: str, guarded: TestClient) -> None:
     assert status_of(guarded.app, path, host) == 401
 
 
-def test_slashes_too_many_are_removed_before_keys_are_checked(guarded: TestClient) -> None:
-    """Both the check and the routes see the same path: health is open, the rest is not."""
+def test_duplicate_slashes_are_removed_before_authentication(guarded: TestClient) -> None:
+    """Authentication and routing see the same path: health is public, everything else needs a key."""
     assert status_of(guarded.app, "//health", "testserver") == 200
     assert status_of(guarded.app, "//version", "testserver") == 401
     assert status_of(guarded.app, "//v1//models", "testserver") == 401
 
 
-def test_a_prefix_does_not_move_the_door(llm: LLM) -> None:
-    client = serve(llm, api_key=("k",), root_path="/api")
+def test_a_root_path_does_not_bypass_authentication(llm: LLM) -> None:
+    client = make_client(llm, api_key=("k",), root_path="/api")
 
     assert client.get("/api/health").status_code == 200
     assert client.get("/api/version").status_code == 401
     assert client.get("/api/api/health").status_code == 401
 
 
-def test_without_keys_everybody_may_ask(llm: LLM) -> None:
-    assert serve(llm).get("/version").status_code == 200
+def test_without_configured_keys_requests_are_accepted(llm: LLM) -> None:
+    assert make_client(llm).get("/version").status_code == 200
 
 
-def test_nothing_speaks_websocket(guarded: TestClient) -> None:
+def test_websockets_are_refused(guarded: TestClient) -> None:
     with pytest.raises(WebSocketDisconnect), guarded.websocket_connect("/health"):
         pass
 
@@ -169,20 +169,20 @@ def test_an_empty_key_is_refused_at_the_start() -> None:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.0)
+def reload_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RELOAD_INTERVAL_S", 0.0)
 
 
 def test_keys_in_a_file_change_while_the_server_runs(tmp_path: Path, impatient: None) -> None:
     file = tmp_path / "keys"
     file.write_text("old\n\n  other  \n")
-    keys = Keys(["fixed"], str(file))
-    assert len(keys) == 3 and keys.owner(bearer("old")) and keys.owner(bearer("other"))
+    keys = ApiKeyStore(["fixed"], str(file))
+    assert len(keys) == 3 and keys.key_id(bearer("old")) and keys.key_id(bearer("other"))
 
     file.write_text("new and longer\n")
 
-    assert keys.owner(bearer("new and longer")) and keys.owner(bearer("fixed"))
-    assert keys.owner(bearer("old")) is None
+    assert keys.key_id(bearer("new and longer")) and keys.key_id(bearer("fixed"))
+    assert keys.key_id(bearer("old")) is None
 
 
 def test_a_mounted_secret_is_a_folder_whose_link_is_swapped(tmp_path: Path, impatient: None) -> None:
@@ -191,24 +191,24 @@ def test_a_mounted_secret_is_a_folder_whose_link_is_swapped(tmp_path: Path, impa
         (tmp_path / version / "token").write_text(text)
     (tmp_path / "..data").symlink_to("..1")
     (tmp_path / "token").symlink_to("..data/token")
-    keys = Keys([], str(tmp_path))
-    assert keys.owner(bearer("monday")) and len(keys) == 1
+    keys = ApiKeyStore([], str(tmp_path))
+    assert keys.key_id(bearer("monday")) and len(keys) == 1
 
     (tmp_path / "..new").symlink_to("..2")
     os.replace(tmp_path / "..new", tmp_path / "..data")
 
-    assert keys.owner(bearer("tuesday"))
-    assert keys.owner(bearer("monday")) is None
+    assert keys.key_id(bearer("tuesday"))
+    assert keys.key_id(bearer("monday")) is None
 
 
-def test_a_file_that_loses_its_keys_lets_nobody_in(tmp_path: Path, impatient: None) -> None:
+def test_an_emptied_key_file_refuses_everybody(tmp_path: Path, impatient: None) -> None:
     file = tmp_path / "keys"
     file.write_text("only\n")
-    keys = Keys([], str(file))
+    keys = ApiKeyStore([], str(file))
 
     file.write_text("")
 
-    assert keys.needed and keys.owner(bearer("only")) is None and keys.owner(bearer("")) is None
+    assert keys.is_required and keys.key_id(bearer("only")) is None and keys.key_id(bearer("")) is None
 
 
 def test_a_file_that_disappears_leaves_the_keys_as_they_were(
@@ -216,39 +216,39 @@ def test_a_file_that_disappears_leaves_the_keys_as_they_were(
 ) -> None:
     file = tmp_path / "keys"
     file.write_text("only\n")
-    keys = Keys([], str(file))
+    keys = ApiKeyStore([], str(file))
 
     file.unlink()
 
     with caplog.at_level(logging.WARNING, "cenote"):
-        assert keys.owner(bearer("only"))
+        assert keys.key_id(bearer("only"))
     assert "stay valid" in caplog.text
 
 
 def test_a_file_without_keys_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="No such file"):
-        Keys([], str(tmp_path / "missing"))
+        ApiKeyStore([], str(tmp_path / "missing"))
     (tmp_path / "empty").write_text("\n \n")
     with pytest.raises(LoadError, match="holds no key; write one per line"):
-        Keys(["given"], str(tmp_path / "empty"))
+        ApiKeyStore(["given"], str(tmp_path / "empty"))
 
 
 def test_a_key_is_known_by_the_first_digits_of_its_digest() -> None:
-    assert Keys(["secret"]).owner(bearer("secret")) == "2bb80d53"  # sha256 of it
+    assert ApiKeyStore(["secret"]).key_id(bearer("secret")) == "2bb80d53"  # sha256 of it
 
 
 @pytest.fixture
-def abroad(llm: LLM) -> TestClient:
-    return serve(llm, api_key=("k",), allowed_origins=("https://app.example",))
+def cors_client(llm: LLM) -> TestClient:
+    return make_client(llm, api_key=("k",), allowed_origins=("https://app.example",))
 
 
 def test_browsers_may_not_call_from_other_sites_unless_asked_for(llm: LLM) -> None:
     headers = {"Origin": "https://app.example"}
 
-    assert "access-control-allow-origin" not in serve(llm).get("/version", headers=headers).headers
+    assert "access-control-allow-origin" not in make_client(llm).get("/version", headers=headers).headers
 
 
-def test_a_browser_asks_before_it_calls_and_needs_no_key_for_that(abroad: TestClient) -> None:
+def test_a_cors_preflight_needs_no_key(abroad: TestClient) -> None:
     asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
 
     reply = abroad.options("/v1/embeddings", headers={"Origin": "https://app.example", **asking})

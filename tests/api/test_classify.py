@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
 from cenote.api.dialects.vllm import ClassifyBody
-from tests.api.app_client import add_chat_template, load, nulls, refused, serve
+from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client, null_fields
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
 
 TEXTS = ["the cat is in the city", "a", "how big is the old river?", "a red bird, a blue fish", "two"]
@@ -24,13 +24,13 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("classifier")
     tiny_bert_classifier(folder, id2label=dict(enumerate(LABELS)))
     add_chat_template(folder)
-    with load(folder) as llm:
+    with load_llm(folder) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def client(llm: LLM) -> TestClient:
-    return serve(llm)
+    return make_client(llm)
 
 
 def classes(client: TestClient, **body: Any) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ def test_logits_come_without_the_activation(client: TestClient, llm: LLM) -> Non
         np.testing.assert_allclose(probs(classes(client, input=TEXTS, **{name: False})), logits, atol=1e-5)
     assert np.abs(logits.sum(axis=1) - 1).max() > 0.1
     reply = client.post("/classify", json={"input": "a", "use_activation": True, "normalize": False})
-    refused(reply, "`normalize` is the older name of `use_activation`", "normalize")
+    assert_refused(reply, "`normalize` is the older name of `use_activation`", "normalize")
 
 
 def test_token_ids_and_conversations_are_classified(client: TestClient, llm: LLM) -> None:
@@ -94,13 +94,13 @@ def test_token_ids_and_conversations_are_classified(client: TestClient, llm: LLM
 
 
 def test_every_field_but_the_input_may_be_null(client: TestClient) -> None:
-    assert classes(client, **nulls(ClassifyBody) | {"input": TEXTS, "more": 1}) == classes(client, input=TEXTS)
+    assert classes(client, **null_fields(ClassifyBody) | {"input": TEXTS, "more": 1}) == classes(client, input=TEXTS)
 
 
 def test_a_model_of_one_label_has_the_label_of_it(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path, num_labels=1, id2label={0: "relevant"})
-    with load(tmp_path) as llm:
-        (item,) = classes(serve(llm), input="a")
+    with load_llm(tmp_path) as llm:
+        (item,) = classes(make_client(llm), input="a")
 
     assert item["label"] == "relevant"
     assert item["num_classes"] == len(item["probs"]) == 1
@@ -109,8 +109,8 @@ def test_a_model_of_one_label_has_the_label_of_it(tmp_path: Path) -> None:
 def test_without_names_the_label_is_null(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path)
     change_config(tmp_path, drop=("id2label", "label2id"), num_labels=3)
-    with load(tmp_path) as llm:
-        (item,) = classes(serve(llm), input="a")
+    with load_llm(tmp_path) as llm:
+        (item,) = classes(make_client(llm), input="a")
 
     assert "label" in item and item["label"] is None
     assert item["num_classes"] == 3
@@ -123,14 +123,14 @@ def test_what_is_wrong_is_named(client: TestClient) -> None:
         ({"input": ["a", 5]}, "input.1: expected a text like the first", "body.input.1"),
         ({"input": "a " * 100}, "maximum context length is 66 tokens", "input_tokens"),
     ):
-        refused(client.post("/classify", json=body), words, param)
-    refused(client.post("/classify", json={"input": "a", "model": "x"}), "`x` does not exist", None, status=404)
+        assert_refused(client.post("/classify", json=body), words, param)
+    assert_refused(client.post("/classify", json={"input": "a", "model": "x"}), "`x` does not exist", None, status=404)
 
 
 def test_an_embedder_says_what_it_offers_instead(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
-    with load(tmp_path) as embedder:
-        reply = serve(embedder).post("/classify", json={"input": "a"})
+    with load_llm(tmp_path) as embedder:
+        reply = make_client(embedder).post("/classify", json={"input": "a"})
 
-    refused(reply, "The model does not support Classification API.", None, status=501)
+    assert_refused(reply, "The model does not support Classification API.", None, status=501)
     assert "/v1/embeddings" in reply.json()["message"]

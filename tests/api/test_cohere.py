@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects.cohere import EmbedBody
-from tests.api.app_client import serve
+from tests.api.app_client import make_client
 from tests.tiny import change_config, save_tiny, tiny_bert, tiny_bert_classifier
 
 TEXTS = ["a deep cave", "the price of bread"]
@@ -28,7 +28,7 @@ PROMPTS = {"query": "search ", "passage": "the book ", "Clustering": "", "rhyme"
 @pytest.fixture(scope="module")
 def client(llm: LLM) -> TestClient:
     """384 numbers per text, at most 256 tokens, no instructions."""
-    return serve(llm)
+    return make_client(llm)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_only_the_types_that_were_asked_for_come_back(client: TestClient) -> Non
 
 
 def test_vectors_longer_than_1_are_scaled_into_bytes(prompted: LLM) -> None:
-    found = embed(serve(prompted), texts=["the cat", "a red bird"], embedding_types=["float", "int8", "uint8"])
+    found = embed(make_client(prompted), texts=["the cat", "a red bird"], embedding_types=["float", "int8", "uint8"])
 
     floats = np.array(found["embeddings"]["float"], dtype=np.float32)
     lengths = np.linalg.norm(floats, axis=1, keepdims=True)
@@ -138,7 +138,7 @@ def test_more_rows_than_are_written_at_once_keep_their_order(client: TestClient,
 def test_a_width_that_is_no_multiple_of_8_has_no_binary_form(tmp_path: Path) -> None:
     save_tiny(tmp_path, "BertModel", hidden_size=36)
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        status, message, param = refusal(serve(llm), texts=["a"], embedding_types=["binary"])
+        status, message, param = refusal(make_client(llm), texts=["a"], embedding_types=["binary"])
 
     assert (status, param) == (400, "embedding_types")
     assert message.startswith("Embedding dimension must be a multiple of 8 for binary embedding types, but got 36.")
@@ -240,7 +240,7 @@ def test_cohere_s_own_input_types_work_on_a_model_without_instructions(
 def test_an_input_type_puts_the_model_s_own_prompt_before_every_text(
     prompted: LLM, input_type: str | None, prompt: str
 ) -> None:
-    found = embed(serve(prompted), texts=["red fish", "old dog"], input_type=input_type)
+    found = embed(make_client(prompted), texts=["red fish", "old dog"], input_type=input_type)
 
     expected = vectors(prompted, [f"{prompt}red fish", f"{prompt}old dog"])
     assert np.allclose(found["embeddings"]["float"], expected, atol=1e-5)
@@ -252,7 +252,7 @@ def test_the_instructions_of_the_config_come_before_the_prompts(tmp_path: Path) 
     change_config(tmp_path, task_instructions={"search_query": "who is ", "song": "song "})
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        client = serve(llm)
+        client = make_client(llm)
 
         found = embed(client, texts=["the cat"], input_type="search_query")
         status, message, param = refusal(client, texts=["the cat"], input_type="rhyme")
@@ -275,7 +275,7 @@ def test_an_unknown_input_type_of_a_model_without_instructions_is_refused(client
 def test_a_long_text_is_cut_at_its_end_and_the_reply_says_so(prompted: LLM, path: str) -> None:
     body = {"texts": ["the cat", LONG], "embedding_types": ["float"], "return_token_counts": True}
 
-    reply = serve(prompted).post(path, json=body)
+    reply = make_client(prompted).post(path, json=body)
 
     found = reply.json()
     expected = vectors(prompted, [LONG], tokenization_kwargs={"truncate_prompt_tokens": -1})
@@ -292,7 +292,7 @@ def test_a_long_text_is_cut_at_its_end_and_the_reply_says_so(prompted: LLM, path
 def test_max_tokens_cuts_on_the_side_that_was_named(prompted: LLM, truncate: str | None, side: str | None) -> None:
     text = "one two three red green blue cat dog bird"
 
-    found = embed(serve(prompted), texts=[text], truncate=truncate, max_tokens=6)
+    found = embed(make_client(prompted), texts=[text], truncate=truncate, max_tokens=6)
 
     how = {"truncate_prompt_tokens": 6, "truncation_side": side}
     assert np.allclose(found["embeddings"]["float"], vectors(prompted, [text], tokenization_kwargs=how), atol=1e-5)
@@ -300,20 +300,20 @@ def test_max_tokens_cuts_on_the_side_that_was_named(prompted: LLM, truncate: str
 
 
 def test_more_max_tokens_than_the_model_reads_is_what_it_reads(prompted: LLM) -> None:
-    found = embed(serve(prompted), texts=[LONG], max_tokens=100_000)
+    found = embed(make_client(prompted), texts=[LONG], max_tokens=100_000)
 
     assert found["meta"]["tokens"]["input_tokens"] == 66
 
 
 def test_without_truncation_a_long_text_is_an_error(prompted: LLM) -> None:
-    status, message, param = refusal(serve(prompted), texts=["the cat", "the cat " * 40], truncate="NONE")
+    status, message, param = refusal(make_client(prompted), texts=["the cat", "the cat " * 40], truncate="NONE")
 
     assert (status, param) == (400, "input_tokens")
     assert message.startswith("This model's maximum context length is 66 tokens.")
 
 
 def test_without_truncation_max_tokens_is_checked_before_anything_runs(prompted: LLM) -> None:
-    client = serve(prompted)
+    client = make_client(prompted)
     body = {"texts": ["the cat", "a red bird in the city"], "input_type": "query", "truncate": "NONE"}
 
     fits = embed(client, **body, max_tokens=9)
@@ -337,7 +337,7 @@ def test_an_output_dimension_is_a_matter_of_matryoshka(client: TestClient, tmp_p
     tiny_bert(tmp_path)
     overrides = {"is_matryoshka": True}
     with LLM(str(tmp_path), dtype="float32", device="cpu", hf_overrides=overrides) as llm:
-        found = embed(serve(llm), texts=["the cat"], output_dimension=16, embedding_types=["float", "ubinary"])
+        found = embed(make_client(llm), texts=["the cat"], output_dimension=16, embedding_types=["float", "ubinary"])
 
     assert len(found["embeddings"]["float"][0]) == 16
     assert np.linalg.norm(found["embeddings"]["float"][0]) == pytest.approx(1, abs=1e-5)
@@ -350,7 +350,7 @@ def test_an_unknown_model_is_not_found(client: TestClient, path: str) -> None:
 
 
 def test_more_texts_than_a_request_may_have_are_refused(llm: LLM) -> None:
-    status, message, param = refusal(serve(llm, max_request_items=2), texts=["a", "b", "c"])
+    status, message, param = refusal(make_client(llm, max_request_items=2), texts=["a", "b", "c"])
 
     assert (status, param) == (400, "texts")
     assert message.startswith("texts has 3 items, one request takes at most 2")
@@ -359,7 +359,7 @@ def test_more_texts_than_a_request_may_have_are_refused(llm: LLM) -> None:
 def test_a_classifier_does_not_embed(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path)
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        status, message, _ = refusal(serve(llm), texts=["a"])
+        status, message, _ = refusal(make_client(llm), texts=["a"])
 
     assert status == 501
     assert message.startswith("The model does not support Embeddings API")

@@ -15,10 +15,10 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects import DIALECTS
-from tests.api.app_client import serve
+from tests.api.app_client import make_client
 from tests.tiny import tiny_bert
 
-NASTY = "</title><script>alert('&\"`)</script>"
+MALICIOUS_NAME = "</title><script>alert('&\"`)</script>"
 
 # enough of a browser for the page's own script: every form is sent once, and what the page then shows is printed
 BROWSER = """
@@ -81,7 +81,7 @@ def page(client: TestClient, **headers: str) -> Page:
     return Page(client.get("/docs", headers=headers).text)
 
 
-def in_a_browser(found: Page, status: int, reply: str = "", *, root: str = "", key: str | None = None) -> Any:
+def run_in_browser(found: Page, status: int, reply: str = "", *, root: str = "", key: str | None = None) -> Any:
     """What the script asks for and shows when every form is sent."""
     node = shutil.which("node")
     if node is None:
@@ -95,7 +95,7 @@ def in_a_browser(found: Page, status: int, reply: str = "", *, root: str = "", k
 
 
 def test_every_route_that_is_offered_has_a_form_with_an_example_that_works(llm: LLM) -> None:
-    client = serve(llm)
+    client = make_client(llm)
     found = page(client)
 
     told = client.get("/openapi.json").json()["paths"]
@@ -113,7 +113,7 @@ def test_every_route_that_is_offered_has_a_form_with_an_example_that_works(llm: 
 
 
 def test_the_page_needs_nothing_from_elsewhere(llm: LLM) -> None:
-    text = serve(llm).get("/docs").text
+    text = make_client(llm).get("/docs").text
 
     assert "http:" not in text and "https:" not in text and "//" not in text.replace("</", "")
     for tag, attributes in Page(text).tags:
@@ -122,7 +122,7 @@ def test_the_page_needs_nothing_from_elsewhere(llm: LLM) -> None:
 
 
 def test_the_browser_is_told_to_run_nothing_but_the_script_of_this_page(llm: LLM) -> None:
-    client = serve(llm)
+    client = make_client(llm)
     replies = [client.get("/docs") for _ in range(2)]
 
     nonces = set()
@@ -140,18 +140,18 @@ def test_the_browser_is_told_to_run_nothing_but_the_script_of_this_page(llm: LLM
 
 def test_the_name_of_a_model_is_text_and_nothing_else(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
-    with LLM(str(tmp_path), dtype="float32", device="cpu", served_model_name=NASTY) as llm:
-        found = page(serve(llm))
+    with LLM(str(tmp_path), dtype="float32", device="cpu", served_model_name=MALICIOUS_NAME) as llm:
+        found = page(make_client(llm))
 
-    assert NASTY in found.text
+    assert MALICIOUS_NAME in found.text
     assert [tag for tag, _ in found.tags].count("script") == 1
-    assert NASTY not in found.script
+    assert MALICIOUS_NAME not in found.script
 
 
 def test_the_script_sends_every_form_and_shows_the_answer(llm: LLM) -> None:
-    found = page(serve(llm))
+    found = page(make_client(llm))
 
-    happened = in_a_browser(found, 200, '{"data":[1]}')
+    happened = run_in_browser(found, 200, '{"data":[1]}')
 
     assert [each["address"] for each in happened["asked"]] == [place["path"] for place in found.places]
     for each, place in zip(happened["asked"], found.places, strict=True):
@@ -160,22 +160,22 @@ def test_the_script_sends_every_form_and_shows_the_answer(llm: LLM) -> None:
     assert happened["shown"] == [{"note": "200  queue;dur=1", "text": '{\n "data": [\n  1\n ]\n}'}] * len(found.places)
 
 
-def test_the_script_shows_what_is_no_json_and_that_nobody_answers(llm: LLM) -> None:
-    found = page(serve(llm))
+def test_the_script_shows_plain_text_replies_and_connection_errors(llm: LLM) -> None:
+    found = page(make_client(llm))
 
-    assert in_a_browser(found, 502, "<p>gone")["shown"][0] == {"note": "502  queue;dur=1", "text": "<p>gone"}
-    assert in_a_browser(found, 0)["shown"][0] == {"note": "no answer: unreachable"}
+    assert run_in_browser(found, 502, "<p>gone")["shown"][0] == {"note": "502  queue;dur=1", "text": "<p>gone"}
+    assert run_in_browser(found, 0)["shown"][0] == {"note": "no answer: unreachable"}
 
 
 def test_behind_a_proxy_and_with_keys_the_script_asks_where_and_as_it_must(llm: LLM) -> None:
     root = "/a'\"b<"
-    client = serve(llm, root_path=root, api_key=("secret",))
+    client = make_client(llm, root_path=root, api_key=("secret",))
     found = page(client, authorization="Bearer secret")
 
     (told,) = [attributes["data-root"] for tag, attributes in found.tags if tag == "html"]
     assert told == root and ("a", {"href": f"{root}/openapi.json"}) in found.tags
     assert [attributes["type"] for tag, attributes in found.tags if tag == "input"] == ["password"]
-    asked = in_a_browser(found, 200, root=root, key="secret")["asked"]
+    asked = run_in_browser(found, 200, root=root, key="secret")["asked"]
     assert asked[0]["address"] == f"{root}{found.places[0]['path']}"
     assert asked[0]["headers"]["Authorization"] == "Bearer secret"
 

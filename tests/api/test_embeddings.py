@@ -18,7 +18,7 @@ from cenote import LLM, PoolingParams
 from cenote.api.dialects.openai import Embedding, EmbeddingsBody
 from cenote.api.dialects.vllm import PoolingAnswer
 from cenote.api.replies import AnswerList
-from tests.api.app_client import add_chat_template, load, nulls, refused, serve, unpacked
+from tests.api.app_client import add_chat_template, assert_refused, decode_base64, load_llm, make_client, null_fields
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier
 
 TEXTS = ["Follow the white rabbit.", "a", "How deep is the cave?"]
@@ -29,7 +29,7 @@ OTHER = [{"role": "user", "content": "a red bird"}]
 
 @pytest.fixture(scope="module")
 def client(llm: LLM) -> TestClient:
-    return serve(llm)
+    return make_client(llm)
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +40,13 @@ def chat_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     change_config(folder, matryoshka_dimensions=[4, 8, 32])
     add_chat_template(folder)
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"ask": "query: "}}))
-    with load(folder) as llm:
+    with load_llm(folder) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def chat(chat_llm: LLM) -> TestClient:
-    return serve(chat_llm)
+    return make_client(chat_llm)
 
 
 @pytest.mark.parametrize("form", ["float", "base64"])
@@ -128,7 +128,9 @@ def test_a_request_without_a_name_gets_one(client: TestClient) -> None:
 def test_every_field_but_the_input_may_be_null(client: TestClient) -> None:
     plain = client.post("/v1/embeddings", json={"input": TEXTS}).json()
 
-    with_nulls = client.post("/v1/embeddings", json=nulls(EmbeddingsBody) | {"input": TEXTS, "tidy": [None]}).json()
+    with_nulls = client.post(
+        "/v1/embeddings", json=null_fields(EmbeddingsBody) | {"input": TEXTS, "tidy": [None]}
+    ).json()
 
     assert with_nulls["data"] == plain["data"]
     assert with_nulls["usage"] == plain["usage"]
@@ -139,7 +141,7 @@ def test_a_prompt_of_the_model_is_put_before_every_text(chat: TestClient) -> Non
 
     np.testing.assert_allclose(named, embeddings(chat, input=["query: red", "query: blue"]), atol=1e-6)
     reply = chat.post("/v1/embeddings", json={"input": "red", "prompt_name": "tell"})
-    refused(reply, "no prompt is called 'tell'; this model has: ask", "prompt_name")
+    assert_refused(reply, "no prompt is called 'tell'; this model has: ask", "prompt_name")
 
 
 # conversations
@@ -174,7 +176,7 @@ def test_the_last_message_can_be_left_open(chat: TestClient, chat_llm: LLM) -> N
     reply = chat.post(
         "/v1/embeddings", json={"messages": OTHER, "continue_final_message": True, "add_generation_prompt": True}
     )
-    refused(
+    assert_refused(
         reply,
         "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
         "continue_final_message",
@@ -188,10 +190,10 @@ def test_a_template_of_the_request_runs_only_where_it_is_trusted(
     chat: TestClient, chat_llm: LLM, fields: dict[str, Any]
 ) -> None:
     reply = chat.post("/v1/embeddings", json={"messages": OTHER} | fields)
-    refused(reply, "--trust-request-chat-template is not set. Refused request", "chat_template")
+    assert_refused(reply, "--trust-request-chat-template is not set. Refused request", "chat_template")
 
     if "chat_template" in fields:
-        ours = embeddings(serve(chat_llm, trust_request_chat_template=True), messages=OTHER, **fields)
+        ours = embeddings(make_client(chat_llm, trust_request_chat_template=True), messages=OTHER, **fields)
         theirs = expected(chat_llm, "a red bird", tokenization_kwargs={"add_special_tokens": False})
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
@@ -203,8 +205,8 @@ def test_conversations_that_cannot_be_read_are_refused(chat: TestClient, client:
         ([{"role": "user", "content": [image]}], "is of type image_url, but this model reads text only"),
         ([{"role": "user", "content": 5}], "messages[0].content is a string, a list of parts or null, not int"),
     ):
-        refused(chat.post("/v1/embeddings", json={"messages": messages}), words, "messages")
-    refused(client.post("/v1/embeddings", json={"messages": OTHER}), "messages need a chat template", "messages")
+        assert_refused(chat.post("/v1/embeddings", json={"messages": messages}), words, "messages")
+    assert_refused(client.post("/v1/embeddings", json={"messages": OTHER}), "messages need a chat template", "messages")
 
 
 # what comes out
@@ -215,7 +217,7 @@ def test_base64_holds_the_same_numbers(client: TestClient) -> None:
 
     reply = client.post("/v1/embeddings", json={"input": TEXTS, "encoding_format": "base64"}).json()
 
-    packed = np.stack([unpacked(item["embedding"]) for item in reply["data"]])
+    packed = np.stack([decode_base64(item["embedding"]) for item in reply["data"]])
     np.testing.assert_allclose(packed, floats, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(packed, axis=1), 1, atol=1e-6)
 
@@ -226,7 +228,7 @@ def test_numbers_come_in_other_widths_and_orders(client: TestClient, dtype: str,
 
     reply = client.post("/v1/embeddings", json={"input": TEXTS[0]} | how).json()
 
-    packed = unpacked(reply["data"][0]["embedding"], kind)
+    packed = decode_base64(reply["data"][0]["embedding"], kind)
     np.testing.assert_allclose(packed, embeddings(client, input=TEXTS[0])[0], atol=1e-3)
 
 
@@ -257,7 +259,7 @@ def test_bytes_only_is_the_body_alone(client: TestClient) -> None:
 def test_a_header_that_no_client_could_read_is_refused_before_the_model_runs(client: TestClient) -> None:
     reply = client.post("/v1/embeddings", json={"input": ["a"] * 500, "encoding_format": "bytes"})
 
-    refused(reply, "ask for bytes_only", "encoding_format")
+    assert_refused(reply, "ask for bytes_only", "encoding_format")
     assert "inference;dur=0.00" in reply.headers["server-timing"]
     assert client.post("/v1/embeddings", json={"input": ["a"] * 500, "encoding_format": "bytes_only"}).is_success
 
@@ -277,7 +279,7 @@ def test_vectors_are_as_long_as_they_come_without_the_activation(client: TestCli
 def test_two_names_of_one_thing_must_agree(client: TestClient) -> None:
     reply = client.post("/v1/embeddings", json={"input": "a", "use_activation": True, "normalize": False})
 
-    refused(reply, "`normalize` is the older name of `use_activation`: got False and True", "normalize")
+    assert_refused(reply, "`normalize` is the older name of `use_activation`: got False and True", "normalize")
 
 
 def test_dimensions_cut_and_normalise_again(chat: TestClient) -> None:
@@ -286,19 +288,19 @@ def test_dimensions_cut_and_normalise_again(chat: TestClient) -> None:
     part = whole[:, :8]
     np.testing.assert_allclose(cut, part / np.linalg.norm(part, axis=1, keepdims=True), atol=1e-6)
     packed = chat.post("/v1/embeddings", json={"input": "a", "dimensions": 4, "encoding_format": "base64"}).json()
-    assert len(unpacked(packed["data"][0]["embedding"])) == 4
+    assert len(decode_base64(packed["data"][0]["embedding"])) == 4
 
 
 def test_dimensions_that_the_model_was_not_made_for_are_refused_in_the_words_of_the_guide(
     client: TestClient, chat: TestClient
 ) -> None:
-    refused(
+    assert_refused(
         client.post("/v1/embeddings", json={"input": "a", "dimensions": 32}),
         'Model "mini" does not support matryoshka representation, '
         "changing output dimensions will lead to poor results.",
         None,
     )
-    refused(
+    assert_refused(
         chat.post("/v1/embeddings", json={"input": "a", "dimensions": 16}),
         'Model "tiny" only supports [4, 8, 32] matryoshka dimensions, '
         "use other output dimensions will lead to poor results.",
@@ -306,7 +308,7 @@ def test_dimensions_that_the_model_was_not_made_for_are_refused_in_the_words_of_
     )
     for wrong in (0, -1, 2**40, "8", 8.5):
         reply = chat.post("/v1/embeddings", json={"input": "a", "dimensions": wrong})
-        refused(reply, "dimensions: expected int", "body.dimensions")
+        assert_refused(reply, "dimensions: expected int", "body.dimensions")
 
 
 def test_a_text_is_cut_where_asked_and_the_reply_says_so(client: TestClient) -> None:
@@ -348,7 +350,7 @@ def test_a_text_of_any_length_is_read_with_minus_one(client: TestClient) -> None
 def test_a_text_over_the_limit_is_refused_with_the_numbers(client: TestClient) -> None:
     reply = client.post("/v1/embeddings", json={"input": ["a", "water " * 300]})
 
-    refused(reply, "This model's maximum context length is 256 tokens.", "input_tokens")
+    assert_refused(reply, "This model's maximum context length is 256 tokens.", "input_tokens")
     assert "your prompt contains 302 input tokens" in reply.json()["error"]["message"]
     assert reply.json()["error"]["index"] == 1
 
@@ -398,26 +400,28 @@ def test_what_is_wrong_is_named(client: TestClient, body: Any, words: str | None
     if words is None:
         assert reply.status_code == 200, reply.text
     else:
-        refused(reply, words, param)
+        assert_refused(reply, words, param)
         assert reply.headers["x-should-retry"] == "false"
     assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 200
 
 
 def test_a_request_has_a_largest_number_of_inputs(llm: LLM) -> None:
-    client = serve(llm, max_request_items=3)
+    client = make_client(llm, max_request_items=3)
 
     assert client.post("/v1/embeddings", json={"input": ["a"] * 3}).status_code == 200
     assert client.post("/v1/embeddings", json={"input": [7] * 4}).status_code == 200  # one prompt of token ids
-    refused(client.post("/v1/embeddings", json={"input": ["a"] * 4}), "input has 4 items, one request takes", "input")
+    assert_refused(
+        client.post("/v1/embeddings", json={"input": ["a"] * 4}), "input has 4 items, one request takes", "input"
+    )
 
 
 def test_all_names_of_a_model_are_answered_to_and_the_first_is_used(llm: LLM) -> None:
-    client = serve(llm, served_model_name=("small", "smaller"))
+    client = make_client(llm, served_model_name=("small", "smaller"))
 
     for name in ("small", "smaller", None):
         assert client.post("/v1/embeddings", json={"input": "a", "model": name}).json()["model"] == "small"
     reply = client.post("/v1/embeddings", json={"input": "a", "model": "large"})
-    refused(reply, "The model `large` does not exist.", None, status=404)
+    assert_refused(reply, "The model `large` does not exist.", None, status=404)
     assert reply.json()["error"]["type"] == "NotFoundError"
 
 
@@ -435,8 +439,8 @@ def test_the_head_of_a_reply_tells_where_the_time_went(client: TestClient) -> No
 
 def test_a_classifier_says_what_it_offers_instead(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path)
-    with load(tmp_path) as llm:
-        reply = serve(llm).post("/v1/embeddings", json={"input": "a"})
+    with load_llm(tmp_path) as llm:
+        reply = make_client(llm).post("/v1/embeddings", json={"input": "a"})
 
-    refused(reply, "The model does not support Embeddings API.", None, status=501)
+    assert_refused(reply, "The model does not support Embeddings API.", None, status=501)
     assert "tasks classify, token_classify; it answers at /classify" in reply.json()["message"]

@@ -15,22 +15,22 @@ import torch
 
 from cenote.api.encoding import (
     MAX_METADATA_BYTES,
-    CohereType,
+    CohereEmbeddingType,
     EmbedDType,
     Endianness,
-    as_array,
-    as_rows,
-    base64_text,
-    base64_texts,
-    binary_body,
-    cast,
-    check_metadata_room,
-    cohere_values,
-    json_numbers,
-    metadata_header,
+    cast_to_bytes,
+    check_metadata_size,
+    encode_base64,
+    encode_base64_rows,
+    encode_cohere_vectors,
+    encode_json,
+    make_binary_body,
+    make_metadata_header,
+    stack_results,
+    to_float32_array,
 )
 from cenote.errors import BadRequest
-from cenote.protocol.requests import Pooled, Stacked
+from cenote.protocol.results import PoolResult, PoolResultBatch
 
 TORCH_TYPES: dict[EmbedDType, torch.dtype] = {
     "float32": torch.float32,
@@ -45,19 +45,19 @@ NO_IDS = np.zeros(0, dtype=np.int32)
 ALL_HALVES = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.float16).float().numpy()
 
 
-def words(data: bytes | memoryview, dtype: EmbedDType, endianness: Endianness = "native") -> np.ndarray[Any, Any]:
+def to_integers(data: bytes | memoryview, dtype: EmbedDType, endianness: Endianness = "native") -> np.ndarray[Any, Any]:
     """The bits of each element as an integer of this machine."""
     order = {"native": "=", "big": ">", "little": "<"}[endianness]
     kind = np.dtype(f"{order}u{TORCH_TYPES[dtype].itemsize}")
     return np.frombuffer(data, dtype=kind).astype(kind.newbyteorder("="))
 
 
-def by_torch(array: np.ndarray[Any, Any], dtype: EmbedDType) -> np.ndarray[Any, Any]:
-    return words(torch.from_numpy(array).to(TORCH_TYPES[dtype]).view(torch.uint8).numpy().tobytes(), dtype)
+def cast_with_torch(array: np.ndarray[Any, Any], dtype: EmbedDType) -> np.ndarray[Any, Any]:
+    return to_integers(torch.from_numpy(array).to(TORCH_TYPES[dtype]).view(torch.uint8).numpy().tobytes(), dtype)
 
 
 def assert_like_torch(array: np.ndarray[Any, Any], dtype: EmbedDType) -> None:
-    ours, theirs = words(cast(array, dtype, "native"), dtype), by_torch(array, dtype)
+    ours, theirs = to_integers(cast_to_bytes(array, dtype, "native"), dtype), cast_with_torch(array, dtype)
     if dtype in ("float16", "bfloat16"):  # which bits a NaN has depends on the processor there
         is_nan = np.isnan(array)
         assert torch.from_numpy(ours[is_nan].view(np.int16)).view(TORCH_TYPES[dtype]).isnan().all()
@@ -81,7 +81,7 @@ def unit_vectors(num: int, width: int) -> np.ndarray[Any, Any]:
 def test_a_tensor_becomes_an_array_without_a_copy() -> None:
     tensor = torch.ones(3)
 
-    array = as_array(tensor)
+    array = to_float32_array(tensor)
     tensor[0] = 7
 
     assert array.dtype == np.float32
@@ -90,7 +90,7 @@ def test_a_tensor_becomes_an_array_without_a_copy() -> None:
 
 def test_what_is_strided_or_of_another_type_becomes_contiguous_float32() -> None:
     for given in (torch.ones(4, 6).T, np.ones((4, 6), dtype=np.float64)[:, ::2], [[1.0, 2.0]]):
-        array = as_array(given)
+        array = to_float32_array(given)
 
         assert array.dtype == np.float32
         assert array.flags.c_contiguous
@@ -106,16 +106,16 @@ def test_the_module_needs_no_torch() -> None:
 
 
 def test_numbers_are_short_and_what_is_not_finite_is_null() -> None:
-    assert bytes(json_numbers(floats(0.1, -0.0, 1, np.nan, np.inf, -np.inf))) == b"[0.1,-0.0,1.0,null,null,null]"
-    assert bytes(json_numbers(floats(1, 2, 3, 4).reshape(2, 2))) == b"[[1.0,2.0],[3.0,4.0]]"
-    assert bytes(json_numbers(floats())) == b"[]"
+    assert bytes(encode_json(floats(0.1, -0.0, 1, np.nan, np.inf, -np.inf))) == b"[0.1,-0.0,1.0,null,null,null]"
+    assert bytes(encode_json(floats(1, 2, 3, 4).reshape(2, 2))) == b"[[1.0,2.0],[3.0,4.0]]"
+    assert bytes(encode_json(floats())) == b"[]"
 
 
 def test_numbers_read_back_the_same_inside_a_reply() -> None:
     vectors = unit_vectors(3, 384)
 
     reply = msgspec.json.encode(
-        {"data": [{"index": i, "embedding": json_numbers(row)} for i, row in enumerate(vectors)]}
+        {"data": [{"index": i, "embedding": encode_json(row)} for i, row in enumerate(vectors)]}
     )
 
     read = [item["embedding"] for item in json.loads(reply)["data"]]
@@ -179,7 +179,7 @@ def test_all_halves_and_the_ties_between_them_are_cast_as_torch_does(dtype: Embe
     ],
 )
 def test_known_values_have_known_bits(dtype: EmbedDType, value: float, bits: int) -> None:
-    assert words(cast(floats(value), dtype, "native"), dtype).tolist() == [bits]
+    assert to_integers(cast_to_bytes(floats(value), dtype, "native"), dtype).tolist() == [bits]
 
 
 @pytest.mark.parametrize("endianness", get_args(Endianness))
@@ -187,25 +187,25 @@ def test_known_values_have_known_bits(dtype: EmbedDType, value: float, bits: int
 def test_every_type_comes_in_every_byte_order(dtype: EmbedDType, endianness: Endianness) -> None:
     vectors = unit_vectors(4, 10)
 
-    data = cast(vectors, dtype, endianness)
+    data = cast_to_bytes(vectors, dtype, endianness)
 
     assert len(data) == vectors.size * TORCH_TYPES[dtype].itemsize
-    assert (words(data, dtype, endianness) == by_torch(vectors, dtype)).all()
+    assert (to_integers(data, dtype, endianness) == cast_with_torch(vectors, dtype)).all()
 
 
 def test_byte_orders_are_what_they_are_called() -> None:
-    assert cast(floats(1), "float32", "big") == b"\x3f\x80\x00\x00"
-    assert cast(floats(1), "float32", "little") == b"\x00\x00\x80\x3f"
-    assert cast(floats(1), "bfloat16", "big") == b"\x3f\x80"
-    assert cast(floats(1), "float16", "little") == b"\x00\x3c"
-    assert cast(floats(1), "fp8_e5m2", "big") == cast(floats(1), "fp8_e5m2", "little") == b"\x3c"
+    assert cast_to_bytes(floats(1), "float32", "big") == b"\x3f\x80\x00\x00"
+    assert cast_to_bytes(floats(1), "float32", "little") == b"\x00\x00\x80\x3f"
+    assert cast_to_bytes(floats(1), "bfloat16", "big") == b"\x3f\x80"
+    assert cast_to_bytes(floats(1), "float16", "little") == b"\x00\x3c"
+    assert cast_to_bytes(floats(1), "fp8_e5m2", "big") == cast_to_bytes(floats(1), "fp8_e5m2", "little") == b"\x3c"
 
 
 @pytest.mark.parametrize("dtype", NARROW)
 def test_an_array_is_left_as_it_was_and_may_be_read_only(dtype: EmbedDType) -> None:
     vector = np.frombuffer(floats(0.1, -np.inf, np.nan).tobytes(), dtype=np.float32)
 
-    cast(vector, dtype, "big")
+    cast_to_bytes(vector, dtype, "big")
 
     assert vector[:2].tolist() == floats(0.1, -np.inf).tolist()
 
@@ -218,9 +218,9 @@ def test_an_array_is_left_as_it_was_and_may_be_read_only(dtype: EmbedDType) -> N
 def test_base64_text_decodes_to_the_cast_bytes(dtype: EmbedDType, endianness: Endianness) -> None:
     vector = unit_vectors(1, 384)[0]
 
-    text = json.loads(bytes(base64_text(vector, dtype, endianness)))
+    text = json.loads(bytes(encode_base64(vector, dtype, endianness)))
 
-    assert base64.b64decode(text, validate=True) == cast(vector, dtype, endianness)
+    assert base64.b64decode(text, validate=True) == cast_to_bytes(vector, dtype, endianness)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "fp8_e4m3"])
@@ -228,30 +228,30 @@ def test_base64_text_decodes_to_the_cast_bytes(dtype: EmbedDType, endianness: En
 def test_rows_are_written_together_as_they_are_one_by_one(width: int, dtype: EmbedDType) -> None:
     rows = np.random.default_rng(0).standard_normal((3, width)).astype(np.float32)
 
-    texts = base64_texts(rows, dtype, "big")
+    texts = encode_base64_rows(rows, dtype, "big")
 
-    assert [b'"%s"' % bytes(text) for text in texts] == [bytes(base64_text(row, dtype, "big")) for row in rows]
+    assert [b'"%s"' % bytes(text) for text in texts] == [bytes(encode_base64(row, dtype, "big")) for row in rows]
 
 
 def test_vectors_of_one_size_become_one_array_and_others_do_not() -> None:
-    def answers(*shapes: tuple[int, ...]) -> list[Pooled]:
-        return [Pooled(torch.full(shape, float(at)), NO_IDS, 1, 1) for at, shape in enumerate(shapes)]
+    def answers(*shapes: tuple[int, ...]) -> list[PoolResult]:
+        return [PoolResult(torch.full(shape, float(at)), NO_IDS, 1, 1) for at, shape in enumerate(shapes)]
 
-    rows = as_rows(answers((2,), (2,)))
+    rows = stack_results(answers((2,), (2,)))
 
     assert rows is not None and rows.tolist() == [[0, 0], [1, 1]]
-    assert as_rows(answers((2,), (3,))) is None
-    assert as_rows(answers((2, 2), (2, 2))) is None
-    assert as_rows([]) is None
+    assert stack_results(answers((2,), (3,))) is None
+    assert stack_results(answers((2, 2), (2, 2))) is None
+    assert stack_results([]) is None
     whole = torch.ones(2, 3)
-    shared = as_rows(Stacked(answers((3,), (3,)), whole))
+    shared = stack_results(PoolResultBatch(answers((3,), (3,)), whole))
     assert shared is not None and np.shares_memory(shared, whole.numpy())
 
 
 def test_base64_is_read_the_way_openai_clients_do() -> None:
     vector = unit_vectors(1, 384)[0]
 
-    reply = json.loads(msgspec.json.encode({"embedding": base64_text(vector, "float32", "little")}))
+    reply = json.loads(msgspec.json.encode({"embedding": encode_base64(vector, "float32", "little")}))
 
     assert np.frombuffer(base64.b64decode(reply["embedding"]), dtype="float32").tolist() == vector.tolist()
 
@@ -262,7 +262,7 @@ def test_base64_is_read_the_way_openai_clients_do() -> None:
 def test_a_binary_body_is_cut_where_its_entries_say() -> None:
     arrays = [unit_vectors(1, 6)[0], unit_vectors(3, 4), unit_vectors(1, 2)[0]]
 
-    body, entries = binary_body(arrays, "float16", "big")
+    body, entries = make_binary_body(arrays, "float16", "big")
 
     assert entries[1] == {
         "index": 1, "embed_dtype": "float16", "endianness": "big", "start": 12, "end": 36, "shape": [3, 4]
@@ -278,21 +278,21 @@ def test_a_binary_body_is_cut_where_its_entries_say() -> None:
 def test_a_binary_body_is_its_casts_end_to_end(dtype: EmbedDType, endianness: Endianness) -> None:
     arrays = list(unit_vectors(5, 8))
 
-    body, entries = binary_body(arrays, dtype, endianness)
+    body, entries = make_binary_body(arrays, dtype, endianness)
 
-    assert body == b"".join(cast(array, dtype, endianness) for array in arrays)
+    assert body == b"".join(cast_to_bytes(array, dtype, endianness) for array in arrays)
     assert entries[-1]["end"] == len(body)
 
 
 def test_a_binary_body_of_nothing_is_empty() -> None:
-    assert binary_body([], "float32", "native") == (b"", [])
+    assert make_binary_body([], "float32", "native") == (b"", [])
 
 
 def test_the_metadata_header_reads_as_json_whatever_the_model_is_called() -> None:
-    _, entries = binary_body(list(unit_vectors(2, 8)), "float32", "native")
+    _, entries = make_binary_body(list(unit_vectors(2, 8)), "float32", "native")
     usage = {"prompt_tokens": 7, "total_tokens": 7}
 
-    header = metadata_header(entries, id="embd-1", created=1760000000, model="modèle\n", usage=usage)
+    header = make_metadata_header(entries, id="embd-1", created=1760000000, model="modèle\n", usage=usage)
 
     assert header.isascii() and header.isprintable()
     assert json.loads(header) == {
@@ -301,29 +301,29 @@ def test_the_metadata_header_reads_as_json_whatever_the_model_is_called() -> Non
 
 
 def test_a_metadata_header_over_six_kilobytes_is_refused_with_what_to_do() -> None:
-    _, entries = binary_body(list(unit_vectors(64, 384)), "float32", "native")
+    _, entries = make_binary_body(list(unit_vectors(64, 384)), "float32", "native")
     usage = {"prompt_tokens": 7, "total_tokens": 7}
 
-    fits = metadata_header(entries[:50], id="embd-1", created=1760000000, model="m", usage=usage)
+    fits = make_metadata_header(entries[:50], id="embd-1", created=1760000000, model="m", usage=usage)
     with pytest.raises(BadRequest, match=r"6,\d\d\d bytes .* 64 items.* 6,144 .*bytes_only.*base64") as refused:
-        metadata_header(entries, id="embd-1", created=1760000000, model="m", usage=usage)
+        make_metadata_header(entries, id="embd-1", created=1760000000, model="m", usage=usage)
 
     assert len(fits) <= MAX_METADATA_BYTES
     assert refused.value.param == "encoding_format"
 
 
 def test_what_cannot_fit_is_refused_before_the_model_runs() -> None:
-    check_metadata_room(50, "float32", "native")
+    check_metadata_size(50, "float32", "native")
 
     with pytest.raises(BadRequest, match=r"at least 1\d\d,\d\d\d bytes .* 2,048 items"):
-        check_metadata_room(2048, "float32", "native")
+        check_metadata_size(2048, "float32", "native")
 
 
 # Cohere's types
 
 
-def read_cohere(vectors: Any, kind: CohereType) -> Any:
-    return json.loads(bytes(cohere_values(vectors, kind)))
+def read_cohere(vectors: Any, kind: CohereEmbeddingType) -> Any:
+    return json.loads(bytes(encode_cohere_vectors(vectors, kind)))
 
 
 def test_int8_and_uint8_are_symmetric_and_clipped() -> None:
@@ -351,9 +351,9 @@ def test_packed_bits_unpack_to_the_signs() -> None:
 
 
 @pytest.mark.parametrize("kind", ["binary", "ubinary"])
-def test_a_width_that_fills_no_whole_bytes_is_refused(kind: CohereType) -> None:
+def test_a_width_that_fills_no_whole_bytes_is_refused(kind: CohereEmbeddingType) -> None:
     with pytest.raises(BadRequest) as refused:
-        cohere_values(unit_vectors(2, 12), kind)
+        encode_cohere_vectors(unit_vectors(2, 12), kind)
 
     assert (
         refused.value.message == "Embedding dimension must be a multiple of 8 for binary embedding types, but got 12."
@@ -369,9 +369,9 @@ def test_cohere_floats_and_base64_read_back_the_same() -> None:
     assert (np.array(read_cohere(vectors, "float"), dtype=np.float32) == vectors).all()
 
 
-@pytest.mark.parametrize("kind", get_args(CohereType))
-def test_a_list_of_vectors_is_written_like_a_matrix(kind: CohereType) -> None:
+@pytest.mark.parametrize("kind", get_args(CohereEmbeddingType))
+def test_a_list_of_vectors_is_written_like_a_matrix(kind: CohereEmbeddingType) -> None:
     vectors = unit_vectors(3, 16)
 
-    assert bytes(cohere_values(list(vectors), kind)) == bytes(cohere_values(vectors, kind))
-    assert bytes(cohere_values([], kind)) == b"[]"
+    assert bytes(encode_cohere_vectors(list(vectors), kind)) == bytes(encode_cohere_vectors(vectors, kind))
+    assert bytes(encode_cohere_vectors([], kind)) == b"[]"

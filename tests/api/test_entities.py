@@ -10,10 +10,12 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects.entities import EntitiesBody
-from cenote.protocol.requests import EntityRequest, PoolRequest, Tagged, Tokenization
-from tests.api.app_client import load, nulls, refused, serve
-from tests.api.front_ends.test_remote_engine import ask
-from tests.tiny import tiny_bert_tagger
+from cenote.protocol.params import TokenizationParams
+from cenote.protocol.requests import EntityRequest, PoolRequest
+from cenote.protocol.results import EntityResult
+from tests.api.app_client import assert_refused, load_llm, make_client, null_fields
+from tests.api.front_ends.test_remote_engine import call_both
+from tests.tiny import tiny_bert_token_classifier
 
 NAMES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 TEXTS = ["The big cät is in Berlin 😀, who live there?", "a", "", "how big is the old river in berlin"]
@@ -21,17 +23,17 @@ LONG = " ".join(TEXTS) * 5
 
 
 @pytest.fixture(scope="module")
-def tagger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def entity_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("tagger")
     id2label = dict(enumerate(NAMES))
-    tiny_bert_tagger(folder, id2label=id2label, label2id={name: row for row, name in id2label.items()})
-    with load(folder) as llm:
+    tiny_bert_token_classifier(folder, id2label=id2label, label2id={name: row for row, name in id2label.items()})
+    with load_llm(folder) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def client(tagger: LLM) -> TestClient:
-    return serve(tagger)
+    return make_client(tagger)
 
 
 def found(client: TestClient, path: str = "/entities", **body: Any) -> list[dict[str, Any]]:
@@ -86,7 +88,7 @@ def test_labels_are_left_out_as_asked(client: TestClient) -> None:
         assert some["entities"] == [each for each in everything["entities"] if each["entity_group"] == group]
 
 
-def test_a_long_text_is_cut_and_that_is_told(client: TestClient) -> None:
+def test_a_truncated_text_is_reported(client: TestClient) -> None:
     reply = client.post("/entities", json={"input": ["a", LONG], "return_token_counts": True})
 
     first, second = reply.json()["data"]
@@ -111,7 +113,7 @@ def test_a_long_text_is_read_to_its_end_in_windows(client: TestClient, tagger: L
 def test_every_other_field_may_be_null(client: TestClient) -> None:
     expected = found(client, input="the cat")
 
-    assert found(client, **nulls(EntitiesBody), input="the cat", x=1) == expected
+    assert found(client, **null_fields(EntitiesBody), input="the cat", x=1) == expected
 
 
 def test_what_is_wrong_is_named(client: TestClient, tagger: LLM) -> None:
@@ -127,42 +129,44 @@ def test_what_is_wrong_is_named(client: TestClient, tagger: LLM) -> None:
         (text | {"stride": 1, "aggregation_strategy": "none"}, "would come twice", "aggregation_strategy"),
         (text | {"truncate_prompt_tokens": 2}, "no room for text", "truncate_prompt_tokens"),
     ):
-        refused(client.post("/entities", json=body), words, param)
+        assert_refused(client.post("/entities", json=body), words, param)
     reply = client.post("/pooling", json={"input": [[7, 8]], "aggregation_strategy": "simple"})
-    refused(reply, "give texts, not token ids", "input")
+    assert_refused(reply, "give texts, not token ids", "input")
     assert reply.json()["error"]["index"] == 0
-    small = serve(tagger, max_request_items=2)
-    refused(small.post("/entities", json={"input": ["a"] * 3}), "input has 3 items", "input")
-    refused(client.post("/entities", json=text | {"model": "x"}), "`x` does not exist", None, status=404)
+    small = make_client(tagger, max_request_items=2)
+    assert_refused(small.post("/entities", json={"input": ["a"] * 3}), "input has 3 items", "input")
+    assert_refused(client.post("/entities", json=text | {"model": "x"}), "`x` does not exist", None, status=404)
 
 
-def test_a_model_for_other_tasks_says_so(llm: LLM) -> None:
-    client = serve(llm)
+def test_a_model_without_entities_refuses_the_route(llm: LLM) -> None:
+    client = make_client(llm)
 
     reply = client.post("/entities", json={"input": "a"})
-    refused(reply, "The model does not support Entities API", None, status=501)
+    assert_refused(reply, "The model does not support Entities API", None, status=501)
     assert "/entities" not in client.get("/openapi.json").json()["paths"]
     body = {"input": "a", "task": "token_embed", "aggregation_strategy": "simple"}
-    refused(client.post("/pooling", json=body), "for the task token_classify, not token_embed", "aggregation_strategy")
+    assert_refused(
+        client.post("/pooling", json=body), "for the task token_classify, not token_embed", "aggregation_strategy"
+    )
 
 
 @pytest.mark.parametrize("strategy", ["none", "average"])
-def test_entities_are_the_same_near_and_far(tagger: LLM, strategy: Any) -> None:
+def test_remote_entities_equal_local_entities(tagger: LLM, strategy: Any) -> None:
     request = EntityRequest(
-        pool=PoolRequest(
-            task="token_classify", inputs=[*TEXTS, LONG], tokenization=Tokenization(truncate_prompt_tokens=12)
+        pool_request=PoolRequest(
+            task="token_classify", inputs=[*TEXTS, LONG], tokenization=TokenizationParams(truncate_prompt_tokens=12)
         ),
         aggregation_strategy=strategy,
         ignore_labels=["O", "B-LOC"],
     )
 
-    near, far = ask(tagger.engine, lambda engine: engine.entities(request))
+    near, far = call_both(tagger.engine, lambda engine: engine.entities(request))
 
-    assert all(isinstance(each, Tagged) for each in far)
+    assert all(isinstance(each, EntityResult) for each in far)
     assert [each.entities for each in near] == [each.entities for each in far]
     assert any(each.entities for each in far)
     for one, other in zip(near, far, strict=True):
         assert (one.num_tokens, one.num_input_tokens) == (other.num_tokens, other.num_input_tokens)
         assert one.truncated == other.truncated
     assert far[-1].truncated
-    assert request.pool.timing.inference > 0
+    assert request.pool_request.timing.inference_s > 0

@@ -13,10 +13,10 @@ from uvicorn.server import ServerState
 
 from cenote import LLM
 from cenote.api import http_protocol
-from cenote.api.app import build
-from cenote.api.app_state import Service
-from cenote.api.http_protocol import Connection
-from cenote.config.engine import ServerConfig
+from cenote.api.app import build_app
+from cenote.api.app_state import AppState
+from cenote.api.http_protocol import HttpConnection
+from cenote.config.server import ServerConfig
 
 GET = b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n"
 BODY = json.dumps({"input": "hello"}).encode()
@@ -26,7 +26,7 @@ HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Type: application/js
 POST = HEAD + b"\r\n" + BODY
 
 
-class Wire:
+class RawClient:
     """A client that sends whatever it likes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -48,21 +48,21 @@ class Wire:
         return await asyncio.wait_for(self.reader.read(), 10) == b""
 
 
-def talk(llm: LLM, conversation: Callable[[Wire], Awaitable[None]], **settings: Any) -> None:
+def run_conversation(llm: LLM, conversation: Callable[[RawClient], Awaitable[None]], **settings: Any) -> None:
     """Have the conversation with a server of its own."""
-    service = Service(ServerConfig(**settings))
-    service.ready(llm.engine)
+    service = AppState(ServerConfig(**settings))
+    service.set_engine(llm.engine)
 
     async def run() -> None:
-        config = uvicorn.Config(build(service), http=Connection, lifespan="off", ws="none", log_config=None)
+        config = uvicorn.Config(build_app(service), http=HttpConnection, lifespan="off", ws="none", log_config=None)
         config.timeout_keep_alive = service.settings.keep_alive_s  # type: ignore[assignment]
         config.load()
         state = ServerState()
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)
+        server = await loop.create_server(lambda: HttpConnection(config, state, {}), "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         try:
-            await conversation(Wire(reader, writer))
+            await conversation(RawClient(reader, writer))
         finally:
             writer.close()
             server.close()
@@ -72,8 +72,8 @@ def talk(llm: LLM, conversation: Callable[[Wire], Awaitable[None]], **settings: 
     asyncio.run(run())
 
 
-def refuses(llm: LLM, data: bytes, status: int, words: str, **settings: Any) -> None:
-    async def conversation(wire: Wire) -> None:
+def assert_refused(llm: LLM, data: bytes, status: int, words: str, **settings: Any) -> None:
+    async def conversation(wire: RawClient) -> None:
         await wire.send(data)
         found, headers, body = await wire.reply()
         assert (found, headers["connection"]) == (status, "close")
@@ -81,35 +81,35 @@ def refuses(llm: LLM, data: bytes, status: int, words: str, **settings: Any) -> 
         assert body["code"] == status and headers["x-request-id"]
         assert await wire.is_closed()
 
-    talk(llm, conversation, **settings)
+    run_conversation(llm, conversation, **settings)
 
 
 def test_plain_requests_one_after_the_other_are_answered(llm: LLM) -> None:
-    async def conversation(wire: Wire) -> None:
+    async def conversation(wire: RawClient) -> None:
         for data in (GET, POST, GET):
             await wire.send(data)
             assert (await wire.reply())[0] == 200
 
-    talk(llm, conversation)
+    run_conversation(llm, conversation)
 
 
 def test_a_request_in_tiny_pieces_is_answered(llm: LLM) -> None:
-    async def conversation(wire: Wire) -> None:
+    async def conversation(wire: RawClient) -> None:
         for place in range(0, len(POST), 7):
             await wire.send(POST[place : place + 7])
             await asyncio.sleep(0)
         assert (await wire.reply())[0] == 200
 
-    talk(llm, conversation)
+    run_conversation(llm, conversation)
 
 
 def test_requests_sent_without_waiting_are_answered_in_order(llm: LLM) -> None:
-    async def conversation(wire: Wire) -> None:
+    async def conversation(wire: RawClient) -> None:
         await wire.send(POST + GET + POST)
         bodies = [(await wire.reply())[2] for _ in range(3)]
         assert [sorted(body)[0] for body in bodies] == ["created", "version", "created"]
 
-    talk(llm, conversation)
+    run_conversation(llm, conversation)
 
 
 @pytest.mark.parametrize(
@@ -138,56 +138,56 @@ def test_requests_sent_without_waiting_are_answered_in_order(llm: LLM) -> None:
     ],
     ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else None,
 )
-def test_what_is_no_proper_request_is_refused_in_our_words(data: bytes, status: int, words: str, llm: LLM) -> None:
-    refuses(llm, data, status, words)
+def test_an_invalid_request_is_refused_with_a_json_error(data: bytes, status: int, words: str, llm: LLM) -> None:
+    assert_refused(llm, data, status, words)
 
 
 @pytest.mark.parametrize("host", [b"localhost", b"127.0.0.1:8000", b"[::1]:8000", b"my_service.internal", b""])
-def test_hosts_as_they_come_are_fine(host: bytes, llm: LLM) -> None:
-    async def conversation(wire: Wire) -> None:
+def test_valid_host_headers_are_accepted(host: bytes, llm: LLM) -> None:
+    async def conversation(wire: RawClient) -> None:
         await wire.send(GET.replace(b"Host: a", b"Host: " + host))
         assert (await wire.reply())[0] == 200
 
-    talk(llm, conversation)
+    run_conversation(llm, conversation)
 
 
 def test_http_1_0_needs_no_host_and_hangs_up_after_one(llm: LLM) -> None:
-    async def conversation(wire: Wire) -> None:
+    async def conversation(wire: RawClient) -> None:
         await wire.send(b"GET /version HTTP/1.0\r\n\r\n")
         assert (await wire.reply())[0] == 200
         assert await wire.is_closed()
 
-    talk(llm, conversation)
+    run_conversation(llm, conversation)
 
 
 def test_a_large_body_behind_a_small_head_is_no_large_head(llm: LLM) -> None:
     body = json.dumps({"input": "a " * 200_000, "truncate_prompt_tokens": 8}).encode()
 
-    async def conversation(wire: Wire) -> None:
+    async def conversation(wire: RawClient) -> None:
         await wire.send(HEAD.replace(b"%d" % len(BODY), b"%d" % len(body)) + b"\r\n" + body + GET[:20])
         await wire.send(GET[20:])
         assert (await wire.reply())[0] == 200
         assert (await wire.reply())[0] == 200
 
-    talk(llm, conversation)
+    run_conversation(llm, conversation)
 
 
-def test_an_offer_to_upgrade_is_passed_over_with_its_body_intact(llm: LLM) -> None:
+def test_an_upgrade_offer_is_ignored_and_the_body_kept(llm: LLM) -> None:
     """Java's client offers HTTP/2 with every first request."""
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
 
-    async def conversation(wire: Wire) -> None:
+    async def conversation(wire: RawClient) -> None:
         for data in (HEAD + offer + b"\r\n" + BODY, POST, GET.replace(b"\r\n\r\n", b"\r\n" + offer + b"\r\n"), GET):
             await wire.send(data)
             assert (await wire.reply())[0] == 200
 
-    talk(llm, conversation)
+    run_conversation(llm, conversation)
 
 
-def test_a_head_that_does_not_end_is_cut_off(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_S", 0.15)
+def test_incomplete_headers_time_out(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "HEADERS_TIMEOUT_S", 0.15)
 
-    async def conversation(wire: Wire) -> None:
+    async def conversation(wire: RawClient) -> None:
         await wire.send(GET)
         assert (await wire.reply())[0] == 200
         for place in range(0, 20):  # a byte now and then does not help
@@ -197,13 +197,13 @@ def test_a_head_that_does_not_end_is_cut_off(llm: LLM, monkeypatch: pytest.Monke
         assert (status, headers["connection"]) == (408, "close")
         assert "did not end within" in body["message"]
 
-    talk(llm, conversation)
+    run_conversation(llm, conversation)
 
 
-def test_a_body_that_drips_is_cut_off(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "BODY_WINDOW_S", 0.15)
+def test_a_slow_body_times_out(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "BODY_RATE_WINDOW_S", 0.15)
 
-    async def conversation(wire: Wire) -> None:
+    async def conversation(wire: RawClient) -> None:
         await wire.send(HEAD + b"\r\n")
         for place in range(len(BODY) - 1):
             await wire.send(BODY[place : place + 1])
@@ -211,68 +211,68 @@ def test_a_body_that_drips_is_cut_off(llm: LLM, monkeypatch: pytest.MonkeyPatch)
         status, _, body = await wire.reply()
         assert status == 408 and "less than 1024 bytes per second" in body["message"]
 
-    talk(llm, conversation)
+    run_conversation(llm, conversation)
 
 
-def test_a_body_that_flows_may_take_its_time(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "BODY_WINDOW_S", 0.1)
+def test_a_steady_body_may_take_long(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "BODY_RATE_WINDOW_S", 0.1)
     body = json.dumps({"input": "a " * 10_000, "truncate_prompt_tokens": 8}).encode()
 
-    async def conversation(wire: Wire) -> None:
+    async def conversation(wire: RawClient) -> None:
         await wire.send(HEAD.replace(b"%d" % len(BODY), b"%d" % len(body)) + b"\r\n")
         for place in range(0, len(body), 1000):
             await wire.send(body[place : place + 1000])
             await asyncio.sleep(0.02)
         assert (await wire.reply())[0] == 200
 
-    talk(llm, conversation)
+    run_conversation(llm, conversation)
 
 
-def test_who_is_refused_in_the_middle_of_the_body_may_finish_and_ask_again(llm: LLM) -> None:
-    async def conversation(wire: Wire) -> None:
+def test_a_client_refused_during_its_body_may_finish_and_send_another_request(llm: LLM) -> None:
+    async def conversation(wire: RawClient) -> None:
         await wire.send(POST[:-5].replace(b"POST /v1/embeddings", b"POST /nowhere"))
         assert (await wire.reply())[0] == 404
         await wire.send(POST[-5:] + GET)
         assert (await wire.reply())[0] == 200
 
-    talk(llm, conversation)
+    run_conversation(llm, conversation)
 
 
-def test_idle_connections_are_closed_whether_they_have_asked_or_not(llm: LLM) -> None:
-    async def silent(wire: Wire) -> None:
+def test_idle_connections_are_closed(llm: LLM) -> None:
+    async def silent(wire: RawClient) -> None:
         assert await wire.is_closed()
 
-    async def idle(wire: Wire) -> None:
+    async def idle(wire: RawClient) -> None:
         await wire.send(GET)
         assert (await wire.reply())[0] == 200
         assert await wire.is_closed()
 
-    async def idle_after_an_early_answer(wire: Wire) -> None:
+    async def idle_after_an_early_answer(wire: RawClient) -> None:
         await wire.send(POST[:-5].replace(b"POST /v1/embeddings", b"POST /nowhere"))
         assert (await wire.reply())[0] == 404
         await wire.send(POST[-5:])
         assert await wire.is_closed()
 
     for conversation in (silent, idle, idle_after_an_early_answer):
-        talk(llm, conversation, keep_alive_s=0.2)
+        run_conversation(llm, conversation, keep_alive_s=0.2)
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_read(llm: LLM) -> None:
-    async def told(wire: Wire) -> None:
+    async def told(wire: RawClient) -> None:
         await wire.send(HEAD.replace(b"%d" % len(BODY), b"2000") + b"\r\n")
         status, _, body = await wire.reply()
         assert status == 413 and "at most 1000 bytes, this one has 2000" in body["message"]
 
-    async def untold(wire: Wire) -> None:
+    async def untold(wire: RawClient) -> None:
         await wire.send(HEAD.replace(b"Content-Length: %d" % len(BODY), b"Transfer-Encoding: chunked") + b"\r\n")
         await wire.send(b"400\r\n" + b"x" * 1024 + b"\r\n")
         assert (await wire.reply())[0] == 413
 
     for conversation in (told, untold):
-        talk(llm, conversation, max_body_bytes=1000)
+        run_conversation(llm, conversation, max_body_bytes=1000)
 
 
-def test_a_reply_is_handed_to_the_socket_in_one_piece(llm: LLM) -> None:
+def test_a_reply_is_written_to_the_socket_in_one_call(llm: LLM) -> None:
     writes: list[list[bytes]] = []
 
     class Transport:
@@ -289,11 +289,11 @@ def test_a_reply_is_handed_to_the_socket_in_one_piece(llm: LLM) -> None:
             writes.append(data)
 
     async def ask() -> None:
-        service = Service(ServerConfig())
-        service.ready(llm.engine)
-        config = uvicorn.Config(build(service), http=Connection, lifespan="off", log_config=None)
+        service = AppState(ServerConfig())
+        service.set_engine(llm.engine)
+        config = uvicorn.Config(build_app(service), http=HttpConnection, lifespan="off", log_config=None)
         config.load()
-        connection = Connection(config=config, server_state=ServerState(), app_state={})
+        connection = HttpConnection(config=config, server_state=ServerState(), app_state={})
         connection.connection_made(Transport())  # type: ignore[arg-type]
         for head in (b"GET /version", b"HEAD /version"):
             connection.data_received(head + b" HTTP/1.1\r\nHost: a\r\n\r\n")

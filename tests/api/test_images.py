@@ -14,8 +14,17 @@ from transformers import CLIPConfig, CLIPModel
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from cenote import LLM
-from tests.api.app_client import load, refused, serve
-from tests.api.image_helpers import CAT, DOG, data_uri, image_part, save_tiny_judge, says, serving, text_part
+from tests.api.app_client import assert_refused, load_llm, make_client
+from tests.api.image_helpers import (
+    CAT,
+    DOG,
+    data_uri,
+    image_part,
+    make_message,
+    make_untrusted_client,
+    save_tiny_vl_reranker,
+    text_part,
+)
 from tests.models.tiny_qwen3_vl import IMAGE, save_tiny_colqwen3, save_tiny_qwen3_vl
 from tests.models.two_towers import TEXT, VISION, save
 
@@ -31,36 +40,36 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     save_tiny_qwen3_vl(folder)
     prompts = {"prompts": {"query": "who is this?", "document": ""}}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    with load(folder, limit_mm_per_prompt={"image": 2}) as llm:
+    with load_llm(folder, limit_mm_per_prompt={"image": 2}) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
-def matcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def colqwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """ColQwen3: a row for every token, late interaction."""
     folder = tmp_path_factory.mktemp("matcher")
     save_tiny_colqwen3(folder)
-    with load(folder, limit_mm_per_prompt={"image": 2}) as llm:
+    with load_llm(folder, limit_mm_per_prompt={"image": 2}) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def vl_reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("judge")
-    save_tiny_judge(folder)
-    with load(folder) as llm:
+    save_tiny_vl_reranker(folder)
+    with load_llm(folder) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def client(embedder: LLM) -> Iterator[TestClient]:
-    with serving(embedder) as client:
+    with make_untrusted_client(embedder) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def matching(matcher: LLM) -> Iterator[TestClient]:
-    with serving(matcher) as client:
+def colqwen_client(matcher: LLM) -> Iterator[TestClient]:
+    with make_untrusted_client(matcher) as client:
         yield client
 
 
@@ -95,19 +104,22 @@ def same(one: Any, other: Any) -> None:
 
 
 def test_an_image_in_a_conversation_is_read_where_it_stands(client: TestClient, embedder: LLM) -> None:
-    beside = [says(text_part("the dog"), image_part(CAT), text_part("in the river"))]
+    beside = [make_message(text_part("the dog"), image_part(CAT), text_part("in the river"))]
 
     found = vectors(client, messages=beside)
 
     same(found, expected(embedder, prompt(chat(f"the dog{IMAGE}in the river"), CAT)))
-    without = vectors(client, messages=[says(text_part("the dog"), text_part("in the river"))])
+    without = vectors(client, messages=[make_message(text_part("the dog"), text_part("in the river"))])
     assert np.abs(np.array(found) - without).max() > 0.01
 
 
 def test_conversations_may_stand_under_either_key_and_have_images_of_any_size(
     client: TestClient, embedder: LLM
 ) -> None:
-    one, two = [says(image_part(CAT))], [says(text_part("a"), role="system"), says(image_part(DOG), image_part(CAT))]
+    one, two = (
+        [make_message(image_part(CAT))],
+        [make_message(text_part("a"), role="system"), make_message(image_part(DOG), image_part(CAT))],
+    )
     theirs = expected(
         embedder,
         prompt(chat(IMAGE), CAT),
@@ -131,26 +143,28 @@ def test_every_spelling_of_an_image_is_read(client: TestClient, embedder: LLM) -
         {"image": url},
     ]
 
-    found = vectors(client, messages=[[says(part)] for part in spellings])
+    found = vectors(client, messages=[[make_message(part)] for part in spellings])
 
     same(found, expected(embedder, prompt(chat(IMAGE), CAT)) * len(spellings))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP", "GIF"])
 def test_other_formats_are_read_as_well(client: TestClient, kind: str) -> None:
-    assert len(vectors(client, messages=[says(image_part(data_uri(CAT, kind)))])) == 1
+    assert len(vectors(client, messages=[make_message(image_part(data_uri(CAT, kind)))])) == 1
 
 
 def test_every_token_of_an_image_has_a_row(matching: TestClient, matcher: LLM) -> None:
-    messages = [says(image_part(DOG), text_part("the river"))]
+    messages = [make_message(image_part(DOG), text_part("the river"))]
 
     found = vectors(matching, "/pooling", messages=messages, task="token_embed")
 
     same(found, expected(matcher, prompt(chat(f"{IMAGE}the river"), DOG), task="token_embed"))
 
 
-def test_a_classifier_sees(judge: LLM) -> None:
-    reply = serve(judge).post("/classify", json={"messages": [says(image_part(CAT), text_part("the river"))]})
+def test_an_image_is_classified(judge: LLM) -> None:
+    reply = make_client(judge).post(
+        "/classify", json={"messages": [make_message(image_part(CAT), text_part("the river"))]}
+    )
 
     (probs,) = expected(judge, prompt(chat(f"{IMAGE}the river"), CAT), task="classify")
     assert reply.status_code == 200, reply.text
@@ -159,7 +173,7 @@ def test_a_classifier_sees(judge: LLM) -> None:
 
 
 def test_tokenize_counts_what_an_image_is(client: TestClient, embedder: LLM) -> None:
-    messages = [says(image_part(CAT), text_part("the river"))]
+    messages = [make_message(image_part(CAT), text_part("the river"))]
     body = {"messages": messages, "add_generation_prompt": False}
 
     reply = client.post("/tokenize", json=body).json()
@@ -176,10 +190,10 @@ def test_tokenize_counts_what_an_image_is(client: TestClient, embedder: LLM) -> 
 def test_a_request_may_say_how_its_images_are_read(client: TestClient, embedder: LLM) -> None:
     kwargs = {"max_pixels": 256}
 
-    found = vectors(client, messages=[says(image_part(CAT))], mm_processor_kwargs=kwargs, media_io_kwargs={})
+    found = vectors(client, messages=[make_message(image_part(CAT))], mm_processor_kwargs=kwargs, media_io_kwargs={})
 
     same(found, expected(embedder, prompt(chat(IMAGE), CAT) | {"mm_processor_kwargs": kwargs}))
-    assert np.abs(np.array(found) - vectors(client, messages=[says(image_part(CAT))])).max() > 1e-4
+    assert np.abs(np.array(found) - vectors(client, messages=[make_message(image_part(CAT))])).max() > 1e-4
 
 
 # two sides
@@ -233,7 +247,7 @@ def test_documents_with_images_come_back_as_they_were_sent(matching: TestClient,
 
 
 def test_a_server_that_writes_documents_as_strings_writes_their_texts(matcher: LLM) -> None:
-    client = serve(matcher, rerank_document_shape="string")
+    client = make_client(matcher, rerank_document_shape="string")
     documents = [{"content": [image_part(CAT), text_part("the river"), text_part("is deep")]}]
 
     reply = client.post("/rerank", json={"query": {"content": [image_part(DOG)]}, "documents": documents})
@@ -241,7 +255,7 @@ def test_a_server_that_writes_documents_as_strings_writes_their_texts(matcher: L
     assert reply.json()["results"][0]["document"] == "the river\nis deep"
 
 
-def test_options_of_images_reach_both_sides(matching: TestClient, matcher: LLM) -> None:
+def test_image_options_apply_to_query_and_document(matching: TestClient, matcher: LLM) -> None:
     body = {"queries": {"content": [image_part(CAT)]}, "documents": {"content": [image_part(DOG)]}}
 
     usual, smaller = (
@@ -286,7 +300,7 @@ def test_cohere_s_limits_hold_for_images(client: TestClient) -> None:
 
     reply = client.post("/v2/embed", json=body)
 
-    refused(reply, "tokens exceeds max_tokens=3 with truncate=NONE", "max_tokens")
+    assert_refused(reply, "tokens exceeds max_tokens=3 with truncate=NONE", "max_tokens")
 
 
 def test_a_model_of_two_towers_reads_a_text_as_a_text(tmp_path: Path) -> None:
@@ -295,7 +309,7 @@ def test_a_model_of_two_towers_reads_a_text_as_a_text(tmp_path: Path) -> None:
     reference = save(tmp_path, config, CLIPModel, processor)
     inputs = [{"content": [text_part("the cat")]}, {"content": [image_part(CAT)]}]
 
-    with load(tmp_path) as llm, serving(llm) as client:
+    with load_llm(tmp_path) as llm, make_untrusted_client(llm) as client:
         found = client.post("/v2/embed", json={"inputs": inputs, "input_type": "search_document"}).json()
         image = client.post("/v2/embed", json={"images": [data_uri(CAT)], "input_type": "image"}).json()
         both = client.post("/v2/embed", json={"inputs": [{"content": [text_part("a"), image_part(CAT)]}]})
@@ -304,7 +318,7 @@ def test_a_model_of_two_towers_reads_a_text_as_a_text(tmp_path: Path) -> None:
     text, cat = (reference.vector(each).numpy() for each in ("the cat", CAT))
     np.testing.assert_allclose(found["embeddings"]["float"], [text, cat], atol=1e-4)
     np.testing.assert_allclose(image["embeddings"]["float"], [cat], atol=1e-4)
-    refused(both, "CLIP accepts text-only or image-only inputs, not both!", "multi_modal_data")
+    assert_refused(both, "CLIP accepts text-only or image-only inputs, not both!", "multi_modal_data")
     assert score["data"][0]["score"] == pytest.approx(float(text @ cat), abs=1e-4)
 
 
@@ -333,7 +347,10 @@ WRONG: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("part", "words"), WRONG)
 def test_a_part_that_cannot_be_read_is_named_in_a_conversation(client: TestClient, part: Any, words: str) -> None:
-    reply = client.post("/v1/embeddings", json={"messages": [[says("fine")], [says("a"), says(text_part("b"), part)]]})
+    reply = client.post(
+        "/v1/embeddings",
+        json={"messages": [[make_message("fine")], [make_message("a"), make_message(text_part("b"), part)]]},
+    )
 
     assert reply.status_code == 400, reply.text
     assert "messages[1].content[1]" in reply.json()["message"] and words in reply.json()["message"], reply.text
@@ -341,7 +358,7 @@ def test_a_part_that_cannot_be_read_is_named_in_a_conversation(client: TestClien
 
 
 @pytest.mark.parametrize(("part", "words"), WRONG)
-def test_a_part_that_cannot_be_read_is_named_on_either_side(matching: TestClient, part: Any, words: str) -> None:
+def test_an_invalid_part_is_named_in_query_and_document(matching: TestClient, part: Any, words: str) -> None:
     for body in (
         {"queries": "a", "documents": ["fine", {"content": [text_part("b"), part]}]},
         {"queries": ["fine", {"content": [text_part("b"), part]}], "documents": ["a", "b"]},
@@ -356,13 +373,13 @@ def test_a_part_that_cannot_be_read_is_named_on_either_side(matching: TestClient
 
 
 @pytest.mark.parametrize("path", COHERE)
-def test_cohere_s_images_go_by_their_own_names(client: TestClient, path: str) -> None:
+def test_errors_about_cohere_images_name_their_field(client: TestClient, path: str) -> None:
     reply = client.post(path, json={"images": [data_uri(CAT), BROKEN]})
-    refused(reply, "images[1]: ", "images[1]")
+    assert_refused(reply, "images[1]: ", "images[1]")
     assert reply.json()["error"]["index"] == 1
 
     reply = client.post(path, json={"inputs": [{"content": [text_part("a"), image_part(EMPTY)]}]})
-    refused(reply, "inputs[0].content[1]: ", "inputs[0].content[1]")
+    assert_refused(reply, "inputs[0].content[1]: ", "inputs[0].content[1]")
 
 
 def test_too_many_images_are_refused_with_the_limit(client: TestClient, matching: TestClient) -> None:
@@ -370,7 +387,7 @@ def test_too_many_images_are_refused_with_the_limit(client: TestClient, matching
     words = "At most 2 image(s) may be provided in one prompt, got 3"
 
     for reply, name in (
-        (client.post("/v1/embeddings", json={"messages": [says(*parts)]}), "messages[0].content[2]"),
+        (client.post("/v1/embeddings", json={"messages": [make_message(*parts)]}), "messages[0].content[2]"),
         (matching.post("/score", json={"queries": "a", "documents": {"content": parts}}), "documents.content[2]"),
     ):
         assert reply.status_code == 400
@@ -378,8 +395,8 @@ def test_too_many_images_are_refused_with_the_limit(client: TestClient, matching
 
 
 def test_images_that_no_prompt_could_hold_are_not_all_read(matcher: LLM) -> None:
-    with load(Path(matcher.config.model), max_model_len=40) as llm, serving(llm) as client:
-        reply = client.post("/pooling", json={"messages": [says(*[image_part(CAT)] * 100)]})
+    with load_llm(Path(matcher.config.model), max_model_len=40) as llm, make_untrusted_client(llm) as client:
+        reply = client.post("/pooling", json={"messages": [make_message(*[image_part(CAT)] * 100)]})
 
     assert reply.status_code == 400
     assert "of 100 images are" in reply.json()["message"], reply.text
@@ -397,14 +414,16 @@ def test_images_that_no_prompt_could_hold_are_not_all_read(matcher: LLM) -> None
     ],
 )
 def test_options_that_make_no_sense_are_refused(client: TestClient, kwargs: dict[str, Any]) -> None:
-    reply = client.post("/v1/embeddings", json={"messages": [says(image_part(CAT))], "mm_processor_kwargs": kwargs})
+    reply = client.post(
+        "/v1/embeddings", json={"messages": [make_message(image_part(CAT))], "mm_processor_kwargs": kwargs}
+    )
 
     assert reply.status_code == 400, reply.text
 
 
 def test_options_are_an_object(client: TestClient) -> None:
     for path, body in (
-        ("/v1/embeddings", {"messages": [says(image_part(CAT))]}),
+        ("/v1/embeddings", {"messages": [make_message(image_part(CAT))]}),
         ("/score", {"queries": "a", "documents": "b"}),
         ("/v2/embed", {"texts": ["a"]}),
         ("/tokenize", {"prompt": "a"}),
@@ -415,40 +434,44 @@ def test_options_are_an_object(client: TestClient) -> None:
 
 
 def test_a_template_of_the_request_needs_trust_here_too(client: TestClient) -> None:
-    body = {"messages": [says(image_part(CAT))], "chat_template": "{{ messages }}"}
+    body = {"messages": [make_message(image_part(CAT))], "chat_template": "{{ messages }}"}
 
-    refused(client.post("/v1/embeddings", json=body), "--trust-request-chat-template is not set", "chat_template")
+    assert_refused(
+        client.post("/v1/embeddings", json=body), "--trust-request-chat-template is not set", "chat_template"
+    )
 
 
-def test_a_template_that_leaves_an_image_out_is_not_obeyed(embedder: LLM) -> None:
-    client = serve(embedder, trust_request_chat_template=True)
+def test_a_template_that_omits_an_image_is_refused(embedder: LLM) -> None:
+    client = make_client(embedder, trust_request_chat_template=True)
 
     for template in ("the dog", "{% for m in messages %}" + IMAGE * 2 + "{% endfor %}"):
-        reply = client.post("/v1/embeddings", json={"messages": [says(image_part(CAT))], "chat_template": template})
+        reply = client.post(
+            "/v1/embeddings", json={"messages": [make_message(image_part(CAT))], "chat_template": template}
+        )
         assert reply.status_code == 400
         assert "1 images were given" in reply.json()["message"], reply.text
 
 
 def test_an_image_that_fails_leaves_others_alone(client: TestClient) -> None:
     with pytest.raises(AssertionError, match="empty"):
-        vectors(client, messages=[[says(image_part(CAT))], [says(image_part(EMPTY))]])
+        vectors(client, messages=[[make_message(image_part(CAT))], [make_message(image_part(EMPTY))]])
 
-    assert len(vectors(client, messages=[[says(image_part(CAT))], [says(image_part(DOG))]])) == 2
+    assert len(vectors(client, messages=[[make_message(image_part(CAT))], [make_message(image_part(DOG))]])) == 2
 
 
-def test_a_model_of_text_names_the_part_it_cannot_read(llm: LLM) -> None:
-    client, part = serve(llm), image_part(CAT)
+def test_a_text_model_names_the_image_part_it_refuses(llm: LLM) -> None:
+    client, part = make_client(llm), image_part(CAT)
 
     for path in ("/v1/embeddings", "/pooling", "/tokenize"):
-        reply = client.post(path, json={"messages": [says("a", part)]})
+        reply = client.post(path, json={"messages": [make_message("a", part)]})
         assert reply.status_code == 400  # this one has no template either
     for path, body, name in (
         ("/score", {"data_1": "a", "data_2": ["b", {"content": [part]}]}, "data_2.1.content.0"),
         ("/rerank", {"query": {"content": [text_part("a"), part]}, "documents": ["b"]}, "query.content.1"),
     ):
-        refused(client.post(path, json=body), "MultiModalParam is not supported for BertModel", name)
+        assert_refused(client.post(path, json=body), "MultiModalParam is not supported for BertModel", name)
     for path in COHERE:
-        refused(client.post(path, json={"images": [data_uri(CAT)]}), "reads only text", "images")
+        assert_refused(client.post(path, json={"images": [data_uri(CAT)]}), "reads only text", "images")
 
 
 # the document
@@ -462,16 +485,16 @@ def test_the_document_of_the_routes_knows_images(client: TestClient) -> None:
     assert "no model here reads images" not in client.get("/docs").text
 
 
-def test_a_folder_of_images_may_be_opened_to_requests(tmp_path: Path, embedder: LLM) -> None:
+def test_requests_may_read_images_below_the_allowed_path(tmp_path: Path, embedder: LLM) -> None:
     (tmp_path / "pictures").mkdir()
     CAT.save(tmp_path / "pictures" / "cat.png")
     CAT.save(tmp_path / "cat.png")
     inside, outside = f"file://{tmp_path}/pictures/cat.png", f"file://{tmp_path}/cat.png"
     options = {"allowed_local_media_path": str(tmp_path / "pictures")}
 
-    with load(Path(embedder.config.model), **options) as llm, serving(llm) as client:
-        found = vectors(client, messages=[says(image_part(inside))])
-        refusal = client.post("/v1/embeddings", json={"messages": [says(image_part(outside))]})
+    with load_llm(Path(embedder.config.model), **options) as llm, make_untrusted_client(llm) as client:
+        found = vectors(client, messages=[make_message(image_part(inside))])
+        refusal = client.post("/v1/embeddings", json={"messages": [make_message(image_part(outside))]})
 
     same(found, expected(embedder, prompt(chat(IMAGE), CAT)))
     assert refusal.status_code == 400

@@ -10,8 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from tests.api.app_client import load, refused, serve
-from tests.tiny import tiny_bert_classifier, tiny_bert_tagger
+from tests.api.app_client import assert_refused, load_llm, make_client
+from tests.tiny import tiny_bert_classifier, tiny_bert_token_classifier
 
 
 @pytest.fixture(scope="module")
@@ -19,13 +19,13 @@ def clients(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict
     folders = [tmp_path_factory.mktemp(name) for name in ("cross_encoder", "classifier", "tagger")]
     tiny_bert_classifier(folders[0], num_labels=1)
     tiny_bert_classifier(folders[1], num_labels=3)
-    tiny_bert_tagger(folders[2])
-    with load(folders[0]) as cross_encoder, load(folders[1]) as classifier, load(folders[2]) as tagger:
+    tiny_bert_token_classifier(folders[2])
+    with load_llm(folders[0]) as cross_encoder, load_llm(folders[1]) as classifier, load_llm(folders[2]) as tagger:
         yield {
-            "embedder": serve(llm),
-            "cross-encoder": serve(cross_encoder),
-            "classifier": serve(classifier),
-            "tagger": serve(tagger),
+            "embedder": make_client(llm),
+            "cross-encoder": make_client(cross_encoder),
+            "classifier": make_client(classifier),
+            "tagger": make_client(tagger),
         }
 
 
@@ -69,7 +69,7 @@ def test_a_body_is_answered_as_on_its_own_route(
         assert ours.content == own.content
 
 
-def test_errors_are_those_of_the_route_that_was_meant(clients: dict[str, TestClient]) -> None:
+def test_errors_are_those_of_the_matched_route(clients: dict[str, TestClient]) -> None:
     embedder = clients["embedder"]
     for body, words, param in (
         ({"input": ["a", 5]}, "input.1: expected a text like the first", "body.input.1"),
@@ -78,16 +78,16 @@ def test_errors_are_those_of_the_route_that_was_meant(clients: dict[str, TestCli
         ({"input": "a", "task": 5}, "task: expected str", "body.task"),
         ({"text_1": ["a", "b"], "text_2": ["c"]}, "Input lengths must be either 1:1, 1:N or N:N", None),
     ):
-        refused(embedder.post("/invocations", json=body), words, param)
+        assert_refused(embedder.post("/invocations", json=body), words, param)
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": "a"}, {"input": None}, {"text_1": "a"}, {"query": "a", "top_n": 3}])
-def test_a_body_that_means_nothing_is_answered_with_what_would_mean_something(
+def test_a_body_that_matches_no_route_is_refused_with_the_choices(
     clients: dict[str, TestClient], body: dict[str, Any]
 ) -> None:
     reply = clients["embedder"].post("/invocations", json=body)
 
-    refused(reply, "Cannot find suitable handler for request. Expected one of: [", "body")
+    assert_refused(reply, "Cannot find suitable handler for request. Expected one of: [", "body")
     for kind in ("/v1/embeddings: input or messages", "/rerank: query + documents", "/score: queries + documents or"):
         assert kind in reply.json()["message"]
     assert "/classify" not in reply.json()["message"]
@@ -96,7 +96,7 @@ def test_a_body_that_means_nothing_is_answered_with_what_would_mean_something(
 def test_what_the_model_does_not_offer_is_not_among_the_choices(clients: dict[str, TestClient]) -> None:
     reply = clients["classifier"].post("/invocations", json={"text_1": "a", "text_2": "b"})
 
-    refused(reply, "Expected one of: ['/classify: input or messages', '/pooling: ", "body")
+    assert_refused(reply, "Expected one of: ['/classify: input or messages', '/pooling: ", "body")
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_what_is_no_object_is_refused(clients: dict[str, TestClient], raw: bytes
     assert reply.json()["error"]["param"].startswith("body")
 
 
-def test_looking_at_the_keys_of_a_large_body_takes_little_time(clients: dict[str, TestClient]) -> None:
+def test_matching_a_large_body_is_fast(clients: dict[str, TestClient]) -> None:
     text = "water " * 2_000_000
     times = []
     for path in ("/v1/embeddings", "/invocations"):
         began = time.perf_counter()
         reply = clients["embedder"].post(path, json={"input": text})
         times.append(time.perf_counter() - began)
-        refused(reply, "maximum context length is 256 tokens", "input_text")
+        assert_refused(reply, "maximum context length is 256 tokens", "input_text")
 
     assert times[1] < times[0] + 0.5

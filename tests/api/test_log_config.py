@@ -11,10 +11,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.app import build
-from cenote.api.app_state import Service
-from cenote.api.log_config import configure
-from cenote.config.engine import ServerConfig
+from cenote.api.app import build_app
+from cenote.api.app_state import AppState
+from cenote.api.log_config import configure_logging
+from cenote.config.server import ServerConfig
 from cenote.protocol.requests import PoolRequest
 
 NAMES = ("cenote", "uvicorn")
@@ -22,7 +22,7 @@ CANARY = "canary-7f3a"
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
+def restore_logging() -> Iterator[None]:
     before = {name: (logger.handlers, logger.propagate, logger.level) for name in NAMES if (logger := log(name))}
     yield
     for name, (handlers, propagate, level) in before.items():
@@ -36,15 +36,15 @@ def log(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def client_of(llm: LLM, **settings: Any) -> TestClient:
-    service = Service(ServerConfig(**settings))
-    configure(service.settings)
-    service.ready(llm.engine)
-    return TestClient(build(service))
+def make_logged_client(llm: LLM, **settings: Any) -> TestClient:
+    service = AppState(ServerConfig(**settings))
+    configure_logging(service.settings)
+    service.set_engine(llm.engine)
+    return TestClient(build_app(service))
 
 
 def test_a_line_of_json_has_every_field_of_a_reply(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    client = client_of(llm, log_format="json", api_key=("secret",))
+    client = make_logged_client(llm, log_format="json", api_key=("secret",))
 
     client.post("/v1/embeddings", json={"input": ["a", "b"]}, headers={"api-key": "secret", "X-Request-Id": "r1"})
 
@@ -65,30 +65,30 @@ def test_a_line_of_json_has_every_field_of_a_reply(llm: LLM, capsys: pytest.Capt
 
 
 def test_a_line_of_text_reads_from_left_to_right(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    client_of(llm).post("/v1/embeddings", json={"input": "a"}, headers={"X-Request-Id": "r1"})
+    make_logged_client(llm).post("/v1/embeddings", json={"input": "a"}, headers={"X-Request-Id": "r1"})
 
     line = capsys.readouterr().err
     assert " info     POST /v1/embeddings 200 " in line
     assert line.endswith(" ms items=1 tokens=3 client=testclient id=r1\n")
 
 
-def test_probes_are_noted_only_for_who_looks_at_everything(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    client_of(llm).get("/health")
+def test_probes_are_logged_at_debug_level(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    make_logged_client(llm).get("/health")
     assert capsys.readouterr().err == ""
 
-    client_of(llm, log_level="debug").get("/health")
+    make_logged_client(llm, log_level="debug").get("/health")
     assert " debug    GET /health 200 " in capsys.readouterr().err
 
 
-def test_the_lines_about_replies_can_be_left_out(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    client_of(llm, disable_access_log=True).get("/version")
+def test_the_access_log_can_be_disabled(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    make_logged_client(llm, disable_access_log=True).get("/version")
 
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_nothing_that_a_client_says_is_logged(log_format: str, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    client = client_of(llm, log_format=log_format, log_level="debug", api_key=("real",))
+def test_request_contents_are_not_logged(log_format: str, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    client = make_logged_client(llm, log_format=log_format, log_level="debug", api_key=("real",))
     headers = {"Authorization": f"Bearer {CANARY}", "X-Custom": CANARY, "User-Agent": CANARY}
 
     client.post(f"/v1/embeddings?q={CANARY}", json={"input": CANARY, "user": CANARY}, headers=headers)
@@ -104,7 +104,7 @@ def test_nothing_that_a_client_says_is_logged(log_format: str, llm: LLM, capsys:
 
 
 def test_a_path_cannot_write_lines_of_its_own(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    client_of(llm).get("/a%0a2026-01-01 info forged", headers={"X-Request-Id": "r1\r\nforged"})
+    make_logged_client(llm).get("/a%0a2026-01-01 info forged", headers={"X-Request-Id": "r1\r\nforged"})
 
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
@@ -115,18 +115,18 @@ def test_a_bug_leaves_its_trace_in_the_log_and_only_an_id_in_the_reply(
     llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Broken:
-        about, dead = llm.engine.about, None
+        about, dead = llm.engine.model_info, None
 
         async def pool(self, request: PoolRequest) -> Any:
             raise RuntimeError("at 0x7f00 in /somewhere/private")
 
         def observe_http(self, *args: Any) -> None: ...
 
-    service = Service(ServerConfig(log_format="json"))
-    configure(service.settings)
-    service.ready(Broken())  # type: ignore[arg-type]
+    service = AppState(ServerConfig(log_format="json"))
+    configure_logging(service.settings)
+    service.set_engine(Broken())  # type: ignore[arg-type]
 
-    reply = TestClient(build(service)).post("/v1/embeddings", json={"input": "a"}, headers={"X-Request-Id": "r9"})
+    reply = TestClient(build_app(service)).post("/v1/embeddings", json={"input": "a"}, headers={"X-Request-Id": "r9"})
 
     assert reply.status_code == 500
     assert "r9" in reply.json()["message"] and "private" not in reply.text and "0x" not in reply.text

@@ -18,19 +18,20 @@ from cenote import LLM
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.execution.executor import EchoExecutor
 from cenote.errors import BadRequest, UnknownModel
-from cenote.protocol.requests import Pooled, PoolRequest
-from tests.api.app_client import load, refused, serve
-from tests.api.front_ends.test_remote_engine import remote
-from tests.engine.conftest import Gate, wait_until
+from cenote.protocol.requests import PoolRequest
+from cenote.protocol.results import PoolResult
+from tests.api.app_client import assert_refused, load_llm, make_client
+from tests.api.front_ends.test_remote_engine import connect_remote
+from tests.engine.conftest import BatchGate, wait_until
 from tests.models.test_lora import BERT_TARGETS, save_adapter
-from tests.tiny import TEXTS, logits, tiny_bert, tiny_bert_classifier, tiny_bert_tagger
+from tests.tiny import TEXTS, compute_logits, tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier
 
 ADDED = "Success: LoRA adapter 'late' added successfully."
 REMOVED = "Success: LoRA adapter 'late' removed successfully."
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TunedModel:
     """A model, and beside it two adapters, of which it has one."""
 
     llm: LLM
@@ -39,30 +40,30 @@ class Tuned:
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TunedModel]:
     folder = tmp_path_factory.mktemp("tuned")
     plain = tiny_bert(folder / "model")
     for seed, name in enumerate(("first", "late")):
         save_adapter(folder / name, plain, BERT_TARGETS, seed=seed)
-    with load(folder / "model", lora_modules=(f"first={folder / 'first'}",)) as llm:
-        yield Tuned(llm, folder / "first", folder / "late")
+    with load_llm(folder / "model", lora_modules=(f"first={folder / 'first'}",)) as llm:
+        yield TunedModel(llm, folder / "first", folder / "late")
 
 
 @pytest.fixture
-def client(tuned: Tuned) -> Iterator[TestClient]:
-    yield serve(tuned.llm, served_model_name=("tiny", "small"), allow_runtime_lora_updating=True)
-    if "late" in tuned.llm.engine.about.adapters:
+def client(tuned: TunedModel) -> Iterator[TestClient]:
+    yield make_client(tuned.llm, served_model_name=("tiny", "small"), allow_runtime_lora_updating=True)
+    if "late" in tuned.llm.engine.model_info.adapters:
         asyncio.run(tuned.llm.engine.unload_adapter("late"))
 
 
-def posted(client: TestClient, path: str, **body: Any) -> Any:
+def post_json(client: TestClient, path: str, **body: Any) -> Any:
     reply = client.post(path, json=body)
     assert reply.status_code == 200, reply.text
     return reply.json()
 
 
 def vectors(client: TestClient, model: str | None = None) -> np.ndarray[Any, Any]:
-    answer = posted(client, "/v1/embeddings", input=TEXTS, model=model)
+    answer = post_json(client, "/v1/embeddings", input=TEXTS, model=model)
     return np.array([item["embedding"] for item in answer["data"]])
 
 
@@ -70,14 +71,14 @@ def expected(llm: LLM, adapter: str | None) -> np.ndarray[Any, Any]:
     return np.array([output.outputs.embedding for output in llm.embed(TEXTS, lora_request=adapter, use_tqdm=False)])
 
 
-def test_an_adapter_is_chosen_as_the_model_and_the_reply_names_the_model(client: TestClient, tuned: Tuned) -> None:
+def test_an_adapter_is_chosen_as_the_model_and_the_reply_names_the_model(client: TestClient, tuned: TunedModel) -> None:
     plain, first = expected(tuned.llm, None), expected(tuned.llm, "first")
     assert np.abs(plain - first).max() > 0.01
 
     for model, ours in ((None, plain), ("tiny", plain), ("small", plain), ("first", first)):
         np.testing.assert_allclose(vectors(client, model), ours, atol=1e-5)
-        assert posted(client, "/v1/embeddings", input="a", model=model)["model"] == "tiny"
-    answer = posted(client, "/v1/embeddings", input=TEXTS, adapter="first")
+        assert post_json(client, "/v1/embeddings", input="a", model=model)["model"] == "tiny"
+    answer = post_json(client, "/v1/embeddings", input=TEXTS, adapter="first")
     np.testing.assert_allclose([item["embedding"] for item in answer["data"]], first, atol=1e-5)
 
 
@@ -97,7 +98,7 @@ def test_an_adapter_is_chosen_as_the_model_and_the_reply_names_the_model(client:
 )
 def test_every_route_reads_with_the_adapter(client: TestClient, path: str, body: dict[str, Any]) -> None:
     def answers(**more: Any) -> Any:
-        found = posted(client, path, **body, **more)
+        found = post_json(client, path, **body, **more)
         return found.get("embeddings") or found.get("results") or found["data"]
 
     assert answers(model="first") == answers(adapter="first") == answers(model="first", adapter="first")
@@ -106,7 +107,7 @@ def test_every_route_reads_with_the_adapter(client: TestClient, path: str, body:
 
 @pytest.mark.parametrize("kind", ["classifier", "cross-encoder", "tagger"])
 def test_classifiers_have_adapters_below_their_heads(tmp_path: Path, kind: str) -> None:
-    made = tiny_bert_tagger if kind == "tagger" else tiny_bert_classifier
+    made = tiny_bert_token_classifier if kind == "tagger" else tiny_bert_classifier
     reference = made(tmp_path / "model", num_labels=1 if kind == "cross-encoder" else 3)
     merged = save_adapter(tmp_path / "first", reference, BERT_TARGETS, seed=1)
     bodies: dict[str, list[tuple[str, dict[str, Any]]]] = {
@@ -118,35 +119,37 @@ def test_classifiers_have_adapters_below_their_heads(tmp_path: Path, kind: str) 
         "tagger": [("/pooling", {"input": TEXTS}), ("/entities", {"input": TEXTS, "ignore_labels": []})],
     }
 
-    with load(tmp_path / "model", lora_modules=(f"first={tmp_path / 'first'}",)) as llm:
-        client = serve(llm)
+    with load_llm(tmp_path / "model", lora_modules=(f"first={tmp_path / 'first'}",)) as llm:
+        client = make_client(llm)
         for path, body in bodies[kind]:
-            plain, adapted = posted(client, path, **body), posted(client, path, **body, model="first")
-            by_field = posted(client, path, **body, adapter="first")
+            plain, adapted = post_json(client, path, **body), post_json(client, path, **body, model="first")
+            by_field = post_json(client, path, **body, adapter="first")
             answers = [each.get("data", each.get("results")) for each in (plain, adapted, by_field)]
             assert answers[1] == answers[2] != answers[0]
             assert adapted["model"] == "tiny"
         if kind == "classifier":
             outputs = llm.classify(TEXTS, use_tqdm=False)
-            expected = [row.softmax(dim=-1) for row in logits(merged, [output.prompt_token_ids for output in outputs])]
+            expected = [
+                row.softmax(dim=-1) for row in compute_logits(merged, [output.prompt_token_ids for output in outputs])
+            ]
             np.testing.assert_allclose([item["probs"] for item in answers[1]], expected, atol=1e-4)
 
 
-def test_what_is_no_model_and_no_adapter_is_not_found(client: TestClient) -> None:
-    refused(client.post("/v1/embeddings", json={"input": "a", "model": "late"}), "The model `late`", None, 404)
-    refused(
+def test_an_unknown_model_or_adapter_is_not_found(client: TestClient) -> None:
+    assert_refused(client.post("/v1/embeddings", json={"input": "a", "model": "late"}), "The model `late`", None, 404)
+    assert_refused(
         client.post("/v1/embeddings", json={"input": "a", "adapter": "late"}),
         "no adapter is called 'late'; there are: first",
         "adapter",
     )
-    refused(
+    assert_refused(
         client.post("/v1/embeddings", json={"input": "a", "model": "first", "adapter": "late"}),
         "model is the adapter 'first', adapter is 'late'; give one",
         "adapter",
     )
 
 
-def test_adapters_are_listed_after_the_names_of_their_model(client: TestClient, tuned: Tuned) -> None:
+def test_adapters_are_listed_after_the_names_of_their_model(client: TestClient, tuned: TunedModel) -> None:
     cards = client.get("/v1/models").json()["data"]
 
     assert [(card["id"], card["parent"]) for card in cards] == [("tiny", None), ("small", None), ("first", "tiny")]
@@ -158,7 +161,7 @@ def test_adapters_are_listed_after_the_names_of_their_model(client: TestClient, 
 # while the server runs
 
 
-def test_an_adapter_comes_and_goes(client: TestClient, tuned: Tuned) -> None:
+def test_an_adapter_is_loaded_and_unloaded(client: TestClient, tuned: TunedModel) -> None:
     body = {"lora_name": "late", "lora_path": str(tuned.late)}
 
     added = client.post("/v1/load_lora_adapter", json=body)
@@ -168,7 +171,9 @@ def test_an_adapter_comes_and_goes(client: TestClient, tuned: Tuned) -> None:
     assert np.abs(late - vectors(client, "first")).max() > 0.01
     assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["tiny", "small", "first", "late"]
     again = client.post("/v1/load_lora_adapter", json=body)
-    refused(again, "The lora adapter 'late' has already been loaded. If you want to load the adapter in", "lora_name")
+    assert_refused(
+        again, "The lora adapter 'late' has already been loaded. If you want to load the adapter in", "lora_name"
+    )
 
     anew = client.post("/v1/load_lora_adapter", json=body | {"lora_path": str(tuned.first), "load_inplace": True})
     assert anew.status_code == 200
@@ -177,11 +182,11 @@ def test_an_adapter_comes_and_goes(client: TestClient, tuned: Tuned) -> None:
     removed = client.post("/v1/unload_lora_adapter", json={"lora_name": "late", "lora_int_id": 2})
     assert (removed.status_code, removed.text) == (200, REMOVED)
     assert client.post("/v1/embeddings", json={"input": "a", "model": "late"}).status_code == 404
-    assert tuned.llm.engine.about.adapters == ("first",)
-    assert set(tuned.llm.engine.model.adapters.adapters.by_name) == {"first"}  # type: ignore[union-attr]
+    assert tuned.llm.engine.model_info.adapters == ("first",)
+    assert set(tuned.llm.engine.model.adapters.context.adapters) == {"first"}  # type: ignore[union-attr]
 
 
-def test_what_cannot_be_loaded_or_unloaded_says_why(client: TestClient, tuned: Tuned, tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_or_unloaded_says_why(client: TestClient, tuned: TunedModel, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for body, words, param, status in (
         ({"lora_name": "late"}, "Both 'lora_name' and 'lora_path' must be provided.", None, 400),
@@ -190,32 +195,32 @@ def test_what_cannot_be_loaded_or_unloaded_says_why(client: TestClient, tuned: T
         ({"lora_name": "late", "lora_path": "/nowhere/at/all"}, "No adapter found for /nowhere", "lora_path", 404),
         ({"lora_name": "late", "lora_path": str(tmp_path / "empty")}, "is no adapter", "lora_path", 400),
     ):
-        refused(client.post("/v1/load_lora_adapter", json=body), words, param, status)
+        assert_refused(client.post("/v1/load_lora_adapter", json=body), words, param, status)
     for body, words, param, status in (
         ({}, "'lora_name' needs to be provided to unload a LoRA adapter.", None, 400),
         ({"lora_name": "late"}, "The lora adapter 'late' cannot be found.", "lora_name", 404),
         ({"lora_name": "tiny"}, "The lora adapter 'tiny' cannot be found.", "lora_name", 404),
     ):
-        refused(client.post("/v1/unload_lora_adapter", json=body), words, param, status)
-    assert tuned.llm.engine.about.adapters == ("first",)
+        assert_refused(client.post("/v1/unload_lora_adapter", json=body), words, param, status)
+    assert tuned.llm.engine.model_info.adapters == ("first",)
 
 
-def test_a_default_adapter_stays(tuned: Tuned) -> None:
+def test_a_default_adapter_stays(tuned: TunedModel) -> None:
     folder, flags = tuned.first.parent / "model", (f"first={tuned.first}",)
-    with load(folder, lora_modules=flags, default_adapter="first") as llm:
-        np.testing.assert_allclose(vectors(serve(llm)), expected(tuned.llm, "first"), atol=1e-5)
-        client = serve(llm, allow_runtime_lora_updating=True)
+    with load_llm(folder, lora_modules=flags, default_adapter="first") as llm:
+        np.testing.assert_allclose(vectors(make_client(llm)), expected(tuned.llm, "first"), atol=1e-5)
+        client = make_client(llm, allow_runtime_lora_updating=True)
         reply = client.post("/v1/unload_lora_adapter", json={"lora_name": "first"})
-        refused(reply, "'first' is the default adapter", "lora_name")
+        assert_refused(reply, "'first' is the default adapter", "lora_name")
 
 
-def test_a_server_lets_nobody_change_its_adapters_unless_it_is_told_to(tuned: Tuned, llm: LLM) -> None:
+def test_adapter_routes_are_off_by_default(tuned: TunedModel, llm: LLM) -> None:
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
-        assert serve(tuned.llm).post(path, json={}).status_code == 404
-        assert path not in serve(tuned.llm).get("/openapi.json").json()["paths"]
+        assert make_client(tuned.llm).post(path, json={}).status_code == 404
+        assert path not in make_client(tuned.llm).get("/openapi.json").json()["paths"]
     body = {"lora_name": "late", "lora_path": str(tuned.late)}
-    reply = serve(llm, allow_runtime_lora_updating=True).post("/v1/load_lora_adapter", json=body)
-    refused(reply, "LoRA is not enabled; start the server with --enable-lora", "lora_name")
+    reply = make_client(llm, allow_runtime_lora_updating=True).post("/v1/load_lora_adapter", json=body)
+    assert_refused(reply, "LoRA is not enabled; start the server with --enable-lora", "lora_name")
 
 
 def test_the_document_lists_the_routes_where_they_are(client: TestClient) -> None:
@@ -229,8 +234,8 @@ def test_the_document_lists_the_routes_where_they_are(client: TestClient) -> Non
     assert client.get("/docs").status_code == 200
 
 
-def test_an_adapter_is_forgotten_only_when_those_who_named_it_are_answered(tuned: Tuned) -> None:
-    gate = Gate()
+def test_an_adapter_is_freed_only_after_its_requests_finish(tuned: TunedModel) -> None:
+    gate = BatchGate()
     engine = PoolingEngine(tuned.llm.engine.model, tuned.llm.config, EchoExecutor(gate))
     try:
         engine.add_adapter("late", str(tuned.late))
@@ -238,47 +243,49 @@ def test_an_adapter_is_forgotten_only_when_those_who_named_it_are_answered(tuned
         assert gate.reached.wait(20)
         unloading = threading.Thread(target=lambda: asyncio.run(engine.unload_adapter("late")))
         unloading.start()
-        wait_until(lambda: "late" not in engine.about.adapters)
+        wait_until(lambda: "late" not in engine.model_info.adapters)
         with pytest.raises(BadRequest, match="no adapter is called 'late'; there are: first"):
             engine.submit(PoolRequest(task="embed", inputs=["the cat"], adapter="late"))
         loaded = engine.model.adapters
-        assert loaded is not None and "late" in loaded.adapters.by_name
+        assert loaded is not None and "late" in loaded.context.adapters
         assert unloading.is_alive()
         gate.opened.set()
         pending.wait()
         unloading.join(20)
-        assert not unloading.is_alive() and "late" not in loaded.adapters.by_name
+        assert not unloading.is_alive() and "late" not in loaded.context.adapters
     finally:
         gate.opened.set()
         engine.stop()
 
 
-def test_who_comes_too_late_for_an_adapter_is_told_so_and_nobody_else_suffers(tuned: Tuned) -> None:
+def test_a_request_for_an_unloaded_adapter_fails_alone(tuned: TunedModel) -> None:
     engine, loaded = tuned.llm.engine, tuned.llm.engine.model.adapters
     assert loaded is not None
-    loaded.added["gone"] = "/there"  # as it is between being asked for and being forgotten
+    loaded.added_paths["gone"] = "/there"  # as it is between being asked for and being forgotten
     try:
-        request = PoolRequest(task="embed", inputs=["a", "b", "a"], adapter=["first", "gone", None], keep_going=True)
+        request = PoolRequest(
+            task="embed", inputs=["a", "b", "a"], adapter=["first", "gone", None], return_exceptions=True
+        )
         first, gone, plain = engine.submit(request).wait()
     finally:
-        del loaded.added["gone"]
+        del loaded.added_paths["gone"]
 
-    assert isinstance(first, Pooled) and isinstance(plain, Pooled)
+    assert isinstance(first, PoolResult) and isinstance(plain, PoolResult)
     assert isinstance(gone, UnknownModel) and "was unloaded before this input had its turn" in gone.message
 
 
 # an engine in another process
 
 
-def test_adapters_change_in_another_process_and_everybody_is_told(tuned: Tuned) -> None:
+def test_adapter_changes_are_broadcast_to_every_front_end(tuned: TunedModel) -> None:
     told: list[tuple[str, ...]] = []
 
     async def change() -> None:
         async def renew() -> None:
-            told.append(tuned.llm.engine.about.adapters)
+            told.append(tuned.llm.engine.model_info.adapters)
 
-        async with remote(tuned.llm.engine) as (far, answering):
-            answering.renew = renew
+        async with connect_remote(tuned.llm.engine) as (far, answering):
+            answering.broadcast_model_info = renew
             await far.load_adapter("late", str(tuned.late))
             with pytest.raises(BadRequest, match="has already been loaded"):
                 await far.load_adapter("late", str(tuned.late))
@@ -291,25 +298,25 @@ def test_adapters_change_in_another_process_and_everybody_is_told(tuned: Tuned) 
     assert told == [("first", "late"), ("first", "late"), ("first",)]
 
 
-def test_a_client_that_leaves_does_not_keep_others_from_being_told(tuned: Tuned) -> None:
+def test_a_disconnected_client_does_not_stop_the_broadcast(tuned: TunedModel) -> None:
     told = threading.Event()
 
     async def leave() -> None:
         async def renew() -> None:
             told.set()
 
-        async with remote(tuned.llm.engine) as (far, answering):
-            answering.renew = renew
+        async with connect_remote(tuned.llm.engine) as (far, answering):
+            answering.broadcast_model_info = renew
             asking = asyncio.create_task(far.load_adapter("late", str(tuned.late)))
-            while not answering.changes:
+            while not answering.adapter_changes:
                 await asyncio.sleep(0)
             asking.cancel()
-            while answering.changes:
+            while answering.adapter_changes:
                 await asyncio.sleep(0.01)
 
     try:
         asyncio.run(leave())
         assert told.is_set()
-        assert tuned.llm.engine.about.adapters == ("first", "late")
+        assert tuned.llm.engine.model_info.adapters == ("first", "late")
     finally:
         asyncio.run(tuned.llm.engine.unload_adapter("late"))

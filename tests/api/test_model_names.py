@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from tests.api.app_client import serve
+from tests.api.app_client import make_client
 from tests.tiny import tiny_bert
 
 HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -42,7 +42,7 @@ def status(client: TestClient, name: str) -> int:
 
 @pytest.mark.parametrize("name", ["all-MiniLM-L6-v2", HUB_NAME])
 def test_the_default_model_answers_to_its_short_name_and_to_the_hub_s(name: str, default: LLM) -> None:
-    client = serve(default)
+    client = make_client(default)
 
     reply = client.post("/v1/embeddings", json={"input": "a", "model": name})
 
@@ -54,11 +54,11 @@ def test_the_default_model_answers_to_its_short_name_and_to_the_hub_s(name: str,
 
 @pytest.mark.parametrize("name", ["model", "MiniLM", "sentence-transformers", "", "/", "."])
 def test_the_default_model_answers_to_no_other_name(name: str, default: LLM) -> None:
-    assert status(serve(default), name) == 404
+    assert status(make_client(default), name) == 404
 
 
 def test_a_folder_answers_to_its_path_and_to_its_base_name(of_folder: LLM, folder: Path) -> None:
-    client = serve(of_folder)
+    client = make_client(of_folder)
 
     for name in (str(folder), f"{folder}/", "bge-small"):
         assert status(client, name) == 200
@@ -71,13 +71,13 @@ def test_a_folder_answers_to_its_path_and_to_its_base_name(of_folder: LLM, folde
 def test_a_relative_folder_answers_to_its_path_as_well(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     with LLM("./bge-small", dtype="float32", device="cpu") as llm:
-        client = serve(llm)
+        client = make_client(llm)
 
         assert [status(client, name) for name in ("./bge-small", "bge-small", str(folder))] == [200, 200, 200]
 
 
 def test_names_that_were_configured_are_the_only_ones(of_folder: LLM, folder: Path) -> None:
-    client = serve(of_folder, served_model_name=("mine",))
+    client = make_client(of_folder, served_model_name=("mine",))
 
     assert [status(client, name) for name in ("mine", "bge-small", str(folder))] == [200, 404, 404]
     assert client.get("/v1/models/bge-small").status_code == 404

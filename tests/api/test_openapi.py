@@ -13,15 +13,15 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.app import build
-from cenote.api.app_state import Service
-from cenote.api.auth import OPEN
+from cenote.api.app import build_app
+from cenote.api.app_state import AppState
+from cenote.api.auth import PUBLIC_ROUTES
 from cenote.api.dialects import DIALECTS
-from cenote.api.docs import documents
-from cenote.api.system_routes import operations
-from cenote.config.engine import ServerConfig
-from tests.api.app_client import add_chat_template, load, serve
-from tests.tiny import tiny_bert_classifier, tiny_bert_tagger, tiny_bge_m3
+from cenote.api.docs import make_docs_routes
+from cenote.api.system_routes import make_system_routes
+from cenote.config.server import ServerConfig
+from tests.api.app_client import add_chat_template, load_llm, make_client
+from tests.tiny import tiny_bert_classifier, tiny_bert_token_classifier, tiny_bge_m3
 
 ROUTES = [route for dialect in DIALECTS for route in dialect.routes]
 PATHS = [path for route in ROUTES for path in route.paths]
@@ -36,20 +36,20 @@ def models(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model
     tiny_bert_classifier(folders[0], num_labels=1)
     add_chat_template(folders[0])
     tiny_bert_classifier(folders[1], num_labels=3)
-    tiny_bert_tagger(folders[2])
+    tiny_bert_token_classifier(folders[2])
     tiny_bge_m3(folders[3])
     with (
-        load(folders[0]) as cross_encoder,
-        load(folders[1]) as classifier,
-        load(folders[2]) as tagger,
-        load(folders[3]) as hybrid,
+        load_llm(folders[0]) as cross_encoder,
+        load_llm(folders[1]) as classifier,
+        load_llm(folders[2]) as tagger,
+        load_llm(folders[3]) as hybrid,
     ):
         yield {
-            "embedder": serve(llm),
-            "cross-encoder": serve(cross_encoder, enable_tokenizer_info_endpoint=True),
-            "classifier": serve(classifier),
-            "tagger": serve(tagger),
-            "hybrid": serve(hybrid),
+            "embedder": make_client(llm),
+            "cross-encoder": make_client(cross_encoder, enable_tokenizer_info_endpoint=True),
+            "classifier": make_client(classifier),
+            "tagger": make_client(tagger),
+            "hybrid": make_client(hybrid),
         }
 
 
@@ -58,13 +58,13 @@ def document(client: TestClient) -> dict[str, Any]:
     return made
 
 
-def matches(reply: Any, path: str, method: str, told: dict[str, Any]) -> None:
+def matches(reply: Any, path: str, method: str, headers: dict[str, Any]) -> None:
     """The reply is one that the document tells: its status, its kind, every key of it, every header."""
-    answer = told["paths"][path][method]["responses"][str(reply.status_code)]
+    answer = headers["paths"][path][method]["responses"][str(reply.status_code)]
     media = reply.headers["content-type"].partition(";")[0]
     schema = answer["content"][media]["schema"]
     if media == "application/json":
-        whole = closed(schema | {"components": told["components"]})
+        whole = closed(schema | {"components": headers["components"]})
         Draft202012Validator(whole).validate(reply.json())
     for name in answer["headers"]:
         assert reply.headers[name]
@@ -94,7 +94,7 @@ def test_the_document_is_valid(models: Models, name: str) -> None:
 
 
 def test_the_document_is_valid_while_the_model_is_being_loaded_and_lists_everything() -> None:
-    made = document(TestClient(build(Service(ServerConfig()))))
+    made = document(TestClient(build_app(AppState(ServerConfig()))))
 
     schemathesis.openapi.from_dict(made).validate()
     assert set(PATHS) <= made["paths"].keys()
@@ -102,7 +102,7 @@ def test_the_document_is_valid_while_the_model_is_being_loaded_and_lists_everyth
 
 
 @pytest.mark.parametrize("name", ["embedder", "cross-encoder", "classifier", "tagger", "hybrid"])
-def test_what_is_listed_answers_and_what_is_not_listed_says_so(models: Models, name: str) -> None:
+def test_documented_routes_respond_and_others_are_not_found(models: Models, name: str) -> None:
     made = document(models[name])
     asked = {path for path, entry in made["paths"].items() if "requestBody" in entry.get("post", {})}
 
@@ -113,10 +113,10 @@ def test_what_is_listed_answers_and_what_is_not_listed_says_so(models: Models, n
 
 def test_every_other_path_is_listed_with_its_methods(llm: LLM) -> None:
     for settings in (ServerConfig(), ServerConfig(enable_tokenizer_info_endpoint=True)):
-        service = Service(settings)
-        client = serve(llm, enable_tokenizer_info_endpoint=settings.enable_tokenizer_info_endpoint)
+        service = AppState(settings)
+        client = make_client(llm, enable_tokenizer_info_endpoint=settings.enable_tokenizer_info_endpoint)
         served = {}
-        for route in (*operations(service, []), *documents(service, [])):
+        for route in (*make_system_routes(service, []), *make_docs_routes(service, [])):
             assert isinstance(route, Route) and route.methods is not None
             served[route.path.replace(":path", "")] = {method.lower() for method in route.methods} - {"head"}
 
@@ -125,7 +125,7 @@ def test_every_other_path_is_listed_with_its_methods(llm: LLM) -> None:
 
 
 def test_a_server_without_documents_has_neither(llm: LLM) -> None:
-    client = serve(llm, disable_docs=True)
+    client = make_client(llm, disable_docs=True)
 
     assert client.get("/openapi.json").status_code == 404
     assert client.get("/docs").status_code == 404
@@ -192,7 +192,7 @@ def test_replies_of_every_form_are_in_the_document(models: Models, model: str, p
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_refusals_are_in_the_document(models: Models, path: str) -> None:
+def test_error_responses_match_the_document(models: Models, path: str) -> None:
     client = next(client for client in models.values() if path in document(client)["paths"])
     example = next(dict(route.example) for route in ROUTES if path in route.paths)
     refusals = {
@@ -207,7 +207,7 @@ def test_refusals_are_in_the_document(models: Models, path: str) -> None:
 
 
 def test_with_a_key_the_document_says_where_it_is_needed(llm: LLM) -> None:
-    client = serve(llm, api_key=("secret",))
+    client = make_client(llm, api_key=("secret",))
     made = client.get("/openapi.json", headers={"authorization": "Bearer secret"}).json()
 
     schemathesis.openapi.from_dict(made).validate()
@@ -218,7 +218,7 @@ def test_with_a_key_the_document_says_where_it_is_needed(llm: LLM) -> None:
             if reply.status_code == 401:
                 matches(reply, path, method, made)
             else:
-                assert method.upper() in OPEN[path]
+                assert method.upper() in PUBLIC_ROUTES[path]
 
 
 def test_a_field_is_explained_where_its_name_does_not_tell(models: Models) -> None:

@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
 from cenote.api.dialects.vllm import PoolingBody
-from tests.api.app_client import add_chat_template, load, nulls, refused, serve, unpacked
-from tests.plugins.conftest import Offer, offer  # noqa: F401  # a fixture
-from tests.tiny import change_config, tiny_bert, tiny_bert_classifier, tiny_bert_tagger
+from tests.api.app_client import add_chat_template, assert_refused, decode_base64, load_llm, make_client, null_fields
+from tests.plugins.conftest import InstallPlugin, install_plugin  # a fixture  # noqa: F401  # a fixture
+from tests.tiny import change_config, tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier
 
 TEXTS = ["the cat is in the city", "a", "how big is the old river?"]
 MESSAGES = [{"role": "user", "content": "the old city"}]
@@ -28,7 +28,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     tiny_bert(folder)
     change_config(folder, matryoshka_dimensions=[8, 32])
     add_chat_template(folder)
-    with load(folder) as llm:
+    with load_llm(folder) as llm:
         yield llm
 
 
@@ -36,19 +36,19 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("cross_encoder")
     tiny_bert_classifier(folder, num_labels=1)
-    with load(folder) as llm:
+    with load_llm(folder) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
-def tagger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def token_classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("tagger")
-    tiny_bert_tagger(folder)
-    with load(folder) as llm:
+    tiny_bert_token_classifier(folder)
+    with load_llm(folder) as llm:
         yield llm
 
 
-def pooled(client: TestClient, **body: Any) -> list[Any]:
+def post_pooling(client: TestClient, **body: Any) -> list[Any]:
     reply = client.post("/pooling", json=body)
     assert reply.status_code == 200, reply.text
     return [item["data"] for item in reply.json()["data"]]
@@ -70,38 +70,38 @@ def assert_same(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
 
 
 def test_an_embedder_gives_vectors_and_rows_of_tokens(embedder: LLM) -> None:
-    client = serve(embedder)
+    client = make_client(embedder)
 
-    assert_same(pooled(client, input=TEXTS, task="embed"), encoded(embedder, "embed"))
-    assert_same(pooled(client, input=TEXTS, task="token_embed"), encoded(embedder, "token_embed"))
-    assert np.shape(pooled(client, input=TEXTS[0], task="token_embed")[0]) == (8, 32)
+    assert_same(post_pooling(client, input=TEXTS, task="embed"), encoded(embedder, "embed"))
+    assert_same(post_pooling(client, input=TEXTS, task="token_embed"), encoded(embedder, "token_embed"))
+    assert np.shape(post_pooling(client, input=TEXTS[0], task="token_embed")[0]) == (8, 32)
 
 
 def test_a_cross_encoder_classifies_under_both_names(cross_encoder: LLM) -> None:
-    client = serve(cross_encoder)
+    client = make_client(cross_encoder)
 
-    assert_same(pooled(client, input=TEXTS, task="classify"), encoded(cross_encoder, "classify"))
-    assert_same(pooled(client, input=TEXTS, task="score"), encoded(cross_encoder, "classify"))
-    assert_same(pooled(client, input=TEXTS, task="token_classify"), encoded(cross_encoder, "token_classify"))
-    assert np.shape(pooled(client, input="a", task="score")) == (1, 1)
+    assert_same(post_pooling(client, input=TEXTS, task="classify"), encoded(cross_encoder, "classify"))
+    assert_same(post_pooling(client, input=TEXTS, task="score"), encoded(cross_encoder, "classify"))
+    assert_same(post_pooling(client, input=TEXTS, task="token_classify"), encoded(cross_encoder, "token_classify"))
+    assert np.shape(post_pooling(client, input="a", task="score")) == (1, 1)
 
 
 def test_without_a_task_the_model_does_what_it_was_made_for(embedder: LLM, cross_encoder: LLM, tagger: LLM) -> None:
     for llm, task in ((embedder, "embed"), (cross_encoder, "classify"), (tagger, "token_classify")):
-        assert_same(pooled(serve(llm), input=TEXTS), encoded(llm, task))
+        assert_same(post_pooling(make_client(llm), input=TEXTS), encoded(llm, task))
 
 
 def test_tokens_come_with_their_probabilities(tagger: LLM) -> None:
-    rows = pooled(serve(tagger), input=TEXTS[0])[0]
+    rows = post_pooling(make_client(tagger), input=TEXTS[0])[0]
 
     assert np.shape(rows) == (8, 3)
     np.testing.assert_allclose(np.sum(rows, axis=1), 1, atol=1e-5)
-    logits = pooled(serve(tagger), input=TEXTS[0], use_activation=False)[0]
+    logits = post_pooling(make_client(tagger), input=TEXTS[0], use_activation=False)[0]
     assert_same([logits], encoded(tagger, "token_classify", TEXTS[0], use_activation=False))
 
 
 def test_tasks_that_the_model_does_not_have_are_refused_with_those_it_has(embedder: LLM, tagger: LLM) -> None:
-    client = serve(embedder)
+    client = make_client(embedder)
     for task, words in (
         ("classify", "Unsupported task: 'classify' Supported tasks: ('embed', 'token_embed')"),
         ("dance", "Unsupported task: 'dance' Supported tasks: ('embed', 'token_embed')"),
@@ -109,58 +109,60 @@ def test_tasks_that_the_model_does_not_have_are_refused_with_those_it_has(embedd
         ("encode", "`encode` task was removed; use `token_embed` or `token_classify` instead."),
         ("", "Unsupported task: ''"),
     ):
-        refused(client.post("/pooling", json={"input": "a", "task": task}), words, "task")
-    reply = serve(tagger).post("/pooling", json={"input": "a", "task": "embed"})
-    refused(reply, "Unsupported task: 'embed' Supported tasks: ('token_classify',)", "task")
-    refused(client.post("/pooling", json={"input": "a", "task": 5}), "task: expected str", "body.task")
+        assert_refused(client.post("/pooling", json={"input": "a", "task": task}), words, "task")
+    reply = make_client(tagger).post("/pooling", json={"input": "a", "task": "embed"})
+    assert_refused(reply, "Unsupported task: 'embed' Supported tasks: ('token_classify',)", "task")
+    assert_refused(client.post("/pooling", json={"input": "a", "task": 5}), "task: expected str", "body.task")
 
 
 # parameters
 
 
 def test_dimensions_hold_here_as_well(embedder: LLM) -> None:
-    client = serve(embedder)
+    client = make_client(embedder)
 
-    assert_same(pooled(client, input=TEXTS, dimensions=8), encoded(embedder, "embed", dimensions=8))
-    rows = pooled(client, input=TEXTS, task="token_embed", dimensions=8)
+    assert_same(post_pooling(client, input=TEXTS, dimensions=8), encoded(embedder, "embed", dimensions=8))
+    rows = post_pooling(client, input=TEXTS, task="token_embed", dimensions=8)
     assert_same(rows, encoded(embedder, "token_embed", dimensions=8))
     assert np.shape(rows[0]) == (8, 8)
 
 
 def test_dimensions_are_never_ignored(embedder: LLM, cross_encoder: LLM, llm: LLM) -> None:
     for client, words, param in (
-        (serve(embedder), 'Model "tiny" only supports [8, 32] matryoshka dimensions', None),
-        (serve(cross_encoder), "Task 'classify' only supports ['use_activation'] parameters", "dimensions"),
-        (serve(llm), 'Model "mini" does not support matryoshka representation', None),
+        (make_client(embedder), 'Model "tiny" only supports [8, 32] matryoshka dimensions', None),
+        (make_client(cross_encoder), "Task 'classify' only supports ['use_activation'] parameters", "dimensions"),
+        (make_client(llm), 'Model "mini" does not support matryoshka representation', None),
     ):
-        refused(client.post("/pooling", json={"input": "a", "dimensions": 16}), words, param)
+        assert_refused(client.post("/pooling", json={"input": "a", "dimensions": 16}), words, param)
 
 
 def test_token_ids_conversations_and_truncation_are_those_of_embeddings(embedder: LLM) -> None:
-    client = serve(embedder)
+    client = make_client(embedder)
 
-    assert_same(pooled(client, input=[7, 8, 9], task="token_embed"), encoded(embedder, "token_embed", [[7, 8, 9]]))
+    assert_same(
+        post_pooling(client, input=[7, 8, 9], task="token_embed"), encoded(embedder, "token_embed", [[7, 8, 9]])
+    )
     for body in ({"messages": MESSAGES}, {"input": MESSAGES}, {"messages": [MESSAGES]}):
         ids = client.post("/tokenize", json={"prompt": "user: the old city.", "add_special_tokens": False}).json()
-        assert_same(pooled(client, task="token_embed", **body), encoded(embedder, "token_embed", [ids["tokens"]]))
-    cut = pooled(client, input=TEXTS[0], task="token_embed", truncate_prompt_tokens=4, truncation_side="left")
+        assert_same(post_pooling(client, task="token_embed", **body), encoded(embedder, "token_embed", [ids["tokens"]]))
+    cut = post_pooling(client, input=TEXTS[0], task="token_embed", truncate_prompt_tokens=4, truncation_side="left")
     assert np.shape(cut) == (1, 4, 32)
-    refused(client.post("/pooling", json={"input": []}), "You must pass at least one prompt", "input")
+    assert_refused(client.post("/pooling", json={"input": []}), "You must pass at least one prompt", "input")
 
 
 def test_every_field_but_the_input_may_be_null(embedder: LLM) -> None:
-    client = serve(embedder)
+    client = make_client(embedder)
 
-    ours = pooled(client, **nulls(PoolingBody) | {"input": TEXTS, "unheard_of": {"a": [1]}})
+    ours = post_pooling(client, **null_fields(PoolingBody) | {"input": TEXTS, "unheard_of": {"a": [1]}})
 
-    assert_same(ours, pooled(client, input=TEXTS))
+    assert_same(ours, post_pooling(client, input=TEXTS))
 
 
 # replies
 
 
 def test_a_reply_names_itself_and_counts(embedder: LLM) -> None:
-    client = serve(embedder)
+    client = make_client(embedder)
     body = {"input": TEXTS, "truncate_prompt_tokens": 5, "return_token_counts": True}
 
     one, two = (client.post(path, json=body, headers={"x-request-id": "r-1"}) for path in ("/pooling", "/v1/pooling"))
@@ -176,16 +178,16 @@ def test_a_reply_names_itself_and_counts(embedder: LLM) -> None:
 
 
 def test_rows_are_packed_one_after_the_other(embedder: LLM) -> None:
-    client = serve(embedder)
-    rows = pooled(client, input=TEXTS, task="token_embed")
+    client = make_client(embedder)
+    rows = post_pooling(client, input=TEXTS, task="token_embed")
 
-    packed = pooled(client, input=TEXTS, task="token_embed", encoding_format="base64")
+    packed = post_pooling(client, input=TEXTS, task="token_embed", encoding_format="base64")
 
-    assert_same([unpacked(text).reshape(-1, 32) for text in packed], rows)
+    assert_same([decode_base64(text).reshape(-1, 32) for text in packed], rows)
 
 
 def test_the_header_beside_bytes_has_the_shapes(embedder: LLM) -> None:
-    client = serve(embedder)
+    client = make_client(embedder)
     body = {"input": TEXTS, "task": "token_embed", "encoding_format": "bytes", "embed_dtype": "float16"}
 
     reply = client.post("/pooling", json=body)
@@ -197,7 +199,7 @@ def test_the_header_beside_bytes_has_the_shapes(embedder: LLM) -> None:
         np.frombuffer(reply.content[part["start"] : part["end"]], dtype=np.float16).reshape(part["shape"])
         for part in metadata["data"]
     ]
-    for part, rows in zip(parts, pooled(client, input=TEXTS, task="token_embed"), strict=True):
+    for part, rows in zip(parts, post_pooling(client, input=TEXTS, task="token_embed"), strict=True):
         np.testing.assert_allclose(part, rows, atol=2e-3)
     alone = client.post("/pooling", json=body | {"encoding_format": "bytes_only"})
     assert alone.content == reply.content
@@ -226,22 +228,22 @@ LENGTHS = """
 """
 
 
-def test_data_goes_through_the_plugin(offer: Offer, tmp_path: Path) -> None:  # noqa: F811
+def test_data_goes_through_the_plugin(install_plugin: InstallPlugin, tmp_path: Path) -> None:  # noqa: F811
     tiny_bert(tmp_path)
-    offer("lengths", LENGTHS)
-    with load(tmp_path, io_processor_plugin="lengths") as llm:
-        client = serve(llm)
+    install_plugin("lengths", LENGTHS)
+    with load_llm(tmp_path, io_processor_plugin="lengths") as llm:
+        client = make_client(llm)
         reply = client.post("/pooling", json={"data": TEXTS, "priority": 1}, headers={"x-request-id": "r-5"})
         invoked = client.post("/invocations", json={"data": TEXTS}, headers={"x-request-id": "r-5"})
         cut = client.post("/pooling", json={"data": TEXTS, "truncate_prompt_tokens": 4})
-        pooled(client, input="a")
+        post_pooling(client, input="a")
         for body, words, param in (
             ({"data": "a"}, "data is a list of texts", "data"),
             ({"task": "plugin"}, "The 'data' field of the prompt is expected to contain the prompt data", "data"),
             ({"data": ["a"], "task": "embed"}, "The 'data' field is only supported for the 'plugin'", "data"),
             ({"data": ["a"], "messages": MESSAGES}, "a plugin reads data alone", "body.data"),
         ):
-            refused(client.post("/pooling", json=body), words, param)
+            assert_refused(client.post("/pooling", json=body), words, param)
 
     assert reply.json().keys() == {"request_id", "created_at", "data"}
     assert reply.json()["request_id"] == "pooling-r-5"
@@ -253,11 +255,11 @@ def test_data_goes_through_the_plugin(offer: Offer, tmp_path: Path) -> None:  # 
 
 
 def test_data_without_a_plugin_is_refused(embedder: LLM) -> None:
-    client = serve(embedder)
+    client = make_client(embedder)
 
     for body in ({"data": {"a": 1}}, {"data": 0, "task": "plugin"}, {"input": "a", "task": "plugin"}):
-        refused(client.post("/pooling", json=body), "No IOProcessor plugin installed.", None)
+        assert_refused(client.post("/pooling", json=body), "No IOProcessor plugin installed.", None)
     reply = client.post("/pooling", json={"data": {"a": 1}, "task": "embed"})
-    refused(reply, "The 'data' field is only supported for the 'plugin' pooling task.", "data")
+    assert_refused(reply, "The 'data' field is only supported for the 'plugin' pooling task.", "data")
     reply = client.post("/pooling", json={"data": {"a": 1}, "input": "a"})
-    refused(reply, "data: a plugin reads data alone", "body.data")
+    assert_refused(reply, "data: a plugin reads data alone", "body.data")

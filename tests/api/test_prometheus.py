@@ -9,13 +9,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.app import build
-from cenote.api.app_state import Service
-from cenote.api.prometheus import REFERENCE_NAMES, render
-from cenote.config.engine import ServerConfig
+from cenote.api.app import build_app
+from cenote.api.app_state import AppState
+from cenote.api.prometheus import VLLM_NAMES, render_metrics
+from cenote.config.server import ServerConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.loading.load import LoadedModel
-from cenote.utils.metrics import Metrics
+from cenote.utils.metrics import MetricsRegistry
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -23,9 +23,9 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 @pytest.fixture
 def client(loaded: LoadedModel, llm: LLM) -> Any:
     engine = PoolingEngine(loaded, llm.config)  # one that has counted nothing yet
-    service = Service(ServerConfig(served_model_name=("one", "two")))
-    service.ready(engine)
-    yield TestClient(build(service))
+    service = AppState(ServerConfig(served_model_name=("one", "two")))
+    service.set_engine(engine)
+    yield TestClient(build_app(service))
     engine.stop()
 
 
@@ -66,7 +66,7 @@ def test_requests_tokens_and_replies_are_counted(client: TestClient) -> None:
     assert value(found, "process_resident_memory_bytes") > 10_000_000
 
 
-def test_the_names_of_the_reference_have_the_same_numbers(client: TestClient) -> None:
+def test_vllm_metric_names_have_the_same_values(client: TestClient) -> None:
     client.post("/v1/embeddings", json={"input": ["a", "b c"]})
 
     found = samples(client)
@@ -76,7 +76,7 @@ def test_the_names_of_the_reference_have_the_same_numbers(client: TestClient) ->
     assert value(found, "vllm:num_requests_running", **labels) == 0
     assert value(found, "vllm:request_success_total", finished_reason="stop", **labels) == 1
     assert value(found, "vllm:request_success_total", finished_reason="abort", **labels) == 0
-    for theirs, ours in REFERENCE_NAMES.items():
+    for theirs, ours in VLLM_NAMES.items():
         shared = {
             (name.removeprefix(theirs), tuple(pair for pair in pairs if pair[0] == "le")): number
             for (name, pairs), number in found.items()
@@ -109,7 +109,7 @@ def test_a_server_that_has_done_nothing_shows_zeros(client: TestClient) -> None:
     assert value(found, "vllm:iteration_tokens_total_count", model_name="one", engine="0") == 0
 
 
-def test_paths_and_methods_that_somebody_makes_up_add_nothing(client: TestClient) -> None:
+def test_unknown_paths_and_methods_add_no_labels(client: TestClient) -> None:
     client.request("BREW", "/pot")
     client.get("/path/1")
     before = samples(client)
@@ -127,14 +127,14 @@ def test_paths_and_methods_that_somebody_makes_up_add_nothing(client: TestClient
 
 
 def test_names_with_quotes_and_line_breaks_survive() -> None:
-    metrics = Metrics()
+    metrics = MetricsRegistry()
     metrics.counter("cenote_things_total", "Things.")(by=2)
 
-    text = render(metrics.snapshot(), 'a"b\\c\nd').decode()
+    text = render_metrics(metrics.snapshot(), 'a"b\\c\nd').decode()
 
     (family,) = [each for each in text_string_to_metric_families(text) if each.name == "cenote_things"]
     assert family.samples[0].labels == {"model_name": 'a"b\\c\nd'}
 
 
-def test_there_is_nothing_to_count_before_the_model_is_there() -> None:
-    assert TestClient(build(Service(ServerConfig()))).get("/metrics").status_code == 503
+def test_metrics_are_unavailable_before_the_model_is_loaded() -> None:
+    assert TestClient(build_app(AppState(ServerConfig()))).get("/metrics").status_code == 503

@@ -13,19 +13,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM
-from cenote.api.front_ends.codec_requests import (
-    about_of,
-    as_json,
-    pool_message,
-    pool_request,
-    score_message,
-    score_request,
-)
-from cenote.api.front_ends.messages import Pool, Ready, Score
+from cenote.api.front_ends.codec_requests import decode_pool, decode_score, encode_pool, encode_score, to_json
+from cenote.api.front_ends.codec_results import decode_model_info
+from cenote.api.front_ends.messages import EngineReady, PoolCall, ScoreCall
 from cenote.protocol.requests import PoolRequest, ScoreRequest, Timing
-from tests.api.app_client import add_chat_template, load, refused, serve
-from tests.api.front_ends.test_messages import over_the_wire
-from tests.api.front_ends.test_remote_engine import ask
+from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client
+from tests.api.front_ends.test_messages import roundtrip
+from tests.api.front_ends.test_remote_engine import call_both
 from tests.models.test_rotary_encoders import save_adapted
 from tests.tiny import TEXTS, change_config, tiny_bert, tiny_splade
 
@@ -41,13 +35,13 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     add_chat_template(folder)
     settings = {"prompts": PROMPTS, "default_prompt_name": "document"}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    with load(folder) as llm:
+    with load_llm(folder) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def client(llm: LLM) -> TestClient:
-    return serve(llm)
+    return make_client(llm)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +49,7 @@ def jina(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("jina")
     save_adapted(folder)
     change_config(folder, task_instructions=INSTRUCTIONS)
-    with load(folder) as llm:
+    with load_llm(folder) as llm:
         yield llm
 
 
@@ -112,7 +106,7 @@ def test_a_role_is_another_name_and_must_not_contradict(client: TestClient, llm:
         np.testing.assert_allclose(vectors(client, path, role=role), expected(llm, "search query: "), atol=1e-5)
 
     reply = client.post(path, json={"input": "a", "role": "query", "input_type": "passage"})
-    refused(reply, "got role='query' and input_type='passage'; give one", "input_type")
+    assert_refused(reply, "got role='query' and input_type='passage'; give one", "input_type")
     assert client.post(path, json={"input": "a", "role": "song"}).status_code == 400
 
 
@@ -121,14 +115,14 @@ def test_a_name_that_is_not_there_is_refused_with_those_that_are(client: TestCli
     body = {"texts": ["a"]} if path.endswith("embed") else {"input": "a"}
 
     reply = client.post(path, json=body | {"input_type": "rhyme"})
-    refused(reply, "Unsupported input_type 'rhyme'. Supported values: document, query, song", "input_type")
+    assert_refused(reply, "Unsupported input_type 'rhyme'. Supported values: document, query, song", "input_type")
     reply = client.post(path, json=body | {"prompt_name": "rhyme"})
-    refused(reply, "no prompt is called 'rhyme'; this model has: document, query, song", "prompt_name")
+    assert_refused(reply, "no prompt is called 'rhyme'; this model has: document, query, song", "prompt_name")
     reply = client.post(path, json=body | {"adapter": "rhyme"})
-    refused(reply, "Got lora_request rhyme but LoRA is not enabled!", "adapter")
+    assert_refused(reply, "Got lora_request rhyme but LoRA is not enabled!", "adapter")
     if path != "/pooling":  # where task is what is done
         reply = client.post(path, json=body | {"task": "rhyme"})
-        refused(reply, "no task is called 'rhyme'; this model has: document, query, song", "task")
+        assert_refused(reply, "no task is called 'rhyme'; this model has: document, query, song", "task")
 
 
 def test_conversations_and_token_ids_are_read_as_they_are(client: TestClient) -> None:
@@ -150,15 +144,15 @@ def test_a_text_is_counted_with_the_prompt_that_it_gets(client: TestClient) -> N
     for more, count in (({}, 6), ({"input_type": "query"}, 7), ({"prompt": ""}, 4)):
         assert client.post("/v2/embed", json=body | more | {"max_tokens": count}).status_code == 200
         reply = client.post("/v2/embed", json=body | more | {"max_tokens": count - 1})
-        refused(reply, f"Input of {count} tokens exceeds max_tokens={count - 1}", "max_tokens")
+        assert_refused(reply, f"Input of {count} tokens exceeds max_tokens={count - 1}", "max_tokens")
 
 
 def test_a_sparse_vector_has_a_prompt_too(tmp_path: Path) -> None:
     tiny_splade(tmp_path)
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
 
-    with load(tmp_path) as llm:
-        client = serve(llm)
+    with load_llm(tmp_path) as llm:
+        client = make_client(llm)
         ask_for = {"input": "the cat", "input_type": "query"}
         found = client.post("/v1/sparse_embeddings", json=ask_for).json()["data"]
         pooled = client.post("/pooling", json=ask_for | {"task": "sparse_embed"}).json()["data"]
@@ -170,7 +164,7 @@ def test_a_sparse_vector_has_a_prompt_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/embed", "/v1/embed", "/invocations"])
 def test_a_task_chooses_the_adapter_and_its_instruction(jina: LLM, path: str) -> None:
-    client = serve(jina)
+    client = make_client(jina)
     for task, prompt in INSTRUCTIONS.items():
         ours = expected(jina, prompt, lora_request=task)
         np.testing.assert_allclose(vectors(client, path, task=task).ravel(), ours, atol=1e-5)
@@ -181,25 +175,25 @@ def test_a_task_chooses_the_adapter_and_its_instruction(jina: LLM, path: str) ->
     known = "classification, retrieval.passage, retrieval.query, separation, text-matching"
     if path != "/invocations":  # where a task that is unknown belongs to the route for all tasks
         reply = client.post(path, json=body | {"task": "code"})
-        refused(reply, f"no task is called 'code'; this model has: {known}", "task")
+        assert_refused(reply, f"no task is called 'code'; this model has: {known}", "task")
 
 
 def test_where_a_task_is_something_else_the_adapter_has_its_name(jina: LLM) -> None:
-    found = vectors(serve(jina), "/pooling", task="token_embed", adapter="separation")
+    found = vectors(make_client(jina), "/pooling", task="token_embed", adapter="separation")
 
     np.testing.assert_allclose(found, expected(jina, "", "token_embed", lora_request="separation"), atol=1e-5)
 
 
-def test_requests_say_the_same_to_an_engine_in_another_process(jina: LLM) -> None:
+def test_prompt_fields_reach_a_remote_engine(jina: LLM) -> None:
     for words in ({"purpose": "retrieval.query"}, {"input_type": "document"}, {"adapter": ["separation", None]}):
         request = PoolRequest(task="embed", inputs=TEXTS[:2], **words)
-        assert pool_request(over_the_wire(pool_message(1, request), Pool), Timing()) == request
-        near, far = ask(jina.engine, methodcaller("pool", request))
+        assert decode_pool(roundtrip(encode_pool(1, request), PoolCall), Timing()) == request
+        near, far = call_both(jina.engine, methodcaller("pool", request))
         for one, other in zip(near, far, strict=True):
             assert np.array_equal(one.data.numpy(), other.data)
     score = ScoreRequest(queries=["a"], documents=["b"], adapter="separation")
-    assert score_request(over_the_wire(score_message(1, score), Score), Timing()) == score
-    assert about_of(Ready(as_json(jina.engine.about))) == jina.engine.about
+    assert decode_score(roundtrip(encode_score(1, score), ScoreCall), Timing()) == score
+    assert decode_model_info(EngineReady(to_json(jina.engine.model_info))) == jina.engine.model_info
 
 
 def test_the_fields_are_explained_in_the_document(client: TestClient) -> None:

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects.rerank import RerankBody
-from tests.api.app_client import serve
+from tests.api.app_client import make_client
 from tests.tiny import tiny_bert, tiny_bert_classifier
 
 QUERY = "how deep is the cave?"
@@ -86,7 +86,7 @@ BODIES = {
 @pytest.fixture(scope="module")
 def client(llm: LLM) -> TestClient:
     """A bi-encoder that reads 256 tokens."""
-    return serve(llm)
+    return make_client(llm)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_a_cross_encoder_reads_query_and_document_together(cross: LLM) -> None:
     expected = cross.score("where is the cat", documents, use_tqdm=False)
     ranked = sorted(range(3), key=lambda place: -expected[place].outputs.score)
 
-    found = rerank(serve(cross), query="where is the cat", documents=documents, return_token_counts=True)
+    found = rerank(make_client(cross), query="where is the cat", documents=documents, return_token_counts=True)
 
     assert order(found) == ranked
     for result in found["results"]:
@@ -169,7 +169,7 @@ def test_a_cross_encoder_reads_query_and_document_together(cross: LLM) -> None:
 
 @pytest.mark.parametrize("name", ["use_activation", "normalize"])
 def test_without_activation_a_cross_encoder_gives_its_logit(cross: LLM, name: str) -> None:
-    client = serve(cross)
+    client = make_client(cross)
 
     squashed = rerank(client, query="the cat", documents=["the dog"])["results"][0]["relevance_score"]
     logit = rerank(client, query="the cat", documents=["the dog"], **{name: "false"})["results"][0]["relevance_score"]
@@ -216,7 +216,9 @@ def test_something_else_than_true_or_false_is_refused(client: TestClient) -> Non
 
 
 def test_a_document_can_come_back_as_a_string(llm: LLM) -> None:
-    found = rerank(serve(llm, rerank_document_shape="string"), documents=["a cave", {"text": "a hole", "page": 4}])
+    found = rerank(
+        make_client(llm, rerank_document_shape="string"), documents=["a cave", {"text": "a hole", "page": 4}]
+    )
 
     assert sorted(result["document"] for result in found["results"]) == ["a cave", "a hole"]
 
@@ -273,7 +275,7 @@ def test_parts_of_a_document_come_back_under_their_own_name(client: TestClient) 
     assert first["document"] == {"text": "a cave\nis deep", "multi_modal": parts}
 
 
-def test_an_image_for_a_model_of_text_is_refused_by_name(client: TestClient) -> None:
+def test_a_text_model_refuses_an_image_with_its_name(client: TestClient) -> None:
     image = {"content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}
 
     status, message, param = refusal(client, documents=["a", image])
@@ -283,15 +285,15 @@ def test_an_image_for_a_model_of_text_is_refused_by_name(client: TestClient) -> 
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank"])
-def test_a_pair_that_is_too_long_is_an_error_where_the_reference_has_one(cross: LLM, path: str) -> None:
-    status, message, param = refusal(serve(cross), path, query="the cat", documents=["the dog", "the cat " * 40])
+def test_a_pair_that_is_too_long_is_refused_as_in_vllm(cross: LLM, path: str) -> None:
+    status, message, param = refusal(make_client(cross), path, query="the cat", documents=["the dog", "the cat " * 40])
 
     assert (status, param) == (400, "input_tokens")
     assert message.startswith("This model's maximum context length is 66 tokens.")
 
 
 def test_cohere_s_own_route_cuts_what_is_too_long_and_says_so(cross: LLM) -> None:
-    client = serve(cross)
+    client = make_client(cross)
     body = {"query": "the cat", "documents": ["the dog", LONG], "max_tokens_per_doc": 4096, "return_token_counts": True}
 
     reply = client.post("/v2/rerank", json=body)
@@ -306,7 +308,7 @@ def test_cohere_s_own_route_cuts_what_is_too_long_and_says_so(cross: LLM) -> Non
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_truncate_says_what_happens_to_long_documents_on_every_route(cross: LLM, path: str) -> None:
-    client, body = serve(cross), {"query": "the cat", "documents": ["the dog", LONG]}
+    client, body = make_client(cross), {"query": "the cat", "documents": ["the dog", LONG]}
 
     assert rerank(client, path, **body, truncate=True)["usage"]["total_tokens"] == 66 + 7
     assert rerank(client, path, **body, truncate_prompt_tokens=16)["usage"]["total_tokens"] == 16 + 7
@@ -316,7 +318,7 @@ def test_truncate_says_what_happens_to_long_documents_on_every_route(cross: LLM,
 @pytest.mark.parametrize("name", ["max_tokens_per_doc", "max_doc_length"])
 @pytest.mark.parametrize("path", ROUTES)
 def test_documents_are_cut_to_their_own_limit(cross: LLM, path: str, name: str) -> None:
-    client, body = serve(cross), {"query": "the cat", "documents": ["the dog", LONG]}
+    client, body = make_client(cross), {"query": "the cat", "documents": ["the dog", LONG]}
 
     assert rerank(client, path, **body, **{name: 10})["usage"]["total_tokens"] == (2 + 10 + 3) + 7
 
@@ -341,7 +343,7 @@ def test_an_instruction_reaches_the_template(tmp_path: Any) -> None:
     tiny_bert_classifier(tmp_path, num_labels=1)
     template = "{{ instruction }} {{ messages[0]['content'] }} {{ messages[1]['content'] }}"
     with LLM(str(tmp_path), dtype="float32", device="cpu", chat_template=template) as llm:
-        client = serve(llm)
+        client = make_client(llm)
         body = {"query": "the cat", "documents": ["the dog"]}
 
         given = rerank(client, **body, instruction="a red bird")
@@ -379,14 +381,14 @@ def test_a_bad_body_is_refused_with_the_field(client: TestClient, change: dict[s
     assert (status, named) == (400, param)
 
 
-def test_a_request_without_documents_is_told_to_give_some(client: TestClient) -> None:
+def test_a_request_without_documents_is_refused(client: TestClient) -> None:
     words = "documents is empty; give at least one document to rank (parameter=documents)"
 
     assert refusal(client, documents=[]) == (400, words, "documents")
 
 
 def test_more_documents_than_a_request_may_have_are_refused(llm: LLM) -> None:
-    status, message, param = refusal(serve(llm, max_request_items=2))
+    status, message, param = refusal(make_client(llm, max_request_items=2))
 
     assert (status, param) == (400, "documents")
     assert message.startswith("documents has 3 items, one request takes at most 2")
@@ -398,7 +400,7 @@ def test_an_unknown_model_is_not_found(client: TestClient, path: str) -> None:
 
 
 def test_a_search_unit_is_a_hundred_documents(cross: LLM) -> None:
-    found = rerank(serve(cross), query="cat", documents=["dog"] * 101)
+    found = rerank(make_client(cross), query="cat", documents=["dog"] * 101)
 
     assert found["meta"]["billed_units"] == {"search_units": 2}
 
@@ -406,7 +408,7 @@ def test_a_search_unit_is_a_hundred_documents(cross: LLM) -> None:
 def test_a_classifier_of_three_labels_does_not_rerank(tmp_path: Any) -> None:
     tiny_bert_classifier(tmp_path, num_labels=3)
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        status, message, _ = refusal(serve(llm))
+        status, message, _ = refusal(make_client(llm))
 
     assert status == 501
     assert message.startswith("The model does not support Rerank (Score) API")
@@ -447,6 +449,6 @@ def test_langchain_s_compressor_gets_its_ranking(client: TestClient) -> None:
 def test_an_embedder_of_any_family_reranks(tmp_path: Any) -> None:
     tiny_bert(tmp_path)
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        found = rerank(serve(llm), query="the cat", documents=["a red bird", "the cat"])
+        found = rerank(make_client(llm), query="the cat", documents=["a red bird", "the cat"])
 
     assert order(found)[0] == 1

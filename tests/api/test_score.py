@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM, PoolingParams
 from cenote.api.dialects.vllm import ScoreBody
-from tests.api.app_client import load, nulls, refused, serve
+from tests.api.app_client import assert_refused, load_llm, make_client, null_fields
 from tests.tiny import tiny_bert_classifier
 
 QUERY = "how big is the old river?"
@@ -24,20 +24,20 @@ IMAGE = {"content": [{"type": "image_url", "image_url": {"url": "http://localhos
 @pytest.fixture(scope="module")
 def client(llm: LLM) -> TestClient:
     """An embedder: cosines, or MaxSim where that is asked for."""
-    return serve(llm)
+    return make_client(llm)
 
 
 @pytest.fixture(scope="module")
 def cross_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("cross_encoder")
     tiny_bert_classifier(folder, num_labels=1)
-    with load(folder) as llm:
+    with load_llm(folder) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def cross(cross_llm: LLM) -> TestClient:
-    return serve(cross_llm)
+    return make_client(cross_llm)
 
 
 def scores(client: TestClient, **body: Any) -> list[float]:
@@ -56,7 +56,9 @@ def expected(llm: LLM, first: Any, second: Any, **options: Any) -> list[float]:
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_both_sides_go_by_any_of_four_pairs_of_names(client: TestClient, llm: LLM, first: str, second: str) -> None:
+def test_queries_and_documents_have_four_pairs_of_field_names(
+    client: TestClient, llm: LLM, first: str, second: str
+) -> None:
     theirs = expected(llm, QUERY, DOCUMENTS)
 
     np.testing.assert_allclose(scores(client, **{first: QUERY, second: DOCUMENTS}), theirs, atol=1e-6)
@@ -74,7 +76,7 @@ def test_one_with_one_one_with_several_and_pair_by_pair(client: TestClient, llm:
         np.testing.assert_allclose(ours, expected(llm, first, second), atol=1e-6)
 
 
-def test_of_several_pairs_of_names_the_first_complete_one_holds(client: TestClient) -> None:
+def test_the_first_complete_pair_of_field_names_is_used(client: TestClient) -> None:
     body = {"data_1": "a", "data_2": "a", "text_1": "a", "text_2": "the river"}
 
     assert scores(client, **body) == pytest.approx([1], abs=1e-5)
@@ -90,7 +92,7 @@ def test_objects_whose_content_is_text_are_read_as_text(client: TestClient, llm:
     np.testing.assert_allclose(ours, expected(llm, "a cat", ["the cat\nis old", "two"]), atol=1e-6)
 
 
-def test_a_cross_encoder_reads_both_sides_at_once(cross: TestClient, cross_llm: LLM) -> None:
+def test_a_cross_encoder_scores_query_and_document_together(cross: TestClient, cross_llm: LLM) -> None:
     theirs = expected(cross_llm, QUERY, DOCUMENTS)
 
     np.testing.assert_allclose(scores(cross, queries=QUERY, documents=DOCUMENTS), theirs, atol=1e-6)
@@ -108,15 +110,15 @@ def test_another_kind_of_score_can_be_asked_for(client: TestClient, llm: LLM) ->
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     assert ours[0] > 1  # a sum over the tokens of the query
     reply = client.post("/score", json={"text_1": "a", "text_2": "b", "score_type": "cross-encoder"})
-    refused(reply, "mini cannot score as 'cross-encoder'; it can: bi-encoder, late-interaction", "score_type")
+    assert_refused(reply, "mini cannot score as 'cross-encoder'; it can: bi-encoder, late-interaction", "score_type")
     reply = client.post("/score", json={"text_1": "a", "text_2": "b", "score_type": "magic"})
-    refused(reply, "there are: cross-encoder, bi-encoder, late-interaction", "body.score_type")
+    assert_refused(reply, "there are: cross-encoder, bi-encoder, late-interaction", "body.score_type")
 
 
 # limits and templates
 
 
-def test_each_side_can_be_limited(client: TestClient, llm: LLM) -> None:
+def test_query_and_document_lengths_can_be_limited(client: TestClient, llm: LLM) -> None:
     limits = {"max_tokens_per_query": 3, "max_tokens_per_doc": 2}
 
     ours = scores(client, text_1=QUERY, text_2=DOCUMENTS, **limits)
@@ -135,14 +137,14 @@ def test_limits_out_of_range_are_refused(client: TestClient, name: str) -> None:
         (-1, f"{name} must be a non-negative integer"),
         (256, f"{name} (256) must be less than max_model_len (256)."),
     ):
-        refused(client.post("/score", json={"text_1": "a", "text_2": "b", name: limit}), words, name)
+        assert_refused(client.post("/score", json={"text_1": "a", "text_2": "b", name: limit}), words, name)
 
 
 def test_pairs_that_are_too_long_are_refused_or_cut(cross: TestClient, cross_llm: LLM) -> None:
     long = "the river is big and " * 20
     body: dict[str, Any] = {"text_1": QUERY, "text_2": [long, "two"], "return_token_counts": True}
 
-    refused(cross.post("/score", json=body), "maximum context length is 66 tokens", "input_tokens")
+    assert_refused(cross.post("/score", json=body), "maximum context length is 66 tokens", "input_tokens")
     reply = cross.post("/score", json=body | {"truncate_prompt_tokens": 20})
 
     counts = [item["token_counts"] for item in reply.json()["data"]]
@@ -155,7 +157,7 @@ def test_pairs_that_are_too_long_are_refused_or_cut(cross: TestClient, cross_llm
 
 def test_a_template_joins_the_two_and_sees_the_instruction(cross_llm: LLM) -> None:
     template = "{{ instruction }} : {{ messages[0].content }} ? {{ messages[1].content }}"
-    client = serve(cross_llm, trust_request_chat_template=True)
+    client = make_client(cross_llm, trust_request_chat_template=True)
     sides: dict[str, Any] = {"text_1": "cat", "text_2": ["dog", "fish"], "chat_template": template}
 
     def joined(instruction: str) -> list[float]:
@@ -172,13 +174,13 @@ def test_a_template_joins_the_two_and_sees_the_instruction(cross_llm: LLM) -> No
     )
     assert joined("search") != joined("one")
     reply = client.post("/score", json=sides | {"chat_template_kwargs": {"tools": []}})
-    refused(reply, "chat_template_kwargs contains reserved keys", "chat_template_kwargs")
+    assert_refused(reply, "chat_template_kwargs contains reserved keys", "chat_template_kwargs")
 
 
 def test_a_template_of_the_request_is_refused_unless_trusted(cross: TestClient) -> None:
     reply = cross.post("/score", json={"text_1": "a", "text_2": "b", "chat_template": "{{ messages[0].content }}"})
 
-    refused(reply, "--trust-request-chat-template is not set. Refused request", "chat_template")
+    assert_refused(reply, "--trust-request-chat-template is not set. Refused request", "chat_template")
 
 
 # replies and refusals
@@ -200,10 +202,10 @@ def test_a_reply_names_itself_and_counts(client: TestClient, llm: LLM) -> None:
     assert replies[1].json()["data"] == reply["data"]
 
 
-def test_every_field_but_the_two_sides_may_be_null(client: TestClient) -> None:
+def test_every_field_but_queries_and_documents_may_be_null(client: TestClient) -> None:
     body = {"text_1": QUERY, "text_2": DOCUMENTS}
 
-    assert scores(client, **nulls(ScoreBody) | body, others=[]) == pytest.approx(scores(client, **body), abs=1e-6)
+    assert scores(client, **null_fields(ScoreBody) | body, others=[]) == pytest.approx(scores(client, **body), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -227,21 +229,21 @@ def test_every_field_but_the_two_sides_may_be_null(client: TestClient) -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(client: TestClient, body: dict[str, Any], words: str, param: str | None) -> None:
-    refused(client.post("/score", json=body), words, param)
+    assert_refused(client.post("/score", json=body), words, param)
 
 
-def test_a_request_has_a_largest_number_of_texts_on_each_side(llm: LLM) -> None:
-    client = serve(llm, max_request_items=2)
+def test_the_number_of_queries_and_documents_is_limited(llm: LLM) -> None:
+    client = make_client(llm, max_request_items=2)
 
     assert len(scores(client, text_1="a", text_2=["b", "c"])) == 2
     reply = client.post("/score", json={"text_1": "a", "text_2": ["b"] * 3})
-    refused(reply, "text_2 has 3 items, one request takes at most 2", "text_2")
+    assert_refused(reply, "text_2 has 3 items, one request takes at most 2", "text_2")
 
 
 def test_a_classifier_of_several_labels_says_what_it_offers_instead(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path, num_labels=3)
-    with load(tmp_path) as llm:
-        reply = serve(llm).post("/score", json={"text_1": "a", "text_2": "b"})
+    with load_llm(tmp_path) as llm:
+        reply = make_client(llm).post("/score", json={"text_1": "a", "text_2": "b"})
 
-    refused(reply, "The model does not support Score API.", None, status=501)
+    assert_refused(reply, "The model does not support Score API.", None, status=501)
     assert "it answers at /classify" in reply.json()["message"]

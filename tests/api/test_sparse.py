@@ -11,9 +11,10 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects.sparse import SparseBody
-from cenote.protocol.requests import Pooled, PoolRequest
-from tests.api.app_client import load, nulls, refused, serve, unpacked
-from tests.api.front_ends.test_remote_engine import ask
+from cenote.protocol.requests import PoolRequest
+from cenote.protocol.results import PoolResult
+from tests.api.app_client import assert_refused, decode_base64, load_llm, make_client, null_fields
+from tests.api.front_ends.test_remote_engine import call_both
 from tests.api.test_openapi import document, matches
 from tests.tiny import tiny_bert, tiny_bge_m3, tiny_splade
 
@@ -24,7 +25,7 @@ TEXTS = ["the cat and the dog and the bird", "a ☃ in the city", "", "how big i
 def m3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("m3")
     tiny_bge_m3(folder)
-    with load(folder) as llm:
+    with load_llm(folder) as llm:
         yield llm
 
 
@@ -32,11 +33,11 @@ def m3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 def splade(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("splade")
     tiny_splade(folder)
-    with load(folder) as llm:
+    with load_llm(folder) as llm:
         yield llm
 
 
-def posted(client: TestClient, path: str, **body: Any) -> list[Any]:
+def post_json(client: TestClient, path: str, **body: Any) -> list[Any]:
     reply = client.post(path, json=body)
     assert reply.status_code == 200, reply.text
     matches(reply, path, "post", document(client))
@@ -70,7 +71,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 def test_every_input_has_its_ids_and_weights(name: str, tokens: bool, request: pytest.FixtureRequest) -> None:
     llm = request.getfixturevalue(name)
 
-    items = posted(serve(llm), "/v1/sparse_embeddings", input=TEXTS, return_tokens=tokens)
+    items = post_json(make_client(llm), "/v1/sparse_embeddings", input=TEXTS, return_tokens=tokens)
 
     for index, (item, vector) in enumerate(zip(items, expected(llm, tokens=tokens), strict=True)):
         assert (item.pop("index"), item.pop("object")) == (index, "sparse_embedding")
@@ -78,7 +79,7 @@ def test_every_input_has_its_ids_and_weights(name: str, tokens: bool, request: p
 
 
 def test_a_reply_counts_what_was_read(m3: LLM) -> None:
-    reply = serve(m3).post("/v1/sparse_embeddings", json={"input": "two", "return_token_counts": True})
+    reply = make_client(m3).post("/v1/sparse_embeddings", json={"input": "two", "return_token_counts": True})
 
     body = reply.json()
     assert body["object"] == "list" and body["model"] == "tiny"
@@ -87,39 +88,45 @@ def test_a_reply_counts_what_was_read(m3: LLM) -> None:
 
 
 def test_null_is_the_same_as_nothing(m3: LLM) -> None:
-    client = serve(m3)
+    client = make_client(m3)
 
-    (one,) = posted(client, "/v1/sparse_embeddings", **nulls(SparseBody) | {"input": "the cat"})
-    (other,) = posted(client, "/sparse_embeddings", input="the cat")
+    (one,) = post_json(client, "/v1/sparse_embeddings", **null_fields(SparseBody) | {"input": "the cat"})
+    (other,) = post_json(client, "/sparse_embeddings", input="the cat")
     assert_same(one, other)
 
 
 def test_weights_may_come_as_base64(m3: LLM) -> None:
-    items = posted(serve(m3), "/v1/sparse_embeddings", input=TEXTS, encoding_format="base64", endianness="little")
+    items = post_json(
+        make_client(m3), "/v1/sparse_embeddings", input=TEXTS, encoding_format="base64", endianness="little"
+    )
 
     for item, vector in zip(items, expected(m3), strict=True):
         assert item["token_ids"] == vector["token_ids"]
-        assert unpacked(item["weights"]).tolist() == pytest.approx(vector["weights"], abs=1e-5)
+        assert decode_base64(item["weights"]).tolist() == pytest.approx(vector["weights"], abs=1e-5)
 
 
 @pytest.mark.parametrize("form", ["bytes", "bytes_only"])
-def test_bytes_have_no_room_for_two_kinds_of_numbers(form: str, m3: LLM) -> None:
-    client = serve(m3)
+def test_binary_encodings_are_refused_for_sparse_vectors(form: str, m3: LLM) -> None:
+    client = make_client(m3)
 
     for path, more in (("/v1/sparse_embeddings", {}), ("/pooling", {"task": "embed&sparse_embed"})):
         reply = client.post(path, json={"input": "a", "encoding_format": form} | more)
-        refused(reply, "ask for float or base64", "encoding_format")
+        assert_refused(reply, "ask for float or base64", "encoding_format")
 
 
 def test_other_models_have_no_sparse_embeddings(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("bert")
     tiny_bert(folder)
 
-    with load(folder) as llm:
-        assert serve(llm).post("/v1/sparse_embeddings", json={"input": "a"}).status_code == 501
-        refused(serve(llm).post("/pooling", json={"input": "a", "task": "sparse_embed"}), "Unsupported task", "task")
-        refused(serve(llm).post("/pooling", json={"input": "a", "data": {"input": "a"}}), "data alone", "body.data")
-        refused(serve(llm).post("/pooling", json={"data": {"input": "a"}}), "No IOProcessor plugin", None)
+    with load_llm(folder) as llm:
+        assert make_client(llm).post("/v1/sparse_embeddings", json={"input": "a"}).status_code == 501
+        assert_refused(
+            make_client(llm).post("/pooling", json={"input": "a", "task": "sparse_embed"}), "Unsupported task", "task"
+        )
+        assert_refused(
+            make_client(llm).post("/pooling", json={"input": "a", "data": {"input": "a"}}), "data alone", "body.data"
+        )
+        assert_refused(make_client(llm).post("/pooling", json={"data": {"input": "a"}}), "No IOProcessor plugin", None)
 
 
 # the pooling route
@@ -129,7 +136,7 @@ def test_other_models_have_no_sparse_embeddings(tmp_path_factory: pytest.TempPat
 def test_the_pooling_route_gives_the_same(name: str, request: pytest.FixtureRequest) -> None:
     llm = request.getfixturevalue(name)
 
-    items = posted(serve(llm), "/pooling", input=TEXTS, task="sparse_embed", return_tokens=True)
+    items = post_json(make_client(llm), "/pooling", input=TEXTS, task="sparse_embed", return_tokens=True)
 
     for item, vector in zip(items, expected(llm, tokens=True), strict=True):
         assert item["object"] == "pooling"
@@ -137,7 +144,7 @@ def test_the_pooling_route_gives_the_same(name: str, request: pytest.FixtureRequ
 
 
 def test_weights_of_tokens_are_plain_numbers(m3: LLM) -> None:
-    items = posted(serve(m3), "/pooling", input=TEXTS, task="token_classify")
+    items = post_json(make_client(m3), "/pooling", input=TEXTS, task="token_classify")
 
     outputs = m3.encode(TEXTS, pooling_task="token_classify", use_tqdm=False)
     for item, output in zip(items, outputs, strict=True):
@@ -145,12 +152,12 @@ def test_weights_of_tokens_are_plain_numbers(m3: LLM) -> None:
 
 
 def test_tasks_that_are_joined_are_answered_under_their_names(m3: LLM) -> None:
-    client, tasks = serve(m3), ("embed", "sparse_embed", "token_embed", "token_classify")
+    client, tasks = make_client(m3), ("embed", "sparse_embed", "token_embed", "token_classify")
 
-    together = posted(client, "/pooling", input=TEXTS, task="&".join(tasks), return_tokens=True)
+    together = post_json(client, "/pooling", input=TEXTS, task="&".join(tasks), return_tokens=True)
 
     for task in tasks:
-        apart = posted(client, "/pooling", input=TEXTS, task=task, return_tokens=True)
+        apart = post_json(client, "/pooling", input=TEXTS, task=task, return_tokens=True)
         for one, other in zip(together, apart, strict=True):
             if task == "sparse_embed":
                 assert_same(one["data"][task], other["data"])
@@ -160,13 +167,13 @@ def test_tasks_that_are_joined_are_answered_under_their_names(m3: LLM) -> None:
 
 
 def test_a_joined_task_that_the_model_lacks_is_refused(m3: LLM) -> None:
-    reply = serve(m3).post("/pooling", json={"input": "a", "task": "embed&classify"})
+    reply = make_client(m3).post("/pooling", json={"input": "a", "task": "embed&classify"})
 
-    refused(reply, "Unsupported task: 'embed&classify'", "task")
+    assert_refused(reply, "Unsupported task: 'embed&classify'", "task")
 
 
 def test_invocations_find_the_tasks(m3: LLM) -> None:
-    (item,) = posted(serve(m3), "/invocations", input="the cat", task="embed&sparse_embed")
+    (item,) = post_json(make_client(m3), "/invocations", input="the cat", task="embed&sparse_embed")
 
     assert item["data"].keys() == {"embed", "sparse_embed"}
 
@@ -175,8 +182,8 @@ def test_invocations_find_the_tasks(m3: LLM) -> None:
 
 
 @pytest.mark.parametrize("embed_task", ["dense", "sparse", "dense&sparse", None])
-def test_bge_m3_reads_what_the_references_plugin_reads(embed_task: str | None, m3: LLM) -> None:
-    client = serve(m3)
+def test_bge_m3_accepts_the_body_of_vllms_plugin(embed_task: str | None, m3: LLM) -> None:
+    client = make_client(m3)
     data = {"input": TEXTS, "return_tokens": True} | ({"embed_task": embed_task} if embed_task else {})
 
     reply = client.post("/pooling", json={"data": data})
@@ -205,17 +212,17 @@ def test_bge_m3_reads_what_the_references_plugin_reads(embed_task: str | None, m
 
 
 def test_the_plugins_body_is_cut_where_the_request_says(m3: LLM) -> None:
-    reply = serve(m3).post("/pooling", json={"data": {"input": TEXTS[0]}, "truncate_prompt_tokens": 4})
+    reply = make_client(m3).post("/pooling", json={"data": {"input": TEXTS[0]}, "truncate_prompt_tokens": 4})
 
     assert reply.headers["x-prompt-tokens"] == "4"
 
 
 def test_a_plugins_body_that_makes_no_sense_is_refused(m3: LLM) -> None:
-    client = serve(m3)
+    client = make_client(m3)
 
-    refused(client.post("/pooling", json={"data": {"input": "a", "embed_task": "thick"}}), "data: ", "body.data")
-    refused(client.post("/pooling", json={"data": 7}), "data: ", "body.data")
-    refused(client.post("/pooling", json={"data": {}}), "input is required", "body.input")
+    assert_refused(client.post("/pooling", json={"data": {"input": "a", "embed_task": "thick"}}), "data: ", "body.data")
+    assert_refused(client.post("/pooling", json={"data": 7}), "data: ", "body.data")
+    assert_refused(client.post("/pooling", json={"data": {}}), "input is required", "body.input")
 
 
 # scores
@@ -224,13 +231,13 @@ def test_a_plugins_body_that_makes_no_sense_is_refused(m3: LLM) -> None:
 def test_scores_may_be_sparse(m3: LLM, splade: LLM) -> None:
     asked = {"queries": TEXTS[0], "documents": TEXTS}
 
-    sparse = posted(serve(m3), "/score", **asked, score_type="sparse")
+    sparse = post_json(make_client(m3), "/score", **asked, score_type="sparse")
     assert [item["score"] for item in sparse] == pytest.approx(
         [output.outputs.score for output in m3.score(TEXTS[0], TEXTS, score_type="sparse", use_tqdm=False)], abs=1e-5
     )
-    own, named = (posted(serve(splade), "/score", **asked, **more) for more in ({}, {"score_type": "sparse"}))
+    own, named = (post_json(make_client(splade), "/score", **asked, **more) for more in ({}, {"score_type": "sparse"}))
     assert [item["score"] for item in own] == pytest.approx([item["score"] for item in named], abs=1e-5)
-    (best, *_) = serve(splade).post("/rerank", json={"query": TEXTS[0], "documents": TEXTS}).json()["results"]
+    (best, *_) = make_client(splade).post("/rerank", json={"query": TEXTS[0], "documents": TEXTS}).json()["results"]
     assert best["relevance_score"] == pytest.approx(
         max(output.outputs.score for output in splade.score(TEXTS[0], TEXTS, use_tqdm=False)), abs=1e-5
     )
@@ -240,13 +247,13 @@ def test_scores_may_be_sparse(m3: LLM, splade: LLM) -> None:
 
 
 @pytest.mark.parametrize("also", [(), ("embed", "token_classify", "token_embed")])
-def test_answers_are_the_same_when_the_engine_is_in_another_process(also: Any, m3: LLM) -> None:
-    request = PoolRequest(task="sparse_embed", inputs=TEXTS, also=also)
-    near, far = ask(m3.engine, lambda engine: engine.pool(request))
+def test_remote_results_equal_local_results(also: Any, m3: LLM) -> None:
+    request = PoolRequest(task="sparse_embed", inputs=TEXTS, extra_tasks=also)
+    near, far = call_both(m3.engine, lambda engine: engine.pool(request))
 
     for one, other in zip(near, far, strict=True):
-        assert isinstance(one, Pooled) and isinstance(other, Pooled)
+        assert isinstance(one, PoolResult) and isinstance(other, PoolResult)
         assert np.array_equal(np.asarray(one.data), np.asarray(other.data))
-        assert tuple(other.others) == also
+        assert tuple(other.extra_data) == also
         for task in also:
-            assert np.array_equal(np.asarray(one.others[task]), np.asarray(other.others[task]))
+            assert np.array_equal(np.asarray(one.extra_data[task]), np.asarray(other.extra_data[task]))

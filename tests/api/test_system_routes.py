@@ -10,39 +10,39 @@ import pytest
 from starlette.testclient import TestClient
 
 from cenote import LLM, __version__
-from cenote.api.app import build
-from cenote.api.app_state import Service
-from cenote.config.engine import ServerConfig
+from cenote.api.app import build_app
+from cenote.api.app_state import AppState
+from cenote.config.server import ServerConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.errors import BadRequest, EngineStopped
 from cenote.loading.load import LoadedModel
 from cenote.protocol.requests import PoolRequest
 
 
-def service_of(llm: LLM, **settings: Any) -> Service:
-    service = Service(ServerConfig(**settings))
-    service.ready(llm.engine)
+def make_app_state(llm: LLM, **settings: Any) -> AppState:
+    service = AppState(ServerConfig(**settings))
+    service.set_engine(llm.engine)
     return service
 
 
-def client_of(llm: LLM, **settings: Any) -> TestClient:
-    return TestClient(build(service_of(llm, **settings)))
+def make_client(llm: LLM, **settings: Any) -> TestClient:
+    return TestClient(build_app(make_app_state(llm, **settings)))
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping"])
-def test_a_ready_server_is_healthy_in_as_few_words_as_the_reference(path: str, llm: LLM) -> None:
-    reply = client_of(llm).get(path)
+def test_health_of_a_ready_server_is_empty_as_in_vllm(path: str, llm: LLM) -> None:
+    reply = make_client(llm).get(path)
 
     assert (reply.status_code, reply.content) == (200, b"")
 
 
 def test_sagemaker_pings_with_post_as_well(llm: LLM) -> None:
-    assert client_of(llm).post("/ping").status_code == 200
+    assert make_client(llm).post("/ping").status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/ready", "/ping"])
 def test_a_server_without_its_model_says_for_how_long_it_has_been_loading(path: str) -> None:
-    reply = TestClient(build(Service(ServerConfig()))).get(path)
+    reply = TestClient(build_app(AppState(ServerConfig()))).get(path)
 
     assert reply.status_code == 503
     assert reply.json()["state"] == "loading" and reply.json()["seconds"] >= 0
@@ -51,24 +51,24 @@ def test_a_server_without_its_model_says_for_how_long_it_has_been_loading(path: 
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/rerank"])
-def test_questions_come_too_early_while_the_model_is_loading(path: str) -> None:
-    reply = TestClient(build(Service(ServerConfig()))).post(path, json={"input": "a"})
+def test_requests_are_refused_while_the_model_is_loading(path: str) -> None:
+    reply = TestClient(build_app(AppState(ServerConfig()))).post(path, json={"input": "a"})
 
     assert reply.status_code == 503
     assert reply.headers["retry-after-ms"] == "1000"
 
 
 def test_a_loading_server_is_alive() -> None:
-    reply = TestClient(build(Service(ServerConfig()))).get("/health/live")
+    reply = TestClient(build_app(AppState(ServerConfig()))).get("/health/live")
 
     assert (reply.status_code, reply.json()["state"]) == (200, "loading")
 
 
-def test_a_draining_server_answers_and_sends_everybody_elsewhere(llm: LLM) -> None:
-    service = service_of(llm)
-    client = TestClient(build(service))
+def test_a_draining_server_responds_and_asks_clients_to_reconnect_elsewhere(llm: LLM) -> None:
+    service = make_app_state(llm)
+    client = TestClient(build_app(service))
 
-    service.drain()
+    service.start_draining()
 
     replies = {path: client.get(path) for path in ("/health", "/health/ready", "/health/live", "/version", "/nowhere")}
     answer = client.post("/v1/embeddings", json={"input": "hello"})
@@ -81,9 +81,9 @@ def test_a_draining_server_answers_and_sends_everybody_elsewhere(llm: LLM) -> No
 
 def test_a_dead_engine_is_neither_ready_nor_alive(loaded: LoadedModel, llm: LLM) -> None:
     engine = PoolingEngine(loaded, llm.config)
-    service = Service(ServerConfig())
-    service.ready(engine)
-    client = TestClient(build(service))
+    service = AppState(ServerConfig())
+    service.set_engine(engine)
+    client = TestClient(build_app(service))
 
     engine.stop(EngineStopped("the device is gone"))
 
@@ -93,17 +93,17 @@ def test_a_dead_engine_is_neither_ready_nor_alive(loaded: LoadedModel, llm: LLM)
         assert "the device is gone" in client.get(path).json()["message"]
 
 
-def test_the_version_is_told(llm: LLM) -> None:
-    assert client_of(llm).get("/version").json() == {"version": __version__}
+def test_the_version_is_returned(llm: LLM) -> None:
+    assert make_client(llm).get("/version").json() == {"version": __version__}
 
 
-def test_the_load_counts_questions_but_not_those_who_look(llm: LLM) -> None:
-    service = service_of(llm)
-    app = build(service)
+def test_load_counts_model_requests_only(llm: LLM) -> None:
+    service = make_app_state(llm)
+    app = build_app(service)
     seen: list[int] = []
 
     class Slow:
-        about, dead = llm.engine.about, None
+        about, dead = llm.engine.model_info, None
 
         async def pool(self, request: PoolRequest) -> Any:
             seen.append(TestClient(app).get("/load").json()["server_load"])
@@ -111,7 +111,7 @@ def test_the_load_counts_questions_but_not_those_who_look(llm: LLM) -> None:
 
         def observe_http(self, *args: Any) -> None: ...
 
-    service.ready(Slow())  # type: ignore[arg-type]
+    service.set_engine(Slow())  # type: ignore[arg-type]
     client = TestClient(app)
     client.post("/v1/embeddings", json={"input": "a"})
 
@@ -119,8 +119,8 @@ def test_the_load_counts_questions_but_not_those_who_look(llm: LLM) -> None:
     assert client.get("/load").json() == {"server_load": 0}
 
 
-def test_every_served_name_has_its_card(llm: LLM) -> None:
-    client = client_of(llm, served_model_name=("one", "org/two"))
+def test_every_served_name_has_a_model_card(llm: LLM) -> None:
+    client = make_client(llm, served_model_name=("one", "org/two"))
 
     for path in ("/v1/models", "/models"):
         body = client.get(path).json()
@@ -128,7 +128,7 @@ def test_every_served_name_has_its_card(llm: LLM) -> None:
         assert [card["id"] for card in body["data"]] == ["one", "org/two"]
         first = body["data"][0]
         assert (first["object"], first["owned_by"], first["parent"]) == ("model", "cenote", None)
-        assert (first["max_model_len"], first["root"]) == (256, llm.engine.about.root)
+        assert (first["max_model_len"], first["root"]) == (256, llm.engine.model_info.root)
         assert isinstance(first["created"], int) and first["permission"][0]["object"] == "model_permission"
     assert client.get("/v1/models/org/two").json()["id"] == "org/two"
     assert client.get("/v1/models/three").status_code == 404
@@ -136,9 +136,9 @@ def test_every_served_name_has_its_card(llm: LLM) -> None:
 
 
 def test_the_tokenizer_is_described_only_where_that_was_asked_for(llm: LLM) -> None:
-    assert client_of(llm).get("/tokenizer_info").status_code == 404
+    assert make_client(llm).get("/tokenizer_info").status_code == 404
 
-    body = client_of(llm, enable_tokenizer_info_endpoint=True).get("/tokenizer_info").json()
+    body = make_client(llm, enable_tokenizer_info_endpoint=True).get("/tokenizer_info").json()
 
     assert body["tokenizer_class"]
 
@@ -148,7 +148,7 @@ def test_the_tokenizer_is_described_only_where_that_was_asked_for(llm: LLM) -> N
     [("GET", "/nowhere", 404), ("GET", "/v1/embeddings", 405), ("POST", "/version", 405), ("POST", "/", 404)],
 )
 def test_a_route_that_is_not_there_is_an_error_in_our_words(method: str, path: str, status: int, llm: LLM) -> None:
-    reply = client_of(llm).request(method, path)
+    reply = make_client(llm).request(method, path)
 
     assert reply.status_code == status
     assert reply.json()["error"]["code"] == status and reply.json()["detail"] == reply.json()["message"]
@@ -156,7 +156,7 @@ def test_a_route_that_is_not_there_is_an_error_in_our_words(method: str, path: s
 
 
 def test_a_request_keeps_its_id_or_gets_one(llm: LLM) -> None:
-    client = client_of(llm)
+    client = make_client(llm)
 
     given = client.get("/version", headers={"X-Request-Id": "order-66/a"})
     made = [client.get("/version").headers["x-request-id"] for _ in range(2)]
@@ -168,40 +168,40 @@ def test_a_request_keeps_its_id_or_gets_one(llm: LLM) -> None:
 
 
 def test_a_proxy_may_leave_its_prefix_on_or_take_it_off(llm: LLM) -> None:
-    client = client_of(llm, root_path="/models/mini")
+    client = make_client(llm, root_path="/models/mini")
 
     assert client.get("/models/mini/version").status_code == 200
     assert client.get("/version").status_code == 200
     assert client.get("/models/miniversion").status_code == 404
 
 
-def test_whatever_fails_outside_the_app_is_still_answered(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = service_of(llm, api_key=("secret",))
-    client = TestClient(build(service))
+def test_errors_in_the_middleware_are_still_answered(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = make_app_state(llm, api_key=("secret",))
+    client = TestClient(build_app(service))
 
     def fail(headers: object) -> None:
         raise RuntimeError("/somewhere/private")
 
-    monkeypatch.setattr(service.keys, "digest", fail)
+    monkeypatch.setattr(service.api_keys, "find_digest", fail)
     reply = client.get("/version", headers={"X-Request-Id": "r1"})
 
     assert reply.status_code == 500
     assert "r1" in reply.json()["message"] and "private" not in reply.text
 
 
-def test_a_request_that_is_cut_off_by_the_end_is_told_so(llm: LLM) -> None:
-    service = service_of(llm)
+def test_a_request_cancelled_by_shutdown_gets_an_error(llm: LLM) -> None:
+    service = make_app_state(llm)
 
     class Stuck:
-        about, dead = llm.engine.about, None
+        about, dead = llm.engine.model_info, None
 
         async def pool(self, request: PoolRequest) -> Any:
             await asyncio.sleep(60)
 
         def observe_http(self, *args: Any) -> None: ...
 
-    service.ready(Stuck())  # type: ignore[arg-type]
-    app = build(service)
+    service.set_engine(Stuck())  # type: ignore[arg-type]
+    app = build_app(service)
     sent: list[dict[str, Any]] = []
 
     async def cancelled() -> None:
@@ -231,7 +231,7 @@ def test_a_request_that_is_cut_off_by_the_end_is_told_so(llm: LLM) -> None:
 def test_ids_that_are_probably_of_another_vocabulary_are_answered_with_a_warning(
     llm: LLM, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = client_of(llm)
+    client = make_client(llm)
     openai = {"User-Agent": "OpenAI/Python 2.0"}
 
     with caplog.at_level(logging.WARNING, "cenote"):
@@ -248,7 +248,7 @@ def test_ids_that_are_probably_of_another_vocabulary_are_answered_with_a_warning
 @pytest.mark.parametrize("root", ["", "/behind/a/proxy"])
 @pytest.mark.parametrize("path", ["//v1/embeddings", "/v1//embeddings", "///v1///embeddings"])
 def test_slashes_too_many_in_a_path_are_one(path: str, root: str, llm: LLM) -> None:
-    client = client_of(llm, root_path=root)
+    client = make_client(llm, root_path=root)
 
     reply = client.post(f"http://testserver/{root}{path}", json={"input": "a"}, follow_redirects=False)
 
@@ -257,7 +257,7 @@ def test_slashes_too_many_in_a_path_are_one(path: str, root: str, llm: LLM) -> N
 
 
 def test_slashes_too_many_reach_every_kind_of_route_and_no_route_that_is_not_there(llm: LLM) -> None:
-    client = client_of(llm)
+    client = make_client(llm)
 
     for path in ("//health", "//v1//models", "//version"):
         assert client.get(f"http://testserver{path}", follow_redirects=False).status_code == 200
@@ -265,7 +265,7 @@ def test_slashes_too_many_reach_every_kind_of_route_and_no_route_that_is_not_the
 
 
 def test_slashes_too_many_open_nothing_that_needs_a_key(llm: LLM) -> None:
-    client = client_of(llm, api_key=("secret",))
+    client = make_client(llm, api_key=("secret",))
 
     assert client.post("http://testserver//v1/embeddings", json={"input": "a"}).status_code == 401
     assert client.get("http://testserver//v1/models").status_code == 401

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from cenote import LLM
 from cenote.api.dialects.tokenize import DetokenizeBody, TokenizeBody
-from tests.api.app_client import add_chat_template, load, nulls, refused, serve
+from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client, null_fields
 from tests.tiny import tiny_bert
 
 MESSAGES = [{"role": "user", "content": "the old city"}]
@@ -18,7 +18,7 @@ MESSAGES = [{"role": "user", "content": "the old city"}]
 
 @pytest.fixture(scope="module")
 def client(llm: LLM) -> TestClient:
-    return serve(llm)
+    return make_client(llm)
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +26,13 @@ def chat_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("chat")
     tiny_bert(folder)
     add_chat_template(folder)
-    with load(folder) as llm:
+    with load_llm(folder) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def chat(chat_llm: LLM) -> TestClient:
-    return serve(chat_llm)
+    return make_client(chat_llm)
 
 
 def tokens(client: TestClient, **body: Any) -> list[int]:
@@ -78,7 +78,7 @@ def test_a_conversation_is_written_by_its_template_with_the_answers_turn_open(ch
     reply = chat.post(
         "/tokenize", json={"messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True}
     )
-    refused(reply, "Cannot set both `continue_final_message`", "continue_final_message")
+    assert_refused(reply, "Cannot set both `continue_final_message`", "continue_final_message")
 
 
 def test_a_trusted_template_sees_tools_and_arguments(chat: TestClient, chat_llm: LLM) -> None:
@@ -90,16 +90,16 @@ def test_a_trusted_template_sees_tools_and_arguments(chat: TestClient, chat_llm:
         "chat_template_kwargs": {"size": "big"},
     }
 
-    ours = tokens(serve(chat_llm, trust_request_chat_template=True), **body)
+    ours = tokens(make_client(chat_llm, trust_request_chat_template=True), **body)
 
     assert ours == tokens(chat, prompt="the old city search big", add_special_tokens=False)
-    refused(chat.post("/tokenize", json=body), "Refused request with untrusted chat template.", "chat_template")
+    assert_refused(chat.post("/tokenize", json=body), "Refused request with untrusted chat template.", "chat_template")
 
 
 def test_every_other_field_may_be_null(chat: TestClient) -> None:
-    assert tokens(chat, **nulls(TokenizeBody) | {"prompt": "a", "x": 1}) == tokens(chat, prompt="a")
-    assert tokens(chat, **nulls(TokenizeBody) | {"messages": MESSAGES}) == tokens(chat, messages=MESSAGES)
-    reply = chat.post("/detokenize", json=nulls(DetokenizeBody) | {"tokens": [7], "x": 1})
+    assert tokens(chat, **null_fields(TokenizeBody) | {"prompt": "a", "x": 1}) == tokens(chat, prompt="a")
+    assert tokens(chat, **null_fields(TokenizeBody) | {"messages": MESSAGES}) == tokens(chat, messages=MESSAGES)
+    reply = chat.post("/detokenize", json=null_fields(DetokenizeBody) | {"tokens": [7], "x": 1})
     assert reply.json() == {"prompt": "the"}
 
 
@@ -126,9 +126,9 @@ def test_what_is_wrong_is_named(client: TestClient) -> None:
         ("/detokenize", {"tokens": [2**63]}, "tokens.0: expected int <=", "body.tokens.0"),
         ("/detokenize", {"tokens": [7, 30_522]}, "Token id 30522 is out of vocabulary", "tokens"),
     ):
-        refused(client.post(path, json=body), words, param)
+        assert_refused(client.post(path, json=body), words, param)
 
 
 @pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [7]})])
 def test_an_unknown_model_is_not_found(client: TestClient, path: str, body: dict[str, Any]) -> None:
-    refused(client.post(path, json=body | {"model": "x"}), "The model `x` does not exist.", "model", status=404)
+    assert_refused(client.post(path, json=body | {"model": "x"}), "The model `x` does not exist.", "model", status=404)

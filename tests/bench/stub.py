@@ -16,7 +16,7 @@ import numpy as np
 
 
 @dataclass
-class Asked:
+class ReceivedRequest:
     """One request that came."""
 
     method: str
@@ -27,17 +27,17 @@ class Asked:
     at: float = field(default_factory=time.perf_counter)
 
 
-Answer = Callable[[Asked], Awaitable[bytes]]  # the bytes of the whole reply; b"" closes without one
+Answer = Callable[[ReceivedRequest], Awaitable[bytes]]  # the bytes of the whole reply; b"" closes without one
 
 
-class Stub:
+class StubServer:
     """Runs in a thread of its own. The list of models is answered by itself, everything else by `answer`."""
 
     def __init__(self, answer: Answer, *, uds: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.answer = answer
         self.uds = uds
         self.tls = tls
-        self.asked: list[Asked] = []
+        self.asked: list[ReceivedRequest] = []
         self.num_connections = 0
         self.most_at_once = 0
         self._now = 0
@@ -45,7 +45,7 @@ class Stub:
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever)
 
-    def __enter__(self) -> Stub:
+    def __enter__(self) -> StubServer:
         self._thread.start()
         self.server = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
         self.port = 0 if self.uds else self.server.sockets[0].getsockname()[1]
@@ -59,7 +59,7 @@ class Stub:
         self._loop.close()
 
     @property
-    def posted(self) -> list[Asked]:
+    def post_requests(self) -> list[ReceivedRequest]:
         return [asked for asked in self.asked if asked.method == "POST"]
 
     async def _start(self) -> asyncio.Server:
@@ -99,7 +99,7 @@ class Stub:
             self._tasks.discard(task)
             writer.close()
 
-    async def _read(self, reader: asyncio.StreamReader, number: int) -> Asked | None:
+    async def _read(self, reader: asyncio.StreamReader, number: int) -> ReceivedRequest | None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
         except asyncio.IncompleteReadError:
@@ -108,7 +108,7 @@ class Stub:
         headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
         raw = await reader.readexactly(int(headers.get("content-length", 0)))
         method, path, _ = first.split()
-        return Asked(method, path, headers, json.loads(raw) if raw else None, number)
+        return ReceivedRequest(method, path, headers, json.loads(raw) if raw else None, number)
 
 
 MODELS = {"object": "list", "data": [{"id": "stub-model", "root": "somewhere"}, {"id": "other"}]}
@@ -125,7 +125,7 @@ def vector(text: str) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     return np.array([len(text), ord(text[0]), text.count("e") + 1], dtype=np.float32)
 
 
-async def embed(asked: Asked) -> bytes:
+async def embed(asked: ReceivedRequest) -> bytes:
     """As a good server would: every text is 7 tokens."""
     texts = asked.body["input"]
     is_base64 = asked.body.get("encoding_format") == "base64"

@@ -10,20 +10,30 @@ import numpy as np
 import pytest
 import uvloop
 
-from cenote.bench.backends import BACKENDS, body_of
-from cenote.bench.client import Address, Client, message
-from cenote.bench.load import READ_EVERY, Load, Request, Sample, Sender, run_load, server_timing
-from cenote.bench.load_stats import Figures, Round, figures
-from tests.bench.stub import Asked, Stub, embed, reply
+from cenote.bench.backends import BACKENDS, encode_request
+from cenote.bench.client import HttpClient, ServerAddress, encode_http_request
+from cenote.bench.load import (
+    PARSE_EVERY,
+    EncodedRequest,
+    LoadPattern,
+    RequestSample,
+    RequestSender,
+    parse_server_timing,
+    run_load,
+)
+from cenote.bench.load_stats import LoadRound, LoadStats, compute_load_stats
+from tests.bench.stub import ReceivedRequest, StubServer, embed, reply
 
 
-def put(load: Load, stub: Stub, num_items: int = 2, timeout_s: float = 5) -> list[Sample]:
-    async def run() -> list[Sample]:
-        address = Address.of(stub.url)
-        body = body_of(BACKENDS["openai-embeddings"], ["a"] * num_items, model="m", encoding_format="float", extra={})
-        async with Client(address, timeout_s=timeout_s) as client:
-            ready = message("POST", address, "/v1/embeddings", body=body)
-            sender = Sender(client, [Request(ready, num_items)])
+def run_load_on(load: LoadPattern, stub: StubServer, num_items: int = 2, timeout_s: float = 5) -> list[RequestSample]:
+    async def run() -> list[RequestSample]:
+        address = ServerAddress.from_url(stub.url)
+        body = encode_request(
+            BACKENDS["openai-embeddings"], ["a"] * num_items, model="m", encoding_format="float", extra={}
+        )
+        async with HttpClient(address, timeout_s=timeout_s) as client:
+            ready = encode_http_request("POST", address, "/v1/embeddings", body=body)
+            sender = RequestSender(client, [EncodedRequest(ready, num_items)])
             await run_load(sender, load)
         return sender.samples
 
@@ -31,20 +41,20 @@ def put(load: Load, stub: Stub, num_items: int = 2, timeout_s: float = 5) -> lis
         return runner.run(run())
 
 
-def measured(load: Load, stub: Stub, num_items: int = 2) -> Figures:
-    return figures([Round(put(load, stub, num_items))])
+def measure_load(load: LoadPattern, stub: StubServer, num_items: int = 2) -> LoadStats:
+    return compute_load_stats([LoadRound(run_load_on(load, stub, num_items))])
 
 
-async def embed_in_20_ms(asked: Asked) -> bytes:
+async def embed_in_20_ms(asked: ReceivedRequest) -> bytes:
     await asyncio.sleep(0.02)
     return await embed(asked)
 
 
 def test_the_closed_loop_measures_what_the_server_takes() -> None:
-    with Stub(embed_in_20_ms) as stub:
-        found = measured(Load(4, num_requests=40), stub)
+    with StubServer(embed_in_20_ms) as stub:
+        found = measure_load(LoadPattern(4, num_requests=40), stub)
 
-    assert (found.requests, found.ok, found.failed, len(stub.posted)) == (40, 40, 0, 40)
+    assert (found.requests, found.ok, found.failed, len(stub.post_requests)) == (40, 40, 0, 40)
     assert stub.most_at_once == stub.num_connections == 4
     assert found.latency_ms is not None and 20 <= found.latency_ms.p50 <= 100
     assert 0.2 <= found.seconds <= 2  # ten turns of 20 ms
@@ -55,49 +65,51 @@ def test_the_closed_loop_measures_what_the_server_takes() -> None:
 
 
 def test_shares_of_a_load_add_up_to_it() -> None:
-    load = Load(10, num_requests=1001, seed=7)
+    load = LoadPattern(10, num_requests=1001, seed=7)
 
-    shares = [load.share(number, 4) for number in range(4)]
+    shares = [load.split_share(number, 4) for number in range(4)]
 
     assert sum(share.num_requests or 0 for share in shares) == 1001
     assert [share.concurrency for share in shares] == [3, 3, 2, 2]
     assert len({share.seed for share in shares}) == 4
-    assert Load(None, rate=100, num_requests=8).share(0, 4).rate == 25
+    assert LoadPattern(None, rate=100, num_requests=8).split_share(0, 4).rate == 25
 
 
 def test_a_reply_as_long_as_a_good_one_is_mostly_taken_for_good_and_another_is_read() -> None:
     bad_length, bad_content = [False], [False]
 
-    async def answer(asked: Asked) -> bytes:
+    async def answer(asked: ReceivedRequest) -> bytes:
         if bad_length[0]:
             return await _one_item_short(asked)
         good = await embed(asked)
         return good[: -len(b"{}}")] + b"???" if bad_content[0] else good
 
-    with Stub(answer) as stub:
-        assert measured(Load(1, num_requests=20), stub).failed == 0
+    with StubServer(answer) as stub:
+        assert measure_load(LoadPattern(1, num_requests=20), stub).failed == 0
         bad_content[0] = True
-        assert measured(Load(1, num_requests=READ_EVERY + 1), stub).failed >= 1  # the first, and one in sixteen
+        assert (
+            measure_load(LoadPattern(1, num_requests=PARSE_EVERY + 1), stub).failed >= 1
+        )  # the first, and one in sixteen
         bad_length[0] = True
-        assert measured(Load(1, num_requests=5), stub).failed == 5
+        assert measure_load(LoadPattern(1, num_requests=5), stub).failed == 5
 
 
 def test_a_duration_ends_the_closed_loop() -> None:
-    with Stub(embed_in_20_ms) as stub:
-        found = measured(Load(2, num_requests=None, duration_s=0.3), stub)
+    with StubServer(embed_in_20_ms) as stub:
+        found = measure_load(LoadPattern(2, num_requests=None, duration_s=0.3), stub)
 
     assert 0.29 <= found.seconds <= 1
-    assert found.ok == len(stub.posted) <= 30
+    assert found.ok == len(stub.post_requests) <= 30
 
 
 def test_the_open_loop_sends_while_the_server_stalls() -> None:
-    async def stall(asked: Asked) -> bytes:
-        await asyncio.sleep(max(0.0, stub.posted[0].at + 0.5 - time.perf_counter()))
+    async def stall(asked: ReceivedRequest) -> bytes:
+        await asyncio.sleep(max(0.0, stub.post_requests[0].at + 0.5 - time.perf_counter()))
         return await embed(asked)
 
-    load = Load(None, rate=100, burstiness=1e6, num_requests=40)  # as good as every 10 ms
-    with Stub(stall) as stub:
-        samples = put(load, stub)
+    load = LoadPattern(None, rate=100, burstiness=1e6, num_requests=40)  # as good as every 10 ms
+    with StubServer(stall) as stub:
+        samples = run_load_on(load, stub)
 
     assert stub.most_at_once >= 30  # nobody waited for an answer
     late = [sample.sent - sample.due for sample in samples]
@@ -109,14 +121,14 @@ def test_the_open_loop_sends_while_the_server_stalls() -> None:
 
 
 def test_a_request_that_waits_in_the_client_for_a_stalled_server_has_waited_since_it_was_due() -> None:
-    async def stall_once(asked: Asked) -> bytes:
-        if len(stub.posted) == 1:
+    async def stall_once(asked: ReceivedRequest) -> bytes:
+        if len(stub.post_requests) == 1:
             await asyncio.sleep(0.5)
         return await embed(asked)
 
-    load = Load(None, rate=100, burstiness=1e6, num_requests=40, max_concurrency=1)
-    with Stub(stall_once) as stub:
-        found = measured(load, stub)
+    load = LoadPattern(None, rate=100, burstiness=1e6, num_requests=40, max_concurrency=1)
+    with StubServer(stall_once) as stub:
+        found = measure_load(load, stub)
 
     assert stub.most_at_once == 1
     assert found.service_ms is not None and found.service_ms.p50 < 100  # only the first was slow for the server
@@ -124,9 +136,9 @@ def test_a_request_that_waits_in_the_client_for_a_stalled_server_has_waited_sinc
     assert found.offered_per_s == pytest.approx(40 / 0.39, rel=0.01)
 
 
-def test_arrivals_are_poisson_unless_told_to_be_steadier() -> None:
+def test_arrivals_are_poisson_unless_burstiness_is_higher() -> None:
     gaps = {
-        shape: np.diff(list(Load(None, rate=50, burstiness=shape, num_requests=4000, seed=1).arrivals()))
+        shape: np.diff(list(LoadPattern(None, rate=50, burstiness=shape, num_requests=4000, seed=1).arrival_times()))
         for shape in (0.25, 1.0, 100.0)
     }
 
@@ -136,23 +148,23 @@ def test_arrivals_are_poisson_unless_told_to_be_steadier() -> None:
 
 
 def test_arrivals_end_with_the_duration_and_may_all_be_at_once() -> None:
-    within = list(Load(None, rate=100, num_requests=None, duration_s=2).arrivals())
+    within = list(LoadPattern(None, rate=100, num_requests=None, duration_s=2).arrival_times())
 
     assert 150 <= len(within) <= 250 and max(within) < 2
-    assert list(Load(None, rate=math.inf, num_requests=5).arrivals()) == [0.0] * 5
+    assert list(LoadPattern(None, rate=math.inf, num_requests=5).arrival_times()) == [0.0] * 5
 
 
 def test_errors_are_counted_by_status_and_text() -> None:
-    async def refuse_some(asked: Asked) -> bytes:
-        number = len(stub.posted) % 4
+    async def refuse_some(asked: ReceivedRequest) -> bytes:
+        number = len(stub.post_requests) % 4
         if number == 1:
             return reply({"error": {"message": "no room", "code": 429}}, 429)
         if number == 2:
             return reply({"detail": [{"loc": ["body"]}]}, 422)
         return reply(b"<html>down\n for today</html>", 503) if number == 3 else await embed(asked)
 
-    with Stub(refuse_some) as stub:
-        found = measured(Load(1, num_requests=40), stub)
+    with StubServer(refuse_some) as stub:
+        found = measure_load(LoadPattern(1, num_requests=40), stub)
 
     assert (found.ok, found.failed) == (10, 30)
     assert {(each.status, each.error, each.count) for each in found.errors} == {
@@ -163,37 +175,37 @@ def test_errors_are_counted_by_status_and_text() -> None:
 
 
 def test_a_reply_that_does_not_answer_every_item_is_a_failure() -> None:
-    with Stub(embed) as stub:
+    with StubServer(embed) as stub:
         stub.answer = _one_item_short
-        found = measured(Load(1, num_requests=3), stub, num_items=4)
+        found = measure_load(LoadPattern(1, num_requests=3), stub, num_items=4)
 
     assert [(each.status, each.error, each.count) for each in found.errors] == [(200, "3 answers to 4 items", 3)]
     assert found.items_per_s == 0 and found.latency_ms is None
 
 
-async def _one_item_short(asked: Asked) -> bytes:
+async def _one_item_short(asked: ReceivedRequest) -> bytes:
     asked.body["input"].pop()
     return await embed(asked)
 
 
 def test_a_reply_that_is_no_json_is_a_failure() -> None:
-    async def nonsense(asked: Asked) -> bytes:
+    async def nonsense(asked: ReceivedRequest) -> bytes:
         return reply(b"\xff{")
 
-    with Stub(nonsense) as stub:
-        (sample,) = put(Load(1, num_requests=1), stub)
+    with StubServer(nonsense) as stub:
+        (sample,) = run_load_on(LoadPattern(1, num_requests=1), stub)
 
     assert sample.status == 200 and sample.error is not None and "cannot be read" in sample.error
 
 
 def test_servers_that_cannot_be_reached_or_do_not_answer_are_counted_too() -> None:
-    async def never(asked: Asked) -> bytes:
+    async def never(asked: ReceivedRequest) -> bytes:
         await asyncio.sleep(10)
         return b""
 
-    with Stub(never) as stub:
-        timed_out = put(Load(2, num_requests=4), stub, timeout_s=0.05)
-    refused = put(Load(2, num_requests=4), stub)
+    with StubServer(never) as stub:
+        timed_out = run_load_on(LoadPattern(2, num_requests=4), stub, timeout_s=0.05)
+    refused = run_load_on(LoadPattern(2, num_requests=4), stub)
 
     assert [(each.status, each.error) for each in timed_out] == [(None, "timed out after 0.05 s")] * 4
     assert all(0.04 <= each.latency < 2 for each in timed_out)
@@ -203,5 +215,5 @@ def test_servers_that_cannot_be_reached_or_do_not_answer_are_counted_too() -> No
 def test_server_timing_is_read_in_all_its_forms() -> None:
     header = b'queue;dur=1.5, tokenize; dur="0.25" , cache;desc="hit", inference;desc=x;dur=7, broken;dur=soon'
 
-    assert server_timing(header) == (("queue", 1.5), ("tokenize", 0.25), ("inference", 7.0))
-    assert server_timing(b"") == ()
+    assert parse_server_timing(header) == (("queue", 1.5), ("tokenize", 0.25), ("inference", 7.0))
+    assert parse_server_timing(b"") == ()

@@ -5,67 +5,80 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cenote.bench.load import Sample
-from cenote.bench.load_stats import MAX_KINDS_OF_ERRORS, Failures, Ratio, Round, Spread, agreement, figures
+from cenote.bench.load import RequestSample
+from cenote.bench.load_stats import (
+    MAX_ERROR_KINDS,
+    ErrorCount,
+    LoadRound,
+    Percentiles,
+    Ratio,
+    compute_load_stats,
+    min_cosine,
+)
 
 
 def test_percentiles_are_those_of_the_requests_that_were_answered() -> None:
-    good = [Sample(0.0, 0.0, seconds / 1000, 200) for seconds in range(1, 102)]
-    refused = Sample(0.0, 0.0, 0.0001, 503, "busy")
+    good = [RequestSample(0.0, 0.0, seconds / 1000, 200) for seconds in range(1, 102)]
+    refused = RequestSample(0.0, 0.0, 0.0001, 503, "busy")
 
-    found = figures([Round([*good, refused])])
+    found = compute_load_stats([LoadRound([*good, refused])])
 
-    assert found.latency_ms == Spread(*(pytest.approx(value) for value in (51, 91, 100, 51, 101)))
+    assert found.latency_ms == Percentiles(*(pytest.approx(value) for value in (51, 91, 100, 51, 101)))
     assert (found.requests, found.ok, found.failed) == (102, 101, 1)
     assert found.seconds == pytest.approx(0.101)
 
 
 def test_rounds_add_up() -> None:
-    first = Round([Sample(0, 0, 1.0, 200, items=4, tokens=40), Sample(0, 0, 2.0, 200, items=4, tokens=44)], cpu_s=1.0)
-    second = Round([Sample(0, 0, 2.0, 200, items=4, tokens=36)], cpu_s=1.0, num_resent=3)
+    first = LoadRound(
+        [RequestSample(0, 0, 1.0, 200, items=4, tokens=40), RequestSample(0, 0, 2.0, 200, items=4, tokens=44)],
+        cpu_s=1.0,
+    )
+    second = LoadRound([RequestSample(0, 0, 2.0, 200, items=4, tokens=36)], cpu_s=1.0, num_resent=3)
 
-    found = figures([first, second])
+    found = compute_load_stats([first, second])
 
     assert (found.seconds, found.items_per_s, found.tokens_per_s) == (4.0, 3.0, 30.0)
     assert (found.client_cpu, found.resent) == (0.5, 3)
 
 
-def test_a_server_that_does_not_tell_its_tokens_has_no_token_rate() -> None:
-    assert figures([Round([Sample(0, 0, 1.0, 200, items=4)])]).tokens_per_s is None
+def test_a_server_that_reports_no_tokens_has_no_token_rate() -> None:
+    assert compute_load_stats([LoadRound([RequestSample(0, 0, 1.0, 200, items=4)])]).tokens_per_s is None
 
 
 def test_the_servers_own_times_are_a_share_of_the_time_since_sending() -> None:
-    timed = Sample(0.0, 0.9, 1.0, 200, timing_ms=(("queue", 25.0), ("inference", 50.0)))
-    silent = Sample(0.0, 0.0, 9.0, 200)
+    timed = RequestSample(0.0, 0.9, 1.0, 200, timing_ms=(("queue", 25.0), ("inference", 50.0)))
+    silent = RequestSample(0.0, 0.0, 9.0, 200)
 
-    found = figures([Round([timed, silent])])
+    found = compute_load_stats([LoadRound([timed, silent])])
 
     assert found.server_timing_ms == {"queue": 25.0, "inference": 50.0}
     assert found.server_timing_share == pytest.approx({"queue": 0.25, "inference": 0.5})
 
 
 def test_messages_that_all_differ_are_put_together() -> None:
-    samples = [Sample(0, 0, 1, 500, f"failed in request {number}") for number in range(50)]
+    samples = [RequestSample(0, 0, 1, 500, f"failed in request {number}") for number in range(50)]
 
-    found = figures([Round([*samples, Sample(0, 0, 1, None, "refused"), Sample(0, 0, 1, None, "refused")])]).errors
+    found = compute_load_stats(
+        [LoadRound([*samples, RequestSample(0, 0, 1, None, "refused"), RequestSample(0, 0, 1, None, "refused")])]
+    ).errors
 
-    assert found[0] == Failures(None, "refused", 2)
-    assert len(found) == MAX_KINDS_OF_ERRORS + 1
-    assert found[-1] == Failures(500, "other messages", 50 - (MAX_KINDS_OF_ERRORS - 1))
+    assert found[0] == ErrorCount(None, "refused", 2)
+    assert len(found) == MAX_ERROR_KINDS + 1
+    assert found[-1] == ErrorCount(500, "other messages", 50 - (MAX_ERROR_KINDS - 1))
 
 
 def test_nothing_at_all_is_no_error() -> None:
-    found = figures([Round([])])
+    found = compute_load_stats([LoadRound([])])
 
     assert (found.requests, found.latency_ms, found.errors) == (0, None, [])
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    assert Ratio.of([30.0, 20.0, 8.0], [10.0, 10.0, 2.0]) == Ratio(3.0, 2.0, 4.0)
-    assert Ratio.of([30.0, 0.0], [10.0, 10.0]) is None
+    assert Ratio.from_rounds([30.0, 20.0, 8.0], [10.0, 10.0, 2.0]) == Ratio(3.0, 2.0, 4.0)
+    assert Ratio.from_rounds([30.0, 0.0], [10.0, 10.0]) is None
 
 
 def test_agreement_is_the_smallest_cosine() -> None:
     vectors = np.array([[1, 0], [1, 1]], dtype=np.float32)
 
-    assert agreement(vectors, np.array([[2, 0], [1, 0]], dtype=np.float32)) == pytest.approx(2**-0.5)
+    assert min_cosine(vectors, np.array([[2, 0], [1, 0]], dtype=np.float32)) == pytest.approx(2**-0.5)

@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from cenote import LLM
-from cenote.bench.memory import Peak
-from cenote.bench.scaling import Step, Texts, run_step, table, verdict
-from cenote.bench.scaling_flags import steps
-from cenote.bench.workloads import common_words
+from cenote.bench.memory import PeakMemory
+from cenote.bench.scaling import RandomTexts, ScalingStep, format_table, run_step, summarize_steps
+from cenote.bench.scaling_flags import parse_steps
+from cenote.bench.workloads import single_token_words
 
 
-def step(tokens: int, per_s: float, peak: float, device: float | None = None) -> Step:
-    return Step(tokens, tokens / per_s, per_s, peak, device)
+def step(tokens: int, per_s: float, peak: float, device: float | None = None) -> ScalingStep:
+    return ScalingStep(tokens, tokens / per_s, per_s, peak, device)
 
 
 def test_texts_come_in_slices_and_none_is_like_another() -> None:
-    slices = list(Texts([f"w{number}" for number in range(40)], length=8).slices(100, 10))
+    slices = list(RandomTexts([f"w{number}" for number in range(40)], length=8).iter_slices(100, 10))
 
     texts = [text for some in slices for text in some]
     assert len(texts) == len(set(texts)) == 100
@@ -28,22 +28,22 @@ def test_texts_come_in_slices_and_none_is_like_another() -> None:
 
 
 def test_fewer_words_than_a_text_is_long_are_used_again() -> None:
-    texts = [text for some in Texts(["a", "b", "c"], length=8).slices(20, 10) for text in some]
+    texts = [text for some in RandomTexts(["a", "b", "c"], length=8).iter_slices(20, 10) for text in some]
 
     assert len(texts) == 20 and {len(text.split()) for text in texts} == {8}
 
 
 def test_a_step_reads_the_tokens_it_was_asked_for(llm: LLM) -> None:
-    texts = Texts(common_words(llm.get_tokenizer()), length=14)
+    texts = RandomTexts(single_token_words(llm.get_tokenizer()), length=14)
 
     tokens, seconds = run_step(llm, texts, 800)
 
     assert tokens == 800 and seconds > 0
 
 
-def test_a_cost_that_grows_with_the_tokens_is_told() -> None:
-    linear, flat = verdict([step(10_000, 100.0, 5), step(200_000, 99.0, 9), step(10**7, 95.0, 12)], 100_000)
-    slower, grown = verdict([step(10_000, 100.0, 5), step(200_000, 60.0, 9), step(10**7, 30.0, 900)], 100_000)
+def test_a_cost_that_is_not_linear_is_reported() -> None:
+    linear, flat = summarize_steps([step(10_000, 100.0, 5), step(200_000, 99.0, 9), step(10**7, 95.0, 12)], 100_000)
+    slower, grown = summarize_steps([step(10_000, 100.0, 5), step(200_000, 60.0, 9), step(10**7, 30.0, 900)], 100_000)
 
     assert linear.startswith("1,000 times the tokens took 1.05 times") and linear.endswith(": linear")
     assert flat == "from 200,000 to 10,000,000 tokens the peak of memory grew by 3 MiB: flat"
@@ -51,29 +51,29 @@ def test_a_cost_that_grows_with_the_tokens_is_told() -> None:
 
 
 def test_memory_of_the_device_counts_too() -> None:
-    assert verdict([step(200_000, 1.0, 5, 100), step(10**6, 1.0, 5, 900)], 1)[1].endswith("800 MiB: not flat")
+    assert summarize_steps([step(200_000, 1.0, 5, 100), step(10**6, 1.0, 5, 900)], 1)[1].endswith("800 MiB: not flat")
 
 
 def test_one_full_step_says_nothing_of_memory() -> None:
-    assert "nothing can be said" in verdict([step(10_000, 1.0, 5), step(200_000, 1.0, 9)], 100_000)[1]
+    assert "nothing can be said" in summarize_steps([step(10_000, 1.0, 5), step(200_000, 1.0, 9)], 100_000)[1]
 
 
 def test_the_table_has_a_line_per_step() -> None:
-    assert len(table([step(10, 1.0, 2), step(20, 1.0, 2, 3)]).splitlines()) == 3
+    assert len(format_table([step(10, 1.0, 2), step(20, 1.0, 2, 3)]).splitlines()) == 3
 
 
-def test_the_peak_of_memory_is_seen_after_it_has_gone() -> None:
-    peak = Peak(torch.device("cpu"))
+def test_the_peak_of_memory_is_measured_after_it_was_freed() -> None:
+    peak = PeakMemory(torch.device("cpu"))
     held = bytearray(96 * 2**20)
     held[:: 2**12] = b"x" * len(held[:: 2**12])
     del held
 
-    host, device = peak.mib()
+    host, device = peak.measure_mib()
 
     assert 80 < host < 400 and device is None
 
 
 def test_steps_are_written_as_people_write_numbers() -> None:
-    assert steps("1M,10k, 500") == [500, 10_000, 1_000_000]
+    assert parse_steps("1M,10k, 500") == [500, 10_000, 1_000_000]
     with pytest.raises(argparse.ArgumentTypeError, match="10k,100k"):
-        steps("many")
+        parse_steps("many")

@@ -17,26 +17,26 @@ import uvloop
 from tokenizers import models, pre_tokenizers
 
 from cenote.bench.backends import BACKENDS, Vectors
-from cenote.bench.client import Address
-from cenote.bench.in_process import InProcess
-from cenote.bench.load import Load
+from cenote.bench.client import ServerAddress
+from cenote.bench.in_process import InProcessEngine
+from cenote.bench.load import LoadPattern
 from cenote.bench.main import main
-from cenote.bench.report import without_secrets
-from cenote.bench.serve import measure
-from cenote.bench.serve_report import Report
-from cenote.bench.spawn import free_port, serve_command, spawned
-from cenote.bench.target import Asking, Target
+from cenote.bench.report import mask_secrets
+from cenote.bench.serve import measure_servers
+from cenote.bench.serve_report import ServeReport
+from cenote.bench.spawn import find_free_port, make_serve_command, spawn_server
+from cenote.bench.target import LoadTarget, RequestSettings
 from cenote.errors import LoadError
 from cenote.llm import LLM
-from tests.bench.stub import Asked, Stub, embed, reply, vector
+from tests.bench.stub import ReceivedRequest, StubServer, embed, reply, vector
 
 
 @pytest.fixture(autouse=True)
 def no_pause_between_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cenote.bench.serve.settle", lambda: None)
+    monkeypatch.setattr("cenote.bench.serve.wait_for_idle_threads", lambda: None)
 
 
-def bench(stub: Stub | None, file: Path, *more: str) -> dict[str, Any]:
+def bench(stub: StubServer | None, file: Path, *more: str) -> dict[str, Any]:
     """A small run; returns the JSON report."""
     place = ["--base-url", stub.url] if stub is not None else []
     small = ["--num-requests", "6", "--num-warmups", "2", "--mean", "6", "--concurrency", "2"]
@@ -45,10 +45,10 @@ def bench(stub: Stub | None, file: Path, *more: str) -> dict[str, Any]:
     return found
 
 
-def answers(name: str) -> Any:
+def reply_as(name: str) -> Any:
     """A server of one route whose replies have as many items as were asked for."""
 
-    async def answer(asked: Asked) -> bytes:
+    async def answer(asked: ReceivedRequest) -> bytes:
         body = asked.body
         several = body.get("input") or body.get("documents") or body.get("text_2") or body.get("messages")
         size = 1 if name == "openai-embeddings-chat" and isinstance(several[0], dict) else len(several)
@@ -58,16 +58,16 @@ def answers(name: str) -> Any:
     return answer
 
 
-def test_a_run_tells_and_saves_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    async def with_timing(asked: Asked) -> bytes:
+def test_a_run_prints_and_saves_everything(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    async def with_timing(asked: ReceivedRequest) -> bytes:
         head, _, body = (await embed(asked)).partition(b"\r\n")
         return head + b"\r\nServer-Timing: queue;dur=0.5, tokenize;dur=0.1, inference;dur=1\r\n" + body
 
-    with Stub(with_timing) as stub:
+    with StubServer(with_timing) as stub:
         found = bench(stub, tmp_path / "figures.json", "--items-per-request", "3", "--encoding-format", "base64")
 
     (server,) = found["servers"]
-    assert len(stub.posted) == 8 and server["overall"]["requests"] == server["overall"]["ok"] == 6
+    assert len(stub.post_requests) == 8 and server["overall"]["requests"] == server["overall"]["ok"] == 6
     assert set(server["overall"]) == {
         "requests", "ok", "failed", "resent", "seconds", "requests_per_s", "items_per_s", "tokens_per_s",
         "offered_per_s", "latency_ms", "service_ms", "client_late_ms", "client_cpu", "server_timing_ms",
@@ -84,10 +84,10 @@ def test_a_run_tells_and_saves_everything(capsys: pytest.CaptureFixture[str], tm
 
 
 def test_embeddings_are_asked_for_as_openai_clients_do(tmp_path: Path) -> None:
-    with Stub(embed) as stub:
+    with StubServer(embed) as stub:
         bench(stub, tmp_path / "f", "--items-per-request", "3", "--encoding-format", "base64", "--api-key", "k")
 
-    asked = stub.posted[0]
+    asked = stub.post_requests[0]
     assert asked.path == "/v1/embeddings" and asked.headers["authorization"] == "Bearer k"
     assert len(asked.body.pop("input")) == 3
     assert asked.body == {"model": "stub-model", "encoding_format": "base64", "truncate_prompt_tokens": -1}
@@ -108,11 +108,11 @@ def test_embeddings_are_asked_for_as_openai_clients_do(tmp_path: Path) -> None:
 def test_every_backend_asks_its_own_route_in_its_own_words(
     backend: str, path: str, fields: set[str], tmp_path: Path
 ) -> None:
-    with Stub(answers(backend)) as stub:
+    with StubServer(reply_as(backend)) as stub:
         found = bench(stub, tmp_path / "f", "--backend", backend, "--items-per-request", "3")
 
-    assert {asked.path for asked in stub.posted} == {path}
-    assert all(set(asked.body) == {"model"} | fields for asked in stub.posted)
+    assert {asked.path for asked in stub.post_requests} == {path}
+    assert all(set(asked.body) == {"model"} | fields for asked in stub.post_requests)
     overall = found["servers"][0]["overall"]
     assert (overall["ok"], overall["errors"]) == (6, [])
     assert overall["items_per_s"] == pytest.approx(3 * overall["requests_per_s"])
@@ -124,38 +124,38 @@ def test_a_rerank_request_is_one_query_and_its_documents(tmp_path: Path) -> None
     lines.write_text("".join(json.dumps({"body": f"text {number}"}) + "\n" for number in range(6)))
     more = ("--dataset", str(lines), "--column", "body", "--endpoint", "/v1/rerank", "--extra-body")
 
-    with Stub(answers("vllm-rerank")) as stub:
+    with StubServer(reply_as("vllm-rerank")) as stub:
         rerank = ("--backend", "vllm-rerank", "--items-per-request", "2", "--concurrency", "1", "--num-warmups", "0")
         bench(stub, tmp_path / "f", *rerank, *more, '{"top_n": 2, "truncate_prompt_tokens": null}')
 
-    first, second, third, *_ = (asked.body for asked in stub.posted)
+    first, second, third, *_ = (asked.body for asked in stub.post_requests)
     assert first == {"model": "stub-model", "query": "text 0", "documents": ["text 1", "text 2"], "top_n": 2}
     assert second["query"] == "text 3" and third == first  # and so on from the first
-    assert stub.posted[0].path == "/v1/rerank"
+    assert stub.post_requests[0].path == "/v1/rerank"
 
 
 def test_one_chat_is_no_list_of_chats(tmp_path: Path) -> None:
-    with Stub(answers("openai-embeddings-chat")) as stub:
+    with StubServer(reply_as("openai-embeddings-chat")) as stub:
         bench(stub, tmp_path / "f", "--backend", "openai-embeddings-chat")
 
-    (message,) = stub.posted[0].body["messages"]
+    (message,) = stub.post_requests[0].body["messages"]
     assert message["role"] == "user"
 
 
 def test_a_model_that_is_named_is_not_asked_for(tmp_path: Path) -> None:
-    with Stub(embed) as stub:
+    with StubServer(embed) as stub:
         bench(stub, tmp_path / "f", "--model", "mine")
 
-    assert {asked.body["model"] for asked in stub.posted} == {"mine"}
+    assert {asked.body["model"] for asked in stub.post_requests} == {"mine"}
 
 
 def test_errors_do_not_fail_the_command_while_something_succeeds(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    async def refuse_most(asked: Asked) -> bytes:
-        return await embed(asked) if len(stub.posted) == 8 else reply({"error": {"message": "full"}}, 503)
+    async def refuse_most(asked: ReceivedRequest) -> bytes:
+        return await embed(asked) if len(stub.post_requests) == 8 else reply({"error": {"message": "full"}}, 503)
 
-    with Stub(refuse_most) as stub:
+    with StubServer(refuse_most) as stub:
         found = bench(stub, tmp_path / "f")
 
     overall = found["servers"][0]["overall"]
@@ -169,7 +169,7 @@ def test_a_server_that_is_not_there_is_counted_and_ends_with_1(
 ) -> None:
     file = tmp_path / "f"
 
-    assert main(["serve", "--port", str(free_port()), "--num-requests", "5", "--json", str(file)]) == 1
+    assert main(["serve", "--port", str(find_free_port()), "--num-requests", "5", "--json", str(file)]) == 1
 
     (server,) = json.loads(file.read_text())["servers"]
     assert server["overall"]["errors"] == [{"status": None, "error": "connection refused", "count": 5}]
@@ -180,7 +180,7 @@ def test_a_server_that_is_not_there_is_counted_and_ends_with_1(
 
 def test_an_open_loop_run_says_what_was_offered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "f"
-    with Stub(embed) as stub:
+    with StubServer(embed) as stub:
         rate = ["--request-rate", "200", "--burstiness", "50", "--max-concurrency", "4", "--num_requests", "40"]
         assert main(["serve", "--base-url", stub.url, *rate, "--mean", "5", "--json", str(file)]) == 0
 
@@ -189,20 +189,20 @@ def test_an_open_loop_run_says_what_was_offered(capsys: pytest.CaptureFixture[st
     assert "was offered" in capsys.readouterr().out
 
 
-def test_servers_are_measured_in_turns_and_compared_round_by_round(
+def test_servers_are_measured_in_interleaved_rounds_and_compared_round_by_round(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     turns: list[str] = []
 
     def answer(name: str, delay_s: float) -> Any:
-        async def slowly(asked: Asked) -> bytes:
+        async def slowly(asked: ReceivedRequest) -> bytes:
             turns.append(name)
             await asyncio.sleep(delay_s)
             return await embed(asked)
 
         return slowly
 
-    with Stub(answer("quick", 0.005)) as quick, Stub(answer("slow", 0.03)) as slow:
+    with StubServer(answer("quick", 0.005)) as quick, StubServer(answer("slow", 0.03)) as slow:
         both = ("--base-url", f"quick={quick.url}", "--base-url", f"slow={slow.url}")
         found = bench(None, tmp_path / "f", *both, "--rounds", "3", "--num-warmups", "0")
 
@@ -219,7 +219,7 @@ def test_servers_are_measured_in_turns_and_compared_round_by_round(
     assert "quick is faster than slow by" in capsys.readouterr().out
 
 
-class KnownEngine(InProcess):
+class KnownEngine(InProcessEngine):
     """In place of a model: the vectors that the stub gives too, in a known time."""
 
     def __init__(self, seconds: Sequence[float], factor: float = 1.0) -> None:
@@ -236,24 +236,24 @@ class KnownEngine(InProcess):
         self.seconds.append(self.left.pop(0))
 
 
-def compare_with(engine: InProcess, stub: Stub) -> Report:
-    asking = Asking(
+def compare_with(engine: InProcessEngine, stub: StubServer) -> ServeReport:
+    asking = RequestSettings(
         backend=BACKENDS["openai-embeddings"], endpoint="/v1/embeddings", model="m", encoding_format="base64",
         extra={}, headers={}, timeout_s=5,
     )  # fmt: skip
-    target = Target("stub", Address.of(stub.url), asking, model="m")
+    target = LoadTarget("stub", ServerAddress.from_url(stub.url), asking, model="m")
     groups = [["some", "texts"], ["and", "more"], ["of", "them"]]
     target.prepare(groups)
-    report = Report("openai-embeddings", "/v1/embeddings", "base64", 2, "few texts", "closed loop", False)
+    report = ServeReport("openai-embeddings", "/v1/embeddings", "base64", 2, "few texts", "closed loop", False)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        load = Load(1, num_requests=4)
-        measure(runner, [target], groups, load, report, rounds=2, num_warmups=0, engine=engine)
+        load = LoadPattern(1, num_requests=4)
+        measure_servers(runner, [target], groups, load, report, rounds=2, num_warmups=0, engine=engine)
     return report
 
 
-def test_http_is_told_as_a_share_of_the_speed_in_process() -> None:
+def test_http_is_reported_as_a_share_of_the_in_process_speed() -> None:
     engine = KnownEngine([0.1, 0.2])
-    with Stub(embed) as stub:
+    with StubServer(embed) as stub:
         report = compare_with(engine, stub)
 
     assert engine.rounds == [["some", "texts", "and", "more", "of", "them", "some", "texts"]] * 2
@@ -262,23 +262,23 @@ def test_http_is_told_as_a_share_of_the_speed_in_process() -> None:
     expected = [each.items_per_s / (8 / seconds) for each, seconds in zip(server.rounds, [0.1, 0.2], strict=True)]
     assert share is not None and [share.least, share.most] == pytest.approx(sorted(expected))
     assert server.least_cosine == pytest.approx(1.0, abs=1e-6)
-    assert report.as_json()["in_process"]["items_per_s"] == pytest.approx(8 / 0.15)
-    assert f"stub keeps {share.median:.1%}" in report.text()
+    assert report.to_json()["in_process"]["items_per_s"] == pytest.approx(8 / 0.15)
+    assert f"stub keeps {share.median:.1%}" in report.to_text()
 
 
 def test_vectors_that_differ_from_those_in_process_show() -> None:
-    async def embed_backwards(asked: Asked) -> bytes:
+    async def embed_backwards(asked: ReceivedRequest) -> bytes:
         asked.body["input"].reverse()
         return await embed(asked)
 
-    with Stub(embed_backwards) as stub:
+    with StubServer(embed_backwards) as stub:
         (server,) = compare_with(KnownEngine([0.1, 0.1]), stub).servers
 
     assert server.least_cosine is not None and server.least_cosine < 0.9999
 
 
 def test_the_engine_in_process_gives_the_vectors_of_the_model(llm: LLM, default_folder: Path) -> None:
-    engine = InProcess(str(default_folder), "float32")
+    engine = InProcessEngine(str(default_folder), "float32")
     try:
         vectors = engine.embed(["hello world", "a"])
         engine.run_round(["hello world", "a"])
@@ -309,31 +309,33 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 
 
 def test_a_started_server_is_waited_for_and_asked_to_end(tmp_path: Path) -> None:
-    port, witness = free_port(), tmp_path / "witness"
+    port, witness = find_free_port(), tmp_path / "witness"
     command = [sys.executable, "-c", SERVER, str(port), str(witness)]
 
     with (
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        spawned(command, port, runner) as server,
+        spawn_server(command, port, runner) as server,
     ):
         assert server.address.port == port and 0 < server.ready_s < 60
 
     assert witness.read_text() == "asked to end"
 
 
-def test_a_server_that_does_not_start_shows_its_last_words() -> None:
+def test_a_server_that_does_not_start_shows_the_end_of_its_log() -> None:
     command = [sys.executable, "-c", "import sys; print('no such model'); sys.exit(78)"]
 
     with (
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         pytest.raises(LoadError, match="ended with status 78; it said: no such model"),
-        spawned(command, free_port(), runner),
+        spawn_server(command, find_free_port(), runner),
     ):
         raise AssertionError("unreachable")
 
 
-def test_our_own_server_is_started_with_the_model_and_the_wishes_given() -> None:
-    command = serve_command(8123, model="intfloat/e5-small", dtype="float32", more=["--api-server-count", "2"])
+def test_our_own_server_is_started_with_the_given_model_and_arguments() -> None:
+    command = make_serve_command(
+        8123, model="intfloat/e5-small", dtype="float32", extra_args=["--api-server-count", "2"]
+    )
 
     assert command[:4] == [sys.executable, "-m", "cenote", "serve"]
     assert " ".join(command[4:]) == (
@@ -341,7 +343,7 @@ def test_our_own_server_is_started_with_the_model_and_the_wishes_given() -> None
     )
 
 
-def test_our_own_server_is_measured_beside_the_engine_in_process(default_folder: Path, tmp_path: Path) -> None:
+def test_our_own_server_is_compared_with_the_in_process_engine(default_folder: Path, tmp_path: Path) -> None:
     words = ("--spawn", "--in-process", "--model", str(default_folder), "--dtype", "float32", "--rounds", "1")
 
     found = bench(None, tmp_path / "f", *words, "--items-per-request", "4", "--encoding-format", "base64")
@@ -368,7 +370,7 @@ def test_secrets_are_not_saved(tmp_path: Path) -> None:
         "5",
     ]
 
-    shown = without_secrets(words)
+    shown = mask_secrets(words)
 
     assert "abc" not in " ".join(shown)
     assert shown[-2:] == ["--mean", "5"] and "--api-key" in shown
@@ -381,7 +383,7 @@ from cenote.bench.main import main
 status = main(["serve", "--port", sys.argv[1], "--num-requests", "3", "--json", sys.argv[2]])
 print(status, "torch" in sys.modules)
 """
-    words = [sys.executable, "-c", code, str(free_port()), str(tmp_path / "f")]
+    words = [sys.executable, "-c", code, str(find_free_port()), str(tmp_path / "f")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
 
     assert done.stdout.splitlines()[-1] == "1 False", done.stderr
@@ -418,14 +420,14 @@ def test_flags_that_contradict_each_other_are_refused(
 
 
 def test_several_processes_share_the_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Stub(embed) as stub:
+    with StubServer(embed) as stub:
         more = ["--client-processes", "2", "--concurrency", "4", "--num-requests", "21", "--items-per-request", "2"]
         found = bench(stub, tmp_path / "a.json", *more)
 
     overall = found["servers"][0]["overall"]
     assert (overall["requests"], overall["ok"], overall["failed"]) == (21, 21, 0)
-    assert len(stub.posted) == 21 + 2  # and the warm-ups
-    assert len({asked.body["input"][0] for asked in stub.posted}) == 21
+    assert len(stub.post_requests) == 21 + 2  # and the warm-ups
+    assert len({asked.body["input"][0] for asked in stub.post_requests}) == 21
     assert found["client_processes"] == 2 and overall["client_cpu"] > 0
     assert "the 2 client processes used" in capsys.readouterr().out
 
@@ -442,8 +444,8 @@ def test_a_tokenizer_of_unusual_words_serves_for_texts(tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
 
-    with Stub(embed) as stub:
+    with StubServer(embed) as stub:
         found = bench(stub, tmp_path / "f", "--tokenizer", str(tmp_path))
 
     assert found["servers"][0]["overall"]["ok"] == 6
-    assert all(set(asked.body["input"][0].split()) <= {"水", "深"} for asked in stub.posted)
+    assert all(set(asked.body["input"][0].split()) <= {"水", "深"} for asked in stub.post_requests)

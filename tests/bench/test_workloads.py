@@ -7,26 +7,26 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from cenote.bench.workloads import common_words, log_normal
+from cenote.bench.workloads import make_log_normal_workload, single_token_words
 from cenote.errors import Unsupported
-from cenote.loading.default_model import default_model
+from cenote.loading.default_model import find_default_model
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer.from_file(f"{default_model()}/tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(f"{find_default_model()}/tokenizer.json")
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
 
 
 def test_the_same_seed_gives_the_same_texts(tokenizer: tokenizers.Tokenizer) -> None:
-    assert log_normal(tokenizer, 20, seed=3) == log_normal(tokenizer, 20, seed=3)
-    assert log_normal(tokenizer, 20, seed=3) != log_normal(tokenizer, 20, seed=4)
+    assert make_log_normal_workload(tokenizer, 20, seed=3) == make_log_normal_workload(tokenizer, 20, seed=3)
+    assert make_log_normal_workload(tokenizer, 20, seed=3) != make_log_normal_workload(tokenizer, 20, seed=4)
 
 
 def test_lengths_are_spread_around_the_mean_that_was_asked_for(tokenizer: tokenizers.Tokenizer) -> None:
-    lengths = log_normal(tokenizer, 2000, mean=40, longest=200).lengths
+    lengths = make_log_normal_workload(tokenizer, 2000, mean=40, max_length=200).lengths
 
     assert 36 <= np.mean(lengths) <= 44
     assert min(lengths) < 12 and 150 < max(lengths) <= 210
@@ -53,13 +53,13 @@ def byte_level() -> tokenizers.Tokenizer:
     ids=["another script", "numbered words", "bytes"],
 )
 def test_a_tokenizer_without_english_words_gives_texts_too(tokenizer: tokenizers.Tokenizer) -> None:
-    made = log_normal(tokenizer, 50, mean=20)
+    made = make_log_normal_workload(tokenizer, 50, mean=20)
 
     assert len(set(made.texts)) > 40 and min(made.lengths) >= 1
-    assert all(len(tokenizer.encode(word).ids) == 1 for word in common_words(tokenizer))
+    assert all(len(tokenizer.encode(word).ids) == 1 for word in single_token_words(tokenizer))
 
 
 @pytest.mark.parametrize("tokenizer", [word_level("[PAD]"), word_level("[PAD]", unknown=None)])
 def test_a_tokenizer_without_any_word_is_refused_with_the_flags_that_help(tokenizer: tokenizers.Tokenizer) -> None:
     with pytest.raises(Unsupported, match=r"none of the \d tokens .* is a word; .*--tokenizer FOLDER.*--dataset"):
-        log_normal(tokenizer, 5)
+        make_log_normal_workload(tokenizer, 5)

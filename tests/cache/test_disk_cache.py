@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cenote.cache.disk_cache import Disk
+from cenote.cache.disk_cache import DiskCache
 from cenote.cache.result_cache import ResultCache
 
 MIB = 1024**2
@@ -32,23 +32,23 @@ disk.close()
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    disk = Disk(tmp_path, 64 * MIB)
+def disk(tmp_path: Path) -> Iterator[DiskCache]:
+    disk = DiskCache(tmp_path, 64 * MIB)
     yield disk
     disk.close()
 
 
-def write(disk: Disk, **entries: bytes) -> None:
+def write(disk: DiskCache, **entries: bytes) -> None:
     disk.put([(name.encode(), value) for name, value in entries.items()])
     disk.flush()
 
 
-def writer(folder: Path, name: str, rounds: int) -> subprocess.Popen[str]:
+def start_writer(folder: Path, name: str, rounds: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", WRITER, str(folder), name, str(rounds)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_answers_outlive_the_process(tmp_path: Path) -> None:
+def test_results_survive_a_restart(tmp_path: Path) -> None:
     cache = ResultCache(b"m", folder=tmp_path, disk_bytes=MIB)
     cache.put([b"key"], [(np.array([0.1, 0.2], dtype=np.float32),)])
     cache.close()
@@ -60,8 +60,8 @@ def test_answers_outlive_the_process(tmp_path: Path) -> None:
     assert found is not None and found[0].tobytes() == np.array([0.1, 0.2], dtype=np.float32).tobytes()
 
 
-def test_processes_share_a_folder(tmp_path: Path, disk: Disk) -> None:
-    others = [writer(tmp_path, name, rounds=10) for name in ("a", "b")]
+def test_processes_share_a_folder(tmp_path: Path, disk: DiskCache) -> None:
+    others = [start_writer(tmp_path, name, rounds=10) for name in ("a", "b")]
     for number in range(10):
         write(disk, **{f"mine {number}": b"x" * 100})
     assert [process.wait() for process in others] == [0, 0]
@@ -73,11 +73,11 @@ def test_processes_share_a_folder(tmp_path: Path, disk: Disk) -> None:
 
     assert len(disk.get(keys)) == 400
     assert len(disk.get([b"mine %d" % number for number in range(10)])) == 10
-    assert disk.num_broken == disk.num_dropped == 0
+    assert disk.num_corrupted == disk.num_dropped == 0
 
 
-def test_a_process_killed_while_it_writes_leaves_only_whole_answers(tmp_path: Path) -> None:
-    process = writer(tmp_path, "k", rounds=100_000)
+def test_a_process_killed_while_writing_leaves_only_complete_entries(tmp_path: Path) -> None:
+    process = start_writer(tmp_path, "k", rounds=100_000)
     assert process.stdout is not None
     for _ in range(15):
         process.stdout.readline()
@@ -85,26 +85,26 @@ def test_a_process_killed_while_it_writes_leaves_only_whole_answers(tmp_path: Pa
     process.wait()
     process.stdout.close()
 
-    disk = Disk(tmp_path, 64 * MIB)
+    disk = DiskCache(tmp_path, 64 * MIB)
     rounds = [disk.get([b"k %d %d" % (number, part) for part in range(20)]) for number in range(30)]
     disk.close()
 
     assert all(len(found) == 20 for found in rounds[:15])
     assert all(len(found) in (0, 20) for found in rounds)  # what was written together is there together
     assert all(value == b"%d" % number * 100 for number, found in enumerate(rounds) for value in found.values())
-    assert disk.num_broken == 0
+    assert disk.num_corrupted == 0
 
 
-def test_a_record_with_a_flipped_bit_is_not_served_and_comes_anew(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, MIB)
+def test_an_entry_with_a_flipped_bit_is_not_served_and_can_be_replaced(tmp_path: Path) -> None:
+    disk = DiskCache(tmp_path, MIB)
     write(disk, good=b"G" * 300, bad=b"B" * 300)
     disk.close()
     raw = disk.path.read_bytes()
     disk.path.write_bytes(raw.replace(b"B" * 300, b"B" * 299 + b"C"))
 
-    disk = Disk(tmp_path, MIB)
+    disk = DiskCache(tmp_path, MIB)
     assert disk.get([b"good", b"bad"]) == {b"good": b"G" * 300}
-    assert disk.num_broken == 1
+    assert disk.num_corrupted == 1
     write(disk, bad=b"B" * 300)
 
     assert disk.get([b"bad"]) == {b"bad": b"B" * 300}
@@ -112,8 +112,8 @@ def test_a_record_with_a_flipped_bit_is_not_served_and_comes_anew(tmp_path: Path
 
 
 @pytest.mark.parametrize("damage", ["no database", "half a file", "garbage inside"])
-def test_a_damaged_file_begins_anew(damage: str, tmp_path: Path) -> None:
-    disk = Disk(tmp_path, MIB)
+def test_a_corrupted_file_is_recreated(damage: str, tmp_path: Path) -> None:
+    disk = DiskCache(tmp_path, MIB)
     write(disk, **{f"key {number}": bytes([number]) * 3000 for number in range(100)})
     disk.close()
     raw = disk.path.read_bytes()
@@ -124,7 +124,7 @@ def test_a_damaged_file_begins_anew(damage: str, tmp_path: Path) -> None:
     }
     disk.path.write_bytes(broken[damage])
 
-    disk = Disk(tmp_path, MIB)
+    disk = DiskCache(tmp_path, MIB)
     for _ in range(2):  # what is damaged may show only in use
         found = disk.get([b"key %d" % number for number in range(100)])
         assert all(value == bytes([int(key.split()[1])]) * 3000 for key, value in found.items())
@@ -134,11 +134,11 @@ def test_a_damaged_file_begins_anew(damage: str, tmp_path: Path) -> None:
     disk.close()
 
 
-def test_another_process_may_replace_a_damaged_file(tmp_path: Path, disk: Disk) -> None:
+def test_another_process_may_replace_a_corrupted_file(tmp_path: Path, disk: DiskCache) -> None:
     write(disk, old=b"1")
     for file in tmp_path.glob("results.sqlite3*"):
         file.unlink()
-    other = Disk(tmp_path, MIB)
+    other = DiskCache(tmp_path, MIB)
     write(other, theirs=b"2")
 
     write(disk, mine=b"3")
@@ -148,8 +148,8 @@ def test_another_process_may_replace_a_damaged_file(tmp_path: Path, disk: Disk) 
     other.close()
 
 
-def test_the_file_stays_within_its_limit_and_the_oldest_go_first(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, MIB)
+def test_the_file_stays_within_its_limit_and_the_oldest_entries_are_evicted_first(tmp_path: Path) -> None:
+    disk = DiskCache(tmp_path, MIB)
     for number in range(40):
         disk.put([(b"%d %d" % (number, part), os.urandom(2000)) for part in range(40)])
         disk.flush()
@@ -166,4 +166,4 @@ def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
 
     with pytest.raises(OSError):
-        Disk(tmp_path / "file" / "folder", MIB)
+        DiskCache(tmp_path / "file" / "folder", MIB)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cenote.cache.memory_cache import ENTRY_BYTES, Memory
-from cenote.cache.result_cache import Question, ResultCache
-from cenote.cache.serialization import as_bytes, from_bytes
+from cenote.cache.memory_cache import ENTRY_OVERHEAD_BYTES, MemoryCache
+from cenote.cache.result_cache import CacheKeyBuilder, ResultCache
+from cenote.cache.serialization import deserialize, serialize
 
 IDS = np.arange(5, dtype=np.int32).tobytes()
 
@@ -20,15 +20,15 @@ IDS = np.arange(5, dtype=np.int32).tobytes()
         [np.float32(2.5).reshape(()), np.zeros((0, 8), dtype=np.float16)],
     ],
 )
-def test_an_answer_comes_back_bit_by_bit(arrays: list[np.ndarray]) -> None:
-    kept = as_bytes(arrays)
+def test_deserialize_inverts_serialize_bit_by_bit(arrays: list[np.ndarray]) -> None:
+    kept = serialize(arrays)
     assert kept is not None
-    for back, given in zip(from_bytes(kept), arrays, strict=True):
+    for back, given in zip(deserialize(kept), arrays, strict=True):
         assert back.dtype == given.dtype and back.shape == given.shape
         assert back.tobytes() == given.tobytes()
 
 
-def test_whoever_writes_into_an_answer_writes_into_a_copy() -> None:
+def test_a_cached_result_is_returned_as_a_copy() -> None:
     cache = ResultCache(b"model", memory_bytes=10_000)
     cache.put([b"key"], [(np.ones(3, dtype=np.float32),)])
 
@@ -40,7 +40,7 @@ def test_whoever_writes_into_an_answer_writes_into_a_copy() -> None:
     assert second is not None and second[0].tolist() == [1, 1, 1]
 
 
-def test_what_cannot_be_written_is_not_kept() -> None:
+def test_arrays_that_cannot_be_serialized_are_not_cached() -> None:
     cache = ResultCache(b"model", memory_bytes=10_000)
 
     cache.put([b"text"], [(np.array(["a"]),)])
@@ -48,8 +48,8 @@ def test_what_cannot_be_written_is_not_kept() -> None:
     assert cache.get([b"text"]) == [None]
 
 
-def test_the_answers_used_longest_ago_make_room() -> None:
-    memory = Memory(3 * (100 + ENTRY_BYTES))
+def test_the_least_recently_used_entries_are_evicted() -> None:
+    memory = MemoryCache(3 * (100 + ENTRY_OVERHEAD_BYTES))
     memory.put([(name, bytes(100)) for name in (b"a", b"b", b"c")])
 
     memory.get([b"a"])
@@ -60,23 +60,30 @@ def test_the_answers_used_longest_ago_make_room() -> None:
     assert memory.num_bytes <= memory.max_bytes and memory.num_evicted == 1
 
 
-def test_a_key_knows_all_that_an_answer_depends_on() -> None:
+def test_a_key_depends_on_everything_that_affects_a_result() -> None:
     def key(model: bytes = b"m", tenant: str = "t", asked: str = "embed", adapter: str | None = None) -> bytes:
-        return Question(model, tenant, asked, adapter).key(IDS)
+        return CacheKeyBuilder(model, tenant, asked, adapter).make_key(IDS)
 
     keys = [key(), key(b"n"), key(tenant="u"), key(asked="classify"), key(adapter="a"), key(adapter="")]
-    keys += [Question(b"m", "t", "embed", None).key(IDS[:-4]), Question(b"m", "t", "embed", None).key(IDS, b"types")]
+    keys += [
+        CacheKeyBuilder(b"m", "t", "embed", None).make_key(IDS[:-4]),
+        CacheKeyBuilder(b"m", "t", "embed", None).make_key(IDS, b"types"),
+    ]
     keys += [key(b"mt", ""), key(b"", "mt")]
 
     assert len(set(keys)) == len(keys)
     assert key() == key()
 
 
-def test_tenants_have_their_own_answers_unless_they_share() -> None:
-    apart, together = (ResultCache(b"m", memory_bytes=10_000, shared=shared) for shared in (False, True))
+def test_tenants_have_separate_keys_unless_the_cache_is_shared() -> None:
+    apart, together = (ResultCache(b"m", memory_bytes=10_000, is_shared=shared) for shared in (False, True))
 
-    assert apart.question("a", "embed", None).key(IDS) != apart.question("b", "embed", None).key(IDS)
-    assert together.question("a", "embed", None).key(IDS) == together.question("b", "embed", None).key(IDS)
+    assert apart.make_key_builder("a", "embed", None).make_key(IDS) != apart.make_key_builder(
+        "b", "embed", None
+    ).make_key(IDS)
+    assert together.make_key_builder("a", "embed", None).make_key(IDS) == together.make_key_builder(
+        "b", "embed", None
+    ).make_key(IDS)
 
 
 def test_hits_and_misses_are_counted() -> None:

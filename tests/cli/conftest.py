@@ -16,7 +16,8 @@ import torch
 import cenote
 from cenote.cli.main import main
 from cenote.errors import BadRequest, PoolingError
-from cenote.protocol.requests import Pooled, PoolRequest, Scored, ScoreRequest
+from cenote.protocol.requests import PoolRequest, ScoreRequest
+from cenote.protocol.results import PoolResult, ScoreResult
 
 
 def vector(text: str) -> list[float]:
@@ -29,30 +30,30 @@ class FakeEngine:
     requests: list[Any] = field(default_factory=list)
     on_call: Callable[[int], None] = lambda number: None
 
-    def pool_sync(self, request: PoolRequest, on_progress: Any = None) -> list[Pooled | PoolingError]:
+    def pool_sync(self, request: PoolRequest, on_progress: Any = None) -> list[PoolResult | PoolingError]:
         self.requests.append(request)
         self.on_call(len(self.requests))
         return [self._pooled(request, str(text)) for text in request.inputs]
 
-    def score_sync(self, request: ScoreRequest, on_progress: Any = None) -> list[Scored | PoolingError]:
+    def score_sync(self, request: ScoreRequest, on_progress: Any = None) -> list[ScoreResult | PoolingError]:
         self.requests.append(request)
         self.on_call(len(self.requests))
         queries = list(request.queries) * (len(request.documents) if len(request.queries) == 1 else 1)
         return [self._scored(query, text) for query, text in zip(queries, request.documents, strict=True)]
 
-    def _pooled(self, request: PoolRequest, text: str) -> Pooled | PoolingError:
+    def _pooled(self, request: PoolRequest, text: str) -> PoolResult | PoolingError:
         if text == "too long":
             return BadRequest("input has 900 tokens, fake reads at most 512")
         row = torch.tensor(vector(text))
         num_words = len(text.split())
         data = row.repeat(num_words, 1) if request.task.startswith("token") else row
-        return Pooled(data, np.zeros(num_words, dtype=np.int32), num_words, num_words)
+        return PoolResult(data, np.zeros(num_words, dtype=np.int32), num_words, num_words)
 
-    def _scored(self, query: str, text: str) -> Scored | PoolingError:
+    def _scored(self, query: str, text: str) -> ScoreResult | PoolingError:
         if text == "too long":
             return BadRequest("input has 900 tokens, fake reads at most 512")
         common = len(set(query.split()) & set(text.split()))
-        return Scored(common / 10, np.zeros(3, dtype=np.int32), 3, 3)
+        return ScoreResult(common / 10, np.zeros(3, dtype=np.int32), 3, 3)
 
 
 class FakeLLM:
@@ -80,7 +81,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeEngine]:
 
 
 @dataclass
-class Ran:
+class CommandResult:
     status: int
     out: str
     err: str
@@ -91,13 +92,13 @@ class Ran:
 
 
 @pytest.fixture
-def cenote_command(engine: FakeEngine, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+def cenote_command(engine: FakeEngine, capfd: pytest.CaptureFixture[str]) -> Callable[..., CommandResult]:
     """Runs `cenote ARGUMENTS` on the fake model, in this process."""
 
-    def call(*argv: object) -> Ran:
+    def call(*argv: object) -> CommandResult:
         status = main([str(word) for word in argv])
         out, err = capfd.readouterr()
-        return Ran(status, out, err)
+        return CommandResult(status, out, err)
 
     return call
 

@@ -9,7 +9,7 @@ import pytest
 
 from cenote.cli.main import main
 from cenote.explain import hardware
-from cenote.explain.results import PARTS
+from cenote.explain.results import TIME_PARTS
 from cenote.kernels.cpu_features import CPUFeatures, cpu_name
 from tests.tiny import tiny_bert
 
@@ -30,17 +30,17 @@ def test_a_model_is_measured_by_parts(tmp_path: Path, capsys: pytest.CaptureFixt
     # it reads no more than 66 tokens
     assert [each["name"] for each in told["readings"]] == ["8 tokens", "66 tokens", "mixed, mean 50"]
     for reading in told["readings"]:
-        assert sum(reading["shares"].values()) == pytest.approx(1) and reading["shares"].keys() == PARTS.keys()
+        assert sum(reading["shares"].values()) == pytest.approx(1) and reading["shares"].keys() == TIME_PARTS.keys()
         assert 0 < reading["reached"]["low"] <= reading["reached"]["value"] <= reading["reached"]["high"]
         assert reading["light"]["value"] > 0 and reading["memory_light"] is None
-    assert told["machine"]["gemm"].keys() == set(hardware.offered("cpu"))
+    assert told["machine"]["gemm"].keys() == set(hardware.iter_linear_dtypes("cpu"))
     assert told["machine"]["processor"] == cpu_name()
     assert {each["name"]: each["value"] for each in told["settings"]}["tokens per batch"] == "at most 4096"
     assert told["rounds"] >= 1
 
 
 @pytest.mark.usefixtures("small_machine")
-def test_the_answer_is_readable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_is_readable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_bert(tmp_path)
 
     assert main(["explain", str(tmp_path), "--length", "8", "--seconds", "0.05", "--dtype", "float32"]) == 0
@@ -64,8 +64,8 @@ def test_only_number_types_that_the_cpu_has_units_for_are_measured(
 ) -> None:
     monkeypatch.setattr(hardware, "cpu_features", lambda: CPUFeatures("x86", frozenset(flags)))
 
-    assert list(hardware.offered("cpu")) == offered
-    assert list(hardware.offered("cuda")) == ["float32", "float16", "bfloat16", "fp8"]
+    assert list(hardware.iter_linear_dtypes("cpu")) == offered
+    assert list(hardware.iter_linear_dtypes("cuda")) == ["float32", "float16", "bfloat16", "fp8"]
 
 
 @pytest.mark.usefixtures("small_machine")

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from .conftest import FakeEngine, Ran, vector
+from .conftest import CommandResult, FakeEngine, vector
 
-Command = Callable[..., Ran]
+Command = Callable[..., CommandResult]
 TEXTS = ["first, text", 'with "quotes"', "dritter Satz über\u2028Höhlen"]
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from cenote.cli.commands import embed
-from cenote.config.engine import EngineConfig, declared
+from cenote.config.engine import EngineConfig
+from cenote.config.options import option_fields
 
-from .conftest import FakeEngine, FakeLLM, Ran
+from .conftest import CommandResult, FakeEngine, FakeLLM
 
-Command = Callable[..., Ran]
+Command = Callable[..., CommandResult]
 
 
 def options(cenote_command: Command, *flags: str) -> dict[str, object]:
@@ -25,7 +26,7 @@ def test_every_declared_option_has_a_flag_with_its_help(capsys: pytest.CaptureFi
         embed(["--help"])
 
     words = " ".join(capsys.readouterr().out.split())
-    for option in declared(EngineConfig):
+    for option in option_fields(EngineConfig):
         assert f"--{option.name.replace('_', '-')}" in words
         assert option.metadata["help"] in words
 
@@ -99,7 +100,7 @@ def test_texts_may_stand_between_flags_and_look_like_flags_after_two_dashes(
     assert request.params.dimensions == 2
 
 
-def test_answers_are_asked_for_as_the_flags_say(cenote_command: Command, engine: FakeEngine) -> None:
+def test_requests_have_the_parameters_of_the_flags(cenote_command: Command, engine: FakeEngine) -> None:
     cenote_command(
         "embed",
         "a",
@@ -113,6 +114,6 @@ def test_answers_are_asked_for_as_the_flags_say(cenote_command: Command, engine:
     )
 
     request = engine.requests[0]
-    assert (request.task, request.prompt_name, request.keep_going) == ("embed", "q", True)
+    assert (request.task, request.prompt_name, request.return_exceptions) == ("embed", "q", True)
     assert request.params.use_activation is False
     assert (request.tokenization.truncate_prompt_tokens, request.tokenization.truncation_side) == (-1, "left")

@@ -15,7 +15,7 @@ import pytest
 from cenote.bench.main import COMMANDS as BENCH_COMMANDS
 from cenote.cli.main import COMMANDS, main
 from cenote.cli.serve import configured
-from cenote.config.engine import EngineConfig
+from cenote.config import EngineConfig
 from tests.tiny import tiny_bert, tiny_bert_classifier, tiny_bert_tagger, tiny_splade
 
 FILES = {

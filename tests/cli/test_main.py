@@ -15,9 +15,9 @@ from cenote.cli.main import COMMANDS, main
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 
-from .conftest import FakeEngine, Ran
+from .conftest import CommandResult, FakeEngine
 
-Command = Callable[..., Ran]
+Command = Callable[..., CommandResult]
 
 
 def test_help_names_every_command_on_one_line_and_shows_examples(cenote_command: Command) -> None:

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from .conftest import FakeEngine, Ran, vector
+from .conftest import CommandResult, FakeEngine, vector
 
-Command = Callable[..., Ran]
+Command = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_encode_prints_one_vector_for_a_task_that_pools(cenote_command: Command)
     )
 
 
-def test_jsonl_in_a_file_is_what_the_screen_would_show(cenote_command: Command, texts: Path, tmp_path: Path) -> None:
+def test_jsonl_in_a_file_equals_the_output_on_stdout(cenote_command: Command, texts: Path, tmp_path: Path) -> None:
     shown = cenote_command("embed", "--input", texts, "--id-column", "id")
 
     ran = cenote_command("embed", "--input", texts, "--id-column", "id", "--output", tmp_path / "out.jsonl")
@@ -96,7 +96,7 @@ def test_npy_is_a_matrix_with_nan_rows_and_their_reasons_beside_it(
     assert ran.err.splitlines()[-1] == f"cenote: 1 of 3 rows failed; see {tmp_path / 'out.npy'}.errors.jsonl"
 
 
-def test_npy_waits_for_its_width_when_the_first_rows_fail(cenote_command: Command, tmp_path: Path) -> None:
+def test_npy_finds_its_width_when_the_first_rows_fail(cenote_command: Command, tmp_path: Path) -> None:
     cenote_command("embed", "too long", "too long", "ok", "--batch-rows", "1", "--output", tmp_path / "out.npy")
 
     matrix = np.load(tmp_path / "out.npy")
@@ -141,7 +141,7 @@ def test_parquet_has_fixed_size_vectors_and_a_column_of_errors(
 
 
 @pytest.mark.parametrize("texts", [["too long", "ok"], ["ok", "too long"]])
-def test_parquet_pieces_agree_on_types_when_one_has_only_failures(
+def test_parquet_slices_agree_on_types_when_one_has_only_failures(
     texts: list[str], cenote_command: Command, tmp_path: Path
 ) -> None:
     cenote_command("embed", *texts, "--batch-rows", "1", "--output", tmp_path / "out.parquet")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import FakeEngine, Ran
+from .conftest import CommandResult, FakeEngine
 
-Command = Callable[..., Ran]
+Command = Callable[..., CommandResult]
 
 
 def test_documents_come_best_first(cenote_command: Command) -> None:

@@ -12,11 +12,11 @@ import pyarrow.parquet
 import pytest
 
 from cenote.errors import BadRequest, EngineStopped
-from cenote.files.partial_file import Part
+from cenote.files.partial_file import PartialFile
 
-from .conftest import FakeEngine, Ran, vector
+from .conftest import CommandResult, FakeEngine, vector
 
-Command = Callable[..., Ran]
+Command = Callable[..., CommandResult]
 SUFFIXES = ["jsonl", "npy", "parquet"]
 
 
@@ -30,7 +30,7 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def cut_off_at(engine: FakeEngine, call: int, error: BaseException) -> None:
+def stop_at_call(engine: FakeEngine, call: int, error: BaseException) -> None:
     def stop(number: int) -> None:
         if number == call:
             raise error
@@ -58,7 +58,7 @@ def test_an_interrupted_run_ends_with_the_same_file(
     whole, out = tmp_path / f"whole.{suffix}", tmp_path / f"out.{suffix}"
     cenote_command(*command(texts, whole))
     engine.requests.clear()
-    cut_off_at(engine, 3, KeyboardInterrupt())
+    stop_at_call(engine, 3, KeyboardInterrupt())
 
     stopped = cenote_command(*command(texts, out))
 
@@ -124,7 +124,7 @@ def test_a_run_that_was_cut_off_at_any_row_ends_with_the_same_file(
     cenote_command(*command(texts, whole))
     engine.requests.clear()
     for batch_rows in ("2", "1", "3"):
-        cut_off_at(engine, len(engine.requests) + 2, KeyboardInterrupt())
+        stop_at_call(engine, len(engine.requests) + 2, KeyboardInterrupt())
         cenote_command("embed", "--input", texts, "--output", out, "--batch-rows", batch_rows)
 
     engine.on_call = lambda number: None
@@ -143,7 +143,7 @@ def test_blank_lines_count_in_the_index_also_after_an_interrupt(
     texts.write_text("\n".join(lines))
     cenote_command("embed", "--input", texts, "--output", whole, "--batch-rows", "2")
     engine.requests.clear()
-    cut_off_at(engine, 2, KeyboardInterrupt())
+    stop_at_call(engine, 2, KeyboardInterrupt())
     assert "rows kept: 2 of 5" in cenote_command("embed", "--input", texts, "--output", out, "--batch-rows", "2").err
     engine.on_call = lambda number: None
     cenote_command("embed", "--input", texts, "--output", out, "--batch-rows", "2")
@@ -170,7 +170,7 @@ def test_pieces_of_a_long_run_become_few_and_one_file(
     rows = [{"text": f"text {number}", "id": None if number < 10 else number} for number in range(30)]
     texts.write_text("\n".join(map(json.dumps, rows)))
     words = ["embed", "--input", texts, "--output", out, "--id-column", "id", "--batch-rows", "3"]
-    cut_off_at(engine, 9, KeyboardInterrupt())
+    stop_at_call(engine, 9, KeyboardInterrupt())
     assert "rows kept: 24 of 30" in cenote_command(*words).err
     assert sorted(path.name for path in Path(f"{out}.part").iterdir()) == [
         "000000000000.parquet",
@@ -207,7 +207,7 @@ def test_a_torn_end_is_dropped(
     whole, out = tmp_path / f"whole.{suffix}", tmp_path / f"out.{suffix}"
     cenote_command(*command(texts, whole))
     engine.requests.clear()
-    cut_off_at(engine, 3, KeyboardInterrupt())
+    stop_at_call(engine, 3, KeyboardInterrupt())
     cenote_command(*command(texts, out))
     tear(tmp_path / f"out.{suffix}.part", suffix)
 
@@ -220,13 +220,13 @@ def test_a_torn_end_is_dropped(
 
 
 @pytest.mark.parametrize("damage", ["missing", "torn"])
-def test_after_a_lost_piece_the_rest_is_done_again(
+def test_after_a_lost_slice_the_rest_is_computed_again(
     damage: str, texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     whole, out = tmp_path / "whole.parquet", tmp_path / "out.parquet"
     cenote_command(*command(texts, whole))
     engine.requests.clear()
-    cut_off_at(engine, 4, KeyboardInterrupt())
+    stop_at_call(engine, 4, KeyboardInterrupt())
     cenote_command(*command(texts, out))
     lost = tmp_path / "out.parquet.part" / "000000000003.parquet"
     if damage == "missing":
@@ -245,7 +245,7 @@ def test_an_engine_that_dies_leaves_the_rows_for_the_next_run(
     texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.jsonl"
-    cut_off_at(engine, 2, EngineStopped("the device is lost"))
+    stop_at_call(engine, 2, EngineStopped("the device is lost"))
 
     stopped = cenote_command(*command(texts, out))
 
@@ -255,18 +255,18 @@ def test_an_engine_that_dies_leaves_the_rows_for_the_next_run(
 def test_a_run_that_fails_at_once_leaves_nothing_behind(
     texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    cut_off_at(engine, 1, BadRequest("this model cannot embed"))
+    stop_at_call(engine, 1, BadRequest("this model cannot embed"))
 
     assert cenote_command(*command(texts, tmp_path / "out.jsonl")).err == "cenote: this model cannot embed\n"
     assert leftovers(tmp_path / "out.jsonl") == []
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_the_part_of_another_command_is_refused_and_overwrite_discards_it(
+def test_the_partial_file_of_another_command_is_refused_and_overwrite_discards_it(
     suffix: str, texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     out = tmp_path / f"out.{suffix}"
-    cut_off_at(engine, 3, KeyboardInterrupt())
+    stop_at_call(engine, 3, KeyboardInterrupt())
     cenote_command(*command(texts, out))
     engine.on_call = lambda number: None
 
@@ -286,14 +286,14 @@ def test_the_part_of_another_command_is_refused_and_overwrite_discards_it(
 def test_an_input_that_has_changed_is_another_command(
     texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    cut_off_at(engine, 3, KeyboardInterrupt())
+    stop_at_call(engine, 3, KeyboardInterrupt())
     cenote_command(*command(texts, tmp_path / "out.jsonl"))
     texts.write_text(texts.read_text() + '\n{"text": "one more"}')
 
     assert "(bytes was " in cenote_command(*command(texts, tmp_path / "out.jsonl")).err
 
 
-def test_a_part_without_its_card_is_refused(texts: Path, cenote_command: Command, tmp_path: Path) -> None:
+def test_a_partial_file_without_its_manifest_is_refused(texts: Path, cenote_command: Command, tmp_path: Path) -> None:
     (tmp_path / "out.jsonl.part").write_text("somebody's\n")
 
     assert "its .part.json cannot be read" in cenote_command(*command(texts, tmp_path / "out.jsonl")).err
@@ -308,7 +308,7 @@ def test_a_finished_file_is_replaced_only_with_overwrite(
 
     assert cenote_command(*command(texts, out)).err == f"cenote: {out} exists; --overwrite replaces it\n"
     assert engine.requests == []
-    cut_off_at(engine, 2, KeyboardInterrupt())
+    stop_at_call(engine, 2, KeyboardInterrupt())
     cenote_command(*command(texts, out, "--overwrite"))
     assert out.read_text() == "precious"
     engine.on_call = lambda number: None
@@ -321,7 +321,7 @@ def test_standard_input_starts_over(
 ) -> None:
     out = tmp_path / "out.jsonl"
     pipe(b"one\ntwo\n")
-    cut_off_at(engine, 2, KeyboardInterrupt())
+    stop_at_call(engine, 2, KeyboardInterrupt())
     stopped = cenote_command("embed", "--output", out, "--batch-rows", "1")
     assert stopped.err == (
         f"cenote: interrupted; rows kept: 1, in {out}.part; "
@@ -334,8 +334,8 @@ def test_standard_input_starts_over(
     assert len(out.read_text().splitlines()) == 1
 
 
-def test_two_processes_do_not_write_one_part(tmp_path: Path) -> None:
-    first, second = Part(tmp_path / "out.npy", {"a": 1}), Part(tmp_path / "out.npy", {"a": 1})
+def test_two_processes_do_not_write_one_partial_file(tmp_path: Path) -> None:
+    first, second = PartialFile(tmp_path / "out.npy", {"a": 1}), PartialFile(tmp_path / "out.npy", {"a": 1})
     first.open(fresh=True)
 
     with pytest.raises(BadRequest, match="is being written by another process"):
@@ -348,7 +348,7 @@ def test_two_processes_do_not_write_one_part(tmp_path: Path) -> None:
 def test_neither_the_card_nor_the_message_has_the_token(
     texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    cut_off_at(engine, 2, KeyboardInterrupt())
+    stop_at_call(engine, 2, KeyboardInterrupt())
 
     stopped = cenote_command(
         *command(texts, tmp_path / "out.jsonl", "--hf-token", "hf_secret", "--model", "some/model")

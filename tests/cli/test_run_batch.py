@@ -20,10 +20,10 @@ import pytest
 
 from cenote import LLM
 from cenote.cli.main import main
-from cenote.cli.run_batch import card
-from cenote.files.columns import Wanted
-from cenote.files.partial_file import Part
-from cenote.files.sources import File
+from cenote.cli.run_batch import make_manifest
+from cenote.files.columns import ColumnOptions
+from cenote.files.partial_file import PartialFile
+from cenote.files.sources import FileSource
 from tests.tiny import tiny_bert
 
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -55,7 +55,7 @@ def run_batch(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     return run
 
 
-def ask(url: str, custom_id: str = "one", **body: Any) -> dict[str, Any]:
+def request_line(url: str, custom_id: str = "one", **body: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
 
@@ -77,16 +77,16 @@ def test_every_kind_of_request_is_answered_as_the_server_would(run_batch: Any, f
         scores = [each.outputs.score for each in llm.score(TEXTS[0], TEXTS[1:], use_tqdm=False)]
 
     lines = run_batch(
-        ask("/v1/embeddings", "a", input=TEXTS),
-        ask("/v1/embeddings", "b", input=TEXTS[0], encoding_format="base64"),
-        ask("/score", "c", text_1=TEXTS[0], text_2=TEXTS[1:]),
-        ask("/v1/score", "d", queries=TEXTS[0], documents=TEXTS[1:]),
-        ask("/rerank", "e", query=TEXTS[0], documents=TEXTS[1:]),
-        ask("/v1/rerank", "f", query=TEXTS[0], documents=TEXTS[1:]),
-        ask("/v2/embed", "g", texts=TEXTS),
-        ask("/pooling", "h", input=TEXTS[0], task="token_embed"),
-        ask("/some/prefix/rerank", "i", query=TEXTS[0], documents=TEXTS[1:]),
-        ask("https://api.example.com/v1/embeddings", "j", input=TEXTS[0]),
+        request_line("/v1/embeddings", "a", input=TEXTS),
+        request_line("/v1/embeddings", "b", input=TEXTS[0], encoding_format="base64"),
+        request_line("/score", "c", text_1=TEXTS[0], text_2=TEXTS[1:]),
+        request_line("/v1/score", "d", queries=TEXTS[0], documents=TEXTS[1:]),
+        request_line("/rerank", "e", query=TEXTS[0], documents=TEXTS[1:]),
+        request_line("/v1/rerank", "f", query=TEXTS[0], documents=TEXTS[1:]),
+        request_line("/v2/embed", "g", texts=TEXTS),
+        request_line("/pooling", "h", input=TEXTS[0], task="token_embed"),
+        request_line("/some/prefix/rerank", "i", query=TEXTS[0], documents=TEXTS[1:]),
+        request_line("https://api.example.com/v1/embeddings", "j", input=TEXTS[0]),
     )
 
     assert [line["custom_id"] for line in lines] == list("abcdefghij")
@@ -107,7 +107,7 @@ def test_every_kind_of_request_is_answered_as_the_server_would(run_batch: Any, f
 
 
 def test_a_bad_line_costs_only_itself(run_batch: Any) -> None:
-    good = ask("/v1/embeddings", "good", input="the cat")
+    good = request_line("/v1/embeddings", "good", input="the cat")
     lines = run_batch(
         good,
         b"not json",
@@ -118,16 +118,16 @@ def test_a_bad_line_costs_only_itself(run_batch: Any) -> None:
         b"[" * 100_000,
         {"url": "/v1/embeddings", "body": {"input": "the cat"}},
         {"custom_id": 7, "url": "/v1/embeddings", "body": {"input": "the cat"}},
-        ask("/v1/chat/completions", "chat", messages=[]),
+        request_line("/v1/chat/completions", "chat", messages=[]),
         {"custom_id": "nowhere", "body": {}},
         {"custom_id": "get", "method": "GET", "url": "/v1/embeddings", "body": {"input": "the cat"}},
         {"custom_id": "empty", "url": "/v1/embeddings"},
         {"custom_id": "text", "url": "/v1/embeddings", "body": "the cat"},
-        ask("/v1/embeddings", "typed", input={"a": 1}),
-        ask("/v1/embeddings", "long", input="the cat " * 40),
-        ask("/v1/embeddings", "bytes", input="the cat", encoding_format="bytes"),
-        ask("/v1/embeddings", "other", input="the cat", model="other"),
-        ask("/classify", "classes", input="the cat"),
+        request_line("/v1/embeddings", "typed", input={"a": 1}),
+        request_line("/v1/embeddings", "long", input="the cat " * 40),
+        request_line("/v1/embeddings", "bytes", input="the cat", encoding_format="bytes"),
+        request_line("/v1/embeddings", "other", input="the cat", model="other"),
+        request_line("/classify", "classes", input="the cat"),
         good,
     )
 
@@ -151,14 +151,15 @@ def test_a_bad_line_costs_only_itself(run_batch: Any) -> None:
 
 
 def test_blank_lines_and_a_byte_order_mark_are_no_requests(run_batch: Any) -> None:
-    line = json.dumps(ask("/v1/embeddings", input="the cat")).encode()
+    line = json.dumps(request_line("/v1/embeddings", input="the cat")).encode()
 
     assert len(run_batch(b"\xef\xbb\xbf" + line + b"\r", b"", b"   ", line, b"")) == 2
 
 
 def test_slashes_too_many_in_a_url_are_one(run_batch: Any) -> None:
     for line in run_batch(
-        ask("//v1/embeddings", input="the cat"), ask("https://api.example.com//v1//embeddings", input="the cat")
+        request_line("//v1/embeddings", input="the cat"),
+        request_line("https://api.example.com//v1//embeddings", input="the cat"),
     ):
         ok(line)
 
@@ -167,13 +168,15 @@ def test_a_refused_line_of_the_first_run_still_counts_when_the_second_ends(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    good = json.dumps(ask("/v1/embeddings", input="the cat"))
+    good = json.dumps(request_line("/v1/embeddings", input="the cat"))
     source.write_text("\n".join(["no json", good, good]))
     command = ["run-batch", "-i", str(source), "-o", str(output), "--model", str(folder)]
     assert main(command) == 1
     lines = output.read_bytes().splitlines(keepends=True)
     output.unlink()
-    part = Part(output, card(Namespace(model=str(folder)), File(str(source), Wanted(), "jsonl")))
+    part = PartialFile(
+        output, make_manifest(Namespace(model=str(folder)), FileSource(str(source), ColumnOptions(), "jsonl"))
+    )
     part.open(fresh=True)
     part.path.write_bytes(b"".join(lines[:2]))
     part.close()
@@ -189,9 +192,9 @@ def test_an_empty_file_gives_an_empty_file(run_batch: Any) -> None:
     assert run_batch() == []
 
 
-def test_answers_keep_the_order_of_the_lines_however_many_are_in_flight(run_batch: Any) -> None:
+def test_responses_keep_the_order_of_the_lines_however_many_are_in_flight(run_batch: Any) -> None:
     asked = [
-        ask("/v1/embeddings", str(number), input=["the cat is in the city"] * (40 if number % 7 == 0 else 1))
+        request_line("/v1/embeddings", str(number), input=["the cat is in the city"] * (40 if number % 7 == 0 else 1))
         for number in range(100)
     ]
 
@@ -203,9 +206,9 @@ def test_answers_keep_the_order_of_the_lines_however_many_are_in_flight(run_batc
 
 
 def test_a_line_that_is_far_too_long_is_refused_unread(run_batch: Any) -> None:
-    long = ask("/v1/embeddings", "long", input="the cat " * 20_000)
+    long = request_line("/v1/embeddings", "long", input="the cat " * 20_000)
 
-    lines = run_batch(long, ask("/v1/embeddings", "next", input="the cat"), options=("--max-body-bytes", 1000))
+    lines = run_batch(long, request_line("/v1/embeddings", "next", input="the cat"), options=("--max-body-bytes", 1000))
 
     status, message = refused(lines[0])
     assert status == 413
@@ -214,10 +217,10 @@ def test_a_line_that_is_far_too_long_is_refused_unread(run_batch: Any) -> None:
     ok(lines[1])
 
 
-def test_the_model_answers_to_the_names_it_was_given(run_batch: Any) -> None:
+def test_the_model_is_served_under_its_served_names(run_batch: Any) -> None:
     names = ("--served-model-name", "first", "second")
 
-    lines = run_batch(ask("/v1/embeddings", input="a", model="second"), options=names)
+    lines = run_batch(request_line("/v1/embeddings", input="a", model="second"), options=names)
 
     assert ok(lines[0])["model"] == "first"
 
@@ -226,7 +229,9 @@ def test_options_of_the_server_hold_for_lines_too(run_batch: Any) -> None:
     options = ("--max-request-items", 2, "--rerank-document-shape", "string")
 
     many, ranked = run_batch(
-        ask("/v1/embeddings", input=TEXTS), ask("/rerank", query="a", documents=["b"]), options=options
+        request_line("/v1/embeddings", input=TEXTS),
+        request_line("/rerank", query="a", documents=["b"]),
+        options=options,
     )
 
     assert refused(many)[0] == 400
@@ -235,7 +240,7 @@ def test_options_of_the_server_hold_for_lines_too(run_batch: Any) -> None:
 
 def test_a_gzip_file_is_read_as_what_it_holds(folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
-    source.write_bytes(gzip.compress(json.dumps(ask("/v1/embeddings", input="the cat")).encode()))
+    source.write_bytes(gzip.compress(json.dumps(request_line("/v1/embeddings", input="the cat")).encode()))
 
     assert main(["run-batch", "-i", str(source), "-o", str(output), "--model", str(folder), "--quiet"]) == 0
     ok(json.loads(output.read_text()))
@@ -263,7 +268,7 @@ def test_an_engine_that_ends_stops_the_run_and_leaves_what_is_done(
     from cenote.engine.engine import PoolingEngine
 
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("".join(json.dumps(ask("/v1/embeddings", str(n), input="a")) + "\n" for n in range(500)))
+    source.write_text("".join(json.dumps(request_line("/v1/embeddings", str(n), input="a")) + "\n" for n in range(500)))
     submit, asked = PoolingEngine.submit, []
 
     def submit_until_the_end(engine: PoolingEngine, request: Any, **how: Any) -> Any:
@@ -296,7 +301,10 @@ def start(*argv: object, text: str | None = None) -> subprocess.CompletedProcess
 
 
 def test_the_real_command_reads_a_pipe_and_writes_to_one() -> None:
-    asked = [ask("/v1/embeddings", "a", input="a deep cave"), ask("/v2/rerank", "b", query="a", documents=["b", "c"])]
+    asked = [
+        request_line("/v1/embeddings", "a", input="a deep cave"),
+        request_line("/v2/rerank", "b", query="a", documents=["b", "c"]),
+    ]
 
     done = start(text="".join(json.dumps(line) + "\n" for line in asked) + "no json\n")
 
@@ -310,7 +318,9 @@ def test_the_real_command_reads_a_pipe_and_writes_to_one() -> None:
 
 def test_ctrl_c_leaves_whole_lines_and_the_same_command_goes_on(folder: Path, tmp_path: Path) -> None:
     source, output, part = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
-    source.write_text("".join(json.dumps(ask("/v1/embeddings", str(n), input=TEXTS * 20)) + "\n" for n in range(200)))
+    source.write_text(
+        "".join(json.dumps(request_line("/v1/embeddings", str(n), input=TEXTS * 20)) + "\n" for n in range(200))
+    )
     command = ["-i", source, "-o", output, "--model", folder, "--max-in-flight", 4]
     started = [sys.executable, "-m", "cenote", "run-batch", *map(str, command)]
     child = subprocess.Popen(started, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)

@@ -12,20 +12,23 @@ from starlette.testclient import TestClient
 
 import cenote
 from cenote import LLM
-from cenote.api.app import build
-from cenote.api.app_state import Service
+from cenote.api.app import build_app
+from cenote.api.app_state import AppState
 from cenote.cli.main import main
-from cenote.cli.serve import configured, parser
-from cenote.config.engine import EngineConfig, PoolerConfig, ServerConfig, declared
+from cenote.cli.serve import make_parser, parse_config
+from cenote.config.engine import EngineConfig
+from cenote.config.options import option_fields
+from cenote.config.pooler import PoolerConfig
+from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, LoadError
 
 
 def server(*argv: str, **environment: str) -> ServerConfig:
-    return configured(argv, environment)[0]
+    return parse_config(argv, environment)[0]
 
 
 def engine(*argv: str, **environment: str) -> EngineConfig:
-    return EngineConfig.of(**configured(argv, environment)[1])
+    return EngineConfig.from_kwargs(**parse_config(argv, environment)[1])
 
 
 def error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -85,7 +88,7 @@ def test_the_model_may_follow_two_dashes(capsys: pytest.CaptureFixture[str]) -> 
         ("--served-model-name prod FOLDER", "--served-model-name"),
     ],
 )
-def test_a_model_that_a_flag_took_for_its_own_is_missed(
+def test_a_model_after_a_flag_of_several_values_is_refused_with_a_hint(
     words: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "FOLDER").mkdir()
@@ -118,7 +121,7 @@ def test_every_option_has_a_flag_and_a_place_in_the_help(capsys: pytest.CaptureF
     assert main(["serve", "--help"]) == 0
 
     text = " ".join(capsys.readouterr().out.split())
-    for option in declared(ServerConfig):
+    for option in option_fields(ServerConfig):
         assert f"--{option.name.replace('_', '-')}" in text
         assert option.metadata["help"] in text
 
@@ -147,14 +150,14 @@ def test_every_option_has_a_flag_and_a_place_in_the_help(capsys: pytest.CaptureF
         '--root-path /p --allow-credentials --allowed-methods ["*"] --allowed-headers ["*"]',
     ],
 )
-def test_flags_of_the_reference_are_taken(words: str) -> None:
-    settings, options = configured(words.split(), {})
+def test_flags_of_vllm_are_accepted(words: str) -> None:
+    settings, options = parse_config(words.split(), {})
 
-    EngineConfig.of(**options)
+    EngineConfig.from_kwargs(**options)
     underscored = [
         word.replace("-", "_").replace("__", "--", 1) if word[:2] == "--" else word for word in words.split()
     ]
-    assert configured(underscored, {}) == (settings, options)
+    assert parse_config(underscored, {}) == (settings, options)
 
 
 def test_other_names_mean_our_options() -> None:
@@ -176,7 +179,7 @@ def test_what_would_change_answers_and_is_not_there_is_refused(words: str, name:
         engine(*words.split())
 
 
-def test_what_has_no_effect_is_told_to_who_looks_closely(caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_flags_are_logged_at_debug_level(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "cenote"):
         engine("--enforce-eager", "--gpu-memory-utilization", "0.5")
 
@@ -212,9 +215,9 @@ chat-template:
 """,
     )
 
-    settings, options = configured(["--config", file], {})
+    settings, options = parse_config(["--config", file], {})
 
-    config = EngineConfig.of(**options)
+    config = EngineConfig.from_kwargs(**options)
     assert (config.model, config.max_model_len, config.enable_prompt_embeds) == ("some/model", 8000, True)
     assert config.pooler_config == PoolerConfig(pooling_type="MEAN", returned_token_ids=[1, 2])
     assert config.hf_overrides == {"rope_scaling": {"factor": 2.0}}
@@ -274,7 +277,7 @@ def test_a_quoted_key_is_what_was_written(tmp_path: Path) -> None:
     assert (given.api_key, given.served_model_name) == (("007", '["a"]'), ("1.10",))
 
 
-def test_a_key_without_a_value_in_a_file_does_not_open_the_server(tmp_path: Path) -> None:
+def test_an_empty_key_in_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="an empty api_key"):
         server("--config", written(tmp_path, "api-key:"))
 
@@ -301,16 +304,16 @@ def test_every_option_has_a_variable() -> None:
         "CENOTE_HOST": "",
     }
 
-    settings, options = configured([], given)
+    settings, options = parse_config([], given)
 
-    config = EngineConfig.of(**options)
+    config = EngineConfig.from_kwargs(**options)
     assert (config.model, config.max_model_len, config.enable_prompt_embeds) == ("some/model", 8192, False)
     assert config.pooler_config == PoolerConfig(pooling_type="MEAN")
     assert (settings.served_model_name, settings.api_key) == (("a", "b", "c"), ("-k 1", "k2"))
     assert (settings.disable_docs, settings.shutdown_delay_s, settings.host) == (True, 2.5, "0.0.0.0")
 
 
-def test_variables_of_the_reference_are_read_where_ours_are_not_set() -> None:
+def test_variables_of_vllm_are_read_where_ours_are_not_set() -> None:
     given = server(VLLM_API_KEY="theirs", VLLM_LOGGING_LEVEL="WARNING")
 
     assert (given.api_key, given.log_level) == (("theirs",), "warning")
@@ -319,7 +322,7 @@ def test_variables_of_the_reference_are_read_where_ours_are_not_set() -> None:
 
 
 @pytest.mark.parametrize("key", ["correct horse", "k1,k2", '["k1", "k2"]', "[k1", "--port=1", "--"])
-def test_the_references_variable_is_one_key_whatever_is_in_it(key: str) -> None:
+def test_the_variable_of_vllm_is_one_key_whatever_is_in_it(key: str) -> None:
     assert server(VLLM_API_KEY=key).api_key == (key,)
 
 
@@ -335,7 +338,7 @@ def test_the_line_that_ends_a_mounted_secret_is_no_part_of_the_key() -> None:
 
 @pytest.mark.parametrize("name", ["CENOTE_API_KEY", "VLLM_API_KEY"])
 @pytest.mark.parametrize("value", ["", " \n"])
-def test_a_blank_key_in_the_environment_does_not_open_the_server(name: str, value: str) -> None:
+def test_a_blank_key_in_the_environment_is_refused(name: str, value: str) -> None:
     with pytest.raises(BadRequest, match="an empty api_key would open every door"):
         server(**{name: value})
     assert server("--api-key", "real", **{name: value}).api_key == ("real",)
@@ -350,15 +353,15 @@ def test_levels_of_other_logging_libraries_are_understood(word: str, level: str)
 
 
 @pytest.mark.parametrize("flag", ["--log-level", "--uvicorn-log-level"])
-def test_a_level_that_nobody_has_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_log_level_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"argument {flag}: invalid choice: 'loud'" in error(capsys, flag, "loud")
 
 
 def test_requests_may_name_any_model_where_that_is_not_checked(llm: LLM) -> None:
     def status(settings: ServerConfig) -> int:
-        service = Service(settings)
-        service.ready(llm.engine)
-        return TestClient(build(service)).post("/v1/embeddings", json={"input": "a", "model": "other"}).status_code
+        service = AppState(settings)
+        service.set_engine(llm.engine)
+        return TestClient(build_app(service)).post("/v1/embeddings", json={"input": "a", "model": "other"}).status_code
 
     assert status(server()) == status(server(VLLM_SKIP_MODEL_NAME_VALIDATION="0")) == 404
     assert status(server(VLLM_SKIP_MODEL_NAME_VALIDATION="1")) == 200
@@ -428,7 +431,7 @@ def test_a_variable_that_is_wrong_is_one_line(
 
 
 def test_names_of_options_belong_to_one_table_only() -> None:
-    flags = [flag for action in parser()._actions for flag in action.option_strings]
+    flags = [flag for action in make_parser()._actions for flag in action.option_strings]
 
     assert len(flags) == len(set(flags))
 

@@ -58,19 +58,19 @@ def test_parquet_has_lists_as_long_as_they_are(task: str, folder: Path, tmp_path
             assert row == pytest.approx(output.data.tolist(), abs=1e-5)
 
 
-def test_parquet_knows_the_type_of_what_nobody_answered(folder: Path, tmp_path: Path) -> None:
+def test_parquet_has_the_type_of_a_column_without_results(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     main(["encode", "--model", str(folder), "--task", "sparse_embed", "--output", str(out), "a " * 100])
 
     assert str(pq.read_table(out).schema.field("data").type).startswith("struct<token_ids: list<")
 
 
-def test_a_matrix_has_no_room_for_them(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_npy_is_refused_for_sparse_vectors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert encode(folder, "sparse_embed", "--output", str(tmp_path / "out.npy")) == 2
     assert "write sparse vectors as jsonl or parquet" in capsys.readouterr().err
 
 
-def test_a_terminal_shows_the_heaviest(
+def test_a_terminal_shows_the_largest_weights(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

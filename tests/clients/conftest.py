@@ -21,7 +21,7 @@ from cenote import LLM
 from tests.api.app_client import add_chat_template
 from tests.models.tiny_qwen3_vl import save_tiny_qwen3_vl
 from tests.real.conftest import model_folder
-from tests.serving.server_process import Served
+from tests.serving.server_process import ServerProcess
 from tests.tiny import save_tiny
 
 # read by the clients as soon as they are imported
@@ -44,7 +44,7 @@ EXACT = {"dtype": "float32", "device": "cpu"}
 
 
 @dataclass(frozen=True)
-class Server:
+class RunningServer:
     url: str
     model: str
     llm: LLM  # the same model, for the numbers that are right
@@ -69,7 +69,7 @@ class Server:
 
 
 @pytest.fixture(autouse=True)
-def nobody_else_is_asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def block_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A client that looks for another machine finds none, and its test fails even if it can live with that."""
     looked_for: list[Any] = []
     look_up = socket.getaddrinfo
@@ -86,24 +86,24 @@ def nobody_else_is_asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @contextmanager
-def serving(model: LLM, name: str, *flags: str) -> Iterator[Server]:
+def run_server(model: LLM, name: str, *flags: str) -> Iterator[RunningServer]:
     exact = [word for option, value in EXACT.items() for word in (f"--{option}", value)]
-    served = Served(*flags, *exact, "--served-model-name", name, **ONE_THREAD)
+    served = ServerProcess(*flags, *exact, "--served-model-name", name, **ONE_THREAD)
     try:
-        yield Server(served.ready().address, name, model)
+        yield RunningServer(served.wait_until_ready().address, name, model)
     finally:
         served.stop()
 
 
 @pytest.fixture(scope="session")
-def embedder(llm: LLM) -> Iterator[Server]:
+def embedder(llm: LLM) -> Iterator[RunningServer]:
     """all-MiniLM-L6-v2, said to be a Matryoshka model: 384 numbers, 256 tokens. No key, no prompts."""
-    with serving(llm, "mini", "--hf_overrides", '{"is_matryoshka": true}') as server:
+    with run_server(llm, "mini", "--hf_overrides", '{"is_matryoshka": true}') as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def protected_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A tiny Qwen3 embedder behind a key and two front-end processes: 32 numbers, 66 tokens, longer texts in pieces."""
     folder = tmp_path_factory.mktemp("guarded")
     save_tiny(folder, "Qwen3Model")
@@ -114,54 +114,54 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     words += ["--api-key", KEY, "--api-server-count", "2"]
     with (
         LLM(str(folder), served_model_name="tiny", pooler_config=pooler, **EXACT) as model,
-        serving(model, "tiny", str(folder), *words) as server,
+        run_server(model, "tiny", str(folder), *words) as server,
     ):
         yield server
 
 
 @pytest.fixture(scope="session")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A tiny Qwen2 with two classes and a chat template."""
     folder = tmp_path_factory.mktemp("classifier")
     save_tiny(folder, "Qwen2ForSequenceClassification", id2label=LABELS, max_position_embeddings=256)
     add_chat_template(folder)
-    with LLM(str(folder), **EXACT) as model, serving(model, "classes", str(folder)) as server:
+    with LLM(str(folder), **EXACT) as model, run_server(model, "classes", str(folder)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A tiny XLM-RoBERTa that compares two texts; what it likes is chance."""
     folder = tmp_path_factory.mktemp("reranker")
     save_tiny(folder, "XLMRobertaForSequenceClassification", num_labels=1, max_position_embeddings=258)
-    with LLM(str(folder), **EXACT) as model, serving(model, "pairs", str(folder)) as server:
+    with LLM(str(folder), **EXACT) as model, run_server(model, "pairs", str(folder)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def seer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def multimodal_embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A tiny Qwen3-VL, an embedder of texts and images."""
     folder = tmp_path_factory.mktemp("seer")
     save_tiny_qwen3_vl(folder)
-    with LLM(str(folder), **EXACT) as model, serving(model, "seer", str(folder)) as server:
+    with LLM(str(folder), **EXACT) as model, run_server(model, "seer", str(folder)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def judge() -> Iterator[Server]:
+def cross_encoder() -> Iterator[RunningServer]:
     """A real cross-encoder, where its files are at hand."""
     name = "ms-marco-MiniLM-L12-v2"
     checkpoint = str(model_folder(name))
-    with LLM(checkpoint, **EXACT) as model, serving(model, name, checkpoint) as server:
+    with LLM(checkpoint, **EXACT) as model, run_server(model, name, checkpoint) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def granite() -> Iterator[Server]:
+def granite() -> Iterator[RunningServer]:
     """A real RoBERTa embedder, where its files are at hand."""
     name = "granite-embedding-30m-english"
     checkpoint = str(model_folder(name))
-    with LLM(checkpoint, **EXACT) as model, serving(model, name, checkpoint) as server:
+    with LLM(checkpoint, **EXACT) as model, run_server(model, name, checkpoint) as server:
         yield server
 
 
@@ -187,6 +187,6 @@ def add_prompts(folder: Path) -> None:
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
 
 
-def close(one: Any, other: Any) -> bool:
+def is_close(one: Any, other: Any) -> bool:
     """The same up to the last bits: who shares a batch with whom is up to chance."""
     return bool(np.allclose(np.asarray(one), np.asarray(other), rtol=1e-4, atol=1e-5))

@@ -15,33 +15,33 @@ from langchain_core.documents import Document
 from langchain_openai import OpenAIEmbeddings
 from pydantic import SecretStr
 
-from tests.clients.conftest import DOCUMENTS, KEY, PROMPTS, QUERY, TEXTS, Server, close
+from tests.clients.conftest import DOCUMENTS, KEY, PROMPTS, QUERY, TEXTS, RunningServer, is_close
 
 # langchain-cohere asks through version 1 of cohere, which joins replies by methods that pydantic is about to drop
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecationWarning:cohere")
 
 
 @pytest.fixture
-def openai_embeddings(embedder: Server) -> Iterator[Callable[..., OpenAIEmbeddings]]:
+def openai_embeddings(embedder: RunningServer) -> Iterator[Callable[..., OpenAIEmbeddings]]:
     place: Any = {"model": "mini", "base_url": f"{embedder.url}/v1", "api_key": SecretStr("EMPTY")}
     with httpx.Client() as client:  # one that is closed: its own stays open until the end of the process
         yield lambda **options: OpenAIEmbeddings(**place, http_client=client, **options)
 
 
-def test_openai_embeddings_are_those_of_the_model(embedder: Server, openai_embeddings: Any) -> None:
+def test_openai_embeddings_are_those_of_the_model(embedder: RunningServer, openai_embeddings: Any) -> None:
     embeddings = openai_embeddings(check_embedding_ctx_length=False)
 
-    assert close(embeddings.embed_documents(TEXTS), embedder.embed(TEXTS))
-    assert close(embeddings.embed_query(TEXTS[2]), embedder.embed(TEXTS[2:])[0])
+    assert is_close(embeddings.embed_documents(TEXTS), embedder.embed(TEXTS))
+    assert is_close(embeddings.embed_query(TEXTS[2]), embedder.embed(TEXTS[2:])[0])
 
 
-def test_openai_embeddings_come_asynchronously(embedder: Server, openai_embeddings: Any) -> None:
+def test_openai_embeddings_come_asynchronously(embedder: RunningServer, openai_embeddings: Any) -> None:
     async def ask() -> list[list[float]]:
         async with httpx.AsyncClient() as client:
             embeddings = openai_embeddings(check_embedding_ctx_length=False, http_async_client=client)
             return cast(list[list[float]], await embeddings.aembed_documents(TEXTS))
 
-    assert close(asyncio.run(ask()), embedder.embed(TEXTS))
+    assert is_close(asyncio.run(ask()), embedder.embed(TEXTS))
 
 
 def test_openai_embeddings_of_a_chosen_size(openai_embeddings: Any) -> None:
@@ -50,25 +50,25 @@ def test_openai_embeddings_of_a_chosen_size(openai_embeddings: Any) -> None:
     assert [len(vector) for vector in embeddings.embed_documents(TEXTS)] == [32, 32, 32]
 
 
-def test_openai_embeddings_send_texts_in_groups(embedder: Server, openai_embeddings: Any) -> None:
+def test_openai_embeddings_send_texts_in_groups(embedder: RunningServer, openai_embeddings: Any) -> None:
     embeddings = openai_embeddings(check_embedding_ctx_length=False, chunk_size=2)
 
-    assert close(embeddings.embed_documents(TEXTS), embedder.embed(TEXTS))
+    assert is_close(embeddings.embed_documents(TEXTS), embedder.embed(TEXTS))
 
 
 @pytest.mark.usefixtures("openai_tokenizer")
-def test_openai_embeddings_by_default_send_openais_token_ids(embedder: Server, openai_embeddings: Any) -> None:
+def test_openai_embeddings_by_default_send_openais_token_ids(embedder: RunningServer, openai_embeddings: Any) -> None:
     """Which are other words here: what does not exist in this vocabulary is refused instead of guessed."""
     embeddings = openai_embeddings()
     ids = tiktoken.get_encoding("cl100k_base").encode("a big house")
     assert max(ids) < 30_522
 
-    assert close(embeddings.embed_query("a big house"), embedder.embed([{"prompt_token_ids": ids}])[0])
+    assert is_close(embeddings.embed_query("a big house"), embedder.embed([{"prompt_token_ids": ids}])[0])
     with pytest.raises(openai.BadRequestError, match="ids go from 0 to 30521"):
         embeddings.embed_query("snow ☃ and a cenote")
 
 
-def test_cohere_embeddings_use_the_prompts_of_the_model(guarded: Server) -> None:
+def test_cohere_embeddings_use_the_prompts_of_the_model(guarded: RunningServer) -> None:
     embeddings = CohereEmbeddings(model="tiny", base_url=guarded.url, cohere_api_key=KEY)  # type: ignore[call-arg,arg-type]
 
     async def ask() -> list[float]:
@@ -77,12 +77,12 @@ def test_cohere_embeddings_use_the_prompts_of_the_model(guarded: Server) -> None
 
     with embeddings.client:
         documents, query = embeddings.embed_documents(TEXTS), embeddings.embed_query(QUERY)
-    assert close(documents, guarded.embed(TEXTS, prompt=PROMPTS["document"]))
-    assert close(query, guarded.embed([QUERY], prompt=PROMPTS["query"])[0])
-    assert close(asyncio.run(ask()), query)
+    assert is_close(documents, guarded.embed(TEXTS, prompt=PROMPTS["document"]))
+    assert is_close(query, guarded.embed([QUERY], prompt=PROMPTS["query"])[0])
+    assert is_close(asyncio.run(ask()), query)
 
 
-def test_cohere_rerank_leaves_limits_null(reranker: Server) -> None:
+def test_cohere_rerank_leaves_limits_null(reranker: RunningServer) -> None:
     rerank = CohereRerank(model="pairs", base_url=reranker.url, cohere_api_key=SecretStr("sk-fake-key"))
 
     with rerank.client:
@@ -93,10 +93,10 @@ def test_cohere_rerank_leaves_limits_null(reranker: Server) -> None:
     order = sorted(range(4), key=lambda place: -scores[place])
     assert [each["index"] for each in everything] == order
     assert [each["index"] for each in found] == order[:3]  # its own number of documents
-    assert close([each["relevance_score"] for each in everything], sorted(scores, reverse=True))
+    assert is_close([each["relevance_score"] for each in everything], sorted(scores, reverse=True))
 
 
-def test_cohere_rerank_compresses_documents(judge: Server) -> None:
+def test_cohere_rerank_compresses_documents(judge: RunningServer) -> None:
     rerank = CohereRerank(model=judge.model, base_url=judge.url, cohere_api_key=SecretStr("sk-fake-key"), top_n=1)
     texts = ["Berlin is well known for its museums.", "Berlin had a population of 3,520,031 in 2020."]
     documents = [Document(text, metadata={"place": place}) for place, text in enumerate(texts)]

@@ -12,21 +12,21 @@ import openai
 import pytest
 from openai.types import CreateEmbeddingResponse
 
-from tests.api.image_helpers import CAT, DOG, image_part, says, text_part
-from tests.clients.conftest import KEY, Server, close
+from tests.api.image_helpers import CAT, DOG, image_part, make_message, text_part
+from tests.clients.conftest import KEY, RunningServer, is_close
 from tests.models.tiny_qwen3_vl import IMAGE
 
 TEXTS = ["Hello my name is", "a cenote is a natural pit", "☃ in the snow", "how deep is it?"]
 
 
 @pytest.fixture
-def client(embedder: Server) -> Iterator[openai.OpenAI]:
+def client(embedder: RunningServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{embedder.url}/v1", api_key="EMPTY") as client:
         yield client
 
 
 @pytest.fixture
-def keyed(guarded: Server) -> Iterator[openai.OpenAI]:
+def client_with_key(guarded: RunningServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key=KEY) as client:
         yield client
 
@@ -35,17 +35,17 @@ def vectors(reply: CreateEmbeddingResponse) -> list[list[float]]:
     return [each.embedding for each in reply.data]
 
 
-def test_one_text_is_one_vector_with_its_tokens_counted(client: openai.OpenAI, embedder: Server) -> None:
+def test_one_text_is_one_vector_with_its_tokens_counted(client: openai.OpenAI, embedder: RunningServer) -> None:
     reply = client.embeddings.create(model="mini", input=TEXTS[0])
 
-    assert close(vectors(reply), embedder.embed(TEXTS[:1]))
+    assert is_close(vectors(reply), embedder.embed(TEXTS[:1]))
     assert (reply.object, reply.model, reply.data[0].object) == ("list", "mini", "embedding")
     assert reply.usage.prompt_tokens == reply.usage.total_tokens == embedder.num_tokens(TEXTS[:1])
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64", None])
 def test_several_texts_come_in_their_order_in_every_encoding(
-    client: openai.OpenAI, embedder: Server, encoding: Any
+    client: openai.OpenAI, embedder: RunningServer, encoding: Any
 ) -> None:
     chosen = {} if encoding is None else {"encoding_format": encoding}  # the client asks for base64 by itself
     reply = client.embeddings.create(model="mini", input=TEXTS, **chosen)
@@ -53,28 +53,28 @@ def test_several_texts_come_in_their_order_in_every_encoding(
     found = vectors(reply)
     if encoding == "base64":  # somebody who asks for it in person gets it as it is
         found = [np.frombuffer(b64decode(each), dtype="<f4") for each in found]  # type: ignore[arg-type,misc]
-    assert close(found, embedder.embed(TEXTS))
+    assert is_close(found, embedder.embed(TEXTS))
     assert [each.index for each in reply.data] == [0, 1, 2, 3]
     assert reply.usage.prompt_tokens == embedder.num_tokens(TEXTS)
 
 
-def test_token_ids_are_read_as_they_are(client: openai.OpenAI, embedder: Server) -> None:
+def test_token_ids_are_read_as_they_are(client: openai.OpenAI, embedder: RunningServer) -> None:
     ids = [embedder.ids(text) for text in TEXTS]
 
     one = client.embeddings.create(model="mini", input=ids[1])
     several = client.embeddings.create(model="mini", input=ids)
 
     expected = embedder.embed(TEXTS)
-    assert close(vectors(one), expected[1:2])
-    assert close(vectors(several), expected)
+    assert is_close(vectors(one), expected[1:2])
+    assert is_close(vectors(several), expected)
     assert several.usage.prompt_tokens == sum(map(len, ids))
 
 
-def test_dimensions_give_the_first_numbers_at_length_one(client: openai.OpenAI, embedder: Server) -> None:
+def test_dimensions_give_the_first_numbers_at_length_one(client: openai.OpenAI, embedder: RunningServer) -> None:
     reply = client.embeddings.create(model="mini", input=TEXTS, dimensions=32)
 
     cut = embedder.embed(TEXTS)[:, :32]
-    assert close(vectors(reply), cut / np.linalg.norm(cut, axis=1, keepdims=True))
+    assert is_close(vectors(reply), cut / np.linalg.norm(cut, axis=1, keepdims=True))
 
 
 def test_a_model_without_matryoshka_refuses_dimensions_in_the_words_of_the_guide(keyed: openai.OpenAI) -> None:
@@ -91,15 +91,15 @@ def test_a_model_without_matryoshka_refuses_dimensions_in_the_words_of_the_guide
     assert error.response.json().items() >= guide.items()
 
 
-def test_the_size_that_a_model_has_anyway_is_no_change(keyed: openai.OpenAI, guarded: Server) -> None:
+def test_the_size_that_a_model_has_anyway_is_no_change(keyed: openai.OpenAI, guarded: RunningServer) -> None:
     reply = keyed.embeddings.create(
         input=["Hello my name is", "The best thing"], model="tiny", dimensions=32, extra_body={"normalize": True}
     )
 
-    assert close(vectors(reply), guarded.embed(["Hello my name is", "The best thing"]))
+    assert is_close(vectors(reply), guarded.embed(["Hello my name is", "The best thing"]))
 
 
-def test_fields_beyond_openais_go_in_the_extra_body(client: openai.OpenAI, embedder: Server) -> None:
+def test_fields_beyond_openais_go_in_the_extra_body(client: openai.OpenAI, embedder: RunningServer) -> None:
     long = "deep water " * 300
     with pytest.raises(openai.BadRequestError, match="602"):
         client.embeddings.create(model="mini", input=long)
@@ -109,20 +109,20 @@ def test_fields_beyond_openais_go_in_the_extra_body(client: openai.OpenAI, embed
     )
 
     reply = raw.parse()
-    assert close(vectors(reply), embedder.embed(["deep water deep"]))
+    assert is_close(vectors(reply), embedder.embed(["deep water deep"]))
     assert reply.usage.prompt_tokens == 5
     assert raw.headers["x-truncated-inputs"] == "1"
 
 
-def test_raw_vectors_are_the_models_own(client: openai.OpenAI, embedder: Server) -> None:
+def test_raw_vectors_are_the_models_own(client: openai.OpenAI, embedder: RunningServer) -> None:
     reply = client.embeddings.create(model="mini", input=TEXTS, extra_body={"normalize": False})
 
     assert np.linalg.norm(vectors(reply), axis=1).min() > 1.5
     lengths = np.linalg.norm(vectors(reply), axis=1, keepdims=True)
-    assert close(np.array(vectors(reply)) / lengths, embedder.embed(TEXTS))
+    assert is_close(np.array(vectors(reply)) / lengths, embedder.embed(TEXTS))
 
 
-def test_a_conversation_is_embedded_through_the_chat_template(keyed: openai.OpenAI, guarded: Server) -> None:
+def test_a_conversation_is_embedded_through_the_chat_template(keyed: openai.OpenAI, guarded: RunningServer) -> None:
     messages = [{"role": "user", "content": "where is the river?"}, {"role": "assistant", "content": "in the city"}]
 
     reply = keyed.post(
@@ -132,18 +132,18 @@ def test_a_conversation_is_embedded_through_the_chat_template(keyed: openai.Open
     )
 
     text = "user: where is the river?.assistant: in the city."
-    assert close(vectors(reply), guarded.embed([text]))
+    assert is_close(vectors(reply), guarded.embed([text]))
     assert reply.usage.prompt_tokens == guarded.num_tokens([text])
 
 
-def test_a_text_of_a_quarter_million_tokens_is_embedded_in_pieces(keyed: openai.OpenAI, guarded: Server) -> None:
+def test_a_text_of_a_quarter_million_tokens_is_embedded_in_chunks(keyed: openai.OpenAI, guarded: RunningServer) -> None:
     text = "Very long text that exceeds the model's position embeddings..." * 5000
 
     reply = keyed.embeddings.create(input=text, model="tiny")
 
     assert len(reply.data[0].embedding) == 32
     assert reply.usage.prompt_tokens == guarded.num_tokens([text])
-    assert close(vectors(reply), guarded.embed([text]))
+    assert is_close(vectors(reply), guarded.embed([text]))
 
 
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
@@ -155,7 +155,7 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("key", ["wrong", "your-api-ke", KEY + "x"])
-def test_a_wrong_key_does_not_open(guarded: Server, key: str) -> None:
+def test_a_wrong_key_is_refused(guarded: RunningServer, key: str) -> None:
     with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key=key) as client:
         with pytest.raises(openai.AuthenticationError) as refused:
             client.embeddings.create(model="tiny", input="a")
@@ -190,39 +190,41 @@ def test_the_request_id_is_the_clients_to_quote(client: openai.OpenAI) -> None:
     assert reply._request_id == "my-1"
 
 
-def test_the_async_client_gets_every_answer_to_its_own_question(embedder: Server) -> None:
+def test_concurrent_async_calls_get_their_own_results(embedder: RunningServer) -> None:
     async def ask() -> list[CreateEmbeddingResponse]:
         async with openai.AsyncOpenAI(base_url=f"{embedder.url}/v1", api_key="EMPTY") as client:
             return await asyncio.gather(*(client.embeddings.create(model="mini", input=text) for text in TEXTS * 4))
 
     replies = asyncio.run(ask())
 
-    assert close([vectors(reply)[0] for reply in replies], np.tile(embedder.embed(TEXTS), (4, 1)))
+    assert is_close([vectors(reply)[0] for reply in replies], np.tile(embedder.embed(TEXTS), (4, 1)))
 
 
-def test_a_real_roberta_gives_its_vectors(granite: Server) -> None:
+def test_a_real_roberta_gives_its_vectors(granite: RunningServer) -> None:
     with openai.OpenAI(base_url=f"{granite.url}/v1", api_key="EMPTY") as client:
         reply = client.embeddings.create(model=granite.model, input=TEXTS)
 
-    assert close(vectors(reply), granite.embed(TEXTS))
+    assert is_close(vectors(reply), granite.embed(TEXTS))
     assert reply.usage.prompt_tokens == granite.num_tokens(TEXTS)
 
 
-def test_images_come_in_conversations(seer: Server) -> None:
-    one, two = [says(image_part(CAT), text_part("the cat"))], [says(image_part(DOG))]
+def test_images_come_in_conversations(seer: RunningServer) -> None:
+    one, two = [make_message(image_part(CAT), text_part("the cat"))], [make_message(image_part(DOG))]
     with openai.OpenAI(base_url=f"{seer.url}/v1", api_key="EMPTY") as client:
         given: Any = [one, two]
         in_input = client.embeddings.create(model="seer", input=given)
         body = {"messages": one, "model": "seer", "encoding_format": "float"}
         posted = client.post("/embeddings", cast_to=CreateEmbeddingResponse, body=body)
         with pytest.raises(openai.BadRequestError, match=r"messages\[0\]\.content\[1\]") as refused:
-            client.embeddings.create(model="seer", input=[says(text_part("a"), image_part("data:image/png;base64,"))])  # type: ignore[list-item]
+            client.embeddings.create(
+                model="seer", input=[make_message(text_part("a"), image_part("data:image/png;base64,"))]
+            )  # type: ignore[list-item]
 
     prompts = [
         {"prompt": f"<|im_start|>user\n{IMAGE}{text}<|im_end|>\n", "multi_modal_data": {"image": image}}
         for image, text in ((CAT, "the cat"), (DOG, ""))
     ]
     expected = seer.embed(prompts, tokenization_kwargs={"add_special_tokens": False})
-    assert close(vectors(in_input), expected)
-    assert close(vectors(posted), expected[:1])
+    assert is_close(vectors(in_input), expected)
+    assert is_close(vectors(posted), expected[:1])
     assert refused.value.param == "messages[0].content[1]"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import requests
 
-from tests.clients.conftest import KEY, Server, close
+from tests.clients.conftest import KEY, RunningServer, is_close
 
 PROMPTS = [
     "Hello, my name is",
@@ -30,15 +30,15 @@ FRANCE = "What is the capital of France?"
 ABOUT_FRANCE = ["The capital of France is Paris.", "Python is a programming language."]
 TERMS = ["What is BGE M3?", "Defination of BM25"]
 BEIJING = "Retrieve the city of Beijing"
-PICTURE = [
+IMAGE_MESSAGES = [
     {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
     {"type": "text", "text": "Describe the image."},
 ]
 
-Ask = Callable[[Server, str, dict[str, Any]], Any]
+Ask = Callable[[RunningServer, str, dict[str, Any]], Any]
 
 
-def curl(server: Server, path: str, body: dict[str, Any], *words: str) -> Any:
+def curl(server: RunningServer, path: str, body: dict[str, Any], *words: str) -> Any:
     """What the reply says, whatever its status."""
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
@@ -49,13 +49,13 @@ def curl(server: Server, path: str, body: dict[str, Any], *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def post(server: Server, path: str, body: dict[str, Any]) -> Any:
+def post(server: RunningServer, path: str, body: dict[str, Any]) -> Any:
     reply = requests.post(server.url + path, json={"model": server.model} | body)
     assert reply.status_code == 200, reply.text
     return reply.json()
 
 
-def encode(server: Server, prompts: Any, task: str) -> list[np.ndarray[Any, Any]]:
+def encode(server: RunningServer, prompts: Any, task: str) -> list[np.ndarray[Any, Any]]:
     found = server.llm.encode(prompts, pooling_task=task, use_tqdm=False)
     return [np.asarray(each.outputs.data) for each in found]
 
@@ -73,12 +73,12 @@ def ranked(numbers: list[float]) -> list[tuple[int, float]]:
     return sorted(enumerate(numbers), key=lambda each: -each[1])
 
 
-def test_curl_asks_for_an_embedding_of_32_numbers(embedder: Server) -> None:
+def test_curl_asks_for_an_embedding_of_32_numbers(embedder: RunningServer) -> None:
     body = {"input": "Follow the white rabbit.", "encoding_format": "float", "dimensions": 32}
     reply = curl(embedder, "/v1/embeddings", body, "-H", "accept: application/json")
 
     cut = embedder.embed(["Follow the white rabbit."])[0, :32]
-    assert close(reply["data"][0]["embedding"], cut / np.linalg.norm(cut))
+    assert is_close(reply["data"][0]["embedding"], cut / np.linalg.norm(cut))
     assert reply["id"].startswith("embd-") and reply["object"] == "list" and reply["created"] > 1_700_000_000
     assert reply["usage"] == {
         "prompt_tokens": 7,
@@ -89,7 +89,7 @@ def test_curl_asks_for_an_embedding_of_32_numbers(embedder: Server) -> None:
     }
 
 
-def test_curl_is_refused_other_sizes_in_the_printed_body(guarded: Server) -> None:
+def test_curl_is_refused_other_sizes_in_the_printed_body(guarded: RunningServer) -> None:
     body = {"input": "Follow the white rabbit.", "encoding_format": "float", "dimensions": 16}
     reply = curl(guarded, "/v1/embeddings", body, "-H", f"Authorization: Bearer {KEY}")
 
@@ -101,15 +101,17 @@ def test_curl_is_refused_other_sizes_in_the_printed_body(guarded: Server) -> Non
 @pytest.mark.parametrize("ask", [curl, post], ids=["curl", "requests"])
 @pytest.mark.parametrize("name", ["embedder", "reranker"])
 def test_documents_are_ranked(request: pytest.FixtureRequest, name: str, ask: Ask) -> None:
-    server: Server = request.getfixturevalue(name)
+    server: RunningServer = request.getfixturevalue(name)
     reply = ask(server, "/rerank", {"query": LEARNING, "documents": ABOUT_LEARNING})
 
     expected = ranked(server.score(LEARNING, ABOUT_LEARNING))
-    assert close(ranking(reply), expected)
+    assert is_close(ranking(reply), expected)
     assert [each["document"]["text"] for each in reply["results"]] == [ABOUT_LEARNING[place] for place, _ in expected]
 
 
-def test_a_real_embedder_and_a_real_cross_encoder_know_what_learning_is(embedder: Server, judge: Server) -> None:
+def test_a_real_embedder_and_a_real_cross_encoder_know_what_learning_is(
+    embedder: RunningServer, judge: RunningServer
+) -> None:
     body = {"query": LEARNING, "documents": ABOUT_LEARNING}
 
     for server in (embedder, judge):
@@ -118,10 +120,10 @@ def test_a_real_embedder_and_a_real_cross_encoder_know_what_learning_is(embedder
 
 @pytest.mark.parametrize("ask", [curl, post], ids=["curl", "requests"])
 @pytest.mark.parametrize(("one", "several"), [(LEARNING, ABOUT_LEARNING[:2]), (FRANCE, ABOUT_FRANCE)], ids=["ml", "fr"])
-def test_one_text_is_scored_against_several(embedder: Server, ask: Ask, one: str, several: list[str]) -> None:
+def test_one_text_is_scored_against_several(embedder: RunningServer, ask: Ask, one: str, several: list[str]) -> None:
     reply = ask(embedder, "/score", {"text_1": one, "text_2": several})
 
-    assert close(scores(reply), embedder.score(one, several))
+    assert is_close(scores(reply), embedder.score(one, several))
     assert scores(reply)[0] > scores(reply)[1]
 
 
@@ -134,87 +136,87 @@ def test_one_text_is_scored_against_several(embedder: Server, ask: Ask, one: str
     ],
     ids=["1:1", "1:N", "N:N"],
 )
-def test_pairs_are_scored_by_a_cross_encoder(reranker: Server, one: Any, other: Any) -> None:
+def test_pairs_are_scored_by_a_cross_encoder(reranker: RunningServer, one: Any, other: Any) -> None:
     reply = post(reranker, "/score", {"text_1": one, "text_2": other})
 
-    assert close(scores(reply), reranker.score(one, other))
+    assert is_close(scores(reply), reranker.score(one, other))
     used = reranker.llm.score(one, other, use_tqdm=False)
     assert reply["usage"]["prompt_tokens"] == sum(len(each.prompt_token_ids) for each in used)
 
 
-def test_a_real_cross_encoder_knows_capitals(judge: Server) -> None:
+def test_a_real_cross_encoder_knows_capitals(judge: RunningServer) -> None:
     reply = post(
         judge, "/v1/score", {"text_1": FRANCE, "text_2": [*ABOUT_FRANCE, "The capital of Brazil is Brasilia."]}
     )
 
-    assert close(scores(reply), judge.score(FRANCE, [*ABOUT_FRANCE, "The capital of Brazil is Brasilia."]))
+    assert is_close(scores(reply), judge.score(FRANCE, [*ABOUT_FRANCE, "The capital of Brazil is Brasilia."]))
     assert int(np.argmax(scores(reply))) == 0
 
 
-def test_requests_pools_one_vector_for_every_prompt(embedder: Server) -> None:
+def test_requests_pools_one_vector_for_every_prompt(embedder: RunningServer) -> None:
     reply = post(embedder, "/pooling", {"input": PROMPTS, "task": "embed"})
 
-    assert close([each["data"] for each in reply["data"]], embedder.embed(PROMPTS))
+    assert is_close([each["data"] for each in reply["data"]], embedder.embed(PROMPTS))
     assert reply["usage"]["prompt_tokens"] == embedder.num_tokens(PROMPTS)
 
 
 @pytest.mark.parametrize("prompts", [LEARNING, TERMS], ids=["one", "several"])
-def test_curl_pools_a_vector_for_every_token(embedder: Server, prompts: Any) -> None:
+def test_curl_pools_a_vector_for_every_token(embedder: RunningServer, prompts: Any) -> None:
     reply = curl(embedder, "/pooling", {"input": prompts, "task": "token_embed"})
 
     expected = encode(embedder, prompts, "token_embed")
     assert len(reply["data"]) == len(expected)
     for each, rows in zip(reply["data"], expected, strict=True):
-        assert close(each["data"], rows)
+        assert is_close(each["data"], rows)
 
 
-def test_curl_pools_a_weight_for_every_token_and_tokenize_says_which(classifier: Server) -> None:
+def test_curl_pools_a_weight_for_every_token_and_tokenize_says_which(classifier: RunningServer) -> None:
     reply = curl(classifier, "/pooling", {"input": TERMS, "task": "token_classify"})
 
     for each, rows, prompt in zip(reply["data"], encode(classifier, TERMS, "token_classify"), TERMS, strict=True):
-        assert close(each["data"], rows)
+        assert is_close(each["data"], rows)
         tokens = curl(classifier, "/tokenize", {"prompt": prompt})["tokens"]
         assert len(tokens) == len(each["data"]) and tokens == classifier.ids(prompt)
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS[:2], PROMPTS[0]], ids=["several", "one"])
-def test_requests_classifies(classifier: Server, prompts: Any) -> None:
+def test_requests_classifies(classifier: RunningServer, prompts: Any) -> None:
     reply = post(classifier, "/classify", {"input": prompts})
 
     expected = [each.outputs.probs for each in classifier.llm.classify(prompts, use_tqdm=False)]
-    assert close([each["probs"] for each in reply["data"]], expected)
+    assert is_close([each["probs"] for each in reply["data"]], expected)
     assert [each["label"] for each in reply["data"]] == [["good", "bad"][int(np.argmax(row))] for row in expected]
     assert all(each["num_classes"] == 2 for each in reply["data"])
 
 
-def test_conversations_are_pooled_where_the_model_has_a_template(classifier: Server) -> None:
+def test_conversations_are_pooled_where_the_model_has_a_template(classifier: RunningServer) -> None:
     content = [{"type": "text", "text": "Describe the image."}]
     reply = curl(classifier, "/pooling", {"messages": [{"role": "user", "content": content}]})
 
-    assert close(reply["data"][0]["data"], encode(classifier, "user: Describe the image..", "classify")[0])
+    assert is_close(reply["data"][0]["data"], encode(classifier, "user: Describe the image..", "classify")[0])
 
 
-def test_sides_in_parts_are_read_as_their_texts(embedder: Server) -> None:
+def test_content_parts_are_scored_as_their_texts(embedder: RunningServer) -> None:
     parts = [{"content": [{"type": "text", "text": text}]} for text in ABOUT_FRANCE]
 
     scored = curl(embedder, "/score", {"data_1": FRANCE, "data_2": parts})
     reranked = curl(embedder, "/rerank", {"query": FRANCE, "documents": parts, "top_n": 1})
 
     expected = embedder.score(FRANCE, ABOUT_FRANCE)
-    assert close(scores(scored), expected)
-    assert close(ranking(reranked), ranked(expected)[:1])
+    assert is_close(scores(scored), expected)
+    assert is_close(ranking(reranked), ranked(expected)[:1])
 
 
 @pytest.mark.parametrize(
     ("name", "path", "body"),
     [
-        ("embedder", "/score", {"data_1": BEIJING, "data_2": [{"content": PICTURE}]}),
-        ("embedder", "/rerank", {"query": BEIJING, "documents": [{"content": PICTURE}] * 2, "top_n": 2}),
-        ("classifier", "/pooling", {"messages": [{"role": "user", "content": PICTURE}]}),
+        ("embedder", "/score", {"data_1": BEIJING, "data_2": [{"content": IMAGE_MESSAGES}]}),
+        ("embedder", "/rerank", {"query": BEIJING, "documents": [{"content": IMAGE_MESSAGES}] * 2, "top_n": 2}),
+        ("classifier", "/pooling", {"messages": [{"role": "user", "content": IMAGE_MESSAGES}]}),
     ],
     ids=["score", "rerank", "pooling"],
 )
-def test_a_model_of_texts_says_that_it_sees_no_pictures(
+def test_a_text_model_refuses_images(
     request: pytest.FixtureRequest, name: str, path: str, body: dict[str, Any]
 ) -> None:
     reply = curl(request.getfixturevalue(name), path, body)

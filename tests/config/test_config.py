@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from cenote.config.engine import EngineConfig, PoolerConfig, declared, human_number
-from cenote.config.ignored_options import WITHOUT_EFFECT
+from cenote.config.engine import EngineConfig
+from cenote.config.ignored_options import IGNORED_OPTIONS
+from cenote.config.options import option_fields, parse_token_count
+from cenote.config.pooler import PoolerConfig
 from cenote.errors import BadRequest, LoadError
 
 # numbers
@@ -32,13 +34,13 @@ from cenote.errors import BadRequest, LoadError
     ],
 )
 def test_numbers_may_be_written_short(text: str | int, number: int) -> None:
-    assert human_number(text) == number
+    assert parse_token_count(text) == number
 
 
 @pytest.mark.parametrize("text", ["", "k", "many", "1.5", "8kk", "8 k k", "0x10", "infk", "nank"])
 def test_what_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(BadRequest, match="is no number of tokens"):
-        human_number(text)
+        parse_token_count(text)
 
 
 # the pooler
@@ -82,7 +84,9 @@ def test_contradictions_are_refused(options: dict[str, Any], words: str) -> None
         ("step", None, "STEP"),
     ],
 )
-def test_the_pooling_type_goes_where_it_belongs(kind: str, sequence: str | None, token: str | None) -> None:
+def test_pooling_type_sets_the_sequence_or_the_token_pooling_type(
+    kind: str, sequence: str | None, token: str | None
+) -> None:
     config = PoolerConfig(pooling_type=kind)
 
     assert (config.seq_pooling_type, config.tok_pooling_type) == (sequence, token)
@@ -91,18 +95,18 @@ def test_the_pooling_type_goes_where_it_belongs(kind: str, sequence: str | None,
 def test_a_pooler_config_may_be_an_object_a_mapping_or_nothing() -> None:
     config = PoolerConfig(pooling_type="MEAN")
 
-    assert PoolerConfig.of(config) is config
-    assert PoolerConfig.of({"pooling_type": "MEAN"}) == config
-    assert PoolerConfig.of(None) == PoolerConfig()
+    assert PoolerConfig.from_value(config) is config
+    assert PoolerConfig.from_value({"pooling_type": "MEAN"}) == config
+    assert PoolerConfig.from_value(None) == PoolerConfig()
     with pytest.raises(BadRequest, match="pooler_config is a PoolerConfig or a mapping, not str"):
-        PoolerConfig.of("MEAN")  # type: ignore[arg-type]
+        PoolerConfig.from_value("MEAN")  # type: ignore[arg-type]
 
 
 def test_an_unknown_entry_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(BadRequest, match="no pooler config is called 'poolingtype'; did you mean 'pooling_type'?"):
-        PoolerConfig.of({"poolingtype": "MEAN"})
+        PoolerConfig.from_value({"poolingtype": "MEAN"})
     with pytest.raises(BadRequest, match="there are: dimensions, enable_chunked_processing"):
-        PoolerConfig.of({"zzz": 1})
+        PoolerConfig.from_value({"zzz": 1})
 
 
 # the engine
@@ -116,24 +120,27 @@ def test_options_are_frozen() -> None:
 
 
 @pytest.mark.parametrize("config", [EngineConfig, PoolerConfig])
-def test_every_option_explains_itself(config: type) -> None:
-    assert [item.name for item in declared(config)] == [item.name for item in fields(config)]
-    assert all(item.metadata["help"] for item in declared(config))
+def test_every_option_has_a_help_text(config: type) -> None:
+    assert [item.name for item in option_fields(config)] == [item.name for item in fields(config)]
+    assert all(item.metadata["help"] for item in option_fields(config))
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(
         BadRequest, match="no engine option is called 'max_model_length'; did you mean 'max_model_len'?"
     ):
-        EngineConfig.of("m", max_model_length=8)
+        EngineConfig.from_kwargs("m", max_model_length=8)
 
 
 @pytest.mark.parametrize("old", [{"pooling_type": "MEAN"}, PoolerConfig(pooling_type="MEAN")], ids=["dict", "object"])
 def test_override_pooler_config_is_the_older_name(old: Any) -> None:
-    assert EngineConfig.of("m", override_pooler_config=old) == EngineConfig.of("m", pooler_config=old)
-    assert EngineConfig.of("m", override_pooler_config=old, pooler_config=old).pooler_config.seq_pooling_type == "MEAN"
+    assert EngineConfig.from_kwargs("m", override_pooler_config=old) == EngineConfig.from_kwargs("m", pooler_config=old)
+    assert (
+        EngineConfig.from_kwargs("m", override_pooler_config=old, pooler_config=old).pooler_config.seq_pooling_type
+        == "MEAN"
+    )
     with pytest.raises(BadRequest, match="`override_pooler_config` is the older name of `pooler_config`"):
-        EngineConfig.of("m", override_pooler_config=old, pooler_config={"pooling_type": "CLS"})
+        EngineConfig.from_kwargs("m", override_pooler_config=old, pooler_config={"pooling_type": "CLS"})
 
 
 @pytest.mark.parametrize(
@@ -146,56 +153,59 @@ def test_override_pooler_config_is_the_older_name(old: Any) -> None:
         ("reward", "auto", "task=reward is the older spelling of: --runner pooling"),
     ],
 )
-def test_the_task_of_the_oldest_guide_is_told_in_todays_words(
+def test_the_deprecated_task_option_is_logged_with_its_replacement(
     task: str, convert: str, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "cenote"):
-        config = EngineConfig.of("m", task=task)
+        config = EngineConfig.from_kwargs("m", task=task)
 
     assert (config.runner, config.convert) == ("pooling", convert)
     assert caplog.messages == [words]
 
 
-def test_an_explicit_conversion_outranks_the_old_task() -> None:
-    assert EngineConfig.of("m", task="embed", convert="classify").convert == "classify"
-    assert EngineConfig.of("m", task="auto") == EngineConfig.of("m")
+def test_an_explicit_convert_option_overrides_the_deprecated_task() -> None:
+    assert EngineConfig.from_kwargs("m", task="embed", convert="classify").convert == "classify"
+    assert EngineConfig.from_kwargs("m", task="auto") == EngineConfig.from_kwargs("m")
 
 
-def test_an_unknown_task_is_refused_with_those_there_are() -> None:
+def test_an_unknown_task_is_refused_with_the_known_tasks() -> None:
     with pytest.raises(BadRequest, match="task='generate' is unknown; there are: embed, embedding, classify"):
-        EngineConfig.of("m", task="generate")
+        EngineConfig.from_kwargs("m", task="generate")
 
 
 def test_the_first_served_name_is_the_name() -> None:
-    assert EngineConfig.of("m", served_model_name=["one", "two"]).served_model_name == "one"
-    assert EngineConfig.of("m", served_model_name="one").served_model_name == "one"
-    assert EngineConfig.of("m", served_model_name=[]).served_model_name is None
+    assert EngineConfig.from_kwargs("m", served_model_name=["one", "two"]).served_model_name == "one"
+    assert EngineConfig.from_kwargs("m", served_model_name="one").served_model_name == "one"
+    assert EngineConfig.from_kwargs("m", served_model_name=[]).served_model_name is None
 
 
 @pytest.mark.parametrize("given", ["8k", 8000])
 def test_the_length_may_be_written_short(given: str | int) -> None:
-    assert EngineConfig.of("m", max_model_len=given).max_model_len == 8000
+    assert EngineConfig.from_kwargs("m", max_model_len=given).max_model_len == 8000
 
 
-def test_options_of_other_machinery_are_taken_and_dropped() -> None:
-    harmless = {name: option.harmless[0] if option.harmless else "anything" for name, option in WITHOUT_EFFECT.items()}
+def test_vllm_options_without_effect_are_accepted_and_ignored() -> None:
+    harmless = {
+        name: option.accepted_values[0] if option.accepted_values else "anything"
+        for name, option in IGNORED_OPTIONS.items()
+    }
 
-    assert EngineConfig.of("m", **harmless) == EngineConfig.of("m")
+    assert EngineConfig.from_kwargs("m", **harmless) == EngineConfig.from_kwargs("m")
 
 
 @pytest.mark.parametrize(("name", "value"), [("tensor_parallel_size", 2), ("kv_cache_dtype", "fp8")])
 def test_options_that_would_change_the_answer_are_refused(name: str, value: Any) -> None:
     with pytest.raises(LoadError, match=f"{name}={value!r} is not available"):
-        EngineConfig.of("m", **{name: value})
+        EngineConfig.from_kwargs("m", **{name: value})
 
 
-def test_a_quantization_that_is_not_there_is_refused_with_those_that_are() -> None:
+def test_an_unknown_quantization_is_refused_with_the_known_ones() -> None:
     with pytest.raises(BadRequest, match="quantization='awq' is unknown; there are: int8, fp8"):
-        EngineConfig.of("m", quantization="awq")
+        EngineConfig.from_kwargs("m", quantization="awq")
 
 
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "step_timeout_s"])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
-def test_numbers_that_leave_no_room_are_refused(name: str, value: float) -> None:
+def test_limits_that_are_not_positive_are_refused(name: str, value: float) -> None:
     with pytest.raises(BadRequest, match=f"{name}=.* give a number above 0"):
-        EngineConfig.of("m", **{name: value})
+        EngineConfig.from_kwargs("m", **{name: value})

@@ -13,13 +13,14 @@ import pytest
 from cenote.config.engine import EngineConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.execution.executor import EchoExecutor
-from cenote.engine.sequence_group import Batch
+from cenote.engine.sequence_group import ScheduledBatch
 from cenote.errors import PoolingError
 from cenote.loading.load import LoadedModel
-from cenote.protocol.requests import Pooled, PoolRequest
+from cenote.protocol.requests import PoolRequest
+from cenote.protocol.results import PoolResult
 
 MakeEngine = Callable[..., PoolingEngine]
-PATIENCE_S = 20.0  # far more than anything here takes
+TIMEOUT_S = 20.0  # far more than anything here takes
 
 
 @pytest.fixture
@@ -37,41 +38,41 @@ def make_engine(loaded: LoadedModel) -> Iterator[MakeEngine]:
         engine.stop()
 
 
-class Gate:
+class BatchGate:
     """A fault that holds every batch back until it is opened, and counts the tokens that passed."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
         self.opened = threading.Event()
-        self.passed: list[int] = []
+        self.token_ids: list[int] = []
 
-    def __call__(self, batch: Batch) -> None:
+    def __call__(self, batch: ScheduledBatch) -> None:
         self.reached.set()
-        assert self.opened.wait(PATIENCE_S)
-        self.passed.extend(batch.strip.token_ids.tolist())
+        assert self.opened.wait(TIMEOUT_S)
+        self.token_ids.extend(batch.inputs.token_ids.tolist())
 
 
-def poison(*markers: int) -> Callable[[Batch], None]:
+def raise_on_tokens(*markers: int) -> Callable[[ScheduledBatch], None]:
     """A fault that strikes every batch with one of these token ids in it."""
 
-    def strike(batch: Batch) -> None:
-        if set(markers) & set(batch.strip.token_ids.tolist()):
+    def strike(batch: ScheduledBatch) -> None:
+        if set(markers) & set(batch.inputs.token_ids.tolist()):
             raise RuntimeError("poisoned")
 
     return strike
 
 
-def asking(inputs: Any, **more: Any) -> PoolRequest:
-    return PoolRequest(task="embed", inputs=inputs, **more)
+def make_request(inputs: Any, **request_kwargs: Any) -> PoolRequest:
+    return PoolRequest(task="embed", inputs=inputs, **request_kwargs)
 
 
-def echoed(answers: Many[Pooled | PoolingError]) -> list[Any]:
+def echoed_token_ids(results: Many[PoolResult | PoolingError]) -> list[Any]:
     """The token ids that came back, or the error in their place."""
-    return [answer if isinstance(answer, PoolingError) else answer.data.int().tolist() for answer in answers]
+    return [answer if isinstance(answer, PoolingError) else answer.data.int().tolist() for answer in results]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < end, "it never happened"
         time.sleep(0.002)

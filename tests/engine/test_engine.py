@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from cenote.config.engine import PoolerConfig
-from cenote.engine.engine import BATCHES_AHEAD
+from cenote.config.pooler import PoolerConfig
+from cenote.engine.engine import MAX_QUEUED_BATCHES
 from cenote.engine.execution.executor import EchoExecutor
-from cenote.engine.preprocessing.tokenizer_worker import SLICE_TOKENS
-from cenote.engine.result_delivery import Outcome
-from cenote.engine.sequence_group import Batch, Rows
+from cenote.engine.preprocessing.tokenizer_worker import MIN_SLICE_TOKENS
+from cenote.engine.result_delivery import BatchOutput
+from cenote.engine.sequence_group import RaggedRows, ScheduledBatch
 from cenote.errors import BadRequest, Overloaded, PoolingError, Unsupported
-from cenote.protocol.input_types import Pair
-from cenote.protocol.requests import PoolingParams, PoolRequest, Tokenization
-from tests.engine.conftest import Gate, MakeEngine, asking, echoed, poison, wait_until
+from cenote.protocol.input_types import TextPair
+from cenote.protocol.params import PoolingParams, TokenizationParams
+from cenote.protocol.requests import PoolRequest
+from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_request, raise_on_tokens, wait_until
 
 
 def random_inputs(seed: int, count: int) -> list[list[int]]:
@@ -29,30 +30,30 @@ def random_inputs(seed: int, count: int) -> list[list[int]]:
     return [[dice.randrange(30000) for _ in range(dice.randint(1, 40))] for _ in range(count)]
 
 
-def test_answers_come_in_the_order_of_the_inputs(make_engine: MakeEngine) -> None:
+def test_results_come_in_the_order_of_the_inputs(make_engine: MakeEngine) -> None:
     engine = make_engine(max_num_batched_tokens=100, max_num_seqs=7)
     inputs = random_inputs(0, 700)  # several slices, many batches
 
-    assert echoed(engine.pool_sync(asking(inputs))) == inputs
+    assert echoed_token_ids(engine.pool_sync(make_request(inputs))) == inputs
 
 
-def test_many_threads_at_once_each_get_their_own_answers(make_engine: MakeEngine) -> None:
+def test_concurrent_threads_each_get_their_own_results(make_engine: MakeEngine) -> None:
     engine = make_engine(max_num_batched_tokens=300)
 
     def call(seed: int) -> bool:
         inputs = random_inputs(seed, 30)
-        return echoed(engine.pool_sync(asking(inputs))) == inputs
+        return echoed_token_ids(engine.pool_sync(make_request(inputs))) == inputs
 
     with ThreadPoolExecutor(16) as callers:
         assert all(callers.map(call, range(120)))
 
 
-def test_many_tasks_at_once_each_get_their_own_answers(make_engine: MakeEngine) -> None:
+def test_concurrent_asyncio_tasks_each_get_their_own_results(make_engine: MakeEngine) -> None:
     engine = make_engine(max_num_batched_tokens=300)
 
     async def call(seed: int) -> bool:
         inputs = random_inputs(seed, 1 + seed % 20)
-        return echoed(await engine.pool(asking(inputs))) == inputs
+        return echoed_token_ids(await engine.pool(make_request(inputs))) == inputs
 
     async def all_at_once() -> list[bool]:
         return await asyncio.gather(*map(call, range(200)))
@@ -60,15 +61,15 @@ def test_many_tasks_at_once_each_get_their_own_answers(make_engine: MakeEngine) 
     assert all(asyncio.run(all_at_once()))
 
 
-def test_requests_that_are_read_together_keep_their_own_answers_errors_and_ways(make_engine: MakeEngine) -> None:
+def test_requests_tokenized_together_keep_their_own_results_errors_and_options(make_engine: MakeEngine) -> None:
     engine = make_engine()
 
     async def call(number: int) -> bool:
-        cut = Tokenization(truncate_prompt_tokens=3) if number % 3 == 0 else Tokenization()
+        cut = TokenizationParams(truncate_prompt_tokens=3) if number % 3 == 0 else TokenizationParams()
         bad = number % 5 == 0
-        request = asking(["a " * (1 + number % 4), "\ud800" if bad else "b"], tokenization=cut)
+        request = make_request(["a " * (1 + number % 4), "\ud800" if bad else "b"], tokenization=cut)
         try:
-            first, second = echoed(await engine.pool(request))
+            first, second = echoed_token_ids(await engine.pool(request))
         except BadRequest as error:
             return bad and error.index == 1
         length = 3 if number % 3 == 0 else 3 + number % 4
@@ -80,16 +81,18 @@ def test_requests_that_are_read_together_keep_their_own_answers_errors_and_ways(
     assert all(asyncio.run(all_at_once()))
 
 
-def test_texts_and_ids_may_stand_side_by_side(make_engine: MakeEngine) -> None:
+def test_texts_and_token_ids_can_be_mixed_in_one_request(make_engine: MakeEngine) -> None:
     engine = make_engine()
 
-    answers = echoed(engine.pool_sync(asking(["a", [7, 8], "", Pair("a", "b")])))
+    answers = echoed_token_ids(engine.pool_sync(make_request(["a", [7, 8], "", TextPair("a", "b")])))
 
     assert answers == [[101, 1037, 102], [7, 8], [101, 102], [101, 1037, 102, 1038, 102]]
 
 
-def test_an_answer_tells_its_tokens_before_and_after_truncation(make_engine: MakeEngine) -> None:
-    (answer,) = make_engine().pool_sync(asking(["a b c d"], tokenization=Tokenization(truncate_prompt_tokens=4)))
+def test_a_result_has_token_counts_before_and_after_truncation(make_engine: MakeEngine) -> None:
+    (answer,) = make_engine().pool_sync(
+        make_request(["a b c d"], tokenization=TokenizationParams(truncate_prompt_tokens=4))
+    )
 
     assert not isinstance(answer, PoolingError)
     assert answer.token_ids.tolist() == [101, 1037, 1038, 102]
@@ -104,13 +107,15 @@ def test_one_bad_input_fails_its_request(make_engine: MakeEngine, bad: object) -
     engine = make_engine()
 
     with pytest.raises(BadRequest):
-        engine.pool_sync(asking(["a", bad, "b"]))
+        engine.pool_sync(make_request(["a", bad, "b"]))
 
-    assert echoed(engine.pool_sync(asking([[7]]))) == [[7]]
+    assert echoed_token_ids(engine.pool_sync(make_request([[7]]))) == [[7]]
 
 
-def test_a_request_that_keeps_going_has_the_error_in_its_place(make_engine: MakeEngine) -> None:
-    answers = echoed(make_engine().pool_sync(asking(["a", "\ud800", [7], [-1]], keep_going=True)))
+def test_with_return_exceptions_the_error_is_in_the_result_list(make_engine: MakeEngine) -> None:
+    answers = echoed_token_ids(
+        make_engine().pool_sync(make_request(["a", "\ud800", [7], [-1]], return_exceptions=True))
+    )
 
     assert answers[0] == [101, 1037, 102]
     assert isinstance(answers[1], BadRequest)
@@ -118,8 +123,8 @@ def test_a_request_that_keeps_going_has_the_error_in_its_place(make_engine: Make
     assert isinstance(answers[3], BadRequest)
 
 
-def test_a_request_that_keeps_going_may_fail_in_every_place(make_engine: MakeEngine) -> None:
-    answers = echoed(make_engine().pool_sync(asking([[-1]] * 600, keep_going=True)))
+def test_with_return_exceptions_every_input_may_fail(make_engine: MakeEngine) -> None:
+    answers = echoed_token_ids(make_engine().pool_sync(make_request([[-1]] * 600, return_exceptions=True)))
 
     assert all(isinstance(answer, BadRequest) for answer in answers)
 
@@ -129,7 +134,7 @@ def test_a_request_that_keeps_going_may_fail_in_every_place(make_engine: MakeEng
 
 def test_no_inputs_are_refused(make_engine: MakeEngine) -> None:
     with pytest.raises(BadRequest, match="You must pass at least one prompt"):
-        make_engine().submit(asking([]))
+        make_engine().submit(make_request([]))
 
 
 def test_another_task_is_refused(make_engine: MakeEngine) -> None:
@@ -145,18 +150,18 @@ def test_parameters_must_be_as_many_as_inputs(make_engine: MakeEngine) -> None:
     engine = make_engine()
 
     with pytest.raises(BadRequest, match=r"The lengths of prompts \(3\) and params \(2\) must be the same."):
-        engine.submit(asking(["a", "b", "c"], params=[PoolingParams()] * 2))
+        engine.submit(make_request(["a", "b", "c"], params=[PoolingParams()] * 2))
     with pytest.raises(BadRequest, match="pooling_params is one PoolingParams"):
-        engine.submit(asking(["a"], params={"dimensions": 3}))
+        engine.submit(make_request(["a"], params={"dimensions": 3}))
 
 
 def test_a_prompt_name_the_model_does_not_have_is_refused(make_engine: MakeEngine) -> None:
     with pytest.raises(BadRequest, match="no prompt is called 'query'; this model has: none"):
-        make_engine().submit(asking(["a"], prompt_name="query"))
+        make_engine().submit(make_request(["a"], prompt_name="query"))
 
 
-def test_a_prompt_stands_before_every_text(make_engine: MakeEngine) -> None:
-    answers = echoed(make_engine().pool_sync(asking(["b", [7]], prompt="a ")))
+def test_the_prompt_is_prepended_to_every_text(make_engine: MakeEngine) -> None:
+    answers = echoed_token_ids(make_engine().pool_sync(make_request(["b", [7]], prompt="a ")))
 
     assert answers == [[101, 1037, 1038, 102], [7]]
 
@@ -165,42 +170,42 @@ def test_a_prompt_stands_before_every_text(make_engine: MakeEngine) -> None:
 
 
 def test_texts_are_rendered_while_a_batch_runs(make_engine: MakeEngine) -> None:
-    gate = Gate()
+    gate = BatchGate()
     engine = make_engine(fault=gate)
-    first = engine.submit(asking([[7]]))
+    first = engine.submit(make_request([[7]]))
     assert gate.reached.wait(10)
 
-    second = engine.submit(asking([[2000 + number, 5, 6, 7, 8] for number in range(1000)]))
-    wait_until(lambda: engine.loop.scheduler.waiting_tokens == 5000)
+    second = engine.submit(make_request([[2000 + number, 5, 6, 7, 8] for number in range(1000)]))
+    wait_until(lambda: engine.loop.scheduler.num_waiting_tokens == 5000)
 
     assert not first.future.done()
     gate.opened.set()
     assert len(second.wait()) == 1000
 
 
-def test_what_is_rendered_but_has_not_run_stays_bounded(make_engine: MakeEngine) -> None:
+def test_the_number_of_queued_tokens_is_bounded(make_engine: MakeEngine) -> None:
     most_waiting = 0
 
-    def slow(batch: Batch) -> None:
+    def slow(batch: ScheduledBatch) -> None:
         nonlocal most_waiting
-        most_waiting = max(most_waiting, engine.loop.scheduler.waiting_tokens)
+        most_waiting = max(most_waiting, engine.loop.scheduler.num_waiting_tokens)
         time.sleep(0.001)
 
     engine = make_engine(fault=slow, max_num_batched_tokens=512)
     inputs = [[number, number + 1, number + 2, 4, 5, 6] for number in range(20_000)]
 
-    answers = engine.pool_sync(asking(inputs))
+    answers = engine.pool_sync(make_request(inputs))
 
-    assert echoed(answers) == inputs
-    assert 512 < most_waiting <= BATCHES_AHEAD * 512 + SLICE_TOKENS
+    assert echoed_token_ids(answers) == inputs
+    assert 512 < most_waiting <= MAX_QUEUED_BATCHES * 512 + MIN_SLICE_TOKENS
 
 
 def test_a_small_request_does_not_wait_for_the_whole_of_a_large_one(make_engine: MakeEngine) -> None:
     engine = make_engine(fault=lambda batch: time.sleep(0.002), max_num_batched_tokens=256)
-    large = engine.submit(asking([[5] * 16] * 20_000))  # more than a thousand batches
+    large = engine.submit(make_request([[5] * 16] * 20_000))  # more than a thousand batches
 
     began = time.monotonic()
-    engine.submit(asking([[7]])).wait()
+    engine.submit(make_request([[7]])).wait()
 
     assert not large.future.done()
     assert large.num_done < 20_000 / 4
@@ -208,29 +213,29 @@ def test_a_small_request_does_not_wait_for_the_whole_of_a_large_one(make_engine:
     large.future.cancel()
 
 
-def test_urgent_work_overtakes_where_the_policy_says_so(make_engine: MakeEngine) -> None:
-    gate = Gate()
+def test_with_the_priority_policy_urgent_requests_run_first(make_engine: MakeEngine) -> None:
+    gate = BatchGate()
     engine = make_engine(fault=gate, scheduling_policy="priority", max_num_batched_tokens=4)
-    waiting = [engine.submit(asking([[9]]))]
+    waiting = [engine.submit(make_request([[9]]))]
     assert gate.reached.wait(10)
     for number, priority in ((1, 5), (2, 0), (3, -5), (4, 0)):
-        waiting.append(engine.submit(asking([[number] * 4], priority=priority)))
+        waiting.append(engine.submit(make_request([[number] * 4], priority=priority)))
     wait_until(lambda: len(engine.loop.scheduler) == 4)
     gate.opened.set()
     for pending in waiting:
         pending.wait()
 
-    assert gate.passed[1::4] == [3, 2, 4, 1]
+    assert gate.token_ids[1::4] == [3, 2, 4, 1]
 
 
-def test_batches_hold_no_more_than_asked(make_engine: MakeEngine) -> None:
+def test_batches_respect_max_num_seqs_and_max_num_batched_tokens(make_engine: MakeEngine) -> None:
     sizes: list[tuple[int, int]] = []
 
-    def note(batch: Batch) -> None:
+    def note(batch: ScheduledBatch) -> None:
         sizes.append((len(batch), batch.num_tokens))
 
     engine = make_engine(fault=note, max_num_batched_tokens=50, max_num_seqs=6)
-    engine.pool_sync(asking(random_inputs(3, 300)))
+    engine.pool_sync(make_request(random_inputs(3, 300)))
 
     assert max(count for count, _ in sizes) == 6
     assert all(tokens <= 50 or count == 1 for count, tokens in sizes)
@@ -244,17 +249,17 @@ def test_a_long_input_is_embedded_in_chunks_and_merged(make_engine: MakeEngine) 
     class Count(EchoExecutor):
         """Answers every sequence with its number of tokens and their sum."""
 
-        def start(self, batch: Batch) -> Callable[[], Outcome]:
-            texts = np.split(batch.strip.token_ids, batch.strip.offsets[1:-1])
+        def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
+            texts = np.split(batch.inputs.token_ids, batch.inputs.cu_seqlens[1:-1])
             rows = torch.tensor([[float(len(text)), float(text.sum())] for text in texts])
-            return lambda: Outcome({ask: Rows(rows) for ask in batch.asks[0]})
+            return lambda: BatchOutput({ask: RaggedRows(rows) for ask in batch.specs[0]})
 
     config = PoolerConfig(enable_chunked_processing=True, use_activation=False)
     engine = make_engine(Count(), pooler_config=config)
     params = PoolingParams(use_activation=False)
 
     ids = [number % 7 for number in range(600)]
-    (answer,) = engine.pool_sync(asking([ids], params=params))
+    (answer,) = engine.pool_sync(make_request([ids], params=params))
 
     sums = [sum(ids[:256]), sum(ids[256:512]), sum(ids[512:])]
     assert not isinstance(answer, PoolingError)
@@ -264,31 +269,31 @@ def test_a_long_input_is_embedded_in_chunks_and_merged(make_engine: MakeEngine) 
     assert answer.num_tokens == answer.num_input_tokens == 600
 
 
-def test_a_chunk_that_fails_takes_its_text_and_nobody_else(make_engine: MakeEngine) -> None:
+def test_a_failing_chunk_fails_only_its_own_text(make_engine: MakeEngine) -> None:
     config = PoolerConfig(enable_chunked_processing=True)
-    engine = make_engine(fault=poison(666), pooler_config=config)
+    engine = make_engine(fault=raise_on_tokens(666), pooler_config=config)
     long = [[5] * 512, [5] * 300 + [666] * 212 + [5] * 256, [6] * 512]  # chunks of equal length, as Echo needs them
 
-    answers = echoed(engine.pool_sync(asking([*long, [7]], keep_going=True)))
+    answers = echoed_token_ids(engine.pool_sync(make_request([*long, [7]], return_exceptions=True)))
 
     assert isinstance(answers[1], PoolingError)
     assert "poisoned" in str(answers[1])
     assert [isinstance(answer, PoolingError) for answer in answers] == [False, True, False, False]
-    assert echoed(engine.pool_sync(asking([[8]]))) == [[8]]
+    assert echoed_token_ids(engine.pool_sync(make_request([[8]]))) == [[8]]
 
 
-def test_a_request_that_would_wait_behind_too_much_is_refused_and_may_come_again(make_engine: MakeEngine) -> None:
-    gate = Gate()
+def test_a_request_above_the_in_flight_limit_is_refused_and_can_be_retried(make_engine: MakeEngine) -> None:
+    gate = BatchGate()
     engine = make_engine(fault=gate, max_waiting_chars=10)
 
     async def ask() -> None:
-        large = asyncio.create_task(engine.pool(asking([[1] * 30])))  # alone, it may be as large as it likes
+        large = asyncio.create_task(engine.pool(make_request([[1] * 30])))  # alone, it may be as large as it likes
         await asyncio.to_thread(gate.reached.wait, 20)
         with pytest.raises(Overloaded, match="requests with 30 characters are being worked on, and 10 is the most"):
-            await engine.pool(asking([[1]]))
+            await engine.pool(make_request([[1]]))
         gate.opened.set()
         await large
-        assert echoed(await engine.pool(asking([[1]]))) == [[1]]
+        assert echoed_token_ids(await engine.pool(make_request([[1]]))) == [[1]]
 
     asyncio.run(ask())
-    assert engine.records.num_chars == 0
+    assert engine.metrics.num_in_flight_chars == 0

@@ -9,65 +9,66 @@ import pytest
 
 from cenote.engine.engine import PoolingEngine
 from cenote.errors import PoolingError
-from cenote.protocol.requests import ScoreRequest, Timing, Tokenization
-from cenote.utils.metrics import Series
-from tests.engine.conftest import Gate, MakeEngine, asking, poison, wait_until
+from cenote.protocol.params import TokenizationParams
+from cenote.protocol.requests import ScoreRequest, Timing
+from cenote.utils.metrics import MetricSeries
+from tests.engine.conftest import BatchGate, MakeEngine, make_request, raise_on_tokens, wait_until
 
 
-def series(engine: PoolingEngine, name: str) -> list[Series]:
-    (family,) = [each for each in engine.records.metrics.snapshot() if each.name == name]
+def get_series(engine: PoolingEngine, name: str) -> list[MetricSeries]:
+    (family,) = [each for each in engine.metrics.registry.snapshot() if each.name == name]
     return family.series
 
 
-def value(engine: PoolingEngine, name: str, *labels: str) -> float:
-    return sum(each.value for each in series(engine, name) if each.labels == labels)
+def get_value(engine: PoolingEngine, name: str, *labels: str) -> float:
+    return sum(each.value for each in get_series(engine, name) if each.labels == labels)
 
 
 def test_tokens_inputs_and_outcomes_are_counted_exactly(make_engine: MakeEngine) -> None:
-    engine = make_engine(fault=poison(666))
-    engine.pool_sync(asking([[1, 2, 3], [4, 5]]))
+    engine = make_engine(fault=raise_on_tokens(666))
+    engine.pool_sync(make_request([[1, 2, 3], [4, 5]]))
     with pytest.raises(PoolingError):
-        engine.pool_sync(asking([[666]]))
+        engine.pool_sync(make_request([[666]]))
 
-    wait_until(lambda: value(engine, "cenote_requests_total", "failed") == 1)
-    assert value(engine, "cenote_requests_total", "answered") == 1
-    assert value(engine, "cenote_prompt_tokens_total") == 5
-    assert value(engine, "cenote_inputs_total") == 2
-    assert sum(series(engine, "cenote_request_duration_seconds")[0].counts) == 1  # of what was answered
+    wait_until(lambda: get_value(engine, "cenote_requests_total", "failed") == 1)
+    assert get_value(engine, "cenote_requests_total", "answered") == 1
+    assert get_value(engine, "cenote_prompt_tokens_total") == 5
+    assert get_value(engine, "cenote_inputs_total") == 2
+    assert sum(get_series(engine, "cenote_request_duration_seconds")[0].counts) == 1  # of what was answered
 
 
 def test_a_truncated_input_is_counted(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    engine.pool_sync(asking([[1, 2, 3], [4]], tokenization=Tokenization(truncate_prompt_tokens=2)))
+    engine.pool_sync(make_request([[1, 2, 3], [4]], tokenization=TokenizationParams(truncate_prompt_tokens=2)))
 
-    assert value(engine, "cenote_truncated_inputs_total") == 1
+    assert get_value(engine, "cenote_truncated_inputs_total") == 1
 
 
-def test_requests_wait_then_run_then_are_gone(make_engine: MakeEngine) -> None:
-    gate = Gate()
+def test_a_request_is_counted_as_waiting_then_running_then_not_at_all(make_engine: MakeEngine) -> None:
+    gate = BatchGate()
     engine = make_engine(fault=gate, max_num_batched_tokens=4)
-    first = engine.submit(asking([[1, 2, 3]]))
+    first = engine.submit(make_request([[1, 2, 3]]))
     assert gate.reached.wait(20)
-    second = engine.submit(asking([[1, 2, 3]]))
+    second = engine.submit(make_request([[1, 2, 3]]))
 
-    assert value(engine, "cenote_requests_running") == 1
-    assert value(engine, "cenote_requests_waiting") == 1
+    assert get_value(engine, "cenote_requests_running") == 1
+    assert get_value(engine, "cenote_requests_waiting") == 1
     time.sleep(0.01)
-    assert value(engine, "cenote_queue_oldest_seconds") >= 0.01
+    assert get_value(engine, "cenote_queue_oldest_seconds") >= 0.01
     gate.opened.set()
     first.wait(), second.wait()
-    assert value(engine, "cenote_requests_running") == value(engine, "cenote_requests_waiting") == 0
-    assert value(engine, "cenote_queue_oldest_seconds") == 0
+    assert get_value(engine, "cenote_requests_running") == get_value(engine, "cenote_requests_waiting") == 0
+    assert get_value(engine, "cenote_queue_oldest_seconds") == 0
 
 
-def test_a_caller_that_leaves_is_counted_as_cancelled(make_engine: MakeEngine) -> None:
-    gate = Gate()
+def test_a_cancelled_request_is_counted_as_cancelled(make_engine: MakeEngine) -> None:
+    gate = BatchGate()
     engine = make_engine(fault=gate)
-    pending = engine.submit(asking([[1, 2, 3]]))
+    pending = engine.submit(make_request([[1, 2, 3]]))
     pending.future.cancel()
     gate.opened.set()
 
-    wait_until(lambda: value(engine, "cenote_requests_total", "cancelled") == 1)
+    wait_until(lambda: get_value(engine, "cenote_requests_total", "cancelled") == 1)
 
 
 def test_the_time_of_a_request_is_split_into_its_parts(make_engine: MakeEngine) -> None:
@@ -76,20 +77,21 @@ def test_the_time_of_a_request_is_split_into_its_parts(make_engine: MakeEngine) 
 
     async def both() -> None:
         await asyncio.gather(
-            engine.pool(asking(["hello world"], timing=first)), engine.pool(asking(["hello there"], timing=second))
+            engine.pool(make_request(["hello world"], timing=first)),
+            engine.pool(make_request(["hello there"], timing=second)),
         )
 
     began = time.monotonic()
     asyncio.run(both())
     elapsed = time.monotonic() - began
-    assert first.inference >= 0.05
-    assert second.queue >= 0.04  # it waited for the first
-    assert 0 < first.tokenize < elapsed
-    assert second.queue + second.tokenize + second.inference <= elapsed + 0.01
+    assert first.inference_s >= 0.05
+    assert second.queue_s >= 0.04  # it waited for the first
+    assert 0 < first.tokenize_s < elapsed
+    assert second.queue_s + second.tokenize_s + second.inference_s <= elapsed + 0.01
 
 
-def test_the_time_of_a_score_is_told_to_whoever_asked(make_engine: MakeEngine) -> None:
+def test_a_score_request_gets_its_timing(make_engine: MakeEngine) -> None:
     engine, timing = make_engine(), Timing()
     engine.score_sync(ScoreRequest(queries=["a b"], documents=["c d"], score_type="bi-encoder", timing=timing))
 
-    assert timing.tokenize > 0
+    assert timing.tokenize_s > 0

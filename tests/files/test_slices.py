@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cenote.files import sources as subject
-from cenote.files.sources import Row, Slices
+from cenote.files.sources import AdaptiveSlices, InputRow
 
 
 class Clock:
@@ -19,9 +19,9 @@ class Clock:
 def sizes(monkeypatch: pytest.MonkeyPatch, seconds_per_row: float, num_rows: int, most_rows: int = 4096) -> list[int]:
     clock = Clock()
     monkeypatch.setattr(subject, "time", clock)
-    rows = (Row(number, ("x" * 92,)) for number in range(num_rows))
+    rows = (InputRow(number, ("x" * 92,)) for number in range(num_rows))
     found = []
-    for some in Slices(rows, most_rows):
+    for some in AdaptiveSlices(rows, most_rows):
         clock.now += seconds_per_row * len(some)
         found.append(len(some))
     return found

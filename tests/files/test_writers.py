@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from cenote.files.result_slice import Answers, Layout
-from cenote.files.sources import Row
-from cenote.files.writers import json_lines, numbers_json
+from cenote.files.result_slice import ResultSchema, ResultSlice
+from cenote.files.sources import InputRow
+from cenote.files.writers import encode_numbers, format_json_lines
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from cenote.files.writers import json_lines, numbers_json
     ],
 )
 def test_a_float32_is_written_as_its_shortest_decimal(value: float, text: bytes) -> None:
-    assert numbers_json(np.float32(value)) == text
+    assert encode_numbers(np.float32(value)) == text
 
 
 def test_any_bit_pattern_reads_back_the_same() -> None:
@@ -37,19 +37,23 @@ def test_any_bit_pattern_reads_back_the_same() -> None:
     values = bits.view(np.float32)
     values = np.where(np.isfinite(values), values, np.float32(0))
 
-    read = np.array(json.loads(numbers_json(values)), dtype=np.float64).astype(np.float32)
+    read = np.array(json.loads(encode_numbers(values)), dtype=np.float64).astype(np.float32)
 
     assert (read.view(np.uint32) == values.view(np.uint32)).all()
 
 
 def test_a_line_holds_a_vector_a_number_or_a_vector_per_token() -> None:
     values = np.array([[0.1, 2], [np.nan, 4], [5, 6]], dtype=np.float32)
-    rows = [Row(0, ("a",)), Row(1, error="too long"), Row(2, ("b",))]
+    rows = [InputRow(0, ("a",)), InputRow(1, error="too long"), InputRow(2, ("b",))]
     no_offsets = np.zeros(0, dtype=np.int64)
 
-    vectors = json_lines(Answers(rows, [0, 2], values[:2], no_offsets, [3, 4]), Layout("embedding"))
-    scores = json_lines(Answers(rows, [0, 2], values[:2, :1], no_offsets, [3, 4]), Layout("score", "number"))
-    tokens = json_lines(Answers(rows, [0, 2], values, np.array([0, 0, 3]), [0, 3]), Layout("embedding", "tokens"))
+    vectors = format_json_lines(ResultSlice(rows, [0, 2], values[:2], no_offsets, [3, 4]), ResultSchema("embedding"))
+    scores = format_json_lines(
+        ResultSlice(rows, [0, 2], values[:2, :1], no_offsets, [3, 4]), ResultSchema("score", "number")
+    )
+    tokens = format_json_lines(
+        ResultSlice(rows, [0, 2], values, np.array([0, 0, 3]), [0, 3]), ResultSchema("embedding", "tokens")
+    )
 
     assert vectors == (
         b'{"index":0,"embedding":[0.1,2.0],"num_tokens":3}\n'

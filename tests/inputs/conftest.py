@@ -10,14 +10,14 @@ import tokenizers
 
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.tokenizer import Tokenizer
-from cenote.protocol.requests import TruncationSide
+from cenote.protocol.params import TruncationSide
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "tokenizers"
 NAMES = ("wordpiece", "roberta-base", "xlm-roberta", "qwen3", "deberta-v3")
 
 
 @cache
-def read(path: Path) -> tokenizers.Tokenizer:
+def read_tokenizer(path: Path) -> tokenizers.Tokenizer:
     raw = tokenizers.Tokenizer.from_file(str(path))
     raw.no_truncation()
     raw.no_padding()
@@ -28,15 +28,15 @@ def read(path: Path) -> tokenizers.Tokenizer:
 def raw(request: pytest.FixtureRequest, default_folder: Path) -> tokenizers.Tokenizer:
     """The library's tokenizer, which neither cuts nor pads; a test that changes that changes it back."""
     if request.param == "wordpiece":
-        return read(default_folder / "tokenizer.json")
+        return read_tokenizer(default_folder / "tokenizer.json")
     path = SHARED / request.param / "tokenizer.json"
     if not path.is_file():
         pytest.skip(f"no real tokenizer {request.param} in a folder `shared` beside the project")
-    return read(path)
+    return read_tokenizer(path)
 
 
 @cache
-def wrapped(raw: tokenizers.Tokenizer, side: TruncationSide = "right") -> Tokenizer:
+def wrap_tokenizer(raw: tokenizers.Tokenizer, side: TruncationSide = "right") -> Tokenizer:
     """Ours around the library's; looking through a large vocabulary takes its time."""
     return Tokenizer(raw, truncation_side=side)
 
@@ -44,7 +44,7 @@ def wrapped(raw: tokenizers.Tokenizer, side: TruncationSide = "right") -> Tokeni
 @pytest.fixture
 def wordpiece(default_folder: Path) -> Tokenizer:
     """BERT's: [CLS] is 101, [SEP] 102, [PAD] 0; the longest of its 30,522 tokens has 18 characters."""
-    return Tokenizer(read(default_folder / "tokenizer.json"), pad_token_id=0)
+    return Tokenizer(read_tokenizer(default_folder / "tokenizer.json"), pad_token_id=0)
 
 
 @pytest.fixture

@@ -10,21 +10,21 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cenote.errors import BadRequest, PoolingError, Unsupported
-from cenote.inputs.chat import MARK, ChatSettings, chat_text
-from cenote.inputs.content_parts import IMAGE_PARTS, OTHER_PARTS
+from cenote.inputs.chat import CONTINUATION_MARKER, ChatSettings, render_conversation
+from cenote.inputs.content_parts import IMAGE_PARTS, UNSUPPORTED_PARTS
 from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
-from cenote.inputs.tokenized_inputs import Rendered
+from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.tokenizer_files import TokenizerFiles, read_tokenizer
-from cenote.protocol.input_types import Chat
-from cenote.protocol.requests import Tokenization
+from cenote.loading.tokenizer_files import TokenizerFiles, load_tokenizer_files
+from cenote.protocol.input_types import Conversation
+from cenote.protocol.params import TokenizationParams
 from tests.inputs.conftest import SHARED
 from tests.tiny import QWEN_TOKENS, ROBERTA_TOKENS, save_tokenizer
 
-PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-ANSWERED = PLAIN + "{% if add_generation_prompt %}assistant: {% endif %}"
+PLAIN_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+GENERATION_PROMPT_TEMPLATE = PLAIN_TEMPLATE + "{% if add_generation_prompt %}assistant: {% endif %}"
 CHATML = """{%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message['content'] + '<|im_end|>\\n' }}
 {%- endfor %}
@@ -41,7 +41,7 @@ EITHER = """{% macro said(content) %}{% if content is string %}{{ content | trim
 EVERYTHING = """{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ unk_token }}|{{ cls_token }}|{{ sep_token }}|
 {{ tools is none }}|{{ documents is none }}|{{ add_generation_prompt }}|{{ missing }}|{{ word }}|
 {{ messages | tojson }}{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"""
-TEMPLATES = {"plain": PLAIN, "chatml": CHATML, "trimmed": TRIMMED, "either": EITHER, "everything": EVERYTHING}
+TEMPLATES = {"plain": PLAIN_TEMPLATE, "chatml": CHATML, "trimmed": TRIMMED, "either": EITHER, "everything": EVERYTHING}
 
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "one": [{"role": "user", "content": "where is the river?"}],
@@ -61,7 +61,7 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
         {"role": "assistant", "content": "<think>\nlet me see\n</think>\n\nyes"},
     ],
 }
-CALLING = [
+TOOL_CALL_MESSAGES = [
     {"role": "user", "content": "weather in Berlin?"},
     {
         "role": "assistant",
@@ -75,17 +75,19 @@ CALLING = [
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
 
 
-def text(messages: Any, template: str | None = PLAIN, settings: ChatSettings | None = None, **options: Any) -> str:
-    return chat_text(Chat(messages, template, **options), settings or ChatSettings())
+def render(
+    messages: Any, template: str | None = PLAIN_TEMPLATE, settings: ChatSettings | None = None, **options: Any
+) -> str:
+    return render_conversation(Conversation(messages, template, **options), settings or ChatSettings())
 
 
-def parts(*texts: str) -> list[dict[str, Any]]:
+def text_parts(*texts: str) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
 @cache
 def tiny(folder: Path) -> tuple[PreTrainedTokenizerBase, TokenizerFiles]:
-    return AutoTokenizer.from_pretrained(folder), read_tokenizer(Checkpoint("tiny", folder))
+    return AutoTokenizer.from_pretrained(folder), load_tokenizer_files(Checkpoint("tiny", folder))
 
 
 @pytest.fixture(scope="module", params=["roberta", "qwen"])
@@ -110,14 +112,14 @@ def assert_same(
     """The text and the token ids of a conversation, as Transformers has them."""
     kwargs = options.pop("kwargs", {})
     settings = ChatSettings(tokenizer_template=files.chat_template, special_tokens=files.special_tokens)
-    renderer = Renderer(Tokenizer(files.tokenizer), vocab_size=10**6, hidden_size=8, chat=settings)
-    chat = Chat(messages, template, kwargs, **options)
+    renderer = Renderer(Tokenizer(files.tokenizer), vocab_size=10**6, hidden_size=8, chat_settings=settings)
+    chat = Conversation(messages, template, kwargs, **options)
     reference = {"chat_template": template, **options, **kwargs}
 
-    assert chat_text(chat, settings) == theirs.apply_chat_template(messages, tokenize=False, **reference)
+    assert render_conversation(chat, settings) == theirs.apply_chat_template(messages, tokenize=False, **reference)
     expected = theirs.apply_chat_template(messages, tokenize=True, return_dict=False, **reference)
-    (rendered,) = renderer.render([chat], Tokenization(add_special_tokens=False), Limits(10**6))
-    assert isinstance(rendered, Rendered)
+    (rendered,) = renderer.render([chat], TokenizationParams(add_special_tokens=False), Limits(10**6))
+    assert isinstance(rendered, TokenizedInput)
     assert rendered.token_ids.tolist() == expected
     assert renderer.tokenize(chat, add_special_tokens=False) == expected
 
@@ -147,8 +149,8 @@ def test_a_message_is_continued_as_in_transformers(tokenizers: Any, template: st
 def test_parts_read_as_in_transformers(tokenizers: Any, template: str) -> None:
     theirs, files = tokenizers
     messages = [
-        {"role": "user", "content": parts("the cat ", " and")},
-        {"role": "assistant", "content": parts("a dog")},
+        {"role": "user", "content": text_parts("the cat ", " and")},
+        {"role": "assistant", "content": text_parts("a dog")},
     ]
 
     assert_same(theirs, files, messages, template)
@@ -170,14 +172,14 @@ def test_tools_are_arguments_of_a_real_template(qwen: Any) -> None:
     theirs, files = qwen
     parsed = [{"function": {"name": "weather", "arguments": {"city": "Berlin"}}}]
     expected = theirs.apply_chat_template(
-        [CALLING[0], {"role": "assistant", "content": "", "tool_calls": parsed}, CALLING[2]],
+        [TOOL_CALL_MESSAGES[0], {"role": "assistant", "content": "", "tool_calls": parsed}, TOOL_CALL_MESSAGES[2]],
         tools=TOOLS,
         tokenize=False,
     )
 
     assert '{"name": "weather", "arguments": {"city": "Berlin"}}' in expected
     settings = ChatSettings(tokenizer_template=files.chat_template)
-    assert text(CALLING, None, settings, template_kwargs={"tools": TOOLS}) == expected
+    assert render(TOOL_CALL_MESSAGES, None, settings, template_kwargs={"tools": TOOLS}) == expected
 
 
 # which template
@@ -187,7 +189,7 @@ def test_a_template_of_the_request_comes_before_the_servers_and_that_before_the_
     messages = [{"role": "user", "content": "x"}]
 
     def chosen(request: str | None, server: str | None) -> str:
-        return text(messages, request, ChatSettings(server_template=server, tokenizer_template="tokenizer's"))
+        return render(messages, request, ChatSettings(server_template=server, tokenizer_template="tokenizer's"))
 
     assert chosen("request's", "server's") == "request's"
     assert chosen(None, "server's") == "server's"
@@ -196,16 +198,16 @@ def test_a_template_of_the_request_comes_before_the_servers_and_that_before_the_
 
 def test_without_any_template_the_error_says_where_one_goes() -> None:
     with pytest.raises(BadRequest, match="messages need a chat template.*--chat-template.*as input"):
-        text([{"role": "user", "content": "x"}], None)
+        render([{"role": "user", "content": "x"}], None)
 
 
-def test_a_template_that_is_none_is_the_callers_fault() -> None:
+def test_an_invalid_template_is_a_bad_request() -> None:
     for template, words in (
         ("{% for", "chat template is not valid Jinja"),
         ("{{ 1 / 0 }}", "chat template failed: div"),
     ):
         with pytest.raises(BadRequest, match=words):
-            text([{"role": "user", "content": "x"}], template)
+            render([{"role": "user", "content": "x"}], template)
 
 
 # arguments
@@ -214,7 +216,7 @@ def test_a_template_that_is_none_is_the_callers_fault() -> None:
 def test_arguments_of_the_request_come_before_the_servers() -> None:
     settings = ChatSettings(template_kwargs={"a": 1, "b": 2, "bos_token": "<B>"}, special_tokens={"bos_token": "<s>"})
 
-    said = text([{"role": "u", "content": ""}], "{{ a }}{{ b }}{{ bos_token }}", settings, template_kwargs={"b": 3})
+    said = render([{"role": "u", "content": ""}], "{{ a }}{{ b }}{{ bos_token }}", settings, template_kwargs={"b": 3})
 
     assert said == "13<B>"
 
@@ -222,7 +224,7 @@ def test_arguments_of_the_request_come_before_the_servers() -> None:
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "add_generation_prompt"])
 def test_an_argument_cannot_be_a_field_of_the_request(name: str) -> None:
     with pytest.raises(BadRequest, match=f"reserved keys: .*{name}") as caught:
-        text([{"role": "user", "content": "x"}], template_kwargs={name: 1})
+        render([{"role": "user", "content": "x"}], template_kwargs={name: 1})
     assert caught.value.param == "chat_template_kwargs"
     with pytest.raises(BadRequest, match="reserved keys"):
         ChatSettings(template_kwargs={name: 1})
@@ -231,7 +233,7 @@ def test_an_argument_cannot_be_a_field_of_the_request(name: str) -> None:
 def test_names_that_python_uses_are_arguments_like_others() -> None:
     kwargs = {"self": 1, "context": 2, "environment": 3, "class": 4}
 
-    assert text([{"role": "u", "content": ""}], "{{ context }}{{ environment }}", template_kwargs=kwargs) == "23"
+    assert render([{"role": "u", "content": ""}], "{{ context }}{{ environment }}", template_kwargs=kwargs) == "23"
 
 
 # content
@@ -240,8 +242,8 @@ def test_names_that_python_uses_are_arguments_like_others() -> None:
 @pytest.mark.parametrize(
     ("content_format", "template", "expected"),
     [
-        ("auto", PLAIN, "u: a\nb\nu: c\nu: \n"),
-        ("string", PLAIN, "u: a\nb\nu: c\nu: \n"),
+        ("auto", PLAIN_TEMPLATE, "u: a\nb\nu: c\nu: \n"),
+        ("string", PLAIN_TEMPLATE, "u: a\nb\nu: c\nu: \n"),
         ("openai", "{% for m in messages %}{{ m.content | tojson }}{% endfor %}",
          '[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}][{"type": "text", "text": "c"}][]'),
         ("auto", "{% for m in messages %}({% for p in m.content %}{{ p.text }}.{% endfor %}){% endfor %}",
@@ -252,9 +254,9 @@ def test_names_that_python_uses_are_arguments_like_others() -> None:
     ],
 )  # fmt: skip
 def test_content_has_the_form_that_the_template_reads(content_format: Any, template: str, expected: str) -> None:
-    messages = [{"role": "u", "content": content} for content in (parts("a", "b"), "c", None)]
+    messages = [{"role": "u", "content": content} for content in (text_parts("a", "b"), "c", None)]
 
-    assert text(messages, template, ChatSettings(content_format=content_format)) == expected
+    assert render(messages, template, ChatSettings(content_format=content_format)) == expected
 
 
 def test_text_comes_in_parts_of_several_names() -> None:
@@ -268,45 +270,48 @@ def test_text_comes_in_parts_of_several_names() -> None:
         {"refusal": "untyped as well"},
     ]
 
-    said = text([{"role": "user", "content": content}])
+    said = render([{"role": "user", "content": content}])
 
     assert said == "user: plain\nuntyped\ninput\noutput\nrefused\nthought\nuntyped as well\n"
 
 
-def test_entries_that_are_null_are_not_there() -> None:
+def test_null_entries_are_left_out() -> None:
     template = "{{ 'name' in messages[0] }}{{ messages[0].content is defined }}{{ messages[0].content == '' }}"
 
-    assert text([{"role": "user", "content": None, "name": None}], template) == "FalseTrueTrue"
-    assert text([{"role": "user"}], template) == "FalseTrueTrue"
+    assert render([{"role": "user", "content": None, "name": None}], template) == "FalseTrueTrue"
+    assert render([{"role": "user"}], template) == "FalseTrueTrue"
 
 
 def test_arguments_of_a_call_that_are_no_json_stay_text() -> None:
     template = "{% for call in messages[0].tool_calls %}{{ call | tojson }}{% endfor %}"
 
     def call(arguments: Any) -> str:
-        return text([{"role": "assistant", "tool_calls": [{"function": {"arguments": arguments}}]}], template)
+        return render([{"role": "assistant", "tool_calls": [{"function": {"arguments": arguments}}]}], template)
 
     assert call("{not json") == '{"function": {"arguments": "{not json"}}'
     assert call("") == call({}) == '{"function": {"arguments": {}}}'
-    assert text([{"role": "assistant", "tool_calls": ["odd"]}], template) == '"odd"'
+    assert render([{"role": "assistant", "tool_calls": ["odd"]}], template) == '"odd"'
 
 
-def test_the_callers_messages_stay_as_they_are() -> None:
-    messages = [{"role": "user", "content": parts("a")}, {"role": "assistant", "content": parts("b"), "name": None}]
+def test_the_callers_messages_are_not_modified() -> None:
+    messages = [
+        {"role": "user", "content": text_parts("a")},
+        {"role": "assistant", "content": text_parts("b"), "name": None},
+    ]
 
-    text(messages, PARTS, continue_final_message=True)
+    render(messages, PARTS, continue_final_message=True)
 
     assert messages == [
-        {"role": "user", "content": parts("a")},
-        {"role": "assistant", "content": parts("b"), "name": None},
+        {"role": "user", "content": text_parts("a")},
+        {"role": "assistant", "content": text_parts("b"), "name": None},
     ]
 
 
-@pytest.mark.parametrize("kind", [*IMAGE_PARTS, *OTHER_PARTS])
+@pytest.mark.parametrize("kind", [*IMAGE_PARTS, *UNSUPPORTED_PARTS])
 def test_a_part_that_is_no_text_is_refused_by_name(kind: str) -> None:
     for part in ({"type": kind, kind: {"url": "http://x"}}, {kind: {"url": "http://x"}}):
         with pytest.raises(Unsupported, match=rf"messages\[1\].content\[1\] is of type {kind}.*reads text only"):
-            text([{"role": "u", "content": "x"}, {"role": "u", "content": [*parts("a"), part]}])
+            render([{"role": "u", "content": "x"}, {"role": "u", "content": [*text_parts("a"), part]}])
 
 
 @pytest.mark.parametrize(
@@ -329,9 +334,9 @@ def test_a_part_that_is_no_text_is_refused_by_name(kind: str) -> None:
         ([{"role": "u", "content": [{"type": "text"}]}], r"content\[0\].text is a string, not NoneType"),
     ],
 )
-def test_a_message_that_is_none_is_refused_with_its_place(messages: Any, words: str) -> None:
+def test_an_invalid_message_is_refused_with_its_path(messages: Any, words: str) -> None:
     with pytest.raises(BadRequest, match=words) as caught:
-        text(messages)
+        render(messages)
     assert caught.value.param == "messages"
 
 
@@ -343,43 +348,54 @@ def test_an_unknown_content_format_is_refused() -> None:
 # where the text ends
 
 
-def test_an_answer_is_opened_or_continued_but_not_both() -> None:
+def test_add_generation_prompt_and_continue_final_message_exclude_each_other() -> None:
     words = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
 
     with pytest.raises(BadRequest, match=words):
-        text([{"role": "u", "content": "x"}], add_generation_prompt=True, continue_final_message=True)
+        render([{"role": "u", "content": "x"}], add_generation_prompt=True, continue_final_message=True)
 
 
 @pytest.mark.parametrize(
     ("last", "template", "words"),
     [
-        (None, PLAIN, "the last message has no content"),
-        ([], PLAIN, "the last message has no content"),
+        (None, PLAIN_TEMPLATE, "the last message has no content"),
+        ([], PLAIN_TEMPLATE, "the last message has no content"),
         ("x", "{{ messages[0].content }}", "does not write the last message as it was given"),
         ("ab-c", "{% for m in messages %}{{ m.content.replace('-', '+') }}{% endfor %}", "does not write the last"),
     ],
 )
-def test_what_cannot_be_continued_is_refused(last: Any, template: str, words: str) -> None:
+def test_a_message_that_cannot_be_continued_is_refused(last: Any, template: str, words: str) -> None:
     with pytest.raises(BadRequest, match=words):
-        text([{"role": "u", "content": "?"}, {"role": "a", "content": last}], template, continue_final_message=True)
+        render([{"role": "u", "content": "?"}, {"role": "a", "content": last}], template, continue_final_message=True)
 
 
-def test_a_message_with_the_mark_in_it_is_continued_at_its_end() -> None:
-    messages = [{"role": "u", "content": f"one {MARK}two"}, {"role": "a", "content": f"three {MARK}four"}]
+def test_a_message_containing_the_marker_is_continued_at_its_end() -> None:
+    messages = [
+        {"role": "u", "content": f"one {CONTINUATION_MARKER}two"},
+        {"role": "a", "content": f"three {CONTINUATION_MARKER}four"},
+    ]
 
-    assert text(messages, continue_final_message=True) == f"u: one {MARK}two\na: three {MARK}four"
+    assert (
+        render(messages, continue_final_message=True)
+        == f"u: one {CONTINUATION_MARKER}two\na: three {CONTINUATION_MARKER}four"
+    )
 
 
 # among other inputs
 
 
 def test_a_conversation_is_one_more_kind_of_input(wordpiece: Tokenizer) -> None:
-    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=8, chat=ChatSettings(tokenizer_template=ANSWERED))
-    chat = Chat([{"role": "a", "content": "b c"}])
-    inputs = ["d", chat, Chat([]), Chat([{"role": "a", "content": "\ud800"}]), [7]]
+    renderer = Renderer(
+        wordpiece,
+        vocab_size=30522,
+        hidden_size=8,
+        chat_settings=ChatSettings(tokenizer_template=GENERATION_PROMPT_TEMPLATE),
+    )
+    chat = Conversation([{"role": "a", "content": "b c"}])
+    inputs = ["d", chat, Conversation([]), Conversation([{"role": "a", "content": "\ud800"}]), [7]]
 
     def rendered(prompt: str | None = None, **how: Any) -> list[Any]:
-        answers = renderer.render(inputs, Tokenization(**how), Limits(16), prompt)
+        answers = renderer.render(inputs, TokenizationParams(**how), Limits(16), prompt)
         return [answer if isinstance(answer, PoolingError) else answer.token_ids.tolist() for answer in answers]
 
     a, colon = 1037, 1024
@@ -394,16 +410,21 @@ def test_a_conversation_is_one_more_kind_of_input(wordpiece: Tokenizer) -> None:
 
 
 def test_a_conversation_that_is_too_long_is_refused_like_a_text(wordpiece: Tokenizer) -> None:
-    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=8, chat=ChatSettings(tokenizer_template=ANSWERED))
+    renderer = Renderer(
+        wordpiece,
+        vocab_size=30522,
+        hidden_size=8,
+        chat_settings=ChatSettings(tokenizer_template=GENERATION_PROMPT_TEMPLATE),
+    )
 
-    (answer,) = renderer.render([Chat([{"role": "u", "content": "x " * 30}])], Tokenization(), Limits(16))
+    (answer,) = renderer.render([Conversation([{"role": "u", "content": "x " * 30}])], TokenizationParams(), Limits(16))
 
     assert isinstance(answer, PoolingError)
     assert "maximum context length is 16 tokens" in str(answer)
 
 
-def test_a_model_of_text_says_so_before_it_asks_for_a_template() -> None:
+def test_a_text_model_refuses_images_before_it_needs_a_template() -> None:
     content = ["look", {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
 
     with pytest.raises(Unsupported, match=r"messages\[0\].content\[1\] is of type image_url.*reads text only"):
-        chat_text(Chat([{"role": "user", "content": content}]), ChatSettings())
+        render_conversation(Conversation([{"role": "user", "content": content}]), ChatSettings())

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from cenote.inputs.chunks import WeightedMean, split
+from cenote.inputs.chunks import split_into_chunks
+from cenote.pooling.chunk_mean import WeightedMean
 
 
-def test_chunks_follow_each_other_and_the_last_may_be_short(caplog: pytest.LogCaptureFixture) -> None:
+def test_chunks_are_consecutive_and_the_last_may_be_shorter(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "cenote"):
-        chunks = split(np.arange(10, dtype=np.int32), 4)
+        chunks = split_into_chunks(np.arange(10, dtype=np.int32), 4)
 
     assert [chunk.tolist() for chunk in chunks] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert caplog.messages == [
@@ -26,10 +27,10 @@ def test_chunks_follow_each_other_and_the_last_may_be_short(caplog: pytest.LogCa
 def test_chunks_are_views_of_the_whole() -> None:
     ids = np.arange(10, dtype=np.int32)
 
-    assert all(np.shares_memory(ids, chunk) for chunk in split(ids, 4))
+    assert all(np.shares_memory(ids, chunk) for chunk in split_into_chunks(ids, 4))
 
 
-def test_a_vector_counts_by_its_tokens() -> None:
+def test_the_mean_is_weighted_by_tokens() -> None:
     mean = WeightedMean()
     mean.add(torch.tensor([1.0, 0.0]), 3)
     mean.add(torch.tensor([0.0, 1.0]), 1)
@@ -38,7 +39,7 @@ def test_a_vector_counts_by_its_tokens() -> None:
     assert_close(mean.result(normalize=True), torch.tensor([3.0, 1.0]) / 10**0.5)
 
 
-def test_vectors_of_half_precision_are_added_in_single() -> None:
+def test_half_precision_vectors_are_summed_in_float32() -> None:
     mean = WeightedMean()
     for _ in range(10_000):
         mean.add(torch.tensor([0.1], dtype=torch.bfloat16), 512)
@@ -46,7 +47,7 @@ def test_vectors_of_half_precision_are_added_in_single() -> None:
     assert_close(mean.result(normalize=False), torch.tensor([0.1], dtype=torch.bfloat16).float())
 
 
-def test_the_vectors_that_were_given_are_left_alone() -> None:
+def test_the_input_vectors_are_not_modified() -> None:
     first = torch.tensor([1.0, 2.0])
     mean = WeightedMean()
     mean.add(first, 1)

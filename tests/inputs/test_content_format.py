@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cenote.inputs.content_format import Reading, reading_of
+from cenote.inputs.content_format import ResolvedContentFormat, detect_content_format
 
-EACH = "{% for message in messages %}"
+LOOP = "{% for message in messages %}"
 PARTS = "{{ part.text }}{% endfor %}"
 END = "{% endfor %}"
 
@@ -16,11 +16,11 @@ END = "{% endfor %}"
     [
         "",
         "plain text",
-        f"{EACH}{{{{ message.content }}}}{END}",
-        f"{EACH}{{{{ message['role'] + message['content'] | trim }}}}{END}",
-        f"{EACH}{{% for call in message.tool_calls %}}{{{{ call }}}}{END}{END}",
-        f"{EACH}{{% for line in message.content.split('x') %}}{{{{ line }}}}{END}{END}",
-        f"{EACH}{{% if message.content is string %}}{{{{ message.content }}}}{{% endif %}}{END}",
+        f"{LOOP}{{{{ message.content }}}}{END}",
+        f"{LOOP}{{{{ message['role'] + message['content'] | trim }}}}{END}",
+        f"{LOOP}{{% for call in message.tool_calls %}}{{{{ call }}}}{END}{END}",
+        f"{LOOP}{{% for line in message.content.split('x') %}}{{{{ line }}}}{END}{END}",
+        f"{LOOP}{{% if message.content is string %}}{{{{ message.content }}}}{{% endif %}}{END}",
         "{% for content in messages %}{{ content }}{% endfor %}",
         "{% for part in content %}{{ part }}{% endfor %}",
         "{{ messages[0].content[0] }}",
@@ -29,23 +29,23 @@ END = "{% endfor %}"
         "{{ messages | map(attribute='content') | join }}",
     ],
 )
-def test_a_template_that_never_goes_through_content_wants_a_string(template: str) -> None:
-    assert reading_of(template) == "string"
+def test_a_template_that_does_not_iterate_over_content_takes_a_string(template: str) -> None:
+    assert detect_content_format(template) == "string"
 
 
 @pytest.mark.parametrize(
     "template",
     [
-        f"{EACH}{{% for part in message.content %}}{PARTS}{END}",
-        f"{EACH}{{% for part in message['content'] %}}{PARTS}{END}",
-        f"{EACH}{{% for part in message.get('content') %}}{PARTS}{END}",
-        f"{EACH}{{% for part in message.content or [] %}}{PARTS}{END}",
-        f"{EACH}{{% for part in message.content | reject('none') %}}{PARTS}{END}",
-        f"{EACH}{{{{ message.content | map(attribute='text') | join }}}}{END}",
-        f"{EACH}{{% for part in message.content if part.type == 'text' %}}{PARTS}{END}",
-        f"{EACH}{{% for part in message.content[1:] %}}{PARTS}{END}",
-        f"{EACH}{{% set content = message.content %}}{{% for part in content %}}{PARTS}{END}",
-        f"{EACH}{{% set body = message['content'] if message else [] %}}{{% for part in body %}}{PARTS}{END}",
+        f"{LOOP}{{% for part in message.content %}}{PARTS}{END}",
+        f"{LOOP}{{% for part in message['content'] %}}{PARTS}{END}",
+        f"{LOOP}{{% for part in message.get('content') %}}{PARTS}{END}",
+        f"{LOOP}{{% for part in message.content or [] %}}{PARTS}{END}",
+        f"{LOOP}{{% for part in message.content | reject('none') %}}{PARTS}{END}",
+        f"{LOOP}{{{{ message.content | map(attribute='text') | join }}}}{END}",
+        f"{LOOP}{{% for part in message.content if part.type == 'text' %}}{PARTS}{END}",
+        f"{LOOP}{{% for part in message.content[1:] %}}{PARTS}{END}",
+        f"{LOOP}{{% set content = message.content %}}{{% for part in content %}}{PARTS}{END}",
+        f"{LOOP}{{% set body = message['content'] if message else [] %}}{{% for part in body %}}{PARTS}{END}",
         "{% for m in messages[1:] %}{% for part in m.content %}" + PARTS + END,
         "{% set rest = messages[1:] %}{% for m in rest %}{% for part in m.content %}" + PARTS + END,
         "{% set rest = [first] + messages %}{% for m in rest %}{% for part in m.content %}" + PARTS + END,
@@ -57,20 +57,20 @@ def test_a_template_that_never_goes_through_content_wants_a_string(template: str
         "{% macro show(body) %}{% for part in body %}"
         + PARTS
         + "{% endmacro %}"
-        + EACH
+        + LOOP
         + "{{ show(message.content) }}"
         + END,
         "{% macro show(role, body=none) %}{% for part in body %}"
         + PARTS
         + "{% endmacro %}"
-        + EACH
+        + LOOP
         + "{{ show('x', body=message.content) }}"
         + END,
-        f"{EACH}{{% generation %}}{{% for part in message.content %}}{PARTS}{{% endgeneration %}}{END}",
+        f"{LOOP}{{% generation %}}{{% for part in message.content %}}{PARTS}{{% endgeneration %}}{END}",
     ],
 )
-def test_a_template_that_goes_through_content_wants_parts(template: str) -> None:
-    assert reading_of(template) == "openai"
+def test_a_template_that_iterates_over_content_takes_parts(template: str) -> None:
+    assert detect_content_format(template) == "openai"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_template_that_goes_through_content_wants_parts(template: str) -> None
         ("role is string", "openai"),
     ],
 )
-def test_a_template_that_asks_whether_content_is_a_string_may_have_one(test: str, expected: Reading) -> None:
-    template = f"{EACH}{{% if {test} %}}x{{% else %}}{{% for part in message.content %}}{PARTS}{{% endif %}}{END}"
+def test_a_template_that_tests_for_a_string_takes_either(test: str, expected: ResolvedContentFormat) -> None:
+    template = f"{LOOP}{{% if {test} %}}x{{% else %}}{{% for part in message.content %}}{PARTS}{{% endif %}}{END}"
 
-    assert reading_of(template) == expected
+    assert detect_content_format(template) == expected

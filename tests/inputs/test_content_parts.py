@@ -7,25 +7,25 @@ from typing import Any
 import pytest
 
 from cenote.errors import BadRequest, Unsupported
-from cenote.inputs.chat import ChatSettings, chat_text
-from cenote.inputs.content_parts import as_part, is_image, plain_text
-from cenote.protocol.images import Image
-from cenote.protocol.input_types import Chat
+from cenote.inputs.chat import ChatSettings, render_conversation
+from cenote.inputs.content_parts import is_image_part, join_text_parts, parse_part
+from cenote.protocol.images import ImageSource
+from cenote.protocol.input_types import Conversation
 
-WHERE = "messages[3].content[2]"
-MARK = "<image>"
+PARAM_PATH = "messages[3].content[2]"
+IMAGE_PLACEHOLDER = "<image>"
 STRING = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
 PARTS = """{% for m in messages %}{% for part in m.content -%}
 {{ '(I)' if part.type == 'image' else part.text }}{% endfor %};{% endfor %}"""
 
 
-def text(template: str, *parts: Any, **options: Any) -> str:
-    chat = Chat([{"role": "user", "content": list(parts)}], **options)
-    return chat_text(chat, ChatSettings(tokenizer_template=template, placeholder=MARK))
+def render(template: str, *parts: Any, **options: Any) -> str:
+    chat = Conversation([{"role": "user", "content": list(parts)}], **options)
+    return render_conversation(chat, ChatSettings(tokenizer_template=template, image_placeholder=IMAGE_PLACEHOLDER))
 
 
-def said(words: str) -> dict[str, str]:
-    return {"type": "text", "text": words}
+def text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 @pytest.mark.parametrize(
@@ -40,17 +40,17 @@ def said(words: str) -> dict[str, str]:
         {"image": "data:x", "uuid": "7"},
     ],
 )
-def test_every_way_to_write_an_image_is_one(part: dict[str, Any]) -> None:
-    found = as_part(part, WHERE)
+def test_every_spelling_of_an_image_part_is_parsed(part: dict[str, Any]) -> None:
+    found = parse_part(part, PARAM_PATH)
 
-    assert is_image(part)
-    assert isinstance(found, Image) and (found.source, found.where) == ("data:x", WHERE)
+    assert is_image_part(part)
+    assert isinstance(found, ImageSource) and (found.source, found.param_path) == ("data:x", PARAM_PATH)
 
 
-@pytest.mark.parametrize("part", ["a", said("a"), {"type": "input_text", "text": "a"}, {"text": "a"}])
-def test_every_way_to_write_a_text_is_one(part: Any) -> None:
-    assert as_part(part, WHERE) == "a"
-    assert not is_image(part)
+@pytest.mark.parametrize("part", ["a", text_part("a"), {"type": "input_text", "text": "a"}, {"text": "a"}])
+def test_every_spelling_of_a_text_part_is_parsed(part: Any) -> None:
+    assert parse_part(part, PARAM_PATH) == "a"
+    assert not is_image_part(part)
 
 
 @pytest.mark.parametrize(
@@ -70,34 +70,34 @@ def test_every_way_to_write_a_text_is_one(part: Any) -> None:
         ({"type": "image_embeds", "image_embeds": "AA=="}, "reads text and images only"),
     ],
 )
-def test_what_is_wrong_with_a_part_is_said_with_its_name(part: Any, words: str) -> None:
+def test_an_invalid_part_is_refused_with_its_path(part: Any, words: str) -> None:
     with pytest.raises(BadRequest) as refused:
-        as_part(part, WHERE)
+        parse_part(part, PARAM_PATH)
 
-    assert refused.value.message.startswith(WHERE) and words in refused.value.message
+    assert refused.value.message.startswith(PARAM_PATH) and words in refused.value.message
 
 
-def test_a_model_of_text_reads_the_lines_and_refuses_images() -> None:
-    assert plain_text([said("a"), "b"], "documents[0].content", "BertModel") == "a\nb"
+def test_a_text_model_joins_text_parts_and_refuses_images() -> None:
+    assert join_text_parts([text_part("a"), "b"], "documents[0].content", "BertModel") == "a\nb"
     with pytest.raises(Unsupported, match=r"not supported for BertModel: documents\[0\]\.content\[1\] is an image"):
-        plain_text([said("a"), {"image": "data:x"}], "documents[0].content", "BertModel")
+        join_text_parts([text_part("a"), {"image": "data:x"}], "documents[0].content", "BertModel")
 
 
-def test_templates_of_parts_get_images_where_they_stand() -> None:
-    assert text(PARTS, said("a"), {"type": "image"}, said("b")) == "a(I)b;"
+def test_templates_that_take_parts_get_images_in_place() -> None:
+    assert render(PARTS, text_part("a"), {"type": "image"}, text_part("b")) == "a(I)b;"
 
 
-def test_templates_of_texts_get_images_before_all_else_unless_they_are_marked() -> None:
+def test_templates_that_take_strings_get_placeholders_first_unless_the_text_has_them() -> None:
     image = {"type": "image"}
 
-    assert text(STRING, said("a"), image, said("b")) == "[<image>\na\nb]"
-    assert text(STRING, said("a <image> b"), image) == "[a <image> b]"
-    assert text(STRING, image, said("a <image> b"), image) == "[<image>\na <image> b]"
-    assert text(STRING, image, image) == "[<image>\n<image>]"
+    assert render(STRING, text_part("a"), image, text_part("b")) == "[<image>\na\nb]"
+    assert render(STRING, text_part("a <image> b"), image) == "[a <image> b]"
+    assert render(STRING, image, text_part("a <image> b"), image) == "[<image>\na <image> b]"
+    assert render(STRING, image, image) == "[<image>\n<image>]"
 
 
 def test_a_message_that_ends_with_an_image_cannot_be_continued() -> None:
     with pytest.raises(BadRequest, match="ends with an image"):
-        text(PARTS, said("a"), {"type": "image"}, continue_final_message=True)
+        render(PARTS, text_part("a"), {"type": "image"}, continue_final_message=True)
 
-    assert text(PARTS, {"type": "image"}, said("a"), continue_final_message=True) == "(I)a"
+    assert render(PARTS, {"type": "image"}, text_part("a"), continue_final_message=True) == "(I)a"

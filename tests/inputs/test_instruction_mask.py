@@ -13,14 +13,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.testing import assert_close
 
 from cenote import LLM, PoolingParams
-from cenote.inputs.instruction_mask import Instruction
+from cenote.inputs.instruction_mask import InstructionMask
 from cenote.inputs.tokenizer import Tokenizer as OurTokenizer
 from tests.tiny import ROBERTA_TOKENS, change_config, save_tiny, save_tokenizer
 
 PROMPT = "<|user|>\nquery: what is it?\n<|embed|>\nthe old river in berlin"
 
 
-def plain() -> PoolingParams:
+def no_activation() -> PoolingParams:
     return PoolingParams(use_activation=False)
 
 
@@ -28,7 +28,7 @@ def ids(*numbers: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     return np.array(numbers, dtype=np.int32)
 
 
-def words() -> OurTokenizer:
+def make_word_tokenizer() -> OurTokenizer:
     vocabulary = {word: row for row, word in enumerate(["<s>", "<", "embed", ">", "a", "b", "c", "d", "e"])}
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -42,11 +42,11 @@ def tiny_gritlm(folder: Path) -> None:
     save_tokenizer(folder, ROBERTA_TOKENS, two_types=False)
 
 
-def test_what_stands_before_the_mark_is_not_pooled(tmp_path: Path) -> None:
+def test_tokens_before_the_marker_are_not_pooled(tmp_path: Path) -> None:
     tiny_gritlm(tmp_path)
 
     with LLM(str(tmp_path), dtype="float32") as llm:
-        (rows,) = llm.encode(PROMPT, pooling_task="token_embed", pooling_params=plain(), use_tqdm=False)
+        (rows,) = llm.encode(PROMPT, pooling_task="token_embed", pooling_params=no_activation(), use_tqdm=False)
         (vector,) = llm.embed(PROMPT, use_tqdm=False)
         ids, text = rows.prompt_token_ids, llm.encode("the old river in berlin", pooling_task="token_embed")[0]
 
@@ -56,7 +56,7 @@ def test_what_stands_before_the_mark_is_not_pooled(tmp_path: Path) -> None:
     assert_close(vector.outputs.data, expected, atol=1e-5, rtol=0)
 
 
-def test_every_token_sees_all_others(tmp_path: Path) -> None:
+def test_attention_is_bidirectional(tmp_path: Path) -> None:
     tiny_gritlm(tmp_path)
 
     with LLM(str(tmp_path), dtype="float32") as llm:
@@ -65,16 +65,21 @@ def test_every_token_sees_all_others(tmp_path: Path) -> None:
     assert (one.outputs.data[0] - other.outputs.data[0]).abs().max() > 1e-3
 
 
-def test_without_the_mark_only_the_first_token_is_left_out() -> None:
-    instruction = Instruction(words(), "< embed >", first_id=0)
+def test_without_the_marker_only_the_first_token_is_not_pooled() -> None:
+    instruction = InstructionMask(make_word_tokenizer(), "< embed >", first_token_id=0)
 
-    assert instruction.num_tokens(ids(0, 5, 6, 2, 3, 7, 8)) == 5
-    assert instruction.num_tokens(ids(0, 5, 6)) == 1
-    assert instruction.num_tokens(ids(0, 5, 6, 2, 3)) == 1  # nothing would be left
+    assert instruction.count_masked_tokens(ids(0, 5, 6, 2, 3, 7, 8)) == 5
+    assert instruction.count_masked_tokens(ids(0, 5, 6)) == 1
+    assert instruction.count_masked_tokens(ids(0, 5, 6, 2, 3)) == 1  # nothing would be left
 
 
-def test_a_prompt_without_its_first_token_is_pooled_whole_and_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_prompt_without_its_first_token_is_pooled_whole_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert Instruction(words(), "< embed >", first_id=0).num_tokens(ids(5, 1, 2, 3, 7)) == 0
+        assert (
+            InstructionMask(make_word_tokenizer(), "< embed >", first_token_id=0).count_masked_tokens(
+                ids(5, 1, 2, 3, 7)
+            )
+            == 0
+        )
 
     assert "does not begin with token 0" in caplog.text

@@ -14,45 +14,45 @@ from cenote.inputs import pairs
 from cenote.inputs.chat import ChatSettings
 from cenote.inputs.jinja_sandbox import run_template
 from cenote.inputs.limits import Limits
-from cenote.inputs.pairs import check_template_kwargs, cut, joined_text, longest_first
+from cenote.inputs.pairs import check_score_template_kwargs, render_pair, split_longest_first, truncate_ids
 from cenote.inputs.renderer import Renderer
-from cenote.inputs.tokenized_inputs import Rendered
+from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import Tokenizer
-from cenote.loading.rerankers import TEMPLATES, built_in
-from cenote.protocol.input_types import Pair
-from cenote.protocol.requests import Tokenization
+from cenote.loading.rerankers import TEMPLATE_NAMES, load_builtin_template
+from cenote.protocol.input_types import TextPair
+from cenote.protocol.params import TokenizationParams
 
-BY_ROLE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+ROLE_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
 def test_a_template_sees_both_texts_by_role() -> None:
-    assert joined_text(Pair("q", "d", BY_ROLE)) == "query: q\ndocument: d\n"
+    assert render_pair(TextPair("q", "d", ROLE_TEMPLATE)) == "query: q\ndocument: d\n"
 
 
-def test_a_template_sees_the_callers_words() -> None:
+def test_a_template_gets_the_callers_kwargs() -> None:
     template = "{{ instruction }}|{{ tools }}|{{ messages[0].content }}|{{ messages[1]['content'] }}"
 
-    assert joined_text(Pair("q", "d", template, {"instruction": "find"})) == "find|None|q|d"
+    assert render_pair(TextPair("q", "d", template, {"instruction": "find"})) == "find|None|q|d"
 
 
-def test_a_template_knows_the_special_tokens_of_the_tokenizer(wordpiece: Tokenizer) -> None:
+def test_a_template_gets_the_special_tokens(wordpiece: Tokenizer) -> None:
     settings = ChatSettings(special_tokens={"sep_token": "[SEP]"})
-    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=384, chat=settings)
-    pair = Pair("a", "b", "{{ messages[0].content }}{{ sep_token }}{{ messages[1].content }}")
+    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=384, chat_settings=settings)
+    pair = TextPair("a", "b", "{{ messages[0].content }}{{ sep_token }}{{ messages[1].content }}")
 
     assert renderer.tokenize(pair, add_special_tokens=False) == [1037, 102, 1038]
 
 
-def test_a_variable_nobody_gave_is_empty() -> None:
-    assert joined_text(Pair("q", "d", "<{{ instruction }}>")) == "<>"
+def test_an_undefined_variable_is_empty() -> None:
+    assert render_pair(TextPair("q", "d", "<{{ instruction }}>")) == "<>"
 
 
 def test_without_a_template_the_document_follows_the_query() -> None:
-    assert joined_text(Pair("q", "d")) == "qd"
+    assert render_pair(TextPair("q", "d")) == "qd"
 
 
-def test_what_people_write_is_no_template() -> None:
-    assert joined_text(Pair("{{ 1 + 1 }}", "{% raw %}", "{{ messages[0].content }}{{ messages[1].content }}")) == (
+def test_query_and_document_are_not_evaluated_as_templates() -> None:
+    assert render_pair(TextPair("{{ 1 + 1 }}", "{% raw %}", "{{ messages[0].content }}{{ messages[1].content }}")) == (
         "{{ 1 + 1 }}{% raw %}"
     )
 
@@ -74,7 +74,7 @@ def test_what_people_write_is_no_template() -> None:
 )
 def test_a_broken_template_is_the_callers_fault(template: str) -> None:
     with pytest.raises(BadRequest, match="the score template"):
-        joined_text(Pair("q", "d", template))
+        render_pair(TextPair("q", "d", template))
 
 
 @pytest.mark.parametrize(
@@ -87,87 +87,89 @@ def test_a_broken_template_is_the_callers_fault(template: str) -> None:
         "{{ messages.append(1) }}",
     ],
 )
-def test_a_template_reaches_nothing_but_its_texts(template: str) -> None:
+def test_a_template_cannot_leave_the_sandbox(template: str) -> None:
     with pytest.raises(BadRequest, match="the score template failed"):
-        joined_text(Pair("q", "d", template))
+        render_pair(TextPair("q", "d", template))
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tools", "tokenize"])
-def test_reserved_words_are_refused(name: str) -> None:
+def test_reserved_template_kwargs_are_refused(name: str) -> None:
     words = "chat_template_kwargs contains reserved keys that conflict with fixed scorer arguments: .*" + name
 
     with pytest.raises(BadRequest, match=words):
-        check_template_kwargs({name: 1})
+        check_score_template_kwargs({name: 1})
     with pytest.raises(BadRequest, match=words):
-        joined_text(Pair("q", "d", "x", {name: 1}))
+        render_pair(TextPair("q", "d", "x", {name: 1}))
 
 
-def test_messages_cannot_be_given_twice() -> None:
+def test_messages_cannot_be_overridden() -> None:
     with pytest.raises(BadRequest, match="messages"):
-        joined_text(Pair("q", "d", "x", {"messages": []}))
+        render_pair(TextPair("q", "d", "x", {"messages": []}))
 
 
 def test_a_joined_text_is_tokenised_with_special_tokens(wordpiece: Tokenizer) -> None:
-    joining = Renderer(wordpiece, vocab_size=30522, hidden_size=384, pairs_with_separator=False)
+    joining = Renderer(wordpiece, vocab_size=30522, hidden_size=384, has_pair_separator=False)
     pairing = Renderer(wordpiece, vocab_size=30522, hidden_size=384)
-    pairs = [Pair("a ", "b"), Pair("a", "b", "{{ messages[0].content }} {{ messages[1].content }}")]
+    pairs = [TextPair("a ", "b"), TextPair("a", "b", "{{ messages[0].content }} {{ messages[1].content }}")]
 
     for renderer, pair in ((joining, pairs[0]), (joining, pairs[1]), (pairing, pairs[1])):
-        (rendered,) = renderer.render([pair], Tokenization(), Limits(16))
-        assert isinstance(rendered, Rendered)
+        (rendered,) = renderer.render([pair], TokenizationParams(), Limits(16))
+        assert isinstance(rendered, TokenizedInput)
         assert rendered.token_ids.tolist() == [101, 1037, 1038, 102]
-        assert rendered.second_start == 4  # one text, so one type
+        assert rendered.type1_start == 4  # one text, so one type
 
 
 def test_a_broken_template_fails_its_own_pair_only(renderer: Renderer) -> None:
-    inputs = [Pair("a", "b", "{{ 1 / 0 }}"), Pair("a", "b"), "c"]
+    inputs = [TextPair("a", "b", "{{ 1 / 0 }}"), TextPair("a", "b"), "c"]
 
-    rendered = renderer.render(inputs, Tokenization(), Limits(16))
+    rendered = renderer.render(inputs, TokenizationParams(), Limits(16))
 
     assert [isinstance(item, BadRequest) for item in rendered] == [True, False, False]
 
 
-def test_the_longer_text_gives_first() -> None:
-    assert longest_first(3, 10, 20) == (3, 10)
-    assert longest_first(3, 10, 8) == (3, 5)
-    assert longest_first(10, 3, 8) == (5, 3)
-    assert longest_first(10, 10, 7) == (3, 4)
-    assert longest_first(10, 3, 5) == (3, 2)
-    assert longest_first(4, 4, 0) == (0, 0)
+def test_the_longer_text_is_truncated_first() -> None:
+    assert split_longest_first(3, 10, 20) == (3, 10)
+    assert split_longest_first(3, 10, 8) == (3, 5)
+    assert split_longest_first(10, 3, 8) == (5, 3)
+    assert split_longest_first(10, 10, 7) == (3, 4)
+    assert split_longest_first(10, 3, 5) == (3, 2)
+    assert split_longest_first(4, 4, 0) == (0, 0)
 
 
-def test_what_stays_always_fills_the_room() -> None:
+def test_truncated_texts_use_the_whole_budget() -> None:
     dice = random.Random(0)
     for _ in range(5000):
         first, second, room = dice.randrange(40), dice.randrange(40), dice.randrange(60)
-        left, right = longest_first(first, second, room)
+        left, right = split_longest_first(first, second, room)
         assert left + right == min(first + second, room)
         assert 0 <= left <= first
         assert 0 <= right <= second
 
 
-def test_cutting_keeps_the_first_or_the_last() -> None:
+def test_truncation_keeps_the_first_or_the_last_ids() -> None:
     ids = np.arange(5, dtype=np.int32)
 
-    assert cut(ids, 2, "right").tolist() == [0, 1]
-    assert cut(ids, 2, "left").tolist() == [3, 4]
-    assert cut(ids, 0, "left").tolist() == []
-    assert cut(ids, 9, "left").tolist() == [0, 1, 2, 3, 4]
+    assert truncate_ids(ids, 2, "right").tolist() == [0, 1]
+    assert truncate_ids(ids, 2, "left").tolist() == [3, 4]
+    assert truncate_ids(ids, 0, "left").tolist() == []
+    assert truncate_ids(ids, 9, "left").tolist() == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", TEMPLATE_NAMES)
 @pytest.mark.parametrize("document", ["the city of berlin", "", " {{ query }}\n\n", "\0a document\0", "<Document>: "])
-def test_the_text_around_a_document_is_written_once_and_is_what_the_template_writes(name: str, document: str) -> None:
-    template = built_in(name)
+def test_the_cached_text_around_a_document_matches_the_template(name: str, document: str) -> None:
+    template = load_builtin_template(name)
     for variables in ({}, {"instruction": "find books"}, {"instruct": 5}):
         for query in ("how big?", "a \0a document\0"):
-            pair = Pair(query, document, None, variables)
+            pair = TextPair(query, document, None, variables)
 
-            assert joined_text(pair, {}, template) == joined_text(pair, {}, replace(template, verbatim=False))
+            assert render_pair(pair, {}, template) == render_pair(
+                pair, {}, replace(template, is_document_verbatim=False)
+            )
 
 
 def test_documents_of_one_query_run_their_template_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    template, num_runs = built_in("qwen3_reranker"), 0
+    template, num_runs = load_builtin_template("qwen3_reranker"), 0
     special_tokens: dict[str, str] = {}
 
     def counted(*given: Any, **more: Any) -> str:
@@ -176,6 +178,6 @@ def test_documents_of_one_query_run_their_template_once(monkeypatch: pytest.Monk
         return run_template(*given, **more)
 
     monkeypatch.setattr(pairs, "run_template", counted)
-    texts = [joined_text(Pair("a query of its own", f"document {n}"), special_tokens, template) for n in range(5)]
+    texts = [render_pair(TextPair("a query of its own", f"document {n}"), special_tokens, template) for n in range(5)]
 
     assert num_runs == 1 and len(set(texts)) == 5

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from cenote.errors import BadRequest
-from cenote.inputs.prompt_parsing import as_inputs, as_tokenization
-from cenote.protocol.input_types import Embeds, Pictured
-from cenote.protocol.requests import Tokenization
+from cenote.inputs.prompt_parsing import parse_prompts, parse_tokenization_kwargs
+from cenote.protocol.input_types import MultimodalPrompt, PromptEmbeds
+from cenote.protocol.params import TokenizationParams
 
 
 @pytest.mark.parametrize(
@@ -43,17 +43,17 @@ from cenote.protocol.requests import Tokenization
     ],
     ids=lambda value: "a generator" if isinstance(value, Generator) else str(value),
 )
-def test_every_form_of_prompt_is_understood(prompts: Any, inputs: list[Any]) -> None:
-    assert as_inputs(prompts) == inputs
+def test_every_form_of_prompt_is_parsed(prompts: Any, inputs: list[Any]) -> None:
+    assert parse_prompts(prompts) == inputs
 
 
 def test_embeddings_are_a_prompt() -> None:
     rows = torch.zeros(3, 8)
 
-    (one,) = as_inputs({"prompt_embeds": rows})
+    (one,) = parse_prompts({"prompt_embeds": rows})
 
-    assert isinstance(one, Embeds)
-    assert one.rows is rows
+    assert isinstance(one, PromptEmbeds)
+    assert one.embeds is rows
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_embeddings_are_a_prompt() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_prompt_is_refused_in_known_words(prompts: Any, words: str) -> None:
+def test_an_invalid_prompt_is_refused_with_vllms_message(prompts: Any, words: str) -> None:
     with pytest.raises(BadRequest, match=words):
-        as_inputs(prompts)
+        parse_prompts(prompts)
 
 
 def test_images_come_beside_a_text_or_token_ids_one_or_several() -> None:
-    one, several, without = as_inputs(
+    one, several, without = parse_prompts(
         [
             {"prompt": "a", "multi_modal_data": {"image": "cat.png"}, "mm_processor_kwargs": {"max_pixels": 1}},
             {
@@ -100,12 +100,12 @@ def test_images_come_beside_a_text_or_token_ids_one_or_several() -> None:
         ]
     )
 
-    assert isinstance(one, Pictured) and isinstance(several, Pictured)
-    assert (one.prompt, one.options, without) == ("a", {"max_pixels": 1}, "c")
-    assert [(image.source, image.where) for image in one.images] == [("cat.png", "multi_modal_data.image")]
+    assert isinstance(one, MultimodalPrompt) and isinstance(several, MultimodalPrompt)
+    assert (one.prompt, one.mm_processor_kwargs, without) == ("a", {"max_pixels": 1}, "c")
+    assert [(image.source, image.param_path) for image in one.images] == [("cat.png", "multi_modal_data.image")]
     assert several.prompt == [1, 2]
     assert [image.source for image in several.images] == [b"x", "y"]
-    assert [image.where for image in several.images] == ["multi_modal_data.image[0]", "multi_modal_data.image[1]"]
+    assert [image.param_path for image in several.images] == ["multi_modal_data.image[0]", "multi_modal_data.image[1]"]
 
 
 @pytest.mark.parametrize(
@@ -118,45 +118,51 @@ def test_images_come_beside_a_text_or_token_ids_one_or_several() -> None:
         ({"prompt_embeds": torch.zeros(2, 4), "multi_modal_data": {"image": b"x"}}, "go without multi_modal_data"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_images_is_said(given: dict[str, Any], words: str) -> None:
+def test_invalid_images_are_refused_with_the_reason(given: dict[str, Any], words: str) -> None:
     with pytest.raises(BadRequest, match=words):
-        as_inputs(given)
+        parse_prompts(given)
 
 
 @pytest.mark.parametrize(
     ("kwargs", "meaning"),
     [
-        (None, Tokenization()),
-        ({}, Tokenization()),
-        ({"truncate_prompt_tokens": 7}, Tokenization(truncate_prompt_tokens=7)),
-        ({"truncate_prompt_tokens": -1}, Tokenization(truncate_prompt_tokens=-1)),
-        ({"truncate_prompt_tokens": None}, Tokenization()),
-        ({"truncation": True, "max_length": 7}, Tokenization(truncate_prompt_tokens=7)),
-        ({"truncation": "longest_first", "max_length": 7}, Tokenization(truncate_prompt_tokens=7)),
-        ({"truncation": True}, Tokenization(truncate_prompt_tokens=-1)),
-        ({"truncation": True, "max_length": 7, "truncate_prompt_tokens": 5}, Tokenization(truncate_prompt_tokens=5)),
-        ({"truncation": False, "max_length": 7}, Tokenization()),
-        ({"truncation": "do_not_truncate", "max_length": 7}, Tokenization()),
-        ({"max_length": 7}, Tokenization()),
-        ({"padding": "max_length", "max_length": 7}, Tokenization(pad_prompt_tokens=7)),
-        ({"padding": "max_length"}, Tokenization(pad_prompt_tokens=99)),
-        ({"pad_prompt_tokens": 7}, Tokenization(pad_prompt_tokens=7)),
-        ({"pad_prompt_tokens": -1}, Tokenization(pad_prompt_tokens=99)),
-        ({"padding": False, "max_length": 7}, Tokenization()),
-        ({"padding": "do_not_pad", "max_length": 7}, Tokenization()),
+        (None, TokenizationParams()),
+        ({}, TokenizationParams()),
+        ({"truncate_prompt_tokens": 7}, TokenizationParams(truncate_prompt_tokens=7)),
+        ({"truncate_prompt_tokens": -1}, TokenizationParams(truncate_prompt_tokens=-1)),
+        ({"truncate_prompt_tokens": None}, TokenizationParams()),
+        ({"truncation": True, "max_length": 7}, TokenizationParams(truncate_prompt_tokens=7)),
+        ({"truncation": "longest_first", "max_length": 7}, TokenizationParams(truncate_prompt_tokens=7)),
+        ({"truncation": True}, TokenizationParams(truncate_prompt_tokens=-1)),
+        (
+            {"truncation": True, "max_length": 7, "truncate_prompt_tokens": 5},
+            TokenizationParams(truncate_prompt_tokens=5),
+        ),
+        ({"truncation": False, "max_length": 7}, TokenizationParams()),
+        ({"truncation": "do_not_truncate", "max_length": 7}, TokenizationParams()),
+        ({"max_length": 7}, TokenizationParams()),
+        ({"padding": "max_length", "max_length": 7}, TokenizationParams(pad_prompt_tokens=7)),
+        ({"padding": "max_length"}, TokenizationParams(pad_prompt_tokens=99)),
+        ({"pad_prompt_tokens": 7}, TokenizationParams(pad_prompt_tokens=7)),
+        ({"pad_prompt_tokens": -1}, TokenizationParams(pad_prompt_tokens=99)),
+        ({"padding": False, "max_length": 7}, TokenizationParams()),
+        ({"padding": "do_not_pad", "max_length": 7}, TokenizationParams()),
         (
             {"truncation_side": "left", "add_special_tokens": False, "do_lower_case": True},
-            Tokenization(truncation_side="left", add_special_tokens=False, do_lower_case=True),
+            TokenizationParams(truncation_side="left", add_special_tokens=False, do_lower_case=True),
         ),
     ],
     ids=str,
 )
-def test_tokenization_keywords_mean_what_they_say(kwargs: dict[str, Any] | None, meaning: Tokenization) -> None:
-    assert as_tokenization(kwargs, max_model_len=99) == meaning
+def test_tokenization_kwargs_are_parsed(kwargs: dict[str, Any] | None, expected: TokenizationParams) -> None:
+    assert parse_tokenization_kwargs(kwargs, max_model_len=99) == expected
 
 
 def test_unknown_tokenization_keywords_are_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "cenote"):
-        assert as_tokenization({"return_tensors": "pt", "verbose": True}, max_model_len=99) == Tokenization()
+        assert (
+            parse_tokenization_kwargs({"return_tensors": "pt", "verbose": True}, max_model_len=99)
+            == TokenizationParams()
+        )
 
     assert "return_tensors, verbose" in caplog.text

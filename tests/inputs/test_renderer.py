@@ -12,47 +12,49 @@ import torch
 from cenote.errors import BadRequest, InputTooLong, PoolingError, Unsupported
 from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
-from cenote.inputs.tokenized_inputs import Rendered
+from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import Tokenizer
-from cenote.protocol.input_types import Embeds, Input, Pair
-from cenote.protocol.requests import Tokenization
+from cenote.protocol.input_types import Input, PromptEmbeds, TextPair
+from cenote.protocol.params import TokenizationParams
 
 CLS, SEP, PAD, UNK = 101, 102, 0, 100
 LIMITS = Limits(16)
 LETTERS = [1037 + place for place in range(26)]  # the ids of a, b, c, ...
 
 
-def one(renderer: Renderer, item: Input, limits: Limits = LIMITS, prompt: str | None = None, **how: Any) -> Rendered:
-    (rendered,) = renderer.render([item], Tokenization(**how), limits, prompt)
+def render_one(
+    renderer: Renderer, item: Input, limits: Limits = LIMITS, prompt: str | None = None, **tokenization: Any
+) -> TokenizedInput:
+    (rendered,) = renderer.render([item], TokenizationParams(**tokenization), limits, prompt)
     if isinstance(rendered, PoolingError):
         raise rendered
     return rendered
 
 
-def ids(renderer: Renderer, item: Input, limits: Limits = LIMITS, **how: Any) -> list[int]:
-    return one(renderer, item, limits, **how).token_ids.tolist()
+def render_ids(renderer: Renderer, item: Input, limits: Limits = LIMITS, **tokenization: Any) -> list[int]:
+    return render_one(renderer, item, limits, **tokenization).token_ids.tolist()
 
 
-def test_a_text_stands_between_special_tokens(renderer: Renderer) -> None:
-    rendered = one(renderer, "a b c")
+def test_special_tokens_are_added_around_a_text(renderer: Renderer) -> None:
+    rendered = render_one(renderer, "a b c")
 
     assert rendered.token_ids.tolist() == [CLS, *LETTERS[:3], SEP]
     assert rendered.num_input_tokens == 5
-    assert rendered.second_start == 5
+    assert rendered.type1_start == 5
 
 
 def test_special_tokens_can_be_left_out(renderer: Renderer) -> None:
-    assert ids(renderer, "a b c", add_special_tokens=False) == LETTERS[:3]
-    assert ids(renderer, Pair("a b", "c"), add_special_tokens=False) == LETTERS[:3]
+    assert render_ids(renderer, "a b c", add_special_tokens=False) == LETTERS[:3]
+    assert render_ids(renderer, TextPair("a b", "c"), add_special_tokens=False) == LETTERS[:3]
 
 
 def test_token_ids_get_no_special_tokens(renderer: Renderer) -> None:
-    assert ids(renderer, [7, 8, 9]) == [7, 8, 9]
-    assert ids(renderer, np.array([7, 8, 9], dtype=np.uint16)) == [7, 8, 9]  # type: ignore[arg-type]
-    assert ids(renderer, range(7, 10)) == [7, 8, 9]
+    assert render_ids(renderer, [7, 8, 9]) == [7, 8, 9]
+    assert render_ids(renderer, np.array([7, 8, 9], dtype=np.uint16)) == [7, 8, 9]  # type: ignore[arg-type]
+    assert render_ids(renderer, range(7, 10)) == [7, 8, 9]
 
 
-def test_lower_case_is_done_before_tokenising(wordpiece: Tokenizer) -> None:
+def test_text_is_lowercased_before_tokenization(wordpiece: Tokenizer) -> None:
     shouted = "ΑΒΓ"  # the normaliser would do it too: look at what reaches it
     seen: list[str] = []
 
@@ -63,7 +65,7 @@ def test_lower_case_is_done_before_tokenising(wordpiece: Tokenizer) -> None:
 
     for lower_case, asked in ((False, True), (True, None), (True, False), (False, None)):
         spy = Spy(wordpiece.raw, lower_case=lower_case)
-        one(Renderer(spy, vocab_size=30522, hidden_size=384), shouted, do_lower_case=asked)
+        render_one(Renderer(spy, vocab_size=30522, hidden_size=384), shouted, do_lower_case=asked)
 
     assert seen == ["αβγ", "αβγ", "ΑΒΓ", "ΑΒΓ"]
 
@@ -86,40 +88,40 @@ def test_lower_case_is_done_before_tokenising(wordpiece: Tokenizer) -> None:
     ],
     ids=str,
 )
-def test_a_text_is_cut_as_asked(renderer: Renderer, how: dict[str, Any], expected: list[int]) -> None:
-    rendered = one(renderer, "a b c d e f g h i j", **how)
+def test_a_text_is_truncated_as_requested(renderer: Renderer, how: dict[str, Any], expected: list[int]) -> None:
+    rendered = render_one(renderer, "a b c d e f g h i j", **how)
 
     assert rendered.token_ids.tolist() == expected
     assert rendered.num_input_tokens == (12 if how.get("add_special_tokens", True) else 10)
 
 
-def test_minus_one_cuts_to_the_length_of_the_model(renderer: Renderer) -> None:
-    rendered = one(renderer, "a " * 100, truncate_prompt_tokens=-1)
+def test_minus_one_truncates_to_the_model_length(renderer: Renderer) -> None:
+    rendered = render_one(renderer, "a " * 100, truncate_prompt_tokens=-1)
 
     assert rendered.token_ids.tolist() == [CLS, *LETTERS[:1] * 14, SEP]
     assert rendered.num_input_tokens == 102
 
 
-def test_the_tokenizers_own_side_keeps_special_tokens(wordpiece: Tokenizer) -> None:
+def test_truncation_on_the_tokenizers_default_side_keeps_special_tokens(wordpiece: Tokenizer) -> None:
     from_the_left = Tokenizer(wordpiece.raw, truncation_side="left")
     renderer = Renderer(from_the_left, vocab_size=30522, hidden_size=384)
 
-    assert ids(renderer, "a b c d e f", truncate_prompt_tokens=5) == [CLS, *LETTERS[3:6], SEP]
-    assert ids(renderer, [1, 2, 3, 4], truncate_prompt_tokens=2) == [3, 4]
+    assert render_ids(renderer, "a b c d e f", truncate_prompt_tokens=5) == [CLS, *LETTERS[3:6], SEP]
+    assert render_ids(renderer, [1, 2, 3, 4], truncate_prompt_tokens=2) == [3, 4]
 
 
 @pytest.mark.parametrize(("side", "expected"), [(None, [1, 2]), ("right", [1, 2]), ("left", [3, 4])])
 def test_token_ids_are_sliced(renderer: Renderer, side: Any, expected: list[int]) -> None:
-    rendered = one(renderer, [1, 2, 3, 4], truncate_prompt_tokens=2, truncation_side=side)
+    rendered = render_one(renderer, [1, 2, 3, 4], truncate_prompt_tokens=2, truncation_side=side)
 
     assert rendered.token_ids.tolist() == expected
     assert rendered.num_input_tokens == 4
 
 
-@pytest.mark.parametrize("item", ["a b", [7, 8], Pair("a", "b")], ids=str)
-def test_cut_to_nothing_it_is_empty_and_refused(renderer: Renderer, item: Input) -> None:
+@pytest.mark.parametrize("item", ["a b", [7, 8], TextPair("a", "b")], ids=str)
+def test_truncation_to_zero_tokens_is_refused(renderer: Renderer, item: Input) -> None:
     with pytest.raises(BadRequest, match="The decoder prompt cannot be empty"):
-        one(renderer, item, truncate_prompt_tokens=0)
+        render_one(renderer, item, truncate_prompt_tokens=0)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_cut_to_nothing_it_is_empty_and_refused(renderer: Renderer, item: Input)
     ids=str,
 )
 def test_wrong_truncation_is_refused_for_every_input(renderer: Renderer, how: dict[str, Any], words: str) -> None:
-    rendered = renderer.render(["a", [7]], Tokenization(**how), LIMITS)
+    rendered = renderer.render(["a", [7]], TokenizationParams(**how), LIMITS)
 
     assert [type(item) for item in rendered] == [BadRequest, BadRequest]
     assert {item.message for item in rendered if isinstance(item, BadRequest)} == {words}
@@ -149,43 +151,46 @@ def test_wrong_truncation_is_refused_for_every_input(renderer: Renderer, how: di
 # padding comes before truncation, truncation before the check of the length
 
 
-def test_padding_fills_up_behind_the_special_tokens(renderer: Renderer) -> None:
-    assert ids(renderer, "a", pad_prompt_tokens=5) == [CLS, LETTERS[0], SEP, PAD, PAD]
-    assert ids(renderer, [7], pad_prompt_tokens=3) == [7, PAD, PAD]
-    assert ids(renderer, "a b c", pad_prompt_tokens=3) == [CLS, *LETTERS[:3], SEP]
-    assert len(ids(renderer, "a", pad_prompt_tokens=-1)) == 16
+def test_padding_is_appended_after_the_special_tokens(renderer: Renderer) -> None:
+    assert render_ids(renderer, "a", pad_prompt_tokens=5) == [CLS, LETTERS[0], SEP, PAD, PAD]
+    assert render_ids(renderer, [7], pad_prompt_tokens=3) == [7, PAD, PAD]
+    assert render_ids(renderer, "a b c", pad_prompt_tokens=3) == [CLS, *LETTERS[:3], SEP]
+    assert len(render_ids(renderer, "a", pad_prompt_tokens=-1)) == 16
 
 
-def test_padding_of_a_pair_is_of_the_type_it_follows(renderer: Renderer) -> None:
-    rendered = one(renderer, Pair("a", "b"), pad_prompt_tokens=8)
+def test_padding_of_a_pair_has_the_token_type_of_the_last_token(renderer: Renderer) -> None:
+    rendered = render_one(renderer, TextPair("a", "b"), pad_prompt_tokens=8)
 
     assert rendered.token_ids.tolist() == [CLS, LETTERS[0], SEP, LETTERS[1], SEP, PAD, PAD, PAD]
-    assert rendered.second_start == 3
+    assert rendered.type1_start == 3
 
 
-def test_padding_is_cut_again(renderer: Renderer) -> None:
-    assert ids(renderer, "a", pad_prompt_tokens=5, truncate_prompt_tokens=4) == [CLS, LETTERS[0], SEP, PAD]
-    assert ids(renderer, [7], pad_prompt_tokens=10**12, truncate_prompt_tokens=2, truncation_side="left") == [PAD, PAD]
+def test_padding_is_truncated_to_the_limit(renderer: Renderer) -> None:
+    assert render_ids(renderer, "a", pad_prompt_tokens=5, truncate_prompt_tokens=4) == [CLS, LETTERS[0], SEP, PAD]
+    assert render_ids(renderer, [7], pad_prompt_tokens=10**12, truncate_prompt_tokens=2, truncation_side="left") == [
+        PAD,
+        PAD,
+    ]
 
 
-def test_padding_beyond_the_model_is_too_long(renderer: Renderer) -> None:
+def test_padding_beyond_the_model_length_is_refused(renderer: Renderer) -> None:
     with pytest.raises(InputTooLong, match="at least 17 input tokens"):
-        one(renderer, "a", pad_prompt_tokens=10**12)
+        render_one(renderer, "a", pad_prompt_tokens=10**12)
 
 
 def test_padding_needs_a_padding_token(wordpiece: Tokenizer) -> None:
     without = Renderer(Tokenizer(wordpiece.raw), vocab_size=30522, hidden_size=384)
 
     with pytest.raises(Unsupported, match="no padding token"):
-        one(without, "a", pad_prompt_tokens=5)
+        render_one(without, "a", pad_prompt_tokens=5)
 
 
 # lengths
 
 
 def test_an_input_of_exactly_the_models_length_fits(renderer: Renderer) -> None:
-    assert len(ids(renderer, "a " * 14)) == 16
-    assert len(ids(renderer, [7] * 16)) == 16
+    assert len(render_ids(renderer, "a " * 14)) == 16
+    assert len(render_ids(renderer, [7] * 16)) == 16
 
 
 @pytest.mark.parametrize(("length", "about"), [(17, "at least 17"), (18, "18"), (40, "40")])
@@ -197,15 +202,15 @@ def test_an_input_too_long_is_refused_with_the_numbers(renderer: Renderer, lengt
         f"as much as the model reads. (parameter=input_tokens, value={length})"
     )
 
-    for item in ([7] * length, "a " * (length - 2), Pair("a", "b " * (length - 4))):
+    for item in ([7] * length, "a " * (length - 2), TextPair("a", "b " * (length - 4))):
         with pytest.raises(InputTooLong) as caught:
-            one(renderer, item)
+            render_one(renderer, item)
         assert str(caught.value) == words
 
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(renderer: Renderer) -> None:
     with pytest.raises(InputTooLong) as caught:
-        one(renderer, "x" * 289)
+        render_one(renderer, "x" * 289)
 
     assert str(caught.value) == (
         "This model's maximum context length is 16 tokens. However, you requested 0 output tokens and your prompt "
@@ -219,47 +224,47 @@ def test_a_limit_of_another_name_is_named(renderer: Renderer) -> None:
     limits = Limits(16, "max_embed_len")
 
     with pytest.raises(InputTooLong, match=r"Input length 40 exceeds max_embed_len 16.*value=40"):
-        one(renderer, [7] * 40, limits)
+        render_one(renderer, [7] * 40, limits)
     with pytest.raises(InputTooLong, match="Input of 289 characters exceeds max_embed_len 16"):
-        one(renderer, "x" * 289, limits)
+        render_one(renderer, "x" * 289, limits)
 
 
-def test_without_a_bound_any_length_is_read(renderer: Renderer) -> None:
-    free = Limits(16, bounded=False, chunked=True)
+def test_without_a_limit_any_length_is_accepted(renderer: Renderer) -> None:
+    free = Limits(16, is_bounded=False, is_chunked=True)
 
-    assert len(ids(renderer, "a " * 1000, free)) == 1002
-    assert len(ids(renderer, "a " * 1000, free, truncate_prompt_tokens=-1)) == 1002
-    assert len(ids(renderer, "a " * 1000, free, truncate_prompt_tokens=500)) == 500
+    assert len(render_ids(renderer, "a " * 1000, free)) == 1002
+    assert len(render_ids(renderer, "a " * 1000, free, truncate_prompt_tokens=-1)) == 1002
+    assert len(render_ids(renderer, "a " * 1000, free, truncate_prompt_tokens=500)) == 500
 
 
 # texts so long that they are cut before they are tokenised
 
 
 def test_a_word_behind_millions_of_spaces_is_found(renderer: Renderer) -> None:
-    assert ids(renderer, " " * 3_000_000 + "a", truncate_prompt_tokens=-1) == [CLS, LETTERS[0], SEP]
+    assert render_ids(renderer, " " * 3_000_000 + "a", truncate_prompt_tokens=-1) == [CLS, LETTERS[0], SEP]
 
 
-def test_behind_even_more_spaces_nobody_looks_any_more_and_the_answer_says_so(renderer: Renderer) -> None:
+def test_text_after_too_many_spaces_is_not_scanned_and_the_result_is_marked_inexact(renderer: Renderer) -> None:
     for text, side in ((" " * 5_000_000 + "a", "right"), ("a" + " " * 5_000_000, "left")):
-        (cut,) = renderer.render([text], Tokenization(truncate_prompt_tokens=-1, truncation_side=side), LIMITS)
+        (cut,) = renderer.render([text], TokenizationParams(truncate_prompt_tokens=-1, truncation_side=side), LIMITS)
 
-        assert isinstance(cut, Rendered) and cut.token_ids.tolist() == [CLS, SEP]
-        assert not cut.input_tokens_exact
+        assert isinstance(cut, TokenizedInput) and cut.token_ids.tolist() == [CLS, SEP]
+        assert not cut.is_input_count_exact
 
 
-def test_millions_of_words_are_cut_without_reading_them_all(renderer: Renderer) -> None:
+def test_millions_of_words_are_truncated_without_tokenizing_all_of_them(renderer: Renderer) -> None:
     began = time.monotonic()
 
     for side in (None, "left", "right"):
-        assert len(ids(renderer, "a b " * 2_000_000, truncate_prompt_tokens=-1, truncation_side=side)) == 16
-    assert len(ids(renderer, "中文" * 2_000_000, truncate_prompt_tokens=-1)) == 16
+        assert len(render_ids(renderer, "a b " * 2_000_000, truncate_prompt_tokens=-1, truncation_side=side)) == 16
+    assert len(render_ids(renderer, "中文" * 2_000_000, truncate_prompt_tokens=-1)) == 16
 
     assert time.monotonic() - began < 5  # to tokenize one of them takes longer
 
 
 @pytest.mark.parametrize("side", [None, "left", "right"])
 @pytest.mark.parametrize("keep", [1, 3, 5, 16])
-def test_the_cut_before_tokenising_cannot_be_seen(renderer: Renderer, keep: int, side: Any) -> None:
+def test_cropping_before_tokenization_does_not_change_the_result(renderer: Renderer, keep: int, side: Any) -> None:
     long_word = "x" * 200  # unknown as a whole, known in parts
     texts = [
         f"a b {long_word} c d",
@@ -275,7 +280,7 @@ def test_the_cut_before_tokenising_cannot_be_seen(renderer: Renderer, keep: int,
         else:
             expected = whole[:keep] if side == "right" else whole[-keep:]
 
-        assert ids(renderer, text, truncate_prompt_tokens=keep, truncation_side=side) == expected
+        assert render_ids(renderer, text, truncate_prompt_tokens=keep, truncation_side=side) == expected
 
 
 # token ids
@@ -296,7 +301,7 @@ def test_the_cut_before_tokenising_cannot_be_seen(renderer: Renderer, keep: int,
 )
 def test_ids_out_of_the_vocabulary_are_named(renderer: Renderer, given: list[int], worst: str) -> None:
     with pytest.raises(BadRequest, match=f"Token id {worst} is out of vocabulary: ids go from 0 to 30521"):
-        one(renderer, given)
+        render_one(renderer, given)
 
 
 @pytest.mark.parametrize(
@@ -316,35 +321,35 @@ def test_ids_out_of_the_vocabulary_are_named(renderer: Renderer, given: list[int
     ],
     ids=str,
 )
-def test_what_are_no_ids_is_refused(renderer: Renderer, given: Any) -> None:
+def test_invalid_token_ids_are_refused(renderer: Renderer, given: Any) -> None:
     with pytest.raises(BadRequest, match="Token prompt should be a list of integers"):
-        one(renderer, given)
-    first, second, third = renderer.render([[7, 8], given, (9,)], Tokenization(), LIMITS)
+        render_one(renderer, given)
+    first, second, third = renderer.render([[7, 8], given, (9,)], TokenizationParams(), LIMITS)
     assert isinstance(second, BadRequest)
     assert [first.token_ids.tolist(), third.token_ids.tolist()] == [[7, 8], [9]]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("given", [[], (), np.array([], dtype=np.int64)], ids=repr)
-def test_no_ids_at_all_are_refused(renderer: Renderer, given: Any) -> None:
+def test_an_empty_list_of_token_ids_is_refused(renderer: Renderer, given: Any) -> None:
     with pytest.raises(BadRequest, match="The decoder prompt cannot be empty"):
-        one(renderer, given)
+        render_one(renderer, given)
 
 
 def test_an_empty_text_is_its_special_tokens(renderer: Renderer) -> None:
-    assert ids(renderer, "") == [CLS, SEP]
+    assert render_ids(renderer, "") == [CLS, SEP]
 
 
 def test_an_empty_text_without_special_tokens_is_refused(renderer: Renderer) -> None:
     with pytest.raises(BadRequest, match="The decoder prompt cannot be empty"):
-        one(renderer, "  ", add_special_tokens=False)
+        render_one(renderer, "  ", add_special_tokens=False)
 
 
-def test_a_tokenizer_larger_than_the_models_table_is_refused_by_input(wordpiece: Tokenizer) -> None:
+def test_a_token_id_beyond_the_models_embedding_table_fails_its_input(wordpiece: Tokenizer) -> None:
     small = Renderer(wordpiece, vocab_size=1038, hidden_size=384)
 
-    assert ids(small, "a") == [CLS, LETTERS[0], SEP]
+    assert render_ids(small, "a") == [CLS, LETTERS[0], SEP]
     with pytest.raises(BadRequest, match="Token id 1038 is out of vocabulary: the model's table ends at 1037"):
-        one(small, "a b")
+        render_one(small, "a b")
 
 
 # embeddings
@@ -352,52 +357,57 @@ def test_a_tokenizer_larger_than_the_models_table_is_refused_by_input(wordpiece:
 
 def test_embeddings_need_the_option(renderer: Renderer) -> None:
     with pytest.raises(Unsupported, match="You must set `--enable-prompt-embeds` to input `prompt_embeds`."):
-        one(renderer, Embeds(torch.zeros(3, 384)))
+        render_one(renderer, PromptEmbeds(torch.zeros(3, 384)))
 
 
 def test_embeddings_must_have_the_models_width(wordpiece: Tokenizer) -> None:
-    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=384, prompt_embeds=True)
+    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=384, enable_prompt_embeds=True)
 
-    assert len(one(renderer, Embeds(torch.zeros(3, 384))).token_ids) == 3
+    assert len(render_one(renderer, PromptEmbeds(torch.zeros(3, 384))).token_ids) == 3
     for shape in ((3, 383), (384,), (1, 3, 384)):
         with pytest.raises(BadRequest, match=r"this model reads \[tokens, 384\]"):
-            one(renderer, Embeds(torch.zeros(shape)))
+            render_one(renderer, PromptEmbeds(torch.zeros(shape)))
     with pytest.raises(InputTooLong, match="at least 17 input tokens"):
-        one(renderer, Embeds(torch.zeros(17, 384)))
+        render_one(renderer, PromptEmbeds(torch.zeros(17, 384)))
     with pytest.raises(BadRequest, match="cannot be empty"):
-        one(renderer, Embeds(torch.zeros(0, 384)))
+        render_one(renderer, PromptEmbeds(torch.zeros(0, 384)))
 
 
 # prompts
 
 
 def test_a_prompt_is_put_before_texts_only(renderer: Renderer) -> None:
-    texts = renderer.render(["b", [7]], Tokenization(), LIMITS, prompt="a ")
+    texts = renderer.render(["b", [7]], TokenizationParams(), LIMITS, prompt="a ")
 
-    assert [item.token_ids.tolist() for item in texts if isinstance(item, Rendered)] == [[CLS, *LETTERS[:2], SEP], [7]]
+    assert [item.token_ids.tolist() for item in texts if isinstance(item, TokenizedInput)] == [
+        [CLS, *LETTERS[:2], SEP],
+        [7],
+    ]
 
 
-def test_a_prompt_that_pooling_leaves_out_is_skipped_with_the_special_token_before_it(renderer: Renderer) -> None:
-    renderer.skip_prompt = True
+def test_an_excluded_prompt_is_not_pooled_nor_is_the_special_token_before_it(renderer: Renderer) -> None:
+    renderer.exclude_prompt = True
 
-    assert one(renderer, "c", prompt="a b ").skip == 3
-    assert one(renderer, "c", prompt="a b ", add_special_tokens=False).skip == 2
-    assert one(renderer, "c").skip == 0
-    assert one(renderer, "c", prompt="a b ", truncate_prompt_tokens=2).skip == 1  # something must be left to pool
+    assert render_one(renderer, "c", prompt="a b ").num_unpooled == 3
+    assert render_one(renderer, "c", prompt="a b ", add_special_tokens=False).num_unpooled == 2
+    assert render_one(renderer, "c").num_unpooled == 0
+    assert (
+        render_one(renderer, "c", prompt="a b ", truncate_prompt_tokens=2).num_unpooled == 1
+    )  # something must be left to pool
 
 
 # each input by itself
 
 
-def test_a_bad_text_among_good_ones_fails_alone(renderer: Renderer) -> None:
-    inputs: list[Input] = ["a", "\ud800", "b", "x" * 1000, [7], [-7], "c", Pair("a", "\udfff"), Pair("a", "b")]
+def test_an_invalid_text_fails_without_affecting_the_others(renderer: Renderer) -> None:
+    inputs: list[Input] = ["a", "\ud800", "b", "x" * 1000, [7], [-7], "c", TextPair("a", "\udfff"), TextPair("a", "b")]
 
-    rendered = renderer.render(inputs, Tokenization(), LIMITS)
+    rendered = renderer.render(inputs, TokenizationParams(), LIMITS)
 
     assert [isinstance(item, BadRequest) for item in rendered] == [
         False, True, False, True, False, True, False, True, False,
     ]  # fmt: skip
-    assert [item.token_ids.tolist() for item in rendered if isinstance(item, Rendered)][:2] == [
+    assert [item.token_ids.tolist() for item in rendered if isinstance(item, TokenizedInput)][:2] == [
         [CLS, LETTERS[0], SEP],
         [CLS, LETTERS[1], SEP],
     ]
@@ -406,9 +416,9 @@ def test_a_bad_text_among_good_ones_fails_alone(renderer: Renderer) -> None:
 @pytest.mark.parametrize(
     ("text", "place"), [("\ud800", 0), ("ab\udfff", 2), ("a\ud83d b", 1), ("\U0001f600\udc00", 1)], ids=ascii
 )
-def test_half_a_character_is_refused_with_its_place(renderer: Renderer, text: str, place: int) -> None:
+def test_a_lone_surrogate_is_refused_with_its_position(renderer: Renderer, text: str, place: int) -> None:
     with pytest.raises(BadRequest, match=rf"not valid Unicode: a lone surrogate '\\u[0-9a-f]+' at character {place}"):
-        one(renderer, text)
+        render_one(renderer, text)
 
 
 @pytest.mark.parametrize(
@@ -416,8 +426,8 @@ def test_half_a_character_is_refused_with_its_place(renderer: Renderer, text: st
     ["\0", "a\0b", "\U0001f600", "👩‍👩‍👧", "e\u0301", "\u0301", "\u202eabc", "\ufeff", "\ufffd", "\uffff", "\x7f", "ﷺ"],
     ids=ascii,
 )
-def test_odd_text_reads_as_the_library_reads_it(renderer: Renderer, text: str) -> None:
-    assert ids(renderer, text) == renderer.tokenizer.raw.encode(text).ids
+def test_unusual_text_is_tokenized_as_by_the_library(renderer: Renderer, text: str) -> None:
+    assert render_ids(renderer, text) == renderer.tokenizer.raw.encode(text).ids
 
 
 def test_the_same_text_many_times_is_tokenised_once(wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,10 +436,10 @@ def test_the_same_text_many_times_is_tokenised_once(wordpiece: Tokenizer, monkey
     encode = wordpiece.encode
     monkeypatch.setattr(wordpiece, "encode", lambda texts, **how: seen.extend(texts) or encode(texts, **how))
 
-    rendered = renderer.render(["a", "b", "a", Pair("a", "b")], Tokenization(), LIMITS)
+    rendered = renderer.render(["a", "b", "a", TextPair("a", "b")], TokenizationParams(), LIMITS)
 
     assert sorted(seen) == ["a", "b"]
-    assert all(isinstance(item, Rendered) for item in rendered)
+    assert all(isinstance(item, TokenizedInput) for item in rendered)
 
 
 # tokens for their own sake
@@ -440,11 +450,11 @@ def test_a_text_of_any_length_is_tokenised(renderer: Renderer) -> None:
     assert renderer.tokenize("a b", add_special_tokens=False) == LETTERS[:2]
     assert renderer.tokenize("a " * 5000, add_special_tokens=False) == LETTERS[:1] * 5000
     assert renderer.tokenize("", add_special_tokens=False) == []
-    assert renderer.tokenize(Pair("a", "b")) == [CLS, LETTERS[0], SEP, LETTERS[1], SEP]
+    assert renderer.tokenize(TextPair("a", "b")) == [CLS, LETTERS[0], SEP, LETTERS[1], SEP]
     assert renderer.tokenize([7, 8]) == [7, 8]
 
 
-def test_what_is_no_text_is_not_tokenised(renderer: Renderer) -> None:
+def test_a_value_that_is_not_text_is_refused(renderer: Renderer) -> None:
     with pytest.raises(BadRequest, match="lone surrogate"):
         renderer.tokenize("\ud800")
     with pytest.raises(BadRequest, match="Token id 30522 is out of vocabulary"):
@@ -454,17 +464,17 @@ def test_what_is_no_text_is_not_tokenised(renderer: Renderer) -> None:
 # how long an input was
 
 
-@pytest.mark.parametrize("item", ["a " * 100_000, Pair("a", "b " * 100_000)], ids=["text", "pair"])
-def test_a_huge_input_that_is_cut_tells_that_it_was_not_counted_to_its_end(renderer: Renderer, item: Input) -> None:
-    cut = one(renderer, item, truncate_prompt_tokens=-1)
+@pytest.mark.parametrize("item", ["a " * 100_000, TextPair("a", "b " * 100_000)], ids=["text", "pair"])
+def test_a_huge_truncated_input_reports_an_inexact_token_count(renderer: Renderer, item: Input) -> None:
+    cut = render_one(renderer, item, truncate_prompt_tokens=-1)
 
-    assert not cut.input_tokens_exact
+    assert not cut.is_input_count_exact
     assert LIMITS.max_tokens < cut.num_input_tokens < 100_000
 
 
-@pytest.mark.parametrize("item", ["a " * 100, Pair("a", "b " * 100), [7] * 100], ids=["text", "pair", "ids"])
-def test_an_input_that_is_read_and_then_cut_was_counted(renderer: Renderer, item: Input) -> None:
-    cut = one(renderer, item, truncate_prompt_tokens=-1)
+@pytest.mark.parametrize("item", ["a " * 100, TextPair("a", "b " * 100), [7] * 100], ids=["text", "pair", "ids"])
+def test_an_input_that_is_tokenized_and_then_truncated_reports_an_exact_count(renderer: Renderer, item: Input) -> None:
+    cut = render_one(renderer, item, truncate_prompt_tokens=-1)
 
-    assert cut.input_tokens_exact
+    assert cut.is_input_count_exact
     assert cut.num_input_tokens >= 100

@@ -6,64 +6,67 @@ from typing import Any
 
 import numpy as np
 
-from cenote.inputs.tokenized_inputs import Rendered, Strip
+from cenote.inputs.tokenized_inputs import TokenizedInput, TokenizedInputs
 
 
-def rendered(*ids: int, **more: Any) -> Rendered:
-    return Rendered(np.array(ids, dtype=np.int32), more.pop("second_start", len(ids)), len(ids), **more)
+def make_input(*ids: int, **fields: Any) -> TokenizedInput:
+    return TokenizedInput(np.array(ids, dtype=np.int32), fields.pop("second_start", len(ids)), len(ids), **fields)
 
 
-def told(strip: Strip) -> list[dict[str, Any]]:
-    each = (strip.rendered(place) for place in range(len(strip)))
+def to_dicts(inputs: TokenizedInputs) -> list[dict[str, Any]]:
+    each = (inputs.get(place) for place in range(len(inputs)))
     return [
         {
             "ids": one.token_ids.tolist(),
-            "second": one.second_start,
-            "skip": one.skip,
-            "embeds": one.embeds,
-            "exact": one.input_tokens_exact,
-            "attended": one.attended,
-            "kept": None if one.kept is None else one.kept.tolist(),
+            "second": one.type1_start,
+            "skip": one.num_unpooled,
+            "embeds": one.inputs_embeds,
+            "exact": one.is_input_count_exact,
+            "attended": one.attended_len,
+            "kept": None if one.row_mask is None else one.row_mask.tolist(),
         }
         for one in each
     ]
 
 
-SOME = Strip.of(
+INPUTS = TokenizedInputs.from_list(
     [
-        rendered(5, 6, 7, second_start=1),
-        rendered(8, kept=np.array([False])),
-        rendered(0, 0, embeds="rows"),
-        rendered(9, 10, skip=1, attended=1, input_tokens_exact=False),
+        make_input(5, 6, 7, type1_start=1),
+        make_input(8, row_mask=np.array([False])),
+        make_input(0, 0, inputs_embeds="rows"),
+        make_input(9, 10, num_unpooled=1, attended_len=1, is_input_count_exact=False),
     ]
 )
 
 
-def test_each_is_what_it_was() -> None:
-    assert told(SOME) == [
+def test_every_input_is_read_back_unchanged() -> None:
+    assert to_dicts(INPUTS) == [
         {"ids": [5, 6, 7], "second": 1, "skip": 0, "embeds": None, "exact": True, "attended": None, "kept": [True] * 3},
         {"ids": [8], "second": 1, "skip": 0, "embeds": None, "exact": True, "attended": None, "kept": [False]},
         {"ids": [0, 0], "second": 2, "skip": 0, "embeds": "rows", "exact": True, "attended": None, "kept": [True] * 2},
         {"ids": [9, 10], "second": 2, "skip": 1, "embeds": None, "exact": False, "attended": 1, "kept": [True] * 2},
     ]
-    assert SOME.offsets.tolist() == [0, 3, 4, 6, 8]
-    assert SOME.num_truncated == 1
+    assert INPUTS.cu_seqlens.tolist() == [0, 3, 4, 6, 8]
+    assert INPUTS.num_truncated == 1
 
 
-def test_neighbours_and_any_others_are_taken_out_with_all_that_is_known_of_them() -> None:
-    everything = told(SOME)
+def test_slices_and_selections_keep_all_metadata() -> None:
+    everything = to_dicts(INPUTS)
 
-    assert told(SOME.between(1, 3)) == everything[1:3]
-    assert told(SOME.taken(np.array([3, 0, 2]))) == [everything[place] for place in (3, 0, 2)]
-    assert told(Strip.joined([SOME.between(2, 4), SOME.between(0, 1)])) == [*everything[2:], everything[0]]
-    assert SOME.between(0, 2).embeds is None  # what none of them has is not there
-
-
-def test_a_part_is_a_view() -> None:
-    assert SOME.between(1, 3).token_ids.base is not None
-    assert np.shares_memory(SOME.between(1, 3).token_ids, SOME.token_ids)
+    assert to_dicts(INPUTS.slice(1, 3)) == everything[1:3]
+    assert to_dicts(INPUTS.select(np.array([3, 0, 2]))) == [everything[place] for place in (3, 0, 2)]
+    assert to_dicts(TokenizedInputs.concat([INPUTS.slice(2, 4), INPUTS.slice(0, 1)])) == [
+        *everything[2:],
+        everything[0],
+    ]
+    assert INPUTS.slice(0, 2).inputs_embeds is None  # what none of them has is not there
 
 
-def test_nothing_at_all_is_a_strip_too() -> None:
-    assert len(Strip.of([])) == 0
-    assert Strip.of([]).offsets.tolist() == [0]
+def test_a_slice_is_a_view() -> None:
+    assert INPUTS.slice(1, 3).token_ids.base is not None
+    assert np.shares_memory(INPUTS.slice(1, 3).token_ids, INPUTS.token_ids)
+
+
+def test_an_empty_list_of_inputs_is_allowed() -> None:
+    assert len(TokenizedInputs.from_list([])) == 0
+    assert TokenizedInputs.from_list([]).cu_seqlens.tolist() == [0]

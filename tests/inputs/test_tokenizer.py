@@ -14,11 +14,11 @@ from cenote.errors import BadRequest
 from cenote.inputs import tokenizer as subject
 from cenote.inputs.limits import Limits
 from cenote.inputs.renderer import Renderer
-from cenote.inputs.tokenized_inputs import Rendered
+from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import Tokenizer
-from cenote.protocol.input_types import Pair
-from cenote.protocol.requests import Tokenization
-from tests.inputs.conftest import wrapped
+from cenote.protocol.input_types import TextPair
+from cenote.protocol.params import TokenizationParams
+from tests.inputs.conftest import wrap_tokenizer
 
 TEXT_OF_WORDS = (
     "the of unbelievable antidisestablishmentarianism Berlin PARIS 12 3.14 1,000 it's don't e.g. -- ... (so) [MASK] "
@@ -40,7 +40,7 @@ def random_text(seed: int, num_words: int) -> str:
 
 
 @contextmanager
-def cutting(raw: tokenizers.Tokenizer, max_length: int, side: str) -> Iterator[None]:
+def truncating(raw: tokenizers.Tokenizer, max_length: int, side: str) -> Iterator[None]:
     raw.enable_truncation(max_length, strategy="longest_first", direction=side)
     try:
         yield
@@ -48,86 +48,86 @@ def cutting(raw: tokenizers.Tokenizer, max_length: int, side: str) -> Iterator[N
         raw.no_truncation()
 
 
-def rendered(raw: tokenizers.Tokenizer, item: str | Pair, side: Any = "right", **how: Any) -> Rendered:
-    renderer = Renderer(wrapped(raw, side), vocab_size=10**6, hidden_size=8)
-    (answer,) = renderer.render([item], Tokenization(**how), Limits(10**6))
-    assert isinstance(answer, Rendered)
+def render(raw: tokenizers.Tokenizer, item: str | TextPair, side: Any = "right", **how: Any) -> TokenizedInput:
+    renderer = Renderer(wrap_tokenizer(raw, side), vocab_size=10**6, hidden_size=8)
+    (answer,) = renderer.render([item], TokenizationParams(**how), Limits(10**6))
+    assert isinstance(answer, TokenizedInput)
     return answer
 
 
-def types(answer: Rendered) -> list[int]:
-    return [int(place >= answer.second_start) for place in range(len(answer.token_ids))]
+def token_type_ids(tokenized: TokenizedInput) -> list[int]:
+    return [int(place >= tokenized.type1_start) for place in range(len(tokenized.token_ids))]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_text_reads_as_in_the_library(raw: tokenizers.Tokenizer, seed: int) -> None:
+def test_a_text_is_tokenized_as_by_the_library(raw: tokenizers.Tokenizer, seed: int) -> None:
     text = random_text(seed, 40)
 
-    assert rendered(raw, text).token_ids.tolist() == raw.encode(text).ids
-    bare = rendered(raw, text, add_special_tokens=False).token_ids.tolist()
+    assert render(raw, text).token_ids.tolist() == raw.encode(text).ids
+    bare = render(raw, text, add_special_tokens=False).token_ids.tolist()
     assert bare == raw.encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_text_is_cut_as_in_the_library(raw: tokenizers.Tokenizer, side: str) -> None:
+def test_a_text_is_truncated_as_by_the_library(raw: tokenizers.Tokenizer, side: str) -> None:
     text = random_text(5, 12)
     specials = raw.num_special_tokens_to_add(False)
 
     for length in range(specials + 1, len(raw.encode(text)) + 3):
-        with cutting(raw, length, side):
+        with truncating(raw, length, side):
             expected = raw.encode(text).ids
-        assert rendered(raw, text, side, truncate_prompt_tokens=length).token_ids.tolist() == expected
+        assert render(raw, text, side, truncate_prompt_tokens=length).token_ids.tolist() == expected
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize(("num_query", "num_document"), [(3, 14), (14, 3), (6, 6), (0, 5), (5, 0), (1, 1)])
-def test_a_pair_is_joined_and_cut_longest_first_as_in_the_library(
+def test_a_pair_is_truncated_longest_first_as_by_the_library(
     raw: tokenizers.Tokenizer, side: str, num_query: int, num_document: int
 ) -> None:
     query, document = random_text(1, num_query), random_text(2, num_document)
     specials = raw.num_special_tokens_to_add(True)
-    whole = rendered(raw, Pair(query, document))
+    whole = render(raw, TextPair(query, document))
 
     assert whole.token_ids.tolist() == raw.encode(query, document).ids
-    assert types(whole) == raw.encode(query, document).type_ids
+    assert token_type_ids(whole) == raw.encode(query, document).type_ids
     for length in range(specials + 2, len(whole.token_ids) + 2):
-        with cutting(raw, length, side):
+        with truncating(raw, length, side):
             expected = raw.encode(query, document)
-        ours = rendered(raw, Pair(query, document), side, truncate_prompt_tokens=length)
+        ours = render(raw, TextPair(query, document), side, truncate_prompt_tokens=length)
         assert ours.token_ids.tolist() == expected.ids
-        assert types(ours) == expected.type_ids
+        assert token_type_ids(ours) == expected.type_ids
         assert ours.num_input_tokens == len(whole.token_ids)
 
 
 def test_a_pair_without_special_tokens_reads_as_in_the_library(raw: tokenizers.Tokenizer) -> None:
-    ours = rendered(raw, Pair("one two", "three"), add_special_tokens=False)
+    ours = render(raw, TextPair("one two", "three"), add_special_tokens=False)
     expected = raw.encode("one two", "three", add_special_tokens=False)
 
     assert ours.token_ids.tolist() == expected.ids
-    assert types(ours) == expected.type_ids
+    assert token_type_ids(ours) == expected.type_ids
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_an_explicit_side_slices_a_pair_and_its_types(raw: tokenizers.Tokenizer, side: Any) -> None:
+def test_an_explicit_truncation_side_slices_a_pair_and_its_token_types(raw: tokenizers.Tokenizer, side: Any) -> None:
     whole = raw.encode("one two three", "four five")
 
     for keep in range(1, len(whole) + 2):
-        ours = rendered(raw, Pair("one two three", "four five"), truncate_prompt_tokens=keep, truncation_side=side)
+        ours = render(raw, TextPair("one two three", "four five"), truncate_prompt_tokens=keep, truncation_side=side)
         part = slice(None, keep) if side == "right" else slice(max(0, len(whole) - keep), None)
         assert ours.token_ids.tolist() == whole.ids[part]
-        assert types(ours) == whole.type_ids[part]
+        assert token_type_ids(ours) == whole.type_ids[part]
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_long_text_read_in_pieces_reads_as_the_whole(
+def test_a_long_text_tokenized_in_chunks_equals_the_whole(
     raw: tokenizers.Tokenizer, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = random_text(seed, 300)
     whole = raw.encode(text, add_special_tokens=False).ids
-    monkeypatch.setattr(subject, "PIECE_CHARS", 150 + 7 * seed)
-    monkeypatch.setattr(subject, "SEAM_CHARS", 140)
+    monkeypatch.setattr(subject, "CHUNK_CHARS", 150 + 7 * seed)
+    monkeypatch.setattr(subject, "SPLIT_SEARCH_CHARS", 140)
 
-    (ours,) = wrapped(raw).encode([text])
+    (ours,) = wrap_tokenizer(raw).encode([text])
 
     assert ours.tolist() == whole
 
@@ -135,63 +135,63 @@ def test_a_long_text_read_in_pieces_reads_as_the_whole(
 def test_a_long_text_keeps_its_place_among_short_ones(wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["a b", "c d e f g h i j k l m n", "", "e"]
     expected = [wordpiece.raw.encode(text, add_special_tokens=False).ids for text in texts]
-    monkeypatch.setattr(subject, "PIECE_CHARS", 8)
-    monkeypatch.setattr(subject, "SEAM_CHARS", 6)
+    monkeypatch.setattr(subject, "CHUNK_CHARS", 8)
+    monkeypatch.setattr(subject, "SPLIT_SEARCH_CHARS", 6)
 
     assert [ids.tolist() for ids in wordpiece.encode(texts)] == expected
 
 
-def test_a_text_without_any_space_is_cut_somewhere_and_read_to_its_end(
+def test_a_text_without_spaces_is_chunked_at_the_limit(
     raw: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "".join(random.Random(0).choices("天地玄黄宇宙洪荒日月盈昃辰宿列张", k=400))
-    monkeypatch.setattr(subject, "PIECE_CHARS", 100)
-    monkeypatch.setattr(subject, "SEAM_CHARS", 50)
+    monkeypatch.setattr(subject, "CHUNK_CHARS", 100)
+    monkeypatch.setattr(subject, "SPLIT_SEARCH_CHARS", 50)
 
-    (ours,) = wrapped(raw).encode([text])
+    (ours,) = wrap_tokenizer(raw).encode([text])
 
     whole = raw.encode(text, add_special_tokens=False).ids
     assert raw.decode(ours.tolist()).replace(" ", "") == raw.decode(whole).replace(" ", "")
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 30, 1000])
-def test_a_text_ends_where_its_last_token_ends(raw: tokenizers.Tokenizer, limit: int) -> None:
-    tokenizer = wrapped(raw)
+def test_a_truncated_text_ends_at_its_last_token(raw: tokenizers.Tokenizer, limit: int) -> None:
+    tokenizer = wrap_tokenizer(raw)
     texts = ["one two three", "unbelievable things happened in Berlin last year", "", "a", "naïve  café, 12 €"]
 
-    for text, (part, _) in zip(texts, tokenizer.cut(texts, limit), strict=True):
+    for text, (part, _) in zip(texts, tokenizer.truncate_texts(texts, limit), strict=True):
         whole = raw.encode(text, add_special_tokens=False)
         assert text.startswith(part)
         assert part == (text if len(whole) <= limit else text[: whole.offsets[limit - 1][1]])
 
 
-def test_a_huge_text_is_cut_without_reading_it_all(wordpiece: Tokenizer) -> None:
-    (first, num_lost), second = wordpiece.cut(["a b " * 1_000_000, "c"], 3)
+def test_a_huge_text_is_truncated_without_tokenizing_all_of_it(wordpiece: Tokenizer) -> None:
+    (first, num_lost), second = wordpiece.truncate_texts(["a b " * 1_000_000, "c"], 3)
 
     assert (first, second) == ("a b a", ("c", 0))
     assert num_lost > 100  # not all of it was counted
 
 
-def test_a_text_that_is_none_is_left_for_the_renderer_to_refuse(wordpiece: Tokenizer) -> None:
-    assert wordpiece.cut(["a b c", "\ud800 b c"], 1) == [("a", 2), ("\ud800 b c", 0)]
+def test_invalid_unicode_is_left_for_the_renderer_to_refuse(wordpiece: Tokenizer) -> None:
+    assert wordpiece.truncate_texts(["a b c", "\ud800 b c"], 1) == [("a", 2), ("\ud800 b c", 0)]
 
 
 # back to text
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_ids_become_the_text_that_the_library_makes_of_them(raw: tokenizers.Tokenizer, seed: int) -> None:
+def test_detokenization_matches_the_library(raw: tokenizers.Tokenizer, seed: int) -> None:
     ids = raw.encode(random_text(seed, 30)).ids
 
-    assert wrapped(raw).detokenize(ids) == raw.decode(ids, skip_special_tokens=False)
-    assert wrapped(raw).strings(ids) == [raw.id_to_token(token) for token in ids]
+    assert wrap_tokenizer(raw).detokenize(ids) == raw.decode(ids, skip_special_tokens=False)
+    assert wrap_tokenizer(raw).convert_ids_to_tokens(ids) == [raw.id_to_token(token) for token in ids]
 
 
 def test_special_tokens_stay_in_the_text(wordpiece: Tokenizer) -> None:
     assert wordpiece.detokenize([101, 1037, 102, 0]) == "[CLS] a [SEP] [PAD]"
     assert wordpiece.detokenize([]) == ""
-    assert wordpiece.strings([101, 1037, 2015]) == ["[CLS]", "a", "##s"]
-    assert wordpiece.strings([]) == []
+    assert wordpiece.convert_ids_to_tokens([101, 1037, 2015]) == ["[CLS]", "a", "##s"]
+    assert wordpiece.convert_ids_to_tokens([]) == []
 
 
 def test_spaces_are_cleaned_up_where_the_tokenizer_wants_it(wordpiece: Tokenizer) -> None:
@@ -215,20 +215,20 @@ def test_spaces_are_cleaned_up_where_the_tokenizer_wants_it(wordpiece: Tokenizer
     ],
     ids=str,
 )
-def test_ids_that_nobody_has_are_refused(wordpiece: Tokenizer, ids: Any, words: str) -> None:
+def test_unknown_token_ids_are_refused(wordpiece: Tokenizer, ids: Any, words: str) -> None:
     with pytest.raises(BadRequest, match=words) as caught:
         wordpiece.detokenize(ids)
     assert caught.value.param == "tokens"
 
 
-def test_a_row_that_only_the_model_has_is_written_as_nothing(wordpiece: Tokenizer) -> None:
-    assert wordpiece.strings([101, 30522]) == ["[CLS]", ""]
+def test_an_id_beyond_the_vocabulary_is_an_empty_token(wordpiece: Tokenizer) -> None:
+    assert wordpiece.convert_ids_to_tokens([101, 30522]) == ["[CLS]", ""]
 
 
 def test_an_id_in_a_gap_of_the_vocabulary_is_refused() -> None:
     gapped = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 5}, unk_token="a"))
 
-    assert Tokenizer(gapped).strings([0, 5]) == ["a", "b"]
+    assert Tokenizer(gapped).convert_ids_to_tokens([0, 5]) == ["a", "b"]
     with pytest.raises(BadRequest, match="Token id 3 is out of vocabulary: among the ids from 0 to 5, it is not used"):
         Tokenizer(gapped).detokenize([0, 3])
 
@@ -236,6 +236,6 @@ def test_an_id_in_a_gap_of_the_vocabulary_is_refused() -> None:
 def test_vocabulary_facts(wordpiece: Tokenizer) -> None:
     assert wordpiece.max_token_id == 30521
     assert wordpiece.max_chars_per_token == 18
-    assert wordpiece.single.num_tokens == 2
-    assert wordpiece.pair.num_tokens == 3
-    assert wordpiece.pair.second_type == 1
+    assert wordpiece.single_template.num_tokens == 2
+    assert wordpiece.pair_template.num_tokens == 3
+    assert wordpiece.pair_template.second_type_id == 1

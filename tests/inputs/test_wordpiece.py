@@ -20,7 +20,7 @@ from cenote.inputs import wordpiece as subject
 from cenote.inputs.tokenizer import Tokenizer
 from tests.inputs.conftest import NAMES
 
-native = pytest.mark.skipif(subject._library() is None, reason="the code was not compiled here")
+native = pytest.mark.skipif(subject._load_library() is None, reason="the code was not compiled here")
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PIECES = (
@@ -40,7 +40,7 @@ UNICODE = (
 )
 
 
-def tokenizer(
+def make_tokenizer(
     vocabulary: dict[str, int] = VOCABULARY, *, added: Sequence[AddedToken] = (), model: Any = None, **options: Any
 ) -> tokenizers.Tokenizer:
     raw = tokenizers.Tokenizer(WordPiece(vocabulary, **({"unk_token": "[UNK]"} | (model or {}))))
@@ -51,7 +51,7 @@ def tokenizer(
     return raw
 
 
-def texts(seed: int, count: int) -> list[str]:
+def make_texts(seed: int, count: int) -> list[str]:
     """Of every kind: words with pieces in between, ASCII of any sort, letters and marks of many scripts."""
     dice = random.Random(seed)
     kinds = (
@@ -68,19 +68,19 @@ def texts(seed: int, count: int) -> list[str]:
     ]
 
 
-def by_library(raw: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+def encode_with_library(raw: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return [encoding.ids for encoding in raw.encode_batch(texts, add_special_tokens=False)]
 
 
-def by_us(raw: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+def encode_natively(raw: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return [ids.tolist() for ids in Tokenizer(raw).encode(texts)]
 
 
-def left(raw: tokenizers.Tokenizer, texts: Sequence[str]) -> list[str]:
+def find_fallback_texts(raw: tokenizers.Tokenizer, texts: Sequence[str]) -> list[str]:
     """Those that we leave to the library."""
-    ours = subject.word_piece(raw)
+    ours = subject.load_native_wordpiece(raw)
     assert ours is not None
-    return [texts[row] for row in ours.encode(texts).left]
+    return [texts[row] for row in ours.encode(texts).fallback_indices]
 
 
 OPTIONS = [
@@ -92,16 +92,16 @@ OPTIONS = [
 @native
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(str(value) for value in options.values()))
 def test_every_option_reads_as_in_the_library(options: dict[str, Any]) -> None:
-    raw, sample = tokenizer(**options), texts(seed=OPTIONS.index(options), count=150)
+    raw, sample = make_tokenizer(**options), make_texts(seed=OPTIONS.index(options), count=150)
 
-    assert by_us(raw, sample) == by_library(raw, sample)
+    assert encode_natively(raw, sample) == encode_with_library(raw, sample)
 
 
 @native
 def test_a_real_vocabulary_reads_as_in_the_library(wordpiece: Tokenizer) -> None:
-    sample = [text for seed in range(4) for text in texts(100 + seed, 200)]
+    sample = [text for seed in range(4) for text in make_texts(100 + seed, 200)]
 
-    assert [ids.tolist() for ids in wordpiece.encode(sample)] == by_library(wordpiece.raw, sample)
+    assert [ids.tolist() for ids in wordpiece.encode(sample)] == encode_with_library(wordpiece.raw, sample)
 
 
 @native
@@ -120,19 +120,19 @@ def test_a_real_vocabulary_reads_as_in_the_library(wordpiece: Tokenizer) -> None
     ids=["unknown", "prefix", "no prefix", "short words", "no words", "any words", "nothing else", "empty pieces"],
 )
 def test_every_kind_of_vocabulary_reads_as_in_the_library(vocabulary: dict[str, int], model: dict[str, Any]) -> None:
-    raw = tokenizer(vocabulary, model=model)
+    raw = make_tokenizer(vocabulary, model=model)
     words = ["", "a", "aa", "ab", "ba", "abc", "abca", "xa", "axa", "axxa", "xxa", "bcx", "a" * 500, "é", "éé", "日中"]
-    sample = [*words, " ".join(words), *texts(seed=8, count=100)]
+    sample = [*words, " ".join(words), *make_texts(seed=8, count=100)]
 
-    assert by_us(raw, sample) == by_library(raw, sample)
+    assert encode_natively(raw, sample) == encode_with_library(raw, sample)
 
 
 @native
-def test_long_words_that_begin_alike_are_told_apart() -> None:
+def test_long_words_with_a_common_prefix_are_distinguished() -> None:
     words = [f"{start}{number:04}" for start in ("internationalisation", "lastingly") for number in range(1500)]
-    raw = tokenizer({"[UNK]": 0} | {word: row for row, word in enumerate(words[::30], start=1)})
+    raw = make_tokenizer({"[UNK]": 0} | {word: row for row, word in enumerate(words[::30], start=1)})
 
-    assert by_us(raw, words) == by_library(raw, words)
+    assert encode_natively(raw, words) == encode_with_library(raw, words)
 
 
 ADDED = [
@@ -142,9 +142,18 @@ ADDED = [
     AddedToken("Ünï", normalized=True),
     AddedToken("日中", normalized=False),
 ]
-HOLD_ADDED = ["a [SEP] b", "[MASK]", "the[CLS]the", "[q] a", "[Q]\ta", "in new york.", "in NEW YORKERS", "a <x> b"]
-HOLD_ADDED += ["üni", "unix", "UN\u0308I", "a日中a", "new\nyork"]
-HOLD_NONE = [
+TEXTS_WITH_ADDED_TOKENS = [
+    "a [SEP] b",
+    "[MASK]",
+    "the[CLS]the",
+    "[q] a",
+    "[Q]\ta",
+    "in new york.",
+    "in NEW YORKERS",
+    "a <x> b",
+]
+TEXTS_WITH_ADDED_TOKENS += ["üni", "unix", "UN\u0308I", "a日中a", "new\nyork"]
+TEXTS_WITHOUT_ADDED_TOKENS = [
     "[SEP",
     "SEP]",
     "[sep]",
@@ -162,16 +171,16 @@ HOLD_NONE = [
 
 
 @native
-def test_a_text_that_holds_an_added_token_is_the_librarys(wordpiece: Tokenizer) -> None:
-    raw, sample = tokenizer(added=ADDED, lowercase=True), [*HOLD_ADDED, *HOLD_NONE]
+def test_a_text_with_an_added_token_falls_back_to_the_library(wordpiece: Tokenizer) -> None:
+    raw, sample = make_tokenizer(added=ADDED, lowercase=True), [*TEXTS_WITH_ADDED_TOKENS, *TEXTS_WITHOUT_ADDED_TOKENS]
 
-    assert left(raw, sample) == HOLD_ADDED
-    assert by_us(raw, sample) == by_library(raw, sample)
-    assert left(wordpiece.raw, sample) == HOLD_ADDED[:3]
+    assert find_fallback_texts(raw, sample) == TEXTS_WITH_ADDED_TOKENS
+    assert encode_natively(raw, sample) == encode_with_library(raw, sample)
+    assert find_fallback_texts(wordpiece.raw, sample) == TEXTS_WITH_ADDED_TOKENS[:3]
 
 
 @native
-def test_only_marks_whose_order_is_not_certain_are_the_librarys() -> None:
+def test_only_combining_marks_of_uncertain_order_fall_back_to_the_library() -> None:
     certain = [
         "cafe\u0301",
         "x\u0323\u0307",
@@ -185,12 +194,12 @@ def test_only_marks_whose_order_is_not_certain_are_the_librarys() -> None:
     ]
     uncertain = ["\u1b44", "a\U0001d165b", "\U0001d15e"]  # kept, and sorted among their like
 
-    assert left(tokenizer(lowercase=True), certain + uncertain) == uncertain
-    assert left(tokenizer(lowercase=False), certain + uncertain) == []  # nothing is taken apart
+    assert find_fallback_texts(make_tokenizer(lowercase=True), certain + uncertain) == uncertain
+    assert find_fallback_texts(make_tokenizer(lowercase=False), certain + uncertain) == []  # nothing is taken apart
 
 
 @native
-def test_texts_keep_their_place_among_those_of_the_library(wordpiece: Tokenizer) -> None:
+def test_native_and_fallback_texts_keep_their_order(wordpiece: Tokenizer) -> None:
     for sample in (
         ["[SEP]", "a b", "", "[MASK] c", "[MASK]", "d", "[SEP] e f"],
         ["[SEP]"],
@@ -200,22 +209,22 @@ def test_texts_keep_their_place_among_those_of_the_library(wordpiece: Tokenizer)
     ):
         ids, offsets = wordpiece.encode_flat(sample)
 
-        expected = by_library(wordpiece.raw, sample)
+        expected = encode_with_library(wordpiece.raw, sample)
         assert ids.tolist() == [token for text in expected for token in text]
         assert offsets.tolist() == [sum(map(len, expected[:row])) for row in range(len(sample) + 1)]
         assert (ids.dtype, offsets.dtype) == ("int32", "int64")
 
 
 @native
-def test_texts_of_any_length_are_read(wordpiece: Tokenizer) -> None:
+def test_texts_of_any_length_are_encoded(wordpiece: Tokenizer) -> None:
     sample = ["a b" * 20_000, "é" * 50_000, "", "日本" * 10_000, "x" * 150_000]
 
-    assert [ids.tolist() for ids in wordpiece.encode(sample)] == by_library(wordpiece.raw, sample)
+    assert [ids.tolist() for ids in wordpiece.encode(sample)] == encode_with_library(wordpiece.raw, sample)
 
 
 @native
-def test_many_threads_may_read_at_once_even_letters_that_are_new() -> None:
-    raw, sample = tokenizer(lowercase=True), texts(seed=9, count=60)
+def test_concurrent_threads_can_encode_new_characters() -> None:
+    raw, sample = make_tokenizer(lowercase=True), make_texts(seed=9, count=60)
     ours, answers = Tokenizer(raw), list[list[list[int]]]()
 
     def read() -> None:
@@ -227,64 +236,64 @@ def test_many_threads_may_read_at_once_even_letters_that_are_new() -> None:
     for thread in threads:
         thread.join()
 
-    assert answers == [by_library(raw, sample)] * 20
+    assert answers == [encode_with_library(raw, sample)] * 20
 
 
 @native
-def test_a_tokenizer_may_go_while_its_ids_stay() -> None:
-    raw = tokenizer(lowercase=True)
+def test_token_ids_outlive_their_tokenizer() -> None:
+    raw = make_tokenizer(lowercase=True)
     (ids,) = Tokenizer(raw).encode(["the cafe"])
 
     assert ids.tolist() == [VOCABULARY["the"], VOCABULARY["cafe"]]
 
 
-def test_half_a_surrogate_pair_is_refused_wherever_it_is(wordpiece: Tokenizer) -> None:
+def test_a_lone_surrogate_is_refused_anywhere_in_the_text(wordpiece: Tokenizer) -> None:
     with pytest.raises(BadRequest, match="a lone surrogate '.ud800' at character 2"):
         wordpiece.encode(["a", "a \ud800 b"])
 
 
-def test_lower_case_is_made_before(wordpiece: Tokenizer) -> None:
-    raw = tokenizer(lowercase=False)
+def test_text_is_lowercased_before_encoding(wordpiece: Tokenizer) -> None:
+    raw = make_tokenizer(lowercase=False)
     sample = ["The CAFE", "ΑΣ ΑΣΑ İ", "[SEP] The"]
 
-    lowered = by_library(raw, [text.lower() for text in sample])
+    lowered = encode_with_library(raw, [text.lower() for text in sample])
     assert [ids.tolist() for ids in Tokenizer(raw).encode(sample, lower_case=True)] == lowered
     assert [ids.tolist() for ids in Tokenizer(raw, lower_case=True).encode(sample)] == lowered
-    assert by_us(raw, sample) == by_library(raw, sample) != lowered
+    assert encode_natively(raw, sample) == encode_with_library(raw, sample) != lowered
 
 
 # where it is not ours to read
 
 
-def test_without_the_compiled_code_the_library_reads_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw, sample = tokenizer(lowercase=True), [*texts(seed=7, count=50), "", "[SEP]"]
-    monkeypatch.setattr(subject, "_library", lambda: None)
+def test_without_the_compiled_code_everything_falls_back_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, sample = make_tokenizer(lowercase=True), [*make_texts(seed=7, count=50), "", "[SEP]"]
+    monkeypatch.setattr(subject, "_load_library", lambda: None)
 
-    assert subject.word_piece(raw) is None
-    assert by_us(raw, sample) == by_library(raw, sample)
-    assert Tokenizer(raw).encode_flat([]).offsets.tolist() == [0]
+    assert subject.load_native_wordpiece(raw) is None
+    assert encode_natively(raw, sample) == encode_with_library(raw, sample)
+    assert Tokenizer(raw).encode_flat([]).cu_seqlens.tolist() == [0]
 
 
-def test_code_that_cannot_be_loaded_is_done_without(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_native_library_that_cannot_be_loaded_is_ignored(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "_word_piece.abi3.so").write_bytes(b"for another machine")
     monkeypatch.setattr(subject, "__file__", str(tmp_path / "word_piece.py"))
 
-    assert subject._library.__wrapped__() is None
+    assert subject._load_library.__wrapped__() is None
 
 
-def test_other_kinds_of_tokenizers_are_the_librarys(raw: tokenizers.Tokenizer, request: pytest.FixtureRequest) -> None:
-    assert (subject.word_piece(raw) is not None) == (
-        request.node.callspec.params["raw"] == NAMES[0] and subject._library() is not None
+def test_other_tokenizer_types_are_not_native(raw: tokenizers.Tokenizer, request: pytest.FixtureRequest) -> None:
+    assert (subject.load_native_wordpiece(raw) is not None) == (
+        request.node.callspec.params["raw"] == NAMES[0] and subject._load_library() is not None
     )
 
 
-def test_what_the_library_would_do_besides_is_left_to_it() -> None:
-    plain, cutting, padding, split = (tokenizer() for _ in range(4))
+def test_tokenizers_with_truncation_or_padding_are_not_native() -> None:
+    plain, cutting, padding, split = (make_tokenizer() for _ in range(4))
     cutting.enable_truncation(2)
     padding.enable_padding()
     split.pre_tokenizer = Whitespace()
-    nameless = tokenizer({"a": 0}, model={"unk_token": "?"})
-    gone = tokenizer(added=[AddedToken("\x01", normalized=True)])  # nothing of it is left to look for
+    nameless = make_tokenizer({"a": 0}, model={"unk_token": "?"})
+    gone = make_tokenizer(added=[AddedToken("\x01", normalized=True)])  # nothing of it is left to look for
 
-    assert (subject.word_piece(plain) is None) == (subject._library() is None)
-    assert [subject.word_piece(raw) for raw in (cutting, padding, split, nameless, gone)] == [None] * 5
+    assert (subject.load_native_wordpiece(plain) is None) == (subject._load_library() is None)
+    assert [subject.load_native_wordpiece(raw) for raw in (cutting, padding, split, nameless, gone)] == [None] * 5

@@ -10,17 +10,17 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from cenote.kernels import amx_attention, eager_attention, flash, sdpa
-from cenote.kernels.attention import attend, choose
-from cenote.packed_batch import PackedBatch, pack
+from cenote.kernels.attention import attend, select_kernel
+from cenote.packed_batch import PackedBatch, pack_sequences
 
 LENGTHS = [7, 1, 4, 4, 4, 23, 1, 7]
 DIM = 8
 SCALE = 0.4
 
-needs_tiles = pytest.mark.skipif(not amx_attention.available(), reason="needs AMX tiles, and a compiler at install")
+needs_tiles = pytest.mark.skipif(not amx_attention.is_available(), reason="needs AMX tiles, and a compiler at install")
 
 
-def naive(
+def naive_attention(
     query: Tensor, key: Tensor, value: Tensor, lengths: list[int], *, causal: bool, window: int | None, scale: float
 ) -> Tensor:
     """One sequence, one head, one query at a time."""
@@ -42,7 +42,7 @@ def naive(
 
 
 def inputs(lengths: list[int], heads: int, kv_heads: int, dim: int = DIM) -> tuple[Tensor, Tensor, Tensor, PackedBatch]:
-    batch = pack([[0] * length for length in lengths])
+    batch = pack_sequences([[0] * length for length in lengths])
     generator = torch.Generator().manual_seed(heads * 10 + kv_heads)
     query, key, value = (
         torch.randn(batch.num_tokens, count, dim, generator=generator) for count in (heads, kv_heads, kv_heads)
@@ -58,7 +58,7 @@ def test_attention_sees_what_it_may(heads: int, kv_heads: int, causal: bool, win
 
     ours = sdpa.attention(query, key, value, batch, causal=causal, window=window, scale=SCALE)
 
-    assert_close(ours, naive(query, key, value, LENGTHS, causal=causal, window=window, scale=SCALE))
+    assert_close(ours, naive_attention(query, key, value, LENGTHS, causal=causal, window=window, scale=SCALE))
 
 
 @pytest.mark.parametrize("block", [1, 3, 5, 23, 24])
@@ -70,7 +70,7 @@ def test_a_window_is_the_same_in_blocks(causal: bool, window: int, block: int, m
 
     ours = sdpa.attention(query, key, value, batch, causal=causal, window=window, scale=SCALE)
 
-    assert_close(ours, naive(query, key, value, [23, 23, 10, 1], causal=causal, window=window, scale=SCALE))
+    assert_close(ours, naive_attention(query, key, value, [23, 23, 10, 1], causal=causal, window=window, scale=SCALE))
 
 
 def test_no_mask_is_larger_than_a_block_and_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,26 +96,26 @@ def test_a_neighbour_in_the_batch_changes_nothing() -> None:
     start = 0
     for length in LENGTHS:
         rows = slice(start, start + length)
-        alone = pack([[0] * length])
+        alone = pack_sequences([[0] * length])
         part = sdpa.attention(query[rows], key[rows], value[rows], alone, causal=False, window=None, scale=SCALE)
         assert_close(part, whole[rows])
         start += length
 
 
-def test_a_cpu_gets_torchs_own_operator_for_what_the_tiles_cannot_do() -> None:
-    assert choose(torch.zeros(1, 2, 32)) is sdpa.attention
-    assert choose(torch.zeros(1, 2, 44, dtype=torch.bfloat16)) is sdpa.attention
+def test_a_cpu_gets_torchs_own_operator_for_what_amx_cannot_do() -> None:
+    assert select_kernel(torch.zeros(1, 2, 32)) is sdpa.attention
+    assert select_kernel(torch.zeros(1, 2, 44, dtype=torch.bfloat16)) is sdpa.attention
 
 
 def test_a_cpu_without_the_compiled_code_gets_torchs_own_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx_attention, "available", lambda: False)
+    monkeypatch.setattr(amx_attention, "is_available", lambda: False)
 
-    assert choose(torch.zeros(1, 2, 32, dtype=torch.bfloat16)) is sdpa.attention
+    assert select_kernel(torch.zeros(1, 2, 32, dtype=torch.bfloat16)) is sdpa.attention
 
 
 @needs_tiles
-def test_a_cpu_with_tiles_uses_them() -> None:
-    assert choose(torch.zeros(1, 2, 32, dtype=torch.bfloat16)) is amx_attention.attention
+def test_a_cpu_with_amx_uses_it() -> None:
+    assert select_kernel(torch.zeros(1, 2, 32, dtype=torch.bfloat16)) is amx_attention.attention
 
 
 @needs_tiles
@@ -124,7 +124,9 @@ def test_a_cpu_with_tiles_uses_them() -> None:
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim"), [(2, 2, 32), (4, 2, 64), (3, 1, 96), (2, 1, 128), (2, 2, 72), (4, 2, 80)]
 )
-def test_tiles_see_the_same(heads: int, kv_heads: int, dim: int, causal: bool, window: int | None) -> None:
+def test_amx_attention_equals_the_naive_one(
+    heads: int, kv_heads: int, dim: int, causal: bool, window: int | None
+) -> None:
     lengths = [1, 5, 5, 15, 16, 17, 31, 32, 33, 64, 70, 130]
     query, key, value, batch = inputs(lengths, heads, kv_heads, dim)
     rounded = [x.bfloat16() for x in (query, key, value)]
@@ -136,7 +138,7 @@ def test_tiles_see_the_same(heads: int, kv_heads: int, dim: int, causal: bool, w
 
 
 @needs_tiles
-def test_tiles_read_heads_that_lie_within_wider_rows() -> None:
+def test_amx_attention_reads_heads_within_wider_rows() -> None:
     query, key, value, batch = inputs([3, 40], heads=2, kv_heads=2, dim=32)
     wide = torch.cat([x.flatten(1) for x in (query, key, value)], dim=1).bfloat16()
     parts = [part.unflatten(1, (2, 32)) for part in wide.split(64, dim=1)]
@@ -150,13 +152,13 @@ def test_tiles_read_heads_that_lie_within_wider_rows() -> None:
 
 
 @needs_tiles
-def test_a_sequence_has_the_same_bits_in_any_company() -> None:
+def test_a_sequence_has_the_same_bits_in_any_batch() -> None:
     query, key, value, batch = inputs([9, 33, 120, 2], heads=2, kv_heads=1, dim=64)
     rounded = [x.bfloat16() for x in (query, key, value)]
     among = amx_attention.attention(*rounded, batch, causal=False, window=None, scale=SCALE)[9:42]
 
     alone = amx_attention.attention(
-        *(x[9:42] for x in rounded), pack([[0] * 33]), causal=False, window=None, scale=SCALE
+        *(x[9:42] for x in rounded), pack_sequences([[0] * 33]), causal=False, window=None, scale=SCALE
     )
 
     assert torch.equal(alone, among)
@@ -175,18 +177,20 @@ def test_scores_of_any_size_give_finite_weights() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available() or not flash.available(), reason="needs a GPU and its packed kernel")
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or not flash.is_available(), reason="needs a GPU and its packed kernel"
+)
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2)])
-def test_flash_attention_sees_the_same(heads: int, kv_heads: int, causal: bool, window: int | None) -> None:
+def test_flash_attention_equals_the_naive_one(heads: int, kv_heads: int, causal: bool, window: int | None) -> None:
     query, key, value, batch = inputs(LENGTHS, heads, kv_heads)
-    expected = naive(query, key, value, LENGTHS, causal=causal, window=window, scale=SCALE)
+    expected = naive_attention(query, key, value, LENGTHS, causal=causal, window=window, scale=SCALE)
     there = PackedBatch(
         token_ids=batch.token_ids.cuda(),
         positions=batch.positions.cuda(),
-        offsets=batch.offsets.cuda(),
-        host_lengths=batch.host_lengths,
+        cu_seqlens=batch.cu_seqlens.cuda(),
+        seq_lens_cpu=batch.seq_lens_cpu,
     )
     half = [x.to("cuda", torch.bfloat16) for x in (query, key, value)]
 
@@ -197,7 +201,7 @@ def test_flash_attention_sees_the_same(heads: int, kv_heads: int, causal: bool, 
 
 @pytest.mark.parametrize("window", [None, 0, 3, 100])
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_written_out_sees_what_it_may(
+def test_eager_attention_equals_the_naive_one(
     causal: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eager_attention, "MIN_BLOCK", 2)  # sequences of more than one block of queries
@@ -205,7 +209,7 @@ def test_attention_written_out_sees_what_it_may(
 
     ours = attend(query, key, value, batch, causal=causal, window=window, scale=SCALE, softcap=1e6)
 
-    assert_close(ours, naive(query, key, value, LENGTHS, causal=causal, window=window, scale=SCALE))
+    assert_close(ours, naive_attention(query, key, value, LENGTHS, causal=causal, window=window, scale=SCALE))
 
 
 def test_a_bias_belongs_to_a_distance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +228,7 @@ def test_a_bias_belongs_to_a_distance(monkeypatch: pytest.MonkeyPatch) -> None:
         start += length
 
 
-def test_a_cap_and_a_sink_change_the_shares() -> None:
+def test_a_softcap_and_a_sink_change_the_weights() -> None:
     query, key, value, batch = inputs([5], 2, 2)
     sinks = torch.tensor([0.3, -1.0])
 
@@ -238,7 +242,9 @@ def test_a_cap_and_a_sink_change_the_shares() -> None:
 def test_tokens_that_nobody_attends_to_still_attend() -> None:
     query, key, value, batch = inputs([6, 4, 4], 2, 2)
 
-    ours = attend(query, key, value, replace(batch, host_attended=(2, 4, 1)), causal=False, window=None, scale=SCALE)
+    ours = attend(
+        query, key, value, replace(batch, attended_lens_cpu=(2, 4, 1)), causal=False, window=None, scale=SCALE
+    )
 
     start = 0
     for length, seen in ((6, 2), (4, 4), (4, 1)):

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from cenote.layers.convolution import ShortConvolution
-from cenote.packed_batch import pack
+from cenote.packed_batch import pack_sequences
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -25,7 +25,7 @@ def test_part_of_a_wider_matrix_is_convolved_as_on_a_cpu(dtype: torch.dtype, wid
     for parameter in layer.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=made))
     layer, wide = layer.to(dtype), torch.randn(sum(LENGTHS), 333, generator=made).to(dtype)
-    batch = pack([[0] * length for length in LENGTHS])
+    batch = pack_sequences([[0] * length for length in LENGTHS])
     there = replace(batch, **{name: getattr(batch, name).cuda() for name in ("token_ids", "positions", "offsets")})
     expected = layer(wide[:, 60:260], batch)
 

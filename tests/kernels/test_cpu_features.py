@@ -12,7 +12,7 @@ import pytest
 
 from cenote.config.engine import EXTRA_VARIABLES
 from cenote.errors import LoadError
-from cenote.kernels.cpu_features import LEVELS, MAX_CPU_ISA, CPUFeatures, cpu_features, cpu_name
+from cenote.kernels.cpu_features import ISA_LEVELS, MAX_CPU_ISA, CPUFeatures, cpu_features, cpu_name
 
 SAPPHIRE_RAPIDS = (
     "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R) Platinum 8481C CPU\n"
@@ -50,21 +50,21 @@ def features(told: Path, text: str, machine: str, **environment: str) -> CPUFeat
         ("cpu\t: POWER9\n", "ppc64le", False, False, False),
     ],
 )
-def test_units_are_read_from_the_flags_of_the_cpu(
+def test_instruction_sets_are_read_from_the_flags_of_the_cpu(
     told: Path, text: str, machine: str, bfloat16: bool, int8: bool, amx: bool
 ) -> None:
     found = features(told, text, machine)
 
-    assert (found.bfloat16, found.int8, found.amx) == (bfloat16, int8, amx)
+    assert (found.has_bfloat16, found.has_int8, found.has_amx) == (bfloat16, int8, amx)
 
 
-def test_a_unit_counts_when_every_core_has_it(told: Path) -> None:
-    assert features(told, NEOVERSE_V2 * 2, "aarch64").bfloat16
+def test_an_instruction_set_counts_when_every_core_has_it(told: Path) -> None:
+    assert features(told, NEOVERSE_V2 * 2, "aarch64").has_bfloat16
     told.with_name("mixed").write_text(NEOVERSE_V2 + NEOVERSE_N1)
-    assert not cpu_features({}, cpuinfo=told.with_name("mixed"), machine="aarch64").bfloat16
+    assert not cpu_features({}, cpuinfo=told.with_name("mixed"), machine="aarch64").has_bfloat16
 
 
-def test_a_system_without_cpuinfo_has_no_units(told: Path) -> None:
+def test_a_system_without_cpuinfo_has_no_instruction_sets(told: Path) -> None:
     assert cpu_features({}, cpuinfo=told, machine="x86_64").flags == frozenset()
 
 
@@ -80,21 +80,21 @@ def test_a_system_without_cpuinfo_has_no_units(told: Path) -> None:
         ("", True, True, True),
     ],
 )
-def test_our_switch_lowers_the_level(told: Path, level: str, bfloat16: bool, int8: bool, amx: bool) -> None:
+def test_cenote_max_cpu_isa_lowers_the_level(told: Path, level: str, bfloat16: bool, int8: bool, amx: bool) -> None:
     found = features(told, SAPPHIRE_RAPIDS, "x86_64", **{MAX_CPU_ISA: level})
 
-    assert (found.bfloat16, found.int8, found.amx) == (bfloat16, int8, amx)
+    assert (found.has_bfloat16, found.has_int8, found.has_amx) == (bfloat16, int8, amx)
 
 
 @pytest.mark.parametrize(("level", "bfloat16"), [("baseline", False), ("i8mm", False), ("bf16", True)])
-def test_our_switch_lowers_the_level_of_arm(told: Path, level: str, bfloat16: bool) -> None:
+def test_cenote_max_cpu_isa_lowers_the_level_of_arm(told: Path, level: str, bfloat16: bool) -> None:
     found = features(told, NEOVERSE_V2, "aarch64", **{MAX_CPU_ISA: level})
 
-    assert found.bfloat16 is bfloat16
+    assert found.has_bfloat16 is bfloat16
     assert ("i8mm" in found.flags) is (level != "baseline")
 
 
-def test_our_switch_raises_nothing(told: Path) -> None:
+def test_cenote_max_cpu_isa_raises_nothing(told: Path) -> None:
     assert features(told, HASWELL, "x86_64", **{MAX_CPU_ISA: "amx"}).flags == {"fpu", "sse2", "fma", "avx2"}
 
 
@@ -117,17 +117,17 @@ def test_an_unknown_level_is_refused_with_those_there_are(told: Path, machine: s
 def test_the_limit_of_onednn_holds_too(told: Path, variable: str, value: str, bfloat16: bool, amx: bool) -> None:
     found = features(told, SAPPHIRE_RAPIDS, "x86_64", **{variable: value})
 
-    assert (found.bfloat16, found.amx) == (bfloat16, amx)
+    assert (found.has_bfloat16, found.has_amx) == (bfloat16, amx)
 
 
 def test_the_lower_of_two_limits_holds(told: Path) -> None:
     given = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", MAX_CPU_ISA: "avx2"}
 
-    assert not features(told, SAPPHIRE_RAPIDS, "x86_64", **given).bfloat16
+    assert not features(told, SAPPHIRE_RAPIDS, "x86_64", **given).has_bfloat16
 
 
 def test_the_limit_of_onednn_says_nothing_of_arm(told: Path) -> None:
-    assert features(told, NEOVERSE_V2, "aarch64", ONEDNN_MAX_CPU_ISA="AVX2").flags >= LEVELS["arm"]["dotprod"]
+    assert features(told, NEOVERSE_V2, "aarch64", ONEDNN_MAX_CPU_ISA="AVX2").flags >= ISA_LEVELS["arm"]["dotprod"]
 
 
 def test_no_native_code_runs_below_its_level() -> None:
@@ -139,7 +139,7 @@ def test_no_native_code_runs_below_its_level() -> None:
     assert done.stdout.split() == ["False"]
 
 
-def test_the_server_knows_the_switch() -> None:
+def test_the_server_accepts_cenote_max_cpu_isa() -> None:
     assert MAX_CPU_ISA in EXTRA_VARIABLES
 
 
@@ -164,7 +164,7 @@ def test_the_cpu_has_a_name(told: Path, text: str, name: str) -> None:
     assert cpu_name(told) == name
 
 
-def test_a_cpu_that_nothing_is_said_of_is_named_after_its_architecture(told: Path) -> None:
+def test_a_cpu_without_a_model_name_is_named_after_its_architecture(told: Path) -> None:
     assert cpu_name(told) in (platform.processor(), platform.machine())
     assert cpu_name(told)
 

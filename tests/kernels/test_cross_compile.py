@@ -20,12 +20,12 @@ import pytest
 
 from cenote.inputs import wordpiece
 from cenote.kernels import native_library
-from tests.inputs.test_wordpiece import by_library, texts, tokenizer
+from tests.inputs.test_wordpiece import encode_with_library, make_texts, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
 NATIVE = sorted((ROOT / "cenote/kernels").glob("native_*.c"))
 WORD_PIECE = ROOT / "cenote/inputs/wordpiece.c"
-DRIVER = Path(__file__).with_name("word_piece_driver.c")
+DRIVER = Path(__file__).with_name("wordpiece_driver.c")
 # as in setup.py
 FLAGS = ["-O3", "-std=gnu11"]
 MACHINES = {  # Debian's packages
@@ -103,18 +103,18 @@ class EmulatedLibrary:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
 
-    def cenote_word_piece_new(self, *given: Any) -> int:
+    def cenote_wordpiece_new(self, *given: Any) -> int:
         tokens, ends, ids, count, prefix, prefix_length, unknown, most, *added = given
         written, written_ends, num_written, read, read_ends, num_read = added
         numbers = (count, prefix_length, unknown, most, num_written, num_read)
         self._send(b"n", numbers, (tokens, ends, ids, prefix, written, written_ends, read, read_ends))
         return self._number()
 
-    def cenote_word_piece_page(self, vocabulary: int, page: int, letters: bytes) -> int:
+    def cenote_wordpiece_page(self, vocabulary: int, page: int, letters: bytes) -> int:
         self._send(b"p", (page,), (letters,))
         return self._number()
 
-    def cenote_word_piece_encode(
+    def cenote_wordpiece_encode(
         self, vocabulary: int, data: bytes, lengths: int, count: int, ascii: bool, ids: int, offsets: int, wanted: Any
     ) -> int:
         self._send(b"e", (count, ascii, len(data) + 1), (data, ctypes.string_at(lengths, 8 * count)))
@@ -126,7 +126,7 @@ class EmulatedLibrary:
         ctypes.memmove(ids, self._read(4 * num_ids), 4 * num_ids)
         return result
 
-    def cenote_word_piece_free(self, vocabulary: int) -> None:
+    def cenote_wordpiece_free(self, vocabulary: int) -> None:
         """The process frees it at its end."""
 
     def _send(self, call: bytes, numbers: tuple[int, ...], arrays: tuple[bytes, ...]) -> None:
@@ -159,15 +159,15 @@ def emulated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Emulate
 
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_word_pieces_are_those_of_the_library_on_either_machine(emulated: EmulatedLibrary, lowercase: bool) -> None:
-    raw = tokenizer(lowercase=lowercase)
-    given = texts(3, 1500)
+    raw = make_tokenizer(lowercase=lowercase)
+    given = make_texts(3, 1500)
 
-    ours = wordpiece.WordPiece(raw, emulated, raw.get_vocab(with_added_tokens=False)).encode(given)  # type: ignore[arg-type]
+    ours = wordpiece.NativeWordPiece(raw, emulated, raw.get_vocab(with_added_tokens=False)).encode(given)  # type: ignore[arg-type]
 
-    theirs = by_library(raw, given)
-    read = [row for row in range(len(given)) if row not in set(ours.left)]
+    theirs = encode_with_library(raw, given)
+    read = [row for row in range(len(given)) if row not in set(ours.fallback_indices)]
     assert len(read) > len(given) // 2
     for row in read:
-        assert ours.ids[ours.offsets[row] : ours.offsets[row + 1]].tolist() == theirs[row], given[row]
-    if (here := wordpiece.word_piece(raw)) is not None:
-        assert here.encode(given).left == ours.left
+        assert ours.ids[ours.cu_seqlens[row] : ours.cu_seqlens[row + 1]].tolist() == theirs[row], given[row]
+    if (here := wordpiece.load_native_wordpiece(raw)) is not None:
+        assert here.encode(given).fallback_indices == ours.fallback_indices

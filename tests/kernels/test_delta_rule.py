@@ -11,24 +11,24 @@ from torch.nn.functional import normalize, softplus
 from torch.testing import assert_close
 
 from cenote.kernels import delta_rule as module
-from cenote.kernels.delta_rule import Rule, gated_delta_rule
-from cenote.packed_batch import PackedBatch, pack
+from cenote.kernels.delta_rule import DeltaRuleInputs, gated_delta_rule
+from cenote.packed_batch import PackedBatch, pack_sequences
 
-CHUNK = module.CHUNK["cpu"]
+CHUNK = module.CHUNK_SIZE["cpu"]
 # single tokens, ends of every width behind chunks and without, whole chunks and nothing else, several of one length
 LENGTHS = [7, 1, CHUNK, 2 * CHUNK + 2, 3, 3 * CHUNK + 8, CHUNK - 1, 2 * CHUNK, CHUNK + 20, 16, 17, 3]
 
 
-def inputs(lengths: list[int]) -> tuple[Rule, PackedBatch]:
+def inputs(lengths: list[int]) -> tuple[DeltaRuleInputs, PackedBatch]:
     made, tokens = torch.Generator().manual_seed(0), sum(lengths)
     query, key = (normalize(torch.randn(tokens, 2, 5, generator=made), dim=-1) for _ in range(2))
     value = torch.randn(tokens, 2, 3, 4, generator=made)
     log_decay, strength = (torch.randn(tokens, 2, 3, generator=made) for _ in range(2))
-    rule = Rule(query, key, value, -0.1 * softplus(log_decay), strength.sigmoid())
-    return rule, pack([[0] * length for length in lengths])
+    rule = DeltaRuleInputs(query, key, value, -0.1 * softplus(log_decay), strength.sigmoid())
+    return rule, pack_sequences([[0] * length for length in lengths])
 
 
-def defined(rule: Rule, lengths: list[int]) -> Tensor:
+def expected_output(rule: DeltaRuleInputs, lengths: list[int]) -> Tensor:
     """Token by token, in float64."""
     query, key, value, log_decay, strength = (part.double() for part in rule)
     out, row = [], 0
@@ -48,17 +48,17 @@ def defined(rule: Rule, lengths: list[int]) -> Tensor:
 def test_every_token_gets_what_the_definition_says(lengths: list[int]) -> None:
     rule, batch = inputs(lengths)
 
-    assert_close(gated_delta_rule(rule, batch).double(), defined(rule, lengths), atol=1e-5, rtol=1e-5)
+    assert_close(gated_delta_rule(rule, batch).double(), expected_output(rule, lengths), atol=1e-5, rtol=1e-5)
 
 
-def test_few_at_once_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_token_limit_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     rule, batch = inputs(LENGTHS)
     together = gated_delta_rule(rule, batch)
 
-    monkeypatch.setitem(module.AT_ONCE, "cpu", 2 * CHUNK)
-    module._plans.cache_clear()
+    monkeypatch.setitem(module.MAX_TOKENS, "cpu", 2 * CHUNK)
+    module._make_plans.cache_clear()
     few = gated_delta_rule(rule, batch)
-    module._plans.cache_clear()
+    module._make_plans.cache_clear()
 
     assert_close(few, together, atol=1e-6, rtol=1e-6)
 
@@ -69,9 +69,9 @@ def test_a_gpu_gives_the_same() -> None:
     rule, batch = inputs(LENGTHS)
     there = replace(batch, **{name: getattr(batch, name).cuda() for name in ("token_ids", "positions", "offsets")})
 
-    ours = gated_delta_rule(Rule(*(part.cuda() for part in rule)), there)
+    ours = gated_delta_rule(DeltaRuleInputs(*(part.cuda() for part in rule)), there)
 
-    assert_close(ours.cpu().double(), defined(rule, LENGTHS), atol=1e-5, rtol=1e-5)
+    assert_close(ours.cpu().double(), expected_output(rule, LENGTHS), atol=1e-5, rtol=1e-5)
 
 
 def test_tokens_that_come_again_and_again_lose_no_digits() -> None:
@@ -79,20 +79,20 @@ def test_tokens_that_come_again_and_again_lose_no_digits() -> None:
     rule = rule._replace(
         key=rule.key[:1].expand_as(rule.key),
         log_decay=torch.zeros_like(rule.log_decay),
-        strength=torch.full_like(rule.strength, 0.999),
+        beta=torch.full_like(rule.beta, 0.999),
     )
 
-    assert_close(gated_delta_rule(rule, batch).double(), defined(rule, LENGTHS), atol=1e-5, rtol=1e-5)
+    assert_close(gated_delta_rule(rule, batch).double(), expected_output(rule, LENGTHS), atol=1e-5, rtol=1e-5)
 
 
 def test_a_state_that_fades_at_once_overflows_nowhere() -> None:
     rule, batch = inputs(LENGTHS)
     rule = rule._replace(log_decay=rule.log_decay * 1e4)
 
-    assert_close(gated_delta_rule(rule, batch).double(), defined(rule, LENGTHS), atol=1e-5, rtol=1e-5)
+    assert_close(gated_delta_rule(rule, batch).double(), expected_output(rule, LENGTHS), atol=1e-5, rtol=1e-5)
 
 
-def test_what_is_no_number_stays_in_its_own_sequence() -> None:
+def test_nan_stays_in_its_own_sequence() -> None:
     rule, batch = inputs(LENGTHS)
     expected = gated_delta_rule(rule, batch)
     rule.value[0] = torch.nan

@@ -9,20 +9,20 @@ from torch.nn.functional import cosine_similarity
 
 from cenote.errors import LoadError
 from cenote.kernels.cpu_features import CPUFeatures
-from cenote.kernels.fp8 import Fp8Linear, quantized_weight
-from cenote.kernels.post_load import finish, resolve_quantization
+from cenote.kernels.fp8 import Fp8Linear, quantize_weight
+from cenote.kernels.post_load import process_weights_after_loading, resolve_quantization
 from cenote.layers.backbone import Backbone
 from cenote.layers.spec import BackboneSpec, RopeSpec
-from cenote.packed_batch import pack
-from tests.tiny import moved
+from cenote.packed_batch import pack_sequences
+from tests.tiny import copy_to_device
 
 POST = BackboneSpec(
-    vocab_size=50, hidden_size=256, intermediate_size=512, num_layers=3, num_heads=4, learned_positions=300,
-    embed_norm=True, qkv_bias=True, out_bias=True, mlp_bias=True, norm_order="post", final_norm=False,
+    vocab_size=50, hidden_size=256, intermediate_size=512, num_layers=3, num_heads=4, num_learned_positions=300,
+    has_embed_norm=True, qkv_bias=True, out_bias=True, mlp_bias=True, norm_order="post", has_final_norm=False,
 )  # fmt: skip
 GATED = BackboneSpec(
     vocab_size=50, hidden_size=256, intermediate_size=512, num_layers=3, num_heads=4, num_kv_heads=2, causal=True,
-    rope=RopeSpec(), norm="rms", norm_eps=1e-6, qk_norm="head", gated=True, activation="silu",
+    rope=RopeSpec(), norm="rms", norm_eps=1e-6, qk_norm="head", is_gated_mlp=True, activation="silu",
 )  # fmt: skip
 
 
@@ -30,23 +30,23 @@ def test_every_row_of_a_weight_keeps_its_digits() -> None:
     torch.manual_seed(0)
     weight = torch.randn(64, 128) * torch.logspace(-6, 3, 64)[:, None]
 
-    values, scales = quantized_weight(weight)
+    values, scales = quantize_weight(weight)
 
     errors = (values.float() * scales - weight).norm(dim=1) / weight.norm(dim=1)
     assert float(errors.max()) < 0.03
 
 
-def test_a_scale_is_chosen_by_what_it_loses() -> None:
+def test_a_scale_is_chosen_by_its_quantization_error() -> None:
     weight = torch.full((1, 32), 1.0)
     weight[0, 0] = 448 / 300  # at the plainest scale, 1 would become 300, which is none of the numbers there are
 
-    values, scales = quantized_weight(weight)
+    values, scales = quantize_weight(weight)
 
     assert float((values.float() * scales - weight)[0, 1:].abs().max()) < 0.005
 
 
 def test_a_row_of_zeros_stays_one() -> None:
-    values, scales = quantized_weight(torch.zeros(16, 16))
+    values, scales = quantize_weight(torch.zeros(16, 16))
 
     assert not (values.float() * scales).any()
 
@@ -65,14 +65,14 @@ def test_states_in_fp8_are_near_the_exact_ones(spec: BackboneSpec) -> None:
     backbone = Backbone(spec).to(device)
     for name, parameter in backbone.named_parameters():
         nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.05)
-    backbone.prepare(device, torch.float32)
-    batch = moved(pack([list(range(50)) * 4, [7, 8, 9]]), "cuda")
+    backbone.prepare_buffers(device, torch.float32)
+    batch = copy_to_device(pack_sequences([list(range(50)) * 4, [7, 8, 9]]), "cuda")
 
     with torch.inference_mode():
         exact = backbone(batch)
         backbone = backbone.bfloat16()
-        backbone.prepare(device, torch.bfloat16)
-        finish(backbone, device, "fp8")
+        backbone.prepare_buffers(device, torch.bfloat16)
+        process_weights_after_loading(backbone, device, "fp8")
         found = backbone(batch)
 
     assert isinstance(backbone.layers[0].mlp.down, Fp8Linear)

@@ -13,15 +13,15 @@ from torch.testing import assert_close
 from cenote.kernels import sdpa
 from cenote.kernels.activations import ACTIVATIONS
 from cenote.kernels.fused_linear import fused_linear
-from cenote.kernels.gated_activation import gated
+from cenote.kernels.gated_activation import act_and_mul
 from cenote.kernels.norm import add_layer_norm, add_rms_norm
 from cenote.layers.attention import Attention
-from cenote.layers.backbone import Embedding
-from cenote.layers.rotary import Place, Rotary, rotate
+from cenote.layers.backbone import InputEmbedding
+from cenote.layers.rotary import PositionInfo, RotaryEmbedding, apply_rotary
 from cenote.layers.spec import BackboneSpec, RopeSpec
-from cenote.packed_batch import PackedBatch, pack
-from cenote.pooling.methods import METHODS
-from tests.tiny import moved
+from cenote.packed_batch import PackedBatch, pack_sequences
+from cenote.pooling.methods import POOLING_METHODS
+from tests.tiny import copy_to_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -30,7 +30,7 @@ LENGTHS = [3, 20, 20, 20, 1, 64, 65, 128, 128, 7, 129, 300, 512, 33, 1030]
 
 
 def batch_of(lengths: list[int]) -> PackedBatch:
-    return moved(pack([[1] * length for length in lengths]), "cuda")
+    return copy_to_device(pack_sequences([[1] * length for length in lengths]), "cuda")
 
 
 def relative_error(found: Tensor, exact: Tensor) -> float:
@@ -67,7 +67,7 @@ def test_packed_attention_sees_what_it_should(
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [128, 512])
-def test_equal_lengths_come_out_the_same_once_the_library_has_a_plan(causal: bool, length: int) -> None:
+def test_equal_lengths_come_out_the_same_once_cudnn_has_a_plan(causal: bool, length: int) -> None:
     from cenote.kernels.gpu import cudnn_attention
 
     torch.manual_seed(0)
@@ -104,11 +104,11 @@ def test_norms_of_sums(dtype: torch.dtype, width: int, is_sum: bool) -> None:
 
 
 @pytest.mark.parametrize("activation, function", [("silu", F.silu), ("gelu", F.gelu), ("relu", F.relu)])
-def test_gates(activation: str, function) -> None:  # type: ignore[no-untyped-def]
+def test_gated_activations(activation: str, function) -> None:  # type: ignore[no-untyped-def]
     x = 3 * torch.randn(50, 2 * 1100, device="cuda", dtype=torch.bfloat16)
     gate, up = x.double().chunk(2, dim=-1)
 
-    assert relative_error(gated(x, activation, function), function(gate) * up) < 2e-3
+    assert relative_error(act_and_mul(x, activation, function), function(gate) * up) < 2e-3
 
 
 @pytest.mark.parametrize(
@@ -133,40 +133,40 @@ def test_embeddings_by_one_kernel(typed: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     spec = BackboneSpec(
         vocab_size=50, hidden_size=384, intermediate_size=9, num_layers=1, num_heads=6,
-        learned_positions=300, position_offset=2, token_types=2, embed_norm=True,
+        num_learned_positions=300, position_offset=2, num_token_types=2, has_embed_norm=True,
     )  # fmt: skip
-    embedding = Embedding(spec).to(dtype)
+    embedding = InputEmbedding(spec).to(dtype)
     for parameter in embedding.parameters():
         torch.nn.init.normal_(parameter)
     types = [[0, 1, 1], [1] * 200, [0]] if typed else None
-    batch = pack([[3, 49, 0], list(range(50)) * 4, [7]], types)
+    batch = pack_sequences([[3, 49, 0], list(range(50)) * 4, [7]], types)
 
     with torch.inference_mode():
         expected = embedding(batch)
-        found = embedding.cuda()(moved(batch, "cuda"))
+        found = embedding.cuda()(copy_to_device(batch, "cuda"))
 
     assert relative_error(found.cpu(), expected) < (1e-6 if dtype == torch.float32 else 3e-3)
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", sorted(POOLING_METHODS))
 @pytest.mark.parametrize("skips", [False, True])
 def test_pooling_of_many_sequences(name: str, skips: bool) -> None:
     torch.manual_seed(0)
     batch = batch_of(LENGTHS)
     if skips:
-        batch = replace(batch, skip=torch.tensor([length // 3 for length in LENGTHS], device="cuda"))
+        batch = replace(batch, num_unpooled=torch.tensor([length // 3 for length in LENGTHS], device="cuda"))
     hidden = torch.randn(batch.num_tokens, 700, device="cuda", dtype=torch.bfloat16)
     tensors = ("token_ids", "positions", "offsets", "skip")
     on_host = {key: None if getattr(batch, key) is None else getattr(batch, key).cpu() for key in tensors}
 
-    found = METHODS[name](hidden, batch)
+    found = POOLING_METHODS[name](hidden, batch)
 
-    assert_close(found.cpu().float(), METHODS[name](hidden.cpu(), replace(batch, **on_host)).float())
+    assert_close(found.cpu().float(), POOLING_METHODS[name](hidden.cpu(), replace(batch, **on_host)).float())
 
 
 @pytest.mark.parametrize("qk_norm", [None, "head"])
 @pytest.mark.parametrize("turning", [64, 32])
-def test_heads_normed_and_turned_in_one_pass(qk_norm: str | None, turning: int) -> None:
+def test_qk_norm_and_rope_in_one_kernel(qk_norm: str | None, turning: int) -> None:
     torch.manual_seed(0)
     spec = BackboneSpec(
         vocab_size=9, hidden_size=96, intermediate_size=9, num_layers=1, num_heads=6, num_kv_heads=3, head_dim=64,
@@ -175,16 +175,16 @@ def test_heads_normed_and_turned_in_one_pass(qk_norm: str | None, turning: int) 
     layer = Attention(spec, 0).cuda()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
-    rotary = Rotary(RopeSpec(dim=turning), 64, 512)
-    rotary.prepare(torch.device("cuda"), torch.float32)
+    rotary = RotaryEmbedding(RopeSpec(rotary_dim=turning), 64, 512)
+    rotary.prepare_buffers(torch.device("cuda"), torch.float32)
     batch = batch_of([5, 300])
     x = torch.randn(batch.num_tokens, 96, device="cuda")
-    turn = Place(rotary(batch.positions)).turn
-    assert turn is not None and layer.fusible
+    turn = PositionInfo(rotary(batch.positions)).cos_sin
+    assert turn is not None and layer.can_fuse_qk_norm_rope
 
     with torch.inference_mode():
-        found = layer.turned(x, turn)
+        found = layer.project_qkv_rotary(x, turn)
         query, key, value = layer.project(x)
 
-    for mine, theirs in zip(found, (rotate(query, turn), rotate(key, turn), value), strict=True):
+    for mine, theirs in zip(found, (apply_rotary(query, turn), apply_rotary(key, turn), value), strict=True):
         assert_close(mine, theirs, atol=2e-4, rtol=2e-4)

@@ -2,50 +2,54 @@
 
 from __future__ import annotations
 
-from cenote.kernels.length_buckets import MAX_STRETCHES, Stretch, stretches
-from cenote.packed_batch import pack
+from cenote.kernels.length_buckets import MAX_BUCKETS, LengthBucket, split_by_length
+from cenote.packed_batch import pack_sequences
 
 
-def cut(lengths: list[int], *, loose: bool = False) -> tuple[Stretch, ...]:
-    return stretches(pack([[1] * length for length in lengths]).runs, loose=loose)
-
-
-def test_lengths_of_one_class_stay_together() -> None:
-    assert cut([17, 18, 20, 20, 21]) == (Stretch(first=0, count=5, start=0, longest=21),)
-
-
-def test_every_sequence_and_row_is_in_one_stretch() -> None:
-    lengths = [3, 9, 9, 20, 40, 64, 65, 128, 200, 500, 1000, 9000]
-
-    found = cut(lengths)
-
-    assert [part.first for part in found[1:]] == [part.first + part.count for part in found[:-1]]
-    assert sum(part.count for part in found) == len(lengths)
-    for part in found:
-        assert part.start == sum(lengths[: part.first])
-        assert part.longest == max(lengths[part.first : part.first + part.count])
-
-
-def test_many_long_sequences_of_one_length_are_a_stretch_of_their_own() -> None:
-    assert cut([500, *[512] * 16, 513]) == (
-        Stretch(first=0, count=1, start=0, longest=500),
-        Stretch(first=1, count=16, start=500, longest=512, equal=True),
-        Stretch(first=17, count=1, start=500 + 16 * 512, longest=513),
+def split(lengths: list[int], *, loose: bool = False) -> tuple[LengthBucket, ...]:
+    return split_by_length(
+        pack_sequences([[1] * length for length in lengths]).equal_length_runs, lens_are_upper_bounds=loose
     )
 
 
-def test_few_or_short_equal_ones_are_not() -> None:
-    assert not any(part.equal for part in cut([20] * 1000) + cut([512] * 2))
+def test_lengths_of_one_bucket_stay_together() -> None:
+    assert split([17, 18, 20, 20, 21]) == (LengthBucket(first_seq=0, num_seqs=5, first_row=0, max_length=21),)
 
 
-def test_equal_ones_that_hardly_reach_into_a_block_are_not_either() -> None:
-    assert not any(part.equal for part in cut([160] * 100))
-    assert all(part.equal for part in cut([200] * 100) + cut([80] * 200) + cut([128] * 100))
+def test_every_sequence_and_row_is_in_exactly_one_bucket() -> None:
+    lengths = [3, 9, 9, 20, 40, 64, 65, 128, 200, 500, 1000, 9000]
+
+    found = split(lengths)
+
+    assert [part.first_seq for part in found[1:]] == [part.first_seq + part.num_seqs for part in found[:-1]]
+    assert sum(part.num_seqs for part in found) == len(lengths)
+    for part in found:
+        assert part.first_row == sum(lengths[: part.first_seq])
+        assert part.max_length == max(lengths[part.first_seq : part.first_seq + part.num_seqs])
 
 
-def test_lengths_that_are_only_limits_are_never_taken_for_equal() -> None:
-    assert cut([512] * 64, loose=True) == (Stretch(first=0, count=64, start=0, longest=512),)
+def test_many_long_sequences_of_one_length_are_a_bucket_of_their_own() -> None:
+    assert split([500, *[512] * 16, 513]) == (
+        LengthBucket(first_seq=0, num_seqs=1, first_row=0, max_length=500),
+        LengthBucket(first_seq=1, num_seqs=16, first_row=500, max_length=512, is_equal_length=True),
+        LengthBucket(first_seq=17, num_seqs=1, first_row=500 + 16 * 512, max_length=513),
+    )
 
 
-def test_lengths_in_no_order_are_not_cut_to_pieces() -> None:
-    assert cut([10, 100] * MAX_STRETCHES) == (Stretch(first=0, count=2 * MAX_STRETCHES, start=0, longest=100),)
+def test_few_or_short_sequences_of_equal_length_are_not_a_bucket_of_their_own() -> None:
+    assert not any(part.is_equal_length for part in split([20] * 1000) + split([512] * 2))
+
+
+def test_equal_lengths_that_waste_most_of_a_block_are_not_a_bucket_of_their_own() -> None:
+    assert not any(part.is_equal_length for part in split([160] * 100))
+    assert all(part.is_equal_length for part in split([200] * 100) + split([80] * 200) + split([128] * 100))
+
+
+def test_upper_bounds_of_lengths_are_never_taken_for_equal_lengths() -> None:
+    assert split([512] * 64, loose=True) == (LengthBucket(first_seq=0, num_seqs=64, first_row=0, max_length=512),)
+
+
+def test_unordered_lengths_are_not_split_into_many_buckets() -> None:
+    assert split([10, 100] * MAX_BUCKETS) == (
+        LengthBucket(first_seq=0, num_seqs=2 * MAX_BUCKETS, first_row=0, max_length=100),
+    )

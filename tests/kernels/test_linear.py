@@ -10,20 +10,20 @@ from torch.testing import assert_close
 
 from cenote.kernels import amx_linear, native_library
 from cenote.kernels.activations import ACTIVATIONS
-from cenote.kernels.amx_linear import TileLinear
-from cenote.kernels.linear import FUSED, Int8Linear, PrepackedLinear, prepack, prepacks_bfloat16
-from cenote.kernels.smoothquant import evening
+from cenote.kernels.amx_linear import AMXLinear
+from cenote.kernels.linear import ONEDNN_ACTIVATIONS, Int8Linear, PrepackedLinear, can_prepack_bfloat16, prepack
+from cenote.kernels.smoothquant import compute_smooth_scales
 from cenote.layers.backbone import Backbone
 from cenote.layers.linear import Linear
 from cenote.layers.spec import BackboneSpec, RopeSpec
-from cenote.packed_batch import PackedBatch, pack
+from cenote.packed_batch import PackedBatch, pack_sequences
 from tests.tiny import SEQUENCES, randomize
 
 needs_bf16 = pytest.mark.skipif(
-    not (torch.backends.mkldnn.is_available() and prepacks_bfloat16()),
+    not (torch.backends.mkldnn.is_available() and can_prepack_bfloat16()),
     reason="oneDNN has no fast prepacked bfloat16 on this processor",
 )
-needs_tiles = pytest.mark.skipif(not native_library.available(), reason="needs AMX tiles, and a compiler at install")
+needs_amx = pytest.mark.skipif(not native_library.is_available(), reason="needs AMX tiles, and a compiler at install")
 
 
 def linear(inputs: int, outputs: int, activation: str | None = None, *, bias: bool = True) -> Linear:
@@ -36,14 +36,14 @@ def rows(count: int, width: int) -> Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(count)).bfloat16()
 
 
-def exact(layer: Linear, x: Tensor) -> Tensor:
+def exact_output(layer: Linear, x: Tensor) -> Tensor:
     out = nn.functional.linear(x.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
     return out if layer.activation is None else ACTIVATIONS[layer.activation](out)
 
 
 @needs_bf16
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("activation", list(FUSED))
+@pytest.mark.parametrize("activation", list(ONEDNN_ACTIVATIONS))
 @pytest.mark.parametrize("count", [1, 7, 64])
 def test_a_prepacked_layer_computes_the_same(count: int, activation: str | None, bias: bool) -> None:
     layer = linear(48, 80, activation, bias=bias).bfloat16()
@@ -53,37 +53,37 @@ def test_a_prepacked_layer_computes_the_same(count: int, activation: str | None,
         ours = PrepackedLinear(layer, layer.activation)(x)
 
     assert ours.dtype == torch.bfloat16
-    assert_close(ours.double(), exact(layer, x), rtol=2**-7, atol=2**-7)
+    assert_close(ours.double(), exact_output(layer, x), rtol=2**-7, atol=2**-7)
 
 
-@needs_tiles
-@pytest.mark.parametrize("activation", native_library.ACTIVATIONS)
+@needs_amx
+@pytest.mark.parametrize("activation", native_library.ACTIVATION_CODES)
 @pytest.mark.parametrize("count", [0, 1, 16, 33, 300])
 @pytest.mark.parametrize(("inputs", "outputs"), [(32, 32), (96, 50), (1120, 200)])
-def test_tiles_compute_the_same(inputs: int, outputs: int, count: int, activation: str | None) -> None:
+def test_amx_computes_the_same(inputs: int, outputs: int, count: int, activation: str | None) -> None:
     layer = linear(inputs, outputs, activation, bias=count != 16).bfloat16()
     x = rows(count, inputs)
 
-    ours = TileLinear(layer, activation)(x)
+    ours = AMXLinear(layer, activation)(x)
 
     assert ours.shape == (count, outputs)
-    assert_close(ours.double(), exact(layer, x), rtol=2**-8, atol=2e-5)
+    assert_close(ours.double(), exact_output(layer, x), rtol=2**-8, atol=2e-5)
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("count", [0, 1, 33, 300])
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 32), (128, 50), (2240, 200)])
-def test_int8_on_tiles_computes_what_torch_computes(inputs: int, outputs: int, count: int) -> None:
+def test_int8_on_amx_computes_what_torch_computes(inputs: int, outputs: int, count: int) -> None:
     layer = linear(inputs, outputs, "gelu").bfloat16()
     x = rows(count, inputs)
     x[:1] = 0
 
-    ours, theirs = TileLinear(layer, "gelu", int8=True)(x), Int8Linear(layer, "gelu")(x)
+    ours, theirs = AMXLinear(layer, "gelu", int8=True)(x), Int8Linear(layer, "gelu")(x)
 
     if count:
         # not to the last bit: a number halfway between two may be rounded either way
         assert_close(ours, theirs, rtol=2**-7, atol=0.02 * theirs.float().std().item())
-        assert cosine_similarity(ours.double().flatten(), exact(layer, x).flatten(), dim=0) > 0.999
+        assert cosine_similarity(ours.double().flatten(), exact_output(layer, x).flatten(), dim=0) > 0.999
     assert ours.shape == theirs.shape
 
 
@@ -100,10 +100,10 @@ def test_int8_in_plain_torch_is_near_to_the_exact_result(make: type[nn.Linear]) 
     assert cosine_similarity(model(x), layer(x), dim=-1).min() > 0.999
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_row_comes_out_the_same_whatever_is_beside_it(int8: bool) -> None:
-    layer = TileLinear(linear(1088, 96, "gelu").bfloat16(), "gelu", int8=int8)
+    layer = AMXLinear(linear(1088, 96, "gelu").bfloat16(), "gelu", int8=int8)
     x = rows(200, 1088)
 
     together = layer(x)
@@ -113,28 +113,28 @@ def test_a_row_comes_out_the_same_whatever_is_beside_it(int8: bool) -> None:
     assert torch.equal(layer(x[3:60]), together[3:60])
 
 
-@needs_tiles
-def test_what_is_not_a_number_stays_visible() -> None:
+@needs_amx
+def test_nan_inputs_give_nan_outputs() -> None:
     x = rows(4, 64)
     x[1, 3] = torch.nan
     x[2, 5] = torch.inf
-    for activation in native_library.ACTIVATIONS:
+    for activation in native_library.ACTIVATION_CODES:
         for int8 in (False, True):
-            finite = TileLinear(linear(64, 32, activation).bfloat16(), activation, int8=int8)(x).isfinite().all(dim=1)
+            finite = AMXLinear(linear(64, 32, activation).bfloat16(), activation, int8=int8)(x).isfinite().all(dim=1)
             assert finite[[0, 3]].all()
             assert not finite[1]
 
 
-@needs_tiles
+@needs_amx
 def test_views_and_more_dimensions_are_read_right() -> None:
-    layer = TileLinear(linear(32, 64).bfloat16(), None)
+    layer = AMXLinear(linear(32, 64).bfloat16(), None)
     x = rows(12, 64)[:, ::2].unflatten(0, (3, 4))
 
     assert torch.equal(layer(x), layer(x.contiguous().flatten(0, 1)).unflatten(0, (3, 4)))
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-@pytest.mark.parametrize("kind", [PrepackedLinear, pytest.param(TileLinear, marks=needs_tiles)])
+@pytest.mark.parametrize("kind", [PrepackedLinear, pytest.param(AMXLinear, marks=needs_amx)])
 @needs_bf16
 def test_the_fused_activation_is_the_one_asked_for(kind: type[nn.Module], activation: str) -> None:
     layer = linear(32, 32, activation, bias=False)
@@ -149,12 +149,12 @@ def test_the_fused_activation_is_the_one_asked_for(kind: type[nn.Module], activa
 
 @needs_bf16
 @pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("native_code", [False, pytest.param(True, marks=needs_tiles)])
+@pytest.mark.parametrize("native_code", [False, pytest.param(True, marks=needs_amx)])
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_whole_backbone_may_be_prepacked(
     gated: bool, native_code: bool, int8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_library, "available", lambda: native_code)
+    monkeypatch.setattr(native_library, "is_available", lambda: native_code)
     spec = BackboneSpec(
         vocab_size=160,
         hidden_size=64,
@@ -162,26 +162,26 @@ def test_a_whole_backbone_may_be_prepacked(
         num_layers=2,
         num_heads=4,
         rope=RopeSpec(),
-        gated=gated,
+        is_gated_mlp=gated,
         qkv_bias=True,
         mlp_bias=True,
     )
     backbone = Backbone(spec).requires_grad_(False)
     randomize(backbone)
     backbone.bfloat16()
-    backbone.prepare(torch.device("cpu"), torch.bfloat16)
+    backbone.prepare_buffers(torch.device("cpu"), torch.bfloat16)
     with torch.inference_mode():
-        plain = backbone(pack(SEQUENCES))
+        plain = backbone(pack_sequences(SEQUENCES))
         prepack(backbone, int8=int8)
-        packed = backbone(pack(SEQUENCES))
+        packed = backbone(pack_sequences(SEQUENCES))
 
     kinds = [type(module) for module in backbone.modules()]
-    assert kinds.count(TileLinear if native_code else Int8Linear if int8 else PrepackedLinear) == 2 * 4
+    assert kinds.count(AMXLinear if native_code else Int8Linear if int8 else PrepackedLinear) == 2 * 4
     assert Linear not in kinds
     assert cosine_similarity(packed.float(), plain.float(), dim=-1).min() > (0.97 if int8 else 0.999)
 
 
-@needs_tiles
+@needs_amx
 def test_layers_that_share_weights_are_packed_once() -> None:
     layer = linear(32, 32).bfloat16()
     model = nn.Sequential(layer, nn.ReLU(), layer, linear(32, 32).bfloat16())
@@ -195,7 +195,7 @@ def test_layers_that_share_weights_are_packed_once() -> None:
 
 @needs_bf16
 def test_what_cannot_be_fused_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx_linear, "fits", lambda *args, **kwargs: False)
+    monkeypatch.setattr(amx_linear, "supports", lambda *args, **kwargs: False)
     model = nn.Sequential(linear(8, 8, "silu"), linear(8, 8, "gelu")).bfloat16()
 
     prepack(model)
@@ -227,23 +227,23 @@ class OneWideLayer(nn.Module):
 
 
 @needs_bf16
-@pytest.mark.parametrize("native_code", [False, pytest.param(True, marks=needs_tiles)])
-def test_an_input_that_is_always_large_does_not_spoil_the_others_in_int8(
+@pytest.mark.parametrize("native_code", [False, pytest.param(True, marks=needs_amx)])
+def test_an_outlier_channel_does_not_spoil_the_others_in_int8(
     native_code: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_library, "available", lambda: native_code)
-    model, uneven, batch = OneWideLayer(), OneWideLayer(), pack(SEQUENCES)
+    monkeypatch.setattr(native_library, "is_available", lambda: native_code)
+    model, uneven, batch = OneWideLayer(), OneWideLayer(), pack_sequences(SEQUENCES)
     wanted = model(batch).double()
     with monkeypatch.context() as patch:
-        patch.setattr("cenote.kernels.linear.evening", lambda module: {})
+        patch.setattr("cenote.kernels.linear.compute_smooth_scales", lambda module: {})
         prepack(uneven, int8=True)
 
     prepack(model, int8=True)
 
-    assert isinstance(model.wide, TileLinear if native_code else Int8Linear)
+    assert isinstance(model.wide, AMXLinear if native_code else Int8Linear)
     error, before = ((x(batch).double() - wanted).norm() / wanted.norm() for x in (model, uneven))
     assert error < 0.3 * before
 
 
-def test_a_part_of_a_model_reads_no_tokens_and_is_left_as_it_is() -> None:
-    assert evening(nn.Sequential(linear(8, 16))) == {}
+def test_a_module_without_an_embedding_table_gets_no_smooth_scales() -> None:
+    assert compute_smooth_scales(nn.Sequential(linear(8, 16))) == {}

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from cenote.kernels import max_sim as kernel
-from cenote.kernels.max_sim import max_sim, max_sims
+from cenote.kernels.max_sim import max_sim, max_sim_pairs
 
 COUNTS = [3, 1, 40, 7, 7, 2]
 
@@ -21,7 +21,7 @@ def queries(*lengths: int) -> list[Tensor]:
     return [torch.randn(length, 8, generator=torch.Generator().manual_seed(length)) for length in lengths]
 
 
-def by_hand(query: Tensor, document: Tensor) -> float:
+def expected_score(query: Tensor, document: Tensor) -> float:
     return sum(max(float(q @ d) for d in document) for q in query)
 
 
@@ -32,7 +32,7 @@ def test_every_query_token_counts_its_best_match(most: int, monkeypatch: pytest.
 
     scores = max_sim(query, rows, COUNTS)
 
-    expected = [by_hand(query, document) for document in torch.split(rows, COUNTS)]
+    expected = [expected_score(query, document) for document in torch.split(rows, COUNTS)]
     assert_close(scores, torch.tensor(expected), atol=1e-5, rtol=0)
 
 
@@ -42,9 +42,9 @@ def test_documents_may_have_different_queries_in_any_order(most: int, monkeypatc
     one, two, three = queries(5, 1, 9)
     own, rows = [one, two, one, three, two, one], documents()
 
-    scores = max_sims(own, rows, COUNTS)
+    scores = max_sim_pairs(own, rows, COUNTS)
 
-    expected = [by_hand(query, document) for query, document in zip(own, torch.split(rows, COUNTS), strict=True)]
+    expected = [expected_score(query, document) for query, document in zip(own, torch.split(rows, COUNTS), strict=True)]
     assert_close(scores, torch.tensor(expected), atol=1e-5, rtol=0)
 
 
@@ -53,27 +53,27 @@ def test_a_document_without_rows_matches_nothing() -> None:
 
     assert_close(max_sim(query, rows, [0, 4, 0])[[0, 2]], torch.zeros(2))
     assert_close(max_sim(query, rows[:0], [0]), torch.zeros(1))
-    assert_close(max_sims([query, *queries(2, 5)], rows, [0, 4, 0])[[0, 2]], torch.zeros(2))
-    assert_close(max_sims([query, query[:0]], rows, [2, 2])[1], torch.zeros(()))
+    assert_close(max_sim_pairs([query, *queries(2, 5)], rows, [0, 4, 0])[[0, 2]], torch.zeros(2))
+    assert_close(max_sim_pairs([query, query[:0]], rows, [2, 2])[1], torch.zeros(()))
 
 
 def test_half_precision_is_summed_in_full() -> None:
     (query,), rows = queries(64), documents().bfloat16()
 
-    scores = max_sims([query.bfloat16()] * len(COUNTS), rows, COUNTS)
+    scores = max_sim_pairs([query.bfloat16()] * len(COUNTS), rows, COUNTS)
 
     assert scores.dtype == torch.float32
     assert_close(scores, max_sim(query.bfloat16().float(), rows.float(), COUNTS))
 
 
 @pytest.mark.gpu
-def test_a_gpu_says_the_same() -> None:
+def test_a_gpu_gives_the_same_scores() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
     (one, two), rows = queries(5, 9), documents()
     own = [one, two, one, one, two, one]
 
-    scores = max_sims(own, rows.cuda(), COUNTS)
+    scores = max_sim_pairs(own, rows.cuda(), COUNTS)
 
     assert scores.is_cuda
-    assert_close(scores.cpu(), max_sims(own, rows, COUNTS), atol=1e-4, rtol=0)
+    assert_close(scores.cpu(), max_sim_pairs(own, rows, COUNTS), atol=1e-4, rtol=0)

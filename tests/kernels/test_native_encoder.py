@@ -11,12 +11,12 @@ from torch.nn.functional import cosine_similarity
 from cenote.kernels import native_library
 from cenote.kernels.linear import prepack
 from cenote.layers.backbone import Backbone
-from cenote.layers.fused_encoder import stack
-from cenote.layers.spec import BackboneSpec, BiasSpec, RopeSpec
-from cenote.packed_batch import PackedBatch, pack
+from cenote.layers.fused_encoder import try_fuse_encoder
+from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
+from cenote.packed_batch import PackedBatch, pack_sequences
 from tests.tiny import randomize
 
-pytestmark = pytest.mark.skipif(not native_library.available(), reason="needs AMX tiles, and a compiler at install")
+pytestmark = pytest.mark.skipif(not native_library.is_available(), reason="needs AMX tiles, and a compiler at install")
 
 LENGTHS = [1, 5, 16, 17, 33, 64, 2, 100, 7]
 SPEC = BackboneSpec(
@@ -25,28 +25,28 @@ SPEC = BackboneSpec(
     intermediate_size=192,
     num_layers=2,
     num_heads=4,
-    learned_positions=512,
-    token_types=2,
-    embed_norm=True,
+    num_learned_positions=512,
+    num_token_types=2,
+    has_embed_norm=True,
     qkv_bias=True,
     out_bias=True,
     mlp_bias=True,
     norm_order="post",
-    final_norm=False,
+    has_final_norm=False,
 )
 
 
-def plain(spec: BackboneSpec) -> Backbone:
+def make_backbone(spec: BackboneSpec) -> Backbone:
     backbone = Backbone(spec).requires_grad_(False)
     randomize(backbone, std=0.1)
     return backbone.bfloat16()
 
 
-def make(spec: BackboneSpec = SPEC, *, int8: bool = False) -> Backbone:
-    backbone = plain(spec)
-    backbone.prepare(torch.device("cpu"), torch.bfloat16)
+def make_fused_backbone(spec: BackboneSpec = SPEC, *, int8: bool = False) -> Backbone:
+    backbone = make_backbone(spec)
+    backbone.prepare_buffers(torch.device("cpu"), torch.bfloat16)
     prepack(backbone, int8=int8)
-    backbone.stack = stack(backbone)
+    backbone.fused_encoder = try_fuse_encoder(backbone)
     return backbone
 
 
@@ -56,13 +56,13 @@ def sequences(lengths: list[int]) -> list[list[int]]:
 
 def batch_of(lengths: list[int], *, typed: bool = False) -> PackedBatch:
     rows = [row.tolist() for row in sequences(lengths)]
-    return pack(rows, [[int(place > 3) for place in range(len(row))] for row in rows] if typed else None)
+    return pack_sequences(rows, [[int(place > 3) for place in range(len(row))] for row in rows] if typed else None)
 
 
-def without_stack(backbone: Backbone, batch: PackedBatch) -> torch.Tensor:
-    whole, backbone.stack = backbone.stack, None
+def run_without_fused_encoder(backbone: Backbone, batch: PackedBatch) -> torch.Tensor:
+    whole, backbone.fused_encoder = backbone.fused_encoder, None
     states: torch.Tensor = backbone(batch)
-    backbone.stack = whole
+    backbone.fused_encoder = whole
     return states
 
 
@@ -80,13 +80,13 @@ def without_stack(backbone: Backbone, batch: PackedBatch) -> torch.Tensor:
         {"embed_norm": False},
     ],
 )
-def test_the_stack_equals_its_blocks(change: dict[str, object], int8: bool) -> None:
+def test_the_fused_encoder_equals_its_blocks(change: dict[str, object], int8: bool) -> None:
     spec = replace(SPEC, **change)  # type: ignore[arg-type]
-    backbone, batch = make(spec, int8=int8), batch_of(LENGTHS, typed=True)
+    backbone, batch = make_fused_backbone(spec, int8=int8), batch_of(LENGTHS, typed=True)
 
-    assert backbone.stack is not None
-    exact = plain(spec).double()(batch)
-    whole, blocks = (x.double() for x in (backbone(batch), without_stack(backbone, batch)))
+    assert backbone.fused_encoder is not None
+    exact = make_backbone(spec).double()(batch)
+    whole, blocks = (x.double() for x in (backbone(batch), run_without_fused_encoder(backbone, batch)))
 
     error, error_of_blocks = (1 - cosine_similarity(x, exact, dim=-1) for x in (whole, blocks))
     assert error.max() < (0.02 if int8 else 5e-4)
@@ -96,7 +96,7 @@ def test_the_stack_equals_its_blocks(change: dict[str, object], int8: bool) -> N
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_sequence_comes_out_the_same_whatever_the_batch_and_the_threads(int8: bool, threads: int) -> None:
-    backbone = make(replace(SPEC, intermediate_size=640), int8=int8)
+    backbone = make_fused_backbone(replace(SPEC, intermediate_size=640), int8=int8)
     lengths = [*LENGTHS, *([40] * 30), 300, 1]
     before = torch.get_num_threads()
     expected = backbone(batch_of(lengths))
@@ -104,14 +104,14 @@ def test_a_sequence_comes_out_the_same_whatever_the_batch_and_the_threads(int8: 
     try:
         assert torch.equal(backbone(batch_of(lengths)), expected)
         for tokens, states in zip(sequences(lengths), expected.split(lengths), strict=True):
-            assert torch.equal(backbone(pack([tokens.tolist()])), states)
+            assert torch.equal(backbone(pack_sequences([tokens.tolist()])), states)
     finally:
         torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("lengths", [[0, 3], [3, 0, 0, 40]])
-def test_a_sequence_without_tokens_disturbs_nobody(lengths: list[int]) -> None:
-    backbone = make()
+def test_a_sequence_without_tokens_changes_no_other(lengths: list[int]) -> None:
+    backbone = make_fused_backbone()
 
     some = backbone(batch_of(lengths))
 
@@ -119,20 +119,20 @@ def test_a_sequence_without_tokens_disturbs_nobody(lengths: list[int]) -> None:
 
 
 def test_an_id_that_no_table_has_is_refused_as_by_torch() -> None:
-    backbone = make()
+    backbone = make_fused_backbone()
 
     for ids in ([3, 200], [-1]):
         with pytest.raises(IndexError):
-            backbone(pack([ids]))
+            backbone(pack_sequences([ids]))
     with pytest.raises(IndexError):
-        backbone(pack([[1] * 513]))
+        backbone(pack_sequences([[1] * 513]))
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"norm_order": "pre"},
-        {"bias": BiasSpec(num_buckets=32)},
+        {"bias": RelativeBiasSpec(num_buckets=32)},
         {"rope": RopeSpec()},
         {"gated": True},
         {"norm": "rms"},
@@ -144,23 +144,23 @@ def test_an_id_that_no_table_has_is_refused_as_by_torch() -> None:
         {"final_norm": True},
     ],
 )
-def test_what_is_not_plain_keeps_its_blocks(change: dict[str, object]) -> None:
-    assert make(replace(SPEC, **change)).stack is None  # type: ignore[arg-type]
+def test_a_backbone_with_unsupported_layers_is_not_fused(change: dict[str, object]) -> None:
+    assert make_fused_backbone(replace(SPEC, **change)).fused_encoder is None  # type: ignore[arg-type]
 
 
-def test_a_batch_with_tokens_that_nobody_sees_goes_through_the_blocks() -> None:
-    backbone = make()
+def test_a_batch_with_unattended_tokens_runs_without_the_fused_encoder() -> None:
+    backbone = make_fused_backbone()
     batch = batch_of([6, 9])
 
-    partly = backbone(replace(batch, host_attended=(4, 9)))
+    partly = backbone(replace(batch, attended_lens_cpu=(4, 9)))
 
     assert not torch.equal(partly[:6], backbone(batch)[:6])
     assert cosine_similarity(partly[6:].float(), backbone(batch)[6:].float(), dim=-1).min() > 0.9995
 
 
-def test_float32_has_no_stack() -> None:
+def test_a_float32_backbone_is_not_fused() -> None:
     backbone = Backbone(SPEC).requires_grad_(False)
     randomize(backbone)
     prepack(backbone)
 
-    assert stack(backbone) is None
+    assert try_fuse_encoder(backbone) is None

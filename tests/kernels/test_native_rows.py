@@ -9,14 +9,14 @@ from torch.testing import assert_close
 
 from cenote.kernels import native_library, native_rows
 from cenote.kernels.activations import ACTIVATIONS
-from cenote.kernels.gated_activation import gated
+from cenote.kernels.gated_activation import act_and_mul
 from cenote.kernels.norm import add_layer_norm, add_rms_norm
-from cenote.layers.rotary import Turn, rotate
+from cenote.layers.rotary import CosSin, apply_rotary
 
-pytestmark = pytest.mark.skipif(not native_library.available(), reason="needs AMX tiles, and a compiler at install")
+pytestmark = pytest.mark.skipif(not native_library.is_available(), reason="needs AMX tiles, and a compiler at install")
 
 
-def some(*shape: int, seed: int = 0, shift: float = 0.0) -> Tensor:
+def random_rows(*shape: int, seed: int = 0, shift: float = 0.0) -> Tensor:
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) + shift).bfloat16()
 
 
@@ -26,8 +26,8 @@ def some(*shape: int, seed: int = 0, shift: float = 0.0) -> Tensor:
 def test_an_addition_and_its_norm(
     rms: bool, changes: bool, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, weight, bias = some(*shape, shift=3.0), some(shape[-1], seed=2), some(shape[-1], seed=3)
-    change = some(*shape, seed=1) if changes else None
+    x, weight, bias = random_rows(*shape, shift=3.0), random_rows(shape[-1], seed=2), random_rows(shape[-1], seed=3)
+    change = random_rows(*shape, seed=1) if changes else None
 
     def computed(*parts: Tensor | None) -> tuple[Tensor, Tensor]:
         first, second, third, fourth = parts
@@ -35,7 +35,7 @@ def test_an_addition_and_its_norm(
             return add_rms_norm(first, second, third, 1e-6, 1.0)  # type: ignore[arg-type]
         return add_layer_norm(first, second, third, fourth, 1e-6)  # type: ignore[arg-type]
 
-    assert native_rows.usable(x, change, weight, bias)
+    assert native_rows.supports(x, change, weight, bias)
     total, normed = computed(x, change, weight, bias)
     exact_total, exact = computed(*(None if part is None else part.double() for part in (x, change, weight, bias)))
 
@@ -44,45 +44,45 @@ def test_an_addition_and_its_norm(
 
 
 def test_a_norm_without_weights() -> None:
-    x = some(5, 64, shift=-2.0)
+    x = random_rows(5, 64, shift=-2.0)
 
     _, normed = add_layer_norm(x, None, None, None, 1e-6)
 
     assert_close(normed.double(), add_layer_norm(x.double(), None, None, None, 1e-6)[1], rtol=2**-8, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", [name for name in native_library.ACTIVATIONS if name])
+@pytest.mark.parametrize("activation", [name for name in native_library.ACTIVATION_CODES if name])
 @pytest.mark.parametrize("rows", [0, 1, 700])
 def test_gated_activations(rows: int, activation: str) -> None:
-    both = some(rows, 2 * 48)
+    both = random_rows(rows, 2 * 48)
 
-    ours = gated(both, activation, ACTIVATIONS[activation])
+    ours = act_and_mul(both, activation, ACTIVATIONS[activation])
 
-    exact = gated(both.double(), activation, ACTIVATIONS[activation])
+    exact = act_and_mul(both.double(), activation, ACTIVATIONS[activation])
     assert_close(ours.double(), exact, rtol=2**-8, atol=3e-5)
 
 
-def test_what_the_code_does_not_know_is_left_to_torch() -> None:
-    assert not native_rows.usable(some(4, 24))
-    assert not native_rows.usable(some(4, 32), some(4, 32).float())
-    assert not native_rows.usable(some(4, 64)[:, ::2])
+def test_unsupported_tensors_are_left_to_torch() -> None:
+    assert not native_rows.supports(random_rows(4, 24))
+    assert not native_rows.supports(random_rows(4, 32), random_rows(4, 32).float())
+    assert not native_rows.supports(random_rows(4, 64)[:, ::2])
 
 
 @pytest.mark.parametrize(("dim", "half"), [(64, 32), (72, 36), (80, 40), (128, 64), (96, 24)])
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("tokens", [1, 90])
-def test_heads_are_normed_and_turned_where_they_lie(tokens: int, normed: bool, dim: int, half: int) -> None:
-    qkv = some(tokens, 7, dim)  # four queries, two keys and one value
+def test_qk_norm_and_rope_are_applied_in_place(tokens: int, normed: bool, dim: int, half: int) -> None:
+    qkv = random_rows(tokens, 7, dim)  # four queries, two keys and one value
     angles = torch.randn(tokens, 1, half, generator=torch.Generator().manual_seed(1))
-    turn = Turn(angles.cos().bfloat16(), angles.sin().bfloat16())
-    weights = [some(dim, seed=seed, shift=1.0) for seed in (2, 3)]
+    turn = CosSin(angles.cos().bfloat16(), angles.sin().bfloat16())
+    weights = [random_rows(dim, seed=seed, shift=1.0) for seed in (2, 3)]
     before = qkv.clone()
 
-    native_rows.norm_and_turn_(qkv[:, :6], turn.cos, turn.sin, 4, *(weights if normed else ()), eps=1e-6)
+    native_rows.qk_norm_rope_(qkv[:, :6], turn.cos, turn.sin, 4, *(weights if normed else ()), eps=1e-6)
 
-    wide = Turn(turn.cos.double(), turn.sin.double())
+    wide = CosSin(turn.cos.double(), turn.sin.double())
     for heads, weight in ((slice(0, 4), weights[0]), (slice(4, 6), weights[1])):
         exact = before[:, heads].double()
         exact = add_rms_norm(exact, None, weight.double(), 1e-6)[1] if normed else exact
-        assert_close(qkv[:, heads].double(), rotate(exact, wide), rtol=2**-7, atol=2**-5)
+        assert_close(qkv[:, heads].double(), apply_rotary(exact, wide), rtol=2**-7, atol=2**-5)
     assert torch.equal(qkv[:, 6], before[:, 6])

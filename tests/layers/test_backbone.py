@@ -14,30 +14,36 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from cenote.errors import LoadError
 from cenote.layers.backbone import Backbone
-from cenote.layers.linear import ACTIVATIONS, ALIASES, Linear, activation_name
+from cenote.layers.linear import ACTIVATION_ALIASES, ACTIVATIONS, Linear, resolve_activation
 from cenote.layers.norm import RMSNorm
 from cenote.layers.spec import BackboneSpec, RopeSpec
-from cenote.packed_batch import pack
+from cenote.packed_batch import pack_sequences
 from tests.tiny import SEQUENCES, randomize
 
 SPEC = BackboneSpec(
-    vocab_size=160, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, learned_positions=64, token_types=2
+    vocab_size=160,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_learned_positions=64,
+    num_token_types=2,
 )
 
 
 def backbone(**changes: Any) -> Backbone:
     made = Backbone(replace(SPEC, **changes)).requires_grad_(False).eval()
     randomize(made)
-    made.prepare(torch.device("cpu"), torch.float32)
+    made.prepare_buffers(torch.device("cpu"), torch.float32)
     return made
 
 
-@pytest.mark.parametrize("name", sorted({*ACTIVATIONS, *ALIASES} - {"identity"}))
-def test_an_activation_is_what_transformers_calls_so(name: str) -> None:
+@pytest.mark.parametrize("name", sorted({*ACTIVATIONS, *ACTIVATION_ALIASES} - {"identity"}))
+def test_an_activation_matches_transformers(name: str) -> None:
     theirs = {"gelu_tanh": "gelu_pytorch_tanh"}.get(name, name)
     x = torch.linspace(-6, 6, 101)
 
-    assert_close(ACTIVATIONS[activation_name(name)](x), ACT2FN[theirs](x), atol=1e-6, rtol=0)
+    assert_close(ACTIVATIONS[resolve_activation(name)](x), ACT2FN[theirs](x), atol=1e-6, rtol=0)
 
 
 def test_an_unknown_activation_lists_the_known_ones() -> None:
@@ -60,33 +66,39 @@ def test_an_rms_norm_matches_transformers(dtype: torch.dtype) -> None:
 def test_a_neighbour_in_the_batch_changes_nothing(changes: dict[str, Any]) -> None:
     model = backbone(**changes)
 
-    whole = model(pack(SEQUENCES)).split([len(ids) for ids in SEQUENCES])
+    whole = model(pack_sequences(SEQUENCES)).split([len(ids) for ids in SEQUENCES])
 
     for ids, rows in zip(SEQUENCES, whole, strict=True):
-        assert_close(model(pack([ids]))[: len(ids)], rows, atol=1e-5, rtol=0)
+        assert_close(model(pack_sequences([ids]))[: len(ids)], rows, atol=1e-5, rtol=0)
 
 
 def test_no_token_types_means_all_of_the_first() -> None:
     model = backbone()
 
-    assert_close(model(pack(SEQUENCES)), model(pack(SEQUENCES, [[0] * len(ids) for ids in SEQUENCES])))
+    assert_close(
+        model(pack_sequences(SEQUENCES)), model(pack_sequences(SEQUENCES, [[0] * len(ids) for ids in SEQUENCES]))
+    )
 
 
 def test_a_model_with_one_type_has_no_use_for_a_second() -> None:
-    model = backbone(token_types=1)
+    model = backbone(num_token_types=1)
 
-    assert_close(model(pack(SEQUENCES, [[1] * len(ids) for ids in SEQUENCES])), model(pack(SEQUENCES)))
+    assert_close(
+        model(pack_sequences(SEQUENCES, [[1] * len(ids) for ids in SEQUENCES])), model(pack_sequences(SEQUENCES))
+    )
 
 
-def test_ready_made_embeddings_stand_for_their_tokens() -> None:
+def test_inputs_embeds_replace_the_embeddings_of_their_tokens() -> None:
     model = backbone()
-    batch = pack(SEQUENCES)
+    batch = pack_sequences(SEQUENCES)
     rows = torch.arange(12, 16)  # the second sequence and the third
     table = model.embed.tokens.weight
     blank = batch.token_ids.clone()
     blank[rows] = 0
 
-    ready = replace(batch, token_ids=blank, features=table[batch.token_ids[rows]].double(), feature_rows=rows)
+    ready = replace(
+        batch, token_ids=blank, inputs_embeds=table[batch.token_ids[rows]].double(), inputs_embeds_rows=rows
+    )
 
     assert_close(model(ready), model(batch))
 
@@ -95,7 +107,7 @@ def test_a_causal_model_reads_from_left_to_right() -> None:
     model = backbone(causal=True)
     first, second = [7, 8, 9, 10], [7, 8, 30, 40]
 
-    one, other = model(pack([first, second])).split([4, 4])
+    one, other = model(pack_sequences([first, second])).split([4, 4])
 
     assert_close(one[:2], other[:2])
     assert (one[2:] - other[2:]).abs().min() > 0

@@ -9,14 +9,14 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from cenote.layers.convolution import ShortConvolution
-from cenote.packed_batch import pack
+from cenote.packed_batch import pack_sequences
 from tests.tiny import randomize
 
 LENGTHS = [5, 1, 2, 9, 1, 1, 3]
-BATCH = pack([[0] * length for length in LENGTHS])
+BATCH = pack_sequences([[0] * length for length in LENGTHS])
 
 
-def made(width: int, *, bias: bool = True, causal: bool = True) -> ShortConvolution:
+def make_layer(width: int, *, bias: bool = True, causal: bool = True) -> ShortConvolution:
     layer = ShortConvolution(6, width, bias=bias, causal=causal).requires_grad_(False)
     randomize(layer)
     return layer
@@ -26,7 +26,7 @@ def tokens() -> Tensor:
     return torch.randn(sum(LENGTHS), 6, generator=torch.Generator().manual_seed(0))
 
 
-def alone(layer: ShortConvolution, x: Tensor, *, before: int, after: int) -> Tensor:
+def run_each_sequence(layer: ShortConvolution, x: Tensor, *, before: int, after: int) -> Tensor:
     pieces = [F.pad(piece.T, (before, after)) for piece in torch.split(x, LENGTHS)]
     return torch.cat([F.conv1d(piece, layer.weight, layer.bias, groups=6).T for piece in pieces])
 
@@ -34,21 +34,23 @@ def alone(layer: ShortConvolution, x: Tensor, *, before: int, after: int) -> Ten
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 12])
 def test_a_token_sees_itself_and_those_before_it(width: int, bias: bool) -> None:
-    layer, x = made(width, bias=bias), tokens()
+    layer, x = make_layer(width, bias=bias), tokens()
 
-    assert_close(layer(x, BATCH), alone(layer, x, before=width - 1, after=0), atol=1e-6, rtol=1e-5)
+    assert_close(layer(x, BATCH), run_each_sequence(layer, x, before=width - 1, after=0), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("width", [1, 3, 5])
 def test_a_token_sees_as_many_on_either_side(width: int) -> None:
-    layer, x = made(width, causal=False), tokens()
+    layer, x = make_layer(width, causal=False), tokens()
 
-    assert_close(layer(x, BATCH), alone(layer, x, before=width // 2, after=width // 2), atol=1e-6, rtol=1e-5)
+    assert_close(
+        layer(x, BATCH), run_each_sequence(layer, x, before=width // 2, after=width // 2), atol=1e-6, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_an_infinity_in_one_sequence_stays_there(causal: bool) -> None:
-    layer, x = made(3, causal=causal), tokens()
+    layer, x = make_layer(3, causal=causal), tokens()
     broken = x.clone()
     broken[8:17] = torch.inf  # the fourth sequence
 
@@ -58,9 +60,9 @@ def test_an_infinity_in_one_sequence_stays_there(causal: bool) -> None:
 
 
 def test_sums_are_rounded_once_in_bfloat16() -> None:
-    layer, x = made(4).bfloat16(), tokens().bfloat16()
+    layer, x = make_layer(4).bfloat16(), tokens().bfloat16()
 
-    wide = made(4)
+    wide = make_layer(4)
     wide.load_state_dict(layer.state_dict())
 
     assert torch.equal(layer(x, BATCH), wide(x.float(), BATCH).bfloat16())

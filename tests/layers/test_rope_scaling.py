@@ -13,9 +13,9 @@ from transformers import LlamaConfig, ModernBertConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cenote.errors import LoadError
-from cenote.layers.rotary import Rotary, scaled_frequencies
+from cenote.layers.rotary import RotaryEmbedding, compute_inv_freq
 from cenote.layers.spec import RopeSpec
-from cenote.models.architecture import HFConfig, rope
+from cenote.models.architecture import HFConfig, rope_from_config
 
 DIM, TRAINED, LONGEST = 12, 128, 512
 SIZES = {"hidden_size": 4 * DIM, "num_attention_heads": 4, "max_position_embeddings": LONGEST}
@@ -57,33 +57,35 @@ CASES: dict[str, tuple[dict[str, Any], int | None]] = {
 }
 
 
-def ours(values: dict[str, Any], layers: str = "full_attention", max_positions: int = LONGEST) -> tuple[Tensor, float]:
-    spec = rope(HFConfig(SIZES | values), layers)
-    return scaled_frequencies(spec, spec.dim or DIM, max_positions)
+def inv_freq_of(
+    values: dict[str, Any], layers: str = "full_attention", max_positions: int = LONGEST
+) -> tuple[Tensor, float]:
+    spec = rope_from_config(HFConfig(SIZES | values), layers)
+    return compute_inv_freq(spec, spec.rotary_dim or DIM, max_positions)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_config_means_to_us_what_it_means_to_transformers(name: str) -> None:
+def test_a_rope_config_gives_the_frequencies_of_transformers(name: str) -> None:
     values, length = CASES[name]
     values = {"rope_theta": 500.0} | values
     config = LlamaConfig(**SIZES, **deepcopy(values))  # it writes into what it is given
     compute = ROPE_INIT_FUNCTIONS[config.rope_parameters["rope_type"]]
     expected, stretch = compute(config, torch.device("cpu"), seq_len=length)
 
-    frequencies, our_stretch = ours(values)
+    frequencies, our_stretch = inv_freq_of(values)
 
     assert_close(frequencies, expected, rtol=1e-5, atol=0)
     assert our_stretch == pytest.approx(stretch)
 
 
-def test_a_scaling_in_older_words_comes_before_none_in_newer_ones() -> None:
+def test_a_scaling_under_the_older_key_comes_before_none_under_the_newer_one() -> None:
     newer = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
 
-    assert_close(ours(newer | {"rope_scaling": YARN}), ours({"rope_theta": 77.0, "rope_scaling": YARN}))
+    assert_close(inv_freq_of(newer | {"rope_scaling": YARN}), inv_freq_of({"rope_theta": 77.0, "rope_scaling": YARN}))
 
 
 @pytest.mark.parametrize("layers", ["full_attention", "sliding_attention"])
-def test_every_kind_of_layer_may_have_its_own(layers: str) -> None:
+def test_every_layer_type_may_have_its_own_rope_parameters(layers: str) -> None:
     both = {
         "full_attention": {"rope_type": "yarn", "rope_theta": 3000.0, "factor": 4.0},
         "sliding_attention": {"rope_type": "linear", "rope_theta": 40.0, "factor": 2.0},
@@ -91,7 +93,7 @@ def test_every_kind_of_layer_may_have_its_own(layers: str) -> None:
     config = ModernBertConfig(**SIZES, rope_parameters=deepcopy(both))
     expected, stretch = ROPE_INIT_FUNCTIONS[both[layers]["rope_type"]](config, torch.device("cpu"), layer_type=layers)
 
-    frequencies, our_stretch = ours({"rope_parameters": both}, layers)
+    frequencies, our_stretch = inv_freq_of({"rope_parameters": both}, layers)
 
     assert_close(frequencies, expected, rtol=1e-5, atol=0)
     assert our_stretch == pytest.approx(stretch)
@@ -99,43 +101,43 @@ def test_every_kind_of_layer_may_have_its_own(layers: str) -> None:
 
 def test_the_limit_on_the_length_chooses_the_factors_of_longrope() -> None:
     values = {"rope_scaling": LONGROPE, "original_max_position_embeddings": TRAINED}
-    plain, _ = ours({})
+    plain, _ = inv_freq_of({})
 
     for max_positions, factors in ((TRAINED, SHORT), (TRAINED + 1, LONG)):
-        frequencies, _ = ours(values, max_positions=max_positions)
+        frequencies, _ = inv_freq_of(values, max_positions=max_positions)
         assert_close(frequencies, plain / torch.tensor(factors))
 
 
-def test_each_set_of_factors_may_have_its_own_stretch() -> None:
+def test_each_set_of_longrope_factors_may_have_its_own_attention_factor() -> None:
     scaling = LONGROPE | {"short_mscale": 1.1, "long_mscale": 1.3}
     values = {"rope_scaling": scaling, "original_max_position_embeddings": TRAINED}
 
-    assert ours(values, max_positions=TRAINED)[1] == 1.1
-    assert ours(values, max_positions=LONGEST)[1] == 1.3
+    assert inv_freq_of(values, max_positions=TRAINED)[1] == 1.1
+    assert inv_freq_of(values, max_positions=LONGEST)[1] == 1.3
 
 
 def test_factors_for_other_heads_are_refused() -> None:
     scaling = {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}
 
     with pytest.raises(LoadError, match="short_factor has 1 numbers, a head turns 6 pairs"):
-        ours({"rope_scaling": scaling})
+        inv_freq_of({"rope_scaling": scaling})
 
 
-def test_where_the_trained_length_is_named_the_limit_sets_the_speed_of_all() -> None:
+def test_where_the_trained_length_is_named_the_limit_sets_the_frequencies_of_all_sequences() -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0, "max_trained_positions": TRAINED}
-    longer = scaled_frequencies(RopeSpec(theta=500.0, scaling=scaling), DIM, LONGEST)[0]
+    longer = compute_inv_freq(RopeSpec(theta=500.0, scaling=scaling), DIM, LONGEST)[0]
     theta = 500.0 * ((2.0 * LONGEST / TRAINED) - 1.0) ** (DIM / (DIM - 2))
 
     assert_close(longer, theta ** -(torch.arange(0, DIM, 2) / DIM), rtol=1e-5, atol=0)
     for shorter in (TRAINED, 40):
-        plain = scaled_frequencies(RopeSpec(theta=500.0, scaling=scaling), DIM, shorter)[0]
+        plain = compute_inv_freq(RopeSpec(theta=500.0, scaling=scaling), DIM, shorter)[0]
         assert_close(plain, 500.0 ** -(torch.arange(0, DIM, 2) / DIM))
 
 
-def test_otherwise_every_sequence_has_the_speed_of_its_own_length() -> None:
+def test_otherwise_every_sequence_has_the_frequencies_of_its_own_length() -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 16}
-    table = Rotary(RopeSpec(theta=500.0, scaling=scaling), DIM, max_positions=64)
-    table.prepare(torch.device("cpu"), torch.float32)
+    table = RotaryEmbedding(RopeSpec(theta=500.0, scaling=scaling), DIM, max_positions=64)
+    table.prepare_buffers(torch.device("cpu"), torch.float32)
     lengths = [5, 40, 1, 16, 17, 40]
 
     turn = table(torch.cat([torch.arange(length) for length in lengths]))
@@ -152,7 +154,7 @@ def test_otherwise_every_sequence_has_the_speed_of_its_own_length() -> None:
 
 
 @pytest.mark.parametrize("power", [None, 0.6])
-def test_ntk_slows_slow_pairs_most(power: float | None) -> None:
+def test_ntk_scales_low_frequencies_most(power: float | None) -> None:
     factor, pairs = 8.0, torch.arange(DIM // 2)
     if power is None:  # equations 6, 10, 12 and 13 of the article the model's own code names
         expected = (500.0 * factor) ** -(2 * pairs / DIM) / factor ** (2 / DIM)
@@ -161,7 +163,7 @@ def test_ntk_slows_slow_pairs_most(power: float | None) -> None:
         expected = 500.0 ** -(2 * pairs / DIM) / (share * (pairs + 1.0) ** power).exp()
 
     scaling = {"type": "ntk", "factor": factor} | ({} if power is None else {"mixed_b": power})
-    frequencies, stretch = ours({"rope_theta": 500.0, "rope_scaling": scaling})
+    frequencies, stretch = inv_freq_of({"rope_theta": 500.0, "rope_scaling": scaling})
 
     assert_close(frequencies, expected, rtol=1e-5, atol=0)
     assert stretch == 1.0

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cenote.errors import LoadError
-from cenote.layers.rotary import Rotary, Turn, rotate, scaled_frequencies
+from cenote.layers.rotary import CosSin, RotaryEmbedding, apply_rotary, compute_inv_freq
 from cenote.layers.spec import RopeSpec
 
 DIM, THETA, TRAINED = 24, 10000.0, 128
@@ -38,7 +38,7 @@ def test_a_scaling_matches_transformers(name: str) -> None:
     )
     expected, stretch = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"))
 
-    ours, our_stretch = scaled_frequencies(RopeSpec(theta=THETA, scaling=scaling), DIM, max_positions=512)
+    ours, our_stretch = compute_inv_freq(RopeSpec(theta=THETA, scaling=scaling), DIM, max_positions=512)
 
     assert_close(ours, expected, rtol=1e-5, atol=0)
     assert our_stretch == pytest.approx(stretch)
@@ -46,31 +46,33 @@ def test_a_scaling_matches_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("scaling", [None, {}, {"rope_type": "default"}, {"rope_theta": 5.0}, {"type": "mrope"}])
 def test_without_a_scaling_frequencies_are_powers_of_theta(scaling: dict[str, Any] | None) -> None:
-    ours, stretch = scaled_frequencies(RopeSpec(theta=THETA, scaling=scaling), 4, max_positions=16)
+    ours, stretch = compute_inv_freq(RopeSpec(theta=THETA, scaling=scaling), 4, max_positions=16)
 
     assert_close(ours, torch.tensor([1.0, THETA**-0.5]))
     assert stretch == 1.0
 
 
 def test_older_configs_say_type() -> None:
-    new, _ = scaled_frequencies(RopeSpec(scaling={"rope_type": "linear", "factor": 2.0}), DIM, 16)
-    old, _ = scaled_frequencies(RopeSpec(scaling={"type": "linear", "factor": 2.0}), DIM, 16)
+    new, _ = compute_inv_freq(RopeSpec(scaling={"rope_type": "linear", "factor": 2.0}), DIM, 16)
+    old, _ = compute_inv_freq(RopeSpec(scaling={"type": "linear", "factor": 2.0}), DIM, 16)
 
     assert_close(old, new)
 
 
 def test_an_unknown_scaling_lists_the_known_ones() -> None:
     with pytest.raises(LoadError, match="'spiral' is unknown; there are: default, linear, llama3, yarn"):
-        scaled_frequencies(RopeSpec(scaling={"rope_type": "spiral"}), DIM, 16)
+        compute_inv_freq(RopeSpec(scaling={"rope_type": "spiral"}), DIM, 16)
 
 
-def test_a_turn_keeps_lengths_and_depends_on_distance_alone() -> None:
-    table = Rotary(RopeSpec(), head_dim=8, max_positions=64)
-    table.prepare(torch.device("cpu"), torch.float32)
+def test_a_rotation_keeps_lengths_and_depends_on_distance_alone() -> None:
+    table = RotaryEmbedding(RopeSpec(), head_dim=8, max_positions=64)
+    table.prepare_buffers(torch.device("cpu"), torch.float32)
     query, key = torch.randn(2, 1, 1, 8, generator=torch.Generator().manual_seed(0))
 
     def product(query_place: int, key_place: int) -> float:
-        turned = [rotate(x, table(torch.tensor([place]))) for x, place in ((query, query_place), (key, key_place))]
+        turned = [
+            apply_rotary(x, table(torch.tensor([place]))) for x, place in ((query, query_place), (key, key_place))
+        ]
         assert_close(turned[0].norm(), query.norm())
         return float((turned[0] * turned[1]).sum())
 
@@ -78,27 +80,27 @@ def test_a_turn_keeps_lengths_and_depends_on_distance_alone() -> None:
     assert product(9, 4) != pytest.approx(product(4, 9), abs=1e-3)
 
 
-def test_a_quarter_turn_swaps_the_halves() -> None:
+def test_a_rotation_by_a_right_angle_swaps_the_halves() -> None:
     quarter = torch.tensor(math.pi / 2).expand(1, 1, 2)
     x = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])
 
-    assert_close(rotate(x, Turn(quarter.cos(), quarter.sin())), torch.tensor([[[-3.0, -4.0, 1.0, 2.0]]]))
+    assert_close(apply_rotary(x, CosSin(quarter.cos(), quarter.sin())), torch.tensor([[[-3.0, -4.0, 1.0, 2.0]]]))
 
 
-def test_dimensions_beyond_the_turned_ones_stay() -> None:
-    table = Rotary(RopeSpec(dim=4), head_dim=8, max_positions=8)
-    table.prepare(torch.device("cpu"), torch.float32)
+def test_dimensions_beyond_rotary_dim_stay() -> None:
+    table = RotaryEmbedding(RopeSpec(rotary_dim=4), head_dim=8, max_positions=8)
+    table.prepare_buffers(torch.device("cpu"), torch.float32)
     x = torch.randn(3, 2, 8)
 
-    turned = rotate(x, table(torch.tensor([1, 2, 3])))
+    turned = apply_rotary(x, table(torch.tensor([1, 2, 3])))
 
     assert_close(turned[..., 4:], x[..., 4:])
     assert (turned[..., :4] - x[..., :4]).abs().min() > 0
 
 
-def test_angles_are_computed_in_float32_and_only_then_shortened() -> None:
-    exact, short = (Rotary(RopeSpec(), head_dim=8, max_positions=4096) for _ in range(2))
-    exact.prepare(torch.device("cpu"), torch.float32)
-    short.prepare(torch.device("cpu"), torch.bfloat16)
+def test_angles_are_computed_in_float32_and_only_then_cast() -> None:
+    exact, short = (RotaryEmbedding(RopeSpec(), head_dim=8, max_positions=4096) for _ in range(2))
+    exact.prepare_buffers(torch.device("cpu"), torch.float32)
+    short.prepare_buffers(torch.device("cpu"), torch.bfloat16)
 
     assert_close(short.cos, exact.cos.bfloat16())

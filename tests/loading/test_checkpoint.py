@@ -78,9 +78,9 @@ def test_a_folder_with_a_config_is_a_checkpoint(tmp_path: Path) -> None:
     checkpoint = find_checkpoint(str(tmp_path))
 
     assert checkpoint.folder == tmp_path
-    assert checkpoint.json("config.json") == {"a": 1}
-    assert checkpoint.json("modules.json") is None
-    assert checkpoint.path("modules.json") is None
+    assert checkpoint.read_json("config.json") == {"a": 1}
+    assert checkpoint.read_json("modules.json") is None
+    assert checkpoint.find_file("modules.json") is None
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path, refused: Any) -> None:
@@ -117,14 +117,14 @@ def test_a_damaged_json_file_is_named(tmp_path: Path, content: str | bytes, refu
     (tmp_path / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
 
     with refused("config.json", "download it again"):
-        Checkpoint("x", tmp_path).json("config.json")
+        Checkpoint("x", tmp_path).read_json("config.json")
 
 
 def test_a_pointer_in_place_of_a_file_says_how_to_get_the_file(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
 
     with refused("tokenizer.json", "git lfs pull"):
-        Checkpoint("x", tmp_path).json("tokenizer.json")
+        Checkpoint("x", tmp_path).read_json("tokenizer.json")
 
 
 def test_a_missing_file_that_is_required_is_named(tmp_path: Path, refused: Any) -> None:
@@ -136,20 +136,20 @@ def test_a_list_where_names_and_values_belong_is_refused(tmp_path: Path, refused
     (tmp_path / "config.json").write_text("[1]")
 
     with refused("config.json holds a list"):
-        Checkpoint("x", tmp_path).json_object("config.json")
+        Checkpoint("x", tmp_path).read_json_object("config.json")
 
 
 @pytest.mark.parametrize("file", ["../secret.json", "/etc/passwd", "a/../../b"])
 def test_no_file_outside_of_the_folder_is_read(tmp_path: Path, file: str, refused: Any) -> None:
     with refused("outside of the model's folder"):
-        Checkpoint("x", tmp_path).path(file)
+        Checkpoint("x", tmp_path).find_file(file)
 
 
 def test_a_link_to_nowhere_is_no_missing_file(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
 
     with refused("model.safetensors links to", "is missing"):
-        Checkpoint("x", tmp_path).path("model.safetensors")
+        Checkpoint("x", tmp_path).find_file("model.safetensors")
 
 
 def test_a_cached_model_is_found_offline(offline_cache: Path) -> None:

@@ -48,7 +48,7 @@ def embedded(folder: Path, **options: Any) -> list[list[float]]:
         ),
     ],
 )
-def test_answers_are_those_of_float32_and_one_line_says_why(
+def test_results_are_those_of_float32_and_one_log_line_says_why(
     options: dict[str, Any], line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tiny_bert(tmp_path)
@@ -65,7 +65,7 @@ def test_answers_are_those_of_float32_and_one_line_says_why(
 
 
 @pytest.mark.usefixtures("plain_cpu")
-def test_the_type_is_float32_by_itself_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_dtype_is_float32_by_default_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tiny_bert(tmp_path)
 
     embedded(tmp_path)

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, models
 
 from cenote.loading.checkpoint import find_checkpoint
 from cenote.loading.hf_config import read_config
-from cenote.loading.sentence_transformers import DenseFile, load_dense, read_modules
-from cenote.loading.tokenizer_files import read_tokenizer
+from cenote.loading.sentence_transformers import DenseModule, load_dense, read_sentence_transformers_files
+from cenote.loading.tokenizer_files import load_tokenizer_files
 from cenote.loading.weights import open_weights
 
 JSON_FILES: dict[str, Any] = {
@@ -62,11 +62,11 @@ def model(tmp_path: Path) -> Path:
 def read_all(folder: Path) -> None:
     checkpoint = find_checkpoint(str(folder))
     read_config(checkpoint)
-    files = read_modules(checkpoint)
+    files = read_sentence_transformers_files(checkpoint)
     for step in files.projector if files is not None else ():
-        assert isinstance(step, DenseFile)
+        assert isinstance(step, DenseModule)
         load_dense(checkpoint, step)
-    read_tokenizer(checkpoint)
+    load_tokenizer_files(checkpoint)
     weights = open_weights(checkpoint)
     for name in weights.names():
         weights.get(name)

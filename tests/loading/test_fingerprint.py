@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from cenote.config.engine import EngineConfig, PoolerConfig
+from cenote.config.engine import EngineConfig
+from cenote.config.pooler import PoolerConfig
 from cenote.kernels.cpu_features import CPUFeatures
 from cenote.loading import describe as describing
 from cenote.loading import fingerprint as module
-from cenote.loading.describe import describe
-from cenote.loading.fingerprint import fingerprint
+from cenote.loading.describe import describe_model
+from cenote.loading.fingerprint import compute_fingerprint
 from tests.tiny import change_config, tiny_bert
 
 SMALL = 10_000  # then the weights, of some 60 kB, are a large file
@@ -26,13 +27,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def taken(folder: Path, **options: Any) -> bytes:
+def fingerprint_of(folder: Path, **options: Any) -> bytes:
     config = EngineConfig(model=str(folder), device="cpu", **options)
-    return fingerprint(describe(config), config)
+    return compute_fingerprint(describe_model(config), config)
 
 
 def test_the_same_model_has_the_same(folder: Path) -> None:
-    assert taken(folder) == taken(folder, served_model_name="other name", max_num_seqs=3)
+    assert fingerprint_of(folder) == fingerprint_of(folder, served_model_name="other name", max_num_seqs=3)
 
 
 def test_options_that_shape_answers_show(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,64 +48,68 @@ def test_options_that_shape_answers_show(folder: Path, monkeypatch: pytest.Monke
         {"dtype": "float32", "hf_overrides": {"layer_norm_eps": 0.5}},
     ]
 
-    assert len({taken(folder, **each) for each in options}) == len(options)
+    assert len({fingerprint_of(folder, **each) for each in options}) == len(options)
 
 
 def test_what_a_cpu_computes_in_the_same_way_is_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(describing, "cpu_features", lambda: CPUFeatures("arm", frozenset()))
 
-    plain = taken(folder, dtype="float32")
+    plain = fingerprint_of(folder, dtype="float32")
 
-    assert plain == taken(folder, dtype="bfloat16") == taken(folder, dtype="float32", quantization="int8")
+    assert (
+        plain
+        == fingerprint_of(folder, dtype="bfloat16")
+        == fingerprint_of(folder, dtype="float32", quantization="int8")
+    )
 
 
 def test_other_weights_show_in_small_files_and_in_large_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = folder / "model.safetensors"
-    for whole_bytes in (module.WHOLE_BYTES, SMALL):
-        monkeypatch.setattr(module, "WHOLE_BYTES", whole_bytes)
-        monkeypatch.setattr(module, "PIECE_BYTES", 256)
-        before, time = taken(folder), weights.stat().st_mtime_ns
+    for whole_bytes in (module.MAX_FULL_READ_BYTES, SMALL):
+        monkeypatch.setattr(module, "MAX_FULL_READ_BYTES", whole_bytes)
+        monkeypatch.setattr(module, "SAMPLE_BYTES", 256)
+        before, time = fingerprint_of(folder), weights.stat().st_mtime_ns
         raw = bytearray(weights.read_bytes())
         raw[-1] ^= 1
         weights.write_bytes(raw)
         os.utime(weights, ns=(time, time))
 
-        assert taken(folder) != before
+        assert fingerprint_of(folder) != before
 
 
-def test_a_change_between_the_pieces_shows_by_its_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WHOLE_BYTES", SMALL)
-    monkeypatch.setattr(module, "PIECE_BYTES", 1)
-    before = taken(folder)
+def test_a_change_between_the_samples_shows_by_its_mtime(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_FULL_READ_BYTES", SMALL)
+    monkeypatch.setattr(module, "SAMPLE_BYTES", 1)
+    before = fingerprint_of(folder)
 
     os.utime(folder / "model.safetensors", ns=(1, 1))
 
-    assert taken(folder) != before
+    assert fingerprint_of(folder) != before
 
 
 def test_config_and_modules_show(folder: Path) -> None:
-    before = taken(folder)
+    before = fingerprint_of(folder)
     change_config(folder, layer_norm_eps=1e-3)
-    changed = taken(folder)
+    changed = fingerprint_of(folder)
     (folder / "1_Dense").mkdir()
     (folder / "1_Dense" / "config.json").write_text(json.dumps({"in_features": 32}))
 
-    assert len({before, changed, taken(folder)}) == 3
+    assert len({before, changed, fingerprint_of(folder)}) == 3
 
 
 def test_the_hubs_cache_is_known_by_the_names_it_gives(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that was fetched again has new times, and the same blobs."""
-    monkeypatch.setattr(module, "WHOLE_BYTES", SMALL)
-    monkeypatch.setattr(module, "PIECE_BYTES", 256)
+    monkeypatch.setattr(module, "MAX_FULL_READ_BYTES", SMALL)
+    monkeypatch.setattr(module, "SAMPLE_BYTES", 256)
     blob, weights = folder / ("ab" * 32), folder / "model.safetensors"
     weights.rename(blob)
     weights.symlink_to(blob.name)
-    before = taken(folder)
+    before = fingerprint_of(folder)
 
     os.utime(blob, ns=(1, 1))
-    assert taken(folder) == before
+    assert fingerprint_of(folder) == before
 
     blob.rename(folder / ("cd" * 32))
     weights.unlink()
     weights.symlink_to("cd" * 32)
-    assert taken(folder) != before
+    assert fingerprint_of(folder) != before

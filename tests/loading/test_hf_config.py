@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from cenote.config.engine import Sourced
+from cenote.config.options import Sourced
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.hf_config import (
-    architectures,
-    head_dtype,
+    read_architectures,
     read_config,
     resolve_dtype,
+    resolve_head_dtype,
     resolve_max_length,
 )
 from cenote.models.architecture import HFConfig
-from cenote.models.registry import fits_float16
+from cenote.models.registry import supports_float16
 
 ORIGINAL = {"original_max_position_embeddings": "many"}
 
@@ -47,10 +47,10 @@ def length(
         HFConfig(config),
         checkpoint_with(folder, **files),
         encoder_max_length=None if encoder is None else Sourced(encoder, "sentence_bert_config.json"),
-        user=user,
+        requested=user,
         position_offset=offset,
-        stretched=stretched,
-        learned_positions=rows,
+        has_prescaled_rope=stretched,
+        num_learned_positions=rows,
     )
 
 
@@ -99,10 +99,10 @@ def test_a_missing_config_is_named(tmp_path: Path, refused: Any) -> None:
 
 
 def test_architecture_names_are_a_list_of_texts(refused: Any) -> None:
-    assert architectures(HFConfig({"architectures": ["BertModel"]})) == ["BertModel"]
-    assert architectures(HFConfig({})) == []
+    assert read_architectures(HFConfig({"architectures": ["BertModel"]})) == ["BertModel"]
+    assert read_architectures(HFConfig({})) == []
     with refused("architectures is 'BertModel'"):
-        architectures(HFConfig({"architectures": "BertModel"}))
+        read_architectures(HFConfig({"architectures": "BertModel"}))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_any_of_the_usual_keys_gives_the_length(
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("type_key", ["rope_type", "type"])
-def test_yarn_stretches_the_original_length(tmp_path: Path, key: str, type_key: str) -> None:
+def test_yarn_multiplies_the_original_length(tmp_path: Path, key: str, type_key: str) -> None:
     scaling = {type_key: "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 
     assert length(tmp_path, {"max_position_embeddings": 8000, key: scaling}).value == 8192
@@ -182,7 +182,7 @@ def test_without_any_length_2048_is_a_guess_with_a_warning(tmp_path: Path, caplo
     assert "names no length" in caplog.text
 
 
-def test_a_smaller_wish_is_granted_and_minus_one_is_none(tmp_path: Path) -> None:
+def test_a_smaller_max_model_len_is_used_and_minus_one_means_unset(tmp_path: Path) -> None:
     config = {"max_position_embeddings": 512}
 
     granted = length(tmp_path, config, user=100)
@@ -197,7 +197,7 @@ def test_a_length_that_is_none_is_refused(tmp_path: Path, user: int, refused: An
         length(tmp_path, {"max_position_embeddings": 512}, user=user)
 
 
-def test_a_larger_wish_is_refused_in_the_words_clients_know(tmp_path: Path, refused: Any) -> None:
+def test_a_larger_max_model_len_is_refused_with_the_message_of_vllm(tmp_path: Path, refused: Any) -> None:
     with refused(
         "User-specified max_model_len (600) is greater than the derived max_model_len (max_position_embeddings=512 "
         "or model_max_length=None in model's config.json).",
@@ -219,7 +219,7 @@ def test_the_environment_allows_more_but_never_more_than_the_table_has(
         length(tmp_path, config, rows=512, user=600)
 
 
-def test_rope_settings_by_kind_of_layer_stretch_nothing(tmp_path: Path) -> None:
+def test_rope_parameters_per_layer_type_do_not_change_the_length(tmp_path: Path) -> None:
     layers = {"full_attention": {"rope_type": "default", "rope_theta": 1.0}, "sliding_attention": None}
 
     assert length(tmp_path, {"max_position_embeddings": 8192, "rope_parameters": layers}).value == 8192
@@ -253,8 +253,10 @@ def test_nonsense_in_place_of_a_length_is_named(tmp_path: Path, refused: Any) ->
 def test_automatic_dtype_follows_the_checkpoint_and_the_device(
     config: dict[str, Any], device: str, native: bool, expected: torch.dtype
 ) -> None:
-    float16 = fits_float16(config.get("model_type"))
-    assert resolve_dtype(HFConfig(config), "auto", device, native_bf16=native, float16=float16).value is expected
+    float16 = supports_float16(config.get("model_type"))
+    assert (
+        resolve_dtype(HFConfig(config), "auto", device, native_bf16=native, supports_float16=float16).value is expected
+    )
 
 
 def test_an_explicit_dtype_is_taken(refused: Any) -> None:
@@ -263,7 +265,7 @@ def test_an_explicit_dtype_is_taken(refused: Any) -> None:
     assert resolve_dtype(config, "float", "cuda", native_bf16=False) == Sourced(torch.float32, "dtype")
     assert resolve_dtype(HFConfig({}), "half", "cuda", native_bf16=False).value is torch.float16
     with refused("'half'", "gemma2", "bfloat16 or float32"):
-        resolve_dtype(config, "half", "cuda", native_bf16=False, float16=False)
+        resolve_dtype(config, "half", "cuda", native_bf16=False, supports_float16=False)
     with refused("'int8' is unknown; there are: auto, float32"):
         resolve_dtype(config, "int8", "cpu", native_bf16=False)
 
@@ -276,7 +278,7 @@ def test_a_checkpoint_in_an_unknown_type_asks_for_an_explicit_one(refused: Any) 
 def test_heads_run_in_float32_unless_the_config_says_otherwise(refused: Any) -> None:
     def resolved(asked: str, device: str = "cuda", *, native_bf16: bool = False) -> torch.dtype:
         config = HFConfig({"head_dtype": asked} if asked else {})
-        return head_dtype(config, torch.float16, device, native_bf16=native_bf16).value
+        return resolve_head_dtype(config, torch.float16, device, native_bf16=native_bf16).value
 
     assert resolved("") is torch.float32
     assert resolved("model") is torch.float16
@@ -302,7 +304,7 @@ def test_a_cpu_computes_in_float32_what_it_has_no_units_for_and_says_so_once(
 ) -> None:
     config = HFConfig({"model_type": "gemma2"})
     with caplog.at_level(logging.WARNING, "cenote"):
-        dtype = resolve_dtype(config, asked, "cpu", native_bf16=native, float16=False)
+        dtype = resolve_dtype(config, asked, "cpu", native_bf16=native, supports_float16=False)
 
     assert dtype.value is expected
     lines = [record.getMessage() for record in caplog.records]

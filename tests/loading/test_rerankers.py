@@ -11,8 +11,8 @@ import pytest
 
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
-from cenote.loading.describe import Description, describe
-from cenote.loading.rerankers import TEMPLATES, built_in
+from cenote.loading.describe import ModelDescription, describe_model
+from cenote.loading.rerankers import TEMPLATE_NAMES, load_builtin_template
 
 JUDGE = "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
 YES_OR_NO = (
@@ -40,12 +40,14 @@ MODULES = [
 ]
 
 
-def described(folder: Path, kind: str = "qwen3", options: dict[str, Any] | None = None, **config: Any) -> Description:
+def described(
+    folder: Path, kind: str = "qwen3", options: dict[str, Any] | None = None, **config: Any
+) -> ModelDescription:
     """A checkpoint of which only the files that are read before the weights are there."""
     folder.mkdir(exist_ok=True, parents=True)
     values = {"model_type": kind, "architectures": [ARCHITECTURES[kind]], **SIZES, **config}
     (folder / "config.json").write_text(json.dumps(values))
-    return describe(EngineConfig(model=str(folder), device="cpu", **options or {}))
+    return describe_model(EngineConfig(model=str(folder), device="cpu", **options or {}))
 
 
 def write(folder: Path, **files: Any) -> None:
@@ -149,7 +151,7 @@ def test_a_language_model_with_a_logit_score_is_a_reranker(false: int | None, la
     assert model.score_template is None  # the two texts are joined as the tokenizer does it
 
 
-def test_a_logit_score_without_an_answer_is_refused(tmp_path: Path) -> None:
+def test_a_logit_score_without_token_ids_is_refused(tmp_path: Path) -> None:
     write(tmp_path, modules=MODULES)
     (tmp_path / "1_LogitScore").mkdir()
     (tmp_path / "1_LogitScore" / "config.json").write_text("{}")
@@ -227,7 +229,7 @@ def test_the_user_has_the_last_word(options: dict[str, Any], kind: str, tmp_path
     assert (model.score_template is None) == (kind == "embed")
 
 
-def test_an_unknown_reranker_is_embedded_with_a_word_of_warning(
+def test_an_unrecognized_reranker_becomes_an_embedder_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path / "zerank", card=card(pipeline_tag="text-ranking"))
@@ -241,9 +243,9 @@ def test_an_unknown_reranker_is_embedded_with_a_word_of_warning(
 # templates
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", TEMPLATE_NAMES)
 def test_every_template_comes_with_the_package(name: str) -> None:
-    template = built_in(name)
+    template = load_builtin_template(name)
 
     assert template.name == name
     assert 'said("query")' in template.text and 'said("document")' in template.text

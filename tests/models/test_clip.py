@@ -16,10 +16,10 @@ from cenote import LLM, PoolerConfig
 from cenote.errors import BadRequest, InputTooLong, Unsupported
 from cenote.models.architecture import HFConfig
 from cenote.models.clip import clip
-from tests.api.app_client import serve
+from tests.api.app_client import make_client
 from tests.models.two_towers import (
+    IMAGES,
     MIXED,
-    PICTURES,
     TEXT,
     VISION,
     Reference,
@@ -56,7 +56,7 @@ def test_texts_have_the_references_vectors(reference: Reference, llm: LLM) -> No
 
 def test_texts_and_images_share_a_batch(reference: Reference, llm: LLM) -> None:
     assert_same(vectors(llm, MIXED), [reference.vector(each) for each in MIXED])
-    assert_same(vectors(llm, PICTURES), [reference.vector(each) for each in PICTURES])
+    assert_same(vectors(llm, IMAGES), [reference.vector(each) for each in IMAGES])
 
 
 def test_token_embeddings_that_come_ready_made_share_a_batch_with_images(reference: Reference) -> None:
@@ -64,34 +64,34 @@ def test_token_embeddings_that_come_ready_made_share_a_batch_with_images(referen
     ready = {"prompt_embeds": table[reference.ids(TEXTS[0])].clone()}
 
     with opened(reference.folder, enable_prompt_embeds=True) as llm:
-        inputs = [prompt(PICTURES[0]), ready, TEXTS[1]]
+        inputs = [prompt(IMAGES[0]), ready, TEXTS[1]]
         found = [output.outputs.embedding for output in llm.embed(inputs, use_tqdm=False)]
 
-    assert_same(torch.tensor(found), [reference.vector(each) for each in (PICTURES[0], TEXTS[0], TEXTS[1])])
+    assert_same(torch.tensor(found), [reference.vector(each) for each in (IMAGES[0], TEXTS[0], TEXTS[1])])
 
 
 def test_an_image_counts_as_many_tokens_as_the_tower_has_positions(llm: LLM) -> None:
-    (found,) = llm.embed(prompt(PICTURES[0]), use_tqdm=False)
+    (found,) = llm.embed(prompt(IMAGES[0]), use_tqdm=False)
 
     assert len(found.prompt_token_ids) == NUM_PATCHES + 1
 
 
 def test_rows_of_tokens_and_patches_lie_in_the_same_space(reference: Reference, llm: LLM) -> None:
-    inputs = [prompt(PICTURES[0]), TEXTS[0]]
+    inputs = [prompt(IMAGES[0]), TEXTS[0]]
     image, text = (found.outputs.data for found in llm.encode(inputs, pooling_task="token_embed", use_tqdm=False))
 
     assert image.shape == (NUM_PATCHES + 1, 20) and text.shape == (len(reference.ids(TEXTS[0])), 20)
     model = reference.model
     with torch.inference_mode():
-        seen = model.vision_model(**reference.processor(PICTURES[:1], return_tensors="pt")).last_hidden_state[0]
+        seen = model.vision_model(**reference.processor(IMAGES[:1], return_tensors="pt")).last_hidden_state[0]
         rows = normalize(model.visual_projection(model.vision_model.post_layernorm(seen)), dim=-1)
     torch.testing.assert_close(image, rows.roll(-1, dims=0), rtol=0, atol=1e-4)  # the class token comes last
     torch.testing.assert_close(text[-1], reference.vector(TEXTS[0]), rtol=0, atol=1e-4)
 
 
 def test_a_text_is_scored_against_images_and_texts(reference: Reference, llm: LLM) -> None:
-    documents = [{"content": image_message(image)[0]["content"]} for image in PICTURES[:2]]
-    expected = [float(reference.vector(TEXTS[0]) @ reference.vector(each)) for each in (*PICTURES[:2], TEXTS[4])]
+    documents = [{"content": image_message(image)[0]["content"]} for image in IMAGES[:2]]
+    expected = [float(reference.vector(TEXTS[0]) @ reference.vector(each)) for each in (*IMAGES[:2], TEXTS[4])]
 
     ours = [found.outputs.score for found in llm.score(TEXTS[0], [*documents, TEXTS[4]], use_tqdm=False)]
 
@@ -99,16 +99,16 @@ def test_a_text_is_scored_against_images_and_texts(reference: Reference, llm: LL
 
 
 def test_a_message_of_nothing_but_an_image_is_that_image(reference: Reference, llm: LLM) -> None:
-    reply = serve(llm).post("/v1/embeddings", json={"messages": image_message(PICTURES[2])})
+    reply = make_client(llm).post("/v1/embeddings", json={"messages": image_message(IMAGES[2])})
 
     assert reply.status_code == 200, reply.text
-    assert_same(torch.tensor([reply.json()["data"][0]["embedding"]]), [reference.vector(PICTURES[2])])
+    assert_same(torch.tensor([reply.json()["data"][0]["embedding"]]), [reference.vector(IMAGES[2])])
     assert reply.json()["usage"]["prompt_tokens"] == NUM_PATCHES + 1
 
 
 def test_a_message_of_words_is_those_words(reference: Reference, llm: LLM) -> None:
     body = {"messages": [{"role": "user", "content": TEXTS[0]}]}
-    reply = serve(llm).post("/v1/embeddings", json=body)
+    reply = make_client(llm).post("/v1/embeddings", json=body)
 
     assert reply.status_code == 200, reply.text
     assert_same(torch.tensor([reply.json()["data"][0]["embedding"]]), [reference.vector(TEXTS[0])])
@@ -117,8 +117,8 @@ def test_a_message_of_words_is_those_words(reference: Reference, llm: LLM) -> No
 def test_words_beside_an_image_are_refused(llm: LLM) -> None:
     words = "CLIP accepts text-only or image-only inputs, not both! You must pass an image with an empty token prompt."
     with pytest.raises(Unsupported, match=words):
-        llm.embed({"prompt": "a cat", "multi_modal_data": {"image": PICTURES[0]}}, use_tqdm=False)
-    reply = serve(llm).post("/v1/embeddings", json={"messages": image_message(PICTURES[0], "a cat")})
+        llm.embed({"prompt": "a cat", "multi_modal_data": {"image": IMAGES[0]}}, use_tqdm=False)
+    reply = make_client(llm).post("/v1/embeddings", json={"messages": image_message(IMAGES[0], "a cat")})
     assert reply.status_code == 400 and words in reply.json()["error"]["message"]
 
 
@@ -135,9 +135,9 @@ def test_a_text_longer_than_the_table_of_positions_is_refused_or_cut(reference: 
 def test_an_image_is_never_split_where_long_texts_are(reference: Reference) -> None:
     text = " ".join(["cat dog bird"] * 10)
     with opened(reference.folder, pooler_config=PoolerConfig(enable_chunked_processing=True)) as llm:
-        found = vectors(llm, [PICTURES[0], text, TEXTS[0]])
+        found = vectors(llm, [IMAGES[0], text, TEXTS[0]])
 
-    assert_same(found[[0, 2]], [reference.vector(PICTURES[0]), reference.vector(TEXTS[0])])
+    assert_same(found[[0, 2]], [reference.vector(IMAGES[0]), reference.vector(TEXTS[0])])
     assert found[1].norm().item() == pytest.approx(1.0, abs=1e-4)
 
 
@@ -146,7 +146,7 @@ def test_a_size_that_the_tower_does_not_have_is_refused(llm: LLM) -> None:
         llm.embed(
             {
                 "prompt": "",
-                "multi_modal_data": {"image": PICTURES[0]},
+                "multi_modal_data": {"image": IMAGES[0]},
                 "mm_processor_kwargs": {"crop_size": {"height": 32, "width": 32}},
             },
             use_tqdm=False,
@@ -177,9 +177,9 @@ def test_files_of_older_programs_are_read_as_they_were_meant(reference: Referenc
 def test_keys_that_are_left_out_mean_what_they_mean_to_transformers() -> None:
     ours, theirs = clip(HFConfig({"text_config": {}, "vision_config": {}})), CLIPConfig()
 
-    assert ours.vision is not None and ours.vector_size == theirs.projection_dim
+    assert ours.vision is not None and ours.projected_size == theirs.projection_dim
     assert ours.backbone.vocab_size == theirs.text_config.vocab_size
     assert ours.backbone.activation == theirs.text_config.hidden_act
     assert ours.backbone.num_heads == theirs.text_config.num_attention_heads
     assert ours.vision.num_layers == theirs.vision_config.num_hidden_layers
-    assert ours.vision.images.patch_size == theirs.vision_config.patch_size
+    assert ours.vision.image_spec.patch_size == theirs.vision_config.patch_size

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from cenote import LLM
 from cenote.cli.main import main
 from cenote.errors import BadRequest, LoadError
-from tests.api.app_client import serve
+from tests.api.app_client import make_client
 from tests.tiny import change_config, save_tiny
 
 QUERIES = [
@@ -309,7 +309,7 @@ def test_a_marker_that_is_no_token_is_not_blamed_on_metadata_that_is_not_there(t
         LLM(str(tmp_path), dtype="float32", device="cpu")
 
 
-def test_metadata_that_tells_another_size_than_the_weights_is_named(
+def test_metadata_with_another_size_than_the_weights_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_stanford(tmp_path, "BertModel", UNUSED, STANFORD | {"dim": 128})
@@ -402,7 +402,7 @@ def test_a_role_has_several_names(colbert: Colbert, llm: LLM) -> None:
 
 
 def test_the_routes_know_roles(colbert: Colbert, llm: LLM) -> None:
-    client = serve(llm)
+    client = make_client(llm)
 
     def pooled(**body: Any) -> Tensor:
         reply = client.post("/pooling", json={"input": "red fish"} | body)
@@ -422,9 +422,9 @@ def test_the_routes_know_roles(colbert: Colbert, llm: LLM) -> None:
     assert list(ranked) == sorted(expected, key=lambda place: -expected[place])
 
 
-def test_what_is_longer_than_the_model_was_made_for_is_cut_and_said_so(colbert: Colbert, llm: LLM) -> None:
+def test_a_text_over_the_length_of_its_role_is_truncated_and_reported(colbert: Colbert, llm: LLM) -> None:
     (query,) = llm.encode(QUERIES[3], pooling_task="token_embed", role="query", use_tqdm=False)
-    reply = serve(llm).post("/pooling", json={"input": DOCUMENTS[2], "return_token_counts": True})
+    reply = make_client(llm).post("/pooling", json={"input": DOCUMENTS[2], "return_token_counts": True})
 
     assert len(query.prompt_token_ids) == 32 and query.num_input_tokens > 32
     assert reply.headers["X-Truncated-Inputs"] == "1"
@@ -490,7 +490,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], words
         LLM(str(tmp_path), device="cpu")
 
 
-def test_inspect_says_how_each_side_is_read(colbert: Colbert, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_the_format_of_each_role(colbert: Colbert, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(colbert.folder)]) == 0
 
     rows = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}

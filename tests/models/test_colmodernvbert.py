@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from cenote import LLM
-from cenote.protocol.input_types import Chat, Parts
+from cenote.protocol.input_types import ContentParts, Conversation
 from cenote.protocol.requests import PoolRequest
 from tests.models.modernvbert import (
     FACTOR,
@@ -31,7 +31,7 @@ from tests.models.modernvbert import (
     PATCH,
     SPECIAL,
     TILE,
-    picture,
+    make_image,
     processor,
     tiny_tokenizer,
 )
@@ -40,11 +40,16 @@ from tests.tiny import change_config, randomize
 TEXT = {"model_type": "modernbert", "vocab_size": 288, "hidden_size": 32, "intermediate_size": 48}
 TEXT |= {"num_hidden_layers": 4, "num_attention_heads": 4, "local_attention": 12, "max_position_embeddings": 512}
 TEXT |= {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
-EYES = {"model_type": "siglip_vision_model", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
-EYES |= {"num_attention_heads": 2, "image_size": TILE, "patch_size": PATCH}
-WHOLE = {"text_config": TEXT, "vision_config": EYES, "pixel_shuffle_factor": FACTOR}
+VISION_CONFIG = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+}
+VISION_CONFIG |= {"num_attention_heads": 2, "image_size": TILE, "patch_size": PATCH}
+WHOLE = {"text_config": TEXT, "vision_config": VISION_CONFIG, "pixel_shuffle_factor": FACTOR}
 WHOLE |= {"image_token_id": SPECIAL.index("<image>")}
-PAGES = [picture(80, 60), picture(33, 120, 1), picture(32, 32, 2)]
+PAGES = [make_image(80, 60), make_image(33, 120, 1), make_image(32, 32, 2)]
 SHOWN = "<|begin_of_text|>User:<image>Describe the image.<end_of_utterance>\nAssistant:"
 Reference = tuple[Path, ColModernVBertForRetrieval]
 
@@ -120,7 +125,7 @@ def test_queries_equal_the_reference_and_are_read_as_they_come(llm: LLM, referen
         assert_close(vector, theirs, atol=1e-4, rtol=0)
 
 
-def test_what_shares_a_batch_with_others_is_what_it_is_alone(llm: LLM) -> None:
+def test_an_input_gives_the_same_in_a_batch_and_alone(llm: LLM) -> None:
     prompts = [shown(PAGES[0]), "the cat", shown(PAGES[1], "<image>"), shown(PAGES[0]), shown(PAGES[2])]
 
     together = vectors(llm, prompts)
@@ -136,10 +141,10 @@ def test_a_conversation_shows_an_image_as_the_reference_does_and_parts_as_they_a
     plain = vectors(llm, [shown(PAGES[0])])[0]
     bare = vectors(llm, [shown(PAGES[0], "<image>Describe the image.")])[0]
     items = [
-        (Chat([{"role": "user", "content": [image, beside]}]), plain),
-        (Parts([image, around]), plain),
-        (Parts([image, beside]), bare),
-        (Chat([{"role": "user", "content": "the cat"}]), vectors(llm, ["the cat"])[0]),
+        (Conversation([{"role": "user", "content": [image, beside]}]), plain),
+        (ContentParts([image, around]), plain),
+        (ContentParts([image, beside]), bare),
+        (Conversation([{"role": "user", "content": "the cat"}]), vectors(llm, ["the cat"])[0]),
     ]
 
     for item, wanted in items:
@@ -175,7 +180,7 @@ def test_the_names_of_published_files_load_as_well(reference: Reference, llm: LL
     rows = tensors[f"{table}.weight"]
     tensors |= {f"{table}.weight": rows[:280].clone(), f"{table}.additional_embedding.weight": rows[280:].clone()}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    eyes = {("embed_dim" if name == "hidden_size" else name): value for name, value in EYES.items()}
+    eyes = {("embed_dim" if name == "hidden_size" else name): value for name, value in VISION_CONFIG.items()}
     halves = {"text_config": TEXT | {"vocab_size": 280}, "vision_config": eyes, "additional_vocab_size": 8}
     change_config(tmp_path, vlm_config=WHOLE | halves)
 

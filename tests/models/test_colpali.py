@@ -26,17 +26,17 @@ from transformers import (
 
 from cenote import LLM
 from cenote.errors import BadRequest
-from cenote.protocol.input_types import Chat, Parts
+from cenote.protocol.input_types import ContentParts, Conversation
 from cenote.protocol.requests import PoolRequest
 from tests.tiny import LETTERS, WORDS, change_config, randomize
 
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<image>"]
-BESIDE = "Describe the image."
+DEFAULT_PROMPT = "Describe the image."
 VOCABULARY = [*SPECIAL, "\n", *WORDS, *LETTERS, "describe", "image", "question", *"DQ.:?"]
 TEXT = {"vocab_size": 160, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 12, "max_position_embeddings": 96}
-EYES = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2}
-EYES |= {"image_size": 56, "patch_size": 14}
+VISION_CONFIG = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2}
+VISION_CONFIG |= {"image_size": 56, "patch_size": 14}
 NUM_PATCHES = (56 // 14) ** 2
 
 
@@ -66,7 +66,7 @@ def config(**text: Any) -> ColPaliConfig:
     whole = {
         "model_type": "paligemma",
         "text_config": {"model_type": "gemma", **TEXT, **text},
-        "vision_config": {"model_type": "siglip_vision_model", **EYES, "vision_use_head": False},
+        "vision_config": {"model_type": "siglip_vision_model", **VISION_CONFIG, "vision_use_head": False},
         "projection_dim": TEXT["hidden_size"],
         "image_token_index": SPECIAL.index("<image>"),
     }
@@ -121,7 +121,7 @@ def expected(model: ColPaliForRetrieval, inputs: Any) -> list[Tensor]:
     return [rows[mask.bool()] for rows, mask in zip(found, inputs["attention_mask"], strict=True)]
 
 
-def shown(image: Image.Image, text: str = BESIDE) -> dict[str, Any]:
+def shown(image: Image.Image, text: str = DEFAULT_PROMPT) -> dict[str, Any]:
     return {"prompt": f"<image>{text}", "multi_modal_data": {"image": image}}
 
 
@@ -146,7 +146,7 @@ def test_queries_equal_the_reference_and_are_read_as_they_come(
         assert_close(vector, expected(reference[1], inputs)[0], atol=1e-4, rtol=0)
 
 
-def test_what_shares_a_batch_with_others_is_what_it_is_alone(llm: LLM) -> None:
+def test_an_input_gives_the_same_in_a_batch_and_alone(llm: LLM) -> None:
     prompts = [shown(PAGES[0]), "who live in berlin", shown(PAGES[1], "a red bird"), shown(PAGES[0]), shown(PAGES[2])]
 
     together = vectors(llm, prompts)
@@ -156,13 +156,13 @@ def test_what_shares_a_batch_with_others_is_what_it_is_alone(llm: LLM) -> None:
     assert_close(together[0], together[3], atol=0, rtol=0)
 
 
-def test_a_conversation_a_prompt_and_one_that_is_written_out_are_laid_out_alike(llm: LLM) -> None:
-    parts = [{"type": "text", "text": BESIDE}, {"type": "image_pil", "image_pil": PAGES[0]}]
-    written = {"prompt": f"<image><bos>{BESIDE}\n", "multi_modal_data": {"image": PAGES[0]}}
+def test_a_conversation_a_prompt_and_an_expanded_prompt_give_the_same(llm: LLM) -> None:
+    parts = [{"type": "text", "text": DEFAULT_PROMPT}, {"type": "image_pil", "image_pil": PAGES[0]}]
+    written = {"prompt": f"<image><bos>{DEFAULT_PROMPT}\n", "multi_modal_data": {"image": PAGES[0]}}
     plain = vectors(llm, [shown(PAGES[0])])[0]
 
     assert_close(vectors(llm, [written])[0], plain, atol=1e-6, rtol=0)
-    for item in (Chat([{"role": "user", "content": parts}]), Parts(parts)):
+    for item in (Conversation([{"role": "user", "content": parts}]), ContentParts(parts)):
         (answer,) = llm.engine.pool_sync(PoolRequest(task="token_embed", inputs=[item]))
         assert_close(answer.data, plain, atol=1e-6, rtol=0)
 
@@ -171,7 +171,8 @@ def test_a_query_finds_its_page_by_the_reference_s_scores(
     llm: LLM, reference: tuple[Path, ColPaliForRetrieval]
 ) -> None:
     pages = [
-        {"content": [{"type": "image_pil", "image_pil": page}, {"type": "text", "text": BESIDE}]} for page in PAGES
+        {"content": [{"type": "image_pil", "image_pil": page}, {"type": "text", "text": DEFAULT_PROMPT}]}
+        for page in PAGES
     ]
     query = f"Question: the river{'<pad>' * 10}\n"
 
@@ -220,7 +221,7 @@ def test_the_names_and_the_short_config_of_published_files_load_as_well(
     written = json.loads((folder / "config.json").read_text())["vlm_config"]
     halves = {
         "text_config": {name: written["text_config"][name] for name in TEXT if name != "max_position_embeddings"},
-        "vision_config": {name: written["vision_config"][name] for name in EYES},
+        "vision_config": {name: written["vision_config"][name] for name in VISION_CONFIG},
     }
     halves["text_config"]["model_type"] = "gemma"
     change_config(tmp_path, vlm_config=written | halves)

@@ -17,11 +17,11 @@ from transformers import AutoModel, PreTrainedModel
 from cenote import LLM, PoolerConfig, PoolingParams
 from cenote.errors import LoadError
 from tests.models.test_parity import LINEAR, LLAMA3, TOLERANCE, YARN, Case, loaded, rebuilt, run
-from tests.tiny import SEQUENCES, change_config, logits, randomize, save_tiny, states
+from tests.tiny import SEQUENCES, change_config, compute_hidden_states, compute_logits, randomize, save_tiny
 
 RAW, ACTIVATED = PoolingParams(use_activation=False), PoolingParams(use_activation=True)
 BIASES = {"attention_bias": True, "mlp_bias": True}
-TURNS = {"original_max_position_embeddings": 32}
+ORIGINAL_LENGTH = {"original_max_position_embeddings": 32}
 HALF = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 LONG = {"rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0] * 4}
 FACTORS = {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.4}
@@ -41,9 +41,9 @@ CASES = {
     "llama, wide heads": Case("LlamaModel", {"head_dim": 12}),
     "llama, every head its own keys": Case("LlamaModel", {"num_key_value_heads": 4}),
     "llama, both ways": Case("LlamaModel", {"is_causal": False}),
-    "llama, llama3": Case("LlamaModel", {"rope_parameters": LLAMA3 | TURNS}),
+    "llama, llama3": Case("LlamaModel", {"rope_parameters": LLAMA3 | ORIGINAL_LENGTH}),
     "llama, llama3, older config": Case(
-        "LlamaModel", {}, ("rope_parameters",), {"rope_theta": 500.0, "rope_scaling": LLAMA3 | TURNS}
+        "LlamaModel", {}, ("rope_parameters",), {"rope_theta": 500.0, "rope_scaling": LLAMA3 | ORIGINAL_LENGTH}
     ),
     "llama, linear": Case("LlamaModel", {"rope_parameters": LINEAR}),
     "mistral": Case("MistralModel", {"sliding_window": None}),
@@ -51,7 +51,9 @@ CASES = {
     "mistral, window, both ways": Case("MistralModel", {"sliding_window": 4, "is_causal": False}),
     "mistral, language model": Case("MistralForCausalLM", {"sliding_window": 4}),
     "ministral": Case("MinistralModel", {"sliding_window": 4, "head_dim": 8, "layer_types": ONE_LOCAL}),
-    "cwm": Case("CwmModel", {"sliding_window": 4, "layer_types": ONE_LOCAL, "rope_parameters": LLAMA3 | TURNS}),
+    "cwm": Case(
+        "CwmModel", {"sliding_window": 4, "layer_types": ONE_LOCAL, "rope_parameters": LLAMA3 | ORIGINAL_LENGTH}
+    ),
     "granite": Case("GraniteModel", FACTORS),
     "granite, language model": Case("GraniteForCausalLM", FACTORS | BIASES),
     "phi3": Case("Phi3Model"),
@@ -109,7 +111,7 @@ def test_a_decoder_matches_transformers(name: str, tmp_path: Path) -> None:
 
     ours = run(loaded(tmp_path).backbone)
 
-    assert_close(ours, torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 # model, changes of its config, one field of the description put wrong
@@ -139,7 +141,7 @@ def test_the_comparison_would_notice(name: str, tmp_path: Path) -> None:
 
     right, wrong = run(rebuilt(model)), run(rebuilt(model, **mistake))
 
-    assert_close(right, torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(right, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
     assert (wrong - right).abs().max() > 5 * TOLERANCE
 
 
@@ -171,7 +173,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {"Ministral": {"head_dim": 8}, "Mistral":
 @pytest.mark.parametrize("family", [*SEQUENCE_CLASSIFIERS, "Olmo", "Olmo2", "Olmo3"])
 def test_a_sequence_classifier_matches_transformers(family: str, tmp_path: Path) -> None:
     name = f"{family}ForSequenceClassification"
-    expected = logits(save_tiny(tmp_path, name, num_labels=3, **OWN_SIZES.get(family, {})))
+    expected = compute_logits(save_tiny(tmp_path, name, num_labels=3, **OWN_SIZES.get(family, {})))
 
     with opened(tmp_path) as llm:
         assert_same(classified(llm, RAW), expected)
@@ -181,7 +183,7 @@ def test_a_sequence_classifier_matches_transformers(family: str, tmp_path: Path)
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Ministral", "Phi3", "Glm", "GPT2", "Gemma", "Gemma2"])
 def test_a_token_classifier_matches_transformers(family: str, tmp_path: Path) -> None:
     name = f"{family}ForTokenClassification"
-    expected = logits(save_tiny(tmp_path, name, num_labels=5, **OWN_SIZES.get(family, {})))
+    expected = compute_logits(save_tiny(tmp_path, name, num_labels=5, **OWN_SIZES.get(family, {})))
 
     with opened(tmp_path) as llm:
         assert_same(by_token(llm, "token_classify", RAW), expected)
@@ -192,7 +194,7 @@ def test_a_language_model_embeds_by_its_last_token(name: str, tmp_path: Path) ->
     reference = save_tiny(tmp_path, name)
 
     with opened(tmp_path) as llm:
-        assert_same(embedded(llm), [F.normalize(rows[-1], dim=-1) for rows in states(reference)])
+        assert_same(embedded(llm), [F.normalize(rows[-1], dim=-1) for rows in compute_hidden_states(reference)])
 
 
 Tensors: TypeAlias = "dict[str, Tensor]"
@@ -217,7 +219,7 @@ def test_llama_by_another_name_is_llama(stem: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "LlamaForCausalLM")
     change_config(tmp_path, architectures=[f"{stem}ForCausalLM"], model_type=stem.lower())
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("keys", [{"bias": True}, {"bias": True, "qkv_bias": True}])
@@ -225,7 +227,7 @@ def test_biases_go_by_other_names_too(keys: dict[str, bool], tmp_path: Path) -> 
     reference = save_tiny(tmp_path, "LlamaForCausalLM", attention_bias=True)
     change_config(tmp_path, architectures=["InternLM3ForCausalLM"], drop=("attention_bias",), **keys)
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 def test_the_mask_that_old_gpt2_checkpoints_hold_is_passed_over(tmp_path: Path) -> None:
@@ -234,7 +236,7 @@ def test_the_mask_that_old_gpt2_checkpoints_hold_is_passed_over(tmp_path: Path) 
     buffers = {f"transformer.h.{layer}.{name}": tensor for layer in range(2) for name, tensor in mask.items()}
     rewrite(tmp_path, lambda tensors: tensors | buffers)
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 POOLED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -251,7 +253,9 @@ def test_a_bidirectional_llama_pools_as_its_config_says(pooling: str, tmp_path: 
     change_config(tmp_path, drop=("is_causal",), pooling=pooling, **names)
 
     with opened(tmp_path) as llm:
-        assert_same(embedded(llm), [F.normalize(POOLED[pooling](rows), dim=-1) for rows in states(reference)])
+        assert_same(
+            embedded(llm), [F.normalize(POOLED[pooling](rows), dim=-1) for rows in compute_hidden_states(reference)]
+        )
 
 
 @pytest.mark.parametrize("pooling", POOLED)
@@ -260,13 +264,13 @@ def test_so_does_its_reranker(pooling: str, tmp_path: Path) -> None:
     names = {"architectures": ["LlamaBidirectionalForSequenceClassification"], "model_type": "llama_bidirec"}
     change_config(tmp_path, drop=("is_causal",), pooling=pooling, **names)
     with torch.inference_mode():
-        expected = [reference.score(POOLED[pooling](rows)) for rows in states(reference)]
+        expected = [reference.score(POOLED[pooling](rows)) for rows in compute_hidden_states(reference)]
 
     with opened(tmp_path) as llm:
         assert_same(classified(llm, RAW), expected)
 
 
-def test_a_pooling_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_pooling_is_refused(tmp_path: Path) -> None:
     save_tiny(tmp_path, "LlamaModel")
     change_config(tmp_path, architectures=["LlamaBidirectionalModel"], pooling="weighted_avg")
 
@@ -280,8 +284,8 @@ def test_gritlm_sees_everything_and_takes_the_mean(tmp_path: Path) -> None:
 
     model = loaded(tmp_path)
 
-    assert model.description.plan.sequence.value == ("MEAN",)
-    assert_close(run(model.backbone), torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert model.description.plan.seq_pooling_types.value == ("MEAN",)
+    assert_close(run(model.backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 def as_internlm2(tensors: Tensors) -> Tensors:
@@ -309,11 +313,11 @@ def test_internlm2_is_llama_with_its_rows_in_another_order(bias: bool, tmp_path:
     reference = save_tiny(tmp_path, "LlamaForCausalLM", attention_bias=bias)
     rewrite(tmp_path, as_internlm2, drop=("attention_bias",), architectures=["InternLM2ForCausalLM"], bias=bias)
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 def test_internlm2_classifies(tmp_path: Path) -> None:
-    expected = logits(save_tiny(tmp_path, "LlamaForSequenceClassification", num_labels=3))
+    expected = compute_logits(save_tiny(tmp_path, "LlamaForSequenceClassification", num_labels=3))
     rewrite(tmp_path, as_internlm2, architectures=["InternLM2ForSequenceClassification"])
 
     with opened(tmp_path) as llm:
@@ -369,7 +373,7 @@ def test_telechat2_is_llama_with_keys_beside_values(trained: int, slower: float,
         **{"base_seqlen": 8192, "training_seqlen": trained},
     )
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 def decilm(folder: Path, layers: list[tuple[int, int]]) -> PreTrainedModel:
@@ -405,7 +409,7 @@ def test_every_layer_of_decilm_has_its_own_number_of_keys(tmp_path: Path) -> Non
     reference = decilm(tmp_path, [(4, 512), (1, 512)])
     change_config(tmp_path, drop=("num_key_value_heads",), num_key_value_heads_per_layer=[4, 1])
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 def keys(heads_in_group: int | None) -> dict[str, Any]:
@@ -434,7 +438,7 @@ def test_a_layer_may_lack_what_was_pruned(
     written = [{"attention": attention, "ffn": ffn} for attention, ffn in blocks]
     change_config(tmp_path, drop=("num_key_value_heads",), intermediate_size=None, block_configs=written)
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 class Head(nn.Sequential):
@@ -450,7 +454,7 @@ class Head(nn.Sequential):
 
     def over(self, reference: PreTrainedModel) -> list[Tensor]:
         with torch.inference_mode():
-            return [self(rows) for rows in states(reference)]
+            return [self(rows) for rows in compute_hidden_states(reference)]
 
 
 def test_voyage_projects_every_token(tmp_path: Path) -> None:
@@ -463,7 +467,7 @@ def test_voyage_projects_every_token(tmp_path: Path) -> None:
         architectures=["VoyageQwen3BidirectionalEmbedModel"],
         num_labels=20,
     )
-    expected = [F.linear(rows, linear.weight.detach()) for rows in states(reference)]
+    expected = [F.linear(rows, linear.weight.detach()) for rows in compute_hidden_states(reference)]
 
     with opened(tmp_path, pooler_config=PoolerConfig(pooling_type="MEAN")) as llm:
         assert_same(embedded(llm), [F.normalize(rows.mean(0), dim=-1) for rows in expected])
@@ -494,7 +498,7 @@ def test_a_reward_model_of_qwen2_rewards_every_token(tmp_path: Path) -> None:
         assert_same(by_token(llm, "token_classify"), score.over(reference))
         assert_same(by_token(llm, "token_classify", ACTIVATED), [rows.sigmoid() for rows in score.over(reference)])
         assert_same(llm.reward(SEQUENCES, use_tqdm=False), score.over(reference))
-        assert_same(by_token(llm, "token_embed", RAW), states(reference))
+        assert_same(by_token(llm, "token_embed", RAW), compute_hidden_states(reference))
 
 
 def test_a_process_reward_model_judges_the_steps(tmp_path: Path) -> None:

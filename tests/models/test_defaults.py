@@ -12,9 +12,9 @@ from torch.testing import assert_close
 
 from cenote.errors import LoadError
 from cenote.models.architecture import HFConfig, MissingKey
-from cenote.models.registry import find
+from cenote.models.registry import find_architecture
 from tests.models.test_parity import TOLERANCE, loaded, run
-from tests.tiny import SIZES, change_config, save_tiny, states
+from tests.tiny import SIZES, change_config, compute_hidden_states, save_tiny
 
 # a name of Transformers, the keys that are left out, and what the model has that a tiny one has not
 LEFT_OUT: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
@@ -65,7 +65,7 @@ def test_a_missing_key_means_what_transformers_takes_it_for(
 
     ours = run(loaded(tmp_path).backbone)
 
-    assert_close(ours, torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 def test_a_cap_that_is_null_is_none(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_cap_that_is_null_is_none(tmp_path: Path) -> None:
 
     ours = run(loaded(tmp_path).backbone)
 
-    assert_close(ours, torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 # windows longer than any text of a test
@@ -103,7 +103,7 @@ def test_a_window_that_is_not_written_is_as_long_as_in_transformers(
     kind = getattr(transformers, model).config_class.model_type
     written = {key: value for key, value in SIZES[kind].items() if key != "sliding_window"} | values
 
-    spec = find([model]).family(HFConfig(written)).backbone
+    spec = find_architecture([model]).family(HFConfig(written)).backbone
 
     assert (spec.window if any(spec.local_layers) else None) == window
 
@@ -121,4 +121,4 @@ def test_layers_with_a_window_of_no_known_length_are_refused() -> None:
     listed = {"layer_types": ["full_attention", "sliding_attention"]}
 
     with pytest.raises(LoadError, match="sliding_window"):
-        find(["LlamaModel"]).family(HFConfig(SIZES["llama"] | listed))
+        find_architecture(["LlamaModel"]).family(HFConfig(SIZES["llama"] | listed))

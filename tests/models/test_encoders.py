@@ -26,10 +26,10 @@ from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.layers import disentangled_attention
 from cenote.layers.backbone import Backbone
-from cenote.layers.spec import BiasSpec
-from cenote.loading.load import LoadedModel, load
-from cenote.packed_batch import pack
-from tests.tiny import ENCODER, SEQUENCES, TEXTS, logits, save_tiny, save_tokenizer, states
+from cenote.layers.spec import RelativeBiasSpec
+from cenote.loading.load import LoadedModel, load_model
+from cenote.packed_batch import pack_sequences
+from tests.tiny import ENCODER, SEQUENCES, TEXTS, compute_hidden_states, compute_logits, save_tiny, save_tokenizer
 
 # what Transformers compiles its DeBERTa with
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
@@ -88,19 +88,19 @@ def opened(folder: Path, **options: Any) -> Iterator[LLM]:
 
 
 def loaded(folder: Path, **options: Any) -> LoadedModel:
-    return load(EngineConfig.of(str(folder), dtype="float32", device="cpu", **options))
+    return load_model(EngineConfig.from_kwargs(str(folder), dtype="float32", device="cpu", **options))
 
 
 def run(backbone: nn.Module, sequences: list[list[int]] = SEQUENCES) -> Tensor:
     with torch.inference_mode():
-        out: Tensor = backbone(pack(sequences))
+        out: Tensor = backbone(pack_sequences(sequences))
     return out
 
 
 def encoded(reference: PreTrainedModel) -> list[Tensor]:
     """The states of a model, or of its encoder where it has a decoder as well."""
     if "decoder" not in dict(reference.named_children()):
-        return states(reference)
+        return compute_hidden_states(reference)
     with torch.inference_mode():
         return [reference.encoder(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in SEQUENCES]
 
@@ -110,7 +110,7 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
         assert_close(mine, reference, atol=TOLERANCE, rtol=0)
 
 
-def answers(llm: LLM, task: str, params: PoolingParams | None = RAW) -> list[Tensor]:
+def encode_texts(llm: LLM, task: str, params: PoolingParams | None = RAW) -> list[Tensor]:
     outputs = llm.encode(SEQUENCES, params, pooling_task=task, use_tqdm=False)  # type: ignore[arg-type]
     return [output.outputs.data for output in outputs]
 
@@ -125,10 +125,10 @@ def test_a_family_matches_transformers(name: str, tmp_path: Path) -> None:
 
 # model, changes of its config, one field of the description put wrong
 MISTAKES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "distances worth nothing": ("MPNetModel", {}, {"bias": BiasSpec(num_buckets=32, max_distance=20)}),
+    "distances worth nothing": ("MPNetModel", {}, {"bias": RelativeBiasSpec(num_buckets=32, max_distance=20)}),
     "positions from 0": ("MPNetModel", {}, {"position_offset": 0}),
     "products scaled": ("T5EncoderModel", {}, {"scale": None}),
-    "another end of the buckets": ("T5EncoderModel", {}, {"bias": BiasSpec(num_buckets=8, max_distance=40)}),
+    "another end of the buckets": ("T5EncoderModel", {}, {"bias": RelativeBiasSpec(num_buckets=8, max_distance=40)}),
     "exact gates": ("T5EncoderModel", {"feed_forward_proj": "gated-gelu"}, {"activation": "gelu"}),
     "exact activation": ("AlbertModel", {}, {"activation": "gelu"}),
 }
@@ -158,16 +158,18 @@ def test_small_embeddings_make_no_small_vectors(tmp_path: Path) -> None:
     save_tiny(tmp_path, "AlbertModel")
 
     with opened(tmp_path) as llm:
-        assert [len(row) for row in answers(llm, "embed", PoolingParams(dimensions=32))] == [32] * len(SEQUENCES)
+        assert [len(row) for row in encode_texts(llm, "embed", PoolingParams(dimensions=32))] == [32] * len(SEQUENCES)
 
 
 def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
     for name in ("DistilBertModel", "MPNetModel", "AlbertModel", "DebertaModel", "DebertaV2Model", "T5EncoderModel"):
         (tmp_path / name).mkdir()
         reference = save_tiny(tmp_path / name, name)
-        model = load(EngineConfig.of(str(tmp_path / name), dtype="bfloat16", device="cpu"))
+        model = load_model(EngineConfig.from_kwargs(str(tmp_path / name), dtype="bfloat16", device="cpu"))
 
-        assert F.cosine_similarity(run(model.backbone).float(), torch.cat(states(reference))).min() > 0.99
+        assert (
+            F.cosine_similarity(run(model.backbone).float(), torch.cat(compute_hidden_states(reference))).min() > 0.99
+        )
 
 
 def test_the_length_of_every_table_is_known(tmp_path: Path) -> None:
@@ -199,15 +201,15 @@ def test_scores_are_computed_in_blocks(model: str, tmp_path: Path, monkeypatch: 
     backbone = loaded(tmp_path).backbone
     monkeypatch.setattr(disentangled_attention, "MAX_SCORES", 20_000)
 
-    with Largest() as largest:
+    with LargestTensor() as largest:
         ours = run(backbone, sequences)
 
-    assert_close(ours, torch.cat(states(reference, sequences)), atol=TOLERANCE, rtol=0)
+    assert_close(ours, torch.cat(compute_hidden_states(reference, sequences)), atol=TOLERANCE, rtol=0)
     # queries, keys and values of all tokens; all pairs of tokens of the longest text would be five times that
     assert largest.numel == sum(map(len, sequences)) * 3 * 32
 
 
-class Largest(TorchDispatchMode):
+class LargestTensor(TorchDispatchMode):
     """The number of elements in the largest tensor that an operation makes."""
 
     numel = 0
@@ -219,11 +221,11 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_a_token_that_nobody_attends_to_changes_nothing_in_deberta(tmp_path: Path) -> None:
+def test_an_unattended_token_changes_nothing_in_deberta(tmp_path: Path) -> None:
     save_tiny(tmp_path, "DebertaV2Model")
     backbone = loaded(tmp_path).backbone
     ids = [list(range(20, 32)), list(range(50, 62)), [9, 8, 7]]
-    batch = replace(pack(ids), host_attended=(5, 12, 2))
+    batch = replace(pack_sequences(ids), attended_lens_cpu=(5, 12, 2))
 
     with torch.inference_mode():
         ours = backbone(batch)
@@ -242,7 +244,7 @@ def test_tables_that_microsoft_stores_without_using_them_are_passed_over(tmp_pat
     }
     save_file(load_file(file) | unused, file, metadata={"format": "pt"})
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 def test_an_adapter_that_would_have_to_change_distances_too_is_refused(tmp_path: Path) -> None:
@@ -266,8 +268,8 @@ def test_a_sequence_classifier_matches_transformers(family: str, tmp_path: Path)
     reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", **LABELS)
 
     with opened(tmp_path) as llm:
-        assert_same(answers(llm, "classify"), logits(reference))
-        assert_same(answers(llm, "classify", None), [row.softmax(-1) for row in logits(reference)])
+        assert_same(encode_texts(llm, "classify"), compute_logits(reference))
+        assert_same(encode_texts(llm, "classify", None), [row.softmax(-1) for row in compute_logits(reference)])
 
 
 @pytest.mark.parametrize("family", [*HEADED, "T5"])
@@ -275,7 +277,7 @@ def test_a_token_classifier_matches_transformers(family: str, tmp_path: Path) ->
     reference = save_tiny(tmp_path, f"{family}ForTokenClassification", **LABELS)
 
     with opened(tmp_path) as llm:
-        assert_same(answers(llm, "token_classify"), logits(reference))
+        assert_same(encode_texts(llm, "token_classify"), compute_logits(reference))
 
 
 @pytest.mark.parametrize("family", ["DistilBert", "Albert", "DebertaV2"])
@@ -283,7 +285,10 @@ def test_a_token_of_a_sequence_classifier_gets_the_last_layer_only(family: str, 
     reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", **LABELS)
 
     with opened(tmp_path) as llm, torch.inference_mode():
-        assert_same(answers(llm, "token_classify"), [reference.classifier(rows) for rows in states(reference)])
+        assert_same(
+            encode_texts(llm, "token_classify"),
+            [reference.classifier(rows) for rows in compute_hidden_states(reference)],
+        )
 
 
 @pytest.mark.parametrize("family", ["MPNet", "Electra"])
@@ -292,7 +297,10 @@ def test_a_token_gets_the_whole_head_where_the_classifier_is_one_module(family: 
 
     with opened(tmp_path) as llm, torch.inference_mode():
         # the head of the reference takes the first token of a sequence: here each token is a sequence of its own
-        assert_same(answers(llm, "token_classify"), [reference.classifier(rows[:, None]) for rows in states(reference)])
+        assert_same(
+            encode_texts(llm, "token_classify"),
+            [reference.classifier(rows[:, None]) for rows in compute_hidden_states(reference)],
+        )
 
 
 @pytest.mark.parametrize(
@@ -309,14 +317,14 @@ def test_the_problem_type_decides_the_activation(
     reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", problem_type=problem, **LABELS)
 
     with opened(tmp_path) as llm:
-        assert_same(answers(llm, "classify", None), [activation(row) for row in logits(reference)])
+        assert_same(encode_texts(llm, "classify", None), [activation(row) for row in compute_logits(reference)])
 
 
 def test_deberta_pools_with_the_activation_of_its_config(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "DebertaV2ForSequenceClassification", pooler_hidden_act="tanh", **LABELS)
 
     with opened(tmp_path) as llm:
-        assert_same(answers(llm, "classify"), logits(reference))
+        assert_same(encode_texts(llm, "classify"), compute_logits(reference))
 
 
 QUERIES = ["how big is the city?", "a", "who live in berlin, and where?", "the red bird"] * 2
@@ -354,14 +362,14 @@ def test_every_token_gets_logits_over_the_vocabulary(name: str, tmp_path: Path) 
     reference = save_tiny(tmp_path, model, **changes)
 
     with opened(tmp_path) as llm:
-        assert_same(answers(llm, "token_classify"), logits(reference))
-        assert_same(answers(llm, "token_classify", None), [rows.softmax(-1) for rows in logits(reference)])
+        assert_same(encode_texts(llm, "token_classify"), compute_logits(reference))
+        assert_same(encode_texts(llm, "token_classify", None), [rows.softmax(-1) for rows in compute_logits(reference)])
 
 
 @pytest.mark.parametrize(
     ("family", "task"), [("Bert", "token_classify"), ("Roberta", "embed"), ("XLMRoberta", "embed")]
 )
-def test_what_a_masked_model_does_unless_told_follows_its_family(family: str, task: str, tmp_path: Path) -> None:
+def test_the_default_task_of_a_masked_model_follows_its_family(family: str, task: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, f"{family}ForMaskedLM")
 
     with opened(tmp_path) as llm:
@@ -370,7 +378,7 @@ def test_what_a_masked_model_does_unless_told_follows_its_family(family: str, ta
 
 
 @pytest.mark.parametrize(("missing", "kept"), [("bias", "decoder.bias"), ("decoder.bias", "bias")])
-def test_the_offsets_of_the_vocabulary_may_go_by_either_name(missing: str, kept: str, tmp_path: Path) -> None:
+def test_the_bias_of_the_masked_head_may_have_either_name(missing: str, kept: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "BertForMaskedLM")
     file, predictions = tmp_path / "model.safetensors", "cls.predictions"
     tensors = load_file(file)
@@ -380,7 +388,7 @@ def test_the_offsets_of_the_vocabulary_may_go_by_either_name(missing: str, kept:
     save_file(others | {f"{predictions}.{kept}": offsets}, file, metadata={"format": "pt"})
 
     with opened(tmp_path) as llm:
-        assert_same(answers(llm, "token_classify"), logits(reference))
+        assert_same(encode_texts(llm, "token_classify"), compute_logits(reference))
 
 
 # names
@@ -406,7 +414,7 @@ def test_a_backbone_may_stand_with_its_prefix_or_without(family: str, tmp_path: 
     prefixed = {PREFIXES[family] + name: tensor for name, tensor in tensors.items()}
     save_file(prefixed, file, metadata={"format": "pt"})
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["DistilBert", "Albert", "Electra", "DebertaV2"])
@@ -414,9 +422,9 @@ def test_a_classifier_serves_as_an_embedder_when_told_so(family: str, tmp_path: 
     reference = save_tiny(tmp_path, f"{family}ForSequenceClassification")
 
     with opened(tmp_path, convert="embed") as llm:
-        ours = answers(llm, "embed", None)
+        ours = encode_texts(llm, "embed", None)
 
-    assert_same(ours, [F.normalize(rows[0], dim=-1) for rows in states(reference)])
+    assert_same(ours, [F.normalize(rows[0], dim=-1) for rows in compute_hidden_states(reference)])
 
 
 # T5
@@ -446,7 +454,9 @@ def test_a_whole_t5_embeds_with_its_encoder(tmp_path: Path) -> None:
     save_file(tensors | copies, file, metadata={"format": "pt"})
 
     with opened(tmp_path) as llm:
-        assert_same(answers(llm, "embed", None), [F.normalize(rows.mean(0), dim=-1) for rows in encoded(reference)])
+        assert_same(
+            encode_texts(llm, "embed", None), [F.normalize(rows.mean(0), dim=-1) for rows in encoded(reference)]
+        )
 
 
 # JinaBERT, which Transformers lacks: beside a plain computation of one sequence
@@ -585,7 +595,7 @@ def test_jina_bert_embeds_although_it_calls_itself_a_language_model(tmp_path: Pa
 
     with opened(tmp_path) as llm:
         assert llm.supported_tasks == ("embed", "token_embed")
-        ours = answers(llm, "embed", None)
+        ours = encode_texts(llm, "embed", None)
 
     assert_same(ours, [F.normalize(plain_jina(config, tensors, ids).mean(0), dim=-1) for ids in SEQUENCES])
 
@@ -598,4 +608,4 @@ def test_a_jina_reranker_classifies_its_first_token(tmp_path: Path) -> None:
         return F.linear(dense, tensors["classifier.weight"], tensors["classifier.bias"])
 
     with opened(tmp_path) as llm:
-        assert_same(answers(llm, "classify"), [head(plain_jina(config, tensors, ids)) for ids in SEQUENCES])
+        assert_same(encode_texts(llm, "classify"), [head(plain_jina(config, tensors, ids)) for ids in SEQUENCES])

@@ -10,9 +10,9 @@ import transformers
 from torch.testing import assert_close
 
 from cenote.config.engine import EngineConfig
-from cenote.loading.load import load
-from cenote.packed_batch import pack
-from tests.tiny import SEQUENCES, moved, save_tiny
+from cenote.loading.load import load_model
+from cenote.packed_batch import pack_sequences
+from tests.tiny import SEQUENCES, copy_to_device, save_tiny
 
 ENCODERS = """BertModel RobertaModel DistilBertModel MPNetModel AlbertModel ElectraModel DebertaV2Model DebertaModel
     T5EncoderModel ModernBertModel EuroBertModel NomicBertModel GteModel JinaEmbeddingsV3Model"""
@@ -25,14 +25,16 @@ DECODERS = """LlamaModel MistralModel Qwen2Model Qwen3Model Qwen2MoeModel Qwen3M
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of Transformers, with newer torch
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", [*ENCODERS.split(), *DECODERS.split()])
-def test_a_family_says_the_same_on_a_gpu(name: str, tmp_path: Path) -> None:
+def test_a_family_gives_the_same_on_a_gpu(name: str, tmp_path: Path) -> None:
     if not hasattr(transformers, name):
         pytest.skip(f"Transformers {transformers.__version__} has no {name} to save")
     save_tiny(tmp_path, name)
 
     with torch.inference_mode():
         host, device = (
-            load(EngineConfig.of(str(tmp_path), dtype="float32", device=place)).backbone(moved(pack(SEQUENCES), place))
+            load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device=place)).backbone(
+                copy_to_device(pack_sequences(SEQUENCES), place)
+            )
             for place in ("cpu", "cuda")
         )
 

@@ -30,14 +30,14 @@ def qwen3_vl(folder: Path) -> tuple[str, Sequence[Any]]:
     from tests.models.tiny_qwen3_vl import save_tiny_qwen3_vl
 
     save_tiny_qwen3_vl(folder)
-    return "embed", pictured(INPUTS)
+    return "embed", image_prompts(INPUTS)
 
 
 def qwen3_5(folder: Path) -> tuple[str, Sequence[Any]]:
     from tests.models.test_qwen3_5 import INPUTS, save
 
     save(folder, std=0.1)  # with larger weights the reference itself strays in bfloat16
-    return "embed", pictured(INPUTS)
+    return "embed", image_prompts(INPUTS)
 
 
 def qwen2_5_vl(folder: Path) -> tuple[str, Sequence[Any]]:
@@ -92,14 +92,14 @@ def colmodernvbert(folder: Path) -> tuple[str, Sequence[Any]]:
     randomize(model, std=0.2)
     model.save_pretrained(folder)
     save_files(folder)
-    return "token_embed", ["the cat", *pictured([(SHOWN, [page]) for page in PAGES])]
+    return "token_embed", ["the cat", *image_prompts([(SHOWN, [page]) for page in PAGES])]
 
 
-def pictured(inputs: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+def image_prompts(inputs: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
     return [{"prompt": text, "multi_modal_data": {"image": [*images]}} if images else text for text, images in inputs]
 
 
-def answers(folder: Path, task: str, prompts: Sequence[Any], **options: Any) -> list[Tensor]:
+def encode_prompts(folder: Path, task: str, prompts: Sequence[Any], **options: Any) -> list[Tensor]:
     with LLM(str(folder), limit_mm_per_prompt={"image": 4}, **options) as llm:
         found = llm.encode(prompts, pooling_task=task, use_tqdm=False)
     return [output.outputs.data.float().reshape(-1, output.outputs.data.shape[-1]) for output in found]
@@ -109,9 +109,9 @@ def answers(folder: Path, task: str, prompts: Sequence[Any], **options: Any) -> 
 def test_texts_and_images_have_the_same_vectors_on_a_gpu(make: Any, tmp_path: Path) -> None:
     task, prompts = make(tmp_path)
 
-    host = answers(tmp_path, task, prompts, device="cpu", dtype="float32")
-    exact = answers(tmp_path, task, prompts, device="cuda", dtype="float32")
-    rounded = answers(tmp_path, task, prompts, device="cuda", dtype="bfloat16")
+    host = encode_prompts(tmp_path, task, prompts, device="cpu", dtype="float32")
+    exact = encode_prompts(tmp_path, task, prompts, device="cuda", dtype="float32")
+    rounded = encode_prompts(tmp_path, task, prompts, device="cuda", dtype="bfloat16")
 
     for mine, same, near in zip(host, exact, rounded, strict=True):
         assert_close(same, mine, atol=1e-3, rtol=0)

@@ -17,11 +17,11 @@ from cenote import LLM, PoolerConfig, PoolingParams
 from cenote.errors import Unsupported
 from tests.tiny import (
     SEQUENCES,
-    logits,
+    compute_hidden_states,
+    compute_logits,
     save_tiny,
-    states,
     tiny_bert_classifier,
-    tiny_bert_tagger,
+    tiny_bert_token_classifier,
     tiny_modernbert_classifier,
     tiny_qwen3_classifier,
 )
@@ -54,7 +54,7 @@ def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sequence_classifier_matches_transformers(family: str, num_labels: int, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=num_labels)
-    expected = logits(reference)
+    expected = compute_logits(reference)
 
     with opened(tmp_path) as llm:
         raw, probabilities = classified(llm, RAW), classified(llm)
@@ -67,7 +67,7 @@ def test_a_sequence_classifier_matches_transformers(family: str, num_labels: int
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_token_classifier_matches_transformers(family: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, f"{family}ForTokenClassification", num_labels=5)
-    expected = logits(reference)
+    expected = compute_logits(reference)
 
     with opened(tmp_path) as llm:
         assert llm.supported_tasks == ("token_classify",)
@@ -92,8 +92,8 @@ def test_the_problem_type_decides_the_activation(
     reference = tiny_bert_classifier(tmp_path, problem_type=problem)
 
     with opened(tmp_path) as llm:
-        assert_same(classified(llm), [activation(row) for row in logits(reference)])
-        assert_same(classified(llm, RAW), logits(reference))
+        assert_same(classified(llm), [activation(row) for row in compute_logits(reference)])
+        assert_same(classified(llm, RAW), compute_logits(reference))
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
@@ -101,7 +101,7 @@ def test_modernbert_pools_as_its_config_says(pooling: str, tmp_path: Path) -> No
     reference = tiny_modernbert_classifier(tmp_path, classifier_pooling=pooling, classifier_bias=True, norm_bias=True)
 
     with opened(tmp_path) as llm:
-        assert_same(classified(llm, RAW), logits(reference))
+        assert_same(classified(llm, RAW), compute_logits(reference))
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("cls", "MEAN"), ("mean", "CLS")])
@@ -110,14 +110,14 @@ def test_modernbert_pools_as_its_user_says(theirs: str, ours: str, tmp_path: Pat
     reference.config.classifier_pooling = ours.lower()
 
     with opened(tmp_path, pooler_config=PoolerConfig(pooling_type=ours)) as llm:
-        assert_same(classified(llm, RAW), logits(reference))
+        assert_same(classified(llm, RAW), compute_logits(reference))
 
 
 def test_modernbert_uses_the_activation_of_its_config(tmp_path: Path) -> None:
     reference = tiny_modernbert_classifier(tmp_path, classifier_activation="relu")
 
     with opened(tmp_path) as llm:
-        assert_same(classified(llm, RAW), logits(reference))
+        assert_same(classified(llm, RAW), compute_logits(reference))
 
 
 def last_layer(reference: PreTrainedModel) -> torch.nn.Module:
@@ -130,7 +130,7 @@ def test_a_token_of_a_sequence_classifier_gets_the_last_layer_only(family: str, 
     reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=3)
 
     with opened(tmp_path) as llm, torch.inference_mode():
-        assert_same(tagged(llm, RAW), [last_layer(reference)(rows) for rows in states(reference)])
+        assert_same(tagged(llm, RAW), [last_layer(reference)(rows) for rows in compute_hidden_states(reference)])
 
 
 @pytest.mark.parametrize("family", ["Roberta", "XLMRoberta"])
@@ -139,12 +139,14 @@ def test_a_token_of_a_roberta_classifier_gets_the_whole_head(family: str, tmp_pa
 
     with opened(tmp_path) as llm, torch.inference_mode():
         # the head of the reference takes the first token of a sequence: here each token is a sequence of its own
-        assert_same(tagged(llm, RAW), [reference.classifier(rows[:, None]) for rows in states(reference)])
+        assert_same(
+            tagged(llm, RAW), [reference.classifier(rows[:, None]) for rows in compute_hidden_states(reference)]
+        )
 
 
 def test_a_classifier_can_be_calibrated(tmp_path: Path) -> None:
     reference = tiny_bert_classifier(tmp_path, num_labels=1)
-    expected = [(row - 0.5) / 2.0 for row in logits(reference)]
+    expected = [(row - 0.5) / 2.0 for row in compute_logits(reference)]
 
     with opened(tmp_path, pooler_config=PoolerConfig(logit_mean=0.5, logit_sigma=2.0)) as llm:
         assert_same(classified(llm, RAW), expected)
@@ -155,13 +157,13 @@ def test_the_older_name_of_the_mean_means_the_same(tmp_path: Path) -> None:
     reference = tiny_bert_classifier(tmp_path, num_labels=1)
 
     with opened(tmp_path, pooler_config={"logit_bias": 0.5}) as llm:
-        assert_same(classified(llm, RAW), [row - 0.5 for row in logits(reference)])
+        assert_same(classified(llm, RAW), [row - 0.5 for row in compute_logits(reference)])
 
 
 def test_a_reward_model_reads_its_last_token(tmp_path: Path) -> None:
     reference = tiny_qwen3_classifier(tmp_path, num_labels=1)
     with torch.inference_mode():
-        rewards = [reference.score(rows[-1]) for rows in states(reference)]
+        rewards = [reference.score(rows[-1]) for rows in compute_hidden_states(reference)]
 
     with opened(tmp_path) as llm:
         assert_same(classified(llm, RAW), rewards)
@@ -169,12 +171,12 @@ def test_a_reward_model_reads_its_last_token(tmp_path: Path) -> None:
 
 
 def test_reward_gives_a_row_for_every_token(tmp_path: Path) -> None:
-    reference = tiny_bert_tagger(tmp_path, num_labels=2)
+    reference = tiny_bert_token_classifier(tmp_path, num_labels=2)
 
     with opened(tmp_path) as llm:
         rows = [output.outputs.data for output in llm.reward(SEQUENCES, use_tqdm=False)]
 
-    assert_same(rows, [row.softmax(-1) for row in logits(reference)])
+    assert_same(rows, [row.softmax(-1) for row in compute_logits(reference)])
 
 
 def test_a_classifier_does_not_embed(tmp_path: Path) -> None:

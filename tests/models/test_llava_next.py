@@ -27,12 +27,12 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 
 from cenote import LLM, PoolingParams
 from cenote.errors import BadRequest, InputTooLong, LoadError
-from cenote.inputs.images.llava_next import LlavaNextReader
-from cenote.inputs.images.transforms import numbers_of
+from cenote.inputs.images.llava_next import LlavaNextImageProcessor
+from cenote.inputs.images.transforms import normalize_patches
 from cenote.models.architecture import HFConfig
 from cenote.models.llava_next import llava_next
 from cenote.models.vision_spec import ProcessorFiles
-from tests.models.qwen_vl import picture
+from tests.models.qwen_vl import make_image
 from tests.tiny import DECODER, randomize, save_tokenizer
 
 TOKENS = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "image_token": "<image>"}
@@ -43,7 +43,7 @@ VISION: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 40, "num_hidde
 VISION |= {"image_size": SIDE, "patch_size": PATCH}
 TEXT = DECODER | {"max_position_embeddings": 400}
 RAW = PoolingParams(use_activation=False)
-SQUARE, WIDE, TALL, SMALL = picture(60, 57), picture(130, 31, 1), picture(41, 99, 2), picture(9, 5, 3)
+SQUARE, WIDE, TALL, SMALL = make_image(60, 57), make_image(130, 31, 1), make_image(41, 99, 2), make_image(9, 5, 3)
 INPUTS: list[tuple[str, list[Image.Image]]] = [
     ("the cat is in the city", []),
     ("<image>", [SQUARE]),
@@ -128,16 +128,19 @@ def test_a_mistral_under_the_older_names_equals_the_reference(tmp_path: Path) ->
 
 @pytest.mark.parametrize("size", [(60, 57), (130, 31), (41, 99), (9, 5), (56, 56), (300, 299), (28, 28), (1, 40)])
 def test_tiles_have_the_pixels_and_the_tokens_of_the_reference(size: tuple[int, int], llama: Reference) -> None:
-    image, architecture = picture(*size), llava_next(HFConfig(json.loads((llama.folder / "config.json").read_text())))
+    image, architecture = (
+        make_image(*size),
+        llava_next(HFConfig(json.loads((llama.folder / "config.json").read_text()))),
+    )
     assert architecture.vision is not None
     files = ProcessorFiles(json.loads((llama.folder / "preprocessor_config.json").read_text()))
-    reader = LlavaNextReader(architecture.vision.images, files, {"<image>": 3}.get, 400, {})
+    reader = LlavaNextImageProcessor(architecture.vision.image_spec, files, {"<image>": 3}.get, 400, {})
 
-    read = reader.read(image, {}, "image")
+    read = reader.preprocess(image, {}, "image")
 
     theirs = llama.processor(text="<image>", images=image, return_tensors="pt")
     assert_close(
-        numbers_of(read.patches, read.colours),
+        normalize_patches(read.patches, read.normalization),
         torch.cat([F.unfold(tile[None], PATCH, stride=PATCH)[0].T for tile in theirs["pixel_values"][0]]),
         atol=1e-5,
         rtol=0,

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from cenote import LLM, BadRequest, LoadError, LoRARequest, Unsupported
 from tests.models.test_rotary_encoders import TASKS, save_adapted
-from tests.tiny import TEXTS, change_config, save_tiny, states, tiny_qwen3
+from tests.tiny import TEXTS, change_config, compute_hidden_states, save_tiny, tiny_qwen3
 
 RANK, ALPHA = 3, 6.0
 QWEN_TARGETS = ("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj", "mlp.down_proj")
@@ -53,7 +53,7 @@ def save_adapter(
 
 def last_states(reference: PreTrainedModel, llm: LLM, texts: list[str] = TEXTS) -> list[Tensor]:
     ids = [output.prompt_token_ids for output in llm.embed(texts, use_tqdm=False)]
-    return [torch.nn.functional.normalize(rows[-1], dim=-1) for rows in states(reference, ids)]
+    return [torch.nn.functional.normalize(rows[-1], dim=-1) for rows in compute_hidden_states(reference, ids)]
 
 
 def vectors(llm: LLM, texts: list[str] = TEXTS, **how: Any) -> list[Tensor]:
@@ -94,7 +94,7 @@ def test_an_encoder_takes_adapters_before_its_activations(tmp_path: Path) -> Non
 
     with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={tmp_path / 'tuned'}",)) as llm:
         outputs = llm.encode(TEXTS, pooling_task="token_embed", lora_request="tuned", use_tqdm=False)
-        expected = states(merged, [output.prompt_token_ids for output in outputs])
+        expected = compute_hidden_states(merged, [output.prompt_token_ids for output in outputs])
 
     for output, rows in zip(outputs, expected, strict=True):
         assert_close(output.outputs.data, torch.nn.functional.normalize(rows, dim=-1), atol=1e-4, rtol=0)
@@ -134,7 +134,7 @@ def test_a_transposed_layer_takes_an_adapter(tmp_path: Path) -> None:
         assert_close(vectors(llm, lora_request="tuned"), last_states(merged, llm), atol=1e-4, rtol=0)
 
 
-def test_what_cannot_be_an_adapter_of_this_model_says_why(tmp_path: Path) -> None:
+def test_an_adapter_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
     plain = tiny_qwen3(tmp_path / "model")
     other = save_tiny(tmp_path / "other", "BertModel")
     save_adapter(tmp_path / "foreign", other, BERT_TARGETS, seed=1)
@@ -209,7 +209,7 @@ def test_the_five_tasks_of_jina_v3_are_there_for_every_request(tmp_path: Path) -
         return model
 
     with LLM(str(tmp_path), dtype="float32", pooler_config={"pooling_type": "LAST"}) as llm:
-        assert llm.engine.about.adapters == tuple(TASKS)
+        assert llm.engine.model_info.adapters == tuple(TASKS)
         assert_close(vectors(llm), last_states(merged("text-matching"), llm), atol=1e-4, rtol=0)
         for task in TASKS:
             assert_close(vectors(llm, lora_request=task), last_states(merged(task), llm), atol=1e-4, rtol=0)
@@ -221,7 +221,7 @@ def test_layers_that_share_their_weights_share_their_adapter(tmp_path: Path) -> 
 
     with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={tmp_path / 'tuned'}",)) as llm:
         outputs = llm.encode(TEXTS, pooling_task="token_embed", lora_request="tuned", use_tqdm=False)
-        expected = states(merged, [output.prompt_token_ids for output in outputs])
+        expected = compute_hidden_states(merged, [output.prompt_token_ids for output in outputs])
 
     for output, rows in zip(outputs, expected, strict=True):
         assert_close(output.outputs.data, torch.nn.functional.normalize(rows, dim=-1), atol=1e-4, rtol=0)
@@ -233,10 +233,10 @@ def test_a_folder_that_training_left_behind_is_no_adapter_of_the_model(tmp_path:
     (tmp_path / "lora" / "adapter_model.safetensors").unlink()
 
     with LLM(str(tmp_path), dtype="float32") as llm:
-        assert llm.engine.about.adapters == ()
+        assert llm.engine.model_info.adapters == ()
 
 
-def test_an_unknown_task_of_jina_v5_is_told_and_the_default_is_used(
+def test_an_unknown_task_of_jina_v5_is_logged_and_the_default_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = tiny_qwen3(tmp_path)
@@ -251,7 +251,7 @@ def test_an_unknown_task_of_jina_v5_is_told_and_the_default_is_used(
 
 
 @pytest.mark.parametrize("name", ["ElectraModel", "AlbertModel"])
-def test_what_leads_from_narrow_tables_to_states_takes_an_adapter(name: str, tmp_path: Path) -> None:
+def test_the_embedding_projection_takes_an_adapter(name: str, tmp_path: Path) -> None:
     plain = save_tiny(tmp_path / "model", name)
     target = "embeddings_project" if name == "ElectraModel" else "embedding_hidden_mapping_in"
     tuned = tmp_path / "tuned"
@@ -268,7 +268,7 @@ def test_what_leads_from_narrow_tables_to_states_takes_an_adapter(name: str, tmp
 
     with LLM(str(tmp_path / "model"), dtype="float32", lora_modules=(f"tuned={tuned}",)) as llm:
         outputs = llm.encode(TEXTS, pooling_task="token_embed", lora_request="tuned", use_tqdm=False)
-        expected = states(merged, [output.prompt_token_ids for output in outputs])
+        expected = compute_hidden_states(merged, [output.prompt_token_ids for output in outputs])
 
     for output, rows in zip(outputs, expected, strict=True):
         assert_close(output.outputs.data, torch.nn.functional.normalize(rows, dim=-1), atol=1e-4, rtol=0)

@@ -22,10 +22,10 @@ from cenote.config.engine import EngineConfig
 from cenote.kernels.cpu_features import CPUFeatures
 from cenote.layers.moe import MixtureOfExperts
 from cenote.loading import describe as describing
-from cenote.loading.load import load
-from cenote.packed_batch import pack
+from cenote.loading.load import load_model
+from cenote.packed_batch import pack_sequences
 from tests.models.test_parity import TOLERANCE, YARN, loaded, run
-from tests.tiny import SEQUENCES, change_config, logits, save_tiny, states
+from tests.tiny import SEQUENCES, change_config, compute_hidden_states, compute_logits, save_tiny
 
 RAW = PoolingParams(use_activation=False)
 WINDOW = {"use_sliding_window": True, "sliding_window": 4}
@@ -82,7 +82,7 @@ def test_a_family_matches_transformers(name: str, tmp_path: Path) -> None:
 
     ours = run(loaded(tmp_path).backbone)
 
-    assert_close(ours, torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 FUSED = {
@@ -102,20 +102,20 @@ def test_experts_may_be_stored_in_one_tensor(model: str, tmp_path: Path) -> None
 
     ours = run(loaded(tmp_path).backbone)
 
-    assert_close(ours, torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 ODD = ("Qwen2MoeModel", "Qwen3MoeModel", "Lfm2Model", "JambaModel", "DeepseekV3Model", "OpenAIPrivacyFilterModel")
 
 
 @pytest.mark.parametrize("model", ODD)
-def test_a_sequence_gets_the_same_in_any_company(model: str, tmp_path: Path) -> None:
+def test_a_sequence_gets_the_same_in_any_batch(model: str, tmp_path: Path) -> None:
     saved(tmp_path, model)
     backbone = loaded(tmp_path).backbone
 
     with torch.inference_mode():
-        alone = torch.cat([backbone(pack([ids])) for ids in SEQUENCES])
-        turned = backbone(pack(SEQUENCES[::-1]))
+        alone = torch.cat([backbone(pack_sequences([ids])) for ids in SEQUENCES])
+        turned = backbone(pack_sequences(SEQUENCES[::-1]))
 
     assert_close(run(backbone), alone, atol=TOLERANCE, rtol=0)
     back = torch.cat(turned.split([len(ids) for ids in SEQUENCES[::-1]])[::-1])
@@ -127,11 +127,11 @@ def test_a_sequence_that_overflows_spoils_no_other(model: str, tmp_path: Path) -
     saved(tmp_path, model)
     backbone = loaded(tmp_path).backbone
     sound, broken = [[7, 8, 9, 10], [20, 21]], [30, 31, 32]
-    wanted = backbone(pack(sound))
+    wanted = backbone(pack_sequences(sound))
     backbone.get_parameter("embed.tokens.weight")[30:33] = torch.inf
 
     with torch.inference_mode():
-        ours = backbone(pack([sound[0], broken, sound[1]]))
+        ours = backbone(pack_sequences([sound[0], broken, sound[1]]))
 
     assert ours[4:7].isnan().all()
     assert_close(torch.cat((ours[:4], ours[7:])), wanted, atol=TOLERANCE, rtol=0)
@@ -183,12 +183,12 @@ def test_deepseek_as_an_encoder_looks_both_ways(tmp_path: Path) -> None:
 
     wanted = [masked(reference, ids, hides_nothing(ids)) for ids in SEQUENCES]
     assert_close(ours, torch.cat(wanted), atol=TOLERANCE, rtol=0)
-    assert (ours - torch.cat(states(reference))).abs().max() > 5 * TOLERANCE
+    assert (ours - torch.cat(compute_hidden_states(reference))).abs().max() > 5 * TOLERANCE
 
 
 def test_lfm2_as_an_encoder_looks_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = saved(tmp_path, "Lfm2Model")
-    causal = torch.cat(states(reference))
+    causal = torch.cat(compute_hidden_states(reference))
     change_config(tmp_path, architectures=["Lfm2BidirectionalModel"])
 
     def centred(x: Tensor, weight: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:
@@ -203,7 +203,7 @@ def test_lfm2_as_an_encoder_looks_both_ways(tmp_path: Path, monkeypatch: pytest.
     assert (ours - causal).abs().max() > 5 * TOLERANCE
 
 
-def test_a_convolution_does_not_see_tokens_that_nobody_sees(tmp_path: Path) -> None:
+def test_a_convolution_does_not_see_unattended_tokens(tmp_path: Path) -> None:
     reference = saved(tmp_path, "Lfm2Model")
     seen = tuple(max(1, len(ids) - 2) for ids in SEQUENCES)
     wanted = [
@@ -212,10 +212,10 @@ def test_a_convolution_does_not_see_tokens_that_nobody_sees(tmp_path: Path) -> N
     ]
 
     with torch.inference_mode():
-        ours = loaded(tmp_path).backbone(replace(pack(SEQUENCES), host_attended=seen))
+        ours = loaded(tmp_path).backbone(replace(pack_sequences(SEQUENCES), attended_lens_cpu=seen))
 
     assert_close(ours, torch.cat(wanted), atol=TOLERANCE, rtol=0)
-    assert (ours - torch.cat(states(reference))).abs().max() > 5 * TOLERANCE
+    assert (ours - torch.cat(compute_hidden_states(reference))).abs().max() > 5 * TOLERANCE
 
 
 @contextmanager
@@ -231,7 +231,7 @@ def classified(llm: LLM, params: PoolingParams | None = None) -> Tensor:
 
 @pytest.mark.parametrize("family", ["Qwen2Moe", "Qwen3Moe", "Mixtral", "DeepseekV3"])
 def test_a_sequence_classifier_matches_transformers(family: str, tmp_path: Path) -> None:
-    expected = torch.stack(logits(saved(tmp_path, f"{family}ForSequenceClassification", num_labels=3)))
+    expected = torch.stack(compute_logits(saved(tmp_path, f"{family}ForSequenceClassification", num_labels=3)))
 
     with opened(tmp_path) as llm:
         raw, probabilities = classified(llm, RAW), classified(llm)
@@ -242,7 +242,7 @@ def test_a_sequence_classifier_matches_transformers(family: str, tmp_path: Path)
 
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_a_reward_of_jamba_is_its_logit(with_bias: bool, tmp_path: Path) -> None:
-    expected = torch.stack(logits(saved(tmp_path, "JambaForSequenceClassification", num_labels=1)))
+    expected = torch.stack(compute_logits(saved(tmp_path, "JambaForSequenceClassification", num_labels=1)))
     if with_bias:
         file = tmp_path / "model.safetensors"
         save_file(load_file(file) | {"score.bias": torch.tensor([0.5])}, file, metadata={"format": "pt"})
@@ -258,7 +258,7 @@ def test_a_reward_of_jamba_is_its_logit(with_bias: bool, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("family", ["Qwen2Moe", "Qwen3Moe", "Mixtral", "DeepseekV3", "OpenAIPrivacyFilter"])
 def test_a_token_classifier_matches_transformers(family: str, tmp_path: Path) -> None:
-    expected = logits(saved(tmp_path, f"{family}ForTokenClassification", num_labels=5))
+    expected = compute_logits(saved(tmp_path, f"{family}ForTokenClassification", num_labels=5))
 
     with opened(tmp_path) as llm:
         assert llm.supported_tasks == ("token_classify",)
@@ -275,7 +275,7 @@ def test_the_bias_that_chooses_experts_keeps_its_digits_in_bfloat16(
     # nothing is computed here: any CPU can hold such weights
     monkeypatch.setattr(describing, "cpu_features", lambda: CPUFeatures("x86", frozenset({"avx512_bf16"})))
 
-    model = load(EngineConfig.of(str(tmp_path), dtype="bfloat16", device="cpu"))
+    model = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="bfloat16", device="cpu"))
 
     mixture = model.backbone.get_submodule("layers.1.mlp")
     assert isinstance(mixture, MixtureOfExperts) and mixture.router.correction is not None
@@ -285,7 +285,7 @@ def test_the_bias_that_chooses_experts_keeps_its_digits_in_bfloat16(
     assert not torch.equal(exact.bfloat16().float(), exact)
 
 
-def test_the_layer_that_guesses_a_second_token_is_left_out(tmp_path: Path) -> None:
+def test_the_multi_token_prediction_layer_is_ignored(tmp_path: Path) -> None:
     reference = saved(tmp_path, "DeepseekV3ForCausalLM")
     file = tmp_path / "model.safetensors"
     extra = {
@@ -294,14 +294,14 @@ def test_the_layer_that_guesses_a_second_token_is_left_out(tmp_path: Path) -> No
     }
     save_file(load_file(file) | extra, file, metadata={"format": "pt"})
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 def test_an_older_qwen2_moe_has_its_window_in_every_other_layer(tmp_path: Path) -> None:
     reference = saved(tmp_path, "Qwen2MoeModel", num_hidden_layers=4, max_window_layers=3, **WINDOW)
     change_config(tmp_path, drop=("layer_types",))
 
-    assert_close(run(loaded(tmp_path).backbone), torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(run(loaded(tmp_path).backbone), torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
@@ -309,9 +309,9 @@ def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
         folder = tmp_path / name
         folder.mkdir()
         reference = saved(folder, name)
-        model = load(EngineConfig.of(str(folder), dtype="bfloat16", device="cpu"))
+        model = load_model(EngineConfig.from_kwargs(str(folder), dtype="bfloat16", device="cpu"))
 
-        ours, theirs = run(model.backbone).float(), torch.cat(states(reference))
+        ours, theirs = run(model.backbone).float(), torch.cat(compute_hidden_states(reference))
 
         # a rounded token may go to another expert, and then all is different; most do not
         assert F.cosine_similarity(ours, theirs).median() > 0.99

@@ -21,16 +21,16 @@ from transformers import LlamaConfig, LlamaModel, SiglipVisionConfig, SiglipVisi
 
 from cenote import LLM
 from cenote.errors import BadRequest, LoadError
-from cenote.inputs.images.nemotron import NemotronReader, best_layout
-from cenote.inputs.images.transforms import numbers_of
+from cenote.inputs.images.nemotron import NemotronImageProcessor, find_closest_aspect_ratio
+from cenote.inputs.images.transforms import normalize_patches
 from cenote.loading.checkpoint import find_checkpoint
 from cenote.loading.hf_config import read_config
-from cenote.loading.image_processor_files import read_processor
+from cenote.loading.image_processor_files import read_processor_files
 from cenote.models.architecture import HFConfig
 from cenote.models.nemotron_vl import nemotron_vl
-from cenote.protocol.input_types import Chat
+from cenote.protocol.input_types import Conversation
 from cenote.protocol.requests import PoolRequest
-from tests.models.qwen_vl import picture
+from tests.models.qwen_vl import make_image
 from tests.tiny import DECODER, change_config, randomize, save_tokenizer
 
 TOKENS = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>"}
@@ -40,7 +40,7 @@ VISION: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 40, "num_hidde
 VISION |= {"image_size": SIDE, "patch_size": PATCH, "model_type": "siglip_vision_model"}
 TEXT = DECODER | {"max_position_embeddings": 512, "pooling": "avg", "model_type": "llama_bidirec"}
 LLAMA_TEMPLATE = "{% for message in messages %}<unk>{{ message.content }}{% endfor %}"
-WHOLE, WIDE, TALL, LARGE = picture(30, 27), picture(70, 30, 1), picture(20, 95, 2), picture(200, 150, 3)
+WHOLE, WIDE, TALL, LARGE = make_image(30, 27), make_image(70, 30, 1), make_image(20, 95, 2), make_image(200, 150, 3)
 
 
 class Reference:
@@ -174,9 +174,9 @@ def test_a_conversation_is_one_query_or_one_passage_with_its_images_first(llm: L
     content = [{"type": "text", "text": "a red bird"}, {"type": "image_pil", "image_pil": WIDE}]
 
     chats = [
-        Chat([{"role": "document", "content": content}]),
-        Chat([{"role": "query", "content": "the dog"}]),
-        Chat([{"role": "user", "content": "the dog"}]),
+        Conversation([{"role": "document", "content": content}]),
+        Conversation([{"role": "query", "content": "the dog"}]),
+        Conversation([{"role": "user", "content": "the dog"}]),
     ]
 
     ours = llm.engine.pool_sync(PoolRequest(task="embed", inputs=chats))
@@ -188,7 +188,7 @@ def test_a_conversation_is_one_query_or_one_passage_with_its_images_first(llm: L
     ]
     assert_close(torch.stack([answer.data for answer in ours]), torch.tensor(expected), atol=1e-5, rtol=0)
     with pytest.raises(BadRequest, match="one message is embedded at a time, got 2"):
-        llm.engine.pool_sync(PoolRequest(task="embed", inputs=[Chat([*chats[1].messages, *chats[2].messages])]))
+        llm.engine.pool_sync(PoolRequest(task="embed", inputs=[Conversation([*chats[1].messages, *chats[2].messages])]))
 
 
 def test_a_request_may_ask_for_fewer_tiles(llm: LLM, reference: Reference) -> None:
@@ -242,17 +242,17 @@ def test_an_image_of_a_query_has_no_place_in_the_prompt(reranker: LLM) -> None:
 
 @pytest.mark.parametrize("size", [(30, 27), (70, 30), (20, 95), (500, 333), (3, 2), (64, 64), (97, 31)])
 def test_tiles_have_the_pixels_of_the_reference(size: tuple[int, int], reference: Reference) -> None:
-    image, vision = picture(*size), nemotron_vl(read_config(reference.checkpoint)).vision
+    image, vision = make_image(*size), nemotron_vl(read_config(reference.checkpoint)).vision
     assert vision is not None
-    reader = NemotronReader(
-        vision.images, read_processor(reference.checkpoint), reference.tokenizer.token_to_id, 512, {}
+    reader = NemotronImageProcessor(
+        vision.image_spec, read_processor_files(reference.checkpoint), reference.tokenizer.token_to_id, 512, {}
     )
 
-    read = reader.read(image, {}, "image")
+    read = reader.preprocess(image, {}, "image")
 
     expected = torch.cat([as_columns(tile_pixels(tile)) for tile in tiles(image, MOST)])
-    assert_close(numbers_of(read.patches, read.colours), expected, atol=1e-6, rtol=0)
-    assert read.num_rows == len(expected) // 4
+    assert_close(normalize_patches(read.patches, read.normalization), expected, atol=1e-6, rtol=0)
+    assert read.num_embeds == len(expected) // 4
 
 
 @pytest.mark.parametrize(
@@ -271,9 +271,9 @@ def test_what_is_computed_in_another_way_is_refused(changes: Any, message: str, 
 
 
 def test_a_wide_image_becomes_a_wide_row_of_tiles() -> None:
-    assert best_layout(400, 100, 100, 1, 6) == (4, 1)
-    assert best_layout(100, 400, 100, 1, 6) == (1, 4)
-    assert best_layout(100, 100, 100, 1, 6) == (1, 1)
+    assert find_closest_aspect_ratio(400, 100, 100, 1, 6) == (4, 1)
+    assert find_closest_aspect_ratio(100, 400, 100, 1, 6) == (1, 4)
+    assert find_closest_aspect_ratio(100, 100, 100, 1, 6) == (1, 1)
 
 
 def as_columns(pixels: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ from transformers import AutoModel
 
 from cenote.config.engine import EngineConfig
 from cenote.layers.backbone import Backbone
-from cenote.loading.load import LoadedModel, load
-from cenote.packed_batch import pack
-from tests.tiny import SEQUENCES, change_config, save_tiny, states
+from cenote.loading.load import LoadedModel, load_model
+from cenote.packed_batch import pack_sequences
+from tests.tiny import SEQUENCES, change_config, compute_hidden_states, save_tiny
 
 TOLERANCE = 1e-4
 WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
@@ -90,12 +90,12 @@ CASES = {
 
 
 def loaded(folder: Path, **options: Any) -> LoadedModel:
-    return load(EngineConfig.of(str(folder), dtype="float32", device="cpu", **options))
+    return load_model(EngineConfig.from_kwargs(str(folder), dtype="float32", device="cpu", **options))
 
 
 def run(backbone: torch.nn.Module, types: list[list[int]] | None = None) -> Tensor:
     with torch.inference_mode():
-        out: Tensor = backbone(pack(SEQUENCES, types))
+        out: Tensor = backbone(pack_sequences(SEQUENCES, types))
     return out
 
 
@@ -103,7 +103,7 @@ def rebuilt(model: LoadedModel, **changes: Any) -> Backbone:
     """The same weights under a description that is off in one point."""
     backbone = Backbone(replace(model.description.architecture.backbone, **changes))
     backbone.load_state_dict(model.backbone.state_dict())
-    backbone.prepare(torch.device("cpu"), torch.float32)
+    backbone.prepare_buffers(torch.device("cpu"), torch.float32)
     return backbone.eval()
 
 
@@ -117,7 +117,7 @@ def test_a_family_matches_transformers(name: str, tmp_path: Path) -> None:
 
     ours = run(loaded(tmp_path).backbone)
 
-    assert_close(ours, torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 def test_token_types_reach_the_model(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_token_types_reach_the_model(tmp_path: Path) -> None:
 
     ours = run(loaded(tmp_path).backbone, types)
 
-    assert_close(ours, torch.cat(states(reference, types=types)), atol=TOLERANCE, rtol=0)
+    assert_close(ours, torch.cat(compute_hidden_states(reference, types=types)), atol=TOLERANCE, rtol=0)
 
 
 def test_a_sequence_may_fill_every_position(tmp_path: Path) -> None:
@@ -136,7 +136,12 @@ def test_a_sequence_may_fill_every_position(tmp_path: Path) -> None:
 
     assert model.description.max_length.value == 64
     with torch.inference_mode():
-        assert_close(model.backbone(pack(longest)), states(reference, longest)[0], atol=TOLERANCE, rtol=0)
+        assert_close(
+            model.backbone(pack_sequences(longest)),
+            compute_hidden_states(reference, longest)[0],
+            atol=TOLERANCE,
+            rtol=0,
+        )
 
 
 def test_a_lower_length_limit_leaves_the_angles_as_they_were(tmp_path: Path) -> None:
@@ -146,7 +151,7 @@ def test_a_lower_length_limit_leaves_the_angles_as_they_were(tmp_path: Path) -> 
 
     ours = run(loaded(tmp_path, max_model_len=40).backbone)
 
-    assert_close(ours, torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 # model, changes of its config, one field of the description put wrong
@@ -175,7 +180,7 @@ def test_the_comparison_would_notice(name: str, tmp_path: Path) -> None:
 
     right, wrong = run(rebuilt(model)), run(rebuilt(model, **mistake))
 
-    assert_close(right, torch.cat(states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(right, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
     assert (wrong - right).abs().max() > 5 * TOLERANCE
 
 
@@ -184,12 +189,14 @@ def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
         folder = tmp_path / name
         folder.mkdir()
         reference = save_tiny(folder, name)
-        model = load(EngineConfig.of(str(folder), dtype="bfloat16", device="cpu"))
+        model = load_model(EngineConfig.from_kwargs(str(folder), dtype="bfloat16", device="cpu"))
 
-        exact = torch.cat(states(reference))
+        exact = torch.cat(compute_hidden_states(reference))
         ours = torch.nn.functional.cosine_similarity(run(model.backbone).float(), exact)
         if model.description.dtype.value is torch.bfloat16:
-            theirs = torch.nn.functional.cosine_similarity(torch.cat(states(reference.bfloat16())).float(), exact)
+            theirs = torch.nn.functional.cosine_similarity(
+                torch.cat(compute_hidden_states(reference.bfloat16())).float(), exact
+            )
             assert ours.mean() > max(0.999, theirs.mean() - 1e-4)  # what the reference itself loses
         else:  # a CPU without units for it computes in float32
             assert ours.mean() > 0.99999

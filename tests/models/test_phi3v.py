@@ -21,13 +21,13 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, Phi3Config, Phi3Mode
 
 from cenote import LLM, PoolingParams
 from cenote.errors import BadRequest, LoadError
-from cenote.inputs.images.phi3v import Phi3VReader
+from cenote.inputs.images.phi3v import Phi3VImageProcessor
 from cenote.models.architecture import HFConfig
 from cenote.models.phi3v import phi3v
 from cenote.models.vision_spec import ProcessorFiles
-from cenote.protocol.input_types import Chat
+from cenote.protocol.input_types import Conversation
 from cenote.protocol.requests import PoolRequest
-from tests.models.qwen_vl import picture
+from tests.models.qwen_vl import make_image
 from tests.tiny import DECODER, randomize, save_tokenizer
 
 TOKENS = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "image": "<|image|>", "eos_token": "</s>"}
@@ -43,7 +43,7 @@ TEXT = DECODER | {
 LAYER = {"hd_transform_order": "sub_glb", "use_hd_transform": True, "with_learnable_separator": True}
 MEAN, STD = torch.tensor([0.48145466, 0.4578275, 0.40821073]), torch.tensor([0.26862954, 0.26130258, 0.27577711])
 RAW = PoolingParams(use_activation=False)
-SQUARE, WIDE, TALL = picture(60, 57), picture(130, 31, 1), picture(21, 99, 2)
+SQUARE, WIDE, TALL = make_image(60, 57), make_image(130, 31, 1), make_image(21, 99, 2)
 INPUTS: list[tuple[str, list[Image.Image]]] = [
     ("the cat is in the city", []),
     ("<|image_1|>", [SQUARE]),
@@ -157,16 +157,18 @@ def test_every_token_of_texts_and_images_in_one_batch_equals_the_reference(llm: 
         assert_close(mine.outputs.data, reference.states(text, images), atol=1e-4, rtol=0)
 
 
-def test_a_conversation_is_what_is_said_and_shown_joined_by_blanks(llm: LLM, reference: Reference) -> None:
+def test_a_conversation_is_its_texts_and_images_joined_by_blanks(llm: LLM, reference: Reference) -> None:
     content = [{"type": "image_pil", "image_pil": WIDE}, {"type": "text", "text": "a red bird"}]
 
-    (ours,) = llm.engine.pool_sync(PoolRequest(task="embed", inputs=[Chat([{"role": "user", "content": content}])]))
+    (ours,) = llm.engine.pool_sync(
+        PoolRequest(task="embed", inputs=[Conversation([{"role": "user", "content": content}])])
+    )
 
     last = reference.states("<|image_1|> a red bird", [WIDE])[-1]
     assert_close(ours.data, F.normalize(last, dim=0), atol=1e-5, rtol=0)
 
 
-def test_marks_are_counted_from_one(llm: LLM) -> None:
+def test_image_placeholders_are_numbered_from_one(llm: LLM) -> None:
     prompt = {"prompt": "<|image_2|> a <|image_1|>", "multi_modal_data": {"image": [WIDE, TALL]}}
 
     with pytest.raises(BadRequest, match=r"the numbers \[2, 1\]; they are counted from 1"):
@@ -175,17 +177,17 @@ def test_marks_are_counted_from_one(llm: LLM) -> None:
 
 @pytest.mark.parametrize("size", [(60, 57), (130, 31), (21, 99), (9, 5), (56, 56), (300, 299), (1, 3)])
 def test_tiles_have_the_pixels_and_the_tokens_of_the_reference(size: tuple[int, int], reference: Reference) -> None:
-    image, architecture = picture(*size), phi3v(HFConfig(json.loads((reference.folder / "config.json").read_text())))
+    image, architecture = make_image(*size), phi3v(HFConfig(json.loads((reference.folder / "config.json").read_text())))
     assert architecture.vision is not None
     files = ProcessorFiles({"num_crops": CROPS})
-    reader = Phi3VReader(architecture.vision.images, files, reference.tokenizer.token_to_id, 400, {})
+    reader = Phi3VImageProcessor(architecture.vision.image_spec, files, reference.tokenizer.token_to_id, 400, {})
 
-    read = reader.read(image, {}, "image")
+    read = reader.preprocess(image, {}, "image")
 
     tiles, rows, columns = hd_tiles(image)
     expected = torch.cat([F.unfold(tile[None], PATCH, stride=PATCH)[0].T for tile in tiles])
     assert_close(read.patches, expected, atol=1e-5, rtol=0)
-    assert read.num_rows == (rows * columns + 1) * 4 + 1 + (rows + 1) * 2
+    assert read.num_embeds == (rows * columns + 1) * 4 + 1 + (rows + 1) * 2
 
 
 @pytest.mark.parametrize(

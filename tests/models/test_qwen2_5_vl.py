@@ -10,12 +10,12 @@ import pytest
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLModel
 
 from cenote import LLM
-from cenote.models.qwen2_5_vl import in_windows
+from cenote.models.qwen2_5_vl import window_order
 from tests.models.qwen_vl import (
-    every_token_is_the_references,
+    assert_last_token_is_embedding,
+    assert_token_states_match,
     opened,
     save_qwen_vl,
-    the_last_token_is_the_embedding,
 )
 
 # windows of two by two tokens: the images have whole ones, and such that their edges cut
@@ -41,22 +41,22 @@ def llm(saved: tuple[Path, Any]) -> Iterator[LLM]:
 
 
 def test_every_token_of_texts_and_images_equals_the_reference(llm: LLM, saved: tuple[Path, Any]) -> None:
-    every_token_is_the_references(llm, saved[0], saved[1].model)
+    assert_token_states_match(llm, saved[0], saved[1].model)
 
 
 def test_the_last_token_is_the_embedding(llm: LLM, saved: tuple[Path, Any]) -> None:
-    the_last_token_is_the_embedding(llm, saved[0], saved[1].model)
+    assert_last_token_is_embedding(llm, saved[0], saved[1].model)
 
 
 def test_a_bare_model_of_windows_alone_embeds_as_well(tmp_path: Path) -> None:
     reference = save_qwen_vl(tmp_path, Qwen2_5_VLModel, TOWER | {"fullatt_block_indexes": []})
 
     with opened(tmp_path) as llm:
-        the_last_token_is_the_embedding(llm, tmp_path, reference)
+        assert_last_token_is_embedding(llm, tmp_path, reference)
 
 
 def test_windows_lie_together_and_those_of_one_size_side_by_side() -> None:
-    order, sizes = in_windows([(3, 5), (1, 1)], side=2)
+    order, sizes = window_order([(3, 5), (1, 1)], window_size=2)
 
     assert sizes == [4, 4, 2, 2, 2, 1, 1]
     assert order.tolist() == [0, 1, 5, 6, 2, 3, 7, 8, 4, 9, 10, 11, 12, 13, 14, 15]

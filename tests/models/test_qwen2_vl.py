@@ -23,13 +23,13 @@ from tests.models.qwen_vl import (
     TALL,
     TEXT,
     WIDE,
-    as_reference_reads,
-    every_token_is_the_references,
+    assert_last_token_is_embedding,
+    assert_token_states_match,
     expected_states,
     opened,
     prompts,
+    reference_inputs,
     save_qwen_vl,
-    the_last_token_is_the_embedding,
 )
 from tests.tiny import change_config, randomize
 
@@ -50,11 +50,11 @@ def llm(saved: tuple[Path, Any]) -> Iterator[LLM]:
 
 
 def test_every_token_of_texts_and_images_equals_the_reference(llm: LLM, saved: tuple[Path, Any]) -> None:
-    every_token_is_the_references(llm, saved[0], saved[1].model)
+    assert_token_states_match(llm, saved[0], saved[1].model)
 
 
 def test_the_last_token_is_the_embedding(llm: LLM, saved: tuple[Path, Any]) -> None:
-    the_last_token_is_the_embedding(llm, saved[0], saved[1].model)
+    assert_last_token_is_embedding(llm, saved[0], saved[1].model)
 
 
 def test_half_precision_and_int8_stay_near(llm: LLM, saved: tuple[Path, Any]) -> None:
@@ -106,7 +106,7 @@ class Jina(NamedTuple):
 
     def expected(self, query: str, document: str, images: list[Any], mean: float = 2.65) -> float:
         """What the published model computes of a pair: the document first, and a token of its own at the end."""
-        read = as_reference_reads(self.folder, f"**Document**:\n{document}\n**Query**:\n{query}", images)
+        read = reference_inputs(self.folder, f"**Document**:\n{document}\n**Query**:\n{query}", images)
         read["input_ids"] = torch.cat((read["input_ids"], torch.tensor([[100]])), dim=1)
         read["mm_token_type_ids"] = torch.cat((read["mm_token_type_ids"], torch.tensor([[0]])), dim=1)
         with torch.inference_mode():

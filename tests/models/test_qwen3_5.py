@@ -24,9 +24,9 @@ from transformers import (
 
 from cenote import LLM
 from cenote.errors import LoadError
-from tests.models.tiny_qwen3_vl import IMAGE, TOKENS, picture, save_kin, save_projection, states_of
+from tests.models.tiny_qwen3_vl import IMAGE, TOKENS, make_image, save_model, save_projection, states_of
 from tests.models.tiny_qwen3_vl import VISION as QWEN3_VISION
-from tests.tiny import VOCAB_SIZE, change_config, randomize, save_tokenizer, states
+from tests.tiny import VOCAB_SIZE, change_config, compute_hidden_states, randomize, save_tokenizer
 
 TEXT: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -46,7 +46,7 @@ TEXT: dict[str, Any] = {
     | {"mrope_interleaved": True, "partial_rotary_factor": 0.5},
 }
 VISION = {key: value for key, value in QWEN3_VISION.items() if key != "deepstack_visual_indexes"}
-SQUARE, WIDE, TALL = picture(40, 40), picture(100, 30, 1), picture(9, 50, 2)
+SQUARE, WIDE, TALL = make_image(40, 40), make_image(100, 30, 1), make_image(9, 50, 2)
 LONG = "how big is the old river in berlin and who live in it? " * 11  # of more than two whole chunks
 # texts of all kinds of lengths, one image, several of different sizes, one that others have as well, one twice
 INPUTS: list[tuple[str, list[PIL.Image.Image]]] = [
@@ -74,7 +74,7 @@ class Tiny(NamedTuple):
 def save(
     folder: Path, model_class: type[Any] = Qwen3_5ForConditionalGeneration, *, std: float = 0.3, **changes: Any
 ) -> Any:
-    model = save_kin(folder, model_class, {"text_config": TEXT, "vision_config": VISION, **changes}, std=std)
+    model = save_model(folder, model_class, {"text_config": TEXT, "vision_config": VISION, **changes}, std=std)
     remember(model)
     model.save_pretrained(folder)
     return model
@@ -136,7 +136,7 @@ def test_layers_that_guess_further_tokens_are_left_out_and_the_bare_model_is_rea
     save_projection(tmp_path, "mtp.fc", bias=False, renamed=str)
 
     with LLM(str(tmp_path), dtype="float32") as llm:
-        assert llm.engine.about.architecture == "Qwen3_5Model"
+        assert llm.engine.model_info.architecture == "Qwen3_5Model"
         assert_same(token_vectors(llm), [normalize(each, dim=-1) for each in embedder.states()])
 
 
@@ -148,7 +148,7 @@ def test_the_text_half_alone_equals_the_reference(model_class: type[Any], tmp_pa
         requests = [{"prompt_token_ids": ids} for ids in TOKEN_IDS]
         ours = llm.encode(requests, pooling_task="token_embed", use_tqdm=False)
 
-    expected = [normalize(each, dim=-1) for each in states(reference, TOKEN_IDS)]
+    expected = [normalize(each, dim=-1) for each in compute_hidden_states(reference, TOKEN_IDS)]
     assert_same([out.outputs.data.float() for out in ours], expected)
 
 
@@ -163,7 +163,9 @@ def test_a_classifier_above_it_equals_the_reference(whole: bool, tmp_path: Path)
         ours = [torch.tensor(out.outputs.probs) for out in llm.classify([LONG, "two"], use_tqdm=False)]
 
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    last = [each[-1] for each in states(reference, [tokenizer.encode(text).ids for text in (LONG, "two")])]
+    last = [
+        each[-1] for each in compute_hidden_states(reference, [tokenizer.encode(text).ids for text in (LONG, "two")])
+    ]
     assert_same(ours, [reference.score(each).softmax(-1) for each in last])
 
 

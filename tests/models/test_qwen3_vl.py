@@ -19,14 +19,14 @@ from transformers import Qwen3VLForConditionalGeneration, Qwen3VLModel
 
 from cenote import LLM
 from cenote.errors import LoadError
-from cenote.inputs.pairs import joined_text
-from cenote.loading.rerankers import built_in
-from cenote.protocol.input_types import Pair
-from tests.api.app_client import serve
-from tests.models.tiny_qwen3_vl import IMAGE, picture, save_tiny_colqwen3, save_tiny_qwen3_vl, states_of
+from cenote.inputs.pairs import render_pair
+from cenote.loading.rerankers import load_builtin_template
+from cenote.protocol.input_types import TextPair
+from tests.api.app_client import make_client
+from tests.models.tiny_qwen3_vl import IMAGE, make_image, save_tiny_colqwen3, save_tiny_qwen3_vl, states_of
 from tests.tiny import change_config
 
-SQUARE, WIDE, TALL = picture(40, 40), picture(100, 30, 1), picture(9, 50, 2)
+SQUARE, WIDE, TALL = make_image(40, 40), make_image(100, 30, 1), make_image(9, 50, 2)
 OVERRIDES = {
     "architectures": ["Qwen3VLForSequenceClassification"],
     "classifier_from_token": ["no", "yes"],
@@ -116,7 +116,7 @@ def test_a_conversation_is_written_by_the_checkpoints_own_template(embedder: Tin
         {"role": "user", "content": [part(WIDE), {"type": "text", "text": "a red bird"}]},
     ]
 
-    reply = serve(embedder.llm).post("/v1/embeddings", json={"messages": messages})
+    reply = make_client(embedder.llm).post("/v1/embeddings", json={"messages": messages})
 
     assert reply.status_code == 200, reply.text
     prompt = f"<|im_start|>system\nsearch the city<|im_end|>\n<|im_start|>user\n{IMAGE}a red bird<|im_end|>\n"
@@ -140,7 +140,7 @@ def test_the_backbone_by_itself_has_other_names_for_the_same_weights(embedder: T
     inner.save_pretrained(tmp_path)
 
     with LLM(str(tmp_path), dtype="float32") as llm:
-        assert llm.engine.about.architecture == "Qwen3VLModel"
+        assert llm.engine.model_info.architecture == "Qwen3VLModel"
         assert_same(token_vectors(llm), [normalize(embedder.states(*item), dim=-1) for item in INPUTS])
 
 
@@ -192,7 +192,7 @@ def test_a_reranker_reads_images_in_its_documents(tied: bool, tmp_path: Path) ->
 
 
 def test_the_template_writes_every_blank_and_line_that_the_model_was_trained_with() -> None:
-    written = joined_text(Pair("where", "there"), {}, built_in("qwen3_vl_reranker"))
+    written = render_pair(TextPair("where", "there"), {}, load_builtin_template("qwen3_vl_reranker"))
 
     assert written == prompt_of("where", "there")
 

@@ -15,15 +15,15 @@ from torch.testing import assert_close
 from transformers import Qwen3VLMoeForConditionalGeneration
 
 from cenote import LLM
-from tests.models.tiny_qwen3_vl import IMAGE, TEXT, VISION, picture, save_kin, states_of
+from tests.models.tiny_qwen3_vl import IMAGE, TEXT, VISION, make_image, save_model, states_of
 from tests.tiny import EXPERTS
 
 # the second layer is dense, and an expert is not as wide as a state
 CONFIG = {"text_config": TEXT | EXPERTS | {"mlp_only_layers": [1]}, "vision_config": VISION}
 INPUTS: list[tuple[str, list[PIL.Image.Image]]] = [
     ("the cat is in the city", []),
-    (f"a {IMAGE} cat", [picture(40, 40)]),
-    (f"{IMAGE} two {IMAGE} how big is the old river in berlin?", [picture(100, 30, 1), picture(9, 50, 2)]),
+    (f"a {IMAGE} cat", [make_image(40, 40)]),
+    (f"{IMAGE} two {IMAGE} how big is the old river in berlin?", [make_image(100, 30, 1), make_image(9, 50, 2)]),
     ("a", []),
 ]
 
@@ -31,7 +31,7 @@ INPUTS: list[tuple[str, list[PIL.Image.Image]]] = [
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]]:
     folder = tmp_path_factory.mktemp("qwen3_vl_moe")
-    yield folder, save_kin(folder, Qwen3VLMoeForConditionalGeneration, CONFIG)
+    yield folder, save_model(folder, Qwen3VLMoeForConditionalGeneration, CONFIG)
 
 
 def token_vectors(folder: Path) -> list[Tensor]:
@@ -76,7 +76,7 @@ def one_by_one(name: str, tensor: Tensor) -> dict[str, Tensor]:
 def test_experts_that_are_stored_in_another_way_are_the_same(
     layout: Any, tmp_path: Path, saved: tuple[Path, Any]
 ) -> None:
-    save_kin(tmp_path, Qwen3VLMoeForConditionalGeneration, CONFIG)
+    save_model(tmp_path, Qwen3VLMoeForConditionalGeneration, CONFIG)
     stored = load_file(tmp_path / "model.safetensors")
     changed = {new: value for name, tensor in stored.items() for new, value in layout(name, tensor).items()}
     save_file(changed, tmp_path / "model.safetensors")

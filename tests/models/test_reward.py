@@ -14,9 +14,9 @@ from torch.testing import assert_close
 
 from cenote import LLM, PoolerConfig, PoolingParams
 from cenote.errors import LoadError, Unsupported
-from tests.api.app_client import add_chat_template, load, refused, serve
+from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client
 from tests.models.test_decoders import Head, as_internlm2, rewrite
-from tests.tiny import SEQUENCES, change_config, logits, save_tiny, states, tiny_qwen3_causal
+from tests.tiny import SEQUENCES, change_config, compute_hidden_states, compute_logits, save_tiny, tiny_qwen3_causal
 
 RAW = PoolingParams(use_activation=False)
 GOOD, BAD, STEP = 12, 31, 9
@@ -30,7 +30,7 @@ def rows_of(
 
 
 def pooled(llm: LLM, **body: Any) -> list[Tensor]:
-    reply = serve(llm).post("/pooling", json={"input": SEQUENCES, **body})
+    reply = make_client(llm).post("/pooling", json={"input": SEQUENCES, **body})
     assert reply.status_code == 200, reply.text
     return [torch.tensor(item["data"]) for item in reply.json()["data"]]
 
@@ -81,7 +81,7 @@ def test_a_reward_for_every_token_is_the_same_by_every_way_to_ask(
     raw = make(tmp_path)
     expected = [activation(rows) for rows in raw]
 
-    with load(tmp_path) as llm:
+    with load_llm(tmp_path) as llm:
         assert llm.pooling_task == "token_classify"
         assert_same(rows_of(llm), expected)
         for task in ("token_classify", "reward"):
@@ -100,7 +100,7 @@ def test_older_options_load_the_same_reward_model(
 ) -> None:
     raw = make(tmp_path)
 
-    with load(tmp_path, trust_remote_code=True, **options) as llm:
+    with load_llm(tmp_path, trust_remote_code=True, **options) as llm:
         assert_same(rows_of(llm, RAW), raw)
 
 
@@ -110,11 +110,11 @@ def test_the_steps_of_a_process_reward_model_end_at_its_own_token(tmp_path: Path
     score = Head(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
     rewrite(tmp_path, lambda tensors: tensors | score.tensors("score"), architectures=["Qwen2ForProcessRewardModel"])
     with torch.inference_mode():
-        judged = [score(rows).softmax(-1) for rows in states(reference, prompts)]
+        judged = [score(rows).softmax(-1) for rows in compute_hidden_states(reference, prompts)]
 
-    with load(tmp_path) as llm:
+    with load_llm(tmp_path) as llm:
         ours = rows_of(llm, prompts=prompts)
-        reply = serve(llm).post("/pooling", json={"input": prompts}).json()
+        reply = make_client(llm).post("/pooling", json={"input": prompts}).json()
 
     expected = [rows[torch.tensor(ids) == 151651] for rows, ids in zip(judged, prompts, strict=True)]
     assert [len(rows) for rows in ours] == [2, 0, 1]
@@ -126,12 +126,12 @@ def test_the_steps_of_a_process_reward_model_end_at_its_own_token(tmp_path: Path
 def test_the_steps_may_end_elsewhere_and_one_column_may_be_enough(tmp_path: Path) -> None:
     raw = process(tmp_path)
 
-    with load(tmp_path, pooler_config=PoolerConfig(step_tag_id=STEP)) as llm:
+    with load_llm(tmp_path, pooler_config=PoolerConfig(step_tag_id=STEP)) as llm:
         assert_same(rows_of(llm), at_steps([rows.softmax(-1) for rows in raw]))
         assert_same(rows_of(llm, PoolingParams(step_tag_id=50)), at_steps([rows.softmax(-1) for rows in raw], 50))
         right = PoolingParams(returned_token_ids=[1], use_activation=False)
         assert_same(rows_of(llm, right), at_steps([rows[:, 1:] for rows in raw]))
-    with load(tmp_path, pooler_config=PoolerConfig(pooling_type="ALL")) as llm:
+    with load_llm(tmp_path, pooler_config=PoolerConfig(pooling_type="ALL")) as llm:
         assert_same(rows_of(llm), [rows.softmax(-1) for rows in raw])
 
 
@@ -150,10 +150,10 @@ def test_a_conversation_gets_one_reward(model: str, activation: Callable[[Tensor
     reference = save_tiny(tmp_path, model, num_labels=1)
     add_chat_template(tmp_path)
     messages = [{"role": "who", "content": "how big is it?"}, {"role": "one", "content": "big"}]
-    with load(tmp_path) as llm:
-        client = serve(llm)
+    with load_llm(tmp_path) as llm:
+        client = make_client(llm)
         tokens = client.post("/tokenize", json={"messages": messages, "add_generation_prompt": False}).json()["tokens"]
-        (raw,) = logits(reference, [tokens])
+        (raw,) = compute_logits(reference, [tokens])
         told = [
             client.post("/classify", json={"messages": messages} | asked).json()["data"][0]["probs"]
             for asked in ({}, {"use_activation": False}, {"use_activation": True})
@@ -173,9 +173,9 @@ def test_a_conversation_gets_one_reward(model: str, activation: Callable[[Tensor
 def test_two_words_of_a_language_model_judge_every_step(model: str, tmp_path: Path) -> None:
     """math-shepherd: + or - after the tag that ends a step, with nothing but these two in the balance."""
     reference = save_tiny(tmp_path, model)
-    words = at_steps([rows[:, [GOOD, BAD]] for rows in logits(reference)])
+    words = at_steps([rows[:, [GOOD, BAD]] for rows in compute_logits(reference)])
 
-    with load(tmp_path, pooler_config=SHEPHERD) as llm:
+    with load_llm(tmp_path, pooler_config=SHEPHERD) as llm:
         assert llm.supported_tasks == ("token_classify",)
         assert_same(rows_of(llm), [rows.softmax(-1) for rows in words])
         assert_same(rows_of(llm, RAW), words)
@@ -186,9 +186,9 @@ def test_two_words_of_a_language_model_judge_every_step(model: str, tmp_path: Pa
 
 def test_a_request_may_name_other_words_and_another_tag(tmp_path: Path) -> None:
     reference = tiny_qwen3_causal(tmp_path, tie_word_embeddings=True)
-    words = at_steps([rows[:, [5, 6, 7]] for rows in logits(reference)], 50)
+    words = at_steps([rows[:, [5, 6, 7]] for rows in compute_logits(reference)], 50)
 
-    with load(tmp_path, pooler_config=SHEPHERD) as llm:
+    with load_llm(tmp_path, pooler_config=SHEPHERD) as llm:
         ours = rows_of(llm, PoolingParams(step_tag_id=50, returned_token_ids=[5, 6, 7]))
         with pytest.raises(Unsupported, match="convert embed"):
             llm.encode(SEQUENCES, pooling_task="token_embed", use_tqdm=False)
@@ -200,30 +200,30 @@ def test_without_a_tag_every_token_is_judged(tmp_path: Path) -> None:
     reference = tiny_qwen3_causal(tmp_path)
     config = {"pooling_type": "STEP", "returned_token_ids": [GOOD, BAD]}
 
-    with load(tmp_path, pooler_config=config) as llm:
-        assert_same(rows_of(llm), [rows[:, [GOOD, BAD]].softmax(-1) for rows in logits(reference)])
+    with load_llm(tmp_path, pooler_config=config) as llm:
+        assert_same(rows_of(llm), [rows[:, [GOOD, BAD]].softmax(-1) for rows in compute_logits(reference)])
 
 
 def test_the_words_of_internlm2_have_a_name_of_their_own(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "LlamaForCausalLM")
     rewrite(tmp_path, as_internlm2, architectures=["InternLM2ForCausalLM"])
 
-    with load(tmp_path, pooler_config=SHEPHERD) as llm:
-        assert_same(rows_of(llm), at_steps([rows[:, [GOOD, BAD]].softmax(-1) for rows in logits(reference)]))
+    with load_llm(tmp_path, pooler_config=SHEPHERD) as llm:
+        assert_same(rows_of(llm), at_steps([rows[:, [GOOD, BAD]].softmax(-1) for rows in compute_logits(reference)]))
 
 
 @pytest.mark.parametrize("options", [{"task": "reward"}, {"convert": "reward"}])
 def test_the_oldest_options_load_it_too(options: dict[str, Any], tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "LlamaForCausalLM")
 
-    with load(tmp_path, override_pooler_config=SHEPHERD, **options) as llm:
-        assert_same(rows_of(llm), at_steps([rows[:, [GOOD, BAD]].softmax(-1) for rows in logits(reference)]))
+    with load_llm(tmp_path, override_pooler_config=SHEPHERD, **options) as llm:
+        assert_same(rows_of(llm), at_steps([rows[:, [GOOD, BAD]].softmax(-1) for rows in compute_logits(reference)]))
 
 
 def test_the_words_are_weighed_in_float32_whatever_the_model_runs_in(tmp_path: Path) -> None:
     reference = tiny_qwen3_causal(tmp_path)
     change_config(tmp_path, dtype="bfloat16")
-    raw = [rows[:, [GOOD, BAD]] for rows in logits(reference)]
+    raw = [rows[:, [GOOD, BAD]] for rows in compute_logits(reference)]
 
     with LLM(str(tmp_path), dtype="bfloat16", device="cpu", pooler_config=SHEPHERD) as llm:
         ours = rows_of(llm, RAW)
@@ -238,17 +238,18 @@ def test_a_word_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
     tiny_qwen3_causal(tmp_path)
 
     with pytest.raises(LoadError, match="names the token 160; the language-model head has 160 rows"):
-        load(tmp_path, pooler_config=SHEPHERD | {"returned_token_ids": [GOOD, 160]})
+        load_llm(tmp_path, pooler_config=SHEPHERD | {"returned_token_ids": [GOOD, 160]})
 
 
 def test_as_an_embedder_it_stays_an_embedder(tmp_path: Path) -> None:
     reference = tiny_qwen3_causal(tmp_path)
 
-    with load(tmp_path, pooler_config=SHEPHERD, convert="embed") as llm:
+    with load_llm(tmp_path, pooler_config=SHEPHERD, convert="embed") as llm:
         outputs = llm.encode(SEQUENCES, RAW, pooling_task="token_embed", use_tqdm=False)
-        reply = serve(llm).post("/pooling", json={"input": "a", "task": "token_classify"})
+        reply = make_client(llm).post("/pooling", json={"input": "a", "task": "token_classify"})
 
     assert_same(
-        [output.outputs.data for output in outputs], at_steps([rows[:, [GOOD, BAD]] for rows in states(reference)])
+        [output.outputs.data for output in outputs],
+        at_steps([rows[:, [GOOD, BAD]] for rows in compute_hidden_states(reference)]),
     )
-    refused(reply, "Unsupported task", "task")
+    assert_refused(reply, "Unsupported task", "task")

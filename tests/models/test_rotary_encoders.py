@@ -20,11 +20,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from cenote import LLM, PoolingParams
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
-from cenote.loading.load import load
+from cenote.loading.load import load_model
 from cenote.models.architecture import HFConfig
-from cenote.models.jina_v3 import StoredAdapters, stored_adapters
-from cenote.packed_batch import pack
-from tests.tiny import SEQUENCES, change_config, logits, save_tiny, states
+from cenote.models.jina_v3 import StoredAdapters, stored_adapters_from_config
+from cenote.packed_batch import pack_sequences
+from tests.tiny import SEQUENCES, change_config, compute_hidden_states, compute_logits, save_tiny
 
 TOLERANCE = 1e-4
 RAW = PoolingParams(use_activation=False)
@@ -126,10 +126,10 @@ def rename(folder: Path, new_name: Callable[[str], str]) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def ours(folder: Path, sequences: list[list[int]] = SEQUENCES, **options: Any) -> Tensor:
-    model = load(EngineConfig.of(str(folder), dtype="float32", device="cpu", **options))
+def run_ours(folder: Path, sequences: list[list[int]] = SEQUENCES, **options: Any) -> Tensor:
+    model = load_model(EngineConfig.from_kwargs(str(folder), dtype="float32", device="cpu", **options))
     with torch.inference_mode():
-        out: Tensor = model.backbone(pack(sequences))
+        out: Tensor = model.backbone(pack_sequences(sequences))
     return out
 
 
@@ -137,7 +137,7 @@ def assert_same(mine: Tensor, theirs: list[Tensor]) -> None:
     assert_close(mine, torch.cat(theirs), atol=TOLERANCE, rtol=0)
 
 
-def answers(folder: Path, task: str, **options: Any) -> list[Tensor]:
+def encode_texts(folder: Path, task: str, **options: Any) -> list[Tensor]:
     with LLM(str(folder), dtype="float32", device="cpu", **options) as llm:
         outputs = llm.encode(SEQUENCES, RAW, pooling_task=task, use_tqdm=False)
     return [output.outputs.data for output in outputs]
@@ -170,7 +170,7 @@ def test_a_family_gives_the_states_of_transformers(name: str, layout: str, tmp_p
     reference = save_tiny(tmp_path, model, **changes)
     lay_out(tmp_path, reference, layout)
 
-    assert_same(ours(tmp_path), states(reference))
+    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -186,9 +186,9 @@ def test_a_head_gives_the_logits_of_transformers(head: str, family: str, layout:
             reference.get_parameter(name).zero_()
     lay_out(tmp_path, reference, layout)
 
-    mine = answers(tmp_path, "classify" if head == "ForSequenceClassification" else "token_classify")
+    mine = encode_texts(tmp_path, "classify" if head == "ForSequenceClassification" else "token_classify")
 
-    for rows, theirs in zip(mine, logits(reference), strict=True):
+    for rows, theirs in zip(mine, compute_logits(reference), strict=True):
         assert_close(rows, theirs, atol=TOLERANCE, rtol=0)
 
 
@@ -198,45 +198,45 @@ def test_nomic_may_say_everything_twice(tmp_path: Path) -> None:
     newer = json.loads((tmp_path / "config.json").read_text())
     lay_out(tmp_path, reference, "published", **newer)
 
-    assert_same(ours(tmp_path), states(reference))
+    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
 
 
 @pytest.mark.parametrize("name", ["NomicBertModel", "GteModel", "JinaEmbeddingsV3Model", "EuroBertModel"])
 def test_bfloat16_stays_close_to_float32(name: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, name)
-    model = load(EngineConfig.of(str(tmp_path), dtype="bfloat16", device="cpu"))
+    model = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="bfloat16", device="cpu"))
 
     with torch.inference_mode():
-        mine = model.backbone(pack(SEQUENCES)).float()
+        mine = model.backbone(pack_sequences(SEQUENCES)).float()
 
-    assert nn.functional.cosine_similarity(mine, torch.cat(states(reference))).min() > 0.99
+    assert nn.functional.cosine_similarity(mine, torch.cat(compute_hidden_states(reference))).min() > 0.99
 
 
 def test_token_types_reach_nomic(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "NomicBertModel")
     lay_out(tmp_path, reference, "published")
     types = [[0] * (len(ids) // 2) + [1] * (len(ids) - len(ids) // 2) for ids in SEQUENCES]
-    model = load(EngineConfig.of(str(tmp_path), dtype="float32", device="cpu"))
+    model = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device="cpu"))
 
     with torch.inference_mode():
-        mine = model.backbone(pack(SEQUENCES, types))
+        mine = model.backbone(pack_sequences(SEQUENCES, types))
 
-    assert_same(mine, states(reference, types=types))
+    assert_same(mine, compute_hidden_states(reference, types=types))
 
 
 @pytest.mark.parametrize("pooling", ["bos", "mean", "late"])
 def test_eurobert_pools_as_its_config_says(pooling: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "EuroBertForSequenceClassification", num_labels=3, classifier_pooling=pooling)
 
-    for rows, theirs in zip(answers(tmp_path, "classify"), logits(reference), strict=True):
+    for rows, theirs in zip(encode_texts(tmp_path, "classify"), compute_logits(reference), strict=True):
         assert_close(rows, theirs, atol=TOLERANCE, rtol=0)
 
 
-def test_an_early_eurobert_calls_its_last_layer_otherwise(tmp_path: Path) -> None:
+def test_an_early_eurobert_has_another_name_for_its_last_layer(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "EuroBertForSequenceClassification", num_labels=3)
     rename(tmp_path, lambda key: key.replace("classifier.", "out_proj."))
 
-    for rows, theirs in zip(answers(tmp_path, "classify"), logits(reference), strict=True):
+    for rows, theirs in zip(encode_texts(tmp_path, "classify"), compute_logits(reference), strict=True):
         assert_close(rows, theirs, atol=TOLERANCE, rtol=0)
 
 
@@ -266,7 +266,7 @@ def test_a_cross_encoder_scores_a_pair_as_one_sequence(family: str, tmp_path: Pa
 # GTE's scaling, which Transformers does not have
 @pytest.mark.parametrize("power", [None, 0.6])
 @pytest.mark.parametrize("name", ["NewModel", "GteNewModel", "GteModel"])
-def test_gte_turns_its_heads_slower(name: str, power: float | None, tmp_path: Path) -> None:
+def test_gte_scales_its_rotary_frequencies(name: str, power: float | None, tmp_path: Path) -> None:
     theta, factor, dim = 70.0, 8.0, 8
     reference = save_tiny(tmp_path, "GteModel", rope_parameters={"rope_type": "default", "rope_theta": theta})
     scaling = {"type": "ntk", "factor": factor} | ({} if power is None else {"mixed_b": power})
@@ -278,11 +278,11 @@ def test_gte_turns_its_heads_slower(name: str, power: float | None, tmp_path: Pa
         share = torch.tensor(factor).log() / (dim / 2) ** power
         slowed = theta ** -(pairs / dim) / (share * torch.arange(1, dim // 2 + 1) ** power).exp()
 
-    before = states(reference)
+    before = compute_hidden_states(reference)
     reference.rotary_emb.inv_freq = slowed
 
-    assert_same(ours(tmp_path), states(reference))
-    assert (torch.cat(before) - torch.cat(states(reference))).abs().max() > 100 * TOLERANCE
+    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
+    assert (torch.cat(before) - torch.cat(compute_hidden_states(reference))).abs().max() > 100 * TOLERANCE
 
 
 def test_the_prefix_of_gte_may_be_there_below_no_head(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_the_prefix_of_gte_may_be_there_below_no_head(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"  # with the head of sparse weights that gte-multilingual-base has beside it
     save_file(load_file(file) | {"classifier.weight": torch.ones(1, 32), "classifier.bias": torch.ones(1)}, file)
 
-    assert_same(ours(tmp_path), states(reference))
+    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
 
 
 @pytest.mark.parametrize("setting", [{"layer_norm_type": "rms_norm"}, {"logn_attention_scale": True}])
@@ -301,7 +301,7 @@ def test_what_no_published_gte_has_is_refused(setting: dict[str, Any], tmp_path:
     lay_out(tmp_path, reference, "published", **setting)
 
     with pytest.raises(LoadError, match=next(iter(setting))):
-        ours(tmp_path)
+        run_ours(tmp_path)
 
 
 class PlainExperts(nn.Module):
@@ -358,7 +358,7 @@ def test_nomic_v2_sends_every_other_layer_to_experts(tmp_path: Path) -> None:
     values = nomic_config(json.loads((tmp_path / "config.json").read_text())) | biases | experts
     (tmp_path / "config.json").write_text(json.dumps(values | {"architectures": ["NomicBertModel"]}))
 
-    assert_same(ours(tmp_path), states(reference))
+    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
 
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 70.0}
@@ -374,11 +374,11 @@ def test_dynamic_scaling_makes_nomic_ready_for_the_longest_input(trained: int, t
 
     overrides = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
 
-    assert_same(ours(tmp_path, max_model_len=50, hf_overrides=overrides), states(reference))
+    assert_same(run_ours(tmp_path, max_model_len=50, hf_overrides=overrides), compute_hidden_states(reference))
 
 
 @pytest.mark.parametrize("family", ["NomicBert", "EuroBert"])
-def test_by_other_words_dynamic_scaling_is_for_long_inputs_alone(family: str, tmp_path: Path) -> None:
+def test_under_other_keys_dynamic_scaling_applies_to_long_inputs_only(family: str, tmp_path: Path) -> None:
     """Nomic's own key, and every other family, mean what Transformers means: each input at its own length."""
     reference = save_tiny(tmp_path, f"{family}Model", rope_parameters=dict(DYNAMIC), max_position_embeddings=10)
     if family == "NomicBert":
@@ -387,7 +387,7 @@ def test_by_other_words_dynamic_scaling_is_for_long_inputs_alone(family: str, tm
     else:
         change_config(tmp_path, model_max_length=66)
 
-    assert_same(ours(tmp_path), states(reference))
+    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
 
 
 def test_longrope_takes_the_factors_of_short_inputs_unless_longer_ones_are_allowed(
@@ -397,14 +397,14 @@ def test_longrope_takes_the_factors_of_short_inputs_unless_longer_ones_are_allow
     lengths = {"original_max_position_embeddings": 40, "rope_theta": 70.0}
     reference = save_tiny(tmp_path, "EuroBertModel", rope_parameters=scaling | lengths)
 
-    assert_same(ours(tmp_path), states(reference))
+    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
     monkeypatch.setenv("CENOTE_ALLOW_LONG_MAX_MODEL_LEN", "1")
     reference.rotary_emb.original_inv_freq = (
         reference.rotary_emb.original_inv_freq
         * torch.tensor(scaling["short_factor"])
         / torch.tensor(scaling["long_factor"])
     )
-    assert_same(ours(tmp_path, max_model_len=66), states(reference))
+    assert_same(run_ours(tmp_path, max_model_len=66), compute_hidden_states(reference))
 
 
 ROPES = {
@@ -430,17 +430,17 @@ def test_modernbert_reads_every_config(name: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "ModernBertModel", **changes)
     change_config(tmp_path, drop=drop, **rewrite)
 
-    assert_same(ours(tmp_path), states(reference))
+    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
 
 
 @pytest.mark.parametrize(
     "changes",
     [{}, {"tie_word_embeddings": False}, {"decoder_bias": False}, {"classifier_bias": True, "norm_bias": True}],
 )
-def test_modernbert_says_which_word_is_masked(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_modernbert_predicts_masked_tokens(changes: dict[str, Any], tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "ModernBertForMaskedLM", **changes)
 
-    for rows, theirs in zip(answers(tmp_path, "token_classify"), logits(reference), strict=True):
+    for rows, theirs in zip(encode_texts(tmp_path, "token_classify"), compute_logits(reference), strict=True):
         assert_close(rows, theirs, atol=TOLERANCE, rtol=0)
 
 
@@ -468,9 +468,9 @@ def test_a_reranker_of_jina_is_roberta_by_other_names(name: str, tmp_path: Path)
         tensors[query.replace("attention.self.query", "mixer.Wqkv")] = torch.cat(parts)
     save_file(tensors, file, metadata={"format": "pt"})
 
-    assert_same(ours(tmp_path), states(reference))
+    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
     if name.endswith("Classification"):
-        for rows, theirs in zip(answers(tmp_path, "classify"), logits(reference), strict=True):
+        for rows, theirs in zip(encode_texts(tmp_path, "classify"), compute_logits(reference), strict=True):
             assert_close(rows, theirs, atol=TOLERANCE, rtol=0)
 
 
@@ -499,16 +499,16 @@ def save_adapted(folder: Path) -> PreTrainedModel:
     return reference
 
 
-def test_jina_v3_loads_with_its_adapters_laid_aside(tmp_path: Path) -> None:
+def test_jina_v3_loads_with_its_adapters_separate(tmp_path: Path) -> None:
     reference = save_adapted(tmp_path)
 
-    assert_same(ours(tmp_path), states(reference))
+    assert_same(run_ours(tmp_path), compute_hidden_states(reference))
 
 
 def test_jina_v3_says_where_its_adapters_lie(tmp_path: Path) -> None:
     save_adapted(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    adapters = stored_adapters(HFConfig(json.loads((tmp_path / "config.json").read_text())))
+    adapters = stored_adapters_from_config(HFConfig(json.loads((tmp_path / "config.json").read_text())))
     assert isinstance(adapters, StoredAdapters)
     assert list(adapters.tasks) == TASKS
     assert adapters.scaling == ALPHA / RANK
@@ -527,4 +527,4 @@ def test_jina_v3_says_where_its_adapters_lie(tmp_path: Path) -> None:
 
 
 def test_a_model_without_adapters_has_none_to_describe() -> None:
-    assert stored_adapters(HFConfig({"position_embedding_type": "rotary"})) is None
+    assert stored_adapters_from_config(HFConfig({"position_embedding_type": "rotary"})) is None

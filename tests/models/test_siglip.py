@@ -16,15 +16,15 @@ from cenote.errors import Unsupported
 from cenote.models.architecture import HFConfig
 from cenote.models.siglip import siglip, siglip2
 from tests.models.two_towers import (
+    IMAGES,
     MIXED,
-    PICTURES,
     TEXT,
     VISION,
     Reference,
     assert_same,
     image_message,
+    make_image,
     opened,
-    picture,
     prompt,
     save,
     vectors,
@@ -79,33 +79,33 @@ def test_texts_and_images_share_a_batch(fixed: Reference, llm: LLM) -> None:
 
 
 def test_rows_of_an_image_are_its_patches_and_then_its_vector(fixed: Reference, llm: LLM) -> None:
-    (found,) = llm.encode(prompt(PICTURES[0]), pooling_task="token_embed", use_tqdm=False)
+    (found,) = llm.encode(prompt(IMAGES[0]), pooling_task="token_embed", use_tqdm=False)
 
     with torch.inference_mode():
-        pixels = fixed.processor(PICTURES[:1], return_tensors="pt")
+        pixels = fixed.processor(IMAGES[:1], return_tensors="pt")
         patches = normalize(fixed.model.vision_model(**pixels).last_hidden_state[0], dim=-1)
-    assert_same(found.outputs.data, [*patches, fixed.vector(PICTURES[0])])
+    assert_same(found.outputs.data, [*patches, fixed.vector(IMAGES[0])])
 
 
 def test_a_text_is_scored_against_an_image(fixed: Reference, llm: LLM) -> None:
-    (found,) = llm.score(TEXTS[0], {"content": image_message(PICTURES[2])[0]["content"]}, use_tqdm=False)
+    (found,) = llm.score(TEXTS[0], {"content": image_message(IMAGES[2])[0]["content"]}, use_tqdm=False)
 
-    assert found.outputs.score == pytest.approx(float(fixed.vector(TEXTS[0]) @ fixed.vector(PICTURES[2])), abs=1e-4)
+    assert found.outputs.score == pytest.approx(float(fixed.vector(TEXTS[0]) @ fixed.vector(IMAGES[2])), abs=1e-4)
 
 
 def test_words_beside_an_image_are_refused(llm: LLM) -> None:
     with pytest.raises(Unsupported, match="SigLIP accepts text-only or image-only inputs, not both!"):
-        llm.embed({"prompt": "a cat", "multi_modal_data": {"image": PICTURES[0]}}, use_tqdm=False)
+        llm.embed({"prompt": "a cat", "multi_modal_data": {"image": IMAGES[0]}}, use_tqdm=False)
 
 
 def test_images_of_any_shape_share_a_batch_without_padding(flexible: Reference, flexible_llm: LLM) -> None:
-    inputs = [*MIXED, picture(400, 9, 5), picture(8, 300, 6)]
+    inputs = [*MIXED, make_image(400, 9, 5), make_image(8, 300, 6)]
 
     assert_same(vectors(flexible_llm, inputs), [flexible.vector(each) for each in inputs])
 
 
 def test_an_image_of_any_shape_counts_the_patches_that_it_has(flexible: Reference, flexible_llm: LLM) -> None:
-    images = [PICTURES[1], picture(400, 9, 5)]
+    images = [IMAGES[1], make_image(400, 9, 5)]
     shapes = flexible.processor(images, return_tensors="pt")["spatial_shapes"]
 
     found = flexible_llm.embed([prompt(image) for image in images], use_tqdm=False)
@@ -114,20 +114,20 @@ def test_an_image_of_any_shape_counts_the_patches_that_it_has(flexible: Referenc
 
 
 def test_a_request_may_ask_for_fewer_patches(flexible: Reference, flexible_llm: LLM) -> None:
-    few = {**prompt(PICTURES[0]), "mm_processor_kwargs": {"max_num_patches": 12}}
+    few = {**prompt(IMAGES[0]), "mm_processor_kwargs": {"max_num_patches": 12}}
     coarse = Reference(flexible.folder, flexible.model, Siglip2ImageProcessorPil(patch_size=4, max_num_patches=12))
 
     (found,) = flexible_llm.embed(few, use_tqdm=False)
 
-    assert_same(torch.tensor([found.outputs.embedding]), [coarse.vector(PICTURES[0])])
+    assert_same(torch.tensor([found.outputs.embedding]), [coarse.vector(IMAGES[0])])
 
 
 def test_keys_that_are_left_out_mean_what_they_mean_to_transformers() -> None:
     empty = HFConfig({"text_config": {}, "vision_config": {}})
     for ours, theirs in ((siglip(empty), SiglipConfig()), (siglip2(empty), Siglip2Config())):
-        assert ours.vision is not None and ours.vector_size == theirs.text_config.projection_size
+        assert ours.vision is not None and ours.projected_size == theirs.text_config.projection_size
         assert ours.backbone.vocab_size == theirs.text_config.vocab_size
-        assert ours.backbone.learned_positions == theirs.text_config.max_position_embeddings
+        assert ours.backbone.num_learned_positions == theirs.text_config.max_position_embeddings
         assert ours.backbone.norm_eps == theirs.text_config.layer_norm_eps
         assert ours.vision.num_layers == theirs.vision_config.num_hidden_layers
-        assert ours.vision.images.patch_size == theirs.vision_config.patch_size
+        assert ours.vision.image_spec.patch_size == theirs.vision_config.patch_size

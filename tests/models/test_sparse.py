@@ -23,7 +23,16 @@ from transformers import PreTrainedModel
 from cenote import LLM, PoolerConfig, PoolingParams
 from cenote.errors import BadRequest, LoadError, NumericalError, Unsupported
 from cenote.pooling import sparse
-from tests.tiny import SEQUENCES, change_config, logits, save_tiny, states, tiny_bert, tiny_bge_m3, tiny_splade
+from tests.tiny import (
+    SEQUENCES,
+    change_config,
+    compute_hidden_states,
+    compute_logits,
+    save_tiny,
+    tiny_bert,
+    tiny_bge_m3,
+    tiny_splade,
+)
 
 # with words that come twice, a word that nobody knows, and nothing at all
 TEXTS = ["the cat and the dog and the bird", "a ☃ in the city", "two ☃", "", "how big is the old river in berlin?"]
@@ -90,7 +99,7 @@ class FlagEmbedding:
         return F.normalize(self.colbert_linear(self.states(ids)[1:]), dim=-1)
 
     def states(self, ids: list[int]) -> Tensor:
-        return states(self.model, [ids])[0]
+        return compute_hidden_states(self.model, [ids])[0]
 
 
 def check_against(theirs: FlagEmbedding, llm: LLM) -> None:
@@ -152,7 +161,9 @@ def test_weights_without_activation_may_be_below_zero(tmp_path: Path) -> None:
         raw = [output.data for output in encoded(llm, "token_classify", SEQUENCES, RAW)]
         found = [output.data for output in encoded(llm, "sparse_embed", SEQUENCES)]
 
-    assert_same(raw, [sparse_linear(rows)[:, 0] for rows in states(reference)])  # no special tokens, all rows
+    assert_same(
+        raw, [sparse_linear(rows)[:, 0] for rows in compute_hidden_states(reference)]
+    )  # no special tokens, all rows
     assert any((rows < 0).any() for rows in raw)
     assert all((rows[:, 1] > 0).all() for rows in found)
 
@@ -192,7 +203,7 @@ def test_a_head_that_does_not_fit_is_refused(stored: Any, words: str, tmp_path: 
         LLM(str(tmp_path))
 
 
-def test_an_answer_that_is_no_number_is_an_error_and_not_an_empty_vector(tmp_path: Path) -> None:
+def test_a_nan_output_is_an_error_and_not_an_empty_vector(tmp_path: Path) -> None:
     tiny_bge_m3(tmp_path)
     torch.save({"weight": torch.full((1, 32), torch.nan), "bias": torch.zeros(1)}, tmp_path / "sparse_linear.pt")
 
@@ -267,7 +278,7 @@ def test_a_combined_request_runs_the_head_over_the_vocabulary_once(tmp_path: Pat
 
     with opened(tmp_path) as llm:
         calls = list[int]()
-        llm.engine.model.pooler.heads.vocabulary.register_forward_hook(lambda *_: calls.append(1))  # type: ignore[union-attr]
+        llm.engine.model.pooler.heads.splade.register_forward_hook(lambda *_: calls.append(1))  # type: ignore[union-attr]
         with counted(llm) as sizes:
             combined = encoded(llm, "embed&sparse_embed")
         assert len(calls) == len(sizes)
@@ -309,7 +320,7 @@ def test_the_older_layout_reads_the_same(tmp_path: Path) -> None:
     with opened(tmp_path) as llm:
         ours = [output.data for output in encoded(llm, "embed", SEQUENCES)]
 
-    assert_same(ours, [rows.relu().log1p().log1p().sum(0) for rows in logits(reference)])
+    assert_same(ours, [rows.relu().log1p().log1p().sum(0) for rows in compute_logits(reference)])
 
 
 @pytest.mark.parametrize("family", ["Bert", "DistilBert"])
@@ -320,18 +331,18 @@ def test_the_references_name_makes_a_masked_language_model_splade(family: str, t
         ours = [output.data for output in encoded(llm, "embed", SEQUENCES)]
         rows = [output.data for output in encoded(llm, "token_embed", SEQUENCES, RAW)]
 
-    assert_same(ours, [row.relu().log1p().amax(0) for row in logits(reference)])
-    assert_same(rows, states(reference))
+    assert_same(ours, [row.relu().log1p().amax(0) for row in compute_logits(reference)])
+    assert_same(rows, compute_hidden_states(reference))
 
 
 @pytest.mark.parametrize("strategy", ["max", "sum"])
-def test_logits_are_computed_a_piece_at_a_time(strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_computed_in_chunks(strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_splade(tmp_path, pooling_strategy=strategy)
 
     with opened(tmp_path) as llm:
         whole = [output.data for output in encoded(llm, "sparse_embed", SEQUENCES)]
         widest = list[int]()
-        llm.engine.model.pooler.heads.vocabulary.head.norm.register_forward_hook(  # type: ignore[union-attr]
+        llm.engine.model.pooler.heads.splade.head.norm.register_forward_hook(  # type: ignore[union-attr]
             lambda _, arguments, rows: widest.append(len(rows))
         )
         monkeypatch.setattr(sparse, "MAX_LOGITS", 160 * 15)
@@ -345,7 +356,7 @@ def test_splade_vectors_are_as_wide_as_the_vocabulary(tmp_path: Path) -> None:
     tiny_splade(tmp_path)
 
     with opened(tmp_path) as llm:
-        assert llm.engine.about.embedding_size == llm.model_config.embedding_size == 160
+        assert llm.engine.model_info.embedding_size == llm.model_config.embedding_size == 160
         with pytest.raises(Unsupported, match="does not support matryoshka"):
             encoded(llm, "embed", TEXTS, PoolingParams(dimensions=8))
         with pytest.raises(BadRequest, match="does not support"):
@@ -377,7 +388,7 @@ def test_modules_that_make_no_splade_are_refused(modules: list[str], words: str,
 
 
 @pytest.mark.parametrize(("key", "value"), [("pooling_strategy", "mean"), ("activation_function", "tanh")])
-def test_a_way_of_pooling_that_nobody_knows_is_refused(key: str, value: str, tmp_path: Path) -> None:
+def test_an_unknown_splade_setting_is_refused(key: str, value: str, tmp_path: Path) -> None:
     tiny_splade(tmp_path, **{key: value})
 
     with pytest.raises(LoadError, match=f"{key} {value!r} is unknown; there are: "):
@@ -397,8 +408,8 @@ def test_a_masked_language_model_says_what_every_token_could_be(family: str, tmp
         vectors = [output.data for output in encoded(llm, "embed", SEQUENCES)]
         rows = [output.data for output in encoded(llm, "token_embed", SEQUENCES)]
 
-    assert_same(probabilities, [row.softmax(-1) for row in logits(reference)])
-    assert_same(rows, [F.normalize(row, dim=-1) for row in states(reference)])
+    assert_same(probabilities, [row.softmax(-1) for row in compute_logits(reference)])
+    assert_same(rows, [F.normalize(row, dim=-1) for row in compute_hidden_states(reference)])
     assert_same(vectors, [row[0] for row in rows])
 
 
@@ -421,20 +432,20 @@ def test_the_sparse_score_is_the_product_of_two_sparse_vectors(make: Callable[[P
     assert expected[0] > 0
 
 
-def test_splade_compares_words_and_bge_m3_vectors_unless_told_otherwise(tmp_path: Path) -> None:
+def test_splade_scores_by_sparse_vectors_and_bge_m3_by_dense_ones_by_default(tmp_path: Path) -> None:
     for name, make in (("splade", tiny_splade), ("m3", tiny_bge_m3)):
         (tmp_path / name).mkdir()
         make(tmp_path / name)
 
     with opened(tmp_path / "splade") as splade, opened(tmp_path / "m3") as m3:
-        assert splade.engine.about.score_types == ("sparse", "bi-encoder", "late-interaction")
-        assert m3.engine.about.score_types == ("bi-encoder", "late-interaction", "sparse")
+        assert splade.engine.model_info.score_types == ("sparse", "bi-encoder", "late-interaction")
+        assert m3.engine.model_info.score_types == ("bi-encoder", "late-interaction", "sparse")
 
 
 # outputs
 
 
-def test_an_output_tells_ids_weights_and_tokens_and_survives_pickling(tmp_path: Path) -> None:
+def test_an_output_has_ids_weights_and_tokens_and_survives_pickling(tmp_path: Path) -> None:
     tiny_bge_m3(tmp_path)
 
     with opened(tmp_path) as llm:

@@ -13,11 +13,11 @@ from cenote.models.architecture import HFConfig
 from tests.tiny import SIZES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-ROWS = {row.name: row for row in supported_models.rows()}
+ROWS = {row.name: row for row in supported_models.iter_supported_models()}
 # by stem, where Transformers has a config to ask the family with
 CONFIGS = {
     stem: config
-    for stem in supported_models.FAMILIES
+    for stem in supported_models.SUPPORTED_FAMILIES
     if (config := getattr(transformers, f"{stem}Config", None)) is not None and config.model_type in SIZES
 }
 
@@ -28,7 +28,7 @@ def test_the_page_is_what_the_command_prints(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == PAGE.read_text(), "write it again: cenote models --markdown > docs/models.md"
 
 
-def test_a_word_finds_names_and_models(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_filter_matches_names_and_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "qwen3-RERANKER"]) == 0
     found = capsys.readouterr().out
     assert main(["models", "no such model"]) == 1
@@ -37,36 +37,36 @@ def test_a_word_finds_names_and_models(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == ""
 
 
-def test_every_name_of_the_catalog_has_a_row_and_every_row_a_name() -> None:
+def test_every_registered_name_is_listed_and_every_listed_name_is_registered() -> None:
     missing = [
-        *(registry.FAMILIES.keys() - supported_models.FAMILIES),
-        *(registry.NAMES.keys() - supported_models.NAMED),
+        *(registry.FAMILIES.keys() - supported_models.SUPPORTED_FAMILIES),
+        *(registry.EXACT_NAMES.keys() - supported_models.SUPPORTED_NAMES),
     ]
     unknown = [
-        *(supported_models.FAMILIES.keys() - registry.FAMILIES),
-        *(supported_models.NAMED.keys() - registry.NAMES),
+        *(supported_models.SUPPORTED_FAMILIES.keys() - registry.FAMILIES),
+        *(supported_models.SUPPORTED_NAMES.keys() - registry.EXACT_NAMES),
     ]
 
     assert not missing, f"cenote/models/supported_models.py lacks {sorted(missing)}"
     assert not unknown, f"cenote/models/registry.py has no {sorted(unknown)}"
-    assert len(ROWS) == len(list(supported_models.rows()))
-    assert not {*supported_models.ALSO, *supported_models.VLLM} - ROWS.keys()
+    assert len(ROWS) == len(list(supported_models.iter_supported_models()))
+    assert not {*supported_models.ALSO_VERIFIED_WITH, *supported_models.VLLM_DIFFERENCES} - ROWS.keys()
     for name, row in ROWS.items():
-        form = registry.find([name]).form
-        assert row.form == form or row.form == "embed", f"{name} is {form} by the catalog, {row.form} in the guide"
+        form = registry.find_architecture([name]).kind
+        assert row.kind == form or row.kind == "embed", f"{name} is {form} by the catalog, {row.kind} in the guide"
 
 
 def test_models_are_listed_under_suffixes_that_the_family_has() -> None:
-    for stem, family in supported_models.FAMILIES.items():
-        assert not {*family.models, *family.forms} - {*family.suffixes}, stem
+    for stem, family in supported_models.SUPPORTED_FAMILIES.items():
+        assert not {*family.models, *family.kinds} - {*family.suffixes}, stem
 
 
 @pytest.mark.parametrize("stem", CONFIGS)
-def test_a_name_promises_only_what_its_family_has(stem: str) -> None:
-    names = [f"{stem}{suffix}" for suffix in supported_models.FAMILIES[stem].suffixes]
+def test_a_listed_suffix_has_its_head_in_the_family(stem: str) -> None:
+    names = [f"{stem}{suffix}" for suffix in supported_models.SUPPORTED_FAMILIES[stem].suffixes]
     config = CONFIGS[stem](**SIZES[CONFIGS[stem].model_type])
 
-    family = registry.find(names).family(HFConfig(config.to_dict()))
+    family = registry.find_architecture(names).family(HFConfig(config.to_dict()))
 
     heads = {
         "sequence": family.sequence_head,
@@ -75,5 +75,5 @@ def test_a_name_promises_only_what_its_family_has(stem: str) -> None:
         "masked": family.masked_head,
         "sparse": family.masked_head,
     }
-    headless = [name for name in names if heads.get(ROWS[name].form, family) is None]
+    headless = [name for name in names if heads.get(ROWS[name].kind, family) is None]
     assert not headless, f"cenote/models/supported_models.py promises {headless}"

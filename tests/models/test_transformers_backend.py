@@ -77,7 +77,7 @@ def test_an_unknown_classifier_classifies_and_scores(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pad", [0, 5, 159])
-def test_a_decoder_that_classifies_says_in_company_what_it_says_alone(pad: int, tmp_path: Path) -> None:
+def test_a_decoder_classifier_gives_the_same_in_a_batch_and_alone(pad: int, tmp_path: Path) -> None:
     """The library's own way past padding depends on what the padding is."""
     sizes = {"num_hidden_layers": 2, "intermediate_size": 48, "num_attention_heads": 4, "max_position_embeddings": 64}
     config = {"vocab_size": 160, "hidden_size": 32, "pad_token_id": pad, "num_labels": 3} | sizes
@@ -126,7 +126,7 @@ def test_an_unknown_tagger_classifies_tokens(tmp_path: Path) -> None:
         assert_close(output.outputs.data, rows.softmax(-1), atol=1e-4, rtol=0)
 
 
-def test_a_known_model_can_be_run_by_the_library_and_says_the_same(tmp_path: Path) -> None:
+def test_a_native_model_run_by_the_transformers_backend_gives_the_same(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
 
     with (
@@ -148,7 +148,7 @@ def test_without_the_library_the_error_says_how_to_get_it(tmp_path: Path, monkey
         LLM(str(tmp_path), model_impl="cenote")
 
 
-def test_the_library_makes_no_classifier_of_what_is_none(tmp_path: Path) -> None:
+def test_the_transformers_backend_makes_no_classifier_of_an_embedder(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path / "classifier")
     name, config, _ = UNKNOWN["decoder"]
     save(tmp_path, name, config)

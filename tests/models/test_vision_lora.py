@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from cenote import LLM
 from cenote.errors import LoadError
-from cenote.protocol.requests import LoRARequest
-from tests.models.tiny_qwen3_vl import IMAGE, picture, save_tiny_qwen3_vl
+from cenote.protocol.params import LoRARequest
+from tests.models.tiny_qwen3_vl import IMAGE, make_image, save_tiny_qwen3_vl
 
 PROMPTS: list[Any] = [
-    {"prompt": f"{IMAGE}a red bird", "multi_modal_data": {"image": picture(40, 30)}},
+    {"prompt": f"{IMAGE}a red bird", "multi_modal_data": {"image": make_image(40, 30)}},
     "a red bird",
-    {"prompt": f"two {IMAGE}", "multi_modal_data": {"image": picture(20, 50, seed=1)}},
+    {"prompt": f"two {IMAGE}", "multi_modal_data": {"image": make_image(20, 50, seed=1)}},
 ]
 
 

@@ -13,9 +13,9 @@ from torch.testing import assert_close
 from cenote import LLM
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
-from cenote.loading.load import load
-from cenote.packed_batch import pack
-from tests.tiny import SEQUENCES, logits, save_tiny, states, tiny_bert, tiny_bert_classifier
+from cenote.loading.load import load_model
+from cenote.packed_batch import pack_sequences
+from tests.tiny import SEQUENCES, compute_hidden_states, compute_logits, save_tiny, tiny_bert, tiny_bert_classifier
 
 PREFIXES = {"Bert": "bert.", "Roberta": "roberta.", "XLMRoberta": "roberta.", "ModernBert": "model.", "Qwen3": "model."}
 
@@ -27,9 +27,9 @@ def rename(folder: Path, new_name: Callable[[str], str]) -> None:
 
 
 def assert_same_states(folder: Path, expected: list[torch.Tensor]) -> None:
-    model = load(EngineConfig.of(str(folder), dtype="float32", device="cpu"))
+    model = load_model(EngineConfig.from_kwargs(str(folder), dtype="float32", device="cpu"))
     with torch.inference_mode():
-        assert_close(model.backbone(pack(SEQUENCES)), torch.cat(expected), atol=1e-4, rtol=0)
+        assert_close(model.backbone(pack_sequences(SEQUENCES)), torch.cat(expected), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("family", PREFIXES)
@@ -37,7 +37,7 @@ def test_a_backbone_may_stand_under_its_prefix(family: str, tmp_path: Path) -> N
     reference = save_tiny(tmp_path, f"{family}Model")
     rename(tmp_path, lambda name: PREFIXES[family] + name)
 
-    assert_same_states(tmp_path, states(reference))
+    assert_same_states(tmp_path, compute_hidden_states(reference))
 
 
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "RobertaForMaskedLM", "ModernBertForMaskedLM", "Qwen3ForCausalLM"])
@@ -47,7 +47,7 @@ def test_a_backbone_may_stand_without_its_prefix(name: str, tmp_path: Path) -> N
     assert any(key.startswith(prefix) for key in load_file(tmp_path / "model.safetensors"))
     rename(tmp_path, lambda key: key.removeprefix(prefix))
 
-    assert_same_states(tmp_path, states(reference))
+    assert_same_states(tmp_path, compute_hidden_states(reference))
 
 
 @pytest.mark.parametrize("family", ["Bert", "Roberta", "ModernBert", "Qwen2"])
@@ -59,7 +59,7 @@ def test_a_classifier_may_stand_beside_a_backbone_without_prefix(family: str, tm
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
         ours = llm.encode(SEQUENCES, pooling_task="classify", use_tqdm=False)
 
-    for mine, row in zip(ours, logits(reference), strict=True):
+    for mine, row in zip(ours, compute_logits(reference), strict=True):
         assert_close(mine.outputs.data, row.softmax(-1), atol=1e-4, rtol=0)
 
 
@@ -75,7 +75,7 @@ def test_norms_may_go_by_their_old_names(tmp_path: Path) -> None:
     rename(tmp_path, older)
 
     assert any(name.endswith("gamma") for name in load_file(tmp_path / "model.safetensors"))
-    assert_same_states(tmp_path, states(reference))
+    assert_same_states(tmp_path, compute_hidden_states(reference))
 
 
 def test_the_tables_of_older_programs_are_passed_over(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_the_tables_of_older_programs_are_passed_over(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     save_file(load_file(file) | {"embeddings.position_ids": torch.arange(66)[None]}, file, metadata={"format": "pt"})
 
-    assert_same_states(tmp_path, states(reference))
+    assert_same_states(tmp_path, compute_hidden_states(reference))
 
 
 def test_a_checkpoint_of_pytorch_is_as_good(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_checkpoint_of_pytorch_is_as_good(tmp_path: Path) -> None:
     torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
 
-    assert_same_states(tmp_path, states(reference))
+    assert_same_states(tmp_path, compute_hidden_states(reference))
 
 
 def test_a_classifier_serves_as_an_embedder_when_told_so(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_classifier_serves_as_an_embedder_when_told_so(tmp_path: Path) -> None
     with LLM(str(tmp_path), dtype="float32", device="cpu", convert="embed") as llm:
         ours = llm.embed(SEQUENCES, use_tqdm=False)
 
-    for mine, rows in zip(ours, states(reference), strict=True):
+    for mine, rows in zip(ours, compute_hidden_states(reference), strict=True):
         assert_close(mine.outputs.data, torch.nn.functional.normalize(rows[0], dim=-1), atol=1e-4, rtol=0)
 
 
@@ -111,7 +111,7 @@ def test_a_tensor_without_a_place_is_an_error(tmp_path: Path) -> None:
     save_file(load_file(file) | extra, file, metadata={"format": "pt"})
 
     with pytest.raises(LoadError, match=r"no place for .*distance_embedding"):
-        load(EngineConfig.of(str(tmp_path), device="cpu"))
+        load_model(EngineConfig.from_kwargs(str(tmp_path), device="cpu"))
 
 
 def test_a_place_without_a_tensor_is_an_error(tmp_path: Path) -> None:
@@ -119,4 +119,4 @@ def test_a_place_without_a_tensor_is_an_error(tmp_path: Path) -> None:
     rename(tmp_path, lambda name: name.replace("encoder.layer.1.output.dense", "encoder.layer.7.output.dense"))
 
     with pytest.raises(LoadError, match=r"nothing in the checkpoint for .*encoder\.layer\.1\.output\.dense"):
-        load(EngineConfig.of(str(tmp_path), device="cpu"))
+        load_model(EngineConfig.from_kwargs(str(tmp_path), device="cpu"))

@@ -84,10 +84,10 @@ CHAT_TEMPLATE = """
 def save_tiny_qwen3_vl(folder: Path, *, tied: bool = False, seed: int = 0) -> Qwen3VLForConditionalGeneration:
     """Qwen3-VL, which becomes an embedder; returned as it is for comparisons."""
     config = {"text_config": TEXT, "vision_config": VISION, "tie_word_embeddings": tied}
-    return save_kin(folder, Qwen3VLForConditionalGeneration, config, seed=seed)
+    return save_model(folder, Qwen3VLForConditionalGeneration, config, seed=seed)
 
 
-def save_kin(
+def save_model(
     folder: Path, model_class: type[Any], config: Mapping[str, Any], *, seed: int = 0, std: float = 0.3
 ) -> Any:
     """A model of that class, one of those that see as Qwen3-VL does, with all its files in `folder`."""
@@ -131,7 +131,7 @@ def save_projection(folder: Path, name: str, *, bias: bool, renamed: Callable[[s
     return layer
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+def make_image(width: int, height: int, seed: int = 0) -> Image.Image:
     """Smooth noise, so that another way of resizing would be seen but not all is grey."""
     noise = np.random.default_rng(seed).integers(0, 256, (5, 4, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)

@@ -31,23 +31,23 @@ VISION: dict[str, Any] = {
 }
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+def make_image(width: int, height: int, seed: int = 0) -> Image.Image:
     """Large spots of colour: what resizing does to noise would make all images the same."""
     spots = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     return Image.fromarray(spots).resize((width, height), Image.Resampling.BICUBIC)
 
 
 # a portrait, one that is as large as the model reads, one longer than wide, a tiny one
-PICTURES = [picture(30, 70, 1), picture(28, 28, 2), picture(95, 41, 3), picture(5, 3, 4)]
+IMAGES = [make_image(30, 70, 1), make_image(28, 28, 2), make_image(95, 41, 3), make_image(5, 3, 4)]
 # texts and images in turns, and an image twice
 MIXED: list[str | Image.Image] = [
     TEXTS[0],
-    PICTURES[0],
-    PICTURES[2],
+    IMAGES[0],
+    IMAGES[2],
     *TEXTS[1:4],
-    PICTURES[1],
-    PICTURES[0],
-    PICTURES[3],
+    IMAGES[1],
+    IMAGES[0],
+    IMAGES[3],
 ]
 
 

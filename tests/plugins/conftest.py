@@ -17,9 +17,9 @@ from cenote.engine.engine import PoolingEngine
 from cenote.engine.execution.executor import EchoExecutor
 from cenote.loading.load import LoadedModel
 
-OURS, THEIRS = "cenote.io_processor_plugins", "vllm.io_processor_plugins"
-Offer = Callable[..., str]
-NUMBERS = count()
+CENOTE_GROUP, VLLM_GROUP = "cenote.io_processor_plugins", "vllm.io_processor_plugins"
+InstallPlugin = Callable[..., str]
+MODULE_COUNTER = count()
 EXAMPLE = Path(__file__).parents[2] / "examples" / "near_duplicates"
 TEXTS = [
     "How do I reset my password?",
@@ -31,13 +31,13 @@ TEXTS = [
 
 
 @pytest.fixture
-def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
+def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstallPlugin]:
     """Installs a package as pip would lay it down: a module, and its entry points beside it."""
     modules: list[str] = []
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def install(plugin: str, source: str, *, group: str = OURS, entry: str = "entry") -> str:
-        module = f"offered_{next(NUMBERS)}"
+    def install(plugin: str, source: str, *, group: str = CENOTE_GROUP, entry: str = "entry") -> str:
+        module = f"offered_{next(MODULE_COUNTER)}"
         modules.append(module)
         (tmp_path / f"{module}.py").write_text(dedent(source).replace("THIS", module))
         facts = tmp_path / f"{module}-1.0.dist-info"
@@ -60,7 +60,7 @@ def engine(loaded: LoadedModel) -> Iterator[PoolingEngine]:
 
 
 @pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed_example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that pip installed the example into."""
     folder = tmp_path_factory.mktemp("installed")
     source = folder / "source"  # the build leaves files beside it

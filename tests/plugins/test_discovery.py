@@ -10,11 +10,11 @@ import pytest
 
 from cenote import LoadError
 from cenote.config.engine import EngineConfig
-from cenote.engine.tasks.io_processor import Processor, load_processor
-from cenote.loading.describe import Description, describe
+from cenote.engine.tasks.io_processor import IOProcessorRunner, load_io_processor
+from cenote.loading.describe import ModelDescription, describe_model
 from cenote.loading.load import LoadedModel
 from cenote.plugins import discovery
-from tests.plugins.conftest import OURS, THEIRS, Offer
+from tests.plugins.conftest import CENOTE_GROUP, VLLM_GROUP, InstallPlugin
 
 GOOD = """
 def entry():
@@ -34,15 +34,15 @@ class Plugin:
 
 @pytest.fixture
 def load(loaded: LoadedModel) -> Any:
-    def load(plugin: str | None = None, description: Description = loaded.description) -> Processor | None:
-        return load_processor(EngineConfig(io_processor_plugin=plugin), description, loaded.tokenizer.tokenizer)
+    def load(plugin: str | None = None, description: ModelDescription = loaded.description) -> IOProcessorRunner | None:
+        return load_io_processor(EngineConfig(io_processor_plugin=plugin), description, loaded.tokenizer.tokenizer)
 
     return load
 
 
-@pytest.mark.parametrize("group", [OURS, THEIRS])
-def test_a_plugin_is_found_by_its_name_in_either_group(offer: Offer, load: Any, group: str) -> None:
-    module = offer("good", GOOD, group=group)
+@pytest.mark.parametrize("group", [CENOTE_GROUP, VLLM_GROUP])
+def test_a_plugin_is_found_by_its_name_in_either_group(install_plugin: InstallPlugin, load: Any, group: str) -> None:
+    module = install_plugin("good", GOOD, group=group)
 
     processor = load("good")
 
@@ -50,61 +50,63 @@ def test_a_plugin_is_found_by_its_name_in_either_group(offer: Offer, load: Any, 
     assert type(processor.plugin).__module__ == module
 
 
-def test_of_two_groups_ours_holds(offer: Offer, load: Any) -> None:
-    offer("good", "raise RuntimeError('nobody asked for this one')", group=THEIRS)
-    ours = offer("good", GOOD, group=OURS)
+def test_a_plugin_of_the_cenote_group_takes_precedence(install_plugin: InstallPlugin, load: Any) -> None:
+    install_plugin("good", "raise RuntimeError('nobody asked for this one')", group=VLLM_GROUP)
+    ours = install_plugin("good", GOOD, group=CENOTE_GROUP)
 
     assert type(load("good").plugin).__module__ == ours
 
 
-def test_where_nothing_is_selected_nothing_is_even_looked_for(
-    offer: Offer, load: Any, monkeypatch: pytest.MonkeyPatch
+def test_without_a_selected_plugin_entry_points_are_not_read(
+    install_plugin: InstallPlugin, load: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offer("good", GOOD)
+    install_plugin("good", GOOD)
     monkeypatch.setattr(discovery, "entry_points", lambda **_: pytest.fail("plugins were looked for"))
 
     assert load() is None
 
 
-def test_what_is_not_selected_is_not_imported(offer: Offer, load: Any) -> None:
-    selected = offer("good", GOOD)
-    others = [offer("other", GOOD), offer("theirs", GOOD, group=THEIRS)]
+def test_plugins_that_are_not_selected_are_not_imported(install_plugin: InstallPlugin, load: Any) -> None:
+    selected = install_plugin("good", GOOD)
+    others = [install_plugin("other", GOOD), install_plugin("theirs", GOOD, group=VLLM_GROUP)]
 
     assert load("good") is not None
     assert selected in sys.modules
     assert not set(others) & set(sys.modules)
 
 
-def test_config_json_may_name_an_installed_plugin_and_the_option_outranks_it(offer: Offer, load: Any) -> None:
-    offer("first", GOOD)
-    offer("second", GOOD)
-    description = describe(EngineConfig(hf_overrides={"io_processor_plugin": "first"}))
+def test_config_json_may_name_a_plugin_and_the_option_overrides_it(install_plugin: InstallPlugin, load: Any) -> None:
+    install_plugin("first", GOOD)
+    install_plugin("second", GOOD)
+    description = describe_model(EngineConfig(hf_overrides={"io_processor_plugin": "first"}))
 
     assert load(description=description).name == "first"
     assert load("second", description).name == "second"
 
 
-def test_a_checkpoint_whose_plugin_is_missing_tells_how_to_do_without(load: Any) -> None:
-    description = describe(EngineConfig(hf_overrides={"io_processor_plugin": "os.system"}))
+def test_a_missing_plugin_of_config_json_is_refused_with_the_override_that_disables_it(load: Any) -> None:
+    description = describe_model(EngineConfig(hf_overrides={"io_processor_plugin": "os.system"}))
 
     with pytest.raises(LoadError) as caught:
         load(description=description)
 
     assert caught.value.message.startswith("No IOProcessor plugins installed but one is required (os.system).")
     assert 'hf_overrides={"io_processor_plugin": null} loads the model without it' in caught.value.message
-    assert load(description=describe(EngineConfig(hf_overrides={"io_processor_plugin": None}))) is None
+    assert load(description=describe_model(EngineConfig(hf_overrides={"io_processor_plugin": None}))) is None
 
 
-def test_a_name_in_config_json_that_is_no_name_is_refused(load: Any) -> None:
+def test_a_plugin_name_in_config_json_that_is_not_a_string_is_refused(load: Any) -> None:
     with pytest.raises(LoadError, match=r"config.json: io_processor_plugin is \['x'\], not the name of a plugin"):
-        load(description=describe(EngineConfig(hf_overrides={"io_processor_plugin": ["x"]})))
+        load(description=describe_model(EngineConfig(hf_overrides={"io_processor_plugin": ["x"]})))
 
 
-def test_a_plugin_nobody_installed_is_refused_with_those_there_are(offer: Offer, load: Any) -> None:
+def test_a_plugin_that_is_not_installed_is_refused_with_the_installed_ones(
+    install_plugin: InstallPlugin, load: Any
+) -> None:
     with pytest.raises(LoadError, match=r"^No IOProcessor plugins installed but one is required \(goood\)\.$"):
         load("goood")
-    offer("good", GOOD)
-    offer("better", GOOD, group=THEIRS)
+    install_plugin("good", GOOD)
+    install_plugin("better", GOOD, group=VLLM_GROUP)
     with pytest.raises(LoadError) as caught:
         load("goood")
     assert caught.value.message == (
@@ -124,10 +126,10 @@ def test_a_plugin_nobody_installed_is_refused_with_those_there_are(offer: Offer,
     ids=["import", "call", "name", "kind"],
 )
 def test_a_plugin_that_fails_to_load_is_skipped_with_a_warning_and_the_reason(
-    offer: Offer, load: Any, caplog: pytest.LogCaptureFixture, source: str, reason: str
+    install_plugin: InstallPlugin, load: Any, caplog: pytest.LogCaptureFixture, source: str, reason: str
 ) -> None:
-    broken = offer("broken", source)
-    offer("good", GOOD)
+    broken = install_plugin("broken", source)
+    install_plugin("good", GOOD)
 
     with caplog.at_level(logging.WARNING, "cenote"), pytest.raises(LoadError) as caught:
         load("broken")
@@ -139,15 +141,15 @@ def test_a_plugin_that_fails_to_load_is_skipped_with_a_warning_and_the_reason(
     assert caplog.messages == ["Failed to load plugin broken."]
 
 
-def test_a_plugin_may_opt_out(offer: Offer, load: Any) -> None:
-    offer("shy", "def entry():\n    return None")
+def test_a_plugin_may_opt_out(install_plugin: InstallPlugin, load: Any) -> None:
+    install_plugin("shy", "def entry():\n    return None")
 
     with pytest.raises(LoadError, match=r"^No IOProcessor plugins installed but one is required \(shy\)\.$"):
         load("shy")
 
 
-def test_two_packages_that_bring_the_same_name_are_refused(offer: Offer, load: Any) -> None:
-    names = sorted([offer("good", GOOD), offer("good", GOOD)])
+def test_two_packages_that_bring_the_same_name_are_refused(install_plugin: InstallPlugin, load: Any) -> None:
+    names = sorted([install_plugin("good", GOOD), install_plugin("good", GOOD)])
 
     with pytest.raises(LoadError, match=f"{names[0]} and {names[1]} both bring an IO processor plugin 'good'"):
         load("good")
@@ -173,8 +175,10 @@ def test_two_packages_that_bring_the_same_name_are_refused(offer: Offer, load: A
         (GOOD.replace("def p", "def other_p"), "has no parse_data and no pre_process and no post_process"),
     ],
 )
-def test_a_plugin_that_cannot_work_is_one_line_at_the_start(offer: Offer, load: Any, source: str, words: str) -> None:
-    offer("odd", source)
+def test_an_invalid_plugin_gives_a_one_line_load_error(
+    install_plugin: InstallPlugin, load: Any, source: str, words: str
+) -> None:
+    install_plugin("odd", source)
 
     with pytest.raises(LoadError, match=words) as caught:
         load("odd")
@@ -182,8 +186,10 @@ def test_a_plugin_that_cannot_work_is_one_line_at_the_start(offer: Offer, load: 
     assert "\n" not in caught.value.message
 
 
-def test_a_plugin_is_told_about_the_model_and_has_a_tokenizer_of_its_own(offer: Offer, load: Any, llm: Any) -> None:
-    offer("good", GOOD)
+def test_a_plugin_gets_the_model_config_and_a_copy_of_the_tokenizer(
+    install_plugin: InstallPlugin, load: Any, llm: Any
+) -> None:
+    install_plugin("good", GOOD)
 
     plugin = load("good").plugin
 
@@ -197,11 +203,11 @@ def test_a_plugin_is_told_about_the_model_and_has_a_tokenizer_of_its_own(offer: 
     assert len(llm.embed("a b c d", use_tqdm=False)[0].prompt_token_ids) == 6
 
 
-def test_older_plugins_take_the_config_alone_and_their_names_are_told_once(
-    offer: Offer, load: Any, caplog: pytest.LogCaptureFixture
+def test_older_plugins_get_only_the_config_and_deprecated_methods_are_logged_once(
+    install_plugin: InstallPlugin, load: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     older = GOOD.replace("config, renderer):", "config):").replace("config, renderer", "config, None")
-    offer("older", older.replace("parse_data", "parse_request"))
+    install_plugin("older", older.replace("parse_data", "parse_request"))
 
     with caplog.at_level(logging.INFO, "cenote"):
         assert load("older").plugin.renderer is None

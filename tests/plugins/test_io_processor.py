@@ -10,10 +10,10 @@ import pytest
 
 from cenote import PoolingParams
 from cenote.plugins import IOProcessor
-from cenote.plugins.io_processor import method, overrides
+from cenote.plugins.io_processor import get_method, has_override
 
 
-class Smallest(IOProcessor[str, list[Any]]):
+class MinimalProcessor(IOProcessor[str, list[Any]]):
     def pre_process(self, prompt: str, request_id: str | None = None, **kwargs: Any) -> str:
         return f"{prompt} {request_id}"
 
@@ -21,7 +21,7 @@ class Smallest(IOProcessor[str, list[Any]]):
         return [*model_output, request_id, kwargs]
 
 
-class Foreign:
+class DuckTypedProcessor:
     """Has what it needs, and none of our code."""
 
     def parse_request(self, data: object) -> object:
@@ -31,7 +31,7 @@ class Foreign:
         return PoolingParams(task="embed", dimensions=7)
 
 
-def test_prompts_and_results_must_be_made_by_the_plugin() -> None:
+def test_pre_process_and_post_process_are_abstract() -> None:
     class Nothing(IOProcessor[Any, Any]):
         pass
 
@@ -39,22 +39,22 @@ def test_prompts_and_results_must_be_made_by_the_plugin() -> None:
         Nothing(None)  # type: ignore[abstract]
 
 
-def test_what_the_plugin_is_told_lies_under_both_names() -> None:
-    plugin = Smallest("config", "renderer")
+def test_the_config_is_available_under_both_names() -> None:
+    plugin = MinimalProcessor("config", "renderer")
 
     assert (plugin.config, plugin.vllm_config, plugin.renderer) == ("config", "config", "renderer")
 
 
-def test_without_a_word_about_parameters_the_task_is_plugin() -> None:
-    plugin = Smallest("config", "renderer")
+def test_the_default_params_have_the_task_plugin() -> None:
+    plugin = MinimalProcessor("config", "renderer")
     given = PoolingParams(use_activation=False)
 
     assert plugin.merge_pooling_params() == PoolingParams(task="plugin")
     assert plugin.merge_pooling_params(given) is given
 
 
-def test_the_awaited_forms_are_the_blocking_ones_and_answers_are_sorted() -> None:
-    plugin = Smallest("config", "renderer")
+def test_async_defaults_call_the_sync_methods_with_sorted_outputs() -> None:
+    plugin = MinimalProcessor("config", "renderer")
 
     async def backwards() -> AsyncIterator[tuple[int, str]]:
         for numbered in ((2, "c"), (0, "a"), (1, "b")):
@@ -67,18 +67,18 @@ def test_the_awaited_forms_are_the_blocking_ones_and_answers_are_sorted() -> Non
 
 
 def test_a_class_that_does_not_inherit_gets_the_defaults_for_what_it_lacks() -> None:
-    plugin = Foreign()
+    plugin = DuckTypedProcessor()
 
-    assert method(plugin, "parse_data")(5) == ("parsed", 5)
-    assert method(plugin, "merge_pooling_params")() == PoolingParams(task="embed", dimensions=7)
-    assert not overrides(plugin, "pre_process_async")
+    assert get_method(plugin, "parse_data")(5) == ("parsed", 5)
+    assert get_method(plugin, "merge_pooling_params")() == PoolingParams(task="embed", dimensions=7)
+    assert not has_override(plugin, "pre_process_async")
 
 
-def test_older_names_are_followed_by_those_who_inherit_as_well() -> None:
-    class Older(Smallest, Foreign):
+def test_deprecated_methods_are_called_for_subclasses_too() -> None:
+    class Older(MinimalProcessor, DuckTypedProcessor):
         pass
 
     assert Older("config").parse_data(5) == ("parsed", 5)  # type: ignore[comparison-overlap]
     assert Older("config").merge_pooling_params().dimensions == 7
     with pytest.raises(NotImplementedError, match="parse_data"):
-        Smallest("config").parse_data(5)
+        MinimalProcessor("config").parse_data(5)

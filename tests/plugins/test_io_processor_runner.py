@@ -16,13 +16,13 @@ from torch.testing import assert_close
 
 from cenote import LLM, BadRequest, InputTooLong, PoolingError, PoolingParams, PoolingRequestOutput, Unsupported
 from cenote.engine.engine import PoolingEngine
-from cenote.engine.tasks.io_processor import NO_DATA, Processor
+from cenote.engine.tasks.io_processor import NO_DATA_MESSAGE, IOProcessorRunner
 from cenote.errors import EngineStopped
 from cenote.plugins import IOProcessor
-from cenote.protocol.requests import Tokenization
+from cenote.protocol.params import TokenizationParams
 
 
-class Words(IOProcessor[Any, Any]):
+class WordProcessor(IOProcessor[Any, Any]):
     """A prompt for every word of a text; the result tells what each step was given."""
 
     def __init__(self, task: str | None = None) -> None:
@@ -56,15 +56,15 @@ class Words(IOProcessor[Any, Any]):
 
 
 @dataclass
-class Asked:
+class ProcessorHarness:
     """A plugin on the engine that echoes token ids."""
 
     engine: PoolingEngine
     plugin: Any
 
     @property
-    def processor(self) -> Processor:
-        return Processor("words", self.plugin, self.engine.model.description)
+    def processor(self) -> IOProcessorRunner:
+        return IOProcessorRunner("words", self.plugin, self.engine.model.description)
 
     def online(self, data: object, **more: Any) -> Any:
         return asyncio.run(self.processor.process(data, self.engine.pool, request_id="pooling-1", **more))
@@ -74,8 +74,8 @@ class Asked:
 
 
 @pytest.fixture
-def ask(engine: PoolingEngine) -> Callable[[Any], Asked]:
-    return lambda plugin: Asked(engine, plugin)
+def make_harness(engine: PoolingEngine) -> Callable[[Any], ProcessorHarness]:
+    return lambda plugin: ProcessorHarness(engine, plugin)
 
 
 A, B = [101, 1037, 102], [101, 1038, 102]  # "a" and "b" between their special tokens
@@ -84,8 +84,8 @@ A, B = [101, 1037, 102], [101, 1038, 102]  # "a" and "b" between their special t
 # the steps
 
 
-def test_a_request_goes_through_every_step_in_the_order_of_its_prompts(ask: Any) -> None:
-    assert ask(Words()).online("b a b") == {
+def test_a_request_goes_through_every_step_in_the_order_of_its_prompts(make_harness: Any) -> None:
+    assert make_harness(WordProcessor()).online("b a b") == {
         "ids": [B, A, B],
         "data": [B, A, B],
         "names": ["pooling-1-0", "pooling-1-1", "pooling-1-2"],
@@ -94,14 +94,14 @@ def test_a_request_goes_through_every_step_in_the_order_of_its_prompts(ask: Any)
     }
 
 
-def test_offline_there_is_no_request_id_and_the_plugins_own_object_comes_back(ask: Any) -> None:
-    class Own(Words):
+def test_process_sync_has_no_request_id_and_returns_the_plugins_object(make_harness: Any) -> None:
+    class Own(WordProcessor):
         def post_process(self, model_output: Any, request_id: str | None = None, **kwargs: Any) -> Any:
             return self, [output.prompt_token_ids for output in model_output], request_id
 
     plugin = Own()
 
-    assert ask(plugin).offline("a b") == (plugin, [A, B], None)
+    assert make_harness(plugin).offline("a b") == (plugin, [A, B], None)
 
 
 @pytest.mark.parametrize(
@@ -117,27 +117,27 @@ def test_offline_there_is_no_request_id_and_the_plugins_own_object_comes_back(as
     ],
     ids=str,
 )
-def test_prompts_may_have_every_form_that_programs_use(ask: Any, prompts: Any) -> None:
-    class Given(Words):
+def test_prompts_may_have_every_form_that_programs_use(make_harness: Any, prompts: Any) -> None:
+    class Given(WordProcessor):
         def pre_process(self, prompt: Any, request_id: str | None = None, **kwargs: Any) -> Any:
             self.seen = request_id
             return prompts
 
-    assert ask(Given()).online("x")["ids"] == [A]
+    assert make_harness(Given()).online("x")["ids"] == [A]
 
 
-def test_plugins_may_cut_the_token_ids_of_an_answer(ask: Any) -> None:
-    class Cutting(Words):
+def test_plugins_may_cut_the_token_ids_of_an_answer(make_harness: Any) -> None:
+    class Cutting(WordProcessor):
         def post_process(self, model_output: Any, request_id: str | None = None, **kwargs: Any) -> Any:
             for output in model_output:
                 output.prompt_token_ids = output.prompt_token_ids[1:-1]
             return [(output.prompt_token_ids, output.num_prompt_tokens) for output in model_output]
 
-    assert ask(Cutting()).offline("a") == [([1037], 1)]
+    assert make_harness(Cutting()).offline("a") == [([1037], 1)]
 
 
-def test_awaited_forms_of_a_plugins_own_are_used_online(ask: Any) -> None:
-    class Awaited(Words):
+def test_async_methods_of_a_plugin_are_used_when_serving(make_harness: Any) -> None:
+    class Awaited(WordProcessor):
         async def pre_process_async(self, prompt: Any, request_id: str | None = None, **kwargs: Any) -> Any:
             await asyncio.sleep(0)
             return [*prompt, "a"]
@@ -147,13 +147,13 @@ def test_awaited_forms_of_a_plugins_own_are_used_online(ask: Any) -> None:
         ) -> Any:
             return [(place, output.prompt_token_ids) async for place, output in model_output]
 
-    asked = ask(Awaited())
+    asked = make_harness(Awaited())
 
     assert asked.online("b") == [[0, B], [1, A]]
     assert asked.offline("b")["ids"] == [B]
 
 
-def test_a_class_in_the_words_of_older_releases_works(ask: Any) -> None:
+def test_a_plugin_with_deprecated_method_names_works(make_harness: Any) -> None:
     @dataclass
     class Response:
         request_id: str | None
@@ -175,23 +175,23 @@ def test_a_class_in_the_words_of_older_releases_works(ask: Any) -> None:
         def output_to_response(self, plugin_output: Any) -> Response:
             return Response(None, plugin_output)
 
-    asked = ask(Older())
+    asked = make_harness(Older())
 
     assert asked.online({"text": "a"}) == A
     assert_close(asked.offline({"text": "a"}), torch.tensor(A).float())
 
 
-def test_parameters_of_another_class_are_understood(ask: Any) -> None:
+def test_pooling_params_of_another_class_are_converted(make_harness: Any) -> None:
     class Theirs:
         task, use_activation, dimensions, skip_reading_prefix_cache = "token_embed", None, None, True
 
-    class Foreign(Words):
+    class Foreign(WordProcessor):
         def merge_pooling_params(self, params: PoolingParams | None = None) -> Any:
             return Theirs() if self.task == "theirs" else 5
 
-    assert ask(Foreign("theirs")).online("a")["ids"] == [A]
+    assert make_harness(Foreign("theirs")).online("a")["ids"] == [A]
     with pytest.raises(PoolingError, match="merge_pooling_params of the plugin returned int, not PoolingParams"):
-        ask(Foreign("nobody's")).online("a")
+        make_harness(Foreign("nobody's")).online("a")
 
 
 # tasks and parameters
@@ -203,7 +203,7 @@ def test_the_plugins_task_is_the_models_default_unless_it_names_another(llm: LLM
     (rows,) = (output.outputs.data for output in llm.encode("a", pooling_task="token_embed", use_tqdm=False))
 
     def answer(task: str | None) -> torch.Tensor:
-        result = Processor("words", Words(task), description).process_sync("a", pool)
+        result = IOProcessorRunner("words", WordProcessor(task), description).process_sync("a", pool)
         return torch.tensor(result["data"][0])
 
     assert_close(answer(None), vector)
@@ -214,7 +214,7 @@ def test_the_plugins_task_is_the_models_default_unless_it_names_another(llm: LLM
 
 
 def test_every_prompt_may_have_a_task_of_its_own(llm: LLM) -> None:
-    processor = Processor("words", Words(), llm.engine.model.description)
+    processor = IOProcessorRunner("words", WordProcessor(), llm.engine.model.description)
     params = [PoolingParams(task="token_embed"), PoolingParams(task="embed&token_embed"), PoolingParams()]
 
     result = processor.process_sync("a b a", llm.engine.pool_sync, params=params)
@@ -227,13 +227,13 @@ def test_every_prompt_may_have_a_task_of_its_own(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("task", ["classify", "embed&token_classify", "score", "nonsense"])
-def test_a_task_the_model_does_not_have_is_refused_with_those_it_has(ask: Any, task: str) -> None:
+def test_a_task_the_model_does_not_have_is_refused_with_those_it_has(make_harness: Any, task: str) -> None:
     with pytest.raises(Unsupported, match=rf"plugin 'words' asks for the task '{task}'.*\('embed', 'token_embed'\)"):
-        ask(Words(task)).online("a")
+        make_harness(WordProcessor(task)).online("a")
 
 
-def test_parameters_are_one_for_all_or_one_each(ask: Any) -> None:
-    asked = ask(Words())
+def test_parameters_are_one_for_all_or_one_each(make_harness: Any) -> None:
+    asked = make_harness(WordProcessor())
 
     assert len(asked.offline("a b", params=PoolingParams(use_activation=False))["ids"]) == 2
     with pytest.raises(BadRequest, match=r"The lengths of prompts \(2\) and params \(1\) must be the same."):
@@ -242,8 +242,8 @@ def test_parameters_are_one_for_all_or_one_each(ask: Any) -> None:
         asked.offline("a b", params="embed")
 
 
-def test_long_prompts_are_refused_unless_somebody_cuts_them(ask: Any) -> None:
-    class Short(Words):
+def test_long_prompts_are_refused_unless_truncation_is_requested(make_harness: Any) -> None:
+    class Short(WordProcessor):
         def pre_process(self, prompt: Any, request_id: str | None = None, **kwargs: Any) -> Any:
             self.seen = request_id
             return "a " * 300
@@ -253,35 +253,37 @@ def test_long_prompts_are_refused_unless_somebody_cuts_them(ask: Any) -> None:
             return PoolingParams(truncate_prompt_tokens=5)
 
     with pytest.raises(InputTooLong):
-        ask(Short()).online("x")
-    assert len(ask(Short()).online("x", tokenization=Tokenization(truncate_prompt_tokens=7))["ids"][0]) == 7
-    assert len(ask(Cutting()).online("x")["ids"][0]) == 5
+        make_harness(Short()).online("x")
+    assert (
+        len(make_harness(Short()).online("x", tokenization=TokenizationParams(truncate_prompt_tokens=7))["ids"][0]) == 7
+    )
+    assert len(make_harness(Cutting()).online("x")["ids"][0]) == 5
 
 
 # what goes wrong
 
 
 @pytest.mark.parametrize("flow", ["online", "offline"])
-def test_no_data_is_refused_in_the_words_of_the_reference(ask: Any, flow: str) -> None:
+def test_missing_data_is_refused_with_the_message_of_vllm(make_harness: Any, flow: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        getattr(ask(Words()), flow)(None)
+        getattr(make_harness(WordProcessor()), flow)(None)
 
-    assert caught.value.message == NO_DATA
+    assert caught.value.message == NO_DATA_MESSAGE
 
 
 @pytest.mark.parametrize("flow", ["online", "offline"])
-def test_input_that_the_plugin_refuses_is_the_callers_mistake(ask: Any, flow: str) -> None:
+def test_data_refused_by_the_plugin_is_a_bad_request(make_harness: Any, flow: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        getattr(ask(Words()), flow)(5)
+        getattr(make_harness(WordProcessor()), flow)(5)
 
     assert (caught.value.message, caught.value.param) == ("data is a text, got int", "data")
 
 
-def failing(step: str, error: Exception) -> Words:
+def make_failing(step: str, error: Exception) -> WordProcessor:
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise error
 
-    return type("Failing", (Words,), {step: fail})()
+    return type("Failing", (WordProcessor,), {step: fail})()
 
 
 @pytest.mark.parametrize(
@@ -296,11 +298,11 @@ def failing(step: str, error: Exception) -> Words:
         ("output_to_response", AttributeError("secret text")),
     ],
 )
-def test_a_plugin_that_fails_is_a_clean_500_and_the_log_tells_where_but_not_what_was_sent(
-    ask: Any, caplog: pytest.LogCaptureFixture, step: str, error: Exception
+def test_a_plugin_failure_is_a_500_and_the_log_has_the_traceback_without_the_data(
+    make_harness: Any, caplog: pytest.LogCaptureFixture, step: str, error: Exception
 ) -> None:
     with caplog.at_level(logging.DEBUG), pytest.raises(PoolingError) as caught:
-        ask(failing(step, error)).online("a")
+        make_harness(make_failing(step, error)).online("a")
 
     kind = type(error).__name__
     assert caught.value.message == f"the IO processor plugin 'words' failed in {step} ({kind})"
@@ -310,31 +312,31 @@ def test_a_plugin_that_fails_is_a_clean_500_and_the_log_tells_where_but_not_what
     assert "secret" not in caplog.text
 
 
-def test_offline_the_plugins_own_error_is_the_cause(ask: Any) -> None:
+def test_offline_the_plugins_own_error_is_the_cause(make_harness: Any) -> None:
     with pytest.raises(PoolingError) as caught:
-        ask(failing("post_process", KeyError("what"))).offline("a")
+        make_harness(make_failing("post_process", KeyError("what"))).offline("a")
 
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_errors_of_ours_pass_as_they_are(ask: Any) -> None:
+def test_pooling_errors_are_not_wrapped(make_harness: Any) -> None:
     with pytest.raises(Unsupported, match="no such language"):
-        ask(failing("parse_data", Unsupported("no such language"))).online("a")
+        make_harness(make_failing("parse_data", Unsupported("no such language"))).online("a")
     with pytest.raises(BadRequest, match="You must pass at least one prompt"):
-        ask(Words()).online("")
+        make_harness(WordProcessor()).online("")
 
 
-def test_a_result_that_cannot_be_sent_is_the_plugins_failure(ask: Any) -> None:
-    class Odd(Words):
+def test_a_result_without_a_json_form_is_a_plugin_failure(make_harness: Any) -> None:
+    class Odd(WordProcessor):
         def post_process(self, model_output: Any, request_id: str | None = None, **kwargs: Any) -> Any:
             return {"engine": threading.current_thread()}
 
     with pytest.raises(PoolingError, match="'words' returned what cannot be sent: Thread, which has no JSON form"):
-        ask(Odd()).online("a")
+        make_harness(Odd()).online("a")
 
 
-def test_a_stopped_engine_answers_plugin_requests_as_well(ask: Any) -> None:
-    asked = ask(Words())
+def test_a_stopped_engine_fails_plugin_requests_too(make_harness: Any) -> None:
+    asked = make_harness(WordProcessor())
     asked.engine.stop()
 
     with pytest.raises(EngineStopped):
@@ -344,21 +346,21 @@ def test_a_stopped_engine_answers_plugin_requests_as_well(ask: Any) -> None:
 # who waits
 
 
-class Slow(Words):
+class SlowProcessor(WordProcessor):
     """Notes how many of its calls run at once."""
 
-    running = most = 0
+    running = max_running = 0
 
     def pre_process(self, prompt: Any, request_id: str | None = None, **kwargs: Any) -> Any:
         self.running += 1
-        self.most = max(self.most, self.running)
+        self.max_running = max(self.max_running, self.running)
         time.sleep(0.2)
         self.running -= 1
         return super().pre_process(prompt, request_id, **kwargs)
 
 
-def test_blocking_plugin_code_holds_up_neither_the_event_loop_nor_runs_twice_at_once(ask: Any) -> None:
-    asked = ask(Slow())
+def test_blocking_plugin_code_does_not_block_the_event_loop_and_runs_one_call_at_a_time(make_harness: Any) -> None:
+    asked = make_harness(SlowProcessor())
 
     async def many() -> tuple[list[Any], float]:
         processor, longest = asked.processor, 0.0
@@ -379,8 +381,8 @@ def test_blocking_plugin_code_holds_up_neither_the_event_loop_nor_runs_twice_at_
     assert longest < 0.18
 
 
-def test_what_a_plugin_notes_for_its_parameters_stays_with_its_request(ask: Any) -> None:
-    class Noting(Words):
+def test_state_that_a_plugin_keeps_for_its_params_belongs_to_one_request(make_harness: Any) -> None:
+    class Noting(WordProcessor):
         """As plugins written for an event loop do: one slot, filled and emptied with no await between."""
 
         noted: str | None = None
@@ -394,7 +396,7 @@ def test_what_a_plugin_notes_for_its_parameters_stays_with_its_request(ask: Any)
             noted, self.noted = self.noted, None
             return PoolingParams(extra_kwargs={"noted": noted})
 
-    asked = ask(Noting())
+    asked = make_harness(Noting())
     noted: list[tuple[str, Any]] = []
 
     async def many() -> None:
@@ -414,8 +416,8 @@ def test_what_a_plugin_notes_for_its_parameters_stays_with_its_request(ask: Any)
     assert sorted(noted) == [(str(number), str(number)) for number in range(8)]
 
 
-def test_a_caller_that_leaves_takes_its_waiting_work_along(ask: Any) -> None:
-    asked = ask(Slow())
+def test_a_cancelled_request_does_not_run_its_queued_plugin_code(make_harness: Any) -> None:
+    asked = make_harness(SlowProcessor())
 
     async def leave() -> list[Any]:
         processor = asked.processor

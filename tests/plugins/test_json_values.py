@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from cenote.plugins.json_values import plain
+from cenote.plugins.json_values import to_json_value
 
 
 class Colour(Enum):
@@ -19,16 +19,16 @@ class Colour(Enum):
 
 
 @dataclass
-class Answer:
+class Response:
     colour: Colour
     scores: Any
 
 
-class Model:
+class PydanticLike:
     """As pydantic's models unwrap themselves."""
 
     def model_dump(self) -> dict[str, Any]:
-        return {"answer": Answer(Colour.RED, np.float32(0.5)), "day": date(2026, 1, 2)}
+        return {"answer": Response(Colour.RED, np.float32(0.5)), "day": date(2026, 1, 2)}
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ class Model:
         (torch.tensor([[1.5, 2.0]], dtype=torch.bfloat16), [[1.5, 2.0]]),
         (np.arange(3), [0, 1, 2]),
         (b"\xff\x00", "/wA="),
-        (Model(), {"answer": {"colour": "red", "scores": 0.5}, "day": "2026-01-02"}),
+        (PydanticLike(), {"answer": {"colour": "red", "scores": 0.5}, "day": "2026-01-02"}),
         (frozenset([7]), [7]),
     ],
     ids=str,
 )
-def test_what_has_a_plain_form_gets_it(given: Any, sent: Any) -> None:
-    assert plain(given) == sent
+def test_values_are_converted_to_json_values(given: Any, sent: Any) -> None:
+    assert to_json_value(given) == sent
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ def test_what_has_a_plain_form_gets_it(given: Any, sent: Any) -> None:
         ({(1, 2): 3}, "a key that is a tuple"),
         ([2**64], "more than 64 bits"),
         ("\ud800", "surrogates not allowed"),
-        (Answer, "type, which has no JSON form"),
+        (Response, "type, which has no JSON form"),
     ],
     ids=str,
 )
-def test_what_has_none_is_refused(given: Any, words: str) -> None:
+def test_values_without_a_json_form_are_refused(given: Any, words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=words):
-        plain(given)
+        to_json_value(given)

@@ -9,21 +9,23 @@ from pathlib import Path
 import pytest
 
 from cenote import LLM, BadRequest, PoolingRequestOutput, Unsupported
-from cenote.engine.tasks.io_processor import NO_DATA
+from cenote.engine.tasks.io_processor import NO_DATA_MESSAGE
 from cenote.outputs import PluginRequestOutput
 from tests.plugins.conftest import TEXTS
 
 
 @pytest.fixture(scope="module")
-def searching(installed: Path, default_folder: Path) -> Iterator[LLM]:
+def duplicates_llm(installed_example: Path, default_folder: Path) -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(installed))
+        patch.syspath_prepend(str(installed_example))
         with LLM(str(default_folder), dtype="float32", device="cpu", io_processor_plugin="near_duplicates") as llm:
             yield llm
 
 
-def test_near_duplicates_are_found(searching: LLM) -> None:
-    (answer,) = searching.encode({"data": {"texts": TEXTS, "threshold": 0.8}}, pooling_task="plugin", use_tqdm=False)
+def test_near_duplicates_are_found(duplicates_llm: LLM) -> None:
+    (answer,) = duplicates_llm.encode(
+        {"data": {"texts": TEXTS, "threshold": 0.8}}, pooling_task="plugin", use_tqdm=False
+    )
 
     assert isinstance(answer, PoolingRequestOutput)
     assert answer.outputs["kept"] == [0, 1, 4]
@@ -33,10 +35,10 @@ def test_near_duplicates_are_found(searching: LLM) -> None:
     assert answer.finished is True
 
 
-def test_a_long_text_is_judged_by_its_beginning(searching: LLM) -> None:
+def test_a_long_text_is_truncated(duplicates_llm: LLM) -> None:
     long = "the red cat " * 300
 
-    (answer,) = searching.encode({"data": {"texts": [long, long + "!"]}}, pooling_task="plugin", use_tqdm=False)
+    (answer,) = duplicates_llm.encode({"data": {"texts": [long, long + "!"]}}, pooling_task="plugin", use_tqdm=False)
 
     assert answer.outputs == {"kept": [0], "duplicates": [{"index": 1, "of": 0, "similarity": 1.0}]}
 
@@ -44,7 +46,7 @@ def test_a_long_text_is_judged_by_its_beginning(searching: LLM) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (None, NO_DATA),
+        (None, NO_DATA_MESSAGE),
         ("text", "data is an object with texts and a threshold, got str"),
         ({}, "texts is a list of one text or more"),
         ({"texts": ["a", 5]}, "texts is a list of one text or more"),
@@ -53,24 +55,24 @@ def test_a_long_text_is_judged_by_its_beginning(searching: LLM) -> None:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_bad_data_is_refused_and_the_next_request_answered(searching: LLM, data: object, words: str) -> None:
+def test_bad_data_is_refused_and_the_next_request_answered(duplicates_llm: LLM, data: object, words: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        searching.encode({"data": data}, pooling_task="plugin", use_tqdm=False)
+        duplicates_llm.encode({"data": data}, pooling_task="plugin", use_tqdm=False)
     assert caught.value.message == words
 
-    assert len(searching.encode({"data": {"texts": ["a"]}}, pooling_task="plugin", use_tqdm=False)) == 1
+    assert len(duplicates_llm.encode({"data": {"texts": ["a"]}}, pooling_task="plugin", use_tqdm=False)) == 1
 
 
-def test_the_model_does_everything_else_as_before(searching: LLM) -> None:
-    assert searching.embed("a", use_tqdm=False)[0].outputs.hidden_size == 384
+def test_other_tasks_work_as_without_the_plugin(duplicates_llm: LLM) -> None:
+    assert duplicates_llm.embed("a", use_tqdm=False)[0].outputs.hidden_size == 384
     for prompts in ("a text", {"prompt": "a text"}):
         with pytest.raises(BadRequest, match="The 'data' field of the prompt is expected"):
-            searching.encode(prompts, pooling_task="plugin", use_tqdm=False)
+            duplicates_llm.encode(prompts, pooling_task="plugin", use_tqdm=False)
     with pytest.raises(BadRequest, match="The 'data' field is only supported for the 'plugin' pooling task."):
-        searching.encode({"data": {"texts": ["a"]}}, pooling_task="embed", use_tqdm=False)
+        duplicates_llm.encode({"data": {"texts": ["a"]}}, pooling_task="embed", use_tqdm=False)
 
 
-def test_a_model_without_a_plugin_says_so(llm: LLM) -> None:
+def test_the_plugin_task_without_a_plugin_is_refused(llm: LLM) -> None:
     with pytest.raises(Unsupported, match="^No IOProcessor plugin installed.") as caught:
         llm.encode({"data": {"texts": ["a"]}}, pooling_task="plugin", use_tqdm=False)
 
@@ -79,7 +81,7 @@ def test_a_model_without_a_plugin_says_so(llm: LLM) -> None:
     assert all((Path(__file__).parents[2] / place).exists() for place in named)
 
 
-def test_cached_tokens_are_those_that_the_plugins_object_tells() -> None:
+def test_num_cached_tokens_comes_from_the_plugin_output() -> None:
     class Told:
         num_cached_tokens = 3
 

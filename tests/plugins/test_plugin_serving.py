@@ -15,12 +15,15 @@ import pytest
 
 from tests.plugins.conftest import TEXTS
 
-PATIENCE_S = 90.0
+TIMEOUT_S = 90.0
 
 
 @pytest.fixture(scope="module", params=["1", "2"], ids=["alone", "front-ends"])
 def client(
-    request: pytest.FixtureRequest, installed: Path, default_folder: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    installed_example: Path,
+    default_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[httpx.Client]:
     log = tmp_path_factory.mktemp("served") / "log"
     with socket.socket() as probe:
@@ -28,12 +31,12 @@ def client(
         port = probe.getsockname()[1]
     words = [sys.executable, "-m", "cenote", "serve", str(default_folder), "--host", "127.0.0.1", "--port", str(port)]
     words += ["--device", "cpu", "--io-processor-plugin", "near_duplicates", "--api-server-count", request.param]
-    path = os.pathsep.join([str(installed), str(Path(__file__).parents[2])])
+    path = os.pathsep.join([str(installed_example), str(Path(__file__).parents[2])])
     with log.open("w") as written:
         server = subprocess.Popen(words, stdout=written, stderr=written, env=os.environ | {"PYTHONPATH": path})
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
         try:
-            end = time.monotonic() + PATIENCE_S
+            end = time.monotonic() + TIMEOUT_S
             while not is_ready(client):
                 assert server.poll() is None and time.monotonic() < end, log.read_text()
                 time.sleep(0.1)
@@ -50,7 +53,7 @@ def is_ready(client: httpx.Client) -> bool:
         return False
 
 
-def test_data_is_answered_in_the_plugins_own_shape(client: httpx.Client) -> None:
+def test_data_is_returned_in_the_plugins_format(client: httpx.Client) -> None:
     reply = client.post("/pooling", json={"data": {"texts": TEXTS, "threshold": 0.8}})
 
     assert reply.status_code == 200

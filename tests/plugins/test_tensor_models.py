@@ -26,15 +26,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cenote import LLM, BadRequest, LoadError, PoolingError, Unsupported
-from cenote.inputs.prompt_parsing import as_inputs
-from cenote.protocol.requests import Pooled, PoolRequest
+from cenote.inputs.prompt_parsing import parse_prompts
+from cenote.protocol.requests import PoolRequest
+from cenote.protocol.results import PoolResult
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tensor_plugin"
-PATIENCE_S = 90.0
+TIMEOUT_S = 90.0
 NUMBERS = count()
 
 
-def lay_down(folder: Path, package: str, entry_points: dict[str, dict[str, str]]) -> None:
+def install_package(folder: Path, package: str, entry_points: dict[str, dict[str, str]]) -> None:
     """Beside a package what pip writes of it."""
     facts = folder / "-".join([package.replace("-", "_"), "1.0.dist-info"])
     facts.mkdir(parents=True)
@@ -50,7 +51,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """The example as if installed: its package, and its entry points as its pyproject.toml names them."""
     told = tmp_path_factory.mktemp("told")
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
-    lay_down(told, project["name"], project["entry-points"])
+    install_package(told, project["name"], project["entry-points"])
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLE))
         patch.syspath_prepend(str(told))
@@ -67,7 +68,7 @@ def folder(path: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def masking(folder: Path) -> Iterator[LLM]:
+def mask_llm(folder: Path) -> Iterator[LLM]:
     options: dict[str, Any] = {"skip_tokenizer_init": True, "enable_mm_embeds": True}
     with LLM(str(folder), dtype="float32", device="cpu", io_processor_plugin="band_masks", **options) as llm:
         yield llm
@@ -105,38 +106,40 @@ def expected_mask(folder: Path, bands: Tensor, location: tuple[float, float]) ->
     return mask[:height, :width]
 
 
-def mask_of(answer: dict[str, Any]) -> Tensor:
+def decode_mask(answer: dict[str, Any]) -> Tensor:
     return torch.from_numpy(np.array(Image.open(BytesIO(base64.b64decode(answer["data"])))))
 
 
-def asked(llm: LLM, data: object) -> Any:
+def run_plugin(llm: LLM, data: object) -> Any:
     (answer,) = llm.encode({"data": data}, pooling_task="plugin", use_tqdm=False)
     return answer.outputs
 
 
-def test_the_mask_of_a_scene_is_what_the_model_says_of_its_tiles(masking: LLM, folder: Path) -> None:
+def test_the_mask_of_a_scene_is_the_models_output_for_its_tiles(mask_llm: LLM, folder: Path) -> None:
     bands, written = scene(100, 150)
 
-    answer = asked(masking, {"data": written, "data_format": "b64_json", "image_format": "tiff", "location": [47, 8]})
+    answer = run_plugin(
+        mask_llm, {"data": written, "data_format": "b64_json", "image_format": "tiff", "location": [47, 8]}
+    )
 
     expected = expected_mask(folder, bands, (47, 8))
-    assert torch.equal(mask_of(answer), expected)
+    assert torch.equal(decode_mask(answer), expected)
     assert 0 < expected.float().mean() < 1, "random weights should give both classes"
     assert answer["shares"][1] == pytest.approx(float((expected == 1).float().mean()), abs=1e-4)
 
 
-def test_the_model_gives_its_tensors_unpooled_and_offers_no_other_task(masking: LLM) -> None:
-    assert masking.supported_tasks == ("plugin",)
-    assert masking.engine.about.default_task == "plugin"
+def test_the_model_gives_its_tensors_unpooled_and_offers_no_other_task(mask_llm: LLM) -> None:
+    assert mask_llm.supported_tasks == ("plugin",)
+    assert mask_llm.engine.model_info.default_task == "plugin"
     with pytest.raises(Unsupported, match="Unsupported task: 'embed' Supported tasks: \\('plugin',\\)"):
-        masking.embed("a text", use_tqdm=False)
+        mask_llm.embed("a text", use_tqdm=False)
 
 
-def test_data_that_the_plugin_refuses_is_a_bad_request(masking: LLM) -> None:
+def test_data_that_the_plugin_refuses_is_a_bad_request(mask_llm: LLM) -> None:
     with pytest.raises(BadRequest, match="the image has 5 pages of 20 x 10; it must have 6"):
-        asked(masking, {"data": scene(10, 20, num_bands=5)[1]})
+        run_plugin(mask_llm, {"data": scene(10, 20, num_bands=5)[1]})
     with pytest.raises(BadRequest, match="data_format is 'b64_json' here, got 'url'"):
-        asked(masking, {"data": "http://127.0.0.1/scene.tiff", "data_format": "url"})
+        run_plugin(mask_llm, {"data": "http://127.0.0.1/scene.tiff", "data_format": "url"})
 
 
 def test_without_the_plugin_the_message_names_it(folder: Path) -> None:
@@ -148,13 +151,13 @@ def test_without_the_plugin_the_message_names_it(folder: Path) -> None:
         LLM(str(folder), io_processor_plugin="prithvi")
 
 
-def test_answers_in_half_precision_come_as_float32(folder: Path) -> None:
+def test_results_in_half_precision_are_returned_as_float32(folder: Path) -> None:
     with LLM(str(folder), dtype="bfloat16", device="cpu", io_processor_plugin="band_masks") as llm:
-        plugin = llm.engine.processor.plugin
+        plugin = llm.engine.io_processor.plugin
         prompts = plugin.pre_process(plugin.parse_data({"data": scene(64, 64)[1]}))
-        (answer,) = llm.engine.pool_sync(PoolRequest(task="plugin", inputs=as_inputs(prompts)))
+        (answer,) = llm.engine.pool_sync(PoolRequest(task="plugin", inputs=parse_prompts(prompts)))
 
-    assert isinstance(answer, Pooled)
+    assert isinstance(answer, PoolResult)
     assert answer.data.dtype is torch.float32 and answer.data.shape == (2, 64, 64)
     assert (answer.num_tokens, answer.token_ids.tolist()) == (1, [1])
 
@@ -196,11 +199,11 @@ SOURCE = """
         return Scaling()
 """
 WEIGHTS = {"weight": torch.tensor([2.0, 3.0]), "offset": torch.tensor([0.5, 0.25])}
-Offer = Callable[..., Path]
+InstallPlugin = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def offer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Offer]:
+def install_plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InstallPlugin]:
     place = tmp_path_factory.mktemp("offered")
 
     def install(weights: dict[str, Tensor] = WEIGHTS, source: str = SOURCE) -> tuple[str, Path]:
@@ -211,7 +214,7 @@ def offer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Offer]:
             "cenote.io_processor_plugins": {name: f"{name}:entry"},
             "cenote.tensor_models": {f"Model_{name}": f"{name}:make"},
         }
-        lay_down(place, name, groups)
+        install_package(place, name, groups)
         checkpoint = tmp_path_factory.mktemp("checkpoint")
         (checkpoint / "config.json").write_text(json.dumps({"architectures": [f"Model_{name}"]}))
         save_file(weights, checkpoint / "model.safetensors")
@@ -222,20 +225,20 @@ def offer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Offer]:
         yield install  # type: ignore[misc]
 
 
-def loaded(name: str, checkpoint: Path) -> LLM:
+def load_llm(name: str, checkpoint: Path) -> LLM:
     return LLM(str(checkpoint), dtype="float32", device="cpu", io_processor_plugin=name)
 
 
 @pytest.fixture(scope="module")
-def passing(offer: Offer) -> Iterator[LLM]:
-    with loaded(*offer()) as llm:
+def passthrough_llm(install_plugin: InstallPlugin) -> Iterator[LLM]:
+    with load_llm(*install_plugin()) as llm:
         yield llm
 
 
-def test_inputs_of_any_shapes_come_back_each_in_its_own_and_in_their_order(passing: LLM) -> None:
+def test_inputs_of_any_shapes_come_back_each_in_its_own_and_in_their_order(passthrough_llm: LLM) -> None:
     inputs = [{"x": torch.full((rows, 2), float(rows)), "y": torch.tensor([float(rows)])} for rows in (3, 1, 3, 0, 2)]
 
-    answers = asked(passing, inputs)
+    answers = run_plugin(passthrough_llm, inputs)
 
     assert [tuple(answer.shape) for answer in answers] == [(3, 2), (1, 2), (3, 2), (0, 2), (2, 2)]
     for given, answer in zip(inputs, answers, strict=True):
@@ -243,11 +246,11 @@ def test_inputs_of_any_shapes_come_back_each_in_its_own_and_in_their_order(passi
         assert not answer.is_inference()
 
 
-def test_inputs_of_one_shape_run_at_once(passing: LLM) -> None:
-    batches = passing.engine.model.backbone.model.batches
+def test_inputs_of_one_shape_run_at_once(passthrough_llm: LLM) -> None:
+    batches = passthrough_llm.engine.model.backbone.model.batches
     batches.clear()
 
-    asked(passing, [{"x": np.ones((4, 2), dtype=np.float16), "y": torch.zeros(1)}] * 6)
+    run_plugin(passthrough_llm, [{"x": np.ones((4, 2), dtype=np.float16), "y": torch.zeros(1)}] * 6)
 
     assert batches == [6]
 
@@ -263,23 +266,23 @@ def test_inputs_of_one_shape_run_at_once(passing: LLM) -> None:
     ],
     ids=["missing", "unknown", "shape", "kind", "refused by the model"],
 )
-def test_tensors_that_do_not_fit_are_refused_by_name(passing: LLM, tensors: dict[str, Any], words: str) -> None:
+def test_tensors_that_do_not_fit_are_refused_by_name(passthrough_llm: LLM, tensors: dict[str, Any], words: str) -> None:
     with pytest.raises(BadRequest, match=words):
-        asked(passing, [tensors])
+        run_plugin(passthrough_llm, [tensors])
 
-    assert len(asked(passing, [{"x": torch.ones(1, 2), "y": torch.ones(1)}])) == 1
+    assert len(run_plugin(passthrough_llm, [{"x": torch.ones(1, 2), "y": torch.ones(1)}])) == 1
 
 
-def test_an_answer_that_is_not_finite_is_an_error(passing: LLM) -> None:
+def test_a_result_that_is_not_finite_is_an_error(passthrough_llm: LLM) -> None:
     with pytest.raises(PoolingError, match="not finite"):
-        asked(passing, [{"x": torch.full((1, 2), torch.inf), "y": torch.ones(1)}])
+        run_plugin(passthrough_llm, [{"x": torch.full((1, 2), torch.inf), "y": torch.ones(1)}])
 
 
-def test_a_model_of_tokens_refuses_tensors_and_this_one_refuses_text(passing: LLM, llm: LLM) -> None:
+def test_a_model_of_tokens_refuses_tensors_and_this_one_refuses_text(passthrough_llm: LLM, llm: LLM) -> None:
     with pytest.raises(Unsupported, match="has tensors by name, and BertModel reads tokens"):
         llm.embed({"prompt_token_ids": [1], "multi_modal_data": {"image": {"x": torch.ones(1)}}}, use_tqdm=False)
     with pytest.raises(Unsupported, match="reads tensors, which its IO processor plugin makes of `data`"):
-        passing.engine.renderer.tokenize("a text")
+        passthrough_llm.engine.renderer.tokenize("a text")
 
 
 @pytest.mark.parametrize(
@@ -294,10 +297,10 @@ def test_a_model_of_tokens_refuses_tensors_and_this_one_refuses_text(passing: LL
     ids=["parameter", "buffer", "extra", "shape", "shape of a buffer"],
 )
 def test_every_name_of_the_checkpoint_and_of_the_model_is_accounted_for(
-    offer: Offer, weights: dict[str, Tensor], words: str
+    install_plugin: InstallPlugin, weights: dict[str, Tensor], words: str
 ) -> None:
     with pytest.raises(LoadError, match=words):
-        loaded(*offer(weights))
+        load_llm(*install_plugin(weights))
 
 
 @pytest.mark.parametrize(
@@ -309,21 +312,23 @@ def test_every_name_of_the_checkpoint_and_of_the_model_is_accounted_for(
     ],
     ids=["fails", "no module", "no shapes"],
 )
-def test_a_package_that_brings_no_model_is_told_why(offer: Offer, change: tuple[str, str], words: str) -> None:
+def test_a_package_without_a_usable_model_is_refused_with_the_reason(
+    install_plugin: InstallPlugin, change: tuple[str, str], words: str
+) -> None:
     with pytest.raises(LoadError, match=words):
-        loaded(*offer(source=SOURCE.replace(*change)))
+        load_llm(*install_plugin(source=SOURCE.replace(*change)))
 
 
-def test_only_the_package_of_the_selected_plugin_brings_models(offer: Offer) -> None:
-    name, checkpoint = offer()
-    other, _ = offer()
+def test_only_the_package_of_the_selected_plugin_brings_models(install_plugin: InstallPlugin) -> None:
+    name, checkpoint = install_plugin()
+    other, _ = install_plugin()
 
     with pytest.raises(LoadError, match=f"'{other}' is of another package; .* one of: {name}$"):
-        loaded(other, checkpoint)
+        load_llm(other, checkpoint)
     assert name not in sys.modules, "nothing of it may run"
 
 
-def test_the_server_answers_with_a_mask(path: list[str], folder: Path, tmp_path: Path) -> None:
+def test_the_server_returns_a_mask(path: list[str], folder: Path, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -346,14 +351,14 @@ def test_the_server_answers_with_a_mask(path: list[str], folder: Path, tmp_path:
         server.wait(60)
 
     assert reply.status_code == 200, reply.text
-    assert torch.equal(mask_of(reply.json()["data"]), expected_mask(folder, bands, (0, 0)))
+    assert torch.equal(decode_mask(reply.json()["data"]), expected_mask(folder, bands, (0, 0)))
     assert refused.status_code == 400 and refused.json()["error"]["message"].startswith("data is no TIFF in base64")
     assert text.status_code == 400 and embedded.status_code == 501, (text.text, embedded.text)
     assert "BandMixerForSegmentation reads tensors" in text.json()["error"]["message"]
 
 
 def wait_for(client: httpx.Client, server: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while True:
         assert server.poll() is None and time.monotonic() < end, log.read_text()
         try:

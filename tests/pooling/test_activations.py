@@ -13,8 +13,8 @@ from torch.testing import assert_close
 
 from cenote import LLM
 from cenote.errors import LoadError
-from cenote.pooling.activations import CLASSIFICATION, classification_activation, normalize
-from tests.tiny import SEQUENCES, change_config, logits, tiny_bert_classifier
+from cenote.pooling.activations import CLASSIFICATION_ACTIVATIONS, normalize, resolve_classification_activation
+from tests.tiny import SEQUENCES, change_config, compute_logits, tiny_bert_classifier
 
 TORCH = "torch.nn.modules."
 IDENTITY, TANH = f"{TORCH}linear.Identity", f"{TORCH}activation.Tanh"
@@ -22,30 +22,30 @@ SIGMOID, SOFTMAX = f"{TORCH}activation.Sigmoid", f"{TORCH}activation.Softmax"
 WIDTHS = (1, 2, 5)
 
 
-def same(x: Tensor) -> Tensor:
+def identity(x: Tensor) -> Tensor:
     return x
 
 
-def by_width(x: Tensor) -> Tensor:
+def sigmoid_or_softmax(x: Tensor) -> Tensor:
     return x.sigmoid() if x.shape[-1] == 1 else x.softmax(-1)
 
 
 TABLE: list[tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = [
-    ({}, by_width),
-    ({"problem_type": None}, by_width),
-    ({"problem_type": "regression"}, same),
-    ({"problem_type": "single_label_classification"}, by_width),
+    ({}, sigmoid_or_softmax),
+    ({"problem_type": None}, sigmoid_or_softmax),
+    ({"problem_type": "regression"}, identity),
+    ({"problem_type": "single_label_classification"}, sigmoid_or_softmax),
     ({"problem_type": "multi_label_classification"}, torch.sigmoid),
-    ({"sentence_transformers": {"activation_fn": IDENTITY}}, same),
-    ({"sentence_transformers": {"activation_fn": SIGMOID}}, by_width),
-    ({"sentence_transformers": {"activation_fn": SOFTMAX}}, by_width),
+    ({"sentence_transformers": {"activation_fn": IDENTITY}}, identity),
+    ({"sentence_transformers": {"activation_fn": SIGMOID}}, sigmoid_or_softmax),
+    ({"sentence_transformers": {"activation_fn": SOFTMAX}}, sigmoid_or_softmax),
     ({"sentence_transformers": {"activation_fn": TANH}}, torch.tanh),
-    ({"sentence_transformers": {"version": "5.0"}}, by_width),
-    ({"sbert_ce_default_activation_function": IDENTITY}, same),
-    ({"sbert_ce_default_activation_function": SIGMOID}, by_width),
+    ({"sentence_transformers": {"version": "5.0"}}, sigmoid_or_softmax),
+    ({"sbert_ce_default_activation_function": IDENTITY}, identity),
+    ({"sbert_ce_default_activation_function": SIGMOID}, sigmoid_or_softmax),
     ({"sbert_ce_default_activation_function": TANH}, torch.tanh),
     # an earlier rule beats a later one
-    ({"problem_type": "regression", "sentence_transformers": {"activation_fn": TANH}}, same),
+    ({"problem_type": "regression", "sentence_transformers": {"activation_fn": TANH}}, identity),
     ({"problem_type": "multi_label_classification", "sbert_ce_default_activation_function": IDENTITY}, torch.sigmoid),
     ({"sentence_transformers": {"activation_fn": TANH}, "sbert_ce_default_activation_function": IDENTITY}, torch.tanh),
     ({"num_labels": 0}, torch.sigmoid),
@@ -54,7 +54,7 @@ TABLE: list[tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = [
 
 @pytest.mark.parametrize(("config", "expected"), TABLE)
 def test_the_config_names_the_activation(config: dict[str, Any], expected: Callable[[Tensor], Tensor]) -> None:
-    activation = CLASSIFICATION[classification_activation(config).value]
+    activation = CLASSIFICATION_ACTIVATIONS[resolve_classification_activation(config).value]
 
     for width in WIDTHS:
         x = torch.randn(3, width, generator=torch.Generator().manual_seed(width)) * 3
@@ -69,21 +69,21 @@ def test_only_modules_of_torch_are_activations(place: str, name: str) -> None:
     config = {place: {"activation_fn": name} if place == "sentence_transformers" else name}
 
     with pytest.raises(LoadError, match=r"restricted to torch\.nn\.modules for security reasons"):
-        classification_activation(config)
+        resolve_classification_activation(config)
 
 
 def test_a_module_of_torch_that_is_no_activation_for_logits_is_refused() -> None:
     with pytest.raises(LoadError, match=r"Bilinear.* there are: .*tanh"):
-        classification_activation({"sbert_ce_default_activation_function": f"{TORCH}linear.Bilinear"})
+        resolve_classification_activation({"sbert_ce_default_activation_function": f"{TORCH}linear.Bilinear"})
 
 
-def test_a_decision_remembers_who_took_it() -> None:
-    assert "problem_type" in classification_activation({"problem_type": "regression"}).source
-    assert classification_activation({}).source == "number of labels"
+def test_the_activation_names_its_source() -> None:
+    assert "problem_type" in resolve_classification_activation({"problem_type": "regression"}).source
+    assert resolve_classification_activation({}).source == "number of labels"
 
 
-def test_no_labels_at_all_is_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    classification_activation({"num_labels": 0})
+def test_zero_labels_log_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    resolve_classification_activation({"num_labels": 0})
 
     assert "num_labels" in caplog.text
 
@@ -97,12 +97,12 @@ def test_normalised_vectors_have_length_one_and_zero_stays_zero() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"sentence_transformers": {"activation_fn": IDENTITY}}, same),
+        ({"sentence_transformers": {"activation_fn": IDENTITY}}, identity),
         ({"sbert_ce_default_activation_function": SOFTMAX}, torch.sigmoid),
         ({"sbert_ce_default_activation_function": TANH}, torch.tanh),
     ],
 )
-def test_a_cross_encoder_answers_with_its_own_activation(
+def test_a_cross_encoder_applies_its_configured_activation(
     change: dict[str, Any], expected: Callable[[Tensor], Tensor], tmp_path: Path
 ) -> None:
     reference = tiny_bert_classifier(tmp_path, num_labels=1)
@@ -111,10 +111,10 @@ def test_a_cross_encoder_answers_with_its_own_activation(
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
         ours = torch.stack([output.outputs.data for output in llm.classify(SEQUENCES, use_tqdm=False)])
 
-    assert_close(ours, expected(torch.stack(logits(reference))), atol=1e-4, rtol=0)
+    assert_close(ours, expected(torch.stack(compute_logits(reference))), atol=1e-4, rtol=0)
 
 
-def test_a_model_with_an_activation_from_elsewhere_does_not_load(tmp_path: Path) -> None:
+def test_a_model_with_an_activation_outside_torch_is_refused(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path, num_labels=1)
     change_config(tmp_path, sbert_ce_default_activation_function="builtins.exec")
 

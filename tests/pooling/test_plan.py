@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 
 from cenote import PoolerConfig, PoolingParams
-from cenote.config.engine import Sourced
+from cenote.config.options import Sourced
 from cenote.errors import BadRequest, LoadError, Unsupported
-from cenote.pooling.plan import Matryoshka, PoolingFiles, PoolingPlan, resolve_plan
-from cenote.protocol.requests import Options
+from cenote.pooling.plan import Matryoshka, PoolingFileSettings, PoolingPlan, resolve_plan
+from cenote.protocol.params import PoolingOptions
 
-FILES = PoolingFiles(Sourced(("MEAN",), "1_Pooling/config.json"), Sourced(False, "modules.json"))
+FILE_SETTINGS = PoolingFileSettings(Sourced(("MEAN",), "1_Pooling/config.json"), Sourced(False, "modules.json"))
 
 
-def plan(user: PoolerConfig | None = None, files: PoolingFiles | None = None, **changes: Any) -> PoolingPlan:
+def make_plan(
+    user: PoolerConfig | None = None, files: PoolingFileSettings | None = None, **changes: Any
+) -> PoolingPlan:
     settings: dict[str, Any] = {
         "model": "tiny",
         "user": user or PoolerConfig(),
@@ -23,74 +25,76 @@ def plan(user: PoolerConfig | None = None, files: PoolingFiles | None = None, **
         "method": Sourced("CLS", "default of TinyModel"),
         "activation": Sourced("auto", "number of labels"),
         "tasks": ("embed", "token_embed"),
-        "matryoshka": Matryoshka(supported=True, sizes=(), full_size=32),
+        "matryoshka": Matryoshka(is_supported=True, sizes=(), full_size=32),
     }
     return resolve_plan(**settings | changes)
 
 
-def test_the_model_decides_when_nobody_else_does() -> None:
-    resolved = plan()
+def test_the_model_sets_the_defaults() -> None:
+    resolved = make_plan()
 
-    assert resolved.sequence == Sourced(("CLS",), "default of TinyModel")
-    assert resolved.token.value == "ALL"
+    assert resolved.seq_pooling_types == Sourced(("CLS",), "default of TinyModel")
+    assert resolved.tok_pooling_type.value == "ALL"
     assert resolved.use_activation == Sourced(True, "default")
 
 
-def test_files_come_before_the_model() -> None:
-    resolved = plan(files=FILES)
+def test_sentence_transformers_files_override_the_model() -> None:
+    resolved = make_plan(files=FILE_SETTINGS)
 
-    assert resolved.sequence == Sourced(("MEAN",), "1_Pooling/config.json")
+    assert resolved.seq_pooling_types == Sourced(("MEAN",), "1_Pooling/config.json")
     assert resolved.use_activation == Sourced(False, "modules.json")
 
 
-def test_a_user_decides_one_field_and_leaves_the_others_to_the_files() -> None:
-    pooled = plan(PoolerConfig(pooling_type="LAST"), FILES)
-    normed = plan(PoolerConfig(use_activation=True), FILES)
+def test_a_user_option_overrides_one_field_only() -> None:
+    pooled = make_plan(PoolerConfig(pooling_type="LAST"), FILE_SETTINGS)
+    normed = make_plan(PoolerConfig(use_activation=True), FILE_SETTINGS)
 
-    assert pooled.sequence == Sourced(("LAST",), "pooler config")
+    assert pooled.seq_pooling_types == Sourced(("LAST",), "pooler config")
     assert pooled.use_activation == Sourced(False, "modules.json")
-    assert normed.sequence.value == ("MEAN",)
+    assert normed.seq_pooling_types.value == ("MEAN",)
     assert normed.use_activation == Sourced(True, "pooler config")
 
 
-def test_a_request_has_the_last_word() -> None:
-    resolved = plan(PoolerConfig(use_activation=False, dimensions=8))
+def test_request_parameters_override_everything() -> None:
+    resolved = make_plan(PoolerConfig(use_activation=False, dimensions=8))
 
-    assert resolved.options("embed", None) == Options(False, 8)
-    assert resolved.options("embed", PoolingParams(use_activation=True, dimensions=4)) == Options(True, 4)
+    assert resolved.resolve_options("embed", None) == PoolingOptions(False, 8)
+    assert resolved.resolve_options("embed", PoolingParams(use_activation=True, dimensions=4)) == PoolingOptions(
+        True, 4
+    )
 
 
 @pytest.mark.parametrize("given", ["mean", "Mean", "MEAN"])
 def test_a_pooling_type_may_be_written_in_any_case(given: str) -> None:
-    assert plan(PoolerConfig(pooling_type=given)).sequence.value == ("MEAN",)
-    assert plan(PoolerConfig(seq_pooling_type=given)).sequence.value == ("MEAN",)
+    assert make_plan(PoolerConfig(pooling_type=given)).seq_pooling_types.value == ("MEAN",)
+    assert make_plan(PoolerConfig(seq_pooling_type=given)).seq_pooling_types.value == ("MEAN",)
 
 
 def test_token_pooling_is_no_sequence_pooling() -> None:
-    resolved = plan(PoolerConfig(pooling_type="STEP"), FILES)
+    resolved = make_plan(PoolerConfig(pooling_type="STEP"), FILE_SETTINGS)
 
-    assert resolved.token == Sourced("STEP", "pooler config")
-    assert resolved.sequence.value == ("MEAN",)
+    assert resolved.tok_pooling_type == Sourced("STEP", "pooler config")
+    assert resolved.seq_pooling_types.value == ("MEAN",)
 
 
 @pytest.mark.parametrize("config", [{"pooling_type": "MEDIAN"}, {"tok_pooling_type": "MEAN"}])
 def test_an_unknown_pooling_lists_the_known_ones(config: dict[str, Any]) -> None:
     with pytest.raises(LoadError, match="there are: "):
-        plan(PoolerConfig(**config))
+        make_plan(PoolerConfig(**config))
 
 
 @pytest.mark.parametrize("target", ["seq_pooling_type", "tok_pooling_type"])
-def test_two_words_for_one_pooling_are_refused(target: str) -> None:
+def test_pooling_type_and_its_specific_form_must_agree(target: str) -> None:
     kinds = {"seq_pooling_type": ("MEAN", "CLS"), "tok_pooling_type": ("STEP", "ALL")}[target]
 
     with pytest.raises(BadRequest, match=f"Cannot set both `pooling_type` and `{target}`"):
         PoolerConfig(pooling_type=kinds[0], **{target: kinds[1]})
 
 
-def test_a_task_may_be_singled_out() -> None:
-    assert plan(PoolerConfig(task="token_embed")).tasks == ("token_embed",)
+def test_the_task_option_restricts_the_tasks() -> None:
+    assert make_plan(PoolerConfig(task="token_embed")).tasks == ("token_embed",)
     with pytest.raises(LoadError, match="Unsupported task: 'classify' Supported tasks: "):
-        plan(PoolerConfig(task="classify"))
+        make_plan(PoolerConfig(task="classify"))
 
 
 @pytest.mark.parametrize(
@@ -106,17 +110,17 @@ def test_a_parameter_of_another_task_is_refused(task: Any, params: dict[str, Any
     with pytest.raises(
         BadRequest, match=rf"Task '{task}' only supports .* does not support \['{foreign}'\] parameters"
     ):
-        plan().options(task, PoolingParams(**params))
+        make_plan().resolve_options(task, PoolingParams(**params))
 
 
 def test_step_fields_come_from_the_request_then_from_the_options() -> None:
-    resolved = plan(PoolerConfig(pooling_type="STEP", step_tag_id=5, returned_token_ids=[1, 2]))
+    resolved = make_plan(PoolerConfig(pooling_type="STEP", step_tag_id=5, returned_token_ids=[1, 2]))
 
-    assert resolved.options("token_embed", None) == Options(True, None, 5, (1, 2))
-    assert resolved.options("token_embed", PoolingParams(step_tag_id=6, returned_token_ids=[3])) == Options(
-        True, None, 6, (3,)
-    )
-    assert resolved.options("embed", None) == Options(True)  # one vector has no steps
+    assert resolved.resolve_options("token_embed", None) == PoolingOptions(True, None, 5, (1, 2))
+    assert resolved.resolve_options(
+        "token_embed", PoolingParams(step_tag_id=6, returned_token_ids=[3])
+    ) == PoolingOptions(True, None, 6, (3,))
+    assert resolved.resolve_options("embed", None) == PoolingOptions(True)  # one vector has no steps
 
 
 @pytest.mark.parametrize(
@@ -132,18 +136,18 @@ def test_a_length_the_model_was_not_trained_for_is_refused(
     matryoshka: Matryoshka, dimensions: int, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        plan(matryoshka=matryoshka).options("embed", PoolingParams(dimensions=dimensions))
+        make_plan(matryoshka=matryoshka).resolve_options("embed", PoolingParams(dimensions=dimensions))
     with pytest.raises(error, match=words):
-        plan(PoolerConfig(dimensions=dimensions), matryoshka=matryoshka)
+        make_plan(PoolerConfig(dimensions=dimensions), matryoshka=matryoshka)
 
 
-def test_the_length_that_a_model_has_anyway_needs_no_training() -> None:
-    resolved = plan(matryoshka=Matryoshka(False, (), 32))
+def test_the_full_embedding_size_is_always_accepted() -> None:
+    resolved = make_plan(matryoshka=Matryoshka(False, (), 32))
 
-    assert resolved.options("embed", PoolingParams(dimensions=32)) == Options(True, 32)
+    assert resolved.resolve_options("embed", PoolingParams(dimensions=32)) == PoolingOptions(True, 32)
 
 
-def test_sigma_must_divide() -> None:
+def test_a_logit_sigma_of_zero_is_refused() -> None:
     with pytest.raises(BadRequest, match=r"logit_sigma cannot be 0 \(division by zero\)"):
         PoolerConfig(logit_sigma=0.0)
 

@@ -12,77 +12,89 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from cenote import LLM, PoolerConfig, PoolingParams
-from cenote.config.engine import EngineConfig, Sourced
+from cenote.config.engine import EngineConfig
+from cenote.config.options import Sourced
 from cenote.errors import BadRequest, Unsupported
-from cenote.loading.load import load
-from cenote.packed_batch import pack
+from cenote.loading.load import load_model
+from cenote.packed_batch import pack_sequences
 from cenote.pooling.heads import Heads
 from cenote.pooling.plan import Matryoshka, resolve_plan
-from cenote.pooling.pooler import Ask, Pooler
-from cenote.protocol.requests import Options
+from cenote.pooling.pooler import Pooler, PoolingSpec
+from cenote.protocol.params import PoolingOptions
 from tests.cpu import needs_bfloat16
-from tests.tiny import SEQUENCES, states, tiny_bert, tiny_bert_classifier, tiny_bert_tagger, tiny_qwen3
+from tests.tiny import (
+    SEQUENCES,
+    compute_hidden_states,
+    tiny_bert,
+    tiny_bert_classifier,
+    tiny_bert_token_classifier,
+    tiny_qwen3,
+)
 
-MIX = [
-    Ask("embed", Options()),
-    Ask("token_embed", Options()),
-    Ask("embed", Options(dimensions=5)),
-    Ask("embed", Options(use_activation=False)),
-    Ask("embed", Options()),
-    Ask("token_embed", Options(use_activation=False, dimensions=3)),
-    Ask("embed", Options(use_activation=False, dimensions=5)),
-    Ask("token_embed", Options()),
+MIXED_SPECS = [
+    PoolingSpec("embed", PoolingOptions()),
+    PoolingSpec("token_embed", PoolingOptions()),
+    PoolingSpec("embed", PoolingOptions(dimensions=5)),
+    PoolingSpec("embed", PoolingOptions(use_activation=False)),
+    PoolingSpec("embed", PoolingOptions()),
+    PoolingSpec("token_embed", PoolingOptions(use_activation=False, dimensions=3)),
+    PoolingSpec("embed", PoolingOptions(use_activation=False, dimensions=5)),
+    PoolingSpec("token_embed", PoolingOptions()),
 ]
 
 
-def answers(pooler: Pooler, hidden: Tensor, sequences: list[list[int]], asks: list[Ask]) -> list[Tensor]:
+def pool_each(pooler: Pooler, hidden: Tensor, sequences: list[list[int]], specs: list[PoolingSpec]) -> list[Tensor]:
     """What every sequence gets, in the order of the batch."""
     found: dict[int, Tensor] = {}
-    for group in pooler(hidden, pack(sequences), [(ask,) for ask in asks]):
+    for group in pooler(hidden, pack_sequences(sequences), [(ask,) for ask in specs]):
         rows = group.rows if group.counts is None else group.rows.split(group.counts)
-        found |= dict(zip(group.members, rows, strict=True))
+        found |= dict(zip(group.seq_indices, rows, strict=True))
     return [found[member] for member in range(len(sequences))]
 
 
-def plain_pooler(**config: Any) -> Pooler:
+def make_pooler(**config: Any) -> Pooler:
     """No projector, no classifier: states go straight into the activation."""
     plan = resolve_plan(
         model="tiny",
-        user=PoolerConfig(**config),
-        files=None,
+        pooler_config=PoolerConfig(**config),
+        file_settings=None,
         method=Sourced("MEAN", "test"),
         activation=Sourced("auto", "test"),
         tasks=("embed", "token_embed"),
-        matryoshka=Matryoshka(supported=True, sizes=(), full_size=6),
+        matryoshka=Matryoshka(is_supported=True, sizes=(), full_size=6),
     )
     return Pooler(plan, Heads(), torch.float32)
 
 
-def test_a_mixed_batch_gives_everyone_what_it_would_get_alone(tmp_path: Path) -> None:
+def test_a_mixed_batch_gives_the_same_results_as_single_sequences(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
-    model = load(EngineConfig.of(str(tmp_path), dtype="float32", device="cpu"))
+    model = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device="cpu"))
 
     with torch.inference_mode():
-        mixed = answers(model.pooler, model.backbone(pack(SEQUENCES)), SEQUENCES, MIX)
+        mixed = pool_each(model.pooler, model.backbone(pack_sequences(SEQUENCES)), SEQUENCES, MIXED_SPECS)
         alone = [
-            answers(model.pooler, model.backbone(pack([ids])), [ids], [ask])[0]
-            for ids, ask in zip(SEQUENCES, MIX, strict=True)
+            pool_each(model.pooler, model.backbone(pack_sequences([ids])), [ids], [ask])[0]
+            for ids, ask in zip(SEQUENCES, MIXED_SPECS, strict=True)
         ]
 
     for one, other in zip(mixed, alone, strict=True):
         assert_close(one, other, atol=1e-5, rtol=0)
 
 
-def test_a_classifiers_mixed_batch_gives_everyone_what_it_would_get_alone(tmp_path: Path) -> None:
+def test_a_mixed_batch_of_a_classifier_gives_the_same_results_as_single_sequences(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path)
-    model = load(EngineConfig.of(str(tmp_path), dtype="float32", device="cpu"))
-    asks = [Ask("classify", Options()), Ask("token_classify", Options(False)), Ask("classify", Options(False))]
+    model = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device="cpu"))
+    asks = [
+        PoolingSpec("classify", PoolingOptions()),
+        PoolingSpec("token_classify", PoolingOptions(False)),
+        PoolingSpec("classify", PoolingOptions(False)),
+    ]
     sequences = SEQUENCES[:3]
 
     with torch.inference_mode():
-        mixed = answers(model.pooler, model.backbone(pack(sequences)), sequences, asks)
+        mixed = pool_each(model.pooler, model.backbone(pack_sequences(sequences)), sequences, asks)
         alone = [
-            answers(model.pooler, model.backbone(pack([ids])), [ids], [ask])[0]
+            pool_each(model.pooler, model.backbone(pack_sequences([ids])), [ids], [ask])[0]
             for ids, ask in zip(sequences, asks, strict=True)
         ]
 
@@ -99,7 +111,7 @@ def test_every_prompt_of_a_call_may_have_parameters_of_its_own(tmp_path: Path) -
     with LLM(str(tmp_path), dtype="float32", device="cpu", hf_overrides={"is_matryoshka": True}) as llm:
         outputs = llm.embed(SEQUENCES, pooling_params=params, use_tqdm=False)
 
-    for number, (output, rows) in enumerate(zip(outputs, states(reference), strict=True)):
+    for number, (output, rows) in enumerate(zip(outputs, compute_hidden_states(reference), strict=True)):
         expected = rows[0][: number or None]  # cut first, then normalised
         if number % 2 == 0:
             expected = F.normalize(expected, dim=-1)
@@ -120,7 +132,7 @@ def test_a_user_may_choose_any_method(kind: str, tmp_path: Path) -> None:
     with LLM(str(tmp_path), dtype="float32", device="cpu", pooler_config={"pooling_type": kind}) as llm:
         outputs = llm.embed(SEQUENCES, pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
 
-    for output, rows in zip(outputs, states(reference), strict=True):
+    for output, rows in zip(outputs, compute_hidden_states(reference), strict=True):
         places = torch.arange(1, len(rows) + 1)[:, None]
         expected = {
             "CLS": rows[0],
@@ -139,14 +151,14 @@ def test_all_gives_a_row_for_every_token(tmp_path: Path) -> None:
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
         outputs = llm.encode(SEQUENCES, pooling_task="token_embed", use_tqdm=False)
 
-    for output, rows in zip(outputs, states(reference), strict=True):
+    for output, rows in zip(outputs, compute_hidden_states(reference), strict=True):
         assert_close(output.outputs.data, F.normalize(rows, dim=-1), atol=1e-5, rtol=0)
 
 
-def test_step_keeps_the_rows_of_its_tag_and_the_columns_it_is_told(tmp_path: Path) -> None:
-    reference = tiny_bert_tagger(tmp_path, num_labels=4)
+def test_step_keeps_the_rows_of_its_tag_and_the_requested_columns(tmp_path: Path) -> None:
+    reference = tiny_bert_token_classifier(tmp_path, num_labels=4)
     with torch.inference_mode():
-        raw = [reference.classifier(rows) for rows in states(reference)]
+        raw = [reference.classifier(rows) for rows in compute_hidden_states(reference)]
     config = PoolerConfig(pooling_type="STEP", step_tag_id=9, returned_token_ids=[3, 1])
 
     with LLM(str(tmp_path), dtype="float32", device="cpu", pooler_config=config) as llm:
@@ -168,35 +180,37 @@ def test_step_selects_columns_of_a_plain_backbone_too(tmp_path: Path) -> None:
     with LLM(str(tmp_path), dtype="float32", device="cpu", pooler_config=config) as llm:
         outputs = llm.encode(SEQUENCES, pooling_task="token_embed", use_tqdm=False)
 
-    for ids, output, rows in zip(SEQUENCES, outputs, states(reference), strict=True):
+    for ids, output, rows in zip(SEQUENCES, outputs, compute_hidden_states(reference), strict=True):
         assert_close(output.outputs.data, rows[torch.tensor(ids) == 9][:, [7, 2]], atol=1e-4, rtol=0)
 
 
 def test_step_without_a_tag_keeps_every_row() -> None:
     hidden = torch.randn(4, 6)
 
-    rows = answers(plain_pooler(), hidden, [[1, 2, 3], [4]], [Ask("token_embed", Options(False))] * 2)
+    rows = pool_each(make_pooler(), hidden, [[1, 2, 3], [4]], [PoolingSpec("token_embed", PoolingOptions(False))] * 2)
 
     assert_close(torch.cat(rows), hidden)
 
 
 def test_a_column_the_model_does_not_have_is_refused() -> None:
-    pooler = plain_pooler(pooling_type="STEP")
-    ask = Ask("token_embed", Options(returned_token_ids=(1, 6)))
+    pooler = make_pooler(pooling_type="STEP")
+    ask = PoolingSpec("token_embed", PoolingOptions(returned_token_ids=(1, 6)))
 
     with pytest.raises(BadRequest, match=r"columns \[6\], the model gives 6 \(0 to 5\)"):
-        pooler(torch.randn(2, 6), pack([[1, 2]]), [(ask,)])
+        pooler(torch.randn(2, 6), pack_sequences([[1, 2]]), [(ask,)])
 
 
 @needs_bfloat16
 def test_heads_run_in_float32_whatever_the_model_runs_in(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path)
-    half = load(EngineConfig.of(str(tmp_path), dtype="bfloat16", device="cpu"))
-    told = load(EngineConfig.of(str(tmp_path), dtype="bfloat16", device="cpu", hf_overrides={"head_dtype": "model"}))
-    ask = Ask("classify", Options())
+    half = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="bfloat16", device="cpu"))
+    told = load_model(
+        EngineConfig.from_kwargs(str(tmp_path), dtype="bfloat16", device="cpu", hf_overrides={"head_dtype": "model"})
+    )
+    ask = PoolingSpec("classify", PoolingOptions())
 
     for model, expected in ((half, torch.float32), (told, torch.bfloat16)):
         with torch.inference_mode():
-            hidden = model.backbone(pack([[7, 8]]))
+            hidden = model.backbone(pack_sequences([[7, 8]]))
             assert hidden.dtype == torch.bfloat16
-            assert answers(model.pooler, hidden, [[7, 8]], [ask])[0].dtype == expected
+            assert pool_each(model.pooler, hidden, [[7, 8]], [ask])[0].dtype == expected

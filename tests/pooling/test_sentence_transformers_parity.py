@@ -21,7 +21,7 @@ MODES = ("cls", "lasttoken", "mean", "max", "mean_sqrt_len_tokens", "weightedmea
 PROMPT = "search query: "
 
 
-def saved(folder: Path, *modules: nn.Module, base: str = "BertModel", **options: Any) -> SentenceTransformer:
+def save_model(folder: Path, *modules: nn.Module, base: str = "BertModel", **options: Any) -> SentenceTransformer:
     """A model of Sentence Transformers over a tiny encoder, in `folder`."""
     inner = folder / "encoder"
     inner.mkdir()
@@ -33,13 +33,15 @@ def saved(folder: Path, *modules: nn.Module, base: str = "BertModel", **options:
     return model.eval()
 
 
-def embedded(folder: Path, *, params: PoolingParams | None = None, prompt: str | None = None, **options: Any) -> Tensor:
+def embed_texts(
+    folder: Path, *, params: PoolingParams | None = None, prompt: str | None = None, **options: Any
+) -> Tensor:
     with LLM(str(folder / "whole"), dtype="float32", device="cpu", **options) as llm:
         outputs = llm.embed(TEXTS, pooling_params=params, prompt=prompt, use_tqdm=False)
     return torch.stack([output.outputs.data for output in outputs])
 
 
-def theirs(model: SentenceTransformer, **options: Any) -> Tensor:
+def reference_embeddings(model: SentenceTransformer, **options: Any) -> Tensor:
     out: Tensor = model.encode(TEXTS, convert_to_tensor=True, show_progress_bar=False, **options)
     return out
 
@@ -50,85 +52,87 @@ def assert_same(ours: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_pooling_mode_gives_the_same_embeddings(mode: str, tmp_path: Path) -> None:
-    model = saved(tmp_path, Pooling(HIDDEN, mode))  # type: ignore[arg-type]
+    model = save_model(tmp_path, Pooling(HIDDEN, mode))  # type: ignore[arg-type]
 
-    assert_same(embedded(tmp_path), theirs(model))
+    assert_same(embed_texts(tmp_path), reference_embeddings(model))
 
 
 @pytest.mark.parametrize("base", ["RobertaModel", "ModernBertModel"])
 def test_other_families_pool_alike(base: str, tmp_path: Path) -> None:
-    model = saved(tmp_path, Pooling(HIDDEN, "mean"), Normalize(), base=base)
+    model = save_model(tmp_path, Pooling(HIDDEN, "mean"), Normalize(), base=base)
 
-    assert_same(embedded(tmp_path), theirs(model))
+    assert_same(embed_texts(tmp_path), reference_embeddings(model))
 
 
 def test_modes_are_concatenated_in_their_order(tmp_path: Path) -> None:
-    model = saved(tmp_path, Pooling(HIDDEN, ("max", "cls", "weightedmean")), Normalize())
+    model = save_model(tmp_path, Pooling(HIDDEN, ("max", "cls", "weightedmean")), Normalize())
 
-    ours = embedded(tmp_path)
+    ours = embed_texts(tmp_path)
 
     assert ours.shape[-1] == 3 * HIDDEN
-    assert_same(ours, theirs(model))
+    assert_same(ours, reference_embeddings(model))
 
 
 def test_without_a_normalize_module_lengths_stay_as_they_are(tmp_path: Path) -> None:
-    model = saved(tmp_path, Pooling(HIDDEN, "mean"))
-    expected = theirs(model)
+    model = save_model(tmp_path, Pooling(HIDDEN, "mean"))
+    expected = reference_embeddings(model)
     assert (expected.norm(dim=-1) - 1).abs().min() > 0.1
 
-    assert_same(embedded(tmp_path), expected)
+    assert_same(embed_texts(tmp_path), expected)
     assert_same(
-        embedded(tmp_path, params=PoolingParams(use_activation=True)), nn.functional.normalize(expected, dim=-1)
+        embed_texts(tmp_path, params=PoolingParams(use_activation=True)), nn.functional.normalize(expected, dim=-1)
     )
 
 
 def test_a_request_may_leave_out_the_normalize_module(tmp_path: Path) -> None:
-    model = saved(tmp_path, Pooling(HIDDEN, "mean"), Normalize())
+    model = save_model(tmp_path, Pooling(HIDDEN, "mean"), Normalize())
 
-    ours = embedded(tmp_path, params=PoolingParams(use_activation=False))
+    ours = embed_texts(tmp_path, params=PoolingParams(use_activation=False))
 
     assert (ours.norm(dim=-1) - 1).abs().min() > 0.1
-    assert_same(nn.functional.normalize(ours, dim=-1), theirs(model))
+    assert_same(nn.functional.normalize(ours, dim=-1), reference_embeddings(model))
 
 
 def test_an_option_of_the_user_comes_before_the_files_and_alone(tmp_path: Path) -> None:
-    model = saved(tmp_path, Pooling(HIDDEN, "max"))
-    unit = nn.functional.normalize(theirs(model), dim=-1)
+    model = save_model(tmp_path, Pooling(HIDDEN, "max"))
+    unit = nn.functional.normalize(reference_embeddings(model), dim=-1)
     model[1].pooling_mode = "mean"
 
-    assert_same(embedded(tmp_path, pooler_config=PoolerConfig(use_activation=True)), unit)
-    assert_same(embedded(tmp_path, pooler_config=PoolerConfig(pooling_type="mean")), theirs(model))
+    assert_same(embed_texts(tmp_path, pooler_config=PoolerConfig(use_activation=True)), unit)
+    assert_same(embed_texts(tmp_path, pooler_config=PoolerConfig(pooling_type="mean")), reference_embeddings(model))
 
 
 @pytest.mark.parametrize("include_prompt", [True, False])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_prompt_is_pooled_or_left_out_as_the_files_say(mode: str, include_prompt: bool, tmp_path: Path) -> None:
-    model = saved(tmp_path, Pooling(HIDDEN, mode, include_prompt=include_prompt))  # type: ignore[arg-type]
+    model = save_model(tmp_path, Pooling(HIDDEN, mode, include_prompt=include_prompt))  # type: ignore[arg-type]
 
-    assert_same(embedded(tmp_path, prompt=PROMPT), theirs(model, prompt=PROMPT))
-    assert_same(embedded(tmp_path), theirs(model))
+    assert_same(embed_texts(tmp_path, prompt=PROMPT), reference_embeddings(model, prompt=PROMPT))
+    assert_same(embed_texts(tmp_path), reference_embeddings(model))
 
 
-def test_a_prompt_goes_by_its_name(tmp_path: Path) -> None:
-    model = saved(tmp_path, Pooling(HIDDEN, "mean", include_prompt=False), prompts={"query": PROMPT})
+def test_a_prompt_is_selected_by_its_name(tmp_path: Path) -> None:
+    model = save_model(tmp_path, Pooling(HIDDEN, "mean", include_prompt=False), prompts={"query": PROMPT})
 
     with LLM(str(tmp_path / "whole"), dtype="float32", device="cpu") as llm:
         outputs = llm.embed(TEXTS, prompt_name="query", use_tqdm=False)
 
-    assert_same(torch.stack([output.outputs.data for output in outputs]), theirs(model, prompt_name="query"))
+    assert_same(
+        torch.stack([output.outputs.data for output in outputs]), reference_embeddings(model, prompt_name="query")
+    )
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", [nn.Tanh(), nn.Identity(), nn.ReLU(), nn.GELU(), nn.Sigmoid(), nn.SiLU()])
 def test_a_dense_module_projects_alike(activation: nn.Module, bias: bool, tmp_path: Path) -> None:
     dense = Dense(HIDDEN, 20, bias=bias, activation_function=activation)
-    model = saved(tmp_path, Pooling(HIDDEN, "mean"), dense, Normalize())
+    model = save_model(tmp_path, Pooling(HIDDEN, "mean"), dense, Normalize())
 
-    assert_same(embedded(tmp_path), theirs(model))
+    assert_same(embed_texts(tmp_path), reference_embeddings(model))
 
 
 def test_dense_modules_and_norms_run_in_their_order(tmp_path: Path) -> None:
-    model = saved(
+    model = save_model(
         tmp_path,
         Pooling(HIDDEN, ("cls", "mean")),
         Dense(2 * HIDDEN, 48, activation_function=nn.Identity()),
@@ -136,7 +140,7 @@ def test_dense_modules_and_norms_run_in_their_order(tmp_path: Path) -> None:
         Dense(48, 16),
     )
 
-    assert_same(embedded(tmp_path), theirs(model))
+    assert_same(embed_texts(tmp_path), reference_embeddings(model))
 
 
 WRONG_SIZES: dict[str, tuple[list[nn.Module], str]] = {
@@ -162,22 +166,22 @@ WRONG_SIZES: dict[str, tuple[list[nn.Module], str]] = {
 @pytest.mark.parametrize("name", WRONG_SIZES)
 def test_a_layer_for_vectors_of_another_size_is_refused_when_it_is_loaded(name: str, tmp_path: Path) -> None:
     modules, words = WRONG_SIZES[name]
-    saved(tmp_path, *modules)
+    save_model(tmp_path, *modules)
 
     with pytest.raises(LoadError, match=words):
-        embedded(tmp_path)
+        embed_texts(tmp_path)
 
 
 def test_a_shorter_embedding_is_cut_before_it_is_normalised(tmp_path: Path) -> None:
-    model = saved(tmp_path, Pooling(HIDDEN, "mean"), Dense(HIDDEN, 20), Normalize())
+    model = save_model(tmp_path, Pooling(HIDDEN, "mean"), Dense(HIDDEN, 20), Normalize())
 
-    ours = embedded(tmp_path, params=PoolingParams(dimensions=7), hf_overrides={"is_matryoshka": True})
+    ours = embed_texts(tmp_path, params=PoolingParams(dimensions=7), hf_overrides={"is_matryoshka": True})
 
-    assert_same(ours, theirs(model, truncate_dim=7, normalize_embeddings=True))
+    assert_same(ours, reference_embeddings(model, truncate_dim=7, normalize_embeddings=True))
 
 
 def test_a_token_is_projected_and_normalised_like_a_text(tmp_path: Path) -> None:
-    model = saved(tmp_path, Pooling(HIDDEN, "mean"), Dense(HIDDEN, 20), Normalize())
+    model = save_model(tmp_path, Pooling(HIDDEN, "mean"), Dense(HIDDEN, 20), Normalize())
     rows = model.encode(TEXTS, output_value="token_embeddings", show_progress_bar=False)
 
     with LLM(str(tmp_path / "whole"), dtype="float32", device="cpu") as llm:

@@ -18,18 +18,19 @@ from cenote.errors import (
     UnknownModel,
     Unsupported,
 )
-from cenote.protocol.requests import PoolingParams, PoolRequest, ScoreRequest
+from cenote.protocol.params import PoolingParams
+from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.utils.registry import Registry
 
 
-def test_both_spellings_of_the_activation_mean_the_same() -> None:
+def test_normalize_is_an_alias_of_use_activation() -> None:
     assert PoolingParams(normalize=False) == PoolingParams(use_activation=False)
     assert PoolingParams(normalize=True, use_activation=True).use_activation is True
     assert PoolingParams().use_activation is None
 
 
 @pytest.mark.parametrize("old", [True, False])
-def test_spellings_that_differ_are_refused(old: bool) -> None:
+def test_aliases_with_different_values_are_refused(old: bool) -> None:
     with pytest.raises(BadRequest, match="`normalize` is the older name of `use_activation`") as caught:
         PoolingParams(normalize=old, use_activation=not old)
     assert caught.value.param == "normalize"
@@ -57,7 +58,7 @@ def test_parameters_are_named_so_that_a_typo_is_an_error() -> None:
         PoolingParams(dimension=5)  # type: ignore[call-arg]
 
 
-def test_requests_cannot_be_changed_under_way() -> None:
+def test_requests_are_frozen() -> None:
     for request in (PoolRequest(task="embed", inputs=["a"]), ScoreRequest(queries=["a"], documents=["b"])):
         with pytest.raises(AttributeError):
             request.params = None  # type: ignore[misc]
@@ -80,7 +81,7 @@ def test_requests_cannot_be_changed_under_way() -> None:
         (LoadError, 500, ValueError),
     ],
 )
-def test_an_error_knows_its_status_and_its_kin(error: type[PoolingError], status: int, also: type) -> None:
+def test_an_error_has_its_status_and_base_classes(error: type[PoolingError], status: int, also: type) -> None:
     assert error.status == status
     assert issubclass(error, PoolingError)
     assert issubclass(error, also)
@@ -96,7 +97,7 @@ def test_an_error_knows_its_status_and_its_kin(error: type[PoolingError], status
     ],
     ids=str,
 )
-def test_an_error_tells_the_parameter_and_its_value(more: dict[str, Any], text: str) -> None:
+def test_an_error_message_names_the_parameter_and_its_value(more: dict[str, Any], text: str) -> None:
     error = BadRequest("no", **more)
 
     assert str(error) == text
@@ -106,7 +107,7 @@ def test_an_error_tells_the_parameter_and_its_value(more: dict[str, Any], text: 
 # names
 
 
-def test_a_registry_explains_itself() -> None:
+def test_a_registry_lists_its_names_in_errors() -> None:
     shapes: Registry[str] = Registry("shape")
     shapes.register("round")("a ball")
     shapes.register("flat")("a disc")

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from cenote import LLM, BadRequest, LoadError
-from cenote.protocol.prompt_selection import Meaning, meaning
-from cenote.protocol.requests import About, PoolRequest
+from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.prompt_selection import PromptSelection, select_prompt
+from cenote.protocol.requests import PoolRequest
 from tests.models.test_lora import QWEN_TARGETS, save_adapter
 from tests.models.test_rotary_encoders import save_adapted
 from tests.tiny import TEXTS, change_config, save_tiny, tiny_bert, tiny_qwen3, tiny_splade
@@ -32,11 +33,11 @@ INSTRUCTIONS = {
 }
 
 
-def opened(folder: Path, **options: Any) -> LLM:
+def open_llm(folder: Path, **options: Any) -> LLM:
     return LLM(str(folder), dtype="float32", device="cpu", **options)
 
 
-def embedded(llm: LLM, texts: Any = TEXTS, **how: Any) -> Tensor:
+def embed_texts(llm: LLM, texts: Any = TEXTS, **how: Any) -> Tensor:
     return torch.stack([output.outputs.data for output in llm.embed(texts, use_tqdm=False, **how)])
 
 
@@ -69,16 +70,19 @@ def test_prompts_are_chosen_as_sentence_transformers_chooses_them(
     theirs.save(str(tmp_path / "whole"), create_model_card=False)
     how: dict[str, Any] = {"convert_to_tensor": True, "show_progress_bar": False}
 
-    with opened(tmp_path / "whole") as llm:
+    with open_llm(tmp_path / "whole") as llm:
         for ours, expected in (
-            (embedded(llm), theirs.encode(TEXTS, **how)),
-            (embedded(llm, prompt=""), theirs.encode(TEXTS, prompt="", **how)),
-            (embedded(llm, prompt="the book "), theirs.encode(TEXTS, prompt="the book ", **how)),
-            (embedded(llm, prompt="the book ", prompt_name="query"), theirs.encode(TEXTS, prompt="the book ", **how)),
-            (embedded(llm, prompt_name="query"), theirs.encode(TEXTS, prompt_name="query", **how)),
-            (embedded(llm, input_type="query"), theirs.encode_query(TEXTS, **how)),
-            (embedded(llm, input_type="document"), theirs.encode_document(TEXTS, **how)),
-            (embedded(llm, input_type="query", prompt=""), theirs.encode_query(TEXTS, prompt="", **how)),
+            (embed_texts(llm), theirs.encode(TEXTS, **how)),
+            (embed_texts(llm, prompt=""), theirs.encode(TEXTS, prompt="", **how)),
+            (embed_texts(llm, prompt="the book "), theirs.encode(TEXTS, prompt="the book ", **how)),
+            (
+                embed_texts(llm, prompt="the book ", prompt_name="query"),
+                theirs.encode(TEXTS, prompt="the book ", **how),
+            ),
+            (embed_texts(llm, prompt_name="query"), theirs.encode(TEXTS, prompt_name="query", **how)),
+            (embed_texts(llm, input_type="query"), theirs.encode_query(TEXTS, **how)),
+            (embed_texts(llm, input_type="document"), theirs.encode_document(TEXTS, **how)),
+            (embed_texts(llm, input_type="query", prompt=""), theirs.encode_query(TEXTS, prompt="", **how)),
         ):
             assert_close(ours, expected, atol=1e-5, rtol=1e-5)
         rows = llm.encode(TEXTS, pooling_task="token_embed", use_tqdm=False)
@@ -90,13 +94,13 @@ def test_a_default_prompt_is_for_texts_that_are_embedded_and_for_nothing_else(tm
     tiny_bert(tmp_path)
     write_prompts(tmp_path, {"query": "search query: ", "document": "passage: "}, "document")
 
-    with opened(tmp_path) as llm:
+    with open_llm(tmp_path) as llm:
         (plain,) = llm.embed("the cat", prompt="", use_tqdm=False)
         (prompted,) = llm.embed("the cat", use_tqdm=False)
         (by_ids,) = llm.embed(list(plain.prompt_token_ids), use_tqdm=False)
         (score,) = llm.score("the cat", "a red bird", use_tqdm=False)
         (tokenwise,) = llm.score("the cat", "a red bird", score_type="late-interaction", use_tqdm=False)
-        one, other = embedded(llm, ["the cat", "a red bird"], prompt="")
+        one, other = embed_texts(llm, ["the cat", "a red bird"], prompt="")
         (query,), (document,) = (
             llm.encode(text, pooling_task="token_embed", prompt="", use_tqdm=False)
             for text in ("the cat", "a red bird")
@@ -109,11 +113,11 @@ def test_a_default_prompt_is_for_texts_that_are_embedded_and_for_nothing_else(tm
     assert tokenwise.outputs.score == pytest.approx(float(best), abs=1e-4)
 
 
-def test_words_that_matter_are_found_with_the_default_prompt_too(tmp_path: Path) -> None:
+def test_sparse_embeddings_use_the_default_prompt_too(tmp_path: Path) -> None:
     tiny_splade(tmp_path)
     write_prompts(tmp_path, {"query": "search query: ", "document": "passage: "}, "query")
 
-    with opened(tmp_path) as llm:
+    with open_llm(tmp_path) as llm:
         (default,) = llm.sparse_embed("the cat", use_tqdm=False)
         (document,) = llm.sparse_embed("the cat", input_type="search_document", use_tqdm=False)
         (query,) = llm.sparse_embed("search query: the cat", prompt="", use_tqdm=False)
@@ -123,39 +127,39 @@ def test_words_that_matter_are_found_with_the_default_prompt_too(tmp_path: Path)
     assert document.outputs.weights == passage.outputs.weights
 
 
-def test_options_say_what_comes_by_default(tmp_path: Path) -> None:
+def test_options_set_the_default_prompt(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     write_prompts(tmp_path, {"query": "search query: ", "document": "passage: "}, "document")
-    with opened(tmp_path) as llm:
-        plain, query = embedded(llm, prompt=""), embedded(llm, prompt_name="query")
+    with open_llm(tmp_path) as llm:
+        plain, query = embed_texts(llm, prompt=""), embed_texts(llm, prompt_name="query")
 
-    with opened(tmp_path, default_prompt_name="query") as llm:
-        assert_close(embedded(llm), query)
-    with opened(tmp_path, default_prompt="search query: ") as llm:
-        assert_close(embedded(llm), query)
-    with opened(tmp_path, default_prompt="") as llm:
-        assert_close(embedded(llm), plain)
+    with open_llm(tmp_path, default_prompt_name="query") as llm:
+        assert_close(embed_texts(llm), query)
+    with open_llm(tmp_path, default_prompt="search query: ") as llm:
+        assert_close(embed_texts(llm), query)
+    with open_llm(tmp_path, default_prompt="") as llm:
+        assert_close(embed_texts(llm), plain)
     with pytest.raises(LoadError, match="default_prompt_name 'title' is no prompt; there are: document, query"):
-        opened(tmp_path, default_prompt_name="title")
+        open_llm(tmp_path, default_prompt_name="title")
     write_prompts(tmp_path, {}, "title")
     with pytest.raises(LoadError, match="default_prompt_name 'title' is no prompt; there are: none"):
-        opened(tmp_path)
+        open_llm(tmp_path)
     change_config(tmp_path, task_instructions=["retrieval"])
     with pytest.raises(LoadError, match="task_instructions is .*, not texts by name"):
-        opened(tmp_path)
+        open_llm(tmp_path)
 
 
 # which prompt is meant
 
 
 @pytest.fixture(scope="module")
-def about(llm: LLM) -> About:
+def model_info(llm: LLM) -> ModelInfo:
     """A model without a prompt or an adapter."""
-    return llm.engine.about
+    return llm.engine.model_info
 
 
-def asked(about: About, **words: Any) -> Meaning:
-    return meaning(PoolRequest(task="embed", inputs=["a"], **words), about)
+def select_for(model_info: ModelInfo, **request_kwargs: Any) -> PromptSelection:
+    return select_prompt(PoolRequest(task="embed", inputs=["a"], **request_kwargs), model_info)
 
 
 @pytest.mark.parametrize(
@@ -182,59 +186,66 @@ def asked(about: About, **words: Any) -> Meaning:
     ],
 )
 @pytest.mark.parametrize("field", ["input_type", "purpose"])
-def test_a_word_finds_the_prompt_that_means_the_same(
-    about: About, names: tuple[str, ...], word: str, chosen: str | None, field: str
+def test_a_synonym_selects_the_matching_prompt(
+    model_info: ModelInfo, names: tuple[str, ...], word: str, chosen: str | None, field: str
 ) -> None:
-    model = replace(about, prompts={name: f"{name}: " for name in names})
+    model = replace(model_info, prompts={name: f"{name}: " for name in names})
 
     if field == "purpose" and chosen is None:
         with pytest.raises(BadRequest, match=f"no task is called '{word}'; this model has: document, query"):
-            asked(model, purpose=word)
+            select_for(model, embedding_task=word)
     else:
-        assert asked(model, **{field: word}).prompt == (chosen and f"{chosen}: ")
+        assert select_for(model, **{field: word}).prompt == (chosen and f"{chosen}: ")
 
 
 @pytest.mark.parametrize("word", ["query", "document", "passage", "search_query", "search_document", "retrieval.query"])
-def test_a_role_of_which_the_model_says_nothing_changes_nothing(about: About, word: str) -> None:
+def test_a_role_without_prompts_in_the_model_adds_no_prompt(model_info: ModelInfo, word: str) -> None:
     for field in ("input_type", "purpose"):
-        assert asked(about, **{field: word}).prompt == ""
+        assert select_for(model_info, **{field: word}).prompt == ""
 
 
-def test_a_role_without_a_prompt_has_none_and_other_words_leave_the_default(about: About) -> None:
-    model = replace(about, prompts={"query": "q: "}, default_prompt="q: ")
+def test_a_role_without_a_prompt_gets_none_and_other_input_types_keep_the_default(model_info: ModelInfo) -> None:
+    model = replace(model_info, prompts={"query": "q: "}, default_prompt="q: ")
 
-    assert asked(model).prompt == "q: "
-    assert asked(model, input_type="document").prompt == ""
-    assert asked(model, input_type="classification").prompt == "q: "
-    assert asked(model, role="document").prompt == ""
-    assert meaning(PoolRequest(task="classify", inputs=["a"]), model).prompt is None
-    assert meaning(PoolRequest(task="token_classify", inputs=["a"], also=("embed",)), model).prompt == "q: "
+    assert select_for(model).prompt == "q: "
+    assert select_for(model, input_type="document").prompt == ""
+    assert select_for(model, input_type="classification").prompt == "q: "
+    assert select_for(model, role="document").prompt == ""
+    assert select_prompt(PoolRequest(task="classify", inputs=["a"]), model).prompt is None
+    assert (
+        select_prompt(PoolRequest(task="token_classify", inputs=["a"], extra_tasks=("embed",)), model).prompt == "q: "
+    )
 
 
-def test_a_model_that_marks_roles_puts_its_prompts_there_itself(about: About) -> None:
-    model = replace(about, prompts={"query": "q: "}, default_prompt="q: ", marks_roles=True)
+def test_a_model_with_role_formats_gets_no_selected_prompt(model_info: ModelInfo) -> None:
+    model = replace(model_info, prompts={"query": "q: "}, default_prompt="q: ", has_role_formats=True)
 
-    assert asked(model, input_type="search_query") == Meaning(None, None, "query")
-    assert asked(model, input_type="passage") == Meaning(None, None, "document")
-    assert asked(model, role="query") == Meaning(None, None, "query")
-    assert asked(model) == Meaning()
-    assert asked(model, input_type="passage", prompt_name="query").prompt == "q: "
+    assert select_for(model, input_type="search_query") == PromptSelection(None, None, "query")
+    assert select_for(model, input_type="passage") == PromptSelection(None, None, "document")
+    assert select_for(model, role="query") == PromptSelection(None, None, "query")
+    assert select_for(model) == PromptSelection()
+    assert select_for(model, input_type="passage", prompt_name="query").prompt == "q: "
     with pytest.raises(BadRequest, match="Unsupported input_type 'song'"):
-        asked(model, input_type="song")
+        select_for(model, input_type="song")
 
 
-def test_the_more_exact_word_wins(about: About) -> None:
-    model = replace(about, prompts={"query": "q: ", "document": "d: ", "song": "s: "}, default_prompt="d: ")
+def test_the_more_specific_field_takes_precedence(model_info: ModelInfo) -> None:
+    model = replace(model_info, prompts={"query": "q: ", "document": "d: ", "song": "s: "}, default_prompt="d: ")
 
-    assert asked(model, prompt="p: ", prompt_name="song", purpose="query", input_type="document").prompt == "p: "
-    assert asked(model, prompt_name="song", purpose="query", input_type="document").prompt == "s: "
-    assert asked(model, purpose="query", input_type="document").prompt == "q: "
+    assert (
+        select_for(model, prompt="p: ", prompt_name="song", embedding_task="query", input_type="document").prompt
+        == "p: "
+    )
+    assert select_for(model, prompt_name="song", embedding_task="query", input_type="document").prompt == "s: "
+    assert select_for(model, embedding_task="query", input_type="document").prompt == "q: "
     with pytest.raises(BadRequest, match="got role='query' and input_type='document'; give one"):
-        asked(model, role="query", input_type="document")
+        select_for(model, role="query", input_type="document")
 
 
-def test_unknown_words_are_refused_with_those_there_are(about: About) -> None:
-    model = replace(about, prompts={"song": "s: "}, adapters=("rhyme", "added"), added_adapters={"added": "/there"})
+def test_unknown_names_are_refused_with_the_known_names(model_info: ModelInfo) -> None:
+    model = replace(
+        model_info, prompts={"song": "s: "}, adapters=("rhyme", "added"), external_adapters={"added": "/there"}
+    )
 
     for words, message in (
         ({"input_type": "rhymes"}, r"Unsupported input_type 'rhymes'\. Supported values: song"),
@@ -242,17 +253,17 @@ def test_unknown_words_are_refused_with_those_there_are(about: About) -> None:
         ({"prompt_name": "rhymes"}, "no prompt is called 'rhymes'; this model has: song"),
     ):
         with pytest.raises(BadRequest, match=message):
-            asked(model, **words)
+            select_for(model, **words)
     with pytest.raises(BadRequest, match="no task is called 'rhymes'; this model has none; leave it out"):
-        asked(about, purpose="rhymes")
+        select_for(model_info, embedding_task="rhymes")
 
 
-def test_an_adapter_that_was_added_is_chosen_by_its_own_name_only(about: About) -> None:
-    model = replace(about, adapters=("separation", "query"), added_adapters={"query": "/there"})
+def test_an_external_adapter_is_selected_only_by_its_exact_name(model_info: ModelInfo) -> None:
+    model = replace(model_info, adapters=("separation", "query"), external_adapters={"query": "/there"})
 
-    assert asked(model, input_type="clustering").adapter == "separation"
-    assert asked(model, input_type="query").adapter is None
-    assert asked(model, purpose="query").adapter == "query"
+    assert select_for(model, input_type="clustering").adapter == "separation"
+    assert select_for(model, input_type="query").adapter is None
+    assert select_for(model, embedding_task="query").adapter == "query"
 
 
 # models with an adapter for each task
@@ -280,36 +291,36 @@ def test_a_task_of_jina_v3_has_its_adapter_and_its_instruction(tmp_path: Path, p
     if place != "config.json":
         write_prompts(tmp_path, INSTRUCTIONS)
 
-    with opened(tmp_path) as llm:
+    with open_llm(tmp_path) as llm:
         for task, prompt in INSTRUCTIONS.items():
-            expected = embedded(llm, [prompt + text for text in TEXTS], lora_request=task, prompt="")
-            assert_close(embedded(llm, task=task), expected)
+            expected = embed_texts(llm, [prompt + text for text in TEXTS], lora_request=task, prompt="")
+            assert_close(embed_texts(llm, task=task), expected)
         for word, task in (("query", "retrieval.query"), ("search_document", "retrieval.passage")):
-            assert_close(embedded(llm, input_type=word), embedded(llm, task=task))
-        assert_close(embedded(llm, input_type="clustering"), embedded(llm, task="separation"))
-        assert_close(embedded(llm), embedded(llm, task="text-matching"))
-        assert_close(embedded(llm, task="classification", prompt_name="retrieval.query"),
-                     embedded(llm, lora_request="classification", prompt="search query: "))  # fmt: skip
-        assert_close(embedded(llm, task="retrieval.query", lora_request="separation"),
-                     embedded(llm, lora_request="separation", prompt="search query: "))  # fmt: skip
-        assert (embedded(llm, task="separation") - embedded(llm, task="classification")).abs().max() > 0.01
+            assert_close(embed_texts(llm, input_type=word), embed_texts(llm, task=task))
+        assert_close(embed_texts(llm, input_type="clustering"), embed_texts(llm, task="separation"))
+        assert_close(embed_texts(llm), embed_texts(llm, task="text-matching"))
+        assert_close(embed_texts(llm, task="classification", prompt_name="retrieval.query"),
+                     embed_texts(llm, lora_request="classification", prompt="search query: "))  # fmt: skip
+        assert_close(embed_texts(llm, task="retrieval.query", lora_request="separation"),
+                     embed_texts(llm, lora_request="separation", prompt="search query: "))  # fmt: skip
+        assert (embed_texts(llm, task="separation") - embed_texts(llm, task="classification")).abs().max() > 0.01
         known = ", ".join(sorted(INSTRUCTIONS))
         with pytest.raises(BadRequest, match=f"no task is called 'code'; this model has: {known}"):
-            embedded(llm, task="code")
+            embed_texts(llm, task="code")
         apart = llm.score(TEXTS[0], TEXTS[2], score_type="late-interaction", use_tqdm=False)[0].outputs.score
         rows = [llm.encode(TEXTS[place], pooling_task="token_embed", use_tqdm=False) for place in (0, 2)]
         query, document = (outputs[0].outputs.data for outputs in rows)
     assert apart == pytest.approx(float((query @ document.T).amax(dim=-1).sum()), abs=1e-4)
 
-    with opened(tmp_path, hf_overrides={"jina_task": "separation"}) as llm:
-        assert_close(embedded(llm), embedded(llm, task="separation"))
-    with opened(tmp_path, default_adapter="classification") as llm:
-        assert_close(embedded(llm), embedded(llm, task="classification"))
+    with open_llm(tmp_path, hf_overrides={"jina_task": "separation"}) as llm:
+        assert_close(embed_texts(llm), embed_texts(llm, task="separation"))
+    with open_llm(tmp_path, default_adapter="classification") as llm:
+        assert_close(embed_texts(llm), embed_texts(llm, task="classification"))
     with pytest.raises(LoadError, match="has no adapter 'song'; there are: retrieval.query"):
-        opened(tmp_path, default_adapter="song")
+        open_llm(tmp_path, default_adapter="song")
 
 
-def test_a_task_of_jina_v5_has_two_sides_and_documents_by_default(tmp_path: Path) -> None:
+def test_a_task_of_jina_v5_has_query_and_document_prompts_and_defaults_to_documents(tmp_path: Path) -> None:
     plain = tiny_qwen3(tmp_path)
     change_config(tmp_path, architectures=["JinaEmbeddingsV5Model"])
     for seed, task in enumerate(("retrieval", "text-matching", "classification", "clustering")):
@@ -317,7 +328,7 @@ def test_a_task_of_jina_v5_has_two_sides_and_documents_by_default(tmp_path: Path
     name_modules(tmp_path, pooled=False)
     write_prompts(tmp_path, {"query": "search query: ", "document": "passage: "}, "document")
 
-    with opened(tmp_path) as llm:
+    with open_llm(tmp_path) as llm:
         for how, adapter, prompt in (
             ({}, "retrieval", "passage: "),
             ({"task": "retrieval"}, "retrieval", "passage: "),
@@ -330,34 +341,34 @@ def test_a_task_of_jina_v5_has_two_sides_and_documents_by_default(tmp_path: Path
             ({"input_type": "clustering"}, "clustering", "passage: "),
             ({"task": "text-matching", "prompt": ""}, "text-matching", ""),
         ):
-            expected = embedded(llm, [prompt + text for text in TEXTS], lora_request=adapter, prompt="")
-            assert_close(embedded(llm, **how), expected)
+            expected = embed_texts(llm, [prompt + text for text in TEXTS], lora_request=adapter, prompt="")
+            assert_close(embed_texts(llm, **how), expected)
 
 
 def test_a_model_without_adapters_has_none_by_default(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
 
     with pytest.raises(LoadError, match="default_adapter 'tuned': .* has no adapters"):
-        opened(tmp_path, default_adapter="tuned")
+        open_llm(tmp_path, default_adapter="tuned")
 
 
-def test_a_word_that_changes_nothing_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_ignored_input_type_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tiny_bert(tmp_path)
 
-    with caplog.at_level(logging.INFO, "cenote"), opened(tmp_path) as llm:
-        plain = embedded(llm)
+    with caplog.at_level(logging.INFO, "cenote"), open_llm(tmp_path) as llm:
+        plain = embed_texts(llm)
         assert "changes nothing" not in caplog.text
-        assert_close(embedded(llm, task="retrieval.query"), plain)
-        assert_close(embedded(llm, input_type="search_query"), plain)
+        assert_close(embed_texts(llm, task="retrieval.query"), plain)
+        assert_close(embed_texts(llm, input_type="search_query"), plain)
         assert caplog.text.count("what texts are for (query) changes nothing") == 1
 
 
-def test_a_word_for_which_the_model_has_nothing_among_what_it_has_is_not_told(
+def test_an_input_type_without_a_prompt_is_not_logged_where_the_model_has_prompts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tiny_bert(tmp_path)
     write_prompts(tmp_path, {"query": "search query: "})
 
-    with caplog.at_level(logging.INFO, "cenote"), opened(tmp_path) as llm:
-        embedded(llm, task="document")
+    with caplog.at_level(logging.INFO, "cenote"), open_llm(tmp_path) as llm:
+        embed_texts(llm, task="document")
         assert "changes nothing" not in caplog.text

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cenote.loading.default_model import HUB_NAME, default_model
+from cenote.loading.default_model import HUB_NAME, find_default_model
 
 SHARED = Path(__file__).parents[2] / ".." / "shared"
 torch.set_num_threads(1)  # sums must not depend on how busy the other cores are
@@ -24,6 +24,6 @@ def model_folder(name: str) -> Path:
     """The default model by the name of `default`, any other from the shared folder."""
     if name != "default":
         return shared_folder("models", name)
-    if (folder := default_model()) == HUB_NAME:
+    if (folder := find_default_model()) == HUB_NAME:
         pytest.skip("the package of the default model is not installed")
     return Path(folder)

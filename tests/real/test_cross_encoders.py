@@ -20,7 +20,7 @@ ANSWERS = [
     "Berlin has a population of 3,520,031 registered inhabitants in an area of 891.82 square kilometers.",
     "Berlin is well known for its museums.",
 ]
-CUT = {"truncate_prompt_tokens": -1}
+TRUNCATE = {"truncate_prompt_tokens": -1}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_every_pair_scores_as_in_sentence_transformers(llm: LLM, reference: Any)
     documents = [text for text in TEXTS if text.strip()]
     queries = [documents[(number * 7 + 3) % len(documents)][:200] for number in range(len(documents))]
 
-    ours = scores(llm, queries, documents, tokenization_kwargs=CUT)
+    ours = scores(llm, queries, documents, tokenization_kwargs=TRUNCATE)
 
     assert ours == pytest.approx(reference(list(zip(queries, documents, strict=True))), abs=1e-3)
 

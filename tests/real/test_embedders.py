@@ -23,7 +23,7 @@ from tests.real.conftest import model_folder, shared_folder
 from tests.real.texts import TEXTS
 
 MODELS = ("default", "granite-embedding-30m-english")
-CUT = {"truncate_prompt_tokens": -1}  # long texts are cut, as Sentence Transformers does unasked
+TRUNCATE = {"truncate_prompt_tokens": -1}  # long texts are cut, as Sentence Transformers does unasked
 
 
 def opened(name: str, **options: Any) -> LLM:
@@ -32,7 +32,7 @@ def opened(name: str, **options: Any) -> LLM:
 
 
 def embedded(llm: LLM, texts: list[str]) -> Tensor:
-    return torch.stack([item.outputs.data for item in llm.embed(texts, use_tqdm=False, tokenization_kwargs=CUT)])
+    return torch.stack([item.outputs.data for item in llm.embed(texts, use_tqdm=False, tokenization_kwargs=TRUNCATE)])
 
 
 def cosines(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def test_bfloat16_stays_as_close_as_it_can(name: str, theirs: Tensor) -> None:
         assert cosine >= 0.9995, f"{cosine} for {text[:40]!r}"
 
 
-def test_company_changes_nothing(llm: LLM) -> None:
+def test_the_batch_changes_nothing(llm: LLM) -> None:
     words = " ".join(TEXTS[:38]).split()
     draw = random.Random(5)
     mates = [" ".join(draw.choices(words, k=draw.randint(1, 60))) for _ in range(64)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from cenote import LLM
-from tests.api.app_client import serve
+from tests.api.app_client import make_client
 from tests.real.conftest import model_folder
 
 NAME = "ms-marco-MiniLM-L12-v2"
@@ -26,7 +26,7 @@ def llm() -> Iterator[LLM]:
 
 
 def test_the_answer_about_berlin_comes_first_and_a_long_document_is_cut(llm: LLM) -> None:
-    client = serve(llm)
+    client = make_client(llm)
     body = {"query": QUERY, "documents": DOCUMENTS, "top_n": None, "max_tokens_per_doc": None}
     expected = llm.score(QUERY, DOCUMENTS, use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": -1})
 

@@ -16,7 +16,7 @@ from tests.real.conftest import model_folder, shared_folder
 from tests.real.texts import TEXTS
 
 NAME = "splade-tiny"
-CUT = {"truncate_prompt_tokens": -1}
+TRUNCATE = {"truncate_prompt_tokens": -1}
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +30,15 @@ def reference() -> SparseEncoder:
     return SparseEncoder(str(model_folder(NAME)), device="cpu", local_files_only=True)
 
 
-def theirs(reference: SparseEncoder, texts: list[str]) -> Tensor:
+def encode_with_reference(reference: SparseEncoder, texts: list[str]) -> Tensor:
     return reference.encode(texts, batch_size=4, convert_to_sparse_tensor=False, show_progress_bar=False)
 
 
 def test_every_text_gets_the_vector_of_sentence_transformers(llm: LLM, reference: SparseEncoder) -> None:
-    expected = theirs(reference, TEXTS)
+    expected = encode_with_reference(reference, TEXTS)
 
-    dense = [output.outputs.data for output in llm.embed(TEXTS, tokenization_kwargs=CUT, use_tqdm=False)]
-    pairs = [output.outputs for output in llm.sparse_embed(TEXTS, tokenization_kwargs=CUT, use_tqdm=False)]
+    dense = [output.outputs.data for output in llm.embed(TEXTS, tokenization_kwargs=TRUNCATE, use_tqdm=False)]
+    pairs = [output.outputs for output in llm.sparse_embed(TEXTS, tokenization_kwargs=TRUNCATE, use_tqdm=False)]
 
     assert_close(torch.stack(dense), expected, atol=1e-4, rtol=0)
     for output, vector in zip(pairs, expected, strict=True):
@@ -67,7 +67,7 @@ def test_a_small_collection_is_searched_as_well_as_by_the_library(
     names = [*sorted(relevant), *[name for name in data.documents if name not in relevant][:25]]
     queries, documents = list(data.queries.values()), [data.documents[name] for name in names]
     monkeypatch.setattr(reference[0], "max_seq_length", 64)  # the beginnings will do
-    expected = theirs(reference, queries) @ theirs(reference, documents).T
+    expected = encode_with_reference(reference, queries) @ encode_with_reference(reference, documents).T
 
     cut = {"truncate_prompt_tokens": 64}
     found = [

@@ -13,11 +13,13 @@ from torch.testing import assert_close
 
 from cenote import LLM, InputTooLong
 from cenote.engine.execution import executor
-from cenote.engine.result_delivery import Outcome
+from cenote.engine.result_delivery import BatchOutput
 from cenote.errors import PoolingError
-from cenote.packed_batch import pack
-from cenote.pooling.pooler import Answers, Ask
-from cenote.protocol.requests import Options, PoolRequest, Scored, ScoreRequest
+from cenote.packed_batch import pack_sequences
+from cenote.pooling.pooler import PooledGroup, PoolingSpec
+from cenote.protocol.params import PoolingOptions
+from cenote.protocol.requests import PoolRequest, ScoreRequest
+from cenote.protocol.results import ScoreResult
 from tests.tiny import tiny_modernbert
 
 QUERY = "how big is the old river in berlin?"
@@ -33,7 +35,7 @@ def colbert(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield llm
 
 
-def matrices(llm: LLM, texts: list[str]) -> list[Tensor]:
+def embed_tokens(llm: LLM, texts: list[str]) -> list[Tensor]:
     return [output.outputs.data for output in llm.encode(texts, pooling_task="token_embed", use_tqdm=False)]
 
 
@@ -41,30 +43,32 @@ def max_sim(query: Tensor, document: Tensor) -> float:
     return float((query @ document.T).amax(dim=1).sum())
 
 
-def late(llm: LLM, queries: Any, documents: Any) -> list[float]:
+def score_late(llm: LLM, queries: Any, documents: Any) -> list[float]:
     outputs = llm.score(queries, documents, score_type="late-interaction", use_tqdm=False)
     return [output.outputs.score for output in outputs]
 
 
 def test_scores_are_those_of_the_returned_matrices(colbert: LLM) -> None:
-    (query,), documents = matrices(colbert, [QUERY]), matrices(colbert, DOCUMENTS)
+    (query,), documents = embed_tokens(colbert, [QUERY]), embed_tokens(colbert, DOCUMENTS)
 
-    assert late(colbert, QUERY, DOCUMENTS) == pytest.approx([max_sim(query, each) for each in documents], abs=1e-4)
-    backwards = matrices(colbert, DOCUMENTS[::-1])
+    assert score_late(colbert, QUERY, DOCUMENTS) == pytest.approx(
+        [max_sim(query, each) for each in documents], abs=1e-4
+    )
+    backwards = embed_tokens(colbert, DOCUMENTS[::-1])
     many = [max_sim(one, other) for one, other in zip(backwards, documents, strict=True)]
-    assert late(colbert, DOCUMENTS[::-1], DOCUMENTS) == pytest.approx(many, abs=1e-4)
+    assert score_late(colbert, DOCUMENTS[::-1], DOCUMENTS) == pytest.approx(many, abs=1e-4)
 
 
 def test_only_numbers_leave_the_device(colbert: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[tuple[int, ...]] = []
-    outcome = executor.outcome
+    outcome = executor.to_batch_output
 
-    def noted(groups: list[Answers], verdicts: list[Tensor]) -> Outcome:
+    def noted(groups: list[PooledGroup], verdicts: list[Tensor]) -> BatchOutput:
         left.extend(tuple(group.rows.shape) for group in groups)
         return outcome(groups, verdicts)
 
-    monkeypatch.setattr(executor, "outcome", noted)
-    late(colbert, QUERY, DOCUMENTS)
+    monkeypatch.setattr(executor, "to_batch_output", noted)
+    score_late(colbert, QUERY, DOCUMENTS)
 
     rows = [shape for shape in left if len(shape) > 1]
     assert rows == [(len(colbert.get_tokenizer().encode(QUERY).ids), 32)]  # of the query, and of no document
@@ -80,42 +84,49 @@ def test_a_query_is_read_once(colbert: LLM, monkeypatch: pytest.MonkeyPatch) -> 
         return submit(request, **more)
 
     monkeypatch.setattr(colbert.engine, "submit", noted)
-    late(colbert, QUERY, DOCUMENTS)
+    score_late(colbert, QUERY, DOCUMENTS)
 
     assert [list(request.inputs) for request in asked] == [[QUERY], DOCUMENTS]
 
 
-def test_a_batch_may_mix_documents_to_compare_and_documents_to_return(colbert: LLM) -> None:
-    pooler, batch = colbert.engine.model.pooler, pack([[7, 8, 9], [10, 11], [12, 13, 14, 15]])
+def test_a_batch_may_mix_scored_and_returned_documents(colbert: LLM) -> None:
+    pooler, batch = colbert.engine.model.pooler, pack_sequences([[7, 8, 9], [10, 11], [12, 13, 14, 15]])
     hidden = torch.randn(9, 32, generator=torch.Generator().manual_seed(0))
     one, two = torch.randn(4, 32), torch.randn(2, 32)
-    plain, compared = Ask("token_embed", Options()), Ask("token_embed", Options(), compared=True)
+    plain, compared = (
+        PoolingSpec("token_embed", PoolingOptions()),
+        PoolingSpec("token_embed", PoolingOptions(), is_max_sim=True),
+    )
 
     groups = pooler(hidden, batch, [[compared], [plain], [compared]], [one, None, two])
 
-    assert [(group.ask, group.members) for group in groups] == [(compared, [0, 2]), (plain, [1])]
+    assert [(group.ask, group.seq_indices) for group in groups] == [(compared, [0, 2]), (plain, [1])]
     unit = torch.nn.functional.normalize(hidden, dim=-1)
     assert_close(groups[0].rows, torch.tensor([max_sim(one, unit[:3]), max_sim(two, unit[5:])]))
     assert_close(groups[1].rows, unit[3:5])
 
 
-def test_a_bad_side_spoils_its_own_pairs_only(colbert: LLM) -> None:
-    def scored(queries: list[str], documents: list[str]) -> list[Scored | PoolingError]:
+def test_an_invalid_input_fails_only_its_own_pairs(colbert: LLM) -> None:
+    def scored(queries: list[str], documents: list[str]) -> list[ScoreResult | PoolingError]:
         request = ScoreRequest(
-            queries=queries, documents=documents, score_type="late-interaction", keep_going=True, max_tokens_per_doc=5
+            queries=queries,
+            documents=documents,
+            score_type="late-interaction",
+            return_exceptions=True,
+            max_tokens_per_doc=5,
         )
         return asyncio.run(colbert.engine.score(request))
 
-    assert [isinstance(each, Scored) for each in scored(["a"], ["b", "\ud800", "c"])] == [True, False, True]
+    assert [isinstance(each, ScoreResult) for each in scored(["a"], ["b", "\ud800", "c"])] == [True, False, True]
     several = scored(["a", "\ud800", "c"], ["a", "b", "\ud800"])
-    assert [isinstance(each, Scored) for each in several] == [True, False, False]
-    assert [isinstance(each, Scored) for each in scored(["\ud800"], ["a", "b"])] == [False, False]
+    assert [isinstance(each, ScoreResult) for each in several] == [True, False, False]
+    assert [isinstance(each, ScoreResult) for each in scored(["\ud800"], ["a", "b"])] == [False, False]
 
 
-def test_an_error_names_the_side_it_is_about(colbert: LLM) -> None:
+def test_an_error_names_the_query_or_the_document(colbert: LLM) -> None:
     def refused(queries: list[str], documents: list[str]) -> InputTooLong:
         with pytest.raises(InputTooLong) as caught:
-            late(colbert, queries, documents)
+            score_late(colbert, queries, documents)
         return caught.value
 
     assert refused(["one"], ["two", "word " * 1000]).index == 1
@@ -124,9 +135,9 @@ def test_an_error_names_the_side_it_is_about(colbert: LLM) -> None:
     assert refused(["one", "word " * 1000], ["two", "two"]).message.startswith("query 1: ")
 
 
-def test_time_is_counted_over_both_readings(colbert: LLM) -> None:
+def test_timing_covers_queries_and_documents(colbert: LLM) -> None:
     request = ScoreRequest(queries=[QUERY], documents=DOCUMENTS, score_type="late-interaction")
 
     colbert.engine.score_sync(request)
 
-    assert request.timing.inference > 0 and request.timing.tokenize > 0
+    assert request.timing.inference_s > 0 and request.timing.tokenize_s > 0

@@ -21,17 +21,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from cenote import LLM, BadRequest, InputTooLong, PoolingParams, Unsupported
 from cenote.errors import PoolingError
 from cenote.inputs.limits import Limits
-from cenote.inputs.listwise_prompt import without_marks
-from cenote.inputs.tokenized_inputs import Rendered
-from cenote.protocol.input_types import Ranking
-from cenote.protocol.requests import Scored, ScoreRequest, Tokenization
-from tests.api.app_client import load, refused, serve
+from cenote.inputs.listwise_prompt import strip_special_tokens
+from cenote.inputs.tokenized_inputs import TokenizedInput
+from cenote.protocol.input_types import ListwiseInput
+from cenote.protocol.params import TokenizationParams
+from cenote.protocol.requests import ScoreRequest
+from cenote.protocol.results import ScoreResult
+from tests.api.app_client import assert_refused, load_llm, make_client
 from tests.real.conftest import shared_folder
 from tests.tiny import change_config, save_tiny
 
 QUERY = "how big is berlin?"
 DOCUMENTS = ["the city of berlin is big", "a red fish", "no", "people live in the old city, and in the new one"]
-MARKS = ["<|embed_token|>", "<|rerank_token|>"]
+SPECIAL_TOKENS = ["<|embed_token|>", "<|rerank_token|>"]
 
 
 def prompt(query: str, documents: list[str], instruction: str | None = None) -> str:
@@ -54,7 +56,7 @@ def prompt(query: str, documents: list[str], instruction: str | None = None) -> 
 
 
 @dataclass
-class Jina:
+class JinaReranker:
     """A tiny jina-reranker-v3, ours and the reference."""
 
     folder: Path
@@ -66,7 +68,7 @@ class Jina:
         """The projected states at the marks: of every document, and of the query at last."""
         tokenizer = PreTrainedTokenizerFast.from_pretrained(self.folder)
         ids = torch.tensor([tokenizer(prompt(query, documents, instruction)).input_ids])
-        marked = torch.isin(ids[0], torch.tensor(tokenizer.convert_tokens_to_ids(MARKS)))
+        marked = torch.isin(ids[0], torch.tensor(tokenizer.convert_tokens_to_ids(SPECIAL_TOKENS)))
         assert int(marked.sum()) == len(documents) + 1
         with torch.inference_mode():
             rows: Tensor = self.projector(self.reference.model(input_ids=ids).last_hidden_state[0, marked])
@@ -82,7 +84,7 @@ class Jina:
 
 
 @pytest.fixture(scope="module")
-def jina(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jina]:
+def jina(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JinaReranker]:
     folder = tmp_path_factory.mktemp("jina")
     reference = save_tiny(folder, "Qwen3ForCausalLM", max_position_embeddings=900, tie_word_embeddings=True)
     torch.manual_seed(0)
@@ -92,15 +94,15 @@ def jina(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jina]:
     save_file(load_file(weights) | own, weights, metadata={"format": "pt"})
     change_config(folder, architectures=["JinaForRanking"])
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_special_tokens(MARKS)
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
     tokenizer.save(str(folder / "tokenizer.json"))
-    with load(folder) as llm:
-        yield Jina(folder, reference, projector, llm)
+    with load_llm(folder) as llm:
+        yield JinaReranker(folder, reference, projector, llm)
 
 
 @pytest.fixture
-def client(jina: Jina) -> TestClient:
-    return serve(jina.llm)
+def client(jina: JinaReranker) -> TestClient:
+    return make_client(jina.llm)
 
 
 def scores(llm: LLM, queries: Any, documents: Any, **options: Any) -> list[float]:
@@ -110,7 +112,7 @@ def scores(llm: LLM, queries: Any, documents: Any, **options: Any) -> list[float
 # scores
 
 
-def test_all_documents_of_a_query_are_read_in_one_prompt(jina: Jina) -> None:
+def test_all_documents_of_a_query_are_read_in_one_prompt(jina: JinaReranker) -> None:
     outputs = jina.llm.score(QUERY, DOCUMENTS, use_tqdm=False)
 
     assert [output.outputs.score for output in outputs] == pytest.approx(jina.scores(QUERY, DOCUMENTS), abs=1e-4)
@@ -119,24 +121,24 @@ def test_all_documents_of_a_query_are_read_in_one_prompt(jina: Jina) -> None:
     assert len({output.request_id for output in outputs}) == 1
 
 
-def test_a_document_is_scored_among_the_others(jina: Jina) -> None:
+def test_a_score_depends_on_the_other_documents(jina: JinaReranker) -> None:
     alone = [score for document in DOCUMENTS for score in jina.scores(QUERY, [document])]
 
     assert scores(jina.llm, [QUERY] * 4, DOCUMENTS) == pytest.approx(alone, abs=1e-4)
     assert scores(jina.llm, QUERY, DOCUMENTS) != pytest.approx(alone, abs=1e-3)
 
 
-def test_it_answers_to_what_others_call_its_kind_of_score(jina: Jina) -> None:
+def test_late_interaction_is_accepted_as_a_name_of_listwise(jina: JinaReranker) -> None:
     expected = pytest.approx(jina.scores(QUERY, DOCUMENTS), abs=1e-4)
 
-    assert jina.llm.engine.about.score_types == ("listwise",)
+    assert jina.llm.engine.model_info.score_types == ("listwise",)
     assert scores(jina.llm, QUERY, DOCUMENTS, score_type="late-interaction") == expected
     assert scores(jina.llm, QUERY, DOCUMENTS, score_type="listwise") == expected
     with pytest.raises(Unsupported, match="cannot score as 'bi-encoder'; it can: listwise"):
         scores(jina.llm, QUERY, DOCUMENTS, score_type="bi-encoder")
 
 
-def test_an_instruction_comes_before_the_documents(jina: Jina, client: TestClient) -> None:
+def test_an_instruction_comes_before_the_documents(jina: JinaReranker, client: TestClient) -> None:
     told = pytest.approx(jina.scores(QUERY, DOCUMENTS, "find the old book"), abs=1e-4)
 
     assert scores(jina.llm, QUERY, DOCUMENTS, instruction="find the old book") == told
@@ -147,7 +149,7 @@ def test_an_instruction_comes_before_the_documents(jina: Jina, client: TestClien
     assert [item["relevance_score"] for item in results] == told
 
 
-def test_each_side_has_its_own_limit(jina: Jina) -> None:
+def test_queries_and_documents_have_separate_token_limits(jina: JinaReranker) -> None:
     limits = PoolingParams(extra_kwargs={"max_tokens_per_query": 2, "max_tokens_per_doc": 3})
     cut = ["the city of", "a red fish", "no", "people live in"]
 
@@ -164,8 +166,8 @@ def test_each_side_has_its_own_limit(jina: Jina) -> None:
         "a red<|rerank_<|embed_token|>token|> fish",
     ],
 )
-def test_marks_in_a_text_are_taken_out(text: str, jina: Jina) -> None:
-    assert without_marks(text) == "a red fish"
+def test_special_tokens_in_a_text_are_removed(text: str, jina: JinaReranker) -> None:
+    assert strip_special_tokens(text) == "a red fish"
     expected = jina.scores("a red fish", ["a red fish", "no"])
     assert scores(jina.llm, text, [text, "no"]) == pytest.approx(expected, abs=1e-4)
 
@@ -173,7 +175,7 @@ def test_marks_in_a_text_are_taken_out(text: str, jina: Jina) -> None:
 # too much for one prompt
 
 
-def in_blocks(jina: Jina, query: str, *blocks: list[str]) -> list[float]:
+def score_in_blocks(jina: JinaReranker, query: str, *blocks: list[str]) -> list[float]:
     """As the model's authors do it: the query's rows of all prompts, weighed by the best score in each."""
     rows = [jina.rows(query, block) for block in blocks]
     weights = torch.stack([(1 + F.cosine_similarity(each[:-1], each[-1:])).max() / 2 for each in rows])
@@ -181,7 +183,7 @@ def in_blocks(jina: Jina, query: str, *blocks: list[str]) -> list[float]:
     return [score for each in rows for score in F.cosine_similarity(each[:-1], mean[None]).tolist()]
 
 
-def test_documents_that_do_not_fit_one_prompt_are_read_in_blocks(jina: Jina) -> None:
+def test_documents_that_do_not_fit_one_prompt_are_read_in_blocks(jina: JinaReranker) -> None:
     long = ["the red cat and the old dog " * 30, "a blue bird and a green fish " * 20, "berlin is big " * 50, "no"]
     room = jina.llm.model_config.max_model_len
     assert jina.length(QUERY, long[:1]) < room < jina.length(QUERY, long)
@@ -189,23 +191,23 @@ def test_documents_that_do_not_fit_one_prompt_are_read_in_blocks(jina: Jina) -> 
 
     ours = jina.llm.score(QUERY, long, use_tqdm=False)
 
-    expected = in_blocks(jina, QUERY, long[:fits], long[fits:])
+    expected = score_in_blocks(jina, QUERY, long[:fits], long[fits:])
     assert [output.outputs.score for output in ours] == pytest.approx(expected, abs=1e-4)
     lengths = {len(output.prompt_token_ids) for output in ours}
     assert lengths == {jina.length(QUERY, long[:fits]), jina.length(QUERY, long[fits:])}
 
 
-def test_a_smaller_prompt_makes_more_blocks(jina: Jina) -> None:
+def test_a_smaller_prompt_makes_more_blocks(jina: JinaReranker) -> None:
     room = jina.length(QUERY, DOCUMENTS) - 10
     how = {"truncate_prompt_tokens": room}
 
     ours = scores(jina.llm, QUERY, DOCUMENTS, tokenization_kwargs=how)
 
     fits = max(count for count in range(1, 5) if jina.length(QUERY, DOCUMENTS[:count]) + count <= room)
-    assert ours == pytest.approx(in_blocks(jina, QUERY, DOCUMENTS[:fits], DOCUMENTS[fits:]), abs=1e-4)
+    assert ours == pytest.approx(score_in_blocks(jina, QUERY, DOCUMENTS[:fits], DOCUMENTS[fits:]), abs=1e-4)
 
 
-def test_a_document_too_long_by_itself_is_refused_or_cut(jina: Jina) -> None:
+def test_a_document_longer_than_the_model_is_refused_or_truncated(jina: JinaReranker) -> None:
     words = "the red cat and the old dog " * 200
 
     with pytest.raises(InputTooLong, match="maximum context length is 900 tokens") as caught:
@@ -216,35 +218,35 @@ def test_a_document_too_long_by_itself_is_refused_or_cut(jina: Jina) -> None:
     cut = " ".join(words.split()[:kept])
     assert outputs[1].prompt_token_ids == jina.llm.get_tokenizer().encode(prompt(QUERY, [cut])).ids
     assert [output.outputs.score for output in outputs] == pytest.approx(
-        in_blocks(jina, QUERY, ["no"], [cut]), abs=1e-4
+        score_in_blocks(jina, QUERY, ["no"], [cut]), abs=1e-4
     )
 
 
-def test_a_prompt_that_fails_takes_its_own_documents_along(jina: Jina) -> None:
-    request = ScoreRequest(queries=[QUERY], documents=["no", "the cat " * 600, "yes"], keep_going=True)
+def test_a_failing_prompt_fails_only_its_own_documents(jina: JinaReranker) -> None:
+    request = ScoreRequest(queries=[QUERY], documents=["no", "the cat " * 600, "yes"], return_exceptions=True)
 
     answers = jina.llm.engine.score_sync(request)
 
-    assert [isinstance(answer, Scored) for answer in answers] == [True, False, True]
+    assert [isinstance(answer, ScoreResult) for answer in answers] == [True, False, True]
     assert isinstance(answers[1], PoolingError)
 
 
-def test_many_documents_in_one_list_give_way_evenly(jina: Jina) -> None:
-    ranking = Ranking(QUERY, ["the cat " * 20, "the dog " * 5, "the bird " * 20])
+def test_many_documents_are_truncated_evenly(jina: JinaReranker) -> None:
+    ranking = ListwiseInput(QUERY, ["the cat " * 20, "the dog " * 5, "the bird " * 20])
     (rendered,) = jina.llm.engine.renderer.render(
-        [ranking], Tokenization(truncate_prompt_tokens=-1), limits=Limits(jina.length(QUERY, [""] * 3) + 40)
+        [ranking], TokenizationParams(truncate_prompt_tokens=-1), limits=Limits(jina.length(QUERY, [""] * 3) + 40)
     )
     expected = prompt(QUERY, ["the cat " * 7 + "the", "the dog " * 5, "the bird " * 7 + "the"])
 
-    assert isinstance(rendered, Rendered) and rendered.kept is not None
+    assert isinstance(rendered, TokenizedInput) and rendered.row_mask is not None
     assert rendered.token_ids.tolist() == jina.llm.get_tokenizer().encode(expected).ids
-    assert int(rendered.kept.sum()) == 4
+    assert int(rendered.row_mask.sum()) == 4
 
 
 # rows themselves
 
 
-def test_a_list_of_texts_is_documents_and_a_query(jina: Jina, client: TestClient) -> None:
+def test_a_list_of_texts_is_documents_and_a_query(jina: JinaReranker, client: TestClient) -> None:
     (output,) = jina.llm.encode([*DOCUMENTS, QUERY], pooling_task="token_embed", use_tqdm=False)
     reply = client.post("/pooling", json={"input": [*DOCUMENTS, QUERY]})
 
@@ -255,27 +257,27 @@ def test_a_list_of_texts_is_documents_and_a_query(jina: Jina, client: TestClient
     assert_close(torch.tensor(answer["data"]), rows, atol=1e-4, rtol=0)
 
 
-def test_what_is_no_list_of_texts_is_refused(jina: Jina, client: TestClient) -> None:
+def test_inputs_other_than_lists_of_texts_are_refused(jina: JinaReranker, client: TestClient) -> None:
     too_few = "The JinaForRanking model requires at least 2 inputs."
     with pytest.raises(BadRequest, match=too_few):
         jina.llm.encode("alone", pooling_task="token_embed", use_tqdm=False)
     with pytest.raises(Unsupported, match="The JinaForRanking model only supports text as input."):
         jina.llm.encode([[1, 2], [3, 4]], pooling_task="token_embed", use_tqdm=False)
-    refused(client.post("/pooling", json={"input": "alone"}), too_few, "input")
+    assert_refused(client.post("/pooling", json={"input": "alone"}), too_few, "input")
     messages = [{"role": "user", "content": "a"}]
     words = "The JinaForRanking does not support chat Request."
-    refused(client.post("/pooling", json={"messages": messages}), words, "messages")
+    assert_refused(client.post("/pooling", json={"messages": messages}), words, "messages")
 
 
 # beside the reference
 
 
-def test_token_counts_are_those_of_the_reference(jina: Jina, tmp_path: Path) -> None:
+def test_token_counts_are_those_of_the_reference(jina: JinaReranker, tmp_path: Path) -> None:
     files = shared_folder("tokenizers", "qwen3")
     shutil.copytree(jina.folder, tmp_path, dirs_exist_ok=True)
     shutil.copy(files / "tokenizer_config.json", tmp_path / "tokenizer_config.json")
     tokenizer = tokenizers.Tokenizer.from_file(str(files / "tokenizer.json"))
-    tokenizer.add_special_tokens(MARKS)
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     weights = load_file(tmp_path / "model.safetensors")
     weights["model.embed_tokens.weight"] = torch.randn(151936, 32)
@@ -283,8 +285,8 @@ def test_token_counts_are_those_of_the_reference(jina: Jina, tmp_path: Path) -> 
     change_config(tmp_path, vocab_size=151936)
     sides = {"query": "What is the capital of France?" * 20, "documents": ["The capital of France is Paris. " * 20]}
 
-    with load(tmp_path) as llm:
-        client = serve(llm)
+    with load_llm(tmp_path) as llm:
+        client = make_client(llm)
         counts = [
             client.post("/rerank", json=sides | limits).json()["usage"]["prompt_tokens"]
             for limits in (

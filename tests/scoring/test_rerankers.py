@@ -17,10 +17,10 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from cenote import LLM, BadRequest, InputTooLong, PoolingParams
-from cenote.cli.inspect import table
+from cenote.cli.inspect import iter_settings
 from cenote.config.engine import EngineConfig
-from cenote.loading.describe import describe
-from tests.api.app_client import add_chat_template, load, serve
+from cenote.loading.describe import describe_model
+from tests.api.app_client import add_chat_template, load_llm, make_client
 from tests.real.conftest import shared_folder
 from tests.tiny import change_config, save_tiny
 
@@ -63,15 +63,15 @@ def nemotron(query: str, document: str, instruction: str | None = None) -> str:
 
 
 @dataclass(frozen=True)
-class Kind:
+class RerankerKind:
     model: str
     prompt: Any
     tokens: list[str]
     overrides: dict[str, Any]
 
 
-KINDS = {
-    "Qwen3-Reranker-0.6B": Kind(
+RERANKER_KINDS = {
+    "Qwen3-Reranker-0.6B": RerankerKind(
         "Qwen3ForCausalLM",
         qwen3,
         ["no", "yes"],
@@ -81,7 +81,7 @@ KINDS = {
             "is_original_qwen3_reranker": True,
         },
     ),
-    "mxbai-rerank-base-v2": Kind(
+    "mxbai-rerank-base-v2": RerankerKind(
         "Qwen2ForCausalLM",
         mxbai,
         ["0", "1"],
@@ -91,7 +91,7 @@ KINDS = {
             "method": "from_2_way_softmax",
         },
     ),
-    "bge-reranker-v2-gemma": Kind(
+    "bge-reranker-v2-gemma": RerankerKind(
         "GemmaForCausalLM",
         gemma,
         ["Yes"],
@@ -104,7 +104,7 @@ KINDS = {
 }
 
 
-def saved(folder: Path, model: str, **changes: Any) -> PreTrainedModel:
+def save_reranker(folder: Path, model: str, **changes: Any) -> PreTrainedModel:
     """A language model with room for long prompts, which has a token `Yes`."""
     folder.mkdir(exist_ok=True)
     reference = save_tiny(folder, model, max_position_embeddings=1024, **changes)
@@ -115,7 +115,9 @@ def saved(folder: Path, model: str, **changes: Any) -> PreTrainedModel:
     return reference
 
 
-def answers(reference: PreTrainedModel, folder: Path, kind: Kind, instruction: str | None = None) -> list[float]:
+def reference_scores(
+    reference: PreTrainedModel, folder: Path, kind: RerankerKind, instruction: str | None = None
+) -> list[float]:
     """By the logits that Transformers' language model gives the answers after the prompt, one pair at a time."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     scores = []
@@ -135,15 +137,15 @@ def scores(llm: LLM, **options: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("name", KINDS)
-def test_a_reranker_answers_as_the_language_model_after_its_prompt(name: str, tied: bool, tmp_path: Path) -> None:
-    kind, folder = KINDS[name], tmp_path / name
-    reference = saved(folder, kind.model, tie_word_embeddings=tied)
-    expected = answers(reference, folder, kind)
+@pytest.mark.parametrize("name", RERANKER_KINDS)
+def test_a_reranker_scores_as_the_language_model_with_its_prompt(name: str, tied: bool, tmp_path: Path) -> None:
+    kind, folder = RERANKER_KINDS[name], tmp_path / name
+    reference = save_reranker(folder, kind.model, tie_word_embeddings=tied)
+    expected = reference_scores(reference, folder, kind)
 
-    with load(folder) as llm:
+    with load_llm(folder) as llm:
         plain = scores(llm)
-    with load(folder, hf_overrides=kind.overrides) as llm:
+    with load_llm(folder, hf_overrides=kind.overrides) as llm:
         overridden = scores(llm)
 
     assert plain == pytest.approx(expected, abs=1e-4)
@@ -151,22 +153,22 @@ def test_a_reranker_answers_as_the_language_model_after_its_prompt(name: str, ti
     assert max(expected) - min(expected) > 1e-3
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_the_overrides_alone_bring_the_prompt_along(name: str, tmp_path: Path) -> None:
-    kind = KINDS[name]
-    reference = saved(tmp_path, kind.model)
+@pytest.mark.parametrize("name", RERANKER_KINDS)
+def test_the_hf_overrides_select_the_prompt(name: str, tmp_path: Path) -> None:
+    kind = RERANKER_KINDS[name]
+    reference = save_reranker(tmp_path, kind.model)
 
-    with load(tmp_path, hf_overrides=kind.overrides) as llm:
-        assert scores(llm) == pytest.approx(answers(reference, tmp_path, kind), abs=1e-4)
+    with load_llm(tmp_path, hf_overrides=kind.overrides) as llm:
+        assert scores(llm) == pytest.approx(reference_scores(reference, tmp_path, kind), abs=1e-4)
 
 
 def test_without_a_template_the_document_follows_the_query(tmp_path: Path) -> None:
-    kind = KINDS["Qwen3-Reranker-0.6B"]
-    reference = saved(tmp_path, kind.model)
-    bare = Kind(kind.model, lambda query, document, instruction: query + document, kind.tokens, {})
+    kind = RERANKER_KINDS["Qwen3-Reranker-0.6B"]
+    reference = save_reranker(tmp_path, kind.model)
+    bare = RerankerKind(kind.model, lambda query, document, instruction: query + document, kind.tokens, {})
 
-    with load(tmp_path, hf_overrides=kind.overrides, score_template="none") as llm:
-        assert scores(llm) == pytest.approx(answers(reference, tmp_path, bare), abs=1e-4)
+    with load_llm(tmp_path, hf_overrides=kind.overrides, score_template="none") as llm:
+        assert scores(llm) == pytest.approx(reference_scores(reference, tmp_path, bare), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -178,19 +180,19 @@ def test_without_a_template_the_document_follows_the_query(tmp_path: Path) -> No
 )
 def test_a_converted_checkpoint_keeps_the_prompt(model: str, name: str, prompt: Any, tmp_path: Path) -> None:
     folder = tmp_path / name
-    reference = saved(folder, model, num_labels=1)
+    reference = save_reranker(folder, model, num_labels=1)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     expected = []
     for document in DOCUMENTS:
         inputs = tokenizer(prompt(QUERY, document), return_tensors="pt", return_token_type_ids=False)
         expected.append(reference(**inputs).logits[0, 0].sigmoid().item())
 
-    with load(folder) as llm:
+    with load_llm(folder) as llm:
         assert scores(llm) == pytest.approx(expected, abs=1e-4)
 
 
-def test_nemotron_reads_both_ways_and_pools_the_mean(tmp_path: Path) -> None:
-    reference = saved(tmp_path, "LlamaForSequenceClassification", num_labels=1)
+def test_nemotron_attends_bidirectionally_and_pools_the_mean(tmp_path: Path) -> None:
+    reference = save_reranker(tmp_path, "LlamaForSequenceClassification", num_labels=1)
     change_config(
         tmp_path,
         architectures=["LlamaBidirectionalForSequenceClassification"],
@@ -209,7 +211,7 @@ def test_nemotron_reads_both_ways_and_pools_the_mean(tmp_path: Path) -> None:
         head: Any = reference.score
         expected.append(head(states.mean(dim=1)).sigmoid().item())
 
-    with load(tmp_path) as llm:
+    with load_llm(tmp_path) as llm:
         assert scores(llm) == pytest.approx(expected, abs=1e-4)
 
 
@@ -230,7 +232,7 @@ def test_a_cross_encoder_of_a_language_model_scores_as_in_sentence_transformers(
     prompts: dict[str, Any], activation: nn.Module, false_token: bool, tmp_path: Path
 ) -> None:
     base, whole = tmp_path / "base", tmp_path / "whole"
-    saved(base, "Qwen3ForCausalLM")
+    save_reranker(base, "Qwen3ForCausalLM")
     add_chat_template(base, PAIR_TEMPLATE)
     reference = CrossEncoder(str(base), device="cpu", activation_fn=activation, **prompts)
     reference[0].processing_kwargs = {"chat_template": {"add_generation_prompt": True}}
@@ -239,21 +241,21 @@ def test_a_cross_encoder_of_a_language_model_scores_as_in_sentence_transformers(
     reference.save(str(whole), create_model_card=False)
     pairs = [(QUERY, document) for document in DOCUMENTS]
 
-    with load(whole) as llm:
+    with load_llm(whole) as llm:
         assert scores(llm) == pytest.approx(reference.predict(pairs).tolist(), abs=1e-4)
         told = reference.predict(pairs, prompt="search the river").tolist()
         assert scores(llm, instruction="search the river") == pytest.approx(told, abs=1e-4)
 
 
-def test_a_known_reranker_gives_a_probability_whatever_its_files_make_of_it(tmp_path: Path) -> None:
+def test_a_known_reranker_gives_a_probability_whatever_its_files_say(tmp_path: Path) -> None:
     base, whole = tmp_path / "base", tmp_path / "Qwen3-Reranker-0.6B"
-    saved(base, "Qwen3ForCausalLM")
+    save_reranker(base, "Qwen3ForCausalLM")
     add_chat_template(base, PAIR_TEMPLATE)
     reference = CrossEncoder(str(base), device="cpu", activation_fn=nn.Identity())
     reference.save(str(whole), create_model_card=False)
     logits = torch.tensor(reference.predict([(QUERY, document) for document in DOCUMENTS]))
 
-    with load(whole) as llm:
+    with load_llm(whole) as llm:
         assert scores(llm) == pytest.approx(logits.sigmoid().tolist(), abs=1e-4)
         raw = scores(llm, pooling_params=PoolingParams(use_activation=False))
         assert raw == pytest.approx(logits.tolist(), abs=1e-4)
@@ -261,16 +263,16 @@ def test_a_known_reranker_gives_a_probability_whatever_its_files_make_of_it(tmp_
 
 def test_a_chat_template_that_drops_the_pair_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     base, whole = tmp_path / "base", tmp_path / "whole"
-    reference = saved(base, "Qwen3ForCausalLM")
+    reference = save_reranker(base, "Qwen3ForCausalLM")
     add_chat_template(base, PAIR_TEMPLATE)
     CrossEncoder(str(base), device="cpu").save(str(whole), create_model_card=False)
     (whole / "chat_template.jinja").write_text(
         "{% for m in messages %}{% if m.role == 'user' %}{{ m }}{% endif %}{% endfor %}"
     )
-    bare = Kind("", lambda query, document, instruction: query + document, ["no", "yes"], {})
+    bare = RerankerKind("", lambda query, document, instruction: query + document, ["no", "yes"], {})
 
-    with load(whole) as llm:
-        assert scores(llm) == pytest.approx(answers(reference, base, bare), abs=1e-4)
+    with load_llm(whole) as llm:
+        assert scores(llm) == pytest.approx(reference_scores(reference, base, bare), abs=1e-4)
     assert "through the chat template, which drops them" in caplog.text
 
 
@@ -284,49 +286,49 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> PreTrainedModel:
-    return saved(folder, "Qwen3ForCausalLM")
+    return save_reranker(folder, "Qwen3ForCausalLM")
 
 
 @pytest.fixture(scope="module")
 def reranker(folder: Path, reference: PreTrainedModel) -> Iterator[LLM]:
-    with load(folder) as llm:
+    with load_llm(folder) as llm:
         yield llm
 
 
-def test_an_instruction_says_what_is_relevant(reranker: LLM, reference: PreTrainedModel, folder: Path) -> None:
-    kind = KINDS["Qwen3-Reranker-0.6B"]
-    told = answers(reference, folder, kind, TASK)
+def test_an_instruction_changes_the_prompt(reranker: LLM, reference: PreTrainedModel, folder: Path) -> None:
+    kind = RERANKER_KINDS["Qwen3-Reranker-0.6B"]
+    told = reference_scores(reference, folder, kind, TASK)
 
     assert scores(reranker, instruction=TASK) == pytest.approx(told, abs=1e-4)
     for name in ("instruction", "instruct"):
         params = PoolingParams(extra_kwargs={"chat_template_kwargs": {name: TASK}})
         assert scores(reranker, pooling_params=params) == pytest.approx(told, abs=1e-4)
-    assert told != pytest.approx(answers(reference, folder, kind), abs=1e-3)
+    assert told != pytest.approx(reference_scores(reference, folder, kind), abs=1e-3)
 
 
-def test_mxbai_is_told_before_the_query(tmp_path: Path) -> None:
-    kind = KINDS["mxbai-rerank-base-v2"]
+def test_the_instruction_of_mxbai_comes_before_the_query(tmp_path: Path) -> None:
+    kind = RERANKER_KINDS["mxbai-rerank-base-v2"]
     folder = tmp_path / "mxbai-rerank-base-v2"
-    reference = saved(folder, kind.model)
+    reference = save_reranker(folder, kind.model)
 
-    with load(folder) as llm:
-        assert scores(llm, instruction=TASK) == pytest.approx(answers(reference, folder, kind, TASK), abs=1e-4)
+    with load_llm(folder) as llm:
+        assert scores(llm, instruction=TASK) == pytest.approx(reference_scores(reference, folder, kind, TASK), abs=1e-4)
 
 
-def test_a_model_that_is_not_told_anything_answers_all_the_same(llm: LLM, tmp_path: Path) -> None:
-    kind = KINDS["bge-reranker-v2-gemma"]
+def test_a_model_without_instruction_support_ignores_the_instruction(llm: LLM, tmp_path: Path) -> None:
+    kind = RERANKER_KINDS["bge-reranker-v2-gemma"]
     folder = tmp_path / "bge-reranker-v2-gemma"
-    saved(folder, kind.model)
+    save_reranker(folder, kind.model)
 
-    with load(folder) as gemma_llm:
+    with load_llm(folder) as gemma_llm:
         assert scores(gemma_llm, instruction=TASK) == scores(gemma_llm)
     assert scores(llm, instruction=TASK) == pytest.approx(scores(llm), abs=1e-6)
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"])
 def test_every_route_takes_an_instruction(path: str, reranker: LLM, reference: PreTrainedModel, folder: Path) -> None:
-    kind = KINDS["Qwen3-Reranker-0.6B"]
-    client, sides = serve(reranker), {"query": QUERY, "documents": DOCUMENTS}
+    kind = RERANKER_KINDS["Qwen3-Reranker-0.6B"]
+    client, sides = make_client(reranker), {"query": QUERY, "documents": DOCUMENTS}
     if "score" in path:
         sides = {"queries": QUERY, "documents": DOCUMENTS}
 
@@ -338,8 +340,8 @@ def test_every_route_takes_an_instruction(path: str, reranker: LLM, reference: P
         ranked = sorted(reply.json()["results"], key=lambda item: item["index"])
         return [item["relevance_score"] for item in ranked]
 
-    assert asked() == pytest.approx(answers(reference, folder, kind), abs=1e-4)
-    told = pytest.approx(answers(reference, folder, kind, TASK), abs=1e-4)
+    assert asked() == pytest.approx(reference_scores(reference, folder, kind), abs=1e-4)
+    told = pytest.approx(reference_scores(reference, folder, kind, TASK), abs=1e-4)
     assert asked(instruction=TASK) == told
     assert asked(chat_template_kwargs={"instruct": TASK}) == told
     assert asked(instruction="a song", chat_template_kwargs={"instruction": TASK}) == told
@@ -352,8 +354,10 @@ def test_a_template_of_the_call_or_the_engine_comes_first(
     reranker: LLM, reference: PreTrainedModel, folder: Path, tmp_path: Path
 ) -> None:
     text = "query: {{ messages[0].content }} passage: {{ messages[1].content }}!"
-    own = Kind("", lambda query, document, instruction: f"query: {query} passage: {document}!", ["no", "yes"], {})
-    expected = pytest.approx(answers(reference, folder, own), abs=1e-4)
+    own = RerankerKind(
+        "", lambda query, document, instruction: f"query: {query} passage: {document}!", ["no", "yes"], {}
+    )
+    expected = pytest.approx(reference_scores(reference, folder, own), abs=1e-4)
     (tmp_path / "own.jinja").write_text(text)
 
     assert scores(reranker, chat_template=text) == expected
@@ -361,9 +365,13 @@ def test_a_template_of_the_call_or_the_engine_comes_first(
         {"chat_template": text},
         {"score_template": str(tmp_path / "own.jinja")},
         {"score_template": text, "chat_template": "{{ messages[0].content }}"},
-        {"score_template": "none", "chat_template": text, "hf_overrides": KINDS["Qwen3-Reranker-0.6B"].overrides},
+        {
+            "score_template": "none",
+            "chat_template": text,
+            "hf_overrides": RERANKER_KINDS["Qwen3-Reranker-0.6B"].overrides,
+        },
     ):
-        with load(folder, **options) as llm:
+        with load_llm(folder, **options) as llm:
             assert scores(llm) == expected
 
 
@@ -373,26 +381,26 @@ def test_a_renamed_reranker_is_one_by_the_name_of_its_template(
     renamed = tmp_path / "mine"
     shutil.copytree(folder, renamed)
 
-    with load(renamed) as llm:
+    with load_llm(renamed) as llm:
         assert llm.supported_tasks == ("embed", "token_embed")
-    with load(renamed, score_template="qwen3_reranker") as llm:
-        expected = answers(reference, folder, KINDS["Qwen3-Reranker-0.6B"])
+    with load_llm(renamed, score_template="qwen3_reranker") as llm:
+        expected = reference_scores(reference, folder, RERANKER_KINDS["Qwen3-Reranker-0.6B"])
         assert scores(llm) == pytest.approx(expected, abs=1e-4)
     with pytest.raises(BadRequest, match=r"score_template 'qwen3' is neither .*there are also: auto, none, qwen3_rer"):
-        load(renamed, score_template="qwen3")
+        load_llm(renamed, score_template="qwen3")
 
 
 # what is cut
 
 
-def ids_of(llm: LLM, text: str) -> list[int]:
+def encode(llm: LLM, text: str) -> list[int]:
     return llm.get_tokenizer().encode(text).ids
 
 
-def test_the_document_gives_way_and_the_template_stays_whole(reranker: LLM) -> None:
+def test_the_document_is_truncated_and_the_template_is_kept(reranker: LLM) -> None:
     words = "the red cat and the old dog " * 40
-    head, tail = ids_of(reranker, qwen3(QUERY, "")[: -len(TAIL)]), ids_of(reranker, TAIL)
-    frame = len(ids_of(reranker, qwen3(QUERY, "")))
+    head, tail = encode(reranker, qwen3(QUERY, "")[: -len(TAIL)]), encode(reranker, TAIL)
+    frame = len(encode(reranker, qwen3(QUERY, "")))
     assert frame == len(head) + len(tail)
 
     def read(text: str, **how: Any) -> Any:
@@ -400,44 +408,44 @@ def test_the_document_gives_way_and_the_template_stays_whole(reranker: LLM) -> N
         return output
 
     whole, cut = read(words), read(words, truncate_prompt_tokens=frame + 9)
-    assert cut.prompt_token_ids == ids_of(reranker, qwen3(QUERY, " ".join(words.split()[:9])))
+    assert cut.prompt_token_ids == encode(reranker, qwen3(QUERY, " ".join(words.split()[:9])))
     assert cut.prompt_token_ids[: len(head)] == head and cut.prompt_token_ids[-len(tail) :] == tail
     assert len(whole.prompt_token_ids) == frame + len(words.split())
     left = read(words, truncate_prompt_tokens=frame + 9, truncation_side="left")
-    assert left.prompt_token_ids == ids_of(reranker, qwen3(QUERY, " ".join(words.split()[-9:])))
-    assert read("two", truncate_prompt_tokens=-1).prompt_token_ids == ids_of(reranker, qwen3(QUERY, "two"))
+    assert left.prompt_token_ids == encode(reranker, qwen3(QUERY, " ".join(words.split()[-9:])))
+    assert read("two", truncate_prompt_tokens=-1).prompt_token_ids == encode(reranker, qwen3(QUERY, "two"))
 
 
-def test_after_the_document_the_query_gives_way_and_the_template_never_does(reranker: LLM) -> None:
+def test_the_query_is_truncated_after_the_document_and_the_template_never(reranker: LLM) -> None:
     words = "the red cat and the old dog " * 40
-    frame = len(ids_of(reranker, qwen3("", "")))
+    frame = len(encode(reranker, qwen3("", "")))
 
     (output,) = reranker.score(words, "two", tokenization_kwargs={"truncate_prompt_tokens": frame + 5}, use_tqdm=False)
-    assert output.prompt_token_ids == ids_of(reranker, qwen3(" ".join(words.split()[:5]), ""))
+    assert output.prompt_token_ids == encode(reranker, qwen3(" ".join(words.split()[:5]), ""))
     with pytest.raises(InputTooLong, match=f"the template around query and document has {frame} tokens by itself"):
         reranker.score(words, "two", tokenization_kwargs={"truncate_prompt_tokens": frame - 1}, use_tqdm=False)
     with pytest.raises(InputTooLong, match="maximum context length is 1024 tokens"):
         reranker.score(QUERY, words * 5, use_tqdm=False)
 
 
-def test_a_reply_tells_what_was_cut(reranker: LLM) -> None:
+def test_a_reply_reports_truncation(reranker: LLM) -> None:
     words = "the red cat and the old dog " * 2000
     body = {"query": QUERY, "documents": [words, "two"], "return_token_counts": True}
 
-    reply = serve(reranker).post("/v2/rerank", json=body)
+    reply = make_client(reranker).post("/v2/rerank", json=body)
 
     counts = {item["index"]: item["token_counts"] for item in reply.json()["results"]}
     assert counts[0]["used"] == 1024 < counts[0]["given"]
-    assert counts[1]["used"] == counts[1]["given"] == len(ids_of(reranker, qwen3(QUERY, "two")))
+    assert counts[1]["used"] == counts[1]["given"] == len(encode(reranker, qwen3(QUERY, "two")))
     assert reply.headers["x-truncated-inputs"] == "1"
 
 
-def test_each_side_has_its_own_limit_inside_the_template(reranker: LLM) -> None:
+def test_queries_and_documents_have_separate_limits_inside_the_template(reranker: LLM) -> None:
     limits = PoolingParams(extra_kwargs={"max_tokens_per_query": 2, "max_tokens_per_doc": 3})
 
     (output,) = reranker.score("the old city", "a red fish and a bird", pooling_params=limits, use_tqdm=False)
 
-    assert output.prompt_token_ids == ids_of(reranker, qwen3("the old", "a red fish"))
+    assert output.prompt_token_ids == encode(reranker, qwen3("the old", "a red fish"))
 
 
 def test_token_counts_are_those_of_the_reference(tmp_path: Path) -> None:
@@ -447,8 +455,8 @@ def test_token_counts_are_those_of_the_reference(tmp_path: Path) -> None:
         shutil.copy(files / file, tmp_path / file)
     sides = {"query": "What is the capital of France?" * 20, "documents": ["The capital of France is Paris. " * 20]}
 
-    with load(tmp_path, score_template="qwen3_reranker") as llm:
-        client = serve(llm)
+    with load_llm(tmp_path, score_template="qwen3_reranker") as llm:
+        client = make_client(llm)
         counts = [
             client.post("/rerank", json=sides | limits).json()["usage"]["prompt_tokens"]
             for limits in (
@@ -465,8 +473,10 @@ def test_token_counts_are_those_of_the_reference(tmp_path: Path) -> None:
 # what is said of it
 
 
-def test_inspection_says_what_was_recognised_and_by_what(folder: Path, reference: PreTrainedModel) -> None:
-    rows = {name: (value, source) for name, value, source in table(describe(EngineConfig(model=str(folder))))}
+def test_inspect_shows_the_recognised_reranker_and_its_source(folder: Path, reference: PreTrainedModel) -> None:
+    rows = {
+        name: (value, source) for name, value, source in iter_settings(describe_model(EngineConfig(model=str(folder))))
+    }
 
     assert rows["used as"] == ("sequence", "the name Qwen3-Reranker-0.6B")
     assert rows["labels"] == ("1", "the name Qwen3-Reranker-0.6B")

@@ -15,14 +15,16 @@ from transformers import PreTrainedModel
 
 from cenote import LLM, BadRequest, InputTooLong, PoolingParams, Unsupported
 from cenote.errors import PoolingError
-from cenote.protocol.requests import LoRARequest, Scored, ScoreRequest
+from cenote.protocol.params import LoRARequest
+from cenote.protocol.requests import ScoreRequest
+from cenote.protocol.results import ScoreResult
 from tests.tiny import tiny_bert, tiny_bert_classifier
 
 QUERY = "What is the capital of France?"
 DOCUMENTS = ["Paris is the capital of France.", "The mitochondrion is part of a cell.", "Lyon is a city in France."]
 
 
-class Cross:
+class CrossEncoder:
     """A tiny cross-encoder, ours and the reference."""
 
     def __init__(self, folder: Path) -> None:
@@ -42,8 +44,8 @@ class Cross:
 
 
 @pytest.fixture(scope="module")
-def cross(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cross]:
-    cross = Cross(tmp_path_factory.mktemp("cross"))
+def cross(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrossEncoder]:
+    cross = CrossEncoder(tmp_path_factory.mktemp("cross"))
     yield cross
     cross.llm.close()
 
@@ -52,7 +54,7 @@ def scores(outputs: list[Any]) -> list[float]:
     return [output.outputs.score for output in outputs]
 
 
-def with_extra(**extra: Any) -> PoolingParams:
+def make_params(**extra: Any) -> PoolingParams:
     return PoolingParams(extra_kwargs=extra)
 
 
@@ -76,7 +78,7 @@ def test_one_to_one_one_to_many_and_many_to_many_agree(llm: LLM) -> None:
     assert scores(llm.score([QUERY], DOCUMENTS[:1])) == pytest.approx(one_by_one[:1], abs=1e-5)
 
 
-def test_late_interaction_is_there_for_the_asking(llm: LLM) -> None:
+def test_late_interaction_can_be_requested(llm: LLM) -> None:
     query, *documents = (o.outputs.data for o in llm.encode([QUERY, *DOCUMENTS], pooling_task="token_embed"))
     by_hand = [float((query @ document.T).amax(dim=1).sum()) for document in documents]
 
@@ -89,7 +91,7 @@ def test_the_tokens_of_a_score_are_both_texts_with_padding_between(llm: LLM) -> 
     assert output.prompt_token_ids == [101, 1037, 102, 0, 101, 1038, 1039, 102]
 
 
-def test_two_texts_read_apart_name_their_score_together(llm: LLM, cross: Cross) -> None:
+def test_separately_encoded_texts_give_a_combined_request_id(llm: LLM, cross: CrossEncoder) -> None:
     first, second = (output.request_id.split("_") for output in llm.score("a", ["b", "c"]))
     third, fourth = (output.request_id.split("_") for output in llm.score(["a", "b"], ["c", "d"]))
     joint = [output.request_id for output in cross.llm.score("a", ["b", "c"])]
@@ -103,7 +105,7 @@ def test_two_texts_read_apart_name_their_score_together(llm: LLM, cross: Cross) 
 # cross-encoder
 
 
-def test_a_cross_encoder_scores_by_its_logit(cross: Cross) -> None:
+def test_a_cross_encoder_scores_by_its_logit(cross: CrossEncoder) -> None:
     documents = ["the cat", "a red bird, a blue fish", "two"]
     logits = [cross.logit("where is it", document) for document in documents]
 
@@ -114,13 +116,13 @@ def test_a_cross_encoder_scores_by_its_logit(cross: Cross) -> None:
     assert squashed == pytest.approx(torch.tensor(logits).sigmoid().tolist(), abs=1e-5)
 
 
-def test_the_tokens_of_a_joint_score_are_those_of_the_pair(cross: Cross) -> None:
+def test_the_tokens_of_a_cross_encoder_score_are_those_of_the_pair(cross: CrossEncoder) -> None:
     (output,) = cross.llm.score("the cat", "a dog")
 
     assert output.prompt_token_ids == cross.llm.get_tokenizer().encode("the cat", "a dog").ids
 
 
-def test_a_template_joins_the_texts_into_one(cross: Cross) -> None:
+def test_a_template_joins_the_texts_into_one(cross: CrossEncoder) -> None:
     template = "{{ messages[0].content }} {{ word }} {{ messages[1].content }}"
     params = PoolingParams(use_activation=False, extra_kwargs={"chat_template_kwargs": {"word": "not"}})
 
@@ -129,7 +131,7 @@ def test_a_template_joins_the_texts_into_one(cross: Cross) -> None:
     assert output.outputs.score == pytest.approx(cross.logit("cat not ", "dog", joined=True), abs=1e-4)
 
 
-def test_a_template_of_the_engine_is_used_where_the_call_has_none(cross: Cross, tmp_path: Path) -> None:
+def test_a_template_of_the_engine_is_used_where_the_call_has_none(cross: CrossEncoder, tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_text("{{ messages[0].content }} two {{ messages[1].content }}")
     expected = cross.logit("cat two ", "dog", joined=True)
@@ -143,7 +145,7 @@ def test_a_template_of_the_engine_is_used_where_the_call_has_none(cross: Cross, 
         LLM(folder, chat_template=str(tmp_path / "missing.jinja"))
 
 
-def test_without_a_separator_the_document_follows_the_query(cross: Cross) -> None:
+def test_without_a_separator_the_document_follows_the_query(cross: CrossEncoder) -> None:
     folder = str(cross.llm.engine.model.description.checkpoint.folder)
 
     with LLM(folder, dtype="float32", hf_overrides={"use_sep_token": False}) as llm:
@@ -152,7 +154,7 @@ def test_without_a_separator_the_document_follows_the_query(cross: Cross) -> Non
     assert output.outputs.score == pytest.approx(cross.logit("cat", "dog", joined=True), abs=1e-4)
 
 
-def test_a_pair_too_long_is_cut_longest_first(cross: Cross) -> None:
+def test_a_pair_too_long_is_truncated_longest_first(cross: CrossEncoder) -> None:
     raw = cross.llm.get_tokenizer()
     query, document = "the cat is", "a red bird and a blue fish " * 20
     raw.enable_truncation(20)
@@ -175,9 +177,9 @@ def test_a_pair_too_long_is_cut_longest_first(cross: Cross) -> None:
 # limits per side
 
 
-def test_each_side_has_its_own_limit(llm: LLM, cross: Cross) -> None:
+def test_queries_and_documents_have_separate_token_limits(llm: LLM, cross: CrossEncoder) -> None:
     text = "the cat is in the old city"
-    limits = with_extra(max_tokens_per_query=2, max_tokens_per_doc=3)
+    limits = make_params(max_tokens_per_query=2, max_tokens_per_doc=3)
 
     (apart,) = llm.score(text, text, pooling_params=limits)
     (joint,) = cross.llm.score(text, text, pooling_params=limits)
@@ -188,17 +190,17 @@ def test_each_side_has_its_own_limit(llm: LLM, cross: Cross) -> None:
 
 
 def test_a_limit_of_zero_or_none_is_no_limit(llm: LLM) -> None:
-    for limits in (with_extra(max_tokens_per_query=0, max_tokens_per_doc=0), with_extra(max_tokens_per_doc=None)):
+    for limits in (make_params(max_tokens_per_query=0, max_tokens_per_doc=0), make_params(max_tokens_per_doc=None)):
         assert scores(llm.score("a b c", "a b c", pooling_params=limits)) == pytest.approx([1.0], abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["max_tokens_per_query", "max_tokens_per_doc"])
 def test_limits_out_of_range_are_refused(llm: LLM, name: str) -> None:
     with pytest.raises(BadRequest, match=f"{name} must be a non-negative integer"):
-        llm.score("a", "b", pooling_params=with_extra(**{name: -1}))
+        llm.score("a", "b", pooling_params=make_params(**{name: -1}))
     with pytest.raises(BadRequest, match=rf"{name} \(256\) must be less than max_model_len \(256\)."):
-        llm.score("a", "b", pooling_params=with_extra(**{name: 256}))
-    assert len(llm.score("a", "b", pooling_params=with_extra(**{name: 255}))) == 1
+        llm.score("a", "b", pooling_params=make_params(**{name: 256}))
+    assert len(llm.score("a", "b", pooling_params=make_params(**{name: 255}))) == 1
 
 
 def test_objects_whose_content_is_text_are_read_as_text(llm: LLM) -> None:
@@ -213,9 +215,9 @@ def test_objects_whose_content_is_text_are_read_as_text(llm: LLM) -> None:
 # refusals
 
 
-def test_refusals_leave_the_model_answering(llm: LLM, cross: Cross) -> None:
+def test_after_refused_requests_the_model_still_scores(llm: LLM, cross: CrossEncoder) -> None:
     content: Any = {"content": [{"type": "image_url", "image_url": {"url": "http://localhost/cat.png"}}]}
-    reserved = with_extra(chat_template_kwargs={"tools": []})
+    reserved = make_params(chat_template_kwargs={"tools": []})
     for model, first, second, more, words in (
         (llm, ["a", "b"], ["c"], {}, "Input lengths must be either 1:1, 1:N or N:N"),
         (llm, [], ["c"], {}, "At least one text element must be given"),
@@ -236,7 +238,7 @@ def test_refusals_leave_the_model_answering(llm: LLM, cross: Cross) -> None:
         assert len(model.score("a", "b")) == 1
 
 
-def test_a_classifier_of_several_labels_and_a_tagger_do_not_score(tmp_path: Path) -> None:
+def test_multi_label_and_token_classifiers_do_not_score(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path, num_labels=3)
     refusals = {
         None: "Scoring API is only enabled for num_labels == 1.",
@@ -252,18 +254,18 @@ def test_a_classifier_of_several_labels_and_a_tagger_do_not_score(tmp_path: Path
 # by the engine itself
 
 
-def test_scores_may_be_awaited_and_keep_going(llm: LLM) -> None:
-    request = ScoreRequest(queries=["a"], documents=["a", "\ud800", "b"], keep_going=True, max_tokens_per_doc=5)
+def test_scores_can_be_awaited_with_return_exceptions(llm: LLM) -> None:
+    request = ScoreRequest(queries=["a"], documents=["a", "\ud800", "b"], return_exceptions=True, max_tokens_per_doc=5)
 
     first, second, third = asyncio.run(llm.engine.score(request))
 
-    assert isinstance(first, Scored)
+    assert isinstance(first, ScoreResult)
     assert first.score == pytest.approx(1.0, abs=1e-5)
     assert isinstance(second, PoolingError)
-    assert isinstance(third, Scored)
+    assert isinstance(third, ScoreResult)
 
 
-def test_what_a_limit_cuts_off_is_told(llm: LLM) -> None:
+def test_tokens_removed_by_a_limit_are_counted(llm: LLM) -> None:
     request = ScoreRequest(queries=["one two"], documents=["one two three four", "one"], max_tokens_per_doc=2)
     whole = ScoreRequest(queries=["one two"], documents=["one two three four", "one"])
 
@@ -272,7 +274,7 @@ def test_what_a_limit_cuts_off_is_told(llm: LLM) -> None:
     assert [item.num_input_tokens for item in cut] == [item.num_input_tokens for item in uncut]
 
 
-def test_an_error_names_the_document_by_its_own_number(llm: LLM) -> None:
+def test_an_error_has_the_index_of_the_document(llm: LLM) -> None:
     request = ScoreRequest(queries=["one"], documents=["two", "word " * 1000], score_type="bi-encoder")
     with pytest.raises(InputTooLong) as caught:
         llm.engine.score_sync(request)
@@ -286,23 +288,23 @@ def test_an_error_names_the_document_by_its_own_number(llm: LLM) -> None:
 @pytest.mark.parametrize("limit", ["3", 1.5, True, [3]])
 def test_a_limit_that_is_no_whole_number_is_refused_by_name(llm: LLM, limit: Any) -> None:
     with pytest.raises(BadRequest, match="max_tokens_per_doc must be a non-negative integer") as caught:
-        llm.score(QUERY, DOCUMENTS, pooling_params=with_extra(max_tokens_per_doc=limit))
+        llm.score(QUERY, DOCUMENTS, pooling_params=make_params(max_tokens_per_doc=limit))
     assert caught.value.param == "max_tokens_per_doc"
 
 
 def test_template_arguments_that_are_no_mapping_are_refused_by_name(llm: LLM) -> None:
     with pytest.raises(BadRequest, match="chat_template_kwargs must be a mapping"):
-        llm.score(QUERY, DOCUMENTS, pooling_params=with_extra(chat_template_kwargs="word"))
+        llm.score(QUERY, DOCUMENTS, pooling_params=make_params(chat_template_kwargs="word"))
 
 
-def test_a_misspelt_extra_is_told_with_those_there_are(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_extra_kwarg_is_logged_with_the_known_ones(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "cenote"):
-        llm.score(QUERY, DOCUMENTS, pooling_params=with_extra(max_tokens_per_document=3))
+        llm.score(QUERY, DOCUMENTS, pooling_params=make_params(max_tokens_per_document=3))
     assert "nothing called 'max_tokens_per_document'" in caplog.text
     assert "max_tokens_per_query, max_tokens_per_doc" in caplog.text
 
 
-def test_an_instruction_to_a_model_that_reads_texts_alone_is_told_once_to_have_no_effect(
+def test_an_instruction_ignored_by_an_embedding_model_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tiny_bert(tmp_path)
@@ -317,8 +319,8 @@ def test_an_instruction_to_a_model_that_reads_texts_alone_is_told_once_to_have_n
         assert caplog.text.count("no effect on a score by late-interaction") == 1
 
 
-def test_an_instruction_to_a_cross_encoder_is_no_cause_for_a_warning(
-    cross: Cross, caplog: pytest.LogCaptureFixture
+def test_an_instruction_to_a_cross_encoder_logs_no_warning(
+    cross: CrossEncoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "cenote"):
         cross.llm.score(QUERY, DOCUMENTS, instruction="find cells")

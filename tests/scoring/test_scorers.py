@@ -13,21 +13,14 @@ import torch
 from torch import Tensor
 
 from cenote.errors import BadRequest, PoolingError, Unsupported
-from cenote.protocol.input_types import Pair
-from cenote.protocol.requests import (
-    Pooled,
-    PoolingParams,
-    PoolRequest,
-    Scored,
-    ScoreRequest,
-    ScoreType,
-    Task,
-    Tokenization,
-)
-from cenote.scoring.scorer import SCORERS, Resources, Scorable, check_pairing, choose
+from cenote.protocol.input_types import TextPair
+from cenote.protocol.params import PoolingParams, ScoreType, Task, TokenizationParams
+from cenote.protocol.requests import PoolRequest, ScoreRequest
+from cenote.protocol.results import PoolResult, ScoreResult
+from cenote.scoring.scorer import SCORERS, ScoringContext, ScoringModel, check_pair_counts, select_scorer
 
-EMBEDDER = Scorable("mini", ("embed", "token_embed"), num_labels=2, pad_token_id=0)
-RERANKER = Scorable("cross", ("classify", "token_classify"), num_labels=1)
+EMBEDDER = ScoringModel("mini", ("embed", "token_embed"), num_labels=2, pad_token_id=0)
+RERANKER = ScoringModel("cross", ("classify", "token_classify"), num_labels=1)
 VECTORS = {"north": [0.0, 2.0], "east": [3.0, 0.0], "northeast": [1.0, 1.0], "nowhere": [0.0, 0.0]}
 
 
@@ -37,38 +30,38 @@ class FakePool:
     def __init__(self) -> None:
         self.requests: list[PoolRequest] = []
 
-    async def __call__(self, request: PoolRequest) -> list[Pooled | PoolingError]:
+    async def __call__(self, request: PoolRequest) -> list[PoolResult | PoolingError]:
         self.requests.append(request)
-        return [self._answer(request.task, item) for item in request.inputs]
+        return [self._make_result(request.task, item) for item in request.inputs]
 
-    async def match(self, request: PoolRequest, queries: Sequence[Tensor]) -> list[Pooled | PoolingError]:
+    async def max_sim(self, request: PoolRequest, queries: Sequence[Tensor]) -> list[PoolResult | PoolingError]:
         answers = await self(request)
         for answer, query in zip(answers, queries, strict=True):
-            if isinstance(answer, Pooled):
+            if isinstance(answer, PoolResult):
                 answer.data = (query @ answer.data.T).amax(dim=-1).sum()
         return answers
 
-    async def measure(self, inputs: Sequence[Any]) -> list[int]:
+    async def count_tokens(self, inputs: Sequence[Any]) -> list[int]:
         return [len(item.query.split()) + sum(len(text.split()) for text in item.documents) for item in inputs]
 
     @property
-    def resources(self) -> Resources:
-        return Resources(self, self.match, self.measure, asyncio.to_thread)
+    def context(self) -> ScoringContext:
+        return ScoringContext(self, self.max_sim, self.count_tokens, asyncio.to_thread)
 
-    def _answer(self, task: Task, item: Any) -> Pooled | PoolingError:
-        if item == "bad" or (isinstance(item, Pair) and "bad" in (item.query, item.document)):
+    def _make_result(self, task: Task, item: Any) -> PoolResult | PoolingError:
+        if item == "bad" or (isinstance(item, TextPair) and "bad" in (item.query, item.document)):
             return BadRequest("a bad text")
         if task == "classify":
             data = torch.tensor([len(item.query) + len(item.document) / 10])
         else:
             data = torch.tensor(VECTORS[item] if task == "embed" else [VECTORS[word] for word in item.split()])
         ids = np.arange(len(str(item)), dtype=np.int32)
-        return Pooled(data, ids, len(ids), len(ids))
+        return PoolResult(data, ids, len(ids), len(ids))
 
 
-def score(request: ScoreRequest, model: Scorable = EMBEDDER, pool: Any = None) -> list[Any]:
-    answers = asyncio.run(choose(request, model)(request, (pool or FakePool()).resources, model))
-    return [answer.score if isinstance(answer, Scored) else answer for answer in answers]
+def score(request: ScoreRequest, model: ScoringModel = EMBEDDER, pool: Any = None) -> list[Any]:
+    answers = asyncio.run(select_scorer(request, model)(request, (pool or FakePool()).context, model))
+    return [answer.score if isinstance(answer, ScoreResult) else answer for answer in answers]
 
 
 # pairing
@@ -85,14 +78,14 @@ def score(request: ScoreRequest, model: Scorable = EMBEDDER, pool: Any = None) -
         (["a"], [], "At least one text_pair element must be given"),
     ],
 )
-def test_lists_that_do_not_pair_are_refused(queries: list[str], documents: list[str], words: str) -> None:
+def test_lists_of_incompatible_lengths_are_refused(queries: list[str], documents: list[str], words: str) -> None:
     with pytest.raises(BadRequest, match=words):
-        check_pairing(ScoreRequest(queries=queries, documents=documents))
+        check_pair_counts(ScoreRequest(queries=queries, documents=documents))
 
 
 @pytest.mark.parametrize(("queries", "documents"), [(["a"], ["b"]), (["a"], ["b"] * 9), (["a"] * 9, ["b"] * 9)])
-def test_lists_that_pair_are_taken(queries: list[str], documents: list[str]) -> None:
-    check_pairing(ScoreRequest(queries=queries, documents=documents))
+def test_lists_of_compatible_lengths_are_accepted(queries: list[str], documents: list[str]) -> None:
+    check_pair_counts(ScoreRequest(queries=queries, documents=documents))
 
 
 # which kind of score
@@ -112,40 +105,40 @@ def test_lists_that_pair_are_taken(queries: list[str], documents: list[str]) -> 
         (("token_classify",), 1, None, ()),
     ],
 )
-def test_a_model_scores_as_its_tasks_allow(
+def test_score_types_follow_from_the_tasks(
     tasks: tuple[Task, ...], num_labels: int, preferred: ScoreType | None, kinds: tuple[str, ...]
 ) -> None:
-    assert Scorable("m", tasks, num_labels, preferred=preferred).score_types == kinds
+    assert ScoringModel("m", tasks, num_labels, preferred_score_type=preferred).score_types == kinds
 
 
-def test_the_models_own_kind_is_used_unless_another_is_asked_for() -> None:
+def test_the_default_score_type_is_used_unless_another_is_requested() -> None:
     request = ScoreRequest(queries=["a"], documents=["b"])
 
-    assert choose(request, EMBEDDER) is SCORERS["bi-encoder"]
-    assert choose(request, RERANKER) is SCORERS["cross-encoder"]
+    assert select_scorer(request, EMBEDDER) is SCORERS["bi-encoder"]
+    assert select_scorer(request, RERANKER) is SCORERS["cross-encoder"]
     other = ScoreRequest(queries=["a"], documents=["b"], score_type="late-interaction")
-    assert choose(other, EMBEDDER) is SCORERS["late-interaction"]
+    assert select_scorer(other, EMBEDDER) is SCORERS["late-interaction"]
 
 
 @pytest.mark.parametrize(
     ("model", "kind", "words"),
     [
-        (Scorable("m", ("classify",), 3), None, "Scoring API is only enabled for num_labels == 1."),
-        (Scorable("m", ("token_classify",), 3), None, "This model does not support the Scoring API."),
+        (ScoringModel("m", ("classify",), 3), None, "Scoring API is only enabled for num_labels == 1."),
+        (ScoringModel("m", ("token_classify",), 3), None, "This model does not support the Scoring API."),
         (EMBEDDER, "cross-encoder", "mini cannot score as 'cross-encoder'; it can: bi-encoder, late-interaction"),
         (RERANKER, "bi-encoder", "cross cannot score as 'bi-encoder'; it can: cross-encoder"),
         (EMBEDDER, "vibes", "mini cannot score as 'vibes'"),
     ],
 )
-def test_a_kind_the_model_cannot_do_is_refused(model: Scorable, kind: Any, words: str) -> None:
+def test_an_unsupported_score_type_is_refused(model: ScoringModel, kind: Any, words: str) -> None:
     with pytest.raises(Unsupported, match=words):
-        choose(ScoreRequest(queries=["a"], documents=["b"], score_type=kind), model)
+        select_scorer(ScoreRequest(queries=["a"], documents=["b"], score_type=kind), model)
 
 
 # the scores
 
 
-def test_two_embeddings_are_compared_by_their_angle() -> None:
+def test_bi_encoder_scores_are_cosine_similarities() -> None:
     request = ScoreRequest(queries=["north"], documents=["north", "east", "northeast", "nowhere"])
 
     assert score(request) == pytest.approx([1.0, 0.0, 0.5**0.5, 0.0])
@@ -157,9 +150,9 @@ def test_lists_of_equal_length_are_compared_pair_by_pair() -> None:
     assert score(request) == pytest.approx([0.5**0.5, 0.0])
 
 
-def test_one_query_is_read_once_for_all_documents() -> None:
+def test_one_query_is_encoded_once_for_all_documents() -> None:
     pool = FakePool()
-    params, how = PoolingParams(), Tokenization(truncate_prompt_tokens=5)
+    params, how = PoolingParams(), TokenizationParams(truncate_prompt_tokens=5)
 
     score(ScoreRequest(queries=["north"], documents=["east"] * 5, params=params, tokenization=how), pool=pool)
 
@@ -178,7 +171,7 @@ def test_late_interaction_sums_the_best_match_of_every_query_token() -> None:
     assert score(request) == pytest.approx([2.0 + 3.0, 4.0 + 9.0, 0.0])
 
 
-def test_late_interaction_says_which_texts_are_queries_and_other_scores_do_not() -> None:
+def test_only_late_interaction_sets_the_role_of_its_inputs() -> None:
     late, plain = FakePool(), FakePool()
     request = ScoreRequest(queries=["north"], documents=["east", "north"], adapter="mine")
 
@@ -193,15 +186,15 @@ def test_late_interaction_says_which_texts_are_queries_and_other_scores_do_not()
     assert {each.adapter for each in (*late.requests, *plain.requests)} == {"mine"}
 
 
-def test_a_cross_encoder_reads_both_texts_at_once() -> None:
+def test_a_cross_encoder_encodes_both_texts_together() -> None:
     pool = FakePool()
     request = ScoreRequest(queries=["abc"], documents=["d", "ef"], template="{{ x }}", template_kwargs={"x": 1})
 
     assert score(request, RERANKER, pool) == pytest.approx([3.1, 3.2])
     assert pool.requests[0].task == "classify"
     assert pool.requests[0].inputs == [
-        Pair("abc", "d", "{{ x }}", {"x": 1}),
-        Pair("abc", "ef", "{{ x }}", {"x": 1}),
+        TextPair("abc", "d", "{{ x }}", {"x": 1}),
+        TextPair("abc", "ef", "{{ x }}", {"x": 1}),
     ]
 
 
@@ -213,8 +206,8 @@ def test_an_instruction_is_a_variable_of_the_template_unless_that_has_its_own() 
     score(replace(request, template_kwargs={"instruction": "seek"}), RERANKER, pool)
 
     assert [list(each.inputs) for each in pool.requests] == [
-        [Pair("a", "b", None, {"instruction": "find", "x": 1})],
-        [Pair("a", "b", None, {"instruction": "seek"})],
+        [TextPair("a", "b", None, {"instruction": "find", "x": 1})],
+        [TextPair("a", "b", None, {"instruction": "seek"})],
     ]
 
 
@@ -223,14 +216,16 @@ def test_an_instruction_is_a_variable_of_the_template_unless_that_has_its_own() 
 
 @pytest.mark.parametrize("kind", ["bi-encoder", "late-interaction"])
 @pytest.mark.parametrize(("pad", "between"), [(0, [0]), (7, [7]), (None, [])])
-def test_tokens_are_those_of_both_sides_with_padding_between(kind: Any, pad: int | None, between: list[int]) -> None:
-    model = Scorable("m", ("embed", "token_embed"), 2, pad_token_id=pad)
+def test_tokens_are_those_of_query_and_document_with_padding_between(
+    kind: Any, pad: int | None, between: list[int]
+) -> None:
+    model = ScoringModel("m", ("embed", "token_embed"), 2, pad_token_id=pad)
     request = ScoreRequest(queries=["east"], documents=["north", "east"], score_type=kind)
 
-    first, second = asyncio.run(choose(request, model)(request, FakePool().resources, model))
+    first, second = asyncio.run(select_scorer(request, model)(request, FakePool().context, model))
 
-    assert isinstance(first, Scored)
-    assert isinstance(second, Scored)
+    assert isinstance(first, ScoreResult)
+    assert isinstance(second, ScoreResult)
     assert first.token_ids.tolist() == [0, 1, 2, 3, *between, 0, 1, 2, 3, 4]
     assert first.num_tokens == 9 + len(between)
     assert second.num_tokens == 8 + len(between)  # the query is counted again though it was read once
@@ -240,15 +235,15 @@ def test_tokens_are_those_of_both_sides_with_padding_between(kind: Any, pad: int
 
 
 @pytest.mark.parametrize("model", [EMBEDDER, RERANKER])
-def test_a_bad_document_spoils_its_own_score_only(model: Scorable) -> None:
-    request = ScoreRequest(queries=["north"], documents=["east", "bad", "north"], keep_going=True)
+def test_an_invalid_document_fails_only_its_own_score(model: ScoringModel) -> None:
+    request = ScoreRequest(queries=["north"], documents=["east", "bad", "north"], return_exceptions=True)
 
     answers = score(request, model)
 
     assert [isinstance(answer, BadRequest) for answer in answers] == [False, True, False]
 
 
-def test_a_bad_query_spoils_every_score() -> None:
-    answers = score(ScoreRequest(queries=["bad"], documents=["east", "bad", "north"], keep_going=True))
+def test_an_invalid_query_fails_every_score() -> None:
+    answers = score(ScoreRequest(queries=["bad"], documents=["east", "bad", "north"], return_exceptions=True))
 
     assert all(isinstance(answer, BadRequest) for answer in answers)

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from .server_process import Served
+from .server_process import ServerProcess
 
-Start = Callable[..., Served]
+Start = Callable[..., ServerProcess]
 
 
 @pytest.fixture
 def start(default_folder: Path) -> Iterator[Start]:
     """Starts `cenote serve` with the default model; whatever still runs at the end is stopped."""
-    running: list[Served] = []
+    running: list[ServerProcess] = []
 
-    def start(*flags: str, **environment: str) -> Served:
-        running.append(Served(*flags, **environment))
+    def start(*flags: str, **environment: str) -> ServerProcess:
+        running.append(ServerProcess(*flags, **environment))
         return running[-1]
 
     yield start
@@ -28,7 +28,7 @@ def start(default_folder: Path) -> Iterator[Start]:
 
 
 @pytest.fixture(scope="session")
-def served(default_folder: Path) -> Iterator[Served]:
-    found = Served().ready()
+def served(default_folder: Path) -> Iterator[ServerProcess]:
+    found = ServerProcess().wait_until_ready()
     yield found
     assert found.stop() == 0

@@ -15,25 +15,25 @@ from typing import Any
 import httpx
 
 LISTENING = re.compile(r"listening on (\S+);")
-PLACE = ("--host", "127.0.0.1", "--port", "0")
+LISTEN_FLAGS = ("--host", "127.0.0.1", "--port", "0")
 # several threads wait for each other, long where other processes have the cores
-QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-PATIENCE_S = 60.0  # far more than anything here takes
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+TIMEOUT_S = 60.0  # far more than anything here takes
 
 
-class Served:
+class ServerProcess:
     """One run of `cenote serve`; what it prints is kept as it comes."""
 
     def __init__(self, *flags: str, **environment: str) -> None:
         self.started = time.perf_counter()
         self.lines: list[str] = []
-        self.changed = threading.Condition()
+        self.lines_changed = threading.Condition()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cenote", "serve", *(flags if "--uds" in flags else (*PLACE, *flags))],
+            [sys.executable, "-m", "cenote", "serve", *(flags if "--uds" in flags else (*LISTEN_FLAGS, *flags))],
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, **QUIET, **environment},
+            env={**os.environ, **ENVIRONMENT, **environment},
         )
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -41,8 +41,8 @@ class Served:
     @property
     def address(self) -> str:
         """As the server tells it, before the model is loaded."""
-        found = LISTENING.search(self.said(LISTENING.pattern))
-        assert found is not None, self.text
+        found = LISTENING.search(self.wait_for_line(LISTENING.pattern))
+        assert found is not None, self.output
         return found[1]
 
     @property
@@ -50,36 +50,38 @@ class Served:
         return int(self.address.rpartition(":")[2])
 
     @property
-    def seconds(self) -> float:
+    def startup_s(self) -> float:
         """Since the start; where other processes have the cores, those that this one had."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return min(time.perf_counter() - self.started, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
 
     @property
-    def text(self) -> str:
+    def output(self) -> str:
         return "".join(self.lines)
 
-    def said(self, pattern: str) -> str:
+    def wait_for_line(self, pattern: str) -> str:
         """The first line that looks like this, once it is there."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: self._find(pattern) or self._ended(), PATIENCE_S), self.text
+        with self.lines_changed:
+            assert self.lines_changed.wait_for(lambda: self._find(pattern) or self._has_exited(), TIMEOUT_S), (
+                self.output
+            )
             line = self._find(pattern)
-            assert line is not None, f"never said {pattern}:\n{self.text}"
+            assert line is not None, f"never said {pattern}:\n{self.output}"
             return line
 
-    def ready(self) -> Served:
-        self.said("is ready after")
+    def wait_until_ready(self) -> ServerProcess:
+        self.wait_for_line("is ready after")
         return self
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.address, timeout=PATIENCE_S, **options)
+        return httpx.Client(base_url=self.address, timeout=TIMEOUT_S, **options)
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        status = self.process.wait(PATIENCE_S)
-        self.reader.join(PATIENCE_S)
+        status = self.process.wait(TIMEOUT_S)
+        self.reader.join(TIMEOUT_S)
         return status
 
     def stop(self) -> int:
@@ -94,14 +96,14 @@ class Served:
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            with self.changed:
+            with self.lines_changed:
                 self.lines.append(line)
-                self.changed.notify_all()
+                self.lines_changed.notify_all()
         self.process.stderr.close()
-        with self.changed:
-            self.changed.notify_all()
+        with self.lines_changed:
+            self.lines_changed.notify_all()
 
-    def _ended(self) -> bool:
+    def _has_exited(self) -> bool:
         return self.process.stderr is not None and self.process.stderr.closed
 
     def _find(self, pattern: str) -> str | None:

@@ -22,19 +22,19 @@ import numpy as np
 import pytest
 
 from cenote import LLM
-from tests.api.app_client import serve
-from tests.serving.server_process import PATIENCE_S, Served
+from tests.api.app_client import make_client
+from tests.serving.server_process import TIMEOUT_S, ServerProcess
 from tests.tiny import tiny_bert
 
 TEXTS = ["the cat is in the city", "☃ in the river", "", "deep"]
 # one sequence at a time takes seconds
 WORDS = ("the", "cat", "is", "in", "city")
 # all of them different, since what is alike is computed once
-MUCH = {"input": [" ".join(words * 12) for words in islice(product(WORDS, repeat=5), 2048)]}
-LITTLE = {"input": ["the cat is in the city " * 10] * 8}
+LONG_WORK = {"input": [" ".join(words * 12) for words in islice(product(WORDS, repeat=5), 2048)]}
+SHORT_WORK = {"input": ["the cat is in the city " * 10] * 8}
 
 
-class Serving(Served):
+class FrontEndServers(ServerProcess):
     """A server process, its front-ends, and connections to them."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
@@ -42,7 +42,7 @@ class Serving(Served):
         model = (str(folder), "--dtype", "float32", "--served-model-name", "tiny", "--max-num-seqs", "1")
         super().__init__(*model, "--api-server-count", "2", *flags, OMP_NUM_THREADS="1")
 
-    def ready(self) -> Serving:
+    def wait_until_ready(self) -> FrontEndServers:
         wait_until(lambda: self.status("/health") == 200)
         assert len(self.front_ends()) == 2
         return self
@@ -62,10 +62,10 @@ class Serving(Served):
         return reply.status, body
 
     def connect(self) -> HTTPConnection:
-        self.clients.append(HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S))
+        self.clients.append(HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S))
         return self.clients[-1]
 
-    def hang_up(self) -> None:
+    def close_connections(self) -> None:
         while self.clients:
             self.clients.pop().close()
 
@@ -73,7 +73,7 @@ class Serving(Served):
         """The processes that speak HTTP, in the order of their birth."""
         return sorted(pid for pid in children(self.process.pid) if "cenote.api.front_ends.front_end" in command(pid))
 
-    def owner(self, client: HTTPConnection) -> int | None:
+    def find_owner(self, client: HTTPConnection) -> int | None:
         """The front-end at the other end of a connection."""
         port = client.sock.getsockname()[1]
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
@@ -83,7 +83,7 @@ class Serving(Served):
         return None
 
     def stop(self) -> int:
-        self.hang_up()
+        self.close_connections()
         return super().stop()
 
 
@@ -124,7 +124,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < end, "it never happened"
         time.sleep(0.02)
@@ -151,23 +151,23 @@ def tiny(folder: Path) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[Serving]:
-    running = Serving(folder, "--disable-access-log").ready()
+def shared(folder: Path) -> Iterator[FrontEndServers]:
+    running = FrontEndServers(folder, "--disable-access-log").wait_until_ready()
     yield running
     assert running.stop() == 0
 
 
 @pytest.fixture
-def serving(shared: Serving) -> Iterator[Serving]:
+def serving(shared: FrontEndServers) -> Iterator[FrontEndServers]:
     """The same for many tests; those that kill a front-end leave a new one behind."""
     yield shared
-    shared.hang_up()
+    shared.close_connections()
 
 
 @pytest.fixture
-def own(folder: Path) -> Iterator[Serving]:
+def own(folder: Path) -> Iterator[FrontEndServers]:
     """For tests that leave nothing behind."""
-    running = Serving(folder, "--log-format", "json")
+    running = FrontEndServers(folder, "--log-format", "json")
     yield running
     running.stop()
 
@@ -190,8 +190,8 @@ def own(folder: Path) -> Iterator[Serving]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_answers_are_those_of_a_single_process(serving: Serving, tiny: LLM, path: str, body: Any) -> None:
-    expected = serve(tiny).post(path, json=body)
+def test_results_equal_those_of_a_single_process(serving: FrontEndServers, tiny: LLM, path: str, body: Any) -> None:
+    expected = make_client(tiny).post(path, json=body)
 
     status, got = post(serving.connect(), path, body)
 
@@ -219,7 +219,7 @@ def close(one: Any, other: Any) -> bool:
     return one == other or (isinstance(one, float) and bool(np.isclose(one, other, rtol=1e-4, atol=1e-5)))
 
 
-def test_both_front_ends_answer_and_neither_knows_torch(serving: Serving) -> None:
+def test_both_front_ends_respond_without_importing_torch(serving: FrontEndServers) -> None:
     one, two = serving.front_ends()
     clients = [serving.connect() for _ in range(64)]
     for client in clients:
@@ -229,13 +229,13 @@ def test_both_front_ends_answer_and_neither_knows_torch(serving: Serving) -> Non
             status == 200 for status, _ in pool.map(lambda each: post(each, "/v1/embeddings", {"input": "a"}), clients)
         )
 
-    assert {serving.owner(client) for client in clients} == {one, two}
+    assert {serving.find_owner(client) for client in clients} == {one, two}
     for pid in (one, two):
         assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
     assert "libtorch" in Path(f"/proc/{serving.process.pid}/maps").read_text()
 
 
-def test_a_burst_of_clients_is_shared_among_front_ends(serving: Serving) -> None:
+def test_a_burst_of_clients_is_distributed_over_front_ends(serving: FrontEndServers) -> None:
     wait_until(lambda: load(serving) == 0)
     clients = [serving.connect() for _ in range(16)]
     for client in clients:
@@ -245,21 +245,21 @@ def test_a_burst_of_clients_is_shared_among_front_ends(serving: Serving) -> None
     for client in clients:
         client.getresponse().read()
 
-    owners = [serving.owner(client) for client in clients]
+    owners = [serving.find_owner(client) for client in clients]
 
     assert min(owners.count(pid) for pid in serving.front_ends()) >= 4
 
 
-def test_what_a_front_end_imports_has_no_torch() -> None:
+def test_a_front_end_does_not_import_torch() -> None:
     code = "import sys, cenote.api.front_ends.front_end; print('torch' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S
     )
 
     assert done.stdout.split() == ["False"], done.stderr
 
 
-def test_metrics_at_any_front_end_are_the_sum(serving: Serving) -> None:
+def test_metrics_at_any_front_end_are_the_sum(serving: FrontEndServers) -> None:
     def counted(client: HTTPConnection) -> float:
         return gauge(client, "http_requests_total", handler="/v1/embeddings", status="200")
 
@@ -269,26 +269,26 @@ def test_metrics_at_any_front_end_are_the_sum(serving: Serving) -> None:
     before = counted(clients[0])
     for client in clients:
         assert post(client, "/v1/embeddings", {"input": "a"})[0] == 200
-    assert len({serving.owner(client) for client in clients}) == 2
+    assert len({serving.find_owner(client) for client in clients}) == 2
 
     for client in clients:
         wait_until(lambda client=client: counted(client) == before + 40)
 
 
-def load(serving: Serving) -> int:
+def load(serving: FrontEndServers) -> int:
     found: int = json.loads(serving.get("/load")[1])["server_load"]
     return found
 
 
-def test_the_load_is_that_of_all_front_ends(serving: Serving) -> None:
-    clients = {serving.owner(client): client for client in connections(serving, 40)}
+def test_the_load_is_that_of_all_front_ends(serving: FrontEndServers) -> None:
+    clients = {serving.find_owner(client): client for client in connections(serving, 40)}
     one, other = (clients[pid] for pid in serving.front_ends())
     seen: list[int] = []
     done = threading.Event()
 
     def ask() -> None:
         while not done.is_set():
-            assert post(one, "/v1/embeddings", MUCH)[0] == 200
+            assert post(one, "/v1/embeddings", LONG_WORK)[0] == 200
 
     def is_seen() -> bool:
         other.request("GET", "/load")
@@ -307,7 +307,7 @@ def test_the_load_is_that_of_all_front_ends(serving: Serving) -> None:
     wait_until(lambda: load(serving) == 0)
 
 
-def connections(serving: Serving, count: int) -> list[HTTPConnection]:
+def connections(serving: FrontEndServers, count: int) -> list[HTTPConnection]:
     clients = [serving.connect() for _ in range(count)]
     for client in clients:
         client.request("GET", "/version")
@@ -315,10 +315,10 @@ def connections(serving: Serving, count: int) -> list[HTTPConnection]:
     return clients
 
 
-def test_a_front_end_that_is_killed_takes_only_its_own_connections_along(serving: Serving) -> None:
+def test_killing_a_front_end_closes_only_its_own_connections(serving: FrontEndServers) -> None:
     victim, survivor = serving.front_ends()
     clients = connections(serving, 16)
-    owners = [serving.owner(client) for client in clients]
+    owners = [serving.find_owner(client) for client in clients]
     assert set(owners) == {victim, survivor}
     failed: set[int] = set()
     num_answered = [0] * len(clients)
@@ -327,7 +327,7 @@ def test_a_front_end_that_is_killed_takes_only_its_own_connections_along(serving
     def ask(number: int) -> None:
         while not done.is_set():
             try:
-                status, _ = post(clients[number], "/v1/embeddings", LITTLE)
+                status, _ = post(clients[number], "/v1/embeddings", SHORT_WORK)
             except (OSError, HTTPException):
                 failed.add(number)
                 return
@@ -346,17 +346,17 @@ def test_a_front_end_that_is_killed_takes_only_its_own_connections_along(serving
             each.result()
 
     assert failed == {place for place, owner in enumerate(owners) if owner == victim}
-    assert re.search(r"front-end \d \(process \d+\) has ended by SIGKILL", serving.text)
-    wait_until(lambda: len({serving.owner(client) for client in connections(serving, 40)}) == 2)
+    assert re.search(r"front-end \d \(process \d+\) has ended by SIGKILL", serving.output)
+    wait_until(lambda: len({serving.find_owner(client) for client in connections(serving, 40)}) == 2)
 
 
-def test_work_of_a_killed_front_end_is_dropped_in_the_engine(serving: Serving) -> None:
-    clients = {serving.owner(client): client for client in connections(serving, 40)}
+def test_requests_of_a_killed_front_end_are_cancelled_in_the_engine(serving: FrontEndServers) -> None:
+    clients = {serving.find_owner(client): client for client in connections(serving, 40)}
     victim, survivor = serving.front_ends()
     before = gauge(clients[survivor], "cenote_requests_total", outcome="cancelled")
 
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(post, clients[victim], "/v1/embeddings", MUCH)
+        asked = pool.submit(post, clients[victim], "/v1/embeddings", LONG_WORK)
         wait_until(lambda: gauge(clients[survivor], "cenote_requests_running") == 1)
         os.kill(victim, signal.SIGKILL)
         with pytest.raises((OSError, HTTPException)):
@@ -367,10 +367,10 @@ def test_work_of_a_killed_front_end_is_dropped_in_the_engine(serving: Serving) -
     wait_until(lambda: len(serving.front_ends()) == 2)
 
 
-def test_a_client_that_hangs_up_has_its_work_dropped_in_the_engine(serving: Serving) -> None:
+def test_a_disconnected_client_cancels_its_request_in_the_engine(serving: FrontEndServers) -> None:
     leaves, stays = connections(serving, 2)
     before = gauge(stays, "cenote_requests_total", outcome="cancelled")
-    leaves.request("POST", "/v1/embeddings", json.dumps(MUCH), {"content-type": "application/json"})
+    leaves.request("POST", "/v1/embeddings", json.dumps(LONG_WORK), {"content-type": "application/json"})
     wait_until(lambda: gauge(stays, "cenote_requests_running") == 1)
 
     leaves.close()
@@ -387,7 +387,7 @@ def gauge(client: HTTPConnection, name: str, **labels: str) -> float:
     return 0.0
 
 
-def test_health_answers_before_the_model_is_there_and_a_stop_then_is_a_success(own: Serving) -> None:
+def test_health_responds_while_loading_and_shutdown_then_succeeds(own: FrontEndServers) -> None:
     wait_until(lambda: own.status("/health") is not None)
     status, body = own.get("/health")
     assert (status, json.loads(body)["state"]) == (503, "loading")
@@ -398,8 +398,8 @@ def test_health_answers_before_the_model_is_there_and_a_stop_then_is_a_success(o
     assert not own.front_ends()
 
 
-def test_a_stop_under_load_loses_nothing(own: Serving) -> None:
-    own.ready()
+def test_shutdown_under_load_loses_no_request(own: FrontEndServers) -> None:
+    own.wait_until_ready()
     outcomes: list[Any] = []
     refused = threading.Event()
 
@@ -412,7 +412,7 @@ def test_a_stop_under_load_loses_nothing(own: Serving) -> None:
                 refused.set()  # nobody listens any more: that request was never accepted
                 return
             try:
-                outcomes.append(post(client, "/v1/embeddings", LITTLE)[0])
+                outcomes.append(post(client, "/v1/embeddings", SHORT_WORK)[0])
             except (OSError, HTTPException) as error:
                 outcomes.append(error)
             client.close()
@@ -431,8 +431,8 @@ def test_a_stop_under_load_loses_nothing(own: Serving) -> None:
     assert {json.loads(line)["level"] for line in own.lines} == {"info"}
 
 
-def test_interrupting_the_whole_group_from_a_terminal_is_one_stop(own: Serving) -> None:
-    own.ready()
+def test_ctrl_c_to_the_process_group_is_one_shutdown(own: FrontEndServers) -> None:
+    own.wait_until_ready()
     front_ends = own.front_ends()
 
     for pid in (*front_ends, own.process.pid):
@@ -443,12 +443,12 @@ def test_interrupting_the_whole_group_from_a_terminal_is_one_stop(own: Serving) 
     assert {json.loads(line)["level"] for line in own.lines} == {"info"}
 
 
-def test_front_ends_do_not_outlive_the_engines_process(own: Serving) -> None:
-    own.ready()
+def test_front_ends_exit_with_the_engine_process(own: FrontEndServers) -> None:
+    own.wait_until_ready()
     front_ends = own.front_ends()
     clients = connections(own, 8)
     with ThreadPoolExecutor(len(clients)) as pool:
-        asked = [pool.submit(post, client, "/v1/embeddings", MUCH) for client in clients]
+        asked = [pool.submit(post, client, "/v1/embeddings", LONG_WORK) for client in clients]
         wait_until(lambda: load(own) == len(clients))
         own.process.kill()
         own.wait()
@@ -462,7 +462,7 @@ def test_front_ends_do_not_outlive_the_engines_process(own: Serving) -> None:
     assert own.status("/health") is None
 
 
-def test_a_front_end_that_is_asked_to_end_finishes_its_work_and_is_replaced(serving: Serving) -> None:
+def test_a_terminated_front_end_drains_and_is_replaced(serving: FrontEndServers) -> None:
     leaving, staying = serving.front_ends()
     outcomes: list[Any] = []
     done = threading.Event()
@@ -471,7 +471,7 @@ def test_a_front_end_that_is_asked_to_end_finishes_its_work_and_is_replaced(serv
         while not done.is_set():
             client = serving.connect()
             try:
-                outcomes.append(post(client, "/v1/embeddings", LITTLE)[0])
+                outcomes.append(post(client, "/v1/embeddings", SHORT_WORK)[0])
             except (OSError, HTTPException) as error:
                 outcomes.append(error)
             client.close()
@@ -489,18 +489,18 @@ def test_a_front_end_that_is_asked_to_end_finishes_its_work_and_is_replaced(serv
 
     assert set(outcomes) == {200}, [each for each in outcomes if each != 200][:5]
     assert staying in serving.front_ends()
-    assert "has ended by status 0, and 0 requests with it" in serving.text
+    assert "has ended by status 0, and 0 requests with it" in serving.output
 
 
-def test_a_second_signal_ends_everything_at_once(own: Serving) -> None:
-    own.ready()
+def test_a_second_signal_exits_immediately(own: FrontEndServers) -> None:
+    own.wait_until_ready()
     front_ends = own.front_ends()
     clients = connections(own, 4)
     with ThreadPoolExecutor(len(clients)) as pool:
-        asked = [pool.submit(post, client, "/v1/embeddings", MUCH) for client in clients]
+        asked = [pool.submit(post, client, "/v1/embeddings", LONG_WORK) for client in clients]
         wait_until(lambda: load(own) == len(clients))
         own.signal()
-        own.said("SIGTERM: stopping")
+        own.wait_for_line("SIGTERM: stopping")
         own.signal()
         assert own.wait() == 128 + signal.SIGTERM
         wait_until(lambda: not any(map(alive, front_ends)))
@@ -509,8 +509,8 @@ def test_a_second_signal_ends_everything_at_once(own: Serving) -> None:
             assert isinstance(error, OSError | HTTPException) or each.result()[0] == 503
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_front_ends_too(tmp_path: Path) -> None:
-    own = Serving(tmp_path)
+def test_a_model_that_fails_to_load_stops_the_front_ends(tmp_path: Path) -> None:
+    own = FrontEndServers(tmp_path)
 
     assert own.wait() == 78
     assert "is no model: looked for config.json" in own.lines[-1]
@@ -542,13 +542,13 @@ run(Service(settings), [listening], engine)
 """
 
 
-def test_an_engine_that_dies_ends_everything_and_whoever_waits_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_dead_engine_stops_the_server_and_fails_pending_requests(folder: Path, tmp_path: Path) -> None:
     words, log = [sys.executable, "-c", DYING, str(folder)], tmp_path / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=file, text=True)
     try:
         assert process.stdout is not None
-        client = HTTPConnection("127.0.0.1", int(process.stdout.readline()), timeout=PATIENCE_S)
+        client = HTTPConnection("127.0.0.1", int(process.stdout.readline()), timeout=TIMEOUT_S)
         wait_until(lambda: post(client, "/tokenize", {"prompt": "a"})[0] == 200)
         front_ends = children(process.pid)
 
@@ -557,7 +557,7 @@ def test_an_engine_that_dies_ends_everything_and_whoever_waits_is_told(folder: P
 
         assert status == 503
         assert "did not finish in 0.5 s" in body["error"]["message"]
-        assert process.wait(PATIENCE_S) == 1
+        assert process.wait(TIMEOUT_S) == 1
         assert "EngineStopped" in log.read_text().splitlines()[-1]
         assert not any(map(alive, front_ends))
     finally:

@@ -19,12 +19,12 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.api.image_helpers import CAT, data_uri, image_part, says
+from tests.api.image_helpers import CAT, data_uri, image_part, make_message
 from tests.inputs.media.hostile_images import hostile_images
 from tests.inputs.media.hostile_urls import LITERALS, WHOLE
 from tests.models.tiny_qwen3_vl import save_tiny_qwen3_vl
 
-from .server_process import Served
+from .server_process import ServerProcess
 
 MAX_GROWTH_BYTES = 600 * 1024**2
 LARGEST = ("png at the limit", "jpeg progressive at the limit, cut")  # two of these take long enough
@@ -34,7 +34,7 @@ NUM_TEXTS = 1000  # before the storm, from as many clients, to know what is usua
 
 
 @dataclass
-class Watched:
+class ResourceUsage:
     """What happened while something else went on."""
 
     peak_bytes: int = 0
@@ -42,14 +42,14 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One that may fetch from every public host, so that nothing but the address can be what is wrong."""
     folder = tmp_path_factory.mktemp("seeing")
     save_tiny_qwen3_vl(folder)
-    found = Served(str(folder), "--dtype", "float32", "--allow-any-media-domain").ready()
+    found = ServerProcess(str(folder), "--dtype", "float32", "--allow-any-media-domain").wait_until_ready()
     yield found
     assert found.stop() == 0
-    assert "Traceback" not in found.text
+    assert "Traceback" not in found.output
 
 
 @contextmanager
@@ -91,8 +91,8 @@ def embed_text(client: httpx.Client, number: int) -> float:
 
 
 @contextmanager
-def watching(served: Served) -> Iterator[Watched]:
-    watched, ended = Watched(), threading.Event()
+def measure_usage(served: ServerProcess) -> Iterator[ResourceUsage]:
+    watched, ended = ResourceUsage(), threading.Event()
 
     def every(seconds: float, do: Callable[[], None]) -> Callable[[], None]:
         def loop() -> None:
@@ -137,24 +137,24 @@ def files() -> dict[str, str]:
 
 
 def body(url: str) -> bytes:
-    return json.dumps({"messages": [says(image_part(url))]}).encode()
+    return json.dumps({"messages": [make_message(image_part(url))]}).encode()
 
 
 def p99(latencies: list[float]) -> float:
     return float(np.quantile(latencies, 0.99))
 
 
-def test_a_storm_of_hostile_images_hurts_nobody(served: Served) -> None:
+def test_many_hostile_images_do_not_affect_other_requests(served: ServerProcess) -> None:
     with served.client(headers=JSON) as client, canary() as (port, visitors):
         refused, tried = addresses(port), files()
         # made before, since this process has other things to do then
         storm = {name: body(url) for name, url in (*zip(refused, refused, strict=True), *tried.items())}
         assert client.post("/v1/embeddings", content=body(data_uri(CAT))).status_code == 200
         before = memory(served.process.pid)
-        with watching(served) as usual, ThreadPoolExecutor(NUM_CLIENTS) as clients:
+        with measure_usage(served) as usual, ThreadPoolExecutor(NUM_CLIENTS) as clients:
             list(clients.map(lambda number: embed_text(client, number), range(NUM_TEXTS)))
 
-        with watching(served) as watched, ThreadPoolExecutor(NUM_CLIENTS) as clients:
+        with measure_usage(served) as watched, ThreadPoolExecutor(NUM_CLIENTS) as clients:
             found = clients.map(lambda name: client.post("/v1/embeddings", content=storm[name]), storm)
             replies = dict(zip(storm, found, strict=True))
 

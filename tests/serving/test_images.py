@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from cenote import LLM
-from tests.api.image_helpers import CAT, DOG, image_part, says, text_part
+from tests.api.image_helpers import CAT, DOG, image_part, make_message, text_part
 from tests.models.tiny_qwen3_vl import IMAGE, save_tiny_colqwen3
 
-from .server_process import Served
+from .server_process import ServerProcess
 
 NAME = "TomoroAI/tomoro-colqwen3-embed-4b"
 BEIJING, DESCRIBE = "Retrieve the city of Beijing", text_part("Describe the image.")
@@ -38,14 +38,14 @@ def llm(folder: Path) -> Iterator[LLM]:
 def client(folder: Path) -> Iterator[httpx.Client]:
     words = ["--dtype", "float32", "--max-model-len", "400", "--served-model-name", NAME, "--api-server-count", "2"]
     words += ["--limit-mm-per-prompt", '{"image": 3}', "--mm-processor-kwargs", '{"max_pixels": 2048}']
-    served = Served(str(folder), *words).ready()
+    served = ServerProcess(str(folder), *words).wait_until_ready()
     with served.client() as client:
         yield client
     assert served.stop() == 0
-    assert "Traceback" not in served.text
+    assert "Traceback" not in served.output
 
 
-def ask(client: httpx.Client, path: str, **body: Any) -> Any:
+def post(client: httpx.Client, path: str, **body: Any) -> Any:
     reply = client.post(path, json={"model": NAME} | body)
     assert reply.status_code == 200, reply.text
     return reply.json()
@@ -55,7 +55,7 @@ def picture(image: Any) -> dict[str, Any]:
     return {"content": [image_part(image), DESCRIBE]}
 
 
-def small(text: str, image: Any) -> dict[str, Any]:
+def describe_image(text: str, image: Any) -> dict[str, Any]:
     """As the server reads it, which was started with fewer pixels than the model's files say."""
     images = {"prompt": text, "multi_modal_data": {"image": image}}
     return images | {"mm_processor_kwargs": {"max_pixels": 2048}}
@@ -73,8 +73,8 @@ def best_matches(query: Any, document: Any) -> float:
 def test_texts_are_reranked_and_scored(client: httpx.Client, llm: LLM) -> None:
     documents = ["Machine learning is a subset of artificial intelligence.", "Python is a programming language."]
 
-    ranked = ask(client, "/rerank", query=LEARNING, documents=documents)["results"]
-    scored = ask(client, "/score", text_1=LEARNING, text_2=documents)["data"]
+    ranked = post(client, "/rerank", query=LEARNING, documents=documents)["results"]
+    scored = post(client, "/score", text_1=LEARNING, text_2=documents)["data"]
 
     expected = [best_matches(rows(llm, LEARNING), rows(llm, document)) for document in documents]
     np.testing.assert_allclose([each["score"] for each in scored], expected, atol=1e-4)
@@ -82,9 +82,9 @@ def test_texts_are_reranked_and_scored(client: httpx.Client, llm: LLM) -> None:
 
 
 def test_a_text_is_scored_against_images(client: httpx.Client, llm: LLM) -> None:
-    reply = ask(client, "/score", data_1=BEIJING, data_2=[picture(CAT)])
+    reply = post(client, "/score", data_1=BEIJING, data_2=[picture(CAT)])
 
-    document = rows(llm, small(f"{IMAGE}\nDescribe the image.", CAT))
+    document = rows(llm, describe_image(f"{IMAGE}\nDescribe the image.", CAT))
     assert reply["data"][0]["score"] == pytest.approx(best_matches(rows(llm, BEIJING), document), abs=1e-4)
     assert reply["usage"]["prompt_tokens"] == len(document) + len(rows(llm, BEIJING)) + 1  # one stands between them
 
@@ -92,10 +92,12 @@ def test_a_text_is_scored_against_images(client: httpx.Client, llm: LLM) -> None
 def test_images_are_reranked_by_a_text(client: httpx.Client, llm: LLM) -> None:
     documents = [picture(CAT), picture(DOG)]
 
-    reply = ask(client, "/rerank", query=BEIJING, documents=documents, top_n=2)
+    reply = post(client, "/rerank", query=BEIJING, documents=documents, top_n=2)
 
     query = rows(llm, BEIJING)
-    scores = [best_matches(query, rows(llm, small(f"{IMAGE}\nDescribe the image.", each))) for each in (CAT, DOG)]
+    scores = [
+        best_matches(query, rows(llm, describe_image(f"{IMAGE}\nDescribe the image.", each))) for each in (CAT, DOG)
+    ]
     assert [each["index"] for each in reply["results"]] == np.argsort(scores)[::-1].tolist()
     for each in reply["results"]:
         assert each["relevance_score"] == pytest.approx(scores[each["index"]], abs=1e-4)
@@ -103,11 +105,11 @@ def test_images_are_reranked_by_a_text(client: httpx.Client, llm: LLM) -> None:
 
 
 def test_raw_rows_come_of_texts_and_of_conversations_with_images(client: httpx.Client, llm: LLM) -> None:
-    text = ask(client, "/pooling", input=LEARNING, task="token_embed")
-    image = ask(client, "/pooling", messages=[says(image_part(DOG), DESCRIBE)])
+    text = post(client, "/pooling", input=LEARNING, task="token_embed")
+    image = post(client, "/pooling", messages=[make_message(image_part(DOG), DESCRIBE)])
 
     np.testing.assert_allclose(text["data"][0]["data"], rows(llm, LEARNING), atol=1e-5)
-    prompt = small(f"<|im_start|>user\n{IMAGE}Describe the image.<|im_end|>\n", DOG)
+    prompt = describe_image(f"<|im_start|>user\n{IMAGE}Describe the image.<|im_end|>\n", DOG)
     np.testing.assert_allclose(image["data"][0]["data"], rows(llm, prompt, add_special_tokens=False), atol=1e-5)
 
 
@@ -126,17 +128,17 @@ def test_the_empty_image_of_the_guides_is_refused_by_its_name(client: httpx.Clie
 
 
 def test_options_and_limits_reach_the_engine_from_every_front_end(folder: Path, client: httpx.Client) -> None:
-    body = {"messages": [says(*[image_part(CAT)] * 4)]}
+    body = {"messages": [make_message(*[image_part(CAT)] * 4)]}
     for _ in range(4):  # connections come to either
         with httpx.Client(base_url=client.base_url, timeout=60) as another:
             reply = another.post("/pooling", json=body)
             assert (reply.status_code, "At most 3 image(s)" in reply.text) == (400, True), reply.text
             reply = another.post(
-                "/pooling", json={"messages": [says(image_part(CAT))], "mm_processor_kwargs": {"x": 1}}
+                "/pooling", json={"messages": [make_message(image_part(CAT))], "mm_processor_kwargs": {"x": 1}}
             )
             assert (reply.status_code, "mm_processor_kwargs has 'x'" in reply.text) == (400, True), reply.text
             counts = [
-                another.post("/tokenize", json={"messages": [says(image_part(CAT))]} | more).json()["count"]
+                another.post("/tokenize", json={"messages": [make_message(image_part(CAT))]} | more).json()["count"]
                 for more in ({}, {"mm_processor_kwargs": {"max_pixels": 256}})
             ]
             assert counts[1] < counts[0]

@@ -17,9 +17,9 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.api.app_client import unpacked
+from tests.api.app_client import decode_base64
 
-from .server_process import PATIENCE_S, Served
+from .server_process import TIMEOUT_S, ServerProcess
 
 MEGABYTE = 1_000_000
 # loose, because other programs may have the cores; what is meant to be prevented takes minutes
@@ -38,7 +38,7 @@ HUGE = {
 
 
 @contextmanager
-def others_are_served(served: Served) -> Iterator[None]:
+def others_are_served(served: ServerProcess) -> Iterator[None]:
     """Meanwhile somebody asks for /health, again and again, and never waits for long."""
     begun, over, waits = threading.Event(), threading.Event(), []
 
@@ -53,7 +53,7 @@ def others_are_served(served: Served) -> Iterator[None]:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    assert begun.wait(PATIENCE_S)
+    assert begun.wait(TIMEOUT_S)
     try:
         yield
     finally:
@@ -62,7 +62,7 @@ def others_are_served(served: Served) -> Iterator[None]:
     assert max(waits) < PROMPT_S
 
 
-def embed(served: Served, **body: Any) -> httpx.Response:
+def embed(served: ServerProcess, **body: Any) -> httpx.Response:
     """Asks while others do, and for no longer than is bearable."""
     began = time.perf_counter()
     with others_are_served(served), served.client() as client:
@@ -71,12 +71,12 @@ def embed(served: Served, **body: Any) -> httpx.Response:
     return reply
 
 
-def works(served: Served) -> bool:
+def assert_works(served: ServerProcess) -> bool:
     with served.client() as client:
         return client.post("/v1/embeddings", json={"input": "hello"}).status_code == 200
 
 
-def test_2048_texts_are_answered_each_with_its_own_vector(served: Served) -> None:
+def test_2048_texts_are_answered_each_with_its_own_vector(served: ServerProcess) -> None:
     texts = [f"number {number}" for number in range(2048)]
 
     with others_are_served(served), served.client() as client:
@@ -85,7 +85,7 @@ def test_2048_texts_are_answered_each_with_its_own_vector(served: Served) -> Non
         alone = [client.post("/v1/embeddings", json={"input": texts[place]}).json()["data"][0] for place in places]
 
     assert [item["index"] for item in reply["data"]] == list(range(2048))
-    vectors = np.stack([unpacked(item["embedding"]) for item in reply["data"]])
+    vectors = np.stack([decode_base64(item["embedding"]) for item in reply["data"]])
     assert vectors.shape == (2048, 384)
     near = vectors @ np.array([item["embedding"] for item in alone]).T
     assert near.argmax(axis=0).tolist() == places
@@ -93,7 +93,7 @@ def test_2048_texts_are_answered_each_with_its_own_vector(served: Served) -> Non
 
 
 @pytest.mark.parametrize("kind", HUGE)
-def test_a_megabyte_in_one_input_is_refused_with_the_numbers(served: Served, kind: str) -> None:
+def test_a_megabyte_in_one_input_is_refused_with_the_numbers(served: ServerProcess, kind: str) -> None:
     reply = embed(served, input=["a", HUGE[kind]])
 
     error = reply.json()["error"]
@@ -104,7 +104,7 @@ def test_a_megabyte_in_one_input_is_refused_with_the_numbers(served: Served, kin
 
 @pytest.mark.parametrize("kind", HUGE)
 @pytest.mark.parametrize("side", ["left", None])
-def test_a_megabyte_in_one_input_is_cut_where_asked(served: Served, kind: str, side: str | None) -> None:
+def test_a_megabyte_in_one_input_is_cut_where_asked(served: ServerProcess, kind: str, side: str | None) -> None:
     reply = embed(served, input=HUGE[kind], truncate_prompt_tokens=-1, truncation_side=side, return_token_counts=True)
 
     assert reply.status_code == 200, reply.text[:500]
@@ -117,7 +117,7 @@ def test_a_megabyte_in_one_input_is_cut_where_asked(served: Served, kind: str, s
 
 
 @pytest.mark.parametrize("kind", ["words", "one letter"])
-def test_sixty_megabytes_in_one_input_take_no_minutes(served: Served, kind: str) -> None:
+def test_sixty_megabytes_in_one_input_take_no_minutes(served: ServerProcess, kind: str) -> None:
     text = HUGE[kind] * 60
 
     refused = embed(served, input=text)
@@ -126,7 +126,7 @@ def test_sixty_megabytes_in_one_input_take_no_minutes(served: Served, kind: str)
     assert refused.status_code == 400 and f"{len(text)} characters" in refused.json()["message"]
     assert cut.status_code == 200 and cut.headers["x-truncated-inputs"] == "1"
     assert cut.json()["data"][0]["token_counts"]["at_least"]
-    assert works(served)
+    assert assert_works(served)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_sixty_megabytes_in_one_input_take_no_minutes(served: Served, kind: str)
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_other_routes_read_a_megabyte_as_well(served: Served, path: str, body: dict[str, Any]) -> None:
+def test_other_routes_read_a_megabyte_as_well(served: ServerProcess, path: str, body: dict[str, Any]) -> None:
     began = time.perf_counter()
 
     with others_are_served(served), served.client() as client:
@@ -150,7 +150,7 @@ def test_other_routes_read_a_megabyte_as_well(served: Served, path: str, body: d
     assert time.perf_counter() - began < BOUNDED_S
 
 
-def peak_megabytes(served: Served) -> int:
+def peak_megabytes(served: ServerProcess) -> int:
     """The most memory that the server has had so far."""
     status = Path(f"/proc/{served.process.pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
@@ -159,7 +159,7 @@ def peak_megabytes(served: Served) -> int:
 
 
 @pytest.mark.parametrize("piece", [b"[7]", b'"a"'])
-def test_a_body_of_millions_of_tiny_parts_takes_neither_time_nor_memory(served: Served, piece: bytes) -> None:
+def test_a_body_of_millions_of_tiny_parts_takes_neither_time_nor_memory(served: ServerProcess, piece: bytes) -> None:
     body = b'{"input":[' + b",".join([piece] * (60 * MEGABYTE // (len(piece) + 1))) + b"]}"
     began, before = time.perf_counter(), peak_megabytes(served)
 
@@ -169,14 +169,14 @@ def test_a_body_of_millions_of_tiny_parts_takes_neither_time_nor_memory(served: 
     assert reply.status_code == 413 and "a body has at most" in reply.json()["message"]
     assert time.perf_counter() - began < BOUNDED_S
     assert peak_megabytes(served) - before < 600  # the parts would have more than a gigabyte
-    assert works(served)
+    assert assert_works(served)
 
 
 # bodies that are not as long as they say
 
 
-def connected(served: Served, *headers: str) -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", served.port), PATIENCE_S)
+def connected(served: ServerProcess, *headers: str) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", served.port), TIMEOUT_S)
     head = ("POST /v1/embeddings HTTP/1.1", "Host: a", "Content-Type: application/json", *headers)
     client.sendall("".join(f"{line}\r\n" for line in (*head, "")).encode())
     return client
@@ -197,16 +197,16 @@ def length_in(reply: bytes) -> int:
     return int(found[1])
 
 
-def test_a_body_that_says_it_is_too_long_is_refused_before_it_comes(served: Served) -> None:
+def test_a_body_that_says_it_is_too_long_is_refused_before_it_comes(served: ServerProcess) -> None:
     with connected(served, f"Content-Length: {2**30}") as client:
         status, body = reply_to(client)
 
     assert status == 413
     assert f"at most {64 * 2**20} bytes, this one has {2**30}" in body["message"]
-    assert works(served)
+    assert assert_works(served)
 
 
-def test_a_body_without_an_end_is_refused_at_the_limit(served: Served) -> None:
+def test_a_body_without_an_end_is_refused_at_the_limit(served: ServerProcess) -> None:
     chunk = b"%x\r\n" % MEGABYTE + b" " * MEGABYTE + b"\r\n"
     before = peak_megabytes(served)
 
@@ -217,22 +217,22 @@ def test_a_body_without_an_end_is_refused_at_the_limit(served: Served) -> None:
 
     assert status == 413 and "this one has more" in body["message"]
     assert peak_megabytes(served) - before < 300
-    assert works(served)
+    assert assert_works(served)
 
 
-def test_a_client_that_promises_more_than_it_sends_hurts_nobody(served: Served) -> None:
+def test_a_body_shorter_than_its_content_length_does_not_affect_others(served: ServerProcess) -> None:
     with connected(served, "Content-Length: 1000") as client:
         client.sendall(b'{"input": "a"}')
         client.shutdown(socket.SHUT_WR)
         client.recv(65536)
 
-    assert works(served)
+    assert assert_works(served)
 
 
-def test_a_client_that_sends_more_than_it_promised_hurts_nobody(served: Served) -> None:
+def test_a_body_longer_than_its_content_length_does_not_affect_others(served: ServerProcess) -> None:
     with connected(served, "Content-Length: 14") as client:
         client.sendall(b'{"input": "a"} and more of it\r\n\r\n')
         while client.recv(65536):  # whatever comes ends: the rest is no request
             pass
 
-    assert works(served)
+    assert assert_works(served)

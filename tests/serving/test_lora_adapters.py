@@ -14,7 +14,7 @@ import pytest
 
 from cenote import LLM, LoRARequest
 from tests.models.test_lora import BERT_TARGETS, save_adapter
-from tests.serving.server_process import PATIENCE_S, Served
+from tests.serving.server_process import TIMEOUT_S, ServerProcess
 from tests.tiny import TEXTS, tiny_bert
 
 
@@ -29,17 +29,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(folder: Path) -> Iterator[Served]:
+def served(folder: Path) -> Iterator[ServerProcess]:
     flags = ("--dtype", "float32", "--served-model-name", "tiny", "--lora-modules", f"first={folder / 'first'}")
-    server = Served(
+    server = ServerProcess(
         str(folder / "model"), *flags, "--api-server-count", "2", VLLM_ALLOW_RUNTIME_LORA_UPDATING="1"
-    ).ready()
+    ).wait_until_ready()
     yield server
     assert server.stop() == 0
 
 
-def vectors(served: Served, model: str) -> np.ndarray[Any, Any]:
-    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+def vectors(served: ServerProcess, model: str) -> np.ndarray[Any, Any]:
+    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
         answer = client.embeddings.create(model=model, input=TEXTS)
     assert answer.model == "tiny"
     return np.array([item.embedding for item in answer.data])
@@ -51,8 +51,8 @@ def expected(folder: Path, name: str | None) -> np.ndarray[Any, Any]:
         return np.array([each.outputs.embedding for each in llm.embed(TEXTS, lora_request=adapter, use_tqdm=False)])
 
 
-def test_openai_s_client_chooses_an_adapter_as_its_model(served: Served, folder: Path) -> None:
-    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", timeout=PATIENCE_S) as client:
+def test_openai_s_client_chooses_an_adapter_as_its_model(served: ServerProcess, folder: Path) -> None:
+    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", timeout=TIMEOUT_S) as client:
         assert [(card.id, card.parent) for card in client.models.list()] == [  # type: ignore[attr-defined]
             ("tiny", None),
             ("first", "tiny"),
@@ -63,11 +63,11 @@ def test_openai_s_client_chooses_an_adapter_as_its_model(served: Served, folder:
         vectors(served, "late")
 
 
-def test_an_adapter_that_came_at_one_process_is_known_to_the_other(served: Served, folder: Path) -> None:
+def test_an_adapter_loaded_by_one_front_end_is_known_to_the_others(served: ServerProcess, folder: Path) -> None:
     late = expected(folder, "late")
 
     def posted(path: str, body: dict[str, str]) -> httpx.Response:
-        return httpx.post(served.address + path, json=body, timeout=PATIENCE_S, verify=False)  # a client takes longer
+        return httpx.post(served.address + path, json=body, timeout=TIMEOUT_S, verify=False)  # a client takes longer
 
     def asked(_: int) -> httpx.Response:
         """Over a new connection, of which there are more at once than one process takes."""

@@ -20,25 +20,25 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from cenote.api.app_state import Service
-from cenote.api.server import Server
-from cenote.api.sockets import listen
-from cenote.config.engine import ServerConfig
+from cenote.api.app_state import AppState
+from cenote.api.server import ApiServer
+from cenote.api.sockets import open_socket
+from cenote.config.server import ServerConfig
 
 from .conftest import Start
-from .server_process import PATIENCE_S, Served
+from .server_process import TIMEOUT_S, ServerProcess
 from .test_sockets import certificate, needs_openssl
 
 LONG = {"input": [f"{number} " + "river stone " * 98 for number in range(2048)]}  # seconds of work
 
 
 @dataclass
-class Load:
+class LoadGenerator:
     """Clients that ask again and again until nobody lets them in."""
 
     port: int
-    answered: int = 0
-    told_to_go: int = 0
+    num_answered: int = 0
+    num_closed: int = 0
     failures: list[str] = field(default_factory=list)
 
     async def run(self, num_clients: int, *, keep_alive: bool) -> None:
@@ -73,22 +73,22 @@ class Load:
         body = await reader.readexactly(length)
         if " 200 ok" not in head or body.count(b'"embedding":"') != 8:
             self.failures.append(head.split("\r\n")[0])
-        self.answered += 1
-        self.told_to_go += "connection: close" in head
+        self.num_answered += 1
+        self.num_closed += "connection: close" in head
         return "connection: close" not in head
 
 
-def test_a_stop_under_load_loses_no_request(start: Start) -> None:
-    served = start("--disable-access-log").ready()
-    load = Load(served.port)
+def test_shutdown_under_load_loses_no_request(start: Start) -> None:
+    served = start("--disable-access-log").wait_until_ready()
+    load = LoadGenerator(served.port)
 
     async def stop_in_the_middle() -> int:
         clients = [load.run(6, keep_alive=True), load.run(6, keep_alive=False)]
         running = asyncio.gather(*clients)
         await asyncio.sleep(1.0)
-        while not load.answered and not load.failures:  # on a busy machine
+        while not load.num_answered and not load.failures:  # on a busy machine
             await asyncio.sleep(0.05)
-        before = load.answered
+        before = load.num_answered
         served.signal(signal.SIGTERM)
         await asyncio.wait_for(running, 60)
         return before
@@ -97,14 +97,14 @@ def test_a_stop_under_load_loses_no_request(start: Start) -> None:
 
     assert served.wait() == 0
     assert load.failures == []
-    assert load.answered > before > 0 and load.told_to_go > 0
+    assert load.num_answered > before > 0 and load.num_closed > 0
 
 
-def test_a_draining_server_tells_its_probes_and_still_lets_clients_in(start: Start) -> None:
-    served = start("--shutdown-delay-s", "1.5").ready()
+def test_a_draining_server_is_not_ready_and_still_accepts_connections(start: Start) -> None:
+    served = start("--shutdown-delay-s", "1.5").wait_until_ready()
 
     served.signal(signal.SIGINT)
-    served.said("SIGINT: stopping")
+    served.wait_for_line("SIGINT: stopping")
     with served.client() as client:
         ready, live = client.get("/health/ready"), client.get("/health/live")
         answer = client.post("/v1/embeddings", json={"input": "still there?"})
@@ -114,7 +114,7 @@ def test_a_draining_server_tells_its_probes_and_still_lets_clients_in(start: Sta
     assert served.wait() == 0
 
 
-def asked(served: Served, pool: ThreadPoolExecutor, question: object) -> Future[tuple[int, bytes]]:
+def send_request(served: ServerProcess, pool: ThreadPoolExecutor, question: object) -> Future[tuple[int, bytes]]:
     """A question on its way."""
 
     def ask() -> tuple[int, bytes]:
@@ -130,9 +130,9 @@ def asked(served: Served, pool: ThreadPoolExecutor, question: object) -> Future[
 
 
 def test_a_long_request_is_finished_before_the_end(start: Start) -> None:
-    served = start().ready()
+    served = start().wait_until_ready()
     with ThreadPoolExecutor(1) as pool:
-        answer = asked(served, pool, {"input": LONG["input"][:64]})
+        answer = send_request(served, pool, {"input": LONG["input"][:64]})
         served.signal()
 
         status, body = answer.result()
@@ -141,32 +141,32 @@ def test_a_long_request_is_finished_before_the_end(start: Start) -> None:
     assert served.wait() == 0
 
 
-def test_a_request_that_takes_too_long_is_told_that_no_answer_will_come(start: Start) -> None:
-    served = start("--shutdown-timeout-s", "0.1", "--shutdown-delay-s", "0").ready()
+def test_a_request_that_exceeds_the_shutdown_timeout_gets_an_error(start: Start) -> None:
+    served = start("--shutdown-timeout-s", "0.1", "--shutdown-delay-s", "0").wait_until_ready()
     with ThreadPoolExecutor(1) as pool:
-        answer = asked(served, pool, LONG)
+        answer = send_request(served, pool, LONG)
         served.signal()
 
         status, body = answer.result()
 
     assert status == 503 and "stopped before the answer came" in json.loads(body)["message"]
     assert served.wait() == 0
-    assert "1 requests were not answered in time" in served.text
+    assert "1 requests were not answered in time" in served.output
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_second_signal_ends_everything_at_once(number: int, status: int, start: Start) -> None:
-    served = start("--shutdown-delay-s", "100").ready()
+def test_a_second_signal_exits_immediately(number: int, status: int, start: Start) -> None:
+    served = start("--shutdown-delay-s", "100").wait_until_ready()
     served.signal(number)
-    served.said("stopping; 0 requests")
+    served.wait_for_line("stopping; 0 requests")
 
     served.signal(number)
 
     assert served.wait() == status
 
 
-def test_a_client_that_hangs_up_has_its_work_dropped(start: Start) -> None:
-    served = start("--dtype", "float32").ready()  # slow enough to hang up on
+def test_a_disconnected_client_cancels_its_request(start: Start) -> None:
+    served = start("--dtype", "float32").wait_until_ready()  # slow enough to hang up on
     question = json.dumps(LONG).encode()
     head = (
         f"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(question)}"
@@ -191,13 +191,13 @@ def test_a_client_that_hangs_up_has_its_work_dropped(start: Start) -> None:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < end, "it never happened"
         time.sleep(0.02)
 
 
-def number(served: Served, name: str, labels: str = "") -> float:
+def number(served: ServerProcess, name: str, labels: str = "") -> float:
     with served.client() as client:
         lines = client.get("/metrics").text.splitlines()
     found = [line for line in lines if line.split("{")[0] == name and labels in line]
@@ -227,26 +227,26 @@ run(Service(settings), [listening], load)
 
 
 @pytest.mark.parametrize(("module", "count"), [("server", 1), ("front_ends.engine_process", 2)])
-def test_a_first_signal_during_a_stop_for_another_reason_cuts_nobody_off(module: str, count: int) -> None:
+def test_a_first_signal_during_another_shutdown_keeps_draining(module: str, count: int) -> None:
     words = [sys.executable, "-c", FAILING.format(module=module, count=count)]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=1) as process:
         try:
             assert process.stdin is not None and process.stdout is not None and process.stderr is not None
             place = ("127.0.0.1", int(process.stdout.readline()))
-            with socket.create_connection(place, PATIENCE_S) as client:
+            with socket.create_connection(place, TIMEOUT_S) as client:
                 client.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
                 assert state(client) == "loading"
                 client.sendall(b"GET /health HTTP/1.1\r\n")
                 process.stdin.write("\n")
-                wait_until(lambda: not listens(place))
+                wait_until(lambda: not is_listening(place))
 
                 process.send_signal(signal.SIGTERM)
                 assert "SIGTERM: stopping" in next(line for line in process.stderr if "SIGTERM" in line)
                 client.sendall(b"Host: a\r\n\r\n")
 
                 assert state(client) == "draining"
-            assert process.wait(PATIENCE_S) == 1
+            assert process.wait(TIMEOUT_S) == 1
         finally:
             process.kill()
 
@@ -259,9 +259,9 @@ def state(client: socket.socket) -> str:
     return found
 
 
-def listens(place: tuple[str, int]) -> bool:
+def is_listening(place: tuple[str, int]) -> bool:
     try:
-        socket.create_connection(place, PATIENCE_S).close()
+        socket.create_connection(place, TIMEOUT_S).close()
     except OSError:
         return False
     return True
@@ -274,7 +274,7 @@ def with_tls(folder: Path, **options: float) -> ServerConfig:
 
 async def stop(settings: ServerConfig, listening: socket.socket) -> float:
     """The seconds that a server takes to stop which has accepted nobody so far."""
-    server = Server(Service(settings), [listening], load=None)
+    server = ApiServer(AppState(settings), [listening], load_engine=None)
     server.servers = []
     began = time.monotonic()
     await server.shutdown([listening])
@@ -282,9 +282,9 @@ async def stop(settings: ServerConfig, listening: socket.socket) -> float:
 
 
 @needs_openssl
-def test_clients_that_connect_last_hold_up_neither_the_stop_nor_each_other(tmp_path: Path) -> None:
+def test_late_connections_delay_neither_the_shutdown_nor_each_other(tmp_path: Path) -> None:
     settings = with_tls(tmp_path)
-    listening = listen(settings)
+    listening = open_socket(settings)
     place = listening.getsockname()
     context = ssl.create_default_context(cafile=settings.ssl_certfile)
 
@@ -308,10 +308,10 @@ def test_clients_that_connect_last_hold_up_neither_the_stop_nor_each_other(tmp_p
 
 
 @needs_openssl
-def test_handshakes_count_towards_the_time_a_stop_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cenote.api.server.HANDSHAKE_S", 30.0)
+def test_handshakes_count_towards_the_shutdown_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cenote.api.server.HANDSHAKE_TIMEOUT_S", 30.0)
     settings = with_tls(tmp_path, shutdown_timeout_s=0.1)
-    listening = listen(settings)
+    listening = open_socket(settings)
 
     with socket.create_connection(listening.getsockname()):
         assert uvloop.run(stop(settings, listening)) < 15

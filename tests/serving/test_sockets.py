@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from .conftest import Start
-from .server_process import Served
+from .server_process import ServerProcess
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 
@@ -49,7 +49,7 @@ def subject(port: int) -> str:
 
 
 @needs_openssl
-def test_with_a_certificate_the_server_speaks_tls(start: Start, tmp_path: Path) -> None:
+def test_a_certificate_enables_tls(start: Start, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "server")
     served = start("--ssl-certfile", cert, "--ssl-keyfile", key)
     assert served.address.startswith("https://127.0.0.1:")
@@ -100,18 +100,18 @@ def test_clients_can_be_asked_for_their_certificate(start: Start, tmp_path: Path
 
 
 @needs_openssl
-def test_a_certificate_is_exchanged_while_the_server_runs(start: Start, tmp_path: Path) -> None:
+def test_a_certificate_is_reloaded_at_runtime(start: Start, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "server")
     served = start("--ssl-certfile", cert, "--ssl-keyfile", key, "--enable-ssl-refresh")
     assert "CN=server" in subject(served.port)
 
     Path(cert).write_text("not a certificate")  # in the middle of being written
-    served.said("the certificate read last stays in use")
+    served.wait_for_line("the certificate read last stays in use")
     assert "CN=server" in subject(served.port)
     renewed, renewed_key = certificate(tmp_path / "new", "renewed")
     shutil.move(renewed_key, key)
     shutil.move(renewed, cert)
-    served.said("was read again")
+    served.wait_for_line("was read again")
 
     assert "CN=renewed" in subject(served.port)
 
@@ -128,7 +128,7 @@ def test_a_certificate_that_cannot_be_used_is_one_line(flags: list[str], words: 
     served = start(*flags)
 
     assert served.wait() == 78
-    assert words in served.text and "Traceback" not in served.text
+    assert words in served.output and "Traceback" not in served.output
 
 
 def ask(path: Path) -> int:
@@ -156,7 +156,7 @@ def test_a_socket_that_was_left_over_is_replaced_but_not_one_in_use(start: Start
     second = start("--uds", str(path))
 
     assert second.wait() == 1
-    assert f"cannot listen on {path}: something else listens there already" in second.text
+    assert f"cannot listen on {path}: something else listens there already" in second.output
     assert ask(path) == 200
 
 
@@ -178,7 +178,7 @@ def test_a_prefix_is_part_of_the_address(start: Start) -> None:
         assert client.get(f"{served.address}/health/live").status_code == 200
 
 
-def test_many_clients_at_once_are_all_let_in(served: Served) -> None:
+def test_many_simultaneous_clients_are_all_accepted(served: ServerProcess) -> None:
     began = time.perf_counter()
     crowd = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(500)]
     try:

@@ -4,64 +4,64 @@ from __future__ import annotations
 
 import threading
 
-from cenote.utils.metrics import Family, Metrics
+from cenote.utils.metrics import MetricFamily, MetricsRegistry
 
 
-def family(metrics: Metrics, name: str) -> Family:
+def get_family(metrics: MetricsRegistry, name: str) -> MetricFamily:
     return next(each for each in metrics.snapshot() if each.name == name)
 
 
 def test_a_counter_adds_up_by_its_labels() -> None:
-    metrics = Metrics()
+    metrics = MetricsRegistry()
     add = metrics.counter("replies_total", "Replies.", "status")
     add("200")
     add("200", by=2)
     add("404")
 
-    assert {series.labels: series.value for series in family(metrics, "replies_total").series} == {
+    assert {series.labels: series.value for series in get_family(metrics, "replies_total").series} == {
         ("200",): 3,
         ("404",): 1,
     }
 
 
 def test_a_counter_without_labels_shows_zero_before_anything_is_counted() -> None:
-    metrics = Metrics()
+    metrics = MetricsRegistry()
     metrics.counter("tokens_total", "Tokens.")
 
-    assert [series.value for series in family(metrics, "tokens_total").series] == [0]
+    assert [series.value for series in get_family(metrics, "tokens_total").series] == [0]
 
 
 def test_a_value_on_the_edge_of_a_bucket_belongs_to_it() -> None:
-    metrics = Metrics()
+    metrics = MetricsRegistry()
     observe = metrics.histogram("seconds", "Seconds.", (1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 9.0):
         observe(value)
 
-    (series,) = family(metrics, "seconds").series
+    (series,) = get_family(metrics, "seconds").series
     assert series.counts == [2, 2, 1]
     assert series.value == 14.0
 
 
-def test_a_gauge_is_looked_up_when_somebody_asks() -> None:
-    metrics, values = Metrics(), [1.0]
+def test_a_gauge_is_read_at_snapshot_time() -> None:
+    metrics, values = MetricsRegistry(), [1.0]
     metrics.gauge("waiting", "Waiting.", lambda: values[0])
     values[0] = 7.0
 
-    assert [series.value for series in family(metrics, "waiting").series] == [7.0]
+    assert [series.value for series in get_family(metrics, "waiting").series] == [7.0]
 
 
 def test_a_snapshot_does_not_change_any_more() -> None:
-    metrics = Metrics()
+    metrics = MetricsRegistry()
     observe = metrics.histogram("seconds", "Seconds.", (1.0,))
     observe(0.5)
-    before = family(metrics, "seconds")
+    before = get_family(metrics, "seconds")
     observe(0.5)
 
     assert before.series[0].counts == [1, 0]
 
 
 def test_nothing_is_lost_when_threads_count_at_once() -> None:
-    metrics = Metrics()
+    metrics = MetricsRegistry()
     add = metrics.counter("tokens_total", "Tokens.")
     threads = [threading.Thread(target=lambda: [add() for _ in range(2000)]) for _ in range(8)]
     for thread in threads:
@@ -69,4 +69,4 @@ def test_nothing_is_lost_when_threads_count_at_once() -> None:
     for thread in threads:
         thread.join()
 
-    assert family(metrics, "tokens_total").series[0].value == 16_000
+    assert get_family(metrics, "tokens_total").series[0].value == 16_000

@@ -7,11 +7,12 @@ from typing import Literal
 
 import msgspec
 
-from cenote.api.request_fields import Message
+from cenote.api.request_fields import ChatMessage
 from cenote.errors import InvalidBody, Unsupported
-from cenote.protocol.input_types import Chat, Parts
-from cenote.protocol.prompt_selection import meaning
-from cenote.protocol.requests import About, PoolRequest
+from cenote.protocol.input_types import ContentParts, Conversation
+from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.prompt_selection import select_prompt
+from cenote.protocol.requests import PoolRequest
 
 
 class ImageUrl(msgspec.Struct):
@@ -30,21 +31,21 @@ class MixedInput(msgspec.Struct):
     content: list[Part]
 
 
-def of_images(urls: list[str], about: About) -> list[Parts]:
-    if not about.reads_images:
-        raise Unsupported(f"{about.model} reads only text; give texts instead of images", param="images")
-    return [Parts([image_part(url)], f"images[{place}]") for place, url in enumerate(urls)]
+def parse_images(urls: list[str], model_info: ModelInfo) -> list[ContentParts]:
+    if not model_info.supports_images:
+        raise Unsupported(f"{model_info.name} reads only text; give texts instead of images", param="images")
+    return [ContentParts([make_image_part(url)], f"images[{place}]") for place, url in enumerate(urls)]
 
 
-def of_inputs(inputs: list[MixedInput], about: About) -> list[Parts]:
-    return [_mixed(item, place, about) for place, item in enumerate(inputs)]
+def parse_inputs(inputs: list[MixedInput], model_info: ModelInfo) -> list[ContentParts]:
+    return [_parse_mixed_input(item, place, model_info) for place, item in enumerate(inputs)]
 
 
-def _mixed(item: MixedInput, number: int, about: About) -> Parts:
-    name = f"inputs.{number}.content"
+def _parse_mixed_input(item: MixedInput, index: int, model_info: ModelInfo) -> ContentParts:
+    name = f"inputs.{index}.content"
     if not item.content:
         raise InvalidBody(f"{name}: expected at least one part", param=f"body.{name}")
-    parts: list[Message] = []
+    parts: list[ChatMessage] = []
     for place, part in enumerate(item.content):
         where = f"{name}.{place}"
         if part.type == "text":
@@ -54,34 +55,41 @@ def _mixed(item: MixedInput, number: int, about: About) -> Parts:
             continue
         if part.image_url is None or not part.image_url.url:
             raise InvalidBody("CohereEmbedContent with type='image_url' requires image_url.url", param=f"body.{where}")
-        if not about.reads_images:
-            raise Unsupported(f"{about.model} reads only text; {where} is an image", param=where)
-        parts.append(image_part(part.image_url.url))
-    return Parts(parts, f"inputs[{number}].content")
+        if not model_info.supports_images:
+            raise Unsupported(f"{model_info.name} reads only text; {where} is an image", param=where)
+        parts.append(make_image_part(part.image_url.url))
+    return ContentParts(parts, f"inputs[{index}].content")
 
 
-def image_part(url: str) -> Message:
+def make_image_part(url: str) -> ChatMessage:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def with_parts(request: PoolRequest, given: list[Parts], about: About) -> PoolRequest:
+def replace_inputs(request: PoolRequest, content_parts: list[ContentParts], model_info: ModelInfo) -> PoolRequest:
     """Conversations in which the user says them, where the model has a template for these; else parts by themselves."""
-    if not about.reads_images:
-        return replace(request, inputs=["\n".join(part["text"] for part in each.content) for each in given])
-    if not about.has_chat_template:
-        return replace(request, inputs=given)
-    instruction = meaning(request, about).prompt
+    if not model_info.supports_images:
+        return replace(request, inputs=["\n".join(part["text"] for part in each.content) for each in content_parts])
+    if not model_info.has_chat_template:
+        return replace(request, inputs=content_parts)
+    instruction = select_prompt(request, model_info).prompt
     before = [{"role": "system", "content": instruction}] if instruction else []
-    chats = [Chat([*before, {"role": "user", "content": each.content}], names=_image_names(each)) for each in given]
+    chats = [
+        Conversation([*before, {"role": "user", "content": each.content}], image_names=_list_image_names(each))
+        for each in content_parts
+    ]
     return replace(request, inputs=chats, tokenization=replace(request.tokenization, add_special_tokens=False))
 
 
-def num_images(given: list[Parts]) -> int:
-    return sum(len(_image_names(each)) for each in given)
+def count_images(content_parts: list[ContentParts]) -> int:
+    return sum(len(_list_image_names(each)) for each in content_parts)
 
 
-def _image_names(parts: Parts) -> tuple[str, ...]:
+def _list_image_names(content_parts: ContentParts) -> tuple[str, ...]:
     """As the client finds them in what it sent."""
-    if parts.where.startswith("images"):
-        return (parts.where,)
-    return tuple(f"{parts.where}[{place}]" for place, part in enumerate(parts.content) if part["type"] == "image_url")
+    if content_parts.param_path.startswith("images"):
+        return (content_parts.param_path,)
+    return tuple(
+        f"{content_parts.param_path}[{place}]"
+        for place, part in enumerate(content_parts.content)
+        if part["type"] == "image_url"
+    )

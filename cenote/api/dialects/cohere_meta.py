@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from cenote.api.request_context import Call
+from cenote.api.request_context import RequestContext
 
 
 class ApiVersion(msgspec.Struct):
@@ -31,8 +31,10 @@ class Meta(msgspec.Struct):
     warnings: list[str]
 
 
-def meta(call: Call, version: str, units: BilledUnits) -> Meta:
+def make_meta(context: RequestContext, version: str, units: BilledUnits) -> Meta:
     warnings = (
-        [f"{call.num_truncated} inputs were longer than what is read of them, and cut"] if call.num_truncated else []
+        [f"{context.num_truncated} inputs were longer than what is read of them, and cut"]
+        if context.num_truncated
+        else []
     )
-    return Meta(ApiVersion(version), units, Tokens(call.num_tokens), warnings)
+    return Meta(ApiVersion(version), units, Tokens(context.num_tokens), warnings)

@@ -9,20 +9,24 @@ from msgspec import UNSET, Meta, UnsetType
 
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.replies import AnswerList, Reply, TokenCounts, json_reply
-from cenote.api.request_context import Call
-from cenote.api.request_fields import Common, says
+from cenote.api.request_context import RequestContext
+from cenote.api.request_fields import CommonFields, doc
 from cenote.errors import Unsupported
-from cenote.protocol.requests import Aggregation, Entity, EntityRequest, PoolRequest, Tagged
+from cenote.protocol.params import AggregationStrategy
+from cenote.protocol.requests import EntityRequest, PoolRequest
+from cenote.protocol.results import Entity, EntityResult
 
 Stride = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
-class EntitiesBody(Common, kw_only=True):
-    input: Annotated[str | list[str], says("a text or several; a long one is cut unless stride is given")]
-    aggregation_strategy: Annotated[Aggregation | None, says("simple if unset; none: every token by itself")] = None
-    ignore_labels: Annotated[list[str] | None, says("O if unset; [] leaves nothing out")] = None
-    stride: Annotated[Stride | None, says("read all of a long text, in windows that share so many tokens")] = None
-    add_special_tokens: Annotated[bool | None, says("true if unset")] = None
+class EntitiesBody(CommonFields, kw_only=True):
+    input: Annotated[str | list[str], doc("a text or several; a long one is cut unless stride is given")]
+    aggregation_strategy: Annotated[AggregationStrategy | None, doc("simple if unset; none: every token by itself")] = (
+        None
+    )
+    ignore_labels: Annotated[list[str] | None, doc("O if unset; [] leaves nothing out")] = None
+    stride: Annotated[Stride | None, doc("read all of a long text, in windows that share so many tokens")] = None
+    add_special_tokens: Annotated[bool | None, doc("true if unset")] = None
 
 
 class Span(msgspec.Struct, omit_defaults=True):
@@ -46,34 +50,34 @@ class EntitiesAnswer(msgspec.Struct, omit_defaults=True):
     token_counts: TokenCounts | None = None
 
 
-async def entities(body: EntitiesBody, call: Call) -> Reply:
-    call.check_model(body.model)
+async def entities(body: EntitiesBody, context: RequestContext) -> Reply:
+    context.check_model(body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
     pool = PoolRequest(
         task="token_classify",
         inputs=texts,
-        tokenization=body.tokenization(add_special_tokens=body.add_special_tokens is not False),
+        tokenization=body.make_tokenization_params(add_special_tokens=body.add_special_tokens is not False),
         adapter=body.adapter,
         priority=body.priority or 0,
     )
     return await entities_reply(
-        call,
+        context,
         pool,
         body.aggregation_strategy or "simple",
         body.ignore_labels,
         body.stride,
-        with_counts=body.return_token_counts,
+        return_token_counts=body.return_token_counts,
     )
 
 
 async def entities_reply(
-    call: Call,
+    context: RequestContext,
     pool: PoolRequest,
-    strategy: Aggregation,
+    strategy: AggregationStrategy,
     ignore_labels: list[str] | None,
     stride: int | None,
     *,
-    with_counts: bool | None,
+    return_token_counts: bool | None,
 ) -> Reply:
     """What this route answers, and others that are asked the same."""
     if pool.task != "token_classify":
@@ -81,17 +85,17 @@ async def entities_reply(
             f"aggregation_strategy is for the task token_classify, not {pool.task}", param="aggregation_strategy"
         )
     ignored = ["O"] if ignore_labels is None else ignore_labels
-    request = EntityRequest(pool=pool, aggregation_strategy=strategy, ignore_labels=ignored, stride=stride)
+    request = EntityRequest(pool_request=pool, aggregation_strategy=strategy, ignore_labels=ignored, stride=stride)
 
-    def answer(index: int, item: Tagged) -> EntitiesAnswer:
-        counts = call.token_counts(item, with_counts)
-        return EntitiesAnswer(index, [span(each) for each in item.entities], item.truncated, token_counts=counts)
+    def answer(index: int, item: EntityResult) -> EntitiesAnswer:
+        counts = context.make_token_counts(item, return_token_counts)
+        return EntitiesAnswer(index, [to_span(each) for each in item.entities], item.truncated, token_counts=counts)
 
-    data = [answer(index, item) for index, item in enumerate(await call.entities(request))]
-    return json_reply(call.answers("entities", data))
+    data = [answer(index, item) for index, item in enumerate(await context.entities(request))]
+    return json_reply(context.make_result_list("entities", data))
 
 
-def span(entity: Entity) -> Span:
+def to_span(entity: Entity) -> Span:
     values = entity.score, entity.word, entity.start, entity.end, entity.text
     if entity.index is None:
         return Span(*values, entity_group=entity.label)
@@ -103,12 +107,12 @@ ENTITIES = Dialect(
     [
         Route(
             paths=("/entities", "/v1/entities"),
-            body=EntitiesBody,
+            body_type=EntitiesBody,
             handler=entities,
             summary="The parts of texts that a token classifier has a class for, with their places",
-            reply=AnswerList[EntitiesAnswer],
-            api="Entities",
-            offered=lambda about: about.finds_entities,
+            reply_type=AnswerList[EntitiesAnswer],
+            api_name="Entities",
+            is_supported=lambda about: about.supports_entities,
             example={"input": ["The river flows through Berlin.", "Who lives in Paris?"]},
         ),
     ],

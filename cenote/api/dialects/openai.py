@@ -8,16 +8,16 @@ import msgspec
 
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.replies import AnswerList, Reply, TokenCounts
-from cenote.api.request_context import Call
-from cenote.api.request_fields import TASK, Dimensions, Worded, says
-from cenote.api.vector_response import Written, check_form, vector_reply
+from cenote.api.request_context import RequestContext
+from cenote.api.request_fields import TASK_DOC, Dimensions, PromptTextFields, doc
+from cenote.api.vector_response import VectorFormat, check_metadata_limit, vector_reply
 
-WRITTEN = Written("embd", field=b"embedding", object=b"embedding")
+VECTOR_FORMAT = VectorFormat("embd", data_field=b"embedding", object=b"embedding")
 
 
-class EmbeddingsBody(Worded, kw_only=True):
-    dimensions: Annotated[Dimensions | None, says("the size of the vectors, for Matryoshka models")] = None
-    task: Annotated[str | None, TASK] = None
+class EmbeddingsBody(PromptTextFields, kw_only=True):
+    dimensions: Annotated[Dimensions | None, doc("the size of the vectors, for Matryoshka models")] = None
+    task: Annotated[str | None, TASK_DOC] = None
 
 
 class Embedding(msgspec.Struct, omit_defaults=True):
@@ -27,12 +27,12 @@ class Embedding(msgspec.Struct, omit_defaults=True):
     token_counts: TokenCounts | None = None
 
 
-async def embeddings(body: EmbeddingsBody, call: Call) -> Reply:
-    call.check_model(body.model)
+async def embeddings(body: EmbeddingsBody, context: RequestContext) -> Reply:
+    context.check_model(body.model)
     purpose = None if body.task == "embed" else body.task  # what this route does in any case, as others name it
-    request = body.request("embed", call, dimensions=body.dimensions, purpose=purpose)
-    check_form(body, len(request.inputs))
-    return await vector_reply(call, body, await call.pool(request), WRITTEN)
+    request = body.to_pool_request("embed", context, dimensions=body.dimensions, embedding_task=purpose)
+    check_metadata_limit(body, len(request.inputs))
+    return await vector_reply(context, body, await context.pool(request), VECTOR_FORMAT)
 
 
 OPENAI = Dialect(
@@ -40,13 +40,13 @@ OPENAI = Dialect(
     [
         Route(
             paths=("/v1/embeddings", "/embeddings"),
-            body=EmbeddingsBody,
+            body_type=EmbeddingsBody,
             handler=embeddings,
             summary="One vector for every text, list of token ids, or conversation",
-            reply=AnswerList[Embedding],
-            api="Embeddings",
-            offered=lambda about: "embed" in about.tasks,
-            binary=True,
+            reply_type=AnswerList[Embedding],
+            api_name="Embeddings",
+            is_supported=lambda about: "embed" in about.tasks,
+            can_be_binary=True,
             example={"input": ["Hello, my name is", "The capital of France is"]},
         )
     ],

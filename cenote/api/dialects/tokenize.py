@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.replies import Reply, json_reply
-from cenote.api.request_context import Call
-from cenote.api.request_fields import MEDIA_IO_KWARGS, MEDIA_KWARGS, Message, chat, says
+from cenote.api.request_context import RequestContext
+from cenote.api.request_fields import MEDIA_IO_KWARGS_DOC, MM_PROCESSOR_KWARGS_DOC, ChatMessage, doc, make_conversation
 from cenote.errors import InvalidBody
 from cenote.protocol.input_types import Input
 
@@ -22,18 +22,18 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
-    add_special_tokens: Annotated[bool | None, says("to texts by default; a conversation's template has them")] = None
-    return_token_strs: Annotated[bool | None, says("also the tokens as the vocabulary writes them")] = None
-    add_generation_prompt: Annotated[bool | None, says("true if unset, unless the last message is continued")] = None
-    continue_final_message: Annotated[bool | None, says("leave the last message open")] = None
-    chat_template: Annotated[str | None, says("Jinja, where the server trusts templates of requests")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, says("variables for the chat template")] = None
-    media_io_kwargs: Annotated[dict[str, Any] | None, MEDIA_IO_KWARGS] = None
-    mm_processor_kwargs: Annotated[dict[str, Any] | None, MEDIA_KWARGS] = None
-    tools: Annotated[list[dict[str, Any]] | None, says("for templates that list them")] = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: Annotated[bool | None, doc("to texts by default; a conversation's template has them")] = None
+    return_token_strs: Annotated[bool | None, doc("also the tokens as the vocabulary writes them")] = None
+    add_generation_prompt: Annotated[bool | None, doc("true if unset, unless the last message is continued")] = None
+    continue_final_message: Annotated[bool | None, doc("leave the last message open")] = None
+    chat_template: Annotated[str | None, doc("Jinja, where the server trusts templates of requests")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, doc("variables for the chat template")] = None
+    media_io_kwargs: Annotated[dict[str, Any] | None, MEDIA_IO_KWARGS_DOC] = None
+    mm_processor_kwargs: Annotated[dict[str, Any] | None, MM_PROCESSOR_KWARGS_DOC] = None
+    tools: Annotated[list[dict[str, Any]] | None, doc("for templates that list them")] = None
 
-    def item(self, call: Call) -> Input:
+    def make_input(self, context: RequestContext) -> Input:
         if self.prompt is not None and self.messages is not None:
             raise InvalidBody("prompt: give prompt or messages, not both", param="body.prompt")
         if self.prompt is not None:
@@ -42,7 +42,9 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
             raise InvalidBody("prompt is required (or messages, for a conversation)", param="body.prompt")
         if self.tools is not None:
             self.chat_template_kwargs = {**(self.chat_template_kwargs or {}), "tools": self.tools}
-        return chat(self, self.messages, call, opens=not self.continue_final_message)
+        return make_conversation(
+            self, self.messages, context, default_generation_prompt=not self.continue_final_message
+        )
 
 
 class Tokenized(msgspec.Struct):
@@ -61,41 +63,41 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
-async def tokenize(body: TokenizeBody, call: Call) -> Reply:
-    call.check_model(body.model, param="model")
+async def tokenize(body: TokenizeBody, context: RequestContext) -> Reply:
+    context.check_model(body.model, param="model")
     with_special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-    tokenized = await call.tokenize(
-        body.item(call),
+    tokenized = await context.tokenize(
+        body.make_input(context),
         add_special_tokens=with_special,
-        strings=bool(body.return_token_strs),
-        media_kwargs=body.mm_processor_kwargs,
+        return_token_strs=bool(body.return_token_strs),
+        mm_processor_kwargs=body.mm_processor_kwargs,
     )
     ids = tokenized.token_ids
-    return json_reply(Tokenized(len(ids), call.about.max_model_len, ids, tokenized.strings))
+    return json_reply(Tokenized(len(ids), context.model_info.max_model_len, ids, tokenized.token_strs))
 
 
-async def detokenize(body: DetokenizeBody, call: Call) -> Reply:
-    call.check_model(body.model, param="model")
-    return json_reply(Detokenized(await call.engine.detokenize(body.tokens)))
+async def detokenize(body: DetokenizeBody, context: RequestContext) -> Reply:
+    context.check_model(body.model, param="model")
+    return json_reply(Detokenized(await context.engine.detokenize(body.tokens)))
 
 
-TOKENS = Dialect(
+TOKENIZE = Dialect(
     "tokens",
     [
         Route(
             paths=("/tokenize",),
-            body=TokenizeBody,
+            body_type=TokenizeBody,
             handler=tokenize,
             summary="The token ids of a text or a conversation, whatever its length",
-            reply=Tokenized,
+            reply_type=Tokenized,
             example={"prompt": "Hello, my name is", "return_token_strs": True},
         ),
         Route(
             paths=("/detokenize",),
-            body=DetokenizeBody,
+            body_type=DetokenizeBody,
             handler=detokenize,
             summary="The text of token ids, special tokens included",
-            reply=Detokenized,
+            reply_type=Detokenized,
             example={"tokens": [10, 20, 30]},
         ),
     ],

@@ -11,33 +11,44 @@ import numpy as np
 
 from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.dialects.entities import EntitiesAnswer, Stride, entities_reply
-from cenote.api.dialects.sparse import RETURN_TOKENS, plugin_result, reads_plugin_data
-from cenote.api.encoding import as_array, json_numbers
+from cenote.api.dialects.sparse import RETURN_TOKENS_DOC, make_plugin_result, supports_plugin_data
+from cenote.api.encoding import encode_json, to_float32_array
 from cenote.api.replies import AnswerList, Reply, TokenCounts, json_reply
-from cenote.api.request_context import Call
-from cenote.api.request_fields import Dimensions, Prompted, Worded, check_template, says
-from cenote.api.scoring_fields import AnySides, Scoring
-from cenote.api.sparse_response import SparseVector, TaskAnswers, check_two_kinds, sparse_answers
-from cenote.api.vector_response import Written, check_form, vector_reply
+from cenote.api.request_context import RequestContext
+from cenote.api.request_fields import (
+    Dimensions,
+    PromptFields,
+    PromptTextFields,
+    ScoreInputsBody,
+    ScoringFields,
+    check_chat_template,
+    doc,
+)
+from cenote.api.sparse_response import SparseVector, TaskAnswers, check_not_binary, make_sparse_results
+from cenote.api.vector_response import VectorFormat, check_metadata_limit, vector_reply
 from cenote.errors import BadRequest, InvalidBody, Unsupported
-from cenote.protocol.requests import About, Aggregation, PluginRequest, Pooled, Task, tasks_called
-from cenote.protocol.score_inputs import as_sides
+from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.names import resolve_task_names
+from cenote.protocol.params import AggregationStrategy, Task
+from cenote.protocol.requests import PluginRequest
+from cenote.protocol.results import PoolResult
+from cenote.protocol.score_inputs import parse_score_inputs
 
 # the names that the two sides of a comparison go by, in the order in which they are looked for
-PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
-WRITTEN = Written("pooling", field=b"data", object=b"pooling")
+SCORE_FIELD_PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+VECTOR_FORMAT = VectorFormat("pooling", data_field=b"data", object=b"pooling")
 
 
-class PoolingBody(Worded, kw_only=True):
+class PoolingBody(PromptTextFields, kw_only=True):
     """Here `task` is what is done with the inputs; the task that an adapter is for goes into `adapter`."""
 
-    task: Annotated[str | None, says("the model's default if unset; several at once: embed&token_embed")] = None
-    dimensions: Annotated[Dimensions | None, says("the size of the vectors, for Matryoshka models")] = None
-    return_tokens: Annotated[bool | None, RETURN_TOKENS] = None
-    data: Annotated[Any, says("for the IO processor plugin, in place of input")] = None
-    aggregation_strategy: Annotated[Aggregation | None, says("token_classify as /entities answers it")] = None
-    ignore_labels: Annotated[list[str] | None, says("with aggregation_strategy: O if unset")] = None
-    stride: Annotated[Stride | None, says("with aggregation_strategy: tokens that windows share")] = None
+    task: Annotated[str | None, doc("the model's default if unset; several at once: embed&token_embed")] = None
+    dimensions: Annotated[Dimensions | None, doc("the size of the vectors, for Matryoshka models")] = None
+    return_tokens: Annotated[bool | None, RETURN_TOKENS_DOC] = None
+    data: Annotated[Any, doc("for the IO processor plugin, in place of input")] = None
+    aggregation_strategy: Annotated[AggregationStrategy | None, doc("token_classify as /entities answers it")] = None
+    ignore_labels: Annotated[list[str] | None, doc("with aggregation_strategy: O if unset")] = None
+    stride: Annotated[Stride | None, doc("with aggregation_strategy: tokens that windows share")] = None
 
 
 class PoolingAnswer(msgspec.Struct, omit_defaults=True):
@@ -73,7 +84,7 @@ class PluginAnswer(msgspec.Struct):
     data: Any
 
 
-class ClassifyBody(Prompted, kw_only=True):
+class ClassifyBody(PromptFields, kw_only=True):
     pass
 
 
@@ -85,28 +96,28 @@ class Classification(msgspec.Struct, omit_defaults=True):
     token_counts: TokenCounts | None = None
 
 
-class ScoreBody(Scoring, kw_only=True):
+class ScoreBody(ScoringFields, kw_only=True):
     """Two sides, under one of four pairs of names."""
 
-    queries: Annotated[AnySides | None, says("one for all documents, or one for each")] = None
-    documents: AnySides | None = None
-    items: Annotated[AnySides | None, says("another name of documents")] = None
-    data_1: Annotated[AnySides | None, says("another name of queries, beside data_2")] = None
-    data_2: Annotated[AnySides | None, says("another name of documents, beside data_1")] = None
-    text_1: Annotated[AnySides | None, says("another name of queries, beside text_2")] = None
-    text_2: Annotated[AnySides | None, says("another name of documents, beside text_1")] = None
-    chat_template: Annotated[str | None, says("joins the two, where the server trusts templates of requests")] = None
+    queries: Annotated[ScoreInputsBody | None, doc("one for all documents, or one for each")] = None
+    documents: ScoreInputsBody | None = None
+    items: Annotated[ScoreInputsBody | None, doc("another name of documents")] = None
+    data_1: Annotated[ScoreInputsBody | None, doc("another name of queries, beside data_2")] = None
+    data_2: Annotated[ScoreInputsBody | None, doc("another name of documents, beside data_1")] = None
+    text_1: Annotated[ScoreInputsBody | None, doc("another name of queries, beside text_2")] = None
+    text_2: Annotated[ScoreInputsBody | None, doc("another name of documents, beside text_1")] = None
+    chat_template: Annotated[str | None, doc("joins the two, where the server trusts templates of requests")] = None
 
-    def names(self) -> tuple[str, str]:
+    def resolve_field_names(self) -> tuple[str, str]:
         """The first pair of names of which both are there."""
-        for first, second in PAIRS:
+        for first, second in SCORE_FIELD_PAIRS:
             if getattr(self, first) is not None and getattr(self, second) is not None:
                 return first, second
-        for first, second in PAIRS:
+        for first, second in SCORE_FIELD_PAIRS:
             for here, missing in ((first, second), (second, first)):
                 if getattr(self, here) is not None:
                     raise InvalidBody(f"{missing} is required beside {here}", param=f"body.{missing}")
-        known = ", or ".join(f"{first} and {second}" for first, second in PAIRS)
+        known = ", or ".join(f"{first} and {second}" for first, second in SCORE_FIELD_PAIRS)
         raise InvalidBody(f"two sides are required: {known}", param="body.queries")
 
 
@@ -117,90 +128,94 @@ class Score(msgspec.Struct, omit_defaults=True):
     token_counts: TokenCounts | None = None
 
 
-async def pooling(body: PoolingBody, call: Call) -> Reply:
-    call.check_model(body.model)
+async def pooling(body: PoolingBody, context: RequestContext) -> Reply:
+    context.check_model(body.model)
     if body.data is not None or body.task == "plugin":
-        return await plugin(body, call)
-    tasks = wanted_tasks(body.task, call.about)
-    request = replace(body.request(tasks[0], call, dimensions=body.dimensions), also=tasks[1:])
-    if request.also or "sparse_embed" in tasks:
-        check_two_kinds(body)
-        pooled = await call.pool(request)
-        answers = await sparse_answers(call, body, tasks, pooled, return_tokens=body.return_tokens)
-        kind = CombinedAnswer if request.also else SparseAnswer
+        return await run_plugin(body, context)
+    tasks = resolve_tasks(body.task, context.model_info)
+    request = replace(body.to_pool_request(tasks[0], context, dimensions=body.dimensions), extra_tasks=tasks[1:])
+    if request.extra_tasks or "sparse_embed" in tasks:
+        check_not_binary(body)
+        pooled = await context.pool(request)
+        answers = await make_sparse_results(context, body, tasks, pooled, return_tokens=body.return_tokens)
+        kind = CombinedAnswer if request.extra_tasks else SparseAnswer
         data = [
-            kind(index, answer, token_counts=call.token_counts(item, body.return_token_counts))
+            kind(index, answer, token_counts=context.make_token_counts(item, body.return_token_counts))
             for index, (answer, item) in enumerate(zip(answers, pooled, strict=True))
         ]
-        return json_reply(call.answers("pooling", data))
+        return json_reply(context.make_result_list("pooling", data))
     if (strategy := body.aggregation_strategy) is not None:
         wanted = body.return_token_counts
-        return await entities_reply(call, request, strategy, body.ignore_labels, body.stride, with_counts=wanted)
-    check_form(body, len(request.inputs))
-    return await vector_reply(call, body, await call.pool(request), WRITTEN)
+        return await entities_reply(
+            context, request, strategy, body.ignore_labels, body.stride, return_token_counts=wanted
+        )
+    check_metadata_limit(body, len(request.inputs))
+    return await vector_reply(context, body, await context.pool(request), VECTOR_FORMAT)
 
 
-async def plugin(body: PoolingBody, call: Call) -> Reply:
+async def run_plugin(body: PoolingBody, context: RequestContext) -> Reply:
     if body.task not in (None, "plugin"):
         raise BadRequest("The 'data' field is only supported for the 'plugin' pooling task.", param="data")
     if body.data is not None and (body.input is not None or body.messages is not None):
         raise InvalidBody("data: a plugin reads data alone; leave out input and messages", param="body.data")
-    identity = call.identity("pooling")
+    identity = context.make_response_id("pooling")
     cuts = body.truncate_prompt_tokens is not None or body.truncation_side is not None
-    tokenization = body.how() if cuts else None
-    if body.data is not None and reads_plugin_data(call.about):
-        made: Any = await plugin_result(body.data, tokenization, call)
+    tokenization = body.resolve_tokenization_params() if cuts else None
+    if body.data is not None and supports_plugin_data(context.model_info):
+        made: Any = await make_plugin_result(body.data, tokenization, context)
     else:
-        made = await call.process(
+        made = await context.process(
             PluginRequest(data=body.data, request_id=identity, tokenization=tokenization, priority=body.priority or 0)
         )
-    return json_reply(PluginAnswer(identity, call.created, made))
+    return json_reply(PluginAnswer(identity, context.created, made))
 
 
-def wanted_tasks(name: str | None, about: About) -> tuple[Task, ...]:
+def resolve_tasks(name: str | None, model_info: ModelInfo) -> tuple[Task, ...]:
     if name is None:
-        return (about.default_task,)
-    called = tasks_called(name, about)
-    wanted = tuple(task for part in called for task in about.tasks if task == part)
+        return (model_info.default_task,)
+    called = resolve_task_names(name, model_info)
+    wanted = tuple(task for part in called for task in model_info.tasks if task == part)
     if len(wanted) < len(called):
-        raise Unsupported(f"Unsupported task: {name!r} Supported tasks: {about.tasks}", param="task")
+        raise Unsupported(f"Unsupported task: {name!r} Supported tasks: {model_info.tasks}", param="task")
     return wanted
 
 
-async def classify(body: ClassifyBody, call: Call) -> Reply:
-    call.check_model(body.model)
-    pooled = await call.pool(body.request("classify", call))
+async def classify(body: ClassifyBody, context: RequestContext) -> Reply:
+    context.check_model(body.model)
+    pooled = await context.pool(body.to_pool_request("classify", context))
     data = [
-        classification(index, item, call.about.labels, call.token_counts(item, body.return_token_counts))
+        make_classification(
+            index, item, context.model_info.labels, context.make_token_counts(item, body.return_token_counts)
+        )
         for index, item in enumerate(pooled)
     ]
-    return json_reply(call.answers("classify", data))
+    return json_reply(context.make_result_list("classify", data))
 
 
-def classification(
-    index: int, item: Pooled, labels: Sequence[str] | None, counts: TokenCounts | None
+def make_classification(
+    index: int, item: PoolResult, labels: Sequence[str] | None, counts: TokenCounts | None
 ) -> Classification:
-    probs = as_array(item.data)
+    probs = to_float32_array(item.data)
     best = int(np.argmax(probs))
     label = labels[best] if labels is not None and best < len(labels) else None
-    return Classification(index, label, json_numbers(probs), probs.size, counts)  # type: ignore[arg-type]
+    return Classification(index, label, encode_json(probs), probs.size, counts)  # type: ignore[arg-type]
 
 
-async def score(body: ScoreBody, call: Call) -> Reply:
-    call.check_model(body.model)
-    check_template(body.chat_template, {}, call)
+async def score(body: ScoreBody, context: RequestContext) -> Reply:
+    context.check_model(body.model)
+    check_chat_template(body.chat_template, {}, context)
     sides = []
-    for name in body.names():
+    for name in body.resolve_field_names():
         side = getattr(body, name)
         if isinstance(side, list):
-            call.check_count(len(side), name)
-        sides.append(as_sides(side, name, call.about))
-    scored = await call.score(replace(body.request(*sides), template=body.chat_template))
+            context.check_num_items(len(side), name)
+        sides.append(parse_score_inputs(side, name, context.model_info))
+    scored = await context.score(replace(body.to_score_request(*sides), template=body.chat_template))
     data = [
-        Score(index, item.score, token_counts=call.token_counts(item, body.return_token_counts))
+        Score(index, item.score, token_counts=context.make_token_counts(item, body.return_token_counts))
         for index, item in enumerate(scored)
     ]
-    return json_reply(call.answers("score", data))
+    return json_reply(context.make_result_list("score", data))
 
 
 VLLM = Dialect(
@@ -208,36 +223,36 @@ VLLM = Dialect(
     [
         Route(
             paths=("/pooling", "/v1/pooling"),
-            body=PoolingBody,
+            body_type=PoolingBody,
             handler=pooling,
             summary="What a task of the model gives for every input: a vector, a row for every token, weights of words",
-            reply=AnswerList[PoolingAnswer]
+            reply_type=AnswerList[PoolingAnswer]
             | AnswerList[EntitiesAnswer]
             | AnswerList[SparseAnswer]
             | AnswerList[CombinedAnswer]
             | PluginAnswer,
-            api="Pooling",
-            binary=True,
+            api_name="Pooling",
+            can_be_binary=True,
             example={"input": ["Hello, my name is", "The capital of France is"]},
         ),
         Route(
             paths=("/classify", "/v1/classify"),
-            body=ClassifyBody,
+            body_type=ClassifyBody,
             handler=classify,
             summary="A probability for every class, for every input",
-            reply=AnswerList[Classification],
-            api="Classification",
-            offered=lambda about: "classify" in about.tasks,
+            reply_type=AnswerList[Classification],
+            api_name="Classification",
+            is_supported=lambda about: "classify" in about.tasks,
             example={"input": ["The food was great.", "Never again."]},
         ),
         Route(
             paths=("/score", "/v1/score"),
-            body=ScoreBody,
+            body_type=ScoreBody,
             handler=score,
             summary="How well two texts match: one with one, one with several, or pair by pair",
-            reply=AnswerList[Score],
-            api="Score",
-            offered=lambda about: bool(about.score_types),
+            reply_type=AnswerList[Score],
+            api_name="Score",
+            is_supported=lambda about: bool(about.score_types),
             example={
                 "queries": "What is the capital of France?",
                 "documents": ["The capital of Brazil is Brasilia.", "The capital of France is Paris."],

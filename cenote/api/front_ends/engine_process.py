@@ -12,24 +12,24 @@ from contextlib import suppress
 
 import uvloop
 
-from cenote.api.app_state import Service
-from cenote.api.background_load import Load, load_beside
-from cenote.api.banner import banner
-from cenote.api.front_ends.manager import FrontEnds
-from cenote.api.sockets import tls_context
+from cenote.api.app_state import AppState
+from cenote.api.background_load import EngineLoader, load_in_thread
+from cenote.api.banner import log_banner
+from cenote.api.front_ends.manager import FrontEndManager
+from cenote.api.sockets import make_tls_context
 from cenote.errors import EngineStopped
-from cenote.protocol.requests import Engine
+from cenote.protocol.engine import Engine
 
 logger = logging.getLogger("cenote")
 
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 # how long the first front-end may take to listen before the model is loaded all the same
-HEAD_START_S = 1.5
+FRONT_END_STARTUP_S = 1.5
 
 
-def run(service: Service, sockets: Sequence[socket.socket], load: Load) -> None:
+def run_engine_process(app_state: AppState, listeners: Sequence[socket.socket], load_engine: EngineLoader) -> None:
     """Serve until a signal comes, then have answered what is on its way; raises what kept the model from loading."""
-    process = EngineProcess(service, sockets, load)
+    process = EngineProcess(app_state, listeners, load_engine)
     uvloop.run(process.serve())
     if process.failure is not None:
         raise process.failure
@@ -37,14 +37,14 @@ def run(service: Service, sockets: Sequence[socket.socket], load: Load) -> None:
 
 
 class EngineProcess:
-    def __init__(self, service: Service, sockets: Sequence[socket.socket], load: Load) -> None:
-        self.service = service
-        self.sockets = sockets
-        self.load = load
+    def __init__(self, app_state: AppState, listeners: Sequence[socket.socket], load_engine: EngineLoader) -> None:
+        self.app_state = app_state
+        self.listeners = listeners
+        self.load_engine = load_engine
         self.failure: BaseException | None = None
-        tls_context(service.settings)  # what is wrong with it shows here, and not once in every front-end
-        self.front_ends = FrontEnds(service, sockets, self._all_aboard, self._failed)
-        self._stopping = asyncio.Event()
+        make_tls_context(app_state.settings)  # what is wrong with it shows here, and not once in every front-end
+        self.front_ends = FrontEndManager(app_state, listeners, self._on_all_ready, self._on_failed)
+        self._stop_requested = asyncio.Event()
         self._num_signals = 0
 
     async def serve(self) -> None:
@@ -52,51 +52,51 @@ class EngineProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         self.front_ends.start()
-        beside = [loop.create_task(self._load()), loop.create_task(self._watch_engine())]
-        await self._stopping.wait()
+        beside = [loop.create_task(self._load_after_front_ends()), loop.create_task(self._watch_engine())]
+        await self._stop_requested.wait()
         for task in beside:
             task.cancel()
-        for each in self.sockets:
+        for each in self.listeners:
             each.close()  # front-ends have their own, and close them when they have greeted everybody
         await self.front_ends.drain()
 
-    async def _load(self) -> None:
+    async def _load_after_front_ends(self) -> None:
         """Importing torch keeps a core busy that front-ends need to be there soon."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.front_ends.any_came_up.wait(), HEAD_START_S)
-        load_beside(self.load, self._loaded, self._failed)
+            await asyncio.wait_for(self.front_ends.any_listening.wait(), FRONT_END_STARTUP_S)
+        load_in_thread(self.load_engine, self._on_loaded, self._on_failed)
 
-    def _on_signal(self, number: int) -> None:
-        name = signal.Signals(number).name
+    def _on_signal(self, signal_number: int) -> None:
+        name = signal.Signals(signal_number).name
         self._num_signals += 1
         if self._num_signals > 1:  # a stop for another reason may have begun before the first
             logger.warning("%s once more: stopping at once", name)
-            os._exit(128 + number)  # front-ends notice
+            os._exit(128 + signal_number)  # front-ends notice
         logger.info("%s: stopping; %d requests are on their way", name, self.front_ends.num_in_flight)
-        self._stop()
+        self._begin_shutdown()
 
-    def _stop(self) -> None:
-        self.service.drain()
-        self._stopping.set()
+    def _begin_shutdown(self) -> None:
+        self.app_state.start_draining()
+        self._stop_requested.set()
 
-    def _loaded(self, engine: Engine) -> None:
-        self.service.ready(engine)
-        self.front_ends.ready(engine)
+    def _on_loaded(self, engine: Engine) -> None:
+        self.app_state.set_engine(engine)
+        self.front_ends.set_engine(engine)
 
-    def _all_aboard(self) -> None:
-        if not self._stopping.is_set():
-            banner(self.service, self.sockets[0])
+    def _on_all_ready(self) -> None:
+        if not self._stop_requested.is_set():
+            log_banner(self.app_state, self.listeners[0])
 
-    def _failed(self, error: BaseException) -> None:
+    def _on_failed(self, error: BaseException) -> None:
         self.failure = self.failure or error
-        self._stop()
+        self._begin_shutdown()
 
     async def _watch_engine(self) -> None:
         """An engine that has died does not come back; whoever started this process may start another."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            engine = self.service.loaded
-            if engine is not None and engine.dead is not None:
-                self.front_ends.died(engine.dead)
-                self._failed(EngineStopped(f"the engine has stopped: {engine.dead}"))
+            await asyncio.sleep(POLL_INTERVAL_S)
+            engine = self.app_state.engine_or_none
+            if engine is not None and engine.dead_error is not None:
+                self.front_ends.on_engine_died(engine.dead_error)
+                self._on_failed(EngineStopped(f"the engine has stopped: {engine.dead_error}"))
                 return

@@ -4,54 +4,55 @@ from __future__ import annotations
 
 import msgspec
 
-from cenote.config.engine import ServerConfig
-from cenote.protocol.requests import Aggregation, Entity, PoolingParams, Role, Task, Tokenization
-from cenote.utils.metrics import Family
+from cenote.config.server import ServerConfig
+from cenote.protocol.params import AggregationStrategy, PoolingParams, Role, Task, TokenizationParams
+from cenote.protocol.results import Entity
+from cenote.utils.metrics import MetricFamily
 
-Times = tuple[float, float, float]  # queue, tokenize, inference
-JSON = bytes  # values of any shape, in the form in which they came or will leave; its integers have any length
+TimingTuple = tuple[float, float, float]  # queue, tokenize, inference
+JSONBytes = bytes  # values of any shape, in the form in which they came or will leave; its integers have any length
 
 
-class PairItem(msgspec.Struct, tag="pair"):
+class EncodedPair(msgspec.Struct, tag="pair"):
     query: str
     document: str
     template: str | None
-    template_kwargs: JSON
+    template_kwargs: JSONBytes
 
 
-class RankingItem(msgspec.Struct, tag="ranking"):
+class EncodedListwise(msgspec.Struct, tag="ranking"):
     query: str
     documents: list[str]
     instruction: str | None
 
 
-class ChatItem(msgspec.Struct, tag="chat"):
-    messages: JSON
+class EncodedConversation(msgspec.Struct, tag="chat"):
+    messages: JSONBytes
     template: str | None
-    template_kwargs: JSON
+    template_kwargs: JSONBytes
     add_generation_prompt: bool
     continue_final_message: bool
-    names: tuple[str, ...]
+    image_names: tuple[str, ...]
 
 
-class PartsItem(msgspec.Struct, tag="parts"):
-    content: JSON
-    where: str
+class EncodedParts(msgspec.Struct, tag="parts"):
+    content: JSONBytes
+    param_path: str
 
 
-class LargeIds(msgspec.Struct, tag="ids"):
+class OutOfRangeIds(msgspec.Struct, tag="ids"):
     """Token ids that no vocabulary has, and msgpack no room for; the engine refuses them in its own words."""
 
-    token_ids: JSON
+    token_ids: JSONBytes
 
 
-Item = str | list[int] | PairItem | RankingItem | ChatItem | PartsItem | LargeIds
+EncodedInput = str | list[int] | EncodedPair | EncodedListwise | EncodedConversation | EncodedParts | OutOfRangeIds
 
 
-class Fault(msgspec.Struct, array_like=True):
+class SerializedError(msgspec.Struct, array_like=True):
     """An error: its class in `cenote.errors`, empty for a bug, and what it says."""
 
-    kind: str
+    class_name: str
     message: str
     param: str | None = None
     value: str | None = None
@@ -65,97 +66,97 @@ class Message(msgspec.Struct, array_like=True, tag=str.lower):
 # what a front-end says
 
 
-class Pool(Message):
-    number: int
+class PoolCall(Message):
+    call_id: int
     task: Task
-    also: tuple[Task, ...]
-    inputs: list[Item]
+    extra_tasks: tuple[Task, ...]
+    inputs: list[EncodedInput]
     params: PoolingParams | list[PoolingParams] | None
-    tokenization: Tokenization
+    tokenization: TokenizationParams
     prompt: str | None
     prompt_name: str | None
     role: Role | None
     input_type: str | None
-    purpose: str | None
+    embedding_task: str | None
     adapter: str | list[str | None] | None
-    media_kwargs: JSON
+    mm_processor_kwargs: JSONBytes
     priority: int
     tenant: str
-    keep_going: bool
+    return_exceptions: bool
 
 
-class Score(Message):
-    number: int
-    queries: list[str | PartsItem]
-    documents: list[str | PartsItem]
+class ScoreCall(Message):
+    call_id: int
+    queries: list[str | EncodedParts]
+    documents: list[str | EncodedParts]
     score_type: str | None
     params: PoolingParams | None
-    tokenization: Tokenization
+    tokenization: TokenizationParams
     max_tokens_per_query: int
     max_tokens_per_doc: int
     template: str | None
-    template_kwargs: JSON
+    template_kwargs: JSONBytes
     instruction: str | None
     adapter: str | None
-    media_kwargs: JSON
+    mm_processor_kwargs: JSONBytes
     priority: int
     tenant: str
-    keep_going: bool
+    return_exceptions: bool
 
 
-class Tag(Message):
-    number: int
-    pool: Pool
-    aggregation_strategy: Aggregation
+class EntitiesCall(Message):
+    call_id: int
+    pool_call: PoolCall
+    aggregation_strategy: AggregationStrategy
     ignore_labels: list[str]
     stride: int | None
 
 
-class Tokenize(Message):
-    number: int
-    item: Item
+class TokenizeCall(Message):
+    call_id: int
+    prompt: EncodedInput
     add_special_tokens: bool
-    strings: bool
-    media_kwargs: JSON = b"{}"
+    return_token_strs: bool
+    mm_processor_kwargs: JSONBytes = b"{}"
 
 
-class Detokenize(Message):
-    number: int
-    token_ids: list[int] | LargeIds
+class DetokenizeCall(Message):
+    call_id: int
+    token_ids: list[int] | OutOfRangeIds
 
 
-class Process(Message):
-    number: int
-    data: JSON
+class ProcessCall(Message):
+    call_id: int
+    data: JSONBytes
     request_id: str
-    tokenization: Tokenization | None
+    tokenization: TokenizationParams | None
     priority: int
     tenant: str
 
 
-class AddAdapter(Message):
-    number: int
+class LoadAdapter(Message):
+    call_id: int
     name: str
-    place: str
+    path: str
     in_place: bool
 
 
-class DropAdapter(Message):
-    number: int
+class UnloadAdapter(Message):
+    call_id: int
     name: str
 
 
-class Count(Message):
-    number: int
+class MetricsCall(Message):
+    call_id: int
 
 
 class Cancel(Message):
     """The client of this question has gone."""
 
-    number: int
+    call_id: int
 
 
-class Seen(Message):
+class FrontEndStats(Message):
     """What a front-end did since it last said so, and what it has to do."""
 
     replies: list[tuple[str, str, int, float]]  # handler, method, status, seconds
@@ -166,40 +167,40 @@ class Listening(Message):
     """The front-end takes connections."""
 
 
-class Aboard(Message):
+class FrontEndReady(Message):
     """The front-end would answer questions about the model."""
 
 
-class Noted(Message):
+class ModelInfoAck(Message):
     """The front-end knows what it was told anew."""
 
-    number: int
+    update_id: int
 
 
 # what the engine's process says
 
 
-class Welcome(Message):
+class Init(Message):
     """The first message of all."""
 
     settings: ServerConfig
-    number: int  # of the front-end, from 1
-    began: float  # when the server was started, by the clock that all processes share
+    front_end_id: int  # of the front-end, from 1
+    started_at: float  # when the server was started, by the clock that all processes share
     created: int  # the same by the calendar
 
 
-class Ready(Message):
-    about: JSON
+class EngineReady(Message):
+    model_info: JSONBytes
 
 
-class Renewed(Message):
+class ModelInfoUpdate(Message):
     """What the model says of itself has changed."""
 
-    number: int
-    about: JSON
+    update_id: int
+    model_info: JSONBytes
 
 
-class AllAboard(Message):
+class AllFrontEndsReady(Message):
     """So would every other front-end; now the world may know."""
 
 
@@ -207,91 +208,113 @@ class Drain(Message):
     """Finish what there is, then end."""
 
 
-class Dead(Message):
-    fault: Fault
+class EngineDead(Message):
+    error: SerializedError
 
 
-class Elsewhere(Message):
+class OtherFrontEndsLoad(Message):
     """Requests at the other front-ends."""
 
     num_in_flight: int
 
 
-class Lengths(msgspec.Struct, array_like=True):
+class TokenLengths(msgspec.Struct, array_like=True):
     """The token counts of all answers that are no errors."""
 
     num_tokens: list[int]
     num_input_tokens: list[int]
-    inexact: list[int]  # where `num_input_tokens` is only a lower bound
+    inexact_indices: list[int]  # where `num_input_tokens` is only a lower bound
 
 
 Shapes = list[tuple[int, ...]]  # one for each answer, or a single one that all have
 
 
-class Vectors(Message):
+class PoolResponse(Message):
     """Followed by all numbers as float32, end to end, those of further tasks after those of the first."""
 
-    number: int
-    timing: Times
+    call_id: int
+    timing: TimingTuple
     shapes: Shapes
-    others: list[tuple[Task, Shapes]]
-    lengths: Lengths
-    faults: list[tuple[int, Fault]]  # and where in the list they belong
+    extra_data: list[tuple[Task, Shapes]]
+    lengths: TokenLengths
+    errors: list[tuple[int, SerializedError]]  # and where in the list they belong
 
 
-class Scores(Message):
-    number: int
-    timing: Times
+class ScoreResponse(Message):
+    call_id: int
+    timing: TimingTuple
     scores: list[float]
-    lengths: Lengths
-    faults: list[tuple[int, Fault]]
+    lengths: TokenLengths
+    errors: list[tuple[int, SerializedError]]
 
 
-class Tags(Message):
-    number: int
-    timing: Times
+class EntitiesResponse(Message):
+    call_id: int
+    timing: TimingTuple
     entities: list[list[Entity]]
-    lengths: Lengths
+    lengths: TokenLengths
 
 
-class Tokens(Message):
-    number: int
+class TokenizeResponse(Message):
+    call_id: int
     token_ids: list[int]
-    strings: list[str] | None
+    token_strs: list[str] | None
 
 
-class Text(Message):
-    number: int
+class DetokenizeResponse(Message):
+    call_id: int
     text: str
 
 
-class Result(Message):
+class ProcessResponse(Message):
     """What a plugin made of its data."""
 
-    number: int
-    timing: Times
-    data: JSON
+    call_id: int
+    timing: TimingTuple
+    data: JSONBytes
     num_inputs: int
     num_tokens: int
     num_truncated: int
 
 
-class Done(Message):
-    number: int
+class Ack(Message):
+    call_id: int
 
 
-class Counted(Message):
-    number: int
-    families: list[Family]
+class MetricsResponse(Message):
+    call_id: int
+    families: list[MetricFamily]
 
 
-class Failed(Message):
-    number: int
-    timing: Times
-    fault: Fault
+class ErrorResponse(Message):
+    call_id: int
+    timing: TimingTuple
+    error: SerializedError
 
 
-Question = Pool | Score | Tag | Tokenize | Detokenize | Process | AddAdapter | DropAdapter | Count
-Answer = Vectors | Scores | Tags | Tokens | Text | Result | Done | Counted | Failed
-FromFrontEnd = Question | Cancel | Seen | Listening | Aboard | Noted
-FromEngine = Answer | Welcome | Ready | Renewed | AllAboard | Drain | Dead | Elsewhere
+RpcRequest = (
+    PoolCall
+    | ScoreCall
+    | EntitiesCall
+    | TokenizeCall
+    | DetokenizeCall
+    | ProcessCall
+    | LoadAdapter
+    | UnloadAdapter
+    | MetricsCall
+)
+RpcResponse = (
+    PoolResponse
+    | ScoreResponse
+    | EntitiesResponse
+    | TokenizeResponse
+    | DetokenizeResponse
+    | ProcessResponse
+    | Ack
+    | MetricsResponse
+    | ErrorResponse
+)
+FrontEndMessage = RpcRequest | Cancel | FrontEndStats | Listening | FrontEndReady | ModelInfoAck
+EngineMessage = (
+    RpcResponse | Init | EngineReady | ModelInfoUpdate | AllFrontEndsReady | Drain | EngineDead | OtherFrontEndsLoad
+)

@@ -9,182 +9,192 @@ from typing import Any, TypeVar
 
 from cenote.api.front_ends.channel import Channel
 from cenote.api.front_ends.codec_requests import (
-    as_error,
-    as_ids,
-    as_item,
-    as_json,
+    encode_entities,
+    encode_input,
+    encode_pool,
+    encode_score,
+    encode_token_ids,
     from_json,
-    pool_message,
-    pooled,
-    score_message,
-    scored,
-    tag_message,
-    tagged,
+    to_json,
+)
+from cenote.api.front_ends.codec_results import (
+    decode_entity_results,
+    decode_error,
+    decode_pool_results,
+    decode_score_results,
 )
 from cenote.api.front_ends.messages import (
-    AddAdapter,
-    Answer,
+    Ack,
     Cancel,
-    Count,
-    Counted,
-    Detokenize,
-    Done,
-    DropAdapter,
-    Failed,
-    FromEngine,
-    Process,
-    Question,
-    Result,
-    Scores,
-    Seen,
-    Tags,
-    Text,
-    Tokenize,
-    Tokens,
-    Vectors,
+    DetokenizeCall,
+    DetokenizeResponse,
+    EngineMessage,
+    EntitiesResponse,
+    ErrorResponse,
+    FrontEndStats,
+    LoadAdapter,
+    MetricsCall,
+    MetricsResponse,
+    PoolResponse,
+    ProcessCall,
+    ProcessResponse,
+    RpcRequest,
+    RpcResponse,
+    ScoreResponse,
+    TokenizeCall,
+    TokenizeResponse,
+    UnloadAdapter,
 )
 from cenote.errors import BadRequest, EngineStopped, PoolingError
 from cenote.protocol.input_types import Input
-from cenote.protocol.requests import (
-    About,
-    EntityRequest,
-    PluginRequest,
-    Pooled,
-    PoolRequest,
-    Processed,
-    Scored,
-    ScoreRequest,
-    Tagged,
-    Timing,
-    Tokenized,
-)
-from cenote.utils.metrics import Family
+from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
+from cenote.protocol.results import EntityResult, IOProcessorResult, PoolResult, ScoreResult, TokenizeResult
+from cenote.utils.metrics import MetricFamily
 
-Expected = TypeVar("Expected", Vectors, Scores, Tags, Tokens, Text, Result, Done, Counted)
+ResponseT = TypeVar(
+    "ResponseT",
+    PoolResponse,
+    ScoreResponse,
+    EntitiesResponse,
+    TokenizeResponse,
+    DetokenizeResponse,
+    ProcessResponse,
+    Ack,
+    MetricsResponse,
+)
 
 # replies that are reported together; fewer wait for the next regular report
-REPLIES_AT_ONCE = 64
+REPLIES_PER_REPORT = 64
 
 
 class RemoteEngine:
     """Answers come through `answered`; whoever owns the channel calls it."""
 
-    def __init__(self, about: About, channel: Channel[FromEngine]) -> None:
-        self.about = about
-        self.dead: PoolingError | None = None
+    def __init__(self, model_info: ModelInfo, channel: Channel[EngineMessage]) -> None:
+        self.model_info = model_info
+        self.dead_error: PoolingError | None = None
         self._channel = channel
-        self._lost = False
-        self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[tuple[Answer, bytes | memoryview]]] = {}
+        self._is_disconnected = False
+        self._call_ids = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[tuple[RpcResponse, bytes | memoryview]]] = {}
         self._replies: list[tuple[str, str, int, float]] = []
-        self._told = 0  # requests in flight, as the engine's process knows them
+        self._reported_in_flight = 0  # requests in flight, as the engine's process knows them
 
-    async def pool(self, request: PoolRequest) -> list[Pooled | PoolingError]:
-        answer, numbers = await self._ask(pool_message(next(self._numbers), request), Vectors, request.timing)
-        return pooled(answer, numbers)
+    async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]:
+        answer, numbers = await self._call(encode_pool(next(self._call_ids), request), PoolResponse, request.timing)
+        return decode_pool_results(answer, numbers)
 
-    async def score(self, request: ScoreRequest) -> list[Scored | PoolingError]:
-        answer, _ = await self._ask(score_message(next(self._numbers), request), Scores, request.timing)
-        return scored(answer)
+    async def score(self, request: ScoreRequest) -> list[ScoreResult | PoolingError]:
+        answer, _ = await self._call(encode_score(next(self._call_ids), request), ScoreResponse, request.timing)
+        return decode_score_results(answer)
 
-    async def entities(self, request: EntityRequest) -> list[Tagged]:
-        answer, _ = await self._ask(tag_message(next(self._numbers), request), Tags, request.pool.timing)
-        return tagged(answer)
+    async def entities(self, request: EntityRequest) -> list[EntityResult]:
+        answer, _ = await self._call(
+            encode_entities(next(self._call_ids), request), EntitiesResponse, request.pool_request.timing
+        )
+        return decode_entity_results(answer)
 
     async def tokenize(
         self,
-        item: Input,
+        prompt: Input,
         *,
         add_special_tokens: bool = True,
-        strings: bool = False,
-        media_kwargs: Mapping[str, Any] | None = None,
-    ) -> Tokenized:
-        kwargs = as_json(media_kwargs or {})
-        question = Tokenize(next(self._numbers), as_item(item), add_special_tokens, strings, kwargs)
-        answer, _ = await self._ask(question, Tokens)
-        return Tokenized(answer.token_ids, answer.strings)
+        return_token_strs: bool = False,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> TokenizeResult:
+        kwargs = to_json(mm_processor_kwargs or {})
+        question = TokenizeCall(
+            next(self._call_ids), encode_input(prompt), add_special_tokens, return_token_strs, kwargs
+        )
+        answer, _ = await self._call(question, TokenizeResponse)
+        return TokenizeResult(answer.token_ids, answer.token_strs)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        answer, _ = await self._ask(Detokenize(next(self._numbers), as_ids(token_ids)), Text)
+        answer, _ = await self._call(
+            DetokenizeCall(next(self._call_ids), encode_token_ids(token_ids)), DetokenizeResponse
+        )
         return answer.text
 
-    async def process(self, request: PluginRequest) -> Processed:
-        data = as_json(request.data)
-        question = Process(
-            next(self._numbers), data, request.request_id, request.tokenization, request.priority, request.tenant
+    async def process(self, request: PluginRequest) -> IOProcessorResult:
+        data = to_json(request.data)
+        question = ProcessCall(
+            next(self._call_ids), data, request.request_id, request.tokenization, request.priority, request.tenant
         )
-        answer, _ = await self._ask(question, Result, request.timing)
-        return Processed(from_json(answer.data), answer.num_inputs, answer.num_tokens, answer.num_truncated)
+        answer, _ = await self._call(question, ProcessResponse, request.timing)
+        return IOProcessorResult(from_json(answer.data), answer.num_inputs, answer.num_tokens, answer.num_truncated)
 
-    async def load_adapter(self, name: str, place: str, *, in_place: bool = False) -> None:
-        await self._ask(AddAdapter(next(self._numbers), name, place, in_place), Done)
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
+        await self._call(LoadAdapter(next(self._call_ids), name, path, in_place), Ack)
 
     async def unload_adapter(self, name: str) -> None:
-        await self._ask(DropAdapter(next(self._numbers), name), Done)
+        await self._call(UnloadAdapter(next(self._call_ids), name), Ack)
 
-    async def statistics(self) -> list[Family]:
-        self._tell()
-        answer, _ = await self._ask(Count(next(self._numbers)), Counted)
+    async def collect_metrics(self) -> list[MetricFamily]:
+        self._send_stats()
+        answer, _ = await self._call(MetricsCall(next(self._call_ids)), MetricsResponse)
         return answer.families
 
     def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
         """Counted in the engine's process, so that every front-end can show the sum."""
         self._replies.append((handler, method, status, seconds))
-        if len(self._replies) >= REPLIES_AT_ONCE:
-            self._tell()
+        if len(self._replies) >= REPLIES_PER_REPORT:
+            self._send_stats()
 
-    def report(self, num_in_flight: int) -> None:
+    def report_stats(self, num_in_flight: int) -> None:
         """Tell what happened since the last time, if anything did."""
-        if self._replies or num_in_flight != self._told:
-            self._told = num_in_flight
-            self._tell()
+        if self._replies or num_in_flight != self._reported_in_flight:
+            self._reported_in_flight = num_in_flight
+            self._send_stats()
 
-    def answered(self, answer: Answer, numbers: bytes | memoryview) -> None:
-        waiting = self._waiting.get(answer.number)
+    def on_response(self, response: RpcResponse, array_bytes: bytes | memoryview) -> None:
+        waiting = self._pending.get(response.call_id)
         if waiting is not None and not waiting.done():  # else the client went while the answer was on its way
-            waiting.set_result((answer, numbers))
+            waiting.set_result((response, array_bytes))
 
-    def lost(self) -> None:
+    def on_disconnect(self) -> None:
         """The engine's process has gone: nobody who waits will hear from it."""
-        self._lost = True
-        self.dead = self.dead or gone()
-        for waiting in self._waiting.values():
+        self._is_disconnected = True
+        self.dead_error = self.dead_error or engine_exited_error()
+        for waiting in self._pending.values():
             if not waiting.done():
-                waiting.set_exception(gone())
+                waiting.set_exception(engine_exited_error())
 
-    async def _ask(
-        self, question: Question, expected: type[Expected], timing: Timing | None = None
-    ) -> tuple[Expected, bytes | memoryview]:
-        if self._lost:
-            raise gone()
+    async def _call(
+        self, request: RpcRequest, expected: type[ResponseT], timing: Timing | None = None
+    ) -> tuple[ResponseT, bytes | memoryview]:
+        if self._is_disconnected:
+            raise engine_exited_error()
         future = asyncio.get_running_loop().create_future()
-        self._waiting[question.number] = future
+        self._pending[request.call_id] = future
         try:
-            await self._channel.room()
-            self._send(question)
+            await self._channel.wait_writable()
+            self._send(request)
             answer, numbers = await future
         except asyncio.CancelledError:
-            self._channel.send(Cancel(question.number))
+            self._channel.send(Cancel(request.call_id))
             raise
         finally:
-            del self._waiting[question.number]
-        if timing is not None and isinstance(answer, Vectors | Scores | Tags | Result | Failed):
-            timing.queue, timing.tokenize, timing.inference = answer.timing
-        if isinstance(answer, Failed):
-            raise as_error(answer.fault)
-        assert isinstance(answer, expected), f"{type(answer).__name__} is no answer to {type(question).__name__}"
+            del self._pending[request.call_id]
+        if timing is not None and isinstance(
+            answer, PoolResponse | ScoreResponse | EntitiesResponse | ProcessResponse | ErrorResponse
+        ):
+            timing.queue_s, timing.tokenize_s, timing.inference_s = answer.timing
+        if isinstance(answer, ErrorResponse):
+            raise decode_error(answer.error)
+        assert isinstance(answer, expected), f"{type(answer).__name__} is no answer to {type(request).__name__}"
         return answer, numbers
 
-    def _send(self, question: Question) -> None:
+    def _send(self, request: RpcRequest) -> None:
         try:
-            self._channel.send(question)
+            self._channel.send(request)
         except (OverflowError, UnicodeEncodeError) as error:
             raise BadRequest(f"the request cannot be passed on to the engine: {error}") from error
 
-    def _tell(self) -> None:
-        self._channel.send(Seen(self._replies, self._told))
+    def _send_stats(self) -> None:
+        self._channel.send(FrontEndStats(self._replies, self._reported_in_flight))
         self._replies = []
 
 
-def gone() -> EngineStopped:
+def engine_exited_error() -> EngineStopped:
     return EngineStopped("the engine's process ended before the answer came")

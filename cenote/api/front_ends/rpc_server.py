@@ -6,132 +6,138 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from cenote.api.encoding import Floats
+from cenote.api.encoding import Float32Array
 from cenote.api.front_ends.channel import Channel
 from cenote.api.front_ends.codec_requests import (
-    as_fault,
-    as_input,
-    as_json,
-    entity_request,
+    decode_entities,
+    decode_input,
+    decode_plugin,
+    decode_pool,
+    decode_score,
+    decode_token_ids,
     from_json,
-    plain_ids,
-    plugin_request,
-    pool_request,
-    score_request,
-    scores_message,
-    tags_message,
-    times,
-    vectors_message,
+    to_json,
+)
+from cenote.api.front_ends.codec_results import (
+    encode_entity_results,
+    encode_error,
+    encode_pool_results,
+    encode_score_results,
+    encode_timing,
 )
 from cenote.api.front_ends.messages import (
-    AddAdapter,
-    Answer,
+    Ack,
     Cancel,
-    Count,
-    Counted,
-    Detokenize,
-    Done,
-    DropAdapter,
-    Failed,
-    FromFrontEnd,
-    Pool,
-    Process,
-    Question,
-    Result,
-    Score,
-    Seen,
-    Tag,
-    Text,
-    Tokenize,
-    Tokens,
+    DetokenizeCall,
+    DetokenizeResponse,
+    EntitiesCall,
+    ErrorResponse,
+    FrontEndMessage,
+    FrontEndStats,
+    LoadAdapter,
+    MetricsCall,
+    MetricsResponse,
+    PoolCall,
+    ProcessCall,
+    ProcessResponse,
+    RpcRequest,
+    RpcResponse,
+    ScoreCall,
+    TokenizeCall,
+    TokenizeResponse,
+    UnloadAdapter,
 )
 from cenote.errors import PoolingError
-from cenote.protocol.requests import Engine, Timing
+from cenote.protocol.engine import Engine
+from cenote.protocol.requests import Timing
 
 logger = logging.getLogger("cenote")
 
 
-async def nobody() -> None:
+async def no_broadcast() -> None:
     """There is no other front-end to tell."""
 
 
-class Answering:
+class EngineRpcServer:
     def __init__(
-        self, engine: Engine, channel: Channel[FromFrontEnd], renew: Callable[[], Awaitable[None]] = nobody
+        self,
+        engine: Engine,
+        channel: Channel[FrontEndMessage],
+        broadcast_model_info: Callable[[], Awaitable[None]] = no_broadcast,
     ) -> None:
         self.engine = engine
         self.channel = channel
-        self.renew = renew  # has every front-end know what the model says of itself now
+        self.broadcast_model_info = broadcast_model_info  # has every front-end know what the model says of itself now
         self.tasks: dict[int, asyncio.Task[None]] = {}
-        self.changes: set[asyncio.Task[None]] = set()
+        self.adapter_changes: set[asyncio.Task[None]] = set()
 
-    def receive(self, message: Question | Cancel | Seen) -> None:
-        if isinstance(message, Seen):
+    def on_message(self, message: RpcRequest | Cancel | FrontEndStats) -> None:
+        if isinstance(message, FrontEndStats):
             for reply in message.replies:
                 self.engine.observe_http(*reply)
         elif isinstance(message, Cancel):
-            if task := self.tasks.get(message.number):
+            if task := self.tasks.get(message.call_id):
                 task.cancel()
         else:
-            task = asyncio.get_running_loop().create_task(self._answer(message))
-            self.tasks[message.number] = task
-            task.add_done_callback(lambda _: self.tasks.pop(message.number, None))
+            task = asyncio.get_running_loop().create_task(self._handle(message))
+            self.tasks[message.call_id] = task
+            task.add_done_callback(lambda _: self.tasks.pop(message.call_id, None))
 
-    def abandon(self) -> None:
+    def cancel_all(self) -> None:
         """Nobody is there any more to be answered."""
         for task in list(self.tasks.values()):
             task.cancel()
 
-    async def _answer(self, question: Question) -> None:
+    async def _handle(self, request: RpcRequest) -> None:
         timing = Timing()
         try:
-            answer, numbers = await self._ask(question, timing)
-            await self.channel.room()
+            answer, numbers = await self._dispatch(request, timing)
+            await self.channel.wait_writable()
             self.channel.send(answer, numbers)
         except Exception as error:
             if not isinstance(error, PoolingError):
                 logger.exception("a question of a front-end could not be answered")
-            self.channel.send(Failed(question.number, times(timing), as_fault(error)))
+            self.channel.send(ErrorResponse(request.call_id, encode_timing(timing), encode_error(error)))
 
-    async def _ask(self, question: Question, timing: Timing) -> tuple[Answer, Sequence[Floats]]:
-        number, engine = question.number, self.engine
-        if isinstance(question, Pool):
-            return vectors_message(number, timing, await engine.pool(pool_request(question, timing)))
-        if isinstance(question, Score):
-            return scores_message(number, timing, await engine.score(score_request(question, timing))), ()
-        if isinstance(question, Tag):
-            return tags_message(number, timing, await engine.entities(entity_request(question, timing))), ()
-        if isinstance(question, Tokenize):
+    async def _dispatch(self, request: RpcRequest, timing: Timing) -> tuple[RpcResponse, Sequence[Float32Array]]:
+        number, engine = request.call_id, self.engine
+        if isinstance(request, PoolCall):
+            return encode_pool_results(number, timing, await engine.pool(decode_pool(request, timing)))
+        if isinstance(request, ScoreCall):
+            return encode_score_results(number, timing, await engine.score(decode_score(request, timing))), ()
+        if isinstance(request, EntitiesCall):
+            return encode_entity_results(number, timing, await engine.entities(decode_entities(request, timing))), ()
+        if isinstance(request, TokenizeCall):
             tokenized = await engine.tokenize(
-                as_input(question.item),
-                add_special_tokens=question.add_special_tokens,
-                strings=question.strings,
-                media_kwargs=from_json(question.media_kwargs),
+                decode_input(request.prompt),
+                add_special_tokens=request.add_special_tokens,
+                return_token_strs=request.return_token_strs,
+                mm_processor_kwargs=from_json(request.mm_processor_kwargs),
             )
-            return Tokens(number, tokenized.token_ids, tokenized.strings), ()
-        if isinstance(question, Detokenize):
-            return Text(number, await engine.detokenize(plain_ids(question.token_ids))), ()
-        if isinstance(question, Process):
-            made = await engine.process(plugin_request(question, timing))
+            return TokenizeResponse(number, tokenized.token_ids, tokenized.token_strs), ()
+        if isinstance(request, DetokenizeCall):
+            return DetokenizeResponse(number, await engine.detokenize(decode_token_ids(request.token_ids))), ()
+        if isinstance(request, ProcessCall):
+            made = await engine.process(decode_plugin(request, timing))
             counts = made.num_inputs, made.num_tokens, made.num_truncated
-            return Result(number, times(timing), as_json(made.data), *counts), ()
-        if isinstance(question, AddAdapter):
-            await self._change(engine.load_adapter(question.name, question.place, in_place=question.in_place))
-            return Done(number), ()
-        if isinstance(question, DropAdapter):
-            await self._change(engine.unload_adapter(question.name))
-            return Done(number), ()
-        assert isinstance(question, Count), "there are no other questions"
-        return Counted(number, await engine.statistics()), ()
+            return ProcessResponse(number, encode_timing(timing), to_json(made.data), *counts), ()
+        if isinstance(request, LoadAdapter):
+            await self._run_to_completion(engine.load_adapter(request.name, request.path, in_place=request.in_place))
+            return Ack(number), ()
+        if isinstance(request, UnloadAdapter):
+            await self._run_to_completion(engine.unload_adapter(request.name))
+            return Ack(number), ()
+        assert isinstance(request, MetricsCall), "there are no other questions"
+        return MetricsResponse(number, await engine.collect_metrics()), ()
 
-    async def _change(self, change: Awaitable[None]) -> None:
+    async def _run_to_completion(self, change: Awaitable[None]) -> None:
         """To its end, with everybody told, even if whoever asked has gone."""
 
         async def whole() -> None:
             await change
-            await self.renew()
+            await self.broadcast_model_info()
 
         task = asyncio.get_running_loop().create_task(whole())
-        self.changes.add(task)
-        task.add_done_callback(self.changes.discard)
+        self.adapter_changes.add(task)
+        task.add_done_callback(self.adapter_changes.discard)
         await asyncio.shield(task)

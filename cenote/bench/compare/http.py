@@ -12,39 +12,41 @@ from pathlib import Path
 
 import uvloop
 
-from cenote.bench.backends import BACKENDS, WrongReply
-from cenote.bench.compare.engines import ENGINES, OURS, REFERENCE, Engine
-from cenote.bench.compare.models import Model
-from cenote.bench.compare.progress import minutes, note
-from cenote.bench.compare.results import Outcome, Report, Row, agreement_of
-from cenote.bench.compare.rounds import SETTLE_S, seconds_of
-from cenote.bench.compare.worker import SAME_FOR_ALL, Rows, Worker, WorkerFailed
-from cenote.bench.compare.workload_specs import TEXTS_PER_REQUEST, Kind, prepared
-from cenote.bench.load import Load
-from cenote.bench.load_stats import figures
-from cenote.bench.spawn import Spawned, free_port, serve_command, spawned
-from cenote.bench.target import Asking, Target
-from cenote.bench.workloads import find_tokenizer
+from cenote.bench.backends import BACKENDS, InvalidReply
+from cenote.bench.compare.engines import CENOTE, ENGINES, REFERENCE_ENGINE, PeerEngine
+from cenote.bench.compare.models import ComparedModel
+from cenote.bench.compare.progress import format_duration, print_note
+from cenote.bench.compare.results import CompareReport, EngineResult, WorkloadOutcome, compute_agreement
+from cenote.bench.compare.rounds import SETTLE_S, format_seconds
+from cenote.bench.compare.worker import COMMON_ENVIRONMENT, OutputRows, WorkerFailed, WorkerProcess
+from cenote.bench.compare.workload_specs import TEXTS_PER_REQUEST, WorkloadSpec, prepare_workload
+from cenote.bench.load import LoadPattern
+from cenote.bench.load_stats import compute_load_stats
+from cenote.bench.spawn import SpawnedServer, find_free_port, make_serve_command, spawn_server
+from cenote.bench.target import LoadTarget, RequestSettings
+from cenote.bench.workloads import load_tokenizer
 from cenote.errors import LoadError
 
 CONNECTIONS = 8
-WARM_UPS = 16  # requests before every round, not counted
-SERVES = ("cenote", "cenote-int8", "cenote-float32", "vllm", "vllm-all-cores")
+NUM_WARMUPS = 16  # requests before every round, not counted
+SERVING_ENGINES = ("cenote", "cenote-int8", "cenote-float32", "vllm", "vllm-all-cores")
 
 
 @dataclass(slots=True)
-class Server:
-    engine: Engine
-    spawned: Spawned
-    target: Target
+class PeerServer:
+    engine: PeerEngine
+    spawned: SpawnedServer
+    target: LoadTarget
 
 
-def command_of(engine: Engine, python: Path, model: Model, port: int, max_tokens: int) -> list[str]:
+def make_server_command(
+    engine: PeerEngine, python: Path, model: ComparedModel, port: int, max_tokens: int
+) -> list[str]:
     length = ["--max-model-len", str(max_tokens)]
     if engine.environment is None:
         named = [f"--{name}={value}" for name, value in engine.settings.items() if name != "dtype"]
         dtype = str(engine.settings.get("dtype", "auto"))
-        return serve_command(port, model=str(model.folder), dtype=dtype, more=[*length, *named])
+        return make_serve_command(port, model=str(model.folder), dtype=dtype, extra_args=[*length, *named])
     place = ["--host", "127.0.0.1", "--port", str(port)]
     # not `vllm serve`: the command looks for a distribution called vllm, and the CPU build has another name
     serve = [
@@ -61,19 +63,21 @@ def command_of(engine: Engine, python: Path, model: Model, port: int, max_tokens
 
 def run_http(
     given: argparse.Namespace,
-    kinds: Sequence[Kind],
-    model: Model,
-    engines: Sequence[Engine],
+    kinds: Sequence[WorkloadSpec],
+    model: ComparedModel,
+    engines: Sequence[PeerEngine],
     root: Path,
     scratch: Path,
-    report: Report,
+    report: CompareReport,
 ) -> None:
     (kind,) = kinds
     max_tokens = model.max_tokens(given.max_tokens)
-    tokenizer = find_tokenizer(str(model.folder))
-    work = prepared(kind, tokenizer, max_tokens=max_tokens, texts=given.texts, quick=given.quick, seed=given.seed)
+    tokenizer = load_tokenizer(str(model.folder))
+    work = prepare_workload(
+        kind, tokenizer, max_tokens=max_tokens, texts=given.texts, quick=given.quick, seed=given.seed
+    )
     groups = [work.inputs[at : at + TEXTS_PER_REQUEST] for at in range(0, work.num_items, TEXTS_PER_REQUEST)]
-    asking = Asking(
+    asking = RequestSettings(
         backend=BACKENDS["openai-embeddings"],
         endpoint="/v1/embeddings",
         model=None,
@@ -82,107 +86,117 @@ def run_http(
         headers={},
         timeout_s=300,
     )
-    outcome = Outcome(work, model.title)
-    note(f"{kind.name}: {model.title}, {len(groups)} requests of {TEXTS_PER_REQUEST} texts, {CONNECTIONS} connections")
+    outcome = WorkloadOutcome(work, model.title)
+    print_note(
+        f"{kind.name}: {model.title}, {len(groups)} requests of {TEXTS_PER_REQUEST} texts, {CONNECTIONS} connections"
+    )
     with ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        servers: list[Server] = []
+        servers: list[PeerServer] = []
         for engine in engines:
-            python = engine.python(root)
-            if engine.name not in SERVES or python is None:
+            python = engine.find_python(root)
+            if engine.name not in SERVING_ENGINES or python is None:
                 continue
-            port = free_port()
-            command = command_of(engine, python, model, port, max_tokens)
+            port = find_free_port()
+            command = make_server_command(engine, python, model, port, max_tokens)
             try:
-                up = stack.enter_context(spawned(command, port, runner, environment_of(engine)))
+                up = stack.enter_context(spawn_server(command, port, runner, make_server_environment(engine)))
             except LoadError as error:
-                if engine.name == OURS:
+                if engine.name == CENOTE:
                     raise
                 report.left_out.append(f"{engine.name} on {kind.name}: {error.message}")
-                note(f"  left out: {report.left_out[-1]}")
+                print_note(f"  left out: {report.left_out[-1]}")
                 continue
-            server = Server(engine, up, Target(engine.name, up.address, asking))
-            runner.run(server.target.ask_model())
+            server = PeerServer(engine, up, LoadTarget(engine.name, up.address, asking))
+            runner.run(server.target.fetch_model())
             server.target.prepare(groups)
             up.group.pause()
             servers.append(server)
-            outcome.rows.append(Row(engine.name, settings={"command": " ".join(command[1:])}, ready_s=up.ready_s))
-            note(f"  {engine.name}: ready after {up.ready_s:.0f} s")
-        compare_answers(runner, servers, outcome, reference_rows(model, groups[0], max_tokens, root))
-        run_rounds(runner, servers, outcome, given.rounds, len(groups), report.left_out)
+            outcome.rows.append(
+                EngineResult(engine.name, settings={"command": " ".join(command[1:])}, ready_s=up.ready_s)
+            )
+            print_note(f"  {engine.name}: ready after {up.ready_s:.0f} s")
+        compare_outputs(runner, servers, outcome, compute_reference_rows(model, groups[0], max_tokens, root))
+        run_server_rounds(runner, servers, outcome, given.rounds, len(groups), report.left_out)
     report.outcomes.append(outcome)
 
 
-def environment_of(engine: Engine) -> Mapping[str, str]:
+def make_server_environment(engine: PeerEngine) -> Mapping[str, str]:
     spare = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    return SAME_FOR_ALL if engine.environment is None else {**SAME_FOR_ALL, **spare, **engine.variables}
+    return (
+        COMMON_ENVIRONMENT
+        if engine.environment is None
+        else {**COMMON_ENVIRONMENT, **spare, **engine.environment_variables}
+    )
 
 
-def reference_rows(model: Model, texts: Sequence[str], max_tokens: int, root: Path) -> Rows | None:
+def compute_reference_rows(
+    model: ComparedModel, texts: Sequence[str], max_tokens: int, root: Path
+) -> OutputRows | None:
     """The vectors of the reference engine, from a worker that lives no longer than that."""
-    engine = ENGINES[REFERENCE]
-    python = engine.python(root)
+    engine = ENGINES[REFERENCE_ENGINE]
+    python = engine.find_python(root)
     if python is None:
         return None
-    worker = Worker.of_script(engine.name, python, engine.script)
+    worker = WorkerProcess.from_script(engine.name, python, engine.script)
     try:
         worker.load(str(model.folder), "embed", {"batch_size": 32, "max_tokens": max_tokens, **engine.settings})
         worker.prepare("reference", list(texts))
-        return worker.answers("reference", "embed", len(texts))
+        return worker.outputs("reference", "embed", len(texts))
     except WorkerFailed as error:
-        note(f"  nothing to hold the vectors against: {error.message}")
+        print_note(f"  nothing to hold the vectors against: {error.message}")
         return None
     finally:
-        worker.end()
+        worker.terminate()
 
 
-def compare_answers(
-    runner: asyncio.Runner, servers: Sequence[Server], outcome: Outcome, reference: Rows | None
+def compare_outputs(
+    runner: asyncio.Runner, servers: Sequence[PeerServer], outcome: WorkloadOutcome, reference: OutputRows | None
 ) -> None:
-    found: dict[str, Rows] = {}
+    found: dict[str, OutputRows] = {}
     for server in servers:
         server.spawned.group.resume()
         try:
-            found[server.engine.name] = list(runner.run(server.target.embed(1))[0])
-        except WrongReply as error:
-            note(f"  no vectors of {server.engine.name} to compare: {error}")
+            found[server.engine.name] = list(runner.run(server.target.fetch_vectors(1))[0])
+        except InvalidReply as error:
+            print_note(f"  no vectors of {server.engine.name} to compare: {error}")
         finally:
             server.spawned.group.pause()
-    outcome.reference = OURS if reference is None else REFERENCE
-    held_against = found.get(OURS) if reference is None else reference
+    outcome.reference = CENOTE if reference is None else REFERENCE_ENGINE
+    held_against = found.get(CENOTE) if reference is None else reference
     for row in outcome.rows:
         if row.engine in found and held_against is not None:
-            row.agreement = agreement_of("embed", found[row.engine], held_against)
+            row.agreement = compute_agreement("embed", found[row.engine], held_against)
 
 
-def run_rounds(
+def run_server_rounds(
     runner: asyncio.Runner,
-    servers: Sequence[Server],
-    outcome: Outcome,
+    servers: Sequence[PeerServer],
+    outcome: WorkloadOutcome,
     rounds: int,
     num_requests: int,
     left_out: list[str],
 ) -> None:
-    load, kind = Load(CONNECTIONS, num_requests=num_requests), outcome.work.kind
+    load, kind = LoadPattern(CONNECTIONS, num_requests=num_requests), outcome.workload.spec
     for number in range(rounds + 1):  # the first one warms up
         began = time.monotonic()
         for server in servers if number % 2 else reversed(servers):
-            row = outcome.row(server.engine.name)
+            row = outcome.find_row(server.engine.name)
             if row is None:
                 continue
             time.sleep(SETTLE_S)
             server.spawned.group.resume()
             try:
-                done = runner.run(server.target.run_round(load, WARM_UPS))
+                done = runner.run(server.target.run_round(load, NUM_WARMUPS))
             finally:
                 server.spawned.group.pause()
-            if failures := figures([done]).errors:
+            if failures := compute_load_stats([done]).errors:
                 left_out.append(f"{server.engine.name} on {kind.name}: failed under load: {failures[0].error}")
-                note(f"  left out: {left_out[-1]}")
+                print_note(f"  left out: {left_out[-1]}")
                 outcome.rows.remove(row)
             elif number:
                 row.seconds.append(done.seconds)
         if number:
-            note(f"  round {number} of {rounds}, {kind.name}: {seconds_of(outcome)}")
+            print_note(f"  round {number} of {rounds}, {kind.name}: {format_seconds(outcome)}")
         else:
-            note(f"  about {minutes((time.monotonic() - began) * rounds)} for {rounds} rounds")
+            print_note(f"  about {format_duration((time.monotonic() - began) * rounds)} for {rounds} rounds")

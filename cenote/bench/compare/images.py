@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 # widths and heights, in turns: photographs as collections have them
-SIZES = ((640, 480), (480, 640), (500, 333), (1024, 768))
-PATCH, SIDE = 32, 224
-EYES = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+IMAGE_SIZES = ((640, 480), (480, 640), (500, 333), (1024, 768))
+PATCH_SIZE, IMAGE_SIDE = 32, 224
+VISION_SIZES = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 # nobody reads texts here: a half that is quickly written and loaded
-WORDS = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
-VOCABULARY, POSITIONS, SIZE = 30522, 77, 512
+TEXT_SIZES = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
+VOCABULARY, POSITIONS, PROJECTION_SIZE = 30522, 77, 512
 
 
 def draw_images(folder: Path, count: int, seed: int) -> list[str]:
@@ -28,18 +28,18 @@ def draw_images(folder: Path, count: int, seed: int) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     random, paths = np.random.default_rng(seed), []
     for number in range(count):
-        width, height = SIZES[number % len(SIZES)]
+        width, height = IMAGE_SIZES[number % len(IMAGE_SIZES)]
         spots = random.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
         paths.append(str(folder / f"{number}.jpg"))
         PIL.Image.fromarray(spots).resize((width, height), PIL.Image.Resampling.BICUBIC).save(paths[-1], quality=90)
     return paths
 
 
-def write_clip(folder: Path, tokenizer: Path, eyes: dict[str, int] | None = None) -> None:
+def write_clip(folder: Path, tokenizer: Path, vision_sizes: dict[str, int] | None = None) -> None:
     """CLIP ViT-B/32, or with other `eyes`; the tokenizer is any."""
     folder.mkdir(parents=True)
     shutil.copy(tokenizer, folder / "tokenizer.json")
-    eyes = eyes or EYES
+    vision_sizes = vision_sizes or VISION_SIZES
     random = torch.Generator().manual_seed(0)
 
     def drawn(*size: int, around: float = 0.0) -> Tensor:
@@ -48,42 +48,51 @@ def write_clip(folder: Path, tokenizer: Path, eyes: dict[str, int] | None = None
     config: dict[str, Any] = {
         "model_type": "clip",
         "architectures": ["CLIPModel"],
-        "projection_dim": SIZE,
+        "projection_dim": PROJECTION_SIZE,
         "torch_dtype": "bfloat16",
-        "text_config": {**WORDS, "vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS, "eos_token_id": 102},
-        "vision_config": {**eyes, "image_size": SIDE, "patch_size": PATCH},
+        "text_config": {
+            **TEXT_SIZES,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": POSITIONS,
+            "eos_token_id": 102,
+        },
+        "vision_config": {**vision_sizes, "image_size": IMAGE_SIDE, "patch_size": PATCH_SIZE},
     }
     (folder / "config.json").write_text(json.dumps(config))
-    reading = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": SIDE}, "crop_size": SIDE}
+    reading = {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": IMAGE_SIDE},
+        "crop_size": IMAGE_SIDE,
+    }
     (folder / "preprocessor_config.json").write_text(json.dumps(reading))
-    save_file(dict(_weights(eyes, drawn)), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(dict(_clip_tensors(vision_sizes, drawn)), folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _weights(eyes: dict[str, int], drawn: Callable[..., Tensor]) -> Iterator[tuple[str, Tensor]]:
-    places = (SIDE // PATCH) ** 2 + 1
+def _clip_tensors(vision_sizes: dict[str, int], draw: Callable[..., Tensor]) -> Iterator[tuple[str, Tensor]]:
+    places = (IMAGE_SIDE // PATCH_SIZE) ** 2 + 1
     tables = {
-        "vision_model.embeddings.class_embedding": (eyes["hidden_size"],),
-        "vision_model.embeddings.patch_embedding.weight": (eyes["hidden_size"], 3, PATCH, PATCH),
-        "vision_model.embeddings.position_embedding.weight": (places, eyes["hidden_size"]),
-        "text_model.embeddings.token_embedding.weight": (VOCABULARY, WORDS["hidden_size"]),
-        "text_model.embeddings.position_embedding.weight": (POSITIONS, WORDS["hidden_size"]),
-        "visual_projection.weight": (SIZE, eyes["hidden_size"]),
-        "text_projection.weight": (SIZE, WORDS["hidden_size"]),
+        "vision_model.embeddings.class_embedding": (vision_sizes["hidden_size"],),
+        "vision_model.embeddings.patch_embedding.weight": (vision_sizes["hidden_size"], 3, PATCH_SIZE, PATCH_SIZE),
+        "vision_model.embeddings.position_embedding.weight": (places, vision_sizes["hidden_size"]),
+        "text_model.embeddings.token_embedding.weight": (VOCABULARY, TEXT_SIZES["hidden_size"]),
+        "text_model.embeddings.position_embedding.weight": (POSITIONS, TEXT_SIZES["hidden_size"]),
+        "visual_projection.weight": (PROJECTION_SIZE, vision_sizes["hidden_size"]),
+        "text_projection.weight": (PROJECTION_SIZE, TEXT_SIZES["hidden_size"]),
         "logit_scale": (),
     }
-    yield from ((name, drawn(*shape)) for name, shape in tables.items())
+    yield from ((name, draw(*shape)) for name, shape in tables.items())
     # as they are spelled there
     norms = {"vision_model": ("pre_layrnorm", "post_layernorm"), "text_model": ("final_layer_norm",)}
-    for half, sizes in (("vision_model", eyes), ("text_model", WORDS)):
+    for half, sizes in (("vision_model", vision_sizes), ("text_model", TEXT_SIZES)):
         width, inner = sizes["hidden_size"], sizes["intermediate_size"]
         named = [f"{half}.{name}" for name in norms[half]]
         for number in range(sizes["num_hidden_layers"]):
             layer = f"{half}.encoder.layers.{number}"
             linears = {f"self_attn.{part}_proj": (width, width) for part in ("q", "k", "v", "out")}
             for name, shape in (linears | {"mlp.fc1": (inner, width), "mlp.fc2": (width, inner)}).items():
-                yield f"{layer}.{name}.weight", drawn(*shape)
-                yield f"{layer}.{name}.bias", drawn(shape[0])
+                yield f"{layer}.{name}.weight", draw(*shape)
+                yield f"{layer}.{name}.bias", draw(shape[0])
             named += [f"{layer}.layer_norm1", f"{layer}.layer_norm2"]
         for name in named:
-            yield f"{name}.weight", drawn(width, around=1.0)
-            yield f"{name}.bias", drawn(width)
+            yield f"{name}.weight", draw(width, around=1.0)
+            yield f"{name}.bias", draw(width)

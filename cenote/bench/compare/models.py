@@ -17,21 +17,21 @@ from safetensors.torch import load_file, save_file
 
 from cenote.bench.compare.engines import EMBED_IMAGES, SCORE, TOKEN_CLASSIFY
 from cenote.bench.compare.images import write_clip
-from cenote.bench.compare.worker import SAME_FOR_ALL, SCRIPTS, WorkerFailed
+from cenote.bench.compare.worker import COMMON_ENVIRONMENT, SCRIPTS, WorkerFailed
 from cenote.bench.process_group import run_in_group
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import find_checkpoint
-from cenote.loading.default_model import default_model
-from cenote.loading.describe import describe
+from cenote.loading.default_model import find_default_model
+from cenote.loading.describe import describe_model
 
 MAX_TOKENS = 512
 NUM_TAGS = 9  # as in the usual four kinds of entities, beginnings and insides, and nothing
-EXPORT_WITHIN_S = 600
+EXPORT_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)
-class Model:
+class ComparedModel:
     folder: Path
     title: str
     task: str
@@ -41,36 +41,36 @@ class Model:
         found: Mapping[str, Any] = json.loads((self.folder / "config.json").read_text())
         return found
 
-    def max_tokens(self, wanted: int | None) -> int:
+    def max_tokens(self, requested: int | None) -> int:
         """One limit for everybody: what was asked for, or 512, as far as the model has positions."""
         texts = self.config.get("text_config", self.config)
         positions = texts.get("max_position_embeddings") or MAX_TOKENS
-        return int(min(wanted or MAX_TOKENS, positions))
+        return int(min(requested or MAX_TOKENS, positions))
 
-    def pooling(self) -> tuple[str, int]:
+    def pooling_settings(self) -> tuple[str, int]:
         """How token states become a vector, and its size: for engines that must be told."""
-        plan = describe(EngineConfig.of(str(self.folder))).plan
-        if plan.sequence.value not in (("MEAN",), ("CLS",)) or not plan.use_activation.value:
+        plan = describe_model(EngineConfig.from_kwargs(str(self.folder))).plan
+        if plan.seq_pooling_types.value not in (("MEAN",), ("CLS",)) or not plan.use_activation.value:
             raise WorkerFailed(
-                f"pools by the normalised mean or the first token, and this model needs {plan.sequence.value}"
+                f"pools by the normalised mean or the first token, and this model needs {plan.seq_pooling_types.value}"
             )
-        return plan.sequence.value[0], plan.matryoshka.full_size
+        return plan.seq_pooling_types.value[0], plan.matryoshka.full_size
 
 
-def model_for(task: str, given: str | None, scratch: Path) -> Model:
+def prepare_model(task: str, name: str | None, scratch: Path) -> ComparedModel:
     """Of a folder or a hub's name; without one the default model, under a random head where the task needs a head."""
-    if given is not None:
-        folder = find_checkpoint(given).folder
-        return Model(folder, folder.name, task)
-    folder = find_checkpoint(default_model()).folder
+    if name is not None:
+        folder = find_checkpoint(name).folder
+        return ComparedModel(folder, folder.name, task)
+    folder = find_checkpoint(find_default_model()).folder
     if task == EMBED_IMAGES:
         write_clip(scratch / task, folder / "tokenizer.json")
-        return Model(scratch / task, "CLIP ViT-B/32 with random weights", task)
+        return ComparedModel(scratch / task, "CLIP ViT-B/32 with random weights", task)
     if task in (SCORE, TOKEN_CLASSIFY):
         made = scratch / task
         add_random_head(folder, made, num_labels=1 if task == SCORE else NUM_TAGS, task=task)
-        return Model(made, "all-MiniLM-L6-v2 under a random head", task)
-    return Model(folder, "all-MiniLM-L6-v2", task)
+        return ComparedModel(made, "all-MiniLM-L6-v2 under a random head", task)
+    return ComparedModel(folder, "all-MiniLM-L6-v2", task)
 
 
 def add_random_head(source: Path, folder: Path, *, num_labels: int, task: str) -> None:
@@ -100,7 +100,7 @@ def add_random_head(source: Path, folder: Path, *, num_labels: int, task: str) -
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def export(model: Model, python: Path, folder: Path) -> Model:
+def export_model(model: ComparedModel, python: Path, folder: Path) -> ComparedModel:
     """A copy with onnx/model.onnx and OpenVINO files in it, made by the peer's own tools."""
     task = SCORE if model.task == SCORE else "embed"
     command = [str(python), str(SCRIPTS / "export_onnx.py"), str(model.folder), task, str(folder)]
@@ -110,13 +110,13 @@ def export(model: Model, python: Path, folder: Path) -> Model:
                 command,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
-                timeout_s=EXPORT_WITHIN_S,
-                environment=SAME_FOR_ALL,
+                timeout_s=EXPORT_TIMEOUT_S,
+                environment=COMMON_ENVIRONMENT,
             )
         except subprocess.TimeoutExpired:
-            raise WorkerFailed(f"the export took more than {EXPORT_WITHIN_S} s") from None
+            raise WorkerFailed(f"the export took more than {EXPORT_TIMEOUT_S} s") from None
         if status:
             log.seek(0)
             lines = log.read().decode(errors="replace").strip().splitlines()
             raise WorkerFailed(f"the export failed: {' / '.join(lines[-2:])}")
-    return Model(folder, model.title, model.task)
+    return ComparedModel(folder, model.title, model.task)

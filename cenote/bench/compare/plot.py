@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from cenote.bench.compare.engines import REFERENCE
-from cenote.bench.compare.results import Outcome, Report, Row
+from cenote.bench.compare.engines import REFERENCE_ENGINE
+from cenote.bench.compare.results import CompareReport, EngineResult, WorkloadOutcome
 from cenote.bench.load_stats import Ratio
-from cenote.bench.report import machine
+from cenote.bench.report import machine_info
 
-WIDTH, MARGIN, NAMES, FIGURES = 960, 28, 236, 210  # columns: engines, bars, figures
-BAR, GAP, HEADING, BELOW = 18, 7, 40, 18
+WIDTH, MARGIN, NAMES_WIDTH, FIGURES_WIDTH = 960, 28, 236, 210  # columns: engines, bars, figures
+BAR, GAP, HEADING, GROUP_GAP = 18, 7, 40, 18
 TOP, BOTTOM = 92, 64
-LEFT, RIGHT = MARGIN + NAMES, WIDTH - MARGIN - FIGURES
+LEFT, RIGHT = MARGIN + NAMES_WIDTH, WIDTH - MARGIN - FIGURES_WIDTH
 TICKS = (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100)
-MOST_TICKS = 9
+MAX_TICKS = 9
 HEADLINE = "Cenote beside other engines"
 
 # light page, dark page; neighbours differ in brightness too, for eyes that tell hues badly
@@ -33,7 +33,7 @@ COLOURS = {
     "onnxruntime": ("#b8992b", "#d8bd57"),
     "fastembed": ("#c65a86", "#e58aae"),
 }
-OTHER = ("#777777", "#aaaaaa")
+OTHER_COLOURS = ("#777777", "#aaaaaa")
 
 STYLE = """\
 text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; font-size: 13px }
@@ -50,119 +50,121 @@ DARK = """\
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    row: Row
+    row: EngineResult
     factor: Ratio  # times the speed of the base
 
 
-def plot(report: Report) -> str:
+def render_svg(report: CompareReport) -> str:
     """Speeds as multiples of one engine's, grouped by workload."""
-    groups = [(outcome, bars_of(outcome)) for outcome in report.outcomes]
+    groups = [(outcome, make_bars(outcome)) for outcome in report.outcomes]
     groups = [(outcome, bars) for outcome, bars in groups if bars]
     most = max((bar.factor.most for _, bars in groups for bar in bars), default=1.0)
-    heights = [HEADING + len(bars) * (BAR + GAP) + BELOW for _, bars in groups]
+    heights = [HEADING + len(bars) * (BAR + GAP) + GROUP_GAP for _, bars in groups]
     height = TOP + sum(heights) + BOTTOM
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'role="img" aria-label="{HEADLINE}">',
-        f"<style>\n{STYLE}{colours(0)}@media (prefers-color-scheme: dark) {{\n{DARK}{colours(1)}}}\n</style>",
+        f"<style>\n{STYLE}{format_colours(0)}@media (prefers-color-scheme: dark) "
+        f"{{\n{DARK}{format_colours(1)}}}\n</style>",
         f'<rect class="page" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="10"/>',
-        text(MARGIN, 38, HEADLINE, "ink title"),
-        text(MARGIN, 60, subtitle(report), "muted"),
-        *scale(most, height - BOTTOM + 8),
+        svg_text(MARGIN, 38, HEADLINE, "ink title"),
+        svg_text(MARGIN, 60, format_subtitle(report), "muted"),
+        *draw_scale(most, height - BOTTOM + 8),
     ]
     top = TOP
     for (outcome, bars), taken in zip(groups, heights, strict=True):
-        lines += group(outcome, bars, top, most)
+        lines += draw_group(outcome, bars, top, most)
         top += taken
-    lines += [text(MARGIN, height - 20, footnote(groups), "muted small"), "</svg>"]
+    lines += [svg_text(MARGIN, height - 20, format_footnote(groups), "muted small"), "</svg>"]
     return "\n".join(lines) + "\n"
 
 
-def bars_of(outcome: Outcome) -> list[Bar]:
-    base = base_of(outcome)
-    factors = [(row, None if base is None else outcome.speed_beside(row, base)) for row in outcome.rows]
+def make_bars(outcome: WorkloadOutcome) -> list[Bar]:
+    base = find_base_row(outcome)
+    factors = [(row, None if base is None else outcome.relative_speed(row, base)) for row in outcome.rows]
     return [Bar(row, factor) for row, factor in factors if factor is not None]
 
 
-def base_of(outcome: Outcome) -> Row | None:
+def find_base_row(outcome: WorkloadOutcome) -> EngineResult | None:
     """The reference engine; without it the slowest."""
     timed = [row for row in outcome.rows if row.seconds]
-    return outcome.row(REFERENCE) or max(timed, key=lambda row: sum(row.seconds), default=None)
+    return outcome.find_row(REFERENCE_ENGINE) or max(timed, key=lambda row: sum(row.seconds), default=None)
 
 
-def group(outcome: Outcome, bars: list[Bar], top: int, most: float) -> Iterator[str]:
-    kind = outcome.work.kind
+def draw_group(outcome: WorkloadOutcome, bars: list[Bar], top: int, most: float) -> Iterator[str]:
+    kind = outcome.workload.spec
     said = escape(f"{kind.summary} · {outcome.model}")
     yield (
         f'<text x="{MARGIN}" y="{top + 24}"><tspan class="ink heading">{escape(kind.name)}</tspan>'
         f'<tspan class="muted small" dx="10">{said}</tspan></text>'
     )
-    yield from grid(most, top + HEADING - GAP, top + HEADING + len(bars) * (BAR + GAP))
+    yield from draw_grid(most, top + HEADING - GAP, top + HEADING + len(bars) * (BAR + GAP))
     for place, bar in enumerate(bars):
-        yield from drawn(outcome, bar, top + HEADING + place * (BAR + GAP), most)
+        yield from draw_bar(outcome, bar, top + HEADING + place * (BAR + GAP), most)
 
 
-def drawn(outcome: Outcome, bar: Bar, top: int, most: float) -> Iterator[str]:
-    end, middle = at(bar.factor.median, most), top + BAR / 2
+def draw_bar(outcome: WorkloadOutcome, bar: Bar, top: int, most: float) -> Iterator[str]:
+    end, middle = x_position(bar.factor.median, most), top + BAR / 2
     ours = " ours" if bar.row.engine.startswith("cenote") else ""
     round_by = min(4.0, (end - LEFT) / 2)
-    yield text(LEFT - 12, middle + 4.5, bar.row.title, f"ink{ours}", anchor="end")
+    yield svg_text(LEFT - 12, middle + 4.5, bar.row.title, f"ink{ours}", anchor="end")
     yield (
-        f'<path class="{css(bar.row.engine)}" d="M{LEFT} {top}H{end - round_by:.1f}q{round_by:.1f} 0 {round_by:.1f} '
+        f'<path class="{css_class(bar.row.engine)}" d="M{LEFT} {top}H{end - round_by:.1f}q{round_by:.1f} 0 '
+        f"{round_by:.1f} "
         f'{round_by:.1f}v{BAR - 2 * round_by:.1f}q0 {round_by:.1f} -{round_by:.1f} {round_by:.1f}H{LEFT}z"/>'
     )
-    least, furthest = at(bar.factor.least, most), at(bar.factor.most, most)
+    least, furthest = x_position(bar.factor.least, most), x_position(bar.factor.most, most)
     if furthest - least > 1:
         yield f'<path class="spread" fill="none" d="M{least:.1f} {middle}H{furthest:.1f}"/>'
     beyond = max(end, furthest) + 8
-    yield text(beyond, middle + 4.5, f"{bar.factor.median:.2f}×", f"ink figure{ours}")
+    yield svg_text(beyond, middle + 4.5, f"{bar.factor.median:.2f}×", f"ink figure{ours}")
     speed = outcome.speed(bar.row)
-    shown = f"{speed:,.2f} ms" if outcome.work.kind.singly else f"{speed:,.0f} {outcome.unit}"
-    yield text(WIDTH - MARGIN, middle + 4.5, shown, "muted figure", anchor="end")
+    shown = f"{speed:,.2f} ms" if outcome.workload.spec.is_single_query else f"{speed:,.0f} {outcome.unit}"
+    yield svg_text(WIDTH - MARGIN, middle + 4.5, shown, "muted figure", anchor="end")
 
 
-def ticks_up_to(most: float) -> list[float]:
-    step = next((step for step in TICKS if most / step <= MOST_TICKS), TICKS[-1])
+def make_ticks(most: float) -> list[float]:
+    step = next((step for step in TICKS if most / step <= MAX_TICKS), TICKS[-1])
     return [step * number for number in range(int(most / step) + 1)]
 
 
-def grid(most: float, top: float, bottom: float) -> Iterator[str]:
+def draw_grid(most: float, top: float, bottom: float) -> Iterator[str]:
     """Lines behind the bars of one group; the measure of all is a dashed one."""
-    for tick in ticks_up_to(most):
-        yield f'<path class="grid" fill="none" d="M{at(tick, most):.1f} {top}V{bottom}"/>'
-    yield f'<path class="base" stroke-dasharray="3 3" fill="none" d="M{at(1, most):.1f} {top}V{bottom}"/>'
+    for tick in make_ticks(most):
+        yield f'<path class="grid" fill="none" d="M{x_position(tick, most):.1f} {top}V{bottom}"/>'
+    yield f'<path class="base" stroke-dasharray="3 3" fill="none" d="M{x_position(1, most):.1f} {top}V{bottom}"/>'
 
 
-def scale(most: float, y: float) -> Iterator[str]:
-    for tick in ticks_up_to(most):
-        yield text(at(tick, most), y, f"{tick:g}×", "muted small figure", anchor="middle")
+def draw_scale(most: float, y: float) -> Iterator[str]:
+    for tick in make_ticks(most):
+        yield svg_text(x_position(tick, most), y, f"{tick:g}×", "muted small figure", anchor="middle")
 
 
-def at(factor: float, most: float) -> float:
+def x_position(factor: float, most: float) -> float:
     return LEFT + (RIGHT - LEFT) * factor / most
 
 
-def subtitle(report: Report) -> str:
-    facts = machine()
+def format_subtitle(report: CompareReport) -> str:
+    facts = machine_info()
     rounds = f"median of {report.rounds} interleaved rounds, line: their range"
     return f"{facts['processor']}, {facts['cores']} cores · {rounds}"
 
 
-def footnote(groups: list[tuple[Outcome, list[Bar]]]) -> str:
-    bases = {base.title for outcome, _ in groups if (base := base_of(outcome)) is not None}
+def format_footnote(groups: list[tuple[WorkloadOutcome, list[Bar]]]) -> str:
+    bases = {base.title for outcome, _ in groups if (base := find_base_row(outcome)) is not None}
     return f"Bars: speed as a multiple of {' or '.join(sorted(bases)) or 'the slowest'}, on the same texts and weights."
 
 
-def colours(page: int) -> str:
-    return "".join(f".{css(name)} {{ fill: {pair[page]} }}\n" for name, pair in COLOURS.items()) + (
-        f".engine {{ fill: {OTHER[page]} }}\n"
+def format_colours(page: int) -> str:
+    return "".join(f".{css_class(name)} {{ fill: {pair[page]} }}\n" for name, pair in COLOURS.items()) + (
+        f".engine {{ fill: {OTHER_COLOURS[page]} }}\n"
     )
 
 
-def css(engine: str) -> str:
+def css_class(engine: str) -> str:
     return f"engine-{engine}" if engine in COLOURS else "engine"
 
 
-def text(x: float, y: float, words: str, kind: str, anchor: str = "start") -> str:
+def svg_text(x: float, y: float, words: str, kind: str, anchor: str = "start") -> str:
     placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return f'<text x="{x:g}" y="{y:g}" class="{kind}"{placed}>{escape(words)}</text>'

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     print(f"cenote: {text}", file=sys.stderr, flush=True)
 
 
-def minutes(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from cenote.bench.compare.engines import ENGINES, OURS, REFERENCE, SCORE, TOKEN_CLASSIFY
-from cenote.bench.compare.worker import Rows
-from cenote.bench.compare.workload_specs import Prepared
-from cenote.bench.load_stats import Ratio, agreement
-from cenote.bench.report import machine
+from cenote.bench.compare.engines import CENOTE, ENGINES, REFERENCE_ENGINE, SCORE, TOKEN_CLASSIFY
+from cenote.bench.compare.worker import OutputRows
+from cenote.bench.compare.workload_specs import PreparedWorkload
+from cenote.bench.load_stats import Ratio, min_cosine
+from cenote.bench.report import machine_info
 
-NUMBERS = (SCORE, TOKEN_CLASSIFY)  # answers whose sizes mean something, not only their directions
+SCALAR_TASKS = (SCORE, TOKEN_CLASSIFY)  # answers whose sizes mean something, not only their directions
 
 
 @dataclass(slots=True)
-class Row:
+class EngineResult:
     """One engine on one workload."""
 
     engine: str
@@ -33,53 +33,53 @@ class Row:
         engine = ENGINES.get(self.engine)
         dtype = self.settings.get("dtype", "")
         title = self.engine if engine is None else engine.title
-        return f"{title} {dtype}" if dtype and self.engine == OURS else title
+        return f"{title} {dtype}" if dtype and self.engine == CENOTE else title
 
 
 @dataclass(slots=True)
-class Outcome:
+class WorkloadOutcome:
     """One workload."""
 
-    work: Prepared
+    workload: PreparedWorkload
     model: str
-    rows: list[Row] = field(default_factory=list)
-    reference: str = REFERENCE  # whose answers the others' were held against
+    rows: list[EngineResult] = field(default_factory=list)
+    reference: str = REFERENCE_ENGINE  # whose answers the others' were held against
 
-    def row(self, engine: str) -> Row | None:
+    def find_row(self, engine: str) -> EngineResult | None:
         return next((row for row in self.rows if row.engine == engine), None)
 
-    def ours_is_faster(self, row: Row) -> Ratio | None:
-        ours = self.row(OURS)
-        return None if ours is None else Ratio.of(row.seconds, ours.seconds)
+    def cenote_speedup(self, row: EngineResult) -> Ratio | None:
+        ours = self.find_row(CENOTE)
+        return None if ours is None else Ratio.from_rounds(row.seconds, ours.seconds)
 
-    def speed_beside(self, row: Row, base: Row) -> Ratio | None:
+    def relative_speed(self, row: EngineResult, base: EngineResult) -> Ratio | None:
         """How much faster a row is than another."""
-        return Ratio.of(base.seconds, row.seconds)
+        return Ratio.from_rounds(base.seconds, row.seconds)
 
-    def speed(self, row: Row) -> float:
+    def speed(self, row: EngineResult) -> float:
         """Tokens or images per second; of single queries the milliseconds of one."""
-        count = self.work.num_items if self.work.kind.unit == "images" else self.work.num_tokens
-        return median(row.seconds) * 1e3 if self.work.kind.singly else count / median(row.seconds)
+        count = self.workload.num_items if self.workload.spec.unit == "images" else self.workload.num_tokens
+        return median(row.seconds) * 1e3 if self.workload.spec.is_single_query else count / median(row.seconds)
 
     @property
     def unit(self) -> str:
-        return "p50 ms" if self.work.kind.singly else f"{self.work.kind.unit}/s"
+        return "p50 ms" if self.workload.spec.is_single_query else f"{self.workload.spec.unit}/s"
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
-            "workload": self.work.kind.name,
-            "summary": self.work.kind.summary,
-            "texts": self.work.description,
-            "items": self.work.num_items,
-            "tokens": self.work.num_tokens,
+            "workload": self.workload.spec.name,
+            "summary": self.workload.spec.summary,
+            "texts": self.workload.description,
+            "items": self.workload.num_items,
+            "tokens": self.workload.num_tokens,
             "model": self.model,
             "agreement_with": self.reference,
-            "agreement_is": "largest difference" if self.work.kind.task in NUMBERS else "least cosine",
-            "engines": [self._row_as_json(row) for row in self.rows],
+            "agreement_is": "largest difference" if self.workload.spec.task in SCALAR_TASKS else "least cosine",
+            "engines": [self._row_to_json(row) for row in self.rows],
         }
 
-    def _row_as_json(self, row: Row) -> dict[str, Any]:
-        ratio = self.ours_is_faster(row)
+    def _row_to_json(self, row: EngineResult) -> dict[str, Any]:
+        ratio = self.cenote_speedup(row)
         return {
             "engine": row.engine,
             "title": row.title,
@@ -96,66 +96,66 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Report:
+class CompareReport:
     rounds: int
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[WorkloadOutcome] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
-            "machine": machine(),
+            "machine": machine_info(),
             "rounds": self.rounds,
             "left_out": self.left_out,
-            "workloads": [outcome.as_json() for outcome in self.outcomes],
+            "workloads": [outcome.to_json() for outcome in self.outcomes],
         }
 
-    def text(self) -> str:
-        facts = machine()
+    def to_text(self) -> str:
+        facts = machine_info()
         rounds = f"{self.rounds} interleaved round{'s' if self.rounds > 1 else ''}"
         lines = [f"{facts['processor']}, {facts['cores']} cores; {rounds}; every engine alone in its turn"]
         for outcome in self.outcomes:
-            lines += ["", *block(outcome)]
+            lines += ["", *format_workload(outcome)]
         if self.left_out:
             lines += ["", *(f"left out: {line}" for line in self.left_out)]
         return "\n".join(lines)
 
 
-def block(outcome: Outcome) -> list[str]:
+def format_workload(outcome: WorkloadOutcome) -> list[str]:
     """One workload as a table."""
-    kind = outcome.work.kind
-    worst = "largest difference" if kind.task in NUMBERS else "least cosine"
+    kind = outcome.workload.spec
+    worst = "largest difference" if kind.task in SCALAR_TASKS else "least cosine"
     cells = [["engine", outcome.unit, "Cenote is faster by (range)", worst, "threads"]]
     for row in outcome.rows:
         speed = outcome.speed(row)
         cells.append(
             [
                 row.title,
-                f"{speed:,.2f}" if kind.singly else f"{speed:,.0f}",
-                range_of(outcome.ours_is_faster(row)),
+                f"{speed:,.2f}" if kind.is_single_query else f"{speed:,.0f}",
+                format_ratio(outcome.cenote_speedup(row)),
                 "-" if row.agreement is None else f"{row.agreement:.6f}",
                 str(row.settings.get("threads") or "-"),
             ]
         )
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    lines = [f"{kind.name}: {kind.summary}; {outcome.model}", f"  {outcome.work.description}"]
+    lines = [f"{kind.name}: {kind.summary}; {outcome.model}", f"  {outcome.workload.description}"]
     for line in cells:
         padded = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
         lines.append("  " + "  ".join([line[0].ljust(widths[0]), *padded[1:]]))
     return lines
 
 
-def range_of(ratio: Ratio | None) -> str:
+def format_ratio(ratio: Ratio | None) -> str:
     return "-" if ratio is None else f"{ratio.median:.2f}x ({ratio.least:.2f}-{ratio.most:.2f})"
 
 
-def agreement_of(task: str, rows: Rows, reference: Rows) -> float | None:
+def compute_agreement(task: str, rows: OutputRows, reference: OutputRows) -> float | None:
     """The worst of all rows: a cosine, or a difference where sizes count; None where there is none to be had."""
     if [row.shape for row in rows] != [row.shape for row in reference]:
         return None
     pairs = list(zip(rows, reference, strict=True))
-    if task in NUMBERS:
+    if task in SCALAR_TASKS:
         worst = max(float(abs(mine - theirs).max()) for mine, theirs in pairs)
     else:
         wide = [(mine.reshape(-1, mine.shape[-1]), theirs.reshape(-1, theirs.shape[-1])) for mine, theirs in pairs]
-        worst = min(agreement(mine, theirs) for mine, theirs in wide)
+        worst = min(min_cosine(mine, theirs) for mine, theirs in wide)
     return worst if math.isfinite(worst) else None

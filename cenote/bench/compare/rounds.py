@@ -8,91 +8,95 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from cenote.bench.compare.engines import OURS, REFERENCE, Engine
-from cenote.bench.compare.progress import minutes, note
-from cenote.bench.compare.results import Outcome, Row, agreement_of
-from cenote.bench.compare.worker import Rows, Worker, WorkerFailed
-from cenote.bench.compare.workload_specs import Prepared
+from cenote.bench.compare.engines import CENOTE, REFERENCE_ENGINE, PeerEngine
+from cenote.bench.compare.progress import format_duration, print_note
+from cenote.bench.compare.results import EngineResult, WorkloadOutcome, compute_agreement
+from cenote.bench.compare.worker import OutputRows, WorkerFailed, WorkerProcess
+from cenote.bench.compare.workload_specs import PreparedWorkload
 
 COMPARED_ITEMS = 32
 SETTLE_S = 0.1  # between turns, for what the last one left behind in the kernel
 
 
 @dataclass(slots=True)
-class Contender:
+class RunningEngine:
     """An engine that is up."""
 
-    engine: Engine
-    worker: Worker
-    about: Mapping[str, Any]
+    engine: PeerEngine
+    worker: WorkerProcess
+    info: Mapping[str, Any]
 
-    def row(self) -> Row:
-        about = self.about
-        return Row(self.engine.name, settings=about["settings"], versions=about["versions"], ready_s=about["ready_s"])
+    def make_result(self) -> EngineResult:
+        about = self.info
+        return EngineResult(
+            self.engine.name, settings=about["settings"], versions=about["versions"], ready_s=about["ready_s"]
+        )
 
 
-def measure(
-    contenders: Sequence[Contender],
-    works: Sequence[Prepared],
+def measure_rounds(
+    contenders: Sequence[RunningEngine],
+    workloads: Sequence[PreparedWorkload],
     model: str,
     *,
     rounds: int,
     left_out: list[str],
-) -> list[Outcome]:
+) -> list[WorkloadOutcome]:
     """Everybody once per round and workload, never two at a time; every second round the other way round."""
     outcomes, estimate = [], 0.0
-    for work in works:
-        outcome = Outcome(work, model)
+    for work in workloads:
+        outcome = WorkloadOutcome(work, model)
         estimate += warm_up(contenders, outcome, left_out)
         outcomes.append(outcome)
-    note(f"  about {minutes(estimate * rounds)} for {rounds} rounds")
+    print_note(f"  about {format_duration(estimate * rounds)} for {rounds} rounds")
     for number in range(1, rounds + 1):
         turns = list(contenders) if number % 2 else list(reversed(contenders))
         for outcome in outcomes:
-            kind = outcome.work.kind
+            kind = outcome.workload.spec
             for contender in turns:
-                row = outcome.row(contender.engine.name)
+                row = outcome.find_row(contender.engine.name)
                 if row is None:
                     continue
                 time.sleep(SETTLE_S)
                 try:
-                    row.seconds.append(median(contender.worker.run(kind.name, kind.task, singly=kind.singly)))
+                    row.seconds.append(
+                        median(contender.worker.run(kind.name, kind.task, is_single_query=kind.is_single_query))
+                    )
                 except WorkerFailed as error:
-                    if contender.engine.name == OURS:
+                    if contender.engine.name == CENOTE:
                         raise
                     left_out.append(f"{contender.engine.name} on {kind.name}: {error.message}")
                     outcome.rows.remove(row)
-            note(f"  round {number} of {rounds}, {kind.name}: {seconds_of(outcome)}")
+            print_note(f"  round {number} of {rounds}, {kind.name}: {format_seconds(outcome)}")
     return outcomes
 
 
-def warm_up(contenders: Sequence[Contender], outcome: Outcome, left_out: list[str]) -> float:
+def warm_up(contenders: Sequence[RunningEngine], outcome: WorkloadOutcome, left_out: list[str]) -> float:
     """One round that does not count, and the answers; how long such a round takes."""
-    work, kind = outcome.work, outcome.work.kind
-    found: dict[str, Rows] = {}
+    work, kind = outcome.workload, outcome.workload.spec
+    found: dict[str, OutputRows] = {}
     spent = 0.0
     for contender in contenders:
         name, worker = contender.engine.name, contender.worker
         began = time.monotonic()
         try:
             worker.prepare(kind.name, work.inputs)
-            found[name] = worker.answers(kind.name, kind.task, COMPARED_ITEMS)
+            found[name] = worker.outputs(kind.name, kind.task, COMPARED_ITEMS)
             began = time.monotonic()
-            worker.run(kind.name, kind.task, singly=kind.singly)
+            worker.run(kind.name, kind.task, is_single_query=kind.is_single_query)
         except WorkerFailed as error:
-            if name == OURS:
+            if name == CENOTE:
                 raise
             left_out.append(f"{name} on {kind.name}: {error.message}")
-            note(f"  left out: {left_out[-1]}")
+            print_note(f"  left out: {left_out[-1]}")
             continue
         spent += time.monotonic() - began
-        outcome.rows.append(contender.row())
-    outcome.reference = REFERENCE if REFERENCE in found else OURS
+        outcome.rows.append(contender.make_result())
+    outcome.reference = REFERENCE_ENGINE if REFERENCE_ENGINE in found else CENOTE
     for row in outcome.rows:
-        row.agreement = agreement_of(kind.task, found[row.engine], found[outcome.reference])
+        row.agreement = compute_agreement(kind.task, found[row.engine], found[outcome.reference])
     return spent
 
 
-def seconds_of(outcome: Outcome) -> str:
-    unit, factor = ("ms", 1e3) if outcome.work.kind.singly else ("s", 1.0)
+def format_seconds(outcome: WorkloadOutcome) -> str:
+    unit, factor = ("ms", 1e3) if outcome.workload.spec.is_single_query else ("s", 1.0)
     return ", ".join(f"{row.engine} {row.seconds[-1] * factor:.2f} {unit}" for row in outcome.rows if row.seconds)

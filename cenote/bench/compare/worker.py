@@ -20,23 +20,23 @@ from cenote.bench.process_group import ProcessGroup
 from cenote.errors import PoolingError
 
 SCRIPTS = Path(__file__).parent.parent / "peers"
-LOAD_WITHIN_S = 600.0
-ANSWER_WITHIN_S = 900.0
-SHOWN_LINES, SHOWN_CHARACTERS = 6, 200
-SAME_FOR_ALL = {
+LOAD_TIMEOUT_S = 600.0
+RESPONSE_TIMEOUT_S = 900.0
+MAX_LOG_LINES, MAX_LINE_CHARACTERS = 6, 200
+COMMON_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # nobody asks the hub in the middle of a measurement
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # one limit for everybody, as far as the model has positions
 }
 
-Rows = list[npt.NDArray[np.float32]]
+OutputRows = list[npt.NDArray[np.float32]]
 
 
 class WorkerFailed(PoolingError):
     """The worker died, or said that it could not."""
 
 
-class Worker:
+class WorkerProcess:
     """Stands still unless it is asked something."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
@@ -47,69 +47,71 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
-            environment={**SAME_FOR_ALL, **(environment or {})},
+            environment={**COMMON_ENVIRONMENT, **(environment or {})},
         )
 
     @classmethod
-    def of_script(cls, name: str, python: Path, script: str, environment: Mapping[str, str] | None = None) -> Worker:
+    def from_script(
+        cls, name: str, python: Path, script: str, environment: Mapping[str, str] | None = None
+    ) -> WorkerProcess:
         return cls(name, [str(python), str(SCRIPTS / "worker.py"), str(SCRIPTS / script)], environment)
 
     def load(self, model: str, task: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What the engine says of itself: its settings, its threads, its versions."""
-        return self.ask("load", within_s=LOAD_WITHIN_S, model=model, task=task, settings=settings)
+        return self.call("load", timeout_s=LOAD_TIMEOUT_S, model=model, task=task, settings=settings)
 
     def prepare(self, name: str, inputs: Any) -> None:
-        self.ask("prepare", name=name, inputs=inputs)
+        self.call("prepare", name=name, inputs=inputs)
 
-    def run(self, name: str, task: str, *, singly: bool) -> list[float]:
+    def run(self, name: str, task: str, *, is_single_query: bool) -> list[float]:
         """Seconds: of one pass over everything, or of every input."""
-        seconds: list[float] = self.ask("run_singly" if singly else "run", name=name, task=task)["seconds"]
+        seconds: list[float] = self.call("run_singly" if is_single_query else "run", name=name, task=task)["seconds"]
         return seconds
 
-    def answers(self, name: str, task: str, count: int) -> Rows:
-        said = self.ask("answers", name=name, task=task, count=count)
+    def outputs(self, name: str, task: str, count: int) -> OutputRows:
+        said = self.call("answers", name=name, task=task, count=count)
         flat = np.frombuffer(base64.b64decode(said["data"]), dtype="<f4")
         sizes = [int(np.prod(shape)) for shape in said["shapes"]]
         parts = np.split(flat, np.cumsum(sizes)[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, said["shapes"], strict=True)]
 
-    def ask(self, do: str, *, within_s: float = ANSWER_WITHIN_S, **more: Any) -> dict[str, Any]:
+    def call(self, do: str, *, timeout_s: float = RESPONSE_TIMEOUT_S, **more: Any) -> dict[str, Any]:
         """Woken for as long as it takes to answer."""
         self.group.resume()
         try:
-            said = self._exchange(json.dumps({"do": do, **more}).encode() + b"\n", within_s)
+            said = self._exchange(json.dumps({"do": do, **more}).encode() + b"\n", timeout_s)
         finally:
             self.group.pause()
         if "error" in said:
             raise WorkerFailed(f"{self.name}: {said['error']}")
         return said
 
-    def _exchange(self, line: bytes, within_s: float) -> dict[str, Any]:
+    def _exchange(self, line: bytes, timeout_s: float) -> dict[str, Any]:
         stdin, stdout = self.group.process.stdin, self.group.process.stdout
         assert stdin is not None and stdout is not None
         with suppress(BrokenPipeError):
             stdin.write(line)
             stdin.flush()
-        until = time.monotonic() + within_s
+        until = time.monotonic() + timeout_s
         while not select.select([stdout], [], [], 1.0)[0]:
             if time.monotonic() > until:
-                raise WorkerFailed(f"{self.name} did not answer within {within_s:g} s; it said: {self.last_words()}")
+                raise WorkerFailed(f"{self.name} did not answer within {timeout_s:g} s; it said: {self.log_tail()}")
         answer = stdout.readline()
         if not answer:
-            raise WorkerFailed(f"{self.name} ended; it said: {self.last_words()}")
+            raise WorkerFailed(f"{self.name} ended; it said: {self.log_tail()}")
         found: dict[str, Any] = json.loads(answer)
         return found
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         self.log.seek(0)
         lines = self.log.read().decode(errors="replace").strip().splitlines()
-        return " / ".join(line.strip()[:SHOWN_CHARACTERS] for line in lines[-SHOWN_LINES:]) or "nothing"
+        return " / ".join(line.strip()[:MAX_LINE_CHARACTERS] for line in lines[-MAX_LOG_LINES:]) or "nothing"
 
-    def end(self) -> None:
+    def terminate(self) -> None:
         with suppress(BrokenPipeError):
             if self.group.process.stdin is not None:
                 self.group.process.stdin.close()  # the end of its work, for those who listen
-        self.group.end(within_s=5)
+        self.group.terminate(timeout_s=5)
         if self.group.process.stdout is not None:
             self.group.process.stdout.close()
         self.log.close()

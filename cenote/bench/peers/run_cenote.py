@@ -20,19 +20,22 @@ class Engine:
             "device": str(description.device.value),
             "threads": torch.get_num_threads(),
         }
-        self.cut: dict[str, Any] = {"use_tqdm": False, "tokenization_kwargs": {"truncate_prompt_tokens": -1}}
+        self.truncate_kwargs: dict[str, Any] = {
+            "use_tqdm": False,
+            "tokenization_kwargs": {"truncate_prompt_tokens": -1},
+        }
 
-    def answer(self, task: str, inputs: Any) -> Any:
+    def run(self, task: str, inputs: Any) -> Any:
         if task == "score":
-            return self.llm.score(inputs["query"], inputs["documents"], **self.cut)
+            return self.llm.score(inputs["query"], inputs["documents"], **self.truncate_kwargs)
         if task == "embed_images":
             prompts = [{"prompt": "", "multi_modal_data": {"image": image}} for image in inputs]
             return self.llm.embed(prompts, use_tqdm=False)
         if task == "embed":
-            return self.llm.embed(inputs, **self.cut)
-        return self.llm.encode(inputs, pooling_task=task, **self.cut)
+            return self.llm.embed(inputs, **self.truncate_kwargs)
+        return self.llm.encode(inputs, pooling_task=task, **self.truncate_kwargs)
 
-    def rows(self, task: str, found: Any) -> list[Any]:
+    def to_rows(self, task: str, found: Any) -> list[Any]:
         if task == "score":
             return [[output.outputs.score for output in found]]
         return [output.outputs.data.float().numpy() for output in found]

@@ -26,7 +26,7 @@ class Engine:
         self.model.model.tokenizer.enable_truncation(settings["max_tokens"])
         self.settings = {**settings, "threads": os.cpu_count(), "order": "sorted by length before the call"}
 
-    def answer(self, task: str, texts: list[str]) -> Any:
+    def run(self, task: str, texts: list[str]) -> Any:
         # fastembed keeps the order it is given, so it is given the one that pads least
         order = sorted(range(len(texts)), key=lambda at: -len(texts[at]))
         found: list[Any] = [None] * len(texts)
@@ -35,5 +35,5 @@ class Engine:
             found[at] = vector
         return found
 
-    def rows(self, task: str, found: Any) -> list[Any]:
+    def to_rows(self, task: str, found: Any) -> list[Any]:
         return list(found)

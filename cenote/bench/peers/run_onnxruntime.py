@@ -23,10 +23,10 @@ class Engine:
         self.session = onnxruntime.InferenceSession(
             os.path.join(model, settings["file_name"]), providers=["CPUExecutionProvider"]
         )
-        self.names = {each.name for each in self.session.get_inputs()}
+        self.input_names = {each.name for each in self.session.get_inputs()}
         self.settings = {**settings, "threads": os.cpu_count(), "order": "sorted by length"}
 
-    def answer(self, task: str, texts: list[str]) -> Any:
+    def run(self, task: str, texts: list[str]) -> Any:
         np = self.np
         order = sorted(range(len(texts)), key=lambda at: -len(texts[at]))
         found: list[Any] = [None] * len(texts)
@@ -36,12 +36,12 @@ class Engine:
             ids = np.array([each.ids for each in encoded], dtype=np.int64)
             mask = np.array([each.attention_mask for each in encoded], dtype=np.int64)
             fed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-            states = self.session.run(None, {name: fed[name] for name in self.names})[0]
-            for at, vector in zip(places, self.pooled(states, mask), strict=True):
+            states = self.session.run(None, {name: fed[name] for name in self.input_names})[0]
+            for at, vector in zip(places, self.pool(states, mask), strict=True):
                 found[at] = vector
         return found
 
-    def pooled(self, states: Any, mask: Any) -> Any:
+    def pool(self, states: Any, mask: Any) -> Any:
         if states.ndim == 2:  # the export pools by itself
             vectors = states
         elif self.pooling == "CLS":
@@ -51,5 +51,5 @@ class Engine:
             vectors = (states * weights).sum(1) / weights.sum(1)
         return vectors / self.np.linalg.norm(vectors, axis=1, keepdims=True)
 
-    def rows(self, task: str, found: Any) -> list[Any]:
+    def to_rows(self, task: str, found: Any) -> list[Any]:
         return list(found)

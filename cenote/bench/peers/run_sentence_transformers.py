@@ -56,7 +56,7 @@ class Engine:
         self.processor: Any = AutoImageProcessor.from_pretrained(model)  # type: ignore[no-untyped-call]
         self.model = AutoModel.from_pretrained(model, **options).eval().to(self.device)
 
-    def answer(self, task: str, inputs: Any) -> Any:
+    def run(self, task: str, inputs: Any) -> Any:
         return getattr(self, task)(inputs)
 
     def embed(self, texts: list[str]) -> Any:
@@ -111,7 +111,7 @@ class Engine:
                 found.append(self.torch.nn.functional.normalize(seen.float(), dim=-1).cpu())
         return self.torch.cat(found)
 
-    def rows(self, task: str, found: Any) -> list[Any]:
+    def to_rows(self, task: str, found: Any) -> list[Any]:
         if task == "score":
             return [found.numpy()]
         return [each.float().cpu().numpy() if hasattr(each, "cpu") else each for each in found]

@@ -20,11 +20,11 @@ class Engine:
         self.llm = LLM(model, runner="pooling", dtype=settings["dtype"], max_model_len=self.max_tokens, **pooler)
         self.settings = {
             **settings,
-            "threads": threads_below(os.getpid()),
+            "threads": find_omp_threads(os.getpid()),
             "binding": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto"),
         }
 
-    def answer(self, task: str, inputs: Any) -> Any:
+    def run(self, task: str, inputs: Any) -> Any:
         same = {"use_tqdm": False, "tokenization_kwargs": {"truncate_prompt_tokens": self.max_tokens}}
         if task == "score":
             return self.llm.score(inputs["query"], inputs["documents"], **same)
@@ -32,7 +32,7 @@ class Engine:
             return self.llm.embed(inputs, **same)
         return self.llm.encode(inputs, pooling_task=task, **same)
 
-    def rows(self, task: str, found: Any) -> list[Any]:
+    def to_rows(self, task: str, found: Any) -> list[Any]:
         if task == "score":
             return [[output.outputs.score for output in found]]
         if task == "embed":
@@ -40,7 +40,7 @@ class Engine:
         return [output.outputs.data.float().numpy() for output in found]
 
 
-def threads_below(pid: int) -> int | None:
+def find_omp_threads(pid: int) -> int | None:
     """What OpenMP was told in the process below this one that computes; None where that cannot be seen."""
     parents, told = dict[int, int](), dict[int, int]()
     for name in filter(str.isdecimal, os.listdir("/proc")):

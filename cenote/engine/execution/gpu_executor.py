@@ -8,50 +8,52 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from cenote.engine.execution.cuda_graphs import TOKENS, Recordings
-from cenote.engine.execution.device_to_host import Homeward
-from cenote.engine.execution.executor import LocalExecutor, finite, outcome
-from cenote.engine.result_delivery import Outcome
-from cenote.engine.sequence_group import Batch
-from cenote.pooling.pooler import Answers, Pooler
+from cenote.engine.execution.cuda_graphs import NUM_TOKENS_BUCKETS, CudaGraphCache
+from cenote.engine.execution.device_to_host import DeviceToHostCopier
+from cenote.engine.execution.executor import LocalExecutor, rows_are_finite, to_batch_output
+from cenote.engine.result_delivery import BatchOutput
+from cenote.engine.sequence_group import ScheduledBatch
+from cenote.pooling.pooler import PooledGroup, Pooler
 
 # numbers: fewer are looked at by the host in less time than launching the check on the device takes
-FEW_NUMBERS = 1 << 16
+MAX_HOST_CHECK_ELEMENTS = 1 << 16
 
 
 class GPUExecutor(LocalExecutor):
-    overlapping = True
+    is_async = True
 
     def __init__(self, backbone: nn.Module, pooler: Pooler, device: torch.device) -> None:
         super().__init__(backbone, pooler, device)
-        self.recordings = Recordings(backbone, pooler, device)
-        self.homeward = Homeward(device)
+        self.graphs = CudaGraphCache(backbone, pooler, device)
+        self.d2h_copier = DeviceToHostCopier(device)
 
-    def start(self, batch: Batch) -> Callable[[], Outcome]:
+    def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
         # events and copies belong to the device that is current, and a thread starts with the first
         with torch.cuda.device(self.device):
             return self._start(batch)
 
-    def run(self, batch: Batch) -> list[Answers]:
+    def run(self, batch: ScheduledBatch) -> list[PooledGroup]:
         """A small batch is a recording, which gives the device one launch instead of hundreds."""
-        if batch.num_tokens <= TOKENS[-1] and batch.adapters is None:
-            answers = self.recordings(batch.strip, batch.asks)
+        if batch.num_tokens <= NUM_TOKENS_BUCKETS[-1] and batch.lora_names is None:
+            answers = self.graphs(batch.inputs, batch.specs)
             if answers is not None:
                 return answers
         return super().run(batch)
 
-    def _start(self, batch: Batch) -> Callable[[], Outcome]:
+    def _start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
         with torch.inference_mode():
             answers = self.run(batch)
-            few = sum(group.rows.numel() for group in answers) < FEW_NUMBERS
-            verdicts = [] if few else [finite(group.rows) for group in answers]
-        copies, done = self.homeward([*(group.rows for group in answers), *verdicts])
+            few = sum(group.rows.numel() for group in answers) < MAX_HOST_CHECK_ELEMENTS
+            verdicts = [] if few else [rows_are_finite(group.rows) for group in answers]
+        copies, done = self.d2h_copier([*(group.rows for group in answers), *verdicts])
 
-        def wait() -> Outcome:
+        def wait() -> BatchOutput:
             done.synchronize()
             # out of page-locked memory, which is scarce: callers keep answers as long as they like
             rows = [copy.clone() for copy in copies[: len(answers)]]
-            checked = [finite(each) for each in rows] if few else copies[len(answers) :]
-            return outcome([replace(group, rows=each) for group, each in zip(answers, rows, strict=True)], checked)
+            checked = [rows_are_finite(each) for each in rows] if few else copies[len(answers) :]
+            return to_batch_output(
+                [replace(group, rows=each) for group, each in zip(answers, rows, strict=True)], checked
+            )
 
         return wait

@@ -7,15 +7,15 @@ import logging
 import PIL.Image
 
 from cenote.config.engine import EngineConfig
-from cenote.engine.preprocessing.colbert_formats import sides
+from cenote.engine.preprocessing.colbert_formats import make_role_formats
 from cenote.errors import BadRequest, InputTooLong, LoadError
 from cenote.inputs.chat import ChatSettings
-from cenote.inputs.images.image_processor import ImageReader, reader_of
-from cenote.inputs.images.multimodal_processor import Seeing
-from cenote.inputs.instruction_mask import Instruction
+from cenote.inputs.images.image_processor import ImageProcessor, make_image_processor
+from cenote.inputs.images.multimodal_processor import MultimodalProcessor
+from cenote.inputs.instruction_mask import InstructionMask
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
-from cenote.inputs.pairs import reads_both
+from cenote.inputs.pairs import uses_query_and_document
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.loading.load import LoadedModel
@@ -24,50 +24,54 @@ from cenote.protocol.input_types import ScoreTemplate
 
 logger = logging.getLogger("cenote")
 
-PLAIN_SIZE = (224, 224)  # pixels, in whole patches of all towers
+PROBE_IMAGE_SIZE = (224, 224)  # pixels, in whole patches of all towers
 
 
-def tokenizer_of(model: LoadedModel) -> Tokenizer:
+def make_tokenizer(model: LoadedModel) -> Tokenizer:
     return Tokenizer(
         model.tokenizer.tokenizer,
         truncation_side=model.tokenizer.truncation_side,
         pad_token_id=model.tokenizer.pad_token_id,
-        lower_case=model.description.sentence_transformers.lower_case,
-        token_types=model.tokenizer.token_types,
-        clean_up=model.tokenizer.clean_up,
+        lower_case=model.description.sentence_transformers.do_lower_case,
+        has_token_types=model.tokenizer.has_token_types,
+        clean_up=model.tokenizer.clean_up_spaces,
     )
 
 
-def media_policy(config: EngineConfig, *, trusts_callers: bool) -> MediaPolicy:
+def make_media_policy(config: EngineConfig, *, trust_callers: bool) -> MediaPolicy:
     return MediaPolicy(
         allowed_local_media_path=config.allowed_local_media_path or None,
         allowed_media_domains=config.allowed_media_domains,
         allow_any_media_domain=config.allow_any_media_domain,
-        trusts_caller=trusts_callers,
+        trust_caller=trust_callers,
     )
 
 
-def seeing_of(model: LoadedModel, config: EngineConfig, tokenizer: Tokenizer, loader: MediaLoader) -> Seeing | None:
+def make_multimodal_processor(
+    model: LoadedModel, config: EngineConfig, tokenizer: Tokenizer, loader: MediaLoader
+) -> MultimodalProcessor | None:
     """What reads the images of a model that has eyes."""
     description = model.description
     if (vision := description.architecture.vision) is None:
         return None
-    options, token, size = config.mm_processor_kwargs or {}, vision.images.image_token_id, _vocab_size(model)
+    options, token, size = config.mm_processor_kwargs or {}, vision.image_spec.image_token_id, _get_vocab_size(model)
     if token is not None and (not isinstance(token, int) or not 0 <= token < size):
         raise LoadError(
             f"{description.config.source}: image_token_id is {token!r}, which is none of the model's {size} tokens"
         )
-    reader = reader_of(vision.images, model.processor, tokenizer.raw.token_to_id, description.max_length.value, options)
-    _check_reader(reader, str(description.checkpoint.folder))
-    return Seeing(reader, loader.load, config.max_images)
+    reader = make_image_processor(
+        vision.image_spec, model.processor_files, tokenizer.raw.token_to_id, description.max_length.value, options
+    )
+    _check_image_processor(reader, str(description.checkpoint.folder))
+    return MultimodalProcessor(reader, loader.load, config.max_images_per_prompt)
 
 
-def _check_reader(reader: ImageReader, folder: str) -> None:
+def _check_image_processor(processor: ImageProcessor, folder: str) -> None:
     """Have it read an image that fits all: what its files say wrong is wrong for every one."""
-    if {**reader.files.image, **reader.options}.get("do_resize") is False:  # then few fit
+    if {**processor.files.image_processor, **processor.options}.get("do_resize") is False:  # then few fit
         return
     try:
-        reader.read(PIL.Image.new("RGB", PLAIN_SIZE), {}, "an empty image")
+        processor.preprocess(PIL.Image.new("RGB", PROBE_IMAGE_SIZE), {}, "an empty image")
     except InputTooLong:  # of a model that is to read short texts
         return
     except BadRequest as error:
@@ -76,61 +80,61 @@ def _check_reader(reader: ImageReader, folder: str) -> None:
         ) from error
 
 
-def own_template(model: LoadedModel) -> tuple[str | None, bool]:
+def get_default_chat_template(model: LoadedModel) -> tuple[str | None, bool]:
     """The model's chat template, and whether it is a spare one that writes what is said and nothing around it."""
     vision, theirs = model.description.architecture.vision, model.tokenizer.chat_template
-    if vision is None or (theirs and not vision.images.template_first):
+    if vision is None or (theirs and not vision.image_spec.overrides_chat_template):
         return theirs, False
-    return vision.images.chat_template or theirs, not theirs and not vision.images.template_first
+    return vision.image_spec.chat_template or theirs, not theirs and not vision.image_spec.overrides_chat_template
 
 
-def renderer_of(
+def make_renderer(
     model: LoadedModel,
     config: EngineConfig,
     tokenizer: Tokenizer,
     chat_template: str | None,
-    seeing: Seeing | None = None,
+    multimodal: MultimodalProcessor | None = None,
 ) -> Renderer:
     description = model.description
     architecture = description.architecture
-    template, is_plain = own_template(model)
+    template, is_plain = get_default_chat_template(model)
     return Renderer(
         tokenizer,
-        vocab_size=_vocab_size(model),
+        vocab_size=_get_vocab_size(model),
         hidden_size=architecture.backbone.hidden_size,
-        pairs_with_separator=bool(description.config.get("use_sep_token", architecture.pairs_with_separator)),
-        score_template=_score_template(model),
-        pair_ending=architecture.pair_ending,
-        prompt_embeds=config.enable_prompt_embeds,
-        skip_prompt=not description.plan.include_prompt,
-        chat=ChatSettings(
+        has_pair_separator=bool(description.config.get("use_sep_token", architecture.pairs_with_separator)),
+        score_template=_resolve_score_template(model),
+        pair_suffix_ids=architecture.pair_suffix_ids,
+        enable_prompt_embeds=config.enable_prompt_embeds,
+        exclude_prompt=not description.plan.include_prompt,
+        chat_settings=ChatSettings(
             server_template=chat_template,
             tokenizer_template=template,
-            plain_template=is_plain,
+            has_plain_template=is_plain,
             content_format=config.chat_template_content_format,
             template_kwargs=config.default_chat_template_kwargs or {},
             special_tokens=model.tokenizer.special_tokens,
-            placeholder=None if seeing is None else seeing.placeholder,
+            image_placeholder=None if multimodal is None else multimodal.placeholder,
         ),
-        sides=sides(model),
-        instruction=_instruction(model, tokenizer),
-        seeing=seeing,
+        role_formats=make_role_formats(model),
+        instruction_mask=_make_instruction_mask(model, tokenizer),
+        multimodal=multimodal,
         check_tensors=model.backbone.check if isinstance(model.backbone, TensorModel) else None,
         architecture=description.entry.name,
     )
 
 
-def _vocab_size(model: LoadedModel) -> int:
+def _get_vocab_size(model: LoadedModel) -> int:
     return model.description.architecture.backbone.vocab_size
 
 
-def _score_template(model: LoadedModel) -> ScoreTemplate | None:
+def _resolve_score_template(model: LoadedModel) -> ScoreTemplate | None:
     """What joins query and document, told to whoever looks after the server."""
     description = model.description
     if description.score_template is None or description.kind.value != "sequence" or description.num_labels > 1:
         return None
     template, source = description.score_template.value, description.score_template.source
-    if template.has_system and not reads_both(template, model.tokenizer.special_tokens):
+    if template.has_system_message and not uses_query_and_document(template, model.tokenizer.special_tokens):
         logger.warning(
             "%s sends query and document through the chat template, which drops them; they are joined without it. "
             "--score-template gives another",
@@ -141,8 +145,8 @@ def _score_template(model: LoadedModel) -> ScoreTemplate | None:
     return template
 
 
-def _instruction(model: LoadedModel, tokenizer: Tokenizer) -> Instruction | None:
-    mark, first = model.description.architecture.pooled_after, model.tokenizer.special_tokens.get("bos_token")
+def _make_instruction_mask(model: LoadedModel, tokenizer: Tokenizer) -> InstructionMask | None:
+    mark, first = model.description.architecture.pooling_start_token, model.tokenizer.special_tokens.get("bos_token")
     if mark is None:
         return None
-    return Instruction(tokenizer, mark, None if first is None else model.tokenizer.tokenizer.token_to_id(first))
+    return InstructionMask(tokenizer, mark, None if first is None else model.tokenizer.tokenizer.token_to_id(first))

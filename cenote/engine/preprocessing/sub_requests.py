@@ -9,104 +9,114 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from cenote.engine.request_state import Answers, Pending
+from cenote.engine.request_state import PoolResults, RequestState
 from cenote.errors import PoolingError
-from cenote.protocol.requests import PoolingParams, PoolRequest, Timing
+from cenote.protocol.params import PoolingParams
+from cenote.protocol.requests import PoolRequest, Timing
 
 # while one portion is computed, the next one is read
-INPUTS_AT_ONCE = 8
+MIN_SUB_REQUEST_INPUTS = 8
 # and more of them where it is known that all are small: so many bytes, and so many inputs
-BYTES_AT_ONCE, MOST_AT_ONCE = 32 << 20, 256
+MAX_SUB_REQUEST_BYTES, MAX_SUB_REQUEST_INPUTS = 32 << 20, 256
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class SubRequest:
     """Neighbours among the inputs of a request."""
 
-    start: int  # the first of them
+    offset: int  # the first of them
     request: PoolRequest
-    against: Sequence[Tensor] | None = None
+    query_embeddings: Sequence[Tensor] | None = None
 
     @contextmanager
-    def named(self) -> Iterator[None]:
+    def error_index_scope(self) -> Iterator[None]:
         """Errors say which of all inputs it was."""
         try:
             yield
         except PoolingError as error:
-            self.rename(error)
+            self.shift_error_index(error)
             raise
 
-    def rename(self, answer: object) -> None:
-        if isinstance(answer, PoolingError) and answer.index is not None:
-            answer.index += self.start
+    def shift_error_index(self, result: object) -> None:
+        if isinstance(result, PoolingError) and result.index is not None:
+            result.index += self.offset
 
 
-def inputs_at_once(most_bytes: int | None) -> int:
+def compute_sub_request_size(max_input_bytes: int | None) -> int:
     """Of which each has so many bytes at most, once it is read; None: nobody knows."""
-    return INPUTS_AT_ONCE if not most_bytes else max(INPUTS_AT_ONCE, min(MOST_AT_ONCE, BYTES_AT_ONCE // most_bytes))
+    return (
+        MIN_SUB_REQUEST_INPUTS
+        if not max_input_bytes
+        else max(MIN_SUB_REQUEST_INPUTS, min(MAX_SUB_REQUEST_INPUTS, MAX_SUB_REQUEST_BYTES // max_input_bytes))
+    )
 
 
-def portions(
+def split_request(
     request: PoolRequest,
-    num_pictured: int,
-    against: Sequence[Tensor] | None = None,
-    at_once: int = INPUTS_AT_ONCE,
-) -> list[Portion]:
+    num_with_images: int,
+    query_embeddings: Sequence[Tensor] | None = None,
+    max_inputs: int = MIN_SUB_REQUEST_INPUTS,
+) -> list[SubRequest]:
     """The whole request, where few of its inputs have images."""
     size = len(request.inputs)
-    if num_pictured <= at_once:
-        return [Portion(0, request, against)]
-    parts = [slice(start, start + at_once) for start in range(0, size, at_once)]
-    return [Portion(part.start, _part(request, part), None if against is None else against[part]) for part in parts]
+    if num_with_images <= max_inputs:
+        return [SubRequest(0, request, query_embeddings)]
+    parts = [slice(start, start + max_inputs) for start in range(0, size, max_inputs)]
+    return [
+        SubRequest(
+            part.start, _slice_request(request, part), None if query_embeddings is None else query_embeddings[part]
+        )
+        for part in parts
+    ]
 
 
-async def answered(
-    several: Sequence[Portion],
-    read: Callable[[PoolRequest], Awaitable[PoolRequest]],
-    answers: Callable[[Portion, PoolRequest], Awaitable[Answers]],
+async def run_sub_requests(
+    sub_requests: Sequence[SubRequest],
+    preprocess: Callable[[PoolRequest], Awaitable[PoolRequest]],
+    run: Callable[[SubRequest, PoolRequest], Awaitable[PoolResults]],
     timing: Timing,
-) -> Answers:
+) -> PoolResults:
     """All answers, in the order of the inputs."""
-    found: Answers = []
-    reading = asyncio.ensure_future(read(several[0].request))
+    found: PoolResults = []
+    reading = asyncio.ensure_future(preprocess(sub_requests[0].request))
     try:
-        for portion, following in zip(several, (*several[1:], None), strict=True):
-            with portion.named():
+        for portion, following in zip(sub_requests, (*sub_requests[1:], None), strict=True):
+            with portion.error_index_scope():
                 request = await reading
                 if following is not None:
-                    reading = asyncio.ensure_future(read(following.request))
-                own = await answers(portion, request)
+                    reading = asyncio.ensure_future(preprocess(following.request))
+                own = await run(portion, request)
             for answer in own:
-                portion.rename(answer)
+                portion.shift_error_index(answer)
             found += own
-            timing.after(request.timing)
+            timing.add_sequential(request.timing)
     finally:
         reading.cancel()
         reading.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks for it any more
     return found
 
 
-def submitted(
-    several: Sequence[Portion],
-    read: Callable[[PoolRequest], PoolRequest],
-    submit: Callable[[Portion, PoolRequest], Pending],
-) -> Iterator[tuple[Portion, Pending]]:
+def submit_sub_requests(
+    sub_requests: Sequence[SubRequest],
+    preprocess: Callable[[PoolRequest], PoolRequest],
+    submit: Callable[[SubRequest, PoolRequest], RequestState],
+) -> Iterator[tuple[SubRequest, RequestState]]:
     """Every portion on its way, the next one read before anybody waits for it."""
-    last: tuple[Portion, Pending] | None = None
-    for portion in several:
-        request = read(portion.request)
+    last: tuple[SubRequest, RequestState] | None = None
+    for portion in sub_requests:
+        request = preprocess(portion.request)
         if last is not None:
             yield last
-        with portion.named():
+        with portion.error_index_scope():
             last = portion, submit(portion, request)
     assert last is not None, "a request has at least one"
     yield last
 
 
-def _part(request: PoolRequest, part: slice) -> PoolRequest:
+def _slice_request(request: PoolRequest, indices: slice) -> PoolRequest:
     params, adapter = request.params, request.adapter
     if isinstance(params, Sequence) and not isinstance(params, PoolingParams):
-        params = params[part]
+        params = params[indices]
     if adapter is not None and not isinstance(adapter, str):
-        adapter = adapter[part]
-    return replace(request, inputs=request.inputs[part], params=params, adapter=adapter, timing=Timing())
+        adapter = adapter[indices]
+    return replace(request, inputs=request.inputs[indices], params=params, adapter=adapter, timing=Timing())

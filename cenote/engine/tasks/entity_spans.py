@@ -9,92 +9,95 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cenote.protocol.requests import Aggregation, Entity
+from cenote.protocol.params import AggregationStrategy
+from cenote.protocol.results import Entity
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 # letters before the name of a class, as in B-PER: those that always begin an entity, and those that end it
-OPENING = "BSUW"
-CLOSING = "ELSUW"
+BEGIN_PREFIXES = "BSUW"
+END_PREFIXES = "ELSUW"
 # every tagger has these two; the others count where a class is there with B and with one of them
-ALWAYS = "BI"
-SOMETIMES = "MELSUW"
+BASE_PREFIXES = "BI"
+OPTIONAL_PREFIXES = "MELSUW"
 
 
-class Labels:
+class LabelScheme:
     """The classes of a tagger, taken apart: what each names, and whether it begins or ends an entity."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         known = set(names)
-        marks = ALWAYS + "".join(
+        marks = BASE_PREFIXES + "".join(
             letter
-            for letter in SOMETIMES
+            for letter in OPTIONAL_PREFIXES
             if any(name.startswith(f"{letter}-") and f"B-{name[2:]}" in known for name in names)
         )
         letters = [name[0] if name[1:2] == "-" and name[0] in marks else "" for name in names]
-        self.groups = [name[2:] if letter else name for name, letter in zip(names, letters, strict=True)]
-        numbers = {group: number for number, group in enumerate(dict.fromkeys(self.groups))}
-        self._numbers = np.array([numbers[group] for group in self.groups])
-        self._opens = np.array([letter != "" and letter in OPENING for letter in letters])
-        self._closes = np.array([letter != "" and letter in CLOSING for letter in letters])
+        self.entity_groups = [name[2:] if letter else name for name, letter in zip(names, letters, strict=True)]
+        numbers = {group: number for number, group in enumerate(dict.fromkeys(self.entity_groups))}
+        self._group_ids = np.array([numbers[group] for group in self.entity_groups])
+        self._is_begin = np.array([letter != "" and letter in BEGIN_PREFIXES for letter in letters])
+        self._is_end = np.array([letter != "" and letter in END_PREFIXES for letter in letters])
 
-    def begins(self, classes: Array) -> Array:
+    def find_entity_starts(self, label_ids: Array) -> Array:
         """Which of neighbouring words begin an entity, or a stretch without one: [words]"""
-        begins = np.ones(len(classes), dtype=bool)
-        number = self._numbers[classes]
-        begins[1:] = (number[1:] != number[:-1]) | self._opens[classes[1:]] | self._closes[classes[:-1]]
+        begins = np.ones(len(label_ids), dtype=bool)
+        number = self._group_ids[label_ids]
+        begins[1:] = (number[1:] != number[:-1]) | self._is_begin[label_ids[1:]] | self._is_end[label_ids[:-1]]
         return begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spelling:
+class TokenDecoder:
     """How a tokenizer writes words."""
 
-    token: Callable[[int], str]  # as the vocabulary has it
-    join: Callable[[Sequence[str]], str]  # tokens as text
-    lengths: Array | None  # characters of every token where the vocabulary marks what goes on with a word, as in ##ing
-    unknown: int  # the token of what is not in the vocabulary; -1 where everything is
+    convert_id_to_token: Callable[[int], str]  # as the vocabulary has it
+    convert_tokens_to_string: Callable[[Sequence[str]], str]  # tokens as text
+    token_lengths: (
+        Array | None
+    )  # characters of every token where the vocabulary marks what goes on with a word, as in ##ing
+    unk_token_id: int  # the token of what is not in the vocabulary; -1 where everything is
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenSpan:
     """Neighbouring tokens of a text."""
 
     text: str
-    ids: Array
+    token_ids: Array
     starts: Array
     ends: Array
-    first: int  # the place of the first of them in the sequence that the model read
-    spelling: Spelling
+    first_index: int  # the place of the first of them in the sequence that the model read
+    decoder: TokenDecoder
 
     @cached_property
-    def continues(self) -> Array:
+    def is_subword(self) -> Array:
         """Which tokens go on with a word, as far as the tokenizer lets that be known: [tokens]"""
-        if self.spelling.lengths is not None:
-            inside: Array = self.spelling.lengths[self.ids] != self.ends - self.starts
+        if self.decoder.token_lengths is not None:
+            inside: Array = self.decoder.token_lengths[self.token_ids] != self.ends - self.starts
         else:
             starts = self.starts.tolist()
             inside = np.array([start > 0 and " " not in self.text[start - 1 : start + 1] for start in starts])
-        inside &= self.ids != self.spelling.unknown
+        inside &= self.token_ids != self.decoder.unk_token_id
         return inside
 
-    def string(self, place: int) -> str:
-        if self.ids[place] == self.spelling.unknown:
-            return self.text[self.starts[place] : self.ends[place]]
-        return self.spelling.token(int(self.ids[place]))
+    def get_token(self, index: int) -> str:
+        if self.token_ids[index] == self.decoder.unk_token_id:
+            return self.text[self.starts[index] : self.ends[index]]
+        return self.decoder.convert_id_to_token(int(self.token_ids[index]))
 
-    def strings(self, start: int, end: int) -> list[str]:
-        return [self.string(place) for place in range(start, end)]
+    def get_tokens(self, start: int, end: int) -> list[str]:
+        return [self.get_token(place) for place in range(start, end)]
 
 
 @dataclass(frozen=True)
-class Words:
+class WordScores:
     """What gets one class each: tokens, or words of several tokens."""
 
     starts: Array  # the first token of each
     ends: Array  # and the first after it
-    classes: Array
+    label_ids: Array
     scores: Array
 
     def __len__(self) -> int:
@@ -102,25 +105,25 @@ class Words:
 
 
 def find_entities(
-    tokens: Tokens, rows: Array, labels: Labels, strategy: Aggregation, ignored: Collection[str]
+    tokens: TokenSpan, probs: Array, labels: LabelScheme, strategy: AggregationStrategy, ignore_labels: Collection[str]
 ) -> list[Entity]:
     """The entities among tokens, from the probabilities of their classes, [tokens, labels]."""
-    if not len(tokens.ids):
+    if not len(tokens.token_ids):
         return []
-    words = _words(tokens, rows, strategy)
+    words = _score_words(tokens, probs, strategy)
     if strategy == "none":
-        named = [(place, labels.names[label]) for place, label in enumerate(words.classes.tolist())]
-        return [_token(tokens, words, place, name) for place, name in named if name not in ignored]
-    begins = np.flatnonzero(labels.begins(words.classes))
+        named = [(place, labels.names[label]) for place, label in enumerate(words.label_ids.tolist())]
+        return [_make_token_entity(tokens, words, place, name) for place, name in named if name not in ignore_labels]
+    begins = np.flatnonzero(labels.find_entity_starts(words.label_ids))
     entities = []
     for start, end in zip(begins.tolist(), [*begins[1:].tolist(), len(words)], strict=True):
-        group = labels.groups[words.classes[start]]
-        if group not in ignored:
-            entities.append(_entity(tokens, words, start, end, group, whole_words=strategy != "simple"))
+        group = labels.entity_groups[words.label_ids[start]]
+        if group not in ignore_labels:
+            entities.append(_make_entity(tokens, words, start, end, group, whole_words=strategy != "simple"))
     return entities
 
 
-def without_overlaps(entities: Sequence[Entity]) -> list[Entity]:
+def drop_overlaps(entities: Sequence[Entity]) -> list[Entity]:
     """Of entities that lie over each other, as in two windows of one text, the longest; of equals the surest."""
     kept: list[Entity] = []
     for entity in sorted(entities, key=lambda entity: entity.start):
@@ -131,48 +134,50 @@ def without_overlaps(entities: Sequence[Entity]) -> list[Entity]:
     return kept
 
 
-def _words(tokens: Tokens, rows: Array, strategy: Aggregation) -> Words:
-    classes = rows.argmax(axis=-1)
-    scores = rows[np.arange(len(rows)), classes]
+def _score_words(tokens: TokenSpan, probs: Array, strategy: AggregationStrategy) -> WordScores:
+    classes = probs.argmax(axis=-1)
+    scores = probs[np.arange(len(probs)), classes]
     if strategy in ("none", "simple"):
-        places = np.arange(len(rows))
-        return Words(places, places + 1, classes, scores)
-    begins = ~tokens.continues
+        places = np.arange(len(probs))
+        return WordScores(places, places + 1, classes, scores)
+    begins = ~tokens.is_subword
     begins[0] = True
     starts = np.flatnonzero(begins)
-    ends = np.append(starts[1:], len(rows))
+    ends = np.append(starts[1:], len(probs))
     if strategy == "average":
-        means = np.add.reduceat(rows, starts, axis=0) / (ends - starts)[:, None]
+        means = np.add.reduceat(probs, starts, axis=0) / (ends - starts)[:, None]
         classes = means.argmax(axis=-1)
-        return Words(starts, ends, classes, means[np.arange(len(means)), classes])
+        return WordScores(starts, ends, classes, means[np.arange(len(means)), classes])
     deciding = starts
     if strategy == "max":  # the first of the surest tokens of each word
         word = begins.cumsum() - 1
         surest = np.flatnonzero(scores == np.maximum.reduceat(scores, starts)[word])
         deciding = surest[np.unique(word[surest], return_index=True)[1]]
-    return Words(starts, ends, classes[deciding], scores[deciding])
+    return WordScores(starts, ends, classes[deciding], scores[deciding])
 
 
-def _token(tokens: Tokens, words: Words, place: int, name: str) -> Entity:
-    start, end = int(tokens.starts[place]), int(tokens.ends[place])
+def _make_token_entity(tokens: TokenSpan, words: WordScores, index: int, name: str) -> Entity:
+    start, end = int(tokens.starts[index]), int(tokens.ends[index])
     return Entity(
         label=name,
-        score=float(words.scores[place]),
-        word=tokens.string(place),
+        score=float(words.scores[index]),
+        word=tokens.get_token(index),
         start=start,
         end=end,
         text=tokens.text[start:end],
-        index=tokens.first + place,
+        index=tokens.first_index + index,
     )
 
 
-def _entity(tokens: Tokens, words: Words, first: int, last: int, group: str, *, whole_words: bool) -> Entity:
+def _make_entity(
+    tokens: TokenSpan, words: WordScores, first: int, last: int, group: str, *, whole_words: bool
+) -> Entity:
     """Words `first` to `last`, the latter not included."""
-    join = tokens.spelling.join
+    join = tokens.decoder.convert_tokens_to_string
     if whole_words:
-        parts = [join(tokens.strings(words.starts[word], words.ends[word])) for word in range(first, last)]
+        parts = [join(tokens.get_tokens(words.starts[word], words.ends[word])) for word in range(first, last)]
     else:
-        parts = tokens.strings(words.starts[first], words.ends[last - 1])
+        parts = tokens.get_tokens(words.starts[first], words.ends[last - 1])
     start, end = int(tokens.starts[words.starts[first]]), int(tokens.ends[words.ends[last - 1] - 1])
     return Entity(
         label=group,

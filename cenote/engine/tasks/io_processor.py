@@ -17,27 +17,29 @@ from typing import Any, TypeVar
 import tokenizers
 
 from cenote.config.engine import EngineConfig
-from cenote.engine.tasks.plugin_requests import Work
+from cenote.engine.tasks.plugin_requests import PluginPoolRequests
 from cenote.errors import BadRequest, LoadError, PoolingError, Unsupported
-from cenote.inputs.prompt_parsing import as_inputs
-from cenote.loading.describe import Description, ModelConfig
+from cenote.inputs.prompt_parsing import parse_prompts
+from cenote.loading.describe import ModelConfig, ModelDescription
 from cenote.outputs import PoolingRequestOutput
-from cenote.plugins.discovery import start_plugin
-from cenote.plugins.io_processor import method, overrides
-from cenote.plugins.json_values import plain
-from cenote.protocol.requests import Pooled, PoolingParams, PoolRequest, Task, Tokenization
+from cenote.plugins.discovery import load_plugin
+from cenote.plugins.io_processor import get_method, has_override
+from cenote.plugins.json_values import to_json_value
+from cenote.protocol.params import PoolingParams, Task, TokenizationParams
+from cenote.protocol.requests import PoolRequest
+from cenote.protocol.results import PoolResult
 
 logger = logging.getLogger("cenote")
 
-Result = TypeVar("Result")
-Answers = Sequence[Pooled | PoolingError]
-Given = PoolingParams | Sequence[PoolingParams] | None  # one for all prompts, or one each
+T = TypeVar("T")
+PoolResultSequence = Sequence[PoolResult | PoolingError]
+PoolingParamsArg = PoolingParams | Sequence[PoolingParams] | None  # one for all prompts, or one each
 
-NO_PLUGIN = (
+NO_PLUGIN_MESSAGE = (
     "No IOProcessor plugin installed. Install a package that has one and name it with --io-processor-plugin; "
     "docs/plugins.md explains how to write one, and examples/near_duplicates is one."
 )
-NO_DATA = (
+NO_DATA_MESSAGE = (
     "The 'data' field of the prompt is expected to contain the prompt data and it cannot be None. "
     "Refer to the documentation of the IOProcessor in use for more details."
 )
@@ -54,18 +56,20 @@ class PluginRenderer:
     """What a plugin may ask about texts."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self._of_engine = tokenizer
+        self._engine_tokenizer = tokenizer
 
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:
         """A copy, so that what a plugin does to it does nothing to the engine."""
-        return tokenizers.Tokenizer.from_str(self._of_engine.to_str())
+        return tokenizers.Tokenizer.from_str(self._engine_tokenizer.to_str())
 
     def get_tokenizer(self) -> tokenizers.Tokenizer:
         return self.tokenizer
 
 
-def load_processor(config: EngineConfig, description: Description, tokenizer: tokenizers.Tokenizer) -> Processor | None:
+def load_io_processor(
+    config: EngineConfig, description: ModelDescription, tokenizer: tokenizers.Tokenizer
+) -> IOProcessorRunner | None:
     """The plugin that the option selects, else the one config.json names; most models have none."""
     named = description.config.get("io_processor_plugin")
     name = config.io_processor_plugin or named
@@ -76,104 +80,118 @@ def load_processor(config: EngineConfig, description: Description, tokenizer: to
         raise LoadError(f"{source}: io_processor_plugin is {name!r}, not the name of a plugin")
     facts = PluginConfig(description.model_config)
     try:
-        plugin = start_plugin(name, facts, PluginRenderer(tokenizer))
+        plugin = load_plugin(name, facts, PluginRenderer(tokenizer))
     except LoadError as error:
         if config.io_processor_plugin:
             raise
         without = 'hf_overrides={"io_processor_plugin": null} loads the model without it'
         raise LoadError(f"{error.message} ({source} names it; {without})") from error
     logger.info("IO processor plugin: %s", name)
-    return Processor(name, plugin, description)
+    return IOProcessorRunner(name, plugin, description)
 
 
-class Processor:
+class IOProcessorRunner:
     """A plugin at work. Its blocking code runs on one thread, a call at a time, as it would on an event loop."""
 
-    def __init__(self, name: str, plugin: Any, description: Description) -> None:
+    def __init__(self, name: str, plugin: Any, description: ModelDescription) -> None:
         self.name = name
         self.plugin = plugin
         self.tasks = description.plan.tasks
         self.default_task = description.default_task
         self.is_cross_encoder = "classify" in self.tasks and description.num_labels == 1
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cenote-plugin")
-        self._offline = threading.RLock()
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cenote-plugin")
+        self._sync_lock = threading.RLock()
 
     async def process(
         self,
         data: object,
-        pool: Callable[[PoolRequest], Awaitable[Answers]],
+        pool: Callable[[PoolRequest], Awaitable[PoolResultSequence]],
         *,
         request_id: str,
         priority: int = 0,
-        tokenization: Tokenization | None = None,
+        tokenization: TokenizationParams | None = None,
     ) -> Any:
         """The result in plain values, for a server to send."""
         if data is None:
-            raise BadRequest(NO_DATA, param="data")
-        parsed, work = await self._read_online(data, request_id, tokenization, priority)
+            raise BadRequest(NO_DATA_MESSAGE, param="data")
+        parsed, work = await self._preprocess_async(data, request_id, tokenization, priority)
         answers = await asyncio.gather(*map(pool, work.requests))
-        return await self._write_online(parsed, work, answers, request_id)
+        return await self._postprocess_async(parsed, work, answers, request_id)
 
     def process_sync(
         self,
         data: object,
-        pool: Callable[[PoolRequest], Answers],
+        pool: Callable[[PoolRequest], PoolResultSequence],
         *,
-        params: Given = None,
-        tokenization: Tokenization | None = None,
+        params: PoolingParamsArg = None,
+        tokenization: TokenizationParams | None = None,
     ) -> Any:
         """The plugin's own object, for a program that asks in this process."""
         if data is None:
-            raise BadRequest(NO_DATA, param="data")
-        with self._offline:  # plugins know requests by their ids, and these have none
-            parsed, work = self._read(data, params, None, tokenization)
-            return self._write(parsed, work.outputs([*map(pool, work.requests)]), None)
+            raise BadRequest(NO_DATA_MESSAGE, param="data")
+        with self._sync_lock:  # plugins know requests by their ids, and these have none
+            parsed, work = self._preprocess(data, params, None, tokenization)
+            return self._postprocess(parsed, work.make_outputs([*map(pool, work.requests)]), None)
 
-    def _read(
-        self, data: object, given: Given, request_id: str | None, tokenization: Tokenization | None, priority: int = 0
-    ) -> tuple[Any, Work]:
-        parsed = self._parse(data, request_id)
-        with self._blamed("pre_process", request_id, refusing=True):
-            prompts = method(self.plugin, "pre_process")(parsed, request_id=request_id)
-        return parsed, self._work(prompts, given, request_id, tokenization, priority)
+    def _preprocess(
+        self,
+        data: object,
+        params: PoolingParamsArg,
+        request_id: str | None,
+        tokenization: TokenizationParams | None,
+        priority: int = 0,
+    ) -> tuple[Any, PluginPoolRequests]:
+        parsed = self._parse_data(data, request_id)
+        with self._wrap_plugin_errors("pre_process", request_id, can_reject=True):
+            prompts = get_method(self.plugin, "pre_process")(parsed, request_id=request_id)
+        return parsed, self._make_requests(prompts, params, request_id, tokenization, priority)
 
-    async def _read_online(
-        self, data: object, request_id: str, tokenization: Tokenization | None, priority: int
-    ) -> tuple[Any, Work]:
-        if not overrides(self.plugin, "pre_process_async"):
-            return await self._aside(self._read, data, None, request_id, tokenization, priority)
-        parsed = await self._aside(self._parse, data, request_id)
-        with self._blamed("pre_process_async", request_id, refusing=True):
+    async def _preprocess_async(
+        self, data: object, request_id: str, tokenization: TokenizationParams | None, priority: int
+    ) -> tuple[Any, PluginPoolRequests]:
+        if not has_override(self.plugin, "pre_process_async"):
+            return await self._run_in_thread(self._preprocess, data, None, request_id, tokenization, priority)
+        parsed = await self._run_in_thread(self._parse_data, data, request_id)
+        with self._wrap_plugin_errors("pre_process_async", request_id, can_reject=True):
             prompts = await self.plugin.pre_process_async(parsed, request_id=request_id)
         # at once: what a plugin noted for the parameters must not become another request's
-        return parsed, self._work(prompts, None, request_id, tokenization, priority)
+        return parsed, self._make_requests(prompts, None, request_id, tokenization, priority)
 
-    def _work(
-        self, prompts: Any, given: Given, request_id: str | None, tokenization: Tokenization | None, priority: int
-    ) -> Work:
-        inputs = as_inputs(prompts)
-        params = self._merge(given, len(inputs), request_id)
-        return Work.of(inputs, params, [self._tasks(each.task) for each in params], tokenization, priority)
+    def _make_requests(
+        self,
+        prompts: Any,
+        params_arg: PoolingParamsArg,
+        request_id: str | None,
+        tokenization: TokenizationParams | None,
+        priority: int,
+    ) -> PluginPoolRequests:
+        inputs = parse_prompts(prompts)
+        params = self._merge_params(params_arg, len(inputs), request_id)
+        return PluginPoolRequests.from_prompts(
+            inputs, params, [self._resolve_tasks(each.task) for each in params], tokenization, priority
+        )
 
-    def _parse(self, data: object, request_id: str | None) -> Any:
-        with self._blamed("parse_data", request_id, refusing=True):
-            return method(self.plugin, "parse_data")(data)
+    def _parse_data(self, data: object, request_id: str | None) -> Any:
+        with self._wrap_plugin_errors("parse_data", request_id, can_reject=True):
+            return get_method(self.plugin, "parse_data")(data)
 
-    def _merge(self, given: Given, count: int, request_id: str | None) -> list[PoolingParams]:
+    def _merge_params(
+        self, params_arg: PoolingParamsArg, num_prompts: int, request_id: str | None
+    ) -> list[PoolingParams]:
         """The parameters of every prompt; the plugin sees copies, which it may change."""
-        merge = method(self.plugin, "merge_pooling_params")
-        if given is None:
-            with self._blamed("merge_pooling_params", request_id, refusing=True):
-                return [_as_params(merge())] * count
-        wanted: Sequence[Any] = given if isinstance(given, list | tuple) else [given] * count
+        merge = get_method(self.plugin, "merge_pooling_params")
+        if params_arg is None:
+            with self._wrap_plugin_errors("merge_pooling_params", request_id, can_reject=True):
+                return [_to_pooling_params(merge())] * num_prompts
+        wanted: Sequence[Any] = params_arg if isinstance(params_arg, list | tuple) else [params_arg] * num_prompts
         if not all(isinstance(params, PoolingParams) for params in wanted):
             raise BadRequest("pooling_params is one PoolingParams for all prompts, or a list with one for each")
-        if len(wanted) != count:
-            raise BadRequest(f"The lengths of prompts ({count}) and params ({len(wanted)}) must be the same.")
-        with self._blamed("merge_pooling_params", request_id, refusing=True):
-            return [_as_params(merge(params.clone())) for params in wanted]
+        if len(wanted) != num_prompts:
+            raise BadRequest(f"The lengths of prompts ({num_prompts}) and params ({len(wanted)}) must be the same.")
+        with self._wrap_plugin_errors("merge_pooling_params", request_id, can_reject=True):
+            return [_to_pooling_params(merge(params.clone())) for params in wanted]
 
-    def _tasks(self, name: str | None) -> list[Task]:
+    def _resolve_tasks(self, name: str | None) -> list[Task]:
         if name is None or name == "plugin":
             return [self.default_task]
         wanted = ["classify" if part == "score" and self.is_cross_encoder else part for part in name.split("&")]
@@ -186,48 +204,52 @@ class Processor:
                 )
         return list(dict.fromkeys(wanted))  # type: ignore[arg-type]  # all of them are tasks of the model
 
-    def _write(self, parsed: Any, outputs: Sequence[PoolingRequestOutput], request_id: str | None) -> Any:
-        with self._blamed("post_process", request_id):
-            post_process = method(self.plugin, "post_process")
-            return post_process(outputs, request_id=request_id, **_told(post_process, parsed))
+    def _postprocess(self, parsed: Any, outputs: Sequence[PoolingRequestOutput], request_id: str | None) -> Any:
+        with self._wrap_plugin_errors("post_process", request_id):
+            post_process = get_method(self.plugin, "post_process")
+            return post_process(outputs, request_id=request_id, **_parsed_kwargs(post_process, parsed))
 
-    async def _write_online(self, parsed: Any, work: Work, answers: Sequence[Answers], request_id: str) -> Any:
+    async def _postprocess_async(
+        self, parsed: Any, requests: PluginPoolRequests, results: Sequence[PoolResultSequence], request_id: str
+    ) -> Any:
         def outputs() -> list[PoolingRequestOutput]:
-            return work.outputs(answers, f"{request_id}-")
+            return requests.make_outputs(results, f"{request_id}-")
 
-        if not overrides(self.plugin, "post_process_async"):
-            return await self._aside(lambda: self._reply(self._write(parsed, outputs(), request_id), request_id))
-        with self._blamed("post_process_async", request_id):
+        if not has_override(self.plugin, "post_process_async"):
+            return await self._run_in_thread(
+                lambda: self._to_response(self._postprocess(parsed, outputs(), request_id), request_id)
+            )
+        with self._wrap_plugin_errors("post_process_async", request_id):
             post_process = self.plugin.post_process_async
-            told = _told(post_process, parsed)
-            result = await post_process(_one_by_one(outputs()), request_id=request_id, **told)
-        return await self._aside(self._reply, result, request_id)
+            told = _parsed_kwargs(post_process, parsed)
+            result = await post_process(_iterate_async(outputs()), request_id=request_id, **told)
+        return await self._run_in_thread(self._to_response, result, request_id)
 
-    def _reply(self, result: Any, request_id: str) -> Any:
+    def _to_response(self, result: Any, request_id: str) -> Any:
         """In plain values, and without the wrapping that older plugins put around."""
         older = getattr(self.plugin, "output_to_response", None)
         if callable(older):
-            with self._blamed("output_to_response", request_id):
+            with self._wrap_plugin_errors("output_to_response", request_id):
                 result = older(result)
             result = result.get("data", result) if isinstance(result, Mapping) else getattr(result, "data", result)
         try:
-            return plain(result)
+            return to_json_value(result)
         except (TypeError, ValueError, RecursionError) as error:
             what = f": {error}" if isinstance(error, TypeError) else f" ({type(error).__name__})"
             raise PoolingError(f"the IO processor plugin {self.name!r} returned what cannot be sent{what}") from None
 
-    async def _aside(self, function: Callable[..., Result], *args: Any) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+    async def _run_in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
 
     @contextmanager
-    def _blamed(self, step: str, request_id: str | None, *, refusing: bool = False) -> Iterator[None]:
+    def _wrap_plugin_errors(self, step: str, request_id: str | None, *, can_reject: bool = False) -> Iterator[None]:
         """What a plugin raises, as errors of ours: before the model runs it may refuse its input, later it failed."""
         try:
             yield
         except PoolingError:
             raise
         except Exception as error:
-            if refusing and isinstance(error, ValueError | TypeError):
+            if can_reject and isinstance(error, ValueError | TypeError):
                 raise BadRequest(str(error) or type(error).__name__, param="data") from error
             failure = PoolingError(f"the IO processor plugin {self.name!r} failed in {step} ({type(error).__name__})")
             if request_id is None:
@@ -238,23 +260,23 @@ class Processor:
             raise failure from None
 
 
-def _as_params(given: Any) -> PoolingParams:
+def _to_pooling_params(params: Any) -> PoolingParams:
     """Ours, or those of the reference where a plugin brings its own class."""
-    if isinstance(given, PoolingParams):
-        return given
-    known = [item.name for item in fields(PoolingParams) if hasattr(given, item.name)]
+    if isinstance(params, PoolingParams):
+        return params
+    known = [item.name for item in fields(PoolingParams) if hasattr(params, item.name)]
     if "task" not in known:
-        raise PoolingError(f"merge_pooling_params of the plugin returned {type(given).__name__}, not PoolingParams")
-    return PoolingParams(**{name: getattr(given, name) for name in known})
+        raise PoolingError(f"merge_pooling_params of the plugin returned {type(params).__name__}, not PoolingParams")
+    return PoolingParams(**{name: getattr(params, name) for name in known})
 
 
-def _told(function: Callable[..., Any], parsed: Any) -> dict[str, Any]:
+def _parsed_kwargs(function: Callable[..., Any], parsed: Any) -> dict[str, Any]:
     """What `parse_data` returned, for those who take it: then nothing has to be kept between the steps."""
     parameters = inspect.signature(function).parameters
     takes_it = "prompt" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     return {"prompt": parsed} if takes_it else {}
 
 
-async def _one_by_one(outputs: Sequence[PoolingRequestOutput]) -> AsyncIterator[tuple[int, PoolingRequestOutput]]:
+async def _iterate_async(outputs: Sequence[PoolingRequestOutput]) -> AsyncIterator[tuple[int, PoolingRequestOutput]]:
     for numbered in enumerate(outputs):
         yield numbered

@@ -11,20 +11,20 @@ import torch
 from PIL import Image as pil
 
 from cenote.errors import BadRequest
-from cenote.inputs.images.image_processor import ImageReader
-from cenote.inputs.images.transforms import HALF, as_patches, as_pixels, colours, resized
-from cenote.protocol.images import Picture
+from cenote.inputs.images.image_processor import ImageProcessor
+from cenote.inputs.images.transforms import IMAGENET_STANDARD, patchify, pil_to_tensor, resize, resolve_normalization
+from cenote.protocol.images import ProcessedImage
 
 LANCZOS = 1
-TILES = 4  # on the longer side, where the files do not say
-MAX_SIDE = 4096  # in pixels, whatever the options ask for
-AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
+DEFAULT_TILES_PER_SIDE = 4  # on the longer side, where the files do not say
+MAX_SIDE_PIXELS = 4096  # in pixels, whatever the options ask for
+FAKE_IMAGE_TOKEN, GLOBAL_IMAGE_TOKEN = "<fake_token_around_image>", "<global-img>"
 # a new line, and two of them, as vocabularies write them
-NEW_LINE, EMPTY_LINE = ("\n", "Ċ"), ("\n\n", "ĊĊ")
+NEWLINE_TOKENS, BLANK_LINE_TOKENS = ("\n", "Ċ"), ("\n\n", "ĊĊ")
 
 
-class Idefics3Reader(ImageReader):
-    KNOWN = (
+class Idefics3ImageProcessor(ImageProcessor):
+    SUPPORTED_OPTIONS = (
         "do_resize",
         "size",
         "resample",
@@ -37,120 +37,129 @@ class Idefics3Reader(ImageReader):
         "image_std",
     )
 
-    SMALLER = "size"
+    SIZE_LIMIT_OPTION = "size"
 
-    def picture(self, image: pil.Image, options: Mapping[str, Any], where: str) -> Picture:
-        tile = self._tile(options, where)
-        height, width = self._resized(image, options, tile)
-        rows, columns = self._split(height, width, tile) if options.get("do_image_splitting", True) else (0, 0)
+    def _preprocess(self, image: pil.Image, options: Mapping[str, Any], param_path: str) -> ProcessedImage:
+        tile = self._resolve_tile_size(options, param_path)
+        height, width = self._resolve_size(image, options, tile)
+        rows, columns = (
+            self._compute_tile_grid(height, width, tile) if options.get("do_image_splitting", True) else (0, 0)
+        )
         patches_a_side = tile // self.spec.patch_size
-        token_ids, seen = self._tokens(rows, columns, (patches_a_side // self.spec.merge) ** 2, image, where)
+        token_ids, seen = self._build_tokens(
+            rows, columns, (patches_a_side // self.spec.merge_size) ** 2, image, param_path
+        )
         resample = options.get("resample") or LANCZOS
-        tiles = _tiles(resized(image, height, width, resample), rows, columns, tile, resample)
-        patches = [as_patches(as_pixels(each), self.spec.patch_size) for each in tiles]
-        return Picture(
+        tiles = _split_with_thumbnail(resize(image, height, width, resample), rows, columns, tile, resample)
+        patches = [patchify(pil_to_tensor(each), self.spec.patch_size) for each in tiles]
+        return ProcessedImage(
             torch.cat(patches),
             ((patches_a_side, patches_a_side),) * len(patches),
             token_ids,
             seen,
             (image.height, image.width),
-            self.key(image, options),
-            colours(options, HALF, HALF),
+            self.compute_cache_key(image, options),
+            resolve_normalization(options, IMAGENET_STANDARD, IMAGENET_STANDARD),
         )
 
-    def _tile(self, options: Mapping[str, Any], where: str) -> int:
+    def _resolve_tile_size(self, options: Mapping[str, Any], param_path: str) -> int:
         """The side of a tile, which the tower has a table of places for."""
         wanted = int(self.spec.options["image_size"])
         asked = options.get("max_image_size") or wanted
         side = asked.get("longest_edge") if isinstance(asked, Mapping) else asked
         if side != wanted:
             raise BadRequest(
-                f"{where}: max_image_size asks for tiles of {side} pixels, and this model reads tiles "
+                f"{param_path}: max_image_size asks for tiles of {side} pixels, and this model reads tiles "
                 f"of {wanted} x {wanted}; leave it out",
                 param="mm_processor_kwargs",
             )
         return wanted
 
-    def _resized(self, image: pil.Image, options: Mapping[str, Any], tile: int) -> tuple[int, int]:
+    def _resolve_size(self, image: pil.Image, options: Mapping[str, Any], tile_size: int) -> tuple[int, int]:
         """Height and width before it is cut."""
         if not options.get("do_resize", True):
             return image.height, image.width
-        size = options.get("size") or {"longest_edge": TILES * tile}
+        size = options.get("size") or {"longest_edge": DEFAULT_TILES_PER_SIDE * tile_size}
         if "longest_edge" in size:
-            return fitting_size(image.height, image.width, int(size["longest_edge"]))
+            return fit_longest_edge(image.height, image.width, int(size["longest_edge"]))
         return int(size["height"]), int(size["width"])
 
-    def _split(self, height: int, width: int, tile: int) -> tuple[int, int]:
+    def _compute_tile_grid(self, height: int, width: int, tile_size: int) -> tuple[int, int]:
         """Rows and columns of tiles; none of an image that is a single one."""
-        rows, columns = (side // tile for side in whole_tiles(height, width, tile))
+        rows, columns = (side // tile_size for side in round_up_to_tiles(height, width, tile_size))
         return (0, 0) if rows == columns == 1 else (rows, columns)
 
-    def _tokens(
-        self, rows: int, columns: int, per_tile: int, image: pil.Image, where: str
+    def _build_tokens(
+        self, rows: int, columns: int, num_tile_tokens: int, image: pil.Image, param_path: str
     ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.bool_]]]:
         """What stands for an image, row after row of tiles, and which tokens the tower fills."""
-        around, whole = self.required_token(AROUND), self.required_token(WHOLE)
-        new_line = self._line(NEW_LINE) or ()
-        empty_line = self._line(EMPTY_LINE) or (*new_line, *new_line)
+        around, whole = self.require_token_id(FAKE_IMAGE_TOKEN), self.require_token_id(GLOBAL_IMAGE_TOKEN)
+        new_line = self._find_token(NEWLINE_TOKENS) or ()
+        empty_line = self._find_token(BLANK_LINE_TOKENS) or (*new_line, *new_line)
         num_lines = rows + len(empty_line) - 1 if rows else 0
-        self.check_tokens((rows * columns + 1) * (per_tile + 2) + 1 + num_lines, image, where)
+        self.check_num_tokens((rows * columns + 1) * (num_tile_tokens + 2) + 1 + num_lines, image, param_path)
         assert self.spec.image_token_id is not None, "the family says it"
         seen_here = -1  # no token has this number
-        tile = [seen_here] * per_tile
+        tile = [seen_here] * num_tile_tokens
         ids: list[int] = []
         for row in range(1, rows + 1):
             for column in range(1, columns + 1):
-                ids += [around, self._place(row, column, where), *tile]
+                ids += [around, self._tile_position_token_id(row, column, param_path), *tile]
             ids += new_line if row < rows else empty_line
         ids += [around, whole, *tile, around]
         found = np.array(ids, dtype=np.int32)
         seen = found == seen_here
         return np.where(seen, np.int32(self.spec.image_token_id), found), seen
 
-    def _line(self, spellings: Sequence[str]) -> tuple[int, ...] | None:
-        return next(((found,) for text in spellings if (found := self.token_id(text)) is not None), None)
+    def _find_token(self, spellings: Sequence[str]) -> tuple[int, ...] | None:
+        return next(((found,) for text in spellings if (found := self.token_to_id(text)) is not None), None)
 
-    def _place(self, row: int, column: int, where: str) -> int:
-        found = self.token_id(f"<row_{row}_col_{column}>")
+    def _tile_position_token_id(self, row: int, column: int, param_path: str) -> int:
+        found = self.token_to_id(f"<row_{row}_col_{column}>")
         if found is None:
             raise BadRequest(
-                f"{where}: the image is cut into more tiles than this model has names for: row {row}, column {column} "
+                f"{param_path}: the image is cut into more tiles than this model has names for: row {row}, column "
+                f"{column} "
                 "has none; give a smaller size in mm_processor_kwargs",
                 param="mm_processor_kwargs",
             )
         return found
 
 
-def fitting_size(height: int, width: int, longest: int) -> tuple[int, int]:
+def fit_longest_edge(height: int, width: int, longest_edge: int) -> tuple[int, int]:
     """Height and width with the longer side as long as asked for; the other one is even."""
     ratio = width / height
     if width >= height:
-        height, width = int(longest / ratio), longest
+        height, width = int(longest_edge / ratio), longest_edge
         height += height % 2
     else:
-        height, width = longest, int(longest * ratio)
+        height, width = longest_edge, int(longest_edge * ratio)
         width += width % 2
     height, width = max(height, 1), max(width, 1)
-    if max(height, width) <= MAX_SIDE:
+    if max(height, width) <= MAX_SIDE_PIXELS:
         return height, width
     ratio = width / height
-    return (max(int(MAX_SIDE / ratio), 1), MAX_SIDE) if width >= height else (MAX_SIDE, max(int(MAX_SIDE * ratio), 1))
+    return (
+        (max(int(MAX_SIDE_PIXELS / ratio), 1), MAX_SIDE_PIXELS)
+        if width >= height
+        else (MAX_SIDE_PIXELS, max(int(MAX_SIDE_PIXELS * ratio), 1))
+    )
 
 
-def whole_tiles(height: int, width: int, tile: int) -> tuple[int, int]:
+def round_up_to_tiles(height: int, width: int, tile_size: int) -> tuple[int, int]:
     """The next height and width that tiles fill: the longer side decides, the other one follows it."""
     ratio = width / height
     if width >= height:
-        width = math.ceil(width / tile) * tile
-        return max(math.ceil(int(width / ratio) / tile), 1) * tile, width
-    height = math.ceil(height / tile) * tile
-    return height, max(math.ceil(int(height * ratio) / tile), 1) * tile
+        width = math.ceil(width / tile_size) * tile_size
+        return max(math.ceil(int(width / ratio) / tile_size), 1) * tile_size, width
+    height = math.ceil(height / tile_size) * tile_size
+    return height, max(math.ceil(int(height * ratio) / tile_size), 1) * tile_size
 
 
-def _tiles(image: pil.Image, rows: int, columns: int, tile: int, resample: int) -> list[pil.Image]:
+def _split_with_thumbnail(image: pil.Image, rows: int, columns: int, tile_size: int, resample: int) -> list[pil.Image]:
     """Row after row, and then all of the image in the size of one."""
     if rows:
-        image = resized(image, rows * tile, columns * tile, resample)
-    corners = [(column * tile, row * tile) for row in range(rows) for column in range(columns)]
-    tiles = [image.crop((left, top, left + tile, top + tile)) for left, top in corners]
-    return [*tiles, resized(image, tile, tile, resample)]
+        image = resize(image, rows * tile_size, columns * tile_size, resample)
+    corners = [(column * tile_size, row * tile_size) for row in range(rows) for column in range(columns)]
+    tiles = [image.crop((left, top, left + tile_size, top + tile_size)) for left, top in corners]
+    return [*tiles, resize(image, tile_size, tile_size, resample)]

@@ -9,76 +9,87 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cenote.errors import BadRequest, InputTooLong, Unsupported
-from cenote.inputs.content_parts import as_part, is_image
-from cenote.inputs.images.image_processor import ImageReader
-from cenote.inputs.tokenized_inputs import Rendered
+from cenote.inputs.content_parts import is_image_part, parse_part
+from cenote.inputs.images.image_processor import ImageProcessor
+from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import TokenIds
-from cenote.protocol.images import Image, Picture, Sight
-from cenote.protocol.input_types import Chat, Input, Pair, Parts, PartsPair, Pictured, Side
+from cenote.protocol.images import ImageSource, InputImages, ProcessedImage
+from cenote.protocol.input_types import (
+    ContentParts,
+    Conversation,
+    Input,
+    MultimodalPair,
+    MultimodalPrompt,
+    ScoreInput,
+    TextPair,
+)
 
 if TYPE_CHECKING:
     import PIL.Image
 
 
 @dataclass(frozen=True, slots=True)
-class Seeing:
+class MultimodalProcessor:
     """How a model comes by the images of its inputs."""
 
-    reader: ImageReader
-    load: Callable[[Image], PIL.Image.Image]  # fetches and decodes
+    image_processor: ImageProcessor
+    load_image: Callable[[ImageSource], PIL.Image.Image]  # fetches and decodes
     max_images: int  # in one input
-    known: dict[tuple[Any, str], Picture] | None = None  # of one request: what it says twice is looked at once
+    image_cache: dict[tuple[Any, str], ProcessedImage] | None = (
+        None  # of one request: what it says twice is looked at once
+    )
 
     @property
     def placeholder(self) -> str:
-        return self.reader.spec.placeholder
+        return self.image_processor.spec.placeholder
 
-    def read(self, item: Input, options: Mapping[str, Any]) -> Input:
+    def process(self, item: Input, options: Mapping[str, Any]) -> Input:
         """The input with its images read; takes as long as they are large."""
-        if isinstance(item, Chat):
-            return self._chat(item, options)
-        if isinstance(item, Parts):
-            text, images = self._side(item)
-            return Pictured(text, self._pictures(images, options)) if images else text
-        if isinstance(item, PartsPair):
-            return self._pair(item, options)
-        if isinstance(item, Pictured):
-            return replace(item, images=self._pictures(item.images, {**options, **item.options}))
+        if isinstance(item, Conversation):
+            return self._process_conversation(item, options)
+        if isinstance(item, ContentParts):
+            text, images = self._split_content(item)
+            return MultimodalPrompt(text, self._process_images(images, options)) if images else text
+        if isinstance(item, MultimodalPair):
+            return self._process_pair(item, options)
+        if isinstance(item, MultimodalPrompt):
+            return replace(item, images=self._process_images(item.images, {**options, **item.mm_processor_kwargs}))
         return item
 
-    def expanded(self, rendered: Rendered, pictures: Sequence[Picture]) -> Rendered:
+    def expand_placeholders(self, tokenized: TokenizedInput, images: Sequence[ProcessedImage]) -> TokenizedInput:
         """The prompt with the tokens of its images instead of their marks."""
-        spec, prompt = self.reader.spec, self.reader.laid_out(rendered.token_ids)
-        marks = np.flatnonzero(prompt == self.reader.mark_id)
-        if spec.mark and len(marks) != len(pictures):
+        spec, prompt = self.image_processor.spec, self.image_processor.arrange_prompt(tokenized.token_ids)
+        marks = np.flatnonzero(prompt == self.image_processor.placeholder_id)
+        if spec.placeholder_token and len(marks) != len(images):
             raise BadRequest(
-                f"the prompt has {len(marks)} times {spec.mark!r}, and {len(pictures)} images were given; an image "
+                f"the prompt has {len(marks)} times {spec.placeholder_token!r}, and {len(images)} images were given; "
+                f"an image "
                 "has one mark where it belongs, and a prompt that is cut must not lose it",
                 param="multi_modal_data",
             )
         pieces, flags, done = list[TokenIds](), list[Any](), 0
-        for mark, picture in zip(marks.tolist(), pictures, strict=True):
+        for mark, picture in zip(marks.tolist(), images, strict=True):
             before = prompt[done:mark]
             pieces += [before, picture.token_ids]
-            flags += [np.zeros(len(before), dtype=bool), picture.seen]
+            flags += [np.zeros(len(before), dtype=bool), picture.is_embed]
             done = mark + 1
         rest = prompt[done:]
         token_ids = np.concatenate([*pieces, rest])
         rows = np.flatnonzero(np.concatenate([*flags, np.zeros(len(rest), dtype=bool)]))
-        return self._with_sight(rendered, token_ids, pictures, rows)
+        return self._attach_images(tokenized, token_ids, images, rows)
 
-    def by_itself(self, picture: Picture) -> Rendered:
+    def build_image_only(self, image: ProcessedImage) -> TokenizedInput:
         """The prompt that is nothing but an image."""
-        return Rendered(
-            picture.token_ids,
-            len(picture.token_ids),
-            len(picture.token_ids),
-            sight=Sight((picture,), np.flatnonzero(picture.seen)),
+        return TokenizedInput(
+            image.token_ids,
+            len(image.token_ids),
+            len(image.token_ids),
+            images=InputImages((image,), np.flatnonzero(image.is_embed)),
         )
 
-    def check_alone(self, text: str | Sequence[int], num_images: int) -> None:
+    def check_single_modality(self, text: str | Sequence[int], num_images: int) -> None:
         """Models of two towers read one thing at a time."""
-        name = self.reader.spec.alone
+        name = self.image_processor.spec.single_modality_name
         if len(text) or num_images != 1:
             raise Unsupported(
                 f"{name} accepts text-only or image-only inputs, not both! You must pass an image with an empty token "
@@ -86,89 +97,102 @@ class Seeing:
                 param="multi_modal_data",
             )
 
-    def _with_sight(self, rendered: Rendered, token_ids: TokenIds, pictures: Sequence[Picture], rows: Any) -> Rendered:
-        added = len(token_ids) - len(rendered.token_ids)
+    def _attach_images(
+        self, tokenized: TokenizedInput, token_ids: TokenIds, images: Sequence[ProcessedImage], embed_rows: Any
+    ) -> TokenizedInput:
+        added = len(token_ids) - len(tokenized.token_ids)
         return replace(
-            rendered,
+            tokenized,
             token_ids=token_ids,
-            second_start=len(token_ids),
-            num_input_tokens=rendered.num_input_tokens + added,
-            sight=Sight(tuple(pictures), rows, self.reader.axes(token_ids, pictures, rows)),
+            type1_start=len(token_ids),
+            num_input_tokens=tokenized.num_input_tokens + added,
+            images=InputImages(
+                tuple(images), embed_rows, self.image_processor.mrope_positions(token_ids, images, embed_rows)
+            ),
         )
 
-    def _chat(self, chat: Chat, options: Mapping[str, Any]) -> Chat:
-        images: list[Image] = []
+    def _process_conversation(self, conversation: Conversation, options: Mapping[str, Any]) -> Conversation:
+        images: list[ImageSource] = []
         messages = []
-        for number, message in enumerate(chat.messages):
+        for number, message in enumerate(conversation.messages):
             content = message.get("content") if isinstance(message, Mapping) else None
-            if isinstance(content, list | tuple) and any(map(is_image, content)):
+            if isinstance(content, list | tuple) and any(map(is_image_part, content)):
                 parts = list(content)
                 for place, part in enumerate(content):
-                    found = as_part(part, f"messages[{number}].content[{place}]")
-                    if isinstance(found, Image):
-                        name = chat.names[len(images)] if len(images) < len(chat.names) else found.where
-                        images.append(Image(found.source, name))
+                    found = parse_part(part, f"messages[{number}].content[{place}]")
+                    if isinstance(found, ImageSource):
+                        name = (
+                            conversation.image_names[len(images)]
+                            if len(images) < len(conversation.image_names)
+                            else found.param_path
+                        )
+                        images.append(ImageSource(found.source, name))
                         parts[place] = {"type": "image"}
                 message = {**message, "content": parts}
             messages.append(message)
         if not images:
-            return chat
-        return replace(chat, messages=messages, pictures=self._pictures(images, options))
+            return conversation
+        return replace(conversation, messages=messages, images=self._process_images(images, options))
 
-    def _pair(self, pair: PartsPair, options: Mapping[str, Any]) -> Pair:
-        (query, first), (document, second) = map(self._side, (pair.query, pair.document))
-        pictures = self._pictures([*first, *second], options)
-        if self.reader.spec.document_first:
+    def _process_pair(self, pair: MultimodalPair, options: Mapping[str, Any]) -> TextPair:
+        (query, first), (document, second) = map(self._split_content, (pair.query, pair.document))
+        pictures = self._process_images([*first, *second], options)
+        if self.image_processor.spec.is_document_first:
             pictures = (*pictures[len(first) :], *pictures[: len(first)])
-        return Pair(query, document, pair.template, pair.template_kwargs, pictures)
+        return TextPair(query, document, pair.template, pair.template_kwargs, pictures)
 
-    def _side(self, side: Side) -> tuple[str, list[Image]]:
+    def _split_content(self, score_input: ScoreInput) -> tuple[str, list[ImageSource]]:
         """As one text, marks of images that it does not have yet before all else."""
-        if isinstance(side, str):
-            return side, []
-        parts = [as_part(part, f"{side.where}[{place}]", side.where) for place, part in enumerate(side.content)]
-        images = [part for part in parts if isinstance(part, Image)]
+        if isinstance(score_input, str):
+            return score_input, []
+        parts = [
+            parse_part(part, f"{score_input.param_path}[{place}]", score_input.param_path)
+            for place, part in enumerate(score_input.content)
+        ]
+        images = [part for part in parts if isinstance(part, ImageSource)]
         texts = [part for part in parts if isinstance(part, str)]
-        mark = self.reader.spec.mark
+        mark = self.image_processor.spec.placeholder_token
         marked = sum(text.count(mark) for text in texts) if mark else len(images)
         marks, text = "\n".join([self.placeholder] * (len(images) - marked)), "\n".join(texts)
-        return marks + (self.reader.spec.joint if marks and texts else "") + text, images
+        return marks + (self.image_processor.spec.separator if marks and texts else "") + text, images
 
-    def _pictures(self, images: Sequence[Image | Picture], options: Mapping[str, Any]) -> tuple[Picture, ...]:
+    def _process_images(
+        self, images: Sequence[ImageSource | ProcessedImage], options: Mapping[str, Any]
+    ) -> tuple[ProcessedImage, ...]:
         if len(images) > self.max_images:
             extra = images[self.max_images]
-            where = f" ({extra.where} is one too many)" if isinstance(extra, Image) else ""
+            where = f" ({extra.param_path} is one too many)" if isinstance(extra, ImageSource) else ""
             raise BadRequest(
                 f"At most {self.max_images} image(s) may be provided in one prompt, got {len(images)}{where}; "
                 "--limit-mm-per-prompt allows more",
                 param="multi_modal_data",
                 value=len(images),
             )
-        if len(images) > 1 and self.reader.spec.alone is not None:
-            self.check_alone("", len(images))
+        if len(images) > 1 and self.image_processor.spec.single_modality_name is not None:
+            self.check_single_modality("", len(images))
         pictures, num_tokens = [], 0
         for image in images:
-            pictures.append(self._picture(image, options) if isinstance(image, Image) else image)
+            pictures.append(self._process_image(image, options) if isinstance(image, ImageSource) else image)
             num_tokens += len(pictures[-1].token_ids)
             # no more than one input may hold is read, however many images it has
-            if num_tokens > self.reader.max_tokens and len(pictures) > 1:  # readers look at each by itself
+            if num_tokens > self.image_processor.max_tokens and len(pictures) > 1:  # readers look at each by itself
                 raise InputTooLong(
                     f"the first {len(pictures)} of {len(images)} images are {num_tokens} tokens, and this model reads "
-                    f"{self.reader.max_tokens} at most; give fewer or smaller ones",
+                    f"{self.image_processor.max_tokens} at most; give fewer or smaller ones",
                     param="input_tokens",
                     value=num_tokens,
                 )
         return tuple(pictures)
 
-    def _picture(self, image: Image, options: Mapping[str, Any]) -> Picture:
-        known = self.known if isinstance(image.source, str | bytes) else None
+    def _process_image(self, image: ImageSource, options: Mapping[str, Any]) -> ProcessedImage:
+        known = self.image_cache if isinstance(image.source, str | bytes) else None
         key = (image.source, repr(options))
         if known is not None and key in known:
             return known[key]
         try:
-            picture = self.reader.read(self.load(image), options, image.where)
+            picture = self.image_processor.preprocess(self.load_image(image), options, image.param_path)
         except BadRequest as error:
-            error.param = error.param or image.where
+            error.param = error.param or image.param_path
             raise
         if known is not None:
             known[key] = picture
@@ -177,8 +201,8 @@ class Seeing:
 
 def has_images(item: Input) -> bool:
     """Whether there is anything to be read before the input can be rendered."""
-    if isinstance(item, Chat):
+    if isinstance(item, Conversation):
         messages = item.messages if isinstance(item.messages, list | tuple) else ()  # else it is refused later
         contents = (message.get("content") for message in messages if isinstance(message, Mapping))
-        return any(any(map(is_image, content)) for content in contents if isinstance(content, list | tuple))
-    return isinstance(item, Parts | PartsPair | Pictured)
+        return any(any(map(is_image_part, content)) for content in contents if isinstance(content, list | tuple))
+    return isinstance(item, ContentParts | MultimodalPair | MultimodalPrompt)

@@ -9,22 +9,22 @@ from typing import Any
 from PIL import Image as pil
 
 from cenote.errors import BadRequest
-from cenote.inputs.images.image_processor import ImageReader, repeated
-from cenote.inputs.images.transforms import HALF, as_patches, as_pixels, colours, resized
-from cenote.protocol.images import Picture
+from cenote.inputs.images.image_processor import ImageProcessor, repeat_token
+from cenote.inputs.images.transforms import IMAGENET_STANDARD, patchify, pil_to_tensor, resize, resolve_normalization
+from cenote.protocol.images import ProcessedImage
 
 BILINEAR = 2
-NUM_PATCHES = 256
+DEFAULT_NUM_PATCHES = 256
 # the most that a request may ask for: the time it takes grows with their square
 MAX_PATCHES = 4096
 # how exactly the scale is found, and the largest
-PRECISION, LARGEST = 1e-5, 100.0
+SCALE_PRECISION, MAX_SCALE = 1e-5, 100.0
 
 
-class NaFlexReader(ImageReader):
+class NaFlexImageProcessor(ImageProcessor):
     """An image is its patches and, behind them, the one row that stands for all of it."""
 
-    KNOWN = (
+    SUPPORTED_OPTIONS = (
         "max_num_patches",
         "do_resize",
         "resample",
@@ -35,38 +35,47 @@ class NaFlexReader(ImageReader):
         "image_std",
     )
 
-    def picture(self, image: pil.Image, options: Mapping[str, Any], where: str) -> Picture:
+    def _preprocess(self, image: pil.Image, options: Mapping[str, Any], param_path: str) -> ProcessedImage:
         options = {name: value for name, value in options.items() if value is not None}
-        size, most = self.spec.patch_size, int(options.get("max_num_patches", NUM_PATCHES))
+        size, most = self.spec.patch_size, int(options.get("max_num_patches", DEFAULT_NUM_PATCHES))
         if not 1 <= most <= MAX_PATCHES:
             raise BadRequest(f"max_num_patches is 1 to {MAX_PATCHES}, got {most}", param="mm_processor_kwargs")
-        grid = fitting_grid(image.height, image.width, size, most)
+        grid = fit_grid(image.height, image.width, size, most)
         if not options.get("do_resize", True):
             grid = (image.height // size, image.width // size)
             if not 1 <= grid[0] * grid[1] <= most:
                 raise BadRequest(
-                    f"{where}: an image of {image.width} x {image.height} pixels is {grid[0] * grid[1]} patches, and "
+                    f"{param_path}: an image of {image.width} x {image.height} pixels is {grid[0] * grid[1]} patches, "
+                    f"and "
                     f"1 to {most} are read; let it be resized, or change max_num_patches",
                     param="mm_processor_kwargs",
                 )
             fitted = image.crop((0, 0, grid[1] * size, grid[0] * size))
         else:
-            fitted = resized(image, grid[0] * size, grid[1] * size, options.get("resample", BILINEAR))
-        patches = as_patches(as_pixels(fitted), size)
-        token_ids, seen = repeated(0, len(patches) + 1)
-        came_in, key = (image.height, image.width), self.key(fitted, options)
-        return Picture(patches, (grid,), token_ids, seen, came_in, key, colours(options, HALF, HALF))
+            fitted = resize(image, grid[0] * size, grid[1] * size, options.get("resample", BILINEAR))
+        patches = patchify(pil_to_tensor(fitted), size)
+        token_ids, seen = repeat_token(0, len(patches) + 1)
+        came_in, key = (image.height, image.width), self.compute_cache_key(fitted, options)
+        return ProcessedImage(
+            patches,
+            (grid,),
+            token_ids,
+            seen,
+            came_in,
+            key,
+            resolve_normalization(options, IMAGENET_STANDARD, IMAGENET_STANDARD),
+        )
 
 
-def fitting_grid(height: int, width: int, size: int, most: int) -> tuple[int, int]:
+def fit_grid(height: int, width: int, patch_size: int, max_patches: int) -> tuple[int, int]:
     """Rows and columns of patches at the largest scale at which there are at most so many; sides are rounded up."""
 
     def grid(scale: float) -> tuple[int, int]:
-        return max(1, math.ceil(height * scale / size)), max(1, math.ceil(width * scale / size))
+        return max(1, math.ceil(height * scale / patch_size)), max(1, math.ceil(width * scale / patch_size))
 
-    low, high = PRECISION / 10, LARGEST
-    while high - low >= PRECISION:
+    low, high = SCALE_PRECISION / 10, MAX_SCALE
+    while high - low >= SCALE_PRECISION:
         scale = (low + high) / 2
         rows, columns = grid(scale)
-        low, high = (scale, high) if rows * columns <= most else (low, scale)
+        low, high = (scale, high) if rows * columns <= max_patches else (low, scale)
     return grid(low)

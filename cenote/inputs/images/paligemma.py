@@ -8,39 +8,39 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cenote.inputs.images.fixed_size import ResizedReader
-from cenote.inputs.images.image_processor import repeated
+from cenote.inputs.images.fixed_size import FixedSizeImageProcessor
+from cenote.inputs.images.image_processor import repeat_token
 from cenote.inputs.tokenizer import TokenIds
-from cenote.protocol.images import Picture
+from cenote.protocol.images import ProcessedImage
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class PaliGemmaReader(ResizedReader):
-    NUM_ADDED = 2
+class PaliGemmaImageProcessor(FixedSizeImageProcessor):
+    NUM_ADDED_TOKENS = 2
 
-    def look_up(self) -> None:
-        super().look_up()
-        self.first, self.last = self.required_token("<bos>"), self.required_token("\n")
+    def resolve_token_ids(self) -> None:
+        super().resolve_token_ids()
+        self.bos_token_id, self.newline_token_id = self.require_token_id("<bos>"), self.require_token_id("\n")
 
-    def picture(self, image: Image, options: Mapping[str, Any], where: str) -> Picture:
+    def _preprocess(self, image: Image, options: Mapping[str, Any], param_path: str) -> ProcessedImage:
         side = self.spec.options["image_size"] // self.spec.patch_size
-        self.check_tokens(side * side, image, where)
-        picture = super().picture(image, options, where)
+        self.check_num_tokens(side * side, image, param_path)
+        picture = super()._preprocess(image, options, param_path)
         assert self.spec.image_token_id is not None, "the family says it"
-        token_ids, seen = repeated(self.spec.image_token_id, len(picture.patches))
-        return replace(picture, token_ids=token_ids, seen=seen)
+        token_ids, seen = repeat_token(self.spec.image_token_id, len(picture.patches))
+        return replace(picture, token_ids=token_ids, is_embed=seen)
 
-    def laid_out(self, token_ids: TokenIds) -> TokenIds:
+    def arrange_prompt(self, token_ids: TokenIds) -> TokenIds:
         """The token that begins a text stands behind the last image, not before the first, and a new line ends it.
 
         A prompt that is written like this already stays as it is.
         """
-        ids = token_ids[1:] if self.first in token_ids[:1] else token_ids
-        marks = np.flatnonzero(ids == self.mark_id)
+        ids = token_ids[1:] if self.bos_token_id in token_ids[:1] else token_ids
+        marks = np.flatnonzero(ids == self.placeholder_id)
         start = int(marks[-1]) + 1 if len(marks) else 0
         images, text = ids[:start], ids[start:]
-        begin = [] if self.first in text[:1] else [self.first]
-        end = [] if self.last in text[-1:] else [self.last]
+        begin = [] if self.bos_token_id in text[:1] else [self.bos_token_id]
+        end = [] if self.newline_token_id in text[-1:] else [self.newline_token_id]
         return np.concatenate((images, begin, text, end)).astype(np.int32)

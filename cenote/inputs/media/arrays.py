@@ -9,7 +9,7 @@ from PIL import Image
 
 from cenote.errors import BadRequest
 
-SHAPES = "[h, w, 3], [h, w, 4], [h, w, 1], [h, w] and [3, h, w] of uint8 are read"
+SUPPORTED_SHAPES = "[h, w, 3], [h, w, 4], [h, w, 1], [h, w] and [3, h, w] of uint8 are read"
 _CHANNELS = (1, 3, 4)
 
 
@@ -23,12 +23,12 @@ def from_array(source: Any) -> Image.Image:
     try:
         array = np.asarray(source)
     except (TypeError, ValueError, RuntimeError):
-        raise BadRequest(f"an array of {type(source).__name__} cannot be read as numbers; {SHAPES}") from None
+        raise BadRequest(f"an array of {type(source).__name__} cannot be read as numbers; {SUPPORTED_SHAPES}") from None
     if array.ndim == 3 and array.shape[0] == 3 and array.shape[2] not in _CHANNELS:
         array = array.transpose(1, 2, 0)
     fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in _CHANNELS)
     if array.dtype != np.uint8 or not fits or not array.size:
-        raise BadRequest(f"an array of {array.dtype} with shape {list(array.shape)} is no image; {SHAPES}")
+        raise BadRequest(f"an array of {array.dtype} with shape {list(array.shape)} is no image; {SUPPORTED_SHAPES}")
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     return Image.fromarray(np.ascontiguousarray(array))

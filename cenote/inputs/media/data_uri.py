@@ -5,48 +5,48 @@ from __future__ import annotations
 import binascii
 
 from cenote.errors import BadRequest
-from cenote.inputs.media.memory_budget import Share
+from cenote.inputs.media.memory_budget import BudgetLease
 
-TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
-LONGEST_HEAD = 256
-PIECE = 1024**2  # characters decoded at a time, so that other threads get their turn; a multiple of four
-SPACES = " \t\r\n\f"
-FORM = "data:image/png;base64,... is read"
+MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
+MAX_HEADER_CHARS = 256
+DECODE_CHARS = 1024**2  # characters decoded at a time, so that other threads get their turn; a multiple of four
+WHITESPACE = " \t\r\n\f"
+EXPECTED_FORMAT = "data:image/png;base64,... is read"
 
 
-def read_data_uri(uri: str, max_bytes: int, share: Share) -> bytes:
+def decode_data_uri(uri: str, max_bytes: int, lease: BudgetLease) -> bytes:
     """The bytes of the image; its size is checked before anything is decoded."""
-    comma = uri.find(",", 0, LONGEST_HEAD)
+    comma = uri.find(",", 0, MAX_HEADER_CHARS)
     if comma < 0:
-        raise BadRequest(f"the data URI has no comma within its first {LONGEST_HEAD} characters; {FORM}")
+        raise BadRequest(f"the data URI has no comma within its first {MAX_HEADER_CHARS} characters; {EXPECTED_FORMAT}")
     kind, *parameters = (part.strip().lower() for part in uri[len("data:") : comma].split(";"))
     if "base64" not in parameters:
-        raise BadRequest(f"the data URI is percent-encoded, and only base64 is read: {FORM}")
-    if kind and kind not in (*TYPES, "image/jpg"):
-        raise BadRequest(f"the data URI is of a type that is not read; there are: {', '.join(TYPES)}")
-    text = _without_spaces(uri[comma + 1 :])
+        raise BadRequest(f"the data URI is percent-encoded, and only base64 is read: {EXPECTED_FORMAT}")
+    if kind and kind not in (*MEDIA_TYPES, "image/jpg"):
+        raise BadRequest(f"the data URI is of a type that is not read; there are: {', '.join(MEDIA_TYPES)}")
+    text = _strip_whitespace(uri[comma + 1 :])
     if not text:
-        raise BadRequest(f"the data URI is empty, 0 bytes after its comma; {FORM}")
+        raise BadRequest(f"the data URI is empty, 0 bytes after its comma; {EXPECTED_FORMAT}")
     num_bytes = len(text) * 3 // 4
     if num_bytes > max_bytes + 2:  # up to two of them are padding
         raise BadRequest(f"the image has about {num_bytes:,} bytes, at most {max_bytes:,} are read")
-    share.grow(num_bytes)
-    return _decoded(text)
+    lease.grow(num_bytes)
+    return _decode_base64(text)
 
 
-def _without_spaces(text: str) -> str:
-    if not text.isascii() or not any(space in text for space in SPACES):
+def _strip_whitespace(text: str) -> str:
+    if not text.isascii() or not any(space in text for space in WHITESPACE):
         return text
-    pieces = (text[start : start + PIECE] for start in range(0, len(text), PIECE))
-    return b"".join(piece.encode("ascii").translate(None, SPACES.encode()) for piece in pieces).decode("ascii")
+    pieces = (text[start : start + DECODE_CHARS] for start in range(0, len(text), DECODE_CHARS))
+    return b"".join(piece.encode("ascii").translate(None, WHITESPACE.encode()) for piece in pieces).decode("ascii")
 
 
-def _decoded(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     text += "=" * (-len(text) % 4)  # many writers leave the padding out
     try:
         if "=" in text[:-2]:
             raise ValueError("padding in the middle")
-        pieces = (text[start : start + PIECE] for start in range(0, len(text), PIECE))
+        pieces = (text[start : start + DECODE_CHARS] for start in range(0, len(text), DECODE_CHARS))
         return b"".join(binascii.a2b_base64(piece, strict_mode=True) for piece in pieces)
     except ValueError:  # binascii.Error is one, and so are characters outside of ASCII
         raise BadRequest(f"the data URI's {len(text):,} characters are not valid base64") from None

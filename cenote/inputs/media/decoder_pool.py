@@ -15,50 +15,50 @@ from PIL import Image
 
 from cenote.errors import BadRequest, EngineStopped, Overloaded
 from cenote.inputs.media import decoder_protocol
-from cenote.inputs.media.image_header import Header
+from cenote.inputs.media.image_header import ImageHeader
 
-NUM_CHILDREN = max(1, min(4, (os.cpu_count() or 1) // 4))  # the budget of memory is for all of them together
+NUM_PROCESSES = max(1, min(4, (os.cpu_count() or 1) // 4))  # the budget of memory is for all of them together
 # for one image. The child's own limit, of processor time, is a third of it: it gives way to others on a busy machine,
 # and an honest image must not pay for that
 DECODE_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 60.0  # a machine under load imports slowly
-END_TIMEOUT_S = 1.0
-STOPPED = "the engine stopped before the image was decoded"
-CHILDS_OWN_BYTES = 512 * 1024**2  # of addresses, most of which are never touched
+EXIT_TIMEOUT_S = 1.0
+STOPPED_MESSAGE = "the engine stopped before the image was decoded"
+BASE_ADDRESS_SPACE_BYTES = 512 * 1024**2  # of addresses, most of which are never touched
 # memory is given back to the system at once, not kept for the next image
-_FRUGAL = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "1048576", "OPENBLAS_NUM_THREADS": "1"}
+_LOW_MEMORY_ENV = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "1048576", "OPENBLAS_NUM_THREADS": "1"}
 # an image in one piece is the system's again when it is freed; pieces of 16 MB stay in the heaps of many threads
 Image.core.set_block_size(1024**3)  # type: ignore[attr-defined]
 
 
-class Decoders:
-    def __init__(self, decode_budget_bytes: int, num_children: int = NUM_CHILDREN) -> None:
-        self.address_space = 2 * decode_budget_bytes + CHILDS_OWN_BYTES
+class DecoderPool:
+    def __init__(self, decode_budget_bytes: int, num_processes: int = NUM_PROCESSES) -> None:
+        self.max_address_space = 2 * decode_budget_bytes + BASE_ADDRESS_SPACE_BYTES
         self.timeout_s = DECODE_TIMEOUT_S
-        self._idle: queue.SimpleQueue[Child | None] = queue.SimpleQueue()  # None: not started yet, or ended
-        for _ in range(num_children):
+        self._idle: queue.SimpleQueue[DecoderProcess | None] = queue.SimpleQueue()  # None: not started yet, or ended
+        for _ in range(num_processes):
             self._idle.put(None)
-        self._running: set[Child] = set()
+        self._running: set[DecoderProcess] = set()
         self._lock = threading.Lock()
         self._closed = False
 
-    def decode(self, content: bytes, header: Header) -> Image.Image:
+    def decode(self, content: bytes, header: ImageHeader) -> Image.Image:
         """The image in RGB, upright. Waits for a child that has nothing else to do."""
         child = self._idle.get()
         try:
-            if child is None or not child.alive:
-                self._forget(child)
+            if child is None or not child.is_alive:
+                self._discard(child)
                 child = self._start()
             return child.decode(content, header, self.timeout_s)
         except BadRequest:
             raise
         except BaseException as error:  # what the child would say next belongs to nobody
-            self._forget(child)
+            self._discard(child)
             child = None
-            if not isinstance(error, ChildFailed):
+            if not isinstance(error, DecoderFailed):
                 raise
             if self._closed:
-                raise EngineStopped(STOPPED) from None
+                raise EngineStopped(STOPPED_MESSAGE) from None
             raise BadRequest(str(error)) from None
         finally:
             self._idle.put(child)
@@ -68,50 +68,57 @@ class Decoders:
             self._closed = True
             running, self._running = self._running, set()
         for child in running:
-            child.end()
+            child.stop()
 
-    def abandon(self) -> None:
+    def detach(self) -> None:
         """In a forked process: the children are another's, and locks may be held by threads that are not here."""
         for child in self._running:
-            child.abandon()
+            child.detach()
 
-    def _start(self) -> Child:
+    def _start(self) -> DecoderProcess:
         if self._closed:
-            raise EngineStopped(STOPPED)
+            raise EngineStopped(STOPPED_MESSAGE)
         try:
-            child = Child(self.address_space)
+            child = DecoderProcess(self.max_address_space)
         except (OSError, EOFError):
             raise Overloaded("images cannot be decoded now: no process could be started for it") from None
         with self._lock:
             if not self._closed:
                 self._running.add(child)
                 return child
-        child.end()
-        raise EngineStopped(STOPPED)
+        child.stop()
+        raise EngineStopped(STOPPED_MESSAGE)
 
-    def _forget(self, child: Child | None) -> None:
-        if child is not None:
+    def _discard(self, process: DecoderProcess | None) -> None:
+        if process is not None:
             with self._lock:
-                self._running.discard(child)
-            child.end(at_once=True)
+                self._running.discard(process)
+            process.stop(kill=True)
 
 
-class ChildFailed(Exception):
+class DecoderFailed(Exception):
     """It died, or it took too long."""
 
 
-class Child:
+class DecoderProcess:
     """One process, and the line to it."""
 
-    def __init__(self, address_space: int) -> None:
-        self._line, there = socket.socketpair()
-        self._in_use = threading.Lock()
+    def __init__(self, max_address_space: int) -> None:
+        self._socket, there = socket.socketpair()
+        self._lock = threading.Lock()
         # it finds the same modules, and sees nothing else of an environment that may hold keys
-        environment = {"PYTHONPATH": os.pathsep.join(sys.path), **_FRUGAL}
+        environment = {"PYTHONPATH": os.pathsep.join(sys.path), **_LOW_MEMORY_ENV}
         for name in ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH"):
             if name in os.environ:
                 environment[name] = os.environ[name]
-        command = [sys.executable, "-P", "-m", "cenote.inputs.media.decoder_main", str(os.getpid()), str(address_space)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "cenote.inputs.media.decoder_main",
+            str(os.getpid()),
+            str(max_address_space),
+        ]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -122,69 +129,71 @@ class Child:
                 start_new_session=True,  # Ctrl-C in a terminal is for the parent to understand
             )
         except BaseException:
-            self._line.close()
+            self._socket.close()
             raise
         finally:
             there.close()
         try:
             self._receive(memoryview(bytearray(len(decoder_protocol.READY))), time.monotonic() + START_TIMEOUT_S)
         except BaseException:
-            self.end(at_once=True)
+            self.stop(kill=True)
             raise
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._process.poll() is None
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def decode(self, content: bytes, header: Header, timeout_s: float) -> Image.Image:
+    def decode(self, content: bytes, header: ImageHeader, timeout_s: float) -> Image.Image:
         try:
-            with self._in_use:
+            with self._lock:
                 return self._decode(content, header, time.monotonic() + timeout_s)
         except TimeoutError:
-            raise ChildFailed(f"{_named(header)} took longer than {timeout_s:g} s to decode") from None
+            raise DecoderFailed(f"{_describe_image(header)} took longer than {timeout_s:g} s to decode") from None
         except (OSError, EOFError):
-            raise ChildFailed(f"{_named(header)} took more memory or time to decode than one image gets") from None
+            raise DecoderFailed(
+                f"{_describe_image(header)} took more memory or time to decode than one image gets"
+            ) from None
 
-    def end(self, *, at_once: bool = False) -> None:
+    def stop(self, *, kill: bool = False) -> None:
         """Let it go, and leave no zombie."""
-        if at_once:
+        if kill:
             self._process.kill()
         with suppress(OSError):
-            self._line.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer learns that none will come
+            self._socket.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer learns that none will come
         try:
-            self._process.wait(END_TIMEOUT_S)
+            self._process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        with self._in_use:
-            self._line.close()
+        with self._lock:
+            self._socket.close()
 
-    def abandon(self) -> None:
-        self._line.close()
+    def detach(self) -> None:
+        self._socket.close()
         self._process.returncode = 0  # it is another's to wait for
 
-    def _decode(self, content: bytes, header: Header, deadline: float) -> Image.Image:
+    def _decode(self, content: bytes, header: ImageHeader, deadline: float) -> Image.Image:
         kind = decoder_protocol.FORMATS.index(header.format)
-        self._send(decoder_protocol.QUESTION.pack(kind, header.width, header.height, len(content)), deadline)
+        self._send(decoder_protocol.REQUEST.pack(kind, header.width, header.height, len(content)), deadline)
         self._send(content, deadline)
-        answer = bytearray(decoder_protocol.ANSWER.size)
+        answer = bytearray(decoder_protocol.RESPONSE.size)
         self._receive(memoryview(answer), deadline)
-        outcome, *size = decoder_protocol.ANSWER.unpack(answer)
+        outcome, *size = decoder_protocol.RESPONSE.unpack(answer)
         if outcome == decoder_protocol.TOO_LARGE:
-            raise BadRequest(f"{_named(header)} needs more memory than there is to decode it")
+            raise BadRequest(f"{_describe_image(header)} needs more memory than there is to decode it")
         if outcome != decoder_protocol.DECODED:
-            raise BadRequest(f"{_named(header)} is broken or cut off, in a file of {len(content):,} bytes")
+            raise BadRequest(f"{_describe_image(header)} is broken or cut off, in a file of {len(content):,} bytes")
         if sorted(size) != sorted((header.width, header.height)):
             raise EOFError
-        return self._pixels(size[0], size[1], deadline)
+        return self._receive_pixels(size[0], size[1], deadline)
 
-    def _pixels(self, width: int, height: int, deadline: float) -> Image.Image:
+    def _receive_pixels(self, width: int, height: int, deadline: float) -> Image.Image:
         image = Image.new("RGB", (width, height), None)  # memory is touched when it is filled
-        for left, upper, right, lower in decoder_protocol.tiles(width, height):
+        for left, upper, right, lower in decoder_protocol.iter_tiles(width, height):
             size = right - left, lower - upper
             tile = bytearray(3 * size[0] * size[1])
             self._receive(memoryview(tile), deadline)
@@ -192,24 +201,24 @@ class Child:
         return image
 
     def _send(self, content: bytes, deadline: float) -> None:
-        self._line.settimeout(_left(deadline))
-        self._line.sendall(content)
+        self._socket.settimeout(_remaining_s(deadline))
+        self._socket.sendall(content)
 
-    def _receive(self, into: memoryview, deadline: float) -> None:
-        while into:
-            self._line.settimeout(_left(deadline))
-            num_bytes = self._line.recv_into(into)
+    def _receive(self, buffer: memoryview, deadline: float) -> None:
+        while buffer:
+            self._socket.settimeout(_remaining_s(deadline))
+            num_bytes = self._socket.recv_into(buffer)
             if num_bytes == 0:
                 raise EOFError
-            into = into[num_bytes:]
+            buffer = buffer[num_bytes:]
 
 
-def _left(deadline: float) -> float:
+def _remaining_s(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
     return left
 
 
-def _named(header: Header) -> str:
+def _describe_image(header: ImageHeader) -> str:
     return f"the {header.format} image of {header.width:,} x {header.height:,} pixels"

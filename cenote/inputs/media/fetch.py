@@ -14,47 +14,47 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cenote.errors import BadRequest, LoadError
-from cenote.inputs.media.memory_budget import Share
+from cenote.inputs.media.memory_budget import BudgetLease
 from cenote.inputs.media.policy import MediaPolicy
-from cenote.inputs.media.public_addresses import Address, is_public
-from cenote.inputs.media.urls import Target, normal_host, read_url
+from cenote.inputs.media.public_addresses import IPAddress, is_public
+from cenote.inputs.media.urls import ParsedURL, normalize_host, parse_url
 from cenote.version import __version__
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-NOT_ALLOWED = (
+HOST_NOT_ALLOWED_MESSAGE = (
     "images are not fetched from this host; --allowed-media-domains names the hosts that they may come from, "
     "and data: URIs are always read"
 )
 # one text for all reasons: whoever asks must not learn which hosts and ports there are
-NOT_FETCHED = "the image could not be fetched from its URL"
-PIECE = 64 * 1024
+FETCH_FAILED_MESSAGE = "the image could not be fetched from its URL"
+READ_BYTES = 64 * 1024
 MAX_ADDRESSES = 4
 
 
 class Fetcher:
     def __init__(self, policy: MediaPolicy) -> None:
         self.policy = policy
-        self.hosts = {_allowed_host(domain) for domain in policy.allowed_media_domains}
-        self._tls: ssl.SSLContext | None = None
+        self.allowed_hosts = {_allowed_host(domain) for domain in policy.allowed_media_domains}
+        self._ssl_context: ssl.SSLContext | None = None
 
-    def fetch(self, url: str, share: Share) -> bytes:
-        if not self.hosts and not self.policy.allow_any_media_domain:
-            raise BadRequest(NOT_ALLOWED)
-        target = read_url(url)
+    def fetch(self, url: str, lease: BudgetLease) -> bytes:
+        if not self.allowed_hosts and not self.policy.allow_any_media_domain:
+            raise BadRequest(HOST_NOT_ALLOWED_MESSAGE)
+        target = parse_url(url)
         if target is None:
-            raise BadRequest(NOT_FETCHED)
-        if target.host not in self.hosts and not self.policy.allow_any_media_domain:
-            raise BadRequest(NOT_ALLOWED)
+            raise BadRequest(FETCH_FAILED_MESSAGE)
+        if target.host not in self.allowed_hosts and not self.policy.allow_any_media_domain:
+            raise BadRequest(HOST_NOT_ALLOWED_MESSAGE)
         deadline = Deadline(self.policy.fetch_timeout_s)
         try:
-            with self._connected(target, self._addresses(target, deadline), deadline) as connection:
-                return self._read(target, Line(connection, deadline), share, deadline)
+            with self._connect(target, self._resolve_public_addresses(target, deadline), deadline) as connection:
+                return self._send_request(target, DeadlineSocket(connection, deadline), lease, deadline)
         except (OSError, http.client.HTTPException, ValueError):
-            raise BadRequest(NOT_FETCHED) from None
+            raise BadRequest(FETCH_FAILED_MESSAGE) from None
 
-    def _addresses(self, target: Target, deadline: Deadline) -> list[str]:
+    def _resolve_public_addresses(self, target: ParsedURL, deadline: Deadline) -> list[str]:
         """Every address of the host; one among them that is not public condemns them all."""
         found: queue.SimpleQueue[Sequence[str] | BaseException] = queue.SimpleQueue()
 
@@ -67,7 +67,7 @@ class Fetcher:
         # the system's resolver has no time limit of its own
         threading.Thread(target=look_up, name="cenote-resolve", daemon=True).start()
         try:
-            addresses = found.get(timeout=deadline.left())
+            addresses = found.get(timeout=deadline.remaining_s())
         except queue.Empty:
             raise TimeoutError from None
         if isinstance(addresses, BaseException):
@@ -76,44 +76,46 @@ class Fetcher:
             raise PermissionError
         return list(dict.fromkeys(addresses))[:MAX_ADDRESSES]
 
-    def _connected(self, target: Target, addresses: Sequence[str], deadline: Deadline) -> socket.socket:
-        connection = _reach(addresses, target.port, deadline)
+    def _connect(self, target: ParsedURL, addresses: Sequence[str], deadline: Deadline) -> socket.socket:
+        connection = _connect_first(addresses, target.port, deadline)
         if target.scheme == "http":
             return connection
         try:
-            connection.settimeout(deadline.left())
-            if self._tls is None:
-                self._tls = ssl.create_default_context()
-            return self._tls.wrap_socket(connection, server_hostname=target.host)
+            connection.settimeout(deadline.remaining_s())
+            if self._ssl_context is None:
+                self._ssl_context = ssl.create_default_context()
+            return self._ssl_context.wrap_socket(connection, server_hostname=target.host)
         except BaseException:
             connection.close()
             raise
 
-    def _read(self, target: Target, line: Line, share: Share, deadline: Deadline) -> bytes:
-        line.send(
+    def _send_request(
+        self, target: ParsedURL, connection: DeadlineSocket, lease: BudgetLease, deadline: Deadline
+    ) -> bytes:
+        connection.send(
             f"GET {target.path} HTTP/1.1\r\nHost: {target.host_header}\r\nUser-Agent: cenote/{__version__}\r\n"
             "Accept: image/png, image/jpeg, image/webp, image/gif\r\nAccept-Encoding: identity\r\n"
             "Connection: close\r\n\r\n".encode("ascii")
         )
-        response = http.client.HTTPResponse(line, method="GET")  # type: ignore[arg-type]  # it asks for no more
+        response = http.client.HTTPResponse(connection, method="GET")  # type: ignore[arg-type]  # it asks for no more
         try:
             response.begin()
             if response.status != 200 or response.getheader("Content-Encoding", "identity").lower() != "identity":
                 raise ValueError
             if response.length is not None and response.length > self.policy.max_image_bytes:
                 raise ValueError
-            return self._body(response, share, deadline)
+            return self._read_body(response, lease, deadline)
         finally:
             response.close()
 
-    def _body(self, response: http.client.HTTPResponse, share: Share, deadline: Deadline) -> bytes:
+    def _read_body(self, response: http.client.HTTPResponse, lease: BudgetLease, deadline: Deadline) -> bytes:
         pieces: list[bytes] = []
         num_bytes = 0
-        while piece := response.read(PIECE):
+        while piece := response.read(READ_BYTES):
             num_bytes += len(piece)
             if num_bytes > self.policy.max_image_bytes:
                 raise ValueError
-            share.grow(len(piece), timeout_s=deadline.left())
+            lease.grow(len(piece), timeout_s=deadline.remaining_s())
             pieces.append(piece)
         if response.length:  # the connection ended before the body did
             raise ValueError
@@ -125,22 +127,22 @@ class Fetcher:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return [str(address[0]) for *_, address in found]
 
-    def _is_public(self, address: Address) -> bool:
+    def _is_public(self, address: IPAddress) -> bool:
         return is_public(address)
 
 
 class Deadline:
     def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
+        self._expires_at = time.monotonic() + seconds
 
-    def left(self) -> float:
-        left = self._end - time.monotonic()
+    def remaining_s(self) -> float:
+        left = self._expires_at - time.monotonic()
         if left <= 0:
             raise TimeoutError
         return left
 
 
-class Line(io.RawIOBase):
+class DeadlineSocket(io.RawIOBase):
     """A connection on which every step ends at the deadline, however slowly the other side speaks."""
 
     def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
@@ -151,24 +153,24 @@ class Line(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        self._connection.settimeout(self._deadline.left())
+        self._connection.settimeout(self._deadline.remaining_s())
         return self._connection.recv_into(buffer)
 
     def send(self, content: bytes) -> None:
-        self._connection.settimeout(self._deadline.left())
+        self._connection.settimeout(self._deadline.remaining_s())
         self._connection.sendall(content)
 
     def makefile(self, *_: Any) -> io.BufferedReader:
         return io.BufferedReader(self)
 
 
-def _reach(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.socket:
+def _connect_first(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.socket:
     """A connection to the first address that answers; the time is shared among those left."""
     for place, address in enumerate(addresses, start=1):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         connection = socket.socket(family, socket.SOCK_STREAM)
         try:
-            connection.settimeout(deadline.left() / (len(addresses) - place + 1))
+            connection.settimeout(deadline.remaining_s() / (len(addresses) - place + 1))
             connection.connect((address, port))
             return connection
         except BaseException as error:
@@ -179,7 +181,7 @@ def _reach(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.so
 
 
 def _allowed_host(domain: str) -> str:
-    host = normal_host(domain)
+    host = normalize_host(domain)
     if host is None:
         raise LoadError(f"allowed_media_domains has {domain!r}, which is no host name; https:// and paths stay out")
     return host

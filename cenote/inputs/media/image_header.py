@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from cenote.errors import BadRequest
 
-FORMATS = "PNG, JPEG, WebP and GIF are read"
+SUPPORTED_FORMATS = "PNG, JPEG, WebP and GIF are read"
 MAX_CHUNKS = 10_000  # before the pixels; honest files have a few dozen
 MAX_BLOCKS = 300_000  # of GIF, 255 bytes each: a file of 32 MiB, and as much again
-_LOOKS_LIKE = {
+_OTHER_SIGNATURES = {
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
     b"BM": "BMP",
@@ -24,31 +24,31 @@ _LOOKS_LIKE = {
     b"<!DOC": "HTML",
     b"<html": "HTML",
 }
-_WITHOUT_SIZE = (0xC4, 0xC8, 0xCC)  # JPEG markers among those of frames
-_ALONE = (0x01, *range(0xD0, 0xD9))  # JPEG markers without a length
+_NON_FRAME_MARKERS = (0xC4, 0xC8, 0xCC)  # JPEG markers among those of frames
+_STANDALONE_MARKERS = (0x01, *range(0xD0, 0xD9))  # JPEG markers without a length
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class ImageHeader:
     format: str  # as Pillow calls it
     width: int
     height: int
     num_frames: int = 1  # counted as far as somebody wanted to know
 
 
-def read_header(content: bytes, max_frames: int) -> Header:
+def read_header(content: bytes, max_frames: int) -> ImageHeader:
     """What a file says of itself. Frames are counted until there are too many."""
     try:
         if content.startswith(b"\x89PNG\r\n\x1a\n"):
-            header = _png(content)
+            header = _read_png(content)
         elif content.startswith(b"\xff\xd8\xff"):
-            header = _jpeg(content)
+            header = _read_jpeg(content)
         elif content[:4] == b"RIFF" and content[8:12] == b"WEBP":
-            header = _webp(content, max_frames)
+            header = _read_webp(content, max_frames)
         elif content[:6] in (b"GIF87a", b"GIF89a"):
-            header = _gif(content, max_frames)
+            header = _read_gif(content, max_frames)
         else:
-            raise BadRequest(f"the {len(content):,} bytes are {_looks(content)}; {FORMATS}")
+            raise BadRequest(f"the {len(content):,} bytes are {_describe_format(content)}; {SUPPORTED_FORMATS}")
     except (IndexError, ValueError) as error:
         if isinstance(error, BadRequest):
             raise
@@ -56,28 +56,28 @@ def read_header(content: bytes, max_frames: int) -> Header:
     return header
 
 
-def _looks(content: bytes) -> str:
+def _describe_format(content: bytes) -> str:
     if content[4:8] == b"ftyp":
         return "an AVIF or HEIC image, or a video"
-    kind = next((kind for start, kind in _LOOKS_LIKE.items() if content.startswith(start)), None)
+    kind = next((kind for start, kind in _OTHER_SIGNATURES.items() if content.startswith(start)), None)
     return f"of the format {kind}" if kind else "no image of a known format"
 
 
-def _png(content: bytes) -> Header:
+def _read_png(content: bytes) -> ImageHeader:
     if content[12:16] != b"IHDR":
         raise ValueError
     num_frames, place = 1, 8
     for _ in range(MAX_CHUNKS):
-        length, kind = _big(content, place, 4), content[place + 4 : place + 8]
+        length, kind = _read_uint_be(content, place, 4), content[place + 4 : place + 8]
         if kind == b"acTL":
-            num_frames = _big(content, place + 8, 4)
+            num_frames = _read_uint_be(content, place + 8, 4)
         if kind in (b"IDAT", b"IEND"):
-            return Header("PNG", _big(content, 16, 4), _big(content, 20, 4), num_frames)
+            return ImageHeader("PNG", _read_uint_be(content, 16, 4), _read_uint_be(content, 20, 4), num_frames)
         place += 12 + length
     raise ValueError
 
 
-def _jpeg(content: bytes) -> Header:
+def _read_jpeg(content: bytes) -> ImageHeader:
     size: tuple[int, int] | None = None
     place = 2
     for _ in range(MAX_CHUNKS):
@@ -86,40 +86,42 @@ def _jpeg(content: bytes) -> Header:
         if marker == 0xDA:  # the pixels begin
             if size is None:
                 raise ValueError
-            return Header("JPEG", *size)
-        if marker in (0x00, 0xFF, *_ALONE):
+            return ImageHeader("JPEG", *size)
+        if marker in (0x00, 0xFF, *_STANDALONE_MARKERS):
             place += marker != 0xFF  # any number of these may stand before a marker
             continue
-        if 0xC0 <= marker <= 0xCF and marker not in _WITHOUT_SIZE:
+        if 0xC0 <= marker <= 0xCF and marker not in _NON_FRAME_MARKERS:
             if size is not None:
                 raise ValueError
-            size = _big(content, place + 6, 2), _big(content, place + 4, 2)
-        place += 1 + _big(content, place + 1, 2)
+            size = _read_uint_be(content, place + 6, 2), _read_uint_be(content, place + 4, 2)
+        place += 1 + _read_uint_be(content, place + 1, 2)
     raise ValueError
 
 
-def _webp(content: bytes, max_frames: int) -> Header:
+def _read_webp(content: bytes, max_frames: int) -> ImageHeader:
     kind = content[12:16]
     if kind == b"VP8 " and content[23:26] == b"\x9d\x01\x2a":
-        return Header("WEBP", _little(content, 26, 2) & 0x3FFF, _little(content, 28, 2) & 0x3FFF)
+        return ImageHeader("WEBP", _read_uint_le(content, 26, 2) & 0x3FFF, _read_uint_le(content, 28, 2) & 0x3FFF)
     if kind == b"VP8L" and content[20] == 0x2F:
-        bits = _little(content, 21, 4)
-        return Header("WEBP", (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
+        bits = _read_uint_le(content, 21, 4)
+        return ImageHeader("WEBP", (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
     if kind != b"VP8X":
         raise ValueError
     num_frames, place = 0, 12
     for _ in range(MAX_CHUNKS):
         if place + 8 > len(content) or num_frames > max_frames:
-            return Header("WEBP", _little(content, 24, 3) + 1, _little(content, 27, 3) + 1, max(num_frames, 1))
+            return ImageHeader(
+                "WEBP", _read_uint_le(content, 24, 3) + 1, _read_uint_le(content, 27, 3) + 1, max(num_frames, 1)
+            )
         num_frames += content[place : place + 4] == b"ANMF"
-        length = _little(content, place + 4, 4)
+        length = _read_uint_le(content, place + 4, 4)
         place += 8 + length + length % 2
     raise ValueError
 
 
-def _gif(content: bytes, max_frames: int) -> Header:
-    width, height = _little(content, 6, 2), _little(content, 8, 2)
-    frames = _gif_frames(content)
+def _read_gif(content: bytes, max_frames: int) -> ImageHeader:
+    width, height = _read_uint_le(content, 6, 2), _read_uint_le(content, 8, 2)
+    frames = _iter_gif_frames(content)
     left, top, frame_width, frame_height = next(frames, (0, 0, 0, 0))
     if not frame_width:
         raise ValueError
@@ -127,21 +129,21 @@ def _gif(content: bytes, max_frames: int) -> Header:
     with suppress(IndexError, ValueError):  # what is broken behind the first frame does not matter: only that is shown
         while num_frames <= max_frames and next(frames, None) is not None:
             num_frames += 1
-    return Header("GIF", max(width, left + frame_width), max(height, top + frame_height), num_frames)
+    return ImageHeader("GIF", max(width, left + frame_width), max(height, top + frame_height), num_frames)
 
 
-def _gif_frames(content: bytes) -> Iterator[tuple[int, int, int, int]]:
+def _iter_gif_frames(content: bytes) -> Iterator[tuple[int, int, int, int]]:
     """Where each frame lies: left, top, width, height."""
     blocks = 0
-    place = 13 + _colours(content[10])
+    place = 13 + _color_table_bytes(content[10])
     while content[place] != 0x3B:
         blocks += 1
         if blocks > MAX_BLOCKS:
             raise ValueError
         if content[place] == 0x2C:
-            left, top, width, height = (_little(content, place + offset, 2) for offset in (1, 3, 5, 7))
+            left, top, width, height = (_read_uint_le(content, place + offset, 2) for offset in (1, 3, 5, 7))
             yield left, top, width, height
-            place += 11 + _colours(content[place + 9])
+            place += 11 + _color_table_bytes(content[place + 9])
         elif content[place] == 0x21:
             place += 2
         else:
@@ -155,20 +157,20 @@ def _gif_frames(content: bytes) -> Iterator[tuple[int, int, int, int]]:
         place += 1
 
 
-def _colours(flags: int) -> int:
+def _color_table_bytes(flags: int) -> int:
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
-def _big(content: bytes, place: int, length: int) -> int:
-    return int.from_bytes(_part(content, place, length), "big")
+def _read_uint_be(content: bytes, offset: int, length: int) -> int:
+    return int.from_bytes(_read_exact(content, offset, length), "big")
 
 
-def _little(content: bytes, place: int, length: int) -> int:
-    return int.from_bytes(_part(content, place, length), "little")
+def _read_uint_le(content: bytes, offset: int, length: int) -> int:
+    return int.from_bytes(_read_exact(content, offset, length), "little")
 
 
-def _part(content: bytes, place: int, length: int) -> bytes:
-    part = content[place : place + length]
+def _read_exact(content: bytes, offset: int, length: int) -> bytes:
+    part = content[offset : offset + length]
     if len(part) < length:
         raise IndexError
     return part

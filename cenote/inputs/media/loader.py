@@ -13,23 +13,23 @@ import PIL.Image
 
 from cenote.errors import BadRequest
 from cenote.inputs.media.arrays import from_array, is_array
-from cenote.inputs.media.data_uri import read_data_uri
-from cenote.inputs.media.decoder_pool import Decoders
+from cenote.inputs.media.data_uri import decode_data_uri
+from cenote.inputs.media.decoder_pool import DecoderPool
 from cenote.inputs.media.fetch import Fetcher
-from cenote.inputs.media.image_header import Header, read_header
+from cenote.inputs.media.image_header import ImageHeader, read_header
 from cenote.inputs.media.local_files import read_file, read_file_url
-from cenote.inputs.media.memory_budget import Budget, Share
-from cenote.inputs.media.pixels import rgb, upright
+from cenote.inputs.media.memory_budget import BudgetLease, MemoryBudget
+from cenote.inputs.media.pixels import convert_to_rgb, exif_transpose
 from cenote.inputs.media.policy import MediaPolicy
-from cenote.protocol.images import Image
+from cenote.protocol.images import ImageSource
 
 MAX_SIDE = 65_535  # the most that JPEG and GIF can say; each row costs memory of its own, however short it is
 # at the worst moment of any format, in both processes together: a progressive JPEG, an animated WebP, a turned image
-BYTES_PER_PIXEL = 12
+PEAK_BYTES_PER_PIXEL = 12
 MAX_FILES_IN_MEMORY = 4  # of the largest size; of smaller ones, more
-LONGEST_SCHEME = 64  # a long text without one is not searched to its end
+MAX_SCHEME_CHARS = 64  # a long text without one is not searched to its end
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
-URLS = "data:image/png;base64,... is read, and http(s):// and file:// where the server allows it"
+SUPPORTED_URLS = "data:image/png;base64,... is read, and http(s):// and file:// where the server allows it"
 
 
 class MediaLoader:
@@ -38,129 +38,129 @@ class MediaLoader:
     def __init__(self, policy: MediaPolicy) -> None:
         self.policy = policy
         self._fetcher = Fetcher(policy)
-        self._begin()
+        self._init_resources()
         _loaders.add(self)
 
-    def load(self, image: Image) -> PIL.Image.Image:
+    def load(self, image: ImageSource) -> PIL.Image.Image:
         """The image in RGB, upright, or a BadRequest that names the part; blocks while others are decoded."""
         try:
             return self._load(image.source)
         except BadRequest as error:
-            raise BadRequest(f"{image.where}: {error.message}") from None
+            raise BadRequest(f"{image.param_path}: {error.message}") from None
 
     def close(self) -> None:
         """End the processes that decode."""
-        self._end()
+        self._finalizer()
 
-    def _begin(self) -> None:
+    def _init_resources(self) -> None:
         # a forked process begins anew: locks may be held by threads that it does not have
-        self._files = Budget(MAX_FILES_IN_MEMORY * self.policy.max_image_bytes)
-        self._pixels = Budget(self.policy.decode_budget_bytes)
-        self._own = threading.Lock()
-        self._walk = threading.Lock()
-        self._decoders = Decoders(self.policy.decode_budget_bytes)
-        self._end = weakref.finalize(self, self._decoders.close)
+        self._file_budget = MemoryBudget(MAX_FILES_IN_MEMORY * self.policy.max_image_bytes)
+        self._pixel_budget = MemoryBudget(self.policy.decode_budget_bytes)
+        self._convert_lock = threading.Lock()
+        self._header_lock = threading.Lock()
+        self._decoder_pool = DecoderPool(self.policy.decode_budget_bytes)
+        self._finalizer = weakref.finalize(self, self._decoder_pool.close)
 
     def _load(self, source: Any) -> PIL.Image.Image:
         if isinstance(source, bytes | bytearray | memoryview):
             return self._decode(bytes(source))
         if isinstance(source, str):
-            with self._files.share() as share:
-                return self._decode(self._read(source, share))
-        if not self.policy.trusts_caller:
-            raise BadRequest(f"an image is a string, got {type(source).__name__}; {URLS}")
+            with self._file_budget.lease() as share:
+                return self._decode(self._read_source(source, share))
+        if not self.policy.trust_caller:
+            raise BadRequest(f"an image is a string, got {type(source).__name__}; {SUPPORTED_URLS}")
         if isinstance(source, os.PathLike):
-            with self._files.share() as share:
+            with self._file_budget.lease() as share:
                 return self._decode(self._read_path(Path(source), share))
         if isinstance(source, PIL.Image.Image):
-            return self._converted(source)
+            return self._convert_pil_image(source)
         if is_array(source):
-            return self._converted(from_array(source))
+            return self._convert_pil_image(from_array(source))
         raise BadRequest(
             f"an image is a path, a URL, bytes, a PIL image or an array of uint8, got {type(source).__name__}"
         )
 
-    def _read(self, text: str, share: Share) -> bytes:
-        match = _SCHEME.match(text, 0, LONGEST_SCHEME)
+    def _read_source(self, text: str, lease: BudgetLease) -> bytes:
+        match = _SCHEME.match(text, 0, MAX_SCHEME_CHARS)
         scheme = match[1].lower() if match else None
         if scheme == "data":
-            return read_data_uri(text, self.policy.max_image_bytes, share)
+            return decode_data_uri(text, self.policy.max_image_bytes, lease)
         if scheme in ("http", "https"):
-            return self._fetcher.fetch(text, share)
+            return self._fetcher.fetch(text, lease)
         if scheme == "file":
-            return read_file_url(text, self.policy.allowed_local_media_path, self.policy.max_image_bytes, share)
-        if self.policy.trusts_caller and "://" not in text:
-            return self._read_path(text, share)
-        raise BadRequest(f"the image is not given as a URL of a kind that is read; {URLS}")
+            return read_file_url(text, self.policy.allowed_local_media_path, self.policy.max_image_bytes, lease)
+        if self.policy.trust_caller and "://" not in text:
+            return self._read_path(text, lease)
+        raise BadRequest(f"the image is not given as a URL of a kind that is read; {SUPPORTED_URLS}")
 
-    def _read_path(self, path: str | Path, share: Share) -> bytes:
-        return read_file(path, self.policy.allowed_local_media_path, self.policy.max_image_bytes, share)
+    def _read_path(self, path: str | Path, lease: BudgetLease) -> bytes:
+        return read_file(path, self.policy.allowed_local_media_path, self.policy.max_image_bytes, lease)
 
     def _decode(self, content: bytes) -> PIL.Image.Image:
         if not content:
             raise BadRequest("the image is empty, 0 bytes")
         if len(content) > self.policy.max_image_bytes:
             raise BadRequest(f"the image has {len(content):,} bytes, at most {self.policy.max_image_bytes:,} are read")
-        with self._walk:  # in Python: two threads at it would leave the model's hardly a turn
+        with self._header_lock:  # in Python: two threads at it would leave the model's hardly a turn
             header = read_header(content, self.policy.max_image_frames)
-        num_bytes = self._checked(header)
-        with self._pixels.share() as share:
+        num_bytes = self._check_header(header)
+        with self._pixel_budget.lease() as share:
             share.grow(num_bytes)
-            return self._decoders.decode(content, header)
+            return self._decoder_pool.decode(content, header)
 
-    def _converted(self, image: PIL.Image.Image) -> PIL.Image.Image:
+    def _convert_pil_image(self, image: PIL.Image.Image) -> PIL.Image.Image:
         """The program's own image, which no child process needs to look at."""
-        num_bytes = self._checked(Header(image.format or "", *image.size))
-        with self._pixels.share() as share:
+        num_bytes = self._check_header(ImageHeader(image.format or "", *image.size))
+        with self._pixel_budget.lease() as share:
             share.grow(num_bytes)
             try:
-                with self._own:  # a file that was opened and not read yet is read by one thread at a time
+                with self._convert_lock:  # a file that was opened and not read yet is read by one thread at a time
                     image.load()
-                converted = rgb(upright(image))
+                converted = convert_to_rgb(exif_transpose(image))
             except (BadRequest, MemoryError):
                 raise
             except Exception as error:  # plugins of Pillow raise what they like
-                raise BadRequest(f"the PIL image of {_pixels(image.size)} cannot be read: {error}") from None
+                raise BadRequest(f"the PIL image of {_format_size(image.size)} cannot be read: {error}") from None
         return image.copy() if converted is image else converted  # theirs may change while ours is on its way
 
-    def _checked(self, header: Header) -> int:
+    def _check_header(self, header: ImageHeader) -> int:
         """How much memory the image takes, if it may be decoded at all."""
         size = header.width, header.height
         num_pixels = size[0] * size[1]
         if num_pixels == 0:
-            raise BadRequest(f"the image has no pixels, {_pixels(size)}")
+            raise BadRequest(f"the image has no pixels, {_format_size(size)}")
         if num_pixels > self.policy.max_image_pixels:
             raise BadRequest(
-                f"the image has {_pixels(size)}, {num_pixels:,} in all; "
+                f"the image has {_format_size(size)}, {num_pixels:,} in all; "
                 f"at most {self.policy.max_image_pixels:,} are read"
             )
         if max(size) > MAX_SIDE:
-            raise BadRequest(f"the image has {_pixels(size)}; at most {MAX_SIDE:,} are read along a side")
+            raise BadRequest(f"the image has {_format_size(size)}; at most {MAX_SIDE:,} are read along a side")
         if header.num_frames > self.policy.max_image_frames:
             raise BadRequest(
                 f"the image has {header.num_frames:,} frames or more; at most {self.policy.max_image_frames:,} are read"
             )
-        num_bytes = num_pixels * BYTES_PER_PIXEL
-        if num_bytes > self._pixels.num_bytes:
+        num_bytes = num_pixels * PEAK_BYTES_PER_PIXEL
+        if num_bytes > self._pixel_budget.num_bytes:
             raise BadRequest(
-                f"the image has {_pixels(size)} and needs up to {num_bytes:,} bytes to be decoded; "
-                f"all images together get {self._pixels.num_bytes:,}"
+                f"the image has {_format_size(size)} and needs up to {num_bytes:,} bytes to be decoded; "
+                f"all images together get {self._pixel_budget.num_bytes:,}"
             )
         return num_bytes
 
 
-def _pixels(size: tuple[int, int]) -> str:
+def _format_size(size: tuple[int, int]) -> str:
     return f"{size[0]:,} x {size[1]:,} pixels"
 
 
 _loaders: weakref.WeakSet[MediaLoader] = weakref.WeakSet()
 
 
-def _begin_anew() -> None:
+def _reinit_after_fork() -> None:
     for loader in _loaders:
-        loader._end.detach()
-        loader._decoders.abandon()
-        loader._begin()
+        loader._finalizer.detach()
+        loader._decoder_pool.detach()
+        loader._init_resources()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reinit_after_fork)

@@ -7,7 +7,7 @@ from PIL import Image
 from cenote.errors import BadRequest
 
 _ORIENTATION = 0x0112  # EXIF's number for it
-_TURNS = {
+_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -18,16 +18,16 @@ _TURNS = {
 }
 
 
-def upright(image: Image.Image) -> Image.Image:
+def exif_transpose(image: Image.Image) -> Image.Image:
     """The image as its camera was held."""
     try:
-        turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+        turn = _TRANSPOSES.get(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # whatever the EXIF reader stumbles over, the pixels are not the worse for it
         return image
     return image if turn is None else image.transpose(turn)
 
 
-def rgb(image: Image.Image) -> Image.Image:
+def convert_to_rgb(image: Image.Image) -> Image.Image:
     """Eight bits per colour; what is transparent shows white behind it."""
     if image.mode.startswith("I;16"):
         high_bytes = image.tobytes()[0 if image.mode == "I;16B" else 1 :: 2]

@@ -15,4 +15,4 @@ class MediaPolicy:
     max_image_pixels: int = 40_000_000
     max_image_frames: int = 64
     decode_budget_bytes: int = 512 * 1024**2  # of all images that are decoded at the same time
-    trusts_caller: bool = False  # offline: paths, PIL images and arrays are the program's own
+    trust_caller: bool = False  # offline: paths, PIL images and arrays are the program's own

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # what the standard library of some Python versions takes for public
-_RESERVED = [
+_RESERVED_NETWORKS = [
     ipaddress.ip_network(network)
     for network in (
         "192.0.0.0/24",  # protocol assignments, and a cloud's metadata
@@ -22,7 +22,7 @@ _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
-def is_public(address: Address) -> bool:
+def is_public(address: IPAddress) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
@@ -33,4 +33,4 @@ def is_public(address: Address) -> bool:
         if address.sixtofour is not None and not is_public(address.sixtofour):
             return False
     odd = address.is_multicast or address.is_reserved or address.is_unspecified or address.is_loopback
-    return address.is_global and not odd and not any(address in network for network in _RESERVED)
+    return address.is_global and not odd and not any(address in network for network in _RESERVED_NETWORKS)

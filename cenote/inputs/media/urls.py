@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote
 
-LONGEST_URL = 8192
-LONGEST_HOST = 253
-PORTS = {"http": 80, "https": 443}
+MAX_URL_CHARS = 8192
+MAX_HOST_CHARS = 253
+DEFAULT_PORTS = {"http": 80, "https": 443}
 # no user names, no backslashes, no percent signs in a host, no spaces anywhere
 _URL = re.compile(
     r"(?P<scheme>https?)://(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<host>[^/?#@:\[\]%]+))(?::(?P<port>[0-9]{1,5}))?"
@@ -20,7 +20,7 @@ _HOST = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ParsedURL:
     scheme: str
     host: str  # lower case, in ASCII, without a dot at the end
     port: int
@@ -29,37 +29,37 @@ class Target:
     @property
     def host_header(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
+        return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-def read_url(url: str) -> Target | None:
+def parse_url(url: str) -> ParsedURL | None:
     """Where a URL points to; None for one that any two programs might read differently."""
-    if len(url) > LONGEST_URL or not url.isprintable() or re.search(r"[\s\\]", url):
+    if len(url) > MAX_URL_CHARS or not url.isprintable() or re.search(r"[\s\\]", url):
         return None
     match = _URL.fullmatch(url)
     if match is None:
         return None
     scheme = match["scheme"].lower()
-    host = _ipv6(match["v6"]) if match["v6"] else normal_host(match["host"])
-    port = int(match["port"] or PORTS[scheme])
+    host = _normalize_ipv6(match["v6"]) if match["v6"] else normalize_host(match["host"])
+    port = int(match["port"] or DEFAULT_PORTS[scheme])
     if host is None or not 0 < port < 65536:
         return None
     path = (match["path"] or "/") + (match["query"] or "")
-    return Target(scheme, host, port, "".join(char if char.isascii() else quote(char) for char in path))
+    return ParsedURL(scheme, host, port, "".join(char if char.isascii() else quote(char) for char in path))
 
 
-def normal_host(host: str) -> str | None:
+def normalize_host(host: str) -> str | None:
     """A host as it is compared, looked up and named to the server; None if it is none."""
-    if len(host) > LONGEST_HOST:
+    if len(host) > MAX_HOST_CHARS:
         return None
     try:
         name = host.encode("idna").decode("ascii").lower().removesuffix(".")
     except UnicodeError:
         return None
-    return name if len(name) <= LONGEST_HOST and _HOST.fullmatch(name) else None
+    return name if len(name) <= MAX_HOST_CHARS and _HOST.fullmatch(name) else None
 
 
-def _ipv6(text: str) -> str | None:
+def _normalize_ipv6(text: str) -> str | None:
     try:
         return ipaddress.IPv6Address(text).compressed
     except ValueError:

@@ -38,7 +38,7 @@ def quick_gelu(x):
 
 
 @triton.jit
-def rough_gelu(x):
+def approx_gelu(x):
     # one instruction of the special unit, good to 11 bits: enough for what is rounded to 4
     inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
     tanh = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [inner], tl.float32, is_pure=True, pack=1)
@@ -52,7 +52,7 @@ def activate(x, NAME: tl.constexpr):
     elif NAME == "gelu_tanh":
         return gelu_tanh(x)
     elif NAME == "rough_gelu":
-        return rough_gelu(x)
+        return approx_gelu(x)
     elif NAME == "silu":
         return silu(x)
     elif NAME == "quick_gelu":

@@ -8,38 +8,38 @@ import triton.language as tl
 from torch import Tensor
 
 from cenote.kernels.gpu.activation_functions import activate
-from cenote.kernels.gpu.fp8_quantize import Quantized, largest_fp8, quantized_row
+from cenote.kernels.gpu.fp8_quantize import QuantizedRows, fp8_max, quantize_row
 
 
-def gated(gate_and_up: Tensor, activation: str) -> Tensor:
+def act_and_mul(gate_and_up: Tensor, activation: str) -> Tensor:
     """activation(gate) * up: [rows, 2 * width] -> [rows, width]"""
     rows, width = gate_and_up.shape[0], gate_and_up.shape[-1] // 2
     out = torch.empty(rows, width, dtype=gate_and_up.dtype, device=gate_and_up.device)
     block = min(1024, triton.next_power_of_2(width))
-    _gated[(rows, triton.cdiv(width, block))](gate_and_up, out, width, activation, block, num_warps=4)
+    _act_and_mul_kernel[(rows, triton.cdiv(width, block))](gate_and_up, out, width, activation, block, num_warps=4)
     return out
 
 
-def activated_(x: Tensor, activation: str) -> Tensor:
+def activate_(x: Tensor, activation: str) -> Tensor:
     """activation(x), in place of x, all of which lies in one piece."""
-    _activated[(triton.cdiv(x.numel(), 1024),)](x, x.numel(), activation, 1024, num_warps=4)
+    _activate_kernel[(triton.cdiv(x.numel(), 1024),)](x, x.numel(), activation, 1024, num_warps=4)
     return x
 
 
-def activated_fp8(x: Tensor, activation: str | None, *, gate: bool = False) -> Quantized:
+def activate_fp8(x: Tensor, activation: str | None, *, is_gated: bool = False) -> QuantizedRows:
     """activation(x), or the gate of its two halves, as fp8 with a scale for every row."""
-    rows, width = x.shape[0], x.shape[-1] // 2 if gate else x.shape[-1]
+    rows, width = x.shape[0], x.shape[-1] // 2 if is_gated else x.shape[-1]
     values = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)
     name = {None: "none", "gelu": "rough_gelu", "gelu_tanh": "rough_gelu"}.get(activation, activation)
     num_warps = max(1, min(16, block // 2048))
-    _activated_fp8[(rows,)](x, values, scales, width, name, gate, largest_fp8(), block, num_warps=num_warps)
-    return Quantized(values, scales)
+    _activate_fp8_kernel[(rows,)](x, values, scales, width, name, is_gated, fp8_max(), block, num_warps=num_warps)
+    return QuantizedRows(values, scales)
 
 
 @triton.jit
-def _gated(X, Out, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def _act_and_mul_kernel(X, Out, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -49,7 +49,7 @@ def _gated(X, Out, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
-def _activated(X, COUNT, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def _activate_kernel(X, COUNT, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < COUNT
     x = tl.load(X + place, mask=inside).to(tl.float32)
@@ -57,7 +57,7 @@ def _activated(X, COUNT, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _activated_fp8(
+def _activate_fp8_kernel(
     X,
     Values,
     Scales,
@@ -76,6 +76,6 @@ def _activated_fp8(
         x = activate(x, ACTIVATION)
     if GATE:
         x *= tl.load(at + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    values, scale = quantized_row(x, LARGEST)
+    values, scale = quantize_row(x, LARGEST)
     tl.store(Values + row * WIDTH + column, values.to(Values.dtype.element_ty), mask=inside)
     tl.store(Scales + row, scale)

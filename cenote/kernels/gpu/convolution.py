@@ -7,16 +7,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TOKENS_AT_ONCE, CHANNELS_AT_ONCE = 16, 128
+TOKEN_BLOCK, CHANNEL_BLOCK = 16, 128
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, positions: Tensor) -> Tensor:
+def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, positions: Tensor) -> Tensor:
     """[tokens, channels] by [channels, 1, width]; `positions` say how many tokens before one are of its sequence."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     tokens, channels = x.shape
     out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
-    grid = (triton.cdiv(tokens, TOKENS_AT_ONCE), triton.cdiv(channels, CHANNELS_AT_ONCE))
-    _convolve[grid](
+    grid = (triton.cdiv(tokens, TOKEN_BLOCK), triton.cdiv(channels, CHANNEL_BLOCK))
+    _causal_conv1d_kernel[grid](
         x,
         weight.contiguous(),
         bias,
@@ -26,15 +26,15 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, positions: Tensor) 
         x.stride(0),
         channels,
         weight.shape[-1],
-        TOKENS_AT_ONCE,
-        CHANNELS_AT_ONCE,
+        TOKEN_BLOCK,
+        CHANNEL_BLOCK,
         num_warps=4,
     )
     return out
 
 
 @triton.jit(do_not_specialize=["TOKENS"])
-def _convolve(
+def _causal_conv1d_kernel(
     X,
     Weight,
     Bias,

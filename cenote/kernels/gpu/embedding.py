@@ -7,49 +7,49 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cenote.kernels.gpu.fp8_quantize import Quantized, largest_fp8, quantized_row
+from cenote.kernels.gpu.fp8_quantize import QuantizedRows, fp8_max, quantize_row
 
 
 def embed_and_norm(
     token_ids: Tensor,
-    tokens: Tensor,
-    token_types: Tensor | None,
-    types: Tensor | None,
+    token_table: Tensor,
+    token_type_ids: Tensor | None,
+    token_type_table: Tensor | None,
     positions: Tensor | None,
-    places: Tensor | None,
-    offset: int,
+    position_table: Tensor | None,
+    position_offset: int,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
     *,
-    wants_fp8: bool = False,
+    output_fp8: bool = False,
 ) -> Tensor:
     """Rows of the tables `tokens`, `types` and `places`; without `token_types` all tokens are of the first."""
-    count, width = token_ids.shape[0], tokens.shape[1]
-    out = torch.empty(count, width, dtype=tokens.dtype, device=tokens.device)
+    count, width = token_ids.shape[0], token_table.shape[1]
+    out = torch.empty(count, width, dtype=token_table.dtype, device=token_table.device)
     fp8 = None
-    if wants_fp8:
-        fp8 = Quantized(
-            torch.empty(count, width, dtype=torch.float8_e4m3fn, device=tokens.device),
-            torch.empty(count, 1, dtype=torch.float32, device=tokens.device),
+    if output_fp8:
+        fp8 = QuantizedRows(
+            torch.empty(count, width, dtype=torch.float8_e4m3fn, device=token_table.device),
+            torch.empty(count, 1, dtype=torch.float32, device=token_table.device),
         )
     block = triton.next_power_of_2(width)
-    _embed_and_norm[(count,)](
+    _embed_and_norm_kernel[(count,)](
         token_ids,
-        tokens,
-        token_types,
-        types,
+        token_table,
+        token_type_ids,
+        token_type_table,
         positions,
-        places,
+        position_table,
         weight,
         bias,
         out,
         None if fp8 is None else fp8.values,
         None if fp8 is None else fp8.scales,
-        offset,
+        position_offset,
         width,
         eps,
-        largest_fp8(),
+        fp8_max(),
         block,
         num_warps=max(1, min(16, block // 1024)),
     )
@@ -59,13 +59,13 @@ def embed_and_norm(
 
 
 @triton.jit
-def _embed_and_norm(
+def _embed_and_norm_kernel(
     TokenIds,
     Tokens,
     TokenTypes,
     Types,
     Positions,
-    Places,
+    PositionTable,
     Weight,
     Bias,
     Out,
@@ -88,9 +88,9 @@ def _embed_and_norm(
             row = tl.load(TokenTypes + token)
         x += tl.load(Types + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
         x = x.to(kind).to(tl.float32)  # rounded as often as step by step
-    if Places is not None:
+    if PositionTable is not None:
         row = tl.load(Positions + token) + OFFSET
-        x += tl.load(Places + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+        x += tl.load(PositionTable + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
         x = x.to(kind).to(tl.float32)
     x = tl.where(inside, x - tl.sum(x, axis=0) / WIDTH, 0.0)
     x = x * tl.rsqrt(tl.sum(x * x, axis=0) / WIDTH + EPS)
@@ -100,6 +100,6 @@ def _embed_and_norm(
         x = x + tl.load(Bias + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(Out + token * WIDTH + column, x, mask=inside)
     if Values is not None:
-        values, scale = quantized_row(x, LARGEST)
+        values, scale = quantize_row(x, LARGEST)
         tl.store(Values + token * WIDTH + column, values.to(Values.dtype.element_ty), mask=inside)
         tl.store(Scales + token, scale)

@@ -10,17 +10,17 @@ import triton.language as tl
 from torch import Tensor
 
 
-class Quantized(NamedTuple):
+class QuantizedRows(NamedTuple):
     values: Tensor  # [rows, width], float8
     scales: Tensor  # [rows, 1], float32
 
 
-def largest_fp8() -> float:
+def fp8_max() -> float:
     return torch.finfo(torch.float8_e4m3fn).max
 
 
 @triton.jit
-def quantized_row(x, LARGEST: tl.constexpr):
+def quantize_row(x, LARGEST: tl.constexpr):
     """One row as numbers up to the largest, and what to multiply them with."""
     scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12) / LARGEST
     return x * (1.0 / scale), scale

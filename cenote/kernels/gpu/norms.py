@@ -7,38 +7,38 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cenote.kernels.gpu.fp8_quantize import Quantized, largest_fp8, quantized_row
+from cenote.kernels.gpu.fp8_quantize import QuantizedRows, fp8_max, quantize_row
 
 
 def add_norm(
-    x: Tensor,
-    change: Tensor | None,
+    residual: Tensor,
+    branch: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
     *,
     rms: bool,
     offset: float = 0.0,
-    wants_sum: bool = True,
-    wants_fp8: bool = False,
+    return_residual: bool = True,
+    output_fp8: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The sum and its norm, and that in fp8 as its attribute where it is wanted; an unwanted sum is not written."""
-    width = x.shape[-1]
-    rows_of = x.reshape(-1, width) if x.stride(-1) == 1 else x.contiguous().view(-1, width)
+    width = residual.shape[-1]
+    rows_of = residual.reshape(-1, width) if residual.stride(-1) == 1 else residual.contiguous().view(-1, width)
     rows = rows_of.shape[0]
     normed = torch.empty_like(rows_of)
-    total = rows_of if change is None else torch.empty_like(rows_of) if wants_sum else normed
+    total = rows_of if branch is None else torch.empty_like(rows_of) if return_residual else normed
     fp8 = None
-    if wants_fp8:
-        fp8 = Quantized(
-            torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device),
-            torch.empty(rows, 1, dtype=torch.float32, device=x.device),
+    if output_fp8:
+        fp8 = QuantizedRows(
+            torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=residual.device),
+            torch.empty(rows, 1, dtype=torch.float32, device=residual.device),
         )
     block = triton.next_power_of_2(width)
-    _add_norm[(rows,)](
+    _add_norm_kernel[(rows,)](
         rows_of,
-        None if change is None else change.contiguous(),
-        total if change is not None and wants_sum else None,
+        None if branch is None else branch.contiguous(),
+        total if branch is not None and return_residual else None,
         normed,
         weight,
         bias,
@@ -49,20 +49,20 @@ def add_norm(
         eps,
         offset,
         rms,
-        largest_fp8(),
+        fp8_max(),
         block,
         num_warps=max(1, min(16, block // 1024)),
     )
-    normed = normed.view(x.shape)
+    normed = normed.view(residual.shape)
     if fp8 is not None:
         normed.fp8 = fp8  # type: ignore[attr-defined]
-    return total.view(x.shape), normed
+    return total.view(residual.shape), normed
 
 
 @triton.jit(do_not_specialize=["stride"])
-def _add_norm(
+def _add_norm_kernel(
     X,
-    Change,
+    Branch,
     Total,
     Normed,
     Weight,
@@ -82,8 +82,8 @@ def _add_norm(
     inside = column < WIDTH
     kind = Normed.dtype.element_ty
     x = tl.load(X + row * stride + column, mask=inside, other=0.0).to(tl.float32)
-    if Change is not None:
-        x += tl.load(Change + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    if Branch is not None:
+        x += tl.load(Branch + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
         x = x.to(kind)  # rounded as a sum that is kept would be
         if Total is not None:
             tl.store(Total + row * WIDTH + column, x, mask=inside)
@@ -102,6 +102,6 @@ def _add_norm(
             x = x + tl.load(Bias + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(Normed + row * WIDTH + column, x, mask=inside)
     if Values is not None:
-        values, scale = quantized_row(x, LARGEST)
+        values, scale = quantize_row(x, LARGEST)
         tl.store(Values + row * WIDTH + column, values.to(Values.dtype.element_ty), mask=inside)
         tl.store(Scales + row, scale)

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-def norm_and_turn_(
+def qk_norm_rope_(
     heads: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -22,7 +22,7 @@ def norm_and_turn_(
     rest = size - 2 * half
     block = triton.next_power_of_2(half)
     together = max(1, min(triton.next_power_of_2(count), 2048 // block))
-    _norm_and_turn[(tokens * triton.cdiv(count, together),)](
+    _qk_norm_rope_kernel[(tokens * triton.cdiv(count, together),)](
         heads,
         cos,
         sin,
@@ -42,7 +42,7 @@ def norm_and_turn_(
 
 
 @triton.jit
-def _norm_and_turn(
+def _qk_norm_rope_kernel(
     Heads,
     Cos,
     Sin,
@@ -54,13 +54,13 @@ def _norm_and_turn(
     EPS: tl.constexpr,
     HALF: tl.constexpr,
     REST: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    HEADS_PER_PROGRAM: tl.constexpr,
     BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ):
-    parts = tl.cdiv(COUNT, TOGETHER)
+    parts = tl.cdiv(COUNT, HEADS_PER_PROGRAM)
     token = tl.program_id(0).to(tl.int64) // parts
-    head = (tl.program_id(0) % parts * TOGETHER + tl.arange(0, TOGETHER))[:, None]
+    head = (tl.program_id(0) % parts * HEADS_PER_PROGRAM + tl.arange(0, HEADS_PER_PROGRAM))[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     turning = column < HALF
     inside = (head < COUNT) & turning
@@ -79,11 +79,11 @@ def _norm_and_turn(
             squares += tl.sum(rest * rest, axis=1)
         norm = tl.rsqrt(squares / size + EPS)[:, None]
         is_query = head < QUERIES
-        first = _weighed(first * norm, QueryWeight, KeyWeight, is_query, column, turning, kind)
-        second = _weighed(second * norm, QueryWeight, KeyWeight, is_query, column + HALF, turning, kind)
+        first = _apply_weight(first * norm, QueryWeight, KeyWeight, is_query, column, turning, kind)
+        second = _apply_weight(second * norm, QueryWeight, KeyWeight, is_query, column + HALF, turning, kind)
         if REST > 0:
             there = rest_column < REST
-            rest = _weighed(rest * norm, QueryWeight, KeyWeight, is_query, rest_column + 2 * HALF, there, kind)
+            rest = _apply_weight(rest * norm, QueryWeight, KeyWeight, is_query, rest_column + 2 * HALF, there, kind)
             tl.store(rest_at, rest, mask=rest_inside)
     cos = tl.load(Cos + token * HALF + column, mask=turning, other=0.0).to(tl.float32)
     sin = tl.load(Sin + token * HALF + column, mask=turning, other=0.0).to(tl.float32)
@@ -92,7 +92,7 @@ def _norm_and_turn(
 
 
 @triton.jit
-def _weighed(x, QueryWeight, KeyWeight, is_query, column, inside, kind: tl.constexpr):
+def _apply_weight(x, QueryWeight, KeyWeight, is_query, column, inside, kind: tl.constexpr):
     query = tl.load(QueryWeight + column, mask=inside, other=0.0).to(tl.float32)
     key = tl.load(KeyWeight + column, mask=inside, other=0.0).to(tl.float32)
     weight = tl.where(is_query, query, key)

@@ -10,17 +10,21 @@ from torch import Tensor
 ROWS, COLUMNS = 16, 256
 
 
-def sum_by_sequence(states: Tensor, offsets: Tensor, skip: Tensor | None) -> Tensor:
+def sum_by_sequence(states: Tensor, cu_seqlens: Tensor, num_unpooled: Tensor | None) -> Tensor:
     """[tokens, width] -> [sequences, width], without the first `skip` tokens of each."""
-    width, size = states.shape[-1], offsets.shape[0] - 1
+    width, size = states.shape[-1], cu_seqlens.shape[0] - 1
     sums = torch.empty(size, width, dtype=torch.float32, device=states.device)
     grid = (size * triton.cdiv(width, COLUMNS),)
-    _sum[grid](states, offsets, skip, sums, states.stride(0), width, ROWS, COLUMNS, num_warps=4)
+    _segment_sum_kernel[grid](
+        states, cu_seqlens, num_unpooled, sums, states.stride(0), width, ROWS, COLUMNS, num_warps=4
+    )
     return sums
 
 
 @triton.jit(do_not_specialize=["stride"])
-def _sum(States, Offsets, Skip, Sums, stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _segment_sum_kernel(
+    States, Offsets, Skip, Sums, stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
     parts = tl.cdiv(WIDTH, COLUMNS)
     sequence = tl.program_id(0).to(tl.int64) // parts
     column = tl.program_id(0) % parts * COLUMNS + tl.arange(0, COLUMNS)

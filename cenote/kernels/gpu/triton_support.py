@@ -11,15 +11,15 @@ from torch import Tensor
 
 logger = logging.getLogger("cenote")
 
-HALF = (torch.float16, torch.bfloat16)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
-def usable(x: Tensor) -> bool:
-    return x.is_cuda and available(x.device.index or 0)
+def can_use_triton(x: Tensor) -> bool:
+    return x.is_cuda and is_triton_available(x.device.index or 0)
 
 
 @cache
-def available(index: int) -> bool:
+def is_triton_available(index: int) -> bool:
     """Triton comes with torch's CUDA builds, but needs a C compiler on the machine, and a GPU since Ampere."""
     if find_spec("triton") is None or torch.cuda.get_device_capability(index) < (8, 0):
         return False

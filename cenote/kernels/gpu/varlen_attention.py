@@ -9,20 +9,20 @@ from torch import Tensor
 LOG2E = 1.4426950408889634
 # measured on an H200, heads of 64: what a program holds of short sequences, and how it steps through long ones
 TILE = 64
-ROWS, NARROW, WIDE = 64, 32, 64
-FEW = 224  # tokens, up to which narrow steps are faster
+ROWS, NARROW_KEY_BLOCK, WIDE_KEY_BLOCK = 64, 32, 64
+NARROW_MAX_LENGTH = 224  # tokens, up to which narrow steps are faster
 
 
-def short(
+def attend_short(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     out: Tensor,
-    offsets: Tensor,
+    cu_seqlens: Tensor,
     positions: Tensor,
-    first: int,
-    count: int,
-    longest: int,
+    first_seq: int,
+    num_seqs: int,
+    max_length: int,
     *,
     causal: bool,
     window: int | None,
@@ -30,16 +30,16 @@ def short(
 ) -> None:
     """Sequences `first` to `first + count`, none longer than `longest`, as many to a program as surely fit its tile."""
     heads, size = query.shape[1:]
-    together = TILE // longest
-    _short[(triton.cdiv(count, together) * heads,)](
+    together = TILE // max_length
+    _attend_short_kernel[(triton.cdiv(num_seqs, together) * heads,)](
         query,
         key,
         value,
         out,
-        offsets,
+        cu_seqlens,
         positions,
-        first,
-        first + count,
+        first_seq,
+        first_seq + num_seqs,
         together,
         window or 0,
         scale * LOG2E,
@@ -49,7 +49,7 @@ def short(
         heads,
         heads // key.shape[1],
         causal,
-        window is not None and window < longest - 1,
+        window is not None and window < max_length - 1,
         together > 1,
         TILE,
         size,
@@ -58,15 +58,15 @@ def short(
     )
 
 
-def long(
+def attend_long(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     out: Tensor,
-    offsets: Tensor,
-    first: int,
-    count: int,
-    longest: int,
+    cu_seqlens: Tensor,
+    first_seq: int,
+    num_seqs: int,
+    max_length: int,
     *,
     causal: bool,
     window: int | None,
@@ -74,14 +74,14 @@ def long(
 ) -> None:
     """The same for sequences of any length, with a program for every block of rows of a head."""
     heads, size = query.shape[1:]
-    blocks = triton.cdiv(longest, ROWS)
-    _long[(count * heads * blocks,)](
+    blocks = triton.cdiv(max_length, ROWS)
+    _attend_long_kernel[(num_seqs * heads * blocks,)](
         query,
         key,
         value,
         out,
-        offsets,
-        first,
+        cu_seqlens,
+        first_seq,
         blocks,
         window or 0,
         scale * LOG2E,
@@ -91,9 +91,9 @@ def long(
         heads,
         heads // key.shape[1],
         causal,
-        window is not None and window < longest - 1,
+        window is not None and window < max_length - 1,
         ROWS,
-        NARROW if longest <= FEW else WIDE,
+        NARROW_KEY_BLOCK if max_length <= NARROW_MAX_LENGTH else WIDE_KEY_BLOCK,
         size,
         max(16, triton.next_power_of_2(size)),
         num_warps=4,
@@ -102,7 +102,7 @@ def long(
 
 
 @triton.jit(do_not_specialize=["first", "end", "together", "window", "scale"])
-def _short(
+def _attend_short_kernel(
     Query,
     Key,
     Value,
@@ -111,7 +111,7 @@ def _short(
     Positions,
     first,
     end,
-    together,
+    seqs_per_program,
     window,
     scale,
     QUERY_STRIDE: tl.constexpr,
@@ -121,15 +121,15 @@ def _short(
     GROUP: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
-    SEVERAL: tl.constexpr,
+    MULTI_SEQ: tl.constexpr,
     TILE: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     head = tl.program_id(0) % HEADS
-    sequence = first + tl.program_id(0) // HEADS * together
+    sequence = first + tl.program_id(0) // HEADS * seqs_per_program
     start = tl.load(Offsets + sequence).to(tl.int64)
-    stop = tl.load(Offsets + tl.minimum(sequence + together, end)).to(tl.int64)
+    stop = tl.load(Offsets + tl.minimum(sequence + seqs_per_program, end)).to(tl.int64)
     row = tl.arange(0, TILE)
     column = tl.arange(0, BLOCK)
     token = start + row
@@ -142,7 +142,7 @@ def _short(
     value = tl.load(Value + token[:, None] * VALUE_STRIDE + kv_at[None, :], mask=mask, other=0.0)
     products = tl.dot(query, tl.trans(key)) * scale
     seen = there[None, :]
-    if SEVERAL:
+    if MULTI_SEQ:
         own = row - tl.load(Positions + token, mask=there, other=0).to(tl.int32)  # where its sequence starts
         seen = seen & (own[:, None] == own[None, :])
     distance = row[:, None] - row[None, :]
@@ -160,7 +160,7 @@ def _short(
 
 
 @triton.jit(do_not_specialize=["first", "blocks", "window", "scale"])
-def _long(
+def _attend_long_kernel(
     Query,
     Key,
     Value,
@@ -208,11 +208,11 @@ def _long(
         low = tl.maximum(0, top - window) // COLUMNS * COLUMNS
         whole = low
         high = tl.minimum(high, top + ROWS + window)
-    mixed, highest, total = _blocks(
+    mixed, highest, total = _attend_key_blocks(
         mixed, highest, total, query, keys, values, row, length, low, whole, window, scale,
         KEY_STRIDE, VALUE_STRIDE, CAUSAL, WINDOW, False, COLUMNS, SIZE, BLOCK,
     )  # fmt: skip
-    mixed, highest, total = _blocks(
+    mixed, highest, total = _attend_key_blocks(
         mixed, highest, total, query, keys, values, row, length, whole, high, window, scale,
         KEY_STRIDE, VALUE_STRIDE, CAUSAL, WINDOW, True, COLUMNS, SIZE, BLOCK,
     )  # fmt: skip
@@ -222,7 +222,7 @@ def _long(
 
 
 @triton.jit
-def _blocks(
+def _attend_key_blocks(
     mixed, highest, total, query, keys, values, row, length, low, high, window, scale,
     KEY_STRIDE: tl.constexpr,
     VALUE_STRIDE: tl.constexpr,

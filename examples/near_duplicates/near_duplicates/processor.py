@@ -15,13 +15,13 @@ MAX_TEXTS = 2000  # every text is compared with every other one
 
 
 @dataclass(frozen=True)
-class Texts:
+class DeduplicationInput:
     texts: list[str]
     threshold: float
 
 
-class NearDuplicates(IOProcessor[Texts, dict[str, Any]]):
-    def parse_data(self, data: object) -> Texts:
+class NearDuplicates(IOProcessor[DeduplicationInput, dict[str, Any]]):
+    def parse_data(self, data: object) -> DeduplicationInput:
         if not isinstance(data, dict):
             raise TypeError(f"data is an object with texts and a threshold, got {type(data).__name__}")
         texts, threshold = data.get("texts"), data.get("threshold", 0.9)
@@ -31,13 +31,13 @@ class NearDuplicates(IOProcessor[Texts, dict[str, Any]]):
             raise ValueError(f"{len(texts)} texts are more than the {MAX_TEXTS} that are compared at once")
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not -1 <= threshold <= 1:
             raise ValueError(f"threshold is a cosine between -1 and 1, got {threshold!r}")
-        return Texts(texts, threshold)
+        return DeduplicationInput(texts, threshold)
 
     def merge_pooling_params(self, params: PoolingParams | None = None) -> PoolingParams:
         # vectors of length 1, whose product is the cosine; a long text is judged by its beginning
         return PoolingParams(task="embed", use_activation=True, truncate_prompt_tokens=-1)
 
-    def pre_process(self, prompt: Texts, request_id: str | None = None, **kwargs: Any) -> list[str]:
+    def pre_process(self, prompt: DeduplicationInput, request_id: str | None = None, **kwargs: Any) -> list[str]:
         return prompt.texts
 
     def post_process(

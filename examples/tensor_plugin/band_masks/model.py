@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-def make(config: Mapping[str, Any]) -> nn.Module:
+def make_model(config: Mapping[str, Any]) -> nn.Module:
     """What the entry point names: config.json in, a model out, which Cenote fills from model.safetensors."""
     return BandMixer(
         num_bands=config["num_bands"],
@@ -21,7 +21,7 @@ def make(config: Mapping[str, Any]) -> nn.Module:
     )
 
 
-class Mixer(nn.Module):
+class MixerLayer(nn.Module):
     """Every patch hears of all others, number by number; then its own numbers hear of each other."""
 
     def __init__(self, num_patches: int, hidden_size: int) -> None:
@@ -47,7 +47,7 @@ class BandMixer(nn.Module):
         self.tensor_shapes = {"pixel_values": (num_bands, tile_size, tile_size), "location_coords": (1, 2)}
         self.embed = nn.Conv2d(num_bands, hidden_size, patch_size, stride=patch_size)
         self.place = nn.Linear(2, hidden_size)
-        self.layers = nn.ModuleList(Mixer(self.side**2, hidden_size) for _ in range(num_layers))
+        self.layers = nn.ModuleList(MixerLayer(self.side**2, hidden_size) for _ in range(num_layers))
         self.head = nn.Linear(hidden_size, num_classes * patch_size**2)
 
     def forward(self, pixel_values: Tensor, location_coords: Tensor) -> Tensor:

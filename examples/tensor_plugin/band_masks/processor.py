@@ -37,7 +37,7 @@ class BandMasks(IOProcessor[Scene, dict[str, Any]]):
         model = config.model_config.hf_config
         self.num_bands, self.tile_size = model.num_bands, model.tile_size
         self.mean = torch.tensor(model.band_mean)[:, None, None]
-        self.deviation = torch.tensor(model.band_deviation)[:, None, None]
+        self.std = torch.tensor(model.band_deviation)[:, None, None]
 
     def parse_data(self, data: object) -> Scene:
         if not isinstance(data, dict) or not isinstance(data.get("data"), str):
@@ -50,9 +50,9 @@ class BandMasks(IOProcessor[Scene, dict[str, Any]]):
             latitude, longitude = map(float, data.get("location", (0.0, 0.0)))
         except (TypeError, ValueError):
             raise ValueError("location is two numbers, degrees north and east") from None
-        return Scene(self._bands(data["data"]), torch.tensor([[latitude, longitude]]))
+        return Scene(self._decode_bands(data["data"]), torch.tensor([[latitude, longitude]]))
 
-    def _bands(self, written: str) -> Tensor:
+    def _decode_bands(self, written: str) -> Tensor:
         """The pages of a TIFF, each a band in shades of grey."""
         try:
             image = Image.open(BytesIO(base64.b64decode(written, validate=True)), formats=["TIFF"])
@@ -76,7 +76,7 @@ class BandMasks(IOProcessor[Scene, dict[str, Any]]):
 
     def pre_process(self, prompt: Scene, request_id: str | None = None, **kwargs: Any) -> list[dict[str, Any]]:
         """A prompt for each tile; the last of a row or column has the image's edge repeated behind it."""
-        bands, tile = (prompt.bands - self.mean) / self.deviation, self.tile_size
+        bands, tile = (prompt.bands - self.mean) / self.std, self.tile_size
         height, width = prompt.size
         padded = torch.nn.functional.pad(bands, (0, -width % tile, 0, -height % tile), mode="replicate")
         tiles = padded.unfold(1, tile, tile).unfold(2, tile, tile).permute(1, 2, 0, 3, 4).flatten(0, 1)
@@ -98,10 +98,10 @@ class BandMasks(IOProcessor[Scene, dict[str, Any]]):
         rows = [torch.cat(list(row), dim=1) for row in tiles.split(across)]
         mask = torch.cat(rows)[:height, :width]
         shares = [round(float((mask == number).float().mean()), 4) for number in range(scores.shape[1])]
-        return {"type": "b64_json", "format": "png", "data": _png(mask), "shares": shares}
+        return {"type": "b64_json", "format": "png", "data": _encode_png(mask), "shares": shares}
 
 
-def _png(mask: Tensor) -> str:
+def _encode_png(mask: Tensor) -> str:
     picture = Image.fromarray(mask.numpy())
     picture.putpalette([channel for colour in CLASS_COLOURS for channel in colour])
     written = BytesIO()

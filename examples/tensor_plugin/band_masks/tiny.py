@@ -24,7 +24,7 @@ CONFIG = {
 }
 
 
-def write(folder: Path, seed: int = 0) -> None:
+def write_checkpoint(folder: Path, seed: int = 0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     save_file(make(CONFIG).state_dict(), folder / "model.safetensors")
@@ -34,4 +34,4 @@ def write(folder: Path, seed: int = 0) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m band_masks.tiny", description=__doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="where to write the checkpoint")
-    write(parser.parse_args().folder)
+    write_checkpoint(parser.parse_args().folder)

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from cenote.api.app_state import Service
+from cenote.api.app_state import AppState
 from cenote.api.front_ends import manager
-from cenote.api.front_ends.channel import ALIGNMENT, PREFIX
-from cenote.api.front_ends.manager import FrontEnds
+from cenote.api.front_ends.channel import ALIGNMENT, FRAME_HEADER
+from cenote.api.front_ends.manager import FrontEndManager
 from cenote.api.front_ends.messages import Listening, Message
-from cenote.config.engine import ServerConfig
+from cenote.config.server import ServerConfig
 from cenote.errors import PoolingError
 
 Spawned = tuple[subprocess.Popen[bytes], socket.socket]
@@ -28,7 +28,7 @@ def never() -> None:
     raise AssertionError("nobody is aboard")
 
 
-def spawning(code: str) -> Any:
+def make_spawn(code: str) -> Any:
     """In place of a front-end, a process that does something else with its end of the line."""
 
     def spawn(shared: Sequence[int]) -> Spawned:
@@ -44,11 +44,13 @@ def spawning(code: str) -> Any:
 
 def frame(message: Message) -> bytes:
     words = msgspec.msgpack.encode(message)
-    return (PREFIX.pack(len(words), 0) + words).ljust(-(-(PREFIX.size + len(words)) // ALIGNMENT) * ALIGNMENT, b"\0")
+    return (FRAME_HEADER.pack(len(words), 0) + words).ljust(
+        -(-(FRAME_HEADER.size + len(words)) // ALIGNMENT) * ALIGNMENT, b"\0"
+    )
 
 
-def test_front_ends_that_never_come_up_end_the_server_after_a_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager, "spawn", spawning("raise SystemExit(3)"))
+def test_the_server_stops_after_failed_attempts_to_start_front_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "spawn_front_end", make_spawn("raise SystemExit(3)"))
     failures: list[BaseException] = []
 
     async def start() -> None:
@@ -58,7 +60,7 @@ def test_front_ends_that_never_come_up_end_the_server_after_a_few_tries(monkeypa
             failures.append(error)
             given_up.set()
 
-        front_ends = FrontEnds(Service(ServerConfig(api_server_count=2)), [], never, failed)
+        front_ends = FrontEndManager(AppState(ServerConfig(api_server_count=2)), [], never, failed)
         front_ends.start()
         await asyncio.wait_for(given_up.wait(), 60)
         await front_ends.drain()
@@ -69,7 +71,7 @@ def test_front_ends_that_never_come_up_end_the_server_after_a_few_tries(monkeypa
     assert "status 3" in str(failures[0])
 
 
-def test_a_system_without_room_for_a_process_is_tried_again(
+def test_starting_a_front_end_is_retried_when_the_system_refuses_a_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tries: list[float] = []
@@ -78,29 +80,29 @@ def test_a_system_without_room_for_a_process_is_tried_again(
         tries.append(time.monotonic())
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(manager, "spawn", no_room)
+    monkeypatch.setattr(manager, "spawn_front_end", no_room)
 
     async def start() -> None:
         failed = asyncio.Event()
-        front_ends = FrontEnds(Service(ServerConfig(api_server_count=1)), [], never, lambda error: failed.set())
+        front_ends = FrontEndManager(AppState(ServerConfig(api_server_count=1)), [], never, lambda error: failed.set())
         front_ends.start()
         await asyncio.wait_for(failed.wait(), 60)
         await front_ends.drain()
 
     asyncio.run(start())
-    assert len(tries) == manager.NUM_TRIES
+    assert len(tries) == manager.MAX_START_ATTEMPTS
     assert tries[2] - tries[1] > 1.5 * (tries[1] - tries[0])  # every time a longer pause
     assert "could not be started (Resource temporarily unavailable)" in caplog.text
 
 
-def test_a_front_end_that_does_not_end_in_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager, "spawn", spawning("import time; time.sleep(600)"))
-    monkeypatch.setattr(manager, "MARGIN_S", 0.2)
+def test_a_front_end_that_does_not_exit_in_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "spawn_front_end", make_spawn("import time; time.sleep(600)"))
+    monkeypatch.setattr(manager, "EXIT_MARGIN_S", 0.2)
     processes: list[subprocess.Popen[bytes]] = []
 
     async def start() -> None:
         settings = ServerConfig(api_server_count=2, shutdown_delay_s=0.0, shutdown_timeout_s=0.1)
-        front_ends = FrontEnds(Service(settings), [], never, lambda error: None)
+        front_ends = FrontEndManager(AppState(settings), [], never, lambda error: None)
         front_ends.start()
         while len(front_ends.running) < 2:
             await asyncio.sleep(0.01)
@@ -111,7 +113,7 @@ def test_a_front_end_that_does_not_end_in_time_is_killed(monkeypatch: pytest.Mon
     assert [process.wait(10) for process in processes] == [-9, -9]
 
 
-def test_one_front_end_that_stays_is_reason_enough_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_running_front_end_is_enough_to_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first comes up and stays, the second never does."""
     listens = f"""
 import socket, sys, time
@@ -123,19 +125,21 @@ time.sleep(600)
 
     def spawn(shared: Sequence[int]) -> Spawned:
         spawned.append(len(spawned))
-        return spawning(listens if len(spawned) == 1 else "raise SystemExit(3)")(shared)  # type: ignore[no-any-return]
+        return make_spawn(listens if len(spawned) == 1 else "raise SystemExit(3)")(shared)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(manager, "spawn", spawn)
-    monkeypatch.setattr(manager, "MARGIN_S", 0.2)
+    monkeypatch.setattr(manager, "spawn_front_end", spawn)
+    monkeypatch.setattr(manager, "EXIT_MARGIN_S", 0.2)
     failures: list[BaseException] = []
 
     async def start() -> None:
         settings = ServerConfig(api_server_count=2, shutdown_delay_s=0.0, shutdown_timeout_s=0.0)
-        front_ends = FrontEnds(Service(settings), [], never, failures.append)
+        front_ends = FrontEndManager(AppState(settings), [], never, failures.append)
         front_ends.start()
-        while len(spawned) < manager.NUM_TRIES + 3:
+        while len(spawned) < manager.MAX_START_ATTEMPTS + 3:
             await asyncio.sleep(0.01)
-        assert [front_end.came_up for front_end in front_ends.running.values() if front_end.number == 1] == [True]
+        assert [front_end.is_listening for front_end in front_ends.running.values() if front_end.front_end_id == 1] == [
+            True
+        ]
         await front_ends.drain()
 
     asyncio.run(start())

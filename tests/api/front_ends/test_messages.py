@@ -14,58 +14,53 @@ import numpy as np
 import pytest
 
 from cenote import LLM, errors
-from cenote.api.encoding import Floats
+from cenote.api.encoding import Float32Array
 from cenote.api.front_ends.channel import BUFFER_BYTES, Channel
 from cenote.api.front_ends.codec_requests import (
-    about_of,
-    as_error,
-    as_fault,
-    as_ids,
-    as_input,
-    as_item,
-    as_json,
-    plain_ids,
-    pool_message,
-    pool_request,
-    pooled,
-    score_message,
-    score_request,
-    scored,
-    scores_message,
-    vectors_message,
+    decode_input,
+    decode_pool,
+    decode_score,
+    decode_token_ids,
+    encode_input,
+    encode_pool,
+    encode_score,
+    encode_token_ids,
+    to_json,
+)
+from cenote.api.front_ends.codec_results import (
+    decode_error,
+    decode_model_info,
+    decode_pool_results,
+    decode_score_results,
+    encode_error,
+    encode_pool_results,
+    encode_score_results,
 )
 from cenote.api.front_ends.messages import (
-    Counted,
-    Failed,
-    FromEngine,
-    FromFrontEnd,
+    DetokenizeResponse,
+    EngineMessage,
+    EngineReady,
+    ErrorResponse,
+    FrontEndMessage,
+    Init,
     Message,
-    Ready,
-    Text,
-    Tokenize,
-    Welcome,
+    MetricsResponse,
+    TokenizeCall,
 )
-from cenote.config.engine import ServerConfig
+from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, InputTooLong, NumericalError, PoolingError, Unsupported
-from cenote.protocol.input_types import Chat, Embeds, Pair, Parts
-from cenote.protocol.requests import (
-    Pooled,
-    PoolingParams,
-    PoolRequest,
-    Scored,
-    ScoreRequest,
-    Stacked,
-    Timing,
-    Tokenization,
-)
-from cenote.utils.metrics import Family, Series
+from cenote.protocol.input_types import ContentParts, Conversation, PromptEmbeds, TextPair
+from cenote.protocol.params import PoolingParams, TokenizationParams
+from cenote.protocol.requests import PoolRequest, ScoreRequest, Timing
+from cenote.protocol.results import PoolResult, PoolResultBatch, ScoreResult
+from cenote.utils.metrics import MetricFamily, MetricSeries
 
-HARD_TEXTS = ["", "a\x00b", "naïve ☃ 🧑‍🚀", "\u202eright to left", "x" * 70_000, "\U0010ffff"]
+UNUSUAL_TEXTS = ["", "a\x00b", "naïve ☃ 🧑‍🚀", "\u202eright to left", "x" * 70_000, "\U0010ffff"]
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PoolingError)]
 
 
-def over_the_wire(message: Message, kind: Any) -> Any:
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=kind)
+def roundtrip(message: Message, message_type: Any) -> Any:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=message_type)
 
 
 def ignore(*anything: Any) -> None:
@@ -75,12 +70,12 @@ def ignore(*anything: Any) -> None:
 async def open_channel(
     end: socket.socket, receive: Callable[..., None] = ignore, ended: Callable[[], None] = ignore
 ) -> Channel[Any]:
-    channel: Channel[Any] = Channel(FromEngine, receive, ended)
+    channel: Channel[Any] = Channel(EngineMessage, receive, ended)
     await channel.connect(end)
     return channel
 
 
-def sent(messages: Sequence[tuple[Message, Sequence[Floats]]]) -> list[tuple[Any, bytes]]:
+def send_and_receive(messages: Sequence[tuple[Message, Sequence[Float32Array]]]) -> list[tuple[Any, bytes]]:
     """What comes out at the other end of a socket pair."""
 
     async def send() -> list[tuple[Any, bytes]]:
@@ -105,82 +100,85 @@ def sent(messages: Sequence[tuple[Message, Sequence[Floats]]]) -> list[tuple[Any
     return asyncio.run(send())
 
 
-def vector(*shape: int, seed: int = 0) -> Floats:
+def vector(*shape: int, seed: int = 0) -> Float32Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def answer(data: Any, num_tokens: int = 3, given: int = 3, exact: bool = True) -> Pooled:
-    return Pooled(data, np.arange(num_tokens, dtype=np.int32), num_tokens, given, exact)
+def make_result(data: Any, num_tokens: int = 3, num_input_tokens: int = 3, is_exact: bool = True) -> PoolResult:
+    return PoolResult(data, np.arange(num_tokens, dtype=np.int32), num_tokens, num_input_tokens, is_exact)
 
 
 @pytest.mark.parametrize(
     "item",
     [
-        *HARD_TEXTS,
+        *UNUSUAL_TEXTS,
         [0, 1, 2**31, -5],
         [],
-        Pair("q ☃", "d", "{{ query }}", {"k": [1, None, 1.5]}),
-        Chat([{"role": "user", "content": [{"type": "text", "text": "☃"}]}], None, {"n": 10**30}, True, True, ("a",)),
-        Parts([{"type": "text", "text": "☃"}, {"image": "data:image/png;base64,AA=="}], "inputs[3].content"),
+        TextPair("q ☃", "d", "{{ query }}", {"k": [1, None, 1.5]}),
+        Conversation(
+            [{"role": "user", "content": [{"type": "text", "text": "☃"}]}], None, {"n": 10**30}, True, True, ("a",)
+        ),
+        ContentParts([{"type": "text", "text": "☃"}, {"image": "data:image/png;base64,AA=="}], "inputs[3].content"),
     ],
     ids=lambda item: type(item).__name__,
 )
 def test_every_kind_of_input_comes_back_as_it_was(item: Any) -> None:
-    message = pool_message(7, PoolRequest(task="embed", inputs=[item, "next"]))
+    message = encode_pool(7, PoolRequest(task="embed", inputs=[item, "next"]))
 
-    request = pool_request(over_the_wire(message, FromFrontEnd), Timing())
+    request = decode_pool(roundtrip(message, FrontEndMessage), Timing())
 
     assert request.inputs == [item, "next"]
 
 
 @pytest.mark.parametrize("ids", [[2**63, 1], [-(2**63), 1], [10**40], [1, -(10**40)]])
 def test_token_ids_of_any_size_reach_the_engine_which_refuses_them(ids: list[int]) -> None:
-    assert as_input(over_the_wire(Tokenize(1, as_item(ids), True, False), FromFrontEnd).item) == ids
-    assert plain_ids(as_ids(ids)) == ids
+    assert decode_input(roundtrip(TokenizeCall(1, encode_input(ids), True, False), FrontEndMessage).item) == ids
+    assert decode_token_ids(encode_token_ids(ids)) == ids
 
 
-def test_everything_else_of_a_request_travels_with_it() -> None:
+def test_a_pool_request_is_encoded_completely() -> None:
     request = PoolRequest(
         task="token_embed",
         inputs=["a"],
         params=[PoolingParams(use_activation=False, dimensions=32, extra_kwargs={"a": [1, "b"]})],
-        tokenization=Tokenization(truncate_prompt_tokens=-1, truncation_side="left", add_special_tokens=False),
+        tokenization=TokenizationParams(truncate_prompt_tokens=-1, truncation_side="left", add_special_tokens=False),
         prompt="p: ",
         prompt_name="query",
         role="query",
-        media_kwargs={"max_pixels": 2**70},
+        mm_processor_kwargs={"max_pixels": 2**70},
         priority=-(2**63),
         tenant="a",
-        keep_going=True,
+        return_exceptions=True,
     )
     timing = request.timing
 
-    assert pool_request(over_the_wire(pool_message(1, request), FromFrontEnd), timing) == request
+    assert decode_pool(roundtrip(encode_pool(1, request), FrontEndMessage), timing) == request
 
 
-def test_two_lists_to_compare_travel_with_everything_that_was_said_of_them() -> None:
+def test_a_score_request_is_encoded_completely() -> None:
     request = ScoreRequest(
-        queries=HARD_TEXTS,
-        documents=[Parts([{"type": "image_url", "image_url": {"url": "☃"}}], "documents[0]")] * len(HARD_TEXTS),
+        queries=UNUSUAL_TEXTS,
+        documents=[ContentParts([{"type": "image_url", "image_url": {"url": "☃"}}], "documents[0]")]
+        * len(UNUSUAL_TEXTS),
         score_type="bi-encoder",
         params=PoolingParams(use_activation=True),
-        tokenization=Tokenization(truncate_prompt_tokens=5),
+        tokenization=TokenizationParams(truncate_prompt_tokens=5),
         max_tokens_per_query=3,
         max_tokens_per_doc=4,
         template="{{ query }}",
         template_kwargs={"instruction": "☃", "n": 2**70},
-        media_kwargs={"max_pixels": [1, None]},
+        mm_processor_kwargs={"max_pixels": [1, None]},
         priority=3,
         tenant="b",
-        keep_going=True,
+        return_exceptions=True,
     )
 
-    assert score_request(over_the_wire(score_message(1, request), FromFrontEnd), request.timing) == request
+    assert decode_score(roundtrip(encode_score(1, request), FrontEndMessage), request.timing) == request
 
 
 def test_embeddings_as_input_are_refused_with_what_would_work() -> None:
     with pytest.raises(Unsupported, match="--api-server-count 1"):
-        as_item(Embeds(vector(2, 3)))  # type: ignore[arg-type]
+        encode_input(PromptEmbeds(vector(2, 3)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -198,51 +196,55 @@ def test_embeddings_as_input_are_refused_with_what_would_work() -> None:
     ],
     ids=str,
 )
-def test_answers_of_any_shape_come_back_bit_for_bit(shapes: list[tuple[int, ...]]) -> None:
-    answers: list[Pooled | PoolingError] = [
-        answer(vector(*shape, seed=place), num_tokens=place + 1, given=2 * place + 1, exact=place % 2 == 0)
+def test_results_of_any_shape_are_decoded_bit_for_bit(shapes: list[tuple[int, ...]]) -> None:
+    answers: list[PoolResult | PoolingError] = [
+        make_result(
+            vector(*shape, seed=place), num_tokens=place + 1, num_input_tokens=2 * place + 1, is_exact=place % 2 == 0
+        )
         for place, shape in enumerate(shapes)
     ]
-    message, numbers = vectors_message(5, Timing(0.25, 0.5, 1.5), answers)
+    message, numbers = encode_pool_results(5, Timing(0.25, 0.5, 1.5), answers)
 
-    ((received, raw),) = sent([(message, numbers)])
+    ((received, raw),) = send_and_receive([(message, numbers)])
 
     assert (received.number, received.timing) == (5, (0.25, 0.5, 1.5))
-    for before, after in zip(answers, pooled(received, raw), strict=True):
-        assert isinstance(before, Pooled) and isinstance(after, Pooled)
+    for before, after in zip(answers, decode_pool_results(received, raw), strict=True):
+        assert isinstance(before, PoolResult) and isinstance(after, PoolResult)
         assert np.array_equal(np.asarray(before.data), np.asarray(after.data))
         assert before.data.shape == after.data.shape
         assert (before.num_tokens, before.num_input_tokens) == (after.num_tokens, after.num_input_tokens)
-        assert before.input_tokens_exact == after.input_tokens_exact
+        assert before.is_input_count_exact == after.is_input_count_exact
         assert len(after.token_ids) == 0
 
 
-def test_errors_stay_at_their_place_among_the_answers() -> None:
+def test_errors_keep_their_index_among_the_results() -> None:
     first, last = NumericalError("not finite"), InputTooLong("too long", param="input", value=513)
     first.index, last.index = 0, 3
-    message, numbers = vectors_message(1, Timing(), [first, answer(vector(8)), answer(vector(8, seed=1)), last])
+    message, numbers = encode_pool_results(
+        1, Timing(), [first, make_result(vector(8)), make_result(vector(8, seed=1)), last]
+    )
 
-    ((received, raw),) = sent([(message, numbers)])
-    zero, one, two, three = pooled(received, raw)
+    ((received, raw),) = send_and_receive([(message, numbers)])
+    zero, one, two, three = decode_pool_results(received, raw)
 
     assert (type(zero), str(zero)) == (NumericalError, "not finite")
-    assert isinstance(one, Pooled) and isinstance(two, Pooled)
+    assert isinstance(one, PoolResult) and isinstance(two, PoolResult)
     assert np.array_equal(np.asarray(two.data), vector(8, seed=1))
     assert (type(three), str(three)) == (InputTooLong, str(last))
     assert isinstance(three, InputTooLong) and three.index == 3
 
 
 def test_scores_keep_every_bit_and_their_order() -> None:
-    answers: list[Scored | PoolingError] = [
-        Scored(1 / 3, np.zeros(2, dtype=np.int32), 2, 9, False),
+    answers: list[ScoreResult | PoolingError] = [
+        ScoreResult(1 / 3, np.zeros(2, dtype=np.int32), 2, 9, False),
         NumericalError("no"),
-        Scored(5e-324, np.zeros(2, dtype=np.int32), 2, 2),
+        ScoreResult(5e-324, np.zeros(2, dtype=np.int32), 2, 2),
     ]
 
-    one, two, three = scored(over_the_wire(scores_message(1, Timing(), answers), FromEngine))
+    one, two, three = decode_score_results(roundtrip(encode_score_results(1, Timing(), answers), EngineMessage))
 
-    assert isinstance(one, Scored) and isinstance(three, Scored)
-    assert (one.score, one.num_tokens, one.num_input_tokens, one.input_tokens_exact) == (1 / 3, 2, 9, False)
+    assert isinstance(one, ScoreResult) and isinstance(three, ScoreResult)
+    assert (one.score, one.num_tokens, one.num_input_tokens, one.is_input_count_exact) == (1 / 3, 2, 9, False)
     assert isinstance(two, NumericalError)
     assert three.score == 5e-324
 
@@ -252,57 +254,59 @@ def test_an_error_of_every_class_comes_back_as_what_it_was(kind: type[PoolingErr
     error = kind("what was wrong ☃", param="input", value=17)
     error.index = 4
 
-    back = as_error(over_the_wire(Failed(1, (0, 0, 0), as_fault(error)), FromEngine).fault)
+    back = decode_error(roundtrip(ErrorResponse(1, (0, 0, 0), encode_error(error)), EngineMessage).fault)
 
     assert type(back) is kind
     assert isinstance(back, PoolingError)
     assert (str(back), back.status, back.param, back.index) == (str(error), error.status, "input", 4)
 
 
-def test_an_error_that_nobody_here_knows_comes_back_as_its_nearest_relative() -> None:
+def test_an_unknown_error_class_is_decoded_as_its_known_base_class() -> None:
     class Odd(BadRequest):
         pass
 
-    assert type(as_error(as_fault(Odd("odd")))) is BadRequest
+    assert type(decode_error(encode_error(Odd("odd")))) is BadRequest
 
 
-def test_a_bug_is_no_error_of_ours_at_the_other_end_either() -> None:
-    back = as_error(as_fault(KeyError("lost")))
+def test_an_unexpected_exception_is_decoded_as_a_runtime_error() -> None:
+    back = decode_error(encode_error(KeyError("lost")))
 
     assert not isinstance(back, PoolingError)
     assert "KeyError: 'lost'" in str(back)
 
 
 def test_a_message_that_quotes_half_a_surrogate_pair_can_be_sent() -> None:
-    fault = over_the_wire(Failed(1, (0, 0, 0), as_fault(BadRequest("bad \ud800", value="\udfff"))), FromEngine).fault
+    fault = roundtrip(
+        ErrorResponse(1, (0, 0, 0), encode_error(BadRequest("bad \ud800", value="\udfff"))), EngineMessage
+    ).fault
 
     assert (fault.message, fault.value) == ("bad \\ud800", "\\udfff")
 
 
-def test_settings_and_statistics_travel_whole() -> None:
+def test_settings_and_metrics_are_encoded_completely() -> None:
     settings = ServerConfig(api_key=("a", "b"), served_model_name=("m",), uds="/tmp/☃", log_format="json")
     families = [
-        Family("h", "help", "histogram", ("route",), (0.5, 1.0), [Series(("/x",), 2.5, [1, 0, 3])]),
-        Family("g", "help", "gauge", series=[Series((), 1e300)]),
+        MetricFamily("h", "help", "histogram", ("route",), (0.5, 1.0), [MetricSeries(("/x",), 2.5, [1, 0, 3])]),
+        MetricFamily("g", "help", "gauge", series=[MetricSeries((), 1e300)]),
     ]
 
-    welcome = Welcome(settings, 2, 12345.678, 1_700_000_000)
-    assert over_the_wire(welcome, FromEngine) == welcome
-    assert over_the_wire(Counted(1, families), FromEngine) == Counted(1, families)
+    welcome = Init(settings, 2, 12345.678, 1_700_000_000)
+    assert roundtrip(welcome, EngineMessage) == welcome
+    assert roundtrip(MetricsResponse(1, families), EngineMessage) == MetricsResponse(1, families)
 
 
 @pytest.mark.parametrize("size", [1, 1000, BUFFER_BYTES - 40, BUFFER_BYTES, BUFFER_BYTES + 1, 20 * BUFFER_BYTES])
-def test_frames_of_any_size_follow_each_other_unharmed(size: int) -> None:
+def test_frames_of_any_size_are_received_intact(size: int) -> None:
     small, large = vector(3), vector(size)
-    frames: list[tuple[Message, Sequence[Floats]]] = [
-        (Text(1, "first"), [small]),
-        (Text(2, "x" * size), [large, small]),
-        (Text(3, ""), ()),
-        (Text(4, "x" * size), ()),
-        (Text(5, "last"), [large]),
+    frames: list[tuple[Message, Sequence[Float32Array]]] = [
+        (DetokenizeResponse(1, "first"), [small]),
+        (DetokenizeResponse(2, "x" * size), [large, small]),
+        (DetokenizeResponse(3, ""), ()),
+        (DetokenizeResponse(4, "x" * size), ()),
+        (DetokenizeResponse(5, "last"), [large]),
     ]
 
-    received = sent(frames)
+    received = send_and_receive(frames)
 
     assert [(message.number, message.text) for message, _ in received] == [
         (message.number, message.text)  # type: ignore[attr-defined]
@@ -311,26 +315,26 @@ def test_frames_of_any_size_follow_each_other_unharmed(size: int) -> None:
     assert [raw for _, raw in received] == [b"".join(each.tobytes() for each in numbers) for _, numbers in frames]
 
 
-def test_large_answers_are_views_of_what_was_received_and_lie_where_numbers_should() -> None:
-    seen: list[Pooled | PoolingError] = []
+def test_large_results_are_aligned_views_of_the_received_buffer() -> None:
+    seen: list[PoolResult | PoolingError] = []
 
     async def send() -> None:
         done = asyncio.Event()
 
         def receive(message: Any, numbers: bytes | memoryview) -> None:
-            seen.extend(pooled(message, numbers))
+            seen.extend(decode_pool_results(message, numbers))
             done.set()
 
         here, there = socket.socketpair()
         sender = await open_channel(here)
         await open_channel(there, receive)
-        sender.send(*vectors_message(3, Timing(), [answer(vector(1000, 384))]))
+        sender.send(*encode_pool_results(3, Timing(), [make_result(vector(1000, 384))]))
         await asyncio.wait_for(done.wait(), 20)
         sender.close()
 
     asyncio.run(send())
     (only,) = seen
-    assert isinstance(only, Pooled)
+    assert isinstance(only, PoolResult)
     data = np.asarray(only.data)
     assert data.base is not None and data.flags.aligned
     assert np.array_equal(data, vector(1000, 384))
@@ -340,9 +344,9 @@ def test_a_writer_waits_for_a_slow_reader() -> None:
     async def send() -> None:
         here, there = socket.socketpair()
         sender = await open_channel(here)
-        sender.send(Text(1, "x" * 10_000_000))
+        sender.send(DetokenizeResponse(1, "x" * 10_000_000))
 
-        waiting = asyncio.create_task(sender.room())
+        waiting = asyncio.create_task(sender.wait_writable())
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await open_channel(there)
@@ -353,26 +357,26 @@ def test_a_writer_waits_for_a_slow_reader() -> None:
     asyncio.run(send())
 
 
-def test_what_a_model_says_of_itself_travels_with_numbers_of_any_size(llm: LLM) -> None:
-    about = replace(llm.engine.about, tokenizer_info={"model_max_length": 1000000000000000019884624838656})
+def test_model_info_is_encoded_with_integers_of_any_size(llm: LLM) -> None:
+    about = replace(llm.engine.model_info, tokenizer_info={"model_max_length": 1000000000000000019884624838656})
 
-    assert about_of(over_the_wire(Ready(as_json(about)), FromEngine)) == about
+    assert decode_model_info(roundtrip(EngineReady(to_json(about)), EngineMessage)) == about
 
 
-def test_rows_of_one_array_travel_as_it_is_and_come_back_as_one() -> None:
+def test_rows_of_one_array_are_sent_and_decoded_as_one_array() -> None:
     rows = vector(3, 5)
-    answers = Stacked([answer(row, num_tokens=place) for place, row in enumerate(rows)], rows)
+    answers = PoolResultBatch([make_result(row, num_tokens=place) for place, row in enumerate(rows)], rows)
 
-    message, numbers = vectors_message(1, Timing(), answers)
-    ((received, raw),) = sent([(message, numbers)])
-    back = pooled(received, raw)
+    message, numbers = encode_pool_results(1, Timing(), answers)
+    ((received, raw),) = send_and_receive([(message, numbers)])
+    back = decode_pool_results(received, raw)
 
     assert len(numbers) == 1 and np.shares_memory(numbers[0], rows)
-    assert isinstance(back, Stacked) and np.array_equal(np.asarray(back.rows), rows)
-    assert [each.num_tokens for each in back if isinstance(each, Pooled)] == [0, 1, 2]
+    assert isinstance(back, PoolResultBatch) and np.array_equal(np.asarray(back.rows), rows)
+    assert [each.num_tokens for each in back if isinstance(each, PoolResult)] == [0, 1, 2]
 
 
-def test_what_is_said_in_one_turn_comes_whole_and_in_order_even_if_the_line_closes_then() -> None:
+def test_messages_sent_in_one_event_loop_iteration_arrive_in_order_even_if_the_channel_closes() -> None:
     async def talk() -> list[str]:
         heard: list[str] = []
         left = asyncio.Event()
@@ -380,7 +384,7 @@ def test_what_is_said_in_one_turn_comes_whole_and_in_order_even_if_the_line_clos
         sender = await open_channel(here)
         await open_channel(there, lambda message, numbers: heard.append(message.text), left.set)
         for number in range(5):
-            sender.send(Text(number, f"{number}" * 50_000))
+            sender.send(DetokenizeResponse(number, f"{number}" * 50_000))
         sender.close()
         await asyncio.wait_for(left.wait(), 20)
         return heard

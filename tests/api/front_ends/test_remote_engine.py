@@ -13,42 +13,34 @@ import pytest
 
 from cenote import LLM
 from cenote.api.front_ends.channel import Channel
-from cenote.api.front_ends.messages import FromEngine, FromFrontEnd
-from cenote.api.front_ends.remote_engine import REPLIES_AT_ONCE, RemoteEngine
-from cenote.api.front_ends.rpc_server import Answering
+from cenote.api.front_ends.messages import EngineMessage, FrontEndMessage
+from cenote.api.front_ends.remote_engine import REPLIES_PER_REPORT, RemoteEngine
+from cenote.api.front_ends.rpc_server import EngineRpcServer
 from cenote.errors import BadRequest, EngineStopped, InputTooLong, PoolingError, Unsupported
-from cenote.protocol.input_types import Embeds, Pair
-from cenote.protocol.requests import (
-    Engine,
-    PluginRequest,
-    Pooled,
-    PoolingParams,
-    PoolRequest,
-    Processed,
-    Scored,
-    ScoreRequest,
-    Timing,
-    Tokenization,
-)
-from tests.engine.conftest import Gate, MakeEngine, make_engine  # noqa: F401  # a fixture
+from cenote.protocol.engine import Engine
+from cenote.protocol.input_types import PromptEmbeds, TextPair
+from cenote.protocol.params import PoolingParams, TokenizationParams
+from cenote.protocol.requests import PluginRequest, PoolRequest, ScoreRequest, Timing
+from cenote.protocol.results import IOProcessorResult, PoolResult, ScoreResult
+from tests.engine.conftest import BatchGate, MakeEngine, make_engine  # a fixture  # noqa: F401  # a fixture
 
 TEXTS = ["a cenote is a natural pit", "☃", "", "one more " * 30]
 
 
 @asynccontextmanager
-async def remote(engine: Engine) -> AsyncIterator[tuple[RemoteEngine, Answering]]:
+async def connect_remote(engine: Engine) -> AsyncIterator[tuple[RemoteEngine, EngineRpcServer]]:
     """A front-end's view of an engine, and the engine's view of the front-end."""
     here, there = socket.socketpair()
-    answering: Answering
+    answering: EngineRpcServer
     far: RemoteEngine
-    engine_end: Channel[FromFrontEnd] = Channel(
-        FromFrontEnd, lambda message, numbers: answering.receive(message), lambda: answering.abandon()
+    engine_end: Channel[FrontEndMessage] = Channel(
+        FrontEndMessage, lambda message, numbers: answering.on_message(message), lambda: answering.cancel_all()
     )
-    channel: Channel[FromEngine] = Channel(
-        FromEngine, lambda message, numbers: far.answered(message, numbers), lambda: far.lost()
+    channel: Channel[EngineMessage] = Channel(
+        EngineMessage, lambda message, numbers: far.on_response(message, numbers), lambda: far.on_disconnect()
     )
-    answering = Answering(engine, engine_end)
-    far = RemoteEngine(engine.about, channel)
+    answering = EngineRpcServer(engine, engine_end)
+    far = RemoteEngine(engine.model_info, channel)
     await engine_end.connect(there)
     await channel.connect(here)
     try:
@@ -59,17 +51,17 @@ async def remote(engine: Engine) -> AsyncIterator[tuple[RemoteEngine, Answering]
         await asyncio.sleep(0.01)
 
 
-def ask(engine: Engine, question: Callable[[Engine], Awaitable[Any]]) -> tuple[Any, Any]:
+def call_both(engine: Engine, call: Callable[[Engine], Awaitable[Any]]) -> tuple[Any, Any]:
     """The answers near and far."""
 
     async def both() -> tuple[Any, Any]:
-        async with remote(engine) as (far, _):
-            return await question(engine), await asyncio.wait_for(question(far), 20)
+        async with connect_remote(engine) as (far, _):
+            return await call(engine), await asyncio.wait_for(call(far), 20)
 
     return asyncio.run(both())
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     for _ in range(10_000):
         if condition():
             return
@@ -78,40 +70,42 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("task", ["embed", "token_embed"])
-def test_answers_are_the_same_bit_for_bit_near_and_far(llm: LLM, task: Any) -> None:
-    how = Tokenization(truncate_prompt_tokens=16)
-    near, far = ask(llm.engine, lambda engine: engine.pool(PoolRequest(task=task, inputs=TEXTS, tokenization=how)))
+def test_remote_results_equal_local_results_bit_for_bit(llm: LLM, task: Any) -> None:
+    how = TokenizationParams(truncate_prompt_tokens=16)
+    near, far = call_both(
+        llm.engine, lambda engine: engine.pool(PoolRequest(task=task, inputs=TEXTS, tokenization=how))
+    )
 
     for one, other in zip(near, far, strict=True):
-        assert isinstance(one, Pooled) and isinstance(other, Pooled)
+        assert isinstance(one, PoolResult) and isinstance(other, PoolResult)
         assert np.array_equal(np.asarray(one.data), np.asarray(other.data))
         assert (one.num_tokens, one.num_input_tokens) == (other.num_tokens, other.num_input_tokens)
     assert near[3].num_tokens < near[3].num_input_tokens
 
 
-def test_token_ids_and_params_mean_the_same_near_and_far(llm: LLM) -> None:
+def test_token_ids_and_params_give_the_same_result_remotely(llm: LLM) -> None:
     request = PoolRequest(
         task="embed", inputs=[[101, 7592, 102], (101, 102)], params=PoolingParams(use_activation=False)
     )
-    near, far = ask(llm.engine, lambda engine: engine.pool(request))
+    near, far = call_both(llm.engine, lambda engine: engine.pool(request))
 
     for one, other in zip(near, far, strict=True):
         assert np.array_equal(np.asarray(one.data), np.asarray(other.data))
     assert abs(float(np.linalg.norm(np.asarray(far[0].data))) - 1) > 0.01
 
 
-def test_scores_are_the_same_near_and_far(llm: LLM) -> None:
+def test_remote_scores_equal_local_scores(llm: LLM) -> None:
     request = ScoreRequest(queries=["a"], documents=TEXTS, score_type="bi-encoder")
-    near, far = ask(llm.engine, lambda engine: engine.score(request))
+    near, far = call_both(llm.engine, lambda engine: engine.score(request))
 
     assert [each.score for each in near] == [each.score for each in far]
-    assert all(isinstance(each, Scored) for each in far)
+    assert all(isinstance(each, ScoreResult) for each in far)
 
 
-def test_tokens_there_and_back(llm: LLM) -> None:
-    near, far = ask(llm.engine, lambda engine: engine.tokenize("hello ☃", strings=True))
+def test_tokenize_and_detokenize_remotely(llm: LLM) -> None:
+    near, far = call_both(llm.engine, lambda engine: engine.tokenize("hello ☃", return_token_strs=True))
     assert near == far
-    near, far = ask(llm.engine, lambda engine: engine.detokenize([7592, 2088]))
+    near, far = call_both(llm.engine, lambda engine: engine.detokenize([7592, 2088]))
     assert near == far
 
 
@@ -130,54 +124,54 @@ def test_an_input_that_is_refused_is_refused_in_the_same_words(llm: LLM) -> None
                 await engine.pool(request)
             refusals.append(caught.value)
 
-        ask(llm.engine, refused)
+        call_both(llm.engine, refused)
         near, far = refusals
         assert (type(near), str(near), near.index, near.param) == (type(far), str(far), far.index, far.param)
 
 
-def test_one_bad_input_of_a_patient_request_leaves_the_others_alone(llm: LLM) -> None:
-    request = PoolRequest(task="embed", inputs=["a", "word " * 5000, "b"], keep_going=True)
-    _, far = ask(llm.engine, lambda engine: engine.pool(request))
+def test_return_exceptions_keeps_the_other_results(llm: LLM) -> None:
+    request = PoolRequest(task="embed", inputs=["a", "word " * 5000, "b"], return_exceptions=True)
+    _, far = call_both(llm.engine, lambda engine: engine.pool(request))
 
-    assert [type(each) for each in far] == [Pooled, InputTooLong, Pooled]
+    assert [type(each) for each in far] == [PoolResult, InputTooLong, PoolResult]
     assert far[1].index == 1
 
 
-def test_where_the_time_went_is_told_far_away_too(llm: LLM) -> None:
+def test_timing_is_reported_remotely(llm: LLM) -> None:
     timing = Timing()
 
     async def question(engine: Engine) -> None:
         await engine.pool(PoolRequest(task="embed", inputs=TEXTS, timing=timing))
 
     async def only_far() -> None:
-        async with remote(llm.engine) as (far, _):
+        async with connect_remote(llm.engine) as (far, _):
             await question(far)
 
     asyncio.run(only_far())
-    assert timing.tokenize > 0
-    assert timing.inference > 0
+    assert timing.tokenize_s > 0
+    assert timing.inference_s > 0
 
 
-def test_a_text_that_cannot_be_written_down_is_the_callers_mistake(llm: LLM) -> None:
+def test_a_text_that_cannot_be_encoded_is_a_bad_request(llm: LLM) -> None:
     async def lone_surrogate(engine: Engine) -> None:
         with pytest.raises(BadRequest, match="surrogate"):
             await engine.pool(PoolRequest(task="embed", inputs=["\ud800"]))
 
-    ask(llm.engine, lone_surrogate)
+    call_both(llm.engine, lone_surrogate)
 
 
-def test_embeddings_as_input_stay_near(llm: LLM) -> None:
+def test_prompt_embeds_are_refused_remotely(llm: LLM) -> None:
     async def refused() -> None:
-        async with remote(llm.engine) as (far, _):
+        async with connect_remote(llm.engine) as (far, _):
             with pytest.raises(Unsupported, match="--api-server-count 1"):
-                await far.pool(PoolRequest(task="embed", inputs=[Embeds(np.zeros((1, 384)))]))  # type: ignore[arg-type]
+                await far.pool(PoolRequest(task="embed", inputs=[PromptEmbeds(np.zeros((1, 384)))]))  # type: ignore[arg-type]
 
     asyncio.run(refused())
 
 
-def test_many_questions_at_once_get_their_own_answers(make_engine: MakeEngine) -> None:  # noqa: F811
+def test_concurrent_calls_get_their_own_results(make_engine: MakeEngine) -> None:  # noqa: F811
     async def questions() -> list[Any]:
-        async with remote(make_engine()) as (far, _):
+        async with connect_remote(make_engine()) as (far, _):
             asked = [far.pool(PoolRequest(task="embed", inputs=[[number], [number + 1]])) for number in range(500)]
             return await asyncio.wait_for(asyncio.gather(*asked), 20)
 
@@ -185,17 +179,17 @@ def test_many_questions_at_once_get_their_own_answers(make_engine: MakeEngine) -
         assert [np.asarray(each.data).tolist() for each in answers] == [[number], [number + 1]]
 
 
-def test_a_client_that_hangs_up_has_its_work_dropped_in_the_engine(make_engine: MakeEngine) -> None:  # noqa: F811
-    gate = Gate()
+def test_a_disconnected_client_cancels_its_request_in_the_engine(make_engine: MakeEngine) -> None:  # noqa: F811
+    gate = BatchGate()
     engine = make_engine(fault=gate, max_num_batched_tokens=1)
 
     async def hang_up() -> None:
-        async with remote(engine) as (far, answering):
+        async with connect_remote(engine) as (far, answering):
             asked = asyncio.create_task(far.pool(PoolRequest(task="embed", inputs=[[7]] * 100)))
             stays = asyncio.create_task(far.pool(PoolRequest(task="embed", inputs=[[8]])))
-            await until(lambda: gate.reached.is_set() and len(engine.records.everybody()) == 2)
+            await wait_until(lambda: gate.reached.is_set() and len(engine.metrics.requests_in_flight()) == 2)
             asked.cancel()
-            await until(lambda: len(engine.records.everybody()) == 1)
+            await wait_until(lambda: len(engine.metrics.requests_in_flight()) == 1)
             assert len(answering.tasks) == 1
             gate.opened.set()
             (answer,) = await asyncio.wait_for(stays, 20)
@@ -203,19 +197,19 @@ def test_a_client_that_hangs_up_has_its_work_dropped_in_the_engine(make_engine: 
             assert not answering.tasks
 
     asyncio.run(hang_up())
-    assert gate.passed.count(7) < 100
+    assert gate.token_ids.count(7) < 100
 
 
-def test_a_front_end_that_ends_takes_its_questions_along(make_engine: MakeEngine) -> None:  # noqa: F811
-    gate = Gate()
+def test_a_disconnected_front_end_cancels_its_calls(make_engine: MakeEngine) -> None:  # noqa: F811
+    gate = BatchGate()
     engine = make_engine(fault=gate)
 
     async def end() -> None:
-        async with remote(engine) as (far, _):
+        async with connect_remote(engine) as (far, _):
             asked = [asyncio.create_task(far.pool(PoolRequest(task="embed", inputs=[[7]]))) for _ in range(5)]
-            await until(lambda: len(engine.records.everybody()) == 5)
+            await wait_until(lambda: len(engine.metrics.requests_in_flight()) == 5)
             far._channel.close()
-            await until(lambda: not engine.records.everybody())
+            await wait_until(lambda: not engine.metrics.requests_in_flight())
             for outcome in await asyncio.gather(*asked, return_exceptions=True):
                 assert isinstance(outcome, EngineStopped)
 
@@ -223,17 +217,17 @@ def test_a_front_end_that_ends_takes_its_questions_along(make_engine: MakeEngine
     gate.opened.set()
 
 
-def test_when_the_engines_process_ends_everybody_is_told_and_later_callers_at_once(make_engine: MakeEngine) -> None:  # noqa: F811
-    gate = Gate()
+def test_when_the_engine_process_exits_pending_and_later_calls_fail(make_engine: MakeEngine) -> None:  # noqa: F811
+    gate = BatchGate()
 
     async def end() -> None:
-        async with remote(make_engine(fault=gate)) as (far, answering):
+        async with connect_remote(make_engine(fault=gate)) as (far, answering):
             asked = asyncio.create_task(far.pool(PoolRequest(task="embed", inputs=[[7]])))
-            await until(gate.reached.is_set)
+            await wait_until(gate.reached.is_set)
             answering.channel.close()
             with pytest.raises(EngineStopped, match="process ended"):
                 await asyncio.wait_for(asked, 20)
-            assert isinstance(far.dead, EngineStopped)
+            assert isinstance(far.dead_error, EngineStopped)
             with pytest.raises(EngineStopped, match="process ended"):
                 await far.score(ScoreRequest(queries=["a"], documents=["b"]))
 
@@ -241,15 +235,15 @@ def test_when_the_engines_process_ends_everybody_is_told_and_later_callers_at_on
     gate.opened.set()
 
 
-def test_an_engine_that_died_says_so_through_the_wire(make_engine: MakeEngine) -> None:  # noqa: F811
+def test_a_dead_engine_is_reported_remotely(make_engine: MakeEngine) -> None:  # noqa: F811
     engine = make_engine()
 
     async def die() -> None:
-        async with remote(engine) as (far, _):
+        async with connect_remote(engine) as (far, _):
             await asyncio.to_thread(engine.stop, EngineStopped("the device is lost"))
             with pytest.raises(EngineStopped, match="the device is lost"):
                 await far.pool(PoolRequest(task="embed", inputs=[[7]]))
-            assert any(family.name == "cenote_requests_total" for family in await far.statistics())
+            assert any(family.name == "cenote_requests_total" for family in await far.collect_metrics())
 
     asyncio.run(die())
 
@@ -262,16 +256,18 @@ def test_replies_are_counted_where_the_engine_is(make_engine: MakeEngine) -> Non
         return {series.labels: series.value for series in family.series}
 
     async def observe() -> None:
-        async with remote(engine) as (one, _), remote(engine) as (other, _):
-            for _ in range(REPLIES_AT_ONCE + 6):
+        async with connect_remote(engine) as (one, _), connect_remote(engine) as (other, _):
+            for _ in range(REPLIES_PER_REPORT + 6):
                 one.observe_http("/v1/embeddings", "POST", 200, 0.01)
-            await until(lambda: counted(engine.records.metrics.snapshot()) != {})
-            assert counted(engine.records.metrics.snapshot()) == {("/v1/embeddings", "POST", "200"): REPLIES_AT_ONCE}
+            await wait_until(lambda: counted(engine.metrics.registry.snapshot()) != {})
+            assert counted(engine.metrics.registry.snapshot()) == {
+                ("/v1/embeddings", "POST", "200"): REPLIES_PER_REPORT
+            }
             other.observe_http("/rerank", "POST", 400, 0.01)
-            one.report(num_in_flight=0)
-            await one.statistics()
-            assert counted(await other.statistics()) == {
-                ("/v1/embeddings", "POST", "200"): REPLIES_AT_ONCE + 6,
+            one.report_stats(num_in_flight=0)
+            await one.collect_metrics()
+            assert counted(await other.collect_metrics()) == {
+                ("/v1/embeddings", "POST", "200"): REPLIES_PER_REPORT + 6,
                 ("/rerank", "POST", "400"): 1,
             }
 
@@ -280,13 +276,13 @@ def test_replies_are_counted_where_the_engine_is(make_engine: MakeEngine) -> Non
 
 def test_a_bug_in_the_engine_is_answered_and_logged_there(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     class Buggy:
-        about = llm.engine.about
+        about = llm.engine.model_info
 
         async def tokenize(self, item: Any, **options: Any) -> Any:
             raise KeyError("lost")
 
     async def question() -> None:
-        async with remote(Buggy()) as (far, _):  # type: ignore[arg-type]
+        async with connect_remote(Buggy()) as (far, _):  # type: ignore[arg-type]
             with pytest.raises(RuntimeError, match="KeyError: 'lost'"):
                 await far.tokenize("a")
 
@@ -294,31 +290,33 @@ def test_a_bug_in_the_engine_is_answered_and_logged_there(llm: LLM, caplog: pyte
     assert "KeyError" in caplog.text
 
 
-def test_data_for_a_plugin_goes_there_and_back_as_plain_values(llm: LLM) -> None:
+def test_plugin_data_is_sent_and_returned_as_plain_values(llm: LLM) -> None:
     class Doubling:
-        about = llm.engine.about
+        about = llm.engine.model_info
 
-        async def process(self, request: PluginRequest) -> Processed:
-            request.timing.inference = 1.5
+        async def process(self, request: PluginRequest) -> IOProcessorResult:
+            request.timing.inference_s = 1.5
             assert request.tokenization == tokenization and request.tenant == "t"
             made = {"twice": [request.data, request.data], "id": request.request_id, "large": 2**80}
-            return Processed(made, num_inputs=request.priority, num_tokens=8, num_truncated=1)
+            return IOProcessorResult(made, num_inputs=request.priority, num_tokens=8, num_truncated=1)
 
     data = {"a": [1, None, 1.5, "☃"]}
-    tokenization = Tokenization(truncate_prompt_tokens=4)
+    tokenization = TokenizationParams(truncate_prompt_tokens=4)
     given = PluginRequest(data=data, request_id="r", priority=3, tenant="t", tokenization=tokenization)
 
-    async def question() -> Processed:
-        async with remote(Doubling()) as (far, _):  # type: ignore[arg-type]
+    async def question() -> IOProcessorResult:
+        async with connect_remote(Doubling()) as (far, _):  # type: ignore[arg-type]
             return await far.process(given)
 
     made = {"twice": [data, data], "id": "r", "large": 2**80}
-    assert asyncio.run(question()) == Processed(made, num_inputs=3, num_tokens=8, num_truncated=1)
-    assert given.timing.inference == 1.5
+    assert asyncio.run(question()) == IOProcessorResult(made, num_inputs=3, num_tokens=8, num_truncated=1)
+    assert given.timing.inference_s == 1.5
 
 
-def test_a_pair_of_texts_is_read_the_same_near_and_far(llm: LLM) -> None:
-    near, far = ask(llm.engine, lambda engine: engine.pool(PoolRequest(task="embed", inputs=[Pair("a", "b")])))
+def test_a_text_pair_gives_the_same_result_remotely(llm: LLM) -> None:
+    near, far = call_both(
+        llm.engine, lambda engine: engine.pool(PoolRequest(task="embed", inputs=[TextPair("a", "b")]))
+    )
 
     assert np.array_equal(np.asarray(near[0].data), np.asarray(far[0].data))
     assert far[0].num_tokens == near[0].num_tokens

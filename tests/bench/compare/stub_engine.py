@@ -17,7 +17,7 @@ class Engine:
         self.settings = {**settings, "threads": 3, "model": model, "task": task, "pid": os.getpid()}
         self.settings["child"] = None if self.child is None else self.child.pid
 
-    def answer(self, task, inputs):
+    def run(self, task, inputs):
         if self.settings.get("refuses") == task:
             raise ValueError(f"does not {task}")
         if self.settings.get("dies"):
@@ -28,5 +28,5 @@ class Engine:
         tilt = self.settings.get("tilt", 0.0)
         return [[len(text) + tilt, text.count("e") + 1, 1.0] for text in texts]
 
-    def rows(self, task, found):
+    def to_rows(self, task, found):
         return found

@@ -12,32 +12,39 @@ import tokenizers
 
 from cenote import LLM
 from cenote.bench.compare import engines as table
-from cenote.bench.compare.engines import Engine, engines_called
-from cenote.bench.compare.http import command_of
+from cenote.bench.compare.engines import PeerEngine, select_engines
+from cenote.bench.compare.http import make_server_command
 from cenote.bench.compare.images import write_clip
-from cenote.bench.compare.models import Model, model_for
-from cenote.bench.compare.rounds import Contender, measure
-from cenote.bench.compare.worker import Worker
-from cenote.bench.compare.workload_specs import KINDS, Kind, Prepared, kinds_called, prepared, prepared_images
+from cenote.bench.compare.models import ComparedModel, prepare_model
+from cenote.bench.compare.rounds import RunningEngine, measure_rounds
+from cenote.bench.compare.worker import WorkerProcess
+from cenote.bench.compare.workload_specs import (
+    WORKLOADS,
+    PreparedWorkload,
+    WorkloadSpec,
+    prepare_image_workload,
+    prepare_workload,
+    select_workloads,
+)
 from cenote.bench.main import main
 from cenote.bench.peers.run_cenote import Engine as Ours
-from cenote.bench.peers.worker import opened
+from cenote.bench.peers.worker import decode_inputs
 from cenote.errors import BadRequest
-from cenote.loading.default_model import default_model
+from cenote.loading.default_model import find_default_model
 
 STUB = str(Path(__file__).with_name("stub_engine.py"))
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer.from_file(f"{default_model()}/tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(f"{find_default_model()}/tokenizer.json")
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
 
 
-def stub(name: str, tasks: tuple[str, ...] = table.ALL_TASKS, **settings: Any) -> Engine:
-    return Engine(name, name, STUB, None, settings, tasks)
+def make_stub_engine(name: str, tasks: tuple[str, ...] = table.ALL_TASKS, **settings: Any) -> PeerEngine:
+    return PeerEngine(name, name, STUB, None, settings, tasks)
 
 
 @pytest.fixture
@@ -50,15 +57,15 @@ def folder(default_folder: Path, tmp_path: Path) -> str:
     return str(made)
 
 
-def test_every_engine_has_its_turns_and_the_others_are_accounted_for(
+def test_every_engine_runs_every_round_and_the_others_are_listed_as_left_out(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engines = [
-        stub("cenote"),
-        stub("st-float32", delay=0.05),
-        stub("tilted", tilt=50.0, refuses="score"),
-        stub("broken", ("score",), fails=True),
-        Engine("absent", "absent", STUB, "vllm"),
+        make_stub_engine("cenote"),
+        make_stub_engine("st-float32", delay=0.05),
+        make_stub_engine("tilted", tilt=50.0, refuses="score"),
+        make_stub_engine("broken", ("score",), fails=True),
+        PeerEngine("absent", "absent", STUB, "vllm"),
     ]
     monkeypatch.setattr(table, "ENGINES", {engine.name: engine for engine in engines})
     files = ["--json", str(tmp_path / "f.json"), "--plot", str(tmp_path / "f.svg"), "--peers-dir", str(tmp_path)]
@@ -89,31 +96,31 @@ def test_every_engine_has_its_turns_and_the_others_are_accounted_for(
 def test_every_second_round_goes_the_other_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[str] = []
 
-    def run(self: Worker, name: str, task: str, *, singly: bool) -> list[float]:
+    def run(self: WorkerProcess, name: str, task: str, *, singly: bool) -> list[float]:
         turns.append(self.name)
         return [1.0]
 
-    monkeypatch.setattr(Worker, "run", run)
-    workers = [Worker.of_script(name, Path(sys.executable), STUB) for name in ("cenote", "other")]
+    monkeypatch.setattr(WorkerProcess, "run", run)
+    workers = [WorkerProcess.from_script(name, Path(sys.executable), STUB) for name in ("cenote", "other")]
     try:
-        contenders = [Contender(stub(each.name), each, each.load("m", "embed", {})) for each in workers]
-        work = Prepared(KINDS["short"], ["some", "texts"], 2, 8, "two texts")
-        measure(contenders, [work], "a model", rounds=2, left_out=[])
+        contenders = [RunningEngine(make_stub_engine(each.name), each, each.load("m", "embed", {})) for each in workers]
+        work = PreparedWorkload(WORKLOADS["short"], ["some", "texts"], 2, 8, "two texts")
+        measure_rounds(contenders, [work], "a model", rounds=2, left_out=[])
     finally:
         for each in workers:
-            each.end()
+            each.terminate()
 
     warm_up, rounds = turns[:2], turns[2:]
     assert warm_up == ["cenote", "other"]
     assert rounds == ["cenote", "other", "other", "cenote"]
 
 
-def test_our_own_engine_answers_as_its_worker_asks(default_folder: Path, llm: LLM) -> None:
+def test_our_own_engine_follows_the_worker_protocol(default_folder: Path, llm: LLM) -> None:
     engine = Ours(str(default_folder), "embed", {"dtype": "float32", "max_tokens": 64, "batch_size": 32})
     texts = ["hello world", "a " * 100]
     try:
-        vectors = engine.rows("embed", engine.answer("embed", texts))
-        tokens = engine.rows("token_embed", engine.answer("token_embed", texts))
+        vectors = engine.to_rows("embed", engine.run("embed", texts))
+        tokens = engine.to_rows("token_embed", engine.run("token_embed", texts))
     finally:
         engine.llm.close()
 
@@ -124,10 +131,10 @@ def test_our_own_engine_answers_as_its_worker_asks(default_folder: Path, llm: LL
 
 
 def test_servers_are_started_with_the_same_model_and_limit() -> None:
-    model = Model(Path("/models/mini"), "mini", "embed")
+    model = ComparedModel(Path("/models/mini"), "mini", "embed")
 
-    ours = command_of(table.ENGINES["cenote-int8"], Path(sys.executable), model, 81, 128)
-    theirs = command_of(table.ENGINES["vllm"], Path("/peers/vllm/bin/python"), model, 82, 128)
+    ours = make_server_command(table.ENGINES["cenote-int8"], Path(sys.executable), model, 81, 128)
+    theirs = make_server_command(table.ENGINES["vllm"], Path("/peers/vllm/bin/python"), model, 82, 128)
 
     assert ours[:5] == [sys.executable, "-m", "cenote", "serve", "/models/mini"] and "--quantization=int8" in ours
     assert theirs[:2] == ["/peers/vllm/bin/python", "-m"] and "/models/mini" in theirs
@@ -136,7 +143,7 @@ def test_servers_are_started_with_the_same_model_and_limit() -> None:
 
 
 def test_a_stand_in_has_the_weights_of_the_model_below_a_head_of_its_own(default_folder: Path, tmp_path: Path) -> None:
-    reranker, tagger = model_for("score", None, tmp_path), model_for("token_classify", None, tmp_path)
+    reranker, tagger = prepare_model("score", None, tmp_path), prepare_model("token_classify", None, tmp_path)
 
     with LLM(str(reranker.folder), dtype="float32") as scores, LLM(str(tagger.folder), dtype="float32") as tags:
         (score,) = scores.score("a", "b", use_tqdm=False)
@@ -144,49 +151,49 @@ def test_a_stand_in_has_the_weights_of_the_model_below_a_head_of_its_own(default
 
     assert 0 < score.outputs.score < 1
     assert rows.outputs.data.shape == (4, 9)
-    assert "random head" in reranker.title and model_for("embed", None, tmp_path).folder == default_folder
+    assert "random head" in reranker.title and prepare_model("embed", None, tmp_path).folder == default_folder
 
 
 def test_texts_have_the_lengths_their_workload_says(tokenizer: tokenizers.Tokenizer) -> None:
-    def mean(kind: Kind, limit: int = 512) -> float:
-        made = prepared(kind, tokenizer, max_tokens=limit, texts=100, quick=False, seed=1)
+    def mean(kind: WorkloadSpec, limit: int = 512) -> float:
+        made = prepare_workload(kind, tokenizer, max_tokens=limit, texts=100, quick=False, seed=1)
         return made.num_tokens / made.num_items
 
-    assert 14 <= mean(KINDS["short"]) <= 18
-    assert 40 <= mean(KINDS["mixed"]) <= 60
-    assert 185 <= mean(KINDS["passages"]) <= 215
-    assert mean(KINDS["long"], 64) == 64
+    assert 14 <= mean(WORKLOADS["short"]) <= 18
+    assert 40 <= mean(WORKLOADS["mixed"]) <= 60
+    assert 185 <= mean(WORKLOADS["passages"]) <= 215
+    assert mean(WORKLOADS["long"], 64) == 64
 
 
 def test_a_query_has_a_hundred_passages_however_little_time_there_is(tokenizer: tokenizers.Tokenizer) -> None:
-    made = prepared(KINDS["rerank"], tokenizer, max_tokens=512, texts=7, quick=True, seed=0)
+    made = prepare_workload(WORKLOADS["rerank"], tokenizer, max_tokens=512, texts=7, quick=True, seed=0)
 
     assert made.num_items == len(made.inputs["documents"]) == 100
     assert made.num_tokens > 100 * 90
 
 
-def test_names_that_nobody_has_are_refused_with_those_there_are() -> None:
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(BadRequest, match="'tei'; there are: cenote, "):
-        engines_called(["tei"])
+        select_engines(["tei"])
     with pytest.raises(BadRequest, match="'medium'; there are: short, mixed"):
-        kinds_called(["medium"])
-    assert [engine.name for engine in engines_called(["vllm"])] == ["cenote", "vllm"]
-    assert [kind.name for kind in kinds_called(["query", "short"])] == ["short", "query"]
-    assert len(kinds_called(["all"])) == len(KINDS)
+        select_workloads(["medium"])
+    assert [engine.name for engine in select_engines(["vllm"])] == ["cenote", "vllm"]
+    assert [kind.name for kind in select_workloads(["query", "short"])] == ["short", "query"]
+    assert len(select_workloads(["all"])) == len(WORKLOADS)
 
 
 def test_a_clip_of_random_weights_reads_the_images_that_were_drawn(default_folder: Path, tmp_path: Path) -> None:
     eyes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
     write_clip(tmp_path / "clip", default_folder / "tokenizer.json", eyes)
-    made = prepared_images(KINDS["images"], tmp_path / "drawn", texts=5, quick=False, seed=0)
+    made = prepare_image_workload(WORKLOADS["images"], tmp_path / "drawn", texts=5, quick=False, seed=0)
     engine = Ours(str(tmp_path / "clip"), "embed_images", {"dtype": "float32", "max_tokens": 77})
     try:
-        images = opened(made.inputs)
-        vectors = engine.rows("embed_images", engine.answer("embed_images", images))
+        images = decode_inputs(made.inputs)
+        vectors = engine.to_rows("embed_images", engine.run("embed_images", images))
     finally:
         engine.llm.close()
 
     assert [image.size for image in images] == [(640, 480), (480, 640), (500, 333), (1024, 768), (640, 480)]
     assert [vector.shape for vector in vectors] == [(512,)] * 5
     assert len({vector.tobytes() for vector in vectors}) == 5
-    assert Model(tmp_path / "clip", "clip", "embed_images").max_tokens(None) == 77
+    assert ComparedModel(tmp_path / "clip", "clip", "embed_images").max_tokens(None) == 77

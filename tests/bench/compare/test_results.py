@@ -8,21 +8,21 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from cenote.bench.compare.plot import plot
-from cenote.bench.compare.results import Outcome, Report, Row, agreement_of
-from cenote.bench.compare.workload_specs import KINDS, Prepared
+from cenote.bench.compare.plot import render_svg
+from cenote.bench.compare.results import CompareReport, EngineResult, WorkloadOutcome, compute_agreement
+from cenote.bench.compare.workload_specs import WORKLOADS, PreparedWorkload
 from cenote.bench.load_stats import Ratio
 
 OURS, THEIRS, THIRD = [1.0, 10.0, 2.0], [3.0, 20.0, 8.0], [2.0, 10.0, 1.0]
 
 
-def outcome(name: str = "mixed") -> Outcome:
-    work = Prepared(KINDS[name], ["a"], num_items=1, num_tokens=80, description="1 text")
-    found = Outcome(work, "a <small> model & more")
+def outcome(name: str = "mixed") -> WorkloadOutcome:
+    work = PreparedWorkload(WORKLOADS[name], ["a"], num_items=1, num_tokens=80, description="1 text")
+    found = WorkloadOutcome(work, "a <small> model & more")
     found.rows = [
-        Row("cenote", list(OURS), 0.9999, {"threads": 2, "dtype": "bfloat16"}),
-        Row("st-float32", list(THEIRS), 1.0, {"threads": 2}),
-        Row("vllm", list(THIRD), None, {"threads": None}),
+        EngineResult("cenote", list(OURS), 0.9999, {"threads": 2, "dtype": "bfloat16"}),
+        EngineResult("st-float32", list(THEIRS), 1.0, {"threads": 2}),
+        EngineResult("vllm", list(THIRD), None, {"threads": None}),
     ]
     return found
 
@@ -30,13 +30,13 @@ def outcome(name: str = "mixed") -> Outcome:
 def test_ratios_are_taken_within_a_round() -> None:
     found = outcome()
 
-    assert found.ours_is_faster(found.rows[1]) == Ratio(3.0, 2.0, 4.0)
-    assert found.ours_is_faster(found.rows[0]) == Ratio(1.0, 1.0, 1.0)
-    assert found.speed_beside(found.rows[2], found.rows[1]) == Ratio(2.0, 1.5, 8.0)
+    assert found.cenote_speedup(found.rows[1]) == Ratio(3.0, 2.0, 4.0)
+    assert found.cenote_speedup(found.rows[0]) == Ratio(1.0, 1.0, 1.0)
+    assert found.relative_speed(found.rows[2], found.rows[1]) == Ratio(2.0, 1.5, 8.0)
     assert found.speed(found.rows[0]) == 40.0
 
 
-def test_single_queries_are_told_in_milliseconds() -> None:
+def test_single_queries_are_reported_in_milliseconds() -> None:
     found = outcome("query")
 
     assert (found.speed(found.rows[0]), found.unit) == (2000.0, "p50 ms")
@@ -49,7 +49,7 @@ def test_images_are_counted_by_themselves() -> None:
 
 
 def test_the_table_has_a_line_for_every_engine_with_its_spread_and_agreement() -> None:
-    shown = Report(3, [outcome()], ["fastembed: not installed"]).text().splitlines()
+    shown = CompareReport(3, [outcome()], ["fastembed: not installed"]).to_text().splitlines()
 
     ours, theirs, third = (
         next(line for line in shown if line.strip().startswith(name)) for name in ("Cenote b", "sen", "vLLM")
@@ -61,7 +61,7 @@ def test_the_table_has_a_line_for_every_engine_with_its_spread_and_agreement() -
 
 
 def test_the_saved_figures_hold_every_round_and_every_setting() -> None:
-    saved = json.loads(json.dumps(Report(3, [outcome(), outcome("query")]).as_json()))
+    saved = json.loads(json.dumps(CompareReport(3, [outcome(), outcome("query")]).to_json()))
 
     mixed, query = saved["workloads"]
     assert mixed["engines"][1]["seconds"] == THEIRS
@@ -75,21 +75,21 @@ def test_agreement_is_the_least_cosine_of_vectors_and_of_the_vectors_of_tokens()
     flat = [np.array([1, 0], np.float32), np.array([1, 1], np.float32)]
     reference = [np.array([2, 0], np.float32), np.array([1, 0], np.float32)]
 
-    assert agreement_of("embed", flat, reference) == pytest.approx(2**-0.5)
-    assert agreement_of("token_embed", [np.stack(flat)], [np.stack(reference)]) == pytest.approx(2**-0.5)
+    assert compute_agreement("embed", flat, reference) == pytest.approx(2**-0.5)
+    assert compute_agreement("token_embed", [np.stack(flat)], [np.stack(reference)]) == pytest.approx(2**-0.5)
 
 
 def test_scores_are_compared_by_their_size() -> None:
-    assert agreement_of("score", [np.array([1.0, 5.0])], [np.array([1.5, 5.1])]) == pytest.approx(0.5)
+    assert compute_agreement("score", [np.array([1.0, 5.0])], [np.array([1.5, 5.1])]) == pytest.approx(0.5)
 
 
-def test_answers_of_another_shape_agree_with_nothing_and_so_do_no_numbers() -> None:
-    assert agreement_of("token_embed", [np.ones((3, 2))], [np.ones((4, 2))]) is None
-    assert agreement_of("embed", [np.full(2, np.nan)], [np.ones(2)]) is None
+def test_outputs_of_another_shape_and_nan_have_no_agreement() -> None:
+    assert compute_agreement("token_embed", [np.ones((3, 2))], [np.ones((4, 2))]) is None
+    assert compute_agreement("embed", [np.full(2, np.nan)], [np.ones(2)]) is None
 
 
-def test_the_picture_is_well_formed_and_says_what_the_table_says() -> None:
-    picture = plot(Report(3, [outcome(), outcome("query")]))
+def test_the_svg_is_well_formed_and_shows_the_values_of_the_table() -> None:
+    picture = render_svg(CompareReport(3, [outcome(), outcome("query")]))
 
     texts = list(ElementTree.fromstring(picture).itertext())
     assert "mixed" in texts and "query" in texts
@@ -99,12 +99,12 @@ def test_the_picture_is_well_formed_and_says_what_the_table_says() -> None:
     assert "prefers-color-scheme: dark" in picture
 
 
-def test_a_picture_of_nothing_is_still_a_picture() -> None:
-    ElementTree.fromstring(plot(Report(1)))
+def test_an_svg_without_results_is_well_formed() -> None:
+    ElementTree.fromstring(render_svg(CompareReport(1)))
 
 
-def test_without_the_reference_the_slowest_is_the_measure() -> None:
+def test_without_the_reference_the_slowest_engine_is_the_base() -> None:
     found = outcome()
     found.rows.pop(1)
 
-    assert "multiple of Cenote bfloat16" in plot(Report(3, [found]))
+    assert "multiple of Cenote bfloat16" in render_svg(CompareReport(3, [found]))

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from cenote.bench.compare.worker import Worker, WorkerFailed
+from cenote.bench.compare.worker import WorkerFailed, WorkerProcess
 
 STUB = Path(__file__).with_name("stub_engine.py")
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="states of processes are read from /proc")
 
 
 @pytest.fixture
-def worker() -> Iterator[Worker]:
-    worker = Worker.of_script("stub", Path(sys.executable), str(STUB))
+def worker() -> Iterator[WorkerProcess]:
+    worker = WorkerProcess.from_script("stub", Path(sys.executable), str(STUB))
     yield worker
-    worker.end()
+    worker.terminate()
 
 
-def load(worker: Worker, **settings: Any) -> dict[str, Any]:
+def load(worker: WorkerProcess, **settings: Any) -> dict[str, Any]:
     return worker.load("a-folder", "embed", settings)
 
 
@@ -44,12 +44,12 @@ def wait_until(happened: Any) -> bool:
     return bool(happened())
 
 
-def test_a_worker_loads_keeps_texts_and_times_itself(worker: Worker) -> None:
+def test_a_worker_loads_keeps_texts_and_times_itself(worker: WorkerProcess) -> None:
     about = load(worker, delay=0.02)
     worker.prepare("short", ["one", "seventeen", "three"])
 
-    (whole,) = worker.run("short", "embed", singly=False)
-    each = worker.run("short", "embed", singly=True)
+    (whole,) = worker.run("short", "embed", is_single_query=False)
+    each = worker.run("short", "embed", is_single_query=True)
 
     assert about["settings"]["threads"] == 3 and about["settings"]["model"] == "a-folder"
     assert "python" in about["versions"]
@@ -57,40 +57,40 @@ def test_a_worker_loads_keeps_texts_and_times_itself(worker: Worker) -> None:
     assert len(each) == 3 and min(each) >= 0.02
 
 
-def test_answers_come_back_as_the_numbers_they_were(worker: Worker) -> None:
+def test_outputs_come_back_unchanged(worker: WorkerProcess) -> None:
     load(worker)
     worker.prepare("short", ["one", "seventeen", "three"])
     worker.prepare("rerank", {"query": "q", "documents": ["a", "bb", "ccc"]})
 
-    assert [row.tolist() for row in worker.answers("short", "embed", 2)] == [[3, 2, 1], [9, 5, 1]]
-    assert [row[0] for row in worker.answers("rerank", "score", 2)] == [1, 2]
+    assert [row.tolist() for row in worker.outputs("short", "embed", 2)] == [[3, 2, 1], [9, 5, 1]]
+    assert [row[0] for row in worker.outputs("rerank", "score", 2)] == [1, 2]
 
 
-def test_what_a_worker_cannot_do_is_told_and_does_not_end_it(worker: Worker) -> None:
+def test_an_error_of_a_worker_is_reported_and_does_not_end_it(worker: WorkerProcess) -> None:
     load(worker, refuses="score")
     worker.prepare("short", ["one"])
 
     with pytest.raises(WorkerFailed, match="stub: ValueError: does not score"):
-        worker.run("short", "score", singly=False)
+        worker.run("short", "score", is_single_query=False)
 
-    assert worker.run("short", "embed", singly=False)
+    assert worker.run("short", "embed", is_single_query=False)
 
 
-def test_a_model_that_does_not_load_is_told(worker: Worker) -> None:
+def test_a_model_that_does_not_load_is_reported(worker: WorkerProcess) -> None:
     with pytest.raises(WorkerFailed, match="cannot read a-folder"):
         load(worker, fails=True)
 
 
-def test_a_worker_that_dies_shows_its_last_words(worker: Worker) -> None:
+def test_a_worker_that_dies_shows_the_end_of_its_log(worker: WorkerProcess) -> None:
     load(worker, dies=True)
     worker.prepare("short", ["one"])
 
     with pytest.raises(WorkerFailed, match="stub ended; it said: .*out of memory"):
-        worker.run("short", "embed", singly=False)
+        worker.run("short", "embed", is_single_query=False)
 
 
 @needs_proc
-def test_between_questions_a_worker_and_its_children_stand_still(worker: Worker) -> None:
+def test_between_requests_a_worker_and_its_children_are_stopped(worker: WorkerProcess) -> None:
     settings = load(worker, has_child=True)["settings"]
     pids = [settings["pid"], settings["child"]]
 
@@ -105,10 +105,10 @@ def test_between_questions_a_worker_and_its_children_stand_still(worker: Worker)
 
 @needs_proc
 def test_an_ended_worker_takes_its_children_along() -> None:
-    worker = Worker.of_script("stub", Path(sys.executable), str(STUB))
+    worker = WorkerProcess.from_script("stub", Path(sys.executable), str(STUB))
     settings = load(worker, has_child=True)["settings"]
 
-    worker.end()
+    worker.terminate()
 
     assert wait_until(lambda: state(settings["child"]) is None) and state(settings["pid"]) is None
 

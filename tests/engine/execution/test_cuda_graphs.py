@@ -13,75 +13,85 @@ from transformers import BertConfig, BertModel
 
 from cenote.config.engine import EngineConfig
 from cenote.engine.execution import device_to_host
-from cenote.engine.execution.cuda_graphs import MAX_RECORDINGS, Bucket, Recordings, bucket_of, recordable
-from cenote.engine.execution.cuda_graphs import SEQUENCES as GRAPH_SEQUENCES
-from cenote.engine.execution.cuda_graphs import TOKENS as GRAPH_TOKENS
+from cenote.engine.execution.cuda_graphs import (
+    MAX_GRAPHS,
+    CudaGraphCache,
+    GraphBucket,
+    select_bucket,
+    supports_cuda_graphs,
+)
+from cenote.engine.execution.cuda_graphs import NUM_SEQS_BUCKETS as GRAPH_SEQUENCES
+from cenote.engine.execution.cuda_graphs import NUM_TOKENS_BUCKETS as GRAPH_TOKENS
 from cenote.engine.execution.executor import LocalExecutor
 from cenote.engine.execution.gpu_executor import GPUExecutor
-from cenote.engine.execution.warmup import Nobody
-from cenote.engine.sequence_group import Batch, Lot, Part
-from cenote.inputs.tokenized_inputs import Strip
-from cenote.loading.load import LoadedModel, load
-from cenote.packed_batch import pack
-from cenote.pooling.pooler import Ask
-from cenote.protocol.requests import Options
-from tests.tiny import SEQUENCES, moved, save_tiny, save_tokenizer
+from cenote.engine.execution.warmup import NullReceiver
+from cenote.engine.sequence_group import GroupSlice, ScheduledBatch, SequenceGroup
+from cenote.inputs.tokenized_inputs import TokenizedInputs
+from cenote.loading.load import LoadedModel, load_model
+from cenote.packed_batch import pack_sequences
+from cenote.pooling.pooler import PoolingSpec
+from cenote.protocol.params import PoolingOptions
+from tests.tiny import SEQUENCES, copy_to_device, save_tiny, save_tokenizer
 
-EMBED = (Ask("embed", Options()),)
+EMBED = (PoolingSpec("embed", PoolingOptions()),)
 
 
 def test_one_query_fills_its_bucket() -> None:
-    assert bucket_of(16, 1, 16) == Bucket(tokens=16, sequences=1, longest=16)
+    assert select_bucket(16, 1, 16) == GraphBucket(num_tokens=16, num_seqs=1, max_seqlen=16)
 
 
-def test_a_spare_sequence_has_a_token_to_begin_at() -> None:
-    assert bucket_of(32, 2, 16) == Bucket(tokens=64, sequences=4, longest=16)
-    assert bucket_of(31, 2, 16) == Bucket(tokens=32, sequences=4, longest=16)
+def test_an_unused_sequence_starts_at_an_existing_token() -> None:
+    assert select_bucket(32, 2, 16) == GraphBucket(num_tokens=64, num_seqs=4, max_seqlen=16)
+    assert select_bucket(31, 2, 16) == GraphBucket(num_tokens=32, num_seqs=4, max_seqlen=16)
 
 
 @pytest.mark.parametrize("tokens, sequences, longest", [(5000, 1, 5000), (1000, 1000, 1), (4096, 3, 4000)])
-def test_what_no_bucket_holds_is_not_recorded(tokens: int, sequences: int, longest: int) -> None:
-    assert bucket_of(tokens, sequences, longest) is None
+def test_a_batch_larger_than_every_bucket_is_not_captured(tokens: int, sequences: int, longest: int) -> None:
+    assert select_bucket(tokens, sequences, longest) is None
 
 
 def test_a_bucket_holds_what_it_is_chosen_for() -> None:
     for tokens in range(1, 4000, 37):
         for sequences in (1, 2, 7, 16, 100):
             longest = max(1, tokens - sequences + 1)
-            bucket = bucket_of(tokens, sequences, longest)
+            bucket = select_bucket(tokens, sequences, longest)
             if sequences <= tokens and bucket is not None:
-                assert bucket.tokens >= tokens and bucket.sequences >= sequences and bucket.longest >= longest
-                assert bucket.tokens > tokens or bucket.sequences == sequences
+                assert bucket.num_tokens >= tokens and bucket.num_seqs >= sequences and bucket.max_seqlen >= longest
+                assert bucket.num_tokens > tokens or bucket.num_seqs == sequences
 
 
-def test_on_a_cpu_nothing_is_recorded(loaded: LoadedModel) -> None:
-    assert not recordable(loaded.backbone)
+def test_no_graphs_are_captured_on_a_cpu(loaded: LoadedModel) -> None:
+    assert not supports_cuda_graphs(loaded.backbone)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ["BertModel", "LlamaModel", "ModernBertModel"])
 @pytest.mark.parametrize("pooling", ["MEAN", "CLS", "LAST"])
-def test_a_recording_answers_as_a_model_does(name: str, pooling: str, tmp_path: Path) -> None:
+def test_a_captured_graph_gives_the_same_result_as_the_model(name: str, pooling: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, name)
-    config = EngineConfig.of(str(tmp_path), dtype="bfloat16", device="cuda", pooler_config={"pooling_type": pooling})
-    loaded = load(config)
+    config = EngineConfig.from_kwargs(
+        str(tmp_path), dtype="bfloat16", device="cuda", pooler_config={"pooling_type": pooling}
+    )
+    loaded = load_model(config)
     device = torch.device("cuda")
-    model = Recordings(loaded.backbone, loaded.pooler, device)
+    model = CudaGraphCache(loaded.backbone, loaded.pooler, device)
 
     with torch.inference_mode():
         # large, small and large again: what one leaves behind is not seen by the next
         for sequences in (SEQUENCES, SEQUENCES[:1], SEQUENCES[3:5], SEQUENCES[::-1], [[7] * 30], SEQUENCES):
             lengths = np.array(list(map(len, sequences)))
-            answers = model(Strip.plain(np.concatenate(sequences), lengths, lengths), [EMBED] * len(sequences))
+            answers = model(
+                TokenizedInputs.from_ids(np.concatenate(sequences), lengths, lengths), [EMBED] * len(sequences)
+            )
             assert answers is not None
             (found,) = answers
-            batch = moved(pack(sequences), "cuda")
-            (expected,) = loaded.pooler(loaded.backbone(batch), batch, [EMBED] * batch.size)
-            assert found.members == expected.members
+            batch = copy_to_device(pack_sequences(sequences), "cuda")
+            (expected,) = loaded.pooler(loaded.backbone(batch), batch, [EMBED] * batch.num_seqs)
+            assert found.seq_indices == expected.seq_indices
             assert_close(found.rows, expected.rows, atol=1e-2, rtol=1e-2)
 
-    assert 3 <= len(model.made) <= 4
+    assert 3 <= len(model.graphs) <= 4
 
 
 # every bucket of tokens with every bucket of sequences, filled to the brim: (sequences, tokens of each)
@@ -90,29 +100,37 @@ SHAPES = [(count, tokens // count) for tokens in GRAPH_TOKENS for count in GRAPH
 DELAY_CYCLES = 20_000_000
 
 
-def batches_of(count: int, length: int, seeds: range, vocab_size: int) -> list[Batch]:
+def batches_of(count: int, length: int, seeds: range, vocab_size: int) -> list[ScheduledBatch]:
     """Different token ids for every seed."""
     lengths = np.full(count, length)
     random = [np.random.default_rng([count, length, seed]) for seed in seeds]
-    strips = [Strip.plain(r.integers(5, vocab_size, count * length).astype(np.int32), lengths, lengths) for r in random]
-    return [Batch([Part(Lot(strip, np.arange(count), EMBED, Nobody()), 0, count)]) for strip in strips]
+    strips = [
+        TokenizedInputs.from_ids(r.integers(5, vocab_size, count * length).astype(np.int32), lengths, lengths)
+        for r in random
+    ]
+    return [
+        ScheduledBatch([GroupSlice(SequenceGroup(strip, np.arange(count), EMBED, NullReceiver()), 0, count)])
+        for strip in strips
+    ]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("side_stream_bytes", [device_to_host.LARGE_BYTES, -1], ids=["default", "every result"])
+@pytest.mark.parametrize(
+    "side_stream_bytes", [device_to_host.SIDE_STREAM_MIN_BYTES, -1], ids=["default", "every result"]
+)
 @pytest.mark.parametrize("hidden_size", [64, 1024, 4096])
 def test_batches_back_to_back_get_their_own_results_in_every_bucket(
     hidden_size: int, side_stream_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_to_host, "LARGE_BYTES", side_stream_bytes)
+    monkeypatch.setattr(device_to_host, "SIDE_STREAM_MIN_BYTES", side_stream_bytes)
     # weights as Transformers initialises them: larger ones turn rounding into another vector at this width
     heads = {"num_attention_heads": hidden_size // 64, "intermediate_size": 256, "num_hidden_layers": 1}
     torch.manual_seed(0)
     model = BertModel(BertConfig(vocab_size=160, hidden_size=hidden_size, max_position_embeddings=4096, **heads))
     model.save_pretrained(tmp_path)
     save_tokenizer(tmp_path, max_length=4096)
-    loaded = load(EngineConfig.of(str(tmp_path), dtype="bfloat16", device="cuda"))
+    loaded = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="bfloat16", device="cuda"))
     device = torch.device("cuda")
     executor = GPUExecutor(loaded.backbone, loaded.pooler, device)
     eager = LocalExecutor(loaded.backbone, loaded.pooler, device)
@@ -120,14 +138,14 @@ def test_batches_back_to_back_get_their_own_results_in_every_bucket(
     batches = [batch for count, length in SHAPES for batch in batches_of(count, length, range(4), 160)]
     in_flight, results = deque(), []
     for batch in batches:
-        with torch.cuda.stream(executor.homeward.stream):
+        with torch.cuda.stream(executor.d2h_copier.stream):
             torch.cuda._sleep(DELAY_CYCLES)  # results that leave on the side stream leave late
         in_flight.append(executor.start(batch))
         if len(in_flight) == 2:  # the engine loop starts a batch before it delivers the one before
             results.append(in_flight.popleft()())
     results += [wait() for wait in in_flight]
 
-    assert len(executor.recordings.made) == len(SHAPES) < MAX_RECORDINGS
+    assert len(executor.graphs.graphs) == len(SHAPES) < MAX_GRAPHS
     for batch, result in zip(batches, results, strict=True):
         assert not result.failed
         ((expected,), (found,)) = eager.start(batch)().rows.values(), result.rows.values()

@@ -8,39 +8,46 @@ import numpy as np
 import pytest
 import torch
 
-from cenote.engine.execution.input_packing import laid, pack
-from cenote.inputs.tokenized_inputs import Rendered, Strip
+from cenote.engine.execution.input_packing import concat_columns, pack_inputs
+from cenote.inputs.tokenized_inputs import TokenizedInput, TokenizedInputs
 from cenote.packed_batch import PackedBatch
-from cenote.packed_batch import pack as pack_lists
-from cenote.protocol.images import Colours, Picture, Sight
+from cenote.packed_batch import pack_sequences as pack_lists
+from cenote.protocol.images import InputImages, PixelNormalization, ProcessedImage
 
 
-def packed(*sequences: Rendered) -> PackedBatch:
-    return pack(Strip.of(sequences), torch.device("cpu"))
+def pack_batch(*sequences: TokenizedInput) -> PackedBatch:
+    return pack_inputs(TokenizedInputs.from_list(sequences), torch.device("cpu"))
 
 
-def rendered(ids: list[int], second_start: int | None = None, **more: object) -> Rendered:
+def make_input(ids: list[int], second_start: int | None = None, **more: object) -> TokenizedInput:
     start = len(ids) if second_start is None else second_start
-    return Rendered(np.array(ids, dtype=np.int32), start, len(ids), **more)  # type: ignore[arg-type]
+    return TokenizedInput(np.array(ids, dtype=np.int32), start, len(ids), **more)  # type: ignore[arg-type]
 
 
-def test_the_engines_way_equals_the_plain_one() -> None:
+def test_pack_inputs_equals_pack_sequences() -> None:
     lists = [[5, 6, 7], [8], [9, 10, 11], [12, 13]]
 
-    ours, plain = packed(*map(rendered, lists)), pack_lists(lists)
+    ours, plain = pack_batch(*map(make_input, lists)), pack_lists(lists)
 
     assert ours.token_ids.tolist() == plain.token_ids.tolist()
     assert ours.positions.tolist() == plain.positions.tolist() == [0, 1, 2, 0, 0, 1, 2, 0, 1]
-    assert ours.offsets.tolist() == plain.offsets.tolist() == [0, 3, 4, 7, 9]
-    assert ours.host_lengths == plain.host_lengths == (3, 1, 3, 2)
-    assert ours.owner.tolist() == [0, 0, 0, 1, 2, 2, 2, 3, 3]
-    assert ours.token_types is ours.skip is ours.features is ours.kept is ours.host_attended is None
+    assert ours.cu_seqlens.tolist() == plain.cu_seqlens.tolist() == [0, 3, 4, 7, 9]
+    assert ours.seq_lens_cpu == plain.seq_lens_cpu == (3, 1, 3, 2)
+    assert ours.segment_ids.tolist() == [0, 0, 0, 1, 2, 2, 2, 3, 3]
+    assert (
+        ours.token_type_ids
+        is ours.num_unpooled
+        is ours.inputs_embeds
+        is ours.row_mask
+        is ours.attended_lens_cpu
+        is None
+    )
 
 
-def test_what_travels_in_one_copy_is_whole_and_starts_where_kernels_read_fastest() -> None:
+def test_concatenated_columns_are_complete_and_aligned() -> None:
     columns = {"ids": np.array([5, 6, 7], dtype=np.int32), "kept": np.array([True] * 17), "offsets": np.array([0, 3])}
 
-    host, places = laid(columns, pinned=False)
+    host, places = concat_columns(columns, pin_memory=False)
 
     assert {name: host[place].tolist() for name, place in places.items()} == {
         name: column.tolist() for name, column in columns.items()
@@ -48,68 +55,75 @@ def test_what_travels_in_one_copy_is_whole_and_starts_where_kernels_read_fastest
     assert all(place.start * host.itemsize % 128 == 0 for place in places.values())
 
 
-def test_types_start_where_the_second_text_starts() -> None:
-    batch = packed(rendered([5, 6, 7], second_start=1), rendered([8, 9]))
+def test_token_type_ids_start_with_the_second_text() -> None:
+    batch = pack_batch(make_input([5, 6, 7], second_start=1), make_input([8, 9]))
 
-    assert batch.token_types is not None
-    assert batch.token_types.tolist() == [0, 1, 1, 0, 0]
-
-
-def test_prompts_to_leave_out_are_counted_for_all_or_for_none() -> None:
-    batch = packed(rendered([5, 6, 7], skip=2), rendered([8, 9]))
-
-    assert batch.skip is not None
-    assert batch.skip.tolist() == [2, 0]
+    assert batch.token_type_ids is not None
+    assert batch.token_type_ids.tolist() == [0, 1, 1, 0, 0]
 
 
-def test_ready_made_embeddings_know_their_rows() -> None:
+def test_unpooled_prompt_tokens_are_counted_for_all_sequences() -> None:
+    batch = pack_batch(make_input([5, 6, 7], num_unpooled=2), make_input([8, 9]))
+
+    assert batch.num_unpooled is not None
+    assert batch.num_unpooled.tolist() == [2, 0]
+
+
+def test_prompt_embeds_have_their_row_indices() -> None:
     rows = torch.arange(8.0).reshape(2, 4)
 
-    batch = packed(rendered([5, 6, 7]), rendered([0, 0], embeds=rows), rendered([9]))
+    batch = pack_batch(make_input([5, 6, 7]), make_input([0, 0], inputs_embeds=rows), make_input([9]))
 
-    assert batch.features is not None
-    assert batch.feature_rows is not None
-    assert batch.features.tolist() == rows.tolist()
-    assert batch.feature_rows.tolist() == [3, 4]
-
-
-def test_tokens_that_are_not_seen_or_not_answered_are_told_for_all() -> None:
-    batch = packed(rendered([5, 6, 7], attended=2), rendered([8, 9], kept=np.array([False, True])))
-
-    assert batch.host_attended == (2, 2)
-    assert batch.kept is not None
-    assert batch.kept.tolist() == [True, True, True, False, True]
+    assert batch.inputs_embeds is not None
+    assert batch.inputs_embeds_rows is not None
+    assert batch.inputs_embeds.tolist() == rows.tolist()
+    assert batch.inputs_embeds_rows.tolist() == [3, 4]
 
 
-def test_an_image_that_comes_twice_is_looked_at_once() -> None:
-    first, second = picture(2, b"first"), picture(3, b"second")
-    batch = packed(
-        rendered([1, 9, 9, 9, 2], sight=Sight((second,), np.array([1, 2, 3]))),
-        rendered([1, 2]),
-        rendered([9, 9, 9, 9, 9], sight=Sight((first, second), np.arange(5))),
+def test_attended_lengths_and_row_masks_cover_all_sequences() -> None:
+    batch = pack_batch(make_input([5, 6, 7], attended_len=2), make_input([8, 9], row_mask=np.array([False, True])))
+
+    assert batch.attended_lens_cpu == (2, 2)
+    assert batch.row_mask is not None
+    assert batch.row_mask.tolist() == [True, True, True, False, True]
+
+
+def test_a_repeated_image_is_packed_once() -> None:
+    first, second = make_image(2, b"first"), make_image(3, b"second")
+    batch = pack_batch(
+        make_input([1, 9, 9, 9, 2], images=InputImages((second,), np.array([1, 2, 3]))),
+        make_input([1, 2]),
+        make_input([9, 9, 9, 9, 9], images=InputImages((first, second), np.arange(5))),
     )
 
     images = batch.images
     assert images is not None
-    assert [each.key for each in images.pictures] == [b"second", b"first"]
+    assert [each.cache_key for each in images.images] == [b"second", b"first"]
     assert images.patches[:, 0].tolist() == [3.0, 3.0, 3.0, 2.0, 2.0]
-    assert images.rows.tolist() == [1, 2, 3, 7, 8, 9, 10, 11]
-    assert images.sources.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
-    assert batch.axes is None
+    assert images.token_indices.tolist() == [1, 2, 3, 7, 8, 9, 10, 11]
+    assert images.feature_indices.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert batch.mrope_positions is None
 
 
-def test_positions_of_several_numbers_are_the_usual_one_where_there_is_no_image() -> None:
+def test_mrope_positions_equal_positions_where_there_is_no_image() -> None:
     own = np.array([[0, 1, 1, 3], [0, 1, 2, 3]])
-    batch = packed(rendered([1, 2]), rendered([1, 9, 9, 2], sight=Sight((picture(2),), np.array([1, 2]), own)))
+    batch = pack_batch(
+        make_input([1, 2]), make_input([1, 9, 9, 2], images=InputImages((make_image(2),), np.array([1, 2]), own))
+    )
 
-    assert batch.axes is not None
-    assert batch.axes.tolist() == [[0, 1, 0, 1, 1, 3], [0, 1, 0, 1, 2, 3]]
+    assert batch.mrope_positions is not None
+    assert batch.mrope_positions.tolist() == [[0, 1, 0, 1, 1, 3], [0, 1, 0, 1, 2, 3]]
 
 
-def test_bytes_become_the_numbers_of_their_channel_on_the_way() -> None:
-    bright = replace(picture(1, b"bright"), patches=torch.tensor([[255, 0, 255, 51, 51, 0]], dtype=torch.uint8))
-    images = packed(
-        rendered([9, 9], sight=Sight((picture_of(bright, 2.0), picture_of(bright, 4.0, b"other")), np.arange(2)))
+def test_pixel_bytes_are_normalized_per_channel() -> None:
+    bright = replace(make_image(1, b"bright"), patches=torch.tensor([[255, 0, 255, 51, 51, 0]], dtype=torch.uint8))
+    images = pack_batch(
+        make_input(
+            [9, 9],
+            images=InputImages(
+                (with_normalization(bright, 2.0), with_normalization(bright, 4.0, b"other")), np.arange(2)
+            ),
+        )
     ).images
 
     assert images is not None
@@ -117,11 +131,13 @@ def test_bytes_become_the_numbers_of_their_channel_on_the_way() -> None:
     assert images.patches[1].tolist() == pytest.approx([4.0, 0.0, 4.0 - 1, 0.8 - 1, 0.8 / 2, 0.0])
 
 
-def picture_of(other: Picture, white: float, key: bytes = b"key") -> Picture:
-    return replace(other, key=key, colours=Colours(white / 255, (0.0, 1.0, 0.0), (1.0, 1.0, 2.0)))
+def with_normalization(other: ProcessedImage, white: float, key: bytes = b"key") -> ProcessedImage:
+    return replace(
+        other, cache_key=key, normalization=PixelNormalization(white / 255, (0.0, 1.0, 0.0), (1.0, 1.0, 2.0))
+    )
 
 
-def picture(num_rows: int, key: bytes = b"key") -> Picture:
+def make_image(num_rows: int, key: bytes = b"key") -> ProcessedImage:
     """As many patches as rows, all of them numbers that tell which picture it is."""
     ids, seen = np.full(num_rows, 9, dtype=np.int32), np.ones(num_rows, dtype=bool)
-    return Picture(torch.full((num_rows, 4), float(num_rows)), ((1, num_rows),), ids, seen, (1, num_rows), key)
+    return ProcessedImage(torch.full((num_rows, 4), float(num_rows)), ((1, num_rows),), ids, seen, (1, num_rows), key)

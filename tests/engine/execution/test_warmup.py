@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from cenote.engine.execution.executor import EchoExecutor
 from cenote.engine.execution.warmup import warm_up
-from cenote.engine.sequence_group import Batch
-from cenote.pooling.pooler import Ask
-from cenote.protocol.requests import Options
+from cenote.engine.sequence_group import ScheduledBatch
+from cenote.pooling.pooler import PoolingSpec
+from cenote.protocol.params import PoolingOptions
 
 
-def lengths_run(max_length: int) -> list[int]:
-    seen: list[Batch] = []
-    warm_up(EchoExecutor(seen.append), Ask("embed", Options()), max_length, vocab_size=100)
-    return [int(batch.strip.lengths[0]) for batch in seen]
+def run_warmup_lengths(max_length: int) -> list[int]:
+    seen: list[ScheduledBatch] = []
+    warm_up(EchoExecutor(seen.append), PoolingSpec("embed", PoolingOptions()), max_length, vocab_size=100)
+    return [int(batch.inputs.lengths[0]) for batch in seen]
 
 
 def test_every_class_of_lengths_and_the_smallest_queries_run_once() -> None:
-    assert lengths_run(512) == [8, 48, 100, 300, 16, 32]
+    assert run_warmup_lengths(512) == [8, 48, 100, 300, 16, 32]
 
 
-def test_nothing_runs_that_the_model_does_not_read() -> None:
-    assert lengths_run(20) == [8, 16, 20]
+def test_warmup_lengths_do_not_exceed_max_model_len() -> None:
+    assert run_warmup_lengths(20) == [8, 16, 20]
 
 
-def test_ids_are_words_of_the_model() -> None:
-    seen: list[Batch] = []
-    warm_up(EchoExecutor(seen.append), Ask("embed", Options()), 512, vocab_size=50)
+def test_warmup_token_ids_are_in_the_vocabulary() -> None:
+    seen: list[ScheduledBatch] = []
+    warm_up(EchoExecutor(seen.append), PoolingSpec("embed", PoolingOptions()), 512, vocab_size=50)
 
-    assert all(batch.strip.token_ids.min() >= 0 and batch.strip.token_ids.max() < 50 for batch in seen)
+    assert all(batch.inputs.token_ids.min() >= 0 and batch.inputs.token_ids.max() < 50 for batch in seen)

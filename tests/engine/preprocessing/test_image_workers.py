@@ -14,11 +14,12 @@ import pytest
 from cenote.config.engine import EngineConfig
 from cenote.engine.engine import PoolingEngine
 from cenote.errors import EngineStopped, PoolingError
-from cenote.inputs.images.multimodal_processor import Seeing
-from cenote.protocol.images import Image
-from cenote.protocol.input_types import Input, Pictured
-from cenote.protocol.requests import Pooled, PoolRequest
-from tests.models.tiny_qwen3_vl import IMAGE, picture, save_tiny_qwen3_vl
+from cenote.inputs.images.multimodal_processor import MultimodalProcessor
+from cenote.protocol.images import ImageSource
+from cenote.protocol.input_types import Input, MultimodalPrompt
+from cenote.protocol.requests import PoolRequest
+from cenote.protocol.results import PoolResult
+from tests.models.tiny_qwen3_vl import IMAGE, make_image, save_tiny_qwen3_vl
 
 
 @pytest.fixture(scope="module")
@@ -30,61 +31,59 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(folder: Path) -> Iterator[PoolingEngine]:
-    engine = PoolingEngine.load(EngineConfig.of(str(folder), dtype="float32"), trusts_callers=True)
+    engine = PoolingEngine.load(EngineConfig.from_kwargs(str(folder), dtype="float32"), trust_callers=True)
     yield engine
     engine.stop()
 
 
-def shown(seed: int = 0) -> Pictured:
-    return Pictured(f"{IMAGE}a red bird", [Image(picture(30, 20, seed))])
+def make_prompt(seed: int = 0) -> MultimodalPrompt:
+    return MultimodalPrompt(f"{IMAGE}a red bird", [ImageSource(make_image(30, 20, seed))])
 
 
-def asking(*inputs: Input, **more: Any) -> PoolRequest:
+def make_request(*inputs: Input, **more: Any) -> PoolRequest:
     return PoolRequest(task="embed", inputs=inputs, **more)
 
 
-class Gate:
+class PreprocessGate:
     """Lets nobody read before it is opened."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
-        read = Seeing.read
+        read = MultimodalProcessor.process
 
-        def waiting(seeing: Seeing, item: Input, options: Mapping[str, Any]) -> Input:
+        def waiting(seeing: MultimodalProcessor, item: Input, options: Mapping[str, Any]) -> Input:
             self.reached.set()
             self.open.wait(10)
             return read(seeing, item, options)
 
-        patch.setattr(Seeing, "read", waiting)
+        patch.setattr(MultimodalProcessor, "process", waiting)
 
 
-def test_what_a_library_raises_is_the_failure_of_one_input(
-    engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader = engine.looking.seeing.reader  # type: ignore[union-attr]
-    usual = reader.picture
+def test_an_exception_of_a_library_fails_only_its_input(engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = engine.image_workers.multimodal.image_processor  # type: ignore[union-attr]
+    usual = reader._preprocess
 
     def forgetful(image: Any, options: Any, where: str) -> Any:
         if image.width == 33:
             raise MemoryError("no room")
         return usual(image, options, where)
 
-    monkeypatch.setattr(reader, "picture", forgetful)
-    large = Pictured(IMAGE, [Image(picture(33, 20))])
+    monkeypatch.setattr(reader, "_preprocess", forgetful)
+    large = MultimodalPrompt(IMAGE, [ImageSource(make_image(33, 20))])
 
-    failed, *others = engine.pool_sync(asking(large, shown(), "a red bird", keep_going=True))
+    failed, *others = engine.pool_sync(make_request(large, make_prompt(), "a red bird", return_exceptions=True))
 
     assert isinstance(failed, PoolingError) and "MemoryError: no room" in str(failed)
-    assert all(isinstance(other, Pooled) for other in others)
+    assert all(isinstance(other, PoolResult) for other in others)
 
 
-def test_everybody_is_answered_when_the_engine_stops_while_images_are_read(
+def test_all_requests_fail_when_the_engine_stops_while_images_are_preprocessed(
     engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(monkeypatch)
+    gate = PreprocessGate(monkeypatch)
 
     async def stopped() -> list[Any]:
-        calls = [asyncio.ensure_future(engine.pool(asking(*map(shown, range(9))))) for _ in range(3)]
+        calls = [asyncio.ensure_future(engine.pool(make_request(*map(make_prompt, range(9))))) for _ in range(3)]
         await asyncio.to_thread(gate.reached.wait, 10)
         await asyncio.to_thread(engine.stop)
         gate.open.set()
@@ -92,37 +91,37 @@ def test_everybody_is_answered_when_the_engine_stops_while_images_are_read(
 
     assert [type(answer) for answer in asyncio.run(stopped())] == [EngineStopped] * 3
     with pytest.raises(EngineStopped):
-        engine.pool_sync(asking(shown()))
+        engine.pool_sync(make_request(make_prompt()))
 
 
-def test_a_caller_that_leaves_while_its_images_are_read_leaves_nothing_behind(
+def test_a_request_cancelled_while_images_are_preprocessed_releases_its_capacity(
     engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(monkeypatch)
+    gate = PreprocessGate(monkeypatch)
 
     async def left() -> Any:
-        call = asyncio.ensure_future(engine.pool(asking(*map(shown, range(9)))))
+        call = asyncio.ensure_future(engine.pool(make_request(*map(make_prompt, range(9)))))
         await asyncio.to_thread(gate.reached.wait, 10)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         gate.open.set()
-        return await engine.pool(asking(shown()))
+        return await engine.pool(make_request(make_prompt()))
 
     (answer,) = asyncio.run(left())
 
-    assert isinstance(answer, Pooled)
-    assert engine.looking.num_chars == 0 and not engine.records.everybody()
+    assert isinstance(answer, PoolResult)
+    assert engine.image_workers.num_waiting_chars == 0 and not engine.metrics.requests_in_flight()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_process_is_told_that_the_engine_is_another_s(engine: PoolingEngine) -> None:
-    engine.pool_sync(asking(shown()))  # there are idle threads now, which a fork does not have
+def test_using_the_engine_after_fork_raises(engine: PoolingEngine) -> None:
+    engine.pool_sync(make_request(make_prompt()))  # there are idle threads now, which a fork does not have
 
     if not (child := os.fork()):
         try:
-            engine.pool_sync(asking(shown()))
+            engine.pool_sync(make_request(make_prompt()))
         except EngineStopped:
             os._exit(7)
         os._exit(1)

@@ -13,9 +13,16 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 from cenote.errors import BadRequest
-from cenote.inputs.images.fixed_size import fitted
-from cenote.inputs.images.image_processor import ImageReader, reader_of
-from cenote.inputs.images.transforms import CLIP_MEAN, CLIP_STD, HALF, as_pixels, colours, numbers_of
+from cenote.inputs.images.fixed_size import resize_and_crop
+from cenote.inputs.images.image_processor import ImageProcessor, make_image_processor
+from cenote.inputs.images.transforms import (
+    CLIP_MEAN,
+    CLIP_STD,
+    IMAGENET_STANDARD,
+    normalize_patches,
+    pil_to_tensor,
+    resolve_normalization,
+)
 from cenote.models.vision_spec import ImageSpec, ProcessorFiles
 
 # width and height: portrait, landscape, as large as asked for, tiny, a line, much larger
@@ -26,18 +33,18 @@ def noise(width: int, height: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def reader(kind: str, *, files: dict[str, Any] | None = None, **options: Any) -> ImageReader:
-    spec = ImageSpec(reader=kind, mark="", alone="CLIP", patch_size=14, options=options)
-    return reader_of(spec, ProcessorFiles(files or {}), lambda token: None, 16, {})
+def make_processor(kind: str, *, files: dict[str, Any] | None = None, **options: Any) -> ImageProcessor:
+    spec = ImageSpec(processor=kind, placeholder_token="", single_modality_name="CLIP", patch_size=14, options=options)
+    return make_image_processor(spec, ProcessorFiles(files or {}), lambda token: None, 16, {})
 
 
 def pixels(image: Image.Image, options: dict[str, Any], mean: Any = CLIP_MEAN, std: Any = CLIP_STD) -> torch.Tensor:
     """All of an image, as a tower would read it."""
-    made = as_pixels(fitted(image, options))
-    return numbers_of(made[None].flatten(1), colours(options, mean, std)).reshape(made.shape)
+    made = pil_to_tensor(resize_and_crop(image, options))
+    return normalize_patches(made[None].flatten(1), resolve_normalization(options, mean, std)).reshape(made.shape)
 
 
-CLIP_WAYS: list[dict[str, Any]] = [
+CLIP_OPTIONS: list[dict[str, Any]] = [
     {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
     {"size": {"shortest_edge": 60}, "crop_size": {"height": 42, "width": 50}, "resample": 2},
     {"size": {"height": 30, "width": 40}, "crop_size": {"height": 51, "width": 43}},  # with a black frame
@@ -47,7 +54,7 @@ CLIP_WAYS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("way", CLIP_WAYS)
+@pytest.mark.parametrize("way", CLIP_OPTIONS)
 def test_pixels_are_those_of_clips_processor(way: dict[str, Any], size: tuple[int, int]) -> None:
     image = noise(*size)
     expected = CLIPImageProcessorPil(**way)(image, return_tensors="pt")["pixel_values"][0]
@@ -60,46 +67,46 @@ def test_pixels_are_those_of_siglips_processor(size: tuple[int, int]) -> None:
     way, image = {"size": {"height": 56, "width": 42}}, noise(*size)
     expected = SiglipImageProcessorPil(**way)(image, return_tensors="pt")["pixel_values"][0]
 
-    torch.testing.assert_close(pixels(image, way, HALF, HALF), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(pixels(image, way, IMAGENET_STANDARD, IMAGENET_STANDARD), expected, rtol=0, atol=1e-5)
 
 
 def test_one_number_is_the_shortest_edge_and_the_side_of_what_is_cropped() -> None:
     image = noise(120, 53)
-    older, newer = {"size": 60, "crop_size": 56, "do_center_crop": True}, CLIP_WAYS[0] | {"do_center_crop": True}
+    older, newer = {"size": 60, "crop_size": 56, "do_center_crop": True}, CLIP_OPTIONS[0] | {"do_center_crop": True}
 
     assert torch.equal(pixels(image, older), pixels(image, newer | {"size": {"shortest_edge": 60}}))
 
 
-def test_patches_are_read_row_by_row_and_one_row_is_for_all_of_them() -> None:
+def test_patches_are_in_row_order_followed_by_the_pooled_row() -> None:
     way = {"image_size": 56, "size": {"height": 56, "width": 56}}
-    picture = reader("resized", **way).read(image := noise(60, 80), {}, "here")
+    picture = make_processor("resized", **way).preprocess(image := noise(60, 80), {}, "here")
 
-    whole = as_pixels(fitted(image, way))
-    assert picture.grids == ((4, 4),) and picture.size == (80, 60)
+    whole = pil_to_tensor(resize_and_crop(image, way))
+    assert picture.patch_grids == ((4, 4),) and picture.original_size == (80, 60)
     assert torch.equal(picture.patches[6].reshape(3, 14, 14), whole[:, 14:28, 28:42])
-    assert len(picture.token_ids) == picture.num_rows == 17
+    assert len(picture.token_ids) == picture.num_embeds == 17
 
 
-def test_a_key_that_is_null_in_a_file_says_nothing() -> None:
+def test_a_null_value_in_a_file_is_ignored() -> None:
     files = {"do_resize": None, "size": {"height": 56, "width": 56}, "do_center_crop": None, "crop_size": None}
-    read = reader("resized", files=files, image_size=56, size={"height": 14, "width": 14})
+    read = make_processor("resized", files=files, image_size=56, size={"height": 14, "width": 14})
 
-    assert read.read(noise(60, 80), {}, "here").grids == ((4, 4),)
+    assert read.preprocess(noise(60, 80), {}, "here").patch_grids == ((4, 4),)
 
 
-def test_a_strip_that_would_become_huge_is_refused() -> None:
-    read = reader("resized", image_size=56, size={"shortest_edge": 56}, do_center_crop=True, crop_size=56)
+def test_an_extreme_aspect_ratio_is_refused() -> None:
+    read = make_processor("resized", image_size=56, size={"shortest_edge": 56}, do_center_crop=True, crop_size=56)
 
     with pytest.raises(BadRequest, match="4001 x 20 pixels is more than 200 times as long as it is wide"):
-        read.read(noise(4001, 20), {}, "here")
+        read.preprocess(noise(4001, 20), {}, "here")
 
 
-def test_a_size_that_would_fill_the_memory_is_refused_before_it_is_made() -> None:
-    read = reader("resized", image_size=56, size={"shortest_edge": 56}, do_center_crop=True, crop_size=56)
+def test_a_size_that_needs_too_much_memory_is_refused_before_resizing() -> None:
+    read = make_processor("resized", image_size=56, size={"shortest_edge": 56}, do_center_crop=True, crop_size=56)
 
     for given in ({"size": {"height": 10**6, "width": 10**6}}, {"crop_size": 10**5}, {"size": 10**7}):
         with pytest.raises(BadRequest, match="at most 40,000,000 are made"):
-            read.read(noise(60, 40), given, "here")
+            read.preprocess(noise(60, 40), given, "here")
 
 
 @pytest.mark.parametrize("most", [1, 7, 30])
@@ -109,29 +116,29 @@ def test_grids_and_patches_are_those_of_siglip2s_processor(size: tuple[int, int]
     expected = Siglip2ImageProcessorPil(patch_size=14, max_num_patches=most)(image, return_tensors="pt")
     grid = tuple(expected["spatial_shapes"][0].tolist())
 
-    picture = reader("naflex", files={"max_num_patches": most}).read(image, {}, "here")
+    picture = make_processor("naflex", files={"max_num_patches": most}).preprocess(image, {}, "here")
 
     count = grid[0] * grid[1]
-    assert picture.grids == (grid,) and count <= most
-    numbers = numbers_of(picture.patches, picture.colours)
+    assert picture.patch_grids == (grid,) and count <= most
+    numbers = normalize_patches(picture.patches, picture.normalization)
     colours_last = numbers.reshape(count, 3, 14, 14).permute(0, 2, 3, 1).flatten(1)
     torch.testing.assert_close(colours_last, expected["pixel_values"][0][:count], rtol=0, atol=1e-5)
 
 
 def test_a_request_may_ask_for_more_patches_but_not_for_any_number() -> None:
-    read, image = reader("naflex"), noise(300, 200)
+    read, image = make_processor("naflex"), noise(300, 200)
 
-    few, many = (read.read(image, {"max_num_patches": most}, "here") for most in (10, 300))
-    assert len(few.patches) <= 10 < len(many.patches) <= 300 and few.key != many.key
+    few, many = (read.preprocess(image, {"max_num_patches": most}, "here") for most in (10, 300))
+    assert len(few.patches) <= 10 < len(many.patches) <= 300 and few.cache_key != many.cache_key
     with pytest.raises(BadRequest, match="max_num_patches is 1 to 4096, got 10000000"):
-        read.read(image, {"max_num_patches": 10**7}, "here")
+        read.preprocess(image, {"max_num_patches": 10**7}, "here")
 
 
 def test_an_image_that_is_not_to_be_resized_is_cut_to_whole_patches() -> None:
-    read, image = reader("naflex"), noise(60, 33)
+    read, image = make_processor("naflex"), noise(60, 33)
 
-    picture = read.read(image, {"do_resize": False}, "here")
+    picture = read.preprocess(image, {"do_resize": False}, "here")
 
-    assert picture.grids == ((2, 4),)
+    assert picture.patch_grids == ((2, 4),)
     with pytest.raises(BadRequest, match="is 8 patches, and 1 to 7 are read"):
-        read.read(image, {"do_resize": False, "max_num_patches": 7}, "here")
+        read.preprocess(image, {"do_resize": False, "max_num_patches": 7}, "here")

@@ -11,17 +11,17 @@ from tokenizers import Tokenizer
 from torch.testing import assert_close
 
 from cenote.errors import BadRequest, InputTooLong
-from cenote.inputs.images.idefics3 import Idefics3Reader
-from cenote.inputs.images.transforms import as_patches, numbers_of
+from cenote.inputs.images.idefics3 import Idefics3ImageProcessor
+from cenote.inputs.images.transforms import normalize_patches, patchify
 from cenote.models.vision_spec import ImageSpec, ProcessorFiles
-from tests.models.modernvbert import FACTOR, IMAGE_FILE, PATCH, SPECIAL, TILE, picture, processor, tiny_tokenizer
+from tests.models.modernvbert import FACTOR, IMAGE_FILE, PATCH, SPECIAL, TILE, make_image, processor, tiny_tokenizer
 
 SPEC = ImageSpec(
-    reader="idefics3",
-    mark="<image>",
+    processor="idefics3",
+    placeholder_token="<image>",
     image_token_id=SPECIAL.index("<image>"),
     patch_size=PATCH,
-    merge=FACTOR,
+    merge_size=FACTOR,
     options={"image_size": TILE},
 )
 # portrait, landscape, square, tiny, a thread, larger than what is read
@@ -29,49 +29,53 @@ SIZES = [(40, 90), (131, 64), (96, 96), (7, 5), (150, 2), (333, 290), (3, 97)]
 CHANGES: list[dict[str, Any]] = [{}, {"do_image_splitting": False}, {"size": {"longest_edge": TILE}}, {"resample": 2}]
 
 
-def reader(tokenizer: Tokenizer | None = None, max_tokens: int = 4096, **changes: Any) -> Idefics3Reader:
+def make_processor(
+    tokenizer: Tokenizer | None = None, max_tokens: int = 4096, **changes: Any
+) -> Idefics3ImageProcessor:
     known = tokenizer or tiny_tokenizer()
-    return Idefics3Reader(SPEC, ProcessorFiles(IMAGE_FILE | changes), known.token_to_id, max_tokens, {})
+    return Idefics3ImageProcessor(SPEC, ProcessorFiles(IMAGE_FILE | changes), known.token_to_id, max_tokens, {})
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=["tiles", "whole", "one tile", "bilinear"])
 @pytest.mark.parametrize("size", SIZES)
-def test_an_image_becomes_the_reference_s_pixels_and_tokens(size: tuple[int, int], changes: dict[str, Any]) -> None:
-    image = picture(*size)
+def test_pixels_and_tokens_match_transformers(size: tuple[int, int], changes: dict[str, Any]) -> None:
+    image = make_image(*size)
     tokenizer = tiny_tokenizer()
     theirs = processor(tokenizer, **changes)(images=[image], text=["<image>"])
 
-    ours = reader(tokenizer, **changes).read(image, {}, "image")
+    ours = make_processor(tokenizer, **changes).preprocess(image, {}, "image")
 
-    pixels = torch.cat([as_patches(tile, PATCH) for tile in theirs["pixel_values"][0]])
-    assert_close(numbers_of(ours.patches, ours.colours), pixels, atol=1e-5, rtol=0)
+    pixels = torch.cat([patchify(tile, PATCH) for tile in theirs["pixel_values"][0]])
+    assert_close(normalize_patches(ours.patches, ours.normalization), pixels, atol=1e-5, rtol=0)
     assert ours.token_ids.tolist() == theirs["input_ids"][0, 1:-1].tolist()
-    assert ours.num_rows == int((theirs["input_ids"] == SPEC.image_token_id).sum())
-    assert len(ours.grids) == len(theirs["pixel_values"][0]) and set(ours.grids) == {(TILE // PATCH, TILE // PATCH)}
+    assert ours.num_embeds == int((theirs["input_ids"] == SPEC.image_token_id).sum())
+    assert len(ours.patch_grids) == len(theirs["pixel_values"][0]) and set(ours.patch_grids) == {
+        (TILE // PATCH, TILE // PATCH)
+    }
 
 
 def test_two_new_lines_stay_two_tokens_where_the_vocabulary_has_none_for_both() -> None:
-    image, tokenizer = picture(90, 60), tiny_tokenizer(empty_lines=False)
+    image, tokenizer = make_image(90, 60), tiny_tokenizer(empty_lines=False)
 
-    ours = reader(tokenizer).read(image, {}, "image")
+    ours = make_processor(tokenizer).preprocess(image, {}, "image")
 
     theirs = processor(tokenizer)(images=[image], text=["<image>"])["input_ids"][0, 1:-1]
     assert ours.token_ids.tolist() == theirs.tolist()
 
 
-def test_only_tokens_of_patches_are_filled() -> None:
-    ours = reader().read(picture(60, 60), {}, "image")
+def test_only_patch_tokens_get_embeddings() -> None:
+    ours = make_processor().preprocess(make_image(60, 60), {}, "image")
 
-    assert np.array_equal(ours.seen, ours.token_ids == SPEC.image_token_id)
-    assert ours.patches.shape == (ours.num_rows * FACTOR**2, 3 * PATCH**2)
+    assert np.array_equal(ours.is_embed, ours.token_ids == SPEC.image_token_id)
+    assert ours.patches.shape == (ours.num_embeds * FACTOR**2, 3 * PATCH**2)
 
 
 def test_a_request_may_ask_for_fewer_tiles_and_has_another_key_then() -> None:
-    image = picture(90, 60)
-    usual, small = (reader().read(image, given, "image") for given in ({}, {"do_image_splitting": False}))
+    image = make_image(90, 60)
+    usual, small = (make_processor().preprocess(image, given, "image") for given in ({}, {"do_image_splitting": False}))
 
-    assert (len(usual.grids), len(small.grids)) == (7, 1)
-    assert usual.key != small.key
+    assert (len(usual.patch_grids), len(small.patch_grids)) == (7, 1)
+    assert usual.cache_key != small.cache_key
 
 
 @pytest.mark.parametrize(
@@ -88,9 +92,9 @@ def test_a_request_may_ask_for_fewer_tiles_and_has_another_key_then() -> None:
 )
 def test_what_the_model_cannot_read_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        reader().read(picture(90, 60), given, "image")
+        make_processor().preprocess(make_image(90, 60), given, "image")
 
 
 def test_too_many_tokens_are_refused_before_the_image_is_resized() -> None:
     with pytest.raises(InputTooLong, match=r"becomes \d{7} tokens.*lower size in mm_processor_kwargs"):
-        reader().read(picture(30, 30), {"size": {"height": 10**4, "width": 10**4}}, "image")
+        make_processor().preprocess(make_image(30, 30), {"size": {"height": 10**4, "width": 10**4}}, "image")

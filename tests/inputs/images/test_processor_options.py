@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from cenote.errors import BadRequest, LoadError
-from cenote.inputs.images.image_processor import ImageReader, reader_of
+from cenote.inputs.images.image_processor import ImageProcessor, make_image_processor
 from cenote.models.vision_spec import ImageSpec, ProcessorFiles
 
 SQUARE = {"image_size": 28, "size": {"height": 28, "width": 28}, "crop_size": {"height": 28, "width": 28}}
@@ -28,36 +28,42 @@ OPTIONS: dict[str, dict[str, Any]] = {
 deep: Any = 1
 for _ in range(3000):
     deep = [deep]
-NONSENSE: list[Any] = [
+INVALID_VALUES: list[Any] = [
     *(True, -1, 0, 10**400, 7.5, float("nan"), float("inf"), 1e-300, "a", "x" * 100_000, [], {}, [1.0] * 100_000, deep),
     *([float("nan")] * 3, [[28]], [["a", "b"]], {"height": "a", "width": 2 * 10**9}, {"shortest_edge": "a" * 10**6}),
 ]
 SHAPES = [(1, 1), (1, 4000), (4000, 1), (60, 40)]
 
 
-def reader(kind: str, files: Mapping[str, Any] | None = None, **options: Any) -> ImageReader:
+def make_processor(kind: str, files: Mapping[str, Any] | None = None, **options: Any) -> ImageProcessor:
     spec = ImageSpec(
-        reader=kind, mark="<image>", token="<i>", image_token_id=5, patch_size=14, merge=2, options=OPTIONS[kind]
+        processor=kind,
+        placeholder_token="<image>",
+        prompt_token="<i>",
+        image_token_id=5,
+        patch_size=14,
+        merge_size=2,
+        options=OPTIONS[kind],
     )
-    return reader_of(spec, ProcessorFiles(files or {}), lambda token: 5, 4096, options)
+    return make_image_processor(spec, ProcessorFiles(files or {}), lambda token: 5, 4096, options)
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_whatever_an_option_is_the_image_is_read_or_refused(kind: str) -> None:
-    reads, image = reader(kind), Image.new("RGB", (60, 40))
-    for name in reads.KNOWN:
-        for value in NONSENSE:
+def test_any_option_value_is_accepted_or_refused(kind: str) -> None:
+    reads, image = make_processor(kind), Image.new("RGB", (60, 40))
+    for name in reads.SUPPORTED_OPTIONS:
+        for value in INVALID_VALUES:
             try:
-                reads.read(image, {name: value}, "an image")
+                reads.preprocess(image, {name: value}, "an image")
             except BadRequest as error:
                 assert len(error.message) < 1000
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_an_image_of_any_shape_is_read_or_refused_by_its_name(kind: str) -> None:
+def test_an_image_of_any_shape_is_processed_or_refused_with_its_name(kind: str) -> None:
     for shape in SHAPES:
         try:
-            reader(kind).read(Image.new("RGB", shape), {}, "messages[3]")
+            make_processor(kind).preprocess(Image.new("RGB", shape), {}, "messages[3]")
         except BadRequest as error:
             assert "messages[3]" in error.message
             assert "mm_processor_kwargs=" not in error.message
@@ -66,26 +72,30 @@ def test_an_image_of_any_shape_is_read_or_refused_by_its_name(kind: str) -> None
 def test_a_text_where_a_number_belongs_is_not_multiplied() -> None:
     tracemalloc.start()
     with pytest.raises(BadRequest, match="size is .*'height': 'a'.*it is a number of pixels, or an object"):
-        reader("resized").read(Image.new("RGB", (9, 9)), {"size": {"height": "a", "width": 10**9}}, "an image")
+        make_processor("resized").preprocess(
+            Image.new("RGB", (9, 9)), {"size": {"height": "a", "width": 10**9}}, "an image"
+        )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
     assert peak < 10**6
 
 
-def test_many_sizes_to_choose_from_are_refused() -> None:
+def test_too_many_pinpoints_are_refused() -> None:
     with pytest.raises(BadRequest, match="image_grid_pinpoints is .* 1 to 256 pairs"):
-        reader("llava_next").read(Image.new("RGB", (9, 9)), {"image_grid_pinpoints": [[28, 28]] * 10_000}, "an image")
+        make_processor("llava_next").preprocess(
+            Image.new("RGB", (9, 9)), {"image_grid_pinpoints": [[28, 28]] * 10_000}, "an image"
+        )
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_null_is_what_the_files_say(kind: str) -> None:
-    image, reads = Image.new("RGB", (60, 40), "red"), reader(kind)
+def test_a_null_option_keeps_the_value_of_the_files(kind: str) -> None:
+    image, reads = Image.new("RGB", (60, 40), "red"), make_processor(kind)
 
-    usual = reads.read(image, {}, "an image")
-    nulls = reads.read(image, dict.fromkeys(reads.KNOWN), "an image")
+    usual = reads.preprocess(image, {}, "an image")
+    nulls = reads.preprocess(image, dict.fromkeys(reads.SUPPORTED_OPTIONS), "an image")
 
-    assert usual.key == nulls.key and usual.colours == nulls.colours
+    assert usual.cache_key == nulls.cache_key and usual.normalization == nulls.normalization
 
 
 @pytest.mark.parametrize(
@@ -98,14 +108,14 @@ def test_null_is_what_the_files_say(kind: str) -> None:
         ("idefics3", {"do_image_splitting": "yes"}, "do_image_splitting is 'yes'; it is true or false"),
     ],
 )
-def test_files_that_make_no_sense_are_refused_at_the_start(kind: str, files: dict[str, Any], words: str) -> None:
+def test_invalid_processor_files_are_refused_at_load(kind: str, files: dict[str, Any], words: str) -> None:
     with pytest.raises(LoadError, match=f"preprocessor_config.json.*{words}"):
-        reader(kind, files)
+        make_processor(kind, files)
 
 
-def test_phi3v_does_not_count_with_numbers_of_any_length() -> None:
+def test_phi3v_refuses_huge_image_numbers() -> None:
     endless = f"<|image_{'9' * 5000}|>"
 
-    assert reader("phi3v").marked(endless) == endless
+    assert make_processor("phi3v").normalize_placeholders(endless) == endless
     with pytest.raises(BadRequest, match="the numbers"):
-        reader("phi3v").marked("<|image_2|>" * 10_000)
+        make_processor("phi3v").normalize_placeholders("<|image_2|>" * 10_000)

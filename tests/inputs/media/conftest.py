@@ -12,13 +12,13 @@ import pytest
 
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
-from cenote.protocol.images import Image
+from cenote.protocol.images import ImageSource
 
-WHERE = "messages[0].content[1]"
+PARAM_PATH = "messages[0].content[1]"
 
 
-def given(source: Any) -> Image:
-    return Image(source, WHERE)
+def make_image_source(source: Any) -> ImageSource:
+    return ImageSource(source, PARAM_PATH)
 
 
 def noise(width: int, height: int, mode: str = "RGB") -> PIL.Image.Image:
@@ -26,7 +26,7 @@ def noise(width: int, height: int, mode: str = "RGB") -> PIL.Image.Image:
     return PIL.Image.frombytes(mode, (width, height), np.random.default_rng(0).bytes(num_bytes))
 
 
-def file_of(image: PIL.Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+def encode_image(image: PIL.Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
@@ -43,6 +43,6 @@ def online() -> Iterator[MediaLoader]:
 @pytest.fixture(scope="package")
 def offline() -> Iterator[MediaLoader]:
     """What a program has that trusts itself."""
-    loader = MediaLoader(MediaPolicy(trusts_caller=True))
+    loader = MediaLoader(MediaPolicy(trust_caller=True))
     yield loader
     loader.close()

@@ -11,9 +11,9 @@ from cenote.errors import BadRequest
 from cenote.inputs.media import data_uri
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
-from tests.inputs.media.conftest import WHERE, file_of, given, noise
+from tests.inputs.media.conftest import PARAM_PATH, encode_image, make_image_source, noise
 
-CODED = base64.b64encode(file_of(noise(7, 5))).decode()
+CODED = base64.b64encode(encode_image(noise(7, 5))).decode()
 assert CODED.endswith("=")
 
 
@@ -33,7 +33,7 @@ assert CODED.endswith("=")
     ids=lambda uri: ascii(uri[:40]),
 )
 def test_an_image_in_its_url_is_read(uri: str, online: MediaLoader) -> None:
-    assert online.load(given(uri)).tobytes() == noise(7, 5).tobytes()
+    assert online.load(make_image_source(uri)).tobytes() == noise(7, 5).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -60,22 +60,22 @@ def test_an_image_in_its_url_is_read(uri: str, online: MediaLoader) -> None:
     ],
     ids=lambda text: ascii(text[:40]),
 )
-def test_what_is_wrong_with_a_data_uri_is_said(uri: str, said: str, online: MediaLoader) -> None:
+def test_an_invalid_data_uri_is_refused_with_the_reason(uri: str, said: str, online: MediaLoader) -> None:
     with pytest.raises(BadRequest) as caught:
-        online.load(given(uri))
+        online.load(make_image_source(uri))
 
-    assert caught.value.message.startswith(f"{WHERE}: ") and said in caught.value.message
+    assert caught.value.message.startswith(f"{PARAM_PATH}: ") and said in caught.value.message
 
 
-def test_its_size_is_checked_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_is_checked_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = MediaLoader(MediaPolicy(max_image_bytes=1000))
-    monkeypatch.setattr(data_uri, "_decoded", lambda text: pytest.fail("decoded"))
+    monkeypatch.setattr(data_uri, "_decode_base64", lambda text: pytest.fail("decoded"))
 
     with pytest.raises(BadRequest, match="about 1,500 bytes, at most 1,000 are read"):
-        loader.load(given("data:image/png;base64," + "A" * 2000))
+        loader.load(make_image_source("data:image/png;base64," + "A" * 2000))
 
 
-def test_a_long_one_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, online: MediaLoader) -> None:
-    monkeypatch.setattr(data_uri, "PIECE", 8)
+def test_a_long_data_uri_is_decoded_in_chunks(monkeypatch: pytest.MonkeyPatch, online: MediaLoader) -> None:
+    monkeypatch.setattr(data_uri, "DECODE_CHARS", 8)
 
-    assert online.load(given(f"data:;base64,{CODED}")).tobytes() == noise(7, 5).tobytes()
+    assert online.load(make_image_source(f"data:;base64,{CODED}")).tobytes() == noise(7, 5).tobytes()

@@ -14,7 +14,7 @@ from PIL import ImageOps
 from cenote.errors import BadRequest
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
-from tests.inputs.media.conftest import WHERE, file_of, given, noise
+from tests.inputs.media.conftest import PARAM_PATH, encode_image, make_image_source, noise
 
 
 def pixels(image: PIL.Image.Image) -> Any:
@@ -41,15 +41,15 @@ OPAQUE = {
 
 @pytest.mark.parametrize("mode, kind, options", OPAQUE.values(), ids=OPAQUE)
 def test_a_file_decodes_as_pillow_does_it(mode: str, kind: str, options: dict[str, Any], online: MediaLoader) -> None:
-    file = file_of(noise(40, 30, mode), kind, **options)
+    file = encode_image(noise(40, 30, mode), kind, **options)
 
-    assert np.array_equal(pixels(online.load(given(file))), reference(file))
+    assert np.array_equal(pixels(online.load(make_image_source(file))), reference(file))
 
 
 def test_an_image_of_several_tiles_is_put_together_again(online: MediaLoader) -> None:
-    file = file_of(noise(1500, 1100), compress_level=0)
+    file = encode_image(noise(1500, 1100), compress_level=0)
 
-    assert np.array_equal(pixels(online.load(given(file))), reference(file))
+    assert np.array_equal(pixels(online.load(make_image_source(file))), reference(file))
 
 
 @pytest.mark.parametrize("mode, kind", [("RGBA", "PNG"), ("LA", "PNG"), ("RGBA", "WEBP")])
@@ -61,7 +61,9 @@ def test_what_is_transparent_is_white(mode: str, kind: str, online: MediaLoader)
     alpha.paste(clear, (0, 0))
     image.putalpha(alpha)
 
-    found = pixels(online.load(given(file_of(image, kind, **({"lossless": True} if kind == "WEBP" else {})))))
+    found = pixels(
+        online.load(make_image_source(encode_image(image, kind, **({"lossless": True} if kind == "WEBP" else {}))))
+    )
 
     assert (found[:, :8] == 255).all()
     assert np.array_equal(found[:, 8:], np.asarray(image.convert("RGB"))[:, 8:])
@@ -70,7 +72,7 @@ def test_what_is_transparent_is_white(mode: str, kind: str, online: MediaLoader)
 def test_half_transparent_is_half_way_to_white(online: MediaLoader) -> None:
     image = PIL.Image.new("RGBA", (2, 2), (100, 0, 200, 128))
 
-    assert pixels(online.load(given(file_of(image))))[0, 0].tolist() == [177, 127, 227]
+    assert pixels(online.load(make_image_source(encode_image(image))))[0, 0].tolist() == [177, 127, 227]
 
 
 @pytest.mark.parametrize("kind", ["PNG", "GIF"])
@@ -80,7 +82,7 @@ def test_a_palette_may_have_a_transparent_colour(kind: str, online: MediaLoader)
     for place in range(3):
         image.putpixel((place, 0), place)
 
-    found = pixels(online.load(given(file_of(image, kind, transparency=1))))
+    found = pixels(online.load(make_image_source(encode_image(image, kind, transparency=1))))
 
     assert found[0, :3].tolist() == [[255, 0, 0], [255, 255, 255], [0, 0, 255]]
 
@@ -89,42 +91,42 @@ def test_sixteen_bits_keep_their_high_ones(online: MediaLoader, offline: MediaLo
     values = np.array([[0, 255, 256, 32768, 65535]], dtype=np.uint16)
     image = PIL.Image.fromarray(values)
 
-    for found in (online.load(given(file_of(image))), offline.load(given(image))):
+    for found in (online.load(make_image_source(encode_image(image))), offline.load(make_image_source(image))):
         assert pixels(found)[0, :, 0].tolist() == [0, 0, 1, 128, 255]
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_an_image_stands_as_its_camera_was_held(kind: str, orientation: int, online: MediaLoader) -> None:
+def test_exif_orientation_is_applied(kind: str, orientation: int, online: MediaLoader) -> None:
     exif = PIL.Image.Exif()
     exif[0x0112] = orientation
-    file = file_of(noise(24, 16), kind, exif=exif)
+    file = encode_image(noise(24, 16), kind, exif=exif)
 
     expected = ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(file)))
-    assert np.array_equal(pixels(online.load(given(file))), np.asarray(expected))
+    assert np.array_equal(pixels(online.load(make_image_source(file))), np.asarray(expected))
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
-def test_of_an_animation_the_first_frame_counts(kind: str, online: MediaLoader) -> None:
+def test_the_first_frame_of_an_animation_is_used(kind: str, online: MediaLoader) -> None:
     red, blue = (PIL.Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 0, 255)))
     options = {"lossless": True} if kind == "WEBP" else {}
-    file = file_of(red, kind, save_all=True, append_images=[blue] * 3, **options)
+    file = encode_image(red, kind, save_all=True, append_images=[blue] * 3, **options)
 
-    assert (pixels(online.load(given(file))) == (255, 0, 0)).all()
+    assert (pixels(online.load(make_image_source(file))) == (255, 0, 0)).all()
 
 
 def test_a_jpeg_with_several_pictures_is_its_first(online: MediaLoader) -> None:
-    file = file_of(noise(16, 16), "MPO", save_all=True, append_images=[PIL.Image.new("RGB", (16, 16))])
+    file = encode_image(noise(16, 16), "MPO", save_all=True, append_images=[PIL.Image.new("RGB", (16, 16))])
     assert PIL.Image.open(io.BytesIO(file)).format == "MPO"
 
-    assert np.array_equal(pixels(online.load(given(file))), reference(file))
+    assert np.array_equal(pixels(online.load(make_image_source(file))), reference(file))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 65535), (65535, 1), (3000, 1)], ids=str)
 def test_odd_sizes_are_read(size: tuple[int, int], online: MediaLoader) -> None:
     image = PIL.Image.new("RGB", size, (1, 2, 3))
 
-    assert online.load(given(file_of(image))).size == size
+    assert online.load(make_image_source(encode_image(image))).size == size
 
 
 LIMITS: dict[str, tuple[dict[str, int], Any, str]] = {
@@ -136,27 +138,29 @@ LIMITS: dict[str, tuple[dict[str, int], Any, str]] = {
 
 
 @pytest.mark.parametrize("limits, image, said", LIMITS.values(), ids=LIMITS)
-def test_a_limit_is_told_with_its_numbers(limits: dict[str, int], image: PIL.Image.Image, said: str) -> None:
+def test_exceeding_a_limit_is_refused_with_the_numbers(
+    limits: dict[str, int], image: PIL.Image.Image, said: str
+) -> None:
     loader = MediaLoader(MediaPolicy(**limits))  # type: ignore[arg-type]
 
     with pytest.raises(BadRequest) as caught:
-        loader.load(given(file_of(image)))
+        loader.load(make_image_source(encode_image(image)))
 
-    assert caught.value.message.startswith(f"{WHERE}: ") and said in caught.value.message
+    assert caught.value.message.startswith(f"{PARAM_PATH}: ") and said in caught.value.message
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
 def test_frames_are_counted(kind: str) -> None:
     frames = [PIL.Image.new("L", (4, 4), place * 40).convert("RGB") for place in range(6)]
-    file = file_of(frames[0], kind, save_all=True, append_images=frames[1:])
+    file = encode_image(frames[0], kind, save_all=True, append_images=frames[1:])
 
     for most, allowed in ((6, True), (5, False)):
         loader = MediaLoader(MediaPolicy(max_image_frames=most))
         if allowed:
-            assert loader.load(given(file)).size == (4, 4)
+            assert loader.load(make_image_source(file)).size == (4, 4)
         else:
             with pytest.raises(BadRequest, match="6 frames or more; at most 5 are read"):
-                loader.load(given(file))
+                loader.load(make_image_source(file))
         loader.close()
 
 
@@ -167,17 +171,17 @@ ARRAYS = {
     "torch [3, h, w]": lambda array: torch.from_numpy(array).permute(2, 0, 1),
     "not contiguous": lambda array: np.repeat(array, 2, axis=0)[::2],
     "PIL": PIL.Image.fromarray,
-    "bytes": lambda array: file_of(PIL.Image.fromarray(array)),
-    "bytearray": lambda array: bytearray(file_of(PIL.Image.fromarray(array))),
-    "a lazy file": lambda array: PIL.Image.open(io.BytesIO(file_of(PIL.Image.fromarray(array), "TIFF"))),
+    "bytes": lambda array: encode_image(PIL.Image.fromarray(array)),
+    "bytearray": lambda array: bytearray(encode_image(PIL.Image.fromarray(array))),
+    "a lazy file": lambda array: PIL.Image.open(io.BytesIO(encode_image(PIL.Image.fromarray(array), "TIFF"))),
 }
 
 
 @pytest.mark.parametrize("form", ARRAYS.values(), ids=ARRAYS)
-def test_a_program_gives_images_in_many_forms(form: Any, offline: MediaLoader) -> None:
+def test_an_offline_caller_may_pass_images_in_many_forms(form: Any, offline: MediaLoader) -> None:
     array = np.array(noise(12, 9))
 
-    assert np.array_equal(pixels(offline.load(given(form(array)))), array)
+    assert np.array_equal(pixels(offline.load(make_image_source(form(array)))), array)
 
 
 def test_grey_and_transparent_arrays_are_read(offline: MediaLoader) -> None:
@@ -185,8 +189,8 @@ def test_grey_and_transparent_arrays_are_read(offline: MediaLoader) -> None:
     clear = np.zeros((4, 5, 4), dtype=np.uint8)
 
     for array in (grey, grey[:, :, None]):
-        assert np.array_equal(pixels(offline.load(given(array)))[:, :, 1], grey)
-    assert (pixels(offline.load(given(clear))) == 255).all()
+        assert np.array_equal(pixels(offline.load(make_image_source(array)))[:, :, 1], grey)
+    assert (pixels(offline.load(make_image_source(clear))) == 255).all()
 
 
 @pytest.mark.parametrize(
@@ -206,21 +210,21 @@ def test_grey_and_transparent_arrays_are_read(offline: MediaLoader) -> None:
 )
 def test_what_is_no_image_is_refused(source: Any, said: str, offline: MediaLoader) -> None:
     with pytest.raises(BadRequest) as caught:
-        offline.load(given(source))
+        offline.load(make_image_source(source))
 
-    assert caught.value.message.startswith(f"{WHERE}: ") and said in caught.value.message
+    assert caught.value.message.startswith(f"{PARAM_PATH}: ") and said in caught.value.message
 
 
 @pytest.mark.parametrize("source", [PIL.Image.new("RGB", (2, 2)), np.zeros((4, 4, 3), dtype=np.uint8), 3, None])
-def test_a_server_takes_strings(source: Any, online: MediaLoader) -> None:
+def test_a_server_accepts_only_strings(source: Any, online: MediaLoader) -> None:
     with pytest.raises(BadRequest, match=f"an image is a string, got {type(source).__name__}"):
-        online.load(given(source))
+        online.load(make_image_source(source))
 
 
-def test_a_programs_image_stays_its_own(offline: MediaLoader) -> None:
+def test_the_callers_image_is_not_shared(offline: MediaLoader) -> None:
     image = PIL.Image.new("RGB", (2, 2))
 
-    found = offline.load(given(image))
+    found = offline.load(make_image_source(image))
     image.putpixel((0, 0), (9, 9, 9))
 
     assert found.getpixel((0, 0)) == (0, 0, 0)

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from cenote.errors import BadRequest, LoadError
-from cenote.inputs.media.fetch import NOT_ALLOWED, NOT_FETCHED, Fetcher
+from cenote.inputs.media.fetch import FETCH_FAILED_MESSAGE, HOST_NOT_ALLOWED_MESSAGE, Fetcher
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
-from cenote.inputs.media.public_addresses import Address
-from tests.inputs.media.conftest import WHERE, file_of, given, noise
+from cenote.inputs.media.public_addresses import IPAddress
+from tests.inputs.media.conftest import PARAM_PATH, encode_image, make_image_source, noise
 
 HERE, ELSEWHERE = "127.0.0.2", "127.0.0.1"  # the first stands for a public address, the second for a private one
-PNG = file_of(noise(20, 10))
+PNG = encode_image(noise(20, 10))
 MAX_BYTES = 300_000
 
 
@@ -142,7 +142,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.server_close()
 
 
-class Resolved(Fetcher):
+class StubResolverFetcher(Fetcher):
     """A resolver that says in turn what it was told to, and HERE is public."""
 
     def __init__(self, policy: MediaPolicy, *answers: Sequence[str]) -> None:
@@ -154,7 +154,7 @@ class Resolved(Fetcher):
         self.asked.append(host)
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
-    def _is_public(self, address: Address) -> bool:
+    def _is_public(self, address: IPAddress) -> bool:
         return str(address) == HERE
 
 
@@ -166,7 +166,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def elsewhere(server: Server) -> Iterator[Server]:
+def other_server(server: Server) -> Iterator[Server]:
     """At the same port of an address that is not public."""
     elsewhere = Server(ELSEWHERE, server.server_port)
     yield elsewhere
@@ -177,14 +177,14 @@ def elsewhere(server: Server) -> Iterator[Server]:
 def loader() -> Iterator[MediaLoader]:
     policy = MediaPolicy(allowed_media_domains=("Pictures.Example",), max_image_bytes=MAX_BYTES, fetch_timeout_s=0.3)
     loader = MediaLoader(policy)
-    loader._fetcher = Resolved(policy, [HERE])
+    loader._fetcher = StubResolverFetcher(policy, [HERE])
     yield loader
     loader.close()
 
 
 @pytest.mark.parametrize("path", ["good", "chunked"])
 def test_an_image_of_an_allowed_host_is_fetched(path: str, loader: MediaLoader, server: Server) -> None:
-    image = loader.load(given(f"http://PICTURES.example.:{server.server_port}/{path}"))
+    image = loader.load(make_image_source(f"http://PICTURES.example.:{server.server_port}/{path}"))
 
     assert image.tobytes() == noise(20, 10).tobytes()
     seen, headers = server.seen[-1]
@@ -200,59 +200,61 @@ BAD = [
 
 
 @pytest.mark.parametrize("path", BAD)
-def test_a_bad_server_gets_the_one_answer_and_little_time(path: str, loader: MediaLoader, server: Server) -> None:
+def test_a_misbehaving_server_fails_with_the_same_message_in_time(
+    path: str, loader: MediaLoader, server: Server
+) -> None:
     before, started = server.num_sent, time.monotonic()
 
     with pytest.raises(BadRequest) as caught:
-        loader.load(given(f"http://pictures.example:{server.server_port}/{path}"))
+        loader.load(make_image_source(f"http://pictures.example:{server.server_port}/{path}"))
 
-    assert caught.value.message == f"{WHERE}: {NOT_FETCHED}"
+    assert caught.value.message == f"{PARAM_PATH}: {FETCH_FAILED_MESSAGE}"
     assert time.monotonic() - started < 3  # a third of a second, on a machine that does other things as well
     assert server.num_sent - before < MAX_BYTES + 20 * 1024**2  # what the system buffers on the way
 
 
 def test_a_redirect_is_not_followed(loader: MediaLoader, server: Server, elsewhere: Server) -> None:
-    with pytest.raises(BadRequest, match=NOT_FETCHED):
-        loader.load(given(f"http://pictures.example:{server.server_port}/redirect"))
+    with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
+        loader.load(make_image_source(f"http://pictures.example:{server.server_port}/redirect"))
 
     assert elsewhere.seen == []
 
 
-def test_a_port_where_nobody_listens_is_told_in_the_same_words(loader: MediaLoader) -> None:
-    with pytest.raises(BadRequest, match=f": {NOT_FETCHED}$"):
-        loader.load(given("http://pictures.example:1/good"))
+def test_a_closed_port_fails_with_the_same_message(loader: MediaLoader) -> None:
+    with pytest.raises(BadRequest, match=f": {FETCH_FAILED_MESSAGE}$"):
+        loader.load(make_image_source("http://pictures.example:1/good"))
 
 
-def test_the_address_that_was_checked_is_the_one_that_is_reached(server: Server, elsewhere: Server) -> None:
+def test_the_checked_address_is_the_one_connected_to(server: Server, elsewhere: Server) -> None:
     policy = MediaPolicy(allow_any_media_domain=True)
     loader = MediaLoader(policy)
-    loader._fetcher = fetcher = Resolved(policy, [HERE], [ELSEWHERE])
+    loader._fetcher = fetcher = StubResolverFetcher(policy, [HERE], [ELSEWHERE])
 
-    loader.load(given(f"http://rebinding.example:{server.server_port}/good"))
+    loader.load(make_image_source(f"http://rebinding.example:{server.server_port}/good"))
 
     assert fetcher.asked == ["rebinding.example"]
-    with pytest.raises(BadRequest, match=NOT_FETCHED):
-        loader.load(given(f"http://rebinding.example:{server.server_port}/good"))
+    with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
+        loader.load(make_image_source(f"http://rebinding.example:{server.server_port}/good"))
     assert elsewhere.seen == []
     loader.close()
 
 
 @pytest.mark.parametrize("answer", [[HERE, ELSEWHERE], [ELSEWHERE, HERE], [], [HERE, "::1"]])
-def test_one_private_address_condemns_all(answer: list[str], server: Server, elsewhere: Server) -> None:
+def test_one_private_address_refuses_the_host(answer: list[str], server: Server, elsewhere: Server) -> None:
     policy = MediaPolicy(allow_any_media_domain=True)
     loader = MediaLoader(policy)
-    loader._fetcher = Resolved(policy, answer)
+    loader._fetcher = StubResolverFetcher(policy, answer)
     before = len(server.seen)
 
-    with pytest.raises(BadRequest, match=NOT_FETCHED):
-        loader.load(given(f"http://mixed.example:{server.server_port}/good"))
+    with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
+        loader.load(make_image_source(f"http://mixed.example:{server.server_port}/good"))
 
     assert len(server.seen) == before and elsewhere.seen == []
     loader.close()
 
 
 def test_a_resolver_that_hangs_ends_at_the_deadline(server: Server) -> None:
-    class Hangs(Resolved):
+    class Hangs(StubResolverFetcher):
         def _resolve(self, host: str, port: int) -> Sequence[str]:
             server.ended.wait(2)
             return [HERE]
@@ -262,46 +264,46 @@ def test_a_resolver_that_hangs_ends_at_the_deadline(server: Server) -> None:
     loader._fetcher = Hangs(policy, [HERE])
     started = time.monotonic()
 
-    with pytest.raises(BadRequest, match=NOT_FETCHED):
-        loader.load(given("http://slow.example/"))
+    with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
+        loader.load(make_image_source("http://slow.example/"))
 
     assert time.monotonic() - started < 1.5
     loader.close()
 
 
-def test_proxies_of_the_environment_are_not_asked(
+def test_proxy_environment_variables_are_ignored(
     server: Server, elsewhere: Server, loader: MediaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, f"http://{ELSEWHERE}:{server.server_port}")
 
-    loader.load(given(f"http://pictures.example:{server.server_port}/good"))
+    loader.load(make_image_source(f"http://pictures.example:{server.server_port}/good"))
 
     assert elsewhere.seen == []
 
 
-def test_a_host_that_is_not_listed_is_told_which_flag_lists_it(loader: MediaLoader) -> None:
+def test_a_host_that_is_not_allowed_is_refused_with_the_flag(loader: MediaLoader) -> None:
     with pytest.raises(BadRequest) as caught:
-        loader.load(given("http://other.example/secret-path"))
+        loader.load(make_image_source("http://other.example/secret-path"))
 
-    assert caught.value.message == f"{WHERE}: {NOT_ALLOWED}"
+    assert caught.value.message == f"{PARAM_PATH}: {HOST_NOT_ALLOWED_MESSAGE}"
     assert "--allowed-media-domains" in caught.value.message and "other.example" not in caught.value.message
     assert "other.example" not in loader._fetcher.asked  # type: ignore[attr-defined]
 
 
-def test_no_url_is_ever_written_down(
+def test_no_url_is_logged(
     loader: MediaLoader, server: Server, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(0)
     for address in (f"pictures.example:{server.server_port}/", f"pictures.example:{server.server_port}/missing?", "x/"):
         with suppress(BadRequest):
-            loader.load(given(f"http://{address}canary"))
+            loader.load(make_image_source(f"http://{address}canary"))
 
     assert caplog.records == [] and capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("domain", ["https://pictures.example", "pictures.example/a", "a b", "", "*"])
-def test_a_domain_that_is_none_is_refused_at_the_start(domain: str) -> None:
+def test_an_invalid_domain_is_refused_at_load(domain: str) -> None:
     with pytest.raises(LoadError, match="allowed_media_domains"):
         MediaLoader(MediaPolicy(allowed_media_domains=(domain,)))
 
@@ -334,20 +336,18 @@ def secure(certificate: Path) -> Iterator[tuple[Server, list[str]]]:
     server.close()
 
 
-def test_tls_is_spoken_with_the_name_and_checked_against_it(
-    secure: tuple[Server, list[str]], certificate: Path
-) -> None:
+def test_tls_uses_and_verifies_the_host_name(secure: tuple[Server, list[str]], certificate: Path) -> None:
     server, names = secure
     policy = MediaPolicy(allow_any_media_domain=True)
     loader = MediaLoader(policy)
-    loader._fetcher = fetcher = Resolved(policy, [HERE])
+    loader._fetcher = fetcher = StubResolverFetcher(policy, [HERE])
 
-    with pytest.raises(BadRequest, match=NOT_FETCHED):  # nobody signed it
-        loader.load(given(f"https://pictures.example:{server.server_port}/good"))
-    fetcher._tls = ssl.create_default_context(cafile=certificate / "certificate.pem")
-    image = loader.load(given(f"https://pictures.example:{server.server_port}/good"))
-    with pytest.raises(BadRequest, match=NOT_FETCHED):  # it is signed for another name
-        loader.load(given(f"https://other.example:{server.server_port}/good"))
+    with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):  # nobody signed it
+        loader.load(make_image_source(f"https://pictures.example:{server.server_port}/good"))
+    fetcher._ssl_context = ssl.create_default_context(cafile=certificate / "certificate.pem")
+    image = loader.load(make_image_source(f"https://pictures.example:{server.server_port}/good"))
+    with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):  # it is signed for another name
+        loader.load(make_image_source(f"https://other.example:{server.server_port}/good"))
 
     assert image.size == (20, 10)
     assert names == ["pictures.example", "pictures.example", "other.example"]

@@ -18,9 +18,9 @@ import pytest
 
 from cenote.errors import BadRequest
 from cenote.inputs.media.loader import MediaLoader
-from cenote.inputs.media.pixels import rgb, upright
+from cenote.inputs.media.pixels import convert_to_rgb, exif_transpose
 from cenote.inputs.media.policy import MediaPolicy
-from tests.inputs.media.conftest import WHERE, file_of, given, noise
+from tests.inputs.media.conftest import PARAM_PATH, encode_image, make_image_source, noise
 from tests.inputs.media.hostile_images import SIDE, hostile_images
 
 NUM_THREADS = 16
@@ -79,15 +79,15 @@ def loader() -> Iterator[MediaLoader]:
     loader.close()
 
 
-def test_bombs_from_many_threads_cost_little_and_disturb_nobody(images: dict[str, bytes], loader: MediaLoader) -> None:
+def test_concurrent_decompression_bombs_use_bounded_memory(images: dict[str, bytes], loader: MediaLoader) -> None:
     assert len(images) >= 64
-    good = file_of(noise(64, 48))
+    good = encode_image(noise(64, 48))
     jobs = [job for name, file in images.items() for job in ((name, file), ("good", good))]
 
     def load(job: tuple[str, bytes]) -> tuple[str, str]:
         name, file = job
         try:
-            image = loader.load(given(file))
+            image = loader.load(make_image_source(file))
         except BadRequest as error:  # anything else fails the test
             return name, error.message
         if name == "good":
@@ -105,7 +105,7 @@ def test_bombs_from_many_threads_cost_little_and_disturb_nobody(images: dict[str
     assert {text for name, text in said if name == "good"} == {"decoded"}
     refused = {name: text for name, text in said if text != "decoded"}
     assert set(images) - set(refused) <= HARMLESS
-    assert all(text.startswith(f"{WHERE}: the ") for text in refused.values())
+    assert all(text.startswith(f"{PARAM_PATH}: the ") for text in refused.values())
     assert not [text for text in refused.values() if "0x" in text or "PIL" in text or "Error" in text]
 
 
@@ -128,9 +128,11 @@ def test_bombs_from_many_threads_cost_little_and_disturb_nobody(images: dict[str
         ("nothing", "the image is empty, 0 bytes"),
     ],
 )
-def test_a_bomb_is_told_what_it_is(name: str, said: str, images: dict[str, bytes], loader: MediaLoader) -> None:
+def test_a_decompression_bomb_is_refused_with_the_reason(
+    name: str, said: str, images: dict[str, bytes], loader: MediaLoader
+) -> None:
     with pytest.raises(BadRequest) as caught:
-        loader.load(given(images[name]))
+        loader.load(make_image_source(images[name]))
 
     assert said in caught.value.message
 
@@ -139,7 +141,7 @@ def test_a_damaged_file_decodes_exactly_where_pillow_decodes_it(loader: MediaLoa
     random = Random(0)
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
-    files = [(kind, file_of(noise(33, 21), kind, exif=exif)) for kind in ("PNG", "JPEG", "WEBP", "GIF")]
+    files = [(kind, encode_image(noise(33, 21), kind, exif=exif)) for kind in ("PNG", "JPEG", "WEBP", "GIF")]
     outcomes = set()
     for kind, file in files * 40:
         damaged = bytearray(file)
@@ -150,7 +152,7 @@ def test_a_damaged_file_decodes_exactly_where_pillow_decodes_it(loader: MediaLoa
 
         expected = in_this_process(kind, bytes(damaged))
         try:
-            found = loader.load(given(bytes(damaged))).tobytes()
+            found = loader.load(make_image_source(bytes(damaged))).tobytes()
         except BadRequest:
             found = None
         assert found == expected
@@ -167,6 +169,6 @@ def in_this_process(kind: str, file: bytes) -> bytes | None:
             if image.width * image.height > MediaPolicy().max_image_pixels:
                 return None
             image.load()
-            return rgb(upright(image)).tobytes()
+            return convert_to_rgb(exif_transpose(image)).tobytes()
     except Exception:
         return None

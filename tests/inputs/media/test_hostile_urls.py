@@ -10,10 +10,10 @@ from contextlib import suppress
 import pytest
 
 from cenote.errors import BadRequest
-from cenote.inputs.media.fetch import NOT_ALLOWED, NOT_FETCHED, Fetcher
+from cenote.inputs.media.fetch import FETCH_FAILED_MESSAGE, HOST_NOT_ALLOWED_MESSAGE, Fetcher
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
-from tests.inputs.media.conftest import WHERE, given
+from tests.inputs.media.conftest import PARAM_PATH, make_image_source
 from tests.inputs.media.hostile_urls import ALLOWED, hostile_urls
 
 
@@ -43,7 +43,7 @@ class Canary:
             listening.close()
 
 
-class EveryNameIsLoopback(Fetcher):
+class LoopbackFetcher(Fetcher):
     """Numbers mean what the system takes them for, and every name is 127.0.0.1: nothing leaves this machine."""
 
     def _resolve(self, host: str, port: int) -> Sequence[str]:
@@ -69,29 +69,29 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_no_hostile_url_reaches_anybody(policy: MediaPolicy, canary: Canary) -> None:
+def test_no_hostile_url_opens_a_connection(policy: MediaPolicy, canary: Canary) -> None:
     loader = MediaLoader(policy)
-    loader._fetcher = EveryNameIsLoopback(policy)
+    loader._fetcher = LoopbackFetcher(policy)
     urls = hostile_urls(canary.port)
     assert len(urls) >= 150
 
     said = set()
     for url in urls:
         with pytest.raises(BadRequest) as caught:
-            loader.load(given(url))
+            loader.load(make_image_source(url))
         said.add(caught.value.message)
         assert not url or len(url) < 6 or url not in caught.value.message
 
     assert canary.hits == 0
     fetching = {text for text in said if "fetched" in text}
-    allowed = {f"{WHERE}: {NOT_ALLOWED}", f"{WHERE}: {NOT_FETCHED}"}
+    allowed = {f"{PARAM_PATH}: {HOST_NOT_ALLOWED_MESSAGE}", f"{PARAM_PATH}: {FETCH_FAILED_MESSAGE}"}
     assert fetching <= allowed and fetching
     assert len(said - fetching) == 2  # file URLs are off; and no URL of a kind that is read
     loader.close()
 
 
-def test_the_canary_hears_whoever_is_let_through(canary: Canary) -> None:
-    class LetsEverybodyThrough(EveryNameIsLoopback):
+def test_the_canary_server_counts_allowed_connections(canary: Canary) -> None:
+    class LetsEverybodyThrough(LoopbackFetcher):
         def _is_public(self, address: object) -> bool:
             return True
 
@@ -100,8 +100,8 @@ def test_the_canary_hears_whoever_is_let_through(canary: Canary) -> None:
     loader._fetcher = LetsEverybodyThrough(policy)
     before = canary.hits
     for host in ("127.0.0.1", "2130706433", "any.name.at.all"):
-        with pytest.raises(BadRequest, match=NOT_FETCHED):
-            loader.load(given(f"http://{host}:{canary.port}/"))
+        with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
+            loader.load(make_image_source(f"http://{host}:{canary.port}/"))
 
     assert canary.hits > before
     loader.close()

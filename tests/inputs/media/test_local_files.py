@@ -11,11 +11,11 @@ import pytest
 from cenote.errors import BadRequest
 from cenote.inputs.media import local_files
 from cenote.inputs.media.loader import MediaLoader
-from cenote.inputs.media.local_files import NOT_THERE, OFF
+from cenote.inputs.media.local_files import DISABLED_MESSAGE, NOT_FOUND_MESSAGE
 from cenote.inputs.media.policy import MediaPolicy
-from tests.inputs.media.conftest import WHERE, file_of, given, noise
+from tests.inputs.media.conftest import PARAM_PATH, encode_image, make_image_source, noise
 
-PNG = file_of(noise(6, 4))
+PNG = encode_image(noise(6, 4))
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def loader(folder: Path) -> Iterator[MediaLoader]:
 def test_a_file_beneath_the_folder_is_read(name: str, folder: Path, loader: MediaLoader) -> None:
     url = f"file://{folder}/{name}" if "#" not in name else (folder / name).as_uri()
 
-    assert loader.load(given(url)).tobytes() == noise(6, 4).tobytes()
+    assert loader.load(make_image_source(url)).tobytes() == noise(6, 4).tobytes()
 
 
 ELSEWHERE = [
@@ -67,29 +67,29 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize("url", ELSEWHERE, ids=lambda url: ascii(url[:60]))
-def test_everything_else_is_not_there_in_the_same_words(url: str, folder: Path, loader: MediaLoader) -> None:
+def test_every_other_path_fails_with_the_same_message(url: str, folder: Path, loader: MediaLoader) -> None:
     with pytest.raises(BadRequest) as caught:
-        loader.load(given(url.format(folder=folder)))
+        loader.load(make_image_source(url.format(folder=folder)))
 
-    assert caught.value.message == f"{WHERE}: {NOT_THERE}"
+    assert caught.value.message == f"{PARAM_PATH}: {NOT_FOUND_MESSAGE}"
 
 
 @pytest.mark.parametrize("path", ["/proc/self/environ", "/proc/self/fd/0", "/dev/zero", "/dev", "/"])
 def test_what_is_no_regular_file_is_refused_even_where_everything_is_allowed(path: str) -> None:
     loader = MediaLoader(MediaPolicy(allowed_local_media_path="/"))
 
-    with pytest.raises(BadRequest, match=NOT_THERE):
-        loader.load(given(f"file://{path}"))
+    with pytest.raises(BadRequest, match=NOT_FOUND_MESSAGE):
+        loader.load(make_image_source(f"file://{path}"))
 
 
 def test_without_a_folder_file_urls_are_off(folder: Path, online: MediaLoader, offline: MediaLoader) -> None:
     for loader in (online, offline):
         with pytest.raises(BadRequest) as caught:
-            loader.load(given(f"file://{folder}/a.png"))
-        assert caught.value.message == f"{WHERE}: {OFF}"
+            loader.load(make_image_source(f"file://{folder}/a.png"))
+        assert caught.value.message == f"{PARAM_PATH}: {DISABLED_MESSAGE}"
 
 
-def test_a_folder_swapped_for_a_link_between_check_and_opening_leads_nowhere(
+def test_a_directory_replaced_by_a_symlink_after_the_check_is_not_followed(
     folder: Path, loader: MediaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "swapped").mkdir()
@@ -103,34 +103,34 @@ def test_a_folder_swapped_for_a_link_between_check_and_opening_leads_nowhere(
         return opened(path, flags, dir_fd=dir_fd)
 
     monkeypatch.setattr(local_files.os, "open", swap_then_open)
-    with pytest.raises(BadRequest, match=NOT_THERE):
-        loader.load(given(f"file://{folder}/swapped/secret.png"))
+    with pytest.raises(BadRequest, match=NOT_FOUND_MESSAGE):
+        loader.load(make_image_source(f"file://{folder}/swapped/secret.png"))
 
 
 def test_a_file_that_is_too_large_or_empty_says_so(folder: Path, loader: MediaLoader) -> None:
     with pytest.raises(BadRequest, match="empty, 0 bytes"):
-        loader.load(given(f"file://{folder}/empty.png"))
+        loader.load(make_image_source(f"file://{folder}/empty.png"))
     small = MediaLoader(MediaPolicy(allowed_local_media_path=str(folder), max_image_bytes=50))
     with pytest.raises(BadRequest, match=f"{len(PNG)} bytes, at most 50 are read"):
-        small.load(given(f"file://{folder}/a.png"))
+        small.load(make_image_source(f"file://{folder}/a.png"))
 
 
-def test_a_program_may_name_its_own_files(
+def test_an_offline_caller_may_open_its_own_files(
     folder: Path, offline: MediaLoader, online: MediaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
     for source in (folder / "a.png", str(folder / "a.png"), "a.png", Path("deep/../outward.png")):
-        assert offline.load(given(source)).size == (6, 4)
+        assert offline.load(make_image_source(source)).size == (6, 4)
         with pytest.raises(BadRequest, match="where the server allows it"):
-            online.load(given(source))
+            online.load(make_image_source(source))
     with pytest.raises(BadRequest, match="no such image file"):
-        offline.load(given("missing.png"))
+        offline.load(make_image_source("missing.png"))
 
 
-def test_a_program_that_names_a_folder_stays_beneath_it(folder: Path) -> None:
-    loader = MediaLoader(MediaPolicy(allowed_local_media_path=str(folder), trusts_caller=True))
+def test_an_offline_caller_with_an_allowed_path_stays_below_it(folder: Path) -> None:
+    loader = MediaLoader(MediaPolicy(allowed_local_media_path=str(folder), trust_caller=True))
 
-    assert loader.load(given(folder / "a.png")).size == (6, 4)
-    with pytest.raises(BadRequest, match=NOT_THERE):
-        loader.load(given(folder.parent / "secret.png"))
+    assert loader.load(make_image_source(folder / "a.png")).size == (6, 4)
+    with pytest.raises(BadRequest, match=NOT_FOUND_MESSAGE):
+        loader.load(make_image_source(folder.parent / "secret.png"))
     loader.close()

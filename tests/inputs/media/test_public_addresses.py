@@ -7,7 +7,7 @@ import ipaddress
 import pytest
 
 from cenote.inputs.media.public_addresses import is_public
-from cenote.inputs.media.urls import normal_host, read_url
+from cenote.inputs.media.urls import normalize_host, parse_url
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ def test_an_address_of_the_internet_is_public(address: str) -> None:
         "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "2002:a00:1::1", "2001::1", "::8.8.8.8", "64:ff9b:1::808:808",
     ],
 )  # fmt: skip
-def test_an_address_that_leads_home_is_not(address: str) -> None:
+def test_a_private_or_reserved_address_is_not_public(address: str) -> None:
     assert not is_public(ipaddress.ip_address(address))
 
 
-def test_a_url_is_read_into_what_is_connected_to() -> None:
-    target = read_url("HTTPS://Bücher.Example.:8443/Bild ä.png".replace(" ", "") + "?x=1#top")
+def test_a_url_is_parsed() -> None:
+    target = parse_url("HTTPS://Bücher.Example.:8443/Bild ä.png".replace(" ", "") + "?x=1#top")
 
     assert target is not None
     assert (target.scheme, target.host, target.port) == ("https", "xn--bcher-kva.example", 8443)
@@ -48,8 +48,8 @@ def test_a_url_is_read_into_what_is_connected_to() -> None:
         ("https://[2606:4700:0::1111]:444/", "[2606:4700::1111]:444", "/"),
     ],
 )
-def test_the_host_header_is_our_own(url: str, header: str, path: str) -> None:
-    target = read_url(url)
+def test_the_host_header_is_normalized(url: str, header: str, path: str) -> None:
+    target = parse_url(url)
 
     assert target is not None and (target.host_header, target.path) == (header, path)
 
@@ -57,4 +57,4 @@ def test_the_host_header_is_our_own(url: str, header: str, path: str) -> None:
 def test_a_host_is_compared_in_one_form() -> None:
     forms = {"Images.Example.Com", "images.example.com.", "ｉmages.example.com", "images。example。com"}
 
-    assert {normal_host(form) for form in forms} == {"images.example.com"}
+    assert {normalize_host(form) for form in forms} == {"images.example.com"}

@@ -8,11 +8,11 @@
 #include <string.h>
 
 typedef struct Vocabulary Vocabulary;
-Vocabulary *cenote_word_piece_new(const uint8_t *, const uint64_t *, const int32_t *, uint64_t, const uint8_t *, uint64_t, int32_t,
+Vocabulary *cenote_wordpiece_new(const uint8_t *, const uint64_t *, const int32_t *, uint64_t, const uint8_t *, uint64_t, int32_t,
                                   uint64_t, const uint8_t *, const uint64_t *, uint64_t, const uint8_t *, const uint64_t *, uint64_t);
-int cenote_word_piece_page(Vocabulary *, uint64_t, const void *);
-int64_t cenote_word_piece_encode(const Vocabulary *, const uint8_t *, int64_t *, int64_t, int, int32_t *, int64_t *, uint8_t *);
-void cenote_word_piece_free(Vocabulary *);
+int cenote_wordpiece_page(Vocabulary *, uint64_t, const void *);
+int64_t cenote_wordpiece_encode(const Vocabulary *, const uint8_t *, int64_t *, int64_t, int, int32_t *, int64_t *, uint8_t *);
+void cenote_wordpiece_free(Vocabulary *);
 
 enum { PAGES = 0x1100 };
 
@@ -45,7 +45,7 @@ static Vocabulary *create(void) {
     const int64_t num_written = number(), num_read = number();
     void *given[8];
     for (int i = 0; i < 8; i++) given[i] = array();
-    Vocabulary *made = cenote_word_piece_new(given[0], given[1], given[2], count, given[3], prefix_length, (int32_t)unknown, max_letters,
+    Vocabulary *made = cenote_wordpiece_new(given[0], given[1], given[2], count, given[3], prefix_length, (int32_t)unknown, max_letters,
                                              given[4], given[5], num_written, given[6], given[7], num_read);
     for (int i = 0; i < 8; i++) free(given[i]);
     return made;
@@ -57,7 +57,7 @@ static void encode(const Vocabulary *vocabulary) {
     int64_t *lengths = array(), *offsets = calloc(count + 1, sizeof *offsets);
     int32_t *ids = malloc(room * sizeof *ids);
     if (!offsets || !ids) exit(3);
-    answer_number(cenote_word_piece_encode(vocabulary, text, lengths, count, (int)ascii, ids, offsets, wanted));
+    answer_number(cenote_wordpiece_encode(vocabulary, text, lengths, count, (int)ascii, ids, offsets, wanted));
     answer(lengths, count * sizeof *lengths);
     answer(offsets, (count + 1) * sizeof *offsets);
     answer(wanted, sizeof wanted);
@@ -74,13 +74,13 @@ int main(void) {
         } else if (call == 'p') {
             const int64_t page = number();
             void *letters = array();
-            answer_number(cenote_word_piece_page(vocabulary, page, letters));
+            answer_number(cenote_wordpiece_page(vocabulary, page, letters));
             free(letters);
         } else if (call == 'e')
             encode(vocabulary);
         else
             return 5;
     }
-    cenote_word_piece_free(vocabulary);
+    cenote_wordpiece_free(vocabulary);
     return 0;
 }

@@ -1,0 +1,79 @@
+"""PoolerConfig: how hidden states are pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from cenote.config.options import check_known_names, option
+from cenote.errors import BadRequest
+from cenote.protocol.params import TASKS, check_type, resolve_alias, validate_task_name
+
+POOLER_FIELD_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("task", "pooling_type", "seq_pooling_type", "tok_pooling_type"), (str,)),
+    **dict.fromkeys(("use_activation", "normalize", "enable_chunked_processing"), (bool,)),
+    **dict.fromkeys(("dimensions", "max_embed_len", "step_tag_id"), (int,)),
+    **dict.fromkeys(("logit_mean", "logit_bias", "logit_sigma"), (float, int)),
+    "returned_token_ids": (list, tuple),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolerConfig:
+    """How token states become answers; what is unset follows Sentence Transformers files, then the model."""
+
+    task: str | None = option("allow only this task; all the model supports when unset", default=None, choices=TASKS)
+    pooling_type: str | None = option("CLS, LAST, MEAN for sequences, ALL, STEP for tokens", default=None)
+    seq_pooling_type: str | None = option("how a sequence becomes one vector", default=None)
+    tok_pooling_type: str | None = option("which tokens are returned", default=None)
+    use_activation: bool | None = option("normalise embeddings, squash logits", default=None)
+    normalize: bool | None = option("the older name of use_activation", default=None)
+    dimensions: int | None = option("default size of Matryoshka embeddings", default=None)
+    enable_chunked_processing: bool = option("embed texts longer than the model reads in pieces", default=False)
+    max_embed_len: int | None = option("the longest input accepted, in tokens", default=None)
+    logit_mean: float | None = option("subtracted from logits", default=None)
+    logit_bias: float | None = option("the older name of logit_mean", default=None)
+    logit_sigma: float | None = option("divides logits after that", default=None)
+    step_tag_id: int | None = option("STEP returns the rows of this token", default=None)
+    returned_token_ids: list[int] | None = option("STEP returns these columns", default=None)
+
+    def __post_init__(self) -> None:
+        set_now = object.__setattr__  # frozen for everybody but this method
+        for name, kinds in POOLER_FIELD_TYPES.items():
+            check_type(name, getattr(self, name), kinds)
+        set_now(self, "task", validate_task_name(self.task))
+        set_now(
+            self,
+            "use_activation",
+            resolve_alias("normalize", self.normalize, "use_activation", self.use_activation),
+        )
+        set_now(self, "normalize", None)
+        if self.logit_bias is not None and self.logit_mean not in (None, self.logit_bias):
+            raise BadRequest(
+                f"`logit_bias` is the older name of `logit_mean`: got {self.logit_bias} and {self.logit_mean}; give one"
+            )
+        set_now(self, "logit_mean", self.logit_mean if self.logit_mean is not None else self.logit_bias)
+        set_now(self, "logit_bias", None)
+        if self.max_embed_len is not None and self.max_embed_len < 1:
+            raise BadRequest(f"max_embed_len={self.max_embed_len} refuses every text; give 1 or more")
+        if self.logit_sigma == 0:
+            raise BadRequest("logit_sigma cannot be 0 (division by zero)")
+        if self.pooling_type is not None:
+            self._apply_pooling_type(self.pooling_type.upper())
+
+    def _apply_pooling_type(self, pooling_type: str) -> None:
+        target = "tok_pooling_type" if pooling_type in ("ALL", "STEP") else "seq_pooling_type"
+        if getattr(self, target) not in (None, pooling_type):
+            raise BadRequest(f"Cannot set both `pooling_type` and `{target}`")
+        object.__setattr__(self, target, pooling_type)
+
+    @classmethod
+    def from_value(cls, value: PoolerConfig | Mapping[str, Any] | None) -> PoolerConfig:
+        """From what `LLM` and the command line accept: an object, a mapping, nothing."""
+        if value is None or isinstance(value, cls):
+            return value or cls()
+        if not isinstance(value, Mapping):
+            raise BadRequest(f"pooler_config is a PoolerConfig or a mapping, not {type(value).__name__}")
+        check_known_names(value, {item.name for item in fields(cls)}, "pooler config")
+        return cls(**value)

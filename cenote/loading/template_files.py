@@ -1,0 +1,17 @@
+"""Read Jinja templates given as text or as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cenote.errors import BadRequest
+
+
+def read_template_text(value: str | None, option: str) -> str | None:
+    """Jinja text, from a file where the option names one."""
+    if value is None or "{" in value or "\n" in value:
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadRequest(f"{option} {value!r} is neither Jinja text nor a file: {error.strerror}") from error

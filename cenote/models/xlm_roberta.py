@@ -1,0 +1,24 @@
+"""XLM-RoBERTa, under the names of Transformers and of the flash-attention implementation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.bert import roberta
+from cenote.models.checkpoint_names import FLASH_NAMES
+from cenote.models.jina_v3 import jina_v3
+
+
+def xlm_roberta(config: HFConfig) -> Architecture:
+    """RoBERTa by its own names or by FlashAttention's; where its positions are rotary, it is Jina's."""
+    if config.get("position_embedding_type") == "rotary":
+        return jina_v3(config)
+    base = roberta(config)
+    return replace(
+        base,
+        alternative_weights=(
+            *base.alternative_weights,
+            {**FLASH_NAMES, "embed.positions": base.weights["embed.positions"]},
+        ),
+    )

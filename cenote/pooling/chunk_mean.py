@@ -1,0 +1,24 @@
+"""Mean of chunk embeddings, weighted by token counts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class WeightedMean:
+    """The mean of vectors, each counted by its tokens, kept as one running sum."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+        self.num_tokens = 0
+
+    def add(self, vector: Tensor, num_tokens: int) -> None:
+        part = vector.float() * num_tokens
+        self.total = part if self.total is None else self.total.add_(part)
+        self.num_tokens += num_tokens
+
+    def result(self, *, normalize: bool) -> Tensor:
+        assert self.total is not None, "a long text has at least two chunks"
+        mean = self.total / self.num_tokens
+        return F.normalize(mean, dim=-1, eps=1e-12) if normalize else mean

@@ -1,0 +1,54 @@
+"""Progress bars and notes on standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+UseTqdm = bool | Callable[..., Any]
+
+
+class RequestProgress(Protocol):
+    """How far a request is."""
+
+    @property
+    def num_inputs(self) -> int: ...
+
+    @property
+    def num_done(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
+@contextmanager
+def progress_bar(use_tqdm: UseTqdm) -> Iterator[Callable[[RequestProgress], None] | None]:
+    """Show one bar per call with the prompts that are done and tokens per second; yield its update function."""
+    if not use_tqdm:
+        yield None
+        return
+    make = use_tqdm if callable(use_tqdm) else tqdm
+    bar: Any = None
+    requests: list[RequestProgress] = []  # several where queries are embedded before documents
+
+    def update(request: RequestProgress) -> None:
+        nonlocal bar
+        if bar is None:
+            speed = "est. speed input: 0.00 toks/s, output: 0.00 toks/s"
+            bar = make(total=request.num_inputs, desc="Processed prompts", dynamic_ncols=True, postfix=speed)
+        if request not in requests:
+            requests.append(request)
+            bar.total = sum(item.num_inputs for item in requests)
+        elapsed = bar.format_dict["elapsed"] or 1e-9
+        num_tokens = sum(item.num_tokens for item in requests)
+        bar.postfix = f"est. speed input: {num_tokens / elapsed:.2f} toks/s, output: 0.00 toks/s"
+        bar.update(sum(item.num_done for item in requests) - bar.n)
+
+    try:
+        yield update
+    finally:
+        if bar is not None:
+            bar.close()
