@@ -133,7 +133,7 @@ class LLM:
         with an adapter for each: it chooses that and the prompt for it.
         """
         asked = (prompts, pooling_params, use_tqdm, lora_request, tokenization_kwargs)
-        more: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "input_type": input_type, "purpose": task}
+        more: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "input_type": input_type, "embedding_task": task}
         return self._pool(EmbeddingRequestOutput, EmbeddingOutput, "embed", *asked, **more)
 
     def classify(

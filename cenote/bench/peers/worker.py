@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -106,6 +107,9 @@ def read_versions() -> dict[str, str]:
 
 
 def main() -> None:
+    if hasattr(signal, "SIGHUP"):
+        # a stopped worker gets it when the bench dies, and must end then: under nohup too
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # whatever a library prints must not come between the answers
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
