@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shlex
-from typing import Any
 
 from cenote.bench.backends import BACKENDS
 from cenote.bench.client import ServerAddress
 from cenote.bench.load import LoadPattern
 from cenote.errors import BadRequest
+from cenote.utils.arguments import parse_json_object, parse_non_negative_int, parse_positive_int
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +44,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     requests.add_argument("--api-key", metavar="KEY")
     requests.add_argument("--header", action="append", type=_parse_header, default=[], metavar="NAME=VALUE")
     requests.add_argument(
-        "--extra-body", type=_parse_json_object, default={}, metavar="JSON", help="more fields; null takes a field away"
+        "--extra-body", type=parse_json_object, default={}, metavar="JSON", help="more fields; null takes a field away"
     )
     requests.add_argument("--encoding-format", choices=("float", "base64"), default="float", help="(default: float)")
 
@@ -179,26 +178,6 @@ def _parse_header(text: str) -> tuple[str, str]:
     if not equals or not name or not text.isprintable():
         raise argparse.ArgumentTypeError(f"{text!r} is no header; write NAME=VALUE")
     return name, value
-
-
-def _parse_json_object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object like " + '{"dimensions": 128}')
-    return found
-
-
-def parse_positive_int(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def parse_non_negative_int(text: str) -> int:
-    return 0 if text == "0" else parse_positive_int(text)
 
 
 def _parse_length(text: str) -> int:

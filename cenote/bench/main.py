@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cenote.bench.process_group import terminate_groups_on_sigterm
+from cenote.utils.arguments import normalize_flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     listed = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    words = [_normalize_flag(word) for word in arguments]
+    words = [normalize_flag(word) for word in arguments]
     parsers = {}
     for name, command in COMMANDS.items():
         parsers[name] = listed.add_parser(name, help=command.help, description=command.description, allow_abbrev=False)
@@ -159,9 +160,3 @@ COMMANDS = {
         _run_quality,
     ),
 }
-
-
-def _normalize_flag(word: str) -> str:
-    """--num_requests as --num-requests."""
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value if name.startswith("--") else word

@@ -6,11 +6,11 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cenote.kernels.cpu_features import cpu_name
+from cenote.utils.arguments import mask_secrets
 
 SECRET_FLAGS = ("--api-key", "--header")
 
@@ -23,20 +23,8 @@ def machine_info() -> dict[str, object]:
         "cores": os.cpu_count(),
         **({} if torch is None else {"torch": torch.__version__, "threads": torch.get_num_threads()}),
         "python": platform.python_version(),
-        "command": " ".join(mask_secrets(sys.argv)),
+        "command": " ".join(mask_secrets(sys.argv, SECRET_FLAGS)),
     }
-
-
-def mask_secrets(arguments: Sequence[str]) -> list[str]:
-    """A command line that can be shown to anybody."""
-    shown: list[str] = []
-    hides_next = False
-    for word in arguments:
-        name, equals, _ = word.partition("=")
-        is_secret = name.replace("_", "-") in SECRET_FLAGS
-        shown.append("***" if hides_next else f"{name}=***" if is_secret and equals else word)
-        hides_next = is_secret and not equals
-    return shown
 
 
 def write_json(path: str, report: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from cenote.bench.memory import PeakMemory
 from cenote.bench.report import machine_info
 from cenote.bench.workloads import single_token_words
 from cenote.llm import LLM
+from cenote.utils.progress import print_note
 
 CPU_STEPS = (20_000, 100_000, 500_000)
 GPU_STEPS = (10_000, 100_000, 1_000_000, 10_000_000)
@@ -137,7 +137,7 @@ def run_scaling(given: argparse.Namespace) -> int:
         steps = []
         for tokens in given.tokens or (CPU_STEPS if is_cpu else GPU_STEPS):
             steps.append(measure_step(llm, texts, tokens))
-            print(f"cenote: {steps[-1].tokens:,} tokens in {steps[-1].seconds:.2f} s", file=sys.stderr, flush=True)
+            print_note(f"{steps[-1].tokens:,} tokens in {steps[-1].seconds:.2f} s")
         device = torch.cuda.get_device_name() if not is_cpu else machine_info()["processor"]
     print(f"{device}; texts of {length} tokens; peaks are above the start of each step")
     print(format_table(steps))

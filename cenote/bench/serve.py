@@ -7,7 +7,6 @@ import asyncio
 import gc
 import resource
 import ssl
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -26,6 +25,7 @@ from cenote.bench.spawn import find_free_port, make_serve_command, spawn_server
 from cenote.bench.target import LoadTarget, RequestSettings
 from cenote.bench.workloads import load_tokenizer, make_log_normal_workload, read_texts
 from cenote.errors import BadRequest
+from cenote.utils.progress import print_note
 
 if TYPE_CHECKING:
     from cenote.bench.in_process import InProcessEngine
@@ -186,7 +186,3 @@ def wait_for_idle_threads() -> None:
     """Nothing of the last round is left to be done in the next."""
     gc.collect()
     time.sleep(SETTLE_S)
-
-
-def print_note(text: str) -> None:
-    print(f"cenote: {text}", file=sys.stderr, flush=True)

@@ -8,8 +8,9 @@ from typing import get_args
 
 from cenote.cli.flags import add_engine_flags, add_flags
 from cenote.cli.interrupts import format_command_line
-from cenote.cli.parser import CommandParser, parse_positive_int
+from cenote.cli.parser import CommandParser
 from cenote.protocol.params import TASKS, ScoreType
+from cenote.utils.arguments import parse_positive_int
 
 FORMATS = ("jsonl", "npy", "parquet")
 INPUT_FORMATS = ("txt", "jsonl", "json", "csv", "tsv", "parquet")

@@ -10,10 +10,11 @@ from textwrap import fill, indent
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from cenote.cli.parser import CommandParser, clean_errors, parse_json_object
+from cenote.cli.parser import CommandParser, clean_errors
 from cenote.config.engine import EngineConfig
 from cenote.config.options import option_fields
 from cenote.config.pooler import PoolerConfig
+from cenote.utils.arguments import parse_json_object
 
 
 def add_engine_flags(parser: CommandParser, *, without: tuple[str, ...] = ()) -> None:

@@ -11,6 +11,7 @@ from types import FrameType
 
 from cenote.errors import PoolingError
 from cenote.files.partial_file import PartialFile
+from cenote.utils.arguments import mask_secrets
 
 SECRET_FLAGS = ("--hf-token",)
 
@@ -72,11 +73,4 @@ def how_to_continue(kept: str, part: PartialFile, command_line: str, can_continu
 
 def format_command_line(program: str, argv: Sequence[str]) -> str:
     """The command as a shell reads it, without secrets."""
-    words: list[str] = []
-    hide = False
-    for word in argv:
-        name, equals, _ = word.partition("=")
-        is_secret = name.replace("_", "-") in SECRET_FLAGS
-        words.append("..." if hide else f"{name}=..." if is_secret and equals else word)
-        hide = is_secret and not equals
-    return f"{program} {shlex.join(words)}"
+    return f"{program} {shlex.join(mask_secrets(argv, SECRET_FLAGS))}"

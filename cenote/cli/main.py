@@ -113,5 +113,7 @@ def _one_line_message(error: Exception) -> str:
 
 
 def _print_error(text: str, error: BaseException, status: int) -> int:
-    print(f"cenote: {'; '.join([text, *getattr(error, '__notes__', [])])}", file=sys.stderr, flush=True)
+    from cenote.utils.progress import print_note
+
+    print_note("; ".join([text, *getattr(error, "__notes__", [])]))
     return status

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from cenote.errors import BadRequest
+from cenote.utils.arguments import normalize_flag
 
 FLAG = re.compile(r"--[A-Za-z][\w.-]*")
 DOTTED_OPTIONS = ("pooler_config", "hf_overrides")
@@ -72,23 +73,6 @@ class CommandParser(argparse.ArgumentParser):
             self.error(f"unexpected {text!r}")
 
 
-def parse_json_object(text: str) -> Any:
-    """The value of a flag that takes a JSON object."""
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object like " + '{"name": "value"}')
-    return found
-
-
-def parse_positive_int(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
 def clean_errors(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """argparse shows its own message unless the reader raises its own error."""
 
@@ -113,7 +97,7 @@ def _normalize_flags(argv: Sequence[str], parser: CommandParser) -> tuple[list[s
             continue
         base, *path = name[2:].replace("-", "_").split(".")
         if not path:
-            plain.append(name.replace("_", "-") + equals + value)
+            plain.append(normalize_flag(word))
             continue
         if not equals:
             value = next(words, "")

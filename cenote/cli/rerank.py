@@ -14,12 +14,13 @@ import numpy as np
 from cenote.cli.engine_requests import load_llm, make_pooling_params, make_source, make_tokenization_params
 from cenote.cli.interrupts import add_resume_note
 from cenote.cli.parser import UsageError
-from cenote.cli.terminal import print_note, shorten
+from cenote.cli.terminal import shorten
 from cenote.errors import BadRequest, EngineStopped, PoolingError
 from cenote.files.columns import ColumnOptions
 from cenote.files.sources import STDIN, ArgumentSource, InputRow
 from cenote.files.writers import encode_json, encode_numbers
 from cenote.protocol.requests import ScoreRequest
+from cenote.utils.progress import print_note
 
 
 def run_rerank(args: argparse.Namespace) -> int:

@@ -22,11 +22,12 @@ from cenote.cli.engine_requests import (
 )
 from cenote.cli.interrupts import InterruptHandler, add_resume_note, how_to_continue
 from cenote.cli.parser import UsageError
-from cenote.cli.terminal import RowProgress, TerminalWriter, print_note
+from cenote.cli.terminal import RowProgress, TerminalWriter
 from cenote.files.partial_file import PartialFile
 from cenote.files.result_slice import ResultSchema, ResultSlice, collect_results
 from cenote.files.sources import STDIN, AdaptiveSlices, InputRow, RowSource
 from cenote.files.writers import JsonLinesWriter, NpyWriter, ResumePoint, StreamWriter, Writer
+from cenote.utils.progress import print_note
 
 SLICE_ROWS = 4096
 TOKEN_SLICE_ROWS = 256  # every token's vector stays in memory until its slice is written

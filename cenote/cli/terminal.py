@@ -68,12 +68,6 @@ def shorten(text: str, width: int) -> str:
     return one_line if len(one_line) <= width else one_line[: max(1, width - 3)] + "..."
 
 
-def print_note(text: str, *, quiet: bool = False) -> None:
-    """One line for people; the answers go elsewhere."""
-    if not quiet:
-        print(f"cenote: {text}", file=sys.stderr, flush=True)
-
-
 class RowProgress:
     """A bar of rows with tokens per second; nothing where standard error is a file or `quiet` asks for silence."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
-
-from tqdm import tqdm
 
 UseTqdm = bool | Callable[..., Any]
 
@@ -24,12 +23,20 @@ class RequestProgress(Protocol):
     def num_tokens(self) -> int: ...
 
 
+def print_note(text: str, *, quiet: bool = False) -> None:
+    """Print one line to standard error, where it does not mix with results."""
+    if not quiet:
+        print(f"cenote: {text}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def progress_bar(use_tqdm: UseTqdm) -> Iterator[Callable[[RequestProgress], None] | None]:
     """Show one bar per call with the prompts that are done and tokens per second; yield its update function."""
     if not use_tqdm:
         yield None
         return
+    from tqdm import tqdm  # here: commands that only print notes start faster
+
     make = use_tqdm if callable(use_tqdm) else tqdm
     bar: Any = None
     requests: list[RequestProgress] = []  # several where queries are embedded before documents

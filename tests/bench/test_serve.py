@@ -21,13 +21,14 @@ from cenote.bench.client import ServerAddress
 from cenote.bench.in_process import InProcessEngine
 from cenote.bench.load import LoadPattern
 from cenote.bench.main import main
-from cenote.bench.report import mask_secrets
+from cenote.bench.report import SECRET_FLAGS
 from cenote.bench.serve import measure_servers
 from cenote.bench.serve_report import ServeReport
 from cenote.bench.spawn import find_free_port, make_serve_command, spawn_server
 from cenote.bench.target import LoadTarget, RequestSettings
 from cenote.errors import LoadError
 from cenote.llm import LLM
+from cenote.utils.arguments import mask_secrets
 from tests.bench.stub import ReceivedRequest, StubServer, embed, reply, vector
 
 
@@ -370,7 +371,7 @@ def test_secrets_are_not_saved(tmp_path: Path) -> None:
         "5",
     ]
 
-    shown = mask_secrets(words)
+    shown = mask_secrets(words, SECRET_FLAGS)
 
     assert "abc" not in " ".join(shown)
     assert shown[-2:] == ["--mean", "5"] and "--api-key" in shown

@@ -7,7 +7,7 @@ import argparse
 from cenote.bench.compare.engines import ENGINES
 from cenote.bench.compare.environments import ENVIRONMENTS, default_peers_dir
 from cenote.bench.compare.workload_specs import WORKLOADS
-from cenote.bench.flags import parse_non_negative_int, parse_positive_int
+from cenote.utils.arguments import parse_non_negative_int, parse_positive_int
 
 QUICK_ROUNDS, ROUNDS = 2, 5
 

@@ -15,7 +15,7 @@ import uvloop
 from cenote.bench.backends import BACKENDS, InvalidReply
 from cenote.bench.compare.engines import CENOTE, ENGINES, REFERENCE_ENGINE, PeerEngine
 from cenote.bench.compare.models import ComparedModel
-from cenote.bench.compare.progress import format_duration, print_note
+from cenote.bench.compare.progress import format_duration
 from cenote.bench.compare.results import CompareReport, EngineResult, WorkloadOutcome, compute_agreement
 from cenote.bench.compare.rounds import SETTLE_S, format_seconds
 from cenote.bench.compare.worker import COMMON_ENVIRONMENT, OutputRows, WorkerFailed, WorkerProcess
@@ -26,6 +26,7 @@ from cenote.bench.spawn import SpawnedServer, find_free_port, make_serve_command
 from cenote.bench.target import LoadTarget, RequestSettings
 from cenote.bench.workloads import load_tokenizer
 from cenote.errors import LoadError
+from cenote.utils.progress import print_note
 
 CONNECTIONS = 8
 NUM_WARMUPS = 16  # requests before every round, not counted

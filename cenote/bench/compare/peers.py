@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cenote.bench.compare.engines import ENGINES
 from cenote.bench.compare.environments import ENVIRONMENTS, default_peers_dir, install_environment
-from cenote.bench.compare.progress import print_note
 from cenote.errors import BadRequest
+from cenote.utils.progress import print_note
 
 
 def run_peers(given: argparse.Namespace) -> int:

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
-
-def print_note(text: str) -> None:
-    print(f"cenote: {text}", file=sys.stderr, flush=True)
-
 
 def format_duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -9,10 +9,11 @@ from statistics import median
 from typing import Any
 
 from cenote.bench.compare.engines import CENOTE, REFERENCE_ENGINE, PeerEngine
-from cenote.bench.compare.progress import format_duration, print_note
+from cenote.bench.compare.progress import format_duration
 from cenote.bench.compare.results import EngineResult, WorkloadOutcome, compute_agreement
 from cenote.bench.compare.worker import OutputRows, WorkerFailed, WorkerProcess
 from cenote.bench.compare.workload_specs import PreparedWorkload
+from cenote.utils.progress import print_note
 
 COMPARED_ITEMS = 32
 SETTLE_S = 0.1  # between turns, for what the last one left behind in the kernel

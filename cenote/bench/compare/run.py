@@ -15,13 +15,14 @@ from cenote.bench.compare.environments import ENVIRONMENTS, default_peers_dir, i
 from cenote.bench.compare.http import run_http
 from cenote.bench.compare.models import ComparedModel, export_model, prepare_model
 from cenote.bench.compare.plot import render_svg
-from cenote.bench.compare.progress import format_duration, print_note
+from cenote.bench.compare.progress import format_duration
 from cenote.bench.compare.results import CompareReport
 from cenote.bench.compare.rounds import RunningEngine, measure_rounds
 from cenote.bench.compare.worker import WorkerFailed, WorkerProcess
 from cenote.bench.compare.workload_specs import WorkloadSpec, prepare_image_workload, prepare_workload, select_workloads
 from cenote.bench.report import write_json
 from cenote.bench.workloads import load_tokenizer
+from cenote.utils.progress import print_note
 
 
 def run_compare(given: argparse.Namespace) -> int:
