@@ -130,7 +130,7 @@ def siglip_encoder(
         has_final_norm=final_norm,
         **(common_spec_fields(config) | overrides),
     )
-    return Backbone(spec, partial(patch_embedding, numbers=config.num_channels * config.patch_size**2))
+    return Backbone(spec, partial(patch_embedding, patch_dim=config.num_channels * config.patch_size**2))
 
 
 def siglip_weights(ours: str = "encoder.", theirs: str = "vision_model.", *, final_norm: bool = True) -> WeightTable:
