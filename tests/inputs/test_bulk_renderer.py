@@ -59,7 +59,7 @@ def tokenizer(request: pytest.FixtureRequest, default_folder: Path) -> Tokenizer
 
 
 @pytest.mark.parametrize("kind", ["texts", "pairs", "lists", "arrays"])
-@pytest.mark.parametrize("how", TOKENIZATION_CASES.values(), ids=TOKENIZATION_CASES)
+@pytest.mark.parametrize("tokenization", TOKENIZATION_CASES.values(), ids=TOKENIZATION_CASES)
 def test_bulk_rendering_gives_the_same_results_as_rendering_individually(
     tokenizer: Tokenizer, kind: str, tokenization: dict[str, Any]
 ) -> None:

@@ -124,7 +124,7 @@ def test_invalid_images_are_refused_with_the_reason(given: dict[str, Any], words
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "meaning"),
+    ("kwargs", "expected"),
     [
         (None, TokenizationParams()),
         ({}, TokenizationParams()),

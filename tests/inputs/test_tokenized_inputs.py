@@ -10,7 +10,7 @@ from cenote.inputs.tokenized_inputs import TokenizedInput, TokenizedInputs
 
 
 def make_input(*ids: int, **fields: Any) -> TokenizedInput:
-    return TokenizedInput(np.array(ids, dtype=np.int32), fields.pop("second_start", len(ids)), len(ids), **fields)
+    return TokenizedInput(np.array(ids, dtype=np.int32), fields.pop("type1_start", len(ids)), len(ids), **fields)
 
 
 def to_dicts(inputs: TokenizedInputs) -> list[dict[str, Any]]:

@@ -275,8 +275,8 @@ def test_without_the_compiled_code_everything_falls_back_to_the_library(monkeypa
 
 
 def test_a_native_library_that_cannot_be_loaded_is_ignored(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "_word_piece.abi3.so").write_bytes(b"for another machine")
-    monkeypatch.setattr(subject, "__file__", str(tmp_path / "word_piece.py"))
+    (tmp_path / "_wordpiece.abi3.so").write_bytes(b"for another machine")
+    monkeypatch.setattr(subject, "__file__", str(tmp_path / "wordpiece.py"))
 
     assert subject._load_library.__wrapped__() is None
 

@@ -270,7 +270,7 @@ def test_models_that_take_one_image_do_not_load_the_others(renderer: Renderer) -
 
 def test_a_failure_of_one_input_leaves_the_others(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert renderer.multimodal is not None
-    monkeypatch.setattr(type(renderer.multimodal.image_processor), "laid_out", lambda *_: 1 / 0)
+    monkeypatch.setattr(type(renderer.multimodal.image_processor), "arrange_prompt", lambda *_: 1 / 0)
     pictured = renderer.multimodal.process(MultimodalPrompt("<image>", [ImageSource("red")]), {})
 
     failed, text = renderer.render([pictured, "look at"], TokenizationParams(), Limits(16))

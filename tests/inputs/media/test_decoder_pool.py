@@ -191,10 +191,10 @@ def test_a_decoder_exits_with_its_parent() -> None:
 import os, sys
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
-from cenote.protocol.images import Image
+from cenote.protocol.images import ImageSource
 loader = MediaLoader(MediaPolicy())
-loader.load(Image(bytes.fromhex(sys.argv[1]), "image"))
-(child,) = loader._decoders._running
+loader.load(ImageSource(bytes.fromhex(sys.argv[1]), "image"))
+(child,) = loader._decoder_pool._running
 print(child.pid, flush=True)
 if sys.argv[2] == "killed":
     os.kill(os.getpid(), 9)

@@ -168,9 +168,9 @@ def server() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def other_server(server: Server) -> Iterator[Server]:
     """At the same port of an address that is not public."""
-    elsewhere = Server(ELSEWHERE, server.server_port)
-    yield elsewhere
-    elsewhere.close()
+    other = Server(ELSEWHERE, server.server_port)
+    yield other
+    other.close()
 
 
 @pytest.fixture(scope="module")
@@ -213,11 +213,11 @@ def test_a_misbehaving_server_fails_with_the_same_message_in_time(
     assert server.num_sent - before < MAX_BYTES + 20 * 1024**2  # what the system buffers on the way
 
 
-def test_a_redirect_is_not_followed(loader: MediaLoader, server: Server, elsewhere: Server) -> None:
+def test_a_redirect_is_not_followed(loader: MediaLoader, server: Server, other_server: Server) -> None:
     with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
         loader.load(make_image_source(f"http://pictures.example:{server.server_port}/redirect"))
 
-    assert elsewhere.seen == []
+    assert other_server.seen == []
 
 
 def test_a_closed_port_fails_with_the_same_message(loader: MediaLoader) -> None:
@@ -225,7 +225,7 @@ def test_a_closed_port_fails_with_the_same_message(loader: MediaLoader) -> None:
         loader.load(make_image_source("http://pictures.example:1/good"))
 
 
-def test_the_checked_address_is_the_one_connected_to(server: Server, elsewhere: Server) -> None:
+def test_the_checked_address_is_the_one_connected_to(server: Server, other_server: Server) -> None:
     policy = MediaPolicy(allow_any_media_domain=True)
     loader = MediaLoader(policy)
     loader._fetcher = fetcher = StubResolverFetcher(policy, [HERE], [ELSEWHERE])
@@ -235,12 +235,12 @@ def test_the_checked_address_is_the_one_connected_to(server: Server, elsewhere: 
     assert fetcher.asked == ["rebinding.example"]
     with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
         loader.load(make_image_source(f"http://rebinding.example:{server.server_port}/good"))
-    assert elsewhere.seen == []
+    assert other_server.seen == []
     loader.close()
 
 
 @pytest.mark.parametrize("answer", [[HERE, ELSEWHERE], [ELSEWHERE, HERE], [], [HERE, "::1"]])
-def test_one_private_address_refuses_the_host(answer: list[str], server: Server, elsewhere: Server) -> None:
+def test_one_private_address_refuses_the_host(answer: list[str], server: Server, other_server: Server) -> None:
     policy = MediaPolicy(allow_any_media_domain=True)
     loader = MediaLoader(policy)
     loader._fetcher = StubResolverFetcher(policy, answer)
@@ -249,7 +249,7 @@ def test_one_private_address_refuses_the_host(answer: list[str], server: Server,
     with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
         loader.load(make_image_source(f"http://mixed.example:{server.server_port}/good"))
 
-    assert len(server.seen) == before and elsewhere.seen == []
+    assert len(server.seen) == before and other_server.seen == []
     loader.close()
 
 
@@ -272,14 +272,14 @@ def test_a_resolver_that_hangs_ends_at_the_deadline(server: Server) -> None:
 
 
 def test_proxy_environment_variables_are_ignored(
-    server: Server, elsewhere: Server, loader: MediaLoader, monkeypatch: pytest.MonkeyPatch
+    server: Server, other_server: Server, loader: MediaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, f"http://{ELSEWHERE}:{server.server_port}")
 
     loader.load(make_image_source(f"http://pictures.example:{server.server_port}/good"))
 
-    assert elsewhere.seen == []
+    assert other_server.seen == []
 
 
 def test_a_host_that_is_not_allowed_is_refused_with_the_flag(loader: MediaLoader) -> None:
