@@ -26,7 +26,7 @@ def test_part_of_a_wider_matrix_is_convolved_as_on_a_cpu(dtype: torch.dtype, wid
         parameter.copy_(torch.randn(parameter.shape, generator=made))
     layer, wide = layer.to(dtype), torch.randn(sum(LENGTHS), 333, generator=made).to(dtype)
     batch = pack_sequences([[0] * length for length in LENGTHS])
-    there = replace(batch, **{name: getattr(batch, name).cuda() for name in ("token_ids", "positions", "offsets")})
+    there = replace(batch, **{name: getattr(batch, name).cuda() for name in ("token_ids", "positions", "cu_seqlens")})
     expected = layer(wide[:, 60:260], batch)
 
     ours = layer.cuda()(wide.cuda()[:, 60:260], there)

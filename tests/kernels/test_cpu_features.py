@@ -131,7 +131,7 @@ def test_the_limit_of_onednn_says_nothing_of_arm(told: Path) -> None:
 
 
 def test_no_native_code_runs_below_its_level() -> None:
-    code = "from cenote.kernels import native; print(native.available())"
+    code = "from cenote.kernels import native_library; print(native_library.is_available())"
     environment = {**os.environ, MAX_CPU_ISA: "baseline"}
 
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -170,7 +170,7 @@ def test_a_cpu_without_a_model_name_is_named_after_its_architecture(told: Path) 
 
 
 def test_this_cpu_has_a_name_and_a_client_finds_it_without_torch() -> None:
-    code = "import sys; from cenote.bench.report import machine; print(machine()['processor'], 'torch' in sys.modules)"
+    code = "import sys; from cenote.bench.report import machine_info; print(machine_info()['processor'], 'torch' in sys.modules)"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 

@@ -90,7 +90,7 @@ def test_the_native_kernels_know_a_processor_without_amx(native_objects: list[Pa
     if is_host("x86_64"):
         pytest.skip("this processor may have AMX; an emulated one has none")
     main = tmp_path / "main.c"
-    main.write_text("int cenote_has_tiles(void);\nint main(void) { return 40 + cenote_has_tiles(); }\n")
+    main.write_text("int cenote_has_amx(void);\nint main(void) { return 40 + cenote_has_amx(); }\n")
     processor = [each for each in native_objects if each.stem == "native_processor"]
     program = compiled("x86_64", [main, *processor], tmp_path / "native", "-static")
 

@@ -67,7 +67,7 @@ def test_a_small_token_limit_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gives_the_same() -> None:
     rule, batch = inputs(LENGTHS)
-    there = replace(batch, **{name: getattr(batch, name).cuda() for name in ("token_ids", "positions", "offsets")})
+    there = replace(batch, **{name: getattr(batch, name).cuda() for name in ("token_ids", "positions", "cu_seqlens")})
 
     ours = gated_delta_rule(DeltaRuleInputs(*(part.cuda() for part in rule)), there)
 

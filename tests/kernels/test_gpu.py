@@ -156,7 +156,7 @@ def test_pooling_of_many_sequences(name: str, skips: bool) -> None:
     if skips:
         batch = replace(batch, num_unpooled=torch.tensor([length // 3 for length in LENGTHS], device="cuda"))
     hidden = torch.randn(batch.num_tokens, 700, device="cuda", dtype=torch.bfloat16)
-    tensors = ("token_ids", "positions", "offsets", "skip")
+    tensors = ("token_ids", "positions", "cu_seqlens", "num_unpooled")
     on_host = {key: None if getattr(batch, key) is None else getattr(batch, key).cpu() for key in tensors}
 
     found = POOLING_METHODS[name](hidden, batch)

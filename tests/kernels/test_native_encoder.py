@@ -75,9 +75,9 @@ def run_without_fused_encoder(backbone: Backbone, batch: PackedBatch) -> torch.T
         {"causal": True, "hidden_size": 64, "num_heads": 1},
         {"window": 8, "local_layers": (True, True)},
         {"intermediate_size": 1152, "position_offset": 2},
-        {"token_types": 0, "learned_positions": 0, "norm_bias": False, "mlp_bias": False},
+        {"num_token_types": 0, "num_learned_positions": 0, "norm_bias": False, "mlp_bias": False},
         {"embedding_size": 64},
-        {"embed_norm": False},
+        {"has_embed_norm": False},
     ],
 )
 def test_the_fused_encoder_equals_its_blocks(change: dict[str, object], int8: bool) -> None:
@@ -132,16 +132,16 @@ def test_an_id_that_no_table_has_is_refused_as_by_torch() -> None:
     "change",
     [
         {"norm_order": "pre"},
-        {"bias": RelativeBiasSpec(num_buckets=32)},
+        {"relative_bias": RelativeBiasSpec(num_buckets=32)},
         {"rope": RopeSpec()},
-        {"gated": True},
+        {"is_gated_mlp": True},
         {"norm": "rms"},
         {"softcap": 5.0},
         {"qk_norm": "head"},
         {"num_heads": 8},  # of 16 dimensions each
         {"intermediate_size": 200},
         {"local_layers": (True, False), "window": 4},
-        {"final_norm": True},
+        {"has_final_norm": True},
     ],
 )
 def test_a_backbone_with_unsupported_layers_is_not_fused(change: dict[str, object]) -> None:

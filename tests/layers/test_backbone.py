@@ -62,7 +62,7 @@ def test_an_rms_norm_matches_transformers(dtype: torch.dtype) -> None:
     assert torch.equal(ours.to(dtype)(x), theirs.to(dtype)(x))
 
 
-@pytest.mark.parametrize("changes", [{}, {"learned_positions": 0, "rope": RopeSpec(), "causal": True, "norm": "rms"}])
+@pytest.mark.parametrize("changes", [{}, {"num_learned_positions": 0, "rope": RopeSpec(), "causal": True, "norm": "rms"}])
 def test_a_neighbour_in_the_batch_changes_nothing(changes: dict[str, Any]) -> None:
     model = backbone(**changes)
 

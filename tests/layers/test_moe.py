@@ -97,7 +97,7 @@ def test_the_comparison_would_notice(one: str, other: str) -> None:
 
 
 def parameter_shapes(spec: MoESpec) -> dict[str, Any]:
-    return {"scoring": spec.scoring_func, "correction": spec.has_correction_bias}
+    return {"scoring_func": spec.scoring_func, "has_correction_bias": spec.has_correction_bias}
 
 
 @pytest.mark.parametrize("name", ["plain", "groups", "gated shared expert"])

@@ -51,7 +51,7 @@ def activate(x, NAME: tl.constexpr):
         return gelu(x)
     elif NAME == "gelu_tanh":
         return gelu_tanh(x)
-    elif NAME == "rough_gelu":
+    elif NAME == "approx_gelu":
         return approx_gelu(x)
     elif NAME == "silu":
         return silu(x)

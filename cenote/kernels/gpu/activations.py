@@ -32,7 +32,7 @@ def activate_fp8(x: Tensor, activation: str | None, *, is_gated: bool = False) -
     values = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)
-    name = {None: "none", "gelu": "rough_gelu", "gelu_tanh": "rough_gelu"}.get(activation, activation)
+    name = {None: "none", "gelu": "approx_gelu", "gelu_tanh": "approx_gelu"}.get(activation, activation)
     num_warps = max(1, min(16, block // 2048))
     _activate_fp8_kernel[(rows,)](x, values, scales, width, name, is_gated, fp8_max(), block, num_warps=num_warps)
     return QuantizedRows(values, scales)

@@ -101,7 +101,7 @@ def attend_long(
     )
 
 
-@triton.jit(do_not_specialize=["first", "end", "together", "window", "scale"])
+@triton.jit(do_not_specialize=["first", "end", "seqs_per_program", "window", "scale"])
 def _attend_short_kernel(
     Query,
     Key,
