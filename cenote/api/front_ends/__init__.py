@@ -1,1 +1,1 @@
-"""Processes that answer HTTP before one engine, and the line between them and its process."""
+"""Several HTTP front-end processes in front of one engine process, and the messages between them."""

@@ -1,4 +1,4 @@
-"""Where clients come in at one of several front-ends: whoever has the fewest connections takes the next."""
+"""Balanced accept(): of several front-ends that share a listening socket, the least busy accepts next."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Callable
 logger = logging.getLogger("cenote")
 
 SLOT_BYTES = 4
-CLOSED_COUNT = 2**32 - 1  # more connections than anybody has: nobody waits for this front-end
-# how long others may take to let a client in, before one who has more to do than they does it after all
+CLOSED_COUNT = 2**32 - 1  # of a front-end that does not accept: the others never wait for it
+# how long a busier front-end leaves a connection to the others before it accepts the connection itself
 YIELD_S = 0.005
-ACCEPT_RETRY_S = 1.0  # until a system without room for one more connection is tried again
+ACCEPT_RETRY_S = 1.0  # after accept() failed, for example because the limit of open files is reached
 
 
 class ConnectionCounts:
-    """How many connections each front-end has, in memory that all of them see."""
+    """Open connections of each front-end, in memory shared by all of them."""
 
     def __init__(self, fd: int, num_front_ends: int) -> None:
         self._counts = memoryview(mmap.mmap(fd, SLOT_BYTES * num_front_ends)).cast("I")
@@ -31,7 +31,10 @@ class ConnectionCounts:
 
 
 class BalancedAcceptor:
-    """Accepts for one front-end. Left to themselves, the first that the kernel wakes would take a whole burst."""
+    """Accept connections for one front-end.
+
+    Yields briefly to less busy front-ends: otherwise the first one that the kernel wakes takes a whole burst.
+    """
 
     def __init__(
         self, listener: socket.socket, on_accepted: Callable[[socket.socket], None], is_busier: Callable[[], bool]
@@ -64,9 +67,9 @@ class BalancedAcceptor:
         try:
             client, _ = self.listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return  # another front-end was faster, or the client has gone
+            return  # another front-end was faster, or the client has disconnected
         except OSError as error:
-            logger.error("a client cannot be let in: %s", error.strerror)
+            logger.error("accept() failed: %s", error.strerror)
             self._pause(ACCEPT_RETRY_S, self._accept_anyway)
             return
         client.setblocking(False)

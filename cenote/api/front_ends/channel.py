@@ -1,4 +1,4 @@
-"""One end of a socket pair: whole messages in both directions, large ones without needless copies."""
+"""One end of a socket pair that carries framed messages both ways; large frames are not copied."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ logger = logging.getLogger("cenote")
 
 MessageT = TypeVar("MessageT")
 
-FRAME_HEADER = struct.Struct("<QQ")  # bytes of msgpack, bytes of numbers after it
-ALIGNMENT = 8  # numbers start at a multiple of it
-BUFFER_BYTES = 256 * 1024  # holds many small frames; a frame that is larger gets its own
+FRAME_HEADER = struct.Struct("<QQ")  # bytes of the msgpack message, bytes of the arrays after it
+ALIGNMENT = 8  # arrays start at a multiple of it
+BUFFER_BYTES = 256 * 1024  # holds many small frames; a larger frame gets a buffer of its own
 
 message_encoder = msgspec.msgpack.Encoder()
 
 
 class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
-    """Calls `receive(message, numbers)` for every frame, and `ended()` once when the other side has gone."""
+    """Call `on_message(message, array_bytes)` for every frame, and `on_closed()` once when the peer has closed."""
 
     def __init__(
         self,
@@ -46,29 +46,29 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
         self._num_filled = 0
 
     async def connect(self, sock: socket.socket) -> None:
-        """Messages may come before this returns."""
+        """Attach to a connected socket; messages may arrive before this returns."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
 
     def send(self, message: Message, arrays: Sequence[Float32Array] = ()) -> None:
-        """Hand a message to the socket; to an end that has gone, nothing is said."""
+        """Queue a message and its arrays for sending; do nothing if the channel is closed."""
         frame = bytearray(FRAME_HEADER.size)
         message_encoder.encode_into(message, frame, FRAME_HEADER.size)
-        FRAME_HEADER.pack_into(frame, 0, len(frame) - FRAME_HEADER.size, sum(each.nbytes for each in arrays))
+        FRAME_HEADER.pack_into(frame, 0, len(frame) - FRAME_HEADER.size, sum(array.nbytes for array in arrays))
         frame.extend(bytes(_align(len(frame)) - len(frame)))
         if self._transport is None or self._transport.is_closing():
             return
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent += [frame, *(each.data.cast("B") for each in arrays if each.size)]
+        self._unsent += [frame, *(array.data.cast("B") for array in arrays if array.size)]
 
     def _flush(self) -> None:
-        """Everything that was said in one turn of the event loop goes out at once: the other side is woken once."""
+        """Send everything queued in one iteration of the event loop at once, so that the peer wakes up once."""
         unsent, self._unsent = self._unsent, []
         if unsent and self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(unsent)
 
     async def wait_writable(self) -> None:
-        """Return when what was sent before is mostly read."""
+        """Wait until the peer has read most of what was sent before."""
         await self._writable.wait()
 
     def close(self) -> None:
@@ -103,31 +103,32 @@ class Channel(asyncio.BufferedProtocol, Generic[MessageT]):
         self._compact_buffer(start, size)
 
     def _frame_size(self, start: int) -> int:
-        """Of the frame that starts there, prefix included; 0 while that is not known."""
+        """Return the bytes of the frame at `start`, header included; 0 while the header is incomplete."""
         if self._num_filled - start < FRAME_HEADER.size:
             return 0
-        words, numbers = FRAME_HEADER.unpack_from(self._buffer, start)
-        return _align(FRAME_HEADER.size + words) + int(numbers)
+        message_bytes, array_bytes = FRAME_HEADER.unpack_from(self._buffer, start)
+        return _align(FRAME_HEADER.size + message_bytes) + int(array_bytes)
 
     def _deliver(self, start: int, size: int) -> None:
-        words, _ = FRAME_HEADER.unpack_from(self._buffer, start)
+        message_bytes, _ = FRAME_HEADER.unpack_from(self._buffer, start)
         frame = memoryview(self._buffer)[start : start + size]
-        message = self._decoder.decode(frame[FRAME_HEADER.size : FRAME_HEADER.size + words])
-        numbers = frame[_align(FRAME_HEADER.size + words) :]
-        self._on_message(message, bytes(numbers) if self._buffer is self._shared_buffer else numbers)
+        message = self._decoder.decode(frame[FRAME_HEADER.size : FRAME_HEADER.size + message_bytes])
+        array_bytes = frame[_align(FRAME_HEADER.size + message_bytes) :]
+        # the shared buffer is reused for the next frames, a buffer of its own is not
+        self._on_message(message, bytes(array_bytes) if self._buffer is self._shared_buffer else array_bytes)
 
     def _compact_buffer(self, start: int, size: int) -> None:
-        """Keep what is left of the buffer from `start` on: a part of a frame of that size."""
-        left = self._num_filled - start
+        """Keep the bytes from `start` on, the beginning of a frame of `size` bytes, in a buffer that fits the frame."""
+        num_left = self._num_filled - start
         if size > BUFFER_BYTES and self._buffer is self._shared_buffer:
-            own = bytearray(size)
-            own[:left] = memoryview(self._buffer)[start : self._num_filled]
-            self._buffer = own
-        elif self._buffer is not self._shared_buffer and not left:
+            frame_buffer = bytearray(size)
+            frame_buffer[:num_left] = memoryview(self._buffer)[start : self._num_filled]
+            self._buffer = frame_buffer
+        elif self._buffer is not self._shared_buffer and not num_left:
             self._buffer = self._shared_buffer
-        elif start and left:
-            self._buffer[:left] = self._buffer[start : self._num_filled]
-        self._num_filled = left
+        elif start and num_left:
+            self._buffer[:num_left] = self._buffer[start : self._num_filled]
+        self._num_filled = num_left
 
 
 def _align(size: int) -> int:

@@ -1,4 +1,4 @@
-"""From requests and answers to what goes over the wire, and back."""
+"""Encode and decode the requests that front-ends send to the engine process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ from cenote.protocol.params import PoolingParams
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
 
 MAX_INT64 = 2**63 - 1
-
 
 to_json = msgspec.json.encode
 from_json = msgspec.json.decode
@@ -122,7 +121,7 @@ def decode_score(message: ScoreCall, timing: Timing) -> ScoreRequest:
     return ScoreRequest(
         queries=list(map(_decode_score_input, message.queries)),
         documents=list(map(_decode_score_input, message.documents)),
-        score_type=cast("Any", message.score_type),  # the engine refuses a name it does not know
+        score_type=cast("Any", message.score_type),  # the engine rejects an unknown name
         params=message.params,
         tokenization=message.tokenization,
         max_tokens_per_query=message.max_tokens_per_query,
@@ -194,7 +193,7 @@ def encode_input(item: Input) -> EncodedInput:
             param="prompt_embeds",
         )
     assert not isinstance(item, MultimodalPair | MultimodalPrompt | InvalidInput | TensorInput), (
-        "no route asks with these"
+        "no HTTP route makes inputs of these types"
     )
     return encode_token_ids(item)
 

@@ -29,11 +29,9 @@ from cenote.protocol.results import EntityResult, PoolResult, PoolResultBatch, S
 
 NO_IDS = np.zeros(0, dtype=np.int32)
 
-
 ERROR_CLASSES = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, PoolingError)
 }
-
 
 CONCAT_BELOW_BYTES = 64 * 1024
 
@@ -41,51 +39,51 @@ CONCAT_BELOW_BYTES = 64 * 1024
 def encode_pool_results(
     call_id: int, timing: Timing, results: Sequence[PoolResult | PoolingError]
 ) -> tuple[PoolResponse, list[Float32Array]]:
-    """The words, and the numbers that follow them."""
-    pooled = [each for each in results if isinstance(each, PoolResult)]
+    """Return the message and the arrays that follow it."""
+    pooled = [result for result in results if isinstance(result, PoolResult)]
     if isinstance(results, PoolResultBatch):
         rows = to_float32_array(results.rows)
         return PoolResponse(call_id, encode_timing(timing), [rows.shape[1:]], [], encode_lengths(pooled), []), [rows]
-    shapes, numbers = _concat_arrays([each.data for each in pooled])
-    others = []
+    shapes, arrays = _concat_arrays([result.data for result in pooled])
+    extra_data = []
     for task in pooled[0].extra_data if pooled else ():
-        shapes_of_task, more = _concat_arrays([each.extra_data[task] for each in pooled])
-        others.append((task, shapes_of_task))
-        numbers += more
+        task_shapes, task_arrays = _concat_arrays([result.extra_data[task] for result in pooled])
+        extra_data.append((task, task_shapes))
+        arrays += task_arrays
     return PoolResponse(
-        call_id, encode_timing(timing), shapes, others, encode_lengths(pooled), encode_errors(results)
-    ), numbers
+        call_id, encode_timing(timing), shapes, extra_data, encode_lengths(pooled), encode_errors(results)
+    ), arrays
 
 
 def _concat_arrays(tensors: Sequence[Any]) -> tuple[Shapes, list[Float32Array]]:
-    arrays = [to_float32_array(each) for each in tensors]
-    shapes = [tuple(each.shape) for each in tensors]
-    same = len(set(shapes)) == 1
-    if same and arrays[0].nbytes < CONCAT_BELOW_BYTES:
-        arrays = [np.concatenate(arrays, axis=None)]  # cheaper than to hand over many small pieces
-    return shapes[:1] if same else shapes, arrays
+    arrays = [to_float32_array(tensor) for tensor in tensors]
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    have_one_shape = len(set(shapes)) == 1
+    if have_one_shape and arrays[0].nbytes < CONCAT_BELOW_BYTES:
+        arrays = [np.concatenate(arrays, axis=None)]  # cheaper than sending many small buffers
+    return shapes[:1] if have_one_shape else shapes, arrays
 
 
 def decode_pool_results(message: PoolResponse, array_bytes: bytes | memoryview) -> list[PoolResult | PoolingError]:
-    """What `vectors_message` was made of, as views of the numbers; the token ids stayed behind."""
+    """Return the results as views of `array_bytes`; their token ids are not transferred."""
     flat = np.frombuffer(array_bytes, dtype=np.float32)
     count = len(message.lengths.num_tokens)
     arrays, flat = _split_arrays(flat, message.shapes, count)
     columns = zip(arrays, message.lengths.num_tokens, message.lengths.num_input_tokens, strict=True)
-    answers = [PoolResult(array, NO_IDS, num_tokens, given) for array, num_tokens, given in columns]
+    results = [PoolResult(array, NO_IDS, num_tokens, num_input) for array, num_tokens, num_input in columns]
     if isinstance(arrays, np.ndarray) and arrays.ndim == 2 and not message.extra_data and not message.errors:
-        return merge_errors(PoolResultBatch(answers, arrays), message.lengths.inexact_indices, [])
+        return merge_errors(PoolResultBatch(results, arrays), message.lengths.inexact_indices, [])
     for task, shapes in message.extra_data:
         arrays, flat = _split_arrays(flat, shapes, count)
-        for answer, array in zip(answers, arrays, strict=True):
-            answer.extra_data = {**answer.extra_data, task: array}
-    return merge_errors(answers, message.lengths.inexact_indices, message.errors)
+        for result, array in zip(results, arrays, strict=True):
+            result.extra_data = {**result.extra_data, task: array}
+    return merge_errors(results, message.lengths.inexact_indices, message.errors)
 
 
 def _split_arrays(
     flat: Float32Array, shapes: Shapes, count: int
 ) -> tuple[Float32Array | list[Float32Array], Float32Array]:
-    """So many answers from the front of the numbers, and the rest."""
+    """Split `count` arrays off the front of `flat`; return them and the rest."""
     if len(shapes) == 1:
         end = count * math.prod(shapes[0])
         return flat[:end].reshape(count, *shapes[0]), flat[end:]
@@ -95,69 +93,74 @@ def _split_arrays(
 
 
 def encode_score_results(call_id: int, timing: Timing, results: Sequence[ScoreResult | PoolingError]) -> ScoreResponse:
-    scored = [each for each in results if isinstance(each, ScoreResult)]
+    scored = [result for result in results if isinstance(result, ScoreResult)]
     return ScoreResponse(
-        call_id, encode_timing(timing), [each.score for each in scored], encode_lengths(scored), encode_errors(results)
+        call_id,
+        encode_timing(timing),
+        [result.score for result in scored],
+        encode_lengths(scored),
+        encode_errors(results),
     )
 
 
 def decode_score_results(message: ScoreResponse) -> list[ScoreResult | PoolingError]:
     columns = zip(message.scores, message.lengths.num_tokens, message.lengths.num_input_tokens, strict=True)
-    answers = [ScoreResult(score, NO_IDS, num_tokens, given) for score, num_tokens, given in columns]
-    return merge_errors(answers, message.lengths.inexact_indices, message.errors)
+    results = [ScoreResult(score, NO_IDS, num_tokens, num_input) for score, num_tokens, num_input in columns]
+    return merge_errors(results, message.lengths.inexact_indices, message.errors)
 
 
 def encode_entity_results(call_id: int, timing: Timing, results: Sequence[EntityResult]) -> EntitiesResponse:
     return EntitiesResponse(
-        call_id, encode_timing(timing), [each.entities for each in results], encode_lengths(results)
+        call_id, encode_timing(timing), [result.entities for result in results], encode_lengths(results)
     )
 
 
 def decode_entity_results(message: EntitiesResponse) -> list[EntityResult]:
     columns = zip(message.entities, message.lengths.num_tokens, message.lengths.num_input_tokens, strict=True)
-    answers = [EntityResult(entities, NO_IDS, num_tokens, given) for entities, num_tokens, given in columns]
-    return merge_errors(answers, message.lengths.inexact_indices, [])
+    results = [EntityResult(entities, NO_IDS, num_tokens, num_input) for entities, num_tokens, num_input in columns]
+    return merge_errors(results, message.lengths.inexact_indices, [])
 
 
 def encode_lengths(results: Sequence[PoolResult | ScoreResult | EntityResult]) -> TokenLengths:
     return TokenLengths(
-        [each.num_tokens for each in results],
-        [each.num_input_tokens for each in results],
-        [place for place, each in enumerate(results) if not each.is_input_count_exact],
+        [result.num_tokens for result in results],
+        [result.num_input_tokens for result in results],
+        [index for index, result in enumerate(results) if not result.is_input_count_exact],
     )
 
 
 def encode_errors(results: Sequence[Any]) -> list[tuple[int, SerializedError]]:
-    return [(place, encode_error(each)) for place, each in enumerate(results) if isinstance(each, PoolingError)]
+    return [(index, encode_error(result)) for index, result in enumerate(results) if isinstance(result, PoolingError)]
 
 
 def merge_errors(
     results: list[Any], inexact_indices: list[int], errors_by_index: list[tuple[int, SerializedError]]
 ) -> list[Any]:
-    for place in inexact_indices:
-        results[place].is_input_count_exact = False
-    for place, fault in errors_by_index:
-        results.insert(place, decode_error(fault))
+    """Mark the results with inexact input counts, then insert the errors at their indices."""
+    for index in inexact_indices:
+        results[index].is_input_count_exact = False
+    for index, serialized in errors_by_index:
+        results.insert(index, decode_error(serialized))
     return results
 
 
 def encode_error(error: BaseException) -> SerializedError:
     if not isinstance(error, PoolingError):
         return SerializedError("", escape_surrogates(f"{type(error).__name__}: {error}"))
-    kind = next(base.__name__ for base in type(error).__mro__ if ERROR_CLASSES.get(base.__name__) is base)
+    class_name = next(base.__name__ for base in type(error).__mro__ if ERROR_CLASSES.get(base.__name__) is base)
     value = None if error.value is None else escape_surrogates(str(error.value))
-    return SerializedError(kind, escape_surrogates(error.message), error.param, value, error.index)
+    return SerializedError(class_name, escape_surrogates(error.message), error.param, value, error.index)
 
 
 def escape_surrogates(text: str) -> str:
-    """The text with what is no character written as an escape: a message about a bad text may quote it."""
+    """Return the text with lone surrogates as escapes: a message about an invalid text may quote it."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def decode_error(serialized: SerializedError) -> Exception:
-    """The same error again, so that it is answered with the same words and status."""
+    """Return the same error, so that the HTTP response has the same message and status."""
     if not serialized.class_name:
-        return RuntimeError(f"the engine's process failed: {serialized.message}")
+        return RuntimeError(f"the engine process failed: {serialized.message}")
     error = ERROR_CLASSES[serialized.class_name](serialized.message, param=serialized.param, value=serialized.value)
     error.index = serialized.index
     return error

@@ -1,4 +1,4 @@
-"""The engine's process behind front-ends: loads the model, answers them, and ends after them."""
+"""The engine process of a server with several front-ends: load the model, serve the front-ends, exit after them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from cenote.protocol.engine import Engine
 logger = logging.getLogger("cenote")
 
 POLL_INTERVAL_S = 0.5
-# how long the first front-end may take to listen before the model is loaded all the same
+# loading starts when the first front-end listens, or after this time
 FRONT_END_STARTUP_S = 1.5
 
 
 def run_engine_process(app_state: AppState, listeners: Sequence[socket.socket], load_engine: EngineLoader) -> None:
-    """Serve until a signal comes, then have answered what is on its way; raises what kept the model from loading."""
+    """Serve until a signal, then drain in-flight requests; raise the error if the model cannot be loaded."""
     process = EngineProcess(app_state, listeners, load_engine)
     uvloop.run(process.serve())
     if process.failure is not None:
@@ -42,7 +42,7 @@ class EngineProcess:
         self.listeners = listeners
         self.load_engine = load_engine
         self.failure: BaseException | None = None
-        make_tls_context(app_state.settings)  # what is wrong with it shows here, and not once in every front-end
+        make_tls_context(app_state.settings)  # reports an error here once instead of in every front-end
         self.front_ends = FrontEndManager(app_state, listeners, self._on_all_ready, self._on_failed)
         self._stop_requested = asyncio.Event()
         self._num_signals = 0
@@ -52,16 +52,16 @@ class EngineProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         self.front_ends.start()
-        beside = [loop.create_task(self._load_after_front_ends()), loop.create_task(self._watch_engine())]
+        background_tasks = [loop.create_task(self._load_after_front_ends()), loop.create_task(self._watch_engine())]
         await self._stop_requested.wait()
-        for task in beside:
+        for task in background_tasks:
             task.cancel()
-        for each in self.listeners:
-            each.close()  # front-ends have their own, and close them when they have greeted everybody
+        for listener in self.listeners:
+            listener.close()  # front-ends have copies, and close them when they have accepted what was connected
         await self.front_ends.drain()
 
     async def _load_after_front_ends(self) -> None:
-        """Importing torch keeps a core busy that front-ends need to be there soon."""
+        """Load the model once a front-end listens: importing torch takes CPU time that front-ends need to start."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self.front_ends.any_listening.wait(), FRONT_END_STARTUP_S)
         load_in_thread(self.load_engine, self._on_loaded, self._on_failed)
@@ -69,10 +69,10 @@ class EngineProcess:
     def _on_signal(self, signal_number: int) -> None:
         name = signal.Signals(signal_number).name
         self._num_signals += 1
-        if self._num_signals > 1:  # a stop for another reason may have begun before the first
-            logger.warning("%s once more: stopping at once", name)
-            os._exit(128 + signal_number)  # front-ends notice
-        logger.info("%s: stopping; %d requests are on their way", name, self.front_ends.num_in_flight)
+        if self._num_signals > 1:  # shutdown may have begun for another reason before the first
+            logger.warning("received %s again, exiting immediately", name)
+            os._exit(128 + signal_number)  # front-ends exit when their channel closes
+        logger.info("received %s, draining %d requests", name, self.front_ends.num_in_flight)
         self._begin_shutdown()
 
     def _begin_shutdown(self) -> None:
@@ -92,7 +92,7 @@ class EngineProcess:
         self._begin_shutdown()
 
     async def _watch_engine(self) -> None:
-        """An engine that has died does not come back; whoever started this process may start another."""
+        """Shut down when the engine has died: it cannot recover, and a supervisor can restart this process."""
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
             engine = self.app_state.engine_or_none

@@ -1,4 +1,4 @@
-"""A front-end process: HTTP as everywhere, in front of an engine that lives in the process which started this one."""
+"""A front-end process: the HTTP server in front of an engine that runs in the parent process."""
 
 from __future__ import annotations
 
@@ -42,18 +42,19 @@ REPORT_INTERVAL_S = 0.1
 
 
 def main() -> int:
-    line, shared, *listening = map(int, sys.argv[1:])
-    sockets = [socket.socket(fileno=each) for each in listening]
-    for each in sockets:
-        # it is so already, but Python takes it for one that blocks; a copy would make it so, in all processes at once
-        each.setblocking(False)
-    front_end = FrontEndProcess(shared, sockets)
-    uvloop.run(front_end.serve(socket.socket(fileno=line)))
+    channel_fd, counts_fd, *listener_fds = map(int, sys.argv[1:])
+    listeners = [socket.socket(fileno=fd) for fd in listener_fds]
+    for listener in listeners:
+        # non-blocking already, but Python's new object assumes blocking; duplicating such an object would then
+        # make the file description, which all processes share, blocking
+        listener.setblocking(False)
+    front_end = FrontEndProcess(counts_fd, listeners)
+    uvloop.run(front_end.serve(socket.socket(fileno=channel_fd)))
     return 1 if front_end.is_disconnected else 0
 
 
 class FrontEndProcess:
-    """The line to the engine's process, and what is said over it."""
+    """Handle the messages of the engine process and run the HTTP server."""
 
     server: FrontEndServer
 
@@ -84,7 +85,7 @@ class FrontEndProcess:
             self.server.app_state.set_engine(self.remote_engine)
             self.channel.send(FrontEndReady())
         elif isinstance(message, ModelInfoUpdate):
-            assert self.remote_engine is not None, "there was something before"
+            assert self.remote_engine is not None, "the first model info comes with EngineReady"
             self.remote_engine.model_info = decode_model_info(message)
             self.channel.send(ModelInfoAck(message.update_id))
         elif isinstance(message, AllFrontEndsReady):
@@ -94,7 +95,7 @@ class FrontEndProcess:
         elif isinstance(message, OtherFrontEndsLoad):
             self.server.app_state.num_in_flight_elsewhere = message.num_in_flight
         else:
-            assert self.remote_engine is not None, "an engine that is not there can neither answer nor die"
+            assert self.remote_engine is not None, "responses and EngineDead come after EngineReady"
             if isinstance(message, EngineDead):
                 self.remote_engine.dead_error = to_engine_error(message)
             else:
@@ -102,27 +103,28 @@ class FrontEndProcess:
 
     def _initialize(self, init: Init) -> None:
         log_config.configure_logging(init.settings)
-        service = AppState(init.settings)
-        service.started_at, service.created, service.are_front_ends_ready = init.started_at, init.created, False
-        self.server = FrontEndServer(service, self, init.front_end_id)
+        app_state = AppState(init.settings)
+        app_state.started_at, app_state.created = init.started_at, init.created
+        app_state.are_front_ends_ready = False
+        self.server = FrontEndServer(app_state, self, init.front_end_id)
         self.initialized.set()
 
     def _on_disconnect(self) -> None:
-        """The engine's process has ended: those who wait are told, nobody else is let in."""
+        """Fail requests in flight and exit: the engine process has ended."""
         if self.initialized.is_set() and self.server.is_done:
-            return  # after everything else, as it should be
+            return  # the normal order: the channel closes last
         self.is_disconnected = True
         if self.remote_engine is not None:
             self.remote_engine.on_disconnect()
         if self.initialized.is_set():
-            logger.error("the engine's process is gone; front-end process %d ends as well", os.getpid())
+            logger.error("the engine process has exited; front-end process %d exits as well", os.getpid())
             self.server.should_exit = True
             asyncio.get_running_loop().call_later(FINAL_FLUSH_S, os._exit, 1)
         self.initialized.set()
 
 
 class FrontEndServer(ApiServer):
-    """A server whose engine comes over the line, and who ends when it is told to."""
+    """HTTP server of a front-end: its engine is remote, and it shuts down on a Drain message."""
 
     def __init__(self, app_state: AppState, front_end: FrontEndProcess, front_end_id: int) -> None:
         super().__init__(app_state, front_end.listeners, load_engine=None)
@@ -130,8 +132,8 @@ class FrontEndServer(ApiServer):
         self.front_end_id = front_end_id
         self.connection_counts = ConnectionCounts(front_end.counts_fd, app_state.settings.api_server_count)
         self.acceptors = [
-            BalancedAcceptor(each, self.accept_connection, lambda: self.connection_counts.is_busier(front_end_id))
-            for each in front_end.listeners
+            BalancedAcceptor(listener, self.accept_connection, lambda: self.connection_counts.is_busier(front_end_id))
+            for listener in front_end.listeners
         ]
         self.is_closed = self.is_done = False
 
@@ -140,15 +142,15 @@ class FrontEndServer(ApiServer):
         gc.collect()
         gc.freeze()
         self._update_count()
-        for door in self.acceptors:
-            door.start()
+        for acceptor in self.acceptors:
+            acceptor.start()
         self.front_end.channel.send(Listening())
         self.background_tasks.append(asyncio.get_running_loop().create_task(self._report_periodically()))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for door in self.acceptors:
-            door.stop()
-            door.listener.close()
+        for acceptor in self.acceptors:
+            acceptor.stop()
+            acceptor.listener.close()
         self.is_closed = True
         self._update_count()
         await super().shutdown(sockets)
@@ -162,7 +164,7 @@ class FrontEndServer(ApiServer):
             )
 
     def _on_signal(self, signal_number: int) -> None:
-        # whoever stops a whole group of processes stops the engine's as well, which then tells us the same
+        # a signal to the whole process group reaches the engine process too, which then sends Drain
         self.start_shutdown()
 
     async def _report_periodically(self) -> None:
@@ -174,8 +176,8 @@ class FrontEndServer(ApiServer):
         return CountedConnection(self._update_count, config=self.config, server_state=self.server_state, app_state={})
 
     def _update_count(self) -> None:
-        num_inside = len(self.server_state.connections) + len(self.pending_connections)
-        self.connection_counts.set(self.front_end_id, CLOSED_COUNT if self.is_closed else num_inside)
+        num_open = len(self.server_state.connections) + len(self.pending_connections)
+        self.connection_counts.set(self.front_end_id, CLOSED_COUNT if self.is_closed else num_open)
 
     def accept_connection(self, client: socket.socket) -> None:
         super().accept_connection(client)
@@ -187,7 +189,7 @@ class FrontEndServer(ApiServer):
 
 
 class CountedConnection(HttpConnection):
-    """A client that tells when it leaves."""
+    """HTTP connection that calls `on_closed()` when it is lost."""
 
     def __init__(self, on_closed: Callable[[], None], **options: Any) -> None:
         super().__init__(**options)

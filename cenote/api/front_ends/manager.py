@@ -1,4 +1,4 @@
-"""The front-end processes as the engine's process sees them: started, answered, started again, asked to end."""
+"""Start, restart and drain the front-end processes from the engine process."""
 
 from __future__ import annotations
 
@@ -40,20 +40,18 @@ from cenote.protocol.engine import Engine
 
 logger = logging.getLogger("cenote")
 
-MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = (
-    0.1,
-    10.0,
-)  # before a front-end that died is started again; twice as long every time
-HEALTHY_UPTIME_S = 30.0  # one that lived so long starts again as if it were the first time
+# before a front-end that died is restarted; doubled every time
+MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.1, 10.0
+HEALTHY_UPTIME_S = 30.0  # a front-end that ran this long is restarted after the minimum delay
 LOAD_REPORT_INTERVAL_S = 0.1
-EXIT_MARGIN_S = 2.0  # what a front-end may take to end, apart from its requests
-# a few answers of usual size: whoever finds no room for one is woken once more; the system may allow less
+EXIT_MARGIN_S = 2.0  # time for a front-end to exit, in addition to the time for its requests
+# holds a few responses of usual size: a writer that fills it has to wake up once more; the system may allow less
 SEND_BUFFER_BYTES = 4 * 1024**2
-MAX_START_ATTEMPTS = 3  # of a front-end, when not one has ever come up
+MAX_START_ATTEMPTS = 3  # of a front-end while none has ever listened
 
 
 class FrontEndManager:
-    """As many processes as the settings say, which share the sockets that clients connect to."""
+    """Run `api_server_count` front-end processes that share the listening sockets."""
 
     _supervisors: list[asyncio.Task[None]]
     _load_reporter: asyncio.Task[None]
@@ -72,13 +70,13 @@ class FrontEndManager:
             file.truncate(SLOT_BYTES * count)
             self.connection_counts = ConnectionCounts(file.fileno(), count)
             self.counts_fd = os.dup(file.fileno())
-        self.on_all_ready = on_all_ready  # called when all of them have the model
-        self.on_failed = on_failed  # called when there is no hope for them
+        self.on_all_ready = on_all_ready  # called when all have received EngineReady
+        self.on_failed = on_failed  # called when front-ends cannot be started
         self.running: dict[int, FrontEndHandle] = {}
         self.any_listening = asyncio.Event()
         self._engine: Engine | None = None
         self._draining = asyncio.Event()
-        self._has_announced_ready = False  # whether all were aboard once
+        self._has_announced_ready = False
 
     @property
     def num_in_flight(self) -> int:
@@ -97,11 +95,11 @@ class FrontEndManager:
             front_end.set_engine(engine, self.broadcast_model_info)
 
     async def broadcast_model_info(self) -> None:
-        """Have every front-end know what the model says of itself now; whoever is answered next may ask any of them."""
+        """Send the current model info to every front-end and wait: the next request may reach any of them."""
         if self._engine is not None:
-            about = to_json(self._engine.model_info)
+            model_info = to_json(self._engine.model_info)
             await asyncio.gather(
-                *(front_end.update_model_info(about) for front_end in self.running.values() if front_end.is_ready)
+                *(front_end.update_model_info(model_info) for front_end in self.running.values() if front_end.is_ready)
             )
 
     def on_engine_died(self, error: PoolingError) -> None:
@@ -109,55 +107,57 @@ class FrontEndManager:
             front_end.channel.send(EngineDead(encode_error(error)))
 
     async def drain(self) -> None:
-        """Have everything finished that was begun; return when all processes have ended."""
+        """Drain in-flight requests; return when all front-end processes have exited."""
         self._draining.set()
         for front_end in self.running.values():
             front_end.channel.send(Drain())
         settings = self.app_state.settings
-        patience = settings.shutdown_delay_s + settings.shutdown_timeout_s + EXIT_MARGIN_S
-        await asyncio.wait(self._supervisors, timeout=patience)
+        timeout = settings.shutdown_delay_s + settings.shutdown_timeout_s + EXIT_MARGIN_S
+        await asyncio.wait(self._supervisors, timeout=timeout)
         for front_end in self.running.values():
-            logger.warning("front-end %d did not end in time and is killed", front_end.front_end_id)
+            logger.warning("front-end %d did not exit in time and is killed", front_end.front_end_id)
             front_end.process.kill()
         await asyncio.wait(self._supervisors)
         self._load_reporter.cancel()
         os.close(self.counts_fd)
 
     async def _supervise(self, front_end_id: int) -> None:
-        """One front-end after the other under the same number, until the server stops."""
-        pause, num_tries = MIN_RESTART_DELAY_S, 0
+        """Run a front-end process and restart it when it exits, until the server drains."""
+        delay, num_attempts = MIN_RESTART_DELAY_S, 0
         while not self._draining.is_set():
-            began, num_tries = time.monotonic(), num_tries + 1
-            what = await self._run_once(front_end_id)
+            started_at, num_attempts = time.monotonic(), num_attempts + 1
+            exit_reason = await self._run_once(front_end_id)
             if self._draining.is_set():
                 return
-            if not self.any_listening.is_set() and num_tries == MAX_START_ATTEMPTS:
-                self.on_failed(PoolingError(f"front-end processes end before they listen: {what}; their log says why"))
+            if not self.any_listening.is_set() and num_attempts == MAX_START_ATTEMPTS:
+                self.on_failed(
+                    PoolingError(f"front-end processes exit before they listen: {exit_reason}; see their log")
+                )
                 return
-            if time.monotonic() - began > HEALTHY_UPTIME_S:
-                pause = MIN_RESTART_DELAY_S
-            logger.error("front-end %d %s; another one starts in %.1f s", front_end_id, what, pause)
+            if time.monotonic() - started_at > HEALTHY_UPTIME_S:
+                delay = MIN_RESTART_DELAY_S
+            logger.error("front-end %d %s; restarting in %.1f s", front_end_id, exit_reason, delay)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._draining.wait(), pause)
-            pause = min(2 * pause, MAX_RESTART_DELAY_S)
+                await asyncio.wait_for(self._draining.wait(), delay)
+            delay = min(2 * delay, MAX_RESTART_DELAY_S)
 
     async def _run_once(self, front_end_id: int) -> str:
-        """The life of one front-end; returns how it ended."""
+        """Start one front-end process, wait until it exits and return a description of its exit."""
         try:
             front_end = self.running[front_end_id] = await self._start(front_end_id)
-        except OSError as error:  # no room for one more process, for the moment
+        except OSError as error:  # for example the limit of processes is reached for the moment
             return f"could not be started ({error.strerror})"
         await front_end.exited.wait()
         self.connection_counts.set(front_end_id, CLOSED_COUNT)
         status = await front_end.wait_exit_status()
         del self.running[front_end_id]
         self._check_all_ready()
-        return f"(process {front_end.process.pid}) has ended by {status}, and {front_end.num_dropped} requests with it"
+        return f"(process {front_end.process.pid}) exited with {status}; {front_end.num_dropped} requests were lost"
 
     async def _start(self, front_end_id: int) -> FrontEndHandle:
-        process, end = spawn_front_end([self.counts_fd, *(listener.fileno() for listener in self.listeners)])
+        process, sock = spawn_front_end([self.counts_fd, *(listener.fileno() for listener in self.listeners)])
         front_end = FrontEndHandle(front_end_id, process, self._check_all_ready)
-        await front_end.channel.connect(end)
+        await front_end.channel.connect(sock)
         front_end.channel.send(
             Init(self.app_state.settings, front_end_id, self.app_state.started_at, self.app_state.created)
         )
@@ -170,7 +170,7 @@ class FrontEndManager:
         return front_end
 
     def _check_all_ready(self) -> None:
-        """A front-end came, or went: when all that are there have the model, they say that they are ready."""
+        """Announce readiness, once, when all running front-ends are ready; called when one changes state or exits."""
         if any(front_end.is_listening for front_end in self.running.values()):
             self.any_listening.set()
         if (
@@ -193,13 +193,13 @@ class FrontEndManager:
 
 
 class FrontEndHandle:
-    """One process, and the line to it."""
+    """One front-end process and the channel to it."""
 
     def __init__(self, front_end_id: int, process: subprocess.Popen[bytes], on_change: Callable[[], None]) -> None:
         self.front_end_id = front_end_id
         self.process = process
         self.channel: Channel[FrontEndMessage] = Channel(FrontEndMessage, self._on_message, self._on_disconnect)
-        self.on_change = on_change  # called when it has come a step further
+        self.on_change = on_change  # called when it listens and when it is ready
         self.is_listening = self.is_ready = False
         self.exited = asyncio.Event()
         self.num_in_flight = 0
@@ -214,11 +214,11 @@ class FrontEndHandle:
         self.channel.send(EngineReady(to_json(engine.model_info)))
 
     async def update_model_info(self, model_info: bytes) -> None:
-        number, noted = next(self._update_ids), asyncio.get_running_loop().create_future()
-        self._pending_updates[number] = noted
-        self.channel.send(ModelInfoUpdate(number, model_info))
-        await asyncio.wait([noted], timeout=EXIT_MARGIN_S)  # one that hangs must not keep the others from going on
-        self._pending_updates.pop(number, None)
+        update_id, acknowledged = next(self._update_ids), asyncio.get_running_loop().create_future()
+        self._pending_updates[update_id] = acknowledged
+        self.channel.send(ModelInfoUpdate(update_id, model_info))
+        await asyncio.wait([acknowledged], timeout=EXIT_MARGIN_S)  # a front-end that hangs must not block the others
+        self._pending_updates.pop(update_id, None)
 
     def send_load(self, num_in_flight_elsewhere: int) -> None:
         if num_in_flight_elsewhere != self._sent_load:
@@ -226,7 +226,7 @@ class FrontEndHandle:
             self.channel.send(OtherFrontEndsLoad(num_in_flight_elsewhere))
 
     async def wait_exit_status(self) -> str:
-        """How it ended. One that hung up without ending is of no use any more."""
+        """Return the exit status or signal; kill a process that closed its channel but does not exit."""
         try:
             code = await asyncio.to_thread(self.process.wait, EXIT_MARGIN_S)
         except subprocess.TimeoutExpired:
@@ -241,12 +241,12 @@ class FrontEndHandle:
             self.on_change()
             return
         if isinstance(message, ModelInfoAck):
-            if (noted := self._pending_updates.pop(message.update_id, None)) is not None:
-                noted.set_result(None)
+            if (acknowledged := self._pending_updates.pop(message.update_id, None)) is not None:
+                acknowledged.set_result(None)
             return
         if isinstance(message, FrontEndStats):
             self.num_in_flight = message.num_in_flight
-        assert self.rpc_server is not None, "before the model is loaded nobody asks for anything"
+        assert self.rpc_server is not None, "front-ends send requests only after EngineReady"
         self.rpc_server.on_message(message)
 
     def _on_disconnect(self) -> None:
@@ -257,23 +257,23 @@ class FrontEndHandle:
 
 
 def spawn_front_end(fds: Sequence[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A fresh interpreter that shares these open files, and our end of the line to it."""
-    here, there = socket.socketpair()
-    for end in (here, there):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    fds = [there.fileno(), *fds]
-    # it finds the same modules as this process, and numpy there starts no threads for mathematics that nobody does
+    """Start a front-end process that inherits these file descriptors; return it and this side of its channel."""
+    parent_sock, child_sock = socket.socketpair()
+    for sock in (parent_sock, child_sock):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    fds = [child_sock.fileno(), *fds]
+    # the same module search path as this process; front-ends do no linear algebra, so numpy needs no threads
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-P", "-m", "cenote.api.front_ends.front_end", *map(str, fds)]
-    # Ctrl-C reaches every process of a terminal; this one decides what it means, and blocked signals are inherited
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # Ctrl-C reaches every process of a terminal; only this one handles it, and blocked signals are inherited
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, env=environment)
     except BaseException:
-        here.close()
+        parent_sock.close()
         raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        there.close()
-    here.setblocking(False)
-    return process, here
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+        child_sock.close()
+    parent_sock.setblocking(False)
+    return process, parent_sock

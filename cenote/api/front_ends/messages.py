@@ -1,4 +1,4 @@
-"""What front-ends and the engine's process tell each other; msgpack, and raw bytes where there are vectors."""
+"""Messages between front-ends and the engine process: msgpack, followed by raw float32 where there are vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cenote.protocol.results import Entity
 from cenote.utils.metrics import MetricFamily
 
 TimingTuple = tuple[float, float, float]  # queue, tokenize, inference
-JSONBytes = bytes  # values of any shape, in the form in which they came or will leave; its integers have any length
+JSONBytes = bytes  # any JSON value, encoded; unlike msgpack, its integers have no size limit
 
 
 class EncodedPair(msgspec.Struct, tag="pair"):
@@ -41,7 +41,7 @@ class EncodedParts(msgspec.Struct, tag="parts"):
 
 
 class OutOfRangeIds(msgspec.Struct, tag="ids"):
-    """Token ids that no vocabulary has, and msgpack no room for; the engine refuses them in its own words."""
+    """Token ids too large for msgpack integers; sent so that the engine rejects them with its own message."""
 
     token_ids: JSONBytes
 
@@ -50,7 +50,7 @@ EncodedInput = str | list[int] | EncodedPair | EncodedListwise | EncodedConversa
 
 
 class SerializedError(msgspec.Struct, array_like=True):
-    """An error: its class in `cenote.errors`, empty for a bug, and what it says."""
+    """An error: the name of its class in `cenote.errors`, empty for an internal error, and its message."""
 
     class_name: str
     message: str
@@ -60,10 +60,10 @@ class SerializedError(msgspec.Struct, array_like=True):
 
 
 class Message(msgspec.Struct, array_like=True, tag=str.lower):
-    """One frame; in questions and their answers, `number` tells which belong together."""
+    """One frame; a request and its response have the same `call_id`."""
 
 
-# what a front-end says
+# from a front-end to the engine process
 
 
 class PoolCall(Message):
@@ -151,42 +151,42 @@ class MetricsCall(Message):
 
 
 class Cancel(Message):
-    """The client of this question has gone."""
+    """The client of this request has disconnected."""
 
     call_id: int
 
 
 class FrontEndStats(Message):
-    """What a front-end did since it last said so, and what it has to do."""
+    """HTTP responses since the last report, and requests in flight now."""
 
     replies: list[tuple[str, str, int, float]]  # handler, method, status, seconds
     num_in_flight: int
 
 
 class Listening(Message):
-    """The front-end takes connections."""
+    """The front-end accepts connections."""
 
 
 class FrontEndReady(Message):
-    """The front-end would answer questions about the model."""
+    """The front-end has received EngineReady and can serve requests."""
 
 
 class ModelInfoAck(Message):
-    """The front-end knows what it was told anew."""
+    """The front-end has applied a ModelInfoUpdate."""
 
     update_id: int
 
 
-# what the engine's process says
+# from the engine process to a front-end
 
 
 class Init(Message):
-    """The first message of all."""
+    """The first message on a channel."""
 
     settings: ServerConfig
-    front_end_id: int  # of the front-end, from 1
-    started_at: float  # when the server was started, by the clock that all processes share
-    created: int  # the same by the calendar
+    front_end_id: int  # counted from 1
+    started_at: float  # start of the server, by the monotonic clock, which all processes share
+    created: int  # the same as Unix time
 
 
 class EngineReady(Message):
@@ -194,18 +194,18 @@ class EngineReady(Message):
 
 
 class ModelInfoUpdate(Message):
-    """What the model says of itself has changed."""
+    """The model info has changed, for example because an adapter was loaded."""
 
     update_id: int
     model_info: JSONBytes
 
 
 class AllFrontEndsReady(Message):
-    """So would every other front-end; now the world may know."""
+    """Sent to every front-end once all are ready: `/health/ready` may return 200."""
 
 
 class Drain(Message):
-    """Finish what there is, then end."""
+    """Finish requests in flight, then exit."""
 
 
 class EngineDead(Message):
@@ -213,31 +213,31 @@ class EngineDead(Message):
 
 
 class OtherFrontEndsLoad(Message):
-    """Requests at the other front-ends."""
+    """Requests in flight at the other front-ends."""
 
     num_in_flight: int
 
 
 class TokenLengths(msgspec.Struct, array_like=True):
-    """The token counts of all answers that are no errors."""
+    """Token counts of all results that are not errors."""
 
     num_tokens: list[int]
     num_input_tokens: list[int]
     inexact_indices: list[int]  # where `num_input_tokens` is only a lower bound
 
 
-Shapes = list[tuple[int, ...]]  # one for each answer, or a single one that all have
+Shapes = list[tuple[int, ...]]  # one per result, or a single one that all results have
 
 
 class PoolResponse(Message):
-    """Followed by all numbers as float32, end to end, those of further tasks after those of the first."""
+    """Pooling results; their float32 arrays follow, first those of the task, then those of `extra_data`."""
 
     call_id: int
     timing: TimingTuple
     shapes: Shapes
     extra_data: list[tuple[Task, Shapes]]
     lengths: TokenLengths
-    errors: list[tuple[int, SerializedError]]  # and where in the list they belong
+    errors: list[tuple[int, SerializedError]]  # with their indices in the list of results
 
 
 class ScoreResponse(Message):
@@ -267,7 +267,7 @@ class DetokenizeResponse(Message):
 
 
 class ProcessResponse(Message):
-    """What a plugin made of its data."""
+    """Output of an IO processor plugin."""
 
     call_id: int
     timing: TimingTuple

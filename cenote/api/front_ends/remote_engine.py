@@ -1,4 +1,4 @@
-"""The engine as a front-end process sees it: every call becomes a message to the process that has the model."""
+"""Engine proxy of a front-end process: every call becomes a message to the engine process."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ ResponseT = TypeVar(
     MetricsResponse,
 )
 
-# replies that are reported together; fewer wait for the next regular report
+# a report is sent at this many replies; fewer wait for the next periodic report
 REPLIES_PER_REPORT = 64
 
 
 class RemoteEngine:
-    """Answers come through `answered`; whoever owns the channel calls it."""
+    """Implement Engine over a channel; the owner of the channel passes responses to `on_response`."""
 
     def __init__(self, model_info: ModelInfo, channel: Channel[EngineMessage]) -> None:
         self.model_info = model_info
@@ -79,21 +79,22 @@ class RemoteEngine:
         self._call_ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[tuple[RpcResponse, bytes | memoryview]]] = {}
         self._replies: list[tuple[str, str, int, float]] = []
-        self._reported_in_flight = 0  # requests in flight, as the engine's process knows them
+        self._reported_in_flight = 0  # requests in flight, as last sent to the engine process
 
     async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]:
-        answer, numbers = await self._call(encode_pool(next(self._call_ids), request), PoolResponse, request.timing)
-        return decode_pool_results(answer, numbers)
+        call = encode_pool(next(self._call_ids), request)
+        response, array_bytes = await self._call(call, PoolResponse, request.timing)
+        return decode_pool_results(response, array_bytes)
 
     async def score(self, request: ScoreRequest) -> list[ScoreResult | PoolingError]:
-        answer, _ = await self._call(encode_score(next(self._call_ids), request), ScoreResponse, request.timing)
-        return decode_score_results(answer)
+        response, _ = await self._call(encode_score(next(self._call_ids), request), ScoreResponse, request.timing)
+        return decode_score_results(response)
 
     async def entities(self, request: EntityRequest) -> list[EntityResult]:
-        answer, _ = await self._call(
+        response, _ = await self._call(
             encode_entities(next(self._call_ids), request), EntitiesResponse, request.pool_request.timing
         )
-        return decode_entity_results(answer)
+        return decode_entity_results(response)
 
     async def tokenize(
         self,
@@ -104,25 +105,24 @@ class RemoteEngine:
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> TokenizeResult:
         kwargs = to_json(mm_processor_kwargs or {})
-        question = TokenizeCall(
-            next(self._call_ids), encode_input(prompt), add_special_tokens, return_token_strs, kwargs
-        )
-        answer, _ = await self._call(question, TokenizeResponse)
-        return TokenizeResult(answer.token_ids, answer.token_strs)
+        call = TokenizeCall(next(self._call_ids), encode_input(prompt), add_special_tokens, return_token_strs, kwargs)
+        response, _ = await self._call(call, TokenizeResponse)
+        return TokenizeResult(response.token_ids, response.token_strs)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        answer, _ = await self._call(
-            DetokenizeCall(next(self._call_ids), encode_token_ids(token_ids)), DetokenizeResponse
-        )
-        return answer.text
+        call = DetokenizeCall(next(self._call_ids), encode_token_ids(token_ids))
+        response, _ = await self._call(call, DetokenizeResponse)
+        return response.text
 
     async def process(self, request: PluginRequest) -> IOProcessorResult:
         data = to_json(request.data)
-        question = ProcessCall(
+        call = ProcessCall(
             next(self._call_ids), data, request.request_id, request.tokenization, request.priority, request.tenant
         )
-        answer, _ = await self._call(question, ProcessResponse, request.timing)
-        return IOProcessorResult(from_json(answer.data), answer.num_inputs, answer.num_tokens, answer.num_truncated)
+        response, _ = await self._call(call, ProcessResponse, request.timing)
+        return IOProcessorResult(
+            from_json(response.data), response.num_inputs, response.num_tokens, response.num_truncated
+        )
 
     async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
         await self._call(LoadAdapter(next(self._call_ids), name, path, in_place), Ack)
@@ -132,33 +132,33 @@ class RemoteEngine:
 
     async def collect_metrics(self) -> list[MetricFamily]:
         self._send_stats()
-        answer, _ = await self._call(MetricsCall(next(self._call_ids)), MetricsResponse)
-        return answer.families
+        response, _ = await self._call(MetricsCall(next(self._call_ids)), MetricsResponse)
+        return response.families
 
     def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """Counted in the engine's process, so that every front-end can show the sum."""
+        """Record an HTTP response; the engine process counts them, so that every front-end exposes the sum."""
         self._replies.append((handler, method, status, seconds))
         if len(self._replies) >= REPLIES_PER_REPORT:
             self._send_stats()
 
     def report_stats(self, num_in_flight: int) -> None:
-        """Tell what happened since the last time, if anything did."""
+        """Send the statistics to the engine process if they changed since the last report."""
         if self._replies or num_in_flight != self._reported_in_flight:
             self._reported_in_flight = num_in_flight
             self._send_stats()
 
     def on_response(self, response: RpcResponse, array_bytes: bytes | memoryview) -> None:
-        waiting = self._pending.get(response.call_id)
-        if waiting is not None and not waiting.done():  # else the client went while the answer was on its way
-            waiting.set_result((response, array_bytes))
+        future = self._pending.get(response.call_id)
+        if future is not None and not future.done():  # else the client disconnected in the meantime
+            future.set_result((response, array_bytes))
 
     def on_disconnect(self) -> None:
-        """The engine's process has gone: nobody who waits will hear from it."""
+        """Fail all pending calls: the engine process has exited."""
         self._is_disconnected = True
         self.dead_error = self.dead_error or engine_exited_error()
-        for waiting in self._pending.values():
-            if not waiting.done():
-                waiting.set_exception(engine_exited_error())
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(engine_exited_error())
 
     async def _call(
         self, request: RpcRequest, expected: type[ResponseT], timing: Timing | None = None
@@ -170,26 +170,26 @@ class RemoteEngine:
         try:
             await self._channel.wait_writable()
             self._send(request)
-            answer, numbers = await future
+            response, array_bytes = await future
         except asyncio.CancelledError:
             self._channel.send(Cancel(request.call_id))
             raise
         finally:
             del self._pending[request.call_id]
         if timing is not None and isinstance(
-            answer, PoolResponse | ScoreResponse | EntitiesResponse | ProcessResponse | ErrorResponse
+            response, PoolResponse | ScoreResponse | EntitiesResponse | ProcessResponse | ErrorResponse
         ):
-            timing.queue_s, timing.tokenize_s, timing.inference_s = answer.timing
-        if isinstance(answer, ErrorResponse):
-            raise decode_error(answer.error)
-        assert isinstance(answer, expected), f"{type(answer).__name__} is no answer to {type(request).__name__}"
-        return answer, numbers
+            timing.queue_s, timing.tokenize_s, timing.inference_s = response.timing
+        if isinstance(response, ErrorResponse):
+            raise decode_error(response.error)
+        assert isinstance(response, expected), f"got {type(response).__name__} for {type(request).__name__}"
+        return response, array_bytes
 
     def _send(self, request: RpcRequest) -> None:
         try:
             self._channel.send(request)
         except (OverflowError, UnicodeEncodeError) as error:
-            raise BadRequest(f"the request cannot be passed on to the engine: {error}") from error
+            raise BadRequest(f"the request cannot be encoded for the engine process: {error}") from error
 
     def _send_stats(self) -> None:
         self._channel.send(FrontEndStats(self._replies, self._reported_in_flight))
@@ -197,4 +197,4 @@ class RemoteEngine:
 
 
 def engine_exited_error() -> EngineStopped:
-    return EngineStopped("the engine's process ended before the answer came")
+    return EngineStopped("the engine process exited before it responded")

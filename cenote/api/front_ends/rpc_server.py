@@ -1,4 +1,4 @@
-"""The engine's side of one front-end: every question is a task, and ends with whoever asked."""
+"""Serve the calls of one front-end in the engine process: one task per call, cancelled when its client disconnects."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ logger = logging.getLogger("cenote")
 
 
 async def no_broadcast() -> None:
-    """There is no other front-end to tell."""
+    """Do nothing: there are no other front-ends."""
 
 
 class EngineRpcServer:
@@ -67,7 +67,7 @@ class EngineRpcServer:
     ) -> None:
         self.engine = engine
         self.channel = channel
-        self.broadcast_model_info = broadcast_model_info  # has every front-end know what the model says of itself now
+        self.broadcast_model_info = broadcast_model_info  # sends the model info to every front-end
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.adapter_changes: set[asyncio.Task[None]] = set()
 
@@ -84,29 +84,29 @@ class EngineRpcServer:
             task.add_done_callback(lambda _: self.tasks.pop(message.call_id, None))
 
     def cancel_all(self) -> None:
-        """Nobody is there any more to be answered."""
+        """Cancel all calls: the front-end has exited."""
         for task in list(self.tasks.values()):
             task.cancel()
 
     async def _handle(self, request: RpcRequest) -> None:
         timing = Timing()
         try:
-            answer, numbers = await self._dispatch(request, timing)
+            response, arrays = await self._dispatch(request, timing)
             await self.channel.wait_writable()
-            self.channel.send(answer, numbers)
+            self.channel.send(response, arrays)
         except Exception as error:
             if not isinstance(error, PoolingError):
-                logger.exception("a question of a front-end could not be answered")
+                logger.exception("request from a front-end failed")
             self.channel.send(ErrorResponse(request.call_id, encode_timing(timing), encode_error(error)))
 
     async def _dispatch(self, request: RpcRequest, timing: Timing) -> tuple[RpcResponse, Sequence[Float32Array]]:
-        number, engine = request.call_id, self.engine
+        call_id, engine = request.call_id, self.engine
         if isinstance(request, PoolCall):
-            return encode_pool_results(number, timing, await engine.pool(decode_pool(request, timing)))
+            return encode_pool_results(call_id, timing, await engine.pool(decode_pool(request, timing)))
         if isinstance(request, ScoreCall):
-            return encode_score_results(number, timing, await engine.score(decode_score(request, timing))), ()
+            return encode_score_results(call_id, timing, await engine.score(decode_score(request, timing))), ()
         if isinstance(request, EntitiesCall):
-            return encode_entity_results(number, timing, await engine.entities(decode_entities(request, timing))), ()
+            return encode_entity_results(call_id, timing, await engine.entities(decode_entities(request, timing))), ()
         if isinstance(request, TokenizeCall):
             tokenized = await engine.tokenize(
                 decode_input(request.prompt),
@@ -114,30 +114,30 @@ class EngineRpcServer:
                 return_token_strs=request.return_token_strs,
                 mm_processor_kwargs=from_json(request.mm_processor_kwargs),
             )
-            return TokenizeResponse(number, tokenized.token_ids, tokenized.token_strs), ()
+            return TokenizeResponse(call_id, tokenized.token_ids, tokenized.token_strs), ()
         if isinstance(request, DetokenizeCall):
-            return DetokenizeResponse(number, await engine.detokenize(decode_token_ids(request.token_ids))), ()
+            return DetokenizeResponse(call_id, await engine.detokenize(decode_token_ids(request.token_ids))), ()
         if isinstance(request, ProcessCall):
-            made = await engine.process(decode_plugin(request, timing))
-            counts = made.num_inputs, made.num_tokens, made.num_truncated
-            return ProcessResponse(number, encode_timing(timing), to_json(made.data), *counts), ()
+            result = await engine.process(decode_plugin(request, timing))
+            counts = result.num_inputs, result.num_tokens, result.num_truncated
+            return ProcessResponse(call_id, encode_timing(timing), to_json(result.data), *counts), ()
         if isinstance(request, LoadAdapter):
             await self._run_to_completion(engine.load_adapter(request.name, request.path, in_place=request.in_place))
-            return Ack(number), ()
+            return Ack(call_id), ()
         if isinstance(request, UnloadAdapter):
             await self._run_to_completion(engine.unload_adapter(request.name))
-            return Ack(number), ()
-        assert isinstance(request, MetricsCall), "there are no other questions"
-        return MetricsResponse(number, await engine.collect_metrics()), ()
+            return Ack(call_id), ()
+        assert isinstance(request, MetricsCall), "all other request types are handled above"
+        return MetricsResponse(call_id, await engine.collect_metrics()), ()
 
     async def _run_to_completion(self, change: Awaitable[None]) -> None:
-        """To its end, with everybody told, even if whoever asked has gone."""
+        """Run an adapter change and broadcast the model info, even if the client disconnects meanwhile."""
 
-        async def whole() -> None:
+        async def change_and_broadcast() -> None:
             await change
             await self.broadcast_model_info()
 
-        task = asyncio.get_running_loop().create_task(whole())
+        task = asyncio.get_running_loop().create_task(change_and_broadcast())
         self.adapter_changes.add(task)
         task.add_done_callback(self.adapter_changes.discard)
         await asyncio.shield(task)

@@ -1,4 +1,4 @@
-"""Several front-ends at one listening socket share their clients fairly."""
+"""Front-ends that share a listening socket distribute connections evenly."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Result = TypeVar("Result")
 def make_counts(*counts: int) -> ConnectionCounts:
     with TemporaryFile() as file:
         file.truncate(SLOT_BYTES * len(counts))
-        crowd = ConnectionCounts(file.fileno(), len(counts))
-    for number, count in enumerate(counts, start=1):
-        crowd.set(number, count)
-    return crowd
+        connection_counts = ConnectionCounts(file.fileno(), len(counts))
+    for front_end_id, count in enumerate(counts, start=1):
+        connection_counts.set(front_end_id, count)
+    return connection_counts
 
 
 def open_listener() -> socket.socket:
-    found = socket.create_server(("127.0.0.1", 0), backlog=128)
-    found.setblocking(False)
-    return found
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    listener.setblocking(False)
+    return listener
 
 
 def run_with_timeout(work: Coroutine[Any, Any, Result], seconds: float = 30.0) -> Result:
@@ -40,7 +40,7 @@ def run_with_timeout(work: Coroutine[Any, Any, Result], seconds: float = 30.0) -
 
 
 class CountingServer:
-    """Those whom one door has let in."""
+    """Keep the connections that one acceptor has accepted, and their listener count."""
 
     def __init__(self, counts: ConnectionCounts, front_end_id: int) -> None:
         self.counts, self.front_end_id = counts, front_end_id
@@ -55,30 +55,30 @@ class CountingServer:
 
 
 def distribute_clients(counts: list[int], num_clients: int) -> list[int]:
-    """How many of a burst of clients come in at each of several doors."""
+    """Return how many connections of a burst each of several acceptors accepts."""
 
     async def run() -> list[int]:
-        crowd = make_counts(*counts)
-        insides = [CountingServer(crowd, number) for number in range(1, len(counts) + 1)]
-        with open_listener() as shared:
-            clients = [socket.create_connection(shared.getsockname()) for _ in range(num_clients)]
-            doors = [BalancedAcceptor(shared.dup(), inside.accept_connection, inside.is_busier) for inside in insides]
-            for door, count in zip(doors, counts, strict=True):
+        connection_counts = make_counts(*counts)
+        servers = [CountingServer(connection_counts, number) for number in range(1, len(counts) + 1)]
+        with open_listener() as listener:
+            clients = [socket.create_connection(listener.getsockname()) for _ in range(num_clients)]
+            acceptors = [BalancedAcceptor(listener.dup(), s.accept_connection, s.is_busier) for s in servers]
+            for acceptor, count in zip(acceptors, counts, strict=True):
                 if count != CLOSED_COUNT:
-                    door.start()
-            while sum(len(inside.clients) for inside in insides) < num_clients:
+                    acceptor.start()
+            while sum(len(server.clients) for server in servers) < num_clients:
                 await asyncio.sleep(0.001)
-            for door in doors:
-                door.stop()
-                door.listener.close()
-        for each in (*clients, *(client for inside in insides for client in inside.clients)):
-            each.close()
-        return [len(inside.clients) for inside in insides]
+            for acceptor in acceptors:
+                acceptor.stop()
+                acceptor.listener.close()
+        for connection in (*clients, *(client for server in servers for client in server.clients)):
+            connection.close()
+        return [len(server.clients) for server in servers]
 
     return run_with_timeout(run())
 
 
-@pytest.mark.parametrize("num_doors", [2, 3, 4])
+@pytest.mark.parametrize("num_acceptors", [2, 3, 4])
 def test_a_burst_is_distributed_evenly(num_acceptors: int) -> None:
     assert distribute_clients([0] * num_acceptors, 12 * num_acceptors) == [12] * num_acceptors
 
@@ -100,14 +100,14 @@ def test_counts_are_visible_to_every_process_that_maps_the_file() -> None:
 
 def test_a_busier_front_end_accepts_after_yielding() -> None:
     async def run() -> None:
-        inside = CountingServer(make_counts(7, 0), 1)  # the second has room, but does not come to the door
-        with open_listener() as shared, socket.create_connection(shared.getsockname()):
-            door = BalancedAcceptor(shared, inside.accept_connection, lambda: True)
-            door.start()
-            while not inside.clients:
+        server = CountingServer(make_counts(7, 0), 1)  # the second front-end is less busy, but does not accept
+        with open_listener() as listener, socket.create_connection(listener.getsockname()):
+            acceptor = BalancedAcceptor(listener, server.accept_connection, lambda: True)
+            acceptor.start()
+            while not server.clients:
                 await asyncio.sleep(0.001)
-            door.stop()
-        inside.clients[0].close()
+            acceptor.stop()
+        server.clients[0].close()
 
     run_with_timeout(run())
 
@@ -117,30 +117,31 @@ def test_accept_is_retried_when_the_system_is_out_of_file_descriptors(
 ) -> None:
     monkeypatch.setattr("cenote.api.front_ends.acceptor.ACCEPT_RETRY_S", 0.05)
 
-    class Full:
-        """A listening socket whose first client finds no room."""
+    class FailingListener:
+        """A listening socket whose first accept() fails."""
 
         def __init__(self, inner: socket.socket) -> None:
-            self.inner, self.refusals = inner, 1
+            self.inner, self.num_failures = inner, 1
 
         def fileno(self) -> int:
             return self.inner.fileno()
 
         def accept(self) -> Any:
-            if self.refusals:
-                self.refusals -= 1
+            if self.num_failures:
+                self.num_failures -= 1
                 raise OSError(errno.EMFILE, "Too many open files")
             return self.inner.accept()
 
     async def run() -> None:
-        inside = CountingServer(make_counts(0), 1)
-        with open_listener() as shared, socket.create_connection(shared.getsockname()):
-            door = BalancedAcceptor(Full(shared), inside.accept_connection, inside.is_busier)  # type: ignore[arg-type]
-            door.start()
-            while not inside.clients:
+        server = CountingServer(make_counts(0), 1)
+        with open_listener() as listener, socket.create_connection(listener.getsockname()):
+            failing: Any = FailingListener(listener)
+            acceptor = BalancedAcceptor(failing, server.accept_connection, server.is_busier)
+            acceptor.start()
+            while not server.clients:
                 await asyncio.sleep(0.001)
-            door.stop()
-        inside.clients[0].close()
+            acceptor.stop()
+        server.clients[0].close()
 
     run_with_timeout(run())
-    assert "a client cannot be let in: Too many open files" in caplog.text
+    assert "accept() failed: Too many open files" in caplog.text

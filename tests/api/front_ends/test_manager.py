@@ -1,4 +1,4 @@
-"""Front-end processes that do not come up, or not at once."""
+"""Front-end processes that do not start, or not at the first attempt."""
 
 from __future__ import annotations
 
@@ -24,29 +24,28 @@ from cenote.errors import PoolingError
 Spawned = tuple[subprocess.Popen[bytes], socket.socket]
 
 
-def never() -> None:
-    raise AssertionError("nobody is aboard")
+def fail_if_called() -> None:
+    raise AssertionError("no front-end is ready")
 
 
 def make_spawn(code: str) -> Any:
-    """In place of a front-end, a process that does something else with its end of the line."""
+    """Return a replacement of spawn_front_end that runs `code` with the channel's file descriptor as argument."""
 
-    def spawn(shared: Sequence[int]) -> Spawned:
-        here, there = socket.socketpair()
-        with there:
-            words = [sys.executable, "-S", "-c", code, str(there.fileno())]
-            process = subprocess.Popen(words, pass_fds=[there.fileno()])
-        here.setblocking(False)
-        return process, here
+    def spawn(fds: Sequence[int]) -> Spawned:
+        parent_sock, child_sock = socket.socketpair()
+        with child_sock:
+            command = [sys.executable, "-S", "-c", code, str(child_sock.fileno())]
+            process = subprocess.Popen(command, pass_fds=[child_sock.fileno()])
+        parent_sock.setblocking(False)
+        return process, parent_sock
 
     return spawn
 
 
-def frame(message: Message) -> bytes:
-    words = msgspec.msgpack.encode(message)
-    return (FRAME_HEADER.pack(len(words), 0) + words).ljust(
-        -(-(FRAME_HEADER.size + len(words)) // ALIGNMENT) * ALIGNMENT, b"\0"
-    )
+def encode_frame(message: Message) -> bytes:
+    encoded = msgspec.msgpack.encode(message)
+    size = -(-(FRAME_HEADER.size + len(encoded)) // ALIGNMENT) * ALIGNMENT
+    return (FRAME_HEADER.pack(len(encoded), 0) + encoded).ljust(size, b"\0")
 
 
 def test_the_server_stops_after_failed_attempts_to_start_front_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,44 +53,46 @@ def test_the_server_stops_after_failed_attempts_to_start_front_ends(monkeypatch:
     failures: list[BaseException] = []
 
     async def start() -> None:
-        given_up = asyncio.Event()
+        failed = asyncio.Event()
 
-        def failed(error: BaseException) -> None:
+        def on_failed(error: BaseException) -> None:
             failures.append(error)
-            given_up.set()
+            failed.set()
 
-        front_ends = FrontEndManager(AppState(ServerConfig(api_server_count=2)), [], never, failed)
+        front_ends = FrontEndManager(AppState(ServerConfig(api_server_count=2)), [], fail_if_called, on_failed)
         front_ends.start()
-        await asyncio.wait_for(given_up.wait(), 60)
+        await asyncio.wait_for(failed.wait(), 60)
         await front_ends.drain()
 
     asyncio.run(start())
     assert isinstance(failures[0], PoolingError)
-    assert "front-end processes end before they listen" in str(failures[0])
+    assert "front-end processes exit before they listen" in str(failures[0])
     assert "status 3" in str(failures[0])
 
 
 def test_starting_a_front_end_is_retried_when_the_system_refuses_a_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tries: list[float] = []
+    attempts: list[float] = []
 
-    def no_room(shared: Sequence[int]) -> Spawned:
-        tries.append(time.monotonic())
+    def refuse(fds: Sequence[int]) -> Spawned:
+        attempts.append(time.monotonic())
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(manager, "spawn_front_end", no_room)
+    monkeypatch.setattr(manager, "spawn_front_end", refuse)
 
     async def start() -> None:
         failed = asyncio.Event()
-        front_ends = FrontEndManager(AppState(ServerConfig(api_server_count=1)), [], never, lambda error: failed.set())
+        front_ends = FrontEndManager(
+            AppState(ServerConfig(api_server_count=1)), [], fail_if_called, lambda error: failed.set()
+        )
         front_ends.start()
         await asyncio.wait_for(failed.wait(), 60)
         await front_ends.drain()
 
     asyncio.run(start())
-    assert len(tries) == manager.MAX_START_ATTEMPTS
-    assert tries[2] - tries[1] > 1.5 * (tries[1] - tries[0])  # every time a longer pause
+    assert len(attempts) == manager.MAX_START_ATTEMPTS
+    assert attempts[2] - attempts[1] > 1.5 * (attempts[1] - attempts[0])  # the delay is doubled
     assert "could not be started (Resource temporarily unavailable)" in caplog.text
 
 
@@ -102,7 +103,7 @@ def test_a_front_end_that_does_not_exit_in_time_is_killed(monkeypatch: pytest.Mo
 
     async def start() -> None:
         settings = ServerConfig(api_server_count=2, shutdown_delay_s=0.0, shutdown_timeout_s=0.1)
-        front_ends = FrontEndManager(AppState(settings), [], never, lambda error: None)
+        front_ends = FrontEndManager(AppState(settings), [], fail_if_called, lambda error: None)
         front_ends.start()
         while len(front_ends.running) < 2:
             await asyncio.sleep(0.01)
@@ -114,18 +115,18 @@ def test_a_front_end_that_does_not_exit_in_time_is_killed(monkeypatch: pytest.Mo
 
 
 def test_one_running_front_end_is_enough_to_continue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first comes up and stays, the second never does."""
+    """The first listens and stays, the second never starts."""
     listens = f"""
 import socket, sys, time
-line = socket.socket(fileno=int(sys.argv[1]))
-line.send({frame(Listening())!r})
+channel = socket.socket(fileno=int(sys.argv[1]))
+channel.send({encode_frame(Listening())!r})
 time.sleep(600)
 """
     spawned: list[int] = []
 
-    def spawn(shared: Sequence[int]) -> Spawned:
+    def spawn(fds: Sequence[int]) -> Spawned:
         spawned.append(len(spawned))
-        return make_spawn(listens if len(spawned) == 1 else "raise SystemExit(3)")(shared)  # type: ignore[no-any-return]
+        return make_spawn(listens if len(spawned) == 1 else "raise SystemExit(3)")(fds)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(manager, "spawn_front_end", spawn)
     monkeypatch.setattr(manager, "EXIT_MARGIN_S", 0.2)
@@ -133,7 +134,7 @@ time.sleep(600)
 
     async def start() -> None:
         settings = ServerConfig(api_server_count=2, shutdown_delay_s=0.0, shutdown_timeout_s=0.0)
-        front_ends = FrontEndManager(AppState(settings), [], never, failures.append)
+        front_ends = FrontEndManager(AppState(settings), [], fail_if_called, failures.append)
         front_ends.start()
         while len(spawned) < manager.MAX_START_ATTEMPTS + 3:
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Messages between front-ends and the engine's process hold what was put into them."""
+"""Messages between front-ends and the engine process are encoded and decoded without loss."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ from cenote.protocol.requests import PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import PoolResult, PoolResultBatch, ScoreResult
 from cenote.utils.metrics import MetricFamily, MetricSeries
 
-UNUSUAL_TEXTS = ["", "a\x00b", "naïve ☃ 🧑‍🚀", "\u202eright to left", "x" * 70_000, "\U0010ffff"]
-CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PoolingError)]
+UNUSUAL_TEXTS = ["", "a\x00b", "naïve ☃ 🧑‍🚀", "\u202eright to closed", "x" * 70_000, "\U0010ffff"]
+ERROR_CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, PoolingError)]
 
 
 def roundtrip(message: Message, message_type: Any) -> Any:
@@ -68,33 +68,33 @@ def ignore(*anything: Any) -> None:
 
 
 async def open_channel(
-    end: socket.socket, receive: Callable[..., None] = ignore, ended: Callable[[], None] = ignore
+    sock: socket.socket, on_message: Callable[..., None] = ignore, on_closed: Callable[[], None] = ignore
 ) -> Channel[Any]:
-    channel: Channel[Any] = Channel(EngineMessage, receive, ended)
-    await channel.connect(end)
+    channel: Channel[Any] = Channel(EngineMessage, on_message, on_closed)
+    await channel.connect(sock)
     return channel
 
 
 def send_and_receive(messages: Sequence[tuple[Message, Sequence[Float32Array]]]) -> list[tuple[Any, bytes]]:
-    """What comes out at the other end of a socket pair."""
+    """Return what arrives at the other end of a socket pair."""
 
     async def send() -> list[tuple[Any, bytes]]:
         received: list[tuple[Any, bytes]] = []
-        all_here, left = asyncio.Event(), asyncio.Event()
+        all_received, closed = asyncio.Event(), asyncio.Event()
 
-        def receive(message: Any, numbers: bytes | memoryview) -> None:
-            received.append((message, bytes(numbers)))
+        def receive(message: Any, array_bytes: bytes | memoryview) -> None:
+            received.append((message, bytes(array_bytes)))
             if len(received) == len(messages):
-                all_here.set()
+                all_received.set()
 
-        here, there = socket.socketpair()
-        sender = await open_channel(here)
-        await open_channel(there, receive, left.set)
-        for message, numbers in messages:
-            sender.send(message, numbers)
-        await asyncio.wait_for(all_here.wait(), 20)
+        sock_a, sock_b = socket.socketpair()
+        sender = await open_channel(sock_a)
+        await open_channel(sock_b, receive, closed.set)
+        for message, arrays in messages:
+            sender.send(message, arrays)
+        await asyncio.wait_for(all_received.wait(), 20)
         sender.close()
-        await asyncio.wait_for(left.wait(), 20)
+        await asyncio.wait_for(closed.wait(), 20)
         return received
 
     return asyncio.run(send())
@@ -122,7 +122,7 @@ def make_result(data: Any, num_tokens: int = 3, num_input_tokens: int = 3, is_ex
     ],
     ids=lambda item: type(item).__name__,
 )
-def test_every_kind_of_input_comes_back_as_it_was(item: Any) -> None:
+def test_an_input_of_every_type_is_decoded_unchanged(item: Any) -> None:
     message = encode_pool(7, PoolRequest(task="embed", inputs=[item, "next"]))
 
     request = decode_pool(roundtrip(message, FrontEndMessage), Timing())
@@ -131,8 +131,8 @@ def test_every_kind_of_input_comes_back_as_it_was(item: Any) -> None:
 
 
 @pytest.mark.parametrize("ids", [[2**63, 1], [-(2**63), 1], [10**40], [1, -(10**40)]])
-def test_token_ids_of_any_size_reach_the_engine_which_refuses_them(ids: list[int]) -> None:
-    assert decode_input(roundtrip(TokenizeCall(1, encode_input(ids), True, False), FrontEndMessage).item) == ids
+def test_token_ids_of_any_size_are_decoded_unchanged(ids: list[int]) -> None:
+    assert decode_input(roundtrip(TokenizeCall(1, encode_input(ids), True, False), FrontEndMessage).prompt) == ids
     assert decode_token_ids(encode_token_ids(ids)) == ids
 
 
@@ -176,7 +176,7 @@ def test_a_score_request_is_encoded_completely() -> None:
     assert decode_score(roundtrip(encode_score(1, request), FrontEndMessage), request.timing) == request
 
 
-def test_embeddings_as_input_are_refused_with_what_would_work() -> None:
+def test_prompt_embeds_are_refused_with_the_option_that_allows_them() -> None:
     with pytest.raises(Unsupported, match="--api-server-count 1"):
         encode_input(PromptEmbeds(vector(2, 3)))  # type: ignore[arg-type]
 
@@ -197,18 +197,18 @@ def test_embeddings_as_input_are_refused_with_what_would_work() -> None:
     ids=str,
 )
 def test_results_of_any_shape_are_decoded_bit_for_bit(shapes: list[tuple[int, ...]]) -> None:
-    answers: list[PoolResult | PoolingError] = [
+    results: list[PoolResult | PoolingError] = [
         make_result(
-            vector(*shape, seed=place), num_tokens=place + 1, num_input_tokens=2 * place + 1, is_exact=place % 2 == 0
+            vector(*shape, seed=index), num_tokens=index + 1, num_input_tokens=2 * index + 1, is_exact=index % 2 == 0
         )
-        for place, shape in enumerate(shapes)
+        for index, shape in enumerate(shapes)
     ]
-    message, numbers = encode_pool_results(5, Timing(0.25, 0.5, 1.5), answers)
+    message, arrays = encode_pool_results(5, Timing(0.25, 0.5, 1.5), results)
 
-    ((received, raw),) = send_and_receive([(message, numbers)])
+    ((received, raw),) = send_and_receive([(message, arrays)])
 
-    assert (received.number, received.timing) == (5, (0.25, 0.5, 1.5))
-    for before, after in zip(answers, decode_pool_results(received, raw), strict=True):
+    assert (received.call_id, received.timing) == (5, (0.25, 0.5, 1.5))
+    for before, after in zip(results, decode_pool_results(received, raw), strict=True):
         assert isinstance(before, PoolResult) and isinstance(after, PoolResult)
         assert np.array_equal(np.asarray(before.data), np.asarray(after.data))
         assert before.data.shape == after.data.shape
@@ -220,11 +220,11 @@ def test_results_of_any_shape_are_decoded_bit_for_bit(shapes: list[tuple[int, ..
 def test_errors_keep_their_index_among_the_results() -> None:
     first, last = NumericalError("not finite"), InputTooLong("too long", param="input", value=513)
     first.index, last.index = 0, 3
-    message, numbers = encode_pool_results(
+    message, arrays = encode_pool_results(
         1, Timing(), [first, make_result(vector(8)), make_result(vector(8, seed=1)), last]
     )
 
-    ((received, raw),) = send_and_receive([(message, numbers)])
+    ((received, raw),) = send_and_receive([(message, arrays)])
     zero, one, two, three = decode_pool_results(received, raw)
 
     assert (type(zero), str(zero)) == (NumericalError, "not finite")
@@ -235,13 +235,13 @@ def test_errors_keep_their_index_among_the_results() -> None:
 
 
 def test_scores_keep_every_bit_and_their_order() -> None:
-    answers: list[ScoreResult | PoolingError] = [
+    results: list[ScoreResult | PoolingError] = [
         ScoreResult(1 / 3, np.zeros(2, dtype=np.int32), 2, 9, False),
         NumericalError("no"),
         ScoreResult(5e-324, np.zeros(2, dtype=np.int32), 2, 2),
     ]
 
-    one, two, three = decode_score_results(roundtrip(encode_score_results(1, Timing(), answers), EngineMessage))
+    one, two, three = decode_score_results(roundtrip(encode_score_results(1, Timing(), results), EngineMessage))
 
     assert isinstance(one, ScoreResult) and isinstance(three, ScoreResult)
     assert (one.score, one.num_tokens, one.num_input_tokens, one.is_input_count_exact) == (1 / 3, 2, 9, False)
@@ -249,38 +249,38 @@ def test_scores_keep_every_bit_and_their_order() -> None:
     assert three.score == 5e-324
 
 
-@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_an_error_of_every_class_comes_back_as_what_it_was(kind: type[PoolingError]) -> None:
-    error = kind("what was wrong ☃", param="input", value=17)
+@pytest.mark.parametrize("error_class", ERROR_CLASSES, ids=lambda error_class: error_class.__name__)
+def test_an_error_of_every_class_is_decoded_unchanged(error_class: type[PoolingError]) -> None:
+    error = error_class("what was wrong ☃", param="input", value=17)
     error.index = 4
 
-    back = decode_error(roundtrip(ErrorResponse(1, (0, 0, 0), encode_error(error)), EngineMessage).fault)
+    decoded = decode_error(roundtrip(ErrorResponse(1, (0, 0, 0), encode_error(error)), EngineMessage).error)
 
-    assert type(back) is kind
-    assert isinstance(back, PoolingError)
-    assert (str(back), back.status, back.param, back.index) == (str(error), error.status, "input", 4)
+    assert type(decoded) is error_class
+    assert isinstance(decoded, PoolingError)
+    assert (str(decoded), decoded.status, decoded.param, decoded.index) == (str(error), error.status, "input", 4)
 
 
 def test_an_unknown_error_class_is_decoded_as_its_known_base_class() -> None:
-    class Odd(BadRequest):
+    class UnknownError(BadRequest):
         pass
 
-    assert type(decode_error(encode_error(Odd("odd")))) is BadRequest
+    assert type(decode_error(encode_error(UnknownError("odd")))) is BadRequest
 
 
 def test_an_unexpected_exception_is_decoded_as_a_runtime_error() -> None:
-    back = decode_error(encode_error(KeyError("lost")))
+    decoded = decode_error(encode_error(KeyError("lost")))
 
-    assert not isinstance(back, PoolingError)
-    assert "KeyError: 'lost'" in str(back)
+    assert not isinstance(decoded, PoolingError)
+    assert "KeyError: 'lost'" in str(decoded)
 
 
 def test_a_message_that_quotes_half_a_surrogate_pair_can_be_sent() -> None:
-    fault = roundtrip(
+    error = roundtrip(
         ErrorResponse(1, (0, 0, 0), encode_error(BadRequest("bad \ud800", value="\udfff"))), EngineMessage
-    ).fault
+    ).error
 
-    assert (fault.message, fault.value) == ("bad \\ud800", "\\udfff")
+    assert (error.message, error.value) == ("bad \\ud800", "\\udfff")
 
 
 def test_settings_and_metrics_are_encoded_completely() -> None:
@@ -290,8 +290,8 @@ def test_settings_and_metrics_are_encoded_completely() -> None:
         MetricFamily("g", "help", "gauge", series=[MetricSeries((), 1e300)]),
     ]
 
-    welcome = Init(settings, 2, 12345.678, 1_700_000_000)
-    assert roundtrip(welcome, EngineMessage) == welcome
+    init = Init(settings, 2, 12345.678, 1_700_000_000)
+    assert roundtrip(init, EngineMessage) == init
     assert roundtrip(MetricsResponse(1, families), EngineMessage) == MetricsResponse(1, families)
 
 
@@ -308,48 +308,48 @@ def test_frames_of_any_size_are_received_intact(size: int) -> None:
 
     received = send_and_receive(frames)
 
-    assert [(message.number, message.text) for message, _ in received] == [
-        (message.number, message.text)  # type: ignore[attr-defined]
+    assert [(message.call_id, message.text) for message, _ in received] == [
+        (message.call_id, message.text)  # type: ignore[attr-defined]
         for message, _ in frames
     ]
-    assert [raw for _, raw in received] == [b"".join(each.tobytes() for each in numbers) for _, numbers in frames]
+    assert [raw for _, raw in received] == [b"".join(array.tobytes() for array in arrays) for _, arrays in frames]
 
 
 def test_large_results_are_aligned_views_of_the_received_buffer() -> None:
-    seen: list[PoolResult | PoolingError] = []
+    results: list[PoolResult | PoolingError] = []
 
     async def send() -> None:
         done = asyncio.Event()
 
-        def receive(message: Any, numbers: bytes | memoryview) -> None:
-            seen.extend(decode_pool_results(message, numbers))
+        def receive(message: Any, array_bytes: bytes | memoryview) -> None:
+            results.extend(decode_pool_results(message, array_bytes))
             done.set()
 
-        here, there = socket.socketpair()
-        sender = await open_channel(here)
-        await open_channel(there, receive)
+        sock_a, sock_b = socket.socketpair()
+        sender = await open_channel(sock_a)
+        await open_channel(sock_b, receive)
         sender.send(*encode_pool_results(3, Timing(), [make_result(vector(1000, 384))]))
         await asyncio.wait_for(done.wait(), 20)
         sender.close()
 
     asyncio.run(send())
-    (only,) = seen
-    assert isinstance(only, PoolResult)
-    data = np.asarray(only.data)
+    (result,) = results
+    assert isinstance(result, PoolResult)
+    data = np.asarray(result.data)
     assert data.base is not None and data.flags.aligned
     assert np.array_equal(data, vector(1000, 384))
 
 
 def test_a_writer_waits_for_a_slow_reader() -> None:
     async def send() -> None:
-        here, there = socket.socketpair()
-        sender = await open_channel(here)
+        sock_a, sock_b = socket.socketpair()
+        sender = await open_channel(sock_a)
         sender.send(DetokenizeResponse(1, "x" * 10_000_000))
 
         waiting = asyncio.create_task(sender.wait_writable())
         await asyncio.sleep(0.05)
         assert not waiting.done()
-        await open_channel(there)
+        await open_channel(sock_b)
         await asyncio.wait_for(waiting, 20)
         sender.close()
         await asyncio.sleep(0.01)
@@ -358,35 +358,35 @@ def test_a_writer_waits_for_a_slow_reader() -> None:
 
 
 def test_model_info_is_encoded_with_integers_of_any_size(llm: LLM) -> None:
-    about = replace(llm.engine.model_info, tokenizer_info={"model_max_length": 1000000000000000019884624838656})
+    model_info = replace(llm.engine.model_info, tokenizer_info={"model_max_length": 1000000000000000019884624838656})
 
-    assert decode_model_info(roundtrip(EngineReady(to_json(about)), EngineMessage)) == about
+    assert decode_model_info(roundtrip(EngineReady(to_json(model_info)), EngineMessage)) == model_info
 
 
 def test_rows_of_one_array_are_sent_and_decoded_as_one_array() -> None:
     rows = vector(3, 5)
-    answers = PoolResultBatch([make_result(row, num_tokens=place) for place, row in enumerate(rows)], rows)
+    results = PoolResultBatch([make_result(row, num_tokens=index) for index, row in enumerate(rows)], rows)
 
-    message, numbers = encode_pool_results(1, Timing(), answers)
-    ((received, raw),) = send_and_receive([(message, numbers)])
-    back = decode_pool_results(received, raw)
+    message, arrays = encode_pool_results(1, Timing(), results)
+    ((received, raw),) = send_and_receive([(message, arrays)])
+    decoded = decode_pool_results(received, raw)
 
-    assert len(numbers) == 1 and np.shares_memory(numbers[0], rows)
-    assert isinstance(back, PoolResultBatch) and np.array_equal(np.asarray(back.rows), rows)
-    assert [each.num_tokens for each in back if isinstance(each, PoolResult)] == [0, 1, 2]
+    assert len(arrays) == 1 and np.shares_memory(arrays[0], rows)
+    assert isinstance(decoded, PoolResultBatch) and np.array_equal(np.asarray(decoded.rows), rows)
+    assert [result.num_tokens for result in decoded if isinstance(result, PoolResult)] == [0, 1, 2]
 
 
 def test_messages_sent_in_one_event_loop_iteration_arrive_in_order_even_if_the_channel_closes() -> None:
-    async def talk() -> list[str]:
-        heard: list[str] = []
-        left = asyncio.Event()
-        here, there = socket.socketpair()
-        sender = await open_channel(here)
-        await open_channel(there, lambda message, numbers: heard.append(message.text), left.set)
+    async def send() -> list[str]:
+        received: list[str] = []
+        closed = asyncio.Event()
+        sock_a, sock_b = socket.socketpair()
+        sender = await open_channel(sock_a)
+        await open_channel(sock_b, lambda message, array_bytes: received.append(message.text), closed.set)
         for number in range(5):
             sender.send(DetokenizeResponse(number, f"{number}" * 50_000))
         sender.close()
-        await asyncio.wait_for(left.wait(), 20)
-        return heard
+        await asyncio.wait_for(closed.wait(), 20)
+        return received
 
-    assert asyncio.run(talk()) == [f"{number}" * 50_000 for number in range(5)]
+    assert asyncio.run(send()) == [f"{number}" * 50_000 for number in range(5)]
