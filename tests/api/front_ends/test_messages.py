@@ -55,7 +55,7 @@ from cenote.protocol.requests import PoolRequest, ScoreRequest, Timing
 from cenote.protocol.results import PoolResult, PoolResultBatch, ScoreResult
 from cenote.utils.metrics import MetricFamily, MetricSeries
 
-UNUSUAL_TEXTS = ["", "a\x00b", "naïve ☃ 🧑‍🚀", "\u202eright to closed", "x" * 70_000, "\U0010ffff"]
+UNUSUAL_TEXTS = ["", "a\x00b", "naïve ☃ 🧑‍🚀", "\u202eright to left", "x" * 70_000, "\U0010ffff"]
 ERROR_CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, PoolingError)]
 
 
