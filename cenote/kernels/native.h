@@ -1,4 +1,4 @@
-/* What the native kernels share: bfloat16, tiles, and functions of 16 numbers at a time. */
+/* Shared by the native kernels: bfloat16 conversion, AMX tiles, and activation functions on vectors of 16 floats. */
 #ifndef CENOTE_NATIVE_H
 #define CENOTE_NATIVE_H
 
@@ -12,7 +12,7 @@
 
 typedef uint16_t bf16;
 
-/* a tile is 16 rows of 64 bytes: 16 words of 4 bytes, 32 bfloat16 or 64 int8 */
+/* An AMX tile is 16 rows of 64 bytes: 16 words of 4 bytes, 32 bfloat16 or 64 int8 per row. A panel is 32 output columns. */
 enum { TILE_ROWS = 16, TILE_BYTES = 1024, TILE_WORDS = 256, STEP = 32, PANEL = 32 };
 
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -21,18 +21,18 @@ static inline int64_t round_up(int64_t count, int64_t unit) { return (count + un
 
 #define LOG2_E 1.44269504f
 
-/* Memory of the calling thread, kept from call to call; NULL when there is none. Contents do not last. */
+/* Return a buffer owned by the calling thread and reused from call to call, or NULL if allocation fails. Contents are not preserved. */
 enum { THREAD_SCRATCH, SHARED_SCRATCH, NUM_SCRATCH_SLOTS };
 uint8_t *cenote_scratch(int slot, size_t bytes);
 
-/* The next part of some memory, on a line of its own. */
+/* Take the next `bytes` of an arena, rounded up to whole cache lines. */
 static inline void *arena_take(uint8_t **memory, size_t bytes) {
-    uint8_t *part = *memory;
+    uint8_t *start = *memory;
     *memory += (bytes + 63) / 64 * 64;
-    return part;
+    return start;
 }
 
-/* Tiles of full size, and numbers too small for their type become 0: the processor is slow with them. */
+/* Configure eight full-size tiles and flush denormals to zero (FTZ, DAZ), which are slow. Returns the previous MXCSR. */
 static inline unsigned amx_begin(void) {
     struct {
         uint8_t palette, start_row, unused[14];
@@ -51,7 +51,7 @@ static inline void amx_end(unsigned before) {
     _mm_setcsr(before);
 }
 
-/* 16 rows of 16 words, columns become rows. */
+/* Transpose a 16 x 16 matrix of 4-byte words. */
 static inline void transpose(const __m512i in[16], uint32_t *out) {
     __m512i a[16], b[16];
     for (int i = 0; i < 8; i++) {
@@ -75,24 +75,24 @@ static inline void transpose(const __m512i in[16], uint32_t *out) {
     }
 }
 
-/* Of the next 32 numbers those that there are, where so many are left. */
+/* Mask of the elements that exist among the next 32, with `left` elements left. */
 static inline __mmask32 tail_mask(int64_t left) { return left >= 32 ? 0xffffffffu : left <= 0 ? 0 : (1u << left) - 1; }
 
 static inline __m512 bf16_to_f32(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 static inline __m256i f32_to_bf16(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 static inline __m512i f32x2_to_bf16(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
 
-/* 2 to the power of x; the relative error is 1e-4, a twentieth of what rounding to bfloat16 costs. */
+/* 2^x with a relative error of 1e-4, a twentieth of the rounding error of bfloat16. */
 static inline __m512 exp2_ps(__m512 x) {
-    const __m512 part = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); /* above the integer below x */
+    const __m512 fraction = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); /* x - floor(x) */
     __m512 y = _mm512_set1_ps(7.80245236e-02f);
-    y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(2.26067164e-01f));
-    y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(6.95833531e-01f));
-    y = _mm512_fmadd_ps(y, part, _mm512_set1_ps(9.99925220e-01f));
-    return _mm512_scalef_ps(y, x); /* which takes that integer by itself */
+    y = _mm512_fmadd_ps(y, fraction, _mm512_set1_ps(2.26067164e-01f));
+    y = _mm512_fmadd_ps(y, fraction, _mm512_set1_ps(6.95833531e-01f));
+    y = _mm512_fmadd_ps(y, fraction, _mm512_set1_ps(9.99925220e-01f));
+    return _mm512_scalef_ps(y, x); /* scalef applies floor(x) itself */
 }
 
-/* Minima and maxima below name the unknown second: where one of two is not a number, the second comes out. */
+/* In the minima and maxima below the variable is the second operand: if either is NaN, the second is returned, so NaN propagates. */
 
 enum { NONE, GELU, GELU_TANH, RELU, SILU, QUICK_GELU };
 
@@ -104,7 +104,7 @@ static inline __m512 sigmoid(__m512 x) {
     return _mm512_div_ps(one, _mm512_add_ps(one, exp2_ps(power)));
 }
 
-/* The normal distribution below -z as a + bz + cz^2, for z around each sixth from 0 to 31/6: within 4e-6 everywhere. */
+/* The normal CDF at -z as a + bz + cz^2, one quadratic per sixth from 0 to 31/6; the absolute error is below 4e-6. */
 static const float GELU_TABLE[3][32] __attribute__((aligned(64))) = {
     {
         5.0000119e-01f, 5.0024307e-01f, 5.0211293e-01f, 5.0641626e-01f, 5.1259375e-01f, 5.1862884e-01f, 5.2146977e-01f, 5.1760477e-01f,
@@ -126,14 +126,14 @@ static const float GELU_TABLE[3][32] __attribute__((aligned(64))) = {
     },
 };
 
-static inline __m512 lookup(const float table[32], __m512i place) {
-    return _mm512_permutex2var_ps(_mm512_load_ps(table), place, _mm512_load_ps(table + 16));
+static inline __m512 lookup(const float table[32], __m512i index) {
+    return _mm512_permutex2var_ps(_mm512_load_ps(table), index, _mm512_load_ps(table + 16));
 }
 
-/* x times the normal distribution up to x. */
+/* GELU: x times the normal CDF at x. */
 static inline __m512 gelu(__m512 x) {
     const __m512 z = _mm512_min_ps(_mm512_set1_ps(5.2f), _mm512_abs_ps(x));
-    /* at 2^23 numbers are whole: the last bits of the sum are the nearest sixth */
+    /* floats above 2^23 are integers: the low bits of the sum are the index of the nearest sixth */
     const __m512i sixth = _mm512_castps_si512(_mm512_fmadd_ps(z, _mm512_set1_ps(6.0f), _mm512_set1_ps(8388608.0f)));
     __m512 below = _mm512_fmadd_ps(lookup(GELU_TABLE[2], sixth), z, lookup(GELU_TABLE[1], sixth));
     below = _mm512_fmadd_ps(below, z, lookup(GELU_TABLE[0], sixth));

@@ -1,8 +1,8 @@
-/* Attention over packed sequences in bfloat16, on the AMX tiles of recent x86 processors.
+/* Attention over packed sequences in bfloat16 with AMX.
  *
- * One unit of work is one sequence and one head of keys. Keys meet 16 queries at a time, so that in the products a row is a
- * key and a column a query: the softmax of 16 queries then runs in the lanes of a vector, over exactly the keys there are.
- * Its weights, in pairs of keys, are turned around once to meet the values.
+ * One work item is one sequence and one key-value head. Scores are computed for 16 queries at a time as keys x queries, so that
+ * a row is a key and a column a query: the softmax of 16 queries then runs in the lanes of a vector, without padded keys.
+ * The weights, in pairs of keys, are transposed once for the product with the values.
  */
 #include "native_attention.h"
 
@@ -10,11 +10,11 @@ static inline __m512i load_dims(const bf16 *row, int64_t dim, int64_t head_dim) 
     return _mm512_maskz_loadu_epi16(tail_mask(head_dim - dim), row + dim);
 }
 
-/* Keys as they are, in tiles of 16 keys and 32 dimensions; here and below, zeros after the last dimension. */
+/* Copy keys into tiles of 16 keys and 32 dimensions. Here and below, dimensions are padded with zeros. */
 static void pack_keys(const bf16 *keys, int64_t stride, int64_t length, int64_t head_dim, bf16 *out) {
     for (int64_t first = 0; first < length; first += TILE_ROWS)
         for (int64_t dim = 0; dim < head_dim; dim += STEP, out += TILE_BYTES / sizeof(bf16))
-            for (int64_t row = 0; row < TILE_ROWS; row++) /* past the end the last one again: nobody looks at what comes of it */
+            for (int64_t row = 0; row < TILE_ROWS; row++) /* rows after the last key repeat it; their scores are ignored */
                 _mm512_store_si512(out + row * STEP, load_dims(keys + min_i64(first + row, length - 1) * stride, dim, head_dim));
 }
 
@@ -26,23 +26,25 @@ static void pack_queries(const bf16 *queries, int64_t stride, int64_t count, int
     }
 }
 
-/* Values in tiles of 32 keys, two by two, and 16 dimensions; zeros after the last key. */
+/* Copy values into tiles of 32 keys, interleaved in pairs, and 16 dimensions; keys are padded with zeros. */
 static void pack_values(const bf16 *values, int64_t stride, int64_t length, int64_t padded, int64_t head_dim, uint32_t *out) {
     for (int64_t first = 0; first < padded; first += STEP)
         for (int64_t dim = 0; dim < round_up(head_dim, STEP); dim += 16, out += TILE_WORDS)
             for (int64_t pair = 0; pair < 16; pair++) {
                 int64_t key = first + 2 * pair;
-                const __m256i none = _mm256_setzero_si256();
+                const __m256i zero = _mm256_setzero_si256();
                 const __mmask16 dims = tail_mask(head_dim - dim);
-                __m256i even = key < length ? _mm256_maskz_loadu_epi16(dims, values + key * stride + dim) : none;
-                __m256i odd = key + 1 < length ? _mm256_maskz_loadu_epi16(dims, values + (key + 1) * stride + dim) : none;
+                __m256i even = key < length ? _mm256_maskz_loadu_epi16(dims, values + key * stride + dim) : zero;
+                __m256i odd = key + 1 < length ? _mm256_maskz_loadu_epi16(dims, values + (key + 1) * stride + dim) : zero;
                 __m512i words = _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
                 _mm512_store_si512(out + 16 * pair, words);
             }
 }
 
-/* scores[key][query], for the keys from `begin` to `end`. */
-static void qk_scores(const AttentionScratch *scratch, const uint32_t *queries, int64_t head_dim, int64_t begin, int64_t end, float *scores) {
+/* scores[key][query] = keys x queries, for the keys from `begin` to `end`. */
+static void qk_scores(
+    const AttentionScratch *scratch, const uint32_t *queries, int64_t head_dim, int64_t begin, int64_t end, float *scores
+) {
     const int64_t steps = head_dim / STEP;
     for (int64_t key = begin; key < end; key += 2 * TILE_ROWS) {
         const bf16 *tile = scratch->keys + key * head_dim;
@@ -60,56 +62,58 @@ static void qk_scores(const AttentionScratch *scratch, const uint32_t *queries, 
     }
 }
 
-/* Which keys 16 queries see: query i those from low[i] to high[i]; all of them those from `all_low` to `all_high`. */
+/* The keys that a block of 16 queries attends to: query i from low[i] to high[i], all of them from common_low to common_high. */
 typedef struct {
-    int64_t begin, end, exact_end, common_low, common_high; /* `begin` and `end` in whole steps, `seen` the end of what any of them sees */
+    int64_t begin, end, exact_end, common_low, common_high; /* `begin` and `end` are multiples of STEP,
+        `exact_end` is the end of the union */
     __m512i low, high;
 } KeyRange;
 
 static KeyRange key_range(int64_t first, int64_t count, int64_t length, int causal, int64_t window) {
     const int64_t last = first + count - 1, exact_end = causal ? last + 1 : min_i64(length, last + window + 1);
-    const __m512i place = _mm512_add_epi32(_mm512_set1_epi32(first), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+    const __m512i position = _mm512_add_epi32(_mm512_set1_epi32(first), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4,
+        3, 2, 1, 0));
     const __m512i reach = _mm512_set1_epi32(min_i64(window, length));
-    __m512i high = _mm512_add_epi32(place, causal ? _mm512_set1_epi32(1) : _mm512_add_epi32(reach, _mm512_set1_epi32(1)));
+    __m512i high = _mm512_add_epi32(position, causal ? _mm512_set1_epi32(1) : _mm512_add_epi32(reach, _mm512_set1_epi32(1)));
     return (KeyRange){
         .begin = max_i64(0, first - window) / STEP * STEP,
         .end = round_up(exact_end, STEP),
         .exact_end = exact_end,
         .common_low = max_i64(0, first + TILE_ROWS - 1 - window),
         .common_high = causal ? first + 1 : min_i64(length, first + window + 1),
-        .low = _mm512_sub_epi32(place, reach),
+        .low = _mm512_sub_epi32(position, reach),
         .high = _mm512_min_epi32(high, _mm512_set1_epi32(length)),
     };
 }
 
 static inline __mmask16 key_mask(const KeyRange *key_range, int64_t key) {
-    const __m512i place = _mm512_set1_epi32(key);
-    return _mm512_cmpge_epi32_mask(place, key_range->low) & _mm512_cmplt_epi32_mask(place, key_range->high);
+    const __m512i position = _mm512_set1_epi32(key);
+    return _mm512_cmpge_epi32_mask(position, key_range->low) & _mm512_cmplt_epi32_mask(position, key_range->high);
 }
 
-/* Weights of all keys in sight as tiles of 16 queries and 32 keys; returns what one unit of weight is worth. */
+/* Write exp2(scores * scale - max) as tiles of 16 queries and 32 keys; return one over the sum of the weights of each query. */
 static __m512 softmax(const float *scores, const KeyRange *key_range, float scale, bf16 *weights) {
     const __m512 smallest = _mm512_set1_ps(-3.4e38f), factor = _mm512_set1_ps(scale);
     const __m512i pairs = _mm512_set_epi16(
         31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0
     );
-    __m512 most = smallest, more = smallest, total = _mm512_setzero_ps(), rest = _mm512_setzero_ps();
+    __m512 max_even = smallest, max_odd = smallest, sum_even = _mm512_setzero_ps(), sum_odd = _mm512_setzero_ps();
     for (int64_t key = key_range->begin; key < key_range->exact_end; key += 2) {
         if (key >= key_range->common_low && key + 1 < key_range->common_high) {
-            most = _mm512_max_ps(most, _mm512_load_ps(scores + key * TILE_ROWS));
-            more = _mm512_max_ps(more, _mm512_load_ps(scores + (key + 1) * TILE_ROWS));
+            max_even = _mm512_max_ps(max_even, _mm512_load_ps(scores + key * TILE_ROWS));
+            max_odd = _mm512_max_ps(max_odd, _mm512_load_ps(scores + (key + 1) * TILE_ROWS));
         } else {
-            most = _mm512_mask_max_ps(most, key_mask(key_range, key), most, _mm512_load_ps(scores + key * TILE_ROWS));
-            more = _mm512_mask_max_ps(more, key_mask(key_range, key + 1), more, _mm512_load_ps(scores + (key + 1) * TILE_ROWS));
+            max_even = _mm512_mask_max_ps(max_even, key_mask(key_range, key), max_even, _mm512_load_ps(scores + key * TILE_ROWS));
+            max_odd = _mm512_mask_max_ps(max_odd, key_mask(key_range, key + 1), max_odd, _mm512_load_ps(scores + (key + 1) * TILE_ROWS));
         }
     }
-    const __m512 max_score = _mm512_mul_ps(_mm512_max_ps(most, more), factor);
+    const __m512 max_score = _mm512_mul_ps(_mm512_max_ps(max_even, max_odd), factor);
     for (int64_t first = key_range->begin; first < key_range->end; first += STEP, weights += TILE_BYTES / sizeof(bf16)) {
         __m512i rows[16];
 #pragma GCC unroll 16
         for (int64_t pair = 0; pair < 16; pair++) {
             const int64_t key = first + 2 * pair;
-            if (key >= key_range->exact_end) { /* nothing but the rest of a tile */
+            if (key >= key_range->exact_end) { /* padding of the last tile */
                 rows[pair] = _mm512_setzero_si512();
                 continue;
             }
@@ -119,17 +123,19 @@ static __m512 softmax(const float *scores, const KeyRange *key_range, float scal
                 even = _mm512_maskz_mov_ps(key_mask(key_range, key), even);
                 odd = _mm512_maskz_mov_ps(key_mask(key_range, key + 1), odd);
             }
-            total = _mm512_add_ps(total, even);
-            rest = _mm512_add_ps(rest, odd);
+            sum_even = _mm512_add_ps(sum_even, even);
+            sum_odd = _mm512_add_ps(sum_odd, odd);
             rows[pair] = _mm512_permutexvar_epi16(pairs, f32x2_to_bf16(even, odd));
         }
         transpose(rows, (uint32_t *)weights);
     }
-    return _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_add_ps(total, rest));
+    return _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_add_ps(sum_even, sum_odd));
 }
 
-/* mixed[query][dim] = weights x values, for the keys from `begin` to `end`. */
-static void pv_product(const AttentionScratch *scratch, const bf16 *weights, int64_t head_dim, int64_t begin, int64_t end, float *attn_out) {
+/* attn_out[query][dim] = weights x values, for the keys from `begin` to `end`. */
+static void pv_product(
+    const AttentionScratch *scratch, const bf16 *weights, int64_t head_dim, int64_t begin, int64_t end, float *attn_out
+) {
     const int64_t columns = head_dim / 16;
     for (int64_t column = 0; column < columns; column += 2) {
         const bf16 *tile = weights;
@@ -150,34 +156,35 @@ static void pv_product(const AttentionScratch *scratch, const bf16 *weights, int
 
 static void store_output(const float *attn_out, __m512 inv_sums, int64_t count, int64_t head_dim, bf16 *out, int64_t stride) {
     const int64_t padded = round_up(head_dim, STEP);
-    float share[TILE_ROWS];
-    _mm512_storeu_ps(share, inv_sums);
+    float factors[TILE_ROWS];
+    _mm512_storeu_ps(factors, inv_sums);
     for (int64_t row = 0; row < count; row++, attn_out += padded, out += stride) {
-        const __m512 unit = _mm512_set1_ps(share[row]);
+        const __m512 factor = _mm512_set1_ps(factors[row]);
         for (int64_t dim = 0; dim < head_dim; dim += STEP) {
-            const __m512 low = _mm512_mul_ps(_mm512_load_ps(attn_out + dim), unit), high = _mm512_mul_ps(_mm512_load_ps(attn_out + dim + 16), unit);
+            const __m512 low = _mm512_mul_ps(_mm512_load_ps(attn_out + dim), factor),
+                high = _mm512_mul_ps(_mm512_load_ps(attn_out + dim + 16), factor);
             _mm512_mask_storeu_epi16(out + dim, tail_mask(head_dim - dim), f32x2_to_bf16(low, high));
         }
     }
 }
 
-/* Products of the next 16 queries are made before the softmax of these, so that neither unit waits for the other. */
+/* Compute the scores of the next 16 queries before the softmax of the current ones, so that tile and vector units overlap. */
 static void attend_head(const HeadGroup *heads, const bf16 *query, bf16 *out, int64_t length, const AttentionScratch *scratch) {
     const int64_t head_dim = heads->head_dim, padded = round_up(head_dim, STEP), half = round_up(length, STEP) * TILE_ROWS;
-    KeyRange now, next = key_range(0, min_i64(TILE_ROWS, length), length, heads->causal, heads->window);
+    KeyRange current, next = key_range(0, min_i64(TILE_ROWS, length), length, heads->causal, heads->window);
     pack_queries(query, heads->query_stride, min_i64(TILE_ROWS, length), head_dim, scratch->queries);
     qk_scores(scratch, scratch->queries, padded, next.begin, next.end, scratch->scores);
     for (int64_t first = 0, parity = 0; first < length; first += TILE_ROWS, parity ^= 1) {
         const int64_t count = min_i64(TILE_ROWS, length - first), after = first + TILE_ROWS;
-        now = next;
+        current = next;
         if (after < length) {
-            const int64_t more = min_i64(TILE_ROWS, length - after);
-            next = key_range(after, more, length, heads->causal, heads->window);
-            pack_queries(query + after * heads->query_stride, heads->query_stride, more, head_dim, scratch->queries);
+            const int64_t next_count = min_i64(TILE_ROWS, length - after);
+            next = key_range(after, next_count, length, heads->causal, heads->window);
+            pack_queries(query + after * heads->query_stride, heads->query_stride, next_count, head_dim, scratch->queries);
             qk_scores(scratch, scratch->queries, padded, next.begin, next.end, scratch->scores + (parity ^ 1) * half);
         }
-        const __m512 inv_sums = softmax(scratch->scores + parity * half, &now, heads->scale, scratch->weights);
-        pv_product(scratch, scratch->weights, padded, now.begin, now.end, scratch->attn_out);
+        const __m512 inv_sums = softmax(scratch->scores + parity * half, &current, heads->scale, scratch->weights);
+        pv_product(scratch, scratch->weights, padded, current.begin, current.end, scratch->attn_out);
         store_output(scratch->attn_out, inv_sums, count, head_dim, out + first * heads->out_stride, heads->out_stride);
     }
 }
@@ -208,8 +215,8 @@ void cenote_attend_sequence(const HeadGroup *heads, int64_t length, const Attent
         attend_head(heads, heads->query + head * head_dim, heads->out + head * head_dim, length, scratch);
 }
 
-/* query, key, value: [tokens][heads][head_dim] with the given distance between tokens; out likewise, all bfloat16.
- * offsets: where each of `size` sequences starts, and the end. Returns 0, or 1 when there was no memory to work in. */
+/* query, key, value, out: [tokens][heads][head_dim] in bfloat16, with token strides in elements. offsets: [size + 1] cumulative
+ * sequence lengths. Returns 0, or 1 if no scratch memory could be allocated. */
 int cenote_attention(
     const bf16 *query, const bf16 *key, const bf16 *value, bf16 *out,
     int64_t query_stride, int64_t key_stride, int64_t value_stride, int64_t out_stride,
@@ -217,7 +224,7 @@ int cenote_attention(
     int causal, int64_t window, float scale
 ) {
     const int64_t group = heads / kv_heads, units = size * kv_heads, padded = round_up(head_dim, STEP);
-    int64_t next = 0; /* units are taken one by one, so that a long sequence holds up nobody */
+    int64_t next = 0; /* threads take units one by one, so that a long sequence does not delay the others */
 #pragma omp parallel
     {
         uint8_t *memory = cenote_scratch(THREAD_SCRATCH, cenote_attention_scratch_bytes(max_length, padded));
@@ -226,14 +233,14 @@ int cenote_attention(
             const unsigned before = amx_begin();
             for (int64_t unit; (unit = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < units;) {
                 const int64_t start = offsets[unit / kv_heads], kv_head = unit % kv_heads;
-                const int64_t place = kv_head * head_dim, first = place * group;
-                const HeadGroup own = {
-                    query + start * query_stride + first, key + start * key_stride + place,
-                    value + start * value_stride + place, out + start * out_stride + first,
+                const int64_t kv_column = kv_head * head_dim, column = kv_column * group;
+                const HeadGroup head_group = {
+                    query + start * query_stride + column, key + start * key_stride + kv_column,
+                    value + start * value_stride + kv_column, out + start * out_stride + column,
                     query_stride, key_stride, value_stride, out_stride, head_dim, group, window,
                     scale * LOG2_E, causal,
                 };
-                cenote_attend_sequence(&own, offsets[unit / kv_heads + 1] - start, &scratch);
+                cenote_attend_sequence(&head_group, offsets[unit / kv_heads + 1] - start, &scratch);
             }
             amx_end(before);
         }

@@ -1,27 +1,27 @@
-/* Attention of one sequence, on the tiles. */
+/* Attention over one sequence with AMX. */
 #ifndef CENOTE_NATIVE_ATTENTION_H
 #define CENOTE_NATIVE_ATTENTION_H
 
 #include "native.h"
 
-/* What a thread works in; sized for the longest sequence it meets. */
+/* Scratch buffers of one thread, sized for the longest sequence of the batch. */
 typedef struct {
-    bf16 *keys;        /* per 16 keys and 32 dimensions one tile */
-    uint32_t *values;  /* per 32 keys and 16 dimensions one tile, keys in pairs */
-    uint32_t *queries; /* per 32 dimensions one tile, word w of query n in row w, column n */
-    float *scores;     /* [keys][16], twice */
-    bf16 *weights;     /* per 32 keys one tile */
-    float *attn_out;      /* [16][head_dim] */
+    bf16 *keys;        /* one tile per 16 keys and 32 dimensions */
+    uint32_t *values;  /* one tile per 32 keys and 16 dimensions, keys interleaved in pairs */
+    uint32_t *queries; /* one tile per 32 dimensions; word w of query n is in row w, column n */
+    float *scores;     /* [2][keys][16]: double buffered */
+    bf16 *weights;     /* one tile per 32 keys */
+    float *attn_out;   /* [16][head_dim] */
 } AttentionScratch;
 
-/* Queries, keys and values of one head of keys: rows of bfloat16 at these distances, counted in numbers. */
+/* One key-value head and the query heads that share it: rows of bfloat16, strides in elements. */
 typedef struct {
     const bf16 *query, *key, *value;
     bf16 *out;
     int64_t query_stride, key_stride, value_stride, out_stride;
-    int64_t head_dim, group; /* as many heads of queries, side by side, share the keys */
+    int64_t head_dim, group; /* group: number of adjacent query heads that share the keys */
     int64_t window;
-    float scale; /* with log2(e) in it */
+    float scale; /* multiplied by log2(e): the softmax uses powers of two */
     int causal;
 } HeadGroup;
 

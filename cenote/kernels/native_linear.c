@@ -1,16 +1,17 @@
-/* Linear layers in bfloat16 or int8: 32 rows meet 32 outputs in four tiles, and the sums are finished while they are in cache.
+/* Linear layers in bfloat16 or int8 with AMX: four tiles accumulate 32 rows x 32 outputs, and bias and activation are applied
+ * while the sums are in cache.
  *
- * Every row takes the same steps in the same order, whatever rows are beside it: its result depends on nothing else.
+ * The accumulation order of a row does not depend on the other rows: results are bitwise independent of the batch.
  */
 #include "native_linear.h"
 
-/* Sums of 32 columns of some rows that still need their bias, their activation and their place in the result. That work goes
- * between the products of the next block, so that vector units and tile units do not wait for each other. */
+/* Pending epilogue of a block: sums of 32 columns that still need scales, bias, activation and the store to the output. It is
+ * interleaved with the tile products of the next block, so that vector and tile units overlap. */
 typedef struct {
     const float *sums; /* [rows][32], or int32 */
     const float *bias, *scales, *row_scales;
     uint8_t *out;
-    int64_t row, block_gap; /* from row to row of the result in bytes, and what to add to that after 16 of them */
+    int64_t row, block_gap; /* output row stride in bytes, and the extra stride after 16 rows */
     int64_t left, rows_before_gap;
     __mmask32 columns;
 } Epilogue;
@@ -21,9 +22,9 @@ INLINE void epilogue_step(Epilogue *epilogue, int64_t rows, const int activation
     for (rows = min_i64(rows, epilogue->left), epilogue->left -= rows; rows > 0; rows--) {
         __m512 low, high;
         if (int8) {
-            const __m512 unit = _mm512_set1_ps(*epilogue->row_scales++);
-            low = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(epilogue->sums)), unit);
-            high = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(epilogue->sums + 16)), unit);
+            const __m512 row_scale = _mm512_set1_ps(*epilogue->row_scales++);
+            low = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(epilogue->sums)), row_scale);
+            high = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(epilogue->sums + 16)), row_scale);
             low = _mm512_fmadd_ps(low, _mm512_loadu_ps(epilogue->scales), _mm512_loadu_ps(epilogue->bias));
             high = _mm512_fmadd_ps(high, _mm512_loadu_ps(epilogue->scales + 16), _mm512_loadu_ps(epilogue->bias + 16));
         } else {
@@ -39,12 +40,12 @@ INLINE void epilogue_step(Epilogue *epilogue, int64_t rows, const int activation
     }
 }
 
-/* Weights that are needed soon, brought nearer a few lines at a time; and 32 rows of sums that are written to next. */
+/* Prefetch of the weights needed next, a few cache lines per step, and of the 32 rows of sums written next. */
 typedef struct {
     const uint8_t *next, *end;
-    int64_t lines; /* with every step */
+    int64_t lines; /* per step */
     uint8_t *sums;
-    int64_t rows; /* likewise */
+    int64_t rows; /* per step */
 } Prefetch;
 
 static inline Prefetch prefetch_init(const uint8_t *panel, int64_t bytes, int64_t steps) {
@@ -62,15 +63,15 @@ INLINE void prefetch_step(Prefetch *prefetch, const int sums) {
         }
 }
 
-/* sums = or += rows x panel over the steps from `begin` to `end`: 32 rows, or 16, by 32 columns. */
+/* sums = rows x panel (+= if `add`) over the steps from `begin` to `end`: 32 rows (16 unless is_pair) by 32 columns. */
 INLINE void tile_matmul(
     const RowLayout *rows, int64_t block, const uint8_t *panel, int64_t begin, int64_t end, const int is_pair, const int int8,
     void *sums, int64_t stride, int add, Prefetch *prefetch, Epilogue *epilogue, const int activation
 ) {
     uint8_t *c = sums;
     const uint8_t *a = (const uint8_t *)rows->start + block * rows->block + begin * rows->step, *b = panel + begin * 2 * TILE_BYTES;
-    const int64_t below = rows->block, row = rows->row, step = rows->step;
-    const int64_t share = epilogue ? (epilogue->left + end - begin - 1) / (end - begin) : 0;
+    const int64_t block_stride = rows->block, row = rows->row, step = rows->step;
+    const int64_t rows_per_step = epilogue ? (epilogue->left + end - begin - 1) / (end - begin) : 0;
     if (add) {
         _tile_loadd(0, c, stride);
         _tile_loadd(1, c + 64, stride);
@@ -85,13 +86,13 @@ INLINE void tile_matmul(
         _tile_zero(3);
     }
     for (int64_t i = begin; i < end; i++, a += step, b += 2 * TILE_BYTES) {
-        /* rows pass through, the panel is to stay in the first cache: hence the streaming loads */
+        /* streaming loads for the rows, so that the panel stays in the L1 cache */
         _tile_loadd(6, b, 64);
         _tile_stream_loadd(4, a, row);
         _tile_loadd(7, b + TILE_BYTES, 64);
         if (int8) _tile_dpbssd(0, 4, 6);
         else _tile_dpbf16ps(0, 4, 6);
-        if (is_pair) _tile_stream_loadd(5, a + below, row);
+        if (is_pair) _tile_stream_loadd(5, a + block_stride, row);
         if (int8) _tile_dpbssd(1, 4, 7);
         else _tile_dpbf16ps(1, 4, 7);
         if (is_pair && int8) {
@@ -102,7 +103,7 @@ INLINE void tile_matmul(
             _tile_dpbf16ps(3, 5, 7);
         }
         prefetch_step(prefetch, epilogue == NULL);
-        if (epilogue) epilogue_step(epilogue, share, activation, int8);
+        if (epilogue) epilogue_step(epilogue, rows_per_step, activation, int8);
     }
     _tile_stored(0, c, stride);
     _tile_stored(1, c + 64, stride);
@@ -128,7 +129,8 @@ INLINE void linear(
             for (int64_t row = 0; row < count; row += 2 * TILE_ROWS) {
                 float *sums = scratch + (parts > 1 ? row : (parity ^= 1) * 2 * TILE_ROWS) * PANEL;
                 const int64_t block = row / TILE_ROWS, stride = PANEL * sizeof(float);
-                if (count - row > TILE_ROWS) tile_matmul(rows, block, tiles, begin, end, 1, int8, sums, stride, begin > 0, &prefetch, &epilogue, activation);
+                if (count - row > TILE_ROWS) tile_matmul(rows, block, tiles, begin, end, 1, int8, sums, stride, begin > 0,
+                    &prefetch, &epilogue, activation);
                 else tile_matmul(rows, block, tiles, begin, end, 0, int8, sums, stride, begin > 0, &prefetch, &epilogue, activation);
                 if (end < steps) continue;
                 epilogue.sums = sums;
@@ -145,7 +147,9 @@ INLINE void linear(
     epilogue_step(&epilogue, 2 * TILE_ROWS, activation, int8);
 }
 
-void cenote_linear_rows(const Linear *layer, const RowLayout *rows, int64_t count, int64_t first, int64_t last, const RowLayout *out, float *scratch) {
+void cenote_linear_rows(
+    const Linear *layer, const RowLayout *rows, int64_t count, int64_t first, int64_t last, const RowLayout *out, float *scratch
+) {
 #define CASE(ACTIVATION)                                                                            \
     case ACTIVATION:                                                                                \
         if (is_int8(layer)) linear(layer, rows, count, first, last, out, scratch, ACTIVATION, 1);      \
@@ -162,13 +166,13 @@ void cenote_linear_rows(const Linear *layer, const RowLayout *rows, int64_t coun
 #undef CASE
 }
 
-/* What int8 products come to, by the scales of their rows. */
+/* sums = int8 products times the scales of their rows (+= if `add`). */
 static void add_scaled(const int32_t *products, const float *scales, int64_t count, float *sums, int add) {
     for (int64_t row = 0; row < count; row++, products += PANEL, sums += PANEL) {
-        const __m512 unit = _mm512_set1_ps(scales[row]), none = _mm512_setzero_ps();
+        const __m512 scale = _mm512_set1_ps(scales[row]), zero = _mm512_setzero_ps();
         const __m512 low = _mm512_cvtepi32_ps(_mm512_load_si512(products)), high = _mm512_cvtepi32_ps(_mm512_load_si512(products + 16));
-        _mm512_storeu_ps(sums, _mm512_fmadd_ps(low, unit, add ? _mm512_loadu_ps(sums) : none));
-        _mm512_storeu_ps(sums + 16, _mm512_fmadd_ps(high, unit, add ? _mm512_loadu_ps(sums + 16) : none));
+        _mm512_storeu_ps(sums, _mm512_fmadd_ps(low, scale, add ? _mm512_loadu_ps(sums) : zero));
+        _mm512_storeu_ps(sums + 16, _mm512_fmadd_ps(high, scale, add ? _mm512_loadu_ps(sums + 16) : zero));
     }
 }
 
@@ -179,7 +183,7 @@ void cenote_linear_partial_sums(
     const int64_t steps = num_steps(layer), width = layer->outputs, blocks = (count + 2 * TILE_ROWS - 1) / (2 * TILE_ROWS);
     for (int64_t panel = first; panel < last; panel++) {
         const uint8_t *tiles = layer->tiles + (panel * steps + begin) * 2 * TILE_BYTES;
-        /* what comes next lies in the next panel, or after these steps in the first */
+        /* weights needed next: the same steps of the next panel, or the following steps of the first panel */
         const uint8_t *next = panel + 1 < last ? tiles + steps * 2 * TILE_BYTES : layer->tiles + (first * steps + end) * 2 * TILE_BYTES;
         Prefetch prefetch = prefetch_init(next, (end - begin) * 2 * TILE_BYTES, (end - begin) * blocks);
         for (int64_t from = 0; from < end - begin; from += is_int8(layer) ? end - begin : MAX_STEPS)
@@ -187,7 +191,8 @@ void cenote_linear_partial_sums(
                 float *to = sums + row * width + panel * 2 * TILE_ROWS * PANEL;
                 const int64_t block = row / TILE_ROWS, until = min_i64(from + MAX_STEPS, end - begin), stride = PANEL * sizeof(float);
                 const int is_pair = count - row > TILE_ROWS;
-                float *after = row + 2 * TILE_ROWS < count ? to + 2 * TILE_ROWS * width : sums + min_i64(panel + 1, last - 1) * 2 * TILE_ROWS * PANEL;
+                const int64_t next_panel = min_i64(panel + 1, last - 1);
+                float *after = row + 2 * TILE_ROWS < count ? to + 2 * TILE_ROWS * width : sums + next_panel * 2 * TILE_ROWS * PANEL;
                 prefetch.sums = (uint8_t *)after;
                 prefetch.rows = (2 * TILE_ROWS + until - from - 1) / (until - from);
                 if (is_int8(layer)) {
@@ -200,34 +205,37 @@ void cenote_linear_partial_sums(
     }
 }
 
-INLINE float quantize(const uint8_t *from, int64_t step, int64_t width, const float *smooth_scales, int8_t *to, const int has_smooth_scales) {
-    /* without its sign a number is an integer that grows with it, and what is not a number is above all of them */
-    const __m512i unsigned_bits = _mm512_set1_epi32(0x7fff7fff), unsigned_word = _mm512_set1_epi32(0x7fffffff);
+INLINE float quantize(
+    const uint8_t *from, int64_t step, int64_t width, const float *smooth_scales, int8_t *to, const int has_smooth_scales
+) {
+    /* without the sign bit, floats order like unsigned integers, with NaN above all others */
+    const __m512i abs_mask16 = _mm512_set1_epi32(0x7fff7fff), abs_mask32 = _mm512_set1_epi32(0x7fffffff);
     const __m512i upper = _mm512_set1_epi32(0xffff0000), lower = _mm512_set1_epi32(0xff);
-    __m512i most = _mm512_setzero_si512();
+    __m512i max_bits = _mm512_setzero_si512();
     for (int64_t c = 0; c < width; c += 32) {
         const __m512i both = _mm512_loadu_si512(from + c / 32 * step);
         if (has_smooth_scales) {
             const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), odd = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
             const __m512i first = _mm512_castps_si512(_mm512_mul_ps(even, _mm512_loadu_ps(smooth_scales + c)));
             const __m512i second = _mm512_castps_si512(_mm512_mul_ps(odd, _mm512_loadu_ps(smooth_scales + c + 16)));
-            most = _mm512_max_epu32(most, _mm512_and_si512(first, unsigned_word));
-            most = _mm512_max_epu32(most, _mm512_and_si512(second, unsigned_word));
-        } else most = _mm512_max_epu16(most, _mm512_and_si512(both, unsigned_bits));
+            max_bits = _mm512_max_epu32(max_bits, _mm512_and_si512(first, abs_mask32));
+            max_bits = _mm512_max_epu32(max_bits, _mm512_and_si512(second, abs_mask32));
+        } else max_bits = _mm512_max_epu16(max_bits, _mm512_and_si512(both, abs_mask16));
     }
-    if (!has_smooth_scales) most = _mm512_max_epu32(_mm512_and_si512(most, upper), _mm512_slli_epi32(most, 16));
-    const float largest = _mm512_cvtss_f32(_mm512_castsi512_ps(_mm512_set1_epi32(_mm512_reduce_max_epu32(most))));
-    const __m512 factor = _mm512_set1_ps(largest > 0 ? 127.0f / largest : 0.0f);
+    if (!has_smooth_scales) max_bits = _mm512_max_epu32(_mm512_and_si512(max_bits, upper), _mm512_slli_epi32(max_bits, 16));
+    const float max_abs = _mm512_cvtss_f32(_mm512_castsi512_ps(_mm512_set1_epi32(_mm512_reduce_max_epu32(max_bits))));
+    const __m512 factor = _mm512_set1_ps(max_abs > 0 ? 127.0f / max_abs : 0.0f);
     for (int64_t c = 0; c < width; c += 32) {
         const __m512i both = _mm512_loadu_si512(from + c / 32 * step);
         __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), odd = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
-        if (has_smooth_scales) even = _mm512_mul_ps(even, _mm512_loadu_ps(smooth_scales + c)), odd = _mm512_mul_ps(odd, _mm512_loadu_ps(smooth_scales + c + 16));
+        if (has_smooth_scales) even = _mm512_mul_ps(even, _mm512_loadu_ps(smooth_scales + c)), odd = _mm512_mul_ps(odd,
+            _mm512_loadu_ps(smooth_scales + c + 16));
         const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(even, factor)), second = _mm512_cvtps_epi32(_mm512_mul_ps(odd, factor));
-        /* two bytes side by side: the lowest of the first, the rest of the second */
+        /* the low byte of `first` and the low byte of `second` above it, in each 16-bit word */
         const __m512i pairs = _mm512_ternarylogic_epi32(lower, first, _mm512_slli_epi32(second, 8), 0xca);
         _mm256_storeu_si256((void *)(to + c / 64 * TILE_BYTES + c % 64), _mm512_cvtepi32_epi16(pairs));
     }
-    return largest / 127.0f;
+    return max_abs / 127.0f;
 }
 
 float cenote_quantize(const void *row, int64_t step, int64_t width, const float *smooth_scales, void *out) {
@@ -235,7 +243,7 @@ float cenote_quantize(const void *row, int64_t step, int64_t width, const float 
     return quantize(row, step, width, NULL, out, 0);
 }
 
-/* Weights [outputs][inputs], of which a row has `row_bytes`, in the order of the tiles. */
+/* Pack weights [outputs][inputs], with rows of `row_bytes`, into tiles. */
 void cenote_pack_weights(const uint8_t *weights, int64_t outputs, int64_t row_bytes, uint8_t *tiles) {
     const int64_t steps = row_bytes / 64, halves = (outputs + PANEL - 1) / PANEL * 2;
 #pragma omp parallel for
@@ -250,7 +258,7 @@ void cenote_pack_weights(const uint8_t *weights, int64_t outputs, int64_t row_by
         }
 }
 
-/* Rows of bfloat16 side by side, some of them by the calling thread. */
+/* Compute the panels from `first` to `last` for contiguous rows of bfloat16, in the calling thread. */
 static void linear_rows(const Linear *layer, const bf16 *x, int64_t count, int64_t first, int64_t last, bf16 *out, uint8_t *memory) {
     const int64_t inputs = layer->inputs, full = is_int8(layer) ? 0 : count / TILE_ROWS * TILE_ROWS;
     float *scratch = arena_take(&memory, linear_scratch_bytes(count));
@@ -260,7 +268,7 @@ static void linear_rows(const Linear *layer, const bf16 *x, int64_t count, int64
         cenote_linear_rows(layer, &rows, full, first, last, &to, scratch);
     }
     if (full == count) return;
-    /* what tiles cannot read where it lies: rows that do not fill a tile, or that must become int8 first */
+    /* rows that tiles cannot load in place are copied: a partial block of 16 rows, or rows to be quantized to int8 */
     uint8_t *copy = arena_take(&memory, round_up(count - full, 2 * TILE_ROWS) * inputs * sizeof(bf16));
     RowLayout rows = tile_layout(copy, inputs * (is_int8(layer) ? 1 : sizeof(bf16)));
     float *scales = arena_take(&memory, round_up(count, 2 * TILE_ROWS) * sizeof(float));
@@ -275,7 +283,8 @@ static void linear_rows(const Linear *layer, const bf16 *x, int64_t count, int64
     cenote_linear_rows(layer, &rows, count - full, first, last, &to, scratch);
 }
 
-/* x [count][inputs] -> out [count][outputs]. Many rows are shared out among the threads; of few, each takes some outputs. */
+/* x [count][inputs] -> out [count][outputs]. Threads split the rows, or the outputs as well if there are few rows. Returns 0, or 1
+ * if no scratch memory could be allocated. */
 int cenote_linear(const Linear *layer, const bf16 *x, int64_t count, bf16 *out, int64_t threads) {
     if (count == 0) return 0;
     const int64_t panels = num_panels(layer), block_rows = max_i64(32, min_i64(256, round_up((count + threads - 1) / threads, 32)));

@@ -1,4 +1,4 @@
-/* What stands between linear layers, over rows of bfloat16: additions with the norm after them, gated activations, turned heads. */
+/* Kernels between the linear layers, over rows of bfloat16: residual add with norm, gated activations, QK norm with rotary embedding. */
 #include "native_norm.h"
 
 static inline __m512 load_bf16(const bf16 *row, int64_t column) { return bf16_to_f32(_mm256_loadu_si256((const void *)(row + column))); }
@@ -19,14 +19,15 @@ static void add_norm_row(
     const NormFactors scale = norm_factors(sum, squares, width, eps, rms);
     for (int64_t c = 0; c < width; c += 16) {
         __m512 value = _mm512_fmsub_ps(_mm512_load_ps(row_buffer + c), scale.inv_std, scale.mean_inv_std);
-        if (rms && offset == 0.0f) value = bf16_to_f32(f32_to_bf16(value)); /* as models with this norm were trained */
+        if (rms && offset == 0.0f) value = bf16_to_f32(f32_to_bf16(value)); /* rounded before the weight is applied, as in training */
         if (weight) value = _mm512_mul_ps(value, _mm512_add_ps(load_bf16(weight, c), _mm512_set1_ps(offset)));
         if (bias) value = _mm512_add_ps(value, load_bf16(bias, c));
         _mm256_storeu_si256((void *)(out + c), f32_to_bf16(value));
     }
 }
 
-/* total = x + change, out = its norm, rows of `width`, a multiple of 16. `change`, `total`, `weight` and `bias` may be NULL. */
+/* total = x + branch, out = norm(total), for rows of `width`, a multiple of 16. branch, total, weight and bias may be NULL.
+ * Returns 0, or 1 if no scratch memory could be allocated. */
 int cenote_add_norm(
     const bf16 *x, const bf16 *branch, const bf16 *weight, const bf16 *bias, float eps, float offset, int rms, int64_t rows,
     int64_t width, bf16 *total, bf16 *out, int64_t threads
@@ -38,11 +39,11 @@ int cenote_add_norm(
         if (row_buffer == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
 #pragma omp for
         for (int64_t row = 0; row < rows; row++) {
-            const int64_t place = row * width;
+            const int64_t start = row * width;
             if (row_buffer != NULL)
                 add_norm_row(
-                    x + place, branch ? branch + place : NULL, weight, bias, eps, offset, rms, width,
-                    total ? total + place : NULL, out + place, row_buffer
+                    x + start, branch ? branch + start : NULL, weight, bias, eps, offset, rms, width,
+                    total ? total + start : NULL, out + start, row_buffer
                 );
         }
     }
@@ -57,7 +58,7 @@ int cenote_add_norm(
         }                                                                                             \
         break;
 
-/* both [rows][2 * width]: gate, then what it opens to -> out [rows][width]. The width is a multiple of 16. */
+/* both [rows][2 * width], gate before up -> out [rows][width] = activation(gate) * up. The width is a multiple of 16. */
 void cenote_act_and_mul(const bf16 *both, int64_t rows, int64_t width, int64_t activation, bf16 *out, int64_t threads) {
 #pragma omp parallel for num_threads(threads) if (rows * width > 1 << 15)
     for (int64_t row = 0; row < rows; row++) {
@@ -74,11 +75,11 @@ void cenote_act_and_mul(const bf16 *both, int64_t rows, int64_t width, int64_t a
     }
 }
 
-/* As many of 16 numbers as there are, and where they go. */
+/* Load and store up to 16 elements. */
 static inline __m512 masked_load(const bf16 *from, __mmask16 mask) { return bf16_to_f32(_mm256_maskz_loadu_epi16(mask, from)); }
 static inline void masked_store(bf16 *to, __mmask16 mask, __m512 value) { _mm256_mask_storeu_epi16(to, mask, f32_to_bf16(value)); }
 
-/* Numbers of a head after its norm, which is none where there is no weight. */
+/* Elements of a head after its RMS norm; without a weight there is no norm. */
 static inline __m512 norm_head(const bf16 *head, int64_t column, __mmask16 mask, float inv_std, const bf16 *weight) {
     const __m512 value = masked_load(head + column, mask);
     if (weight == NULL) return value;
@@ -106,8 +107,8 @@ static void rope_head(bf16 *head, int64_t dim, int64_t half, const bf16 *cosine,
         masked_store(head + c, tail_mask(dim - c), norm_head(head, c, tail_mask(dim - c), inv_std, weight));
 }
 
-/* In place, `heads` of `dim` numbers in every row, rows at the given distance: the RMS norm of each, where there are weights,
- * then the first `half` of it turned against the second. The first `queries` of them have a weight of their own. */
+/* Apply the RMS norm, if there are weights, and the rotary embedding to `heads` heads of `dim` elements in every row, in place.
+ * The first 2 * half dimensions are rotated, in pairs (i, half + i). The first `queries` heads use query_weight, the others key_weight. */
 void cenote_rope(
     bf16 *rows, int64_t stride, int64_t count, int64_t heads, int64_t queries, int64_t dim, int64_t half, const bf16 *cosine,
     const bf16 *sine, const bf16 *query_weight, const bf16 *key_weight, float eps, int64_t threads

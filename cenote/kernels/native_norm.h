@@ -1,4 +1,4 @@
-/* Norms of one row. */
+/* LayerNorm and RMSNorm of one row. */
 #ifndef CENOTE_NATIVE_NORM_H
 #define CENOTE_NATIVE_NORM_H
 
@@ -7,10 +7,10 @@
 typedef struct {
     const float *weight, *bias;
     float eps;
-    int32_t rms; /* by the root mean square alone, without the mean */
+    int32_t rms; /* RMSNorm: the mean is not subtracted */
 } Norm;
 
-/* A row x becomes rate * x - shift. */
+/* A row x is normalized as x * inv_std - mean_inv_std. */
 typedef struct {
     __m512 inv_std, mean_inv_std;
 } NormFactors;
@@ -18,12 +18,12 @@ typedef struct {
 static inline NormFactors norm_factors(__m512 sum, __m512 squares, int64_t width, float eps, int rms) {
     const float mean = rms ? 0.0f : _mm512_reduce_add_ps(sum) / width;
     const float variance = _mm512_reduce_add_ps(squares) / width - mean * mean;
-    const __m128 root = _mm_sqrt_ss(_mm_set_ss((variance > 0.0f ? variance : variance - variance) + eps)); /* NaN stays one */
+    const __m128 root = _mm_sqrt_ss(_mm_set_ss((variance > 0.0f ? variance : variance - variance) + eps)); /* NaN propagates */
     const __m512 inv_std = _mm512_set1_ps(1.0f / _mm_cvtss_f32(root));
     return (NormFactors){inv_std, _mm512_mul_ps(_mm512_set1_ps(mean), inv_std)};
 }
 
-/* A row of float32, of which the sum and the sum of squares are known, becomes bfloat16, 32 at a time `step` bytes apart. */
+/* Normalize a row of float32, given its sum and sum of squares, to bfloat16 in groups of 32 stored `step` bytes apart. */
 static inline void normalize(const Norm *norm, const float *row, int64_t width, __m512 sum, __m512 squares, uint8_t *out, int64_t step) {
     const NormFactors scale = norm_factors(sum, squares, width, norm->eps, norm->rms);
     for (int64_t c = 0; c < width; c += 32) {

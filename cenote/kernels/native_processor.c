@@ -1,4 +1,4 @@
-/* What the processor can do, and memory to work in; compiled without assuming anything. */
+/* CPU detection and scratch memory; compiled for the baseline instruction set, since it runs on any x86-64 processor. */
 #define _GNU_SOURCE
 #include <cpuid.h>
 #include <stdint.h>
@@ -9,13 +9,13 @@
 
 enum { NUM_SCRATCH_SLOTS = 2, HUGE_PAGE_BYTES = 1 << 21 };
 
-/* Whether the processor has the tiles, for bfloat16 and int8, and the system lets this process use them. */
+/* Return whether the CPU has AMX for bfloat16 and int8, and AVX-512, and the kernel grants this process the use of AMX. */
 int cenote_has_amx(void) {
     const long request_permission = 0x1023, tile_data = 18;
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
     int tiles = (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1), avx512 = (b >> 16 & 1) && (b >> 17 & 1) && (b >> 30 & 1) && (b >> 31 & 1);
-    if (!tiles || !avx512 || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return 0; /* bfloat16 */
+    if (!tiles || !avx512 || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return 0; /* AVX512-BF16 */
     return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
 
