@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
@@ -145,12 +146,12 @@ def make_texts(args: argparse.Namespace, backend: Backend, num_requests: int | N
         groups = [list(islice(endless, size + backend.has_query)) for _ in range(num_groups)]
         return groups, f"{len(texts):,} texts of {args.dataset}"
     tokenizer = load_tokenizer(args.tokenizer)
-    shape = {"sigma": args.sigma, "longest": args.longest}
-    items = make_log_normal_workload(tokenizer, num_groups * size, mean=args.mean, seed=args.seed, **shape)
+    make_workload = partial(make_log_normal_workload, tokenizer, sigma=args.sigma, max_length=args.longest)
+    items = make_workload(num_groups * size, mean=args.mean, seed=args.seed)
     groups = [items.texts[at : at + size] for at in range(0, len(items.texts), size)]
     if not backend.has_query:
         return groups, items.describe()
-    queries = make_log_normal_workload(tokenizer, num_groups, mean=args.query_mean, seed=args.seed + 1, **shape)
+    queries = make_workload(num_groups, mean=args.query_mean, seed=args.seed + 1)
     groups = [[query, *documents] for query, documents in zip(queries.texts, groups, strict=True)]
     return groups, f"{items.describe()}; queries: {queries.describe()}"
 

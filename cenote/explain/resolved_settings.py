@@ -20,23 +20,30 @@ from cenote.kernels import native_library
 from cenote.kernels.cpu_features import MAX_CPU_ISA, ONEDNN_VARIABLES, cpu_features
 
 IN_USE, NOT_BUILT = "in use", "not built"
+# module in cenote.kernels, or cenote.kernels.gpu -> name of the kernel in `--json`, which programs read
+KERNEL_NAMES = {
+    "amx_attention": "tiles",
+    "packed_attention": "packed",
+    "flash": "flash",
+    "sdpa": "sdpa",
+    "eager_attention": "explicit",
+}
 KERNEL_DESCRIPTIONS = {
-    "tiles": "our own code on the processor's matrix tiles",
-    "packed": "our own kernels, chosen by length",
+    "tiles": "native code with AMX tiles",
+    "packed": "Triton kernels, selected by sequence length",
     "flash": "torch's packed flash attention",
-    "sdpa": "torch's attention, runs of equal lengths at a time",
-    "explicit": "written out, for what no fused kernel knows",
-    "own": "written out by this family, counted with the rest",
-    "transformers": "the library's own, counted with the rest",
+    "sdpa": "torch's scaled_dot_product_attention over runs of equal length",
+    "explicit": "unfused, for biases, soft caps and sinks",
+    "own": "implemented by this family, counted with the other layers",
+    "transformers": "the Transformers library's, counted with the other layers",
     "none": "no attention in this model",
 }
-
-
+# class in cenote.kernels, or torch.nn -> description
 LINEAR_DESCRIPTIONS = {
-    "TileLinear": "prepacked for the processor's matrix tiles, our own code",
+    "AMXLinear": "native code with AMX tiles, prepacked",
     "PrepackedLinear": "prepacked by oneDNN",
     "Int8Linear": "int8, by torch",
-    "Fp8Linear": "fp8, but for the output of attention",
+    "Fp8Linear": "fp8, except the output projection of attention",
     "Linear": "as stored",
 }
 
@@ -140,7 +147,7 @@ def _attention_kernel_name(engine: PoolingEngine) -> str:
     if mixing.softcap is not None or mixing.has_sinks or mixing.has_bias:
         return "explicit"
     query, _, _ = make_random_qkv(mixing, 1, description.dtype.value, description.device.value)
-    return kernels.select_kernel(query).__module__.rpartition(".")[2]
+    return KERNEL_NAMES[kernels.select_kernel(query).__module__.rpartition(".")[2]]
 
 
 def _attention_reason(chosen: ResolvedSettings, mixing: AttentionShape | None) -> str:

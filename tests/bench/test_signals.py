@@ -22,7 +22,7 @@ import sys
 from cenote.bench.compare import engines
 from cenote.cli.main import main
 settings = {"has_child": True, "delay": 600.0}
-engines.ENGINES = {name: engines.Engine(name, name, sys.argv[1], None, settings) for name in ("cenote", "peer")}
+engines.ENGINES = {name: engines.PeerEngine(name, name, sys.argv[1], None, settings) for name in ("cenote", "peer")}
 sys.exit(main(["bench", "compare", "--workloads", "short", "--texts", "20", "--model", sys.argv[2]]))
 """
 
@@ -32,15 +32,15 @@ import sys
 from cenote.bench import serve
 from cenote.cli.main import main
 server = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
-serve.serve_command = lambda port, **more: [sys.executable, "-c", server]
+serve.make_serve_command = lambda port, **more: [sys.executable, "-c", server]
 sys.exit(main(["bench", "serve", "--spawn", "--num-requests", "1"]))
 """
 
 EXPORT = """
 import sys
-from cenote.bench.process_group import ending_groups_on_sigterm, run_in_group
+from cenote.bench.process_group import terminate_groups_on_sigterm, run_in_group
 child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
-with ending_groups_on_sigterm():
+with terminate_groups_on_sigterm():
     run_in_group([sys.executable, "-c", child], stdout=2, stderr=2)
 """
 

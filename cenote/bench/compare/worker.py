@@ -69,7 +69,7 @@ class WorkerProcess:
         return seconds
 
     def outputs(self, name: str, task: str, count: int) -> OutputRows:
-        said = self.call("answers", name=name, task=task, count=count)
+        said = self.call("outputs", name=name, task=task, count=count)
         flat = np.frombuffer(base64.b64decode(said["data"]), dtype="<f4")
         sizes = [int(np.prod(shape)) for shape in said["shapes"]]
         parts = np.split(flat, np.cumsum(sizes)[:-1])

@@ -54,7 +54,7 @@ class PeerWorker:
         inputs = self.inputs[asked["name"]]
         gc.collect()
         began = time.perf_counter()
-        self.engine.answer(asked["task"], inputs)
+        self.engine.run(asked["task"], inputs)
         return {"seconds": [time.perf_counter() - began]}
 
     def run_singly(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class PeerWorker:
         seconds = []
         for one in inputs:
             began = time.perf_counter()
-            self.engine.answer(asked["task"], one)
+            self.engine.run(asked["task"], one)
             seconds.append(time.perf_counter() - began)
         return {"seconds": seconds}
 
@@ -72,8 +72,8 @@ class PeerWorker:
         """What the engine says to the first inputs, as rows of numbers with one shape each."""
         import numpy as np
 
-        found = self.engine.answer(asked["task"], take_first(self.inputs[asked["name"]], asked["count"]))
-        rows = [np.asarray(each, dtype="<f4") for each in self.engine.rows(asked["task"], found)]
+        found = self.engine.run(asked["task"], take_first(self.inputs[asked["name"]], asked["count"]))
+        rows = [np.asarray(each, dtype="<f4") for each in self.engine.to_rows(asked["task"], found)]
         return {
             "shapes": [row.shape for row in rows],
             "data": base64.b64encode(b"".join(row.tobytes() for row in rows)).decode(),

@@ -96,7 +96,7 @@ def test_every_engine_runs_every_round_and_the_others_are_listed_as_left_out(
 def test_every_second_round_goes_the_other_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[str] = []
 
-    def run(self: WorkerProcess, name: str, task: str, *, singly: bool) -> list[float]:
+    def run(self: WorkerProcess, name: str, task: str, *, is_single_query: bool) -> list[float]:
         turns.append(self.name)
         return [1.0]
 

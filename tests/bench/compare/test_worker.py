@@ -118,8 +118,8 @@ def test_a_bench_that_is_killed_leaves_no_stopped_worker_behind() -> None:
     code = """
 import os, sys
 from pathlib import Path
-from cenote.bench.compare.worker import Worker
-worker = Worker.of_script("stub", Path(sys.executable), sys.argv[1])
+from cenote.bench.compare.worker import WorkerProcess
+worker = WorkerProcess.from_script("stub", Path(sys.executable), sys.argv[1])
 settings = worker.load("a-folder", "embed", {"has_child": True})["settings"]
 print(settings["pid"], settings["child"], flush=True)
 os._exit(1)
