@@ -1,4 +1,4 @@
-"""The lower waist: sequences laid end to end, as every model reads them; torch starts here."""
+"""PackedBatch: the model-side interface, variable-length sequences concatenated without padding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cenote.protocol.images import ProcessedImage
 
 @dataclass(frozen=True, slots=True)
 class EqualLengthRun:
-    """Neighbouring sequences of equal length: rows `start` to `start + count * length`."""
+    """Consecutive sequences of equal length: tokens `start` to `start + num_seqs * seq_len`."""
 
     start: int
     num_seqs: int
@@ -24,39 +24,33 @@ class EqualLengthRun:
 
 @dataclass(frozen=True)
 class PackedImages:
-    """The images of a batch, every one of them once, their patches laid end to end."""
+    """The distinct images of a batch, their patches concatenated."""
 
     images: tuple[ProcessedImage, ...]
-    patches: Tensor  # [patches, numbers]
-    token_indices: Tensor  # [rows], the tokens of the batch that get what the tower makes of them
-    feature_indices: Tensor  # [rows], and which row of that each gets
+    patches: Tensor  # [patches, values]
+    token_indices: Tensor  # [rows], tokens of the batch whose embedding is a row of the vision tower's output
+    feature_indices: Tensor  # [rows], the row of the tower's output for each of them
 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Sequences of any lengths without padding: token t of the batch belongs to sequence `owner[t]`."""
+    """Sequences of any lengths without padding: token t belongs to sequence `segment_ids[t]`."""
 
     token_ids: Tensor  # [tokens]
     positions: Tensor  # [tokens], counted from 0 in every sequence
-    cu_seqlens: Tensor  # [size + 1], where each sequence starts, and the end
-    seq_lens_cpu: tuple[int, ...]  # known without asking the device
+    cu_seqlens: Tensor  # [num_seqs + 1], start of each sequence, and the end of the last
+    seq_lens_cpu: tuple[int, ...]  # on the host, to avoid synchronizing with the device
     token_type_ids: Tensor | None = None  # [tokens]; None means all zero
-    num_unpooled: Tensor | None = None  # [size], leading tokens that pooling leaves out; None means none
-    inputs_embeds: Tensor | None = None  # [rows, hidden], token embeddings that come ready-made
-    inputs_embeds_rows: Tensor | None = None  # [rows], the tokens they stand for
+    num_unpooled: Tensor | None = None  # [num_seqs], leading tokens excluded from pooling; None means none
+    inputs_embeds: Tensor | None = None  # [rows, hidden], given token embeddings
+    inputs_embeds_rows: Tensor | None = None  # [rows], the tokens whose embeddings they replace
     images: PackedImages | None = None
-    mrope_positions: Tensor | None = (
-        None  # [axes, tokens], positions where they are several numbers; None: all are `positions`
-    )
-    attended_lens_cpu: tuple[int, ...] | None = None  # leading tokens of each sequence that others see; None means all
-    row_mask: Tensor | None = None  # [tokens], whether a token has a row in a token-wise answer; None means all have
-    lora_names: tuple[str | None, ...] | None = None  # the adapter each sequence is read with; None means none is
-    shared_prefixes: SharedPrefixes | None = (
-        None  # beginnings that stand once, behind all sequences; None means there are none
-    )
-    lens_are_upper_bounds: bool = (
-        False  # lengths known here are limits: the device has the real ones, and maybe spare tokens
-    )
+    mrope_positions: Tensor | None = None  # [axes, tokens], of M-RoPE; None: `positions` on every axis
+    attended_lens_cpu: tuple[int, ...] | None = None  # leading tokens of each sequence that are attended to; None: all
+    row_mask: Tensor | None = None  # [tokens], whether a token has a row in token-wise results; None means all
+    lora_names: tuple[str | None, ...] | None = None  # the adapter of each sequence; None means none for all
+    shared_prefixes: SharedPrefixes | None = None  # prefixes stored once, after all sequences; None means none
+    lens_are_upper_bounds: bool = False  # seq_lens_cpu are limits (CUDA graphs): the real lengths are in cu_seqlens
 
     @property
     def num_seqs(self) -> int:
@@ -76,12 +70,12 @@ class PackedBatch:
 
     @cached_property
     def seq_lens(self) -> Tensor:
-        """[size]"""
+        """Lengths of the sequences, [num_seqs]."""
         return self.cu_seqlens.diff()
 
     @cached_property
     def segment_ids(self) -> Tensor:
-        """[tokens], the sequence each token belongs to."""
+        """The index of each token's sequence, [tokens]."""
         return torch.repeat_interleave(
             torch.arange(self.num_seqs, device=self.device), self.seq_lens, output_size=self.num_tokens
         )
@@ -92,7 +86,7 @@ class PackedBatch:
 
     @cached_property
     def equal_length_runs(self) -> tuple[EqualLengthRun, ...]:
-        """The batch as runs of equal lengths; packing in order of length makes them few."""
+        """Runs of sequences of equal length; sorting by length makes them few."""
         runs, start = [], 0
         for length, group in groupby(self.seq_lens_cpu):
             count = sum(1 for _ in group)
@@ -103,25 +97,25 @@ class PackedBatch:
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """Beginnings that sequences of a batch have in common, computed once: in the batch, sequences lack theirs."""
+    """Common prefixes of sequences, computed once: the batch holds them after the sequences, which lack them."""
 
-    unfolded: PackedBatch  # the same sequences from their beginnings on
-    row_indices: Tensor  # [tokens of whole], the row of the batch that stands for each of them
-    token_indices: Tensor  # [tokens of the batch], for each row one of the tokens that it stands for
+    unfolded: PackedBatch  # the same sequences with their prefixes
+    row_indices: Tensor  # [tokens of unfolded], the row of the batch that represents each token
+    token_indices: Tensor  # [tokens of the batch], one of the unfolded tokens that each row represents
 
     def unfold(self, x: Tensor) -> Tensor:
-        """From rows of the batch to tokens of whole sequences."""
+        """Map rows of the batch to the tokens of the unfolded sequences."""
         return x.index_select(0, self.row_indices)
 
     def fold(self, x: Tensor) -> Tensor:
-        """And back."""
+        """Map tokens of the unfolded sequences to rows of the batch."""
         return x.index_select(0, self.token_indices)
 
 
 def pack_sequences(
     sequences: Sequence[Sequence[int]], token_type_ids: Sequence[Sequence[int]] | None = None
 ) -> PackedBatch:
-    """A batch from plain lists; the engine has a faster way of its own."""
+    """Build a batch from lists of token ids; the engine uses the faster `pack_inputs`."""
     lengths = tuple(len(ids) for ids in sequences)
     flat = torch.tensor([token for ids in sequences for token in ids], dtype=torch.int64)
     types = None if token_type_ids is None else torch.tensor([kind for row in token_type_ids for kind in row])

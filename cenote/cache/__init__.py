@@ -1,1 +1,1 @@
-"""Answers that are kept, in memory and on disk, for inputs that come again."""
+"""Result cache: results of repeated inputs, in memory and on disk."""

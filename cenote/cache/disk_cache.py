@@ -1,4 +1,4 @@
-"""Answers in a folder: they survive restarts and crashes, and several processes may share them."""
+"""DiskCache: results in a SQLite file that survives restarts and crashes and can be shared by processes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ logger = logging.getLogger("cenote")
 
 FILE_NAME = "results.sqlite3"
 CHECKSUM_BYTES = 8
-# what may wait to be written: a slow disk must not fill the memory, and holds up nobody
+# limit on bytes waiting to be written: further entries are dropped, so that a slow disk blocks no request
 MAX_PENDING_BYTES = 64 * 1024**2
-# written in one transaction
 MAX_ENTRIES_PER_TRANSACTION = 1024
-# looked up with one question
 MAX_KEYS_PER_QUERY = 500
-# so much of the limit is made free at a time
+# fraction of the limit freed by one eviction
 EVICTION_FRACTION = 0.05
-# how long one who reads waits for the file, and one who writes
+# how long to wait for the lock of the file
 READ_TIMEOUT_S, WRITE_TIMEOUT_S = 0.1, 5.0
 JOIN_TIMEOUT_S = 5.0
 
@@ -38,17 +36,17 @@ class DiskCache:
         self.path = folder / FILE_NAME
         self.max_bytes = max_bytes
         self.num_evicted = 0
-        self.num_corrupted = 0  # records that were not what was written
-        self.num_dropped = 0  # answers that were not written: too many waited, or the disk was full
+        self.num_corrupted = 0  # entries with a wrong checksum, and corrupted files
+        self.num_dropped = 0  # entries not written: too many were pending, or the disk was full
         self._write_db = SQLiteFile(self.path, WRITE_TIMEOUT_S)
         self._read_db = SQLiteFile(self.path, READ_TIMEOUT_S)
         self.num_bytes = self._write_db.num_used_bytes()
-        self._read_lock = threading.Lock()  # whoever reads
+        self._read_lock = threading.Lock()  # guards _read_db
         self._pending: deque[CacheEntry] = deque()
         self._pending_bytes = 0
         self._condition = threading.Condition()
         self._is_stopping = False
-        self._logged_error = ""  # the trouble that the log knows of
+        self._logged_error = ""  # the last error logged
         self._thread = threading.Thread(target=self._run_writer, name="cenote-cache", daemon=True)
         self._thread.start()
 
@@ -63,7 +61,7 @@ class DiskCache:
         return found
 
     def put(self, entries: Sequence[CacheEntry]) -> None:
-        """Written soon; nobody waits for the disk."""
+        """Queue entries for the writer thread; does not block on the disk."""
         with self._condition:
             for entry in entries:
                 if self._pending_bytes > MAX_PENDING_BYTES or len(entry[1]) > self.max_bytes // 4:
@@ -74,12 +72,12 @@ class DiskCache:
             self._condition.notify_all()
 
     def flush(self) -> None:
-        """Wait until all that came is written."""
+        """Wait until all queued entries are written."""
         with self._condition:
             self._condition.wait_for(lambda: not self._pending_bytes, timeout=JOIN_TIMEOUT_S)
 
     def close(self) -> None:
-        """What waits is still written."""
+        """Write the queued entries and close the file."""
         with self._condition:
             self._is_stopping = True
             self._condition.notify_all()
@@ -88,15 +86,15 @@ class DiskCache:
             self._read_db.connection.close()
 
     def _query(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        places = ",".join("?" * len(keys))
+        placeholders = ",".join("?" * len(keys))
         found = {}
         for key, value in self._read_db.get_connection().execute(
-            f"SELECT key, value FROM results WHERE key IN ({places})", keys
+            f"SELECT key, value FROM results WHERE key IN ({placeholders})", keys
         ):
             if value[:CHECKSUM_BYTES] == _checksum(key, value[CHECKSUM_BYTES:]):
                 found[key] = value[CHECKSUM_BYTES:]
             else:
-                self.num_corrupted += 1  # whoever computes it anew replaces it
+                self.num_corrupted += 1  # a miss: the recomputed result replaces it
         return found
 
     def _run_writer(self) -> None:
@@ -120,7 +118,7 @@ class DiskCache:
 
     def _write(self, entries: Sequence[CacheEntry]) -> None:
         connection = self._write_db.get_connection()
-        connection.execute("BEGIN IMMEDIATE")  # the whole of it or nothing, whenever the process ends
+        connection.execute("BEGIN IMMEDIATE")  # atomic, even if the process is killed
         try:
             connection.executemany(
                 "INSERT OR REPLACE INTO results (key, value) VALUES (?, ?)",
@@ -135,31 +133,31 @@ class DiskCache:
         self.num_bytes = self._write_db.num_used_bytes()
 
     def _evict(self, connection: sqlite3.Connection) -> None:
-        """The oldest answers go. Their room in the file is used again, so that it does not grow."""
+        """Delete the oldest entries if the file exceeds its limit; SQLite reuses their pages, so it does not grow."""
         size = self._write_db.num_used_bytes()
         if size <= self.max_bytes:
             return
         first, last = connection.execute("SELECT min(id), max(id) FROM results").fetchone()
-        part = (size - self.max_bytes) / size + EVICTION_FRACTION
-        oldest = first + int((last - first + 1) * part)
-        self.num_evicted += connection.execute("DELETE FROM results WHERE id <= ?", (oldest,)).rowcount
+        fraction = (size - self.max_bytes) / size + EVICTION_FRACTION
+        last_evicted = first + int((last - first + 1) * fraction)
+        self.num_evicted += connection.execute("DELETE FROM results WHERE id <= ?", (last_evicted,)).rowcount
 
     def _recover(self, file: SQLiteFile, error: Exception) -> None:
         if not is_corruption(error):
             self._log_error_once(error)
             return
         self.num_corrupted += 1
-        logger.warning("the result cache %s is damaged (%s); it begins anew", self.path, error)
+        logger.warning("result cache %s is corrupted (%s); recreating it", self.path, error)
         try:
             file.recreate()
-        except (sqlite3.Error, OSError) as again:
-            self._log_error_once(again)
+        except (sqlite3.Error, OSError) as recreate_error:
+            self._log_error_once(recreate_error)
 
     def _log_error_once(self, error: Exception) -> None:
-        """Once, however many batches meet it."""
+        """Log an error unless it is the same as the last one."""
         if self._logged_error != str(error):
             self._logged_error = str(error)
-            logger.warning("the result cache %s could not be used: %s", self.path, error)
+            logger.warning("result cache %s failed: %s", self.path, error)
 
 
 def _checksum(key: bytes, value: bytes) -> bytes:

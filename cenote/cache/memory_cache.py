@@ -1,4 +1,4 @@
-"""Answers in memory: those used last, as many as fit."""
+"""MemoryCache: least-recently-used cache of serialized results, limited in bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-# of memory beside the answer itself: its key, its place in the table
+# memory per entry in addition to the value: key and table entry
 ENTRY_OVERHEAD_BYTES = 200
 
 
@@ -15,7 +15,7 @@ class MemoryCache:
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self.num_evicted = 0
-        self._entries: OrderedDict[bytes, bytes] = OrderedDict()  # used longest ago first
+        self._entries: OrderedDict[bytes, bytes] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -23,11 +23,11 @@ class MemoryCache:
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         with self._lock:
-            found = [self._entries.get(key) for key in keys]
-            for key, value in zip(keys, found, strict=True):
+            values = [self._entries.get(key) for key in keys]
+            for key, value in zip(keys, values, strict=True):
                 if value is not None:
                     self._entries.move_to_end(key)
-            return found
+            return values
 
     def put(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         with self._lock:

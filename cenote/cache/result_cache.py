@@ -1,4 +1,4 @@
-"""The result cache: answers by model, input and what was asked, for each tenant apart; in memory, on disk, or both."""
+"""ResultCache: results by model, tenant, pooling specs and input, in memory, on disk, or both."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from cenote.cache.disk_cache import DiskCache
 
 KEY_BYTES = 16
-# changes when what is kept under a key is written in another way
-FORMAT_VERSION = b"cenote results 1"
+# part of every key: change it whenever keys or values change their format, so that older files on disk miss
+FORMAT_VERSION = b"cenote results 2"
 
 CachedResult: TypeAlias = tuple[Array, ...]
 
 
 class CacheKeyBuilder:
-    """What was asked of some inputs, by whom; from it and an input comes the key of the answer."""
+    """Build the cache keys of inputs with the same model, tenant, pooling specs and adapter."""
 
     def __init__(self, fingerprint: bytes, tenant: str, specs: str, adapter: str | None) -> None:
         self._hasher = blake2b(digest_size=KEY_BYTES)
         for part in (FORMAT_VERSION, fingerprint, *(str(text).encode() for text in (tenant, specs, adapter))):
-            self._hasher.update(struct.pack("<I", len(part)) + part)  # so that no two lists of parts look alike
+            self._hasher.update(struct.pack("<I", len(part)) + part)  # lengths make the concatenation unambiguous
 
     def make_key(self, token_ids: bytes, metadata: bytes = b"") -> bytes:
-        """`more` is whatever else the model is told of the tokens."""
+        """Return the key of an input; `metadata` is everything besides the token ids that the model receives."""
         digest = self._hasher.copy()
         digest.update(struct.pack("<I", len(token_ids)))
         digest.update(token_ids)
@@ -52,10 +52,10 @@ class ResultCache:
         self.memory = MemoryCache(memory_bytes)
         self.disk: DiskCache | None = None
         if folder is not None:
-            from cenote.cache.disk_cache import DiskCache  # not every Python has SQLite; memory needs none
+            from cenote.cache.disk_cache import DiskCache  # some Python builds lack SQLite, which only this needs
 
             self.disk = DiskCache(folder, disk_bytes)
-        self.is_shared = is_shared  # tenants get each other's answers
+        self.is_shared = is_shared  # between tenants
         self.num_hits = 0
         self.num_misses = 0
 
@@ -63,20 +63,20 @@ class ResultCache:
         return CacheKeyBuilder(self.fingerprint, "" if self.is_shared else tenant, specs, adapter)
 
     def get(self, keys: Sequence[bytes]) -> list[CachedResult | None]:
-        found = self.memory.get(keys)
-        missing = [key for key, value in zip(keys, found, strict=True) if value is None]
+        values = self.memory.get(keys)
+        missing = [key for key, value in zip(keys, values, strict=True) if value is None]
         if missing and self.disk is not None:
-            there = self.disk.get(missing)
-            self.memory.put(there.items())
-            found = [there.get(key) if value is None else value for key, value in zip(keys, found, strict=True)]
-        num_missing = sum(value is None for value in found)
+            on_disk = self.disk.get(missing)
+            self.memory.put(on_disk.items())
+            values = [on_disk.get(key) if value is None else value for key, value in zip(keys, values, strict=True)]
+        num_missing = sum(value is None for value in values)
         self.num_misses += num_missing
         self.num_hits += len(keys) - num_missing
-        return [None if value is None else deserialize(value) for value in found]
+        return [None if value is None else deserialize(value) for value in values]
 
     def put(self, keys: Sequence[bytes], results: Sequence[CachedResult]) -> None:
-        written = ((key, serialize(answer)) for key, answer in zip(keys, results, strict=True))
-        entries = [(key, value) for key, value in written if value is not None]
+        serialized = ((key, serialize(result)) for key, result in zip(keys, results, strict=True))
+        entries = [(key, value) for key, value in serialized if value is not None]
         self.memory.put(entries)
         if self.disk is not None:
             self.disk.put(entries)
@@ -87,7 +87,7 @@ class ResultCache:
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """In memory and on disk."""
+        """Size in memory and on disk."""
         return self.memory.num_bytes, 0 if self.disk is None else self.disk.num_bytes
 
     @property

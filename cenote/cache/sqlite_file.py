@@ -1,4 +1,4 @@
-"""A SQLite file that several processes keep results in: opened, found damaged, begun anew."""
+"""SQLiteFile: a SQLite file shared by processes, recreated if it is corrupted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# answers go to the end of the file, only their keys into the order of keys
+# the rowid as primary key appends values at the end of the file; only the keys are kept in an index
 SCHEMA = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
@@ -20,7 +20,7 @@ CORRUPTION_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class SQLiteFile:
-    """One connection; a thread that reads and one that writes have one each."""
+    """One connection to the file; the reading and the writing thread have one each."""
 
     def __init__(self, path: Path, timeout_s: float) -> None:
         self.path = path
@@ -28,14 +28,14 @@ class SQLiteFile:
         self._open()
 
     def get_connection(self) -> sqlite3.Connection:
-        """The connection, to the new file if another process found the old one damaged."""
+        """Return the connection, reopened if another process has recreated the file."""
         if self._get_inode() != self._inode:
             self.connection.close()
             self._open()
         return self.connection
 
     def recreate(self) -> None:
-        """Throw a damaged file away, unless another process was faster."""
+        """Replace a corrupted file, unless another process already has."""
         self.connection.close()
         with self._file_lock():
             if self._get_inode() == self._inode:
@@ -43,15 +43,15 @@ class SQLiteFile:
         self._open()
 
     def num_used_bytes(self) -> int:
-        """Bytes of the file that are in use."""
-        pages, free, page = (
+        """Return the bytes of the file that are in use."""
+        num_pages, num_free, page_size = (
             self.connection.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("page_count", "freelist_count", "page_size")
         )
-        return int((pages - free) * page)
+        return int((num_pages - num_free) * page_size)
 
     def _open(self) -> None:
-        with self._file_lock():  # two at once would get into each other's way
+        with self._file_lock():  # processes must not create the schema at the same time
             try:
                 self._connect()
             except sqlite3.DatabaseError as error:
@@ -79,11 +79,11 @@ class SQLiteFile:
 
     @contextmanager
     def _file_lock(self) -> Iterator[None]:
-        with open(f"{self.path}.lock", "w") as lock:  # the lock ends with the file, and with the process
+        with open(f"{self.path}.lock", "w") as lock:  # released when the file is closed or the process ends
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 
 def is_corruption(error: BaseException) -> bool:
-    """A full disk or a busy file passes; damage stays."""
+    """Return whether the file is corrupted; a full disk or a busy file is temporary."""
     return getattr(error, "sqlite_errorcode", None) in CORRUPTION_CODES

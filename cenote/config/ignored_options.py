@@ -1,4 +1,4 @@
-"""Options of the reference that steer machinery Cenote does not have: its programs pass them all the same."""
+"""Options of vLLM without an equivalent in Cenote: accepted for compatibility and ignored."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ logger = logging.getLogger("cenote")
 
 @dataclass(frozen=True, slots=True)
 class IgnoredOption:
-    arity: Literal["switch", "value", "values"] = "value"  # what its flag is followed by
-    accepted_values: tuple[object, ...] = ()  # the values that change no answer; all of them if empty
+    arity: Literal["switch", "value", "values"] = "value"  # number of arguments of its flag
+    accepted_values: tuple[object, ...] = ()  # values that would not change results; empty: all
 
 
 ANY_VALUE, SWITCH = IgnoredOption(), IgnoredOption("switch")
 ONLY_ONE, ONLY_UNSET = IgnoredOption(accepted_values=(1,)), IgnoredOption(accepted_values=(None,))
 
 IGNORED_OPTIONS: dict[str, IgnoredOption] = {
-    # many devices
+    # parallelism
     "tensor_parallel_size": ONLY_ONE,
     "pipeline_parallel_size": ONLY_ONE,
     "data_parallel_size": ONLY_ONE,
@@ -56,7 +56,7 @@ IGNORED_OPTIONS: dict[str, IgnoredOption] = {
     # text generation
     "seed": ANY_VALUE,
     "max_logprobs": ANY_VALUE,
-    # the server; request ids and load are always told, prompts never
+    # the server: request ids and load are always reported, prompts are never logged
     "renderer_num_workers": ANY_VALUE,
     "middleware": IgnoredOption("values", (None,)),
     "enable_request_id_headers": SWITCH,
@@ -70,12 +70,12 @@ IGNORED_OPTIONS: dict[str, IgnoredOption] = {
 
 
 def is_ignored(name: str, value: object) -> bool:
-    """Whether an option can be dropped; one that would change the answer is refused instead."""
+    """Return whether an option is ignored; raise LoadError for a value that would change results."""
     if name not in IGNORED_OPTIONS:
         return False
-    harmless = IGNORED_OPTIONS[name].accepted_values
-    if harmless and value is not None and value not in harmless:
-        instead = "leave it out" if harmless[0] in (None, "") else f"leave it out or give {harmless[0]!r}"
-        raise LoadError(f"{name}={value!r} is not available; {instead}")
-    logger.debug("%s=%r has no effect here", name, value)
+    accepted = IGNORED_OPTIONS[name].accepted_values
+    if accepted and value is not None and value not in accepted:
+        hint = "remove it" if accepted[0] in (None, "") else f"remove it or use {accepted[0]!r}"
+        raise LoadError(f"{name}={value!r} is not supported; {hint}")
+    logger.debug("%s=%r is accepted for compatibility and ignored", name, value)
     return True

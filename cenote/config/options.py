@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
@@ -11,25 +11,24 @@ from cenote.errors import BadRequest
 
 T = TypeVar("T")
 
-
 MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
 class Sourced(Generic[T]):
-    """A decision that remembers who took it."""
+    """A setting and the file, option or default that it comes from."""
 
     value: T
     source: str
 
 
 def option(help_text: str, *, default: Any = MISSING, choices: tuple[str, ...] = (), parse: Any = None) -> Any:
-    """A field with the help text, the allowed values and the reader that its flag uses."""
+    """Declare a dataclass field with the help text, allowed values and parser of its command-line flag."""
     return field(default=default, metadata={"help": help_text, "choices": choices, "parse": parse})
 
 
 def parse_token_count(text: str | int) -> int:
-    """4096, "8k" (thousands), "8K" (of 1024), "1M", "-1" for automatic."""
+    """Parse 4096, "8k" (8000), "8K" (8192), "1M", or "-1" for automatic."""
     if isinstance(text, int):
         return text
     units = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
@@ -37,43 +36,63 @@ def parse_token_count(text: str | int) -> int:
     try:
         return round(float(text[:-1]) * unit) if unit > 1 else int(text)
     except (ValueError, OverflowError):
-        raise BadRequest(f"{text!r} is no number of tokens; write 4096, 8k (8000) or 8K (8192)") from None
+        raise BadRequest(f"invalid token count {text!r}; expected for example 4096, 8k (8000) or 8K (8192)") from None
 
 
 def parse_bytes(text: str | int) -> int:
-    """4096, "512M" (of 1024 * 1024), "2G"."""
+    """Parse 4096, "512M" (units of 1024 * 1024) or "2G"."""
     try:
         return parse_token_count(text)
     except BadRequest:
-        raise BadRequest(f"{text!r} is no number of bytes; write 4096, 512M or 2G") from None
+        raise BadRequest(f"invalid byte count {text!r}; expected for example 4096, 512M or 2G") from None
 
 
 def parse_port(value: str | int) -> int:
-    """A TCP port; 0 stands for any that is free."""
+    """Parse a TCP port; 0 selects a free one."""
     try:
         port = int(value)
     except ValueError:
         port = -1
     if isinstance(value, bool) or not 0 <= port <= MAX_PORT:
         raise BadRequest(
-            f"{value!r} is not a port; give a number from 1 to {MAX_PORT}, or 0 for any that is free", param="port"
+            f"invalid port {value!r}; expected a number from 1 to {MAX_PORT}, or 0 for a free port", param="port"
         )
     return port
 
 
 def normalize_log_level(text: str) -> str:
-    """In our words, whichever logging library it was written for."""
+    """Convert level names of other logging libraries to those of Python."""
     return {"warn": "warning", "trace": "debug"}.get(text.lower(), text.lower())
 
 
 def check_known_names(names: Mapping[str, Any], known_names: set[str], kind: str) -> None:
+    """Raise BadRequest with the closest known name if a name is unknown."""
     for name in names:
         if name not in known_names:
-            near = get_close_matches(name, known_names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(known_names))}"
-            raise BadRequest(f"no {kind} is called {name!r}; {hint}", param=name)
+            close = get_close_matches(name, known_names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"available: {', '.join(sorted(known_names))}"
+            raise BadRequest(f"unknown {kind} {name!r}; {hint}", param=name)
+
+
+def check_choices(config: Any, *, unlisted: tuple[object, ...] = ()) -> None:
+    """Raise BadRequest if an option is not one of its choices.
+
+    `unlisted` values are accepted without being shown, and None where it is the default.
+    """
+    for item in option_fields(type(config)):
+        choices, value = item.metadata["choices"], getattr(config, item.name)
+        if choices and value not in (*choices, *unlisted) and not (value is None and item.default is None):
+            raise BadRequest(f"invalid {item.name}={value!r}; expected one of: {', '.join(choices)}", param=item.name)
+
+
+def check_positive(config: Any, names: Iterable[str]) -> None:
+    """Raise BadRequest unless each of the named options is None or a number greater than 0."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            raise BadRequest(f"{name} must be greater than 0, got {value!r}", param=name)
 
 
 def option_fields(config: type) -> list[Field[Any]]:
-    """The options of a config class in the order of their declaration, for flags and documents."""
+    """Return the options of a config class in the order of declaration, for command-line flags and documentation."""
     return [item for item in fields(config) if "help" in item.metadata]

@@ -21,42 +21,45 @@ POOLER_FIELD_TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolerConfig:
-    """How token states become answers; what is unset follows Sentence Transformers files, then the model."""
+    """Pooling options; unset ones follow the Sentence Transformers files, then the model's defaults."""
 
-    task: str | None = option("allow only this task; all the model supports when unset", default=None, choices=TASKS)
-    pooling_type: str | None = option("CLS, LAST, MEAN for sequences, ALL, STEP for tokens", default=None)
-    seq_pooling_type: str | None = option("how a sequence becomes one vector", default=None)
-    tok_pooling_type: str | None = option("which tokens are returned", default=None)
-    use_activation: bool | None = option("normalise embeddings, squash logits", default=None)
-    normalize: bool | None = option("the older name of use_activation", default=None)
+    task: str | None = option("serve only this task (default: all tasks of the model)", default=None, choices=TASKS)
+    pooling_type: str | None = option("CLS, LAST or MEAN for sequences, ALL or STEP for tokens", default=None)
+    seq_pooling_type: str | None = option("how token states are pooled into one vector per sequence", default=None)
+    tok_pooling_type: str | None = option("which token states token-wise tasks return", default=None)
+    use_activation: bool | None = option("normalize embeddings, apply sigmoid or softmax to logits", default=None)
+    normalize: bool | None = option("deprecated alias of use_activation", default=None)
     dimensions: int | None = option("default size of Matryoshka embeddings", default=None)
-    enable_chunked_processing: bool = option("embed texts longer than the model reads in pieces", default=False)
-    max_embed_len: int | None = option("the longest input accepted, in tokens", default=None)
-    logit_mean: float | None = option("subtracted from logits", default=None)
-    logit_bias: float | None = option("the older name of logit_mean", default=None)
-    logit_sigma: float | None = option("divides logits after that", default=None)
-    step_tag_id: int | None = option("STEP returns the rows of this token", default=None)
-    returned_token_ids: list[int] | None = option("STEP returns these columns", default=None)
+    enable_chunked_processing: bool = option(
+        "embed texts longer than max_model_len in chunks and average the chunks", default=False
+    )
+    max_embed_len: int | None = option("maximum length in tokens of an input to embed", default=None)
+    logit_mean: float | None = option("value subtracted from logits", default=None)
+    logit_bias: float | None = option("deprecated alias of logit_mean", default=None)
+    logit_sigma: float | None = option("divisor of logits, applied after logit_mean", default=None)
+    step_tag_id: int | None = option("STEP pooling returns the rows of this token id", default=None)
+    returned_token_ids: list[int] | None = option("STEP pooling returns these columns", default=None)
 
     def __post_init__(self) -> None:
-        set_now = object.__setattr__  # frozen for everybody but this method
+        set_field = object.__setattr__  # the dataclass is frozen
         for name, kinds in POOLER_FIELD_TYPES.items():
             check_type(name, getattr(self, name), kinds)
-        set_now(self, "task", validate_task_name(self.task))
-        set_now(
+        set_field(self, "task", validate_task_name(self.task))
+        set_field(
             self,
             "use_activation",
             resolve_alias("normalize", self.normalize, "use_activation", self.use_activation),
         )
-        set_now(self, "normalize", None)
+        set_field(self, "normalize", None)
         if self.logit_bias is not None and self.logit_mean not in (None, self.logit_bias):
             raise BadRequest(
-                f"`logit_bias` is the older name of `logit_mean`: got {self.logit_bias} and {self.logit_mean}; give one"
+                "`logit_bias` is a deprecated alias of `logit_mean`; both were given, with different values: "
+                f"{self.logit_bias} and {self.logit_mean}"
             )
-        set_now(self, "logit_mean", self.logit_mean if self.logit_mean is not None else self.logit_bias)
-        set_now(self, "logit_bias", None)
+        set_field(self, "logit_mean", self.logit_mean if self.logit_mean is not None else self.logit_bias)
+        set_field(self, "logit_bias", None)
         if self.max_embed_len is not None and self.max_embed_len < 1:
-            raise BadRequest(f"max_embed_len={self.max_embed_len} refuses every text; give 1 or more")
+            raise BadRequest(f"max_embed_len must be at least 1, got {self.max_embed_len}")
         if self.logit_sigma == 0:
             raise BadRequest("logit_sigma cannot be 0 (division by zero)")
         if self.pooling_type is not None:
@@ -70,10 +73,10 @@ class PoolerConfig:
 
     @classmethod
     def from_value(cls, value: PoolerConfig | Mapping[str, Any] | None) -> PoolerConfig:
-        """From what `LLM` and the command line accept: an object, a mapping, nothing."""
+        """Return a PoolerConfig from one, from a mapping, or from None."""
         if value is None or isinstance(value, cls):
             return value or cls()
         if not isinstance(value, Mapping):
-            raise BadRequest(f"pooler_config is a PoolerConfig or a mapping, not {type(value).__name__}")
-        check_known_names(value, {item.name for item in fields(cls)}, "pooler config")
+            raise BadRequest(f"pooler_config must be a PoolerConfig or a mapping, got {type(value).__name__}")
+        check_known_names(value, {item.name for item in fields(cls)}, "pooler_config field")
         return cls(**value)

@@ -1,1 +1,1 @@
-"""From token states to answers: method, head, activation."""
+"""Pool token states into results: pooling method, head, activation."""

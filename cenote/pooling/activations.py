@@ -1,4 +1,4 @@
-"""The last step of an answer: unit length for vectors, probabilities for logits."""
+"""Output activations: L2 normalization of embeddings, sigmoid, softmax and others for logits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def normalize(x: Tensor) -> Tensor:
 
 
 def sigmoid_or_softmax(x: Tensor) -> Tensor:
-    """One logit is a yes or no of its own; several compete."""
+    """Apply sigmoid to a single logit, softmax to several."""
     return x.sigmoid() if x.shape[-1] < 2 else x.softmax(dim=-1)
 
 
@@ -39,7 +39,7 @@ CLASSIFICATION_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def resolve_classification_activation(config: Mapping[str, Any]) -> Sourced[str]:
-    """Which activation a classifier's config.json asks for, by name."""
+    """Return the name of the activation that a classifier's config.json specifies."""
     by_problem = {
         "regression": "identity",
         "single_label_classification": "auto",
@@ -47,14 +47,14 @@ def resolve_classification_activation(config: Mapping[str, Any]) -> Sourced[str]
     }
     if (problem := config.get("problem_type")) in by_problem:
         return Sourced(by_problem[problem], f"config.json problem_type {problem}")
-    for key, named in (
+    for key, name in (
         ("sentence_transformers.activation_fn", (config.get("sentence_transformers") or {}).get("activation_fn")),
         ("sbert_ce_default_activation_function", config.get("sbert_ce_default_activation_function")),
     ):
-        if named is not None:
-            return Sourced(_parse_torch_activation(str(named)), f"config.json {key}")
+        if name is not None:
+            return Sourced(_parse_torch_activation(str(name)), f"config.json {key}")
     if config.get("num_labels") == 0:
-        logger.warning("config.json says num_labels is 0; its logits are squashed by a sigmoid")
+        logger.warning("num_labels is 0 in config.json; applying sigmoid to logits")
         return Sourced("sigmoid", "config.json num_labels")
     return Sourced("auto", "number of labels")
 
@@ -66,9 +66,10 @@ def _parse_torch_activation(qualified_name: str) -> str:
             f"{qualified_name!r}"
         )
     name = qualified_name.rsplit(".", 1)[-1].lower()
-    name = "auto" if name in ("sigmoid", "softmax") else name  # by the width that the logits really have
+    name = "auto" if name in ("sigmoid", "softmax") else name  # depends on the actual number of logits
     if name not in CLASSIFICATION_ACTIVATIONS:
         raise LoadError(
-            f"no activation {qualified_name!r} for logits; there are: {', '.join(sorted(CLASSIFICATION_ACTIVATIONS))}"
+            f"unsupported activation {qualified_name!r} for logits; expected one of: "
+            f"{', '.join(sorted(CLASSIFICATION_ACTIVATIONS))}"
         )
     return name

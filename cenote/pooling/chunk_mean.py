@@ -7,15 +7,15 @@ from torch.nn import functional as F
 
 
 class WeightedMean:
-    """The mean of vectors, each counted by its tokens, kept as one running sum."""
+    """Running mean of chunk embeddings, weighted by token counts."""
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
         self.num_tokens = 0
 
     def add(self, vector: Tensor, num_tokens: int) -> None:
-        part = vector.float() * num_tokens
-        self.total = part if self.total is None else self.total.add_(part)
+        weighted = vector.float() * num_tokens
+        self.total = weighted if self.total is None else self.total.add_(weighted)
         self.num_tokens += num_tokens
 
     def result(self, *, normalize: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""What stands between pooled states and the answer: projections of embedders, classifiers."""
+"""Heads on top of the backbone: embedding projections, classifiers, SPLADE."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cenote.pooling.sparse import reduce_by_sequence
 
 
 class Classifier(nn.Module):
-    """dense -> activation -> norm, as far as the family has them, then one linear layer of logits."""
+    """Optional dense layer, activation and norm, then a linear layer that computes logits."""
 
     def __init__(self, spec: HeadSpec, hidden_size: int, num_labels: int) -> None:
         super().__init__()
-        self.whole_per_token = spec.full_head_per_token
-        self.dense_first = spec.pool_after_dense
+        self.full_head_per_token = spec.full_head_per_token
+        self.pool_after_dense = spec.pool_after_dense
         size = spec.dense_size or hidden_size
         self.dense = (
             Linear(hidden_size, size, bias=spec.dense_bias, activation=spec.dense_activation)
@@ -37,7 +37,7 @@ class Classifier(nn.Module):
         return x if self.norm is None else self.norm(x)
 
     def last_layer(self, x: Tensor, columns: list[int] | None = None) -> Tensor:
-        """The logits, of some labels only where they are named: two words of a vocabulary need not all its rows."""
+        """Return the logits, of the given columns only if set: two of a whole vocabulary need two rows of weights."""
         layer = self.classifier
         if columns is not None:
             bias = None if layer.bias is None else layer.bias[columns].float()
@@ -47,7 +47,7 @@ class Classifier(nn.Module):
 
 
 class ResidualLayer(nn.Module):
-    """A layer to whose output its input is added, through a matrix where their sizes differ."""
+    """Add the input to a layer's output, projected by a matrix if their sizes differ."""
 
     def __init__(self, layer: nn.Module, matrix: Tensor | None) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class ResidualLayer(nn.Module):
 
 
 class SpladeHead(nn.Module):
-    """SPLADE: for every entry of the vocabulary log(1 + logit) of the token that wants it most, or of all tokens."""
+    """SPLADE: log(1 + relu(logit)) for each vocabulary entry, max- or sum-pooled over the tokens of a sequence."""
 
     def __init__(self, head: Classifier, *, strategy: str = "max", num_logs: int = 1) -> None:
         super().__init__()
@@ -68,20 +68,21 @@ class SpladeHead(nn.Module):
         self.num_logs = num_logs
 
     def forward(self, hidden: Tensor, batch: PackedBatch, seq_indices: list[int]) -> Tensor:
-        """[members, vocabulary]"""
+        """Return sparse vectors in dense form, [seq_indices, vocabulary]."""
         last = self.head.classifier
         pool = torch.amax if self.strategy == "max" else torch.sum
 
-        def logits(states: Tensor) -> Tensor:
+        def compute_logits(states: Tensor) -> Tensor:
             return F.linear(self.head.first_layers(states), last.weight)
 
-        def weigh(states: Tensor) -> Tensor:
-            return self._compute_weights(logits(states))
+        def compute_weights(states: Tensor) -> Tensor:
+            return self._compute_weights(compute_logits(states))
 
-        # the largest logit has the largest weight, so that the others need neither bias nor logarithm
-        late = self.strategy == "max"
-        pooled = reduce_by_sequence(logits if late else weigh, pool, last.out_features, hidden, batch, seq_indices)
-        return self._compute_weights(pooled) if late else pooled
+        # the weight is monotonic in the logit, so max pooling commutes with it and bias and log run on pooled logits
+        pools_logits = self.strategy == "max"
+        compute = compute_logits if pools_logits else compute_weights
+        pooled = reduce_by_sequence(compute, pool, last.out_features, hidden, batch, seq_indices)
+        return self._compute_weights(pooled) if pools_logits else pooled
 
     def _compute_weights(self, logits: Tensor) -> Tensor:
         weights = logits.float()
@@ -94,7 +95,7 @@ class SpladeHead(nn.Module):
 
 
 class Heads(nn.Module):
-    """All that a model has above its backbone."""
+    """The heads of a model; those it does not have are None."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class Heads(nn.Module):
         splade: SpladeHead | None = None,
     ) -> None:
         super().__init__()
-        self.projector = projector  # of the vector of a sequence
-        self.token_projector = token_projector  # of the vector of a token
+        self.projector = projector  # for sequence embeddings
+        self.token_projector = token_projector  # for token embeddings
         self.classifier = classifier
         self.splade = splade

@@ -1,4 +1,4 @@
-"""How the states of a sequence become one vector."""
+"""Pooling methods: reduce the token states of each sequence to one vector."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cenote.kernels.gpu.triton_support import can_use_triton
 from cenote.packed_batch import PackedBatch
 from cenote.utils.registry import Registry
 
-PoolingMethod = Callable[[Tensor, PackedBatch], Tensor]  # [tokens, hidden] -> [size, hidden]
+PoolingMethod = Callable[[Tensor, PackedBatch], Tensor]  # [tokens, hidden] -> [num_seqs, hidden]
 POOLING_METHODS: Registry[PoolingMethod] = Registry("pooling method")
 register_method = POOLING_METHODS.register
 
 
 @register_method("CLS")
 def cls(hidden: Tensor, batch: PackedBatch) -> Tensor:
-    """The first token that takes part; behind a prompt that is left out it is the text's own first."""
+    """Return the first pooled token: the first one of the text if the prompt is excluded from pooling."""
     first = batch.cu_seqlens[:-1]
     return hidden[first if batch.num_unpooled is None else first + batch.num_unpooled]
 
@@ -40,9 +40,9 @@ def mean_sqrt_len(hidden: Tensor, batch: PackedBatch) -> Tensor:
 
 @register_method("WEIGHTEDMEAN")
 def weighted_mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
-    """Later tokens count more: the weight of a token is its place in the sequence, from 1."""
-    places = (batch.positions + 1).float()[:, None]
-    return _sum_by_sequence(hidden.float() * places, batch) / _sum_by_sequence(places, batch)
+    """Return the mean weighted by position in the sequence, counted from 1."""
+    weights = (batch.positions + 1).float()[:, None]
+    return _sum_by_sequence(hidden.float() * weights, batch) / _sum_by_sequence(weights, batch)
 
 
 @register_method("MAX")
@@ -54,7 +54,7 @@ def max_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
 
 
 def _sum_by_sequence(hidden: Tensor, batch: PackedBatch) -> Tensor:
-    # thousands of values are added up: accumulate in float32 whatever the model runs in
+    # sums of thousands of values lose precision in 16 bits: accumulate in float32
     if can_use_triton(hidden) and hidden.stride(-1) == 1:
         from cenote.kernels.gpu.segment_sum import sum_by_sequence
 
@@ -66,11 +66,11 @@ def _sum_by_sequence(hidden: Tensor, batch: PackedBatch) -> Tensor:
 
 
 def _count_pooled_tokens(batch: PackedBatch) -> Tensor:
-    """[size, 1], the tokens that take part."""
+    """Return the number of pooled tokens of each sequence, [num_seqs, 1]."""
     count = batch.seq_lens if batch.num_unpooled is None else batch.seq_lens - batch.num_unpooled
     return count.float()[:, None]
 
 
 def _make_pooled_mask(batch: PackedBatch, num_unpooled: Tensor) -> Tensor:
-    """[tokens], whether a token takes part."""
+    """Return a mask of the pooled tokens, [tokens]."""
     return batch.positions >= num_unpooled[batch.segment_ids]

@@ -1,4 +1,4 @@
-"""Which method, head settings and activation apply: flag, then Sentence Transformers files, then the model."""
+"""Resolve the pooling settings of a model: from options, then Sentence Transformers files, then the architecture."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ PARAM_NAMES = ("use_activation", "dimensions", "step_tag_id", "returned_token_id
 
 @dataclass(frozen=True, slots=True)
 class PoolingFileSettings:
-    """What the files of a Sentence Transformers model say about pooling."""
+    """Pooling settings in the files of a Sentence Transformers model."""
 
-    methods: Sourced[tuple[str, ...]] | None  # several are concatenated
+    methods: Sourced[tuple[str, ...]] | None  # results of several methods are concatenated
     normalize: Sourced[bool] | None
     include_prompt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Matryoshka:
-    """Which shorter embeddings the model was trained to give."""
+    """The embedding sizes that a model was trained for."""
 
     is_supported: bool
     sizes: tuple[int, ...]  # empty: any
@@ -35,8 +35,8 @@ class Matryoshka:
 
     def check_dimensions(self, dimensions: int, model: str) -> None:
         if not isinstance(dimensions, int) or isinstance(dimensions, bool):
-            raise BadRequest(f"dimensions is a whole number, got {dimensions!r}", param="dimensions")
-        if not self.is_supported and dimensions != self.full_size:  # clients that name the size it has change nothing
+            raise BadRequest(f"dimensions must be an integer, got {dimensions!r}", param="dimensions")
+        if not self.is_supported and dimensions != self.full_size:  # the full size needs no support
             raise Unsupported(
                 f'Model "{model}" does not support matryoshka representation, '
                 "changing output dimensions will lead to poor results."
@@ -55,9 +55,9 @@ class Matryoshka:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingPlan:
-    """Every decision about pooling, each with who took it."""
+    """All pooling settings of a model, most with their source."""
 
-    model: str  # the name that messages use
+    model: str  # name in messages
     tasks: tuple[Task, ...]
     seq_pooling_types: Sourced[tuple[str, ...]]
     tok_pooling_type: Sourced[str]
@@ -68,16 +68,16 @@ class PoolingPlan:
     include_prompt: bool
     matryoshka: Matryoshka
     defaults: PoolerConfig
-    # token-wise answers without a row for the first or last token where it has this id
+    # per token-wise task: ids of a first and last token (special tokens) that get no row in the result
     edge_token_ids: Mapping[Task, tuple[int | None, int | None]] = field(default_factory=dict)
-    no_activation_tasks: tuple[Task, ...] = ()  # answers that no activation shapes unless a request asks for it
-    scalar_tasks: tuple[Task, ...] = ()  # token-wise answers of one number per token, not one row
-    excluded_token_ids: tuple[int, ...] = ()  # token ids that have no place in a sparse vector
+    no_activation_tasks: tuple[Task, ...] = ()  # without activation unless a request sets use_activation
+    scalar_tasks: tuple[Task, ...] = ()  # token-wise tasks with a scalar instead of a vector per token
+    excluded_token_ids: tuple[int, ...] = ()  # left out of sparse vectors
 
     def resolve_options_for_tasks(
         self, tasks: Sequence[Task], params: PoolingParams | None
     ) -> tuple[PoolingOptions, ...]:
-        """The same for every task of a combined one: each takes of the parameters those that mean something to it."""
+        """Resolve the options of each of several combined tasks; each uses the parameters valid for it."""
         params = params or PoolingParams()
         valid = [self._get_valid_params(task) for task in tasks]
         self._check_params(
@@ -89,7 +89,7 @@ class PoolingPlan:
         )
 
     def resolve_options(self, task: Task, params: PoolingParams | None) -> PoolingOptions:
-        """What a request asks, checked and completed."""
+        """Validate the parameters of a request and fill in the defaults."""
         params = params or PoolingParams()
         defaults = self.defaults
         self._check_params(task, self._get_valid_params(task), params)
@@ -115,11 +115,11 @@ class PoolingPlan:
         return valid
 
     def _check_params(self, task: str, valid: Sequence[str], params: PoolingParams) -> None:
-        foreign = [name for name in PARAM_NAMES if name not in valid and getattr(params, name) is not None]
-        if foreign:
+        invalid = [name for name in PARAM_NAMES if name not in valid and getattr(params, name) is not None]
+        if invalid:
             raise BadRequest(
-                f"Task {task!r} only supports {list(valid)} parameters, does not support {foreign} parameters",
-                param=foreign[0],
+                f"Task {task!r} only supports {list(valid)} parameters, does not support {invalid} parameters",
+                param=invalid[0],
             )
 
 
@@ -136,7 +136,7 @@ def resolve_plan(
     step_tag: Sourced[int] | None = None,
     logit_mean: float | None = None,
 ) -> PoolingPlan:
-    """Each field by itself: a user's activation leaves the pooling method of the files in force."""
+    """Resolve each setting independently: an option for one does not override the files' value of another."""
     sequence: Sourced[tuple[str, ...]]
     if pooler_config.seq_pooling_type is not None:
         sequence = Sourced((_parse_seq_pooling_type(pooler_config.seq_pooling_type),), POOLER_CONFIG_SOURCE)
@@ -178,7 +178,7 @@ def resolve_plan(
 
 def _parse_seq_pooling_type(name: str) -> str:
     if name.upper() not in POOLING_METHODS:
-        raise LoadError(f"no pooling method is called {name!r}; there are: {', '.join(sorted(POOLING_METHODS))}")
+        raise LoadError(f"unknown pooling method {name!r}; expected one of: {', '.join(sorted(POOLING_METHODS))}")
     return name.upper()
 
 
@@ -186,7 +186,7 @@ def _parse_tok_pooling_type(name: str | None) -> Sourced[str]:
     if name is None:
         return Sourced("ALL", "default")
     if name.upper() not in TOKEN_POOLING_TYPES:
-        raise LoadError(f"no token pooling is called {name!r}; there are: {', '.join(TOKEN_POOLING_TYPES)}")
+        raise LoadError(f"unknown tok_pooling_type {name!r}; expected one of: {', '.join(TOKEN_POOLING_TYPES)}")
     return Sourced(name.upper(), POOLER_CONFIG_SOURCE)
 
 

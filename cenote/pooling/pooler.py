@@ -1,4 +1,4 @@
-"""From token states to answers: method, head, activation, whatever mix of tasks a batch holds."""
+"""Pooler: turn token states into results by pooling method, head and activation, for any mix of tasks in a batch."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from cenote.protocol.params import PoolingOptions, Task
 
 
 class PoolingSpec(NamedTuple):
-    """What one sequence of a batch is for."""
+    """A task and its options for one sequence of a batch."""
 
     task: Task
     options: PoolingOptions
-    is_max_sim: bool = False  # with a query that the sequence brings along: the answer is one number
+    is_max_sim: bool = False  # return the MaxSim score with the sequence's query embeddings instead of the rows
 
 
 @dataclass(frozen=True, slots=True)
 class PooledGroup:
-    """The answers to the sequences that asked the same: one row each, or `counts` rows each."""
+    """The results of the sequences with the same spec: one row each, or `row_counts` rows each."""
 
     spec: PoolingSpec
     seq_indices: list[int]
@@ -44,7 +44,7 @@ class Pooler(nn.Module):
         super().__init__()
         self.plan = plan
         self.heads = heads
-        self.dtype = dtype  # heads run in float32 unless told otherwise
+        self.dtype = dtype  # of the heads: float32 by default
 
     def forward(
         self,
@@ -53,40 +53,40 @@ class Pooler(nn.Module):
         specs: Sequence[Sequence[PoolingSpec]],
         query_embeddings: Sequence[Tensor | None] = (),
     ) -> list[PooledGroup]:
-        """The answers to all that is asked of every sequence of a batch, those that ask the same together.
+        """Pool a batch and return the results grouped by spec.
 
-        `queries` are the rows that sequences are compared with, where they are.
+        `query_embeddings` are the query rows of sequences with a spec that has `is_max_sim`.
         """
         groups: dict[PoolingSpec, list[int]] = {}
         first = 0
-        for several, neighbours in groupby(specs):  # mostly the very same object, which is quick to compare
-            members = list(range(first, first + len(list(neighbours))))
-            for ask in several:
-                groups.setdefault(ask, []).extend(members)
-            first += len(members)
-        pooled: Tensor | None = None  # shared by all groups that want one vector per sequence
-        weighed: dict[tuple[int, ...], Tensor] = {}  # over the vocabulary, by the sequences they are of
-        answers = []
-        for ask, members in groups.items():
-            task, options, compared = ask
+        for seq_specs, run in groupby(specs):  # mostly the same object, which is quick to compare
+            indices = list(range(first, first + len(list(run))))
+            for spec in seq_specs:
+                groups.setdefault(spec, []).extend(indices)
+            first += len(indices)
+        pooled: Tensor | None = None  # shared by all groups with one vector per sequence
+        splade_cache: dict[tuple[int, ...], Tensor] = {}  # dense SPLADE vectors by the indices of their sequences
+        results = []
+        for spec, indices in groups.items():
+            task, options, is_max_sim = spec
             if task == "sparse_embed" or (task == "embed" and self.heads.splade is not None):
-                rows, counts = self._pool_sparse(hidden, batch, task, members, weighed)
-                answers.append(PooledGroup(ask, members, rows, counts))
+                rows, counts = self._pool_sparse(hidden, batch, task, indices, splade_cache)
+                results.append(PooledGroup(spec, indices, rows, counts))
             elif task in ("embed", "classify"):
                 if pooled is None:
                     pooled = self._pool(hidden, batch)
-                states = pooled if len(members) == batch.num_seqs else pooled[members]
-                answers.append(PooledGroup(ask, members, self._apply_head(states, task, options)))
+                states = pooled if len(indices) == batch.num_seqs else pooled[indices]
+                results.append(PooledGroup(spec, indices, self._apply_head(states, task, options)))
             else:
-                rows_of_tokens = self._pool_tokens(hidden, batch, ask, members)
-                answers.append(_max_sim_scores(rows_of_tokens, query_embeddings) if compared else rows_of_tokens)
-        return answers
+                group = self._pool_tokens(hidden, batch, spec, indices)
+                results.append(_max_sim_scores(group, query_embeddings) if is_max_sim else group)
+        return results
 
     def _pool(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
-        if (classifier := self.heads.classifier) is not None and classifier.dense_first:
+        if (classifier := self.heads.classifier) is not None and classifier.pool_after_dense:
             hidden = classifier.first_layers(hidden.to(self.dtype))
-        parts = [POOLING_METHODS[name](hidden, batch).to(self.dtype) for name in self.plan.seq_pooling_types.value]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        vectors = [POOLING_METHODS[name](hidden, batch).to(self.dtype) for name in self.plan.seq_pooling_types.value]
+        return vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)
 
     def _pool_sparse(
         self,
@@ -96,9 +96,9 @@ class Pooler(nn.Module):
         seq_indices: list[int],
         splade_cache: dict[tuple[int, ...], Tensor],
     ) -> tuple[Tensor, list[int] | None]:
-        """Weights over the vocabulary: all of them as one vector, or those above zero as pairs of id and weight."""
+        """Return weights over the vocabulary: as dense vectors for `embed`, else as (id, weight) rows above zero."""
         if self.heads.splade is None:
-            assert self.heads.classifier is not None, "a weight for every token comes from the classifier"
+            assert self.heads.classifier is not None, "token weights are computed by the classifier"
             weights = self._compute_logits(hidden.to(self.dtype), "token_classify", PoolingOptions())[:, 0]
             return token_weights_to_pairs(weights, batch, seq_indices, self.plan.excluded_token_ids)
         if (vectors := splade_cache.get(tuple(seq_indices))) is None:
@@ -110,30 +110,30 @@ class Pooler(nn.Module):
     ) -> PooledGroup:
         task, options = spec.task, spec.options
         starts = batch.cu_seqlens_cpu
-        pieces = [(starts[member], starts[member + 1]) for member in seq_indices]
-        counts = [end - start for start, end in pieces]
-        kept = self._make_row_mask(batch, task, options)
+        spans = [(starts[index], starts[index + 1]) for index in seq_indices]
+        counts = [end - start for start, end in spans]
+        mask = self._make_row_mask(batch, task, options)
         if len(seq_indices) < batch.num_seqs:
-            hidden = torch.cat([hidden[start:end] for start, end in pieces])
-            kept = None if kept is None else torch.cat([kept[start:end] for start, end in pieces])
-        if kept is not None:
-            hidden = hidden[kept]
-            counts = [int(part.sum()) for part in torch.split(kept, counts)]
+            hidden = torch.cat([hidden[start:end] for start, end in spans])
+            mask = None if mask is None else torch.cat([mask[start:end] for start, end in spans])
+        if mask is not None:
+            hidden = hidden[mask]
+            counts = [int(seq_mask.sum()) for seq_mask in torch.split(mask, counts)]
         rows = self._apply_head(hidden.to(self.dtype), task, options)
         return PooledGroup(spec, seq_indices, rows[:, 0] if task in self.plan.scalar_tasks else rows, counts)
 
     def _make_row_mask(self, batch: PackedBatch, task: Task, options: PoolingOptions) -> Tensor | None:
-        """[tokens], which of them the answer has a row for; None means all."""
-        kept = batch.row_mask
+        """Return a mask of the tokens that have a row in the result, [tokens]; None means all."""
+        mask = batch.row_mask
         if options.step_tag_id is not None:
-            tagged = batch.token_ids == options.step_tag_id
-            kept = tagged if kept is None else kept & tagged
+            is_step = batch.token_ids == options.step_tag_id
+            mask = is_step if mask is None else mask & is_step
         first, last = self.plan.edge_token_ids.get(task, (None, None))
-        for border, at in ((first, batch.cu_seqlens[:-1]), (last, batch.cu_seqlens[1:] - 1)):
-            if border is not None:
-                kept = torch.ones_like(batch.token_ids, dtype=torch.bool) if kept is None else kept.clone()
-                kept[at] &= batch.token_ids[at] != border
-        return kept
+        for token_id, positions in ((first, batch.cu_seqlens[:-1]), (last, batch.cu_seqlens[1:] - 1)):
+            if token_id is not None:
+                mask = torch.ones_like(batch.token_ids, dtype=torch.bool) if mask is None else mask.clone()
+                mask[positions] &= batch.token_ids[positions] != token_id
+        return mask
 
     def _apply_head(self, states: Tensor, task: Task, options: PoolingOptions) -> Tensor:
         if task in ("embed", "token_embed"):
@@ -152,11 +152,11 @@ class Pooler(nn.Module):
 
     def _compute_logits(self, x: Tensor, task: Task, options: PoolingOptions) -> Tensor:
         if (classifier := self.heads.classifier) is not None:
-            # a sequence classifier's dense layer was trained on pooled states: a single token skips it in most families
-            whole = not classifier.dense_first if task == "classify" else classifier.whole_per_token
+            # a sequence classifier's dense layer was trained on pooled states: in most families tokens skip it
+            full_head = not classifier.pool_after_dense if task == "classify" else classifier.full_head_per_token
             x = x.to(classifier.classifier.weight.dtype)
             columns = _select_columns(options, classifier.classifier.out_features)
-            x = (classifier(x, columns) if whole else classifier.last_layer(x, columns)).to(self.dtype)
+            x = (classifier(x, columns) if full_head else classifier.last_layer(x, columns)).to(self.dtype)
         elif (columns := _select_columns(options, x.shape[-1])) is not None:
             x = x[..., columns]
         if self.plan.logit_mean is not None:
@@ -167,21 +167,21 @@ class Pooler(nn.Module):
 
 
 def _max_sim_scores(documents: PooledGroup, query_embeddings: Sequence[Tensor | None]) -> PooledGroup:
-    """One number for every document, so that its rows need not leave the device."""
-    own = [query for query in (query_embeddings[member] for member in documents.seq_indices) if query is not None]
-    assert documents.row_counts is not None and len(own) == len(documents.seq_indices), (
-        "a document has rows and a query"
-    )
-    return PooledGroup(documents.spec, documents.seq_indices, max_sim_pairs(own, documents.rows, documents.row_counts))
+    """Replace the rows of each document by its MaxSim score, so that they need not leave the device."""
+    queries = [query for query in (query_embeddings[index] for index in documents.seq_indices) if query is not None]
+    assert documents.row_counts is not None, "token_embed returns several rows per sequence"
+    assert len(queries) == len(documents.seq_indices), "each document has query embeddings"
+    scores = max_sim_pairs(queries, documents.rows, documents.row_counts)
+    return PooledGroup(documents.spec, documents.seq_indices, scores)
 
 
 def _select_columns(options: PoolingOptions, width: int) -> list[int] | None:
-    """Which of so many numbers per row are wanted; None means all."""
+    """Return the requested columns of rows of this width; None means all."""
     if options.returned_token_ids is None:
         return None
-    if beyond := [column for column in options.returned_token_ids if not 0 <= column < width]:
+    if invalid := [column for column in options.returned_token_ids if not 0 <= column < width]:
         raise BadRequest(
-            f"returned_token_ids asks for columns {beyond[:5]}, the model gives {width} (0 to {width - 1})",
+            f"returned_token_ids {invalid[:5]} out of range; the model has {width} columns (0 to {width - 1})",
             param="returned_token_ids",
         )
     return list(options.returned_token_ids)

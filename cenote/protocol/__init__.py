@@ -1,0 +1,82 @@
+"""Requests, results, inputs and the Engine protocol: the types that callers and the engine share; imports no torch."""
+
+from cenote.protocol.engine import Engine
+from cenote.protocol.images import ImageSource, InputImages, PixelNormalization, ProcessedImage
+from cenote.protocol.input_types import (
+    ContentParts,
+    Conversation,
+    Input,
+    InvalidInput,
+    ListwiseInput,
+    MultimodalPair,
+    MultimodalPrompt,
+    PromptEmbeds,
+    ScoreInput,
+    ScoreTemplate,
+    TensorInput,
+    TextPair,
+)
+from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.params import (
+    AggregationStrategy,
+    LoRARequest,
+    PoolingOptions,
+    PoolingParams,
+    Role,
+    ScoreType,
+    Task,
+    TokenizationParams,
+    TruncationSide,
+)
+from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest, Timing
+from cenote.protocol.results import (
+    Entity,
+    EntityResult,
+    IOProcessorResult,
+    PoolResult,
+    PoolResultBatch,
+    ScoreResult,
+    TokenizeResult,
+)
+
+__all__ = [
+    "AggregationStrategy",
+    "ContentParts",
+    "Conversation",
+    "Engine",
+    "Entity",
+    "EntityRequest",
+    "EntityResult",
+    "IOProcessorResult",
+    "ImageSource",
+    "Input",
+    "InputImages",
+    "InvalidInput",
+    "ListwiseInput",
+    "LoRARequest",
+    "ModelInfo",
+    "MultimodalPair",
+    "MultimodalPrompt",
+    "PixelNormalization",
+    "PluginRequest",
+    "PoolRequest",
+    "PoolResult",
+    "PoolResultBatch",
+    "PoolingOptions",
+    "PoolingParams",
+    "ProcessedImage",
+    "PromptEmbeds",
+    "Role",
+    "ScoreInput",
+    "ScoreRequest",
+    "ScoreResult",
+    "ScoreTemplate",
+    "ScoreType",
+    "Task",
+    "TensorInput",
+    "TextPair",
+    "Timing",
+    "TokenizationParams",
+    "TokenizeResult",
+    "TruncationSide",
+]

@@ -1,30 +1,27 @@
-"""The engine protocol: what the server needs of an engine, in this process or another."""
+"""The Engine protocol: the interface that the HTTP server uses, implemented in-process and over a socket."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from cenote.errors import PoolingError
 from cenote.protocol.input_types import Input
-from cenote.utils.metrics import MetricFamily
-
-if TYPE_CHECKING:
-    pass
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest
 from cenote.protocol.results import EntityResult, IOProcessorResult, PoolResult, ScoreResult, TokenizeResult
+from cenote.utils.metrics import MetricFamily
 
 
 class Engine(Protocol):
-    """What the server needs of an engine, in this process or another."""
+    """An engine as the HTTP server sees it, in the same process or in another one."""
 
     @property
     def model_info(self) -> ModelInfo: ...
 
     @property
     def dead_error(self) -> PoolingError | None:
-        """What ended the engine, if it has ended."""
+        """The error that stopped the engine; None while it runs."""
         ...
 
     async def pool(self, request: PoolRequest) -> list[PoolResult | PoolingError]: ...
@@ -45,19 +42,19 @@ class Engine(Protocol):
     async def detokenize(self, token_ids: Sequence[int]) -> str: ...
 
     async def process(self, request: PluginRequest) -> IOProcessorResult:
-        """Have the IO processor plugin turn its own kind of input into its own kind of answer."""
+        """Run the IO processor plugin: its pre-processing, the model, its post-processing."""
         ...
 
     async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
-        """Let requests name one more adapter, from a folder or the hub; `in_place`: instead of the one of that name."""
+        """Load a LoRA adapter from a folder or the hub; `in_place` replaces a loaded adapter of the same name."""
         ...
 
     async def unload_adapter(self, name: str) -> None:
-        """Take no more requests for it, and forget it when those that came are answered."""
+        """Reject new requests for the adapter and free its weights once those in flight have finished."""
         ...
 
     async def collect_metrics(self) -> list[MetricFamily]:
-        """Everything that is counted, as it stands now."""
+        """Return a snapshot of all metrics."""
         ...
 
     def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None: ...

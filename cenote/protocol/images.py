@@ -1,4 +1,4 @@
-"""Images, as callers give them and as a model's tower reads them; no torch."""
+"""Image types: as sent by callers, and preprocessed for a vision tower; imports no torch at runtime."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageSource:
-    """An image that nobody has looked at yet."""
+    """An image that has not been fetched or decoded yet."""
 
-    source: Any  # the bytes of a file, a data URI or another URL, a path, a PIL image, an array
-    param_path: str = "multi_modal_data.image"  # what messages about it call it
+    source: Any  # bytes of a file, a data URI or another URL, a path, a PIL image, an array
+    param_path: str = "multi_modal_data.image"  # its name in error messages
 
 
 @dataclass(frozen=True, slots=True)
 class PixelNormalization:
-    """What a tower reads of a byte of red, green or blue: (byte * factor - mean) / spread."""
+    """Normalization of the colour channels of a pixel: (byte * rescale_factor - mean) / std."""
 
     rescale_factor: float
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
@@ -29,16 +29,16 @@ class PixelNormalization:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessedImage:
-    """An image cut into patches, and what stands for it in a prompt."""
+    """An image split into patches, with the tokens that represent it in a prompt."""
 
-    patches: Tensor  # [patches, 3 * height * width], bytes, of all its tiles, one behind the other
-    patch_grids: tuple[tuple[int, int], ...]  # rows and columns of patches, of every tile
-    token_ids: np.ndarray[Any, np.dtype[np.int32]]  # in the prompt, instead of the mark of an image
-    is_embed: np.ndarray[Any, np.dtype[np.bool_]]  # those of them that get a row of what the tower makes of the patches
-    original_size: tuple[int, int]  # height and width, in which it came
-    cache_key: bytes  # the same for the same image, read in the same way
-    normalization: PixelNormalization | None = None  # None: what lies in the patches is what the tower reads
-    # the row of the tower's patches, or -1, -2 for what it puts between them, that each seen token gets; None: in order
+    patches: Tensor  # [patches, 3 * height * width], uint8, the tiles concatenated
+    patch_grids: tuple[tuple[int, int], ...]  # rows and columns of patches of every tile
+    token_ids: np.ndarray[Any, np.dtype[np.int32]]  # they replace the image placeholder in the prompt
+    is_embed: np.ndarray[Any, np.dtype[np.bool_]]  # [token_ids], which of them get a row of the vision tower's output
+    original_size: tuple[int, int]  # height and width before preprocessing
+    cache_key: bytes  # equal for equal images preprocessed with the same settings
+    normalization: PixelNormalization | None = None  # None: the patches are the tower's input as they are
+    # for each token with is_embed: the row of the tower's output, or -1, -2 for its separators; None: in order
     row_order: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
     @property
@@ -47,7 +47,7 @@ class ProcessedImage:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory while it waits."""
+        """Memory that the image takes while its request is queued."""
         return self.patches.nbytes
 
 
@@ -56,11 +56,10 @@ class InputImages:
     """The images of one input."""
 
     images: tuple[ProcessedImage, ...]  # in the order of their tokens
-    token_indices: np.ndarray[Any, np.dtype[np.int64]]  # its tokens that get a row of the tower's
-    mrope_positions: np.ndarray[Any, np.dtype[np.int64]] | None = (
-        None  # [axes, tokens], where a position is several numbers
-    )
+    token_indices: np.ndarray[Any, np.dtype[np.int64]]  # tokens of the input that get a row of the tower's output
+    # [axes, tokens], for models with multimodal rotary positions (M-RoPE)
+    mrope_positions: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
     @property
     def cache_key(self) -> bytes:
-        return b"".join(picture.cache_key for picture in self.images)
+        return b"".join(image.cache_key for image in self.images)

@@ -1,4 +1,4 @@
-"""What a model may be given to read: one input, in all its forms; no torch."""
+"""The types of one input of a request; imports no torch at runtime."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ContentParts:
-    """Texts and images that are read as one, in parts as OpenAI's clients write them."""
+    """Texts and images that form one input, as a list of OpenAI content parts."""
 
     content: Sequence[Mapping[str, Any]]
-    param_path: str = "content"  # what messages about it call it
+    param_path: str = "content"  # its name in error messages
 
 
 ScoreInput: TypeAlias = "str | ContentParts"
@@ -26,18 +26,18 @@ ScoreInput: TypeAlias = "str | ContentParts"
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """A query and a document that the model reads together."""
+    """A query and a document that the model encodes together."""
 
     query: str
     document: str
-    template: str | None = None  # Jinja text that joins them; the model's own way when unset
+    template: str | None = None  # Jinja text that joins them; None: the model's score template
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    images: tuple[ProcessedImage, ...] = ()  # the images that are marked in them
+    images: tuple[ProcessedImage, ...] = ()  # one for each image placeholder in the texts
 
 
 @dataclass(frozen=True, slots=True)
 class MultimodalPair:
-    """A pair whose images nobody has looked at yet."""
+    """A query and a document of which at least one has images, not yet preprocessed."""
 
     query: ScoreInput
     document: ScoreInput
@@ -47,7 +47,7 @@ class MultimodalPair:
 
 @dataclass(frozen=True, slots=True)
 class ListwiseInput:
-    """A query and all documents that it is compared with, which the model reads in one prompt."""
+    """A query and all documents to rank for it, which the model encodes in one prompt."""
 
     query: str
     documents: Sequence[str]
@@ -56,43 +56,43 @@ class ListwiseInput:
 
 @dataclass(frozen=True, slots=True)
 class ScoreTemplate:
-    """How a model was taught to read a pair: Jinja text, and what it sees beside query and document."""
+    """The format in which a model was trained on pairs: a Jinja template and its variables."""
 
     text: str
-    name: str  # what it is called where people look
+    name: str  # shown in logs and by `cenote inspect`
     variables: Mapping[str, Any] = field(default_factory=dict)
-    instruction: str | None = None  # where the request has none
-    has_system_message: bool = False  # an instruction is also a message, of the role system
-    has_content_parts: bool = False  # contents are lists of parts
-    add_special_tokens: bool = True  # around what it writes
-    is_document_verbatim: bool = False  # the document stands in it as it is, and nothing else depends on it
+    instruction: str | None = None  # default for requests without one
+    has_system_message: bool = False  # pass an instruction also as a message with the role system
+    has_content_parts: bool = False  # message contents are lists of parts
+    add_special_tokens: bool = True  # around the rendered text
+    is_document_verbatim: bool = False  # the document appears in it unchanged, and nothing else depends on it
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One conversation, which a chat template turns into one text."""
+    """A list of chat messages, rendered to one text by a chat template."""
 
     messages: Sequence[Mapping[str, Any]]
-    template: str | None = None  # Jinja text; the server's or the tokenizer's own when unset
+    template: str | None = None  # Jinja text; None: the server's or the tokenizer's template
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = False
     continue_final_message: bool = False
-    image_names: tuple[str, ...] = ()  # of its images in messages to people; where they stand when unset
-    images: tuple[ProcessedImage, ...] = ()  # its images, in their order, when they have been read
+    image_names: tuple[str, ...] = ()  # of its images in error messages; empty: their path in the messages
+    images: tuple[ProcessedImage, ...] = ()  # in order, once they are preprocessed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MultimodalPrompt:
-    """A prompt with marks in it, and the images that they stand for."""
+    """A prompt with image placeholders and the images to put there."""
 
     prompt: str | Sequence[int]
     images: Sequence[ImageSource | ProcessedImage]
-    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)  # how they are read, where not as all others
+    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)  # override those of the request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InvalidInput:
-    """An input of which it is known already that it cannot be read."""
+    """An input that failed before tokenization."""
 
     error: PoolingError
 
@@ -106,13 +106,13 @@ class PromptEmbeds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorInput:
-    """What a model without tokens reads: tensors by their names, as an IO processor plugin makes them."""
+    """Input of a model without a tokenizer: named tensors made by an IO processor plugin."""
 
     tensors: Mapping[str, Tensor]
 
 
-# a text, one prompt of token ids, two texts or more read as one, a conversation, anything of that with images,
-# ready-made token embeddings, or tensors in place of tokens
+# a text, a prompt of token ids, a pair or list of texts encoded together, a conversation, any of these with images,
+# token embeddings, or named tensors
 Input: TypeAlias = (
     "str | Sequence[int] | TextPair | MultimodalPair | ListwiseInput | Conversation | ContentParts | "
     "MultimodalPrompt | InvalidInput | PromptEmbeds | TensorInput"
@@ -120,7 +120,7 @@ Input: TypeAlias = (
 
 
 def compute_input_size(item: Input) -> int:
-    """Characters, tokens or bytes, whichever it is given in: a measure of the work before anything is tokenized."""
+    """Return the size in characters, token ids or bytes, an estimate of the work before tokenization."""
     if isinstance(item, TextPair):
         return len(item.query) + len(item.document) + _compute_nested_size(item.images)
     if isinstance(item, MultimodalPair):
@@ -141,7 +141,7 @@ def compute_input_size(item: Input) -> int:
 
 
 def _compute_nested_size(value: Any, depth: int = 8) -> int:
-    """The same of what holds texts and images in lists and mappings; long ones are not copied to be measured."""
+    """Return the summed size of texts and images in nested lists and mappings, without copying them."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, ProcessedImage):
@@ -151,5 +151,5 @@ def _compute_nested_size(value: Any, depth: int = 8) -> int:
     if not depth or not isinstance(value, Mapping | list | tuple):
         return 0
     return sum(
-        _compute_nested_size(each, depth - 1) for each in (value.values() if isinstance(value, Mapping) else value)
+        _compute_nested_size(item, depth - 1) for item in (value.values() if isinstance(value, Mapping) else value)
     )

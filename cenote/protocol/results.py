@@ -1,4 +1,4 @@
-"""What the engine returns for requests."""
+"""Result types of the engine; imports no torch at runtime."""
 
 from __future__ import annotations
 
@@ -7,31 +7,41 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cenote.errors import PoolingError
+from cenote.protocol.params import Task
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
-from cenote.protocol.params import Task
 
 
-@dataclass(slots=True)
-class PoolResult:
-    """The answer to one input: a tensor beside the engine, an array where it came from another process."""
+class TokenUsage:
+    """Token counts of an input before and after truncation; mixin of the result types, which declare the fields."""
 
-    data: Tensor
-    token_ids: np.ndarray[Any, np.dtype[np.int32]]
-    num_tokens: int  # as the model read them
-    num_input_tokens: int  # before truncation
-    is_input_count_exact: bool = True  # False where a huge text was cut before all of it was counted
-    extra_data: Mapping[Task, Tensor] = field(default_factory=dict)  # the answers to the request's further tasks
+    __slots__ = ()
+
+    num_tokens: int
+    num_input_tokens: int
+    is_input_count_exact: bool
 
     @property
     def truncated(self) -> bool:
         return self.num_tokens < self.num_input_tokens or not self.is_input_count_exact
 
 
+@dataclass(slots=True)
+class PoolResult(TokenUsage):
+    """The result of one input: `data` is a tensor in the engine's process, a NumPy array in a front-end process."""
+
+    data: Tensor
+    token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    num_tokens: int  # after truncation
+    num_input_tokens: int  # before truncation
+    is_input_count_exact: bool = True  # False if a very long text was cut before all of it was tokenized
+    extra_data: Mapping[Task, Tensor] = field(default_factory=dict)  # by the request's extra_tasks
+
+
 class PoolResultBatch(list[PoolResult | PoolingError]):
-    """Answers that are vectors of one size, every one a row of one array: [inputs, size]."""
+    """Results that are all vectors of one size: `rows` holds them as one array, [inputs, size]."""
 
     def __init__(self, results: Iterable[PoolResult], rows: Tensor | np.ndarray[Any, Any]) -> None:
         super().__init__(results)
@@ -39,7 +49,7 @@ class PoolResultBatch(list[PoolResult | PoolingError]):
 
 
 @dataclass(slots=True)
-class ScoreResult:
+class ScoreResult(TokenUsage):
     """The score of one pair."""
 
     score: float
@@ -48,21 +58,22 @@ class ScoreResult:
     num_input_tokens: int  # before truncation
     is_input_count_exact: bool = True
 
-    @property
-    def truncated(self) -> bool:
-        return self.num_tokens < self.num_input_tokens or not self.is_input_count_exact
+    @classmethod
+    def from_pool(cls, score: float, result: PoolResult) -> ScoreResult:
+        """Combine a score with the token counts of the input that it was computed from."""
+        return cls(score, result.token_ids, result.num_tokens, result.num_input_tokens, result.is_input_count_exact)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entity:
-    """A part of a text and its class: merged tokens, or a single one where `index` says which."""
+    """A span of a text and its label: merged tokens, or the single token with number `index`."""
 
-    label: str  # PER; of a single token as the model names it, B-PER
+    label: str  # PER; for a single token as in the model's config, B-PER
     score: float
-    word: str  # its tokens as the tokenizer puts them together
-    start: int  # counted in characters of the text as it was sent
+    word: str  # its tokens, decoded by the tokenizer
+    start: int  # in characters of the original text
     end: int
-    text: str  # what stands there
+    text: str  # the original text from start to end
     index: int | None = None
 
     @property
@@ -74,30 +85,26 @@ class Entity:
         return self.label
 
     def as_dict(self) -> dict[str, Any]:
-        """As Transformers' pipeline writes it, and the text."""
+        """Return the fields of Transformers' token-classification pipeline, and `text`."""
         name: dict[str, Any] = {"entity_group": self.label} if self.index is None else {"entity": self.label}
         values = {"score": self.score, "word": self.word, "start": self.start, "end": self.end, "text": self.text}
         return name | values | ({} if self.index is None else {"index": self.index})
 
 
 @dataclass(slots=True)
-class EntityResult:
-    """The entities of one text, in their order."""
+class EntityResult(TokenUsage):
+    """The entities of one text, in order of position."""
 
     entities: list[Entity]
     token_ids: np.ndarray[Any, np.dtype[np.int32]]
-    num_tokens: int  # as the model read them, in windows those twice that lie in two
+    num_tokens: int  # after truncation; tokens in the overlap of two windows count twice
     num_input_tokens: int  # before truncation
     is_input_count_exact: bool = True
-
-    @property
-    def truncated(self) -> bool:
-        return self.num_tokens < self.num_input_tokens or not self.is_input_count_exact
 
 
 @dataclass(slots=True)
 class IOProcessorResult:
-    """What the plugin made of it, in plain values, and what was read on the way."""
+    """Result of an IO processor plugin as JSON values, and the usage of its prompts."""
 
     data: Any = None
     num_inputs: int = 0
@@ -105,15 +112,15 @@ class IOProcessorResult:
     num_truncated: int = 0
 
     def add_usage(self, results: Sequence[PoolResult | PoolingError]) -> None:
-        pooled = [answer for answer in results if isinstance(answer, PoolResult)]
+        pooled = [result for result in results if isinstance(result, PoolResult)]
         self.num_inputs += len(pooled)
-        self.num_tokens += sum(answer.num_tokens for answer in pooled)
-        self.num_truncated += sum(answer.truncated for answer in pooled)
+        self.num_tokens += sum(result.num_tokens for result in pooled)
+        self.num_truncated += sum(result.truncated for result in pooled)
 
 
 @dataclass(slots=True)
 class TokenizeResult:
-    """A prompt as the model would read it."""
+    """The token ids of a prompt."""
 
     token_ids: list[int]
-    token_strs: list[str] | None = None  # the same tokens as the vocabulary writes them, where asked for
+    token_strs: list[str] | None = None  # the tokens as in the vocabulary, if requested

@@ -1,4 +1,4 @@
-"""What is compared with each other, as people write it: bare texts, or objects that hold texts and images."""
+"""Parse the queries and documents of a score request: texts, or objects with texts and images."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cenote.protocol.model_info import ModelInfo
 
 
 def parse_score_inputs(value: Any, name: str, model_info: ModelInfo) -> list[ScoreInput]:
-    """Everything on one side, which may be a single thing; `name` is the field it came in."""
+    """Parse the queries or the documents: a list or a single item; `name` is the field, for error messages."""
     if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
         return [parse_score_input(value, name, model_info)]
-    return [parse_score_input(item, f"{name}.{place}", model_info) for place, item in enumerate(value)]
+    return [parse_score_input(item, f"{name}.{index}", model_info) for index, item in enumerate(value)]
 
 
 def parse_score_input(item: Any, name: str, model_info: ModelInfo) -> ScoreInput:
@@ -24,9 +24,9 @@ def parse_score_input(item: Any, name: str, model_info: ModelInfo) -> ScoreInput
     if not isinstance(item, Mapping):
         raise InvalidBody(f"{name}: score compares texts, got {type(item).__name__}", param=f"body.{name}")
     text, image = item.get("text"), item.get("image") if model_info.supports_images else None
-    if image is not None:  # as Jina's clients write it
-        said = [{"type": "text", "text": text}] if isinstance(text, str) else []
-        return ContentParts([{"type": "image", "image": image}, *said], f"{_format_param_path(name)}.image")
+    if image is not None:  # Jina's format
+        text_parts = [{"type": "text", "text": text}] if isinstance(text, str) else []
+        return ContentParts([{"type": "image", "image": image}, *text_parts], f"{_format_param_path(name)}.image")
     if isinstance(text, str):
         return text
     if (content := item.get("content")) is not None:
@@ -40,14 +40,14 @@ def parse_score_input(item: Any, name: str, model_info: ModelInfo) -> ScoreInput
 
 
 def _parse_content(content: Any, name: str, model_info: ModelInfo) -> ScoreInput:
-    """The content of a message: a text, parts that are all texts and become its lines, or parts with images."""
+    """Parse message content: a text, parts that are all texts and are joined by newlines, or parts with images."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list | tuple) or not content:
         raise InvalidBody(f"{name}: expected a text or a list of parts", param=f"body.{name}")
     if model_info.supports_images and not all(map(_is_text_part, content)):
         return ContentParts(content, _format_param_path(name))
-    return "\n".join(_parse_text_part(part, f"{name}.{place}", model_info) for place, part in enumerate(content))
+    return "\n".join(_parse_text_part(part, f"{name}.{index}", model_info) for index, part in enumerate(content))
 
 
 def _is_text_part(part: Any) -> bool:
@@ -63,7 +63,7 @@ def _parse_text_part(part: Any, name: str, model_info: ModelInfo) -> str:
     if kind != "text":
         raise Unsupported(
             f"MultiModalParam is not supported for {model_info.architecture}: {name} is of type {kind!r}, "
-            f"{model_info.name} reads only text",
+            f"{model_info.name} accepts only text",
             param=name,
         )
     if not isinstance(text := part.get("text"), str):
@@ -72,5 +72,5 @@ def _parse_text_part(part: Any, name: str, model_info: ModelInfo) -> str:
 
 
 def _format_param_path(name: str) -> str:
-    """documents.1.content as documents[1].content, the way parts of messages are named."""
+    """Convert documents.1.content to documents[1].content, the notation of errors about content parts."""
     return re.sub(r"\.(\d+)", r"[\1]", name)

@@ -1,4 +1,4 @@
-"""From two lists of inputs to scores."""
+"""Score queries against documents; importing the package registers all scorers."""
 
 from cenote.scoring import (  # noqa: F401  each registers its scorer
     bi_encoder,

@@ -1,4 +1,4 @@
-"""Score a pair by the cosine of its two embeddings."""
+"""Bi-encoder scoring: cosine similarity of the embeddings of query and document."""
 
 from __future__ import annotations
 

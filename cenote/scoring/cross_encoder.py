@@ -1,4 +1,4 @@
-"""Score a pair by the one logit of a model that reads both texts at once."""
+"""Cross-encoder scoring: the model encodes query and document together and returns one logit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from cenote.errors import PoolingError
 from cenote.protocol.input_types import MultimodalPair, ScoreInput, TextPair
 from cenote.protocol.requests import ScoreRequest
-from cenote.protocol.results import PoolResult, ScoreResult
+from cenote.protocol.results import ScoreResult
 from cenote.scoring.scorer import ScoringContext, ScoringModel, broadcast_queries, make_pool_request, register_scorer
 
 
@@ -22,8 +22,11 @@ async def score_cross_encoder(
         _make_pair(query, document, request.template, variables)
         for query, document in zip(queries, request.documents, strict=True)
     ]
-    answers = await context.pool(make_pool_request(request, "classify", pairs))
-    return [answer if isinstance(answer, PoolingError) else _to_score_result(answer) for answer in answers]
+    results = await context.pool(make_pool_request(request, "classify", pairs))
+    return [
+        result if isinstance(result, PoolingError) else ScoreResult.from_pool(result.data.item(), result)
+        for result in results
+    ]
 
 
 def _make_pair(
@@ -32,13 +35,3 @@ def _make_pair(
     if isinstance(query, str) and isinstance(document, str):
         return TextPair(query, document, template, variables)
     return MultimodalPair(query, document, template, variables)
-
-
-def _to_score_result(result: PoolResult) -> ScoreResult:
-    return ScoreResult(
-        result.data.item(),
-        result.token_ids,
-        result.num_tokens,
-        result.num_input_tokens,
-        result.is_input_count_exact,
-    )

@@ -1,4 +1,4 @@
-"""Score a pair by matching every token of the query with its best token of the document."""
+"""Late-interaction scoring (MaxSim): each query token is matched with its most similar document token."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from cenote.scoring.separate_encoding import label_query_error, make_score_resul
 async def score_late_interaction(
     request: ScoreRequest, context: ScoringContext, model: ScoringModel
 ) -> list[ScoreResult | PoolingError]:
-    """Queries are read once, then the documents, which are compared where they are read: only numbers come back."""
+    """Encode the queries, then the documents; MaxSim runs on the device, so only scores are copied back."""
     try:
         queries = await context.pool(replace(make_pool_request(request, "token_embed", request.queries), role="query"))
     except PoolingError as error:
         label_query_error(error, len(request.queries))
         raise
-    for_each = broadcast_queries(queries, len(request.documents))
-    failed = {place: query for place, query in enumerate(for_each) if isinstance(query, PoolingError)}
-    read = {place: query for place, query in enumerate(for_each) if isinstance(query, PoolResult)}
-    found: dict[int, ScoreResult | PoolingError] = {**failed, **await _score_documents(request, context, model, read)}
-    return [found[place] for place in range(len(for_each))]
+    per_document = broadcast_queries(queries, len(request.documents))
+    failed = {index: query for index, query in enumerate(per_document) if isinstance(query, PoolingError)}
+    encoded = {index: query for index, query in enumerate(per_document) if isinstance(query, PoolResult)}
+    scores = await _score_documents(request, context, model, encoded)
+    results: dict[int, ScoreResult | PoolingError] = {**failed, **scores}
+    return [results[index] for index in range(len(per_document))]
 
 
 async def _score_documents(
     request: ScoreRequest, context: ScoringContext, model: ScoringModel, queries: dict[int, PoolResult]
 ) -> dict[int, ScoreResult | PoolingError]:
-    """The scores of the documents at these places, each with its query."""
+    """Return the score of each document in `queries`, which maps document indices to encoded queries."""
     if not queries:
         return {}
-    documents = [request.documents[place] for place in queries]
-    second = replace(make_pool_request(request, "token_embed", documents), role="document", timing=Timing())
-    answers = await context.max_sim(second, [query.data for query in queries.values()])
-    request.timing.add_sequential(second.timing)
+    documents = [request.documents[index] for index in queries]
+    pool_request = replace(make_pool_request(request, "token_embed", documents), role="document", timing=Timing())
+    results = await context.max_sim(pool_request, [query.data for query in queries.values()])
+    request.timing.add_sequential(pool_request.timing)
     return {
-        place: answer if isinstance(answer, PoolingError) else make_score_result(query, answer, model, answer.data)
-        for (place, query), answer in zip(queries.items(), answers, strict=True)
+        index: result if isinstance(result, PoolingError) else make_score_result(query, result, model, result.data)
+        for (index, query), result in zip(queries.items(), results, strict=True)
     }

@@ -1,4 +1,4 @@
-"""Score documents by reading all of them with their query in one prompt, where each is seen beside the others."""
+"""Listwise scoring: the model encodes a query and all its documents in one prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cenote.protocol.results import PoolResult, ScoreResult
 from cenote.scoring.bi_encoder import cosine_similarity
 from cenote.scoring.scorer import ScoringContext, ScoringModel, make_pool_request, register_scorer
 
-# more bytes than a prompt has around its texts: in all, and for each document
+# upper bounds on the bytes that the prompt template adds: once, and per document
 TEMPLATE_BYTES, TEMPLATE_BYTES_PER_DOCUMENT = 1000, 50
 
 
@@ -22,33 +22,35 @@ TEMPLATE_BYTES, TEMPLATE_BYTES_PER_DOCUMENT = 1000, 50
 async def score_listwise(
     request: ScoreRequest, context: ScoringContext, model: ScoringModel
 ) -> list[ScoreResult | PoolingError]:
-    """One query is read with all its documents at once, each of several queries with its own document."""
+    """Encode one query with all documents in as few prompts as fit, or each of several queries with its document."""
     instruction = request.template_variables.get("instruction") or request.template_variables.get("instruct")
     queries, documents = _check_texts(request.queries), _check_texts(request.documents)
-    shared = len(queries) == 1
-    if shared:
+    is_single_query = len(queries) == 1
+    if is_single_query:
         blocks = await _split_blocks(ListwiseInput(queries[0], documents, instruction), request, context, model)
     else:
-        blocks = [range(place, place + 1) for place in range(len(documents))]
-    rankings = [
-        ListwiseInput(queries[0 if shared else block[0]], [documents[place] for place in block], instruction)
+        blocks = [range(index, index + 1) for index in range(len(documents))]
+    inputs = [
+        ListwiseInput(queries[0 if is_single_query else block[0]], [documents[index] for index in block], instruction)
         for block in blocks
     ]
     try:
-        answers = await context.pool(make_pool_request(request, "token_embed", rankings))
+        results = await context.pool(make_pool_request(request, "token_embed", inputs))
     except PoolingError as error:
         if error.index is not None:
             error.index = blocks[error.index][0]
         raise
-    query = _merge_query_embeddings([each for each in answers if isinstance(each, PoolResult)]) if shared else None
+    query = None
+    if is_single_query:
+        query = _merge_query_embeddings([result for result in results if isinstance(result, PoolResult)])
     scores: list[ScoreResult | PoolingError] = []
-    for block, answer in zip(blocks, answers, strict=True):
-        scores += [answer] * len(block) if isinstance(answer, PoolingError) else _to_score_results(answer, query)
+    for block, result in zip(blocks, results, strict=True):
+        scores += [result] * len(block) if isinstance(result, PoolingError) else _to_score_results(result, query)
     return scores
 
 
 def _check_texts(inputs: Sequence[ScoreInput]) -> list[str]:
-    texts = [side for side in inputs if isinstance(side, str)]
+    texts = [item for item in inputs if isinstance(item, str)]
     if len(texts) < len(inputs):
         raise Unsupported("The JinaForRanking model only supports text as input.", param="content")
     return texts
@@ -57,50 +59,51 @@ def _check_texts(inputs: Sequence[ScoreInput]) -> list[str]:
 async def _split_blocks(
     listwise_input: ListwiseInput, request: ScoreRequest, context: ScoringContext, model: ScoringModel
 ) -> list[range]:
-    """Which documents share a prompt: all, or as many one after the other as the model can read."""
-    wanted, number = request.tokenization.truncate_prompt_tokens, len(listwise_input.documents)
-    max_tokens = model.max_model_len if wanted is None or wanted == -1 else min(wanted, model.max_model_len)
+    """Split the documents into consecutive blocks that fit one prompt each."""
+    requested, num_documents = request.tokenization.truncate_prompt_tokens, len(listwise_input.documents)
+    max_tokens = model.max_model_len if requested is None or requested == -1 else min(requested, model.max_model_len)
     if _count_bytes(listwise_input) <= max_tokens or (await context.count_tokens([listwise_input]))[0] <= max_tokens:
-        return [range(number)]
-    alone = [
+        return [range(num_documents)]
+    single_inputs = [
         ListwiseInput(listwise_input.query, [document], listwise_input.instruction)
         for document in listwise_input.documents
     ]
-    frame, *lengths = await context.count_tokens(
-        [ListwiseInput(listwise_input.query, [], listwise_input.instruction), *alone]
+    template_tokens, *lengths = await context.count_tokens(
+        [ListwiseInput(listwise_input.query, [], listwise_input.instruction), *single_inputs]
     )
-    blocks, start, tokens = [], 0, frame
-    for place, length in enumerate(lengths):
-        more = length - frame + len(str(number))  # its number in the prompt may have more digits than when alone
-        if place > start and tokens + more > max_tokens:
-            blocks.append(range(start, place))
-            start, tokens = place, frame
-        tokens += more
-    return [*blocks, range(start, number)]
+    blocks, start, num_tokens = [], 0, template_tokens
+    for index, length in enumerate(lengths):
+        # its number in the prompt may have more digits than in a prompt with one document
+        added_tokens = length - template_tokens + len(str(num_documents))
+        if index > start and num_tokens + added_tokens > max_tokens:
+            blocks.append(range(start, index))
+            start, num_tokens = index, template_tokens
+        num_tokens += added_tokens
+    return [*blocks, range(start, num_documents)]
 
 
 def _count_bytes(listwise_input: ListwiseInput) -> int:
-    """No fewer than its prompt has tokens; counting bytes is cheap."""
+    """Return an upper bound on the tokens of the prompt, cheaper than tokenizing."""
     texts = (listwise_input.query, listwise_input.query, listwise_input.instruction or "", *listwise_input.documents)
-    around = TEMPLATE_BYTES + TEMPLATE_BYTES_PER_DOCUMENT * len(listwise_input.documents)
-    return around + sum(len(text.encode(errors="replace")) for text in texts)
+    template_bytes = TEMPLATE_BYTES + TEMPLATE_BYTES_PER_DOCUMENT * len(listwise_input.documents)
+    return template_bytes + sum(len(text.encode(errors="replace")) for text in texts)
 
 
 def _merge_query_embeddings(results: Sequence[PoolResult]) -> Tensor | None:
-    """One row for a query that was read in several prompts: those with better documents weigh more.
+    """Average the embeddings of a query that was encoded in several prompts, weighted by each block's best score.
 
-    So do the model's authors where documents do not fit one prompt.
+    This is what the model's authors do when the documents do not fit one prompt.
     """
     if not results:
         return None
-    rows = [answer.data.float() for answer in results]
-    best = torch.stack([(1 + cosine_similarity(each[:-1], each[-1:])).amax() / 2 for each in rows]).clamp(min=1e-6)
-    return (best[:, None] * torch.stack([each[-1] for each in rows])).sum(dim=0) / best.sum()
+    blocks = [result.data.float() for result in results]
+    best = [(1 + cosine_similarity(rows[:-1], rows[-1:])).amax() / 2 for rows in blocks]
+    weights = torch.stack(best).clamp(min=1e-6)
+    return (weights[:, None] * torch.stack([rows[-1] for rows in blocks])).sum(dim=0) / weights.sum()
 
 
 def _to_score_results(result: PoolResult, query: Tensor | None) -> list[ScoreResult | PoolingError]:
-    """The rows of an answer are those of its documents and then that of the query."""
+    """Score the documents of one prompt; the last row of the result is the query's."""
     rows = result.data.float()
     scores = cosine_similarity(rows[:-1], rows[-1:] if query is None else query[None])
-    read = (result.token_ids, result.num_tokens, result.num_input_tokens, result.is_input_count_exact)
-    return [ScoreResult(score, *read) for score in scores.tolist()]
+    return [ScoreResult.from_pool(score, result) for score in scores.tolist()]

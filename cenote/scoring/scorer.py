@@ -1,4 +1,4 @@
-"""What a scorer is, and which one a request gets."""
+"""The scorer interface, and the selection of the scorer for a request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ScoreResults = list[ScoreResult | PoolingError]
 Scorer = Callable[[ScoreRequest, "ScoringContext", "ScoringModel"], Coroutine[Any, Any, ScoreResults]]
 SCORERS: Registry[Scorer] = Registry("score type")
 register_scorer = SCORERS.register
-# the kinds that read query and document together, and may be told by the text around them what to look for
+# types that encode query and document together, in a template that may contain an instruction
 JOINT_SCORE_TYPES: tuple[ScoreType, ...] = ("cross-encoder", "listwise")
 
 logger = logging.getLogger("cenote")
@@ -30,43 +30,42 @@ logger = logging.getLogger("cenote")
 
 @dataclass(frozen=True, slots=True)
 class ScoringContext:
-    """What a scorer may ask for, and wait for."""
+    """The engine operations that a scorer may await."""
 
     pool: Callable[[PoolRequest], Awaitable[list[PoolResult | PoolingError]]]
-    # pool documents and answer with one number for each: how well it matches the rows of its query
+    # pool documents and return the MaxSim score of each with the token embeddings of its query
     max_sim: Callable[[PoolRequest, Sequence[Tensor]], Awaitable[list[PoolResult | PoolingError]]]
-    count_tokens: Callable[[Sequence[Input]], Awaitable[list[int]]]  # in tokens
-    run_in_thread: Callable[
-        [Callable[[], ScoreResults]], Awaitable[ScoreResults]
-    ]  # does what takes time where nobody else is held up
+    count_tokens: Callable[[Sequence[Input]], Awaitable[list[int]]]
+    # run a slow function without blocking the event loop
+    run_in_thread: Callable[[Callable[[], ScoreResults]], Awaitable[ScoreResults]]
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringModel:
-    """What scoring needs to know of a model."""
+    """Properties of a model that scoring depends on."""
 
     name: str
     tasks: tuple[Task, ...]
     num_labels: int
     pad_token_id: int | None = None
-    preferred_score_type: ScoreType | None = None  # what the model was made for, where its tasks alone do not tell
-    max_model_len: int = 0  # tokens that it reads at once
+    preferred_score_type: ScoreType | None = None  # set if it does not follow from the tasks
+    max_model_len: int = 0
 
     @property
     def score_types(self) -> tuple[ScoreType, ...]:
-        """Every kind of score this model can give, its own first."""
+        """The score types that the model supports, the preferred one first."""
         if self.preferred_score_type == "listwise":
             return ("listwise",) if "token_embed" in self.tasks else ()
-        kinds: list[ScoreType] = []
+        types: list[ScoreType] = []
         if "classify" in self.tasks and self.num_labels == 1:
-            kinds.append("cross-encoder")
+            types.append("cross-encoder")
         if "embed" in self.tasks:
-            kinds.append("bi-encoder")
+            types.append("bi-encoder")
         if "token_embed" in self.tasks:
-            kinds.append("late-interaction")
+            types.append("late-interaction")
         if "sparse_embed" in self.tasks:
-            kinds.append("sparse")
-        return tuple(sorted(kinds, key=lambda kind: kind != self.preferred_score_type))
+            types.append("sparse")
+        return tuple(sorted(types, key=lambda score_type: score_type != self.preferred_score_type))
 
 
 def check_pair_counts(request: ScoreRequest) -> None:
@@ -81,35 +80,36 @@ def check_pair_counts(request: ScoreRequest) -> None:
 
 
 def select_scorer(request: ScoreRequest, model: ScoringModel) -> Scorer:
-    kinds = model.score_types
-    if not kinds and "classify" in model.tasks:
+    types = model.score_types
+    if not types and "classify" in model.tasks:
         raise Unsupported(f"Scoring API is only enabled for num_labels == 1. {model.name} has {model.num_labels}.")
-    if not kinds:
+    if not types:
         raise Unsupported("This model does not support the Scoring API.")
-    if kinds == ("listwise",) and request.score_type == "late-interaction":
-        return SCORERS["listwise"]  # what others call it
-    if request.score_type is not None and request.score_type not in kinds:
+    if types == ("listwise",) and request.score_type == "late-interaction":
+        return SCORERS["listwise"]  # the name that other servers use
+    if request.score_type is not None and request.score_type not in types:
         raise Unsupported(
-            f"{model.name} cannot score as {request.score_type!r}; it can: {', '.join(kinds)}", param="score_type"
+            f"{model.name} does not support score_type {request.score_type!r}; available: {', '.join(types)}",
+            param="score_type",
         )
-    kind = request.score_type or kinds[0]
-    if kind not in JOINT_SCORE_TYPES and (request.template is not None or request.template_variables):
-        _warn_template_ignored(model.name, kind)
-    return SCORERS[kind]
+    score_type = request.score_type or types[0]
+    if score_type not in JOINT_SCORE_TYPES and (request.template is not None or request.template_variables):
+        _warn_template_ignored(model.name, score_type)
+    return SCORERS[score_type]
 
 
-@lru_cache  # once is enough
+@lru_cache  # warn once
 def _warn_template_ignored(model: str, score_type: ScoreType) -> None:
     logger.warning(
-        "instruction, chat_template and chat_template_kwargs have no effect on a score by %s: %s reads each text by "
-        "itself, and no template joins them",
+        "instruction, chat_template and chat_template_kwargs are ignored for score type %s: %s encodes query and "
+        "document separately",
         score_type,
         model,
     )
 
 
 def make_pool_request(request: ScoreRequest, task: Task, inputs: Sequence[Input]) -> PoolRequest:
-    """What the engine is asked about some inputs, in all else as the score request says."""
+    """Return a pool request for the inputs with the settings of the score request."""
     return PoolRequest(
         task=task,
         inputs=inputs,
@@ -125,5 +125,5 @@ def make_pool_request(request: ScoreRequest, task: Task, inputs: Sequence[Input]
 
 
 def broadcast_queries(queries: Sequence[T], num_documents: int) -> list[T]:
-    """One query serves all documents."""
+    """Return one query per document, repeating a single query."""
     return list(queries) * num_documents if len(queries) == 1 else list(queries)

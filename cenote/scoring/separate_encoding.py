@@ -1,4 +1,4 @@
-"""What scorers share that read query and document apart: each side once, then a number for every pair."""
+"""Scoring of separately encoded queries and documents: pool each input once, then compare each pair."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ async def score_separately(
     request: ScoreRequest, context: ScoringContext, model: ScoringModel, task: Task, similarity: Similarity
 ) -> list[ScoreResult | PoolingError]:
     try:
-        answers = await context.pool(make_pool_request(request, task, [*request.queries, *request.documents]))
+        results = await context.pool(make_pool_request(request, task, [*request.queries, *request.documents]))
     except PoolingError as error:
         _relabel_error(error, len(request.queries))
         raise
-    documents = answers[len(request.queries) :]
-    queries = broadcast_queries(answers[: len(request.queries)], len(documents))
+    documents = results[len(request.queries) :]
+    queries = broadcast_queries(results[: len(request.queries)], len(documents))
 
     def score(query: PoolResult | PoolingError, document: PoolResult | PoolingError) -> ScoreResult | PoolingError:
         if isinstance(query, PoolingError):
@@ -35,34 +35,34 @@ async def score_separately(
             return document
         return make_score_result(query, document, model, similarity(query.data.float(), document.data.float()))
 
-    began = time.monotonic()
+    started_at = time.monotonic()
     scores = await context.run_in_thread(lambda: list(map(score, queries, documents)))
-    request.timing.inference_s += time.monotonic() - began
+    request.timing.inference_s += time.monotonic() - started_at
     return scores
 
 
 def make_score_result(query: PoolResult, document: PoolResult, model: ScoringModel, score: Tensor) -> ScoreResult:
-    # a padding token stands between the two, as the clients of others count it
-    between = [] if model.pad_token_id is None else [model.pad_token_id]
-    ids = np.concatenate((query.token_ids, np.array(between, dtype=np.int32), document.token_ids))
+    # vLLM reports the pair as query and document joined by a padding token
+    separator = [] if model.pad_token_id is None else [model.pad_token_id]
+    ids = np.concatenate((query.token_ids, np.array(separator, dtype=np.int32), document.token_ids))
     return ScoreResult(
         score.item(),
         ids,
         len(ids),
-        query.num_input_tokens + len(between) + document.num_input_tokens,
+        query.num_input_tokens + len(separator) + document.num_input_tokens,
         query.is_input_count_exact and document.is_input_count_exact,
     )
 
 
 def label_query_error(error: PoolingError, num_queries: int) -> None:
-    """Say that it was a query, and which, so that its number is not taken for that of a document."""
+    """Name the query in the message and clear the index, which callers would take for that of a document."""
     if error.index is not None:
         error.message = f"query{f' {error.index}' if num_queries > 1 else ''}: {error.message}"
         error.index = None
 
 
 def _relabel_error(error: PoolingError, num_queries: int) -> None:
-    """Which of the documents it was, by their own numbers, or which query."""
+    """Convert the index among queries and documents to one among the documents, or name the query."""
     if error.index is not None and error.index >= num_queries:
         error.index -= num_queries
     else:

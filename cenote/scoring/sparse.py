@@ -1,4 +1,4 @@
-"""Score a pair by the words that both texts have, or might as well have: the product of their sparse vectors."""
+"""Sparse scoring: dot product of the sparse vectors of query and document."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ async def score_sparse(
 
 
 def sparse_dot_product(query: Tensor, document: Tensor) -> Tensor:
-    """The products of the weights of all ids that are in both, summed. [q, 2], [n, 2] -> []; ids in order."""
+    """Return the dot product of two sparse vectors given as (id, weight) rows sorted by id: [q, 2], [n, 2] -> []."""
     if not len(query) or not len(document):
         return torch.zeros(())
     ids, weights = document.T.contiguous()
-    at = torch.searchsorted(ids, query[:, 0].contiguous()).clamp(max=len(ids) - 1)
-    return torch.where(ids[at] == query[:, 0], query[:, 1] * weights[at], 0.0).sum()
+    matches = torch.searchsorted(ids, query[:, 0].contiguous()).clamp(max=len(ids) - 1)
+    return torch.where(ids[matches] == query[:, 0], query[:, 1] * weights[matches], 0.0).sum()

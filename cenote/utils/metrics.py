@@ -1,4 +1,4 @@
-"""What is counted and measured: plain numbers that cost little to record and travel between processes."""
+"""Counters, gauges and histograms in Prometheus' data model; snapshots can be sent to other processes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ LabelValues = tuple[str, ...]
 
 @dataclass(slots=True)
 class MetricSeries:
-    """One line of a family, or all lines of a histogram."""
+    """The values of a metric family for one set of label values."""
 
     labels: LabelValues
-    value: float = 0.0  # of a histogram: the sum of what was observed
-    counts: list[int] = field(default_factory=list)  # of a histogram: how often each bucket, the last one unbounded
+    value: float = 0.0  # for a histogram: the sum of the observed values
+    counts: list[int] = field(default_factory=list)  # for a histogram: observations per bucket, the last is unbounded
 
 
 @dataclass(slots=True)
 class MetricFamily:
-    """Everything known under one name."""
+    """All series of one metric."""
 
     name: str
     help: str
@@ -37,7 +37,7 @@ class MetricFamily:
 
 
 class MetricsRegistry:
-    """Recorded by the engine at admit, start and finish, and by the server once per reply."""
+    """Thread-safe registry of metrics."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class MetricsRegistry:
         self._gauges: dict[str, Callable[[], float]] = {}
 
     def counter(self, name: str, help_text: str, *label_names: str) -> Callable[..., None]:
-        """Declare a counter; what is returned adds to it: `add(labels..., by=1)`."""
+        """Declare a counter and return the function that increments it: `add(*label_values, by=1)`."""
         self._declare(MetricFamily(name, help_text, "counter", label_names))
 
         def add(*labels: str, by: float = 1.0) -> None:
@@ -54,11 +54,11 @@ class MetricsRegistry:
                 self._get_series(name, labels).value += by
 
         if not label_names:
-            add(by=0.0)  # a counter that nothing has counted yet shows 0
+            add(by=0.0)  # expose the counter as 0 from the start
         return add
 
     def histogram(self, name: str, help_text: str, bounds: tuple[float, ...], *label_names: str) -> Callable[..., None]:
-        """Declare a histogram; what is returned observes a value: `observe(value, labels...)`."""
+        """Declare a histogram and return the function that records a value: `observe(value, *label_values)`."""
         self._declare(MetricFamily(name, help_text, "histogram", label_names, bounds))
 
         def observe(value: float, *labels: str) -> None:
@@ -74,17 +74,17 @@ class MetricsRegistry:
     def gauge(
         self, name: str, help_text: str, read_value: Callable[[], float], kind: Literal["gauge", "counter"] = "gauge"
     ) -> None:
-        """Declare a value that is looked up when somebody asks; a counter, where somebody else counts."""
+        """Declare a metric whose value is read by a callback on each snapshot."""
         self._declare(MetricFamily(name, help_text, kind))
         self._gauges[name] = read_value
 
     def snapshot(self) -> list[MetricFamily]:
-        """A copy of everything, in the order of declaration."""
+        """Return a copy of all metrics, in the order of declaration."""
         values = {name: read() for name, read in self._gauges.items()}
         with self._lock:
             copies = {
-                name: MetricFamily(each.name, each.help, each.kind, each.label_names, each.bounds)
-                for name, each in self._families.items()
+                name: MetricFamily(family.name, family.help, family.kind, family.label_names, family.bounds)
+                for name, family in self._families.items()
             }
             for (name, labels), series in self._series.items():
                 copies[name].series.append(MetricSeries(labels, series.value, list(series.counts)))
@@ -99,6 +99,7 @@ class MetricsRegistry:
     def _get_series(self, name: str, labels: LabelValues) -> MetricSeries:
         key = (name, labels)
         if key not in self._series:
-            assert len(labels) == len(self._families[name].label_names), f"{name} has other labels"
+            label_names = self._families[name].label_names
+            assert len(labels) == len(label_names), f"{name} has the labels {label_names}, got {labels}"
             self._series[key] = MetricSeries(labels)
         return self._series[key]

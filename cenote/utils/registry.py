@@ -1,4 +1,4 @@
-"""Name to thing, and an error that lists the names there are."""
+"""Registry: a mapping from names to objects, filled by a decorator."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A table that explains itself when asked for what it does not hold."""
+    """A mapping whose lookup errors list the registered names."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that files what it decorates under `name`."""
+        """Return a decorator that registers an object under `name`."""
 
-        def file(thing: T) -> T:
+        def decorate(entry: T) -> T:
             if name in self._entries:
-                raise ValueError(f"two things are called {self.kind} {name!r}")
-            self._entries[name] = thing
-            return thing
+                raise ValueError(f"{self.kind} {name!r} is registered twice")
+            self._entries[name] = entry
+            return entry
 
-        return file
+        return decorate
 
     def __getitem__(self, name: str) -> T:
         try:
             return self._entries[name]
         except KeyError:
             known = ", ".join(sorted(self._entries))
-            raise LookupError(f"no {self.kind} is called {name!r}; there are: {known}") from None
+            raise LookupError(f"unknown {self.kind} {name!r}; available: {known}") from None
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

@@ -19,9 +19,9 @@ MIB = 1024**2
 WRITER = """
 import sys
 from pathlib import Path
-from cenote.cache.disk_cache import Disk
+from cenote.cache.disk_cache import DiskCache
 
-disk = Disk(Path(sys.argv[1]), 64 * 1024**2)
+disk = DiskCache(Path(sys.argv[1]), 64 * 1024**2)
 name = sys.argv[2].encode()
 for number in range(int(sys.argv[3])):
     disk.put([(b"%s %d %d" % (name, number, part), b"%d" % number * 100) for part in range(20)])

@@ -73,7 +73,7 @@ def test_only_modules_of_torch_are_activations(place: str, name: str) -> None:
 
 
 def test_a_module_of_torch_that_is_no_activation_for_logits_is_refused() -> None:
-    with pytest.raises(LoadError, match=r"Bilinear.* there are: .*tanh"):
+    with pytest.raises(LoadError, match=r"Bilinear.* expected one of: .*tanh"):
         resolve_classification_activation({"sbert_ce_default_activation_function": f"{TORCH}linear.Bilinear"})
 
 

@@ -20,8 +20,8 @@ def make_plan(
 ) -> PoolingPlan:
     settings: dict[str, Any] = {
         "model": "tiny",
-        "user": user or PoolerConfig(),
-        "files": files,
+        "pooler_config": user or PoolerConfig(),
+        "file_settings": files,
         "method": Sourced("CLS", "default of TinyModel"),
         "activation": Sourced("auto", "number of labels"),
         "tasks": ("embed", "token_embed"),
@@ -79,7 +79,7 @@ def test_token_pooling_is_no_sequence_pooling() -> None:
 
 @pytest.mark.parametrize("config", [{"pooling_type": "MEDIAN"}, {"tok_pooling_type": "MEAN"}])
 def test_an_unknown_pooling_lists_the_known_ones(config: dict[str, Any]) -> None:
-    with pytest.raises(LoadError, match="there are: "):
+    with pytest.raises(LoadError, match="expected one of: "):
         make_plan(PoolerConfig(**config))
 
 
@@ -155,5 +155,5 @@ def test_a_logit_sigma_of_zero_is_refused() -> None:
 def test_both_names_of_the_mean_must_agree() -> None:
     assert PoolerConfig(logit_bias=2.0).logit_mean == 2.0
     assert PoolerConfig(logit_bias=2.0, logit_mean=2.0).logit_mean == 2.0
-    with pytest.raises(BadRequest, match="`logit_bias` is the older name of `logit_mean`"):
+    with pytest.raises(BadRequest, match="`logit_bias` is a deprecated alias of `logit_mean`"):
         PoolerConfig(logit_bias=2.0, logit_mean=1.0)

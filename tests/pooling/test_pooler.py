@@ -47,7 +47,7 @@ def pool_each(pooler: Pooler, hidden: Tensor, sequences: list[list[int]], specs:
     """What every sequence gets, in the order of the batch."""
     found: dict[int, Tensor] = {}
     for group in pooler(hidden, pack_sequences(sequences), [(ask,) for ask in specs]):
-        rows = group.rows if group.counts is None else group.rows.split(group.counts)
+        rows = group.rows if group.row_counts is None else group.rows.split(group.row_counts)
         found |= dict(zip(group.seq_indices, rows, strict=True))
     return [found[member] for member in range(len(sequences))]
 
@@ -196,7 +196,7 @@ def test_a_column_the_model_does_not_have_is_refused() -> None:
     pooler = make_pooler(pooling_type="STEP")
     ask = PoolingSpec("token_embed", PoolingOptions(returned_token_ids=(1, 6)))
 
-    with pytest.raises(BadRequest, match=r"columns \[6\], the model gives 6 \(0 to 5\)"):
+    with pytest.raises(BadRequest, match=r"returned_token_ids \[6\] out of range; the model has 6 columns \(0 to 5\)"):
         pooler(torch.randn(2, 6), pack_sequences([[1, 2]]), [(ask,)])
 
 

@@ -31,7 +31,7 @@ def test_normalize_is_an_alias_of_use_activation() -> None:
 
 @pytest.mark.parametrize("old", [True, False])
 def test_aliases_with_different_values_are_refused(old: bool) -> None:
-    with pytest.raises(BadRequest, match="`normalize` is the older name of `use_activation`") as caught:
+    with pytest.raises(BadRequest, match="`normalize` is a deprecated alias of `use_activation`") as caught:
         PoolingParams(normalize=old, use_activation=not old)
     assert caught.value.param == "normalize"
 
@@ -115,9 +115,9 @@ def test_a_registry_lists_its_names_in_errors() -> None:
     assert shapes["round"] == "a ball"
     assert "flat" in shapes
     assert list(shapes) == ["round", "flat"]
-    with pytest.raises(LookupError, match="no shape is called 'square'; there are: flat, round"):
+    with pytest.raises(LookupError, match="unknown shape 'square'; available: flat, round"):
         shapes["square"]
-    with pytest.raises(ValueError, match="two things are called shape 'flat'"):
+    with pytest.raises(ValueError, match="shape 'flat' is registered twice"):
         shapes.register("flat")("a sheet")
 
 

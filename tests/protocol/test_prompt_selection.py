@@ -185,14 +185,14 @@ def select_for(model_info: ModelInfo, **request_kwargs: Any) -> PromptSelection:
         (("query", "document"), "image", None),
     ],
 )
-@pytest.mark.parametrize("field", ["input_type", "purpose"])
+@pytest.mark.parametrize("field", ["input_type", "embedding_task"])
 def test_a_synonym_selects_the_matching_prompt(
     model_info: ModelInfo, names: tuple[str, ...], word: str, chosen: str | None, field: str
 ) -> None:
     model = replace(model_info, prompts={name: f"{name}: " for name in names})
 
-    if field == "purpose" and chosen is None:
-        with pytest.raises(BadRequest, match=f"no task is called '{word}'; this model has: document, query"):
+    if field == "embedding_task" and chosen is None:
+        with pytest.raises(BadRequest, match=f"unknown task '{word}'; available: document, query"):
             select_for(model, embedding_task=word)
     else:
         assert select_for(model, **{field: word}).prompt == (chosen and f"{chosen}: ")
@@ -200,7 +200,7 @@ def test_a_synonym_selects_the_matching_prompt(
 
 @pytest.mark.parametrize("word", ["query", "document", "passage", "search_query", "search_document", "retrieval.query"])
 def test_a_role_without_prompts_in_the_model_adds_no_prompt(model_info: ModelInfo, word: str) -> None:
-    for field in ("input_type", "purpose"):
+    for field in ("input_type", "embedding_task"):
         assert select_for(model_info, **{field: word}).prompt == ""
 
 
@@ -238,7 +238,7 @@ def test_the_more_specific_field_takes_precedence(model_info: ModelInfo) -> None
     )
     assert select_for(model, prompt_name="song", embedding_task="query", input_type="document").prompt == "s: "
     assert select_for(model, embedding_task="query", input_type="document").prompt == "q: "
-    with pytest.raises(BadRequest, match="got role='query' and input_type='document'; give one"):
+    with pytest.raises(BadRequest, match="conflicting role='query' and input_type='document'"):
         select_for(model, role="query", input_type="document")
 
 
@@ -249,12 +249,12 @@ def test_unknown_names_are_refused_with_the_known_names(model_info: ModelInfo) -
 
     for words, message in (
         ({"input_type": "rhymes"}, r"Unsupported input_type 'rhymes'\. Supported values: song"),
-        ({"purpose": "rhymes"}, "no task is called 'rhymes'; this model has: added, rhyme, song"),
-        ({"prompt_name": "rhymes"}, "no prompt is called 'rhymes'; this model has: song"),
+        ({"embedding_task": "rhymes"}, "unknown task 'rhymes'; available: added, rhyme, song"),
+        ({"prompt_name": "rhymes"}, "unknown prompt_name 'rhymes'; available: song"),
     ):
         with pytest.raises(BadRequest, match=message):
             select_for(model, **words)
-    with pytest.raises(BadRequest, match="no task is called 'rhymes'; this model has none; leave it out"):
+    with pytest.raises(BadRequest, match="unknown task 'rhymes'; available: none"):
         select_for(model_info, embedding_task="rhymes")
 
 
@@ -305,7 +305,7 @@ def test_a_task_of_jina_v3_has_its_adapter_and_its_instruction(tmp_path: Path, p
                      embed_texts(llm, lora_request="separation", prompt="search query: "))  # fmt: skip
         assert (embed_texts(llm, task="separation") - embed_texts(llm, task="classification")).abs().max() > 0.01
         known = ", ".join(sorted(INSTRUCTIONS))
-        with pytest.raises(BadRequest, match=f"no task is called 'code'; this model has: {known}"):
+        with pytest.raises(BadRequest, match=f"unknown task 'code'; available: {known}"):
             embed_texts(llm, task="code")
         apart = llm.score(TEXTS[0], TEXTS[2], score_type="late-interaction", use_tqdm=False)[0].outputs.score
         rows = [llm.encode(TEXTS[place], pooling_task="token_embed", use_tqdm=False) for place in (0, 2)]
@@ -357,10 +357,10 @@ def test_an_ignored_input_type_is_logged_once(tmp_path: Path, caplog: pytest.Log
 
     with caplog.at_level(logging.INFO, "cenote"), open_llm(tmp_path) as llm:
         plain = embed_texts(llm)
-        assert "changes nothing" not in caplog.text
+        assert "is ignored" not in caplog.text
         assert_close(embed_texts(llm, task="retrieval.query"), plain)
         assert_close(embed_texts(llm, input_type="search_query"), plain)
-        assert caplog.text.count("what texts are for (query) changes nothing") == 1
+        assert caplog.text.count("input type query is ignored") == 1
 
 
 def test_an_input_type_without_a_prompt_is_not_logged_where_the_model_has_prompts(
@@ -371,4 +371,4 @@ def test_an_input_type_without_a_prompt_is_not_logged_where_the_model_has_prompt
 
     with caplog.at_level(logging.INFO, "cenote"), open_llm(tmp_path) as llm:
         embed_texts(llm, task="document")
-        assert "changes nothing" not in caplog.text
+        assert "is ignored" not in caplog.text

@@ -100,7 +100,7 @@ def test_a_batch_may_mix_scored_and_returned_documents(colbert: LLM) -> None:
 
     groups = pooler(hidden, batch, [[compared], [plain], [compared]], [one, None, two])
 
-    assert [(group.ask, group.seq_indices) for group in groups] == [(compared, [0, 2]), (plain, [1])]
+    assert [(group.spec, group.seq_indices) for group in groups] == [(compared, [0, 2]), (plain, [1])]
     unit = torch.nn.functional.normalize(hidden, dim=-1)
     assert_close(groups[0].rows, torch.tensor([max_sim(one, unit[:3]), max_sim(two, unit[5:])]))
     assert_close(groups[1].rows, unit[3:5])

@@ -134,7 +134,7 @@ def test_late_interaction_is_accepted_as_a_name_of_listwise(jina: JinaReranker) 
     assert jina.llm.engine.model_info.score_types == ("listwise",)
     assert scores(jina.llm, QUERY, DOCUMENTS, score_type="late-interaction") == expected
     assert scores(jina.llm, QUERY, DOCUMENTS, score_type="listwise") == expected
-    with pytest.raises(Unsupported, match="cannot score as 'bi-encoder'; it can: listwise"):
+    with pytest.raises(Unsupported, match="does not support score_type 'bi-encoder'; available: listwise"):
         scores(jina.llm, QUERY, DOCUMENTS, score_type="bi-encoder")
 
 

@@ -225,13 +225,13 @@ def test_after_refused_requests_the_model_still_scores(llm: LLM, cross: CrossEnc
         (llm, content, "b", {}, "MultiModalParam is not supported for BertModel"),
         (llm, "a", [content], {}, "MultiModalParam is not supported for BertModel"),
         (llm, "a", [5], {}, "score compares texts, got int"),
-        (llm, "a", "b", {"score_type": "cross-encoder"}, "mini cannot score as 'cross-encoder'"),
+        (llm, "a", "b", {"score_type": "cross-encoder"}, "mini does not support score_type 'cross-encoder'"),
         (llm, "a", "b", {"lora_request": LoRARequest("x")}, "Got lora_request x but LoRA is not enabled!"),
         (llm, "a", "\ud800", {}, "not valid Unicode"),
         (cross.llm, "a", "b", {"chat_template": "{{ 1 / 0 }}"}, "the score template failed: division by zero"),
         (cross.llm, "a", "b", {"chat_template": "{% for"}, "the score template is not valid Jinja"),
         (cross.llm, "a", "b", {"pooling_params": reserved}, r"contains reserved keys that conflict .*\['tools'\]"),
-        (cross.llm, "a", "b", {"score_type": "bi-encoder"}, "cannot score as 'bi-encoder'"),
+        (cross.llm, "a", "b", {"score_type": "bi-encoder"}, "does not support score_type 'bi-encoder'"),
     ):
         with pytest.raises(BadRequest, match=words):
             model.score(first, second, **more)

@@ -125,9 +125,9 @@ def test_the_default_score_type_is_used_unless_another_is_requested() -> None:
     [
         (ScoringModel("m", ("classify",), 3), None, "Scoring API is only enabled for num_labels == 1."),
         (ScoringModel("m", ("token_classify",), 3), None, "This model does not support the Scoring API."),
-        (EMBEDDER, "cross-encoder", "mini cannot score as 'cross-encoder'; it can: bi-encoder, late-interaction"),
-        (RERANKER, "bi-encoder", "cross cannot score as 'bi-encoder'; it can: cross-encoder"),
-        (EMBEDDER, "vibes", "mini cannot score as 'vibes'"),
+        (EMBEDDER, "cross-encoder", "mini does not support score_type 'cross-encoder'; available: bi-encoder, late-interaction"),
+        (RERANKER, "bi-encoder", "cross does not support score_type 'bi-encoder'; available: cross-encoder"),
+        (EMBEDDER, "vibes", "mini does not support score_type 'vibes'"),
     ],
 )
 def test_an_unsupported_score_type_is_refused(model: ScoringModel, kind: Any, words: str) -> None:

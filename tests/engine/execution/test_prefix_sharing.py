@@ -113,7 +113,7 @@ def test_the_query_prefix_of_many_documents_is_computed_once(tmp_path: Path, mon
         with LLM(str(folder), dtype="float32", device="cpu") as llm:
             outputs = llm.score(query, [f"{number} {text}" for number, text in enumerate(documents)], use_tqdm=False)
             read = sum(len(output.prompt_token_ids) for output in outputs)
-            return [output.outputs.score for output in outputs], read, llm.engine.loop.executor.stems.num_saved_tokens
+            return [output.outputs.score for output in outputs], read, llm.engine.loop.executor.prefix_sharing.num_saved_tokens
 
     shared, num_read, num_spared = scores()
     monkeypatch.setattr(prefix_sharing, "MIN_SAVED_FRACTION", 2.0)
@@ -131,9 +131,9 @@ def test_token_tasks_do_not_use_prefix_sharing(tmp_path: Path) -> None:
 
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
         rows = llm.encode(texts, pooling_task="token_embed", use_tqdm=False)
-        assert llm.engine.loop.executor.stems.num_saved_tokens == 0
+        assert llm.engine.loop.executor.prefix_sharing.num_saved_tokens == 0
         vectors = llm.embed(texts, use_tqdm=False)
-        assert llm.engine.loop.executor.stems.num_saved_tokens > 0
+        assert llm.engine.loop.executor.prefix_sharing.num_saved_tokens > 0
 
     for row, vector in zip(rows, vectors, strict=True):
         assert_close(row.outputs.data[-1], torch.tensor(vector.outputs.embedding), atol=1e-5, rtol=1e-5)
