@@ -1,4 +1,4 @@
-"""Cenote: a fast engine for pooling models."""
+"""Cenote: an inference engine and HTTP server for pooling models."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes a second to import: `cenote --help` and a client of the server need none of it
+    # imported on use: importing torch takes a second, which `cenote --help` and HTTP front-ends do not need
     if name == "LLM":
         return import_module("cenote.llm").LLM
     if name in __all__:

@@ -1,27 +1,27 @@
-"""Everything that can go wrong on purpose.
+"""Exceptions, with the HTTP status that the server returns for each.
 
 PoolingError            500
 ├── BadRequest          400   the caller must change the request
-│   ├── InvalidBody           not JSON, or not of the shape that the route reads
+│   ├── InvalidBody           not JSON, or not matching the schema of the route
 │   ├── InputTooLong
-│   └── Unsupported           this model cannot do that
-├── Unauthorized        401   no API key, or a wrong one
+│   └── Unsupported           the loaded model does not support the request
+├── Unauthorized        401   missing or unknown API key
 ├── UnknownModel        404
 ├── BodyTooLarge        413
-├── NotJSON             415   a body in a format that nobody here reads
-├── Overloaded          429   the same request may work later
-├── NumericalError      500   the model gave NaN or infinity for this input
-├── NotOffered          501   a route for a task that the loaded model does not have
-├── NotReady            503   the model is still being loaded, or the server is about to stop
-├── EngineStopped       503   the engine ended before the answer came
-└── LoadError                 raised at start-up, never while serving
+├── NotJSON             415   unsupported content type
+├── Overloaded          429   too much in flight; the request can be retried
+├── NumericalError      500   the model output contains NaN or infinity
+├── NotOffered          501   route of a task that the loaded model does not support
+├── NotReady            503   the model is loading, or the server is shutting down
+├── EngineStopped       503   the engine stopped before the request finished
+└── LoadError                 raised at startup, never while serving
 """
 
 from __future__ import annotations
 
 
 class PoolingError(Exception):
-    """The root: whatever Cenote raises on purpose is one of these."""
+    """Base class of all errors that Cenote raises deliberately."""
 
     status = 500
 
@@ -30,84 +30,84 @@ class PoolingError(Exception):
         self.message = message
         self.param = param
         self.value = value
-        self.index: int | None = None  # which of the inputs it was, where there are several
+        self.index: int | None = None  # of the input that failed, in requests with several
 
     def __str__(self) -> str:
-        known = [
+        details = [
             f"{key}={item}" for key, item in (("parameter", self.param), ("value", self.value)) if item is not None
         ]
-        return f"{self.message} ({', '.join(known)})" if known else self.message
+        return f"{self.message} ({', '.join(details)})" if details else self.message
 
 
 class BadRequest(PoolingError, ValueError):
-    """The caller must change the request; also a ValueError, so that either `except` catches it."""
+    """The request is invalid; also a ValueError, which is what vLLM raises."""
 
     status = 400
 
 
 class InvalidBody(BadRequest):
-    """A body that is not JSON, or not of the shape that the route reads."""
+    """The body is not JSON, or does not match the schema of the route."""
 
 
 class InputTooLong(BadRequest):
-    """More tokens or characters than the model reads."""
+    """The input has more tokens or characters than the model accepts."""
 
 
 class Unsupported(BadRequest):
-    """A request that is fine in itself, to a model that cannot do it."""
+    """The request is valid, but the loaded model does not support it."""
 
 
 class Unauthorized(PoolingError):
-    """A request without a key, or with one that nobody knows."""
+    """The API key is missing or unknown."""
 
     status = 401
 
 
 class BodyTooLarge(PoolingError):
-    """More bytes than the server reads for one request."""
+    """The body exceeds the size limit of the server."""
 
     status = 413
 
 
 class NotJSON(PoolingError):
-    """A body in a format that nobody here reads."""
+    """The content type of the body is not supported."""
 
     status = 415
 
 
 class NotOffered(PoolingError):
-    """A route for a task that the loaded model does not have."""
+    """The route belongs to a task that the loaded model does not support."""
 
     status = 501
 
 
 class NotReady(PoolingError):
-    """The model is still being loaded, or the server is about to stop."""
+    """The model is loading, or the server is shutting down."""
 
     status = 503
 
 
 class UnknownModel(PoolingError, LookupError):
-    """A model name nobody serves here."""
+    """The requested model or adapter is not served."""
 
     status = 404
 
 
 class Overloaded(PoolingError):
-    """No room now; the same request may work later."""
+    """Too much is in flight; the same request may succeed later."""
 
     status = 429
 
 
 class NumericalError(PoolingError):
-    """The model's answer to this one input was not a finite number."""
+    """The model output for this input contains NaN or infinity."""
 
 
 class EngineStopped(PoolingError):
-    """The engine ended, by itself or on request, before the answer came."""
+    """The engine crashed or was stopped before the request finished."""
 
     status = 503
 
 
 class LoadError(PoolingError, ValueError):
-    """A model that cannot be loaded, in one line that names the file or the option."""
+    """The model cannot be loaded; the message is one line that names the file or option."""

@@ -1,4 +1,4 @@
-"""What `LLM` returns: the answer, the tokens it came from, and the names by which programs read them."""
+"""Output types of `LLM`: results with their request id and prompt token ids, under the names of vLLM."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cenote.protocol.results import Entity
 
 @dataclass(slots=True, eq=False)
 class PoolingOutput:
-    data: Tensor  # on the CPU, a view of the answers of its batch
+    data: Tensor  # on the CPU, a view of the results of its batch
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.data.clone(),)  # a view would be saved with its whole batch
+        return type(self), (self.data.clone(),)  # pickling a view would save the whole batch
 
 
 class EmbeddingOutput(PoolingOutput):
-    """A vector; the list of Python floats is made when somebody reads it."""
+    """An embedding; converted to a list of floats on access."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class EmbeddingOutput(PoolingOutput):
 
 
 class ClassificationOutput(PoolingOutput):
-    """A probability, or a logit, for every class."""
+    """The probability, or logit, of every class."""
 
     __slots__ = ()
 
@@ -70,7 +70,7 @@ class ClassificationOutput(PoolingOutput):
 
 
 class SparseEmbeddingOutput(PoolingOutput):
-    """The entries of the vocabulary that have a weight above zero, in order of id."""
+    """The token ids with a weight above zero, in ascending order."""
 
     __slots__ = ("_tokens",)
 
@@ -78,7 +78,7 @@ class SparseEmbeddingOutput(PoolingOutput):
         if data.ndim != 2 or data.shape[1] != 2:
             raise BadRequest("pooled_data should be rows of token id and weight")
         self.data = data
-        self._tokens = tokens  # or who knows how the vocabulary writes them
+        self._tokens = tokens  # or the function that converts ids to tokens
 
     @property
     def token_ids(self) -> list[int]:
@@ -104,7 +104,7 @@ class SparseEmbeddingOutput(PoolingOutput):
 
 
 class CombinedOutput(PoolingOutput):
-    """What several tasks say to one prompt: `outputs["embed"].data`, in the order in which they were asked."""
+    """The outputs of combined tasks by name, in the order of the request: `outputs["embed"].data`."""
 
     __slots__ = ("task_outputs",)
 
@@ -113,13 +113,13 @@ class CombinedOutput(PoolingOutput):
 
     def __getitem__(self, task: str) -> PoolingOutput:
         if task not in self.task_outputs:
-            raise LookupError(f"no task {task!r} was asked for; there are: {', '.join(self.task_outputs)}")
+            raise LookupError(f"task {task!r} was not requested; available: {', '.join(self.task_outputs)}")
         return self.task_outputs[task]
 
     @property
     def data(self) -> Tensor:  # type: ignore[override]
-        """All numbers in one row, task after task."""
-        return torch.cat([part.data.flatten() for part in self.task_outputs.values()])
+        """The tensors of all tasks, flattened and concatenated."""
+        return torch.cat([output.data.flatten() for output in self.task_outputs.values()])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.task_outputs,)
@@ -136,7 +136,7 @@ class ScoringOutput:
 @dataclass(slots=True)
 class EntitiesOutput:
     entities: list[Entity]
-    truncated: bool  # what lies behind the model's length was not looked at
+    truncated: bool  # the text was longer than max_model_len, and entities in its rest are missing
 
 
 OutputT = TypeVar("OutputT")
@@ -145,7 +145,7 @@ TokenIds: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 
 @dataclass(slots=True, eq=False)
 class ResolvedOutput(Generic[OutputT]):
-    """What there is to say to one prompt."""
+    """The output objects of one prompt."""
 
     outputs: OutputT
     token_ids: TokenIds
@@ -154,12 +154,12 @@ class ResolvedOutput(Generic[OutputT]):
 
 @dataclass(frozen=True)
 class LazyResults(Generic[OutputT]):
-    """The answers to many prompts, in arrays: an object for each is made when somebody reads it."""
+    """The results of many prompts as arrays; the output object of a prompt is made on access."""
 
-    make_output: Callable[..., OutputT]  # of the tensors that answer a prompt, one for each task
-    get_tensors: Callable[[], Sequence[Sequence[Tensor]]]  # for each task the tensors of all prompts
+    make_output: Callable[..., OutputT]  # from the tensors of a prompt, one per task
+    get_tensors: Callable[[], Sequence[Sequence[Tensor]]]  # per task, the tensors of all prompts
     token_ids: TokenIds
-    offsets: np.ndarray[Any, Any]  # where the tokens of each prompt begin, and the end
+    offsets: np.ndarray[Any, Any]  # [prompts + 1], into token_ids
     num_input_tokens: np.ndarray[Any, Any]
 
     @cached_property
@@ -168,19 +168,19 @@ class LazyResults(Generic[OutputT]):
 
     def resolve(self, index: int) -> ResolvedOutput[OutputT]:
         start, end = self.offsets[index : index + 2]
-        made = self.make_output(*(tensors[index] for tensors in self._tensors))
-        return ResolvedOutput(made, self.token_ids[start:end], int(self.num_input_tokens[index]))
+        output = self.make_output(*(tensors[index] for tensors in self._tensors))
+        return ResolvedOutput(output, self.token_ids[start:end], int(self.num_input_tokens[index]))
 
 
 class RequestOutput(Generic[OutputT]):
-    """One answer of a call."""
+    """The result of one prompt, with vLLM's attributes."""
 
     __slots__ = ("_results", "_resolved", "_index", "request_id")
 
     num_cached_tokens = 0
     finished = True
     _results: LazyResults[OutputT]
-    _resolved: ResolvedOutput[OutputT] | None  # None until somebody looks
+    _resolved: ResolvedOutput[OutputT] | None  # None until accessed
     _index: int
 
     def __init__(
@@ -192,20 +192,20 @@ class RequestOutput(Generic[OutputT]):
 
     @classmethod
     def from_lazy(cls, results: LazyResults[OutputT], request_ids: Iterable[int]) -> list[Self]:
-        """One for each of the answers, which knows no more than its place among them."""
-        made = []
-        for place, number in enumerate(request_ids):
+        """Return an output per prompt; each holds only its index until it is accessed."""
+        outputs = []
+        for index, request_id in enumerate(request_ids):
             output = cls.__new__(cls)
-            output.request_id = str(number)
+            output.request_id = str(request_id)
             output._resolved = None
             output._results = results
-            output._index = place
-            made.append(output)
-        return made
+            output._index = index
+            outputs.append(output)
+        return outputs
 
     def __reduce__(self) -> tuple[Any, ...]:
-        found = self._resolve()  # what else lies in those arrays is not for whoever saves this
-        return _restore, (type(self), self.request_id, found.outputs, found.token_ids, found.num_input_tokens)
+        resolved = self._resolve()  # pickling the shared arrays would save the results of other prompts
+        return _restore, (type(self), self.request_id, resolved.outputs, resolved.token_ids, resolved.num_input_tokens)
 
     def _resolve(self) -> ResolvedOutput[OutputT]:
         if self._resolved is None:
@@ -226,7 +226,7 @@ class RequestOutput(Generic[OutputT]):
         return ids
 
     @prompt_token_ids.setter
-    def prompt_token_ids(self, ids: Sequence[int]) -> None:  # plugins cut special tokens off
+    def prompt_token_ids(self, ids: Sequence[int]) -> None:  # for plugins, which may remove special tokens
         self._resolve().token_ids = np.asarray(ids, dtype=np.int32)
 
     @property
@@ -235,7 +235,7 @@ class RequestOutput(Generic[OutputT]):
 
     @property
     def num_input_tokens(self) -> int:
-        """Before truncation."""
+        """The number of prompt tokens before truncation."""
         return self._resolve().num_input_tokens
 
     def __repr__(self) -> str:
@@ -256,7 +256,7 @@ class PoolingRequestOutput(RequestOutput[PoolingOutput]):
 
 
 class PluginRequestOutput(PoolingRequestOutput):
-    """What an IO processor plugin made of the answers: `outputs` is an object of its own kind."""
+    """The result of an IO processor plugin: `outputs` is an object of the plugin."""
 
     __slots__ = ()
 

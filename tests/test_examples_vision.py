@@ -1,4 +1,4 @@
-"""The examples that look at pages, with the tiny model that knows colours: what it should answer can be told."""
+"""The vision examples, with a tiny model of known colour behaviour, so that the expected results are known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 @pytest.fixture(scope="module", autouse=True)
 def examples() -> Iterator[None]:
-    """As Python has it for a script: the folder that it lies in is looked into first."""
+    """Put the folder of the examples first on sys.path, as Python does for a script."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLES))
         yield
@@ -29,7 +29,7 @@ def examples() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def llm(examples: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = import_module("tiny_colqwen3").write(tmp_path_factory.mktemp("tiny"))
+    folder = import_module("tiny_colqwen3").write_checkpoint(tmp_path_factory.mktemp("tiny"))
     with LLM(str(folder), dtype="float32", device="cpu") as llm:
         yield llm
 
@@ -45,7 +45,7 @@ def llm(examples: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LL
 def test_pages_are_ranked_by_what_is_on_them(llm: LLM, question: str, best: str, worst: str) -> None:
     pages = {name: draw() for name, draw in import_module("pages").PAGES.items()}
 
-    scores = {name: score for score, name in import_module("visual_rerank").ranked(llm, question, pages)}
+    scores = {name: score for score, name in import_module("visual_rerank").rank_pages(llm, question, pages)}
 
     assert max(scores, key=scores.__getitem__) == best
     assert scores[worst] == min(scores.values())
@@ -65,12 +65,14 @@ def test_files_are_ranked_as_the_command_prints_it(tmp_path: Path, capsys: pytes
 
 
 def test_the_heat_map_is_highest_where_the_page_shows_the_word(llm: LLM) -> None:
-    page: Image.Image = import_module("pages").chart_page()
+    page: Image.Image = import_module("pages").draw_chart_page()
 
-    found: list[Any] = import_module("late_interaction_heat_map").heats(llm, "a red and a blue bar", page)
+    heat_maps: list[Any] = import_module("late_interaction_heat_map").compute_heat_maps(
+        llm, "a red and a blue bar", page
+    )
 
-    assert [heat.word for heat in found] == ["a", "red", "and", "a", "blue", "bar"]
-    for heat, channel in ((found[1], 0), (found[4], 2)):
+    assert [heat.word for heat in heat_maps] == ["a", "red", "and", "a", "blue", "bar"]
+    for heat, channel in ((heat_maps[1], 0), (heat_maps[4], 2)):
         rows, columns = heat.grid.shape
         assert rows / columns == page.height / page.width
         row, column = divmod(int(heat.grid.argmax()), columns)
@@ -83,20 +85,20 @@ def test_the_heat_map_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     import_module("late_interaction_heat_map").main(["--output", str(output), "--panels", "1"])
 
-    picture = Image.open(output)
-    assert picture.width == 24 + 2 * (300 + 24)
-    colours = picture.convert("RGB").getcolors(maxcolors=1 << 20)
-    assert colours is not None and len(colours) > 1000, "a scale of colours, not a blank page"
+    image = Image.open(output)
+    assert image.width == 24 + 2 * (300 + 24)
+    colours = image.convert("RGB").getcolors(maxcolors=1 << 20)
+    assert colours is not None and len(colours) > 1000, "expected a colour scale, not a blank page"
     assert "red" in capsys.readouterr().out
 
 
 def test_the_help_of_the_tiny_model_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as caught:
             import_module("tiny_colqwen3").main(["--help"])
 
-    assert ended.value.code == 0
+    assert caught.value.code == 0
     assert "FOLDER" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
@@ -110,7 +112,7 @@ def test_the_tiny_model_is_written_where_the_command_line_says(tmp_path: Path) -
 @pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_no_example_writes_a_file_when_asked_for_help(script: Path, tmp_path: Path) -> None:
     if "__main__" not in script.read_text():
-        pytest.skip("no program of its own")
+        pytest.skip("not a script")
     done = subprocess.run(
         [sys.executable, str(script), "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )

@@ -1,4 +1,4 @@
-"""What the package may import, and what it must not."""
+"""Imports of the package: no torch before it is needed, no pickle, no benchmark peers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCES = sorted(Path(cenote.__file__).parent.rglob("*.py"))
 PEERS = ("transformers", "sentence_transformers")
 
 
-def run(code: str) -> str:
+def run_code(code: str) -> str:
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -31,10 +31,10 @@ def run(code: str) -> str:
     ],
 )
 def test_modules_that_need_no_model_do_not_import_torch(modules: str) -> None:
-    assert run(f"import sys, {modules}; print('torch' in sys.modules)").split() == ["False"]
+    assert run_code(f"import sys, {modules}; print('torch' in sys.modules)").split() == ["False"]
 
 
-def test_a_whole_run_of_the_default_model_uses_our_own_code(default_folder: Path) -> None:
+def test_running_the_default_model_imports_no_peer_library(default_folder: Path) -> None:
     code = """
 import sys
 import cenote
@@ -46,7 +46,7 @@ assert len(output.outputs.embedding) == 384
 loaded = {name.split(".")[0] for name in sys.modules}
 print(*loaded)
 """
-    loaded = run(code).split()
+    loaded = run_code(code).split()
 
     assert "torch" in loaded
     assert not {*PEERS, "cloudpickle", default_folder.parent.name} & set(loaded)
@@ -55,14 +55,14 @@ print(*loaded)
 def test_a_program_that_does_not_close_the_llm_still_exits(default_folder: Path) -> None:
     code = "import cenote; llm = cenote.LLM(); print(len(llm.embed('a', use_tqdm=False)[0].outputs.embedding))"
 
-    assert run(code).split() == ["384"]
+    assert run_code(code).split() == ["384"]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_no_source_file_unpickles_anything(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
 
-    assert set(re.findall(r"\bpickle\.(\w+)", source)) <= {"UnpicklingError"}  # what torch raises may be caught
+    assert set(re.findall(r"\bpickle\.(\w+)", source)) <= {"UnpicklingError"}  # the exception of torch.load
     assert not re.search(r"\bfrom pickle\b|\b(cloudpickle|joblib|dill|shelve|marshal)\b", source)
     assert "allow_pickle=True" not in source
     for call in re.findall(r"torch\.load\([^)]*\)", source):
@@ -71,14 +71,14 @@ def test_no_source_file_unpickles_anything(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if "bench" not in path.parts], ids=lambda path: path.stem)
-def test_only_the_benchmark_imports_what_it_compares_with(path: Path) -> None:
+def test_only_the_benchmark_imports_its_peers(path: Path) -> None:
     imports = re.findall(r"^\s*(?:import|from)\s+([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
 
     assert not {name.split(".")[0] for name in imports} & {*PEERS, "pytest", "tests"}
 
 
-def test_dependencies_that_are_not_declared_come_with_declared_ones() -> None:
-    """tqdm is not in our own list, which is kept short."""
-    names = [re.split(r"[\s<>=!~;\[(]", each)[0].lower() for each in requires("huggingface_hub") or []]
+def test_undeclared_dependencies_are_requirements_of_declared_ones() -> None:
+    """tqdm is not a declared dependency: huggingface_hub requires it."""
+    names = [re.split(r"[\s<>=!~;\[(]", requirement)[0].lower() for requirement in requires("huggingface_hub") or []]
 
     assert "tqdm" in names

@@ -1,4 +1,4 @@
-"""Offline use: signatures, outputs, refusals that leave the model answering, long texts, prompts."""
+"""The methods of `LLM`: signatures, outputs, params, invalid requests, progress bar, long texts, prompts, shutdown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RAW = PoolingParams(use_activation=False)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Checkpoints of a few kilobytes: 160 token ids, 66 positions, 32 numbers per vector."""
+    """Tiny checkpoints: 160 token ids, 66 positions, hidden size 32."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("embedder", "classifier", "cross", "tagger")}
     tiny_bert(folders["embedder"])
     tiny_bert_classifier(folders["classifier"], num_labels=3)
@@ -50,7 +50,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def tiny(folders: dict[str, Path]) -> Iterator[MakeTiny]:
-    """Loads one of them with options of the test's own."""
+    """Load one of the tiny checkpoints with options; closed after the test."""
     opened: list[LLM] = []
 
     def load(name: str = "embedder", **options: Any) -> LLM:
@@ -88,19 +88,19 @@ def get_vectors(outputs: list[Any]) -> torch.Tensor:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_methods_are_called_as_programs_call_them(method: Callable[..., Any], expected: str) -> None:
+def test_methods_have_the_signatures_of_vllm(method: Callable[..., Any], expected: str) -> None:
     parameters = [
         item.replace(annotation=inspect.Parameter.empty) for item in inspect.signature(method).parameters.values()
     ]
     ours = str(inspect.Signature(parameters[1:]))[1:-1]
 
-    assert ours == expected or ours.startswith(f"{expected}, ")  # what we add comes last
+    assert ours == expected or ours.startswith(f"{expected}, ")  # additional arguments come last
 
 
 # outputs
 
 
-def test_an_embedding_is_a_list_of_numbers_of_length_one(llm: LLM) -> None:
+def test_an_embedding_is_a_normalised_list_of_floats(llm: LLM) -> None:
     (output,) = llm.embed("Hello, my name is")
 
     assert isinstance(output, EmbeddingRequestOutput)
@@ -116,15 +116,15 @@ def test_an_embedding_is_a_list_of_numbers_of_length_one(llm: LLM) -> None:
     assert "hidden_size=384" in repr(output)
 
 
-def test_near_meanings_have_near_vectors(llm: LLM) -> None:
-    one, near, far = get_vectors(
+def test_similar_texts_have_similar_embeddings(llm: LLM) -> None:
+    text, similar, different = get_vectors(
         llm.embed(["A man is eating food.", "A man eats something.", "The stock market fell."])
     )
 
-    assert one @ near > 0.6 > 0.3 > one @ far
+    assert text @ similar > 0.6 > 0.3 > text @ different
 
 
-def test_probabilities_are_what_the_reference_gives(tiny: MakeTiny, folders: dict[str, Path]) -> None:
+def test_probabilities_match_transformers(tiny: MakeTiny, folders: dict[str, Path]) -> None:
     reference = tiny_bert_classifier(folders["classifier"], num_labels=3)
     llm = tiny("classifier")
 
@@ -170,14 +170,14 @@ def test_a_score_is_a_number(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "words"),
+    ("output", "message"),
     [
         (EmbeddingOutput, "pooled_data should be a 1-D embedding vector"),
         (ClassificationOutput, "pooled_data should be a 1-D probability vector"),
     ],
 )
-def test_output_data_of_the_wrong_shape_is_refused(output: Any, words: str) -> None:
-    with pytest.raises(BadRequest, match=words):
+def test_output_data_of_the_wrong_shape_is_refused(output: Any, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         output(torch.zeros(2, 3))
 
 
@@ -219,7 +219,7 @@ def test_without_activation_an_embedding_is_not_normalised(llm: LLM) -> None:
     assert_close(F.normalize(new, dim=0), plain)
 
 
-def test_the_config_decides_where_the_call_does_not(tiny: MakeTiny) -> None:
+def test_the_pooler_config_is_the_default_for_params_of_a_call(tiny: MakeTiny) -> None:
     for spelling in ("use_activation", "normalize"):
         llm = tiny(pooler_config={spelling: False})
         (raw,) = get_vectors(llm.embed("the cat"))
@@ -228,7 +228,7 @@ def test_the_config_decides_where_the_call_does_not(tiny: MakeTiny) -> None:
         assert_close(F.normalize(raw, dim=0), unit)
 
 
-def test_every_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
+def test_every_prompt_may_have_its_own_params(llm: LLM) -> None:
     first, second = get_vectors(llm.embed(["a", "a"], pooling_params=[PoolingParams(), RAW]))
 
     assert float(first.norm()) == pytest.approx(1.0, abs=1e-5)
@@ -252,14 +252,14 @@ def test_the_task_of_the_parameters_may_agree(llm: LLM, tiny: MakeTiny) -> None:
         llm.embed("a", pooling_params=PoolingParams(task="score"))
 
 
-def test_score_is_the_older_name_of_a_cross_encoders_classify(llm: LLM, tiny: MakeTiny) -> None:
+def test_score_is_an_alias_of_the_classify_task_of_cross_encoders(llm: LLM, tiny: MakeTiny) -> None:
     cross = tiny("cross")
 
     (new,), (old,) = (cross.encode("the cat", pooling_task=task) for task in ("classify", "score"))
 
     assert_close(new.outputs.data, old.outputs.data)
     for other in (llm, tiny("classifier")):
-        with pytest.raises(Unsupported, match="`score` is a task of cross-encoders"):
+        with pytest.raises(Unsupported, match="task `score` requires a cross-encoder"):
             other.encode("a", pooling_task="score")
 
 
@@ -271,7 +271,7 @@ def test_logits_are_shifted_and_scaled(tiny: MakeTiny, spelling: str) -> None:
     assert_close(get_vectors(shifted.classify("the cat", pooling_params=RAW)), (plain - 1.5) / 2.0)
 
 
-def test_the_pooler_may_be_named_in_the_older_way(tiny: MakeTiny) -> None:
+def test_the_deprecated_option_override_pooler_config_is_accepted(tiny: MakeTiny) -> None:
     last = tiny(override_pooler_config=PoolerConfig(pooling_type="LAST", normalize=False))
     (row,) = (output.outputs.data for output in last.encode("the cat", pooling_task="token_embed"))
 
@@ -283,10 +283,10 @@ def test_the_deprecated_task_option_is_accepted(tiny: MakeTiny, caplog: pytest.L
         assert tiny(task="embed").supported_tasks == ("embed", "token_embed")
         assert tiny("cross", task="score").supported_tasks == ("classify", "token_classify")
         assert tiny("tagger", task="reward").supported_tasks == ("token_classify",)
-    assert "task=embed is the older spelling of: --runner pooling --convert embed" in caplog.messages
+    assert "task=embed is deprecated; use --runner pooling --convert embed" in caplog.messages
 
 
-def test_a_task_in_the_config_allows_no_other(tiny: MakeTiny) -> None:
+def test_a_task_in_the_pooler_config_disables_other_tasks(tiny: MakeTiny) -> None:
     llm = tiny(pooler_config={"task": "token_embed"})
 
     assert llm.supported_tasks == ("token_embed",)
@@ -301,16 +301,16 @@ def test_a_task_in_the_config_allows_no_other(tiny: MakeTiny) -> None:
 
 
 def test_a_model_without_matryoshka_training_has_one_embedding_size(llm: LLM) -> None:
-    words = (
+    message = (
         'Model "mini" does not support matryoshka representation, changing output dimensions will lead to poor results.'
     )
 
     with pytest.raises(BadRequest) as caught:
         llm.embed("a", pooling_params=PoolingParams(dimensions=32))
-    assert caught.value.message == words
+    assert caught.value.message == message
 
 
-def test_sizes_of_the_list_are_cut_and_normalised_again(tiny: MakeTiny) -> None:
+def test_listed_sizes_are_truncated_and_normalised_again(tiny: MakeTiny) -> None:
     llm = tiny(hf_overrides={"matryoshka_dimensions": [8, 16]})
     (whole,) = get_vectors(llm.embed("the cat", pooling_params=RAW))
 
@@ -336,7 +336,7 @@ def test_any_size_is_accepted_where_no_list_of_sizes_is_given(tiny: MakeTiny) ->
             llm.embed("a", pooling_params=PoolingParams(dimensions=size))
 
 
-def test_token_embeddings_are_cut_as_well(tiny: MakeTiny) -> None:
+def test_token_embeddings_are_truncated_as_well(tiny: MakeTiny) -> None:
     llm = tiny(hf_overrides={"is_matryoshka": True})
 
     (output,) = llm.encode("the cat", PoolingParams(dimensions=5), pooling_task="token_embed")
@@ -344,12 +344,12 @@ def test_token_embeddings_are_cut_as_well(tiny: MakeTiny) -> None:
     assert output.outputs.data.shape == (4, 5)
 
 
-def test_a_default_size_is_checked_at_the_start(tiny: MakeTiny) -> None:
+def test_a_default_size_is_checked_at_load_time(tiny: MakeTiny) -> None:
     with pytest.raises(BadRequest, match="does not support matryoshka representation"):
         tiny(pooler_config={"dimensions": 8})
 
 
-# refusals: one clear sentence, and the model goes on answering
+# invalid requests: an error, and the next request succeeds
 
 TOO_LONG = "This model's maximum context length is 256 tokens. However, you requested 0 output tokens and your prompt "
 REFUSALS: list[tuple[str, Callable[[LLM], Any], type[Exception], str]] = [
@@ -386,14 +386,14 @@ REFUSALS: list[tuple[str, Callable[[LLM], Any], type[Exception], str]] = [
         BadRequest,
         r"The lengths of prompts \(2\) and params \(1\) must be the same.",
     ),
-    ("params of another kind", lambda m: m.embed("a", pooling_params={"normalize": True}), BadRequest, "PoolingParams"),
+    ("params of another type", lambda m: m.embed("a", pooling_params={"normalize": True}), BadRequest, "PoolingParams"),
     (
         "another task in the params",
         lambda m: m.embed("a", pooling_params=PoolingParams(task="classify")),
         BadRequest,
         "You cannot overwrite param.task='classify' with pooling_task='embed'!",
     ),
-    ("both spellings", lambda m: PoolingParams(normalize=True, use_activation=False), BadRequest, "older name"),
+    ("both spellings", lambda m: PoolingParams(normalize=True, use_activation=False), BadRequest, "deprecated alias"),
     (
         "a parameter of another pooling",
         lambda m: m.embed("a", pooling_params=PoolingParams(step_tag_id=5)),
@@ -430,19 +430,19 @@ REFUSALS: list[tuple[str, Callable[[LLM], Any], type[Exception], str]] = [
         "You must set `--enable-prompt-embeds` to input `prompt_embeds`.",
     ),
     ("an image", lambda m: m.embed({"prompt": "a", "multi_modal_data": {"image": 1}}), Unsupported, "reads text only"),
-    ("no such prompt", lambda m: m.embed("a", prompt_name="query"), BadRequest, "no prompt is called 'query'"),
+    ("no such prompt", lambda m: m.embed("a", prompt_name="query"), BadRequest, "unknown prompt_name 'query'"),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "words"), [row[1:] for row in REFUSALS], ids=[row[0] for row in REFUSALS])
+@pytest.mark.parametrize(("call", "error", "message"), [row[1:] for row in REFUSALS], ids=[row[0] for row in REFUSALS])
 def test_an_invalid_request_raises_and_the_next_one_succeeds(
-    llm: LLM, call: Callable[[LLM], Any], error: type[Exception], words: str
+    llm: LLM, call: Callable[[LLM], Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=words) as caught:
+    with pytest.raises(error, match=message) as caught:
         call(llm)
 
-    assert isinstance(caught.value, ValueError)  # either style of `except` catches it
-    assert len(llm.embed("still here")) == 1
+    assert isinstance(caught.value, ValueError)  # as in vLLM
+    assert len(llm.embed("a")) == 1
 
 
 def test_a_missing_task_is_refused_with_the_supported_tasks(llm: LLM) -> None:
@@ -465,14 +465,14 @@ def test_parameters_wrong_for_a_classifier_are_refused(tiny: MakeTiny) -> None:
     assert len(llm.classify("a")) == 1
 
 
-def test_a_classifier_used_as_an_embedder_is_told_the_conversion_that_works(tiny: MakeTiny) -> None:
+def test_the_error_for_a_converted_classifier_names_the_conversion_to_use(tiny: MakeTiny) -> None:
     with pytest.raises(Unsupported, match="^Classification API is not supported .* `--convert classify`."):
         tiny("classifier", convert="embed").classify("a")
 
     assert len(tiny("classifier", convert="classify").classify("a")) == 1
 
 
-def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"config\.json"):
         LLM(str(tmp_path))
     (tmp_path / "notes.txt").write_text("no model")
@@ -489,27 +489,27 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"runner": "generate"}, "Cenote runs pooling models"),
         ({"convert": "classify"}, "is no classifier yet"),
         ({"max_model_len": 67}, r"max_model_len \(67\) is greater than the derived max_model_len"),
-        ({"pooler_config": {"pooling_type": "MODE"}}, "no pooling method is called 'MODE'; there are:"),
+        ({"pooler_config": {"pooling_type": "MODE"}}, "unknown pooling method 'MODE'; expected one of:"),
         ({"dtype": "int8"}, "dtype='int8' is unknown"),
         ({"device": "abacus"}, "device='abacus' is unknown"),
         ({"max_num_seqs": 0}, "max_num_seqs=0"),
-        ({"temperature": 1}, "no engine option is called 'temperature'"),
+        ({"temperature": 1}, "unknown engine option 'temperature'"),
     ],
     ids=str,
 )
 def test_invalid_options_are_refused_at_load_time(
-    folders: dict[str, Path], options: dict[str, Any], words: str
+    folders: dict[str, Path], options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         LLM(str(folders["embedder"]), **options)
 
 
-# truncation is done and told
+# truncation
 
 
 def test_a_truncated_text_reports_its_original_length(llm: LLM) -> None:
@@ -528,7 +528,7 @@ def test_a_text_of_the_models_length_fits(tiny: MakeTiny) -> None:
         llm.embed([[7] * 21])
 
 
-# the bar
+# progress bar
 
 
 def test_a_progress_bar_shows_the_progress_of_a_call(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -550,25 +550,25 @@ def test_use_tqdm_false_shows_no_progress_bar(llm: LLM, capsys: pytest.CaptureFi
 
 
 def test_use_tqdm_accepts_a_callable(llm: LLM) -> None:
-    made: list[Any] = []
-    page = io.StringIO()
+    bars: list[Any] = []
+    stream = io.StringIO()
 
     def make(**options: Any) -> Any:
-        made.append((options, tqdm(file=page, **options)))
-        return made[-1][1]
+        bars.append((options, tqdm(file=stream, **options)))
+        return bars[-1][1]
 
     llm.embed(["a b"] * 7, use_tqdm=make)
     llm.score("a", ["b", "c"], use_tqdm=make)
-    llm.embed("a", use_tqdm=functools.partial(tqdm, leave=False, file=page))
+    llm.embed("a", use_tqdm=functools.partial(tqdm, leave=False, file=stream))
     llm.embed("a", use_tqdm=functools.partial(tqdm, disable=True))
 
-    assert [(options["desc"], options["total"]) for options, _ in made] == [
+    assert [(options["desc"], options["total"]) for options, _ in bars] == [
         ("Processed prompts", 7),
         ("Processed prompts", 3),
     ]
-    assert [bar.n for _, bar in made] == [7, 3]
-    assert made[0][0]["dynamic_ncols"] is True
-    assert made[0][0]["postfix"] == "est. speed input: 0.00 toks/s, output: 0.00 toks/s"
+    assert [bar.n for _, bar in bars] == [7, 3]
+    assert bars[0][0]["dynamic_ncols"] is True
+    assert bars[0][0]["postfix"] == "est. speed input: 0.00 toks/s, output: 0.00 toks/s"
 
 
 def test_the_progress_bar_is_closed_when_the_call_fails(llm: LLM) -> None:
@@ -581,7 +581,7 @@ def test_the_progress_bar_is_closed_when_the_call_fails(llm: LLM) -> None:
     with pytest.raises(BadRequest):
         llm.embed([[-1]], use_tqdm=make)
 
-    assert bars[0].disable  # tqdm's word for closed
+    assert bars[0].disable  # tqdm sets it when the bar is closed
 
 
 # long texts
@@ -589,7 +589,7 @@ def test_the_progress_bar_is_closed_when_the_call_fails(llm: LLM) -> None:
 
 def random_words(count: int) -> str:
     generator = torch.Generator().manual_seed(0)
-    return " ".join(WORDS[place] for place in torch.randint(len(WORDS), (count,), generator=generator).tolist())
+    return " ".join(WORDS[index] for index in torch.randint(len(WORDS), (count,), generator=generator).tolist())
 
 
 def test_a_long_text_is_the_weighted_mean_of_its_chunks(tiny: MakeTiny, caplog: pytest.LogCaptureFixture) -> None:
@@ -655,20 +655,20 @@ def test_max_embed_len_is_enforced_with_both_numbers(tiny: MakeTiny, chunked: bo
     assert len(llm.embed("the cat")) == 1
 
 
-def test_max_embed_len_beyond_the_model_changes_nothing_without_chunks(tiny: MakeTiny) -> None:
+def test_max_embed_len_above_max_model_len_has_no_effect_without_chunking(tiny: MakeTiny) -> None:
     llm = tiny(pooler_config={"max_embed_len": 500})
 
     with pytest.raises(InputTooLong, match="maximum context length is 66 tokens"):
         llm.embed([[7] * 67])
 
 
-def test_truncation_comes_before_chunks(tiny: MakeTiny) -> None:
+def test_a_text_is_truncated_before_it_is_chunked(tiny: MakeTiny) -> None:
     llm = tiny(pooler_config={"enable_chunked_processing": True})
 
-    (cut,) = llm.embed(random_words(300), tokenization_kwargs={"truncate_prompt_tokens": 100})
+    (truncated,) = llm.embed(random_words(300), tokenization_kwargs={"truncate_prompt_tokens": 100})
     (whole,) = llm.embed(random_words(300), tokenization_kwargs={"truncate_prompt_tokens": -1})
 
-    assert (cut.num_prompt_tokens, cut.num_input_tokens) == (100, 302)
+    assert (truncated.num_prompt_tokens, truncated.num_input_tokens) == (100, 302)
     assert whole.num_prompt_tokens == 302
 
 
@@ -683,27 +683,27 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory in use is read from Linux's /proc")
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_a_very_long_text_needs_little_memory(tiny: MakeTiny) -> None:
     llm = tiny(pooler_config={"enable_chunked_processing": True})
     text = random_words(200_000)
     llm.embed(random_words(5000))
-    ended = threading.Event()
-    highest = before = resident_bytes()
+    stopped = threading.Event()
+    peak = before = resident_bytes()
 
     def watch() -> None:
-        nonlocal highest
-        while not ended.wait(0.005):
-            highest = max(highest, resident_bytes())
+        nonlocal peak
+        while not stopped.wait(0.005):
+            peak = max(peak, resident_bytes())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     (output,) = llm.embed(text)
-    ended.set()
+    stopped.set()
     watcher.join()
 
     assert output.num_prompt_tokens == 200_002
-    assert highest - before < 100 * 2**20
+    assert peak - before < 100 * 2**20
 
 
 # prompts given as embeddings
@@ -720,14 +720,14 @@ def test_prompt_embeds_give_the_same_result_as_token_ids(tiny: MakeTiny) -> None
     by_ids = get_vectors(llm.embed(prompts))
     assert_close(by_rows, by_ids, atol=1e-5, rtol=1e-4)
     assert_close(mixed, by_ids, atol=1e-5, rtol=1e-4)
-    with pytest.raises(BadRequest, match=r"prompt_embeds has the shape \(3, 31\), this model reads \[tokens, 32\]"):
+    with pytest.raises(BadRequest, match=r"prompt_embeds has shape \(3, 31\); this model expects \[tokens, 32\]"):
         llm.embed({"prompt_embeds": torch.zeros(3, 31)})
 
 
 # prompts by name
 
 
-def test_a_prompt_of_the_models_own_list_is_put_before_texts(tmp_path: Path) -> None:
+def test_a_prompt_of_the_model_configuration_is_prepended_to_texts(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     prompts = {"query": "search query: ", "passage": "passage: "}
     settings = {"prompts": prompts, "default_prompt_name": None}
@@ -735,16 +735,16 @@ def test_a_prompt_of_the_models_own_list_is_put_before_texts(tmp_path: Path) -> 
 
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
         (named,) = llm.embed("the cat", prompt_name="query")
-        (given,) = llm.embed("the cat", prompt="search query: ")
-        (written,) = llm.embed("search query: the cat")
+        (explicit,) = llm.embed("the cat", prompt="search query: ")
+        (inline,) = llm.embed("search query: the cat")
         (plain,) = llm.embed("the cat")
-        assert named.prompt_token_ids == given.prompt_token_ids == written.prompt_token_ids != plain.prompt_token_ids
-        assert_close(named.outputs.data, written.outputs.data)
-        with pytest.raises(BadRequest, match="no prompt is called 'title'; this model has: passage, query"):
+        assert named.prompt_token_ids == explicit.prompt_token_ids == inline.prompt_token_ids != plain.prompt_token_ids
+        assert_close(named.outputs.data, inline.outputs.data)
+        with pytest.raises(BadRequest, match="unknown prompt_name 'title'; available: passage, query"):
             llm.embed("the cat", prompt_name="title")
 
 
-def test_pooling_may_leave_the_prompt_out(tmp_path: Path) -> None:
+def test_pooling_may_exclude_the_prompt(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -762,25 +762,25 @@ def test_pooling_may_leave_the_prompt_out(tmp_path: Path) -> None:
     assert_close(vector, rows[4:].mean(dim=0))  # [CLS] search query : | the cat [SEP]
 
 
-# the end
+# shutdown
 
 
 def test_a_closed_model_raises_at_once(tiny: MakeTiny) -> None:
     llm = tiny()
     llm.close()
 
-    began = time.monotonic()
+    started_at = time.monotonic()
     with pytest.raises(EngineStopped):
         llm.embed("a")
     with pytest.raises(EngineStopped):
         llm.score("a", "b")
     llm.close()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - started_at < 1
 
 
 def test_a_garbage_collected_model_stops_its_threads(tiny: MakeTiny, folders: dict[str, Path]) -> None:
     llm = LLM(str(folders["embedder"]), dtype="float32", device="cpu")
-    threads = [part.thread for part in (llm.engine.loop, llm.engine.tokenizer_worker, llm.engine.watchdog)]
+    threads = [worker.thread for worker in (llm.engine.loop, llm.engine.tokenizer_worker, llm.engine.watchdog)]
     llm.embed("a")
 
     del llm
@@ -793,13 +793,13 @@ def test_a_garbage_collected_model_stops_its_threads(tiny: MakeTiny, folders: di
 
 def test_many_threads_may_share_a_model(llm: LLM) -> None:
     expected = get_vectors(llm.embed(["a b", "c"]))
-    wrong: list[object] = []
+    differing: list[object] = []
 
     def call() -> None:
         for _ in range(5):
-            got = get_vectors(llm.embed(["a b", "c"], use_tqdm=False))
-            if not torch.allclose(got, expected, atol=1e-5):
-                wrong.append(got)
+            embeddings = get_vectors(llm.embed(["a b", "c"], use_tqdm=False))
+            if not torch.allclose(embeddings, expected, atol=1e-5):
+                differing.append(embeddings)
 
     threads = [threading.Thread(target=call) for _ in range(8)]
     for thread in threads:
@@ -807,4 +807,4 @@ def test_many_threads_may_share_a_model(llm: LLM) -> None:
     for thread in threads:
         thread.join()
 
-    assert not wrong
+    assert not differing

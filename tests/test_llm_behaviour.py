@@ -1,4 +1,4 @@
-"""What an engine owes the programs around it: small answers, freed memory, no waiting for nothing, plain refusals."""
+"""LLM as part of a program: memory, pickling, forks, configuration values and errors at load time."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ def llm() -> Any:
 def test_a_pickled_output_does_not_contain_its_batch(llm: LLM) -> None:
     outputs = llm.embed(["one text of many"] * 64, use_tqdm=False)
 
-    carried = pickle.dumps(outputs[0])
-    assert len(carried) < 3000  # 384 numbers of 4 bytes, and a wrapping
-    assert pickle.loads(carried).outputs.embedding == outputs[0].outputs.embedding
+    pickled = pickle.dumps(outputs[0])
+    assert len(pickled) < 3000  # 384 float32 values and the objects around them
+    assert pickle.loads(pickled).outputs.embedding == outputs[0].outputs.embedding
 
 
 def test_outputs_are_freed_when_the_caller_drops_them(llm: LLM) -> None:
-    pending = llm.engine.submit(PoolRequest(task="embed", inputs=["a", "b"]))
-    pending.wait()
-    watched = weakref.ref(pending)
-    del pending
-    for _ in range(100):  # the thread that delivered them may still be on its way back
+    state = llm.engine.submit(PoolRequest(task="embed", inputs=["a", "b"]))
+    state.wait()
+    reference = weakref.ref(state)
+    del state
+    for _ in range(100):  # the engine thread may still hold a reference for a moment
         gc.collect()
-        if watched() is None:
+        if reference() is None:
             break
         signal.sigtimedwait([], 0.05)
 
-    assert watched() is None
+    assert reference() is None
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python warns of forks while threads run, rightly
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python warns of forks with running threads
 def test_using_the_engine_after_fork_raises(llm: LLM) -> None:
     child = os.fork()
-    if child == 0:  # no pytest in here: the status is the verdict
+    if child == 0:  # no pytest in the child: its exit status is the result
         try:
             llm.engine.submit(PoolRequest(task="embed", inputs=["a"]))
         except EngineStopped as error:
-            os._exit(7 if "after forking" in str(error) else 1)
+            os._exit(7 if "after fork()" in str(error) else 1)
         os._exit(2)
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -80,7 +80,7 @@ def test_a_short_text_overtakes_the_chunks_of_a_long_one() -> None:
         engine.stop()
 
 
-def test_none_leaves_an_option_alone_and_torch_types_have_names() -> None:
+def test_none_is_the_default_of_an_option_and_torch_dtypes_are_accepted() -> None:
     config = EngineConfig.from_kwargs(
         max_num_seqs=None, io_processor_plugin=None, kv_cache_dtype="auto", dtype=torch.bfloat16
     )
@@ -88,14 +88,14 @@ def test_none_leaves_an_option_alone_and_torch_types_have_names() -> None:
     assert config == EngineConfig(dtype="bfloat16")
 
 
-@pytest.mark.parametrize("given", [{"convert": "clasify"}, {"runner": "poling"}, {"scheduling_policy": "prio"}])
-def test_a_value_outside_the_choices_is_refused(given: dict[str, str]) -> None:
-    with pytest.raises(BadRequest, match="there are: "):
-        EngineConfig.from_kwargs(**given)
+@pytest.mark.parametrize("options", [{"convert": "clasify"}, {"runner": "poling"}, {"scheduling_policy": "prio"}])
+def test_a_value_outside_the_choices_is_refused(options: dict[str, str]) -> None:
+    with pytest.raises(BadRequest, match="expected one of: "):
+        EngineConfig.from_kwargs(**options)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "settings",
     [
         {"use_activation": "False"},
         {"enable_chunked_processing": "false"},
@@ -107,13 +107,13 @@ def test_a_value_outside_the_choices_is_refused(given: dict[str, str]) -> None:
     ],
     ids=str,
 )
-def test_a_pooler_setting_of_the_wrong_type_is_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match=next(iter(given))):
-        PoolerConfig.from_value(given)
+def test_a_pooler_setting_of_the_wrong_type_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=next(iter(settings))):
+        PoolerConfig.from_value(settings)
 
 
 def test_parameters_of_the_wrong_type_are_refused() -> None:
-    with pytest.raises(BadRequest, match="use_activation is bool, got 'no'"):
+    with pytest.raises(BadRequest, match="use_activation must be bool, got 'no'"):
         PoolingParams(use_activation="no")  # type: ignore[arg-type]
 
 
@@ -151,7 +151,7 @@ def test_an_unavailable_device_gives_a_one_line_error(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "values",
     [
         {"num_attention_heads": 0},
         {"num_attention_heads": "4"},
@@ -162,11 +162,11 @@ def test_an_unavailable_device_gives_a_one_line_error(device: str) -> None:
     ids=str,
 )
 def test_an_invalid_value_in_config_json_gives_a_one_line_error_naming_the_file(
-    odd: dict[str, Any], tmp_path: Path
+    values: dict[str, Any], tmp_path: Path
 ) -> None:
     tiny_bert(tmp_path)
-    values = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**values, **odd}))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **values}))
 
     with pytest.raises(LoadError) as caught:
         load_model(EngineConfig.from_kwargs(str(tmp_path), device="cpu"))
@@ -178,16 +178,16 @@ def load_from(folder: Path, **options: Any) -> LoadedModel:
     return load_model(EngineConfig.from_kwargs(str(folder), dtype="float32", device="cpu", **options))
 
 
-def test_rotary_overrides_in_the_older_words_change_newer_files(tmp_path: Path) -> None:
+def test_deprecated_names_of_rotary_options_override_newer_configs(tmp_path: Path) -> None:
     tiny_qwen3(tmp_path)
     change_config(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 66}
 
     other_theta = load_from(tmp_path, hf_overrides={"rope_theta": 100.0}).description
-    stretched = load_from(tmp_path, hf_overrides={"rope_scaling": scaling}).description
+    scaled = load_from(tmp_path, hf_overrides={"rope_scaling": scaling}).description
 
     assert other_theta.architecture.backbone.rope is not None and other_theta.architecture.backbone.rope.theta == 100.0
-    assert stretched.max_length.value == 264
+    assert scaled.max_length.value == 264
 
 
 def test_overrides_may_be_a_function_that_sets_attributes(tmp_path: Path) -> None:
@@ -200,15 +200,15 @@ def test_overrides_may_be_a_function_that_sets_attributes(tmp_path: Path) -> Non
     assert load_from(tmp_path, hf_overrides=change).description.plan.matryoshka.is_supported
 
 
-def test_sentence_transformers_files_say_nothing_about_a_classifier(tmp_path: Path) -> None:
+def test_sentence_transformers_files_do_not_apply_to_a_classifier(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path)
     pooling = tmp_path / "1_Pooling"
     pooling.mkdir()
     (pooling / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}))
     kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
     modules = [
-        {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for place, (kind, path) in enumerate(kinds)
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (kind, path) in enumerate(kinds)
     ]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
 

@@ -1,4 +1,4 @@
-"""Images in Python: every form in which a program has them, beside texts and token ids, for every method."""
+"""Images in the methods of `LLM`: every accepted form, with texts and with token ids."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 def embed_prompt(llm: LLM, prompt: Any) -> Any:
-    return np.stack([each.outputs.data.numpy() for each in llm.embed(prompt, use_tqdm=False)])
+    return np.stack([output.outputs.data.numpy() for output in llm.embed(prompt, use_tqdm=False)])
 
 
-def with_image(text: Any, image: Any, **more: Any) -> dict[str, Any]:
+def with_image(text: Any, image: Any, **kwargs: Any) -> dict[str, Any]:
     return {
         "prompt" if isinstance(text, str) else "prompt_token_ids": text,
         "multi_modal_data": {"image": image},
-        **more,
+        **kwargs,
     }
 
 
@@ -50,10 +50,10 @@ def test_an_image_is_the_same_in_every_form(llm: LLM, tmp_path: Path) -> None:
         (CAT,),
     ]
 
-    found = embed_prompt(llm, [with_image(f"{IMAGE}the cat", form) for form in forms])
+    embeddings = embed_prompt(llm, [with_image(f"{IMAGE}the cat", form) for form in forms])
 
     expected = embed_prompt(llm, with_image(f"{IMAGE}the cat", CAT))
-    np.testing.assert_allclose(found, np.repeat(expected, len(forms), axis=0), atol=1e-5)
+    np.testing.assert_allclose(embeddings, np.repeat(expected, len(forms), axis=0), atol=1e-5)
     assert np.abs(expected - embed_prompt(llm, with_image(f"{IMAGE}the cat", DOG))).max() > 0.01
 
 
@@ -61,9 +61,11 @@ def test_token_ids_may_contain_image_placeholders(llm: LLM) -> None:
     ids = llm.get_tokenizer().encode(f"{IMAGE}the cat{IMAGE}").ids
     keys = {"multi_modal_uuids": {"image": ["a", "b"]}, "cache_salt": "salt"}
 
-    found = embed_prompt(llm, with_image(ids, [CAT, DOG], **keys))
+    embeddings = embed_prompt(llm, with_image(ids, [CAT, DOG], **keys))
 
-    np.testing.assert_allclose(found, embed_prompt(llm, with_image(f"{IMAGE}the cat{IMAGE}", [CAT, DOG])), atol=1e-5)
+    np.testing.assert_allclose(
+        embeddings, embed_prompt(llm, with_image(f"{IMAGE}the cat{IMAGE}", [CAT, DOG])), atol=1e-5
+    )
     (output,) = llm.embed(with_image(ids, [CAT, DOG]), use_tqdm=False)
     assert len(output.prompt_token_ids) > len(ids)
 
@@ -74,9 +76,9 @@ def test_a_prompt_may_have_its_own_mm_processor_kwargs(llm: LLM) -> None:
         with_image(IMAGE, CAT, mm_processor_kwargs={"max_pixels": 256}),
     ]
 
-    usual, smaller = (len(each.prompt_token_ids) for each in llm.embed(prompts, use_tqdm=False))
+    default, smaller = (len(output.prompt_token_ids) for output in llm.embed(prompts, use_tqdm=False))
 
-    assert smaller < usual
+    assert smaller < default
 
 
 def test_score_takes_content_parts_and_mm_processor_kwargs(llm: LLM) -> None:
@@ -84,38 +86,38 @@ def test_score_takes_content_parts_and_mm_processor_kwargs(llm: LLM) -> None:
     dog = {"content": [{"type": "text", "text": "the dog"}, {"type": "image_url", "image_url": {"url": data_uri(DOG)}}]}
     params = PoolingParams(extra_kwargs={"mm_processor_kwargs": {"max_pixels": 256}})
 
-    scores = [each.outputs.score for each in llm.score(cat, [same, dog, "the cat"], use_tqdm=False)]
-    smaller, usual = (llm.score(cat, dog, use_tqdm=False, **how)[0] for how in ({"pooling_params": params}, {}))
+    scores = [output.outputs.score for output in llm.score(cat, [same, dog, "the cat"], use_tqdm=False)]
+    smaller, default = (llm.score(cat, dog, use_tqdm=False, **kwargs)[0] for kwargs in ({"pooling_params": params}, {}))
 
     assert scores[0] == pytest.approx(1, abs=1e-5) and max(scores[1:]) < 0.999
-    assert len(smaller.prompt_token_ids) < len(usual.prompt_token_ids)
+    assert len(smaller.prompt_token_ids) < len(default.prompt_token_ids)
 
 
 def test_a_classifier_accepts_images(tmp_path: Path) -> None:
     save_tiny_vl_reranker(tmp_path)
-    with LLM(str(tmp_path), dtype="float32", device="cpu") as judge:
-        cat, dog = judge.classify([with_image(IMAGE, CAT), with_image(IMAGE, DOG)], use_tqdm=False)
+    with LLM(str(tmp_path), dtype="float32", device="cpu") as classifier:
+        cat, dog = classifier.classify([with_image(IMAGE, CAT), with_image(IMAGE, DOG)], use_tqdm=False)
 
     assert sum(cat.outputs.probs) == pytest.approx(1, abs=1e-5)
     assert np.abs(np.array(cat.outputs.probs) - dog.outputs.probs).max() > 1e-3
 
 
 @pytest.mark.parametrize(
-    ("prompt", "kind", "words"),
+    ("prompt", "kind", "message"),
     [
-        (with_image(IMAGE, b"no image"), BadRequest, r"multi_modal_data\.image: .*no image of a known format"),
+        (with_image(IMAGE, b"no image"), BadRequest, r"multi_modal_data\.image: .*not an image of a known format"),
         (with_image(IMAGE, "nowhere.png"), BadRequest, r"multi_modal_data\.image: "),
         (with_image(IMAGE * 2, [CAT, object()]), BadRequest, r"multi_modal_data\.image\[1\]: .*got object"),
-        (with_image("the cat", CAT), BadRequest, "0 times .*, and 1 images were given"),
-        (with_image(IMAGE * 2, CAT), BadRequest, "2 times .*, and 1 images were given"),
+        (with_image("the cat", CAT), BadRequest, "0 placeholders .*, but 1 images were given"),
+        (with_image(IMAGE * 2, CAT), BadRequest, "2 placeholders .*, but 1 images were given"),
         (with_image(IMAGE * 4, [CAT] * 4), BadRequest, r"At most 3 image\(s\) may be provided in one prompt, got 4"),
         (with_image(IMAGE, CAT, mm_processor_kwargs={"colour": 1}), BadRequest, "has 'colour'"),
         (with_image(IMAGE + "cat " * 600, CAT), InputTooLong, "512"),
-        ({"prompt": "a", "multi_modal_data": {"video": b""}}, Unsupported, "it has 'video'"),
+        ({"prompt": "a", "multi_modal_data": {"video": b""}}, Unsupported, "got 'video'"),
     ],
 )  # fmt: skip
-def test_an_error_names_the_parameter_it_is_about(llm: LLM, prompt: Any, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=words) as refused:
+def test_an_error_names_the_parameter_it_is_about(llm: LLM, prompt: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message) as refused:
         llm.embed(["fine", prompt], use_tqdm=False)
 
     assert getattr(refused.value, "index", None) in (1, None)

@@ -1,4 +1,4 @@
-"""What `LLM` returns is made when somebody reads it."""
+"""Output objects of `LLM`: resolved on access, pickled without other results."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_a_resolved_output_is_cached_and_can_be_changed() -> None:
 def test_an_output_is_pickled_without_the_other_results() -> None:
     (_, output, _) = EmbeddingRequestOutput.from_lazy(make_lazy_results(), range(3))
 
-    saved = pickle.dumps(output)
+    pickled = pickle.dumps(output)
 
-    assert len(saved) < 2 * ROWS[1].nbytes
-    again = pickle.loads(saved)
-    assert isinstance(again, EmbeddingRequestOutput)
-    assert again.outputs.embedding == output.outputs.embedding
-    assert (again.request_id, again.prompt_token_ids, again.num_input_tokens) == ("1", [6, 7], 9)
+    assert len(pickled) < 2 * ROWS[1].nbytes
+    restored = pickle.loads(pickled)
+    assert isinstance(restored, EmbeddingRequestOutput)
+    assert restored.outputs.embedding == output.outputs.embedding
+    assert (restored.request_id, restored.prompt_token_ids, restored.num_input_tokens) == ("1", [6, 7], 9)

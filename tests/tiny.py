@@ -3,7 +3,7 @@
     reference = tiny_bert(tmp_path)                            # or tiny_qwen3, tiny_roberta_classifier, ...
     llm = LLM(str(tmp_path), dtype="float32")
 
-What comes back is the Transformers model that was saved. Its tokenizer knows some words, all letters and digits;
+Each function returns the Transformers model that it saved. The vocabulary has some words, all letters and digits;
 `changes` go into config.json.
 """
 
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from cenote.packed_batch import PackedBatch
 
 transformers.utils.logging.disable_progress_bar()
-torch.set_num_threads(1)  # models this small are done before a second thread has woken up
+torch.set_num_threads(1)  # more threads only slow down models of this size
 
 VOCABULARY_TEXT = (
     "yes no the a of and in is it to for on with not this that what who where when how one two three red green blue "
@@ -43,7 +43,7 @@ TEXTS = [
     "two",
 ]
 
-# token ids of every kind of length: neighbours of one length, one length twice apart, single tokens; none is special
+# lengths in several orders: equal ones next to each other and apart, single tokens; no special tokens
 SEQUENCES = [
     [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18],
     [20],
@@ -91,7 +91,7 @@ TOKENS: dict[str, dict[str, str]] = {
     "openai_privacy_filter": QWEN_TOKENS,
 }
 
-# whose tokenizers tell the second text of a pair from the first
+# models whose tokenizers set token_type_ids to 1 for the second text of a pair
 TWO_TYPES = ("bert", "albert", "electra", "deberta-v2", "nomic_bert", "gte")
 
 VOCAB_SIZE = 160
@@ -128,14 +128,14 @@ SIZES: dict[str, dict[str, Any]] = {
     "albert": ENCODER | {"embedding_size": 16, "num_hidden_layers": 3},
     "electra": ENCODER | {"embedding_size": 16},
     "deberta": DEBERTA,
-    # buckets that texts of some words already share
+    # few buckets, so that short texts have several distances per bucket
     "deberta-v2": DEBERTA | {"position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True},
     "eurobert": ENCODER
     | {"num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "mask_token_id": 4},
     **dict.fromkeys(("nomic_bert", "gte"), ENCODER | {"pad_token_id": 0, "type_vocab_size": 2}),
     "jina_embeddings_v3": ENCODER,
     **dict.fromkeys(("t5", "mt5"), T5),
-    # one layer that sees everything, then two that see the nearest 3 tokens on either side
+    # one layer with full attention, then two with a window of 3 tokens on either side
     "modernbert": ENCODER
     | {"num_hidden_layers": 4, "local_attention": 6, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3}
     | {"bos_token_id": 2, "eos_token_id": 3},
@@ -143,7 +143,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen3": DECODER | {"head_dim": 12},
     **dict.fromkeys(("llama", "mistral", "ministral", "granite", "phi3", "olmo", "olmo2"), DECODER),
     **dict.fromkeys(("gemma", "cwm", "glm"), DECODER | {"head_dim": 12}),
-    # a window shorter than the texts in all layers but some
+    # some layers have a sliding window shorter than the texts
     "gemma2": DECODER | {"head_dim": 12, "sliding_window": 4},
     "gemma3_text": DECODER | {"head_dim": 12, "sliding_window": 6, "sliding_window_pattern": 2},
     "olmo3": DECODER | {"num_hidden_layers": 4, "sliding_window": 4},
@@ -163,24 +163,26 @@ SIZES: dict[str, dict[str, Any]] = {
     | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
     | {"num_hidden_layers": 3, "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 12}
     | {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6},
-    # a window shorter than the texts, and limits that numbers of this size run into
+    # a sliding window shorter than the texts, and a limit that activations of this size exceed
     "openai_privacy_filter": DECODER | EXPERTS | {"head_dim": 8, "sliding_window": 3, "swiglu_limit": 0.5},
 }
 
 
 def save_tiny(folder: Path, model: str | type[PreTrainedModel], *, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A model of that Transformers class with its tokenizer in `folder`; returned ready to be compared with."""
+    """Save a model of a Transformers class and its tokenizer; return the model in eval mode."""
     model_class = getattr(transformers, model) if isinstance(model, str) else model
     kind = model_class.config_class.model_type
-    made = model_class(model_class.config_class(**SIZES[kind] | changes)).eval().requires_grad_(False)
-    randomize(made, seed)
-    made.save_pretrained(folder)
-    save_tokenizer(folder, TOKENS[kind], max_length=made.config.max_position_embeddings, two_types=kind in TWO_TYPES)
-    return made
+    reference = model_class(model_class.config_class(**SIZES[kind] | changes)).eval().requires_grad_(False)
+    randomize(reference, seed)
+    reference.save_pretrained(folder)
+    save_tokenizer(
+        folder, TOKENS[kind], max_length=reference.config.max_position_embeddings, two_types=kind in TWO_TYPES
+    )
+    return reference
 
 
 def randomize(model: torch.nn.Module, seed: int = 0, std: float = 0.3) -> None:
-    """Weights large enough that no part of the model can go wrong unseen, biases and norms included."""
+    """Set random weights, large enough that an error in any part of the model changes the output."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         centre = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
@@ -190,7 +192,7 @@ def randomize(model: torch.nn.Module, seed: int = 0, std: float = 0.3) -> None:
 def save_tokenizer(
     folder: Path, tokens: Mapping[str, str] = BERT_TOKENS, *, max_length: int = 64, two_types: bool = True
 ) -> Tokenizer:
-    """WordPiece over a small vocabulary, in tokenizer.json, with the special tokens and templates of a family."""
+    """Save a WordPiece tokenizer with a small vocabulary and the special tokens of a model family."""
     special = list(dict.fromkeys(tokens.values()))
     singles = [*WORDS, *LETTERS, *PUNCTUATION]
     vocabulary = list(dict.fromkeys([*special, *singles, *(f"##{letter}" for letter in LETTERS)]))
@@ -202,7 +204,7 @@ def save_tokenizer(
     tokenizer.add_special_tokens(special)
     if (cls := tokens.get("cls_token")) is not None:
         sep, second = tokens["sep_token"], int(two_types)
-        between = "" if cls == "[CLS]" else f"{sep} "  # RoBERTa puts two separators there
+        between = "" if cls == "[CLS]" else f"{sep} "  # RoBERTa has two separators between the texts
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{cls} $A {sep}",
             pair=f"{cls} $A {sep} {between}$B:{second} {sep}:{second}",
@@ -220,7 +222,7 @@ def compute_hidden_states(
     sequences: Sequence[Sequence[int]] = SEQUENCES,
     types: Sequence[Sequence[int]] | None = None,
 ) -> list[Tensor]:
-    """What the reference says to every sequence by itself, below its head: [tokens, hidden] each."""
+    """Return the last hidden states of every sequence, run alone: [tokens, hidden] each."""
     kinds = [{} if types is None else {"token_type_ids": torch.tensor([row])} for row in types or sequences]
     with torch.inference_mode():
         return [
@@ -230,13 +232,13 @@ def compute_hidden_states(
 
 
 def compute_logits(reference: PreTrainedModel, sequences: Sequence[Sequence[int]] = SEQUENCES) -> list[Tensor]:
-    """What the head of the reference says to every sequence by itself."""
+    """Return the logits of every sequence, run alone."""
     with torch.inference_mode():
         return [reference(input_ids=torch.tensor([list(ids)])).logits[0] for ids in sequences]
 
 
 def change_config(folder: Path, *, drop: tuple[str, ...] = (), **changes: Any) -> None:
-    """Rewrite entries of a saved config.json, as an older or a foreign program would have written it."""
+    """Change entries of a saved config.json."""
     file = folder / "config.json"
     values = {key: value for key, value in json.loads(file.read_text()).items() if key not in drop}
     file.write_text(json.dumps(values | changes))
@@ -252,7 +254,7 @@ def tiny_bert_classifier(folder: Path, num_labels: int = 3, **changes: Any) -> P
 
 
 def tiny_bert_token_classifier(folder: Path, num_labels: int = 3, **changes: Any) -> PreTrainedModel:
-    """A class for every token."""
+    """A classifier of every token."""
     return save_tiny(folder, "BertForTokenClassification", num_labels=num_labels, **changes)
 
 
@@ -277,7 +279,7 @@ def tiny_qwen3(folder: Path, **changes: Any) -> PreTrainedModel:
 
 
 def tiny_qwen3_causal(folder: Path, **changes: Any) -> PreTrainedModel:
-    """A language model, with a head over its vocabulary."""
+    """A causal language model, with an LM head."""
     return save_tiny(folder, "Qwen3ForCausalLM", **changes)
 
 
@@ -286,7 +288,7 @@ def tiny_qwen3_classifier(folder: Path, num_labels: int = 3, **changes: Any) -> 
 
 
 def tiny_bge_m3(folder: Path, **changes: Any) -> tuple[PreTrainedModel, torch.nn.Linear, torch.nn.Linear]:
-    """An XLM-RoBERTa with bge-m3's two further heads beside it: a weight and a vector for every token."""
+    """An XLM-RoBERTa with the two heads of bge-m3: a weight and a vector for every token."""
     reference = save_tiny(folder, "XLMRobertaModel", **changes)
     size = reference.config.hidden_size
     heads = torch.nn.Linear(size, 1).requires_grad_(False), torch.nn.Linear(size, size).requires_grad_(False)
@@ -313,6 +315,6 @@ def tiny_splade(folder: Path, model: str = "BertForMaskedLM", **pooling: str) ->
 
 
 def copy_to_device(batch: PackedBatch, device: str) -> PackedBatch:
-    """A batch with all its tensors on another device."""
+    """Copy all tensors of a batch to a device."""
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
     return replace(batch, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})

@@ -1,4 +1,4 @@
-"""One request on its way: the inputs still to render, the answers as they come, and the caller who waits for them."""
+"""State of one request in the engine: inputs still to tokenize, results received, and the future of the caller."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
@@ -28,18 +29,20 @@ from cenote.protocol.results import PoolResult, PoolResultBatch
 PoolResults = list[PoolResult | PoolingError]
 T = TypeVar("T")
 
-# of a text, as a rule: how much of it is a good slice can be told before it is tokenized
+# of typical text: estimates the number of tokens of a slice before it is tokenized
 CHARS_PER_TOKEN = 4
 
 
 class InputOptions(NamedTuple):
-    """What is asked about an input."""
+    """The pooling specs and the adapter of an input."""
 
     specs: tuple[PoolingSpec, ...]
     adapter: str | None = None
 
 
 class RequestState:
+    """A request in flight; filled by the tokenizer and engine threads, awaited by the caller."""
+
     def __init__(
         self,
         request: PoolRequest,
@@ -48,53 +51,54 @@ class RequestState:
         prompt: str | None,
         query_embeddings: Many[Tensor] | None = None,
     ) -> None:
-        """`wishes` is one for all inputs, or one each."""
+        """`input_options`: one for all inputs, or one per input."""
         self.request = request
         self.limits = limits
         self.prompt = prompt
-        self.query_embeddings = query_embeddings  # the rows of a query for each input to be compared with
+        self.query_embeddings = query_embeddings  # of each input, for MaxSim scores
         self.num_inputs = len(request.inputs)
         self.input_options = input_options if len(input_options) == 1 else list(dict.fromkeys(input_options))
         self._option_indices: Int64Array | None = None
         if len(self.input_options) > 1:
-            numbers = {wish: number for number, wish in enumerate(self.input_options)}
-            self._option_indices = np.array([numbers[wish] for wish in input_options])
+            positions = {options: index for index, options in enumerate(self.input_options)}
+            self._option_indices = np.array([positions[options] for options in input_options])
         self._cumulative_sizes = np.cumsum(_compute_sizes(request.inputs))
-        self.num_chars = int(self._cumulative_sizes[-1])  # or token ids
-        self.num_rendered = 0  # inputs that have become sequences
+        self.num_chars = int(self._cumulative_sizes[-1])  # characters, or token ids of inputs without text
+        self.num_rendered = 0  # inputs that have been tokenized
         self.num_done = 0
-        self.num_tokens = 0  # of the inputs that are done
-        self.num_truncated = 0  # inputs of which only a part was read
+        self.num_tokens = 0  # of the finished inputs
+        self.num_truncated = 0  # inputs that were truncated
         self.admitted_at = time.monotonic()
-        self.started_at: float | None = None  # when its first batch began
-        self.future: Future[None] = Future()  # done when all answers have come, or none will any more
+        self.started_at: float | None = None  # start of its first batch
+        self.future: Future[None] = Future()  # done when all results are there, or the request has failed
         self._result_queue: SimpleQueue[Many[GroupResult] | None] = SimpleQueue()  # None at the end
         self._errors: dict[int, PoolingError] = {}
-        self._lock = threading.Lock()  # answers come from two threads
-        arrived = self._result_queue  # not the whole of this, which holds the future
-        self.future.add_done_callback(lambda _: arrived.put(None))
+        self._lock = threading.Lock()  # results come from the tokenizer and the engine thread
+        result_queue = self._result_queue  # capturing self would make a reference cycle
+        self.future.add_done_callback(lambda _: result_queue.put(None))
 
     @property
     def is_aborted(self) -> bool:
-        """Nobody waits any more: the caller has gone, or the request has failed already."""
+        """Whether no caller waits for results: the request was cancelled or has failed."""
         return self.future.done()
 
     def next_slice(self, max_tokens: int) -> Many[Input]:
-        """The next inputs to render: about so many tokens, but at least one."""
+        """Return the next inputs to tokenize: at least one, and about `max_tokens` in total."""
         start = self.num_rendered
         is_text = not isinstance(self.request.inputs[start], list | tuple | np.ndarray)
-        most = max_tokens * (CHARS_PER_TOKEN if is_text else 1) + (self._cumulative_sizes[start - 1] if start else 0)
-        self.num_rendered = max(start + 1, int(np.searchsorted(self._cumulative_sizes, most, side="right")))
+        max_size = max_tokens * (CHARS_PER_TOKEN if is_text else 1)
+        end_size = max_size + (self._cumulative_sizes[start - 1] if start else 0)
+        self.num_rendered = max(start + 1, int(np.searchsorted(self._cumulative_sizes, end_size, side="right")))
         return self.request.inputs[start : self.num_rendered]
 
     def group_by_options(self, indices: Int64Array) -> Iterator[tuple[InputOptions, Int64Array]]:
-        """What is asked, and for each the places of the inputs of which it is."""
+        """Group inputs by their options; yield the options and the positions within `indices`."""
         if self._option_indices is None:
             yield self.input_options[0], np.arange(len(indices))
             return
-        numbers = self._option_indices[indices]
-        for number in np.unique(numbers):
-            yield self.input_options[number], np.flatnonzero(numbers == number)
+        option_indices = self._option_indices[indices]
+        for option_index in np.unique(option_indices):
+            yield self.input_options[option_index], np.flatnonzero(option_indices == option_index)
 
     def mark_started(self, now: float) -> None:
         if self.started_at is None:
@@ -104,10 +108,10 @@ class RequestState:
     def receive(self, results: Many[GroupResult]) -> None:
         self._result_queue.put(results)
         num_done = num_tokens = num_truncated = 0
-        for each in results:
-            num_done += len(each.inputs)
-            num_tokens += len(each.inputs.token_ids)
-            num_truncated += each.inputs.num_truncated
+        for result in results:
+            num_done += len(result.inputs)
+            num_tokens += len(result.inputs.token_ids)
+            num_truncated += result.inputs.num_truncated
         self._add_progress(num_done, num_tokens, num_truncated)
 
     def fail(self, index: int, error: PoolingError) -> None:
@@ -120,7 +124,7 @@ class RequestState:
             self.fail_all(error)
 
     def fail_all(self, error: PoolingError) -> None:
-        with suppress(InvalidStateError):  # nobody waits any more
+        with suppress(InvalidStateError):  # it has finished or was cancelled
             self.future.set_exception(error)
 
     def _add_progress(self, num_done: int, num_tokens: int = 0, num_truncated: int = 0) -> None:
@@ -128,29 +132,25 @@ class RequestState:
             self.num_done += num_done
             self.num_tokens += num_tokens
             self.num_truncated += num_truncated
-            finished = self.num_done == self.num_inputs
-        if finished:
+            is_finished = self.num_done == self.num_inputs
+        if is_finished:
             if self.started_at is not None:
                 self.request.timing.inference_s = time.monotonic() - self.started_at
-            with suppress(InvalidStateError):  # the caller has gone, maybe this very moment
+            with suppress(InvalidStateError):  # the caller may cancel at any moment
                 self.future.set_result(None)
 
-    def wait(
-        self, on_progress: Callable[[RequestState], None] | None = None, poll_interval_s: float = 0.1
-    ) -> PoolResults:
-        """Block until all answers are there, in the order of the inputs."""
-        return self.collect(
-            lambda answered: to_pool_results(answered, self.request.extra_tasks), on_progress, poll_interval_s
-        )
+    def wait(self, on_progress: Callable[[RequestState], None] | None = None) -> PoolResults:
+        """Block until all results are there; return them in the order of the inputs."""
+        return self.collect(partial(to_pool_results, extra_tasks=self.request.extra_tasks), on_progress)
 
     def get_results(self) -> PoolResults:
-        """The same of a request that is done; vectors of one size are rows of one array."""
-        several = list(self._iter_results())
-        widths = {answered.vector_size for answered in several}
-        if self._errors or len(widths) != 1 or None in widths:
-            return self._place_by_index(several, lambda answered: to_pool_results(answered, self.request.extra_tasks))
-        whole = GroupResult.concat_sorted(several)
-        return PoolResultBatch(to_pool_results(whole, ()), whole.rows[0].values)
+        """Return the results of a finished request; vectors of equal size as rows of one array."""
+        groups = list(self._iter_results())
+        vector_sizes = {group.vector_size for group in groups}
+        if self._errors or len(vector_sizes) != 1 or None in vector_sizes:
+            return self._place_by_index(groups, partial(to_pool_results, extra_tasks=self.request.extra_tasks))
+        merged = GroupResult.concat_sorted(groups)
+        return PoolResultBatch(to_pool_results(merged, ()), merged.rows[0].values)
 
     def collect(
         self,
@@ -158,62 +158,65 @@ class RequestState:
         on_progress: Callable[[RequestState], None] | None = None,
         poll_interval_s: float = 0.1,
     ) -> list[T | PoolingError]:
-        """The same, with something made of answers as soon as they have come: others are still being computed.
+        """Block until all results are there, converting each group with `make_items` while others are computed.
 
-        Leaving early, as on Ctrl-C, abandons the rest.
+        An exception, such as that of Ctrl-C, aborts the inputs that have not run.
         """
         try:
-            made = self._place_by_index(self._iter_results(on_progress, poll_interval_s), make_items)
+            items = self._place_by_index(self._iter_results(on_progress, poll_interval_s), make_items)
             self.future.result()
         finally:
             self.future.cancel()
-        return made
+        return items
 
     def _place_by_index(
         self, results: Iterable[GroupResult], make_items: Callable[[GroupResult], Many[T]]
     ) -> list[T | PoolingError]:
-        made: list[T | PoolingError | None] = [None] * self.num_inputs
-        for answered in results:
-            for index, item in zip(answered.indices.tolist(), make_items(answered), strict=True):
-                made[index] = item
+        items: list[T | PoolingError | None] = [None] * self.num_inputs
+        for group in results:
+            for index, item in zip(group.indices.tolist(), make_items(group), strict=True):
+                items[index] = item
         for index, error in self._errors.items():
-            made[index] = error
-        return made  # type: ignore[return-value]  # every place has been filled, or the request has failed
+            items[index] = error
+        return items  # type: ignore[return-value]  # no None is left unless the request has failed
 
     def _iter_results(
         self, on_progress: Callable[[RequestState], None] | None = None, poll_interval_s: float = 0.1
     ) -> Iterator[GroupResult]:
-        several: Many[GroupResult] | None = ()
-        while several is not None:
-            yield from several
+        groups: Many[GroupResult] | None = ()
+        while groups is not None:
+            yield from groups
             if on_progress is not None:
                 on_progress(self)
             try:
-                several = self._result_queue.get(timeout=None if on_progress is None else poll_interval_s)
+                groups = self._result_queue.get(timeout=None if on_progress is None else poll_interval_s)
             except Empty:
-                several = ()
+                groups = ()
         if on_progress is not None:
             on_progress(self)
 
 
 def to_pool_results(result: GroupResult, extra_tasks: Many[Task]) -> list[PoolResult]:
-    """An object for every answer."""
-    strip = result.inputs
-    ids, ends = strip.token_ids, strip.cu_seqlens.tolist()
-    data, *others = result.unbind()
-    totals, exact = strip.metadata["num_input_tokens"].tolist(), (strip.metadata["is_exact"] != 0).tolist()
-    answers = [
-        PoolResult(row, ids[start:end], end - start, total, is_exact)
-        for row, start, end, total, is_exact in zip(data, ends, ends[1:], totals, exact, strict=False)
+    """Make a PoolResult for every input of a group."""
+    inputs = result.inputs
+    ids, offsets = inputs.token_ids, inputs.cu_seqlens.tolist()
+    data, *extra_data = result.unbind()
+    num_input_tokens = inputs.metadata["num_input_tokens"].tolist()
+    is_exact = (inputs.metadata["is_exact"] != 0).tolist()
+    pool_results = [
+        PoolResult(tensor, ids[start:end], end - start, num_input, exact)
+        for tensor, start, end, num_input, exact in zip(
+            data, offsets, offsets[1:], num_input_tokens, is_exact, strict=False
+        )
     ]
     if extra_tasks:
-        for answer, rest in zip(answers, zip(*others, strict=True), strict=True):
-            answer.extra_data = dict(zip(extra_tasks, rest, strict=True))
-    return answers
+        for pool_result, tensors in zip(pool_results, zip(*extra_data, strict=True), strict=True):
+            pool_result.extra_data = dict(zip(extra_tasks, tensors, strict=True))
+    return pool_results
 
 
 class ChunkedInput:
-    """The chunks of one input, merged into one answer as they come."""
+    """Receive the chunks of one long input and merge them into one result."""
 
     def __init__(
         self, state: RequestState, index: int, full_input: TokenizedInputs, num_chunks: int, normalize: bool
@@ -245,10 +248,10 @@ class ChunkedInput:
 
     def fail(self, index: int, error: PoolingError) -> None:
         if not self.is_aborted:
-            self.num_remaining = -1  # one chunk that fails takes the text with it, once
+            self.num_remaining = -1  # a failed chunk fails its input, once
             self.state.fail(self.index, error)
 
 
 def _compute_sizes(inputs: Many[Input]) -> Int64Array:
-    plain = set(map(type, inputs)) <= {str, list, tuple, np.ndarray}
-    return np.fromiter(map(len if plain else compute_input_size, inputs), dtype=np.int64, count=len(inputs))  # type: ignore[arg-type]
+    has_len = set(map(type, inputs)) <= {str, list, tuple, np.ndarray}
+    return np.fromiter(map(len if has_len else compute_input_size, inputs), dtype=np.int64, count=len(inputs))  # type: ignore[arg-type]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def run_coroutine_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never has to wait, without an event loop."""
+    """Return the result of a coroutine that never suspends, without an event loop."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
         result: T = stop.value
         return result
-    raise RuntimeError("a scorer waited for something other than the engine")
+    coroutine.close()
+    raise RuntimeError(f"{coroutine!r} suspended; without an event loop it may only await calls that block")
+
+
+async def run_inline(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function as `asyncio.to_thread` does, but in the calling thread."""
+    return function(*args, **kwargs)

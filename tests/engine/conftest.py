@@ -1,4 +1,4 @@
-"""Engines that answer every input with its own token ids, and helpers to make them misbehave."""
+"""Engines that return the token ids of every input, with injected faults."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from cenote.protocol.requests import PoolRequest
 from cenote.protocol.results import PoolResult
 
 MakeEngine = Callable[..., PoolingEngine]
-TIMEOUT_S = 20.0  # far more than anything here takes
+TIMEOUT_S = 20.0  # far more than any step takes
 
 
 @pytest.fixture
 def make_engine(loaded: LoadedModel) -> Iterator[MakeEngine]:
-    """Builds an engine around the default model; by default one whose executor only echoes."""
+    """Make engines of the default model, stopped after the test; the default executor is an EchoExecutor."""
     engines: list[PoolingEngine] = []
 
     def make(executor: Any = None, *, fault: Any = None, **options: Any) -> PoolingEngine:
@@ -39,7 +39,7 @@ def make_engine(loaded: LoadedModel) -> Iterator[MakeEngine]:
 
 
 class BatchGate:
-    """A fault that holds every batch back until it is opened, and counts the tokens that passed."""
+    """A fault that blocks every batch until opened, and records the token ids of the batches that ran."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -53,13 +53,13 @@ class BatchGate:
 
 
 def raise_on_tokens(*markers: int) -> Callable[[ScheduledBatch], None]:
-    """A fault that strikes every batch with one of these token ids in it."""
+    """Return a fault that raises for batches with one of these token ids."""
 
-    def strike(batch: ScheduledBatch) -> None:
+    def fault(batch: ScheduledBatch) -> None:
         if set(markers) & set(batch.inputs.token_ids.tolist()):
             raise RuntimeError("poisoned")
 
-    return strike
+    return fault
 
 
 def make_request(inputs: Any, **request_kwargs: Any) -> PoolRequest:
@@ -67,12 +67,12 @@ def make_request(inputs: Any, **request_kwargs: Any) -> PoolRequest:
 
 
 def echoed_token_ids(results: Many[PoolResult | PoolingError]) -> list[Any]:
-    """The token ids that came back, or the error in their place."""
-    return [answer if isinstance(answer, PoolingError) else answer.data.int().tolist() for answer in results]
+    """Return the token ids of every result, or its error."""
+    return [result if isinstance(result, PoolingError) else result.data.int().tolist() for result in results]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < end, "it never happened"
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.002)

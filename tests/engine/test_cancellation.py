@@ -1,4 +1,4 @@
-"""Callers that go away: what they left waiting never runs."""
+"""Cancelled requests: their queued inputs never run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MARKER = 666
 
 
 def block_engine(engine: PoolingEngine, gate: BatchGate) -> RequestState:
-    """Something that runs, so that whatever comes next must wait."""
-    pending = engine.submit(make_request([[7]]))
+    """Start a batch that runs until the gate is opened."""
+    state = engine.submit(make_request([[7]]))
     assert gate.reached.wait(10)
-    return pending
+    return state
 
 
 def drain_engine(engine: PoolingEngine, gate: BatchGate) -> None:
-    """Let everything run that still wants to."""
+    """Open the gate and wait until the queue is empty."""
     gate.opened.set()
     assert echoed_token_ids(engine.pool_sync(make_request([[8]]))) == [[8]]
     wait_until(lambda: len(engine.loop.scheduler) == 0)
@@ -36,7 +36,7 @@ def test_queued_inputs_of_a_cancelled_task_never_run(make_engine: MakeEngine) ->
     engine = make_engine(fault=gate, max_num_batched_tokens=512)
     block_engine(engine, gate)
 
-    async def leave_early() -> None:
+    async def call_and_cancel() -> None:
         call = asyncio.create_task(engine.pool(make_request([[MARKER] * 3] * 5000)))
         while engine.loop.scheduler.num_waiting_tokens == 0:
             await asyncio.sleep(0.001)
@@ -44,7 +44,7 @@ def test_queued_inputs_of_a_cancelled_task_never_run(make_engine: MakeEngine) ->
         with pytest.raises(asyncio.CancelledError):
             await call
 
-    asyncio.run(leave_early())
+    asyncio.run(call_and_cancel())
     drain_engine(engine, gate)
 
     assert gate.token_ids == [7, 8]
@@ -54,11 +54,11 @@ def test_capacity_is_released_when_all_queued_requests_are_aborted(make_engine: 
     gate = BatchGate()
     engine = make_engine(fault=gate, max_num_batched_tokens=64)
     block_engine(engine, gate)
-    left = engine.submit(make_request([[2000 + number] + [MARKER] * 59 for number in range(300)]))
+    cancelled = engine.submit(make_request([[2000 + number] + [MARKER] * 59 for number in range(300)]))
     wait_until(lambda: engine.loop.scheduler.num_waiting_tokens >= engine.tokenizer_worker.max_waiting_tokens)
-    following = engine.submit(make_request([[9]]))  # its turn comes after a slice that finds no room
+    following = engine.submit(make_request([[9]]))  # tokenized after a slice for which the queue has no capacity
 
-    left.future.cancel()
+    cancelled.future.cancel()
     gate.opened.set()
 
     following.future.result(timeout=10)
@@ -70,11 +70,11 @@ def test_a_timeout_of_the_caller_cancels_queued_inputs(make_engine: MakeEngine) 
     engine = make_engine(fault=gate)
     block_engine(engine, gate)
 
-    async def impatient() -> None:
+    async def call_with_timeout() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(engine.pool(make_request([[MARKER]])), timeout=0.05)
 
-    asyncio.run(impatient())
+    asyncio.run(call_with_timeout())
     drain_engine(engine, gate)
 
     assert MARKER not in gate.token_ids
@@ -86,10 +86,10 @@ def test_ctrl_c_aborts_queued_inputs(make_engine: MakeEngine) -> None:
     block_engine(engine, gate)
     calls = 0
 
-    def interrupt(pending: RequestState) -> None:
+    def interrupt(state: RequestState) -> None:
         nonlocal calls
         calls += 1
-        if calls == 3:  # first the start, then every tenth of a second
+        if calls == 3:  # called at the start, then every 0.1 s
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -103,9 +103,9 @@ def test_the_other_inputs_of_a_failed_request_do_not_run(make_engine: MakeEngine
     gate = BatchGate()
     engine = make_engine(fault=gate)
     block_engine(engine, gate)
-    pending = engine.submit(make_request([[MARKER]] * 1000 + [[-1]]))
+    state = engine.submit(make_request([[MARKER]] * 1000 + [[-1]]))
     with pytest.raises(PoolingError, match="out of vocabulary"):
-        pending.wait()
+        state.wait()
     drain_engine(engine, gate)
 
     assert MARKER not in gate.token_ids
@@ -114,26 +114,26 @@ def test_the_other_inputs_of_a_failed_request_do_not_run(make_engine: MakeEngine
 def test_cancelled_requests_do_not_affect_other_requests(make_engine: MakeEngine) -> None:
     engine = make_engine(max_num_batched_tokens=64)
 
-    async def stay(number: int) -> bool:
-        inputs = [[number, place] for place in range(20)]
+    async def call(number: int) -> bool:
+        inputs = [[number, index] for index in range(20)]
         return echoed_token_ids(await engine.pool(make_request(inputs))) == inputs
 
-    async def leave(number: int) -> bool:
-        call = asyncio.create_task(stay(number))
+    async def call_and_cancel(number: int) -> bool:
+        task = asyncio.create_task(call(number))
         await asyncio.sleep(number % 7 / 1000)
-        return call.cancel() or True
+        return task.cancel() or True
 
-    async def everybody() -> list[bool]:
-        return await asyncio.gather(*(stay(n) if n % 3 == 0 else leave(n) for n in range(300)))
+    async def run_all() -> list[bool]:
+        return await asyncio.gather(*(call(n) if n % 3 == 0 else call_and_cancel(n) for n in range(300)))
 
-    assert all(asyncio.run(everybody()))
+    assert all(asyncio.run(run_all()))
 
 
-# a caller may leave at any moment, even between our look at the future and our word to it
+# a caller may cancel at any moment, also between `done()` and `set_result()`
 
 
 class RacingFuture:
-    """A future whose caller cancels it right after anybody has looked whether it is done."""
+    """A future that is cancelled right after its state was checked."""
 
     def __init__(self, state: RequestState) -> None:
         self.future = state.future
@@ -149,7 +149,7 @@ class RacingFuture:
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_a_result_for_a_request_cancelled_meanwhile_is_dropped(make_engine: MakeEngine, failing: bool) -> None:
+def test_a_result_for_a_cancelled_request_is_dropped(make_engine: MakeEngine, failing: bool) -> None:
     gate = BatchGate()
     released = threading.Event()
 
@@ -159,10 +159,10 @@ def test_a_result_for_a_request_cancelled_meanwhile_is_dropped(make_engine: Make
             raise RuntimeError("poisoned")
 
     engine = make_engine(fault=fault)
-    pending = engine.submit(make_request([[7]]))
+    state = engine.submit(make_request([[7]]))
     assert gate.reached.wait(10)
-    pending.future.add_done_callback(lambda _: released.set())
-    pending.future = RacingFuture(pending)  # type: ignore[assignment]
+    state.future.add_done_callback(lambda _: released.set())
+    state.future = RacingFuture(state)  # type: ignore[assignment]
     gate.opened.set()
     assert released.wait(10)
 
@@ -173,12 +173,12 @@ def test_a_result_for_a_request_cancelled_meanwhile_is_dropped(make_engine: Make
 
 
 def test_the_progress_callback_is_called_at_the_start_and_the_end(make_engine: MakeEngine) -> None:
-    heard: list[tuple[int, int, int]] = []
+    updates: list[tuple[int, int, int]] = []
 
     make_engine().pool_sync(
         make_request([[7, 8]] * 30),
-        lambda pending: heard.append((pending.num_done, pending.num_inputs, pending.num_tokens)),
+        lambda state: updates.append((state.num_done, state.num_inputs, state.num_tokens)),
     )
 
-    assert heard[0][1] == 30
-    assert heard[-1] == (30, 30, 60)
+    assert updates[0][1] == 30
+    assert updates[-1] == (30, 30, 60)

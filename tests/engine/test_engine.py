@@ -1,4 +1,4 @@
-"""What callers see of the engine: order, fairness, bounded queues, refusals."""
+"""The engine as callers see it: order of results, fairness, bounded queues, rejected requests."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_
 
 
 def random_inputs(seed: int, count: int) -> list[list[int]]:
-    dice = random.Random(seed)
-    return [[dice.randrange(30000) for _ in range(dice.randint(1, 40))] for _ in range(count)]
+    rng = random.Random(seed)
+    return [[rng.randrange(30000) for _ in range(rng.randint(1, 40))] for _ in range(count)]
 
 
 def test_results_come_in_the_order_of_the_inputs(make_engine: MakeEngine) -> None:
@@ -55,51 +55,51 @@ def test_concurrent_asyncio_tasks_each_get_their_own_results(make_engine: MakeEn
         inputs = random_inputs(seed, 1 + seed % 20)
         return echoed_token_ids(await engine.pool(make_request(inputs))) == inputs
 
-    async def all_at_once() -> list[bool]:
+    async def call_concurrently() -> list[bool]:
         return await asyncio.gather(*map(call, range(200)))
 
-    assert all(asyncio.run(all_at_once()))
+    assert all(asyncio.run(call_concurrently()))
 
 
 def test_requests_tokenized_together_keep_their_own_results_errors_and_options(make_engine: MakeEngine) -> None:
     engine = make_engine()
 
     async def call(number: int) -> bool:
-        cut = TokenizationParams(truncate_prompt_tokens=3) if number % 3 == 0 else TokenizationParams()
-        bad = number % 5 == 0
-        request = make_request(["a " * (1 + number % 4), "\ud800" if bad else "b"], tokenization=cut)
+        tokenization = TokenizationParams(truncate_prompt_tokens=3) if number % 3 == 0 else TokenizationParams()
+        is_invalid = number % 5 == 0
+        request = make_request(["a " * (1 + number % 4), "\ud800" if is_invalid else "b"], tokenization=tokenization)
         try:
             first, second = echoed_token_ids(await engine.pool(request))
         except BadRequest as error:
-            return bad and error.index == 1
+            return is_invalid and error.index == 1
         length = 3 if number % 3 == 0 else 3 + number % 4
-        return not bad and len(first) == length and second == [101, 1038, 102]
+        return not is_invalid and len(first) == length and second == [101, 1038, 102]
 
-    async def all_at_once() -> list[bool]:
+    async def call_concurrently() -> list[bool]:
         return await asyncio.gather(*map(call, range(200)))
 
-    assert all(asyncio.run(all_at_once()))
+    assert all(asyncio.run(call_concurrently()))
 
 
 def test_texts_and_token_ids_can_be_mixed_in_one_request(make_engine: MakeEngine) -> None:
     engine = make_engine()
 
-    answers = echoed_token_ids(engine.pool_sync(make_request(["a", [7, 8], "", TextPair("a", "b")])))
+    results = echoed_token_ids(engine.pool_sync(make_request(["a", [7, 8], "", TextPair("a", "b")])))
 
-    assert answers == [[101, 1037, 102], [7, 8], [101, 102], [101, 1037, 102, 1038, 102]]
+    assert results == [[101, 1037, 102], [7, 8], [101, 102], [101, 1037, 102, 1038, 102]]
 
 
 def test_a_result_has_token_counts_before_and_after_truncation(make_engine: MakeEngine) -> None:
-    (answer,) = make_engine().pool_sync(
+    (result,) = make_engine().pool_sync(
         make_request(["a b c d"], tokenization=TokenizationParams(truncate_prompt_tokens=4))
     )
 
-    assert not isinstance(answer, PoolingError)
-    assert answer.token_ids.tolist() == [101, 1037, 1038, 102]
-    assert (answer.num_tokens, answer.num_input_tokens) == (4, 6)
+    assert not isinstance(result, PoolingError)
+    assert result.token_ids.tolist() == [101, 1037, 1038, 102]
+    assert (result.num_tokens, result.num_input_tokens) == (4, 6)
 
 
-# one for all
+# errors of single inputs
 
 
 @pytest.mark.parametrize("bad", ["\ud800", [-1], [], [5] * 300], ids=ascii)
@@ -113,31 +113,31 @@ def test_one_bad_input_fails_its_request(make_engine: MakeEngine, bad: object) -
 
 
 def test_with_return_exceptions_the_error_is_in_the_result_list(make_engine: MakeEngine) -> None:
-    answers = echoed_token_ids(
+    results = echoed_token_ids(
         make_engine().pool_sync(make_request(["a", "\ud800", [7], [-1]], return_exceptions=True))
     )
 
-    assert answers[0] == [101, 1037, 102]
-    assert isinstance(answers[1], BadRequest)
-    assert answers[2] == [7]
-    assert isinstance(answers[3], BadRequest)
+    assert results[0] == [101, 1037, 102]
+    assert isinstance(results[1], BadRequest)
+    assert results[2] == [7]
+    assert isinstance(results[3], BadRequest)
 
 
 def test_with_return_exceptions_every_input_may_fail(make_engine: MakeEngine) -> None:
-    answers = echoed_token_ids(make_engine().pool_sync(make_request([[-1]] * 600, return_exceptions=True)))
+    results = echoed_token_ids(make_engine().pool_sync(make_request([[-1]] * 600, return_exceptions=True)))
 
-    assert all(isinstance(answer, BadRequest) for answer in answers)
-
-
-# refusals at the door
+    assert all(isinstance(result, BadRequest) for result in results)
 
 
-def test_no_inputs_are_refused(make_engine: MakeEngine) -> None:
+# rejected requests
+
+
+def test_a_request_without_inputs_is_refused(make_engine: MakeEngine) -> None:
     with pytest.raises(BadRequest, match="You must pass at least one prompt"):
         make_engine().submit(make_request([]))
 
 
-def test_another_task_is_refused(make_engine: MakeEngine) -> None:
+def test_a_task_that_the_model_does_not_have_is_refused(make_engine: MakeEngine) -> None:
     engine = make_engine()
 
     with pytest.raises(Unsupported, match="Classification API is not supported by this model"):
@@ -151,25 +151,25 @@ def test_parameters_must_be_as_many_as_inputs(make_engine: MakeEngine) -> None:
 
     with pytest.raises(BadRequest, match=r"The lengths of prompts \(3\) and params \(2\) must be the same."):
         engine.submit(make_request(["a", "b", "c"], params=[PoolingParams()] * 2))
-    with pytest.raises(BadRequest, match="pooling_params is one PoolingParams"):
+    with pytest.raises(BadRequest, match="pooling_params must be one PoolingParams"):
         engine.submit(make_request(["a"], params={"dimensions": 3}))
 
 
 def test_a_prompt_name_the_model_does_not_have_is_refused(make_engine: MakeEngine) -> None:
-    with pytest.raises(BadRequest, match="no prompt is called 'query'; this model has: none"):
+    with pytest.raises(BadRequest, match="unknown prompt_name 'query'; available: none"):
         make_engine().submit(make_request(["a"], prompt_name="query"))
 
 
 def test_the_prompt_is_prepended_to_every_text(make_engine: MakeEngine) -> None:
-    answers = echoed_token_ids(make_engine().pool_sync(make_request(["b", [7]], prompt="a ")))
+    results = echoed_token_ids(make_engine().pool_sync(make_request(["b", [7]], prompt="a ")))
 
-    assert answers == [[101, 1037, 1038, 102], [7]]
+    assert results == [[101, 1037, 1038, 102], [7]]
 
 
 # queues
 
 
-def test_texts_are_rendered_while_a_batch_runs(make_engine: MakeEngine) -> None:
+def test_texts_are_tokenized_while_a_batch_runs(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(fault=gate)
     first = engine.submit(make_request([[7]]))
@@ -184,32 +184,32 @@ def test_texts_are_rendered_while_a_batch_runs(make_engine: MakeEngine) -> None:
 
 
 def test_the_number_of_queued_tokens_is_bounded(make_engine: MakeEngine) -> None:
-    most_waiting = 0
+    max_queued = 0
 
     def slow(batch: ScheduledBatch) -> None:
-        nonlocal most_waiting
-        most_waiting = max(most_waiting, engine.loop.scheduler.num_waiting_tokens)
+        nonlocal max_queued
+        max_queued = max(max_queued, engine.loop.scheduler.num_waiting_tokens)
         time.sleep(0.001)
 
     engine = make_engine(fault=slow, max_num_batched_tokens=512)
     inputs = [[number, number + 1, number + 2, 4, 5, 6] for number in range(20_000)]
 
-    answers = engine.pool_sync(make_request(inputs))
+    results = engine.pool_sync(make_request(inputs))
 
-    assert echoed_token_ids(answers) == inputs
-    assert 512 < most_waiting <= MAX_QUEUED_BATCHES * 512 + MIN_SLICE_TOKENS
+    assert echoed_token_ids(results) == inputs
+    assert 512 < max_queued <= MAX_QUEUED_BATCHES * 512 + MIN_SLICE_TOKENS
 
 
 def test_a_small_request_does_not_wait_for_the_whole_of_a_large_one(make_engine: MakeEngine) -> None:
     engine = make_engine(fault=lambda batch: time.sleep(0.002), max_num_batched_tokens=256)
     large = engine.submit(make_request([[5] * 16] * 20_000))  # more than a thousand batches
 
-    began = time.monotonic()
+    started_at = time.monotonic()
     engine.submit(make_request([[7]])).wait()
 
     assert not large.future.done()
     assert large.num_done < 20_000 / 4
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - started_at < 5
     large.future.cancel()
 
 
@@ -222,8 +222,8 @@ def test_with_the_priority_policy_urgent_requests_run_first(make_engine: MakeEng
         waiting.append(engine.submit(make_request([[number] * 4], priority=priority)))
     wait_until(lambda: len(engine.loop.scheduler) == 4)
     gate.opened.set()
-    for pending in waiting:
-        pending.wait()
+    for state in waiting:
+        state.wait()
 
     assert gate.token_ids[1::4] == [3, 2, 4, 1]
 
@@ -231,10 +231,10 @@ def test_with_the_priority_policy_urgent_requests_run_first(make_engine: MakeEng
 def test_batches_respect_max_num_seqs_and_max_num_batched_tokens(make_engine: MakeEngine) -> None:
     sizes: list[tuple[int, int]] = []
 
-    def note(batch: ScheduledBatch) -> None:
+    def record(batch: ScheduledBatch) -> None:
         sizes.append((len(batch), batch.num_tokens))
 
-    engine = make_engine(fault=note, max_num_batched_tokens=50, max_num_seqs=6)
+    engine = make_engine(fault=record, max_num_batched_tokens=50, max_num_seqs=6)
     engine.pool_sync(make_request(random_inputs(3, 300)))
 
     assert max(count for count, _ in sizes) == 6
@@ -246,39 +246,43 @@ def test_batches_respect_max_num_seqs_and_max_num_batched_tokens(make_engine: Ma
 
 
 def test_a_long_input_is_embedded_in_chunks_and_merged(make_engine: MakeEngine) -> None:
-    class Count(EchoExecutor):
-        """Answers every sequence with its number of tokens and their sum."""
+    class CountingExecutor(EchoExecutor):
+        """Returns for every sequence its number of tokens and their sum."""
 
         def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
             texts = np.split(batch.inputs.token_ids, batch.inputs.cu_seqlens[1:-1])
             rows = torch.tensor([[float(len(text)), float(text.sum())] for text in texts])
-            return lambda: BatchOutput({ask: RaggedRows(rows) for ask in batch.specs[0]})
+            return lambda: BatchOutput({spec: RaggedRows(rows) for spec in batch.specs[0]})
 
     config = PoolerConfig(enable_chunked_processing=True, use_activation=False)
-    engine = make_engine(Count(), pooler_config=config)
+    engine = make_engine(CountingExecutor(), pooler_config=config)
     params = PoolingParams(use_activation=False)
 
     ids = [number % 7 for number in range(600)]
-    (answer,) = engine.pool_sync(make_request([ids], params=params))
+    (result,) = engine.pool_sync(make_request([ids], params=params))
 
     sums = [sum(ids[:256]), sum(ids[256:512]), sum(ids[512:])]
-    assert not isinstance(answer, PoolingError)
-    assert answer.data.tolist() == pytest.approx(
+    assert not isinstance(result, PoolingError)
+    assert result.data.tolist() == pytest.approx(
         [(256 * 256 * 2 + 88 * 88) / 600, (256 * sums[0] + 256 * sums[1] + 88 * sums[2]) / 600]
     )
-    assert answer.num_tokens == answer.num_input_tokens == 600
+    assert result.num_tokens == result.num_input_tokens == 600
 
 
 def test_a_failing_chunk_fails_only_its_own_text(make_engine: MakeEngine) -> None:
     config = PoolerConfig(enable_chunked_processing=True)
     engine = make_engine(fault=raise_on_tokens(666), pooler_config=config)
-    long = [[5] * 512, [5] * 300 + [666] * 212 + [5] * 256, [6] * 512]  # chunks of equal length, as Echo needs them
+    long = [
+        [5] * 512,
+        [5] * 300 + [666] * 212 + [5] * 256,
+        [6] * 512,
+    ]
 
-    answers = echoed_token_ids(engine.pool_sync(make_request([*long, [7]], return_exceptions=True)))
+    results = echoed_token_ids(engine.pool_sync(make_request([*long, [7]], return_exceptions=True)))
 
-    assert isinstance(answers[1], PoolingError)
-    assert "poisoned" in str(answers[1])
-    assert [isinstance(answer, PoolingError) for answer in answers] == [False, True, False, False]
+    assert isinstance(results[1], PoolingError)
+    assert "poisoned" in str(results[1])
+    assert [isinstance(result, PoolingError) for result in results] == [False, True, False, False]
     assert echoed_token_ids(engine.pool_sync(make_request([[8]]))) == [[8]]
 
 
@@ -286,14 +290,14 @@ def test_a_request_above_the_in_flight_limit_is_refused_and_can_be_retried(make_
     gate = BatchGate()
     engine = make_engine(fault=gate, max_waiting_chars=10)
 
-    async def ask() -> None:
-        large = asyncio.create_task(engine.pool(make_request([[1] * 30])))  # alone, it may be as large as it likes
+    async def call() -> None:
+        large = asyncio.create_task(engine.pool(make_request([[1] * 30])))  # admitted: nothing else is in flight
         await asyncio.to_thread(gate.reached.wait, 20)
-        with pytest.raises(Overloaded, match="requests with 30 characters are being worked on, and 10 is the most"):
+        with pytest.raises(Overloaded, match="overloaded: 30 characters in flight, limit 10"):
             await engine.pool(make_request([[1]]))
         gate.opened.set()
         await large
         assert echoed_token_ids(await engine.pool(make_request([[1]]))) == [[1]]
 
-    asyncio.run(ask())
+    asyncio.run(call())
     assert engine.metrics.num_in_flight_chars == 0

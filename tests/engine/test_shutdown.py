@@ -1,4 +1,4 @@
-"""The end of an engine, wished for or not: everybody who waits is told, and later callers at once."""
+"""Engine shutdown and crashes: all requests in flight fail, and later calls fail immediately."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.engine.conftest import BatchGate, MakeEngine, echoed_token_ids, make_
 
 
 class FatalError(BaseException):
-    """What no `except Exception` catches."""
+    """An exception that `except Exception` does not catch."""
 
 
 def raise_fatal(*args: Any) -> None:
@@ -28,29 +28,28 @@ def raise_fatal(*args: Any) -> None:
 def test_stop_fails_requests_in_flight_and_later_calls_at_once(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(fault=gate, max_num_batched_tokens=8)
-    callers = [
-        engine.submit(make_request([[7]] * 50)) for _ in range(20)
-    ]  # one runs, some wait, some are not rendered yet
+    # one runs, some are queued, some are not tokenized yet
+    callers = [engine.submit(make_request([[7]] * 50)) for _ in range(20)]
     assert gate.reached.wait(10)
 
-    stopping = Thread(target=engine.stop)  # it waits a while for the batch that runs
+    stopping = Thread(target=engine.stop)  # it waits for the running batch
     stopping.start()
 
     for caller in callers:
-        with pytest.raises(EngineStopped, match="the engine was stopped before the answer came"):
+        with pytest.raises(EngineStopped, match="the engine was stopped before the request finished"):
             caller.future.result(timeout=2)
-    began = time.monotonic()
+    started_at = time.monotonic()
     with pytest.raises(EngineStopped):
         engine.pool_sync(make_request([[7]]))
     with pytest.raises(EngineStopped):
         asyncio.run(engine.pool(make_request([[7]])))
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - started_at < 0.5
     gate.opened.set()
     stopping.join()
-    assert not any(part.thread.is_alive() for part in (engine.loop, engine.tokenizer_worker, engine.watchdog))
+    assert not any(worker.thread.is_alive() for worker in (engine.loop, engine.tokenizer_worker, engine.watchdog))
 
 
-def test_stopping_twice_is_stopping_once(make_engine: MakeEngine) -> None:
+def test_a_second_stop_has_no_effect(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.stop()
     engine.stop(EngineStopped("for another reason"))
@@ -86,9 +85,9 @@ def test_when_the_engine_thread_crashes_all_requests_fail(make_engine: MakeEngin
     wait([caller.future for caller in callers], timeout=10)
 
     for caller in callers:
-        with pytest.raises(EngineStopped, match="the engine died: Death: out of the blue"):
+        with pytest.raises(EngineStopped, match="the engine crashed: FatalError: out of the blue"):
             caller.future.result(timeout=0)
-    with pytest.raises(EngineStopped, match="the engine died"):
+    with pytest.raises(EngineStopped, match="the engine crashed"):
         engine.pool_sync(make_request([[7]]))
 
 
@@ -101,22 +100,22 @@ def test_when_the_tokenizer_thread_crashes_all_requests_fail(
     assert gate.reached.wait(10)
     monkeypatch.setattr(engine.renderer, "render", raise_fatal)
 
-    with pytest.raises(EngineStopped, match="the engine died: Death"):
+    with pytest.raises(EngineStopped, match="the engine crashed: FatalError"):
         engine.submit(make_request(["a"])).wait()
-    with pytest.raises(EngineStopped, match="the engine died: Death"):
+    with pytest.raises(EngineStopped, match="the engine crashed: FatalError"):
         running.wait()
     gate.opened.set()
 
 
 def test_an_executor_that_returns_too_few_results_stops_the_engine_with_an_error(make_engine: MakeEngine) -> None:
-    class Forgetful:
-        overlapping = False
+    class IncompleteExecutor:
+        is_async = False
 
         def start(self, batch: ScheduledBatch) -> Any:
             return lambda: BatchOutput(dict.fromkeys(batch.specs[0], RaggedRows(torch.zeros(0, 384))))
 
     with pytest.raises(PoolingError):
-        make_engine(Forgetful()).submit(make_request([[7]])).future.result(timeout=10)
+        make_engine(IncompleteExecutor()).submit(make_request([[7]])).future.result(timeout=10)
 
 
 def test_a_bug_in_rendering_fails_its_request_and_not_the_engine(
@@ -137,16 +136,16 @@ def test_a_batch_that_exceeds_the_step_timeout_stops_the_engine(make_engine: Mak
     callers = [engine.submit(make_request([[7]])) for _ in range(10)]
     assert gate.reached.wait(10)
 
-    began = time.monotonic()
+    started_at = time.monotonic()
     wait([caller.future for caller in callers], timeout=10)
 
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - started_at < 3
     for caller in callers:
-        with pytest.raises(EngineStopped, match="a batch did not finish in 0.5 s"):
+        with pytest.raises(EngineStopped, match="a batch did not finish within 0.5 s"):
             caller.future.result(timeout=0)
     with pytest.raises(EngineStopped):
         engine.pool_sync(make_request([[7]]))
-    gate.opened.set()  # the device wakes up after all, and finds nobody
+    gate.opened.set()  # the batch ends after its requests have failed
     engine.loop.thread.join(10)
     assert not engine.loop.thread.is_alive()
 
@@ -154,9 +153,8 @@ def test_a_batch_that_exceeds_the_step_timeout_stops_the_engine(make_engine: Mak
 def test_an_idle_or_slow_engine_is_not_stopped_by_the_watchdog(make_engine: MakeEngine) -> None:
     engine = make_engine(fault=lambda batch: time.sleep(0.15), step_timeout_s=0.5, max_num_seqs=1)
 
-    assert (
-        echoed_token_ids(engine.pool_sync(make_request([[7]] * 6))) == [[7]] * 6
-    )  # longer than the limit, but not in one batch
+    # longer than the timeout, but not in one batch
+    assert echoed_token_ids(engine.pool_sync(make_request([[7]] * 6))) == [[7]] * 6
     time.sleep(0.7)
     assert echoed_token_ids(engine.pool_sync(make_request([[8]]))) == [[8]]
 
@@ -188,10 +186,10 @@ def test_stop_during_concurrent_calls_leaves_no_call_waiting(make_engine: MakeEn
             except EngineStopped:
                 return True
 
-        async def everybody(engine: Any = engine, delay: float = delay, call: Any = call) -> list[bool]:
+        async def call_and_stop(engine: Any = engine, delay: float = delay, call: Any = call) -> list[bool]:
             calls = [asyncio.create_task(call(number)) for number in range(300)]
             await asyncio.sleep(delay)
             await asyncio.to_thread(engine.stop)
             return await asyncio.wait_for(asyncio.gather(*calls), timeout=10)
 
-        assert all(asyncio.run(everybody()))
+        assert all(asyncio.run(call_and_stop()))

@@ -1,4 +1,4 @@
-"""Packages with plugins in them, installed for one test, and an engine that answers with token ids."""
+"""Packages with plugins, installed for one test, and an engine that returns token ids."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ TEXTS = [
 
 @pytest.fixture
 def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstallPlugin]:
-    """Installs a package as pip would lay it down: a module, and its entry points beside it."""
+    """Install packages as pip does: a module, and a .dist-info folder with its entry points."""
     modules: list[str] = []
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def install(plugin: str, source: str, *, group: str = CENOTE_GROUP, entry: str = "entry") -> str:
-        module = f"offered_{next(MODULE_COUNTER)}"
+        module = f"plugin_{next(MODULE_COUNTER)}"
         modules.append(module)
         (tmp_path / f"{module}.py").write_text(dedent(source).replace("THIS", module))
-        facts = tmp_path / f"{module}-1.0.dist-info"
-        facts.mkdir()
-        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-        (facts / "entry_points.txt").write_text(f"[{group}]\n{plugin} = {module}:{entry}\n")
+        dist_info = tmp_path / f"{module}-1.0.dist-info"
+        dist_info.mkdir()
+        (dist_info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (dist_info / "entry_points.txt").write_text(f"[{group}]\n{plugin} = {module}:{entry}\n")
         return module
 
     yield install
@@ -53,7 +53,7 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def engine(loaded: LoadedModel) -> Iterator[PoolingEngine]:
-    """Answers every prompt with its own token ids; its tasks are embed and token_embed."""
+    """An engine that returns the token ids of every prompt; its tasks are embed and token_embed."""
     engine = PoolingEngine(loaded, EngineConfig(dtype="float32"), EchoExecutor())
     yield engine
     engine.stop()
@@ -61,9 +61,9 @@ def engine(loaded: LoadedModel) -> Iterator[PoolingEngine]:
 
 @pytest.fixture(scope="session")
 def installed_example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that pip installed the example into."""
+    """The folder into which pip has installed the example."""
     folder = tmp_path_factory.mktemp("installed")
-    source = folder / "source"  # the build leaves files beside it
+    source = folder / "source"  # the build writes files next to the source
     shutil.copytree(EXAMPLE, source)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
     subprocess.run(

@@ -1,4 +1,4 @@
-"""Which plugin is loaded: the one that is named, from what is installed, and nothing else of it."""
+"""Discovery of IO processor plugins: only the selected one is imported."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_plugin_is_found_by_its_name_in_either_group(install_plugin: InstallPl
 
 
 def test_a_plugin_of_the_cenote_group_takes_precedence(install_plugin: InstallPlugin, load: Any) -> None:
-    install_plugin("good", "raise RuntimeError('nobody asked for this one')", group=VLLM_GROUP)
+    install_plugin("good", "raise RuntimeError('must not be imported')", group=VLLM_GROUP)
     ours = install_plugin("good", GOOD, group=CENOTE_GROUP)
 
     assert type(load("good").plugin).__module__ == ours
@@ -61,7 +61,7 @@ def test_without_a_selected_plugin_entry_points_are_not_read(
     install_plugin: InstallPlugin, load: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_plugin("good", GOOD)
-    monkeypatch.setattr(discovery, "entry_points", lambda **_: pytest.fail("plugins were looked for"))
+    monkeypatch.setattr(discovery, "entry_points", lambda **_: pytest.fail("entry points were read"))
 
     assert load() is None
 
@@ -96,7 +96,7 @@ def test_a_missing_plugin_of_config_json_is_refused_with_the_override_that_disab
 
 
 def test_a_plugin_name_in_config_json_that_is_not_a_string_is_refused(load: Any) -> None:
-    with pytest.raises(LoadError, match=r"config.json: io_processor_plugin is \['x'\], not the name of a plugin"):
+    with pytest.raises(LoadError, match=r"config.json: io_processor_plugin must be the name of a plugin, got \['x'\]"):
         load(description=describe_model(EngineConfig(hf_overrides={"io_processor_plugin": ["x"]})))
 
 
@@ -156,7 +156,7 @@ def test_two_packages_that_bring_the_same_name_are_refused(install_plugin: Insta
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "message"),
     [
         ("def entry():\n    return 5", "names its class as 5; it must be like 'package.module.Class'"),
         ("def entry():\n    return 'Plugin'", "names its class as 'Plugin'; it must be like"),
@@ -176,11 +176,11 @@ def test_two_packages_that_bring_the_same_name_are_refused(install_plugin: Insta
     ],
 )
 def test_an_invalid_plugin_gives_a_one_line_load_error(
-    install_plugin: InstallPlugin, load: Any, source: str, words: str
+    install_plugin: InstallPlugin, load: Any, source: str, message: str
 ) -> None:
     install_plugin("odd", source)
 
-    with pytest.raises(LoadError, match=words) as caught:
+    with pytest.raises(LoadError, match=message) as caught:
         load("odd")
 
     assert "\n" not in caught.value.message
@@ -193,10 +193,10 @@ def test_a_plugin_gets_the_model_config_and_a_copy_of_the_tokenizer(
 
     plugin = load("good").plugin
 
-    facts = plugin.config.model_config
-    assert (facts.model, facts.max_model_len, facts.embedding_size) == ("mini", 256, 384)
-    assert facts.hf_config.hidden_size == 384
-    assert (facts.folder / "config.json").is_file()
+    config = plugin.config.model_config
+    assert (config.model, config.max_model_len, config.embedding_size) == ("mini", 256, 384)
+    assert config.hf_config.hidden_size == 384
+    assert (config.folder / "config.json").is_file()
     tokenizer = plugin.renderer.get_tokenizer()
     assert tokenizer is plugin.renderer.tokenizer
     tokenizer.enable_truncation(3)

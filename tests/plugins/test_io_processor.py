@@ -1,4 +1,4 @@
-"""The class that plugins inherit from, and those that do not inherit from it."""
+"""The base class of plugins, and plugins that do not inherit from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MinimalProcessor(IOProcessor[str, list[Any]]):
 
 
 class DuckTypedProcessor:
-    """Has what it needs, and none of our code."""
+    """A plugin that does not inherit from IOProcessor."""
 
     def parse_request(self, data: object) -> object:
         return ("parsed", data)
@@ -32,11 +32,11 @@ class DuckTypedProcessor:
 
 
 def test_pre_process_and_post_process_are_abstract() -> None:
-    class Nothing(IOProcessor[Any, Any]):
+    class EmptyProcessor(IOProcessor[Any, Any]):
         pass
 
     with pytest.raises(TypeError, match="abstract"):
-        Nothing(None)  # type: ignore[abstract]
+        EmptyProcessor(None)  # type: ignore[abstract]
 
 
 def test_the_config_is_available_under_both_names() -> None:
@@ -47,23 +47,25 @@ def test_the_config_is_available_under_both_names() -> None:
 
 def test_the_default_params_have_the_task_plugin() -> None:
     plugin = MinimalProcessor("config", "renderer")
-    given = PoolingParams(use_activation=False)
+    params = PoolingParams(use_activation=False)
 
     assert plugin.merge_pooling_params() == PoolingParams(task="plugin")
-    assert plugin.merge_pooling_params(given) is given
+    assert plugin.merge_pooling_params(params) is params
 
 
 def test_async_defaults_call_the_sync_methods_with_sorted_outputs() -> None:
     plugin = MinimalProcessor("config", "renderer")
 
-    async def backwards() -> AsyncIterator[tuple[int, str]]:
-        for numbered in ((2, "c"), (0, "a"), (1, "b")):
-            yield numbered
+    async def unordered_outputs() -> AsyncIterator[tuple[int, str]]:
+        for item in ((2, "c"), (0, "a"), (1, "b")):
+            yield item
 
-    async def both() -> tuple[Any, Any]:
-        return await plugin.pre_process_async("hello", "id"), await plugin.post_process_async(backwards(), "id", a=1)
+    async def call_both() -> tuple[Any, Any]:
+        return await plugin.pre_process_async("hello", "id"), await plugin.post_process_async(
+            unordered_outputs(), "id", a=1
+        )
 
-    assert asyncio.run(both()) == ("hello id", ["a", "b", "c", "id", {"a": 1}])
+    assert asyncio.run(call_both()) == ("hello id", ["a", "b", "c", "id", {"a": 1}])
 
 
 def test_a_class_that_does_not_inherit_gets_the_defaults_for_what_it_lacks() -> None:
@@ -75,10 +77,10 @@ def test_a_class_that_does_not_inherit_gets_the_defaults_for_what_it_lacks() -> 
 
 
 def test_deprecated_methods_are_called_for_subclasses_too() -> None:
-    class Older(MinimalProcessor, DuckTypedProcessor):
+    class DeprecatedProcessor(MinimalProcessor, DuckTypedProcessor):
         pass
 
-    assert Older("config").parse_data(5) == ("parsed", 5)  # type: ignore[comparison-overlap]
-    assert Older("config").merge_pooling_params().dimensions == 7
+    assert DeprecatedProcessor("config").parse_data(5) == ("parsed", 5)  # type: ignore[comparison-overlap]
+    assert DeprecatedProcessor("config").merge_pooling_params().dimensions == 7
     with pytest.raises(NotImplementedError, match="parse_data"):
         MinimalProcessor("config").parse_data(5)

@@ -1,4 +1,4 @@
-"""One request to a plugin: its steps, what becomes of its errors, and who waits for its code."""
+"""Requests to an IO processor plugin: its steps, tasks and params, errors, and concurrency."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cenote.protocol.params import TokenizationParams
 
 
 class WordProcessor(IOProcessor[Any, Any]):
-    """A prompt for every word of a text; the result tells what each step was given."""
+    """Makes a prompt of every word of a text; the result contains the arguments of each step."""
 
     def __init__(self, task: str | None = None) -> None:
         super().__init__(None)
@@ -40,7 +40,7 @@ class WordProcessor(IOProcessor[Any, Any]):
         return merged
 
     def pre_process(self, prompt: Any, request_id: str | None = None, **kwargs: Any) -> Any:
-        self.seen = request_id
+        self.last_request_id = request_id
         return prompt
 
     def post_process(
@@ -50,7 +50,7 @@ class WordProcessor(IOProcessor[Any, Any]):
             "ids": [output.prompt_token_ids for output in model_output],
             "data": [output.outputs.data.tolist() for output in model_output],
             "names": [output.request_id for output in model_output],
-            "requests": [self.seen, request_id],
+            "requests": [self.last_request_id, request_id],
             "prompt": kwargs["prompt"],
         }
 
@@ -66,11 +66,11 @@ class ProcessorHarness:
     def processor(self) -> IOProcessorRunner:
         return IOProcessorRunner("words", self.plugin, self.engine.model.description)
 
-    def online(self, data: object, **more: Any) -> Any:
-        return asyncio.run(self.processor.process(data, self.engine.pool, request_id="pooling-1", **more))
+    def online(self, data: object, **kwargs: Any) -> Any:
+        return asyncio.run(self.processor.process(data, self.engine.pool, request_id="pooling-1", **kwargs))
 
-    def offline(self, data: object, **more: Any) -> Any:
-        return self.processor.process_sync(data, self.engine.pool_sync, **more)
+    def offline(self, data: object, **kwargs: Any) -> Any:
+        return self.processor.process_sync(data, self.engine.pool_sync, **kwargs)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def make_harness(engine: PoolingEngine) -> Callable[[Any], ProcessorHarness]:
     return lambda plugin: ProcessorHarness(engine, plugin)
 
 
-A, B = [101, 1037, 102], [101, 1038, 102]  # "a" and "b" between their special tokens
+A, B = [101, 1037, 102], [101, 1038, 102]  # "a" and "b" with special tokens
 
 
 # the steps
@@ -95,11 +95,11 @@ def test_a_request_goes_through_every_step_in_the_order_of_its_prompts(make_harn
 
 
 def test_process_sync_has_no_request_id_and_returns_the_plugins_object(make_harness: Any) -> None:
-    class Own(WordProcessor):
+    class ObjectProcessor(WordProcessor):
         def post_process(self, model_output: Any, request_id: str | None = None, **kwargs: Any) -> Any:
             return self, [output.prompt_token_ids for output in model_output], request_id
 
-    plugin = Own()
+    plugin = ObjectProcessor()
 
     assert make_harness(plugin).offline("a b") == (plugin, [A, B], None)
 
@@ -118,26 +118,26 @@ def test_process_sync_has_no_request_id_and_returns_the_plugins_object(make_harn
     ids=str,
 )
 def test_prompts_may_have_every_form_that_programs_use(make_harness: Any, prompts: Any) -> None:
-    class Given(WordProcessor):
+    class FixedProcessor(WordProcessor):
         def pre_process(self, prompt: Any, request_id: str | None = None, **kwargs: Any) -> Any:
-            self.seen = request_id
+            self.last_request_id = request_id
             return prompts
 
-    assert make_harness(Given()).online("x")["ids"] == [A]
+    assert make_harness(FixedProcessor()).online("x")["ids"] == [A]
 
 
-def test_plugins_may_cut_the_token_ids_of_an_answer(make_harness: Any) -> None:
-    class Cutting(WordProcessor):
+def test_plugins_may_change_the_token_ids_of_an_output(make_harness: Any) -> None:
+    class TrimmingProcessor(WordProcessor):
         def post_process(self, model_output: Any, request_id: str | None = None, **kwargs: Any) -> Any:
             for output in model_output:
                 output.prompt_token_ids = output.prompt_token_ids[1:-1]
             return [(output.prompt_token_ids, output.num_prompt_tokens) for output in model_output]
 
-    assert make_harness(Cutting()).offline("a") == [([1037], 1)]
+    assert make_harness(TrimmingProcessor()).offline("a") == [([1037], 1)]
 
 
 def test_async_methods_of_a_plugin_are_used_when_serving(make_harness: Any) -> None:
-    class Awaited(WordProcessor):
+    class AsyncProcessor(WordProcessor):
         async def pre_process_async(self, prompt: Any, request_id: str | None = None, **kwargs: Any) -> Any:
             await asyncio.sleep(0)
             return [*prompt, "a"]
@@ -145,12 +145,12 @@ def test_async_methods_of_a_plugin_are_used_when_serving(make_harness: Any) -> N
         async def post_process_async(
             self, model_output: AsyncIterator[tuple[int, Any]], request_id: str | None = None, **kwargs: Any
         ) -> Any:
-            return [(place, output.prompt_token_ids) async for place, output in model_output]
+            return [(index, output.prompt_token_ids) async for index, output in model_output]
 
-    asked = make_harness(Awaited())
+    harness = make_harness(AsyncProcessor())
 
-    assert asked.online("b") == [[0, B], [1, A]]
-    assert asked.offline("b")["ids"] == [B]
+    assert harness.online("b") == [[0, B], [1, A]]
+    assert harness.offline("b")["ids"] == [B]
 
 
 def test_a_plugin_with_deprecated_method_names_works(make_harness: Any) -> None:
@@ -159,7 +159,7 @@ def test_a_plugin_with_deprecated_method_names_works(make_harness: Any) -> None:
         request_id: str | None
         data: Any
 
-    class Older:
+    class DeprecatedProcessor:
         def parse_request(self, request: Any) -> Any:
             return request["text"]
 
@@ -175,23 +175,23 @@ def test_a_plugin_with_deprecated_method_names_works(make_harness: Any) -> None:
         def output_to_response(self, plugin_output: Any) -> Response:
             return Response(None, plugin_output)
 
-    asked = make_harness(Older())
+    harness = make_harness(DeprecatedProcessor())
 
-    assert asked.online({"text": "a"}) == A
-    assert_close(asked.offline({"text": "a"}), torch.tensor(A).float())
+    assert harness.online({"text": "a"}) == A
+    assert_close(harness.offline({"text": "a"}), torch.tensor(A).float())
 
 
 def test_pooling_params_of_another_class_are_converted(make_harness: Any) -> None:
-    class Theirs:
+    class OtherParams:
         task, use_activation, dimensions, skip_reading_prefix_cache = "token_embed", None, None, True
 
-    class Foreign(WordProcessor):
+    class OtherParamsProcessor(WordProcessor):
         def merge_pooling_params(self, params: PoolingParams | None = None) -> Any:
-            return Theirs() if self.task == "theirs" else 5
+            return OtherParams() if self.task == "other" else 5
 
-    assert make_harness(Foreign("theirs")).online("a")["ids"] == [A]
-    with pytest.raises(PoolingError, match="merge_pooling_params of the plugin returned int, not PoolingParams"):
-        make_harness(Foreign("nobody's")).online("a")
+    assert make_harness(OtherParamsProcessor("other")).online("a")["ids"] == [A]
+    with pytest.raises(PoolingError, match="must return PoolingParams, got int"):
+        make_harness(OtherParamsProcessor("invalid")).online("a")
 
 
 # tasks and parameters
@@ -202,15 +202,15 @@ def test_the_plugins_task_is_the_models_default_unless_it_names_another(llm: LLM
     (vector,) = (output.outputs.data for output in llm.embed("a", use_tqdm=False))
     (rows,) = (output.outputs.data for output in llm.encode("a", pooling_task="token_embed", use_tqdm=False))
 
-    def answer(task: str | None) -> torch.Tensor:
+    def run(task: str | None) -> torch.Tensor:
         result = IOProcessorRunner("words", WordProcessor(task), description).process_sync("a", pool)
         return torch.tensor(result["data"][0])
 
-    assert_close(answer(None), vector)
-    assert_close(answer("plugin"), vector)
-    assert_close(answer("token_embed"), rows)
-    assert_close(answer("embed&token_embed"), torch.cat([vector, rows.flatten()]))
-    assert_close(answer("token_embed&embed"), torch.cat([rows.flatten(), vector]))
+    assert_close(run(None), vector)
+    assert_close(run("plugin"), vector)
+    assert_close(run("token_embed"), rows)
+    assert_close(run("embed&token_embed"), torch.cat([vector, rows.flatten()]))
+    assert_close(run("token_embed&embed"), torch.cat([rows.flatten(), vector]))
 
 
 def test_every_prompt_may_have_a_task_of_its_own(llm: LLM) -> None:
@@ -223,44 +223,49 @@ def test_every_prompt_may_have_a_task_of_its_own(llm: LLM) -> None:
     assert (rows.shape, both.shape, vector.shape) == ((3, 384), (4 * 384,), (384,))
     (alone,) = (output.outputs.data for output in llm.embed("b", use_tqdm=False))
     assert_close(both[:384], alone)
-    assert params[2] == PoolingParams()  # the caller's own are left alone
+    assert params[2] == PoolingParams()  # the caller's params are not changed
 
 
 @pytest.mark.parametrize("task", ["classify", "embed&token_classify", "score", "nonsense"])
 def test_a_task_the_model_does_not_have_is_refused_with_those_it_has(make_harness: Any, task: str) -> None:
-    with pytest.raises(Unsupported, match=rf"plugin 'words' asks for the task '{task}'.*\('embed', 'token_embed'\)"):
+    with pytest.raises(Unsupported, match=rf"plugin 'words' requested the task '{task}'.*\('embed', 'token_embed'\)"):
         make_harness(WordProcessor(task)).online("a")
 
 
-def test_parameters_are_one_for_all_or_one_each(make_harness: Any) -> None:
-    asked = make_harness(WordProcessor())
+def test_params_are_one_for_all_prompts_or_one_per_prompt(make_harness: Any) -> None:
+    harness = make_harness(WordProcessor())
 
-    assert len(asked.offline("a b", params=PoolingParams(use_activation=False))["ids"]) == 2
+    assert len(harness.offline("a b", params=PoolingParams(use_activation=False))["ids"]) == 2
     with pytest.raises(BadRequest, match=r"The lengths of prompts \(2\) and params \(1\) must be the same."):
-        asked.offline("a b", params=[PoolingParams()])
-    with pytest.raises(BadRequest, match="pooling_params is one PoolingParams for all prompts"):
-        asked.offline("a b", params="embed")
+        harness.offline("a b", params=[PoolingParams()])
+    with pytest.raises(BadRequest, match="pooling_params must be one PoolingParams for all prompts"):
+        harness.offline("a b", params="embed")
 
 
 def test_long_prompts_are_refused_unless_truncation_is_requested(make_harness: Any) -> None:
-    class Short(WordProcessor):
+    class LongPromptProcessor(WordProcessor):
         def pre_process(self, prompt: Any, request_id: str | None = None, **kwargs: Any) -> Any:
-            self.seen = request_id
+            self.last_request_id = request_id
             return "a " * 300
 
-    class Cutting(Short):
+    class TruncatingProcessor(LongPromptProcessor):
         def merge_pooling_params(self, params: PoolingParams | None = None) -> PoolingParams:
             return PoolingParams(truncate_prompt_tokens=5)
 
     with pytest.raises(InputTooLong):
-        make_harness(Short()).online("x")
+        make_harness(LongPromptProcessor()).online("x")
     assert (
-        len(make_harness(Short()).online("x", tokenization=TokenizationParams(truncate_prompt_tokens=7))["ids"][0]) == 7
+        len(
+            make_harness(LongPromptProcessor()).online("x", tokenization=TokenizationParams(truncate_prompt_tokens=7))[
+                "ids"
+            ][0]
+        )
+        == 7
     )
-    assert len(make_harness(Cutting()).online("x")["ids"][0]) == 5
+    assert len(make_harness(TruncatingProcessor()).online("x")["ids"][0]) == 5
 
 
-# what goes wrong
+# errors
 
 
 @pytest.mark.parametrize("flow", ["online", "offline"])
@@ -327,27 +332,28 @@ def test_pooling_errors_are_not_wrapped(make_harness: Any) -> None:
 
 
 def test_a_result_without_a_json_form_is_a_plugin_failure(make_harness: Any) -> None:
-    class Odd(WordProcessor):
+    class InvalidResultProcessor(WordProcessor):
         def post_process(self, model_output: Any, request_id: str | None = None, **kwargs: Any) -> Any:
             return {"engine": threading.current_thread()}
 
-    with pytest.raises(PoolingError, match="'words' returned what cannot be sent: Thread, which has no JSON form"):
-        make_harness(Odd()).online("a")
+    message = "'words' returned a value that cannot be sent as JSON: Thread, which has no JSON form"
+    with pytest.raises(PoolingError, match=message):
+        make_harness(InvalidResultProcessor()).online("a")
 
 
 def test_a_stopped_engine_fails_plugin_requests_too(make_harness: Any) -> None:
-    asked = make_harness(WordProcessor())
-    asked.engine.stop()
+    harness = make_harness(WordProcessor())
+    harness.engine.stop()
 
     with pytest.raises(EngineStopped):
-        asked.online("a")
+        harness.online("a")
 
 
-# who waits
+# concurrency
 
 
 class SlowProcessor(WordProcessor):
-    """Notes how many of its calls run at once."""
+    """Records how many of its calls run at the same time."""
 
     running = max_running = 0
 
@@ -360,76 +366,76 @@ class SlowProcessor(WordProcessor):
 
 
 def test_blocking_plugin_code_does_not_block_the_event_loop_and_runs_one_call_at_a_time(make_harness: Any) -> None:
-    asked = make_harness(SlowProcessor())
+    harness = make_harness(SlowProcessor())
 
-    async def many() -> tuple[list[Any], float]:
-        processor, longest = asked.processor, 0.0
+    async def run_many() -> tuple[list[Any], float]:
+        processor, longest = harness.processor, 0.0
         requests = [
-            asyncio.create_task(processor.process("a", asked.engine.pool, request_id=f"pooling-{number}"))
+            asyncio.create_task(processor.process("a", harness.engine.pool, request_id=f"pooling-{number}"))
             for number in range(3)
         ]
         while not all(request.done() for request in requests):
-            began = time.monotonic()
+            started_at = time.monotonic()
             await asyncio.sleep(0.001)
-            longest = max(longest, time.monotonic() - began)
+            longest = max(longest, time.monotonic() - started_at)
         return [await request for request in requests], longest
 
-    results, longest = asyncio.run(many())
+    results, longest = asyncio.run(run_many())
 
     assert [result["ids"] for result in results] == [[A]] * 3
-    assert asked.plugin.most == 1
+    assert harness.plugin.max_running == 1
     assert longest < 0.18
 
 
 def test_state_that_a_plugin_keeps_for_its_params_belongs_to_one_request(make_harness: Any) -> None:
-    class Noting(WordProcessor):
-        """As plugins written for an event loop do: one slot, filled and emptied with no await between."""
+    class StatefulProcessor(WordProcessor):
+        """Stores state between two steps, which is safe on an event loop as no await is in between."""
 
-        noted: str | None = None
+        stored_id: str | None = None
 
         def pre_process(self, prompt: Any, request_id: str | None = None, **kwargs: Any) -> Any:
-            self.noted = request_id
+            self.stored_id = request_id
             time.sleep(0.01)
             return super().pre_process(prompt, request_id, **kwargs)
 
         def merge_pooling_params(self, params: PoolingParams | None = None) -> PoolingParams:
-            noted, self.noted = self.noted, None
-            return PoolingParams(extra_kwargs={"noted": noted})
+            stored_id, self.stored_id = self.stored_id, None
+            return PoolingParams(extra_kwargs={"request_id": stored_id})
 
-    asked = make_harness(Noting())
-    noted: list[tuple[str, Any]] = []
+    harness = make_harness(StatefulProcessor())
+    pairs: list[tuple[str, Any]] = []
 
-    async def many() -> None:
-        processor = asked.processor
+    async def run_many() -> None:
+        processor = harness.processor
 
-        async def one(name: str) -> None:
+        async def run_one(name: str) -> None:
             async def pool(request: Any) -> Any:
-                noted.append((name, request.params[0].extra_kwargs["noted"]))
-                return await asked.engine.pool(request)
+                pairs.append((name, request.params[0].extra_kwargs["request_id"]))
+                return await harness.engine.pool(request)
 
             await processor.process("a", pool, request_id=name)
 
-        await asyncio.gather(*(one(str(number)) for number in range(8)))
+        await asyncio.gather(*(run_one(str(number)) for number in range(8)))
 
-    asyncio.run(many())
+    asyncio.run(run_many())
 
-    assert sorted(noted) == [(str(number), str(number)) for number in range(8)]
+    assert sorted(pairs) == [(str(number), str(number)) for number in range(8)]
 
 
 def test_a_cancelled_request_does_not_run_its_queued_plugin_code(make_harness: Any) -> None:
-    asked = make_harness(SlowProcessor())
+    harness = make_harness(SlowProcessor())
 
-    async def leave() -> list[Any]:
-        processor = asked.processor
+    async def run_and_cancel() -> list[Any]:
+        processor = harness.processor
         first, second = (
-            asyncio.create_task(processor.process("a", asked.engine.pool, request_id=name)) for name in ("1", "2")
+            asyncio.create_task(processor.process("a", harness.engine.pool, request_id=name)) for name in ("1", "2")
         )
         await asyncio.sleep(0.01)
         second.cancel()
         return await asyncio.gather(first, second, return_exceptions=True)
 
-    first, second = asyncio.run(leave())
+    first, second = asyncio.run(run_and_cancel())
 
     assert first["ids"] == [A]
     assert isinstance(second, asyncio.CancelledError)
-    assert asked.plugin.seen == "1"
+    assert harness.plugin.last_request_id == "1"

@@ -1,4 +1,4 @@
-"""What plugins return, as values that can be sent."""
+"""Conversion of plugin results to JSON values."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ class Response:
 
 
 class PydanticLike:
-    """As pydantic's models unwrap themselves."""
+    """Has the conversion method of pydantic models."""
 
     def model_dump(self) -> dict[str, Any]:
-        return {"answer": Response(Colour.RED, np.float32(0.5)), "day": date(2026, 1, 2)}
+        return {"response": Response(Colour.RED, np.float32(0.5)), "day": date(2026, 1, 2)}
 
 
 @pytest.mark.parametrize(
-    ("given", "sent"),
+    ("value", "expected"),
     [
         ({"a": [1, 2.5, "x", None, True]}, {"a": [1, 2.5, "x", None, True]}),
         ((1, {2: "two"}), [1, {"2": "two"}]),
         (torch.tensor([[1.5, 2.0]], dtype=torch.bfloat16), [[1.5, 2.0]]),
         (np.arange(3), [0, 1, 2]),
         (b"\xff\x00", "/wA="),
-        (PydanticLike(), {"answer": {"colour": "red", "scores": 0.5}, "day": "2026-01-02"}),
+        (PydanticLike(), {"response": {"colour": "red", "scores": 0.5}, "day": "2026-01-02"}),
         (frozenset([7]), [7]),
     ],
     ids=str,
 )
-def test_values_are_converted_to_json_values(given: Any, sent: Any) -> None:
-    assert to_json_value(given) == sent
+def test_values_are_converted_to_json_values(value: Any, expected: Any) -> None:
+    assert to_json_value(value) == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("value", "message"),
     [
         (object(), "object, which has no JSON form"),
         ({(1, 2): 3}, "a key that is a tuple"),
@@ -59,6 +59,6 @@ def test_values_are_converted_to_json_values(given: Any, sent: Any) -> None:
     ],
     ids=str,
 )
-def test_values_without_a_json_form_are_refused(given: Any, words: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=words):
-        to_json_value(given)
+def test_values_without_a_json_form_are_refused(value: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        to_json_value(value)

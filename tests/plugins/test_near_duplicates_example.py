@@ -1,4 +1,4 @@
-"""The example package, installed by pip and used as its readme says."""
+"""The example package, installed by pip and used as in its README."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ def duplicates_llm(installed_example: Path, default_folder: Path) -> Iterator[LL
 
 
 def test_near_duplicates_are_found(duplicates_llm: LLM) -> None:
-    (answer,) = duplicates_llm.encode(
+    (output,) = duplicates_llm.encode(
         {"data": {"texts": TEXTS, "threshold": 0.8}}, pooling_task="plugin", use_tqdm=False
     )
 
-    assert isinstance(answer, PoolingRequestOutput)
-    assert answer.outputs["kept"] == [0, 1, 4]
-    assert [(found["index"], found["of"]) for found in answer.outputs["duplicates"]] == [(2, 0), (3, 1)]
-    assert all(0.8 <= found["similarity"] <= 1 for found in answer.outputs["duplicates"])
-    assert (answer.request_id, answer.prompt_token_ids, answer.num_cached_tokens) == ("", [], 0)
-    assert answer.finished is True
+    assert isinstance(output, PoolingRequestOutput)
+    assert output.outputs["kept"] == [0, 1, 4]
+    assert [(item["index"], item["of"]) for item in output.outputs["duplicates"]] == [(2, 0), (3, 1)]
+    assert all(0.8 <= item["similarity"] <= 1 for item in output.outputs["duplicates"])
+    assert (output.request_id, output.prompt_token_ids, output.num_cached_tokens) == ("", [], 0)
+    assert output.finished is True
 
 
 def test_a_long_text_is_truncated(duplicates_llm: LLM) -> None:
     long = "the red cat " * 300
 
-    (answer,) = duplicates_llm.encode({"data": {"texts": [long, long + "!"]}}, pooling_task="plugin", use_tqdm=False)
+    (output,) = duplicates_llm.encode({"data": {"texts": [long, long + "!"]}}, pooling_task="plugin", use_tqdm=False)
 
-    assert answer.outputs == {"kept": [0], "duplicates": [{"index": 1, "of": 0, "similarity": 1.0}]}
+    assert output.outputs == {"kept": [0], "duplicates": [{"index": 1, "of": 0, "similarity": 1.0}]}
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (None, NO_DATA_MESSAGE),
         ("text", "data is an object with texts and a threshold, got str"),
@@ -55,10 +55,10 @@ def test_a_long_text_is_truncated(duplicates_llm: LLM) -> None:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_bad_data_is_refused_and_the_next_request_answered(duplicates_llm: LLM, data: object, words: str) -> None:
+def test_invalid_data_is_refused_and_the_next_request_succeeds(duplicates_llm: LLM, data: object, message: str) -> None:
     with pytest.raises(BadRequest) as caught:
         duplicates_llm.encode({"data": data}, pooling_task="plugin", use_tqdm=False)
-    assert caught.value.message == words
+    assert caught.value.message == message
 
     assert len(duplicates_llm.encode({"data": {"texts": ["a"]}}, pooling_task="plugin", use_tqdm=False)) == 1
 
@@ -76,14 +76,14 @@ def test_the_plugin_task_without_a_plugin_is_refused(llm: LLM) -> None:
     with pytest.raises(Unsupported, match="^No IOProcessor plugin installed.") as caught:
         llm.encode({"data": {"texts": ["a"]}}, pooling_task="plugin", use_tqdm=False)
 
-    named = re.findall(r"(?:docs|examples)/[\w./]*\w", caught.value.message)
-    assert len(named) == 2
-    assert all((Path(__file__).parents[2] / place).exists() for place in named)
+    paths = re.findall(r"(?:docs|examples)/[\w./]*\w", caught.value.message)
+    assert len(paths) == 2
+    assert all((Path(__file__).parents[2] / path).exists() for path in paths)
 
 
 def test_num_cached_tokens_comes_from_the_plugin_output() -> None:
-    class Told:
+    class PluginOutput:
         num_cached_tokens = 3
 
-    assert PluginRequestOutput(Told()).num_cached_tokens == 3
+    assert PluginRequestOutput(PluginOutput()).num_cached_tokens == 3
     assert PluginRequestOutput([1]).num_cached_tokens == 0

@@ -1,4 +1,4 @@
-"""The example package behind a real server process, with and without front-end processes before the engine."""
+"""The example package in a server process, with and without front-end processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.plugins.conftest import TEXTS
 TIMEOUT_S = 90.0
 
 
-@pytest.fixture(scope="module", params=["1", "2"], ids=["alone", "front-ends"])
+@pytest.fixture(scope="module", params=["1", "2"], ids=["single process", "front-ends"])
 def client(
     request: pytest.FixtureRequest,
     installed_example: Path,
@@ -29,11 +29,11 @@ def client(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = [sys.executable, "-m", "cenote", "serve", str(default_folder), "--host", "127.0.0.1", "--port", str(port)]
-    words += ["--device", "cpu", "--io-processor-plugin", "near_duplicates", "--api-server-count", request.param]
+    command = [sys.executable, "-m", "cenote", "serve", str(default_folder), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--device", "cpu", "--io-processor-plugin", "near_duplicates", "--api-server-count", request.param]
     path = os.pathsep.join([str(installed_example), str(Path(__file__).parents[2])])
-    with log.open("w") as written:
-        server = subprocess.Popen(words, stdout=written, stderr=written, env=os.environ | {"PYTHONPATH": path})
+    with log.open("w") as log_file:
+        server = subprocess.Popen(command, stdout=log_file, stderr=log_file, env=os.environ | {"PYTHONPATH": path})
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
         try:
             end = time.monotonic() + TIMEOUT_S
@@ -61,11 +61,11 @@ def test_data_is_returned_in_the_plugins_format(client: httpx.Client) -> None:
     assert set(body) == {"request_id", "created_at", "data"}
     assert body["request_id"].startswith("pooling-")
     assert body["data"]["kept"] == [0, 1, 4]
-    assert [(found["index"], found["of"]) for found in body["data"]["duplicates"]] == [(2, 0), (3, 1)]
+    assert [(item["index"], item["of"]) for item in body["data"]["duplicates"]] == [(2, 0), (3, 1)]
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         ({"texts": ["a"], "threshold": 2}, "threshold is a cosine between -1 and 1, got 2"),
         ("text", "data is an object with texts and a threshold, got str"),
@@ -73,11 +73,13 @@ def test_data_is_returned_in_the_plugins_format(client: httpx.Client) -> None:
     ],
     ids=str,
 )
-def test_data_that_the_plugin_refuses_is_a_400_in_its_words(client: httpx.Client, data: object, words: str) -> None:
+def test_data_that_the_plugin_refuses_is_a_400_with_its_message(
+    client: httpx.Client, data: object, message: str
+) -> None:
     reply = client.post("/pooling", json={"data": data, "task": "plugin"})
 
     assert reply.status_code == 400
-    assert reply.json()["error"]["message"].startswith(words)
+    assert reply.json()["error"]["message"].startswith(message)
     assert reply.json()["error"]["param"] == "data"
 
 

@@ -1,4 +1,4 @@
-"""Models that read and give tensors, brought by a plugin's package: the example, offline and behind a real server."""
+"""Models with tensors as input and output, provided by plugin packages: the example, offline and in a server."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ from cenote.protocol.results import PoolResult
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tensor_plugin"
 TIMEOUT_S = 90.0
-NUMBERS = count()
+PACKAGE_COUNTER = count()
 
 
 def install_package(folder: Path, package: str, entry_points: dict[str, dict[str, str]]) -> None:
-    """Beside a package what pip writes of it."""
-    facts = folder / "-".join([package.replace("-", "_"), "1.0.dist-info"])
-    facts.mkdir(parents=True)
-    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    """Write the .dist-info folder of a package, as pip does."""
+    dist_info = folder / "-".join([package.replace("-", "_"), "1.0.dist-info"])
+    dist_info.mkdir(parents=True)
+    (dist_info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
     lines = []
     for group, entries in entry_points.items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
-    (facts / "entry_points.txt").write_text("\n".join(lines))
+    (dist_info / "entry_points.txt").write_text("\n".join(lines))
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The example as if installed: its package, and its entry points as its pyproject.toml names them."""
-    told = tmp_path_factory.mktemp("told")
+    """Return the import path with the example installed: its package, and the entry points of its pyproject.toml."""
+    metadata_folder = tmp_path_factory.mktemp("dist_info")
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
-    install_package(told, project["name"], project["entry-points"])
+    install_package(metadata_folder, project["name"], project["entry-points"])
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLE))
-        patch.syspath_prepend(str(told))
-        yield [str(told), str(EXAMPLE)]
+        patch.syspath_prepend(str(metadata_folder))
+        yield [str(metadata_folder), str(EXAMPLE)]
 
 
 @pytest.fixture(scope="module")
 def folder(path: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from band_masks.tiny import write
+    from band_masks.tiny import write_checkpoint
 
     folder = tmp_path_factory.mktemp("band_mixer")
-    write(folder)
+    write_checkpoint(folder)
     return folder
 
 
@@ -74,21 +74,21 @@ def mask_llm(folder: Path) -> Iterator[LLM]:
         yield llm
 
 
-def scene(height: int, width: int, num_bands: int = 6) -> tuple[Tensor, str]:
-    """Bands, and the same as a TIFF in base64."""
+def make_scene(height: int, width: int, num_bands: int = 6) -> tuple[Tensor, str]:
+    """Return the bands of a scene, and the same as a TIFF in base64."""
     bands = np.random.default_rng(height).integers(0, 256, (num_bands, height, width), dtype=np.uint8)
     first, *rest = map(Image.fromarray, bands)
-    written = BytesIO()
-    first.save(written, format="TIFF", save_all=True, append_images=rest)
-    return torch.from_numpy(bands).float(), base64.b64encode(written.getvalue()).decode()
+    file = BytesIO()
+    first.save(file, format="TIFF", save_all=True, append_images=rest)
+    return torch.from_numpy(bands).float(), base64.b64encode(file.getvalue()).decode()
 
 
-def expected_mask(folder: Path, bands: Tensor, location: tuple[float, float]) -> Tensor:
-    """By the model itself, tile by tile, without the engine."""
-    from band_masks.model import make
+def compute_mask(folder: Path, bands: Tensor, location: tuple[float, float]) -> Tensor:
+    """Run the model itself on every tile, without the engine."""
+    from band_masks.model import make_model
 
     config = json.loads((folder / "config.json").read_text())
-    model = make(config)
+    model = make_model(config)
     model.load_state_dict(load_file(folder / "model.safetensors"))
     mean, deviation = (torch.tensor(config[name])[:, None, None] for name in ("band_mean", "band_deviation"))
     _, height, width = bands.shape
@@ -106,29 +106,29 @@ def expected_mask(folder: Path, bands: Tensor, location: tuple[float, float]) ->
     return mask[:height, :width]
 
 
-def decode_mask(answer: dict[str, Any]) -> Tensor:
-    return torch.from_numpy(np.array(Image.open(BytesIO(base64.b64decode(answer["data"])))))
+def decode_mask(result: dict[str, Any]) -> Tensor:
+    return torch.from_numpy(np.array(Image.open(BytesIO(base64.b64decode(result["data"])))))
 
 
 def run_plugin(llm: LLM, data: object) -> Any:
-    (answer,) = llm.encode({"data": data}, pooling_task="plugin", use_tqdm=False)
-    return answer.outputs
+    (result,) = llm.encode({"data": data}, pooling_task="plugin", use_tqdm=False)
+    return result.outputs
 
 
 def test_the_mask_of_a_scene_is_the_models_output_for_its_tiles(mask_llm: LLM, folder: Path) -> None:
-    bands, written = scene(100, 150)
+    bands, image = make_scene(100, 150)
 
-    answer = run_plugin(
-        mask_llm, {"data": written, "data_format": "b64_json", "image_format": "tiff", "location": [47, 8]}
+    result = run_plugin(
+        mask_llm, {"data": image, "data_format": "b64_json", "image_format": "tiff", "location": [47, 8]}
     )
 
-    expected = expected_mask(folder, bands, (47, 8))
-    assert torch.equal(decode_mask(answer), expected)
+    expected = compute_mask(folder, bands, (47, 8))
+    assert torch.equal(decode_mask(result), expected)
     assert 0 < expected.float().mean() < 1, "random weights should give both classes"
-    assert answer["shares"][1] == pytest.approx(float((expected == 1).float().mean()), abs=1e-4)
+    assert result["shares"][1] == pytest.approx(float((expected == 1).float().mean()), abs=1e-4)
 
 
-def test_the_model_gives_its_tensors_unpooled_and_offers_no_other_task(mask_llm: LLM) -> None:
+def test_a_tensor_model_supports_only_the_plugin_task(mask_llm: LLM) -> None:
     assert mask_llm.supported_tasks == ("plugin",)
     assert mask_llm.engine.model_info.default_task == "plugin"
     with pytest.raises(Unsupported, match="Unsupported task: 'embed' Supported tasks: \\('plugin',\\)"):
@@ -137,7 +137,7 @@ def test_the_model_gives_its_tensors_unpooled_and_offers_no_other_task(mask_llm:
 
 def test_data_that_the_plugin_refuses_is_a_bad_request(mask_llm: LLM) -> None:
     with pytest.raises(BadRequest, match="the image has 5 pages of 20 x 10; it must have 6"):
-        run_plugin(mask_llm, {"data": scene(10, 20, num_bands=5)[1]})
+        run_plugin(mask_llm, {"data": make_scene(10, 20, num_bands=5)[1]})
     with pytest.raises(BadRequest, match="data_format is 'b64_json' here, got 'url'"):
         run_plugin(mask_llm, {"data": "http://127.0.0.1/scene.tiff", "data_format": "url"})
 
@@ -154,23 +154,23 @@ def test_without_the_plugin_the_message_names_it(folder: Path) -> None:
 def test_results_in_half_precision_are_returned_as_float32(folder: Path) -> None:
     with LLM(str(folder), dtype="bfloat16", device="cpu", io_processor_plugin="band_masks") as llm:
         plugin = llm.engine.io_processor.plugin
-        prompts = plugin.pre_process(plugin.parse_data({"data": scene(64, 64)[1]}))
-        (answer,) = llm.engine.pool_sync(PoolRequest(task="plugin", inputs=parse_prompts(prompts)))
+        prompts = plugin.pre_process(plugin.parse_data({"data": make_scene(64, 64)[1]}))
+        (result,) = llm.engine.pool_sync(PoolRequest(task="plugin", inputs=parse_prompts(prompts)))
 
-    assert isinstance(answer, PoolResult)
-    assert answer.data.dtype is torch.float32 and answer.data.shape == (2, 64, 64)
-    assert (answer.num_tokens, answer.token_ids.tolist()) == (1, [1])
+    assert isinstance(result, PoolResult)
+    assert result.data.dtype is torch.float32 and result.data.shape == (2, 64, 64)
+    assert (result.num_tokens, result.token_ids.tolist()) == (1, [1])
 
 
-# a package whose model gives answers of the size of what it got, and whose plugin passes on whatever it is told
+# a package whose model returns tensors of the shape of its inputs, and whose plugin passes its data on unchanged
 SOURCE = """
     import torch
     from cenote.plugins import IOProcessor
 
     def entry():
-        return "MODULE.Passing"
+        return "MODULE.PassThrough"
 
-    class Passing(IOProcessor):
+    class PassThrough(IOProcessor):
         def parse_data(self, data):
             return data
 
@@ -204,24 +204,24 @@ InstallPlugin = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def install_plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InstallPlugin]:
-    place = tmp_path_factory.mktemp("offered")
+    packages = tmp_path_factory.mktemp("packages")
 
     def install(weights: dict[str, Tensor] = WEIGHTS, source: str = SOURCE) -> tuple[str, Path]:
-        """The name of the plugin, which is that of its package, and a checkpoint for its model."""
-        name = f"scaling_{next(NUMBERS)}"
-        (place / f"{name}.py").write_text(dedent(source).replace("MODULE", name))
+        """Return the name of the plugin and its package, and a checkpoint for its model."""
+        name = f"scaling_{next(PACKAGE_COUNTER)}"
+        (packages / f"{name}.py").write_text(dedent(source).replace("MODULE", name))
         groups = {
             "cenote.io_processor_plugins": {name: f"{name}:entry"},
             "cenote.tensor_models": {f"Model_{name}": f"{name}:make"},
         }
-        install_package(place, name, groups)
+        install_package(packages, name, groups)
         checkpoint = tmp_path_factory.mktemp("checkpoint")
         (checkpoint / "config.json").write_text(json.dumps({"architectures": [f"Model_{name}"]}))
         save_file(weights, checkpoint / "model.safetensors")
         return name, checkpoint
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(place))
+        patch.syspath_prepend(str(packages))
         yield install  # type: ignore[misc]
 
 
@@ -235,18 +235,18 @@ def passthrough_llm(install_plugin: InstallPlugin) -> Iterator[LLM]:
         yield llm
 
 
-def test_inputs_of_any_shapes_come_back_each_in_its_own_and_in_their_order(passthrough_llm: LLM) -> None:
+def test_results_have_the_shapes_and_the_order_of_the_inputs(passthrough_llm: LLM) -> None:
     inputs = [{"x": torch.full((rows, 2), float(rows)), "y": torch.tensor([float(rows)])} for rows in (3, 1, 3, 0, 2)]
 
-    answers = run_plugin(passthrough_llm, inputs)
+    results = run_plugin(passthrough_llm, inputs)
 
-    assert [tuple(answer.shape) for answer in answers] == [(3, 2), (1, 2), (3, 2), (0, 2), (2, 2)]
-    for given, answer in zip(inputs, answers, strict=True):
-        assert torch.equal(answer, given["x"] * WEIGHTS["weight"] + WEIGHTS["offset"] + given["y"])
-        assert not answer.is_inference()
+    assert [tuple(result.shape) for result in results] == [(3, 2), (1, 2), (3, 2), (0, 2), (2, 2)]
+    for tensors, result in zip(inputs, results, strict=True):
+        assert torch.equal(result, tensors["x"] * WEIGHTS["weight"] + WEIGHTS["offset"] + tensors["y"])
+        assert not result.is_inference()
 
 
-def test_inputs_of_one_shape_run_at_once(passthrough_llm: LLM) -> None:
+def test_inputs_of_one_shape_run_in_one_batch(passthrough_llm: LLM) -> None:
     batches = passthrough_llm.engine.model.backbone.model.batches
     batches.clear()
 
@@ -256,18 +256,18 @@ def test_inputs_of_one_shape_run_at_once(passthrough_llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensors", "words"),
+    ("tensors", "message"),
     [
         ({"x": torch.ones(1, 2)}, "reads the tensors x, y; this input has x$"),
         ({"x": torch.ones(1, 2), "y": torch.ones(1), "z": torch.ones(1)}, "this input has x, y, z$"),
         ({"x": torch.ones(1, 3), "y": torch.ones(1)}, r"x has the shape \[1, 3\], Model_\w+ reads \[any, 2\]"),
-        ({"x": [[1.0, 2.0]], "y": torch.ones(1)}, "x of multi_modal_data.image is a tensor, not list"),
+        ({"x": [[1.0, 2.0]], "y": torch.ones(1)}, "x of multi_modal_data.image must be a tensor, got list"),
         ({"x": torch.ones(1, 2), "y": -torch.ones(1)}, "refuses this input: y is negative"),
     ],
     ids=["missing", "unknown", "shape", "kind", "refused by the model"],
 )
-def test_tensors_that_do_not_fit_are_refused_by_name(passthrough_llm: LLM, tensors: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadRequest, match=words):
+def test_invalid_tensors_are_refused_by_name(passthrough_llm: LLM, tensors: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         run_plugin(passthrough_llm, [tensors])
 
     assert len(run_plugin(passthrough_llm, [{"x": torch.ones(1, 2), "y": torch.ones(1)}])) == 1
@@ -279,14 +279,14 @@ def test_a_result_that_is_not_finite_is_an_error(passthrough_llm: LLM) -> None:
 
 
 def test_a_model_of_tokens_refuses_tensors_and_this_one_refuses_text(passthrough_llm: LLM, llm: LLM) -> None:
-    with pytest.raises(Unsupported, match="has tensors by name, and BertModel reads tokens"):
+    with pytest.raises(Unsupported, match="has named tensors, but BertModel reads tokens"):
         llm.embed({"prompt_token_ids": [1], "multi_modal_data": {"image": {"x": torch.ones(1)}}}, use_tqdm=False)
-    with pytest.raises(Unsupported, match="reads tensors, which its IO processor plugin makes of `data`"):
+    with pytest.raises(Unsupported, match="inputs are tensors, which its IO processor plugin makes from `data`"):
         passthrough_llm.engine.renderer.tokenize("a text")
 
 
 @pytest.mark.parametrize(
-    ("weights", "words"),
+    ("weights", "message"),
     [
         ({"offset": torch.ones(2), "other": torch.ones(2)}, "nothing in the checkpoint for weight"),
         ({"weight": torch.ones(2)}, "nothing in the checkpoint for offset"),
@@ -297,14 +297,14 @@ def test_a_model_of_tokens_refuses_tensors_and_this_one_refuses_text(passthrough
     ids=["parameter", "buffer", "extra", "shape", "shape of a buffer"],
 )
 def test_every_name_of_the_checkpoint_and_of_the_model_is_accounted_for(
-    install_plugin: InstallPlugin, weights: dict[str, Tensor], words: str
+    install_plugin: InstallPlugin, weights: dict[str, Tensor], message: str
 ) -> None:
-    with pytest.raises(LoadError, match=words):
+    with pytest.raises(LoadError, match=message):
         load_llm(*install_plugin(weights))
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (("return Scaling()", "raise KeyError('num_bands')"), "cannot be made: KeyError: 'num_bands'"),
         (("return Scaling()", "return 5"), "is a int, not a torch module"),
@@ -313,9 +313,9 @@ def test_every_name_of_the_checkpoint_and_of_the_model_is_accounted_for(
     ids=["fails", "no module", "no shapes"],
 )
 def test_a_package_without_a_usable_model_is_refused_with_the_reason(
-    install_plugin: InstallPlugin, change: tuple[str, str], words: str
+    install_plugin: InstallPlugin, change: tuple[str, str], message: str
 ) -> None:
-    with pytest.raises(LoadError, match=words):
+    with pytest.raises(LoadError, match=message):
         load_llm(*install_plugin(source=SOURCE.replace(*change)))
 
 
@@ -325,23 +325,25 @@ def test_only_the_package_of_the_selected_plugin_brings_models(install_plugin: I
 
     with pytest.raises(LoadError, match=f"'{other}' is of another package; .* one of: {name}$"):
         load_llm(other, checkpoint)
-    assert name not in sys.modules, "nothing of it may run"
+    assert name not in sys.modules, "it must not be imported"
 
 
 def test_the_server_returns_a_mask(path: list[str], folder: Path, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = [sys.executable, "-m", "cenote", "serve", str(folder), "--host", "127.0.0.1", "--port", str(port)]
-    words += ["--device", "cpu", "--dtype", "float32", "--io-processor-plugin", "band_masks", "--skip-tokenizer-init"]
-    log, places = tmp_path / "log", os.pathsep.join([*path, str(Path(__file__).parents[2])])
-    with log.open("w") as written:
-        server = subprocess.Popen(words, stdout=written, stderr=written, env=os.environ | {"PYTHONPATH": places})
-    bands, image = scene(70, 64)
+    command = [sys.executable, "-m", "cenote", "serve", str(folder), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--device", "cpu", "--dtype", "float32", "--io-processor-plugin", "band_masks", "--skip-tokenizer-init"]
+    log, python_path = tmp_path / "log", os.pathsep.join([*path, str(Path(__file__).parents[2])])
+    with log.open("w") as log_file:
+        server = subprocess.Popen(
+            command, stdout=log_file, stderr=log_file, env=os.environ | {"PYTHONPATH": python_path}
+        )
+    bands, image = make_scene(70, 64)
     data = {"data": image, "data_format": "b64_json", "image_format": "tiff", "out_data_format": "b64_json"}
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
-            wait_for(client, server, log)
+            wait_until_ready(client, server, log)
             reply = client.post("/pooling", json={"data": data, "task": "plugin"})
             refused = client.post("/pooling", json={"data": data | {"data": "!"}})
             text = client.post("/pooling", json={"input": "a text"})
@@ -351,13 +353,13 @@ def test_the_server_returns_a_mask(path: list[str], folder: Path, tmp_path: Path
         server.wait(60)
 
     assert reply.status_code == 200, reply.text
-    assert torch.equal(decode_mask(reply.json()["data"]), expected_mask(folder, bands, (0, 0)))
+    assert torch.equal(decode_mask(reply.json()["data"]), compute_mask(folder, bands, (0, 0)))
     assert refused.status_code == 400 and refused.json()["error"]["message"].startswith("data is no TIFF in base64")
     assert text.status_code == 400 and embedded.status_code == 501, (text.text, embedded.text)
     assert "BandMixerForSegmentation reads tensors" in text.json()["error"]["message"]
 
 
-def wait_for(client: httpx.Client, server: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_ready(client: httpx.Client, server: subprocess.Popen[bytes], log: Path) -> None:
     end = time.monotonic() + TIMEOUT_S
     while True:
         assert server.poll() is None and time.monotonic() < end, log.read_text()

@@ -1,14 +1,14 @@
-"""Images are read before their request is let in, on threads of their own: whoever sends none never waits for them."""
+"""Preprocess images in worker threads before admission, so that requests without images never wait for them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,63 +28,72 @@ from cenote.protocol.requests import PoolRequest
 
 logger = logging.getLogger("cenote")
 
-# at a time; each holds an image in memory, and the model needs the processor as well
+# each worker holds an image in memory, and the model needs CPU cores as well
 NUM_WORKERS = max(2, min(8, (os.cpu_count() or 1) // 2))
 MULTIMODAL_TYPES = (Conversation, ContentParts, MultimodalPair, MultimodalPrompt)
 
 
 class ImageWorkerPool:
+    """Worker threads that preprocess images before their request is admitted."""
+
     def __init__(self, multimodal: MultimodalProcessor | None, max_waiting_chars: int) -> None:
-        """`max_chars`: what may wait to be read, in characters; what comes then is told to come again."""
-        self.multimodal = multimodal
+        """`max_waiting_chars`: limit on characters waiting for preprocessing; above it, Overloaded (429) is raised."""
+        self.multimodal = multimodal  # None: the model takes no images
         self.max_waiting_chars = max_waiting_chars
-        self.num_waiting_chars = 0  # that wait
+        self.num_waiting_chars = 0
         self._executor = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="cenote-images")
-        self._pid = os.getpid()  # threads do not follow a fork
+        self._pid = os.getpid()  # threads do not survive a fork
         self._is_closed = False
 
     @property
     def sub_request_size(self) -> int:
-        """How many inputs of a request are read together."""
+        """The number of inputs that are preprocessed together."""
         return compute_sub_request_size(
             None if self.multimodal is None else self.multimodal.image_processor.max_image_bytes()
         )
 
     async def preprocess(self, request: PoolRequest) -> PoolRequest:
-        """The request with its images read; an input with one that cannot be is refused, the others are not."""
-        places = self.find_image_indices(request)
-        if not places:
+        """Return the request with its images preprocessed; inputs whose images are invalid become InvalidInput."""
+        indices = self.find_image_indices(request)
+        if not indices:
             return request
-        loop, read = asyncio.get_running_loop(), self._make_preprocess(request)
-        with self._reserve(sum(compute_input_size(request.inputs[place]) for place in places)), self._stopped_errors():
-            items = [loop.run_in_executor(self._executor, read, request.inputs[place]) for place in places]
-            return _replace_inputs(request, dict(zip(places, await asyncio.gather(*items), strict=True)))
+        num_chars = sum(compute_input_size(request.inputs[index]) for index in indices)
+        with self._reserve(num_chars), self._stopped_errors():
+            futures = map(asyncio.wrap_future, self._submit(request, indices))
+            return _replace_inputs(request, dict(zip(indices, await asyncio.gather(*futures), strict=True)))
 
-    def preprocess_sync(self, request: PoolRequest) -> PoolRequest:
-        places = self.find_image_indices(request)
-        if not places:
-            return request
-        read = self._make_preprocess(request)
+    def start_preprocess(self, request: PoolRequest) -> asyncio.Future[PoolRequest]:
+        """Preprocess a request in a task of the running event loop."""
+        task = asyncio.ensure_future(self.preprocess(request))
+        # marks an exception as retrieved: the caller may fail before it awaits the task
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return task
+
+    def start_preprocess_sync(self, request: PoolRequest) -> ImageJob:
+        """Preprocess a request for a synchronous caller; the limit on waiting characters does not apply."""
+        indices = self.find_image_indices(request)
         with self._stopped_errors():
-            items = self._executor.map(read, [request.inputs[place] for place in places])
-            return _replace_inputs(request, dict(zip(places, items, strict=True)))
+            return ImageJob(self, request, indices, self._submit(request, indices) if indices else [])
 
     async def preprocess_input(self, item: Input, mm_processor_kwargs: Mapping[str, Any]) -> Input:
-        if self.multimodal is None or not has_images(item):
-            return item
-        read = partial(_preprocess_or_reject, self.multimodal, mm_processor_kwargs, item)
-        with self._reserve(compute_input_size(item)), self._stopped_errors():
-            found: Input = await asyncio.get_running_loop().run_in_executor(self._executor, read)
-            return found
+        """Preprocess the images of a single input."""
+        request = PoolRequest(task="embed", inputs=[item], mm_processor_kwargs=mm_processor_kwargs)
+        return (await self.preprocess(request)).inputs[0]
+
+    def _submit(self, request: PoolRequest, indices: Sequence[int]) -> list[Future[Input]]:
+        """Queue inputs for the worker threads; an image that several inputs contain is preprocessed once."""
+        assert self.multimodal is not None, "only multimodal models have inputs with images"
+        multimodal = replace(self.multimodal, image_cache={})
+        preprocess = partial(_preprocess_or_reject, multimodal, request.mm_processor_kwargs)
+        return [self._executor.submit(preprocess, request.inputs[index]) for index in indices]
 
     @contextmanager
     def _reserve(self, num_chars: int) -> Iterator[None]:
-        """Only while there is some; alone, any request is welcome."""
+        """Count waiting characters; raise Overloaded above the limit unless nothing else is waiting."""
         if self.num_waiting_chars and self.num_waiting_chars + num_chars > self.max_waiting_chars:
             raise Overloaded(
-                f"images of {self.num_waiting_chars} characters wait to be read, and {self.max_waiting_chars} is the "
-                f"most "
-                "(--max-waiting-chars); try again soon"
+                f"overloaded: images of {self.num_waiting_chars} characters waiting for preprocessing, "
+                f"limit {self.max_waiting_chars} (--max-waiting-chars); retry later"
             )
         self.num_waiting_chars += num_chars
         try:
@@ -94,32 +103,56 @@ class ImageWorkerPool:
 
     @contextmanager
     def _stopped_errors(self) -> Iterator[None]:
-        """Whoever waits when the threads end is told so, as everybody is; who was cancelled, is."""
+        """Convert errors of the closed thread pool to EngineStopped; cancellation by the caller stays what it is."""
         try:
             yield
         except (CancelledError, asyncio.CancelledError, RuntimeError) as error:
             if not self._is_closed or (isinstance(error, asyncio.CancelledError) and _is_task_cancelled()):
                 raise
-            raise EngineStopped("the engine was stopped before the images were read") from None
+            raise EngineStopped("the engine was stopped before the images were preprocessed") from None
 
     def close(self) -> None:
         self._is_closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def find_image_indices(self, request: PoolRequest) -> list[int]:
-        """Where the inputs are that have images."""
-        if self.multimodal is None or os.getpid() != self._pid:  # which the engine refuses in its own words
+        """Return the indices of the inputs with images; none in a forked process, where the engine raises."""
+        if self.multimodal is None or os.getpid() != self._pid:
             return []
         return [
-            place
-            for place, item in enumerate(request.inputs)
+            index
+            for index, item in enumerate(request.inputs)
             if isinstance(item, MULTIMODAL_TYPES) and has_images(item)
         ]
 
-    def _make_preprocess(self, request: PoolRequest) -> Callable[[Input], Input]:
-        """What reads its inputs: an image that several of them have, as the query of many documents is, only once."""
-        assert self.multimodal is not None, "only then there is something to read"
-        return partial(_preprocess_or_reject, replace(self.multimodal, image_cache={}), request.mm_processor_kwargs)
+
+@dataclass(frozen=True, slots=True)
+class ImageJob:
+    """A request whose images are being preprocessed; awaiting it blocks the thread, for synchronous callers."""
+
+    pool: ImageWorkerPool
+    request: PoolRequest
+    indices: Sequence[int]
+    futures: Sequence[Future[Input]]
+
+    def wait(self) -> PoolRequest:
+        if not self.futures:
+            return self.request
+        try:
+            with self.pool._stopped_errors():
+                items = [future.result() for future in self.futures]
+        finally:
+            self.cancel()
+        return _replace_inputs(self.request, dict(zip(self.indices, items, strict=True)))
+
+    def __await__(self) -> Generator[Any, Any, PoolRequest]:
+        return self.wait()
+        yield  # makes this function a generator
+
+    def cancel(self) -> None:
+        """Drop the inputs that no thread has started."""
+        for future in self.futures:
+            future.cancel()
 
 
 def _preprocess_or_reject(
@@ -129,16 +162,16 @@ def _preprocess_or_reject(
         return multimodal.process(item, mm_processor_kwargs)
     except PoolingError as error:
         return InvalidInput(error)
-    except Exception as error:  # whatever Pillow, numpy or torch raises; the other inputs cannot help it
-        logger.exception("an image could not be read")
-        return InvalidInput(PoolingError(f"an image of this input could not be read: {type(error).__name__}: {error}"))
+    except Exception as error:  # of Pillow, numpy or torch: it must not fail the other inputs
+        logger.exception("image preprocessing failed")
+        return InvalidInput(PoolingError(f"image preprocessing failed for this input: {type(error).__name__}: {error}"))
 
 
 def _is_task_cancelled() -> bool:
-    """Whether somebody wants the running task to end."""
+    """Return whether cancellation of the running task was requested."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _replace_inputs(request: PoolRequest, items: Mapping[int, Input]) -> PoolRequest:
-    return replace(request, inputs=[items.get(place, item) for place, item in enumerate(request.inputs)])
+    return replace(request, inputs=[items.get(index, item) for index, item in enumerate(request.inputs)])

@@ -1,36 +1,38 @@
-"""Requests with many images, a few inputs at a time: what has been read of them is far larger than what was sent."""
+"""Split requests with many images into sub-requests: preprocessed images take far more memory than encoded ones."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from cenote.engine.request_state import PoolResults, RequestState
+from cenote.engine.request_state import RequestState
 from cenote.errors import PoolingError
 from cenote.protocol.params import PoolingParams
 from cenote.protocol.requests import PoolRequest, Timing
 
-# while one portion is computed, the next one is read
+T = TypeVar("T")
+
+# while one sub-request is computed, the next one is preprocessed
 MIN_SUB_REQUEST_INPUTS = 8
-# and more of them where it is known that all are small: so many bytes, and so many inputs
+# models whose preprocessed images have a small known size get larger sub-requests, up to these limits
 MAX_SUB_REQUEST_BYTES, MAX_SUB_REQUEST_INPUTS = 32 << 20, 256
 
 
 @dataclass(frozen=True, slots=True)
 class SubRequest:
-    """Neighbours among the inputs of a request."""
+    """A slice of the inputs of a request."""
 
-    offset: int  # the first of them
+    offset: int  # index of its first input in the request
     request: PoolRequest
     query_embeddings: Sequence[Tensor] | None = None
 
     @contextmanager
     def error_index_scope(self) -> Iterator[None]:
-        """Errors say which of all inputs it was."""
+        """Convert `index` of errors raised inside to an index into the inputs of the whole request."""
         try:
             yield
         except PoolingError as error:
@@ -42,13 +44,29 @@ class SubRequest:
             result.index += self.offset
 
 
+class PendingRequest(Protocol):
+    """A request whose images are being preprocessed in the background."""
+
+    def __await__(self) -> Generator[Any, Any, PoolRequest]: ...
+
+    def cancel(self) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCalls(Generic[T]):
+    """The steps of pooling a sub-request; coroutines that block instead of awaiting make a synchronous call."""
+
+    preprocess: Callable[[PoolRequest], Awaitable[PoolRequest]]
+    start_preprocess: Callable[[PoolRequest], PendingRequest]
+    submit: Callable[[SubRequest, PoolRequest], Awaitable[RequestState]]
+    collect: Callable[[RequestState], Awaitable[list[T | PoolingError]]]
+
+
 def compute_sub_request_size(max_input_bytes: int | None) -> int:
-    """Of which each has so many bytes at most, once it is read; None: nobody knows."""
-    return (
-        MIN_SUB_REQUEST_INPUTS
-        if not max_input_bytes
-        else max(MIN_SUB_REQUEST_INPUTS, min(MAX_SUB_REQUEST_INPUTS, MAX_SUB_REQUEST_BYTES // max_input_bytes))
-    )
+    """Return the inputs per sub-request, given the size of a preprocessed input; None: unknown."""
+    if not max_input_bytes:
+        return MIN_SUB_REQUEST_INPUTS
+    return max(MIN_SUB_REQUEST_INPUTS, min(MAX_SUB_REQUEST_INPUTS, MAX_SUB_REQUEST_BYTES // max_input_bytes))
 
 
 def split_request(
@@ -57,60 +75,48 @@ def split_request(
     query_embeddings: Sequence[Tensor] | None = None,
     max_inputs: int = MIN_SUB_REQUEST_INPUTS,
 ) -> list[SubRequest]:
-    """The whole request, where few of its inputs have images."""
-    size = len(request.inputs)
+    """Split a request into sub-requests of `max_inputs`; one whose images fit a sub-request stays as it is."""
     if num_with_images <= max_inputs:
         return [SubRequest(0, request, query_embeddings)]
-    parts = [slice(start, start + max_inputs) for start in range(0, size, max_inputs)]
+    slices = [slice(start, start + max_inputs) for start in range(0, len(request.inputs), max_inputs)]
     return [
         SubRequest(
-            part.start, _slice_request(request, part), None if query_embeddings is None else query_embeddings[part]
+            indices.start,
+            _slice_request(request, indices),
+            None if query_embeddings is None else query_embeddings[indices],
         )
-        for part in parts
+        for indices in slices
     ]
 
 
 async def run_sub_requests(
-    sub_requests: Sequence[SubRequest],
-    preprocess: Callable[[PoolRequest], Awaitable[PoolRequest]],
-    run: Callable[[SubRequest, PoolRequest], Awaitable[PoolResults]],
-    timing: Timing,
-) -> PoolResults:
-    """All answers, in the order of the inputs."""
-    found: PoolResults = []
-    reading = asyncio.ensure_future(preprocess(sub_requests[0].request))
+    sub_requests: Sequence[SubRequest], calls: PoolCalls[T], timing: Timing
+) -> list[T | PoolingError]:
+    """Return the results of all sub-requests in the order of the inputs; add their times to `timing`.
+
+    The images of the next sub-request are preprocessed while one is computed.
+    """
+    request = await calls.preprocess(sub_requests[0].request)
+    if len(sub_requests) == 1:  # holds the whole request and its timing
+        return await calls.collect(await calls.submit(sub_requests[0], request))
+    results: list[T | PoolingError] = []
+    pending: PendingRequest | None = None
     try:
-        for portion, following in zip(sub_requests, (*sub_requests[1:], None), strict=True):
-            with portion.error_index_scope():
-                request = await reading
-                if following is not None:
-                    reading = asyncio.ensure_future(preprocess(following.request))
-                own = await run(portion, request)
-            for answer in own:
-                portion.shift_error_index(answer)
-            found += own
+        for sub_request, following in zip(sub_requests, (*sub_requests[1:], None), strict=True):
+            with sub_request.error_index_scope():
+                if pending is not None:
+                    request = await pending
+                state = await calls.submit(sub_request, request)
+                pending = None if following is None else calls.start_preprocess(following.request)
+                part = await calls.collect(state)
+            for result in part:
+                sub_request.shift_error_index(result)
+            results += part
             timing.add_sequential(request.timing)
     finally:
-        reading.cancel()
-        reading.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks for it any more
-    return found
-
-
-def submit_sub_requests(
-    sub_requests: Sequence[SubRequest],
-    preprocess: Callable[[PoolRequest], PoolRequest],
-    submit: Callable[[SubRequest, PoolRequest], RequestState],
-) -> Iterator[tuple[SubRequest, RequestState]]:
-    """Every portion on its way, the next one read before anybody waits for it."""
-    last: tuple[SubRequest, RequestState] | None = None
-    for portion in sub_requests:
-        request = preprocess(portion.request)
-        if last is not None:
-            yield last
-        with portion.error_index_scope():
-            last = portion, submit(portion, request)
-    assert last is not None, "a request has at least one"
-    yield last
+        if pending is not None:
+            pending.cancel()
+    return results
 
 
 def _slice_request(request: PoolRequest, indices: slice) -> PoolRequest:

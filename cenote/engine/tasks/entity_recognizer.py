@@ -1,14 +1,15 @@
-"""From texts to their entities: windows that the model can read, their rows, and the spans that come of them."""
+"""Named-entity recognition: split texts into windows, classify their tokens, merge them into entities."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cenote.engine.tasks.engine_calls import EngineCalls
 from cenote.engine.tasks.entity_spans import LabelScheme, TokenDecoder, TokenSpan, drop_overlaps, find_entities
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.inputs.limits import Limits, resolve_truncation_length
@@ -19,12 +20,12 @@ from cenote.protocol.requests import EntityRequest, PoolRequest
 from cenote.protocol.results import EntityResult, PoolResult
 
 AGGREGATION_STRATEGIES: tuple[AggregationStrategy, ...] = ("none", "simple", "first", "average", "max")
-# texts whose tokens are located at once: the tokenizer's records of where things lie are large
+# texts tokenized at once: encodings with character offsets take much memory
 TOKENIZE_SLICE_TEXTS = 256
 
 
 class Window(NamedTuple):
-    """A part of a text's tokens, which the model reads by itself."""
+    """A slice of a text's tokens that is one sequence of the model."""
 
     start: int
     end: int
@@ -33,16 +34,16 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText:
-    """One text as the model reads it."""
+    """The tokens of one text with their character offsets, and the windows that they are split into."""
 
     text: str
     token_ids: TokenIds  # without special tokens
     starts: TokenIds
     ends: TokenIds
-    template: SpecialTokensTemplate  # around them, in every window
+    template: SpecialTokensTemplate  # added to every window
     windows: Sequence[Window]
     num_input_tokens: int
-    is_input_count_exact: bool  # False: a huge text was cut before all of its tokens were counted
+    is_input_count_exact: bool  # False: a huge text was truncated before its tokens were counted
 
     def get_span(self, window: Window, decoder: TokenDecoder) -> TokenSpan:
         part = slice(window.start, window.end)
@@ -51,19 +52,19 @@ class TokenizedText:
 
 
 class EntityRecognizer:
-    """What a model with a class for every token knows of its classes and words."""
+    """Find entities with a token classification model."""
 
     def __init__(self, model: LoadedModel, tokenizer: Tokenizer) -> None:
         description = model.description
         self.tokenizer = tokenizer
         self.max_model_len = description.max_length.value
-        # names that a config leaves out are those that Transformers gives
+        # the default label names of Transformers
         self.label_scheme = LabelScheme(description.labels or [f"LABEL_{row}" for row in range(description.num_labels)])
         self.decoder = _make_token_decoder(tokenizer, model.tokenizer.unk_token_id)
 
     @staticmethod
     def supports(model: LoadedModel) -> bool:
-        """Whether the model is one: a row of classes for every token."""
+        """Return whether the model classifies every token."""
         description = model.description
         plan = description.plan
         return (
@@ -72,73 +73,71 @@ class EntityRecognizer:
             and plan.tok_pooling_type.value == "ALL"
         )
 
-    async def recognize(
-        self,
-        request: EntityRequest,
-        pool: Callable[[PoolRequest], Awaitable[list[PoolResult | PoolingError]]],
-        run_in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
-    ) -> list[EntityResult]:
-        """The entities of every text; `aside` does what takes time where nobody else is held up."""
-        began = time.monotonic()
-        readings: list[TokenizedText] = await run_in_thread(lambda: self._tokenize(request))
-        seconds = time.monotonic() - began
-        owners = [number for number, reading in enumerate(readings) for _ in reading.windows]
-        windows = [window for reading in readings for window in reading.windows]
-        answers = await pool(_make_window_request(request.pool_request, windows, owners)) if windows else []
-        request.pool_request.timing.tokenize_s += seconds
-        rows = [_raise_on_error(answer, owner) for answer, owner in zip(answers, owners, strict=True)]
-        found: list[EntityResult] = await run_in_thread(lambda: self._extract_all(readings, rows, request))
-        return found
+    async def recognize(self, request: EntityRequest, calls: EngineCalls) -> list[EntityResult]:
+        """Return the entities of every text."""
+        started_at = time.monotonic()
+        texts = await calls.run_in_thread(self._tokenize, request)
+        tokenize_s = time.monotonic() - started_at
+        text_indices = [index for index, text in enumerate(texts) for _ in text.windows]
+        windows = [window for text in texts for window in text.windows]
+        window_request = _make_window_request(request.pool_request, windows, text_indices)
+        results = await calls.pool(window_request, None) if windows else []
+        request.pool_request.timing.tokenize_s += tokenize_s
+        pooled = [_raise_on_error(result, index) for result, index in zip(results, text_indices, strict=True)]
+        return await calls.run_in_thread(self._extract_all, texts, pooled, request)
 
     def _tokenize(self, request: EntityRequest) -> list[TokenizedText]:
-        how, strategy = request.pool_request.tokenization, request.aggregation_strategy
+        tokenization, strategy = request.pool_request.tokenization, request.aggregation_strategy
         if strategy not in AGGREGATION_STRATEGIES:
             raise BadRequest(
-                f"no aggregation strategy is called {strategy!r}; there are: {', '.join(AGGREGATION_STRATEGIES)}",
+                f"invalid aggregation_strategy {strategy!r}; expected one of: {', '.join(AGGREGATION_STRATEGIES)}",
                 param="aggregation_strategy",
             )
         if isinstance(request.ignore_labels, str):
-            raise BadRequest(f'ignore_labels is a list: ["{request.ignore_labels}"]', param="ignore_labels")
-        frame = (
-            self.tokenizer.single_template
-            if how.add_special_tokens
-            else self.tokenizer.single_template.without_special_tokens
-        )
-        longest = resolve_truncation_length(how, Limits(self.max_model_len)) or self.max_model_len
-        room = longest - frame.num_tokens
-        if room < 1:
             raise BadRequest(
-                f"truncate_prompt_tokens={longest} leaves no room for text beside {frame.num_tokens} special tokens",
+                f'ignore_labels must be a list of labels, for example ["{request.ignore_labels}"]',
+                param="ignore_labels",
+            )
+        template = self.tokenizer.single_template
+        if not tokenization.add_special_tokens:
+            template = template.without_special_tokens
+        max_tokens = resolve_truncation_length(tokenization, Limits(self.max_model_len)) or self.max_model_len
+        max_text_tokens = max_tokens - template.num_tokens
+        if max_text_tokens < 1:
+            raise BadRequest(
+                f"truncate_prompt_tokens={max_tokens} must be greater than the {template.num_tokens} special tokens "
+                "of a sequence",
                 param="truncate_prompt_tokens",
             )
-        _check_stride(request.stride, room, strategy)
-        texts = [_check_text(text, number) for number, text in enumerate(request.pool_request.inputs)]
+        _check_stride(request.stride, max_text_tokens, strategy)
+        texts = [_check_text(text, index) for index, text in enumerate(request.pool_request.inputs)]
         if not texts:
             raise BadRequest("You must pass at least one prompt", param="input")
-        readings: list[TokenizedText] = []
+        tokenized: list[TokenizedText] = []
         for start in range(0, len(texts), TOKENIZE_SLICE_TEXTS):
-            readings += self._tokenize_slice(texts[start : start + TOKENIZE_SLICE_TEXTS], frame, room, request)
-        return readings
+            part = texts[start : start + TOKENIZE_SLICE_TEXTS]
+            tokenized += self._tokenize_slice(part, template, max_text_tokens, request)
+        return tokenized
 
     def _tokenize_slice(
         self, texts: Sequence[str], template: SpecialTokensTemplate, max_text_tokens: int, request: EntityRequest
     ) -> list[TokenizedText]:
-        how, stride = request.pool_request.tokenization, request.stride
-        side = how.truncation_side or self.tokenizer.truncation_side
+        tokenization, stride = request.pool_request.tokenization, request.stride
+        side = tokenization.truncation_side or self.tokenizer.truncation_side
+        lower_case = tokenization.do_lower_case
         parts = list(texts)
-        if stride is None:  # a huge text must not be tokenized only to be cut
-            parts = [
-                self.tokenizer.crop_text(text, max_text_tokens, side, lower_case=how.do_lower_case) for text in texts
-            ]
-        readings = []
-        located = self.tokenizer.encode_with_offsets(parts, lower_case=how.do_lower_case)
-        for text, part, (ids, starts, ends) in zip(texts, parts, located, strict=True):
-            total = len(ids)
+        if stride is None:  # do not tokenize all of a huge text only to truncate it
+            parts = [self.tokenizer.crop_text(text, max_text_tokens, side, lower_case=lower_case) for text in texts]
+        tokenized = []
+        encodings = self.tokenizer.encode_with_offsets(parts, lower_case=lower_case)
+        for text, part, (ids, starts, ends) in zip(texts, parts, encodings, strict=True):
+            num_tokens = len(ids)
             if stride is None:
-                kept = slice(0, max_text_tokens) if side == "right" else slice(max(0, total - max_text_tokens), total)
+                first = 0 if side == "right" else max(0, num_tokens - max_text_tokens)
+                kept = slice(first, first + max_text_tokens)
                 shift = len(text) - len(part) if side == "left" else 0
                 ids, starts, ends = ids[kept], starts[kept] + shift, ends[kept] + shift
-            readings.append(
+            tokenized.append(
                 TokenizedText(
                     text,
                     ids,
@@ -146,27 +145,27 @@ class EntityRecognizer:
                     ends,
                     template,
                     windows=_split_windows(ids, template, max_text_tokens, stride or 0),
-                    num_input_tokens=total + template.num_tokens,
+                    num_input_tokens=num_tokens + template.num_tokens,
                     is_input_count_exact=len(part) == len(text),
                 )
             )
-        return readings
+        return tokenized
 
     def _extract_all(
         self, texts: Sequence[TokenizedText], results: Sequence[PoolResult], request: EntityRequest
     ) -> list[EntityResult]:
-        rest = iter(results)
-        return [self._extract_entities(reading, [next(rest) for _ in reading.windows], request) for reading in texts]
+        remaining = iter(results)
+        return [self._extract_entities(text, [next(remaining) for _ in text.windows], request) for text in texts]
 
     def _extract_entities(
         self, text: TokenizedText, results: Sequence[PoolResult], request: EntityRequest
     ) -> EntityResult:
         entities = []
-        for window, answer in zip(text.windows, results, strict=True):
+        for window, result in zip(text.windows, results, strict=True):
             tokens = text.get_span(window, self.decoder)
-            rows = np.asarray(answer.data)[tokens.first_index : tokens.first_index + len(tokens.token_ids)]
-            strategy, ignored = request.aggregation_strategy, request.ignore_labels
-            entities += find_entities(tokens, rows, self.label_scheme, strategy, ignored)
+            probs = np.asarray(result.data)[tokens.first_index : tokens.first_index + len(tokens.token_ids)]
+            strategy, ignore_labels = request.aggregation_strategy, request.ignore_labels
+            entities += find_entities(tokens, probs, self.label_scheme, strategy, ignore_labels)
         if len(text.windows) > 1:
             entities = drop_overlaps(entities)
         token_ids = _add_special_tokens(text.token_ids, text.template)
@@ -176,8 +175,8 @@ class EntityRecognizer:
 
 def make_unsupported_error(model: str) -> Unsupported:
     return Unsupported(
-        f"{model} has no named class for every token, which entities are made of: that is a model for token "
-        "classification whose pooling is ALL",
+        f"{model} does not support entities: load a token classification model (...ForTokenClassification) with "
+        "token pooling ALL",
         param="task",
     )
 
@@ -188,8 +187,8 @@ def _make_token_decoder(tokenizer: Tokenizer, unk_token_id: int | None) -> Token
     lengths = None
     if getattr(raw.model, "continuing_subword_prefix", None):
         lengths = np.zeros(tokenizer.max_token_id + 1, dtype=np.int32)
-        for token, row in raw.get_vocab(with_added_tokens=True).items():
-            lengths[row] = len(token)
+        for token, token_id in raw.get_vocab(with_added_tokens=True).items():
+            lengths[token_id] = len(token)
     return TokenDecoder(
         convert_id_to_token=lambda token: raw.id_to_token(token) or "",
         convert_tokens_to_string=" ".join if decoder is None else lambda tokens: decoder.decode(list(tokens)),
@@ -201,7 +200,7 @@ def _make_token_decoder(tokenizer: Tokenizer, unk_token_id: int | None) -> Token
 def _check_text(text: Any, index: int) -> str:
     try:
         if not isinstance(text, str):
-            raise BadRequest("entities are parts of a text: give texts, not token ids or messages", param="input")
+            raise BadRequest("entities requires texts, not token ids or messages", param="input")
         return check_unicode(text)
     except PoolingError as error:
         error.index = index
@@ -213,24 +212,25 @@ def _check_stride(stride: int | None, max_text_tokens: int, strategy: Aggregatio
         return
     if isinstance(stride, bool) or not isinstance(stride, int) or not 0 <= stride < max_text_tokens:
         raise BadRequest(
-            f"stride is the number of tokens that two windows share, from 0 to {max_text_tokens - 1}: "
-            f"a window has room for {max_text_tokens}; got {stride!r}",
+            f"invalid stride {stride!r}; expected the number of tokens that neighbouring windows share, from 0 to "
+            f"{max_text_tokens - 1}: a window holds {max_text_tokens} tokens of text",
             param="stride",
         )
     if strategy == "none":
         raise BadRequest(
-            "windows of a long text overlap, and single tokens would come twice: with stride, aggregation_strategy "
-            "is simple, first, average or max",
+            "stride cannot be combined with aggregation_strategy 'none': windows overlap, and tokens would be "
+            "returned twice; use simple, first, average or max",
             param="aggregation_strategy",
         )
 
 
 def _split_windows(ids: TokenIds, template: SpecialTokensTemplate, max_text_tokens: int, stride: int) -> list[Window]:
-    """One, or as many as it takes to read all."""
+    """Split tokens into windows that share `stride` tokens; no windows for an empty sequence."""
     if not len(ids) + template.num_tokens:
         return []
-    last = max(0, len(ids) - stride - 1) // (max_text_tokens - stride) if len(ids) > max_text_tokens else 0
-    starts = [number * (max_text_tokens - stride) for number in range(last + 1)]
+    step = max_text_tokens - stride
+    last = max(0, len(ids) - stride - 1) // step if len(ids) > max_text_tokens else 0
+    starts = [index * step for index in range(last + 1)]
     return [
         Window(
             start,
@@ -248,7 +248,7 @@ def _add_special_tokens(ids: TokenIds, template: SpecialTokensTemplate) -> Token
 def _make_window_request(request: PoolRequest, windows: Sequence[Window], text_indices: Sequence[int]) -> PoolRequest:
     adapter = request.adapter
     if adapter is not None and not isinstance(adapter, str):
-        adapter = [adapter[owner] for owner in text_indices]
+        adapter = [adapter[index] for index in text_indices]
     inputs: list[Any] = [window.token_ids for window in windows]
     return replace(
         request,
@@ -258,7 +258,7 @@ def _make_window_request(request: PoolRequest, windows: Sequence[Window], text_i
         prompt=None,
         prompt_name=None,
         adapter=adapter,
-        return_exceptions=True,  # so that an error can be told with the number of its text
+        return_exceptions=True,  # so that errors get the index of their text, not of their window
     )
 
 

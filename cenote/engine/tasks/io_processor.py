@@ -1,4 +1,4 @@
-"""One request to an IO processor plugin: its data becomes prompts, they are pooled, and it makes one result of them."""
+"""Run IO processor plugins: pre-process data into prompts, pool them, post-process the results."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import tokenizers
 
 from cenote.config.engine import EngineConfig
+from cenote.engine.admission import check_params_list
 from cenote.engine.tasks.plugin_requests import PluginPoolRequests
 from cenote.errors import BadRequest, LoadError, PoolingError, Unsupported
 from cenote.inputs.prompt_parsing import parse_prompts
@@ -33,7 +34,7 @@ logger = logging.getLogger("cenote")
 
 T = TypeVar("T")
 PoolResultSequence = Sequence[PoolResult | PoolingError]
-PoolingParamsArg = PoolingParams | Sequence[PoolingParams] | None  # one for all prompts, or one each
+PoolingParamsArg = PoolingParams | Sequence[PoolingParams] | None  # one for all prompts, or one per prompt
 
 NO_PLUGIN_MESSAGE = (
     "No IOProcessor plugin installed. Install a package that has one and name it with --io-processor-plugin; "
@@ -47,20 +48,20 @@ NO_DATA_MESSAGE = (
 
 @dataclass(frozen=True, slots=True)
 class PluginConfig:
-    """What a plugin is told about the model at its start."""
+    """The configuration object that plugins get at construction."""
 
     model_config: ModelConfig
 
 
 class PluginRenderer:
-    """What a plugin may ask about texts."""
+    """The renderer object that plugins get at construction."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._engine_tokenizer = tokenizer
 
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:
-        """A copy, so that what a plugin does to it does nothing to the engine."""
+        """A copy of the tokenizer: changing it does not affect the engine."""
         return tokenizers.Tokenizer.from_str(self._engine_tokenizer.to_str())
 
     def get_tokenizer(self) -> tokenizers.Tokenizer:
@@ -70,28 +71,26 @@ class PluginRenderer:
 def load_io_processor(
     config: EngineConfig, description: ModelDescription, tokenizer: tokenizers.Tokenizer
 ) -> IOProcessorRunner | None:
-    """The plugin that the option selects, else the one config.json names; most models have none."""
-    named = description.config.get("io_processor_plugin")
-    name = config.io_processor_plugin or named
+    """Load the plugin named by --io-processor-plugin, else the one in config.json; None if there is none."""
+    name = config.io_processor_plugin or description.config.get("io_processor_plugin")
     if not name:
         return None
     source = description.config.source
     if not isinstance(name, str):
-        raise LoadError(f"{source}: io_processor_plugin is {name!r}, not the name of a plugin")
-    facts = PluginConfig(description.model_config)
+        raise LoadError(f"{source}: io_processor_plugin must be the name of a plugin, got {name!r}")
     try:
-        plugin = load_plugin(name, facts, PluginRenderer(tokenizer))
+        plugin = load_plugin(name, PluginConfig(description.model_config), PluginRenderer(tokenizer))
     except LoadError as error:
         if config.io_processor_plugin:
             raise
-        without = 'hf_overrides={"io_processor_plugin": null} loads the model without it'
-        raise LoadError(f"{error.message} ({source} names it; {without})") from error
+        advice = 'hf_overrides={"io_processor_plugin": null} loads the model without it'
+        raise LoadError(f"{error.message} (required by {source}; {advice})") from error
     logger.info("IO processor plugin: %s", name)
     return IOProcessorRunner(name, plugin, description)
 
 
 class IOProcessorRunner:
-    """A plugin at work. Its blocking code runs on one thread, a call at a time, as it would on an event loop."""
+    """Run one plugin. Its synchronous code runs in one thread, one call at a time, as it would on an event loop."""
 
     def __init__(self, name: str, plugin: Any, description: ModelDescription) -> None:
         self.name = name
@@ -111,12 +110,12 @@ class IOProcessorRunner:
         priority: int = 0,
         tokenization: TokenizationParams | None = None,
     ) -> Any:
-        """The result in plain values, for a server to send."""
+        """Return the result as a JSON value, for a server to send."""
         if data is None:
             raise BadRequest(NO_DATA_MESSAGE, param="data")
-        parsed, work = await self._preprocess_async(data, request_id, tokenization, priority)
-        answers = await asyncio.gather(*map(pool, work.requests))
-        return await self._postprocess_async(parsed, work, answers, request_id)
+        parsed, requests = await self._preprocess_async(data, request_id, tokenization, priority)
+        results = await asyncio.gather(*map(pool, requests.requests))
+        return await self._postprocess_async(parsed, requests, results, request_id)
 
     def process_sync(
         self,
@@ -126,12 +125,12 @@ class IOProcessorRunner:
         params: PoolingParamsArg = None,
         tokenization: TokenizationParams | None = None,
     ) -> Any:
-        """The plugin's own object, for a program that asks in this process."""
+        """Return the plugin's own object, for callers in this process."""
         if data is None:
             raise BadRequest(NO_DATA_MESSAGE, param="data")
-        with self._sync_lock:  # plugins know requests by their ids, and these have none
-            parsed, work = self._preprocess(data, params, None, tokenization)
-            return self._postprocess(parsed, work.make_outputs([*map(pool, work.requests)]), None)
+        with self._sync_lock:  # plugins tell requests apart by their id, and these have none
+            parsed, requests = self._preprocess(data, params, None, tokenization)
+            return self._postprocess(parsed, requests.make_outputs([*map(pool, requests.requests)]), None)
 
     def _preprocess(
         self,
@@ -154,7 +153,7 @@ class IOProcessorRunner:
         parsed = await self._run_in_thread(self._parse_data, data, request_id)
         with self._wrap_plugin_errors("pre_process_async", request_id, can_reject=True):
             prompts = await self.plugin.pre_process_async(parsed, request_id=request_id)
-        # at once: what a plugin noted for the parameters must not become another request's
+        # without an await in between: a plugin may store state in pre_process that merge_pooling_params reads
         return parsed, self._make_requests(prompts, None, request_id, tokenization, priority)
 
     def _make_requests(
@@ -168,7 +167,7 @@ class IOProcessorRunner:
         inputs = parse_prompts(prompts)
         params = self._merge_params(params_arg, len(inputs), request_id)
         return PluginPoolRequests.from_prompts(
-            inputs, params, [self._resolve_tasks(each.task) for each in params], tokenization, priority
+            inputs, params, [self._resolve_tasks(item.task) for item in params], tokenization, priority
         )
 
     def _parse_data(self, data: object, request_id: str | None) -> Any:
@@ -178,31 +177,29 @@ class IOProcessorRunner:
     def _merge_params(
         self, params_arg: PoolingParamsArg, num_prompts: int, request_id: str | None
     ) -> list[PoolingParams]:
-        """The parameters of every prompt; the plugin sees copies, which it may change."""
+        """Return the params of every prompt; the plugin gets copies, which it may change."""
         merge = get_method(self.plugin, "merge_pooling_params")
         if params_arg is None:
             with self._wrap_plugin_errors("merge_pooling_params", request_id, can_reject=True):
                 return [_to_pooling_params(merge())] * num_prompts
-        wanted: Sequence[Any] = params_arg if isinstance(params_arg, list | tuple) else [params_arg] * num_prompts
-        if not all(isinstance(params, PoolingParams) for params in wanted):
-            raise BadRequest("pooling_params is one PoolingParams for all prompts, or a list with one for each")
-        if len(wanted) != num_prompts:
-            raise BadRequest(f"The lengths of prompts ({num_prompts}) and params ({len(wanted)}) must be the same.")
+        if not isinstance(params_arg, list | tuple):
+            params_arg = [params_arg] * num_prompts  # type: ignore[list-item]  # checked below
+        params_list = check_params_list(params_arg, num_prompts)
         with self._wrap_plugin_errors("merge_pooling_params", request_id, can_reject=True):
-            return [_to_pooling_params(merge(params.clone())) for params in wanted]
+            return [_to_pooling_params(merge(params.clone())) for params in params_list]
 
     def _resolve_tasks(self, name: str | None) -> list[Task]:
         if name is None or name == "plugin":
             return [self.default_task]
-        wanted = ["classify" if part == "score" and self.is_cross_encoder else part for part in name.split("&")]
-        for part in wanted:
-            if part not in self.tasks:
+        tasks = ["classify" if task == "score" and self.is_cross_encoder else task for task in name.split("&")]
+        for task in tasks:
+            if task not in self.tasks:
                 raise Unsupported(
-                    f"the IO processor plugin {self.name!r} asks for the task {name!r}, which this model does not "
-                    f"have. Supported tasks: {self.tasks}",
+                    f"the IO processor plugin {self.name!r} requested the task {name!r}, which this model does not "
+                    f"support. Supported tasks: {self.tasks}",
                     param="task",
                 )
-        return list(dict.fromkeys(wanted))  # type: ignore[arg-type]  # all of them are tasks of the model
+        return list(dict.fromkeys(tasks))  # type: ignore[arg-type]  # all of them are tasks of the model
 
     def _postprocess(self, parsed: Any, outputs: Sequence[PoolingRequestOutput], request_id: str | None) -> Any:
         with self._wrap_plugin_errors("post_process", request_id):
@@ -212,38 +209,40 @@ class IOProcessorRunner:
     async def _postprocess_async(
         self, parsed: Any, requests: PluginPoolRequests, results: Sequence[PoolResultSequence], request_id: str
     ) -> Any:
-        def outputs() -> list[PoolingRequestOutput]:
+        def make_outputs() -> list[PoolingRequestOutput]:
             return requests.make_outputs(results, f"{request_id}-")
 
         if not has_override(self.plugin, "post_process_async"):
             return await self._run_in_thread(
-                lambda: self._to_response(self._postprocess(parsed, outputs(), request_id), request_id)
+                lambda: self._to_response(self._postprocess(parsed, make_outputs(), request_id), request_id)
             )
         with self._wrap_plugin_errors("post_process_async", request_id):
             post_process = self.plugin.post_process_async
-            told = _parsed_kwargs(post_process, parsed)
-            result = await post_process(_iterate_async(outputs()), request_id=request_id, **told)
+            kwargs = _parsed_kwargs(post_process, parsed)
+            result = await post_process(_iterate_async(make_outputs()), request_id=request_id, **kwargs)
         return await self._run_in_thread(self._to_response, result, request_id)
 
     def _to_response(self, result: Any, request_id: str) -> Any:
-        """In plain values, and without the wrapping that older plugins put around."""
-        older = getattr(self.plugin, "output_to_response", None)
-        if callable(older):
+        """Convert a result to a JSON value; unwrap the response object that older plugins return."""
+        output_to_response = getattr(self.plugin, "output_to_response", None)
+        if callable(output_to_response):
             with self._wrap_plugin_errors("output_to_response", request_id):
-                result = older(result)
+                result = output_to_response(result)
             result = result.get("data", result) if isinstance(result, Mapping) else getattr(result, "data", result)
         try:
             return to_json_value(result)
         except (TypeError, ValueError, RecursionError) as error:
-            what = f": {error}" if isinstance(error, TypeError) else f" ({type(error).__name__})"
-            raise PoolingError(f"the IO processor plugin {self.name!r} returned what cannot be sent{what}") from None
+            reason = f": {error}" if isinstance(error, TypeError) else f" ({type(error).__name__})"
+            raise PoolingError(
+                f"the IO processor plugin {self.name!r} returned a value that cannot be sent as JSON{reason}"
+            ) from None
 
     async def _run_in_thread(self, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
 
     @contextmanager
     def _wrap_plugin_errors(self, step: str, request_id: str | None, *, can_reject: bool = False) -> Iterator[None]:
-        """What a plugin raises, as errors of ours: before the model runs it may refuse its input, later it failed."""
+        """Convert exceptions of a plugin; `can_reject`: ValueError and TypeError mean that the input is invalid."""
         try:
             yield
         except PoolingError:
@@ -254,29 +253,29 @@ class IOProcessorRunner:
             failure = PoolingError(f"the IO processor plugin {self.name!r} failed in {step} ({type(error).__name__})")
             if request_id is None:
                 raise failure from error
-            # the places without the message, which may quote what the caller sent
-            places = "".join(traceback.format_tb(error.__traceback__))
-            logger.error("%s, request %s\n%s", failure.message, request_id, places)
+            # only the stack: the message of the exception may contain data of the client
+            stack = "".join(traceback.format_tb(error.__traceback__))
+            logger.error("%s, request %s\n%s", failure.message, request_id, stack)
             raise failure from None
 
 
 def _to_pooling_params(params: Any) -> PoolingParams:
-    """Ours, or those of the reference where a plugin brings its own class."""
+    """Return PoolingParams; those of vLLM, which plugins may return, are converted field by field."""
     if isinstance(params, PoolingParams):
         return params
-    known = [item.name for item in fields(PoolingParams) if hasattr(params, item.name)]
-    if "task" not in known:
-        raise PoolingError(f"merge_pooling_params of the plugin returned {type(params).__name__}, not PoolingParams")
-    return PoolingParams(**{name: getattr(params, name) for name in known})
+    names = [item.name for item in fields(PoolingParams) if hasattr(params, item.name)]
+    if "task" not in names:
+        raise PoolingError(f"merge_pooling_params of the plugin must return PoolingParams, got {type(params).__name__}")
+    return PoolingParams(**{name: getattr(params, name) for name in names})
 
 
 def _parsed_kwargs(function: Callable[..., Any], parsed: Any) -> dict[str, Any]:
-    """What `parse_data` returned, for those who take it: then nothing has to be kept between the steps."""
+    """Return the result of `parse_data` as keyword `prompt`, if the function accepts it."""
     parameters = inspect.signature(function).parameters
-    takes_it = "prompt" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    return {"prompt": parsed} if takes_it else {}
+    is_accepted = "prompt" in parameters or any(item.kind is item.VAR_KEYWORD for item in parameters.values())
+    return {"prompt": parsed} if is_accepted else {}
 
 
 async def _iterate_async(outputs: Sequence[PoolingRequestOutput]) -> AsyncIterator[tuple[int, PoolingRequestOutput]]:
-    for numbered in enumerate(outputs):
-        yield numbered
+    for item in enumerate(outputs):
+        yield item

@@ -1,4 +1,4 @@
-"""The prompts of a plugin as one pool request for each choice of tasks, and the answers prompt by prompt."""
+"""Group the prompts of a plugin into pool requests by task, and return their results in the order of the prompts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cenote.protocol.results import PoolResult
 
 @dataclass(frozen=True, slots=True)
 class PluginPoolRequests:
-    """What is run for one request of a plugin. Every prompt is read once, whether its task is a combined one or not."""
+    """The pool requests for one request of a plugin; each prompt is in one, also if its task is a combined one."""
 
     requests: Sequence[PoolRequest]
-    prompt_indices: Sequence[Sequence[int]]  # for each request, the numbers of its prompts
+    prompt_indices: Sequence[Sequence[int]]  # of each request
 
     @classmethod
     def from_prompts(
@@ -31,36 +31,36 @@ class PluginPoolRequests:
         tokenization: TokenizationParams | None,
         priority: int,
     ) -> PluginPoolRequests:
-        places: dict[tuple[Task, ...], list[int]] = {}
-        for place, wanted in enumerate(tasks):
-            places.setdefault(tuple(wanted), []).append(place)
+        indices_by_tasks: dict[tuple[Task, ...], list[int]] = {}
+        for index, prompt_tasks in enumerate(tasks):
+            indices_by_tasks.setdefault(tuple(prompt_tasks), []).append(index)
         requests = [
             PoolRequest(
-                task=wanted[0],
-                extra_tasks=wanted[1:],
-                inputs=[inputs[place] for place in chosen],
-                params=[replace(params[place], task=None) for place in chosen],
-                tokenization=tokenization or TokenizationParams(params[chosen[0]].truncate_prompt_tokens),
+                task=request_tasks[0],
+                extra_tasks=request_tasks[1:],
+                inputs=[inputs[index] for index in indices],
+                params=[replace(params[index], task=None) for index in indices],
+                tokenization=tokenization or TokenizationParams(params[indices[0]].truncate_prompt_tokens),
                 priority=priority,
             )
-            for wanted, chosen in places.items()
+            for request_tasks, indices in indices_by_tasks.items()
         ]
-        return cls(requests, list(places.values()))
+        return cls(requests, list(indices_by_tasks.values()))
 
     def make_outputs(
         self, results: Sequence[Sequence[PoolResult | PoolingError]], prefix: str = ""
     ) -> list[PoolingRequestOutput]:
-        """An output for every prompt, in their order; those of a combined task are laid end to end, in one row."""
-        found: dict[int, PoolResult] = {}
-        for places, pooled in zip(self.prompt_indices, results, strict=True):
-            for place, answer in zip(places, pooled, strict=True):
-                assert isinstance(answer, PoolResult), "the first error fails the request"
-                found[place] = answer
+        """Return an output per prompt, in the order of the prompts; tensors of combined tasks are concatenated."""
+        by_index: dict[int, PoolResult] = {}
+        for indices, request_results in zip(self.prompt_indices, results, strict=True):
+            for index, result in zip(indices, request_results, strict=True):
+                assert isinstance(result, PoolResult), "the first error fails the request"
+                by_index[index] = result
         return [
             PoolingRequestOutput(
-                f"{prefix}{place}", PoolingOutput(_concat_data(answer)), answer.token_ids, answer.num_input_tokens
+                f"{prefix}{index}", PoolingOutput(_concat_data(result)), result.token_ids, result.num_input_tokens
             )
-            for place, answer in sorted(found.items())
+            for index, result in sorted(by_index.items())
         ]
 
 

@@ -1,19 +1,19 @@
-"""Scores of pairs: what a scorer asks for, from an engine that answers awaiting callers or blocks."""
+"""Score pairs of queries and documents with the scorer that fits the model and the request."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from cenote.engine.request_state import PoolResults
+from cenote.engine.tasks.engine_calls import EngineCalls
 from cenote.errors import BadRequest
 from cenote.inputs.content_parts import join_text_parts
-from cenote.inputs.pairs import check_score_template_kwargs
 from cenote.inputs.renderer import Renderer
+from cenote.inputs.template_kwargs import check_template_kwargs
 from cenote.inputs.tokenizer import TruncatedText
 from cenote.protocol.input_types import ContentParts, Input, ScoreInput
 from cenote.protocol.requests import PoolRequest, ScoreRequest
@@ -26,106 +26,80 @@ from cenote.scoring.scorer import (
     check_pair_counts,
     select_scorer,
 )
-from cenote.utils.async_utils import run_coroutine_sync
-
-# a request, and for each of its inputs the rows of a query to compare it with
-PoolAsync = Callable[[PoolRequest, Sequence[Tensor] | None], Awaitable[PoolResults]]
-PoolBlocking = Callable[[PoolRequest, Sequence[Tensor] | None], PoolResults]
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringService:
+    """Check and truncate score requests, and run their scorer."""
+
     model: ScoringModel
     renderer: Renderer
-    has_role_formats: bool  # the model reads queries and documents in different ways
+    has_role_formats: bool  # the model formats queries and documents differently
 
-    async def score(self, request: ScoreRequest, pool: PoolAsync) -> ScoreResults:
-        """A score for every pair, in the order of the documents."""
+    async def score(self, request: ScoreRequest, calls: EngineCalls) -> ScoreResults:
+        """Return a score for every pair, in the order of the documents."""
 
-        async def measure(inputs: Sequence[Input]) -> list[int]:
-            return await asyncio.to_thread(self._count_tokens, inputs)
+        async def pool(part: PoolRequest) -> PoolResults:
+            return await calls.pool(self._without_prompts(part), None)
 
-        request, lost = await asyncio.to_thread(self._truncate_inputs, request)
-        return _add_truncated_tokens(await self._run_scorer(request, pool, measure, asyncio.to_thread), lost)
+        async def max_sim(part: PoolRequest, query_embeddings: Sequence[Tensor]) -> PoolResults:
+            return await calls.pool(self._without_prompts(part), query_embeddings)
 
-    def score_sync(
-        self, request: ScoreRequest, pool: Callable[[PoolRequest, Sequence[Tensor] | None], PoolResults]
-    ) -> ScoreResults:
-        async def at_once(part: PoolRequest, against: Sequence[Tensor] | None) -> PoolResults:
-            return pool(part, against)
+        async def count_tokens(inputs: Sequence[Input]) -> list[int]:
+            return await calls.run_in_thread(self._count_tokens, inputs)
 
-        async def measure(inputs: Sequence[Input]) -> list[int]:
-            return self._count_tokens(inputs)
-
-        async def beside(scores: Callable[[], ScoreResults]) -> ScoreResults:
-            return scores()
-
-        request, lost = self._truncate_inputs(request)
-        return _add_truncated_tokens(run_coroutine_sync(self._run_scorer(request, at_once, measure, beside)), lost)
-
-    async def _run_scorer(
-        self,
-        request: ScoreRequest,
-        pool: PoolAsync,
-        count_tokens: Callable[[Sequence[Input]], Awaitable[list[int]]],
-        run_in_thread: Callable[[Callable[[], ScoreResults]], Awaitable[ScoreResults]],
-    ) -> ScoreResults:
-        async def alone(part: PoolRequest) -> PoolResults:
-            return await pool(self._without_prompts(part), None)
-
-        async def match(part: PoolRequest, queries: Sequence[Tensor]) -> PoolResults:
-            return await pool(self._without_prompts(part), queries)
-
-        resources = ScoringContext(alone, match, count_tokens, run_in_thread)
-        return await select_scorer(request, self.model)(request, resources, self.model)
+        request, num_truncated = await calls.run_in_thread(self._truncate_inputs, request)
+        context = ScoringContext(pool, max_sim, count_tokens, calls.run_in_thread)
+        scores = await select_scorer(request, self.model)(request, context, self.model)
+        return _add_truncated_tokens(scores, num_truncated)
 
     def _without_prompts(self, request: PoolRequest) -> PoolRequest:
-        """Texts that are compared get no prompt before them, unless the model marks what is a query and what is not."""
+        """Disable the default prompt for scored texts, unless the model formats queries and documents differently."""
         return request if self.has_role_formats else replace(request, prompt="", role=None)
 
     def _count_tokens(self, inputs: Sequence[Input]) -> list[int]:
         return [len(self.renderer.tokenize(item)) for item in inputs]
 
     def _truncate_inputs(self, request: ScoreRequest) -> tuple[ScoreRequest, list[int]]:
-        """Checked, and texts cut to their limits; and the tokens that each pair lost by that."""
+        """Check the request and truncate its texts to max_tokens_per_*; also return the tokens removed per pair."""
         check_pair_counts(request)
-        check_score_template_kwargs(request.template_kwargs)
-        began = time.monotonic()
+        check_template_kwargs(request.template_kwargs, "score")
+        started_at = time.monotonic()
         queries = self._truncate(request.queries, "max_tokens_per_query", request.max_tokens_per_query)
         documents = self._truncate(request.documents, "max_tokens_per_doc", request.max_tokens_per_doc)
-        lost = [
+        num_truncated = [
             query.num_truncated_tokens + document.num_truncated_tokens
             for query, document in zip(broadcast_queries(queries, len(documents)), documents, strict=True)
         ]
-        prepared = replace(
+        truncated = replace(
             request,
             queries=[query.text for query in queries],
             documents=[document.text for document in documents],
         )
-        request.timing.tokenize_s += time.monotonic() - began
-        return prepared, lost
+        request.timing.tokenize_s += time.monotonic() - started_at
+        return truncated, num_truncated
 
     def _truncate(self, inputs: Sequence[ScoreInput], name: str, limit: int) -> list[TruncatedText]:
-        longest = self.model.max_model_len
+        max_model_len = self.model.max_model_len
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
             raise BadRequest(f"{name} must be a non-negative integer", param=name, value=limit)
-        if limit >= longest:
-            raise BadRequest(f"{name} ({limit}) must be less than max_model_len ({longest}).", param=name)
+        if limit >= max_model_len:
+            raise BadRequest(f"{name} ({limit}) must be less than max_model_len ({max_model_len}).", param=name)
         if self.renderer.multimodal is None:
-            inputs = [side if isinstance(side, str) else self._join_text(side) for side in inputs]
+            inputs = [item if isinstance(item, str) else self._join_text(item) for item in inputs]
         if not limit:
-            return [TruncatedText(side, 0) for side in inputs]
-        # what has images is read as it is
-        cuts = iter(self.renderer.tokenizer.truncate_texts([side for side in inputs if isinstance(side, str)], limit))
-        return [next(cuts) if isinstance(side, str) else TruncatedText(side, 0) for side in inputs]
+            return [TruncatedText(item, 0) for item in inputs]
+        # inputs with images are not truncated
+        texts = iter(self.renderer.tokenizer.truncate_texts([item for item in inputs if isinstance(item, str)], limit))
+        return [next(texts) if isinstance(item, str) else TruncatedText(item, 0) for item in inputs]
 
     def _join_text(self, parts: ContentParts) -> str:
         return join_text_parts(parts.content, parts.param_path, self.renderer.architecture)
 
 
 def _add_truncated_tokens(scores: ScoreResults, num_truncated: Sequence[int]) -> ScoreResults:
-    """What was cut off before tokenizing belongs to what was given."""
-    for scored, num_lost in zip(scores, num_truncated, strict=True):
-        if isinstance(scored, ScoreResult):
-            scored.num_input_tokens += num_lost
+    """Add the tokens removed before tokenization to num_input_tokens, which counts the input as it was sent."""
+    for result, num_tokens in zip(scores, num_truncated, strict=True):
+        if isinstance(result, ScoreResult):
+            result.num_input_tokens += num_tokens
     return scores

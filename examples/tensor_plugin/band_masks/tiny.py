@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from band_masks.model import make
+from band_masks.model import make_model
 
 CONFIG = {
     "architectures": ["BandMixerForSegmentation"],
@@ -27,7 +27,7 @@ CONFIG = {
 def write_checkpoint(folder: Path, seed: int = 0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    save_file(make(CONFIG).state_dict(), folder / "model.safetensors")
+    save_file(make_model(CONFIG).state_dict(), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=2))
 
 

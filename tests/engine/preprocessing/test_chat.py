@@ -1,4 +1,4 @@
-"""Conversations through the engine, and tokens for their own sake."""
+"""Conversations as inputs of the engine, and the tokenize and detokenize calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cenote.protocol.results import TokenizeResult
 from tests.engine.conftest import MakeEngine, echoed_token_ids, make_request
 from tests.tiny import QWEN_TOKENS, save_tokenizer, tiny_qwen3
 
-A, COLON = 1037, 1024  # letters follow each other
+A, COLON = 1037, 1024  # the ids of letters are consecutive
 CLS, SEP = 101, 102
 TEMPLATE = "{% for m in messages %}{{ m.role }} : {{ m.content }} {% endfor %}{{ word }}"
 BARE = TokenizationParams(add_special_tokens=False)
@@ -31,9 +31,9 @@ def make_conversation(*contents: Any, **options: Any) -> Conversation:
 def test_a_conversation_is_one_input_among_others(make_engine: MakeEngine) -> None:
     engine = make_engine(chat_template=TEMPLATE)
 
-    answers = engine.pool_sync(make_request(["a", make_conversation("b", "c"), [7]], tokenization=BARE))
+    results = engine.pool_sync(make_request(["a", make_conversation("b", "c"), [7]], tokenization=BARE))
 
-    assert echoed_token_ids(answers) == [[A], [A + 20, COLON, A + 1, A + 20, COLON, A + 2], [7]]
+    assert echoed_token_ids(results) == [[A], [A + 20, COLON, A + 1, A + 20, COLON, A + 2], [7]]
 
 
 def test_add_special_tokens_applies_to_conversations(make_engine: MakeEngine) -> None:
@@ -47,11 +47,11 @@ def test_add_special_tokens_applies_to_conversations(make_engine: MakeEngine) ->
 def test_default_chat_template_kwargs_reach_the_template(make_engine: MakeEngine) -> None:
     engine = make_engine(chat_template=TEMPLATE, default_chat_template_kwargs={"word": "z"})
 
-    answers = engine.pool_sync(
+    results = engine.pool_sync(
         make_request([make_conversation("b"), make_conversation("b", template_kwargs={"word": "y"})], tokenization=BARE)
     )
 
-    assert [ids[-1] for ids in echoed_token_ids(answers)] == [A + 25, A + 24]
+    assert [ids[-1] for ids in echoed_token_ids(results)] == [A + 25, A + 24]
 
 
 def test_the_content_format_of_the_server_reaches_the_template(make_engine: MakeEngine) -> None:
@@ -72,10 +72,10 @@ def test_a_conversation_without_a_chat_template_is_refused(make_engine: MakeEngi
     assert not engine.model_info.has_chat_template
 
 
-def test_a_conversation_that_fails_leaves_the_others_alone(make_engine: MakeEngine) -> None:
+def test_an_invalid_conversation_does_not_fail_the_others(make_engine: MakeEngine) -> None:
     engine = make_engine(chat_template=TEMPLATE)
 
-    answers = engine.pool_sync(
+    results = engine.pool_sync(
         make_request(
             [make_conversation("b"), make_conversation(7), make_conversation("c")],
             tokenization=BARE,
@@ -83,21 +83,21 @@ def test_a_conversation_that_fails_leaves_the_others_alone(make_engine: MakeEngi
         )
     )
 
-    assert [isinstance(answer, BadRequest) for answer in answers] == [False, True, False]
+    assert [isinstance(result, BadRequest) for result in results] == [False, True, False]
 
 
 def test_tokenize_returns_token_strings_on_request(make_engine: MakeEngine) -> None:
     engine = make_engine(chat_template=TEMPLATE)
 
-    def tokenized(item: Any, **options: Any) -> TokenizeResult:
+    def tokenize(item: Any, **options: Any) -> TokenizeResult:
         return asyncio.run(engine.tokenize(item, **options))
 
-    assert tokenized("a b") == TokenizeResult([CLS, A, A + 1, SEP])
-    assert tokenized("a cats", add_special_tokens=False, return_token_strs=True) == TokenizeResult(
+    assert tokenize("a b") == TokenizeResult([CLS, A, A + 1, SEP])
+    assert tokenize("a cats", add_special_tokens=False, return_token_strs=True) == TokenizeResult(
         [A, 8870], ["a", "cats"]
     )
-    assert tokenized(make_conversation("b"), add_special_tokens=False) == TokenizeResult([A + 20, COLON, A + 1])
-    assert len(tokenized("a " * 1000).token_ids) == 1002  # four times what the model reads
+    assert tokenize(make_conversation("b"), add_special_tokens=False) == TokenizeResult([A + 20, COLON, A + 1])
+    assert len(tokenize("a " * 1000).token_ids) == 1002  # four times max_model_len
     assert asyncio.run(engine.detokenize([CLS, A, SEP])) == "[CLS] a [SEP]"
     with pytest.raises(BadRequest, match="Token id 30522 is out of vocabulary"):
         asyncio.run(engine.detokenize([30522]))
@@ -105,8 +105,8 @@ def test_tokenize_returns_token_strings_on_request(make_engine: MakeEngine) -> N
 
 @pytest.fixture(scope="module")
 def chat_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Path]]:
-    """A small model whose own files have a chat template."""
-    folder = tmp_path_factory.mktemp("chatty")
+    """A small model with a chat template in its folder."""
+    folder = tmp_path_factory.mktemp("chat")
     tiny_qwen3(folder)
     save_tokenizer(folder, QWEN_TOKENS, max_length=64, two_types=False)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
@@ -116,10 +116,10 @@ def chat_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Pa
 
 def test_the_template_and_the_special_tokens_of_the_files_are_used(chat_llm: tuple[LLM, Path]) -> None:
     llm, _ = chat_llm
-    one = PoolRequest(task="embed", inputs=[make_conversation("the cat", "is old")], tokenization=BARE)
-    other = PoolRequest(task="embed", inputs=["the cat<|im_end|>is old<|im_end|>"], tokenization=BARE)
+    conversation = PoolRequest(task="embed", inputs=[make_conversation("the cat", "is old")], tokenization=BARE)
+    text = PoolRequest(task="embed", inputs=["the cat<|im_end|>is old<|im_end|>"], tokenization=BARE)
 
-    (as_chat,), (as_text,) = llm.engine.pool_sync(one), llm.engine.pool_sync(other)
+    (as_chat,), (as_text,) = llm.engine.pool_sync(conversation), llm.engine.pool_sync(text)
 
     assert as_chat.token_ids.tolist() == as_text.token_ids.tolist()  # type: ignore[union-attr]
     assert as_chat.data.equal(as_text.data)  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Images on their way into an engine: what fails, what is given up, and what ends while they are read."""
+"""Image preprocessing in worker threads: failures, cancellation, shutdown and fork."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.models.tiny_qwen3_vl import IMAGE, make_image, save_tiny_qwen3_vl
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("looking")
+    folder = tmp_path_factory.mktemp("qwen3_vl")
     save_tiny_qwen3_vl(folder)
     return folder
 
@@ -40,40 +40,40 @@ def make_prompt(seed: int = 0) -> MultimodalPrompt:
     return MultimodalPrompt(f"{IMAGE}a red bird", [ImageSource(make_image(30, 20, seed))])
 
 
-def make_request(*inputs: Input, **more: Any) -> PoolRequest:
-    return PoolRequest(task="embed", inputs=inputs, **more)
+def make_request(*inputs: Input, **kwargs: Any) -> PoolRequest:
+    return PoolRequest(task="embed", inputs=inputs, **kwargs)
 
 
 class PreprocessGate:
-    """Lets nobody read before it is opened."""
+    """Blocks image preprocessing until opened."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
-        read = MultimodalProcessor.process
+        process = MultimodalProcessor.process
 
-        def waiting(seeing: MultimodalProcessor, item: Input, options: Mapping[str, Any]) -> Input:
+        def process_when_open(multimodal: MultimodalProcessor, item: Input, options: Mapping[str, Any]) -> Input:
             self.reached.set()
             self.open.wait(10)
-            return read(seeing, item, options)
+            return process(multimodal, item, options)
 
-        patch.setattr(MultimodalProcessor, "process", waiting)
+        patch.setattr(MultimodalProcessor, "process", process_when_open)
 
 
 def test_an_exception_of_a_library_fails_only_its_input(engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = engine.image_workers.multimodal.image_processor  # type: ignore[union-attr]
-    usual = reader._preprocess
+    processor = engine.image_workers.multimodal.image_processor  # type: ignore[union-attr]
+    preprocess = processor._preprocess
 
-    def forgetful(image: Any, options: Any, where: str) -> Any:
+    def failing_preprocess(image: Any, options: Any, where: str) -> Any:
         if image.width == 33:
-            raise MemoryError("no room")
-        return usual(image, options, where)
+            raise MemoryError("out of memory")
+        return preprocess(image, options, where)
 
-    monkeypatch.setattr(reader, "_preprocess", forgetful)
+    monkeypatch.setattr(processor, "_preprocess", failing_preprocess)
     large = MultimodalPrompt(IMAGE, [ImageSource(make_image(33, 20))])
 
     failed, *others = engine.pool_sync(make_request(large, make_prompt(), "a red bird", return_exceptions=True))
 
-    assert isinstance(failed, PoolingError) and "MemoryError: no room" in str(failed)
+    assert isinstance(failed, PoolingError) and "MemoryError: out of memory" in str(failed)
     assert all(isinstance(other, PoolResult) for other in others)
 
 
@@ -82,14 +82,14 @@ def test_all_requests_fail_when_the_engine_stops_while_images_are_preprocessed(
 ) -> None:
     gate = PreprocessGate(monkeypatch)
 
-    async def stopped() -> list[Any]:
+    async def call_and_stop() -> list[Any]:
         calls = [asyncio.ensure_future(engine.pool(make_request(*map(make_prompt, range(9))))) for _ in range(3)]
         await asyncio.to_thread(gate.reached.wait, 10)
         await asyncio.to_thread(engine.stop)
         gate.open.set()
         return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
 
-    assert [type(answer) for answer in asyncio.run(stopped())] == [EngineStopped] * 3
+    assert [type(result) for result in asyncio.run(call_and_stop())] == [EngineStopped] * 3
     with pytest.raises(EngineStopped):
         engine.pool_sync(make_request(make_prompt()))
 
@@ -99,7 +99,7 @@ def test_a_request_cancelled_while_images_are_preprocessed_releases_its_capacity
 ) -> None:
     gate = PreprocessGate(monkeypatch)
 
-    async def left() -> Any:
+    async def call_and_cancel() -> Any:
         call = asyncio.ensure_future(engine.pool(make_request(*map(make_prompt, range(9)))))
         await asyncio.to_thread(gate.reached.wait, 10)
         call.cancel()
@@ -108,16 +108,16 @@ def test_a_request_cancelled_while_images_are_preprocessed_releases_its_capacity
         gate.open.set()
         return await engine.pool(make_request(make_prompt()))
 
-    (answer,) = asyncio.run(left())
+    (result,) = asyncio.run(call_and_cancel())
 
-    assert isinstance(answer, PoolResult)
+    assert isinstance(result, PoolResult)
     assert engine.image_workers.num_waiting_chars == 0 and not engine.metrics.requests_in_flight()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is not available")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_using_the_engine_after_fork_raises(engine: PoolingEngine) -> None:
-    engine.pool_sync(make_request(make_prompt()))  # there are idle threads now, which a fork does not have
+    engine.pool_sync(make_request(make_prompt()))  # starts worker threads, which a fork does not have
 
     if not (child := os.fork()):
         try:
@@ -126,11 +126,11 @@ def test_using_the_engine_after_fork_raises(engine: PoolingEngine) -> None:
             os._exit(7)
         os._exit(1)
     for _ in range(100):
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
             assert os.waitstatus_to_exitcode(status) == 7
             return
         threading.Event().wait(0.1)
     os.kill(child, 9)
     os.waitpid(child, 0)
-    pytest.fail("it waits for threads that it does not have")
+    pytest.fail("the child waits for threads that it does not have")

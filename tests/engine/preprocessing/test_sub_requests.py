@@ -1,4 +1,4 @@
-"""Requests with many images: the same answers as one by one, and never more than a few images in memory."""
+"""Requests with many images: the same results as single images, with few images in memory at a time."""
 
 from __future__ import annotations
 
@@ -33,39 +33,39 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 def make_prompts(*, invalid_index: int | None = None) -> list[Any]:
-    """Images of different sizes among a few texts; one of them may be none at all."""
-    images = [make_image(20 + place, 40, seed=place) for place in range(NUM_IMAGES)]
-    given: list[Any] = [{"prompt": IMAGE, "multi_modal_data": {"image": each}} for each in images]
-    given[1] = "the cat is in the city"
+    """Make prompts with images of different sizes and one text; the image at `invalid_index` is invalid."""
+    images = [make_image(20 + index, 40, seed=index) for index in range(NUM_IMAGES)]
+    prompts: list[Any] = [{"prompt": IMAGE, "multi_modal_data": {"image": image}} for image in images]
+    prompts[1] = "the cat is in the city"
     if invalid_index is not None:
-        given[invalid_index] = {"prompt": IMAGE, "multi_modal_data": {"image": b"no image"}}
-    return given
+        prompts[invalid_index] = {"prompt": IMAGE, "multi_modal_data": {"image": b"no image"}}
+    return prompts
 
 
-def make_request(given: list[Any], **more: Any) -> PoolRequest:
+def make_request(prompts: list[Any], **kwargs: Any) -> PoolRequest:
     inputs: list[Input] = [
-        each
-        if isinstance(each, str)
-        else MultimodalPrompt(each["prompt"], [ImageSource(each["multi_modal_data"]["image"])])
-        for each in given
+        prompt
+        if isinstance(prompt, str)
+        else MultimodalPrompt(prompt["prompt"], [ImageSource(prompt["multi_modal_data"]["image"])])
+        for prompt in prompts
     ]
-    return PoolRequest(task="embed", inputs=inputs, **more)
+    return PoolRequest(task="embed", inputs=inputs, **kwargs)
 
 
-def stack_data(answers: Any) -> Any:
-    assert all(isinstance(each, PoolResult) for each in answers), answers
-    return np.stack([each.data.numpy() for each in answers])
+def stack_data(results: Any) -> Any:
+    assert all(isinstance(result, PoolResult) for result in results), results
+    return np.stack([result.data.numpy() for result in results])
 
 
 def test_a_request_is_split_with_its_params_and_adapters() -> None:
-    params = [PoolingParams(dimensions=place + 1) for place in range(20)]
-    request = make_request(["a"] * 20, params=params, adapter=[str(place) for place in range(20)])
+    params = [PoolingParams(dimensions=index + 1) for index in range(20)]
+    request = make_request(["a"] * 20, params=params, adapter=[str(index) for index in range(20)])
 
-    several = split_request(request, 20)
+    sub_requests = split_request(request, 20)
 
-    assert [(each.offset, len(each.request.inputs)) for each in several] == [(0, 8), (8, 8), (16, 4)]
-    assert several[2].request.params == params[16:]
-    assert several[1].request.adapter == [str(place) for place in range(8, 16)]
+    assert [(item.offset, len(item.request.inputs)) for item in sub_requests] == [(0, 8), (8, 8), (16, 4)]
+    assert sub_requests[2].request.params == params[16:]
+    assert sub_requests[1].request.adapter == [str(index) for index in range(8, 16)]
     assert len(split_request(request, MIN_SUB_REQUEST_INPUTS)) == 1
     assert split_request(replace(request, params=params[0], adapter="a"), 20)[1].request.params == params[0]
 
@@ -77,62 +77,84 @@ def test_small_images_make_larger_sub_requests() -> None:
 
 
 def test_many_images_give_the_same_results_as_single_ones(llm: LLM) -> None:
-    given = make_prompts()
+    prompts = make_prompts()
 
-    offline = llm.embed(given, use_tqdm=False)
-    online = asyncio.run(llm.engine.pool(make_request(given)))
+    offline = llm.embed(prompts, use_tqdm=False)
+    online = asyncio.run(llm.engine.pool(make_request(prompts)))
 
-    alone = np.stack([llm.embed(each, use_tqdm=False)[0].outputs.data.numpy() for each in given])
-    np.testing.assert_allclose(np.stack([each.outputs.data.numpy() for each in offline]), alone, atol=1e-5)
+    alone = np.stack([llm.embed(prompt, use_tqdm=False)[0].outputs.data.numpy() for prompt in prompts])
+    np.testing.assert_allclose(np.stack([output.outputs.data.numpy() for output in offline]), alone, atol=1e-5)
     np.testing.assert_allclose(stack_data(online), alone, atol=1e-5)
-    assert len({each.request_id for each in offline}) == NUM_IMAGES
+    assert len({output.request_id for output in offline}) == NUM_IMAGES
 
 
-@pytest.mark.parametrize("place", [0, 5, 20])
-def test_an_error_has_the_index_within_the_whole_request(llm: LLM, place: int) -> None:
-    given = make_prompts(invalid_index=place)
+@pytest.mark.parametrize("index", [0, 5, 20])
+def test_an_error_has_the_index_within_the_whole_request(llm: LLM, index: int) -> None:
+    prompts = make_prompts(invalid_index=index)
 
-    for ask in (
-        lambda: llm.embed(given, use_tqdm=False),
-        lambda: asyncio.run(llm.engine.pool(make_request(given))),
+    for call in (
+        lambda: llm.embed(prompts, use_tqdm=False),
+        lambda: llm.engine.pool_sync(make_request(prompts)),
+        lambda: asyncio.run(llm.engine.pool(make_request(prompts))),
     ):
         with pytest.raises(BadRequest, match=r"multi_modal_data\.image") as refused:
-            ask()
-        assert refused.value.index == place
+            call()
+        assert refused.value.index == index
 
 
 def test_a_returned_error_has_its_index_and_other_inputs_have_results(llm: LLM) -> None:
-    answers = asyncio.run(llm.engine.pool(make_request(make_prompts(invalid_index=20), return_exceptions=True)))
+    request = make_request(make_prompts(invalid_index=20), return_exceptions=True)
 
-    (error,) = [each for each in answers if isinstance(each, PoolingError)]
-    assert (error.index, answers.index(error), len(answers)) == (20, 20, NUM_IMAGES)
+    for results in (asyncio.run(llm.engine.pool(request)), llm.engine.pool_sync(request)):
+        (error,) = [result for result in results if isinstance(result, PoolingError)]
+        assert (error.index, results.index(error), len(results)) == (20, 20, NUM_IMAGES)
+
+
+def test_timing_is_the_sum_over_sub_requests(llm: LLM) -> None:
+    for pool in (lambda request: asyncio.run(llm.engine.pool(request)), llm.engine.pool_sync):
+        request = make_request(make_prompts())
+        pool(request)
+        assert request.timing.inference_s > 0 and request.timing.tokenize_s > 0
+
+
+def test_ctrl_c_while_a_sub_request_runs_aborts_the_rest(llm: LLM) -> None:
+    def interrupt(state: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        llm.engine.pool_sync(make_request(make_prompts()), interrupt)
+
+    assert len(llm.embed(make_prompts()[:2], use_tqdm=False)) == 2
+    assert not llm.engine.metrics.requests_in_flight()
 
 
 def test_few_images_are_in_memory_at_a_time(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, alive, most = llm.engine.renderer.multimodal.image_processor, set[int](), 0  # type: ignore[union-attr]
-    read = reader.preprocess
+    processor, alive, max_alive = llm.engine.renderer.multimodal.image_processor, set[int](), 0  # type: ignore[union-attr]
+    preprocess = processor.preprocess
 
-    def counting(*given: Any) -> ProcessedImage:
-        nonlocal most
-        found = read(*given)
-        alive.add(id(found))
-        weakref.finalize(found.patches, alive.discard, id(found))
-        most = max(most, len(alive))
-        return found
+    def counting_preprocess(*args: Any) -> ProcessedImage:
+        nonlocal max_alive
+        image = preprocess(*args)
+        alive.add(id(image))
+        weakref.finalize(image.patches, alive.discard, id(image))
+        max_alive = max(max_alive, len(alive))
+        return image
 
-    monkeypatch.setattr(reader, "preprocess", counting)
-    kept = llm.embed(make_prompts() * 2, use_tqdm=False)
+    monkeypatch.setattr(processor, "preprocess", counting_preprocess)
+    offline = llm.embed(make_prompts() * 2, use_tqdm=False)
     online = asyncio.run(llm.engine.pool(make_request(make_prompts() * 2)))
 
-    assert len(kept) == len(online) == 2 * NUM_IMAGES
-    assert most <= 3 * MIN_SUB_REQUEST_INPUTS  # computed, read ahead, and about to be forgotten
+    assert len(offline) == len(online) == 2 * NUM_IMAGES
+    assert (
+        max_alive <= 3 * MIN_SUB_REQUEST_INPUTS
+    )  # in the running sub-request, the next one, and the last one until it is freed
 
 
 def test_documents_with_images_are_scored_in_sub_requests(tmp_path: Any) -> None:
     save_tiny_colqwen3(tmp_path)
     documents = [{"content": [{"type": "image_pil", "image_pil": make_image(30 + n, 40, seed=n)}]} for n in range(19)]
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        found = [each.outputs.score for each in llm.score("the cat", documents, use_tqdm=False)]
-        alone = [llm.score("the cat", each, use_tqdm=False)[0].outputs.score for each in documents]
+        scores = [output.outputs.score for output in llm.score("the cat", documents, use_tqdm=False)]
+        alone = [llm.score("the cat", document, use_tqdm=False)[0].outputs.score for document in documents]
 
-    assert found == pytest.approx(alone, abs=1e-4)
+    assert scores == pytest.approx(alone, abs=1e-4)

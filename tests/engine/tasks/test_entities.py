@@ -1,4 +1,4 @@
-"""Entities of texts: the same as Transformers' pipeline finds, and what it does not know."""
+"""Named entities: parity with Transformers' pipeline, label schemes, windows and invalid requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.tiny import TEXTS, randomize, tiny_bert, tiny_bert_classifier, tiny_b
 
 STRATEGIES: tuple[AggregationStrategy, ...] = ("none", "simple", "first", "average", "max")
 NAMES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-SHARED = Path(__file__).parents[1] / ".." / "shared" / "tokenizers"
+SHARED = Path(__file__).parents[3] / ".." / "shared" / "tokenizers"
 SENTENCES = [
     "Angela Merkel met Emmanuel Macron in Berlin, near the Brandenburg Gate.",
     "El Niño wärmt Zürich und São Paulo; Émile zahlt 12,50€ im Café „Łódź“.",
@@ -41,14 +41,14 @@ SENTENCES = [
 
 @dataclass(frozen=True)
 class TokenizerKind:
-    """A tokenizer, and the family whose model reads it."""
+    """A tokenizer, and the model family that is used with it."""
 
     tokenizer: tokenizers.Tokenizer
     family: str
     special: dict[str, str]
 
     def save(self, folder: Path, *, max_length: int = 128, **changes: Any) -> transformers.Pipeline:
-        """A tiny model in a folder, and the pipeline around it."""
+        """Save a tiny model to a folder and return a pipeline with it."""
         config = getattr(transformers, f"{self.family}Config")(
             vocab_size=self.tokenizer.get_vocab_size(),
             hidden_size=16,
@@ -60,14 +60,14 @@ class TokenizerKind:
         )
         model = getattr(transformers, f"{self.family}ForTokenClassification")(config).eval().requires_grad_(False)
         randomize(model)
-        model.get_input_embeddings().weight.mul_(5.0)  # so that tokens differ more than their neighbourhoods
+        model.get_input_embeddings().weight.mul_(5.0)  # so that labels depend on tokens more than on context
         model.classifier.bias.zero_()
         model.save_pretrained(folder)
         self.tokenizer.save(str(folder / "tokenizer.json"))
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length, **self.special}
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-        theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-        return transformers.pipeline("token-classification", model=model, tokenizer=theirs)  # type: ignore[call-overload,no-any-return]
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+        return transformers.pipeline("token-classification", model=model, tokenizer=tokenizer)  # type: ignore[call-overload,no-any-return]
 
 
 BERT = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
@@ -100,10 +100,10 @@ def make_byte_bpe(*, trim: bool = True) -> TokenizerKind:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made = train_tokenizer(tokenizer, trainer, ("<s>", "</s>"))
-    ends = [(token, made.token_to_id(token)) for token in ("</s>", "<s>")]
-    made.post_processor = processors.RobertaProcessing(*ends, trim_offsets=trim, add_prefix_space=False)
-    return TokenizerKind(made, "Roberta", ROBERTA)
+    trained = train_tokenizer(tokenizer, trainer, ("<s>", "</s>"))
+    ends = [(token, trained.token_to_id(token)) for token in ("</s>", "<s>")]
+    trained.post_processor = processors.RobertaProcessing(*ends, trim_offsets=trim, add_prefix_space=False)
+    return TokenizerKind(trained, "Roberta", ROBERTA)
 
 
 def make_sentencepiece() -> TokenizerKind:
@@ -120,7 +120,7 @@ def make_sentencepiece() -> TokenizerKind:
 def load_real(name: str, family: str, special: dict[str, str]) -> TokenizerKind:
     file = SHARED / name / "tokenizer.json"
     if not file.exists():
-        pytest.skip(f"no real tokenizer {name} in a folder `shared/tokenizers` beside the project")
+        pytest.skip(f"the tokenizer {name} is not in ../shared/tokenizers")
     return TokenizerKind(tokenizers.Tokenizer.from_file(str(file)), family, special)
 
 
@@ -145,21 +145,21 @@ def find_entities_with(llm: LLM, texts: str | Sequence[str], **options: Any) -> 
 
 def run_pipeline(pipeline: Any, texts: Sequence[str], **options: Any) -> list[list[dict[str, Any]]]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that words are guessed where a vocabulary does not mark them
+        warnings.simplefilter("ignore")  # that word boundaries are a heuristic for this tokenizer
         return [pipeline(text, **options) for text in texts]
 
 
 def assert_same(ours: Sequence[Sequence[Entity]], theirs: Sequence[Sequence[dict[str, Any]]]) -> None:
-    for mine, reference in zip(ours, theirs, strict=True):
-        rounded = [{key: value for key, value in each.items() if key != "score"} for each in reference]
-        plain = [each.as_dict() for each in mine]
-        assert [{key: each[key] for key in each if key not in ("score", "text")} for each in plain] == rounded
-        scores = [float(each["score"]) for each in reference]
-        assert [each.score for each in mine] == pytest.approx(scores, abs=1e-4)
+    for entities, expected in zip(ours, theirs, strict=True):
+        without_scores = [{key: value for key, value in item.items() if key != "score"} for item in expected]
+        dicts = [entity.as_dict() for entity in entities]
+        assert [{key: item[key] for key in item if key not in ("score", "text")} for item in dicts] == without_scores
+        scores = [float(item["score"]) for item in expected]
+        assert [entity.score for entity in entities] == pytest.approx(scores, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", TOKENIZER_KINDS)
-def test_every_strategy_finds_what_the_pipeline_finds(name: str, tmp_path: Path) -> None:
+def test_every_strategy_finds_the_same_entities_as_the_pipeline(name: str, tmp_path: Path) -> None:
     pipeline = TOKENIZER_KINDS[name]().save(tmp_path)
 
     with open_llm(tmp_path) as llm:
@@ -169,7 +169,7 @@ def test_every_strategy_finds_what_the_pipeline_finds(name: str, tmp_path: Path)
             assert_same(ours, theirs)
             assert sum(map(len, theirs)) > 10
             for text, entities in zip(SENTENCES, ours, strict=True):
-                assert all(each.text == text[each.start : each.end] for each in entities)
+                assert all(entity.text == text[entity.start : entity.end] for entity in entities)
 
 
 def test_labels_can_be_ignored_or_not(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_labels_can_be_ignored_or_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [make_wordpiece, make_byte_bpe])
 @pytest.mark.parametrize("stride", [0, 1, 7])
-def test_a_long_text_is_read_in_windows_as_the_pipeline_does(
+def test_a_long_text_is_split_into_windows_as_in_the_pipeline(
     make: Callable[[], TokenizerKind], stride: int, tmp_path: Path
 ) -> None:
     pipeline = make().save(tmp_path, max_length=20)
@@ -230,15 +230,15 @@ def test_without_stride_a_long_text_is_truncated_and_reported_as_truncated(tmp_p
 def test_truncation_side_and_length_are_respected(tmp_path: Path) -> None:
     make_wordpiece().save(tmp_path)
     text = "Berlin " * 100_000 + "the cat is in the city"
-    last: dict[str, Any] = {"truncation_side": "left", "truncate_prompt_tokens": 8}
+    kwargs: dict[str, Any] = {"truncation_side": "left", "truncate_prompt_tokens": 8}
 
     with open_llm(tmp_path) as llm:
         (output,) = llm.entities(
-            text, aggregation_strategy="none", ignore_labels=[], tokenization_kwargs=last, use_tqdm=False
+            text, aggregation_strategy="none", ignore_labels=[], tokenization_kwargs=kwargs, use_tqdm=False
         )
 
-    assert [each.text for each in output.outputs.entities] == ["the", "cat", "is", "in", "the", "city"]
-    assert [each.index for each in output.outputs.entities] == [1, 2, 3, 4, 5, 6]
+    assert [entity.text for entity in output.outputs.entities] == ["the", "cat", "is", "in", "the", "city"]
+    assert [entity.index for entity in output.outputs.entities] == [1, 2, 3, 4, 5, 6]
     assert output.outputs.entities[-1].end == len(text)
     assert output.outputs.truncated
 
@@ -256,64 +256,64 @@ def test_labels_without_names_get_the_names_of_transformers(tmp_path: Path) -> N
     tiny_bert_token_classifier(tmp_path, num_labels=2)
 
     with open_llm(tmp_path) as llm:
-        groups = {each.entity_group for entities in find_entities_with(llm, TEXTS) for each in entities}
+        groups = {entity.entity_group for entities in find_entities_with(llm, TEXTS) for entity in entities}
 
     assert groups and groups <= {"LABEL_0", "LABEL_1"}
 
 
-# classes and words
+# label schemes
 
 
 def make_row(names: Sequence[str], name: str, score: float = 0.9) -> list[float]:
     rest = (1.0 - score) / (len(names) - 1)
-    return [score if each == name else rest for each in names]
+    return [score if label == name else rest for label in names]
 
 
 def merge_tags(
     names: Sequence[str], tags: Sequence[str], strategy: AggregationStrategy = "simple"
 ) -> list[tuple[str, str]]:
-    """The entities of a text of one letter per tag, with a space after each."""
-    places = 2 * np.arange(len(tags))
-    spelling = TokenDecoder(
+    """Return the entities of a text with one letter per tag, separated by spaces."""
+    starts = 2 * np.arange(len(tags))
+    decoder = TokenDecoder(
         convert_id_to_token="abcdefghijklmnopqrstuvwxyz".__getitem__,
         convert_tokens_to_string="".join,
         token_lengths=None,
         unk_token_id=-1,
     )
-    text = " ".join(map(spelling.convert_id_to_token, range(len(tags))))
-    tokens = TokenSpan(text, np.arange(len(tags)), places, places + 1, first_index=0, decoder=spelling)
+    text = " ".join(map(decoder.convert_id_to_token, range(len(tags))))
+    tokens = TokenSpan(text, np.arange(len(tags)), starts, starts + 1, first_index=0, decoder=decoder)
     rows = np.array([make_row(names, tag) for tag in tags]).reshape(-1, len(names))
     entities = find_entities(tokens, rows, LabelScheme(names), strategy, ["O"])
-    return [(each.label, each.word) for each in entities]
+    return [(entity.label, entity.word) for entity in entities]
 
 
 def merge_by_hand(tags: Sequence[str], *, begin: str, inside: str, end: str, single: str) -> list[tuple[str, str]]:
-    """The same for tags of one letter and a class, one after the other with all that is open in view."""
+    """Merge tags one by one: a simple implementation to compare with."""
     entities: list[tuple[str, str]] = []
     is_open = False
     for letter, tag in zip("abcdefghijklmnopqrstuvwxyz", tags, strict=False):
-        mark, _, name = tag.partition("-")
+        prefix, _, name = tag.partition("-")
         if tag == "O":
             is_open = False
             continue
-        goes_on = is_open and entities[-1][0] == name and mark in (inside, end)
-        if goes_on:
+        is_continuation = is_open and entities[-1][0] == name and prefix in (inside, end)
+        if is_continuation:
             entities[-1] = (name, entities[-1][1] + letter)
         else:
             entities.append((name, letter))
-        is_open = mark not in (end, single)
+        is_open = prefix not in (end, single)
     return entities
 
 
 @pytest.mark.parametrize(("begin", "inside", "end", "single"), ["BIES", "BILU", "BMES", "BMEW"])
 def test_label_schemes_with_end_prefixes_close_entities(begin: str, inside: str, end: str, single: str) -> None:
-    marks = {"begin": begin, "inside": inside, "end": end, "single": single}
-    names = ["O", *(f"{mark}-{name}" for mark in marks.values() for name in ("PER", "LOC"))]
+    prefixes = {"begin": begin, "inside": inside, "end": end, "single": single}
+    names = ["O", *(f"{prefix}-{name}" for prefix in prefixes.values() for name in ("PER", "LOC"))]
     generator = np.random.default_rng(7)
 
     for _ in range(300):
         tags = [names[row] for row in generator.integers(len(names), size=generator.integers(1, 12))]
-        assert merge_tags(names, tags) == merge_by_hand(tags, **marks)
+        assert merge_tags(names, tags) == merge_by_hand(tags, **prefixes)
 
 
 def test_a_token_after_an_end_prefix_starts_a_new_entity() -> None:
@@ -326,7 +326,7 @@ def test_a_token_after_an_end_prefix_starts_a_new_entity() -> None:
 
 
 def test_labels_of_two_letters_have_no_prefix() -> None:
-    # IOB1 begins with I where nothing touches, IOB2 with B
+    # in IOB1 an entity starts with B only directly after another one, in IOB2 always
     assert merge_tags(NAMES, ["I-PER", "I-PER", "B-PER", "I-PER", "I-LOC"]) == [
         ("PER", "ab"),
         ("PER", "cd"),
@@ -358,8 +358,8 @@ PRIVATE = ("account_number", "address", "date", "email", "person", "phone", "url
 
 
 def test_entities_can_be_used_to_redact_private_data(tmp_path: Path) -> None:
-    """33 classes: O, and begin, inside, end and single of eight kinds."""
-    names = ["O", *(f"{mark}-private_{kind}" for kind in PRIVATE for mark in "BIES")]
+    """33 labels: O, and begin, inside, end and single of eight entity groups."""
+    names = ["O", *(f"{prefix}-private_{group}" for group in PRIVATE for prefix in "BIES")]
     kind = make_byte_bpe(trim=False)
     id2label = dict(enumerate(names))
     kind.save(tmp_path, id2label=id2label, label2id={name: row for row, name in id2label.items()})
@@ -372,19 +372,19 @@ def test_entities_can_be_used_to_redact_private_data(tmp_path: Path) -> None:
     for text, scores, entities in zip(SENTENCES, rows, ours, strict=True):
         tokens = kind.tokenizer.encode(text, add_special_tokens=False)
         tags = [names[row] for row in scores[1:-1].argmax(-1)]
-        places = spans_by_hand(tags, tokens.offsets)
-        assert [(each.label, each.start, each.end) for each in entities] == places
+        spans = spans_by_hand(tags, tokens.offsets)
+        assert [(entity.label, entity.start, entity.end) for entity in entities] == spans
     redacted = redact(SENTENCES[0], ours[0])
     assert ours[0]
-    assert all(f"[{each.label}]" in redacted for each in ours[0])
+    assert all(f"[{entity.label}]" in redacted for entity in ours[0])
 
 
 def spans_by_hand(tags: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[tuple[str, int, int]]:
     spans: list[tuple[str, int, int]] = []
     previous = "O"
     for tag, (start, end) in zip(tags, offsets, strict=True):
-        goes_on = tag[0] in "IE" and previous[0] in "BI" and tag[2:] == previous[2:]
-        if goes_on:
+        is_continuation = tag[0] in "IE" and previous[0] in "BI" and tag[2:] == previous[2:]
+        if is_continuation:
             spans[-1] = (spans[-1][0], spans[-1][1], end)
         elif tag != "O":
             spans.append((tag[2:], start, end))
@@ -398,7 +398,7 @@ def redact(text: str, entities: Sequence[Entity]) -> str:
     return text
 
 
-# places of tokens
+# character offsets
 
 
 @pytest.mark.parametrize("make", [make_wordpiece, make_byte_bpe, make_sentencepiece])
@@ -409,14 +409,14 @@ def test_encoding_with_offsets_gives_the_same_tokens(
     text = " ".join(SENTENCES)
     whole = tokenizer.encode_with_offsets([text, "", *SENTENCES])
 
-    for each, ids in zip(whole, tokenizer.encode([text, "", *SENTENCES]), strict=True):
-        assert each.token_ids.tolist() == ids.tolist()
-        assert len(each.starts) == len(each.ends) == len(ids)
+    for encoding, ids in zip(whole, tokenizer.encode([text, "", *SENTENCES]), strict=True):
+        assert encoding.token_ids.tolist() == ids.tolist()
+        assert len(encoding.starts) == len(encoding.ends) == len(ids)
     monkeypatch.setattr("cenote.inputs.tokenizer.CHUNK_CHARS", 60)
-    (pieces,) = tokenizer.encode_with_offsets([text])
-    assert pieces.token_ids.tolist() == tokenizer.encode([text])[0].tolist()
-    assert pieces.ends.tolist() == whole[0].ends.tolist()
-    assert np.abs(pieces.starts - whole[0].starts).max() <= 1  # the space at a seam
+    (chunked,) = tokenizer.encode_with_offsets([text])
+    assert chunked.token_ids.tolist() == tokenizer.encode([text])[0].tolist()
+    assert chunked.ends.tolist() == whole[0].ends.tolist()
+    assert np.abs(chunked.starts - whole[0].starts).max() <= 1  # the space at a chunk boundary
     assert CHUNK_CHARS > len(text) > 60
 
 
@@ -428,32 +428,32 @@ def test_offsets_refer_to_the_original_text_even_where_lower_case_is_longer() ->
     (located,) = tokenizer.encode_with_offsets([text])
 
     parts = [text[start:end] for start, end in zip(located.starts, located.ends, strict=True)]
-    letters = [part for part in parts if part not in ("İ", "")]  # which comes once for every byte
+    letters = [part for part in parts if part not in ("İ", "")]  # İ is in the parts once per byte
     assert "".join(letters) == "Berlincat"
     assert (located.starts < located.ends).all() and located.ends[-1] == len(text)
 
 
-# what is wrong
+# invalid requests
 
 
 def test_invalid_requests_are_refused(tmp_path: Path) -> None:
     make_wordpiece().save(tmp_path, max_length=20)
     refusals: list[tuple[dict[str, Any], str]] = [
-        ({"aggregation_strategy": "best"}, "no aggregation strategy is called 'best'; there are: none, simple"),
+        ({"aggregation_strategy": "best"}, "invalid aggregation_strategy 'best'; expected one of: none, simple"),
         ({"stride": 18}, "from 0 to 17"),
         ({"stride": -1}, "from 0 to 17"),
-        ({"stride": 2, "aggregation_strategy": "none"}, "single tokens would come twice"),
-        ({"ignore_labels": "O"}, "ignore_labels is a list"),
-        ({"tokenization_kwargs": {"truncate_prompt_tokens": 2}}, "no room for text beside 2 special tokens"),
+        ({"stride": 2, "aggregation_strategy": "none"}, "tokens would be returned twice"),
+        ({"ignore_labels": "O"}, "ignore_labels must be a list"),
+        ({"tokenization_kwargs": {"truncate_prompt_tokens": 2}}, "must be greater than the 2 special tokens"),
         ({"tokenization_kwargs": {"truncate_prompt_tokens": 21}}, "cannot be greater than max_model_len"),
     ]
 
     with open_llm(tmp_path) as llm:
-        for options, words in refusals:
-            with pytest.raises(BadRequest, match=words):
+        for options, message in refusals:
+            with pytest.raises(BadRequest, match=message):
                 find_entities_with(llm, "the cat", **options)
-        for texts, words in (([[7, 8]], "give texts, not token ids"), (["a", "\ud83d"], "not valid Unicode")):
-            with pytest.raises(BadRequest, match=words) as caught:
+        for texts, message in (([[7, 8]], "requires texts, not token ids"), (["a", "\ud83d"], "not valid Unicode")):
+            with pytest.raises(BadRequest, match=message) as caught:
                 find_entities_with(llm, texts)  # type: ignore[arg-type]
             assert caught.value.index == len(texts) - 1
         with pytest.raises(BadRequest, match="at least one prompt"):
@@ -470,5 +470,5 @@ def test_models_without_token_labels_do_not_support_entities(tmp_path: Path) -> 
         folder = tmp_path / str(number)
         folder.mkdir()
         make(folder)
-        with open_llm(folder, **options) as llm, pytest.raises(Unsupported, match="no named class for every token"):
+        with open_llm(folder, **options) as llm, pytest.raises(Unsupported, match="does not support entities"):
             find_entities_with(llm, "the cat")

@@ -1,0 +1,157 @@
+"""Check requests against the model and the configured limits before they are queued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from cenote.config.engine import EngineConfig
+from cenote.engine.adapter_manager import AdapterManager
+from cenote.engine.engine_metrics import EngineMetrics
+from cenote.engine.request_state import InputOptions, RequestState
+from cenote.errors import BadRequest, Overloaded, Unsupported
+from cenote.inputs.limits import Limits, check_tokenization_params
+from cenote.inputs.listwise_prompt import parse_listwise_input
+from cenote.loading.describe import ModelDescription
+from cenote.pooling.pooler import PoolingSpec
+from cenote.protocol.input_types import ListwiseInput
+from cenote.protocol.model_info import ModelInfo
+from cenote.protocol.params import PoolingParams, Task
+from cenote.protocol.prompt_selection import select_prompt
+from cenote.protocol.requests import PoolRequest
+from cenote.scoring.scorer import ScoringModel
+
+CONVERTIBLE_TASKS = ("embed", "token_embed", "classify", "token_classify")
+
+
+class Admission:
+    """Turn requests into RequestStates, or raise the error that the caller gets."""
+
+    def __init__(
+        self,
+        description: ModelDescription,
+        config: EngineConfig,
+        scoring_model: ScoringModel,
+        adapters: AdapterManager,
+        metrics: EngineMetrics,
+    ) -> None:
+        self.description = description
+        self.plan = description.plan
+        self.max_model_len = description.max_length.value
+        self.config = config
+        self.scoring_model = scoring_model
+        self.adapters = adapters
+        self.metrics = metrics
+        self._default_specs: dict[tuple[Task, ...], tuple[PoolingSpec, ...]] = {}  # of requests without params
+
+    def prepare(
+        self, request: PoolRequest, model_info: ModelInfo, query_embeddings: Sequence[Tensor] | None
+    ) -> RequestState:
+        """Check a request and resolve its pooling specs, limits, prompt and adapters."""
+        for task in (request.task, *request.extra_tasks):
+            self.check_task(task)
+        if not len(request.inputs):
+            raise BadRequest("You must pass at least one prompt", param="input")
+        if self.scoring_model.preferred_score_type == "listwise" and not all(
+            isinstance(item, ListwiseInput) for item in request.inputs
+        ):
+            request = replace(request, inputs=[parse_listwise_input(request.inputs, model_info.architecture)])
+        # chunks are averaged into one embedding; the results of further tasks need the text in one sequence
+        limits = self.resolve_limits(request.task) if not request.extra_tasks else Limits(self.max_model_len)
+        check_tokenization_params(request.tokenization, limits)
+        specs = self.build_pooling_specs(request)
+        if query_embeddings is not None:
+            specs = [tuple(spec._replace(is_max_sim=True) for spec in input_specs) for input_specs in specs]
+        selection = select_prompt(request, model_info)
+        if selection.role != request.role:
+            request = replace(request, role=selection.role)
+        adapter = selection.adapter if request.adapter is None else request.adapter
+        adapters = self.adapters.resolve(adapter, len(request.inputs))
+        options = [InputOptions(*pair) for pair in zip(*broadcast_lists(specs, adapters), strict=True)]
+        return RequestState(request, options, limits, selection.prompt, query_embeddings)
+
+    def check_task(self, task: str) -> None:
+        """Raise Unsupported if the model does not have the task; the message lists the tasks it has."""
+        if task in self.plan.tasks:
+            return
+        api = "Embedding" if task in ("embed", "token_embed") else "Classification"
+        convert = "embed" if api == "Embedding" else "classify"
+        sequence_tasks = {name.removeprefix("token_") for name in self.plan.tasks}
+        if task not in CONVERTIBLE_TASKS or sequence_tasks == {"plugin"} or convert in sequence_tasks:
+            raise Unsupported(f"Unsupported task: {task!r} Supported tasks: {self.plan.tasks}", param="task")
+        advice = f"Try converting the model using `--convert {convert}`."
+        if convert == "classify" and self.description.entry.kind not in ("sequence", "reward"):
+            advice = "It has no classifier: load a model that has one, such as a ...ForSequenceClassification."
+        raise Unsupported(
+            f"{api} API is not supported by this model. {advice} Supported tasks: {self.plan.tasks}", param="task"
+        )
+
+    def check_capacity(self, num_chars: int) -> None:
+        """Raise Overloaded if the request exceeds the in-flight limit."""
+        if not self.has_capacity(num_chars):
+            raise Overloaded(
+                f"overloaded: {self.metrics.num_in_flight_chars} characters in flight, "
+                f"limit {self.config.max_waiting_chars} (--max-waiting-chars); retry later"
+            )
+
+    def has_capacity(self, num_chars: int) -> bool:
+        """Return whether a request fits the in-flight limit; it always does when nothing else is in flight."""
+        num_in_flight = self.metrics.num_in_flight_chars
+        return not num_in_flight or num_in_flight + num_chars <= self.config.max_waiting_chars
+
+    def build_pooling_specs(self, request: PoolRequest) -> Sequence[tuple[PoolingSpec, ...]]:
+        """Return the specs of the request's tasks: one tuple for all inputs, or one per input."""
+        params = request.params
+        tasks = (request.task, *request.extra_tasks)
+        if params is None:  # as in nearly all requests
+            if tasks not in self._default_specs:
+                self._default_specs[tasks] = self._build_specs(tasks, None)
+            return [self._default_specs[tasks]]
+        if isinstance(params, PoolingParams):
+            return [self._build_specs(tasks, params)]
+        return [self._build_specs(tasks, item) for item in check_params_list(params, len(request.inputs))]
+
+    def _build_specs(self, tasks: Sequence[Task], params: PoolingParams | None) -> tuple[PoolingSpec, ...]:
+        task = "&".join(tasks)
+        names: tuple[str | None, ...] = (None, task)
+        if task == "classify" and "cross-encoder" in self.scoring_model.score_types:
+            names = (*names, "score")  # vLLM's former name of the classify task of cross-encoders
+        if params is not None and params.task not in names:
+            raise BadRequest(
+                f"You cannot overwrite param.task={params.task!r} with pooling_task={task!r}!", param="task"
+            )
+        if len(tasks) == 1:
+            return (PoolingSpec(tasks[0], self.plan.resolve_options(tasks[0], params)),)
+        return tuple(map(PoolingSpec, tasks, self.plan.resolve_options_for_tasks(tasks, params)))
+
+    def resolve_limits(self, task: Task) -> Limits:
+        """Return the length limits of a task: chunking and max_embed_len apply to embed only."""
+        pooler = self.config.pooler_config
+        if task != "embed" or not (pooler.enable_chunked_processing or pooler.max_embed_len):
+            return Limits(self.max_model_len)
+        if not pooler.enable_chunked_processing:
+            assert pooler.max_embed_len is not None, "one of the two is set"
+            if pooler.max_embed_len >= self.max_model_len:
+                return Limits(self.max_model_len)
+            return Limits(pooler.max_embed_len, "max_embed_len")
+        if pooler.max_embed_len is None:
+            return Limits(self.max_model_len, is_bounded=False, is_chunked=True)
+        return Limits(pooler.max_embed_len, "max_embed_len", is_chunked=True)
+
+
+def check_params_list(params: Any, num_prompts: int) -> Sequence[PoolingParams]:
+    """Return `params` if it is a list with one PoolingParams per prompt; raise BadRequest otherwise."""
+    if not isinstance(params, list | tuple) or not all(isinstance(item, PoolingParams) for item in params):
+        raise BadRequest("pooling_params must be one PoolingParams for all prompts, or a list with one per prompt")
+    if len(params) != num_prompts:
+        raise BadRequest(f"The lengths of prompts ({num_prompts}) and params ({len(params)}) must be the same.")
+    return params
+
+
+def broadcast_lists(*lists: Sequence[Any]) -> list[Sequence[Any]]:
+    """Repeat lists of one item to the length of the longest."""
+    length = max(map(len, lists))
+    return [items if len(items) == length else list(items) * length for items in lists]

@@ -1,0 +1,26 @@
+"""Choose the executor for a loaded model and its device."""
+
+from __future__ import annotations
+
+from cenote.engine.execution.executor import Executor, LocalExecutor
+from cenote.engine.execution.gpu_executor import GPUExecutor
+from cenote.engine.execution.tensor_executor import TensorExecutor
+from cenote.engine.execution.warmup import warm_up
+from cenote.loading.load import LoadedModel
+from cenote.loading.tensor_model import TensorModel
+from cenote.pooling.pooler import PoolingSpec
+
+
+def make_executor(model: LoadedModel, vocab_size: int) -> Executor:
+    """Return the executor for the model's device; on a GPU, warmed up: kernels are compiled on first use."""
+    description = model.description
+    device = description.device.value
+    if isinstance(model.backbone, TensorModel):
+        return TensorExecutor(model.backbone)
+    if device.type != "cuda":
+        return LocalExecutor(model.backbone, model.pooler, device)
+    executor = GPUExecutor(model.backbone, model.pooler, device)
+    task = description.default_task
+    spec = PoolingSpec(task, description.plan.resolve_options(task, None))
+    warm_up(executor, spec, description.max_length.value, vocab_size)
+    return executor

@@ -1,0 +1,145 @@
+"""Build engine requests from the arguments of the methods of `LLM`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cenote.engine.engine import PoolingEngine
+from cenote.errors import BadRequest
+from cenote.inputs.prompt_parsing import parse_prompts, parse_tokenization_kwargs
+from cenote.protocol.params import AggregationStrategy, PoolingParams, ScoreType, Task, TokenizationParams
+from cenote.protocol.requests import EntityRequest, PoolRequest, ScoreRequest
+from cenote.protocol.score_inputs import parse_score_inputs
+
+logger = logging.getLogger("cenote")
+
+PoolingParamsArg = PoolingParams | Sequence[PoolingParams] | None  # one for all prompts, or one per prompt
+ScoreInputArg = str | Mapping[str, Any]  # a text, or an object whose content is texts and images
+
+# what `LLM.score` reads from the extra_kwargs of PoolingParams
+SCORE_EXTRA_KWARGS = (
+    *("max_tokens_per_query", "max_tokens_per_doc"),
+    *("chat_template_kwargs", "instruction", "mm_processor_kwargs"),
+)
+
+MISSING_TASK_MESSAGE = """pooling_task required for `LLM.encode`.
+Use one of the specific methods, or name a task:
+  - LLM.embed(...)     or pooling_task="embed":           one vector per prompt
+  - LLM.classify(...)  or pooling_task="classify":        a probability per class
+  - LLM.score(...):                                       the similarity of two texts
+  - LLM.reward(...)    or pooling_task="token_classify":  a probability per class for every token
+  - pooling_task="token_embed":                           a vector for every token
+  - LLM.sparse_embed(...) or pooling_task="sparse_embed": a weight for every token of the vocabulary that matters
+  - several at once:                                      pooling_task="embed&token_embed"
+This model supports: """
+
+
+def make_pool_request(
+    engine: PoolingEngine,
+    tasks: Sequence[Task],
+    prompts: Any,
+    params: PoolingParamsArg,
+    lora_request: Any,
+    tokenization_kwargs: Mapping[str, Any] | None,
+    **request_kwargs: Any,
+) -> PoolRequest:
+    """Build the request of `embed`, `classify`, `encode` and the like; load new adapters."""
+    for task in tasks:
+        engine.admission.check_task(task)
+    return PoolRequest(
+        task=tasks[0],
+        extra_tasks=tuple(tasks[1:]),
+        inputs=parse_prompts(prompts),
+        params=params,
+        tokenization=_parse_tokenization(engine, tokenization_kwargs, params),
+        adapter=_resolve_adapters(engine, lora_request),
+        **request_kwargs,
+    )
+
+
+def make_score_request(
+    engine: PoolingEngine,
+    data_1: ScoreInputArg | Sequence[ScoreInputArg],
+    data_2: ScoreInputArg | Sequence[ScoreInputArg],
+    params: PoolingParams | None,
+    lora_request: Any,
+    tokenization_kwargs: Mapping[str, Any] | None,
+    template: str | None,
+    score_type: ScoreType | None,
+    instruction: str | None,
+) -> ScoreRequest:
+    """Build the request of `score`; options without an argument come from `params.extra_kwargs`, as in vLLM."""
+    if params is not None and not isinstance(params, PoolingParams):
+        raise BadRequest(f"score takes one PoolingParams for all pairs, got {type(params).__name__}")
+    extra = (params.extra_kwargs if params else None) or {}
+    if unknown := [name for name in extra if name not in SCORE_EXTRA_KWARGS]:
+        logger.warning("score ignores %r in extra_kwargs; known: %s", unknown[0], ", ".join(SCORE_EXTRA_KWARGS))
+    return ScoreRequest(
+        queries=parse_score_inputs(data_1, "data_1", engine.model_info),
+        documents=parse_score_inputs(data_2, "data_2", engine.model_info),
+        score_type=score_type,
+        params=params,
+        tokenization=_parse_tokenization(engine, tokenization_kwargs, params),
+        max_tokens_per_query=extra.get("max_tokens_per_query") or 0,
+        max_tokens_per_doc=extra.get("max_tokens_per_doc") or 0,
+        template=template,
+        template_kwargs=extra.get("chat_template_kwargs") or {},
+        instruction=instruction if instruction is not None else extra.get("instruction"),
+        adapter=_resolve_adapter(engine, lora_request),
+        mm_processor_kwargs=extra.get("mm_processor_kwargs") or {},
+    )
+
+
+def make_entity_request(
+    engine: PoolingEngine,
+    texts: str | Sequence[str],
+    lora_request: Any,
+    tokenization_kwargs: Mapping[str, Any] | None,
+    *,
+    aggregation_strategy: AggregationStrategy,
+    ignore_labels: Sequence[str],
+    stride: int | None,
+) -> EntityRequest:
+    """Build the request of `entities`."""
+    pool_request = PoolRequest(
+        task="token_classify",
+        inputs=parse_prompts(texts),
+        tokenization=_parse_tokenization(engine, tokenization_kwargs, None),
+        adapter=_resolve_adapters(engine, lora_request),
+    )
+    return EntityRequest(
+        pool_request=pool_request,
+        aggregation_strategy=aggregation_strategy,
+        ignore_labels=ignore_labels,
+        stride=stride,
+    )
+
+
+def _parse_tokenization(
+    engine: PoolingEngine, kwargs: Mapping[str, Any] | None, params: PoolingParamsArg
+) -> TokenizationParams:
+    """Merge tokenization_kwargs with the `truncate_prompt_tokens` of (the first of) the PoolingParams."""
+    first = params[0] if isinstance(params, list | tuple) and params else params
+    truncate = getattr(first, "truncate_prompt_tokens", None)
+    if truncate is not None:
+        kwargs = {"truncate_prompt_tokens": truncate, **(kwargs or {})}
+    return parse_tokenization_kwargs(kwargs, engine.max_model_len)
+
+
+def _resolve_adapters(engine: PoolingEngine, lora_request: Any) -> str | list[str | None] | None:
+    """Return the name of the requested adapter, or one name per prompt; load adapters that are new."""
+    if isinstance(lora_request, list | tuple):
+        names = [_resolve_adapter(engine, item) for item in lora_request]
+        return names if any(names) else None
+    return _resolve_adapter(engine, lora_request)
+
+
+def _resolve_adapter(engine: PoolingEngine, lora_request: Any) -> str | None:
+    if lora_request is None or isinstance(lora_request, str):
+        return lora_request
+    if not hasattr(lora_request, "lora_name"):
+        raise BadRequest(f"lora_request must be a LoRARequest or a name, got {lora_request!r}", param="lora_request")
+    engine.add_adapter(lora_request.lora_name, lora_request.lora_path)
+    return str(lora_request.lora_name)
