@@ -1,1 +1,1 @@
-"""From what people send to token ids."""
+"""Render inputs (texts, token ids, pairs, conversations, images) to token ids and preprocessed images."""

@@ -1,4 +1,4 @@
-"""Conversations as one text: which template joins the messages, and what it gets to see of them."""
+"""Render conversations to text: select the chat template, prepare the messages, run the template."""
 
 from __future__ import annotations
 
@@ -11,43 +11,40 @@ from cenote.errors import BadRequest, Unsupported
 from cenote.inputs.content_format import ResolvedContentFormat, detect_content_format
 from cenote.inputs.content_parts import TEXT_PARTS, get_part_type, parse_part
 from cenote.inputs.jinja_sandbox import run_template
+from cenote.inputs.template_kwargs import check_template_kwargs
 from cenote.protocol.input_types import Conversation
 
 ContentFormat = Literal["auto", "string", "openai"]
 TemplateMessage: TypeAlias = dict[str, Any]
 
-# fields of the request itself, which its template arguments must not contradict
-RESERVED_TEMPLATE_KWARGS = frozenset(
-    ("chat_template", "tokenize", "messages", "add_generation_prompt", "continue_final_message")
-)
-# the names under which what a model thought is sent; templates read the first
+# message fields for reasoning text; templates read the first
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-# stands after the words to be continued; the space tells whether the template trims what it writes
+# appended to the message to continue; if its trailing space is missing afterwards, the template trims content
 CONTINUATION_MARKER = "\ue000continue\ue000 "
-# a message is work for the template even if it is empty
+# every message, even an empty one, counts as this many characters for the template's time limit
 CHARS_PER_MESSAGE = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSettings:
-    """What holds for every conversation that does not say otherwise."""
+    """Defaults for conversations; fields of a request override them."""
 
     server_template: str | None = None
     tokenizer_template: str | None = None
     content_format: ContentFormat = "auto"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token -> <s>
-    image_placeholder: str | None = None  # what stands for an image in a text; None: the model reads text only
-    has_plain_template: bool = False  # the tokenizer's has no special tokens: they are those of any text
+    image_placeholder: str | None = None  # None: the model reads text only
+    has_plain_template: bool = False  # the tokenizer's template writes no special tokens: add them as for a text
 
     def __post_init__(self) -> None:
         if self.content_format not in get_args(ContentFormat):
             known = ", ".join(get_args(ContentFormat))
-            raise BadRequest(f"chat_template_content_format is one of {known}, got {self.content_format!r}")
-        check_chat_template_kwargs(self.template_kwargs)
+            raise BadRequest(f"invalid chat_template_content_format={self.content_format!r}; expected one of: {known}")
+        check_template_kwargs(self.template_kwargs, "chat")
 
     def is_plain_text(self, conversation: Conversation) -> bool:
-        """Whether the conversation is read like a text, special tokens and all."""
+        """Whether the rendered conversation gets special tokens as a text does."""
         return (
             self.has_plain_template
             and not conversation.images
@@ -57,25 +54,25 @@ class ChatSettings:
 
 
 def render_conversation(conversation: Conversation, settings: ChatSettings) -> str:
-    """The conversation as its template writes it."""
+    """Return the text of a conversation."""
     if conversation.continue_final_message and conversation.add_generation_prompt:
         raise BadRequest(
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
             param="continue_final_message",
         )
-    check_chat_template_kwargs(conversation.template_kwargs)
-    given = _check_messages(conversation.messages)
+    check_template_kwargs(conversation.template_kwargs, "chat")
+    raw_messages = _check_messages(conversation.messages)
     if settings.image_placeholder is None:
-        _check_text_only(given)
+        _check_text_only(raw_messages)
     template = _select_template(conversation, settings)
-    reading = _resolve_content_format(template, settings)
+    content_format = _resolve_content_format(template, settings)
     messages = [
-        _prepare_message(each, f"messages[{place}]", reading, settings.image_placeholder)
-        for place, each in enumerate(given)
+        _prepare_message(message, f"messages[{index}]", content_format, settings.image_placeholder)
+        for index, message in enumerate(raw_messages)
     ]
-    continued = None
+    final_text = None
     if conversation.continue_final_message:
-        continued = _append_marker(messages[-1], conversation.messages[-1].get("content"))
+        final_text = _append_marker(messages[-1], conversation.messages[-1].get("content"))
     variables = {
         "tools": None,
         "documents": None,
@@ -87,16 +84,7 @@ def render_conversation(conversation: Conversation, settings: ChatSettings) -> s
     }
     num_chars = sum(CHARS_PER_MESSAGE + _count_chars(message["content"]) for message in messages)
     text = run_template(template, variables, name="chat", num_chars=num_chars)
-    return text if continued is None else _cut_at_marker(text, continued)
-
-
-def check_chat_template_kwargs(kwargs: Mapping[str, Any]) -> None:
-    if reserved := RESERVED_TEMPLATE_KWARGS & set(kwargs):
-        raise BadRequest(
-            f"chat_template_kwargs contains reserved keys: {sorted(reserved)}; "
-            "they are given as fields of the request or not at all",
-            param="chat_template_kwargs",
-        )
+    return text if final_text is None else _cut_at_marker(text, final_text)
 
 
 def _select_template(conversation: Conversation, settings: ChatSettings) -> str:
@@ -104,7 +92,7 @@ def _select_template(conversation: Conversation, settings: ChatSettings) -> str:
         if template:
             return template
     raise BadRequest(
-        "messages need a chat template, and this model's tokenizer has none: start the server with --chat-template, "
+        "messages need a chat template, but this model's tokenizer has none: start the server with --chat-template, "
         "or send the text as input",
         param="messages",
     )
@@ -115,26 +103,26 @@ def _resolve_content_format(template: str, settings: ChatSettings) -> ResolvedCo
         return settings.content_format
     try:
         return detect_content_format(template)
-    except Exception:  # it is no Jinja, which running it will say in better words
+    except Exception:  # invalid Jinja: running the template raises a better error
         return "string"
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-        raise BadRequest(f"messages is a list of messages, not {type(messages).__name__}", param="messages")
+        raise BadRequest(f"messages must be a list of messages, got {type(messages).__name__}", param="messages")
     if not messages:
-        raise BadRequest("messages is empty; a conversation has at least one message", param="messages")
+        raise BadRequest("messages is empty; a conversation needs at least one message", param="messages")
     return messages
 
 
 def _check_text_only(messages: Sequence[Mapping[str, Any]]) -> None:
-    """What a model of text cannot read is said before anything else, such as a template that it has not either."""
-    contents = [each.get("content") if isinstance(each, Mapping) else None for each in messages]
-    for number, content in enumerate(contents):
-        for place, part in enumerate(content if isinstance(content, list | tuple) else ()):
-            where = f"messages[{number}].content[{place}]"
-            if isinstance(part, Mapping) and (kind := get_part_type(part, where, "messages")) not in TEXT_PARTS:
-                raise Unsupported(f"{where} is of type {kind}, but this model reads text only", param="messages")
+    """Refuse images before the chat template is needed: a missing template would be the less helpful error."""
+    contents = [message.get("content") if isinstance(message, Mapping) else None for message in messages]
+    for message_index, content in enumerate(contents):
+        for part_index, part in enumerate(content if isinstance(content, list | tuple) else ()):
+            path = f"messages[{message_index}].content[{part_index}]"
+            if isinstance(part, Mapping) and (kind := get_part_type(part, path, "messages")) not in TEXT_PARTS:
+                raise Unsupported(f"{path} is of type {kind}, but this model reads text only", param="messages")
 
 
 def _prepare_message(
@@ -143,22 +131,22 @@ def _prepare_message(
     content_format: ResolvedContentFormat,
     image_placeholder: str | None,
 ) -> TemplateMessage:
-    """A message as the template reads it; entries that are null are left out."""
+    """Return a message in the form that the template expects, without null entries."""
     if not isinstance(raw_message, Mapping):
         raise BadRequest(
-            f"{param_path} is an object with role and content, not {type(raw_message).__name__}", param="messages"
+            f"{param_path} must be an object with role and content, got {type(raw_message).__name__}", param="messages"
         )
     if not isinstance(role := raw_message.get("role"), str):
-        kind = "missing" if role is None else type(role).__name__
+        kind = "nothing" if role is None else type(role).__name__
         raise BadRequest(
-            f"{param_path}.role is a string such as user, system or assistant; it is {kind}", param="messages"
+            f"{param_path}.role must be a string such as user, system or assistant, got {kind}", param="messages"
         )
     message = {name: value for name, value in raw_message.items() if value is not None}
     message["content"] = _prepare_content(
         raw_message.get("content"), f"{param_path}.content", content_format, image_placeholder
     )
-    if (thought := next((message[name] for name in REASONING_FIELDS if name in message), None)) is not None:
-        message = {"thinking": thought, **message, "reasoning_content": thought}
+    if (reasoning := next((message[name] for name in REASONING_FIELDS if name in message), None)) is not None:
+        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
     if isinstance(calls := message.get("tool_calls"), list):
         message["tool_calls"] = [_parse_tool_call(call) for call in calls]
     return message
@@ -175,28 +163,28 @@ def _prepare_content(
         content = []
     if not isinstance(content, list | tuple):
         kind = type(content).__name__
-        raise BadRequest(f"{param_path} is a string, a list of parts or null, not {kind}", param="messages")
-    parts = [_prepare_part(part, f"{param_path}[{place}]", image_placeholder) for place, part in enumerate(content)]
+        raise BadRequest(f"{param_path} must be a string, a list of parts or null, got {kind}", param="messages")
+    parts = [_prepare_part(part, f"{param_path}[{index}]", image_placeholder) for index, part in enumerate(content)]
     return _join_parts(parts, image_placeholder or "") if content_format == "string" else parts
 
 
 def _prepare_part(part: Any, param_path: str, image_placeholder: str | None) -> TemplateMessage:
-    """One part of a content; images have been read by now, and what is left of them is where they stand."""
+    """Return one content part; processed images have become `{"type": "image"}`, which marks their position."""
     if part == {"type": "image"} and image_placeholder is not None:
         return {"type": "image"}
     return {"type": "text", "text": parse_part(part, param_path)}
 
 
 def _join_parts(parts: Sequence[TemplateMessage], image_placeholder: str) -> str:
-    """As one text: images first, those that are not marked in it already."""
+    """Join parts to one text; placeholders of images that the texts do not contain come first."""
     texts = [part["text"] for part in parts if part["type"] == "text"]
-    marked = sum(text.count(image_placeholder) for text in texts) if image_placeholder else 0
-    missing = len(parts) - len(texts) - marked
+    num_placed = sum(text.count(image_placeholder) for text in texts) if image_placeholder else 0
+    missing = len(parts) - len(texts) - num_placed
     return "\n".join([*[image_placeholder] * (missing if image_placeholder else 0), *texts])
 
 
 def _parse_tool_call(tool_call: Any) -> Any:
-    """Clients send the arguments of a call as JSON text, templates write them as JSON themselves."""
+    """Decode the arguments of a call: clients send them as JSON text, templates serialize them again."""
     function = tool_call.get("function") if isinstance(tool_call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return tool_call
@@ -212,26 +200,26 @@ def _count_chars(content: str | list[TemplateMessage]) -> int:
 
 
 def _append_marker(message: TemplateMessage, original_content: object) -> str:
-    """Put the mark behind the last words of the message; these come back."""
+    """Append the continuation marker to the text of the message and return that text."""
     if original_content is None or original_content == []:
         raise BadRequest("continue_final_message is set, but the last message has no content", param="messages")
     if isinstance(message["content"], str):
-        words: str = message["content"]
-        message["content"] = words + CONTINUATION_MARKER
+        final_text: str = message["content"]
+        message["content"] = final_text + CONTINUATION_MARKER
     elif "text" in (last := message["content"][-1]):
-        words = last["text"]
-        last["text"] = words + CONTINUATION_MARKER
+        final_text = last["text"]
+        last["text"] = final_text + CONTINUATION_MARKER
     else:
         raise BadRequest("continue_final_message is set, but the last message ends with an image", param="messages")
-    return words
+    return final_text
 
 
 def _cut_at_marker(text: str, final_text: str) -> str:
-    place = text.rfind(CONTINUATION_MARKER.rstrip())
-    if place < 0 or final_text.strip() not in text:
+    end = text.rfind(CONTINUATION_MARKER.rstrip())
+    if end < 0 or final_text.strip() not in text:
         raise BadRequest(
-            "continue_final_message is set, but the chat template does not write the last message as it was given; "
-            "it cannot be continued",
+            "continue_final_message is set, but the chat template does not write the last message unchanged, so it "
+            "cannot be continued",
             param="continue_final_message",
         )
-    return text[:place] if text.startswith(CONTINUATION_MARKER, place) else text[:place].rstrip()
+    return text[:end] if text.startswith(CONTINUATION_MARKER, end) else text[:end].rstrip()

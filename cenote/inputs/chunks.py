@@ -1,4 +1,4 @@
-"""Texts longer than the model reads: cut into chunks, and their vectors merged again."""
+"""Split texts longer than the model length into chunks, as vLLM's chunked processing does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ logger = logging.getLogger("cenote")
 
 
 def split_into_chunks(token_ids: TokenIds, max_tokens: int) -> list[TokenIds]:
-    """Consecutive views of at most `max_tokens` ids."""
+    """Return consecutive views of at most `max_tokens` ids; the log lines are vLLM's."""
     chunks = [token_ids[start : start + max_tokens] for start in range(0, len(token_ids), max_tokens)]
     logger.info(
         "Input length %d exceeds max_position_embeddings %d, will use chunked processing", len(token_ids), max_tokens

@@ -1,4 +1,4 @@
-"""How a chat template reads the content of a message: as one string, or part by part."""
+"""Detect whether a chat template takes message content as a string or as a list of parts."""
 
 from __future__ import annotations
 
@@ -9,38 +9,41 @@ from jinja2 import nodes
 
 from cenote.inputs.jinja_sandbox import SANDBOX
 
-# one string; parts, even where a string was given; or either of the two as it was given
+# string; list of parts, also for content given as a string; or either, as given
 ResolvedContentFormat: TypeAlias = Literal["string", "openai", "either"]
-# what a name in a template may stand for
+# what a variable of a template may hold
 VariableKind: TypeAlias = Literal["messages", "message", "content"]
 
-# filters that look into every element of what they get
+# filters that access the elements of their input
 ELEMENTWISE_FILTERS = ("map", "selectattr", "rejectattr")
 
 
 @lru_cache(maxsize=32)
 def detect_content_format(template: str) -> ResolvedContentFormat:
-    """Parts if the template goes through the content of a message, else one string."""
+    """Return "openai" or "either" if the template iterates over message content, else "string"."""
     tree = SANDBOX.parse(template)
     kinds = _VariableKinds(tree)
-    through = [loop.iter for loop in tree.find_all(nodes.For)]
-    through += [
-        each.node for each in tree.find_all(nodes.Filter) if each.name in ELEMENTWISE_FILTERS and each.node is not None
+    iterated = [loop.iter for loop in tree.find_all(nodes.For)]
+    iterated += [
+        expression.node
+        for expression in tree.find_all(nodes.Filter)
+        if expression.name in ELEMENTWISE_FILTERS and expression.node is not None
     ]
-    if not any("content" in kinds.infer(expression) for expression in through):
+    if not any("content" in kinds.infer(expression) for expression in iterated):
         return "string"
     tests = (test for test in tree.find_all(nodes.Test) if test.name == "string")
     return "either" if any("content" in kinds.infer(test.node) for test in tests) else "openai"
 
 
 class _VariableKinds:
-    """What the names of a template may stand for, wherever in it they are used."""
+    """Flow-insensitive inference of what the variables of a template may hold."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self.kinds_by_name: dict[str, set[VariableKind]] = {"messages": {"messages"}}
         self.macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
-        known = 0
-        while known < (known := self._propagate(tree)):  # a name may get its meaning from one further down
+        num_inferred = 0
+        # until a fixed point: a variable may depend on one that is assigned later in the template
+        while num_inferred < (num_inferred := self._propagate(tree)):
             pass
 
     def _propagate(self, tree: nodes.Template) -> int:
@@ -69,13 +72,13 @@ class _VariableKinds:
             case nodes.Filter(node=inner):
                 return self.infer(inner)
             case (
-                nodes.CondExpr(expr1=one, expr2=other)
-                | nodes.Or(left=one, right=other)
-                | nodes.And(right=other, left=one)
+                nodes.CondExpr(expr1=first, expr2=second)
+                | nodes.Or(left=first, right=second)
+                | nodes.And(left=first, right=second)
             ):
-                return self.infer(one) | self.infer(other)
-            case nodes.Add(left=one, right=other):  # a system message and the rest
-                return (self.infer(one) | self.infer(other)) - {"content"}
+                return self.infer(first) | self.infer(second)
+            case nodes.Add(left=first, right=second):  # list concatenation, e.g. a system message + the others
+                return (self.infer(first) | self.infer(second)) - {"content"}
             case nodes.Getitem(node=inner, arg=nodes.Slice()):
                 return self.infer(inner)
             case nodes.Getitem(node=inner, arg=nodes.Const(value=str(key))) | nodes.Getattr(node=inner, attr=key):

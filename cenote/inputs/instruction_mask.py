@@ -1,4 +1,4 @@
-"""Instructions that a model reads but does not pool: everything up to a mark in the text itself."""
+"""Exclude the instruction of a prompt from pooling (GritLM): all tokens up to a marker in the text."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ logger = logging.getLogger("cenote")
 
 
 class InstructionMask:
-    """Finds where the text begins that a prompt is about."""
+    """Find the end of the instruction in a tokenized prompt."""
 
     def __init__(self, tokenizer: Tokenizer, marker: str, first_token_id: int | None) -> None:
-        # what comes before the mark changes its first token, and nothing else of it
+        # the text before the marker can change the marker's first token, never the others: match only those
         self.marker_ids: list[int] = tokenizer.encode([marker])[0].tolist()[1:]
-        self.first_token_id = first_token_id  # the token that every prompt begins with
+        self.first_token_id = first_token_id  # the first token of every prompt
 
     def count_masked_tokens(self, token_ids: TokenIds) -> int:
-        """How many leading tokens pooling leaves out."""
+        """Return the number of leading tokens that are not pooled."""
         if not len(token_ids) or int(token_ids[0]) != self.first_token_id:
-            logger.warning("a prompt does not begin with token %s, so all of it is pooled", self.first_token_id)
+            logger.warning("a prompt does not start with token %s; all of its tokens are pooled", self.first_token_id)
             return 0
-        size, listed = len(self.marker_ids), token_ids.tolist()
-        for start in range(1, len(listed) - size):  # a mark at the very end would leave nothing
-            if listed[start : start + size] == self.marker_ids:
+        size, ids = len(self.marker_ids), token_ids.tolist()
+        for start in range(1, len(ids) - size):  # a marker at the end would leave nothing to pool
+            if ids[start : start + size] == self.marker_ids:
                 return start + size
         return 1

@@ -1,4 +1,4 @@
-"""Jinja templates in a sandbox: a program that turns texts into one text may reach nothing else, and must end."""
+"""Run Jinja templates in a sandbox, with limits on CPU time and output size."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cenote.errors import BadRequest
 
-# what a template may write beyond the characters it was given, and what it may repeat at once
+# limit on the output beyond the length of the input, and on one string or list repetition
 MAX_ADDED_CHARS = 8_000_000
-# processor time for any template at all, and for each character it was given
+# CPU time limit: base, and per character of input
 BASE_CPU_S, CPU_S_PER_CHAR = 0.1, 1e-6
-# numbers of a template count messages and characters
+# enough to count messages and characters
 MAX_INTEGER_BITS = 256
 MAX_ERROR_CHARS = 500
 
@@ -44,13 +44,13 @@ def _to_json(
 
 
 class _TemplateDeadline(threading.local):
-    """The processor time at which the template that runs in this thread must have ended."""
+    """CPU time at which the template running in this thread must stop."""
 
     expires_at = float("inf")
 
 
 class _GenerationTag(Extension):
-    """{% generation %} marks what an assistant said, for training; here it is only text."""
+    """Render {% generation %} blocks, which mark assistant turns for training, as plain text."""
 
     tags = {"generation"}
 
@@ -60,7 +60,7 @@ class _GenerationTag(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """What the authors of chat templates count on, and no way to spend more than a moment."""
+    """Sandbox with the extensions that Transformers gives to chat templates, and with resource limits."""
 
     intercepted_binops = frozenset(("*", "**"))
 
@@ -71,30 +71,30 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             "raise_exception": _raise_exception,
             "strftime_now": lambda form: datetime.now().strftime(form),
         }
-        self.filters["tojson"] = _to_json  # Jinja's own escapes for web pages
+        self.filters["tojson"] = _to_json  # Jinja's filter escapes for HTML
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() + right.bit_length() if operator == "*" else left.bit_length() * right
             if bits > MAX_INTEGER_BITS:
-                raise SecurityError(f"a number of {bits} bits is too large; at most {MAX_INTEGER_BITS}")
+                raise SecurityError(f"a number of {bits} bits is too large; the limit is {MAX_INTEGER_BITS}")
         elif operator == "*":
-            for many, times in ((left, right), (right, left)):
-                if isinstance(many, str | list | tuple) and isinstance(times, int):
-                    _check_chars(len(many) * times, MAX_ADDED_CHARS)
+            for sequence, count in ((left, right), (right, left)):
+                if isinstance(sequence, str | list | tuple) and isinstance(count, int):
+                    _check_chars(len(sequence) * count, MAX_ADDED_CHARS)
         return super().call_binop(context, operator, left, right)
 
     def compile_with_deadline(self, template: str) -> jinja2.Template:
-        """With a look at the clock in every turn of a loop and every call of a macro."""
+        """Compile a template with a deadline check in every loop iteration and macro call."""
         tree = self.parse(template)
         for block in tree.find_all((nodes.For, nodes.Macro)):
-            look = nodes.ExprStmt(nodes.Call(nodes.EnvironmentAttribute("check_deadline"), [], [], None, None))
-            block.body.insert(0, look.set_lineno(block.lineno))  # type: ignore[attr-defined]
+            check = nodes.ExprStmt(nodes.Call(nodes.EnvironmentAttribute("check_deadline"), [], [], None, None))
+            block.body.insert(0, check.set_lineno(block.lineno))  # type: ignore[attr-defined]
         return self.from_string(tree)
 
     def check_deadline(self) -> None:
         if time.thread_time() > self.deadline.expires_at:
-            raise SecurityError("it did not end in the time that a text of this length may take")
+            raise SecurityError("it exceeded the CPU time limit for a text of this length")
 
 
 SANDBOX = _Sandbox()
@@ -102,28 +102,30 @@ compile_template = lru_cache(maxsize=32)(SANDBOX.compile_with_deadline)
 
 
 def run_template(template: str, variables: Mapping[str, Any], *, name: str, num_chars: int) -> str:
-    """What a template writes. `name` is for errors; by `num_chars`, what it was given, its limits are measured."""
+    """Return the output of a template. `name` appears in errors; `num_chars`, the input length, sets the limits."""
     try:
         program = compile_template(template)
-    except Exception as error:  # besides syntax errors, nesting that is too deep for Python
+    except Exception as error:  # syntax errors, and RecursionError for deep nesting
         raise BadRequest(
             f"the {name} template is not valid Jinja: {_error_text(error)}", param="chat_template"
         ) from error
     SANDBOX.deadline.expires_at = time.thread_time() + BASE_CPU_S + CPU_S_PER_CHAR * num_chars
-    written, length = [], 0
+    parts, length = [], 0
     try:
         for part in program.generate(variables):
             length += len(part)
             _check_chars(length, num_chars + MAX_ADDED_CHARS)
-            written.append(part)
-    except Exception as error:  # a template is a program of its own and can fail in any way
+            parts.append(part)
+    except Exception as error:  # a template can raise any exception
         raise BadRequest(f"the {name} template failed: {_error_text(error)}", param="chat_template") from error
-    return "".join(written)
+    return "".join(parts)
 
 
 def _check_chars(length: int, max_chars: int) -> None:
     if length > max_chars:
-        raise SecurityError(f"it writes {length} characters or more; at most {max_chars} for a text of this length")
+        raise SecurityError(
+            f"it writes {length} characters or more; the limit for a text of this length is {max_chars}"
+        )
 
 
 def _error_text(error: Exception) -> str:

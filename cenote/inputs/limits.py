@@ -1,7 +1,8 @@
-"""How long an input may be, to how many tokens it is cut or filled up, and the words of refusal."""
+"""Token limits of inputs: maximum length, truncation length, padding length, and the errors for exceeding them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cenote.errors import BadRequest, InputTooLong
@@ -12,47 +13,50 @@ TRUNCATION_HINT = "To cut long inputs instead, set truncate_prompt_tokens: -1 ke
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long an input may be. Without a name of its own, a limit is `max_model_len`."""
+    """Maximum length of an input, and the option that sets it."""
 
     max_tokens: int
-    name: str = "max_model_len"  # or max_embed_len, where long texts are embedded in chunks
-    is_bounded: bool = True  # False: any length
-    is_chunked: bool = False  # what is longer than the model reads is no reason to cut
+    name: str = "max_model_len"  # max_embed_len if long texts are embedded in chunks
+    is_bounded: bool = True  # False: inputs of any length are accepted
+    is_chunked: bool = False  # longer texts are chunked: truncate_prompt_tokens=-1 does not truncate
 
 
 UNLIMITED = Limits(0, is_bounded=False)
 
 
 def check_tokenization_params(tokenization: TokenizationParams, limits: Limits) -> None:
-    """Refuse what would be refused for every input alike."""
+    """Raise BadRequest for parameters that are invalid for every input."""
     resolve_truncation_length(tokenization, limits)
     resolve_padding_length(tokenization, limits)
 
 
 def resolve_truncation_length(tokenization: TokenizationParams, limits: Limits) -> int | None:
-    """The number of tokens an input is cut to; None leaves it whole."""
+    """Return the number of tokens to truncate to; None: no truncation."""
     if tokenization.truncation_side not in (None, "left", "right"):
         raise BadRequest("`truncation_side` must be either 'left' or 'right'.", param="truncation_side")
-    wanted = check_token_count("truncate_prompt_tokens", tokenization.truncate_prompt_tokens)
-    if wanted is None or (wanted == -1 and limits.is_chunked):
+    requested = check_token_count("truncate_prompt_tokens", tokenization.truncate_prompt_tokens)
+    if requested is None or (requested == -1 and limits.is_chunked):
         return None
-    if wanted == -1:
+    if requested == -1:
         return limits.max_tokens
-    if limits.is_bounded and wanted > limits.max_tokens:
+    if limits.is_bounded and requested > limits.max_tokens:
         raise BadRequest(
-            f"truncate_prompt_tokens={wanted} cannot be greater than max_model_len - max_output_tokens = "
+            f"truncate_prompt_tokens={requested} cannot be greater than max_model_len - max_output_tokens = "
             f"{limits.max_tokens}. Please request a smaller truncation size.",
             param="truncate_prompt_tokens",
         )
-    return wanted
+    return requested
 
 
 def resolve_padding_length(tokenization: TokenizationParams, limits: Limits) -> int | None:
-    """The tokens a short input is filled up to; one more than fits is cut or refused like any number above."""
-    wanted = check_token_count("pad_prompt_tokens", tokenization.pad_prompt_tokens)
-    if wanted is None:
+    """Return the number of tokens to pad to; None: no padding.
+
+    Capped at one above the limit: such an input is truncated or refused like any longer one, without large arrays.
+    """
+    requested = check_token_count("pad_prompt_tokens", tokenization.pad_prompt_tokens)
+    if requested is None:
         return None
-    return limits.max_tokens if wanted == -1 else min(wanted, limits.max_tokens + 1)
+    return limits.max_tokens if requested == -1 else min(requested, limits.max_tokens + 1)
 
 
 def check_token_count(name: str, value: int | None) -> int | None:
@@ -72,14 +76,23 @@ def check_length(length: int, limits: Limits) -> None:
             param="input_tokens",
             value=length,
         )
-    about = f"{'at least ' if length == limits.max_tokens + 1 else ''}{length}"
+    count = f"{'at least ' if length == limits.max_tokens + 1 else ''}{length}"
     raise InputTooLong(
         f"This model's maximum context length is {limits.max_tokens} tokens. However, you requested 0 output tokens "
-        f"and your prompt contains {about} input tokens, for a total of {about} tokens. Please reduce the length of "
+        f"and your prompt contains {count} input tokens, for a total of {count} tokens. Please reduce the length of "
         f"the input prompt or the number of requested output tokens. {TRUNCATION_HINT}",
         param="input_tokens",
         value=length,
     )
+
+
+def split_budget(lengths: Sequence[int], budget: int) -> list[int]:
+    """Distribute a token budget over texts of the given lengths: longest-first truncation, using all of the budget."""
+    kept, remaining = [0] * len(lengths), max(0, budget)
+    for rank, index in enumerate(sorted(range(len(lengths)), key=lengths.__getitem__)):
+        kept[index] = min(lengths[index], remaining // (len(lengths) - rank))
+        remaining -= kept[index]
+    return kept
 
 
 def too_many_chars_message(limits: Limits, length: int, max_chars: int) -> str:

@@ -1,4 +1,4 @@
-"""The one prompt of a listwise reranker: every document with a mark at its end, then the query with its own."""
+"""Prompt of listwise rerankers (Jina Reranker v3): documents and query, each followed by a marker token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SYSTEM_PROMPT = (
 
 
 def render_listwise_prompt(query: str, documents: Sequence[str], instruction: str | None) -> str:
-    """As the model was trained to read it, letter by letter."""
+    """Return the prompt in the exact format of the model's training."""
     query = strip_special_tokens(query)
     passages = "\n".join(
         f'<passage id="{number}">\n{strip_special_tokens(document)}{DOCUMENT_TOKEN}\n</passage>'
@@ -33,14 +33,14 @@ def render_listwise_prompt(query: str, documents: Sequence[str], instruction: st
 
 
 def strip_special_tokens(text: str) -> str:
-    """A mark that a text brings along would be taken for its end; taking one out must not put another together."""
+    """Remove marker tokens from a text, repeatedly: a removal may join the parts of another one."""
     while DOCUMENT_TOKEN in text or QUERY_TOKEN in text:
         text = text.replace(DOCUMENT_TOKEN, "").replace(QUERY_TOKEN, "")
     return text
 
 
 def parse_listwise_input(inputs: Sequence[Input], architecture: str) -> ListwiseInput:
-    """What a plain list of texts means to such a model: documents, and the query last."""
+    """Interpret a list of texts as documents followed by the query, as vLLM does for these models."""
     if any(isinstance(item, Conversation) for item in inputs):
         raise Unsupported(f"The {architecture} does not support chat Request.", param="messages")
     texts = [item for item in inputs if isinstance(item, str)]

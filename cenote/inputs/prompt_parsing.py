@@ -1,4 +1,4 @@
-"""The forms in which a prompt may be written in Python, and the keywords of tokenisation."""
+"""Parse the prompt formats of the Python API (those of vLLM), and `tokenization_kwargs`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cenote.protocol.params import TokenizationParams
 
 logger = logging.getLogger("cenote")
 
-# texts and token ids; whether the latter are what they should be is seen when they are rendered, a slice at a time
+# texts and token ids; the renderer validates token ids, so a large list is not scanned here
 PLAIN_TYPES = {str, list, tuple}
 
 
 def parse_prompts(prompts: Any) -> list[Input]:
-    """A prompt, or a sequence of prompts, as the engine takes them."""
+    """Return a prompt, or a sequence of prompts, as a list of inputs."""
     if isinstance(prompts, np.ndarray):
         prompts = prompts.tolist()
     if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
@@ -62,7 +62,7 @@ def _parse_mapping(prompt: Mapping[str, Any]) -> Input:
         return _parse_multimodal(prompt)
     if (embeds := prompt.get("prompt_embeds")) is not None:
         if not isinstance(embeds, torch.Tensor):
-            raise BadRequest(f"prompt_embeds is a tensor [tokens, hidden], not {type(embeds).__name__}")
+            raise BadRequest(f"prompt_embeds must be a tensor [tokens, hidden], got {type(embeds).__name__}")
         return PromptEmbeds(embeds)
     if (ids := prompt.get("prompt_token_ids")) is not None:
         if isinstance(ids, str | Mapping) or not isinstance(ids, Sequence | np.ndarray):
@@ -76,39 +76,39 @@ def _parse_mapping(prompt: Mapping[str, Any]) -> Input:
 
 
 def _parse_multimodal(prompt: Mapping[str, Any]) -> Input:
-    """A prompt with images: one, or a list of them; or with tensors by their names, for a model that reads those."""
+    """Parse a prompt with one image or a list of images, or with named tensors for a tensor model."""
     data = prompt["multi_modal_data"]
     if not isinstance(data, Mapping) or set(data) != {"image"}:
-        found = ", ".join(map(repr, data)) if isinstance(data, Mapping) else type(data).__name__
-        raise Unsupported(f'multi_modal_data is {{"image": ...}}; it has {found}', param="multi_modal_data")
-    given = data["image"]
-    if isinstance(given, Mapping):
-        return _parse_tensors(given)
-    if isinstance(given, list | tuple):
-        images = [ImageSource(image, f"multi_modal_data.image[{place}]") for place, image in enumerate(given)]
+        actual = ", ".join(map(repr, data)) if isinstance(data, Mapping) else type(data).__name__
+        raise Unsupported(f'multi_modal_data must be {{"image": ...}}, got {actual}', param="multi_modal_data")
+    source = data["image"]
+    if isinstance(source, Mapping):
+        return _parse_tensors(source)
+    if isinstance(source, list | tuple):
+        images = [ImageSource(image, f"multi_modal_data.image[{index}]") for index, image in enumerate(source)]
     else:
-        images = [ImageSource(given)]
+        images = [ImageSource(source)]
     text = _parse_mapping({name: value for name, value in prompt.items() if name != "multi_modal_data"})
     if isinstance(text, PromptEmbeds):
-        raise Unsupported("prompt_embeds go without multi_modal_data", param="prompt_embeds")
+        raise Unsupported("prompt_embeds cannot be combined with multi_modal_data", param="prompt_embeds")
     options = prompt.get("mm_processor_kwargs") or {}
     if not isinstance(options, Mapping):
-        raise BadRequest(f"mm_processor_kwargs is a dictionary, not {type(options).__name__}")
-    return MultimodalPrompt(text, images, options) if images else text  # type: ignore[arg-type]  # no other kind
+        raise BadRequest(f"mm_processor_kwargs must be a dictionary, got {type(options).__name__}")
+    return MultimodalPrompt(text, images, options) if images else text  # type: ignore[arg-type]  # text or token ids
 
 
 def _parse_tensors(tensors: Mapping[str, Any]) -> TensorInput:
     values = {name: torch.from_numpy(item) if isinstance(item, np.ndarray) else item for name, item in tensors.items()}
     for name, item in values.items():
         if not isinstance(item, torch.Tensor):
-            raise BadRequest(f"{name} of multi_modal_data.image is a tensor, not {type(item).__name__}")
+            raise BadRequest(f"{name} of multi_modal_data.image must be a tensor, got {type(item).__name__}")
     return TensorInput(values)
 
 
 def parse_tokenization_kwargs(kwargs: Mapping[str, Any] | None, max_model_len: int) -> TokenizationParams:
-    """`tokenization_kwargs` as one value; what nobody knows is logged and ignored."""
+    """Convert `tokenization_kwargs`; unknown keys are logged and ignored."""
     if not isinstance(kwargs, Mapping | None):
-        raise BadRequest(f"tokenization_kwargs is a dict, got {type(kwargs).__name__}")
+        raise BadRequest(f"tokenization_kwargs must be a dict, got {type(kwargs).__name__}")
     kwargs = dict(kwargs or {})
     max_length = kwargs.pop("max_length", None)
     truncate = kwargs.pop("truncate_prompt_tokens", None)
@@ -121,7 +121,7 @@ def parse_tokenization_kwargs(kwargs: Mapping[str, Any] | None, max_model_len: i
         name: kwargs.pop(name) for name in ("truncation_side", "add_special_tokens", "do_lower_case") if name in kwargs
     }
     if kwargs:
-        logger.warning("tokenization_kwargs has no use for %s", ", ".join(sorted(kwargs)))
+        logger.warning("ignoring unknown tokenization_kwargs: %s", ", ".join(sorted(kwargs)))
     return TokenizationParams(
         truncate_prompt_tokens=truncate, pad_prompt_tokens=max_model_len if pad == -1 else pad, **known
     )

@@ -1,4 +1,4 @@
-"""Texts inside a frame that must stay whole: the documents give way, and the query after them."""
+"""Truncate the texts inside a score template and keep the template: first the documents, then the query."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cenote.errors import InputTooLong
+from cenote.inputs.limits import split_budget
 from cenote.inputs.tokenizer import TokenIds, Tokenizer
 from cenote.protocol.params import TruncationSide
 
 
 @dataclass(frozen=True, slots=True)
 class TemplatedTexts:
-    """What goes into one prompt, and how the prompt is written."""
+    """Query and documents of one prompt, and the function that renders the prompt."""
 
     query: str
     documents: Sequence[str]
@@ -26,36 +27,27 @@ def truncate_to_fit(
     tokenizer: Tokenizer,
     truncation_side: TruncationSide,
 ) -> TokenIds:
-    """The tokens of the prompt, no more than that: what is cut is text, never the frame."""
+    """Return the token ids of the prompt, at most `max_tokens`. Only texts are truncated, never the template."""
 
-    def with_documents(documents: Sequence[str]) -> TokenIds:
+    def encode_documents(documents: Sequence[str]) -> TokenIds:
         return encode(templated.render(templated.query, documents))
 
-    def with_query(texts: Sequence[str]) -> TokenIds:
-        return encode(templated.render(texts[0], nothing))
+    def encode_query(texts: Sequence[str]) -> TokenIds:
+        return encode(templated.render(texts[0], empty_documents))
 
-    nothing = [""] * len(templated.documents)
-    ids = _truncate_texts(templated.documents, with_documents, max_tokens, tokenizer, truncation_side)
+    empty_documents = [""] * len(templated.documents)
+    ids = _truncate_texts(templated.documents, encode_documents, max_tokens, tokenizer, truncation_side)
     if ids is None:
-        ids = _truncate_texts([templated.query], with_query, max_tokens, tokenizer, truncation_side)
+        ids = _truncate_texts([templated.query], encode_query, max_tokens, tokenizer, truncation_side)
     if ids is None:
-        length = len(encode(templated.render("", nothing)))
+        length = len(encode(templated.render("", empty_documents)))
         raise InputTooLong(
-            f"the template around query and document has {length} tokens by itself, and {max_tokens} are left for all "
-            "of it; allow more tokens",
+            f"the score template without query and documents has {length} tokens, but the limit is {max_tokens}; "
+            "raise truncate_prompt_tokens",
             param="input_tokens",
             value=length,
         )
     return ids
-
-
-def split_budget(lengths: Sequence[int], budget: int) -> list[int]:
-    """How much of each stays when the longest give way first: as even as can be, and all of the room used."""
-    kept, left = [0] * len(lengths), max(0, budget)
-    for rank, place in enumerate(sorted(range(len(lengths)), key=lengths.__getitem__)):
-        kept[place] = min(lengths[place], left // (len(lengths) - rank))
-        left -= kept[place]
-    return kept
 
 
 def _truncate_texts(
@@ -65,20 +57,21 @@ def _truncate_texts(
     tokenizer: Tokenizer,
     truncation_side: TruncationSide,
 ) -> TokenIds | None:
-    """What is read when the texts are as long as they may be; None when nothing of them is short enough."""
-    located = tokenizer.encode_with_offsets(texts)
-    room = sum(len(each.token_ids) for each in located)
+    """Truncate the texts until the prompt fits and return its ids; None if it does not fit with empty texts."""
+    encodings = tokenizer.encode_with_offsets(texts)
+    lengths = [len(encoding.token_ids) for encoding in encodings]
+    budget = sum(lengths)
     ids = encode(texts)
     while len(ids) > max_tokens:
-        # tokens at a cut may be others than before: then a little more must go
-        room -= len(ids) - max_tokens
-        if room < 0:
+        # cutting a text may change the tokens at its end: repeat with a smaller budget until the prompt fits
+        budget -= len(ids) - max_tokens
+        if budget < 0:
             return None
-        kept = split_budget([len(each.token_ids) for each in located], room)
+        kept = split_budget(lengths, budget)
         ids = encode(
             [
-                _crop_to_tokens(text, each.starts, each.ends, keep, truncation_side)
-                for text, each, keep in zip(texts, located, kept, strict=True)
+                _crop_to_tokens(text, encoding.starts, encoding.ends, num_tokens, truncation_side)
+                for text, encoding, num_tokens in zip(texts, encodings, kept, strict=True)
             ]
         )
     return ids
@@ -87,7 +80,7 @@ def _truncate_texts(
 def _crop_to_tokens(
     text: str, starts: TokenIds, ends: TokenIds, num_tokens: int, truncation_side: TruncationSide
 ) -> str:
-    """The first `keep` tokens of a text, or the last when the left side is cut."""
+    """Return the text of the first `num_tokens` tokens, or of the last ones if truncated on the left."""
     if num_tokens >= len(ends):
         return text
     if num_tokens == 0:

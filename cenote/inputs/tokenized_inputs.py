@@ -1,4 +1,4 @@
-"""Rendered inputs laid end to end: an array for each thing that is known of them, not an object for each input."""
+"""Tokenized inputs in columnar form: concatenated token ids and one metadata record per input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cenote.protocol.images import InputImages
 Int64Array: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 BoolArray: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
-# what is known of each input beside its tokens; the words are those of Rendered
+# metadata of an input, with the field names of TokenizedInput
 METADATA_DTYPE = np.dtype(
     [
         (name, np.int64)
@@ -27,77 +27,72 @@ METADATA_DTYPE = np.dtype(
 
 @dataclass(slots=True)
 class TokenizedInput:
-    """One input, as the model will read it."""
+    """One tokenized input."""
 
     token_ids: TokenIds
-    type1_start: int  # tokens from here on are of type 1; the length when none is
+    type1_start: int  # index of the first token of type 1; the length if there is none
     num_input_tokens: int  # before truncation
-    num_unpooled: int = 0  # leading tokens that pooling leaves out
-    inputs_embeds: Any = (
-        None  # [tokens, hidden], and all ids are 0; or tensors by their names, for which one token stands
-    )
-    is_input_count_exact: bool = True  # False: a huge text was cut before all of its tokens were counted
-    attended_len: int | None = None  # leading tokens that others see; all when unset
-    row_mask: BoolArray | None = None  # tokens with a row in a token-wise answer; all when unset
-    images: InputImages | None = None  # its images
+    num_unpooled: int = 0  # leading tokens that are not pooled
+    # [tokens, hidden], with all ids 0; or named tensors of a tensor model, with a single token id
+    inputs_embeds: Any = None
+    is_input_count_exact: bool = True  # False: a huge text was cropped before tokenization
+    attended_len: int | None = None  # leading tokens that others attend to; None: all
+    row_mask: BoolArray | None = None  # tokens with a row in token-wise outputs; None: all
+    images: InputImages | None = None
 
 
 @dataclass(frozen=True)
 class TokenizedInputs:
-    """Many inputs, as the model will read them."""
+    """Many tokenized inputs, concatenated."""
 
     token_ids: TokenIds  # [tokens]
-    metadata: np.ndarray[Any, Any]  # [size], of the kind FACTS
-    row_mask: BoolArray | None = None  # [tokens]; None means all
-    inputs_embeds: Sequence[Any] | None = None  # [size], None for inputs without; None means that no input has any
-    images: Sequence[InputImages | None] | None = None  # [size], in the same way
+    metadata: np.ndarray[Any, Any]  # [size], of dtype METADATA_DTYPE
+    row_mask: BoolArray | None = None  # [tokens]; None: all
+    inputs_embeds: Sequence[Any] | None = None  # [size], None for inputs without; None: no input has any
+    images: Sequence[InputImages | None] | None = None  # [size], likewise
 
     @classmethod
     def from_ids(
         cls, token_ids: TokenIds, lengths: Int64Array, num_input_tokens: Int64Array, num_unpooled: Any = 0
     ) -> TokenizedInputs:
-        """Inputs of which nothing special is to be said."""
-        facts = np.empty(len(lengths), dtype=METADATA_DTYPE)
-        facts["length"] = facts["type1_start"] = facts["attended_len"] = lengths
-        facts["num_input_tokens"] = num_input_tokens
-        facts["num_unpooled"] = num_unpooled
-        facts["is_exact"] = 1
-        return cls(token_ids, facts)
+        """Make inputs of one token type whose tokens are all attended to, with exact token counts."""
+        metadata = np.empty(len(lengths), dtype=METADATA_DTYPE)
+        metadata["length"] = metadata["type1_start"] = metadata["attended_len"] = lengths
+        metadata["num_input_tokens"] = num_input_tokens
+        metadata["num_unpooled"] = num_unpooled
+        metadata["is_exact"] = 1
+        return cls(token_ids, metadata)
 
     @classmethod
     def from_list(cls, inputs: Sequence[TokenizedInput]) -> TokenizedInputs:
         if not inputs:
             return cls(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=METADATA_DTYPE))
-        kept: BoolArray | None = None
+        row_mask: BoolArray | None = None
         if any(item.row_mask is not None for item in inputs):
-            kept = np.concatenate(
+            row_mask = np.concatenate(
                 [_full_mask(item.token_ids) if item.row_mask is None else item.row_mask for item in inputs]
             )
         token_ids = np.concatenate([item.token_ids for item in inputs])
-        facts = np.array([_metadata_row(item) for item in inputs], dtype=METADATA_DTYPE)
-        embeds, sights = (
-            _none_if_all_none([item.inputs_embeds for item in inputs]),
-            _none_if_all_none([item.images for item in inputs]),
-        )
-        return cls(token_ids, facts, kept, embeds, sights)
+        metadata = np.array([_metadata_row(item) for item in inputs], dtype=METADATA_DTYPE)
+        inputs_embeds = _none_if_all_none([item.inputs_embeds for item in inputs])
+        images = _none_if_all_none([item.images for item in inputs])
+        return cls(token_ids, metadata, row_mask, inputs_embeds, images)
 
     @classmethod
     def concat(cls, inputs: Sequence[TokenizedInputs]) -> TokenizedInputs:
         if len(inputs) == 1:
             return inputs[0]
-        kept: BoolArray | None = None
-        if any(strip.row_mask is not None for strip in inputs):
-            kept = np.concatenate(
-                [_full_mask(strip.token_ids) if strip.row_mask is None else strip.row_mask for strip in inputs]
+        row_mask: BoolArray | None = None
+        if any(part.row_mask is not None for part in inputs):
+            row_mask = np.concatenate(
+                [_full_mask(part.token_ids) if part.row_mask is None else part.row_mask for part in inputs]
             )
-        embeds, sights = (
-            _concat_optional([getattr(strip, name) for strip in inputs], inputs) for name in ("inputs_embeds", "images")
-        )
-        # as plain numbers, since numpy ponders over the types of records for longer than it copies them
-        numbers = np.concatenate([strip.metadata.view(np.int64) for strip in inputs])
-        return cls(
-            np.concatenate([strip.token_ids for strip in inputs]), numbers.view(METADATA_DTYPE), kept, embeds, sights
-        )
+        inputs_embeds = _concat_optional([part.inputs_embeds for part in inputs], inputs)
+        images = _concat_optional([part.images for part in inputs], inputs)
+        # as int64, since numpy takes longer to compare record dtypes than to copy the records
+        values = np.concatenate([part.metadata.view(np.int64) for part in inputs])
+        token_ids = np.concatenate([part.token_ids for part in inputs])
+        return cls(token_ids, values.view(METADATA_DTYPE), row_mask, inputs_embeds, images)
 
     def __len__(self) -> int:
         return len(self.metadata)
@@ -109,26 +104,27 @@ class TokenizedInputs:
 
     @cached_property
     def cu_seqlens(self) -> Int64Array:
-        """[size + 1], where each input starts, and the end."""
+        """[size + 1]: the start of each input in `token_ids`, and the total length."""
         offsets = np.zeros(len(self.metadata) + 1, dtype=np.int64)
         np.cumsum(self.metadata["length"], out=offsets[1:])
         return offsets
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether all inputs are one text each, of which the model sees and pools every token."""
-        facts, lengths = self.metadata, self.lengths
-        alike = (facts["type1_start"] >= lengths) & (facts["attended_len"] >= lengths) & (facts["num_unpooled"] == 0)
-        return bool(alike.all())
+        """Whether all inputs have one token type and all their tokens are attended to and pooled."""
+        metadata, lengths = self.metadata, self.lengths
+        has_one_type = metadata["type1_start"] >= lengths
+        is_attended = metadata["attended_len"] >= lengths
+        return bool((has_one_type & is_attended & (metadata["num_unpooled"] == 0)).all())
 
     @property
     def num_truncated(self) -> int:
-        """Inputs of which only a part was read."""
-        facts = self.metadata
-        return int(np.count_nonzero((facts["length"] < facts["num_input_tokens"]) | (facts["is_exact"] == 0)))
+        """Number of inputs that were truncated."""
+        metadata = self.metadata
+        return int(np.count_nonzero((metadata["length"] < metadata["num_input_tokens"]) | (metadata["is_exact"] == 0)))
 
     def slice(self, start: int, end: int) -> TokenizedInputs:
-        """Neighbours, as a view."""
+        """Return the inputs `start` to `end`, as views."""
         if end - start == len(self):
             return self
         first, last = int(self.cu_seqlens[start]), int(self.cu_seqlens[end])
@@ -141,7 +137,7 @@ class TokenizedInputs:
         )
 
     def select(self, indices: Int64Array) -> TokenizedInputs:
-        """Those at some places, in that order."""
+        """Return the inputs at the given indices, in that order."""
         if len(indices) == len(self) and (indices == np.arange(len(self))).all():
             return self
         starts, lengths = self.cu_seqlens[indices], self.lengths[indices]
@@ -149,22 +145,22 @@ class TokenizedInputs:
             gather_spans(self.token_ids, starts, lengths),
             self.metadata.take(indices),
             None if self.row_mask is None else gather_spans(self.row_mask, starts, lengths),
-            None if self.inputs_embeds is None else _none_if_all_none([self.inputs_embeds[place] for place in indices]),
-            None if self.images is None else _none_if_all_none([self.images[place] for place in indices]),
+            None if self.inputs_embeds is None else _none_if_all_none([self.inputs_embeds[index] for index in indices]),
+            None if self.images is None else _none_if_all_none([self.images[index] for index in indices]),
         )
 
     def get(self, index: int) -> TokenizedInput:
-        """One of them by itself."""
+        """Return one input."""
         one = self.slice(index, index + 1)
-        length, second_start, num_input_tokens, skip, attended, exact = one.metadata[0].item()
+        length, type1_start, num_input_tokens, num_unpooled, attended_len, is_exact = one.metadata[0].item()
         return TokenizedInput(
             one.token_ids,
-            second_start,
+            type1_start,
             num_input_tokens,
-            skip,
+            num_unpooled,
             None if one.inputs_embeds is None else one.inputs_embeds[0],
-            bool(exact),
-            attended if attended < length else None,
+            bool(is_exact),
+            attended_len if attended_len < length else None,
             one.row_mask,
             None if one.images is None else one.images[0],
         )
@@ -172,29 +168,29 @@ class TokenizedInputs:
 
 @dataclass(frozen=True, slots=True)
 class RenderResult(Sequence[TokenizedInput | PoolingError]):
-    """Inputs that were rendered together: those that can be read, and the errors of the others."""
+    """Results of one render call: tokenized inputs, and the errors of the inputs that failed."""
 
     inputs: TokenizedInputs
-    indices: Int64Array  # of what is in the strip, among all
-    errors: Mapping[int, PoolingError]  # by their places
+    indices: Int64Array  # positions of `inputs` among all inputs of the call, ascending
+    errors: Mapping[int, PoolingError]  # by position among all inputs
 
     @classmethod
     def from_list(cls, results: Sequence[TokenizedInput | PoolingError]) -> RenderResult:
-        errors = {place: item for place, item in enumerate(results) if isinstance(item, PoolingError)}
-        places = np.delete(np.arange(len(results)), list(errors)) if errors else np.arange(len(results))
+        errors = {index: item for index, item in enumerate(results) if isinstance(item, PoolingError)}
+        indices = np.delete(np.arange(len(results)), list(errors)) if errors else np.arange(len(results))
         return cls(
-            TokenizedInputs.from_list([item for item in results if isinstance(item, TokenizedInput)]), places, errors
+            TokenizedInputs.from_list([item for item in results if isinstance(item, TokenizedInput)]), indices, errors
         )
 
     def __len__(self) -> int:
         return len(self.indices) + len(self.errors)
 
     def slice(self, start: int, end: int) -> RenderResult:
-        """Of some neighbours."""
+        """Return the results `start` to `end`."""
         if end - start == len(self):
             return self
         first, last = np.searchsorted(self.indices, (start, end)).tolist()
-        errors = {place - start: error for place, error in self.errors.items() if start <= place < end}
+        errors = {index - start: error for index, error in self.errors.items() if start <= index < end}
         return RenderResult(self.inputs.slice(first, last), self.indices[first:last] - start, errors)
 
     def __getitem__(self, index: Any) -> Any:
@@ -205,8 +201,8 @@ class RenderResult(Sequence[TokenizedInput | PoolingError]):
 
 def _metadata_row(item: TokenizedInput) -> tuple[int, ...]:
     length = len(item.token_ids)
-    attended = length if item.attended_len is None else item.attended_len
-    return length, item.type1_start, item.num_input_tokens, item.num_unpooled, attended, item.is_input_count_exact
+    attended_len = length if item.attended_len is None else item.attended_len
+    return length, item.type1_start, item.num_input_tokens, item.num_unpooled, attended_len, item.is_input_count_exact
 
 
 def _full_mask(token_ids: TokenIds) -> BoolArray:
@@ -220,13 +216,13 @@ def _none_if_all_none(items: Sequence[Any]) -> Sequence[Any] | None:
 def _concat_optional(lists: Sequence[Sequence[Any] | None], inputs: Sequence[TokenizedInputs]) -> Sequence[Any] | None:
     if all(items is None for items in lists):
         return None
-    return [item for items, strip in zip(lists, inputs, strict=True) for item in (items or [None] * len(strip))]
+    return [item for items, part in zip(lists, inputs, strict=True) for item in (items or [None] * len(part))]
 
 
 def gather_spans(values: np.ndarray[Any, Any], starts: Int64Array, lengths: Int64Array) -> np.ndarray[Any, Any]:
-    """Pieces of an array, laid end to end."""
+    """Concatenate the ranges `starts[i] : starts[i] + lengths[i]` of an array."""
     ends = np.cumsum(lengths)
-    # what follows in a piece follows in the result: only the distance between the two changes, from piece to piece
-    places = np.arange(ends[-1] if len(ends) else 0)
-    places += np.repeat(starts - ends + lengths, lengths)
-    return values.take(places)
+    # within a range, source and result index advance together: their difference is constant per range
+    indices = np.arange(ends[-1] if len(ends) else 0)
+    indices += np.repeat(starts - ends + lengths, lengths)
+    return values.take(indices)

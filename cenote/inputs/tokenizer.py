@@ -1,4 +1,4 @@
-"""A fast tokenizer, with the special tokens that it puts around one text or two."""
+"""Tokenizer of a model: a `tokenizers.Tokenizer` with its special-token templates, and fast paths for many texts."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from cenote.protocol.params import TruncationSide
 
 TokenIds: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 
-# a longer text is tokenized in pieces of this many characters, so that the tokenizer's own records stay small
+# longer texts are tokenized in chunks of this many characters, to bound the memory of `tokenizers.Encoding`
 CHUNK_CHARS = 200_000
-# how far back from the end of a piece a space to cut at is looked for
+# how far back from the end of a chunk to search for a space to split at
 SPLIT_SEARCH_CHARS = 10_000
-# tokens at the cut end of a text that the whole might read otherwise: a word cut short makes no more than these
+# cropping inside a word can change the tokens at that end: crop this many tokens beyond the limit
 CROP_MARGIN_TOKENS = 128
-# a text has fewer characters per token than this, unless it is made to have more; then no more of it is looked at
+# ordinary texts have fewer characters per token; others are scanned further, up to MAX_SCANNED_CHARS
 MAX_TYPICAL_CHARS_PER_TOKEN = 16
 MAX_SCANNED_CHARS = 4_000_000
-# spaces that some tokenizers want taken out of what they have decoded, in this order
+# clean_up_tokenization_spaces of Transformers: replacements in decoded text, in this order
 CLEAN_UP_REPLACEMENTS = (
-    *((f" {mark}", mark) for mark in ".?!,"),
+    *((f" {character}", character) for character in ".?!,"),
     (" ' ", "'"),
     *((f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")),
 )
@@ -36,7 +36,7 @@ CLEAN_UP_REPLACEMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokensTemplate:
-    """The special tokens around one text (`middle` is empty) or two, and the type of each part."""
+    """Special tokens around one text (`separator` is empty) or around two texts."""
 
     prefix: TokenIds
     separator: TokenIds
@@ -49,19 +49,18 @@ class SpecialTokensTemplate:
 
     @property
     def without_special_tokens(self) -> SpecialTokensTemplate:
-        """The same without its special tokens."""
         return replace(self, prefix=self.prefix[:0], separator=self.separator[:0], suffix=self.suffix[:0])
 
 
 class FlatEncoding(NamedTuple):
-    """The tokens of many texts end to end: `ids[offsets[i]:offsets[i + 1]]` are those of text number `i`."""
+    """Concatenated token ids of many texts: those of text `i` are `ids[cu_seqlens[i]:cu_seqlens[i + 1]]`."""
 
     ids: TokenIds
     cu_seqlens: np.ndarray[Any, np.dtype[np.int64]]
 
 
 class OffsetEncoding(NamedTuple):
-    """The tokens of a text and the characters that each was made of: `text[start:end]`."""
+    """Token ids of a text, and the character range `text[start:end]` of each token."""
 
     token_ids: TokenIds
     starts: TokenIds
@@ -69,10 +68,10 @@ class OffsetEncoding(NamedTuple):
 
 
 class TruncatedText(NamedTuple):
-    """A text as far as it is read, or something with images, as it is."""
+    """A truncated text; a score input with images is left unchanged."""
 
     text: ScoreInput
-    num_truncated_tokens: int  # tokens after that; of a huge text, at least so many
+    num_truncated_tokens: int  # number of tokens removed; a lower bound for huge texts
 
 
 class Tokenizer:
@@ -97,21 +96,22 @@ class Tokenizer:
         vocabulary = raw.get_vocab(with_added_tokens=True)
         self.max_token_id = max(vocabulary.values(), default=0)
         self.max_chars_per_token = max(map(len, vocabulary), default=1)
-        self._is_known_id = np.zeros(self.max_token_id + 1, dtype=bool)  # a vocabulary may have gaps
+        self._is_known_id = np.zeros(self.max_token_id + 1, dtype=bool)  # vocabularies may have gaps
         self._is_known_id[list(vocabulary.values())] = True
         self._native_wordpiece = load_native_wordpiece(raw)
-        both, first, second = (
+        # whether the space before a word belongs to its token, so that splitting before a space is exact
+        joint_ids, first_ids, second_ids = (
             raw.encode(text, add_special_tokens=False).ids for text in ("alpha beta", "alpha", " beta")
         )
-        self._has_space_prefixed_tokens = both == first + second
+        self._has_space_prefixed_tokens = joint_ids == first_ids + second_ids
 
     def encode(self, texts: Sequence[str], *, lower_case: bool | None = None) -> list[TokenIds]:
-        """The ids of every text without special tokens; runs outside the interpreter lock."""
+        """Return the ids of every text without special tokens; releases the GIL."""
         ids, offsets = self.encode_flat(texts, lower_case=lower_case)
         return [ids[start:end] for start, end in pairwise(offsets.tolist())]
 
     def encode_flat(self, texts: Sequence[str], *, lower_case: bool | None = None) -> FlatEncoding:
-        """The same in one array."""
+        """Like `encode`, in one array."""
         if self.lower_case if lower_case is None else lower_case:
             texts = [text.lower() for text in texts]
         try:
@@ -122,29 +122,33 @@ class Tokenizer:
             raise
 
     def encode_with_offsets(self, texts: Sequence[str], *, lower_case: bool | None = None) -> list[OffsetEncoding]:
-        """The ids of every text without special tokens, and where the text has each; slower than `encode`."""
-        lowers = self.lower_case if lower_case is None else lower_case
-        read = [check_unicode(text).lower() if lowers else check_unicode(text) for text in texts]
-        short = [text for text in read if len(text) <= CHUNK_CHARS]
+        """Return the ids and character offsets of every text, without special tokens; slower than `encode`."""
+        lowercases = self.lower_case if lower_case is None else lower_case
+        normalized_texts = [check_unicode(text).lower() if lowercases else check_unicode(text) for text in texts]
+        short = [text for text in normalized_texts if len(text) <= CHUNK_CHARS]
         encodings = iter(self.raw.encode_batch(short, add_special_tokens=False))
         return [
             _merge_offset_encodings(
-                text, each, [(0, next(encodings))] if len(each) <= CHUNK_CHARS else self._encode_long_with_offsets(each)
+                text,
+                normalized,
+                [(0, next(encodings))]
+                if len(normalized) <= CHUNK_CHARS
+                else self._encode_long_with_offsets(normalized),
             )
-            for text, each in zip(texts, read, strict=True)
+            for text, normalized in zip(texts, normalized_texts, strict=True)
         ]
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included; runs outside the interpreter lock."""
+        """Return the text of token ids, including special tokens; releases the GIL."""
         text: str
         (text,) = self.raw.decode_batch([self._check_ids(token_ids).tolist()], skip_special_tokens=False)
         if self.clean_up:
-            for found, instead in CLEAN_UP_REPLACEMENTS:
-                text = text.replace(found, instead)
+            for old, new in CLEAN_UP_REPLACEMENTS:
+                text = text.replace(old, new)
         return text
 
     def convert_ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """Every token as the vocabulary writes it; nothing for the rows that some models have beyond theirs."""
+        """Return the vocabulary entry of every id; empty for ids beyond the vocabulary (padded embedding tables)."""
         return [self.raw.id_to_token(token) or "" for token in token_ids]
 
     def _check_ids(self, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -153,14 +157,14 @@ class Tokenizer:
         ids = ids.astype(np.int64)
         if not self._is_known_id[ids].all():
             raise BadRequest(
-                f"Token id {ids[~self._is_known_id[ids]][0]} is out of vocabulary: among the ids from 0 to "
-                f"{self.max_token_id}, it is not used",
+                f"Token id {ids[~self._is_known_id[ids]][0]} is out of vocabulary: it is unused among the ids 0 to "
+                f"{self.max_token_id}",
                 param="tokens",
             )
         return ids
 
     def truncate_texts(self, texts: Sequence[str], max_tokens: int) -> list[TruncatedText]:
-        """Every text, ended where token number `max_tokens` ends; one that is no Unicode is refused elsewhere."""
+        """Cut every text after its first `max_tokens` tokens; invalid Unicode is left for the renderer to refuse."""
         parts = [self.crop_text(text, max_tokens, "right") if is_unicode(text) else "" for text in texts]
         if self.lower_case:
             parts = [part.lower() for part in parts]
@@ -175,27 +179,31 @@ class Tokenizer:
     def crop_text(
         self, text: str, max_tokens: int, truncation_side: TruncationSide, *, lower_case: bool | None = None
     ) -> str:
-        """As much of a huge text as decides its first `max_tokens` tokens, or its last when the left side is cut."""
-        wanted = max_tokens + CROP_MARGIN_TOKENS
-        most = wanted * min(self.max_chars_per_token, MAX_TYPICAL_CHARS_PER_TOKEN)
-        while len(text) > most:
-            part = text[:most] if truncation_side == "right" else text[-most:]
-            # white space and unknown words can hide any number of characters in few tokens
-            if most >= MAX_SCANNED_CHARS or len(self.encode([part], lower_case=lower_case)[0]) > wanted:
+        """Crop a huge text to a part that determines its first `max_tokens` tokens, or its last ones for "left"."""
+        num_tokens = max_tokens + CROP_MARGIN_TOKENS
+        num_chars = num_tokens * min(self.max_chars_per_token, MAX_TYPICAL_CHARS_PER_TOKEN)
+        while len(text) > num_chars:
+            part = text[:num_chars] if truncation_side == "right" else text[-num_chars:]
+            # white space and unknown words can have any number of characters in few tokens
+            if num_chars >= MAX_SCANNED_CHARS or len(self.encode([part], lower_case=lower_case)[0]) > num_tokens:
                 return part
-            most = min(4 * most, MAX_SCANNED_CHARS)
+            num_chars = min(4 * num_chars, MAX_SCANNED_CHARS)
         return text
 
     def _encode(self, texts: Sequence[str]) -> FlatEncoding:
         if self._native_wordpiece is None:
             return _concat_encodings(self._encode_with_library(texts))
-        ids, offsets, left = self._native_wordpiece.encode(texts)
-        if not left:
-            return FlatEncoding(ids, offsets)
-        rest, ends = _concat_encodings(self._encode_with_library([texts[row] for row in left]))
-        lengths, rest_lengths = np.diff(offsets), np.diff(ends)
-        lengths[left] = rest_lengths
-        return FlatEncoding(np.insert(ids, np.repeat(offsets[left], rest_lengths), rest), _to_cu_seqlens(lengths))
+        ids, cu_seqlens, fallback = self._native_wordpiece.encode(texts)
+        if not fallback:
+            return FlatEncoding(ids, cu_seqlens)
+        # insert the ids of the texts that the library had to encode; their native encodings are empty
+        fallback_ids, fallback_cu_seqlens = _concat_encodings(
+            self._encode_with_library([texts[index] for index in fallback])
+        )
+        lengths, fallback_lengths = np.diff(cu_seqlens), np.diff(fallback_cu_seqlens)
+        lengths[fallback] = fallback_lengths
+        ids = np.insert(ids, np.repeat(cu_seqlens[fallback], fallback_lengths), fallback_ids)
+        return FlatEncoding(ids, _to_cu_seqlens(lengths))
 
     def _encode_with_library(self, texts: Sequence[str]) -> list[TokenIds]:
         short = [text for text in texts if len(text) <= CHUNK_CHARS]
@@ -205,49 +213,53 @@ class Tokenizer:
         ]
 
     def _encode_long(self, text: str) -> TokenIds:
-        pieces = (piece for _, piece in self._iter_chunks(text))
         return np.concatenate(
-            [_encoding_ids(self.raw.encode_batch_fast([piece], add_special_tokens=False)[0]) for piece in pieces]
+            [
+                _encoding_ids(self.raw.encode_batch_fast([chunk], add_special_tokens=False)[0])
+                for _, chunk in self._iter_chunks(text)
+            ]
         )
 
     def _encode_long_with_offsets(self, text: str) -> Iterator[tuple[int, tokenizers.Encoding]]:
-        for start, piece in self._iter_chunks(text):
-            yield start, self.raw.encode_batch([piece], add_special_tokens=False)[0]
+        for start, chunk in self._iter_chunks(text):
+            yield start, self.raw.encode_batch([chunk], add_special_tokens=False)[0]
 
     def _iter_chunks(self, text: str) -> Iterator[tuple[int, str]]:
-        """The parts of a long text that are tokenized one after the other, and where each begins."""
+        """Split a long text into chunks; yields the start of each, and the chunk."""
         start = 0
         while start < len(text):
             end = _find_split_point(text, start + CHUNK_CHARS)
             yield start, text[start:end]
-            # sentencepiece puts a space before every text by itself: then the one at the seam is not needed
+            # SentencePiece prepends a space to every text: then the one at the split is dropped
             start = end if self._has_space_prefixed_tokens or text[end : end + 1] != " " else end + 1
 
 
 def to_id_array(token_ids: Sequence[int], param: str = "input") -> np.ndarray[Any, Any]:
-    """Token ids as one array; numbers that fit no machine word stay Python's own."""
+    """Return token ids as an array; integers beyond 64 bits stay Python objects."""
     try:
         ids = np.asarray(token_ids)
-        if ids.dtype.kind in "fO":  # nothing, or numbers too large, or no numbers at all
+        if ids.dtype.kind in "fO":  # empty, integers beyond 64 bits, or not integers
             ids = np.asarray(token_ids, dtype=object)
     except (ValueError, OverflowError):  # a list of lists
         ids = np.asarray(None)
-    large = ids.dtype == object and all(isinstance(token, int) and not isinstance(token, bool) for token in ids.flat)
-    if ids.ndim != 1 or not (large or ids.dtype.kind in "iu"):
+    are_large_ints = ids.dtype == object and all(
+        isinstance(token, int) and not isinstance(token, bool) for token in ids.flat
+    )
+    if ids.ndim != 1 or not (are_large_ints or ids.dtype.kind in "iu"):
         raise BadRequest("Token prompt should be a list of integers", param=param)
     return ids
 
 
 def check_token_ids(ids: np.ndarray[Any, Any], vocab_size: int, param: str = "input") -> None:
-    beyond = ((ids < 0) | (ids >= vocab_size)).astype(bool)
-    if beyond.any():
+    is_invalid = ((ids < 0) | (ids >= vocab_size)).astype(bool)
+    if is_invalid.any():
         raise BadRequest(
-            f"Token id {ids[beyond][0]} is out of vocabulary: ids go from 0 to {vocab_size - 1}", param=param
+            f"Token id {ids[is_invalid][0]} is out of vocabulary: ids go from 0 to {vocab_size - 1}", param=param
         )
 
 
 def check_unicode(text: str) -> str:
-    """Half a surrogate pair is no text: it has no UTF-8 form and reaches us only through careless JSON."""
+    """Return the text; raise BadRequest for a lone surrogate, which JSON can escape but UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -282,38 +294,39 @@ def _to_cu_seqlens(lengths: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[A
 def _merge_offset_encodings(
     text: str, normalized_text: str, encodings: Iterable[tuple[int, tokenizers.Encoding]]
 ) -> OffsetEncoding:
-    """The tokens of the parts of a text, placed in the text as it was sent."""
-    ids, places = [], []
+    """Merge the encodings of chunks, with offsets into the original text."""
+    ids, offsets = [], []
     for start, encoding in encodings:
         ids.append(_encoding_ids(encoding))
-        places.append(np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2) + start)
-    starts, ends = np.concatenate(places).T
-    if len(normalized_text) != len(text):  # a few letters are several in lower case
-        lengths = np.fromiter((len(letter.lower()) for letter in text), dtype=np.int32, count=len(text))
+        offsets.append(np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2) + start)
+    starts, ends = np.concatenate(offsets).T
+    if len(normalized_text) != len(text):  # lowercasing expands a few characters
+        lengths = np.fromiter((len(character.lower()) for character in text), dtype=np.int32, count=len(text))
         origins = np.append(np.repeat(np.arange(len(text), dtype=np.int32), lengths), np.int32(len(text)))
         starts, ends = origins[starts], np.where(ends > starts, origins[ends - 1] + 1, origins[starts])
     return OffsetEncoding(np.concatenate(ids), starts, ends)
 
 
 def _detect_template(encoding: tokenizers.Encoding) -> SpecialTokensTemplate:
-    owners, ids = encoding.sequence_ids, np.array(encoding.ids, dtype=np.int32)
-    inside = [place for place, owner in enumerate(owners) if owner is not None]
-    if not inside:  # the probe is unknown to this vocabulary
+    """Derive the special tokens around texts from the encoding of a one-letter probe."""
+    sequence_ids, ids = encoding.sequence_ids, np.array(encoding.ids, dtype=np.int32)
+    text_indices = [index for index, sequence_id in enumerate(sequence_ids) if sequence_id is not None]
+    if not text_indices:  # the vocabulary does not have the probe
         return SpecialTokensTemplate(ids[:0], ids[:0], ids[:0])
-    middle = [place for place in range(inside[0], inside[-1]) if owners[place] is None]
-    second_type = encoding.type_ids[inside[-1]]
-    return SpecialTokensTemplate(ids[: inside[0]], ids[middle], ids[inside[-1] + 1 :], second_type)
+    first, last = text_indices[0], text_indices[-1]
+    separator = [index for index in range(first, last) if sequence_ids[index] is None]
+    return SpecialTokensTemplate(ids[:first], ids[separator], ids[last + 1 :], encoding.type_ids[last])
 
 
 def _find_split_point(text: str, limit: int) -> int:
-    """The last place before `limit` where one single space stands between two letters; else `limit` itself.
+    """Return the last position before `limit` of a single space between two alphanumeric characters; else `limit`.
 
-    Other neighbours may vanish in the tokenizer, and the space with them.
+    Normalization may remove other characters, and merge or remove the spaces next to them.
     """
     if limit >= len(text):
         return len(text)
-    place = limit
-    while (place := text.rfind(" ", limit - SPLIT_SEARCH_CHARS, place)) > 0:
-        if text[place - 1].isalnum() and text[place + 1].isalnum():
-            return place
+    end = limit
+    while (end := text.rfind(" ", limit - SPLIT_SEARCH_CHARS, end)) > 0:
+        if text[end - 1].isalnum() and text[end + 1].isalnum():
+            return end
     return limit

@@ -1,28 +1,28 @@
-/* Texts to token ids as BERT's tokenizers do it: letters made plain, words split off, the longest known pieces taken.
+/* WordPiece encoder of BERT tokenizers: normalize characters, split words, match the longest pieces greedily.
  *
- * What becomes of a letter is not decided here. Pages of 256 letters are filled in from outside, by asking the library
- * whose results must be met; a text with a letter for which that was not certain is left to the library, and so is one
- * in which an added token is written out. A letter is a Unicode code point, and every length is in bytes unless it says
- * otherwise. Nothing here is changed by encoding, so any number of threads may do it.
+ * The normalization of characters comes from outside: wordpiece.py fills pages of 256 characters with the results of
+ * the `tokenizers` library. A text with a character whose normalization depends on its context is left to the library
+ * (fallback), as is a text that contains an added token. A character is a Unicode code point; lengths are in bytes
+ * unless stated otherwise. Encoding does not modify the vocabulary, so threads can share it.
  */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { PAGES = 0x1100, PADDING_BYTES = 64, STACK_SCRATCH_BYTES = 16384 };
-enum { IN_WORD, SPACE, PUNCTUATION, REMOVED, FALLBACK }; /* ALONE is a word by itself, as a comma is */
+enum { IN_WORD, SPACE, PUNCTUATION, REMOVED, FALLBACK }; /* PUNCTUATION: a word of its own, e.g. a comma */
 
-/* What becomes of one letter. */
+/* Normalization of one character. */
 typedef struct {
-    uint8_t kind, length, num_chars; /* of the bytes; num_letters without the spaces */
-    uint8_t before, after;             /* spaces around one that is ALONE */
+    uint8_t kind, length, num_chars; /* length of `bytes`; num_chars does not count spaces */
+    uint8_t before, after;           /* spaces around PUNCTUATION */
     uint8_t bytes[11];
 } CharInfo;
 
-/* A piece of the vocabulary, found by its text. */
+/* Hash table entry of a vocabulary piece. */
 typedef struct {
     uint64_t head; /* the first eight bytes */
-    uint32_t key;  /* twice its length, and one more when it goes on with a word; 0 in a slot that is free */
+    uint32_t key;  /* 2 * length + is_continuation; 0: free slot */
     int32_t id;
 } Slot;
 
@@ -36,14 +36,14 @@ typedef struct {
 
 typedef struct {
     Slot *slots;
-    uint32_t *tails; /* of every slot, where the bytes after its head are */
+    uint32_t *tails; /* [slot]: offset in `bytes` of the piece after its first eight bytes */
     uint8_t *bytes;
-    uint64_t mask, longest[2]; /* of the pieces that begin a word, and of those that go on with one */
+    uint64_t mask, longest[2]; /* longest[is_continuation]: length of the longest piece */
     uint64_t max_word_chars;
     int32_t unk_id;
-    uint8_t ascii_normalized[256]; /* of the bytes that are letters of words: what they become */
+    uint8_t ascii_normalized[256]; /* normalized byte of an ASCII word character, else 0 */
     CharInfo *pages[PAGES];
-    AddedTokens raw_added, normalized_added; /* added tokens: as in the text, and as in what the letters become */
+    AddedTokens raw_added, normalized_added; /* added tokens matched in the text, and in the normalized text */
 } Vocabulary;
 
 static inline uint64_t first_bytes(const uint8_t *at, uint64_t length) {
@@ -63,7 +63,7 @@ static inline uint64_t hash_bytes(const uint8_t *at, uint64_t length, uint64_t k
     return sum ^ sum >> 32;
 }
 
-/* The slot of a piece, or the free one where it would be. */
+/* Return the slot of a piece, or the free slot where it belongs. */
 static inline uint64_t find_slot(const Vocabulary *v, const uint8_t *at, uint64_t length, int is_continuation) {
     uint64_t key = 2 * length + is_continuation, head = first_bytes(at, length), slot = hash_bytes(at, length, key) & v->mask;
     for (; v->slots[slot].key; slot = (slot + 1) & v->mask)
@@ -99,7 +99,8 @@ void cenote_wordpiece_free(Vocabulary *v) {
     free(v);
 }
 
-/* `ends` are those of the tokens in `bytes`; `prefix` marks the tokens that go on with a word. NULL: no memory. */
+/* Build a vocabulary. `ends`: end of each token in `bytes`; `prefix`: prefix of continuation tokens ("##").
+ * Returns NULL if out of memory. */
 Vocabulary *cenote_wordpiece_new(const uint8_t *bytes, const uint64_t *ends, const int32_t *ids, uint64_t count,
                                   const uint8_t *prefix, uint64_t prefix_length, int32_t unk_id,
                                   uint64_t max_word_chars, const uint8_t *raw_added, const uint64_t *raw_added_ends,
@@ -108,7 +109,7 @@ Vocabulary *cenote_wordpiece_new(const uint8_t *bytes, const uint64_t *ends, con
     Vocabulary *v = calloc(1, sizeof *v);
     if (!v) return NULL;
     uint64_t length = count ? ends[count - 1] : 0, size = 1024;
-    while (size < 4 * count) size *= 2; /* every token is in at most twice, so half stays free */
+    while (size < 4 * count) size *= 2; /* every token is added at most twice, so at least half of the slots stay free */
     v->slots = calloc(size, sizeof *v->slots), v->tails = calloc(size, sizeof *v->tails);
     v->bytes = calloc(length + PADDING_BYTES, 1);
     if (!v->slots || !v->tails || !v->bytes || !copy_added_tokens(&v->raw_added, raw_added, raw_added_ends, num_raw_added) ||
@@ -126,7 +127,7 @@ Vocabulary *cenote_wordpiece_new(const uint8_t *bytes, const uint64_t *ends, con
     return v;
 }
 
-/* Say what becomes of 256 letters; a page is filled in once. 0: no memory. */
+/* Set the normalization of 256 characters; a page is set once. Returns 0 if out of memory. */
 int cenote_wordpiece_page(Vocabulary *v, uint64_t page, const CharInfo *chars) {
     CharInfo *page_copy = malloc(256 * sizeof *page_copy);
     if (!page_copy) return 0;
@@ -134,7 +135,7 @@ int cenote_wordpiece_page(Vocabulary *v, uint64_t page, const CharInfo *chars) {
     if (page == 0)
         for (int byte = 0; byte < 128; byte++)
             v->ascii_normalized[byte] = page_copy[byte].kind == IN_WORD && page_copy[byte].length == 1 ? page_copy[byte].bytes[0] : 0;
-    __atomic_store_n(&v->pages[page], page_copy, __ATOMIC_RELEASE); /* others may be reading */
+    __atomic_store_n(&v->pages[page], page_copy, __ATOMIC_RELEASE); /* other threads may be encoding */
     return 1;
 }
 
@@ -148,7 +149,7 @@ static int contains_any(const AddedTokens *token_set, const uint8_t *start, cons
     return 0;
 }
 
-/* The longest piece that begins the word, then the longest that goes on with it, and so on to its end. */
+/* Greedy longest-match-first: append the ids of the pieces of a word, or unk_id, and return the new end of `ids`. */
 static int32_t *encode_word(const Vocabulary *v, const uint8_t *word, uint64_t length, uint64_t num_chars, int32_t *ids) {
     int32_t *first = ids;
     if (num_chars > v->max_word_chars) length = 0, *ids++ = v->unk_id;
@@ -156,7 +157,7 @@ static int32_t *encode_word(const Vocabulary *v, const uint8_t *word, uint64_t l
         const Slot *slot = NULL;
         piece_length = length - at < v->longest[at > 0] ? length - at : v->longest[at > 0];
         for (; piece_length; piece_length--) {
-            if (at + piece_length < length && (word[at + piece_length] & 0xc0) == 0x80) continue; /* within a letter */
+            if (at + piece_length < length && (word[at + piece_length] & 0xc0) == 0x80) continue; /* inside a character */
             slot = &v->slots[find_slot(v, word + at, piece_length, at > 0)];
             if (slot->key) break;
         }
@@ -178,12 +179,13 @@ static inline uint32_t code_point(const uint8_t **at) {
     return code;
 }
 
-/* The ids of one text; NULL where the library must be asked. `room` has three bytes for each of the text, and slack. */
+/* Append the ids of one text and return the new end of `ids`; NULL if the library must encode it.
+ * `scratch` has three bytes per byte of text, plus PADDING_BYTES. */
 static int32_t *encode(const Vocabulary *v, const uint8_t *text, const uint8_t *end, uint8_t *scratch, int32_t *ids,
                        uint8_t *missing_pages, int *any_missing) {
     const uint8_t *at = text;
     uint8_t *word = scratch, *to = scratch;
-    uint64_t num_chars = 0; /* of the word so far */
+    uint64_t num_chars = 0; /* of the current word */
     while (at < end) {
         uint8_t *from = to;
         for (uint8_t ascii_normalized; at < end && (ascii_normalized = v->ascii_normalized[*at]); at++) *to++ = ascii_normalized;
@@ -191,7 +193,7 @@ static int32_t *encode(const Vocabulary *v, const uint8_t *text, const uint8_t *
         if (at == end) break;
         uint32_t code = code_point(&at);
         const CharInfo *page = __atomic_load_n(&v->pages[code >> 8], __ATOMIC_ACQUIRE);
-        if (!page) { /* go on, to learn of all pages that are wanted */
+        if (!page) { /* continue, to collect all missing pages */
             missing_pages[code >> 8] = 1, *any_missing = 1;
             continue;
         }
@@ -212,9 +214,9 @@ static int32_t *encode(const Vocabulary *v, const uint8_t *text, const uint8_t *
     return contains_any(&v->raw_added, text, end) || contains_any(&v->normalized_added, scratch, to) ? NULL : ids;
 }
 
-/* The ids of texts that stand one after the other in UTF-8; `lengths` are in letters. There is room for as many ids as
- * there are bytes. The length of a text that the library must read becomes -1; how many those are is returned, or
- * -1: pages are wanted first, -2: no memory. */
+/* Encode concatenated UTF-8 texts; `lengths` are in characters. `ids` has space for one id per byte.
+ * Sets the length of every text that the library must encode to -1, and returns the number of those texts;
+ * returns -1 if pages are missing (set in `missing_pages`), -2 if out of memory. */
 int64_t cenote_wordpiece_encode(const Vocabulary *v, const uint8_t *text, int64_t *lengths, int64_t count, int ascii,
                                  int32_t *ids, int64_t *offsets, uint8_t *missing_pages) {
     uint8_t stack_scratch[STACK_SCRATCH_BYTES], *scratch = stack_scratch;

@@ -1,4 +1,7 @@
-"""BERT's tokenizers in our own code, compiled at install where a compiler is: the same ids, many times as fast."""
+"""Native WordPiece encoder for BERT tokenizers: the same ids as the `tokenizers` library, many times as fast.
+
+Compiled from wordpiece.c at install time if a C compiler is available; otherwise the library is used.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +25,21 @@ import tokenizers
 
 logger = logging.getLogger("cenote")
 
-NUM_PAGES = 0x1100  # of 256 letters each: all of Unicode
-IN_WORD, SPACE, PUNCTUATION, REMOVED, FALLBACK = range(5)  # what becomes of a letter; wordpiece.c has the same
-MAX_NORMALIZED_BYTES = 11  # that a letter may become
+NUM_PAGES = 0x1100  # 256 code points each: all of Unicode
+IN_WORD, SPACE, PUNCTUATION, REMOVED, FALLBACK = range(5)  # classes of code points, as in wordpiece.c
+MAX_NORMALIZED_BYTES = 11  # UTF-8 bytes of one normalized code point
 CHAR_INFO = struct.Struct(f"5B{MAX_NORMALIZED_BYTES}s")
 PAGES_MISSING, OUT_OF_MEMORY = -1, -2
 
 
 class NativeEncoding(NamedTuple):
     ids: np.ndarray[Any, np.dtype[np.int32]]
-    cu_seqlens: np.ndarray[Any, np.dtype[np.int64]]  # of every text's first id, and the end
-    fallback_indices: list[int]  # texts that the library must read; they have no ids here
+    cu_seqlens: np.ndarray[Any, np.dtype[np.int64]]  # the start of every text in `ids`, and the end
+    fallback_indices: list[int]  # texts that the library must encode; they have no ids here
 
 
 class NativeWordPiece:
-    """The reader of one tokenizer's texts; any number of threads may use it at once."""
+    """Native encoder of one tokenizer; thread-safe."""
 
     def __init__(self, raw: tokenizers.Tokenizer, library: ctypes.CDLL, vocabulary: dict[str, int]) -> None:
         model = raw.model
@@ -55,96 +58,100 @@ class NativeWordPiece:
             *_concat_utf8(_normalize_added_tokens(raw)),
         )
         if not self._vocabulary:
-            raise MemoryError(f"no memory for a vocabulary of {len(vocabulary)} tokens")
-        # at exit a thread may still be reading: then the system takes it all
+            raise MemoryError(f"cannot allocate memory for a vocabulary of {len(vocabulary)} tokens")
+        # not at exit: a daemon thread may still be encoding
         weakref.finalize(self, library.cenote_wordpiece_free, self._vocabulary).atexit = False
         self._load_pages([0])
 
     def encode(self, texts: Sequence[str]) -> NativeEncoding:
-        """The ids of all texts; runs outside the interpreter lock."""
+        """Return the ids of all texts; releases the GIL."""
         joined = "".join(texts)
         data = joined.encode()
         lengths, offsets = array("q", map(len, texts)), array("q", bytes(8 * len(texts) + 8))
-        ids = np.empty(len(data) + 1, dtype=np.int32)  # no id stands for less than a byte
-        num_left = self._library.cenote_wordpiece_encode(
+        ids = np.empty(len(data) + 1, dtype=np.int32)  # every id is for at least one byte
+        num_fallback = self._library.cenote_wordpiece_encode(
             self._vocabulary,
             data,
             lengths.buffer_info()[0],
             len(texts),
             joined.isascii(),
-            ctypes.addressof(ctypes.c_char.from_buffer(ids.data)),  # far faster than to ask numpy
+            ctypes.addressof(ctypes.c_char.from_buffer(ids.data)),  # much faster than ndarray.ctypes
             offsets.buffer_info()[0],
             self._missing_pages,
         )
-        if num_left == PAGES_MISSING:
-            self._load_pages([page for page, wanted in enumerate(self._missing_pages.raw) if wanted])
+        if num_fallback == PAGES_MISSING:
+            self._load_pages([page for page, is_missing in enumerate(self._missing_pages.raw) if is_missing])
             return self.encode(texts)
-        if num_left == OUT_OF_MEMORY:
-            raise MemoryError(f"no memory for the letters of {len(texts)} texts")
-        left = [row for row, length in enumerate(lengths) if length < 0] if num_left else []
-        return NativeEncoding(ids[: offsets[-1]], np.frombuffer(offsets, dtype=np.int64), left)
+        if num_fallback == OUT_OF_MEMORY:
+            raise MemoryError(f"cannot allocate memory to encode {len(texts)} texts")
+        fallback = [index for index, length in enumerate(lengths) if length < 0] if num_fallback else []
+        return NativeEncoding(ids[: offsets[-1]], np.frombuffer(offsets, dtype=np.int64), fallback)
 
     def _load_pages(self, pages: Iterable[int]) -> None:
-        """Ask the library what becomes of the letters of some pages, where that is not known yet."""
+        """Compute the normalization of the code points of some pages, if not loaded yet."""
         with self._load_lock:
             for page in pages:
                 if page in self._loaded_pages:
                     continue
-                letters = b"".join(self._char_info(code) for code in range(256 * page, 256 * page + 256))
-                if not self._library.cenote_wordpiece_page(self._vocabulary, page, letters):
-                    raise MemoryError("no memory for a page of letters")
+                char_infos = b"".join(self._char_info(code) for code in range(256 * page, 256 * page + 256))
+                if not self._library.cenote_wordpiece_page(self._vocabulary, page, char_infos):
+                    raise MemoryError("cannot allocate memory for a page of code points")
                 self._loaded_pages.add(page)
 
     def _char_info(self, code_point: int) -> bytes:
-        """The entry of one letter. All but the order of combining marks is decided letter by letter."""
-        unsure = CHAR_INFO.pack(FALLBACK, 0, 0, 0, 0, b"")
-        if 0xD800 <= code_point < 0xE000:  # surrogates: no text has them
-            return unsure
-        letter = chr(code_point)
-        read = self._normalizer.normalize_str(letter)
+        """Return the CharInfo of one code point, from the library's own normalizer and pre-tokenizer.
+
+        Only the order of combining marks depends on more than one code point: texts with such marks fall back.
+        """
+        fallback = CHAR_INFO.pack(FALLBACK, 0, 0, 0, 0, b"")
+        if 0xD800 <= code_point < 0xE000:  # surrogates are not in valid text
+            return fallback
+        char = chr(code_point)
+        normalized = self._normalizer.normalize_str(char)
         if self._can_reorder_marks and any(
-            unicodedata.combining(each) or unicodedata.category(each) == "Cn" for each in read
+            unicodedata.combining(mark) or unicodedata.category(mark) == "Cn" for mark in normalized
         ):
-            return unsure
-        words = [word for word, _ in self._pre_tokenizer.pre_tokenize_str(f"a{read}a")]
-        data, before, after = read.encode(), 0, 0
+            return fallback
+        words = [word for word, _ in self._pre_tokenizer.pre_tokenize_str(f"a{normalized}a")]
+        data, before, after = normalized.encode(), 0, 0
         if words == ["aa"]:
             kind, word = REMOVED, ""
-        elif words == [f"a{read}a"]:
-            kind, word = IN_WORD, read
+        elif words == [f"a{normalized}a"]:
+            kind, word = IN_WORD, normalized
         elif words == ["a", "a"]:
             kind, word = SPACE, ""
         elif len(words) == 3 and words[0] == words[2] == "a":
             kind, word = PUNCTUATION, words[1]
-            before, after = (len(part.encode()) for part in read.split(word))
+            before, after = (len(part.encode()) for part in normalized.split(word))
         else:
-            return unsure
-        num_bytes = len(letter.encode())
-        if len(data) > min(MAX_NORMALIZED_BYTES, 3 * num_bytes) or len(word) > num_bytes:  # more than there is room for
-            return unsure
+            return fallback
+        num_bytes = len(char.encode())
+        # the C code has buffers of three bytes and one id per byte of text
+        if len(data) > min(MAX_NORMALIZED_BYTES, 3 * num_bytes) or len(word) > num_bytes:
+            return fallback
         return CHAR_INFO.pack(kind, len(data), len(word), before, after, data)
 
     @property
     def _can_reorder_marks(self) -> bool:
-        strips: bool | None = self._normalizer.strip_accents
-        return self._normalizer.lowercase if strips is None else strips
+        strip_accents: bool | None = self._normalizer.strip_accents
+        return self._normalizer.lowercase if strip_accents is None else strip_accents
 
 
 def load_native_wordpiece(raw: tokenizers.Tokenizer) -> NativeWordPiece | None:
-    """Ours for a tokenizer, where it is one of BERT's kind and the code is there."""
-    kinds = (tokenizers.normalizers.BertNormalizer, tokenizers.pre_tokenizers.BertPreTokenizer)
-    if (type(raw.normalizer), type(raw.pre_tokenizer)) != kinds or type(raw.model) is not tokenizers.models.WordPiece:
+    """Return a native encoder if the tokenizer is a BERT WordPiece tokenizer and the library was compiled."""
+    types = (tokenizers.normalizers.BertNormalizer, tokenizers.pre_tokenizers.BertPreTokenizer)
+    if (type(raw.normalizer), type(raw.pre_tokenizer)) != types or type(raw.model) is not tokenizers.models.WordPiece:
         return None
     if raw.truncation is not None or raw.padding is not None or "" in _normalize_added_tokens(raw):
         return None
     library = _load_library()
     vocabulary = {} if library is None else raw.get_vocab(with_added_tokens=False)
-    # where the unknown token is missing, the library has an error to tell
+    # without an unknown token, the library raises its own error
     return NativeWordPiece(raw, library, vocabulary) if library and raw.model.unk_token in vocabulary else None
 
 
 def _normalize_added_tokens(raw: tokenizers.Tokenizer) -> list[str]:
-    """The added tokens that are looked for in what the letters have become."""
+    """Return the added tokens that are matched in normalized text, normalized themselves."""
     added = raw.get_added_tokens_decoder().values()
     return [raw.normalizer.normalize_str(token.content) for token in added if token.normalized]
 
@@ -156,14 +163,14 @@ def _concat_utf8(texts: Iterable[str]) -> tuple[bytes, bytes, int]:
 
 @cache
 def _load_library() -> ctypes.CDLL | None:
-    built = [Path(__file__).with_name(f"_wordpiece{suffix}") for suffix in EXTENSION_SUFFIXES]
-    path = next((path for path in built if path.exists()), None)
+    candidates = [Path(__file__).with_name(f"_wordpiece{suffix}") for suffix in EXTENSION_SUFFIXES]
+    path = next((path for path in candidates if path.exists()), None)
     if path is None or sys.byteorder != "little":
         return None
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        logger.debug("%s cannot be used: %s", path, error)
+        logger.debug("cannot load %s: %s", path, error)
         return None
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     texts = (ctypes.c_char_p, ctypes.c_char_p, integer)

@@ -44,8 +44,8 @@ def refused(saved: Path, folder: Path, file: str, changes: dict[str, Any], **opt
         ({"vision_config": {"depth": "three"}}, "num_layers is 'three'"),
         ({"vision_config": {"num_heads": 0}}, "vision_config: a value in it makes no sense"),
         ({"vision_config": {"depth": 4}}, "blocks.3"),
-        ({"image_token_id": "abc"}, "image_token_id is 'abc', which is none of the model's"),
-        ({"image_token_id": 10**6}, "image_token_id is 1000000, which is none of the model's"),
+        ({"image_token_id": "abc"}, "invalid image_token_id 'abc'; the model has"),
+        ({"image_token_id": 10**6}, "invalid image_token_id 1000000; the model has"),
     ],
 )
 def test_nonsense_in_config_json_is_refused_in_one_line(
@@ -57,10 +57,10 @@ def test_nonsense_in_config_json_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"image_mean": [1, 2]}, "image_mean is [1, 2]; it is 3 numbers"),
-        ({"size": {"longest_edge": "many"}}, "max_pixels is 'many'"),
-        ({"patch_size": 7}, "patch_size is 7, and config.json says 8"),
-        ({"resample": 17}, "resample is 17; it is 0 to 5"),
+        ({"image_mean": [1, 2]}, "invalid image_mean=[1, 2]; expected 3 numbers"),
+        ({"size": {"longest_edge": "many"}}, "invalid max_pixels='many'"),
+        ({"patch_size": 7}, "patch_size=7 differs from 8 in config.json"),
+        ({"resample": 17}, "invalid resample=17; expected 0 to 5"),
     ],
 )
 def test_nonsense_in_preprocessor_config_json_is_refused_in_one_line(

@@ -142,7 +142,7 @@ def test_an_image_is_never_split_where_long_texts_are(reference: Reference) -> N
 
 
 def test_a_size_that_the_tower_does_not_have_is_refused(llm: LLM) -> None:
-    with pytest.raises(BadRequest, match="becomes 32 x 32 pixels, and this model reads 28 x 28"):
+    with pytest.raises(BadRequest, match="becomes 32 x 32 pixels, but this model reads 28 x 28"):
         llm.embed(
             {
                 "prompt": "",

@@ -201,7 +201,7 @@ def test_the_length_of_a_query_does_not_limit_an_image_and_a_cut_spares_it(llm: 
 def test_a_size_that_the_tower_has_no_places_for_is_refused(llm: LLM) -> None:
     asked = shown(PAGES[0]) | {"mm_processor_kwargs": {"size": {"height": 28, "width": 28}}}
 
-    with pytest.raises(BadRequest, match="becomes 28 x 28 pixels, and this model reads 56 x 56"):
+    with pytest.raises(BadRequest, match="becomes 28 x 28 pixels, but this model reads 56 x 56"):
         llm.encode([asked], pooling_task="token_embed", use_tqdm=False)
 
 

@@ -197,7 +197,7 @@ def test_a_request_may_ask_for_fewer_tiles(llm: LLM, reference: Reference) -> No
     fewer = llm.embed({**prompt, "mm_processor_kwargs": {"max_dynamic_patch": 2}}, use_tqdm=False)
 
     assert fewer[0].outputs.embedding == pytest.approx(reference.vector("<image>", [LARGE], most=2), abs=1e-5)
-    with pytest.raises(BadRequest, match="3 to 2 tiles"):
+    with pytest.raises(BadRequest, match="min_dynamic_patch=3, max_dynamic_patch=2"):
         llm.embed({**prompt, "mm_processor_kwargs": {"min_dynamic_patch": 3, "max_dynamic_patch": 2}}, use_tqdm=False)
 
 
@@ -236,7 +236,7 @@ def test_the_text_of_a_document_is_cut_and_its_image_stays(reranker: LLM, refere
 def test_an_image_of_a_query_has_no_place_in_the_prompt(reranker: LLM) -> None:
     query = {"content": [{"type": "image_pil", "image_pil": TALL}]}
 
-    with pytest.raises(BadRequest, match="0 times '<image>', and 1 images"):
+    with pytest.raises(BadRequest, match="0 placeholders '<image>', but 1 images"):
         reranker.score(query, "a red bird", use_tqdm=False)
 
 

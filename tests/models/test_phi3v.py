@@ -171,7 +171,7 @@ def test_a_conversation_is_its_texts_and_images_joined_by_blanks(llm: LLM, refer
 def test_image_placeholders_are_numbered_from_one(llm: LLM) -> None:
     prompt = {"prompt": "<|image_2|> a <|image_1|>", "multi_modal_data": {"image": [WIDE, TALL]}}
 
-    with pytest.raises(BadRequest, match=r"the numbers \[2, 1\]; they are counted from 1"):
+    with pytest.raises(BadRequest, match=r"the numbers \[2, 1\]; expected 1, 2, 3"):
         llm.embed(prompt, use_tqdm=False)
 
 

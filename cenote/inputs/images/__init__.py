@@ -1,1 +1,1 @@
-"""From decoded images to patches and tokens, in the way of each kind of model."""
+"""Image processors: from decoded images to patches and placeholder tokens, per model family."""

@@ -1,4 +1,4 @@
-"""Images of one fixed size, as CLIP's and SigLIP's towers read them."""
+"""Image processor for vision towers with a fixed input size (CLIP, SigLIP)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cenote.inputs.images.image_processor import ImageProcessor, repeat_token
 from cenote.inputs.images.transforms import BICUBIC, center_crop, patchify, pil_to_tensor, resize, resolve_normalization
 from cenote.protocol.images import ProcessedImage
 
-# one that is longer would be resized to a huge strip, of which only the middle is looked at
+# resizing the short edge of a longer image would make a huge image, of which only the center is used
 MAX_ASPECT_RATIO = 200
 
 
 def resize_and_crop(image: pil.Image, options: Mapping[str, Any]) -> pil.Image:
-    """The image resized and cropped in the middle, as preprocessor_config.json says."""
+    """Resize and center-crop an image with the options of preprocessor_config.json."""
     if options.get("do_resize", True):
         height, width = compute_resized_size(image, options["size"])
         image = resize(image, height, width, options.get("resample") or BICUBIC)
@@ -27,16 +27,15 @@ def resize_and_crop(image: pil.Image, options: Mapping[str, Any]) -> pil.Image:
 
 
 def compute_resized_size(image: pil.Image, size: int | Mapping[str, int]) -> tuple[int, int]:
-    """Height and width; where only the shortest edge is given, the other one follows."""
+    """Return height and width; a size with only `shortest_edge` keeps the aspect ratio."""
     shortest = size if isinstance(size, int) else size.get("shortest_edge")
     if shortest is None:
         return parse_size(size)
     short, long = sorted(image.size)
     if long > MAX_ASPECT_RATIO * short:
         raise BadRequest(
-            f"an image of {image.width} x {image.height} pixels is more than {MAX_ASPECT_RATIO} times as long as it "
-            f"is wide; "
-            "cut it before",
+            f"an image of {image.width} x {image.height} pixels exceeds the maximum aspect ratio of "
+            f"{MAX_ASPECT_RATIO}; crop it first",
             param="multi_modal_data",
         )
     longest = int(shortest * long / short)
@@ -44,12 +43,12 @@ def compute_resized_size(image: pil.Image, size: int | Mapping[str, int]) -> tup
 
 
 def parse_size(size: int | Mapping[str, int]) -> tuple[int, int]:
-    """Height and width; files from before 2023 have one number for both."""
+    """Return height and width; files from before 2023 have one number for both."""
     return (size, size) if isinstance(size, int) else (size["height"], size["width"])
 
 
 class FixedSizeImageProcessor(ImageProcessor):
-    """An image is its patches and, behind them, the one row that stands for all of it."""
+    """Make one token per patch, and one for the pooled output of the tower after them."""
 
     SUPPORTED_OPTIONS = (
         "do_resize",
@@ -65,25 +64,24 @@ class FixedSizeImageProcessor(ImageProcessor):
     )
 
     def max_image_bytes(self) -> int:
-        """An input is nothing but one image."""
+        """Size of one resized image: an input consists of exactly one."""
         height, width = parse_size(self.spec.options["image_size"])
         return 3 * height * width
 
     def _preprocess(self, image: pil.Image, options: Mapping[str, Any], param_path: str) -> ProcessedImage:
-        wanted, patch = parse_size(self.spec.options["image_size"]), self.spec.patch_size
-        written = {name: value for name, value in options.items() if value is not None}
-        options = {**self.spec.options, **written}
-        square = resize_and_crop(image, options)
-        if (square.height, square.width) != wanted:
+        expected_size, patch = parse_size(self.spec.options["image_size"]), self.spec.patch_size
+        non_null = {name: value for name, value in options.items() if value is not None}
+        options = {**self.spec.options, **non_null}
+        resized = resize_and_crop(image, options)
+        if (resized.height, resized.width) != expected_size:
             raise BadRequest(
-                f"{param_path}: with these options an image becomes {square.width} x {square.height} pixels, and this "
-                f"model "
-                f"reads {wanted[1]} x {wanted[0]}; leave size and crop_size as the model has them",
+                f"{param_path}: with these options an image becomes {resized.width} x {resized.height} pixels, but "
+                f"this model reads {expected_size[1]} x {expected_size[0]}; do not change size and crop_size",
                 param="mm_processor_kwargs",
             )
-        grid = (wanted[0] // patch, wanted[1] // patch)
-        patches = patchify(pil_to_tensor(square)[:, : grid[0] * patch, : grid[1] * patch], patch)
-        token_ids, seen = repeat_token(0, len(patches) + 1)
-        # all that is read of the image, and less to go through than the whole of it
-        size, key = (image.height, image.width), self.compute_cache_key(square, options)
-        return ProcessedImage(patches, (grid,), token_ids, seen, size, key, resolve_normalization(options))
+        grid = (expected_size[0] // patch, expected_size[1] // patch)
+        patches = patchify(pil_to_tensor(resized)[:, : grid[0] * patch, : grid[1] * patch], patch)
+        token_ids, is_embed = repeat_token(0, len(patches) + 1)
+        # hash the resized image: it determines the result and is smaller than the original
+        size, key = (image.height, image.width), self.compute_cache_key(resized, options)
+        return ProcessedImage(patches, (grid,), token_ids, is_embed, size, key, resolve_normalization(options))

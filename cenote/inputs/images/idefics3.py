@@ -1,4 +1,4 @@
-"""Idefics3's way: an image is cut into tiles of one size, each with its place in the prompt, and shown whole."""
+"""Image processor of Idefics3: tiles of one size, each with a row/column token in the prompt, and a thumbnail."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cenote.inputs.images.transforms import IMAGENET_STANDARD, patchify, pil_to_
 from cenote.protocol.images import ProcessedImage
 
 LANCZOS = 1
-DEFAULT_TILES_PER_SIDE = 4  # on the longer side, where the files do not say
-MAX_SIDE_PIXELS = 4096  # in pixels, whatever the options ask for
+DEFAULT_TILES_PER_SIDE = 4  # on the longer side, if the files do not set a size
+MAX_SIDE_PIXELS = 4096  # whatever the options request
 FAKE_IMAGE_TOKEN, GLOBAL_IMAGE_TOKEN = "<fake_token_around_image>", "<global-img>"
-# a new line, and two of them, as vocabularies write them
+# one newline and two, as spelled in vocabularies
 NEWLINE_TOKENS, BLANK_LINE_TOKENS = ("\n", "Ċ"), ("\n\n", "ĊĊ")
 
 
@@ -45,38 +45,38 @@ class Idefics3ImageProcessor(ImageProcessor):
         rows, columns = (
             self._compute_tile_grid(height, width, tile) if options.get("do_image_splitting", True) else (0, 0)
         )
-        patches_a_side = tile // self.spec.patch_size
-        token_ids, seen = self._build_tokens(
-            rows, columns, (patches_a_side // self.spec.merge_size) ** 2, image, param_path
+        patches_per_side = tile // self.spec.patch_size
+        token_ids, is_embed = self._build_tokens(
+            rows, columns, (patches_per_side // self.spec.merge_size) ** 2, image, param_path
         )
         resample = options.get("resample") or LANCZOS
         tiles = _split_with_thumbnail(resize(image, height, width, resample), rows, columns, tile, resample)
-        patches = [patchify(pil_to_tensor(each), self.spec.patch_size) for each in tiles]
+        patches = [patchify(pil_to_tensor(pixels), self.spec.patch_size) for pixels in tiles]
         return ProcessedImage(
             torch.cat(patches),
-            ((patches_a_side, patches_a_side),) * len(patches),
+            ((patches_per_side, patches_per_side),) * len(patches),
             token_ids,
-            seen,
+            is_embed,
             (image.height, image.width),
             self.compute_cache_key(image, options),
             resolve_normalization(options, IMAGENET_STANDARD, IMAGENET_STANDARD),
         )
 
     def _resolve_tile_size(self, options: Mapping[str, Any], param_path: str) -> int:
-        """The side of a tile, which the tower has a table of places for."""
-        wanted = int(self.spec.options["image_size"])
-        asked = options.get("max_image_size") or wanted
-        side = asked.get("longest_edge") if isinstance(asked, Mapping) else asked
-        if side != wanted:
+        """Return the tile size in pixels; only the size of the tower's position embeddings is supported."""
+        expected = int(self.spec.options["image_size"])
+        requested = options.get("max_image_size") or expected
+        size = requested.get("longest_edge") if isinstance(requested, Mapping) else requested
+        if size != expected:
             raise BadRequest(
-                f"{param_path}: max_image_size asks for tiles of {side} pixels, and this model reads tiles "
-                f"of {wanted} x {wanted}; leave it out",
+                f"{param_path}: max_image_size requests tiles of {size} pixels, but this model reads tiles of "
+                f"{expected} x {expected}; omit it",
                 param="mm_processor_kwargs",
             )
-        return wanted
+        return expected
 
     def _resolve_size(self, image: pil.Image, options: Mapping[str, Any], tile_size: int) -> tuple[int, int]:
-        """Height and width before it is cut."""
+        """Return height and width before splitting into tiles."""
         if not options.get("do_resize", True):
             return image.height, image.width
         size = options.get("size") or {"longest_edge": DEFAULT_TILES_PER_SIDE * tile_size}
@@ -85,49 +85,48 @@ class Idefics3ImageProcessor(ImageProcessor):
         return int(size["height"]), int(size["width"])
 
     def _compute_tile_grid(self, height: int, width: int, tile_size: int) -> tuple[int, int]:
-        """Rows and columns of tiles; none of an image that is a single one."""
+        """Return rows and columns of tiles; (0, 0) for a single tile, which the thumbnail covers."""
         rows, columns = (side // tile_size for side in round_up_to_tiles(height, width, tile_size))
         return (0, 0) if rows == columns == 1 else (rows, columns)
 
     def _build_tokens(
         self, rows: int, columns: int, num_tile_tokens: int, image: pil.Image, param_path: str
     ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.bool_]]]:
-        """What stands for an image, row after row of tiles, and which tokens the tower fills."""
-        around, whole = self.require_token_id(FAKE_IMAGE_TOKEN), self.require_token_id(GLOBAL_IMAGE_TOKEN)
-        new_line = self._find_token(NEWLINE_TOKENS) or ()
-        empty_line = self._find_token(BLANK_LINE_TOKENS) or (*new_line, *new_line)
-        num_lines = rows + len(empty_line) - 1 if rows else 0
-        self.check_num_tokens((rows * columns + 1) * (num_tile_tokens + 2) + 1 + num_lines, image, param_path)
-        assert self.spec.image_token_id is not None, "the family says it"
-        seen_here = -1  # no token has this number
-        tile = [seen_here] * num_tile_tokens
+        """Return the tokens of an image, tiles in row order, and which of them get embeddings of the tower."""
+        fake_id, global_id = self.require_token_id(FAKE_IMAGE_TOKEN), self.require_token_id(GLOBAL_IMAGE_TOKEN)
+        newline = self._find_token(NEWLINE_TOKENS) or ()
+        blank_line = self._find_token(BLANK_LINE_TOKENS) or (*newline, *newline)
+        num_newlines = rows + len(blank_line) - 1 if rows else 0
+        self.check_num_tokens((rows * columns + 1) * (num_tile_tokens + 2) + 1 + num_newlines, image, param_path)
+        assert self.spec.image_token_id is not None, "set by the model family"
+        embed_id = -1  # replaced below; no real token has this id
+        tile = [embed_id] * num_tile_tokens
         ids: list[int] = []
         for row in range(1, rows + 1):
             for column in range(1, columns + 1):
-                ids += [around, self._tile_position_token_id(row, column, param_path), *tile]
-            ids += new_line if row < rows else empty_line
-        ids += [around, whole, *tile, around]
-        found = np.array(ids, dtype=np.int32)
-        seen = found == seen_here
-        return np.where(seen, np.int32(self.spec.image_token_id), found), seen
+                ids += [fake_id, self._tile_position_token_id(row, column, param_path), *tile]
+            ids += newline if row < rows else blank_line
+        ids += [fake_id, global_id, *tile, fake_id]
+        token_ids = np.array(ids, dtype=np.int32)
+        is_embed = token_ids == embed_id
+        return np.where(is_embed, np.int32(self.spec.image_token_id), token_ids), is_embed
 
     def _find_token(self, spellings: Sequence[str]) -> tuple[int, ...] | None:
-        return next(((found,) for text in spellings if (found := self.token_to_id(text)) is not None), None)
+        return next(((token_id,) for text in spellings if (token_id := self.token_to_id(text)) is not None), None)
 
     def _tile_position_token_id(self, row: int, column: int, param_path: str) -> int:
-        found = self.token_to_id(f"<row_{row}_col_{column}>")
-        if found is None:
+        token_id = self.token_to_id(f"<row_{row}_col_{column}>")
+        if token_id is None:
             raise BadRequest(
-                f"{param_path}: the image is cut into more tiles than this model has names for: row {row}, column "
-                f"{column} "
-                "has none; give a smaller size in mm_processor_kwargs",
+                f"{param_path}: the image is split into more tiles than this model has tokens for: none for row {row}, "
+                f"column {column}; set a smaller size in mm_processor_kwargs",
                 param="mm_processor_kwargs",
             )
-        return found
+        return token_id
 
 
 def fit_longest_edge(height: int, width: int, longest_edge: int) -> tuple[int, int]:
-    """Height and width with the longer side as long as asked for; the other one is even."""
+    """Scale so that the longer side is `longest_edge` and the other side is even; return height and width."""
     ratio = width / height
     if width >= height:
         height, width = int(longest_edge / ratio), longest_edge
@@ -147,7 +146,7 @@ def fit_longest_edge(height: int, width: int, longest_edge: int) -> tuple[int, i
 
 
 def round_up_to_tiles(height: int, width: int, tile_size: int) -> tuple[int, int]:
-    """The next height and width that tiles fill: the longer side decides, the other one follows it."""
+    """Round height and width up to multiples of the tile size, the longer side first."""
     ratio = width / height
     if width >= height:
         width = math.ceil(width / tile_size) * tile_size
@@ -157,7 +156,7 @@ def round_up_to_tiles(height: int, width: int, tile_size: int) -> tuple[int, int
 
 
 def _split_with_thumbnail(image: pil.Image, rows: int, columns: int, tile_size: int, resample: int) -> list[pil.Image]:
-    """Row after row, and then all of the image in the size of one."""
+    """Return the tiles in row order, then the whole image in the size of one tile."""
     if rows:
         image = resize(image, rows * tile_size, columns * tile_size, resample)
     corners = [(column * tile_size, row * tile_size) for row in range(rows) for column in range(columns)]

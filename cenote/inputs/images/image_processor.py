@@ -1,4 +1,4 @@
-"""What reads the images of one model: the base of all kinds of readers, and the table of them."""
+"""Base class of image processors, and the table of those available."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 HASH_BAND_PIXELS = 1024**2
-MAX_LISTED_OPTIONS = 8  # options in a message
+MAX_LISTED_OPTIONS = 8  # in an error message
 # the name in an ImageSpec -> module:class, imported on use
 IMAGE_PROCESSORS = {
     "qwen_vl": "qwen_vl:QwenVLImageProcessor",
@@ -38,11 +38,14 @@ IMAGE_PROCESSORS = {
 
 
 class ImageProcessor(ABC):
-    """One model's way. Options of the server and of requests may change what its files say, by the names in KNOWN."""
+    """Preprocess the images of one model.
+
+    Options of the checkpoint files can be overridden by the server and by requests, for names in SUPPORTED_OPTIONS.
+    """
 
     SUPPORTED_OPTIONS: ClassVar[tuple[str, ...]] = ()
-    SIZE_LIMIT_OPTION: ClassVar[str] = "max_pixels"  # the one of them that makes images smaller
-    NUM_ADDED_TOKENS: ClassVar[int] = 0  # tokens that `laid_out` adds to a prompt at most
+    SIZE_LIMIT_OPTION: ClassVar[str] = "max_pixels"  # the option that reduces the size of images, named in errors
+    NUM_ADDED_TOKENS: ClassVar[int] = 0  # most tokens that `arrange_prompt` adds
 
     def __init__(
         self,
@@ -52,31 +55,31 @@ class ImageProcessor(ABC):
         max_tokens: int,
         options: Mapping[str, Any],
     ) -> None:
-        """`token_id` looks a token up in the vocabulary, `max_tokens` is what the model reads at most."""
+        """`token_to_id` looks up a token in the vocabulary; `max_tokens` is the model length."""
         self.spec = spec
         self.files = replace(files, image_processor=self.normalize_config(files.image_processor))
         self.token_to_id = token_to_id
         self.max_tokens = max_tokens
-        if wrong := validate_options(
+        if error := validate_options(
             {name: value for name, value in self.files.image_processor.items() if self._is_relevant_option(name)}
         ):
-            raise LoadError(f"preprocessor_config.json, or image_processor in processor_config.json: {wrong}")
-        self.options = self._check_options(options)  # of the server
+            raise LoadError(f"preprocessor_config.json, or image_processor in processor_config.json: {error}")
+        self.options = self._check_options(options)  # set by the server
         self.resolve_token_ids()
 
     def normalize_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What the files say of images, in the words of this reader."""
+        """Convert the options of the checkpoint files to the names of this processor."""
         return config
 
     def resolve_token_ids(self) -> None:
-        """Find the tokens that every prompt needs."""
-        mark = self.spec.prompt_token or self.spec.placeholder_token
-        self.placeholder_id = self.require_token_id(mark) if self.spec.placeholder_token else None
+        """Look up the tokens that every prompt needs."""
+        placeholder = self.spec.prompt_token or self.spec.placeholder_token
+        self.placeholder_id = self.require_token_id(placeholder) if self.spec.placeholder_token else None
 
     def preprocess(self, image: Image, overrides: Mapping[str, Any], param_path: str) -> ProcessedImage:
-        """The image as the tower and the prompt need it; `given` are a request's own options, `where` is its name."""
-        said = {**self.files.image_processor, **self.options, **self._check_options(overrides)}
-        options = {name: value for name, value in said.items() if value is not None}
+        """Return patches and tokens of an image. `overrides`: options of the request; `param_path`: name in errors."""
+        merged = {**self.files.image_processor, **self.options, **self._check_options(overrides)}
+        options = {name: value for name, value in merged.items() if value is not None}
         try:
             return self._preprocess(image, options, param_path)
         except BadRequest as error:
@@ -84,80 +87,78 @@ class ImageProcessor(ABC):
                 error.message = f"{param_path}: {error.message}"
             raise
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            how = f" with mm_processor_kwargs={short_repr(dict(overrides))}" if overrides else ""
+            with_options = f" with mm_processor_kwargs={short_repr(dict(overrides))}" if overrides else ""
             raise BadRequest(
-                f"{param_path}: an image of {image.width} x {image.height} pixels cannot be read{how}: {error}",
+                f"{param_path}: an image of {image.width} x {image.height} pixels cannot be processed{with_options}: "
+                f"{error}",
                 param="mm_processor_kwargs" if overrides else param_path,
             ) from error
 
     @abstractmethod
     def _preprocess(self, image: Image, options: Mapping[str, Any], param_path: str) -> ProcessedImage:
-        """Resize, cut, normalise; ask `check_tokens` before anything large is made."""
+        """Resize, crop and split into patches; call `check_num_tokens` before allocating anything large."""
 
     def max_image_bytes(self) -> int | None:
-        """What an input's pictures take at most, where that is known before an image is seen."""
+        """Upper bound on the bytes of an input's processed images; None: it depends on the images."""
         return None
 
     def normalize_placeholders(self, text: str) -> str:
-        """A prompt with images, each marked by one token."""
+        """Rewrite the placeholders of a prompt so that each is one token of the vocabulary."""
         return text.replace(self.spec.placeholder_token, self.spec.prompt_token) if self.spec.prompt_token else text
 
     def arrange_prompt(self, token_ids: TokenIds) -> TokenIds:
-        """A prompt with images as the model wants it around them; each of them is a single mark yet."""
+        """Rearrange the text around images as the model expects; every image is still one placeholder token."""
         return token_ids
 
     def mrope_positions(
         self, token_ids: TokenIds, images: Sequence[ProcessedImage], embed_rows: Int64Array
     ) -> Int64Array | None:
-        """[axes, tokens], where a position is several numbers; `rows` are the tokens that the tower fills."""
+        """Return M-RoPE positions [axes, tokens], None for other models; `embed_rows`: indices of image tokens."""
         return None
 
     def _is_relevant_option(self, name: str) -> bool:
-        """Whether an option of the files matters; sizes are written by some that cut images in another way."""
+        """Whether to validate an option of the files; some have size options that their processor does not use."""
         return name in self.SUPPORTED_OPTIONS or name not in SIZE_OPTIONS
 
     def require_token_id(self, token: str) -> int:
-        found = self.token_to_id(token)
-        if found is None:
-            raise LoadError(f"the tokenizer has no token {token!r}, which this model's images need")
-        return found
+        token_id = self.token_to_id(token)
+        if token_id is None:
+            raise LoadError(f"the tokenizer has no token {token!r}, which this model needs for images")
+        return token_id
 
     def check_num_tokens(self, num_tokens: int, image: Image, param_path: str) -> None:
         if num_tokens > self.max_tokens:
             raise InputTooLong(
-                f"{param_path}: an image of {image.width} x {image.height} pixels becomes {num_tokens} tokens, and "
-                f"this model "
-                f""
-                f"reads {self.max_tokens} at most; give a smaller one, or lower {self.SIZE_LIMIT_OPTION} in "
-                f"mm_processor_kwargs",
+                f"{param_path}: an image of {image.width} x {image.height} pixels becomes {num_tokens} tokens, but "
+                f"this model reads at most {self.max_tokens}; send a smaller one, or lower {self.SIZE_LIMIT_OPTION} "
+                "in mm_processor_kwargs",
                 param="input_tokens",
                 value=num_tokens,
             )
 
     def compute_cache_key(self, image: Image, options: Mapping[str, Any]) -> bytes:
-        """Of an image, and of the options that may differ from request to request."""
-        changed = repr([(name, options.get(name)) for name in self.SUPPORTED_OPTIONS])
-        digest = hashlib.blake2b(f"{image.size} {changed}".encode(), digest_size=16)
+        """Hash an image and the options that can differ between requests."""
+        option_values = repr([(name, options.get(name)) for name in self.SUPPORTED_OPTIONS])
+        digest = hashlib.blake2b(f"{image.size} {option_values}".encode(), digest_size=16)
         rows = max(1, HASH_BAND_PIXELS // image.width)
-        for top in range(
-            0, image.height, rows
-        ):  # a large image is not copied as a whole, and other threads get their turn
+        # in bands: no copy of the whole of a large image, and other threads can run in between
+        for top in range(0, image.height, rows):
             band = image.crop((0, top, image.width, min(top + rows, image.height)))
             digest.update(band.tobytes())
         return digest.digest()
 
     def _check_options(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         if unknown := [name for name in options if name not in self.SUPPORTED_OPTIONS]:
-            known = ", ".join(self.SUPPORTED_OPTIONS) or "none"
-            named = ", ".join(map(short_repr, unknown[:MAX_LISTED_OPTIONS])) + (
+            supported = ", ".join(self.SUPPORTED_OPTIONS) or "none"
+            listed = ", ".join(map(short_repr, unknown[:MAX_LISTED_OPTIONS])) + (
                 ", ..." if len(unknown) > MAX_LISTED_OPTIONS else ""
             )
             raise BadRequest(
-                f"mm_processor_kwargs has {named}, which this model's images do not have; there are: {known}",
+                f"mm_processor_kwargs has {listed}, which this model does not support; supported: {supported}",
                 param="mm_processor_kwargs",
             )
-        if wrong := validate_options(options):
-            raise BadRequest(f"mm_processor_kwargs: {wrong}", param="mm_processor_kwargs")
+        if error := validate_options(options):
+            raise BadRequest(f"mm_processor_kwargs: {error}", param="mm_processor_kwargs")
         return {name: value for name, value in options.items() if value is not None}
 
 
@@ -169,10 +170,10 @@ def make_image_processor(
     options: Mapping[str, Any],
 ) -> ImageProcessor:
     module, name = IMAGE_PROCESSORS[spec.processor].split(":")
-    kind: type[ImageProcessor] = getattr(import_module(f"cenote.inputs.images.{module}"), name)
-    return kind(spec, files, token_to_id, max_tokens, options)
+    processor_class: type[ImageProcessor] = getattr(import_module(f"cenote.inputs.images.{module}"), name)
+    return processor_class(spec, files, token_to_id, max_tokens, options)
 
 
 def repeat_token(token_id: int, count: int) -> tuple[TokenIds, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """The tokens of a picture that are nothing but its rows, and that all of them are."""
+    """Return `count` times the same token, and the mask of those that get embeddings: all of them."""
     return np.full(count, token_id, dtype=np.int32), np.ones(count, dtype=bool)

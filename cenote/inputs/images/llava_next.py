@@ -1,4 +1,4 @@
-"""LLaVA-NeXT's images: the whole in one tile, then in tiles of the best of a few sizes, without what pads them."""
+"""Image processor of LLaVA-NeXT: a thumbnail, then tiles at the best of a few resolutions (anyres), unpadded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cenote.inputs.images.transforms import BICUBIC, patchify, pil_to_tensor, re
 from cenote.inputs.tokenized_inputs import Int64Array
 from cenote.protocol.images import ProcessedImage
 
-NEWLINE_ROW = -1  # what the tower puts behind every row of patches
+NEWLINE_ROW = -1  # index of the tower's newline embedding, which ends every row of patches
 
 
 class LlavaNextImageProcessor(ImageProcessor):
@@ -40,29 +40,32 @@ class LlavaNextImageProcessor(ImageProcessor):
         per_side, rows, columns = side // patch, height // side, width // side
         if (rows * side, columns * side) != (height, width) or not 1 <= rows * columns <= MAX_TILES:
             raise ValueError(f"{height} x {width} pixels are not 1 to {MAX_TILES} tiles of {side} x {side}")
-        order = _make_row_order(image, per_side, rows, columns)
-        self.check_num_tokens(len(order), image, param_path)
+        row_order = _make_row_order(image, per_side, rows, columns)
+        self.check_num_tokens(len(row_order), image, param_path)
 
-        inside = resize(image, *scale_to_fit(image.height, image.width, height, width), resample)
-        whole = resize(image, *self._parse_base_size(options), resample)
-        tiles = [whole, *split_into_tiles(pad_to_size(inside, height, width, "black"), self._parse_tile_size(options))]
+        scaled = resize(image, *scale_to_fit(image.height, image.width, height, width), resample)
+        thumbnail = resize(image, *self._parse_base_size(options), resample)
+        tiles = [
+            thumbnail,
+            *split_into_tiles(pad_to_size(scaled, height, width, "black"), self._parse_tile_size(options)),
+        ]
         pixels = [pil_to_tensor(resize_and_crop(tile, options)) for tile in tiles]
-        if wrong := [each.shape for each in pixels if each.shape[1:] != (side, side)]:
+        if invalid_shapes := [tile.shape for tile in pixels if tile.shape[1:] != (side, side)]:
             raise BadRequest(
-                f"{param_path}: with these options a tile has {tuple(wrong[0][1:])} pixels, and this model reads "
-                f"{(side, side)}; leave size and crop_size as the model has them",
+                f"{param_path}: with these options a tile has {tuple(invalid_shapes[0][1:])} pixels, but this model "
+                f"reads {(side, side)}; do not change size and crop_size",
                 param="mm_processor_kwargs",
             )
-        token_ids, seen = repeat_token(self.require_token_id(self.spec.placeholder_token), len(order))
+        token_ids, is_embed = repeat_token(self.require_token_id(self.spec.placeholder_token), len(row_order))
         return ProcessedImage(
-            torch.cat([patchify(each[:, : per_side * patch, : per_side * patch], patch) for each in pixels]),
+            torch.cat([patchify(tile[:, : per_side * patch, : per_side * patch], patch) for tile in pixels]),
             ((per_side, per_side),) * len(tiles),
             token_ids,
-            seen,
+            is_embed,
             (image.height, image.width),
             self.compute_cache_key(image, options),
             resolve_normalization(options),
-            order,
+            row_order,
         )
 
     @staticmethod
@@ -77,33 +80,33 @@ class LlavaNextImageProcessor(ImageProcessor):
 
 
 def select_best_resolution(height: int, width: int, sizes: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Height and width: those in which most of the image's pixels find room, and of these the smallest."""
+    """Return the height and width that keep most of the image's resolution, and of these the smallest."""
 
-    def worth(size: Sequence[int]) -> tuple[int, int]:
+    def score(size: Sequence[int]) -> tuple[int, int]:
         scale = min(size[1] / width, size[0] / height)
-        used = min(int(width * scale) * int(height * scale), width * height)
-        return used, used - size[0] * size[1]
+        effective = min(int(width * scale) * int(height * scale), width * height)
+        return effective, effective - size[0] * size[1]
 
-    best = max(sizes, key=worth)
+    best = max(sizes, key=score)
     return int(best[0]), int(best[1])
 
 
 def scale_to_fit(height: int, width: int, max_height: int, max_width: int) -> tuple[int, int]:
-    """The largest size of the same shape."""
-    across, down = max_width / width, max_height / height
-    if across < down:
-        return min(ceil(height * across), max_height), max_width
-    return max_height, min(ceil(width * down), max_width)
+    """Return the largest height and width of the same aspect ratio within the limits."""
+    width_scale, height_scale = max_width / width, max_height / height
+    if width_scale < height_scale:
+        return min(ceil(height * width_scale), max_height), max_width
+    return max_height, min(ceil(width * height_scale), max_width)
 
 
 def _make_row_order(image: pil.Image, patches_per_side: int, rows: int, columns: int) -> Int64Array:
-    """Which patch every token gets: those of the whole, then the lines of the tiles with an end behind each."""
-    places = make_patch_indices(rows, columns, patches_per_side, start=patches_per_side**2)
-    height, width = places.shape
+    """Return the patch index of every token: the thumbnail, then the rows of the tiles, each with a newline."""
+    indices = make_patch_indices(rows, columns, patches_per_side, start=patches_per_side**2)
+    height, width = indices.shape
     if image.width / image.height > width / height:
         padding = (height - int(round(image.height * (width / image.width), 7))) // 2
-        places = places[padding : height - padding]
+        indices = indices[padding : height - padding]
     else:
         padding = (width - int(round(image.width * (height / image.height), 7))) // 2
-        places = places[:, padding : width - padding]
-    return np.concatenate((np.arange(patches_per_side**2), append_line_ends(places, NEWLINE_ROW)))
+        indices = indices[:, padding : width - padding]
+    return np.concatenate((np.arange(patches_per_side**2), append_line_ends(indices, NEWLINE_ROW)))

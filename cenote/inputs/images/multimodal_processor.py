@@ -1,4 +1,4 @@
-"""Images among the inputs: found, read, and put into the prompt where their marks stand."""
+"""Load and preprocess the images of inputs, and expand their placeholders in tokenized prompts."""
 
 from __future__ import annotations
 
@@ -30,21 +30,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MultimodalProcessor:
-    """How a model comes by the images of its inputs."""
+    """Image loading and preprocessing of one model."""
 
     image_processor: ImageProcessor
     load_image: Callable[[ImageSource], PIL.Image.Image]  # fetches and decodes
     max_images: int  # in one input
-    image_cache: dict[tuple[Any, str], ProcessedImage] | None = (
-        None  # of one request: what it says twice is looked at once
-    )
+    # of one request, so that a repeated image is processed once; None: no caching
+    image_cache: dict[tuple[Any, str], ProcessedImage] | None = None
 
     @property
     def placeholder(self) -> str:
         return self.image_processor.spec.placeholder
 
     def process(self, item: Input, options: Mapping[str, Any]) -> Input:
-        """The input with its images read; takes as long as they are large."""
+        """Return the input with its images loaded and preprocessed; slow for large images."""
         if isinstance(item, Conversation):
             return self._process_conversation(item, options)
         if isinstance(item, ContentParts):
@@ -57,29 +56,28 @@ class MultimodalProcessor:
         return item
 
     def expand_placeholders(self, tokenized: TokenizedInput, images: Sequence[ProcessedImage]) -> TokenizedInput:
-        """The prompt with the tokens of its images instead of their marks."""
+        """Replace every placeholder in a tokenized prompt by the tokens of its image."""
         spec, prompt = self.image_processor.spec, self.image_processor.arrange_prompt(tokenized.token_ids)
-        marks = np.flatnonzero(prompt == self.image_processor.placeholder_id)
-        if spec.placeholder_token and len(marks) != len(images):
+        placeholders = np.flatnonzero(prompt == self.image_processor.placeholder_id)
+        if spec.placeholder_token and len(placeholders) != len(images):
             raise BadRequest(
-                f"the prompt has {len(marks)} times {spec.placeholder_token!r}, and {len(images)} images were given; "
-                f"an image "
-                "has one mark where it belongs, and a prompt that is cut must not lose it",
+                f"the prompt has {len(placeholders)} placeholders {spec.placeholder_token!r}, but {len(images)} images "
+                "were given; every image needs one placeholder, which truncation must not remove",
                 param="multi_modal_data",
             )
-        pieces, flags, done = list[TokenIds](), list[Any](), 0
-        for mark, picture in zip(marks.tolist(), images, strict=True):
-            before = prompt[done:mark]
-            pieces += [before, picture.token_ids]
-            flags += [np.zeros(len(before), dtype=bool), picture.is_embed]
-            done = mark + 1
-        rest = prompt[done:]
-        token_ids = np.concatenate([*pieces, rest])
-        rows = np.flatnonzero(np.concatenate([*flags, np.zeros(len(rest), dtype=bool)]))
-        return self._attach_images(tokenized, token_ids, images, rows)
+        parts, masks, position = list[TokenIds](), list[Any](), 0
+        for placeholder, image in zip(placeholders.tolist(), images, strict=True):
+            text = prompt[position:placeholder]
+            parts += [text, image.token_ids]
+            masks += [np.zeros(len(text), dtype=bool), image.is_embed]
+            position = placeholder + 1
+        rest = prompt[position:]
+        token_ids = np.concatenate([*parts, rest])
+        embed_rows = np.flatnonzero(np.concatenate([*masks, np.zeros(len(rest), dtype=bool)]))
+        return self._attach_images(tokenized, token_ids, images, embed_rows)
 
     def build_image_only(self, image: ProcessedImage) -> TokenizedInput:
-        """The prompt that is nothing but an image."""
+        """Build the input of a model that reads either a text or an image."""
         return TokenizedInput(
             image.token_ids,
             len(image.token_ids),
@@ -88,7 +86,7 @@ class MultimodalProcessor:
         )
 
     def check_single_modality(self, text: str | Sequence[int], num_images: int) -> None:
-        """Models of two towers read one thing at a time."""
+        """Raise Unsupported unless the input is exactly one image: models with two towers do not combine them."""
         name = self.image_processor.spec.single_modality_name
         if len(text) or num_images != 1:
             raise Unsupported(
@@ -100,12 +98,12 @@ class MultimodalProcessor:
     def _attach_images(
         self, tokenized: TokenizedInput, token_ids: TokenIds, images: Sequence[ProcessedImage], embed_rows: Any
     ) -> TokenizedInput:
-        added = len(token_ids) - len(tokenized.token_ids)
+        num_added = len(token_ids) - len(tokenized.token_ids)
         return replace(
             tokenized,
             token_ids=token_ids,
             type1_start=len(token_ids),
-            num_input_tokens=tokenized.num_input_tokens + added,
+            num_input_tokens=tokenized.num_input_tokens + num_added,
             images=InputImages(
                 tuple(images), embed_rows, self.image_processor.mrope_positions(token_ids, images, embed_rows)
             ),
@@ -114,20 +112,20 @@ class MultimodalProcessor:
     def _process_conversation(self, conversation: Conversation, options: Mapping[str, Any]) -> Conversation:
         images: list[ImageSource] = []
         messages = []
-        for number, message in enumerate(conversation.messages):
+        for message_index, message in enumerate(conversation.messages):
             content = message.get("content") if isinstance(message, Mapping) else None
             if isinstance(content, list | tuple) and any(map(is_image_part, content)):
                 parts = list(content)
-                for place, part in enumerate(content):
-                    found = parse_part(part, f"messages[{number}].content[{place}]")
-                    if isinstance(found, ImageSource):
+                for part_index, part in enumerate(content):
+                    parsed = parse_part(part, f"messages[{message_index}].content[{part_index}]")
+                    if isinstance(parsed, ImageSource):
                         name = (
                             conversation.image_names[len(images)]
                             if len(images) < len(conversation.image_names)
-                            else found.param_path
+                            else parsed.param_path
                         )
-                        images.append(ImageSource(found.source, name))
-                        parts[place] = {"type": "image"}
+                        images.append(ImageSource(parsed.source, name))
+                        parts[part_index] = {"type": "image"}
                 message = {**message, "content": parts}
             messages.append(message)
         if not images:
@@ -135,74 +133,78 @@ class MultimodalProcessor:
         return replace(conversation, messages=messages, images=self._process_images(images, options))
 
     def _process_pair(self, pair: MultimodalPair, options: Mapping[str, Any]) -> TextPair:
-        (query, first), (document, second) = map(self._split_content, (pair.query, pair.document))
-        pictures = self._process_images([*first, *second], options)
+        query, query_images = self._split_content(pair.query)
+        document, document_images = self._split_content(pair.document)
+        images = self._process_images([*query_images, *document_images], options)
         if self.image_processor.spec.is_document_first:
-            pictures = (*pictures[len(first) :], *pictures[: len(first)])
-        return TextPair(query, document, pair.template, pair.template_kwargs, pictures)
+            images = (*images[len(query_images) :], *images[: len(query_images)])
+        return TextPair(query, document, pair.template, pair.template_kwargs, images)
 
     def _split_content(self, score_input: ScoreInput) -> tuple[str, list[ImageSource]]:
-        """As one text, marks of images that it does not have yet before all else."""
+        """Return the joined texts and the images; placeholders that the texts do not contain come first."""
         if isinstance(score_input, str):
             return score_input, []
         parts = [
-            parse_part(part, f"{score_input.param_path}[{place}]", score_input.param_path)
-            for place, part in enumerate(score_input.content)
+            parse_part(part, f"{score_input.param_path}[{index}]", score_input.param_path)
+            for index, part in enumerate(score_input.content)
         ]
         images = [part for part in parts if isinstance(part, ImageSource)]
         texts = [part for part in parts if isinstance(part, str)]
-        mark = self.image_processor.spec.placeholder_token
-        marked = sum(text.count(mark) for text in texts) if mark else len(images)
-        marks, text = "\n".join([self.placeholder] * (len(images) - marked)), "\n".join(texts)
-        return marks + (self.image_processor.spec.separator if marks and texts else "") + text, images
+        token = self.image_processor.spec.placeholder_token
+        num_placed = sum(text.count(token) for text in texts) if token else len(images)
+        prefix = "\n".join([self.placeholder] * (len(images) - num_placed))
+        separator = self.image_processor.spec.separator if prefix and texts else ""
+        return prefix + separator + "\n".join(texts), images
 
     def _process_images(
         self, images: Sequence[ImageSource | ProcessedImage], options: Mapping[str, Any]
     ) -> tuple[ProcessedImage, ...]:
         if len(images) > self.max_images:
             extra = images[self.max_images]
-            where = f" ({extra.param_path} is one too many)" if isinstance(extra, ImageSource) else ""
+            name = f" ({extra.param_path} is one too many)" if isinstance(extra, ImageSource) else ""
             raise BadRequest(
-                f"At most {self.max_images} image(s) may be provided in one prompt, got {len(images)}{where}; "
-                "--limit-mm-per-prompt allows more",
+                f"At most {self.max_images} image(s) may be provided in one prompt, got {len(images)}{name}; "
+                "--limit-mm-per-prompt raises the limit",
                 param="multi_modal_data",
                 value=len(images),
             )
         if len(images) > 1 and self.image_processor.spec.single_modality_name is not None:
             self.check_single_modality("", len(images))
-        pictures, num_tokens = [], 0
+        processed, num_tokens = list[ProcessedImage](), 0
         for image in images:
-            pictures.append(self._process_image(image, options) if isinstance(image, ImageSource) else image)
-            num_tokens += len(pictures[-1].token_ids)
-            # no more than one input may hold is read, however many images it has
-            if num_tokens > self.image_processor.max_tokens and len(pictures) > 1:  # readers look at each by itself
+            processed.append(self._process_image(image, options) if isinstance(image, ImageSource) else image)
+            num_tokens += len(processed[-1].token_ids)
+            # stop before the remaining images are loaded; image processors check the first one themselves
+            if num_tokens > self.image_processor.max_tokens and len(processed) > 1:
                 raise InputTooLong(
-                    f"the first {len(pictures)} of {len(images)} images are {num_tokens} tokens, and this model reads "
-                    f"{self.image_processor.max_tokens} at most; give fewer or smaller ones",
+                    f"the first {len(processed)} of {len(images)} images are {num_tokens} tokens, but this model reads "
+                    f"at most {self.image_processor.max_tokens}; send fewer or smaller ones",
                     param="input_tokens",
                     value=num_tokens,
                 )
-        return tuple(pictures)
+        return tuple(processed)
 
     def _process_image(self, image: ImageSource, options: Mapping[str, Any]) -> ProcessedImage:
-        known = self.image_cache if isinstance(image.source, str | bytes) else None
+        cache = self.image_cache if isinstance(image.source, str | bytes) else None
         key = (image.source, repr(options))
-        if known is not None and key in known:
-            return known[key]
+        if cache is not None and key in cache:
+            return cache[key]
         try:
-            picture = self.image_processor.preprocess(self.load_image(image), options, image.param_path)
+            processed = self.image_processor.preprocess(self.load_image(image), options, image.param_path)
         except BadRequest as error:
             error.param = error.param or image.param_path
             raise
-        if known is not None:
-            known[key] = picture
-        return picture
+        if cache is not None:
+            cache[key] = processed
+        return processed
 
 
 def has_images(item: Input) -> bool:
-    """Whether there is anything to be read before the input can be rendered."""
+    """Whether an input must be processed before it can be rendered."""
     if isinstance(item, Conversation):
-        messages = item.messages if isinstance(item.messages, list | tuple) else ()  # else it is refused later
+        messages = (
+            item.messages if isinstance(item.messages, list | tuple) else ()
+        )  # others are refused by the renderer
         contents = (message.get("content") for message in messages if isinstance(message, Mapping))
         return any(any(map(is_image_part, content)) for content in contents if isinstance(content, list | tuple))
     return isinstance(item, ContentParts | MultimodalPair | MultimodalPrompt)

@@ -1,4 +1,4 @@
-"""Images of any size for SigLIP 2: resized until they are at most so many patches, their shape nearly kept."""
+"""Image processor of SigLIP 2 NaFlex: resize to at most `max_num_patches` patches, nearly keeping the aspect ratio."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cenote.protocol.images import ProcessedImage
 
 BILINEAR = 2
 DEFAULT_NUM_PATCHES = 256
-# the most that a request may ask for: the time it takes grows with their square
+# limit of the request option max_num_patches: attention time grows with its square
 MAX_PATCHES = 4096
-# how exactly the scale is found, and the largest
+# bisection of the scale: precision and upper bound
 SCALE_PRECISION, MAX_SCALE = 1e-5, 100.0
 
 
 class NaFlexImageProcessor(ImageProcessor):
-    """An image is its patches and, behind them, the one row that stands for all of it."""
+    """Make one token per patch, and one for the pooled output of the tower after them."""
 
     SUPPORTED_OPTIONS = (
         "max_num_patches",
@@ -37,38 +37,39 @@ class NaFlexImageProcessor(ImageProcessor):
 
     def _preprocess(self, image: pil.Image, options: Mapping[str, Any], param_path: str) -> ProcessedImage:
         options = {name: value for name, value in options.items() if value is not None}
-        size, most = self.spec.patch_size, int(options.get("max_num_patches", DEFAULT_NUM_PATCHES))
-        if not 1 <= most <= MAX_PATCHES:
-            raise BadRequest(f"max_num_patches is 1 to {MAX_PATCHES}, got {most}", param="mm_processor_kwargs")
-        grid = fit_grid(image.height, image.width, size, most)
+        patch_size, max_patches = self.spec.patch_size, int(options.get("max_num_patches", DEFAULT_NUM_PATCHES))
+        if not 1 <= max_patches <= MAX_PATCHES:
+            raise BadRequest(
+                f"max_num_patches must be 1 to {MAX_PATCHES}, got {max_patches}", param="mm_processor_kwargs"
+            )
+        grid = fit_grid(image.height, image.width, patch_size, max_patches)
         if not options.get("do_resize", True):
-            grid = (image.height // size, image.width // size)
-            if not 1 <= grid[0] * grid[1] <= most:
+            grid = (image.height // patch_size, image.width // patch_size)
+            if not 1 <= grid[0] * grid[1] <= max_patches:
                 raise BadRequest(
-                    f"{param_path}: an image of {image.width} x {image.height} pixels is {grid[0] * grid[1]} patches, "
-                    f"and "
-                    f"1 to {most} are read; let it be resized, or change max_num_patches",
+                    f"{param_path}: an image of {image.width} x {image.height} pixels has {grid[0] * grid[1]} patches, "
+                    f"expected 1 to {max_patches}; set do_resize=true, or change max_num_patches",
                     param="mm_processor_kwargs",
                 )
-            fitted = image.crop((0, 0, grid[1] * size, grid[0] * size))
+            fitted = image.crop((0, 0, grid[1] * patch_size, grid[0] * patch_size))
         else:
-            fitted = resize(image, grid[0] * size, grid[1] * size, options.get("resample", BILINEAR))
-        patches = patchify(pil_to_tensor(fitted), size)
-        token_ids, seen = repeat_token(0, len(patches) + 1)
-        came_in, key = (image.height, image.width), self.compute_cache_key(fitted, options)
+            fitted = resize(image, grid[0] * patch_size, grid[1] * patch_size, options.get("resample", BILINEAR))
+        patches = patchify(pil_to_tensor(fitted), patch_size)
+        token_ids, is_embed = repeat_token(0, len(patches) + 1)
+        original_size, key = (image.height, image.width), self.compute_cache_key(fitted, options)
         return ProcessedImage(
             patches,
             (grid,),
             token_ids,
-            seen,
-            came_in,
+            is_embed,
+            original_size,
             key,
             resolve_normalization(options, IMAGENET_STANDARD, IMAGENET_STANDARD),
         )
 
 
 def fit_grid(height: int, width: int, patch_size: int, max_patches: int) -> tuple[int, int]:
-    """Rows and columns of patches at the largest scale at which there are at most so many; sides are rounded up."""
+    """Return rows and columns of patches at the largest scale with at most `max_patches`; sides are rounded up."""
 
     def grid(scale: float) -> tuple[int, int]:
         return max(1, math.ceil(height * scale / patch_size)), max(1, math.ceil(width * scale / patch_size))

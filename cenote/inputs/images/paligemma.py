@@ -1,4 +1,4 @@
-"""PaliGemma's way: an image of one fixed size is as many tokens as it has patches, and the prompt begins behind it."""
+"""Image processor of PaliGemma: a fixed-size image, one token per patch, placed before the prompt."""
 
 from __future__ import annotations
 
@@ -27,20 +27,17 @@ class PaliGemmaImageProcessor(FixedSizeImageProcessor):
     def _preprocess(self, image: Image, options: Mapping[str, Any], param_path: str) -> ProcessedImage:
         side = self.spec.options["image_size"] // self.spec.patch_size
         self.check_num_tokens(side * side, image, param_path)
-        picture = super()._preprocess(image, options, param_path)
-        assert self.spec.image_token_id is not None, "the family says it"
-        token_ids, seen = repeat_token(self.spec.image_token_id, len(picture.patches))
-        return replace(picture, token_ids=token_ids, is_embed=seen)
+        image_only = super()._preprocess(image, options, param_path)
+        assert self.spec.image_token_id is not None, "set by the model family"
+        token_ids, is_embed = repeat_token(self.spec.image_token_id, len(image_only.patches))
+        return replace(image_only, token_ids=token_ids, is_embed=is_embed)
 
     def arrange_prompt(self, token_ids: TokenIds) -> TokenIds:
-        """The token that begins a text stands behind the last image, not before the first, and a new line ends it.
-
-        A prompt that is written like this already stays as it is.
-        """
+        """Move <bos> after the last image and end the text with a newline, unless the prompt already has this form."""
         ids = token_ids[1:] if self.bos_token_id in token_ids[:1] else token_ids
-        marks = np.flatnonzero(ids == self.placeholder_id)
-        start = int(marks[-1]) + 1 if len(marks) else 0
+        placeholders = np.flatnonzero(ids == self.placeholder_id)
+        start = int(placeholders[-1]) + 1 if len(placeholders) else 0
         images, text = ids[:start], ids[start:]
-        begin = [] if self.bos_token_id in text[:1] else [self.bos_token_id]
-        end = [] if self.newline_token_id in text[-1:] else [self.newline_token_id]
-        return np.concatenate((images, begin, text, end)).astype(np.int32)
+        bos = [] if self.bos_token_id in text[:1] else [self.bos_token_id]
+        newline = [] if self.newline_token_id in text[-1:] else [self.newline_token_id]
+        return np.concatenate((images, bos, text, newline)).astype(np.int32)

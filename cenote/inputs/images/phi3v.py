@@ -1,4 +1,4 @@
-"""Phi-3-vision's images: as many tiles as fit their shape, line by line, and then the whole in one more."""
+"""Image processor of Phi-3-vision: tiles by aspect ratio (HD transform), then a thumbnail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cenote.protocol.images import ProcessedImage
 from cenote.utils.text import short_repr
 
 NUMBERED_PLACEHOLDER = re.compile(r"<\|image_([0-9]{1,4})\|>")
-LINE_END_ROW, SEPARATOR_ROW = -1, -2  # what the tower puts behind every line, and between the tiles and the whole
+LINE_END_ROW, SEPARATOR_ROW = -1, -2  # indices of learned embeddings: end of a row; between tiles and thumbnail
 
 
 class Phi3VImageProcessor(ImageProcessor):
@@ -33,42 +33,44 @@ class Phi3VImageProcessor(ImageProcessor):
     def _preprocess(self, image: pil.Image, options: Mapping[str, Any], param_path: str) -> ProcessedImage:
         options = {**self.spec.options, **options}
         side, patch = int(options["image_size"]), self.spec.patch_size
-        if not 1 <= (most := int(options["num_crops"])) <= MAX_TILES:
-            raise ValueError(f"num_crops is {most}; there are 1 to {MAX_TILES} of them")
-        stands = image.width < image.height
-        height, width = fit_landscape_size(min(image.size), max(image.size), side, most)
+        if not 1 <= (max_tiles := int(options["num_crops"])) <= MAX_TILES:
+            raise ValueError(f"num_crops must be 1 to {MAX_TILES}, got {max_tiles}")
+        is_portrait = image.width < image.height
+        height, width = fit_landscape_size(min(image.size), max(image.size), side, max_tiles)
         if not height:
-            raise ValueError("it is so long that nothing would be left of its shorter side; cut it before")
-        down, across = ceil(height / side), width // side
-        rows, columns = (across, down) if stands else (down, across)
-        order = _make_row_order(rows, columns, side // patch // self.spec.merge_size)
-        self.check_num_tokens(len(order) + 1, image, param_path)
+            raise ValueError(
+                "the aspect ratio is too large: the shorter side would become 0 pixels; crop the image first"
+            )
+        num_down, num_across = ceil(height / side), width // side
+        rows, columns = (num_across, num_down) if is_portrait else (num_down, num_across)
+        row_order = _make_row_order(rows, columns, side // patch // self.spec.merge_size)
+        self.check_num_tokens(len(row_order) + 1, image, param_path)
 
-        # it is resized lying down: pixels are rounded after either direction, and would not be the same
-        inside = resize(transpose(image) if stands else image, height, width, pil.Resampling.BILINEAR)
-        framed = pad_to_size(inside, down * side, width, "white")
-        pixels = to_pixel_values(transpose(framed) if stands else framed, options)
-        whole = F.interpolate(pixels[None], size=(side, side), mode="bicubic")[0]
+        # portrait images are transposed before resizing, as in the original: rounding differs otherwise
+        scaled = resize(transpose(image) if is_portrait else image, height, width, pil.Resampling.BILINEAR)
+        padded = pad_to_size(scaled, num_down * side, width, "white")
+        pixels = to_pixel_values(transpose(padded) if is_portrait else padded, options)
+        thumbnail = F.interpolate(pixels[None], size=(side, side), mode="bicubic")[0]
         tiles = pixels.view(3, rows, side, columns, side).permute(1, 3, 0, 2, 4).flatten(0, 1)
-        # texts on either side of an image are tokenised by themselves, and each has its first token
-        token_ids = np.full(len(order) + 1, self.placeholder_id, dtype=np.int32)
+        # the original tokenizes the text after an image separately, so it has its own first token
+        token_ids = np.full(len(row_order) + 1, self.placeholder_id, dtype=np.int32)
         token_ids[-1] = self.require_token_id(options["first_token"])
         return ProcessedImage(
-            torch.cat([patchify(each, patch) for each in (whole, *tiles)]),
+            torch.cat([patchify(tile, patch) for tile in (thumbnail, *tiles)]),
             ((side // patch, side // patch),) * (1 + len(tiles)),
             token_ids,
-            np.arange(len(token_ids)) < len(order),
+            np.arange(len(token_ids)) < len(row_order),
             (image.height, image.width),
             self.compute_cache_key(image, options),
-            row_order=order,
+            row_order=row_order,
         )
 
     def normalize_placeholders(self, text: str) -> str:
         numbers = [int(number) for number in NUMBERED_PLACEHOLDER.findall(text)]
         if numbers != list(range(1, len(numbers) + 1)):
             raise BadRequest(
-                f"the images of the prompt have the numbers {short_repr(numbers)}; they are counted from 1, in their "
-                "order",
+                f"the image placeholders of the prompt have the numbers {short_repr(numbers)}; expected 1, 2, 3, ... "
+                "in order",
                 param="multi_modal_data",
             )
         return NUMBERED_PLACEHOLDER.sub(self.spec.placeholder_token, text)
@@ -79,10 +81,10 @@ class Phi3VImageProcessor(ImageProcessor):
 
 
 def fit_landscape_size(height: int, width: int, tile_size: int, max_tiles: int) -> tuple[int, int]:
-    """Height and width of an image that lies: as many tiles across as leave room for those that its height needs."""
+    """Return height and width of a landscape image: the most tiles across with at most `max_tiles` in total."""
     ratio = width / height
-    across = max(count for count in range(1, max_tiles + 1) if count * ceil(count / ratio) <= max_tiles)
-    return int(across * tile_size / ratio), across * tile_size
+    num_across = max(count for count in range(1, max_tiles + 1) if count * ceil(count / ratio) <= max_tiles)
+    return int(num_across * tile_size / ratio), num_across * tile_size
 
 
 def transpose(image: pil.Image) -> pil.Image:
@@ -90,7 +92,7 @@ def transpose(image: pil.Image) -> pil.Image:
 
 
 def _make_row_order(rows: int, columns: int, tokens_per_side: int) -> Int64Array:
-    """Which merged patch every token gets: the lines of the tiles, then those of the whole, which is stored first."""
+    """Return the merged patch index of every token: rows of the tiles, then of the thumbnail, which is stored first."""
     tiles = append_line_ends(make_patch_indices(rows, columns, tokens_per_side, start=tokens_per_side**2), LINE_END_ROW)
-    whole = append_line_ends(make_patch_indices(1, 1, tokens_per_side), LINE_END_ROW)
-    return np.concatenate((tiles, [SEPARATOR_ROW], whole))
+    thumbnail = append_line_ends(make_patch_indices(1, 1, tokens_per_side), LINE_END_ROW)
+    return np.concatenate((tiles, [SEPARATOR_ROW], thumbnail))

@@ -1,4 +1,4 @@
-"""Qwen's way: an image keeps its shape and gets as many tokens as it is large, each for a square of patches."""
+"""Image processor of Qwen2-VL and later: dynamic resolution, one token per square of merged patches, M-RoPE."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 28 * 28 * 1280
-SIZE_KEYS = ("shortest_edge", "longest_edge")  # of a size: the fewest pixels and the most
+SIZE_KEYS = ("shortest_edge", "longest_edge")  # of a `size`: minimum and maximum number of pixels
 MAX_ASPECT_RATIO = 200  # of the longer side to the shorter
 
 
@@ -29,9 +29,11 @@ class QwenVLImageProcessor(ImageProcessor):
     SUPPORTED_OPTIONS = ("min_pixels", "max_pixels", "size")
 
     def normalize_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        for name, own in (("patch_size", self.spec.patch_size), ("merge_size", self.spec.merge_size)):
-            if (found := config.get(name)) not in (None, own):
-                raise LoadError(f"preprocessor_config.json: {name} is {short_repr(found)}, and config.json says {own}")
+        for name, expected in (("patch_size", self.spec.patch_size), ("merge_size", self.spec.merge_size)):
+            if (value := config.get(name)) not in (None, expected):
+                raise LoadError(
+                    f"preprocessor_config.json: {name}={short_repr(value)} differs from {expected} in config.json"
+                )
         return {**self.spec.options, **_normalize_pixel_limits(config)}
 
     def _preprocess(self, image: Image, options: Mapping[str, Any], param_path: str) -> ProcessedImage:
@@ -40,13 +42,13 @@ class QwenVLImageProcessor(ImageProcessor):
         rows, columns = height // patch, width // patch
         num_tokens = rows * columns // merge**2
         self.check_num_tokens(num_tokens, image, param_path)
-        shrunk = resize(image, height, width, options.get("resample", BICUBIC))
-        token_ids, seen = repeat_token(self._image_token_id(), num_tokens)
+        resized = resize(image, height, width, options.get("resample", BICUBIC))
+        token_ids, is_embed = repeat_token(self._image_token_id(), num_tokens)
         return ProcessedImage(
-            patchify_merged(pil_to_tensor(shrunk), patch, merge),
+            patchify_merged(pil_to_tensor(resized), patch, merge),
             ((rows, columns),),
             token_ids,
-            seen,
+            is_embed,
             (image.height, image.width),
             self.compute_cache_key(image, options),
             resolve_normalization(options),
@@ -55,25 +57,29 @@ class QwenVLImageProcessor(ImageProcessor):
     def mrope_positions(
         self, token_ids: TokenIds, images: Sequence[ProcessedImage], embed_rows: Int64Array
     ) -> Int64Array:
-        """Time, row and column of every token: for text three times the same, going on after an image's longer side."""
-        merge, pieces, start, done = self.spec.merge_size, list[Int64Array](), 0, 0
-        first = 0
-        for picture in images:
-            begin = int(embed_rows[first])
-            height, width = (side // merge for side in picture.patch_grids[0])
-            pieces.append(_text_positions(begin - done, start))
-            start += begin - done
-            pieces.append(start + np.indices((1, height, width)).reshape(3, -1))
-            start += max(height, width)
-            first += picture.num_embeds
-            done = begin + picture.num_embeds
-        pieces.append(_text_positions(len(token_ids) - done, start))
-        return np.concatenate(pieces, axis=1)
+        """Return [3, tokens]: temporal, row and column position of every token.
+
+        The three are equal for text, which continues after an image at the image's longer side.
+        """
+        merge, parts = self.spec.merge_size, list[Int64Array]()
+        next_position, next_token, next_embed = 0, 0, 0
+        for image in images:
+            image_start = int(embed_rows[next_embed])
+            height, width = (side // merge for side in image.patch_grids[0])
+            num_text_tokens = image_start - next_token
+            parts.append(_text_positions(num_text_tokens, next_position))
+            next_position += num_text_tokens
+            parts.append(next_position + np.indices((1, height, width)).reshape(3, -1))
+            next_position += max(height, width)
+            next_embed += image.num_embeds
+            next_token = image_start + image.num_embeds
+        parts.append(_text_positions(len(token_ids) - next_token, next_position))
+        return np.concatenate(parts, axis=1)
 
     def _resolve_size(self, image: Image, options: Mapping[str, Any], factor: int) -> tuple[int, int]:
         if options.get("do_resize", True):
-            least, most = options.get("min_pixels") or MIN_PIXELS, options.get("max_pixels") or MAX_PIXELS
-            return smart_resize(image.height, image.width, factor, int(least), int(most))
+            min_pixels, max_pixels = options.get("min_pixels") or MIN_PIXELS, options.get("max_pixels") or MAX_PIXELS
+            return smart_resize(image.height, image.width, factor, int(min_pixels), int(max_pixels))
         if image.height % factor or image.width % factor:
             raise ValueError(f"without resizing, both sides must be multiples of {factor}")
         return image.height, image.width
@@ -86,39 +92,38 @@ class QwenVLImageProcessor(ImageProcessor):
         )
 
     def _check_options(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Both names of the limits are read."""
+        """Accept the pixel limits by both of their names."""
         checked = super()._check_options(options)
         size = checked.get("size", {})
         if not isinstance(size, Mapping) or set(size) - set(SIZE_KEYS):
             raise BadRequest(
-                f"mm_processor_kwargs: size is {short_repr(size)}; it is an object with {' and '.join(SIZE_KEYS)}, "
-                f"both in "
-                "pixels",
+                f"mm_processor_kwargs: invalid size={short_repr(size)}; expected an object with "
+                f"{' and '.join(SIZE_KEYS)}, as numbers of pixels",
                 param="mm_processor_kwargs",
             )
         return _normalize_pixel_limits(checked)
 
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Height and width that are multiples of the factor, near to the image's own and with as many pixels as may be."""
+    """Return height and width, multiples of `factor` close to the original, within the pixel limits."""
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-        raise ValueError(f"its longer side is more than {MAX_ASPECT_RATIO} times as long as the other")
+        raise ValueError(f"the aspect ratio exceeds {MAX_ASPECT_RATIO}")
     new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
     if new_height * new_width > max_pixels:
-        shrink = math.sqrt(height * width / max_pixels)
-        new_height, new_width = (math.floor(side / shrink / factor) * factor for side in (height, width))
+        scale = math.sqrt(height * width / max_pixels)
+        new_height, new_width = (math.floor(side / scale / factor) * factor for side in (height, width))
     elif new_height * new_width < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
-        new_height, new_width = (math.ceil(side * grow / factor) * factor for side in (height, width))
+        scale = math.sqrt(min_pixels / (height * width))
+        new_height, new_width = (math.ceil(side * scale / factor) * factor for side in (height, width))
     return max(factor, new_height), max(factor, new_width)
 
 
 def patchify_merged(pixels: Tensor, patch_size: int, merge_size: int) -> Tensor:
-    """[patches, 3 * size * size], those of a token side by side; their numbers as a convolution has them."""
+    """Return [patches, 3 * size * size], patches of a token adjacent, each in the layout of a convolution weight."""
     channels, height, width = pixels.shape
-    down, across = height // patch_size // merge_size, width // patch_size // merge_size
-    cut = pixels.numpy().reshape(channels, down, merge_size, patch_size, across, merge_size, patch_size)
-    return flatten_rows(cut.transpose(1, 4, 2, 5, 0, 3, 6), channels * patch_size * patch_size)
+    rows, columns = height // patch_size // merge_size, width // patch_size // merge_size
+    blocks = pixels.numpy().reshape(channels, rows, merge_size, patch_size, columns, merge_size, patch_size)
+    return flatten_rows(blocks.transpose(1, 4, 2, 5, 0, 3, 6), channels * patch_size * patch_size)
 
 
 def _text_positions(count: int, start: int) -> Int64Array:
@@ -126,7 +131,7 @@ def _text_positions(count: int, start: int) -> Int64Array:
 
 
 def _normalize_pixel_limits(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Limits by one name each: newer files write them as edges of a size, though they count pixels."""
+    """Convert the limits to min_pixels and max_pixels; newer files call them edges of `size`, still in pixels."""
     size = options.get("size")
     edges = size if isinstance(size, Mapping) else {}
     limits = {

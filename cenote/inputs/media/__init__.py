@@ -1,1 +1,1 @@
-"""From what a caller gave as an image to its pixels, whoever the caller is."""
+"""Load images from untrusted or trusted sources: URLs, data URIs, files, bytes, PIL images and arrays."""

@@ -1,4 +1,4 @@
-"""Limited child processes that decode, and what is said when one of them cannot."""
+"""Pool of sandboxed child processes that decode images, and the errors for images that fail."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from cenote.errors import BadRequest, EngineStopped, Overloaded
 from cenote.inputs.media import decoder_protocol
 from cenote.inputs.media.image_header import ImageHeader
 
-NUM_PROCESSES = max(1, min(4, (os.cpu_count() or 1) // 4))  # the budget of memory is for all of them together
-# for one image. The child's own limit, of processor time, is a third of it: it gives way to others on a busy machine,
-# and an honest image must not pay for that
+NUM_PROCESSES = max(1, min(4, (os.cpu_count() or 1) // 4))  # they share one memory budget
+# wall time per image. The child's CPU time limit is a third of it: the child runs at low priority, and a valid image
+# must not time out on a busy machine
 DECODE_TIMEOUT_S = 30.0
-START_TIMEOUT_S = 60.0  # a machine under load imports slowly
+START_TIMEOUT_S = 60.0  # imports are slow on a busy machine
 EXIT_TIMEOUT_S = 1.0
 STOPPED_MESSAGE = "the engine stopped before the image was decoded"
-BASE_ADDRESS_SPACE_BYTES = 512 * 1024**2  # of addresses, most of which are never touched
-# memory is given back to the system at once, not kept for the next image
+BASE_ADDRESS_SPACE_BYTES = 512 * 1024**2  # virtual memory, most of it never touched
+# free memory to the system at once instead of keeping it for the next image
 _LOW_MEMORY_ENV = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "1048576", "OPENBLAS_NUM_THREADS": "1"}
-# an image in one piece is the system's again when it is freed; pieces of 16 MB stay in the heaps of many threads
+# one block per image: freed to the system, while Pillow's 16 MB blocks would stay in the heaps of many threads
 Image.core.set_block_size(1024**3)  # type: ignore[attr-defined]
 
 
@@ -35,7 +35,7 @@ class DecoderPool:
     def __init__(self, decode_budget_bytes: int, num_processes: int = NUM_PROCESSES) -> None:
         self.max_address_space = 2 * decode_budget_bytes + BASE_ADDRESS_SPACE_BYTES
         self.timeout_s = DECODE_TIMEOUT_S
-        self._idle: queue.SimpleQueue[DecoderProcess | None] = queue.SimpleQueue()  # None: not started yet, or ended
+        self._idle: queue.SimpleQueue[DecoderProcess | None] = queue.SimpleQueue()  # None: not started yet, or exited
         for _ in range(num_processes):
             self._idle.put(None)
         self._running: set[DecoderProcess] = set()
@@ -43,7 +43,7 @@ class DecoderPool:
         self._closed = False
 
     def decode(self, content: bytes, header: ImageHeader) -> Image.Image:
-        """The image in RGB, upright. Waits for a child that has nothing else to do."""
+        """Return the image in RGB, upright; blocks until a child process is idle."""
         child = self._idle.get()
         try:
             if child is None or not child.is_alive:
@@ -52,7 +52,7 @@ class DecoderPool:
             return child.decode(content, header, self.timeout_s)
         except BadRequest:
             raise
-        except BaseException as error:  # what the child would say next belongs to nobody
+        except BaseException as error:  # the protocol state is unknown: the child cannot be reused
             self._discard(child)
             child = None
             if not isinstance(error, DecoderFailed):
@@ -71,7 +71,7 @@ class DecoderPool:
             child.stop()
 
     def detach(self) -> None:
-        """In a forked process: the children are another's, and locks may be held by threads that are not here."""
+        """Drop the children after a fork: they belong to the parent, whose threads may hold the locks."""
         for child in self._running:
             child.detach()
 
@@ -81,7 +81,7 @@ class DecoderPool:
         try:
             child = DecoderProcess(self.max_address_space)
         except (OSError, EOFError):
-            raise Overloaded("images cannot be decoded now: no process could be started for it") from None
+            raise Overloaded("cannot decode images now: starting a decoder process failed; retry later") from None
         with self._lock:
             if not self._closed:
                 self._running.add(child)
@@ -97,16 +97,16 @@ class DecoderPool:
 
 
 class DecoderFailed(Exception):
-    """It died, or it took too long."""
+    """The decoder process died or timed out."""
 
 
 class DecoderProcess:
-    """One process, and the line to it."""
+    """One decoder process and the socket to it."""
 
     def __init__(self, max_address_space: int) -> None:
-        self._socket, there = socket.socketpair()
+        self._socket, child_socket = socket.socketpair()
         self._lock = threading.Lock()
-        # it finds the same modules, and sees nothing else of an environment that may hold keys
+        # the same import path, and nothing else of the environment, which may hold secrets
         environment = {"PYTHONPATH": os.pathsep.join(sys.path), **_LOW_MEMORY_ENV}
         for name in ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH"):
             if name in os.environ:
@@ -122,17 +122,17 @@ class DecoderProcess:
         try:
             self._process = subprocess.Popen(
                 command,
-                stdin=there.fileno(),
+                stdin=child_socket.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=environment,
-                start_new_session=True,  # Ctrl-C in a terminal is for the parent to understand
+                start_new_session=True,  # only the parent handles Ctrl-C
             )
         except BaseException:
             self._socket.close()
             raise
         finally:
-            there.close()
+            child_socket.close()
         try:
             self._receive(memoryview(bytearray(len(decoder_protocol.READY))), time.monotonic() + START_TIMEOUT_S)
         except BaseException:
@@ -155,15 +155,15 @@ class DecoderProcess:
             raise DecoderFailed(f"{_describe_image(header)} took longer than {timeout_s:g} s to decode") from None
         except (OSError, EOFError):
             raise DecoderFailed(
-                f"{_describe_image(header)} took more memory or time to decode than one image gets"
+                f"{_describe_image(header)} exceeded the memory or time limit for decoding one image"
             ) from None
 
     def stop(self, *, kill: bool = False) -> None:
-        """Let it go, and leave no zombie."""
+        """Terminate the process and reap it."""
         if kill:
             self._process.kill()
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer learns that none will come
+            self._socket.shutdown(socket.SHUT_RDWR)  # unblocks a thread in recv()
         try:
             self._process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -174,25 +174,25 @@ class DecoderProcess:
 
     def detach(self) -> None:
         self._socket.close()
-        self._process.returncode = 0  # it is another's to wait for
+        self._process.returncode = 0  # the parent process reaps it
 
     def _decode(self, content: bytes, header: ImageHeader, deadline: float) -> Image.Image:
-        kind = decoder_protocol.FORMATS.index(header.format)
-        self._send(decoder_protocol.REQUEST.pack(kind, header.width, header.height, len(content)), deadline)
+        format_index = decoder_protocol.FORMATS.index(header.format)
+        self._send(decoder_protocol.REQUEST.pack(format_index, header.width, header.height, len(content)), deadline)
         self._send(content, deadline)
-        answer = bytearray(decoder_protocol.RESPONSE.size)
-        self._receive(memoryview(answer), deadline)
-        outcome, *size = decoder_protocol.RESPONSE.unpack(answer)
-        if outcome == decoder_protocol.TOO_LARGE:
-            raise BadRequest(f"{_describe_image(header)} needs more memory than there is to decode it")
-        if outcome != decoder_protocol.DECODED:
-            raise BadRequest(f"{_describe_image(header)} is broken or cut off, in a file of {len(content):,} bytes")
+        response = bytearray(decoder_protocol.RESPONSE.size)
+        self._receive(memoryview(response), deadline)
+        status, *size = decoder_protocol.RESPONSE.unpack(response)
+        if status == decoder_protocol.TOO_LARGE:
+            raise BadRequest(f"{_describe_image(header)} exceeded the memory limit for decoding")
+        if status != decoder_protocol.DECODED:
+            raise BadRequest(f"{_describe_image(header)} is corrupt or truncated, in a file of {len(content):,} bytes")
         if sorted(size) != sorted((header.width, header.height)):
             raise EOFError
         return self._receive_pixels(size[0], size[1], deadline)
 
     def _receive_pixels(self, width: int, height: int, deadline: float) -> Image.Image:
-        image = Image.new("RGB", (width, height), None)  # memory is touched when it is filled
+        image = Image.new("RGB", (width, height), None)  # not zero-filled: pages are allocated as tiles are pasted
         for left, upper, right, lower in decoder_protocol.iter_tiles(width, height):
             size = right - left, lower - upper
             tile = bytearray(3 * size[0] * size[1])
@@ -214,10 +214,10 @@ class DecoderProcess:
 
 
 def _remaining_s(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
+    remaining_s = deadline - time.monotonic()
+    if remaining_s <= 0:
         raise TimeoutError
-    return left
+    return remaining_s
 
 
 def _describe_image(header: ImageHeader) -> str:

@@ -1,4 +1,7 @@
-"""Images from other hosts: looked up once, fetched from that very address, without redirects, within a deadline."""
+"""Fetch images over HTTP, safe against SSRF: the host is resolved once, checked, and connected to by that address.
+
+No redirects, no proxies, and one deadline for everything.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 HOST_NOT_ALLOWED_MESSAGE = (
-    "images are not fetched from this host; --allowed-media-domains names the hosts that they may come from, "
-    "and data: URIs are always read"
+    "images are not fetched from this host; --allowed-media-domains sets the allowed hosts, and data: URIs are always "
+    "accepted"
 )
-# one text for all reasons: whoever asks must not learn which hosts and ports there are
+# the same message for every reason: clients must not learn which hosts and ports exist
 FETCH_FAILED_MESSAGE = "the image could not be fetched from its URL"
 READ_BYTES = 64 * 1024
 MAX_ADDRESSES = 4
@@ -55,19 +58,19 @@ class Fetcher:
             raise BadRequest(FETCH_FAILED_MESSAGE) from None
 
     def _resolve_public_addresses(self, target: ParsedURL, deadline: Deadline) -> list[str]:
-        """Every address of the host; one among them that is not public condemns them all."""
-        found: queue.SimpleQueue[Sequence[str] | BaseException] = queue.SimpleQueue()
+        """Resolve a host; raises PermissionError if any of its addresses is not public."""
+        results: queue.SimpleQueue[Sequence[str] | BaseException] = queue.SimpleQueue()
 
-        def look_up() -> None:
+        def resolve() -> None:
             try:
-                found.put(self._resolve(target.host, target.port))
+                results.put(self._resolve(target.host, target.port))
             except (OSError, UnicodeError) as error:
-                found.put(error)
+                results.put(error)
 
-        # the system's resolver has no time limit of its own
-        threading.Thread(target=look_up, name="cenote-resolve", daemon=True).start()
+        # in a thread, since getaddrinfo has no timeout
+        threading.Thread(target=resolve, name="cenote-resolve", daemon=True).start()
         try:
-            addresses = found.get(timeout=deadline.remaining_s())
+            addresses = results.get(timeout=deadline.remaining_s())
         except queue.Empty:
             raise TimeoutError from None
         if isinstance(addresses, BaseException):
@@ -97,7 +100,7 @@ class Fetcher:
             "Accept: image/png, image/jpeg, image/webp, image/gif\r\nAccept-Encoding: identity\r\n"
             "Connection: close\r\n\r\n".encode("ascii")
         )
-        response = http.client.HTTPResponse(connection, method="GET")  # type: ignore[arg-type]  # it asks for no more
+        response = http.client.HTTPResponse(connection, method="GET")  # type: ignore[arg-type]  # it only calls makefile()
         try:
             response.begin()
             if response.status != 200 or response.getheader("Content-Encoding", "identity").lower() != "identity":
@@ -109,23 +112,23 @@ class Fetcher:
             response.close()
 
     def _read_body(self, response: http.client.HTTPResponse, lease: BudgetLease, deadline: Deadline) -> bytes:
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         num_bytes = 0
-        while piece := response.read(READ_BYTES):
-            num_bytes += len(piece)
+        while chunk := response.read(READ_BYTES):
+            num_bytes += len(chunk)
             if num_bytes > self.policy.max_image_bytes:
                 raise ValueError
-            lease.grow(len(piece), timeout_s=deadline.remaining_s())
-            pieces.append(piece)
+            lease.grow(len(chunk), timeout_s=deadline.remaining_s())
+            chunks.append(chunk)
         if response.length:  # the connection ended before the body did
             raise ValueError
-        return b"".join(pieces)
+        return b"".join(chunks)
 
-    # tests of what happens behind these two let them answer differently; nothing else does
+    # tests override these two methods, to run servers on loopback addresses
 
     def _resolve(self, host: str, port: int) -> Sequence[str]:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return [str(address[0]) for *_, address in found]
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return [str(address[0]) for *_, address in infos]
 
     def _is_public(self, address: IPAddress) -> bool:
         return is_public(address)
@@ -136,14 +139,14 @@ class Deadline:
         self._expires_at = time.monotonic() + seconds
 
     def remaining_s(self) -> float:
-        left = self._expires_at - time.monotonic()
-        if left <= 0:
+        remaining_s = self._expires_at - time.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError
-        return left
+        return remaining_s
 
 
 class DeadlineSocket(io.RawIOBase):
-    """A connection on which every step ends at the deadline, however slowly the other side speaks."""
+    """Socket whose reads and writes share one deadline, so that a slow server cannot extend it."""
 
     def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
         self._connection = connection
@@ -165,17 +168,17 @@ class DeadlineSocket(io.RawIOBase):
 
 
 def _connect_first(addresses: Sequence[str], port: int, deadline: Deadline) -> socket.socket:
-    """A connection to the first address that answers; the time is shared among those left."""
-    for place, address in enumerate(addresses, start=1):
+    """Connect to the first address that accepts; the remaining time is divided among the remaining addresses."""
+    for attempt, address in enumerate(addresses, start=1):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         connection = socket.socket(family, socket.SOCK_STREAM)
         try:
-            connection.settimeout(deadline.remaining_s() / (len(addresses) - place + 1))
+            connection.settimeout(deadline.remaining_s() / (len(addresses) - attempt + 1))
             connection.connect((address, port))
             return connection
         except BaseException as error:
             connection.close()
-            if not isinstance(error, OSError) or place == len(addresses):
+            if not isinstance(error, OSError) or attempt == len(addresses):
                 raise
     raise AssertionError("there is at least one address")
 
@@ -183,5 +186,7 @@ def _connect_first(addresses: Sequence[str], port: int, deadline: Deadline) -> s
 def _allowed_host(domain: str) -> str:
     host = normalize_host(domain)
     if host is None:
-        raise LoadError(f"allowed_media_domains has {domain!r}, which is no host name; https:// and paths stay out")
+        raise LoadError(
+            f"allowed_media_domains: invalid host name {domain!r}; expected a name without https:// and path"
+        )
     return host

@@ -1,4 +1,4 @@
-"""Format, size and number of frames, from the first bytes of a file and without decoding a pixel."""
+"""Read format, size and number of frames from image headers, without decoding."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from cenote.errors import BadRequest
 
-SUPPORTED_FORMATS = "PNG, JPEG, WebP and GIF are read"
-MAX_CHUNKS = 10_000  # before the pixels; honest files have a few dozen
-MAX_BLOCKS = 300_000  # of GIF, 255 bytes each: a file of 32 MiB, and as much again
+SUPPORTED_FORMATS = "supported: PNG, JPEG, WebP and GIF"
+MAX_CHUNKS = 10_000  # before the pixel data; ordinary files have a few dozen
+MAX_BLOCKS = 300_000  # GIF blocks of 255 bytes: twice a file of 32 MiB
 _OTHER_SIGNATURES = {
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
@@ -24,20 +24,20 @@ _OTHER_SIGNATURES = {
     b"<!DOC": "HTML",
     b"<html": "HTML",
 }
-_NON_FRAME_MARKERS = (0xC4, 0xC8, 0xCC)  # JPEG markers among those of frames
+_NON_FRAME_MARKERS = (0xC4, 0xC8, 0xCC)  # JPEG markers in the range of SOF that do not start a frame
 _STANDALONE_MARKERS = (0x01, *range(0xD0, 0xD9))  # JPEG markers without a length
 
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    format: str  # as Pillow calls it
+    format: str  # Pillow's name
     width: int
     height: int
-    num_frames: int = 1  # counted as far as somebody wanted to know
+    num_frames: int = 1  # counted up to the limit plus one
 
 
 def read_header(content: bytes, max_frames: int) -> ImageHeader:
-    """What a file says of itself. Frames are counted until there are too many."""
+    """Parse the header of an image file; counting frames stops above `max_frames`."""
     try:
         if content.startswith(b"\x89PNG\r\n\x1a\n"):
             header = _read_png(content)
@@ -52,49 +52,49 @@ def read_header(content: bytes, max_frames: int) -> ImageHeader:
     except (IndexError, ValueError) as error:
         if isinstance(error, BadRequest):
             raise
-        raise BadRequest(f"the image's header is broken or cut off, in a file of {len(content):,} bytes") from None
+        raise BadRequest(f"the image header is corrupt or truncated, in a file of {len(content):,} bytes") from None
     return header
 
 
 def _describe_format(content: bytes) -> str:
     if content[4:8] == b"ftyp":
         return "an AVIF or HEIC image, or a video"
-    kind = next((kind for start, kind in _OTHER_SIGNATURES.items() if content.startswith(start)), None)
-    return f"of the format {kind}" if kind else "no image of a known format"
+    name = next((name for signature, name in _OTHER_SIGNATURES.items() if content.startswith(signature)), None)
+    return f"of the unsupported format {name}" if name else "not an image of a known format"
 
 
 def _read_png(content: bytes) -> ImageHeader:
     if content[12:16] != b"IHDR":
         raise ValueError
-    num_frames, place = 1, 8
+    num_frames, offset = 1, 8
     for _ in range(MAX_CHUNKS):
-        length, kind = _read_uint_be(content, place, 4), content[place + 4 : place + 8]
+        length, kind = _read_uint_be(content, offset, 4), content[offset + 4 : offset + 8]
         if kind == b"acTL":
-            num_frames = _read_uint_be(content, place + 8, 4)
+            num_frames = _read_uint_be(content, offset + 8, 4)
         if kind in (b"IDAT", b"IEND"):
             return ImageHeader("PNG", _read_uint_be(content, 16, 4), _read_uint_be(content, 20, 4), num_frames)
-        place += 12 + length
+        offset += 12 + length
     raise ValueError
 
 
 def _read_jpeg(content: bytes) -> ImageHeader:
     size: tuple[int, int] | None = None
-    place = 2
+    offset = 2
     for _ in range(MAX_CHUNKS):
-        place = content.index(b"\xff", place) + 1
-        marker = content[place]
-        if marker == 0xDA:  # the pixels begin
+        offset = content.index(b"\xff", offset) + 1
+        marker = content[offset]
+        if marker == 0xDA:  # start of scan: pixel data follows
             if size is None:
                 raise ValueError
             return ImageHeader("JPEG", *size)
         if marker in (0x00, 0xFF, *_STANDALONE_MARKERS):
-            place += marker != 0xFF  # any number of these may stand before a marker
+            offset += marker != 0xFF  # 0xFF: fill byte, any number can precede a marker
             continue
         if 0xC0 <= marker <= 0xCF and marker not in _NON_FRAME_MARKERS:
             if size is not None:
                 raise ValueError
-            size = _read_uint_be(content, place + 6, 2), _read_uint_be(content, place + 4, 2)
-        place += 1 + _read_uint_be(content, place + 1, 2)
+            size = _read_uint_be(content, offset + 6, 2), _read_uint_be(content, offset + 4, 2)
+        offset += 1 + _read_uint_be(content, offset + 1, 2)
     raise ValueError
 
 
@@ -107,15 +107,15 @@ def _read_webp(content: bytes, max_frames: int) -> ImageHeader:
         return ImageHeader("WEBP", (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
     if kind != b"VP8X":
         raise ValueError
-    num_frames, place = 0, 12
+    num_frames, offset = 0, 12
     for _ in range(MAX_CHUNKS):
-        if place + 8 > len(content) or num_frames > max_frames:
+        if offset + 8 > len(content) or num_frames > max_frames:
             return ImageHeader(
                 "WEBP", _read_uint_le(content, 24, 3) + 1, _read_uint_le(content, 27, 3) + 1, max(num_frames, 1)
             )
-        num_frames += content[place : place + 4] == b"ANMF"
-        length = _read_uint_le(content, place + 4, 4)
-        place += 8 + length + length % 2
+        num_frames += content[offset : offset + 4] == b"ANMF"
+        length = _read_uint_le(content, offset + 4, 4)
+        offset += 8 + length + length % 2
     raise ValueError
 
 
@@ -126,35 +126,35 @@ def _read_gif(content: bytes, max_frames: int) -> ImageHeader:
     if not frame_width:
         raise ValueError
     num_frames = 1
-    with suppress(IndexError, ValueError):  # what is broken behind the first frame does not matter: only that is shown
+    with suppress(IndexError, ValueError):  # only the first frame is decoded: later ones may be corrupt
         while num_frames <= max_frames and next(frames, None) is not None:
             num_frames += 1
     return ImageHeader("GIF", max(width, left + frame_width), max(height, top + frame_height), num_frames)
 
 
 def _iter_gif_frames(content: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Where each frame lies: left, top, width, height."""
-    blocks = 0
-    place = 13 + _color_table_bytes(content[10])
-    while content[place] != 0x3B:
-        blocks += 1
-        if blocks > MAX_BLOCKS:
+    """Yield left, top, width and height of every frame."""
+    num_blocks = 0
+    offset = 13 + _color_table_bytes(content[10])
+    while content[offset] != 0x3B:
+        num_blocks += 1
+        if num_blocks > MAX_BLOCKS:
             raise ValueError
-        if content[place] == 0x2C:
-            left, top, width, height = (_read_uint_le(content, place + offset, 2) for offset in (1, 3, 5, 7))
+        if content[offset] == 0x2C:
+            left, top, width, height = (_read_uint_le(content, offset + skip, 2) for skip in (1, 3, 5, 7))
             yield left, top, width, height
-            place += 11 + _color_table_bytes(content[place + 9])
-        elif content[place] == 0x21:
-            place += 2
+            offset += 11 + _color_table_bytes(content[offset + 9])
+        elif content[offset] == 0x21:
+            offset += 2
         else:
-            place += 1  # between blocks there may be anything
+            offset += 1  # arbitrary bytes can be between blocks
             continue
-        while length := content[place]:
-            place += 1 + length
-            blocks += 1
-            if blocks > MAX_BLOCKS:
+        while length := content[offset]:
+            offset += 1 + length
+            num_blocks += 1
+            if num_blocks > MAX_BLOCKS:
                 raise ValueError
-        place += 1
+        offset += 1
 
 
 def _color_table_bytes(flags: int) -> int:

@@ -1,4 +1,4 @@
-"""From what a caller gave as an image to its pixels: the single entry."""
+"""Load images: check the source against the policy, read or fetch it, and decode it to RGB within memory limits."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from cenote.inputs.media.pixels import convert_to_rgb, exif_transpose
 from cenote.inputs.media.policy import MediaPolicy
 from cenote.protocol.images import ImageSource
 
-MAX_SIDE = 65_535  # the most that JPEG and GIF can say; each row costs memory of its own, however short it is
-# at the worst moment of any format, in both processes together: a progressive JPEG, an animated WebP, a turned image
+MAX_SIDE = 65_535  # maximum of JPEG and GIF; every row has its own overhead, however short
+# peak of any format, in both processes together: progressive JPEG, animated WebP, EXIF rotation
 PEAK_BYTES_PER_PIXEL = 12
-MAX_FILES_IN_MEMORY = 4  # of the largest size; of smaller ones, more
-MAX_SCHEME_CHARS = 64  # a long text without one is not searched to its end
+MAX_FILES_IN_MEMORY = 4  # of the maximum size; more if they are smaller
+MAX_SCHEME_CHARS = 64  # limits the search in a long text without a scheme
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
-SUPPORTED_URLS = "data:image/png;base64,... is read, and http(s):// and file:// where the server allows it"
+SUPPORTED_URLS = "expected data:image/png;base64,..., or http(s):// or file:// where the server allows it"
 
 
 class MediaLoader:
-    """Everything that may happen to an image before a model sees it, for any number of threads."""
+    """Load images as a policy allows; thread-safe."""
 
     def __init__(self, policy: MediaPolicy) -> None:
         self.policy = policy
@@ -42,18 +42,18 @@ class MediaLoader:
         _loaders.add(self)
 
     def load(self, image: ImageSource) -> PIL.Image.Image:
-        """The image in RGB, upright, or a BadRequest that names the part; blocks while others are decoded."""
+        """Return the image in RGB, upright; BadRequest names the part. Blocks while the memory budget is exhausted."""
         try:
             return self._load(image.source)
         except BadRequest as error:
             raise BadRequest(f"{image.param_path}: {error.message}") from None
 
     def close(self) -> None:
-        """End the processes that decode."""
+        """Stop the decoder processes."""
         self._finalizer()
 
     def _init_resources(self) -> None:
-        # a forked process begins anew: locks may be held by threads that it does not have
+        # called again after a fork, since threads of the parent may hold these locks
         self._file_budget = MemoryBudget(MAX_FILES_IN_MEMORY * self.policy.max_image_bytes)
         self._pixel_budget = MemoryBudget(self.policy.decode_budget_bytes)
         self._convert_lock = threading.Lock()
@@ -65,19 +65,19 @@ class MediaLoader:
         if isinstance(source, bytes | bytearray | memoryview):
             return self._decode(bytes(source))
         if isinstance(source, str):
-            with self._file_budget.lease() as share:
-                return self._decode(self._read_source(source, share))
+            with self._file_budget.lease() as lease:
+                return self._decode(self._read_source(source, lease))
         if not self.policy.trust_caller:
-            raise BadRequest(f"an image is a string, got {type(source).__name__}; {SUPPORTED_URLS}")
+            raise BadRequest(f"an image must be a string, got {type(source).__name__}; {SUPPORTED_URLS}")
         if isinstance(source, os.PathLike):
-            with self._file_budget.lease() as share:
-                return self._decode(self._read_path(Path(source), share))
+            with self._file_budget.lease() as lease:
+                return self._decode(self._read_path(Path(source), lease))
         if isinstance(source, PIL.Image.Image):
             return self._convert_pil_image(source)
         if is_array(source):
             return self._convert_pil_image(from_array(source))
         raise BadRequest(
-            f"an image is a path, a URL, bytes, a PIL image or an array of uint8, got {type(source).__name__}"
+            f"an image must be a path, a URL, bytes, a PIL image or an array of uint8, got {type(source).__name__}"
         )
 
     def _read_source(self, text: str, lease: BudgetLease) -> bytes:
@@ -91,7 +91,7 @@ class MediaLoader:
             return read_file_url(text, self.policy.allowed_local_media_path, self.policy.max_image_bytes, lease)
         if self.policy.trust_caller and "://" not in text:
             return self._read_path(text, lease)
-        raise BadRequest(f"the image is not given as a URL of a kind that is read; {SUPPORTED_URLS}")
+        raise BadRequest(f"unsupported image URL; {SUPPORTED_URLS}")
 
     def _read_path(self, path: str | Path, lease: BudgetLease) -> bytes:
         return read_file(path, self.policy.allowed_local_media_path, self.policy.max_image_bytes, lease)
@@ -100,51 +100,51 @@ class MediaLoader:
         if not content:
             raise BadRequest("the image is empty, 0 bytes")
         if len(content) > self.policy.max_image_bytes:
-            raise BadRequest(f"the image has {len(content):,} bytes, at most {self.policy.max_image_bytes:,} are read")
-        with self._header_lock:  # in Python: two threads at it would leave the model's hardly a turn
+            raise BadRequest(f"the image has {len(content):,} bytes, the limit is {self.policy.max_image_bytes:,}")
+        with self._header_lock:  # pure Python: more threads would starve the model's thread of the GIL
             header = read_header(content, self.policy.max_image_frames)
         num_bytes = self._check_header(header)
-        with self._pixel_budget.lease() as share:
-            share.grow(num_bytes)
+        with self._pixel_budget.lease() as lease:
+            lease.grow(num_bytes)
             return self._decoder_pool.decode(content, header)
 
     def _convert_pil_image(self, image: PIL.Image.Image) -> PIL.Image.Image:
-        """The program's own image, which no child process needs to look at."""
+        """Convert a trusted PIL image, in this process."""
         num_bytes = self._check_header(ImageHeader(image.format or "", *image.size))
-        with self._pixel_budget.lease() as share:
-            share.grow(num_bytes)
+        with self._pixel_budget.lease() as lease:
+            lease.grow(num_bytes)
             try:
-                with self._convert_lock:  # a file that was opened and not read yet is read by one thread at a time
+                with self._convert_lock:  # a lazily opened file is not thread-safe
                     image.load()
                 converted = convert_to_rgb(exif_transpose(image))
             except (BadRequest, MemoryError):
                 raise
-            except Exception as error:  # plugins of Pillow raise what they like
+            except Exception as error:  # Pillow plugins raise exceptions of any type
                 raise BadRequest(f"the PIL image of {_format_size(image.size)} cannot be read: {error}") from None
-        return image.copy() if converted is image else converted  # theirs may change while ours is on its way
+        return image.copy() if converted is image else converted  # the caller may modify its image later
 
     def _check_header(self, header: ImageHeader) -> int:
-        """How much memory the image takes, if it may be decoded at all."""
+        """Return the memory needed to decode the image; raise BadRequest if it exceeds a limit."""
         size = header.width, header.height
         num_pixels = size[0] * size[1]
         if num_pixels == 0:
             raise BadRequest(f"the image has no pixels, {_format_size(size)}")
         if num_pixels > self.policy.max_image_pixels:
             raise BadRequest(
-                f"the image has {_format_size(size)}, {num_pixels:,} in all; "
-                f"at most {self.policy.max_image_pixels:,} are read"
+                f"the image has {_format_size(size)}, {num_pixels:,} in total; "
+                f"the limit is {self.policy.max_image_pixels:,}"
             )
         if max(size) > MAX_SIDE:
-            raise BadRequest(f"the image has {_format_size(size)}; at most {MAX_SIDE:,} are read along a side")
+            raise BadRequest(f"the image has {_format_size(size)}; the limit is {MAX_SIDE:,} per side")
         if header.num_frames > self.policy.max_image_frames:
             raise BadRequest(
-                f"the image has {header.num_frames:,} frames or more; at most {self.policy.max_image_frames:,} are read"
+                f"the image has {header.num_frames:,} frames or more; the limit is {self.policy.max_image_frames:,}"
             )
         num_bytes = num_pixels * PEAK_BYTES_PER_PIXEL
         if num_bytes > self._pixel_budget.num_bytes:
             raise BadRequest(
                 f"the image has {_format_size(size)} and needs up to {num_bytes:,} bytes to be decoded; "
-                f"all images together get {self._pixel_budget.num_bytes:,}"
+                f"the limit for all images together is {self._pixel_budget.num_bytes:,}"
             )
         return num_bytes
 

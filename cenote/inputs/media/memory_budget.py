@@ -1,4 +1,4 @@
-"""So many bytes for everybody together: who finds too few left waits for its turn."""
+"""Memory budget shared by threads: acquiring blocks, in FIFO order, until enough bytes are free."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ class MemoryBudget:
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self._free_bytes = num_bytes
-        self._queue: deque[object] = deque()  # a large one is not overtaken for ever by small ones
+        self._queue: deque[object] = deque()  # FIFO, so that small requests do not starve a large one
         self._condition = threading.Condition()
 
     @contextmanager
     def lease(self) -> Iterator[BudgetLease]:
-        """What one image holds; all of it is given back at the end."""
-        share = BudgetLease(self)
+        """Yield a lease whose bytes are released at the end of the block."""
+        lease = BudgetLease(self)
         try:
-            yield share
+            yield lease
         finally:
-            self.release(share.num_bytes)
+            self.release(lease.num_bytes)
 
     def acquire(self, num_bytes: int, timeout_s: float | None) -> bool:
-        turn = object()
+        ticket = object()
         with self._condition:
-            self._queue.append(turn)
+            self._queue.append(ticket)
             try:
                 ready = self._condition.wait_for(
-                    lambda: self._queue[0] is turn and self._free_bytes >= num_bytes, timeout=timeout_s
+                    lambda: self._queue[0] is ticket and self._free_bytes >= num_bytes, timeout=timeout_s
                 )
                 if ready:
                     self._free_bytes -= num_bytes
                 return ready
             finally:
-                self._queue.remove(turn)
+                self._queue.remove(ticket)
                 self._condition.notify_all()
 
     def release(self, num_bytes: int) -> None:
@@ -51,8 +51,8 @@ class BudgetLease:
         self.num_bytes = 0
 
     def grow(self, num_bytes: int, timeout_s: float | None = None) -> None:
-        """Wait for so many bytes more. One that holds some already may wait for others that do, so it needs a limit."""
+        """Acquire more bytes. A lease that already holds bytes needs a timeout: two of them could deadlock."""
         assert timeout_s is not None or self.num_bytes == 0
         if not self._budget.acquire(num_bytes, timeout_s):
-            raise TimeoutError(f"no {num_bytes} bytes within {timeout_s} s")
+            raise TimeoutError(f"{num_bytes} bytes did not become available within {timeout_s} s")
         self.num_bytes += num_bytes

@@ -1,4 +1,4 @@
-"""Any decoded image as upright RGB."""
+"""Convert decoded images to upright RGB."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from PIL import Image
 
 from cenote.errors import BadRequest
 
-_ORIENTATION = 0x0112  # EXIF's number for it
+_ORIENTATION = 0x0112  # EXIF tag
 _TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -19,24 +19,24 @@ _TRANSPOSES = {
 
 
 def exif_transpose(image: Image.Image) -> Image.Image:
-    """The image as its camera was held."""
+    """Apply the EXIF orientation."""
     try:
-        turn = _TRANSPOSES.get(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # whatever the EXIF reader stumbles over, the pixels are not the worse for it
+        transpose = _TRANSPOSES.get(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # invalid EXIF data: keep the orientation of the pixels
         return image
-    return image if turn is None else image.transpose(turn)
+    return image if transpose is None else image.transpose(transpose)
 
 
 def convert_to_rgb(image: Image.Image) -> Image.Image:
-    """Eight bits per colour; what is transparent shows white behind it."""
+    """Convert to 8-bit RGB; transparent pixels are blended with white."""
     if image.mode.startswith("I;16"):
         high_bytes = image.tobytes()[0 if image.mode == "I;16B" else 1 :: 2]
         return Image.frombytes("L", image.size, high_bytes).convert("RGB")
     if image.mode in ("I", "F"):
-        raise BadRequest(f"an image of mode {image.mode} has no known brightest value; convert it to mode L or RGB")
+        raise BadRequest(f"an image of mode {image.mode} has no defined value range; convert it to mode L or RGB")
     if not image.has_transparency_data:
         return image if image.mode == "RGB" else image.convert("RGB")
-    coloured = image.convert("RGBA")
-    white = Image.new("RGB", image.size, (255, 255, 255))
-    white.paste(coloured, mask=coloured.getchannel("A"))
-    return white
+    rgba = image.convert("RGBA")
+    background = Image.new("RGB", image.size, (255, 255, 255))
+    background.paste(rgba, mask=rgba.getchannel("A"))
+    return background

@@ -1,4 +1,4 @@
-"""Which addresses are on the public internet, and which lead back to this machine, its network or its cloud."""
+"""Tell public IP addresses from loopback, private, reserved and cloud-internal ones."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import ipaddress
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# what the standard library of some Python versions takes for public
+# not public, but is_global in the ipaddress module of some Python versions
 _RESERVED_NETWORKS = [
     ipaddress.ip_network(network)
     for network in (
-        "192.0.0.0/24",  # protocol assignments, and a cloud's metadata
-        "192.88.99.0/24",  # relays of 6to4
-        "168.63.129.16/32",  # a cloud's own services, at an address like any other
-        "2001::/23",  # protocol assignments, with Teredo
+        "192.0.0.0/24",  # protocol assignments; a cloud metadata service
+        "192.88.99.0/24",  # 6to4 relays
+        "168.63.129.16/32",  # a cloud-internal service at an ordinary address
+        "2001::/23",  # protocol assignments, Teredo
         "2001:db8::/32",
         "3fff::/20",
     )
@@ -32,5 +32,5 @@ def is_public(address: IPAddress) -> bool:
             return False
         if address.sixtofour is not None and not is_public(address.sixtofour):
             return False
-    odd = address.is_multicast or address.is_reserved or address.is_unspecified or address.is_loopback
-    return address.is_global and not odd and not any(address in network for network in _RESERVED_NETWORKS)
+    is_special = address.is_multicast or address.is_reserved or address.is_unspecified or address.is_loopback
+    return address.is_global and not is_special and not any(address in network for network in _RESERVED_NETWORKS)

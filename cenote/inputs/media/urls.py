@@ -1,4 +1,4 @@
-"""Remote URLs, read once: whoever connects uses what was read here and never the text again."""
+"""Parse remote URLs strictly, once: the connection uses the parsed parts and never the original text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import quote
 MAX_URL_CHARS = 8192
 MAX_HOST_CHARS = 253
 DEFAULT_PORTS = {"http": 80, "https": 443}
-# no user names, no backslashes, no percent signs in a host, no spaces anywhere
+# no user info, no percent signs in a host; parse_url refuses backslashes and spaces
 _URL = re.compile(
     r"(?P<scheme>https?)://(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<host>[^/?#@:\[\]%]+))(?::(?P<port>[0-9]{1,5}))?"
     r"(?P<path>/[^?#]*)?(?P<query>\?[^#]*)?(?:#.*)?",
@@ -22,9 +22,9 @@ _HOST = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 @dataclass(frozen=True, slots=True)
 class ParsedURL:
     scheme: str
-    host: str  # lower case, in ASCII, without a dot at the end
+    host: str  # lower case, ASCII, without a trailing dot
     port: int
-    path: str  # with the query
+    path: str  # including the query
 
     @property
     def host_header(self) -> str:
@@ -33,7 +33,7 @@ class ParsedURL:
 
 
 def parse_url(url: str) -> ParsedURL | None:
-    """Where a URL points to; None for one that any two programs might read differently."""
+    """Return the parts of a URL; None if it is invalid or parsers could disagree about it."""
     if len(url) > MAX_URL_CHARS or not url.isprintable() or re.search(r"[\s\\]", url):
         return None
     match = _URL.fullmatch(url)
@@ -49,7 +49,7 @@ def parse_url(url: str) -> ParsedURL | None:
 
 
 def normalize_host(host: str) -> str | None:
-    """A host as it is compared, looked up and named to the server; None if it is none."""
+    """Return a host in the form used to compare, resolve and send it; None if it is invalid."""
     if len(host) > MAX_HOST_CHARS:
         return None
     try:
