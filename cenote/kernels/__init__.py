@@ -1,1 +1,1 @@
-"""The fast inner loops and how one is chosen."""
+"""Compute kernels for CPUs and GPUs, and the selection of one per device and dtype."""

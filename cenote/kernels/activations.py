@@ -1,4 +1,4 @@
-"""Activations by our names for them."""
+"""Activation functions by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention on the matrix tiles of recent x86 processors: our own code, compiled at install where a compiler is."""
+"""Attention with Intel AMX in native code, compiled at install if a C compiler is available."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from cenote.kernels import native_library
 from cenote.packed_batch import PackedBatch
 
 
-def is_available() -> bool:
-    return native_library.is_available()
-
-
 def supports(query: Tensor) -> bool:
-    """Whether the code knows this head size and number type."""
+    """Return whether the kernel supports this head size and dtype; `native_library.is_available` checks the CPU."""
     return query.dtype == torch.bfloat16 and query.shape[-1] % 8 == 0
 
 
@@ -34,9 +30,10 @@ def attention(
         scale,
     )
     if failed:
-        raise MemoryError(f"no memory for attention over {batch.max_seqlen} tokens")
+        raise MemoryError(f"cannot allocate scratch memory for attention over {batch.max_seqlen} tokens")
     return out
 
 
 def _contiguous_heads(x: Tensor) -> Tensor:
+    """Return x with the heads of each token contiguous; the stride between tokens may be larger."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -1,4 +1,4 @@
-"""Linear layers on the matrix tiles of recent x86 processors, bfloat16 or int8, with bias and activation fused in."""
+"""Linear layers with Intel AMX in bfloat16 or int8, with fused bias and activation."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from torch import Tensor, nn
 
 from cenote.kernels import native_library
 
-PANEL = 32  # outputs that are packed together
-STEP_BYTES = 64  # of inputs that meet a tile at once
+PANEL = 32  # outputs that are packed together; as in native.h
+STEP_BYTES = 64  # bytes of an input row that a tile holds
 
 
 def supports(linear: nn.Linear, activation: str | None, *, int8: bool = False) -> bool:
-    width = linear.in_features * (1 if int8 else 2)
-    known = activation in native_library.ACTIVATION_CODES and width % STEP_BYTES == 0
-    on_cpu = linear.weight.device.type == "cpu" and linear.weight.dtype == torch.bfloat16
-    return known and on_cpu and native_library.is_available()
+    """Return whether the native code is available and supports this layer."""
+    row_bytes = linear.in_features * (1 if int8 else 2)
+    has_kernel = activation in native_library.ACTIVATION_CODES and row_bytes % STEP_BYTES == 0
+    is_bf16_on_cpu = linear.weight.device.type == "cpu" and linear.weight.dtype == torch.bfloat16
+    return has_kernel and is_bf16_on_cpu and native_library.is_available()
 
 
 class AMXLinear(nn.Module):
-    """y = activation(x W' + b), summed in float32; as int8, W by its outputs and x by its rows, evened out before."""
+    """y = activation(x W' + b), accumulated in float32.
+
+    With int8, W has one scale per output and x one per row, after the SmoothQuant scales are applied.
+    """
 
     def __init__(
         self, linear: nn.Linear, activation: str | None, *, int8: bool = False, smooth_scales: Tensor | None = None
@@ -33,7 +37,7 @@ class AMXLinear(nn.Module):
         if int8:
             weight, scales = quantize_int8(weight if smooth_scales is None else weight.float() / smooth_scales)
         row_bytes = weight.shape[1] * weight.element_size()
-        # kept here and not as parameters: they cannot be moved or saved
+        # not a parameter: the packed layout must not be moved to another device or saved
         self.tiles = torch.empty(-(-self.out_features // PANEL) * PANEL * row_bytes, dtype=torch.uint8)
         native_library.load_library().cenote_pack_weights(
             weight.data_ptr(), self.out_features, row_bytes, self.tiles.data_ptr()
@@ -62,24 +66,26 @@ class AMXLinear(nn.Module):
             torch.get_num_threads(),
         )
         if failed:
-            raise MemoryError(f"no memory for a linear layer over {tuple(x.shape)}")
+            raise MemoryError(
+                f"cannot allocate scratch memory for a linear layer over an input of shape {tuple(x.shape)}"
+            )
         return out
 
 
 def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[outputs, inputs] -> the same as int8, and what a unit is worth in each row."""
+    """Quantize [outputs, inputs] to int8; return the values and one scale per row."""
     scales = weight.float().abs().amax(dim=1) / 127
-    inverse = torch.where(scales > 0, 1 / scales, 0)  # a row of zeros stays one
+    inverse = torch.where(scales > 0, 1 / scales, 0)  # a row of zeros has scale 0 and stays zero
     return (weight.float() * inverse[:, None]).round().to(torch.int8), scales
 
 
 def _deinterleave_pairs(values: Tensor) -> Tensor:
-    """In every 32 numbers those in even places before the others: so they come out of pairs of bfloat16."""
+    """Reorder each 32 values, even indices before odd: the order in which native code unpacks bfloat16 pairs."""
     return values.float().view(-1, 16, 2).transpose(1, 2).contiguous().flatten()
 
 
 def _pad_to_panels(values: Tensor | None, count: int) -> Tensor:
-    """As float32, zeros where there is nothing."""
+    """Return the values as float32, padded with zeros to whole panels; all zeros for None."""
     out = torch.zeros(-(-count // PANEL) * PANEL)
     if values is not None:
         out[:count] = values.detach()

@@ -1,4 +1,4 @@
-"""Packed attention: what a kernel takes, and which one a device gets."""
+"""Attention over a packed batch: the kernel interface and the selection of a kernel."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from cenote.kernels import amx_attention, eager_attention, flash, sdpa
+from cenote.kernels import amx_attention, eager_attention, flash, native_library, sdpa
 from cenote.kernels.gpu.triton_support import HALF_DTYPES, can_use_triton
 from cenote.packed_batch import PackedBatch
 
 
 class AttentionKernel(Protocol):
-    """Queries [tokens, heads, d] against keys and values [tokens, kv_heads, d] of their own sequence."""
+    """Attention of queries [tokens, heads, d] to keys and values [tokens, kv_heads, d] of the same sequence."""
 
     def __call__(
         self,
@@ -40,15 +40,14 @@ def attend(
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """By the fastest kernel that knows all that is asked of it."""
-    if (
-        stems := batch.shared_prefixes
-    ) is not None:  # kernels see whole sequences; all else of a layer is spared the copies
-        mixed = attend(
-            stems.unfold(query),
-            stems.unfold(key),
-            stems.unfold(value),
-            stems.unfolded,
+    """Compute attention with the fastest kernel that supports all the options."""
+    prefixes = batch.shared_prefixes
+    if prefixes is not None:  # kernels need whole sequences; the rest of a layer runs on shared prefixes only once
+        out = attend(
+            prefixes.unfold(query),
+            prefixes.unfold(key),
+            prefixes.unfold(value),
+            prefixes.unfolded,
             causal=causal,
             window=window,
             scale=scale,
@@ -56,7 +55,7 @@ def attend(
             bias=bias,
             sinks=sinks,
         )
-        return stems.fold(mixed)
+        return prefixes.fold(out)
     if softcap is None and bias is None and sinks is None and batch.attended_lens_cpu is None:
         return select_kernel(query)(query, key, value, batch, causal=causal, window=window, scale=scale)
     return eager_attention.attention(
@@ -74,7 +73,7 @@ def attend(
 
 
 def select_kernel(query: Tensor) -> AttentionKernel:
-    """Packed kernels where the device has one for these heads, otherwise runs of equal lengths."""
+    """Return a packed kernel if the device has one for this head size and dtype, otherwise SDPA on equal lengths."""
     if query.is_cuda and query.dtype in HALF_DTYPES:
         if can_use_triton(query) and query.shape[-1] <= 128 and query.shape[-1] % 8 == 0:
             from cenote.kernels.gpu import packed_attention
@@ -82,6 +81,6 @@ def select_kernel(query: Tensor) -> AttentionKernel:
             return packed_attention.attention
         if flash.supports(query) and flash.is_available():
             return flash.attention
-    if query.device.type == "cpu" and amx_attention.supports(query) and amx_attention.is_available():
+    if query.device.type == "cpu" and amx_attention.supports(query) and native_library.is_available():
         return amx_attention.attention
     return sdpa.attention

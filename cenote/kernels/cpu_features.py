@@ -1,4 +1,4 @@
-"""What this CPU is and which instruction sets may be used on it: the one place that finds out. Needs no torch."""
+"""CPU detection: the name of the CPU and the instruction sets that may be used. Does not import torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 from cenote.errors import LoadError
 
 CPUINFO = Path("/proc/cpuinfo")
-# lowers the instruction sets that we use, to test on one machine what another one computes
+# limits the instruction sets that are used, to test the code paths of other CPUs
 MAX_CPU_ISA = "CENOTE_MAX_CPU_ISA"
 
-# levels from the lowest to the highest, and the flags of /proc/cpuinfo that come with each
+# levels from the lowest to the highest, each with the flags of /proc/cpuinfo that it adds
 ISA_LEVELS: dict[str, dict[str, frozenset[str]]] = {
     "x86": {
         "baseline": frozenset(),
@@ -39,7 +39,7 @@ ISA_LEVELS: dict[str, dict[str, frozenset[str]]] = {
 }
 ARCHITECTURES = {"x86_64": "x86", "amd64": "x86", "aarch64": "arm", "arm64": "arm"}
 
-# oneDNN's own limit, which holds for our code as well; what is not here limits nothing that we use
+# oneDNN's own limit, which applies to the native kernels as well; values not listed here do not limit them
 ONEDNN_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 ONEDNN_LEVELS = {
     "SSE41": "baseline",
@@ -54,7 +54,7 @@ ONEDNN_LEVELS = {
     "AVX10_1_512": "avx512_bf16",
 }
 
-# Linux on ARM gives numbers instead of a name: implementer and part, as in the MIDR_EL1 register
+# on ARM, /proc/cpuinfo has no name but the implementer and part numbers of the MIDR_EL1 register
 ARM_PARTS = {
     "0x41": {
         "0xd03": "Cortex-A53",
@@ -116,17 +116,17 @@ ARM_IMPLEMENTERS = {
 class CPUFeatures:
     """The instruction sets that may be used, by their names in /proc/cpuinfo."""
 
-    architecture: str  # a key of LEVELS
+    architecture: str  # a key of ISA_LEVELS
     flags: frozenset[str]
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether bfloat16 is multiplied in hardware; elsewhere torch computes it far slower than float32."""
+        """Whether bfloat16 is multiplied in hardware; otherwise torch computes it far slower than float32."""
         return not self.flags.isdisjoint({"amx_bf16", "avx512_bf16", "bf16"})
 
     @property
     def has_int8(self) -> bool:
-        """Whether int8 linear layers are faster than float32 ones: on AMX by our code, with AVX512-VNNI by oneDNN's."""
+        """Whether int8 linear layers are faster than float32: with AMX (native code) or AVX512-VNNI (oneDNN)."""
         return not self.flags.isdisjoint({"amx_int8", "avx512_vnni"})
 
     @property
@@ -137,7 +137,7 @@ class CPUFeatures:
 def cpu_features(
     environment: Mapping[str, str] = os.environ, *, cpuinfo: Path = CPUINFO, machine: str | None = None
 ) -> CPUFeatures:
-    """What /proc/cpuinfo says, lowered by ONEDNN_MAX_CPU_ISA and CENOTE_MAX_CPU_ISA."""
+    """Return the features of /proc/cpuinfo, limited by ONEDNN_MAX_CPU_ISA and CENOTE_MAX_CPU_ISA."""
     machine = machine or platform.machine()
     architecture = ARCHITECTURES.get(machine.lower(), "other")
     levels = ISA_LEVELS[architecture]
@@ -148,23 +148,22 @@ def cpu_features(
         limits += [names.index(ONEDNN_LEVELS[value.upper()])] if value.upper() in ONEDNN_LEVELS else []
     if value := environment.get(MAX_CPU_ISA, "").strip().lower():
         if value not in levels:
-            known = ", ".join(names)
-            raise LoadError(f"{MAX_CPU_ISA}={value!r} is unknown on {machine}; there are: {known}")
+            raise LoadError(f"invalid {MAX_CPU_ISA}={value!r} on {machine}; expected one of: {', '.join(names)}")
         limits.append(names.index(value))
     above = frozenset[str]().union(*(levels[name] for name in names[min(limits) + 1 :]))
     return CPUFeatures(architecture, _common_flags(cpuinfo) - above)
 
 
 def cpu_name(cpuinfo: Path = CPUINFO) -> str:
-    """The name of the processor as its maker calls it, as far as the system tells; never empty."""
-    # a processor may have cores of several kinds: each kind once
+    """Return the model name of the CPU as reported by the system; never empty."""
+    # a CPU may have several kinds of cores: list each kind once
     names = dict.fromkeys(_core_name(fields) for fields in _read_cpuinfo(cpuinfo))
     return " + ".join(filter(None, names)) or _system_cpu_name()
 
 
 @cache
 def _read_cpuinfo(cpuinfo: Path) -> tuple[dict[str, str], ...]:
-    """The paragraphs of /proc/cpuinfo, one for each core; none where there is no such file."""
+    """Return the fields of /proc/cpuinfo per core; empty if the file cannot be read."""
     try:
         text = cpuinfo.read_text(errors="replace")
     except OSError:
@@ -176,13 +175,13 @@ def _read_cpuinfo(cpuinfo: Path) -> tuple[dict[str, str], ...]:
 
 
 def _common_flags(cpuinfo: Path) -> frozenset[str]:
-    """Those that every core has: a thread may run on any of them."""
-    found = [
+    """Return the flags that every core has, since a thread may run on any core."""
+    flags_by_core = [
         frozenset((fields.get("flags") or fields["Features"]).split())
         for fields in _read_cpuinfo(cpuinfo)
         if "flags" in fields or "Features" in fields
     ]
-    return found[0].intersection(*found) if found else frozenset()
+    return flags_by_core[0].intersection(*flags_by_core) if flags_by_core else frozenset()
 
 
 def _core_name(core: Mapping[str, str]) -> str:
@@ -197,6 +196,6 @@ def _system_cpu_name() -> str:
     if sys.platform == "darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         with suppress(OSError):
-            if told := subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip():
-                return told
+            if name := subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip():
+                return name
     return platform.processor() or platform.machine() or "unknown"

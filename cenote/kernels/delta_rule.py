@@ -1,4 +1,4 @@
-"""The gated delta rule over a packed batch: chunks one after another, sequences side by side, only ends padded."""
+"""The gated delta rule over a packed batch, in chunks: sequences run in parallel, and only the last chunk is padded."""
 
 from __future__ import annotations
 
@@ -15,102 +15,102 @@ from cenote.packed_batch import PackedBatch
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-# tokens of a sequence that are computed at once; a GPU's time goes into the number of steps
+# tokens of a sequence that are computed at once; larger on a GPU, where the number of steps dominates the time
 CHUNK_SIZE = {"cpu": 64, "cuda": 128}
-# what a sequence has beyond whole chunks is computed as the smallest of these that holds it
+# the tokens after the last full chunk are padded to the smallest of these sizes that holds them
 TAIL_SIZES = (16, 32, 64, 128)
-# tokens whose chunks are in memory together
+# maximum number of tokens whose chunks are in memory at once
 MAX_TOKENS = {"cpu": 4096, "cuda": 16384}
 
 
 class DeltaRuleInputs(NamedTuple):
-    """S = decay * S; S = S + key (strength * (value - key S))'; out = query S, from S = 0 on, token by token"""
+    """Per token, starting from S = 0: S = decay * S; S = S + key (beta * (value - key S))'; out = query S."""
 
     query: Tensor  # [tokens, key heads, k]
     key: Tensor  # [tokens, key heads, k]
-    value: Tensor  # [tokens, key heads, group, v]; so many heads of values have the same keys
+    value: Tensor  # [tokens, key heads, group, v]; `group` value heads share a key head
     log_decay: Tensor  # [tokens, key heads, group]
     beta: Tensor  # [tokens, key heads, group]
 
 
 class ChunkRounds(NamedTuple):
-    """In every round the next whole chunk of all sequences that have one; those that have none drop out at the end."""
+    """Rounds of full chunks: each takes the next chunk of every sequence that has one left, longest sequences first."""
 
-    rows: Tensor  # [whole chunks, tokens of each], round after round
-    num_active: tuple[int, ...]  # the number of chunks in each
+    rows: Tensor  # [full chunks, chunk size], in order of rounds
+    num_active: tuple[int, ...]  # number of chunks per round
 
 
 class TailChunks(NamedTuple):
-    """The last tokens of some sequences, as many of each; where one has fewer, its last token comes again."""
+    """The tokens after the last full chunk of some sequences, padded to equal width by repeating the last token."""
 
-    rows: Tensor  # [ends, width]
-    valid_rows: Tensor  # [tokens of them], which of all these rows are the first of their token
-    token_indices: Tensor  # [tokens of them], and which tokens those are
-    state_indices: Tensor | None  # [ends], which state each goes on from; None: they are whole sequences
+    rows: Tensor  # [tails, width]
+    valid_rows: Tensor  # [tokens], indices of the flattened rows that are not padding
+    token_indices: Tensor  # [tokens], the token of each valid row
+    state_indices: Tensor | None  # [tails], the state each continues from; None: they are whole sequences
 
 
 class ChunkPlan(NamedTuple):
-    """Some sequences of a batch, those with the most whole chunks first."""
+    """Chunks of some sequences of a batch, ordered by decreasing number of full chunks."""
 
     rounds: tuple[ChunkRounds, ...]
     tails: tuple[TailChunks, ...]
 
 
 class ChunkTerms(NamedTuple):
-    """Stretches of tokens, each as if no other came before it: [chunks, key heads, group, width, ...]"""
+    """Terms within each chunk, computed as if its initial state were 0: [chunks, key heads, group, width, ...]"""
 
-    query: Tensor  # [..., k], one for all of a group
-    key: Tensor  # [..., k], likewise
+    query: Tensor  # [..., k], broadcast over the group
+    key: Tensor  # [..., k], broadcast over the group
     beta: Tensor  # [..., 1]
-    cum_log_decay: Tensor  # [..., 1], the logarithm of what is left of the state before
-    inverse: Tensor  # [..., width], from what tokens would write if each were the first to what they write
+    cum_log_decay: Tensor  # [..., 1], logarithm of the decay since the start of the chunk
+    inverse: Tensor  # [..., width], of the unit lower triangular system that relates updates of the same chunk
     updates: Tensor  # [..., v]
-    attention: Tensor  # [..., width], how much of what a token wrote each later one reads
+    attention: Tensor  # [..., width], decayed query-key products, lower triangular
 
 
 class StateTerms(NamedTuple):
-    """What they have to do with the states around them: [chunks * heads, width, ...]"""
+    """Terms that relate a chunk to the state before and after it: [chunks * heads, width, ...]"""
 
-    updates: Tensor  # [..., v], if the state before is 0
-    state_keys: Tensor  # [..., k], of that state: what it holds of this, tokens do not write again
+    updates: Tensor  # [..., v], for an initial state of 0
+    state_keys: Tensor  # [..., k]; their product with the initial state is subtracted from the updates
     attention: Tensor  # [..., width]
-    query: Tensor  # [..., k], for the state before, as far as it is left then
-    key: Tensor  # [..., k], for the state behind, as far as it is left there
-    decay: Tensor  # [chunks * heads, 1, 1], of the state before, behind the chunk
+    query: Tensor  # [..., k], times the decay since the initial state
+    key: Tensor  # [..., k], times the decay until the end of the chunk
+    decay: Tensor  # [chunks * heads, 1, 1], over the whole chunk
 
 
 def gated_delta_rule(inputs: DeltaRuleInputs, batch: PackedBatch) -> Tensor:
-    """[tokens, key heads, group, v], all in float32."""
+    """Return the outputs [tokens, key heads, group, v]; all tensors are float32."""
     out = torch.empty_like(inputs.value)
     for plan in _make_plans(batch.seq_lens_cpu, batch.device):
         states = _run_full_chunks(inputs, plan, out) if plan.rounds else None
-        for ends in plan.tails:
-            chunks = _chunk_terms(inputs, ends.rows)
-            if states is None or ends.state_indices is None:
-                read = (chunks.attention @ chunks.updates).flatten(0, 2)
+        for tails in plan.tails:
+            chunks = _chunk_terms(inputs, tails.rows)
+            if states is None or tails.state_indices is None:
+                outputs = (chunks.attention @ chunks.updates).flatten(0, 2)
             else:
-                links = _state_terms(chunks)
-                state = states.view(-1, _num_heads(inputs), *states.shape[1:])[ends.state_indices].flatten(0, 1)
-                read = _compute_outputs(links, _compute_updates(links, state), state)
-            out[ends.token_indices] = _to_token_order(read, inputs).flatten(0, 1)[ends.valid_rows]
+                terms = _state_terms(chunks)
+                state = states.view(-1, _num_heads(inputs), *states.shape[1:])[tails.state_indices].flatten(0, 1)
+                outputs = _compute_outputs(terms, _compute_updates(terms, state), state)
+            out[tails.token_indices] = _to_token_order(outputs, inputs).flatten(0, 1)[tails.valid_rows]
     return out
 
 
 def _run_full_chunks(inputs: DeltaRuleInputs, plan: ChunkPlan, out: Tensor) -> Tensor:
-    """Fill in what their tokens read; the state behind the last of each sequence, [sequences * heads, k, v]."""
+    """Write the outputs of all full chunks to `out`; return the final states, [sequences * heads, k, v]."""
     heads = _num_heads(inputs)
     state = inputs.value.new_zeros(plan.rounds[0].num_active[0] * heads, inputs.key.shape[-1], inputs.value.shape[-1])
     for rows, rounds in plan.rounds:
-        everything, done = _state_terms(_chunk_terms(inputs, rows)), 0
-        read = []
+        all_terms, done = _state_terms(_chunk_terms(inputs, rows)), 0
+        outputs = []
         for active in rounds:
-            links = StateTerms(*(part[done * heads : (done + active) * heads] for part in everything))
-            before = state[: active * heads]
-            written = _compute_updates(links, before)
-            read.append(_compute_outputs(links, written, before))
-            before.mul_(links.decay).baddbmm_(links.key.mT, written)
+            terms = StateTerms(*(term[done * heads : (done + active) * heads] for term in all_terms))
+            current = state[: active * heads]
+            updates = _compute_updates(terms, current)
+            outputs.append(_compute_outputs(terms, updates, current))
+            current.mul_(terms.decay).baddbmm_(terms.key.mT, updates)
             done += active
-        out[rows] = _to_token_order(torch.cat(read), inputs)
+        out[rows] = _to_token_order(torch.cat(outputs), inputs)
     return state
 
 
@@ -125,26 +125,27 @@ def _compute_outputs(terms: StateTerms, updates: Tensor, state: Tensor) -> Tenso
 def _chunk_terms(inputs: DeltaRuleInputs, rows: Tensor) -> ChunkTerms:
     query, key = (part[rows].transpose(1, 2)[:, :, None].contiguous() for part in (inputs.query, inputs.key))
     value = inputs.value[rows].permute(0, 2, 3, 1, 4).contiguous()
-    strength = inputs.beta[rows].permute(0, 2, 3, 1)[..., None].contiguous()
-    passed = inputs.log_decay[rows].permute(0, 2, 3, 1).cumsum(-1)[..., None]
-    decay = (passed - passed.mT).tril_().exp_()  # of what follows it would be a growth
-    # row by row from the first: a product of powers would lose all digits where tokens come again and again
-    system = (key @ key.mT) * decay * strength
-    alone = torch.eye(rows.shape[1], device=rows.device).expand_as(system)
-    solved = torch.linalg.solve_triangular(system, alone, upper=False, unitriangular=True)
-    seen = (query @ key.mT * decay).tril_()
-    return ChunkTerms(query, key, strength, passed, solved, solved @ (value * strength), seen)
+    beta = inputs.beta[rows].permute(0, 2, 3, 1)[..., None].contiguous()
+    cum_log_decay = inputs.log_decay[rows].permute(0, 2, 3, 1).cumsum(-1)[..., None]
+    # lower triangular: above the diagonal the exponent is positive and could overflow
+    decay = (cum_log_decay - cum_log_decay.mT).tril_().exp_()
+    # forward substitution: inverting by a product of powers loses all precision when tokens repeat
+    system = (key @ key.mT) * decay * beta
+    identity = torch.eye(rows.shape[1], device=rows.device).expand_as(system)
+    inverse = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
+    attention = (query @ key.mT * decay).tril_()
+    return ChunkTerms(query, key, beta, cum_log_decay, inverse, inverse @ (value * beta), attention)
 
 
 def _state_terms(chunks: ChunkTerms) -> StateTerms:
-    since, until = chunks.cum_log_decay.exp(), (chunks.cum_log_decay[..., -1:, :] - chunks.cum_log_decay).exp()
+    decay, decay_to_end = chunks.cum_log_decay.exp(), (chunks.cum_log_decay[..., -1:, :] - chunks.cum_log_decay).exp()
     parts = (
         chunks.updates,
-        chunks.inverse @ (chunks.key * (since * chunks.beta)),
+        chunks.inverse @ (chunks.key * (decay * chunks.beta)),
         chunks.attention,
-        chunks.query * since,
-        chunks.key * until,
-        since[..., -1:, :],
+        chunks.query * decay,
+        chunks.key * decay_to_end,
+        decay[..., -1:, :],
     )
     return StateTerms(*(part.flatten(0, 2) for part in parts))
 
@@ -159,14 +160,14 @@ def _to_token_order(x: Tensor, inputs: DeltaRuleInputs) -> Tensor:
     return x.reshape(-1, *inputs.value.shape[1:3], *x.shape[1:]).permute(0, 3, 1, 2, 4)
 
 
-@lru_cache(maxsize=8)  # all layers of a model ask for the same
+@lru_cache(maxsize=8)  # all layers of a model use the same plans
 def _make_plans(lengths: tuple[int, ...], device: torch.device) -> tuple[ChunkPlan, ...]:
-    """Neighbouring sequences together, as many as memory is meant for."""
-    most = MAX_TOKENS[device.type]
+    """Group adjacent sequences up to MAX_TOKENS tokens and plan the chunks of each group."""
+    max_tokens = MAX_TOKENS[device.type]
     firsts, tokens = [0], 0
-    for number, length in enumerate(lengths):
-        if tokens and tokens + length > most:
-            firsts.append(number)
+    for index, length in enumerate(lengths):
+        if tokens and tokens + length > max_tokens:
+            firsts.append(index)
             tokens = 0
         tokens += length
     starts = np.cumsum((0, *lengths))
@@ -176,37 +177,38 @@ def _make_plans(lengths: tuple[int, ...], device: torch.device) -> tuple[ChunkPl
 
 def _make_plan(starts: Array, lengths: Array, device: torch.device) -> ChunkPlan:
     chunk = CHUNK_SIZE[device.type]
-    whole, rest = np.divmod(lengths, chunk)
-    order = np.argsort(-whole, kind="stable")
-    place = np.argsort(order)  # of a sequence, among the states
-    ends = []
-    for least, width in pairwise((0, *TAIL_SIZES)):
+    num_chunks, rest = np.divmod(lengths, chunk)
+    order = np.argsort(-num_chunks, kind="stable")
+    state_indices = np.argsort(order)
+    tails = []
+    for previous_width, width in pairwise((0, *TAIL_SIZES)):
         for continued in (False, True):
-            numbers = np.flatnonzero((rest > least) & (rest <= width) & ((whole > 0) == continued))
-            if len(numbers):
-                first = starts[numbers] + whole[numbers] * chunk
-                ends.append(_make_tails(first, rest[numbers], width, place[numbers] if continued else None, device))
-    return ChunkPlan(tuple(_make_rounds(starts[order], whole[order], chunk, device)), tuple(ends))
+            seqs = np.flatnonzero((rest > previous_width) & (rest <= width) & ((num_chunks > 0) == continued))
+            if len(seqs):
+                first = starts[seqs] + num_chunks[seqs] * chunk
+                states = state_indices[seqs] if continued else None
+                tails.append(_make_tails(first, rest[seqs], width, states, device))
+    return ChunkPlan(tuple(_make_rounds(starts[order], num_chunks[order], chunk, device)), tuple(tails))
 
 
 def _make_rounds(starts: Array, num_chunks: Array, chunk: int, device: torch.device) -> Iterator[ChunkRounds]:
-    """All rounds, as many together as memory is meant for: more than one only where a sequence is very long."""
-    active = [int((num_chunks > turn).sum()) for turn in range(num_chunks.max())]
-    together = max(1, MAX_TOKENS[device.type] // chunk // max(active, default=1))
-    for turn in range(0, len(active), together):
-        some = active[turn : turn + together]
-        firsts = [starts[:count] + (turn + number) * chunk for number, count in enumerate(some)]
+    """Yield the rounds in groups of at most MAX_TOKENS tokens; only very long sequences need more than one group."""
+    active = [int((num_chunks > index).sum()) for index in range(num_chunks.max())]
+    group_size = max(1, MAX_TOKENS[device.type] // chunk // max(active, default=1))
+    for start in range(0, len(active), group_size):
+        group = active[start : start + group_size]
+        firsts = [starts[:count] + (start + offset) * chunk for offset, count in enumerate(group)]
         rows = np.concatenate(firsts)[:, None] + np.arange(chunk)
-        yield ChunkRounds(torch.from_numpy(rows).to(device), tuple(some))
+        yield ChunkRounds(torch.from_numpy(rows).to(device), tuple(group))
 
 
 def _make_tails(first: Array, lengths: Array, width: int, states: Array | None, device: torch.device) -> TailChunks:
     columns = np.arange(width)
     rows = first[:, None] + np.minimum(columns, lengths[:, None] - 1)
-    real = np.flatnonzero(columns < lengths[:, None])
+    valid = np.flatnonzero(columns < lengths[:, None])
     return TailChunks(
         rows=torch.from_numpy(rows).to(device),
-        valid_rows=torch.from_numpy(real).to(device),
-        token_indices=torch.from_numpy(rows.reshape(-1)[real]).to(device),
+        valid_rows=torch.from_numpy(valid).to(device),
+        token_indices=torch.from_numpy(rows.reshape(-1)[valid]).to(device),
         state_indices=None if states is None else torch.from_numpy(states).to(device),
     )

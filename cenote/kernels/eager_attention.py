@@ -1,4 +1,4 @@
-"""Attention written out, for what no fused kernel knows: biases by distance, caps, sinks, tokens nobody attends to."""
+"""Attention for options without a fused kernel: relative position bias, softcap, sinks, unattended tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from cenote.packed_batch import EqualLengthRun, PackedBatch
 
-# scores of so many pairs of tokens are held at once, whatever the length of a sequence
+# maximum number of attention scores in memory at once, whatever the sequence length
 MAX_SCORES = 1 << 24
 MIN_BLOCK = 256
 
@@ -32,46 +32,46 @@ def attention(
     out = torch.empty((*query.shape[:2], value.shape[2]), dtype=value.dtype, device=value.device)
     for run, attended in _split_runs(batch, query.shape[1]):
         rows = slice(run.start, run.start + run.num_seqs * run.seq_len)
-        # [count, heads, length, d], all of them views
+        # [num_seqs, heads, seq_len, d], all of them views
         q, k, v = (x[rows].view(run.num_seqs, run.seq_len, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
         block = max(1, MAX_SCORES // (run.num_seqs * query.shape[1] * run.seq_len))
-        if window is not None:  # else most of what a long block of queries computes would be masked
+        if window is not None:  # otherwise max_seqs scores of a long block of queries would be masked
             block = min(block, max(window, MIN_BLOCK))
         for start in range(0, run.seq_len, block):
             end = min(start + block, run.seq_len)
             keys = _key_range(run.seq_len, start, end, causal, window)
             mask = _make_mask(keys, start, end, causal, window, bias, attended, q)
-            seen = slice(keys.start, keys.stop)
+            key_slice = slice(keys.start, keys.stop)
             if softcap is None and sinks is None:
-                mixed = scaled_dot_product_attention(
-                    q[:, :, start:end], k[:, :, seen], v[:, :, seen], attn_mask=mask, scale=scale
+                attn_out = scaled_dot_product_attention(
+                    q[:, :, start:end], k[:, :, key_slice], v[:, :, key_slice], attn_mask=mask, scale=scale
                 )
             else:
-                mixed = _softmax_attention(
-                    q[:, :, start:end], k[:, :, seen], v[:, :, seen], mask, scale, softcap, sinks
+                attn_out = _softmax_attention(
+                    q[:, :, start:end], k[:, :, key_slice], v[:, :, key_slice], mask, scale, softcap, sinks
                 )
-            out[rows].view(run.num_seqs, run.seq_len, *out.shape[1:])[:, start:end] = mixed.transpose(1, 2)
+            out[rows].view(run.num_seqs, run.seq_len, *out.shape[1:])[:, start:end] = attn_out.transpose(1, 2)
     return out
 
 
 def _split_runs(batch: PackedBatch, heads: int) -> list[tuple[EqualLengthRun, Tensor | None]]:
-    """The runs of the batch, few enough sequences in each, with the number of tokens that each lets others see."""
+    """Split the runs of a batch to respect MAX_SCORES; return each with the number of attended tokens per sequence."""
     pieces: list[tuple[EqualLengthRun, Tensor | None]] = []
-    member = 0
+    first_seq = 0
     for run in batch.equal_length_runs:
-        most = max(1, MAX_SCORES // (heads * run.seq_len * run.seq_len))
-        for first in range(0, run.num_seqs, most):
-            count = min(most, run.num_seqs - first)
+        max_seqs = max(1, MAX_SCORES // (heads * run.seq_len * run.seq_len))
+        for first in range(0, run.num_seqs, max_seqs):
+            count = min(max_seqs, run.num_seqs - first)
             attended = None
             if batch.attended_lens_cpu is not None:
-                attended = torch.tensor(batch.attended_lens_cpu[member : member + count], device=batch.device)
+                attended = torch.tensor(batch.attended_lens_cpu[first_seq : first_seq + count], device=batch.device)
             pieces.append((EqualLengthRun(run.start + first * run.seq_len, count, run.seq_len), attended))
-            member += count
+            first_seq += count
     return pieces
 
 
 def _key_range(length: int, start: int, end: int, causal: bool, window: int | None) -> range:
-    """The keys that any of the queries from `start` to `end` may look at."""
+    """Return the keys that any of the queries from `start` to `end` may attend to."""
     first = 0 if window is None else max(0, start - window)
     last = length if window is None else min(length, end + window)
     return range(first, min(last, end) if causal else last)
@@ -87,7 +87,7 @@ def _make_mask(
     attended: Tensor | None,
     like: Tensor,
 ) -> Tensor:
-    """What is added to the products of the queries from `start` to `end`: [count or 1, heads or 1, queries, keys]"""
+    """Return the mask added to the scores of queries `start` to `end`: [num_seqs or 1, heads or 1, queries, keys]."""
     keys = torch.arange(key_range.start, key_range.stop, device=like.device)
     distance = keys - torch.arange(start, end, device=like.device)[:, None]
     if bias is None:
@@ -112,6 +112,6 @@ def _softmax_attention(
     scores = scores + mask
     if sinks is None:
         return scores.softmax(dim=-1).to(v.dtype) @ v
-    column = sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
-    shares = torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
-    return shares.to(v.dtype) @ v
+    sink_scores = sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+    weights = torch.cat((scores, sink_scores), dim=-1).softmax(dim=-1)[..., :-1]
+    return weights.to(v.dtype) @ v

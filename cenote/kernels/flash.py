@@ -1,4 +1,4 @@
-"""Flash attention over packed sequences, as newer torch ships it for CUDA."""
+"""Flash attention over packed sequences with `varlen_attn` of recent torch versions, on CUDA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_available() -> bool:
 
 
 def supports(query: Tensor) -> bool:
-    """Whether the operator knows this head size and number type."""
+    """Return whether the operator supports this head size and dtype."""
     head_dim = query.shape[-1]
     return query.dtype in (torch.float16, torch.bfloat16) and head_dim % 8 == 0 and head_dim <= 256
 
@@ -35,7 +35,7 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, *, causal: bool, window: int | None, scale: float
 ) -> Tensor:
     groups = query.shape[1] // key.shape[1]
-    if groups > 1:  # the operator wants as many keys as queries
+    if groups > 1:  # the operator needs as many key heads as query heads
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     reach = -1 if window is None or window >= batch.max_seqlen else window
     offsets = batch.cu_seqlens.to(torch.int32)

@@ -1,4 +1,4 @@
-"""Linear layers in fp8, with a scale for every row that comes in and every row of the weight; a pass over a module."""
+"""Linear layers in fp8 (e4m3) with per-row scales, and the pass that replaces linear layers of a module by them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from cenote.errors import LoadError
-from cenote.kernels.gpu.triton_support import is_triton_available
+from cenote.kernels.gpu.triton_support import FP8_MAX, is_triton_available
 
 if TYPE_CHECKING:
     from cenote.kernels.gpu.fp8_quantize import QuantizedRows
 
-FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 FP8_ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
-NUM_SCALES = 16
+NUM_SCALES = 16  # candidate scales per weight row
 
 
 class Fp8Linear(nn.Module):
-    """y = activation(x W' + b); where another such layer follows, y is handed to it as fp8."""
+    """y = activation(x W' + b); with an activation, y is returned in fp8 for the next layer."""
 
     def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:
         super().__init__()
@@ -41,44 +40,44 @@ class Fp8Linear(nn.Module):
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[outputs, inputs] -> the same in fp8, and [outputs, 1] to multiply it with: the scale that loses least."""
-    wide = weight.float()
-    widest = wide.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / FP8_MAX
-    best = widest
-    least = torch.full_like(widest, torch.inf)
-    for step in range(NUM_SCALES):  # from one power of two to the next, after which the same comes again
-        scales = widest * 2 ** (step / NUM_SCALES)
-        error = ((wide / scales).to(torch.float8_e4m3fn).float() * scales - wide).square().sum(dim=1, keepdim=True)
-        best, least = torch.where(error < least, scales, best), torch.minimum(error, least)
-    return (wide / best).to(torch.float8_e4m3fn), best
+    """Quantize [outputs, inputs] to fp8; return values and scales [outputs, 1] with the smallest squared error."""
+    exact = weight.float()
+    min_scale = exact.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / FP8_MAX
+    best = min_scale
+    min_error = torch.full_like(min_scale, torch.inf)
+    for step in range(NUM_SCALES):  # one octave: multiplying a scale by two gives the same rounding
+        scales = min_scale * 2 ** (step / NUM_SCALES)
+        error = ((exact / scales).to(torch.float8_e4m3fn).float() * scales - exact).square().sum(dim=1, keepdim=True)
+        best, min_error = torch.where(error < min_error, scales, best), torch.minimum(error, min_error)
+    return (exact / best).to(torch.float8_e4m3fn), best
 
 
 def _quantized_rows(x: Tensor | QuantizedRows) -> tuple[Tensor, Tensor]:
-    """What a norm or a layer before made already, or made now."""
+    """Return values and scales: those that the previous norm or layer has computed, or computed now."""
     if not isinstance(x, Tensor):
         return x
-    if (made := getattr(x, "fp8", None)) is not None:
-        return made  # type: ignore[no-any-return]
+    if (rows := getattr(x, "fp8", None)) is not None:
+        return rows  # type: ignore[no-any-return]
     from cenote.kernels.gpu.activations import activate_fp8
 
     return activate_fp8(x, None)
 
 
 def quantize_to_fp8(module: nn.Module, device: torch.device) -> None:
-    """Replace the projections into attention and both halves of every feed-forward layer but the last.
+    """Replace the QKV projections and both MLP projections of every block but the last by fp8 layers.
 
-    What attention gives would have to be made fp8 by a pass of its own, which costs what the small layer behind it
-    would gain: that one stays as it is. So does the last block, whose errors no later one evens out.
+    The output projection stays: quantizing the attention output needs an extra pass, which costs as much as the small
+    layer gains. The last block stays because no later block corrects its errors.
     """
     if (capability := torch.cuda.get_device_capability(device)) < (8, 9):
-        found = ".".join(map(str, capability))
-        raise LoadError(f"quantization=fp8 needs compute capability 8.9 (Ada, Hopper) or newer; this GPU has {found}")
+        version = ".".join(map(str, capability))
+        raise LoadError(f"quantization=fp8 needs compute capability 8.9 (Ada, Hopper) or newer; this GPU has {version}")
     if not is_triton_available(device.index or 0):
-        raise LoadError("quantization=fp8 needs our GPU kernels, and those cannot be compiled here")
+        raise LoadError("quantization=fp8 needs Triton kernels, which cannot be compiled on this machine")
     replaced = 0
-    kept = _last_block_modules(module)
+    excluded = _last_block_modules(module)
     for parent in list(module.modules()):
-        if parent in kept:
+        if parent in excluded:
             continue
         up, down = _supported_linear(parent, "up"), _supported_linear(parent, "down")
         if up is not None and down is not None:
@@ -86,24 +85,26 @@ def quantize_to_fp8(module: nn.Module, device: torch.device) -> None:
             if activation is None or activation in FP8_ACTIVATIONS:
                 parent.up, parent.down = Fp8Linear(up, activation), Fp8Linear(down)
                 replaced += 2
-        if (projections := _supported_linear(parent, "qkv")) is not None:
-            parent.qkv = Fp8Linear(projections)
+        if (qkv := _supported_linear(parent, "qkv")) is not None:
+            parent.qkv = Fp8Linear(qkv)
             replaced += 1
     if not replaced:
-        raise LoadError("quantization=fp8: this model has no layers that can be computed so")
+        raise LoadError(
+            "quantization=fp8: this model has no linear layer that supports fp8 (sizes must be multiples of 16)"
+        )
     for path, child in module.named_modules():
-        feeds = path.endswith(("mixer_norm", "mlp_norm", "embed.norm")) and child not in kept
-        if feeds and hasattr(child, "output_fp8"):
+        is_input_norm = path.endswith(("mixer_norm", "mlp_norm", "embed.norm")) and child not in excluded
+        if is_input_norm and hasattr(child, "output_fp8"):
             child.output_fp8 = True
 
 
 def _last_block_modules(module: nn.Module) -> set[nn.Module]:
-    """Every module in it, where there are several blocks."""
+    """Return all modules of the last block, or an empty set if there is only one block."""
     stacks = [child for path, child in module.named_modules() if path.split(".")[-1] == "layers"]
     return {part for stack in stacks if len(blocks := list(stack.children())) > 1 for part in blocks[-1].modules()}
 
 
 def _supported_linear(parent: nn.Module, name: str) -> nn.Linear | None:
     child = getattr(parent, name, None)
-    fits = isinstance(child, nn.Linear) and child.in_features % 16 == 0 and child.out_features % 16 == 0
-    return child if fits else None
+    is_supported = isinstance(child, nn.Linear) and child.in_features % 16 == 0 and child.out_features % 16 == 0
+    return child if is_supported else None

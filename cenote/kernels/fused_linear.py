@@ -1,4 +1,4 @@
-"""A linear layer and its activation in one kernel of a GPU, where cuBLAS has one, or in two that write in one place."""
+"""Linear layer with fused activation on a GPU: one cuBLAS kernel, or a matmul and an in-place activation."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torch.nn import functional as F
 
 from cenote.kernels.gpu.triton_support import can_use_triton
 
-# cuBLAS knows GELU in its tanh form. That is within 0.0005 of the one with erf, a tenth of what rounding to bfloat16
-# takes from a number near 1, and what goes in is not rounded first: the result is nearer to the exact one than two
-# steps come. float16 keeps three bits more and gets what the model says.
+# cuBLAS has GELU in its tanh form only. It differs from the erf form by less than 0.0005, a tenth of the rounding error
+# of bfloat16 near 1, and its input is not rounded first, so the result is more accurate than two separate kernels.
+# float16 has three more bits of precision and uses the exact activation of the model.
 FUSED_ACTIVATIONS = {torch.bfloat16: ("gelu", "gelu_tanh", "relu"), torch.float16: ("gelu_tanh", "relu")}
 
 
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor | None:
-    """activation(x W' + b), or None where plain torch is to do it."""
-    if activation == "quick_gelu" and can_use_triton(x):  # three kernels of torch's
+    """Return activation(x W' + b), or None if there is no fused kernel for these tensors."""
+    if activation == "quick_gelu" and can_use_triton(x):  # three kernels in plain torch
         from cenote.kernels.gpu.activations import activate_
 
         return activate_(F.linear(x, weight, bias), activation)

@@ -1,4 +1,4 @@
-"""The two halves of a gated layer become one."""
+"""Gated activations (SwiGLU, GeGLU): activation(gate) * up."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ GPU_ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu")
 
 
 def act_and_mul(gate_and_up: Tensor, activation: str, activation_fn: Callable[[Tensor], Tensor]) -> Tensor:
-    """activation(gate) * up, where both lie side by side: [..., 2 * width] -> [..., width]"""
+    """Return activation(gate) * up, with gate and up concatenated: [..., 2 * width] -> [..., width]."""
     if (
         can_use_triton(gate_and_up)
         and activation in GPU_ACTIVATIONS
         and gate_and_up.ndim == 2
         and gate_and_up.is_contiguous()
     ):
-        from cenote.kernels.gpu.activations import act_and_mul as on_gpu
+        from cenote.kernels.gpu.activations import act_and_mul as triton_act_and_mul
 
-        return on_gpu(gate_and_up, activation)
+        return triton_act_and_mul(gate_and_up, activation)
     if (
         activation in native_library.ACTIVATION_CODES
         and native_rows.supports(gate_and_up)

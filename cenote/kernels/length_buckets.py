@@ -1,4 +1,4 @@
-"""A batch cut where another attention kernel does better: stretches of sequences of about the same length."""
+"""Split a batch into buckets of similar sequence lengths, so that each can use the fastest attention kernel."""
 
 from __future__ import annotations
 
@@ -8,49 +8,50 @@ from functools import lru_cache
 
 from cenote.packed_batch import EqualLengthRun
 
-# a stretch holds lengths from above one of these to the next; up to 64, whole fractions of what a program holds
+# upper limits of the buckets; up to 64 they are fractions of the tile of the short-sequence kernel
 BUCKET_LIMITS = (8, 16, 21, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-# so many tokens in sequences of one length may go to a kernel for equal lengths
+# minimum number of tokens in sequences of one length for the equal-length kernel
 MIN_EQUAL_TOKENS = 8192
-# where lengths come in no order, one launch for all costs less than many small ones
+# for unsorted lengths, one launch for all costs less than many small ones
 MAX_BUCKETS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LengthBucket:
-    first_seq: int  # sequence
+    first_seq: int
     num_seqs: int
-    first_row: int  # row
+    first_row: int
     max_length: int
-    is_equal_length: bool = False  # all are as long as the longest
+    is_equal_length: bool = False  # all have the length max_length
 
 
 @lru_cache(maxsize=16)
 def split_by_length(
     runs: tuple[EqualLengthRun, ...], *, lens_are_upper_bounds: bool = False
 ) -> tuple[LengthBucket, ...]:
-    found: list[LengthBucket] = []
-    classes: list[int] = []
+    """Return buckets of adjacent sequences, in order; a single one if there would be more than MAX_BUCKETS."""
+    buckets: list[LengthBucket] = []
+    limit_indices: list[int] = []
     first = 0
     for run in runs:
-        equal = (
+        is_equal_length = (
             not lens_are_upper_bounds and run.num_seqs * run.seq_len >= MIN_EQUAL_TOKENS and fills_blocks(run.seq_len)
         )
-        kind = -1 if equal else bisect_left(BUCKET_LIMITS, run.seq_len)
-        if not equal and classes and classes[-1] == kind:
-            last = found[-1]
-            found[-1] = LengthBucket(
+        limit_index = -1 if is_equal_length else bisect_left(BUCKET_LIMITS, run.seq_len)
+        if not is_equal_length and limit_indices and limit_indices[-1] == limit_index:
+            last = buckets[-1]
+            buckets[-1] = LengthBucket(
                 last.first_seq, last.num_seqs + run.num_seqs, last.first_row, max(last.max_length, run.seq_len)
             )
         else:
-            found.append(LengthBucket(first, run.num_seqs, run.start, run.seq_len, equal))
-            classes.append(kind)
+            buckets.append(LengthBucket(first, run.num_seqs, run.start, run.seq_len, is_equal_length))
+            limit_indices.append(limit_index)
         first += run.num_seqs
-    if len(found) > MAX_BUCKETS:
+    if len(buckets) > MAX_BUCKETS:
         return (LengthBucket(0, first, 0, max(run.seq_len for run in runs)),)
-    return tuple(found)
+    return tuple(buckets)
 
 
 def fills_blocks(length: int) -> bool:
-    """Whether a kernel that computes blocks of 128 tokens has little to throw away."""
+    """Return whether blocks of 128 tokens waste little on padding for this length."""
     return length >= 512 or length % 128 == 0 or length % 128 > 64

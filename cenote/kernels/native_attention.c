@@ -64,15 +64,15 @@ static void qk_scores(
 
 /* The keys that a block of 16 queries attends to: query i from low[i] to high[i], all of them from common_low to common_high. */
 typedef struct {
-    int64_t begin, end, exact_end, common_low, common_high; /* `begin` and `end` are multiples of STEP,
-        `exact_end` is the end of the union */
+    int64_t begin, end, exact_end; /* of all queries together; `begin` and `end` are multiples of STEP */
+    int64_t common_low, common_high;
     __m512i low, high;
 } KeyRange;
 
 static KeyRange key_range(int64_t first, int64_t count, int64_t length, int causal, int64_t window) {
     const int64_t last = first + count - 1, exact_end = causal ? last + 1 : min_i64(length, last + window + 1);
-    const __m512i position = _mm512_add_epi32(_mm512_set1_epi32(first), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4,
-        3, 2, 1, 0));
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i position = _mm512_add_epi32(_mm512_set1_epi32(first), lanes);
     const __m512i reach = _mm512_set1_epi32(min_i64(window, length));
     __m512i high = _mm512_add_epi32(position, causal ? _mm512_set1_epi32(1) : _mm512_add_epi32(reach, _mm512_set1_epi32(1)));
     return (KeyRange){
@@ -161,8 +161,8 @@ static void store_output(const float *attn_out, __m512 inv_sums, int64_t count, 
     for (int64_t row = 0; row < count; row++, attn_out += padded, out += stride) {
         const __m512 factor = _mm512_set1_ps(factors[row]);
         for (int64_t dim = 0; dim < head_dim; dim += STEP) {
-            const __m512 low = _mm512_mul_ps(_mm512_load_ps(attn_out + dim), factor),
-                high = _mm512_mul_ps(_mm512_load_ps(attn_out + dim + 16), factor);
+            const __m512 low = _mm512_mul_ps(_mm512_load_ps(attn_out + dim), factor);
+            const __m512 high = _mm512_mul_ps(_mm512_load_ps(attn_out + dim + 16), factor);
             _mm512_mask_storeu_epi16(out + dim, tail_mask(head_dim - dim), f32x2_to_bf16(low, high));
         }
     }

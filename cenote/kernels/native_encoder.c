@@ -89,8 +89,7 @@ static void quantize_rows(
 /* x = norm(x + sums + bias), and x8 = x quantized for the layer `reader` if x8 is not NULL. */
 static void add_norm(
     const Linear *layer, const Norm *norm, const Linear *reader, int64_t first, int64_t last, const Block *block,
-        const float *sums, bf16 *x, int8_t *x8,
-    float *x_scales
+    const float *sums, bf16 *x, int8_t *x8, float *x_scales
 ) {
     const int64_t width = layer->outputs;
     const __m512 one = _mm512_set1_ps(1.0f);
@@ -371,8 +370,8 @@ int cenote_encode(const Encoder *e, const EncoderInput *batch, const int64_t *of
         uint8_t *thread_size = NULL;
         if (!is_shared) alloc_chunk(e, max_rows, &thread_size);
         alloc_block(e, min_i64(max_rows, block_rows), mlp_group_width(e), &thread_size);
-        uint8_t *memory = cenote_scratch(THREAD_SCRATCH, (size_t)thread_size + cenote_attention_scratch_bytes(longest,
-            e->head_dim)), *shared_next = shared_memory;
+        const size_t thread_bytes = (size_t)thread_size + cenote_attention_scratch_bytes(longest, e->head_dim);
+        uint8_t *memory = cenote_scratch(THREAD_SCRATCH, thread_bytes), *shared_next = shared_memory;
         if (memory == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
 #pragma omp barrier
         if (!failed) {

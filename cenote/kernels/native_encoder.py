@@ -1,4 +1,4 @@
-"""A whole stack of post-norm blocks in one call of our native code."""
+"""All layers of a post-norm encoder in one call of the native code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BlockWeights:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTables:
-    """What is looked up for a token, its position and its type; summed and normed."""
+    """Tables of token, position and token type embeddings, whose rows are summed and normalized."""
 
     tokens: Tensor
     positions: Tensor | None
@@ -45,6 +45,8 @@ class EmbeddingTables:
 
 
 class NativeEncoder:
+    """Hold the C structures of an encoder and run it on packed batches."""
+
     def __init__(
         self,
         blocks: Sequence[BlockWeights],
@@ -60,7 +62,7 @@ class NativeEncoder:
         self.hidden_size = blocks[0].qkv.in_features
         self.blocks = blocks
         self.embedding_tables = embedding_tables
-        self._retained: list[Tensor] = []  # what the structures point to
+        self._retained: list[Tensor] = []  # tensors that the C structures point to
         self._layers = (native_library.Layer * len(blocks))(*(self._make_layer(block) for block in blocks))
         self._encoder = native_library.Encoder(
             layers=ctypes.addressof(self._layers),
@@ -79,14 +81,14 @@ class NativeEncoder:
         )
 
     def encode_ids(self, batch: PackedBatch) -> Tensor | None:
-        """States of tokens: [tokens, hidden]; None where a table has no row for one of them."""
+        """Return the hidden states [tokens, hidden], or None if an id is out of the range of its table."""
         types = batch.token_type_ids
         if types is not None and (
             self.embedding_tables is None
             or self.embedding_tables.types is None
             or len(self.embedding_tables.types) == 1
         ):
-            types = None  # some tokenizers name a second type to a model that has one
+            types = None  # some tokenizers return a second type for a model that has only one
         return self._run(
             batch,
             token_ids=batch.token_ids.data_ptr(),
@@ -95,8 +97,8 @@ class NativeEncoder:
         )
 
     def encode_embeds(self, inputs_embeds: Tensor, batch: PackedBatch) -> Tensor:
-        """States of tokens from what they start as: [tokens, hidden]"""
-        inputs_embeds = inputs_embeds.contiguous()  # kept by this name until the call is over
+        """Return the hidden states [tokens, hidden] for given input embeddings."""
+        inputs_embeds = inputs_embeds.contiguous()  # this reference keeps the copy alive during the call
         states = self._run(batch, rows=inputs_embeds.data_ptr())
         assert states is not None
         return states
@@ -111,7 +113,9 @@ class NativeEncoder:
             torch.get_num_threads(),
         )
         if failed == 1:
-            raise MemoryError(f"no memory for {batch.num_tokens} tokens, {batch.max_seqlen} of them in one sequence")
+            raise MemoryError(
+                f"cannot allocate scratch memory for {batch.num_tokens} tokens (longest sequence: {batch.max_seqlen})"
+            )
         return out if failed == 0 else None
 
     def _make_layer(self, block: BlockWeights) -> native_library.Layer:
@@ -141,14 +145,14 @@ class NativeEncoder:
 
 
 def supports(blocks: Sequence[BlockWeights], head_dim: int) -> bool:
-    """Whether the native code knows these sizes: all layers alike, and whole panels of 32 columns."""
+    """Return whether the native code supports these layers: equal shapes, and widths that fill whole tiles."""
     first = blocks[0]
     shapes = {tuple((x.in_features, x.out_features, x.scales is None) for x in _linears(block)) for block in blocks}
-    plain = all(x.activation is None for block in blocks for x in (block.qkv, block.out, block.down))
-    unit = 32 if first.qkv.scales is None else 64
+    has_no_activation = all(x.activation is None for block in blocks for x in (block.qkv, block.out, block.down))
+    tile_width = 32 if first.qkv.scales is None else 64
     widths = (first.qkv.in_features, first.out.in_features, first.up.out_features)
-    alike = len(shapes) == 1 and len({x.scales is None for x in _linears(first)}) == 1
-    return alike and plain and head_dim % 32 == 0 and all(width % unit == 0 for width in widths)
+    are_equal = len(shapes) == 1 and len({x.scales is None for x in _linears(first)}) == 1
+    return are_equal and has_no_activation and head_dim % 32 == 0 and all(width % tile_width == 0 for width in widths)
 
 
 def _linears(block: BlockWeights) -> tuple[AMXLinear, ...]:

@@ -1,4 +1,4 @@
-"""Our own code for recent x86 processors: compiled at install where a compiler is, and found here."""
+"""Loader of the native kernels for x86-64 with AMX, compiled at install if a C compiler is available."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cenote.kernels.cpu_features import cpu_features
 
 logger = logging.getLogger("cenote")
 
-# as native.h counts them
+# in the order of the enum in native.h
 ACTIVATION_CODES = (None, "gelu", "gelu_tanh", "relu", "silu", "quick_gelu")
-NO_WINDOW = 1 << 40  # a window that no sequence outgrows
+NO_WINDOW = 1 << 40  # larger than any sequence
 
 _pointer, _int64, _int32, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
-# the structures of native_linear.h, native_norm.h and native_encoder.c, field by field
+# mirrors of the structs in native_linear.h, native_norm.h and native_encoder.c: same fields in the same order
 
 
 class Linear(ctypes.Structure):
@@ -82,12 +82,13 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 @cache
 def is_available() -> bool:
+    """Return whether the native kernels were built and can run on this CPU."""
     return load_library() is not None
 
 
 @cache
 def load_library() -> Any:
-    """The compiled code, if it was built and this processor can run it, and nobody has lowered the level."""
+    """Return the compiled library, or None if it was not built, or the CPU or the configured ISA limit lacks AMX."""
     if not cpu_features().has_amx:
         return None
     built = [Path(__file__).with_name(f"_native{suffix}") for suffix in EXTENSION_SUFFIXES]
@@ -95,22 +96,22 @@ def load_library() -> Any:
     if path is None:
         return None
     try:
-        # its threads are those torch computes with: a second team would fight them for the same cores
+        # use the OpenMP runtime of torch: the threads of a second one would compete for the same cores
         ctypes.CDLL(_torch_openmp_path(), mode=ctypes.RTLD_GLOBAL)
         loaded = ctypes.CDLL(str(path))
         for name, arguments in SIGNATURES.items():
             getattr(loaded, name).argtypes = arguments
-    except (OSError, AttributeError) as error:  # the second: it was built from older code
-        logger.debug("%s cannot be used: %s", path, error)
+    except (OSError, AttributeError) as error:  # AttributeError: built from an older version of the code
+        logger.debug("native kernels in %s cannot be loaded: %s", path, error)
         return None
     return loaded if loaded.cenote_has_amx() else None
 
 
 def _torch_openmp_path() -> str:
-    """The OpenMP library that importing torch has brought into this process."""
+    """Return the path of the OpenMP library that torch has loaded into this process."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    found = [line.split(maxsplit=5)[5] for line in lines if "libgomp" in line]
-    if not found:
-        raise OSError("torch runs without GNU OpenMP here")
-    beside = str(Path(torch.__file__).parent)  # also torch.libs; other packages may have brought their own
-    return next((path for path in found if path.startswith(beside)), found[0])
+    paths = [line.split(maxsplit=5)[5] for line in lines if "libgomp" in line]
+    if not paths:
+        raise OSError("torch has not loaded GNU OpenMP (libgomp)")
+    torch_folder = str(Path(torch.__file__).parent)  # also matches torch.libs; other packages may load their own copy
+    return next((path for path in paths if path.startswith(torch_folder)), paths[0])

@@ -129,8 +129,8 @@ INLINE void linear(
             for (int64_t row = 0; row < count; row += 2 * TILE_ROWS) {
                 float *sums = scratch + (parts > 1 ? row : (parity ^= 1) * 2 * TILE_ROWS) * PANEL;
                 const int64_t block = row / TILE_ROWS, stride = PANEL * sizeof(float);
-                if (count - row > TILE_ROWS) tile_matmul(rows, block, tiles, begin, end, 1, int8, sums, stride, begin > 0,
-                    &prefetch, &epilogue, activation);
+                if (count - row > TILE_ROWS)
+                    tile_matmul(rows, block, tiles, begin, end, 1, int8, sums, stride, begin > 0, &prefetch, &epilogue, activation);
                 else tile_matmul(rows, block, tiles, begin, end, 0, int8, sums, stride, begin > 0, &prefetch, &epilogue, activation);
                 if (end < steps) continue;
                 epilogue.sums = sums;
@@ -228,8 +228,10 @@ INLINE float quantize(
     for (int64_t c = 0; c < width; c += 32) {
         const __m512i both = _mm512_loadu_si512(from + c / 32 * step);
         __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), odd = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
-        if (has_smooth_scales) even = _mm512_mul_ps(even, _mm512_loadu_ps(smooth_scales + c)), odd = _mm512_mul_ps(odd,
-            _mm512_loadu_ps(smooth_scales + c + 16));
+        if (has_smooth_scales) {
+            even = _mm512_mul_ps(even, _mm512_loadu_ps(smooth_scales + c));
+            odd = _mm512_mul_ps(odd, _mm512_loadu_ps(smooth_scales + c + 16));
+        }
         const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(even, factor)), second = _mm512_cvtps_epi32(_mm512_mul_ps(odd, factor));
         /* the low byte of `first` and the low byte of `second` above it, in each 16-bit word */
         const __m512i pairs = _mm512_ternarylogic_epi32(lower, first, _mm512_slli_epi32(second, 8), 0xca);

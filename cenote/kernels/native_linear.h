@@ -57,7 +57,8 @@ void cenote_linear_partial_sums(
  * smooth_scales: as in Linear. */
 float cenote_quantize(const void *row, int64_t step, int64_t width, const float *smooth_scales, void *out);
 
-static inline size_t linear_scratch_bytes(int64_t count) { return max_i64(4 * TILE_ROWS, round_up(count,
-    2 * TILE_ROWS)) * PANEL * sizeof(float); }
+static inline size_t linear_scratch_bytes(int64_t count) {
+    return max_i64(4 * TILE_ROWS, round_up(count, 2 * TILE_ROWS)) * PANEL * sizeof(float);
+}
 
 #endif

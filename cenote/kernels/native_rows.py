@@ -1,4 +1,4 @@
-"""What stands between linear layers on a CPU, by our native code: sums and their norms, gates, turned heads."""
+"""Native row-wise kernels on a CPU: residual add with norm, gated activations, QK norm with rotary embedding."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 from cenote.kernels import native_library
 
-VECTOR_SIZE = 16  # numbers that are computed at once
+VECTOR_SIZE = 16  # elements per vector instruction
 
 
 def supports(*rows: Tensor | None) -> bool:
-    """Whether all of these are bfloat16 on a CPU, laid out row by row in whole units, and the code is there."""
+    """Return whether native code is available and all tensors are contiguous bfloat16 with a width of whole vectors."""
     return native_library.is_available() and all(
         x is None
         or (
@@ -35,12 +35,12 @@ def add_norm(
     offset: float = 0.0,
     return_residual: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """x + change, and its norm, of which the sum is not rounded before."""
+    """Return residual + branch and its norm, which is computed from the unrounded sum."""
     total = torch.empty_like(residual) if return_residual and branch is not None else None
     out = torch.empty_like(residual)
     width = residual.shape[-1]
     failed = native_library.load_library().cenote_add_norm(
-        *(None if part is None else part.data_ptr() for part in (residual, branch, weight, bias)),
+        *(None if tensor is None else tensor.data_ptr() for tensor in (residual, branch, weight, bias)),
         eps,
         offset,
         rms,
@@ -51,7 +51,7 @@ def add_norm(
         torch.get_num_threads(),
     )
     if failed:
-        raise MemoryError(f"no memory for a norm over {tuple(residual.shape)}")
+        raise MemoryError(f"cannot allocate scratch memory for a norm over an input of shape {tuple(residual.shape)}")
     return residual if total is None else total, out
 
 
@@ -90,7 +90,7 @@ def qk_norm_rope_(
         num_queries,
         heads.shape[2],
         cos.shape[-1],
-        *(None if part is None else part.data_ptr() for part in (cos, sin, query_weight, key_weight)),
+        *(None if tensor is None else tensor.data_ptr() for tensor in (cos, sin, query_weight, key_weight)),
         eps,
         torch.get_num_threads(),
     )

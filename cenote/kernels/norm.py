@@ -1,4 +1,4 @@
-"""Norms with the addition that comes before them, in one pass where a device has a kernel for it."""
+"""Residual add followed by LayerNorm or RMSNorm, fused where the device has a kernel for it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def add_layer_norm(
     return_residual: bool = True,
     output_fp8: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """x + change, and the layer norm of it; a sum that is not wanted may be anything.
+    """Return residual + branch and its layer norm; without `return_residual` the first is undefined.
 
-    Wanted in fp8, a norm carries that along as its attribute `fp8`, for a linear layer that reads it so.
+    With `output_fp8` on a GPU, the normalized tensor has its fp8 quantization as attribute `fp8` for the next layer.
     """
     if can_use_triton(residual):
         from cenote.kernels.gpu.norms import add_norm
@@ -46,7 +46,7 @@ def add_rms_norm(
     return_residual: bool = True,
     output_fp8: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """x + change, and the RMS norm of it; `offset` is added to the weight."""
+    """Return residual + branch and its RMS norm, with `offset` added to the weight."""
     if can_use_triton(residual):
         from cenote.kernels.gpu.norms import add_norm
 
@@ -66,9 +66,9 @@ def add_rms_norm(
             residual, branch, weight, None, eps, rms=True, offset=offset, return_residual=return_residual
         )
     total = residual if branch is None else residual + branch
-    # squares of bfloat16 lose too much: the statistics are taken in float32
-    wide = total.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if offset:  # a weight near 0 keeps its digits only if the offset is added in float32 as well
-        return total, (wide * (weight.float() + offset)).to(total.dtype)
-    return total, weight * wide.to(total.dtype)
+    # squares in bfloat16 lose too much precision: compute the statistics in float32
+    normed = total.float()
+    normed = normed * torch.rsqrt(normed.square().mean(-1, keepdim=True) + eps)
+    if offset:  # a weight near 0 keeps its precision only if the offset is added in float32 as well
+        return total, (normed * (weight.float() + offset)).to(total.dtype)
+    return total, weight * normed.to(total.dtype)

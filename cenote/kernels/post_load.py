@@ -1,4 +1,4 @@
-"""The last pass over a loaded module: its linear layers as the device computes them fastest, quantized if asked."""
+"""Post-load pass over a module: prepack or quantize its linear layers for the device."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ logger = logging.getLogger("cenote")
 def resolve_quantization(
     requested: Quantization | None, device: torch.device, cpu: CPUFeatures
 ) -> Sourced[Quantization | None]:
-    """What linear layers are quantized to: what was asked for, where it is faster than without."""
+    """Return the quantization to use: the requested one, or None if this CPU has no fast int8 kernel."""
     if requested is None:
         return Sourced(None, "default")
     if requested == "fp8" and device.type != "cuda":
-        raise LoadError(f"quantization=fp8 needs a GPU, and this model runs on {device.type}; a CPU has int8")
+        raise LoadError(
+            f"quantization=fp8 needs a GPU, but this model runs on {device.type}; use quantization=int8 on a CPU"
+        )
     if requested == "int8" and device.type != "cpu":
-        raise LoadError(f"quantization=int8 is for CPUs, and this model runs on {device}; a GPU has fp8")
+        raise LoadError(
+            f"quantization=int8 needs a CPU, but this model runs on {device}; use quantization=fp8 on a GPU"
+        )
     if requested == "int8" and not cpu.has_int8:
         logger.warning("quantization=int8: this CPU has neither AMX nor AVX512-VNNI; computing without quantization")
         return Sourced(None, "quantization=int8, for which this CPU has no fast kernel")

@@ -1,4 +1,4 @@
-"""Norms of query and key heads and their turning by position, in one pass and in place, where a device has a kernel."""
+"""Selection of the fused kernel for QK norm and rotary embedding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from cenote.kernels.gpu.triton_support import can_use_triton
 
 
 class QKNormRope(Protocol):
-    """heads [tokens, queries + keys, d], a view of a larger tensor perhaps; cos and sin [tokens, 1, turning / 2]."""
+    """Normalize and rotate query and key heads in place.
+
+    heads [tokens, queries + keys, d] may be a view of a larger tensor; cos and sin are [tokens, 1, rotary_dim / 2].
+    """
 
     def __call__(
         self,
@@ -26,7 +29,7 @@ class QKNormRope(Protocol):
 
 
 def select_qk_norm_rope(like: Tensor) -> QKNormRope | None:
-    """The kernel for what lies where this tensor does; None: plain torch does it, in a step for each."""
+    """Return the kernel for the device and dtype of this tensor; None if there is none."""
     if can_use_triton(like):
         from cenote.kernels.gpu.rotary import qk_norm_rope_
 

@@ -1,4 +1,4 @@
-"""Attention with torch's own operator, one call per run of equal lengths: no padding, no copies of the inputs."""
+"""Attention with torch's scaled_dot_product_attention, one call per run of equal lengths: no padding and no copies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from cenote.packed_batch import PackedBatch
 
-# a window over a long sequence is computed in blocks of queries, so that no mask grows with the square of its length
+# sliding windows are computed in blocks of queries, so that the mask does not grow with the square of the length
 QUERY_BLOCK = 1024
 
 
@@ -18,7 +18,7 @@ def attention(
     pieces = []
     for run in batch.equal_length_runs:
         rows = slice(run.start, run.start + run.num_seqs * run.seq_len)
-        # [count, heads, length, d], all of them views
+        # [num_seqs, heads, seq_len, d], all of them views
         q, k, v = (x[rows].view(run.num_seqs, run.seq_len, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
         if window is None or run.seq_len <= window + 1:
             out = _attend(q, k, v, None, causal, scale)
@@ -29,18 +29,18 @@ def attention(
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    grouped = q.shape[1] != k.shape[1]
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+    is_gqa = q.shape[1] != k.shape[1]
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=is_gqa)
 
 
 def _attend_window(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, scale: float) -> Tensor:
-    """Every query sees the keys at most `window` away, on both sides or only before it."""
+    """Attend to the keys at most `window` tokens away, on both sides or only before the query."""
     length = q.shape[2]
     blocks = []
     for start in range(0, length, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, length)
         first, last = max(0, start - window), end if causal else min(length, end + window)
         distance = torch.arange(start, end, device=q.device)[:, None] - torch.arange(first, last, device=q.device)
-        seen = (distance <= window) & (distance >= (0 if causal else -window))
-        blocks.append(_attend(q[:, :, start:end], k[:, :, first:last], v[:, :, first:last], seen, False, scale))
+        mask = (distance <= window) & (distance >= (0 if causal else -window))
+        blocks.append(_attend(q[:, :, start:end], k[:, :, first:last], v[:, :, first:last], mask, False, scale))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)

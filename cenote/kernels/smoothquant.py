@@ -1,4 +1,4 @@
-"""Before numbers become int8: inputs of a layer that are always large are made smaller, and their weights larger."""
+"""SmoothQuant: per-channel scales that move activation outliers into the weights before int8 quantization."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from torch import Tensor, nn
 
 from cenote.packed_batch import PackedBatch, pack_sequences
 
-# enough to find the inputs that stand out; which texts they are of matters little
+# enough to find outlier channels, which depend little on the text
 NUM_SEQUENCES, SEQUENCE_LENGTH = 16, 16
 
 
 def compute_smooth_scales(module: nn.Module) -> dict[nn.Module, Tensor]:
-    """What to multiply the inputs of its linear layers with, found by reading tokens at random; weights are divided.
+    """Return the scales to multiply the inputs of linear layers with (weights are divided), from random tokens.
 
-    Only of layers that widen: what they read is the same normed state, in which the large inputs always are the same.
+    Only layers with more outputs than inputs get scales: they read normalized states with stable outlier channels.
     """
-    largest: dict[nn.Module, Tensor] = {}
+    input_max: dict[nn.Module, Tensor] = {}
     if (batch := _calibration_batch(module)) is None:
         return {}
 
-    def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen = inputs[0].detach().reshape(-1, inputs[0].shape[-1]).float().abs().amax(dim=0)
-        largest[layer] = torch.maximum(largest[layer], seen) if layer in largest else seen
+    def record_max(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        channel_max = inputs[0].detach().reshape(-1, inputs[0].shape[-1]).float().abs().amax(dim=0)
+        input_max[layer] = torch.maximum(input_max[layer], channel_max) if layer in input_max else channel_max
 
-    wide = [x for x in module.modules() if isinstance(x, nn.Linear) and x.out_features > x.in_features]
-    hooks = [layer.register_forward_pre_hook(note) for layer in wide]
+    widening = [x for x in module.modules() if isinstance(x, nn.Linear) and x.out_features > x.in_features]
+    hooks = [layer.register_forward_pre_hook(record_max) for layer in widening]
     try:
         with torch.inference_mode():
             module(batch)
     finally:
         for hook in hooks:
             hook.remove()
-    return {layer: _layer_scales(layer, seen) for layer, seen in largest.items() if isinstance(layer, nn.Linear)}
+    return {layer: _layer_scales(layer, maxima) for layer, maxima in input_max.items() if isinstance(layer, nn.Linear)}
 
 
 def _layer_scales(layer: nn.Linear, input_max: Tensor) -> Tensor:
-    """So that inputs and weights stand out by as much: the square root of weight over input, near 1 on the whole."""
-    weights = layer.weight.detach().float().abs().amax(dim=0)
-    factors = (weights.clamp(min=1e-4) / input_max.clamp(min=1e-3)).sqrt()
-    return factors.clone() / factors.log().mean().exp()
+    """Return sqrt(weight max / input max) per channel, normalized to a geometric mean of 1."""
+    weight_max = layer.weight.detach().float().abs().amax(dim=0)
+    scales = (weight_max.clamp(min=1e-4) / input_max.clamp(min=1e-3)).sqrt()
+    return scales.clone() / scales.log().mean().exp()
 
 
 def _calibration_batch(module: nn.Module) -> PackedBatch | None:
-    """Of the vocabulary of a whole model; None for a part of one."""
+    """Return random tokens of the vocabulary; None for a module without an embedding table."""
     table = next((x for x in module.modules() if isinstance(x, nn.Embedding)), None)
     if table is None:
         return None

@@ -1,4 +1,4 @@
-"""Packed attention equals a softmax over the keys that each query may see, sequence by sequence."""
+"""Packed attention equals a softmax over the keys that each query may attend to, sequence by sequence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from cenote.kernels import amx_attention, eager_attention, flash, sdpa
+from cenote.kernels import amx_attention, eager_attention, flash, native_library, sdpa
 from cenote.kernels.attention import attend, select_kernel
 from cenote.packed_batch import PackedBatch, pack_sequences
 
@@ -17,26 +17,26 @@ LENGTHS = [7, 1, 4, 4, 4, 23, 1, 7]
 DIM = 8
 SCALE = 0.4
 
-needs_tiles = pytest.mark.skipif(not amx_attention.is_available(), reason="needs AMX tiles, and a compiler at install")
+needs_amx = pytest.mark.skipif(not native_library.is_available(), reason="needs AMX tiles, and a compiler at install")
 
 
 def naive_attention(
     query: Tensor, key: Tensor, value: Tensor, lengths: list[int], *, causal: bool, window: int | None, scale: float
 ) -> Tensor:
-    """One sequence, one head, one query at a time."""
+    """Compute one sequence, head and query at a time."""
     groups = query.shape[1] // key.shape[1]
     out = torch.empty_like(query)
     start = 0
     for length in lengths:
         for head in range(query.shape[1]):
             keys, values = (x[start : start + length, head // groups] for x in (key, value))
-            for place in range(length):
-                first = 0 if window is None else max(0, place - window)
-                last = place if causal else length - 1
+            for position in range(length):
+                first = 0 if window is None else max(0, position - window)
+                last = position if causal else length - 1
                 if window is not None:
-                    last = min(last, place + window)
-                scores = keys[first : last + 1] @ query[start + place, head] * scale
-                out[start + place, head] = scores.softmax(-1) @ values[first : last + 1]
+                    last = min(last, position + window)
+                scores = keys[first : last + 1] @ query[start + position, head] * scale
+                out[start + position, head] = scores.softmax(-1) @ values[first : last + 1]
         start += length
     return out
 
@@ -53,7 +53,7 @@ def inputs(lengths: list[int], heads: int, kv_heads: int, dim: int = DIM) -> tup
 @pytest.mark.parametrize("window", [None, 0, 1, 3, 6, 22, 100])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (3, 1)])
-def test_attention_sees_what_it_may(heads: int, kv_heads: int, causal: bool, window: int | None) -> None:
+def test_attention_respects_causality_and_window(heads: int, kv_heads: int, causal: bool, window: int | None) -> None:
     query, key, value, batch = inputs(LENGTHS, heads, kv_heads)
 
     ours = sdpa.attention(query, key, value, batch, causal=causal, window=window, scale=SCALE)
@@ -79,46 +79,46 @@ def test_no_mask_is_larger_than_a_block_and_its_window(monkeypatch: pytest.Monke
     masks: list[Tensor] = []
     real = sdpa._attend
 
-    def watched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    def recording_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
         assert mask is not None
         masks.append(mask)
         return real(q, k, v, mask, causal, scale)
 
-    monkeypatch.setattr(sdpa, "_attend", watched)
+    monkeypatch.setattr(sdpa, "_attend", recording_attend)
     sdpa.attention(query, key, value, batch, causal=False, window=5, scale=SCALE)
 
     assert max(mask.numel() for mask in masks) <= 16 * (16 + 2 * 5)
 
 
-def test_a_neighbour_in_the_batch_changes_nothing() -> None:
+def test_other_sequences_in_the_batch_change_nothing() -> None:
     query, key, value, batch = inputs(LENGTHS, heads=2, kv_heads=1)
-    whole = sdpa.attention(query, key, value, batch, causal=False, window=None, scale=SCALE)
+    packed = sdpa.attention(query, key, value, batch, causal=False, window=None, scale=SCALE)
     start = 0
     for length in LENGTHS:
         rows = slice(start, start + length)
         alone = pack_sequences([[0] * length])
-        part = sdpa.attention(query[rows], key[rows], value[rows], alone, causal=False, window=None, scale=SCALE)
-        assert_close(part, whole[rows])
+        single = sdpa.attention(query[rows], key[rows], value[rows], alone, causal=False, window=None, scale=SCALE)
+        assert_close(single, packed[rows])
         start += length
 
 
-def test_a_cpu_gets_torchs_own_operator_for_what_amx_cannot_do() -> None:
+def test_a_cpu_uses_sdpa_for_what_amx_does_not_support() -> None:
     assert select_kernel(torch.zeros(1, 2, 32)) is sdpa.attention
     assert select_kernel(torch.zeros(1, 2, 44, dtype=torch.bfloat16)) is sdpa.attention
 
 
-def test_a_cpu_without_the_compiled_code_gets_torchs_own_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx_attention, "is_available", lambda: False)
+def test_a_cpu_without_the_native_code_uses_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_library, "is_available", lambda: False)
 
     assert select_kernel(torch.zeros(1, 2, 32, dtype=torch.bfloat16)) is sdpa.attention
 
 
-@needs_tiles
+@needs_amx
 def test_a_cpu_with_amx_uses_it() -> None:
     assert select_kernel(torch.zeros(1, 2, 32, dtype=torch.bfloat16)) is amx_attention.attention
 
 
-@needs_tiles
+@needs_amx
 @pytest.mark.parametrize("window", [None, 0, 1, 17, 31, 32, 100])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
@@ -131,49 +131,49 @@ def test_amx_attention_equals_the_naive_one(
     query, key, value, batch = inputs(lengths, heads, kv_heads, dim)
     rounded = [x.bfloat16() for x in (query, key, value)]
 
-    seen = amx_attention.attention(*rounded, batch, causal=causal, window=window, scale=SCALE)
+    ours = amx_attention.attention(*rounded, batch, causal=causal, window=window, scale=SCALE)
 
-    wanted = sdpa.attention(*(x.float() for x in rounded), batch, causal=causal, window=window, scale=SCALE)
-    assert_close(seen.float(), wanted, atol=2e-2, rtol=2e-2)  # weights and results are bfloat16
+    expected = sdpa.attention(*(x.float() for x in rounded), batch, causal=causal, window=window, scale=SCALE)
+    assert_close(ours.float(), expected, atol=2e-2, rtol=2e-2)  # weights and results are bfloat16
 
 
-@needs_tiles
+@needs_amx
 def test_amx_attention_reads_heads_within_wider_rows() -> None:
     query, key, value, batch = inputs([3, 40], heads=2, kv_heads=2, dim=32)
-    wide = torch.cat([x.flatten(1) for x in (query, key, value)], dim=1).bfloat16()
-    parts = [part.unflatten(1, (2, 32)) for part in wide.split(64, dim=1)]
+    qkv = torch.cat([x.flatten(1) for x in (query, key, value)], dim=1).bfloat16()
+    parts = [part.unflatten(1, (2, 32)) for part in qkv.split(64, dim=1)]
 
-    seen = amx_attention.attention(*parts, batch, causal=False, window=None, scale=SCALE)
+    ours = amx_attention.attention(*parts, batch, causal=False, window=None, scale=SCALE)
 
-    apart = amx_attention.attention(
+    separate = amx_attention.attention(
         *(part.contiguous() for part in parts), batch, causal=False, window=None, scale=SCALE
     )
-    assert torch.equal(seen, apart)
+    assert torch.equal(ours, separate)
 
 
-@needs_tiles
+@needs_amx
 def test_a_sequence_has_the_same_bits_in_any_batch() -> None:
     query, key, value, batch = inputs([9, 33, 120, 2], heads=2, kv_heads=1, dim=64)
     rounded = [x.bfloat16() for x in (query, key, value)]
-    among = amx_attention.attention(*rounded, batch, causal=False, window=None, scale=SCALE)[9:42]
+    in_batch = amx_attention.attention(*rounded, batch, causal=False, window=None, scale=SCALE)[9:42]
 
     alone = amx_attention.attention(
         *(x[9:42] for x in rounded), pack_sequences([[0] * 33]), causal=False, window=None, scale=SCALE
     )
 
-    assert torch.equal(alone, among)
+    assert torch.equal(alone, in_batch)
 
 
-@needs_tiles
+@needs_amx
 def test_scores_of_any_size_give_finite_weights() -> None:
     query, key, value, batch = inputs([20], heads=1, kv_heads=1, dim=32)
     large = (query * 1e4).bfloat16()
 
-    seen = amx_attention.attention(
+    ours = amx_attention.attention(
         large, (key * 1e4).bfloat16(), value.bfloat16(), batch, causal=True, window=None, scale=1.0
     )
 
-    assert seen.isfinite().all()
+    assert ours.isfinite().all()
 
 
 @pytest.mark.gpu
@@ -186,7 +186,7 @@ def test_scores_of_any_size_give_finite_weights() -> None:
 def test_flash_attention_equals_the_naive_one(heads: int, kv_heads: int, causal: bool, window: int | None) -> None:
     query, key, value, batch = inputs(LENGTHS, heads, kv_heads)
     expected = naive_attention(query, key, value, LENGTHS, causal=causal, window=window, scale=SCALE)
-    there = PackedBatch(
+    cuda_batch = PackedBatch(
         token_ids=batch.token_ids.cuda(),
         positions=batch.positions.cuda(),
         cu_seqlens=batch.cu_seqlens.cuda(),
@@ -194,7 +194,7 @@ def test_flash_attention_equals_the_naive_one(heads: int, kv_heads: int, causal:
     )
     half = [x.to("cuda", torch.bfloat16) for x in (query, key, value)]
 
-    ours = flash.attention(*half, there, causal=causal, window=window, scale=SCALE)
+    ours = flash.attention(*half, cuda_batch, causal=causal, window=window, scale=SCALE)
 
     assert_close(ours.float().cpu(), expected, atol=3e-2, rtol=3e-2)
 
@@ -221,8 +221,8 @@ def test_a_bias_belongs_to_a_distance(monkeypatch: pytest.MonkeyPatch) -> None:
 
     start = 0
     for length in LENGTHS:
-        rows, places = slice(start, start + length), torch.arange(length)
-        added = bias[:, places - places[:, None] + max(LENGTHS) - 1]  # distance 0 is in the middle
+        rows, positions = slice(start, start + length), torch.arange(length)
+        added = bias[:, positions - positions[:, None] + max(LENGTHS) - 1]  # distance 0 is in the middle
         scores = torch.einsum("qhd,khd->hqk", query[rows], key[rows]) * SCALE + added
         assert_close(ours[rows], torch.einsum("hqk,khd->qhd", scores.softmax(-1), value[rows]))
         start += length
@@ -235,11 +235,11 @@ def test_a_softcap_and_a_sink_change_the_weights() -> None:
     ours = attend(query, key, value, batch, causal=False, window=None, scale=SCALE, softcap=0.5, sinks=sinks)
 
     scores = 0.5 * torch.tanh(torch.einsum("qhd,khd->hqk", query, key) * SCALE / 0.5)
-    shares = scores.exp() / (scores.exp().sum(-1, keepdim=True) + sinks.exp()[:, None, None])
-    assert_close(ours, torch.einsum("hqk,khd->qhd", shares, value))
+    weights = scores.exp() / (scores.exp().sum(-1, keepdim=True) + sinks.exp()[:, None, None])
+    assert_close(ours, torch.einsum("hqk,khd->qhd", weights, value))
 
 
-def test_tokens_that_nobody_attends_to_still_attend() -> None:
+def test_unattended_tokens_still_attend() -> None:
     query, key, value, batch = inputs([6, 4, 4], 2, 2)
 
     ours = attend(
@@ -247,8 +247,8 @@ def test_tokens_that_nobody_attends_to_still_attend() -> None:
     )
 
     start = 0
-    for length, seen in ((6, 2), (4, 4), (4, 1)):
-        scores = torch.einsum("qhd,khd->hqk", query[start : start + length], key[start : start + seen]) * SCALE
-        expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value[start : start + seen])
+    for length, attended in ((6, 2), (4, 4), (4, 1)):
+        scores = torch.einsum("qhd,khd->hqk", query[start : start + length], key[start : start + attended]) * SCALE
+        expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value[start : start + attended])
         assert_close(ours[start : start + length], expected)
         start += length

@@ -1,4 +1,4 @@
-"""The CPU is read from what the system says of it, and variables lower what is used of it."""
+"""CPU features are read from /proc/cpuinfo and limited by environment variables."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NEOVERSE_V2 = NEOVERSE_N1.replace("asimddp", "asimddp sve i8mm bf16").replace("0
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Path:
+def cpuinfo(tmp_path: Path) -> Path:
     return tmp_path / "cpuinfo"
 
 
-def features(told: Path, text: str, machine: str, **environment: str) -> CPUFeatures:
-    told.write_text(text)
-    return cpu_features(environment, cpuinfo=told, machine=machine)
+def features(cpuinfo: Path, text: str, machine: str, **environment: str) -> CPUFeatures:
+    cpuinfo.write_text(text)
+    return cpu_features(environment, cpuinfo=cpuinfo, machine=machine)
 
 
 @pytest.mark.parametrize(
@@ -51,21 +51,21 @@ def features(told: Path, text: str, machine: str, **environment: str) -> CPUFeat
     ],
 )
 def test_instruction_sets_are_read_from_the_flags_of_the_cpu(
-    told: Path, text: str, machine: str, bfloat16: bool, int8: bool, amx: bool
+    cpuinfo: Path, text: str, machine: str, bfloat16: bool, int8: bool, amx: bool
 ) -> None:
-    found = features(told, text, machine)
+    found = features(cpuinfo, text, machine)
 
     assert (found.has_bfloat16, found.has_int8, found.has_amx) == (bfloat16, int8, amx)
 
 
-def test_an_instruction_set_counts_when_every_core_has_it(told: Path) -> None:
-    assert features(told, NEOVERSE_V2 * 2, "aarch64").has_bfloat16
-    told.with_name("mixed").write_text(NEOVERSE_V2 + NEOVERSE_N1)
-    assert not cpu_features({}, cpuinfo=told.with_name("mixed"), machine="aarch64").has_bfloat16
+def test_an_instruction_set_counts_when_every_core_has_it(cpuinfo: Path) -> None:
+    assert features(cpuinfo, NEOVERSE_V2 * 2, "aarch64").has_bfloat16
+    cpuinfo.with_name("mixed").write_text(NEOVERSE_V2 + NEOVERSE_N1)
+    assert not cpu_features({}, cpuinfo=cpuinfo.with_name("mixed"), machine="aarch64").has_bfloat16
 
 
-def test_a_system_without_cpuinfo_has_no_instruction_sets(told: Path) -> None:
-    assert cpu_features({}, cpuinfo=told, machine="x86_64").flags == frozenset()
+def test_a_system_without_cpuinfo_has_no_instruction_sets(cpuinfo: Path) -> None:
+    assert cpu_features({}, cpuinfo=cpuinfo, machine="x86_64").flags == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -80,28 +80,28 @@ def test_a_system_without_cpuinfo_has_no_instruction_sets(told: Path) -> None:
         ("", True, True, True),
     ],
 )
-def test_cenote_max_cpu_isa_lowers_the_level(told: Path, level: str, bfloat16: bool, int8: bool, amx: bool) -> None:
-    found = features(told, SAPPHIRE_RAPIDS, "x86_64", **{MAX_CPU_ISA: level})
+def test_cenote_max_cpu_isa_lowers_the_level(cpuinfo: Path, level: str, bfloat16: bool, int8: bool, amx: bool) -> None:
+    found = features(cpuinfo, SAPPHIRE_RAPIDS, "x86_64", **{MAX_CPU_ISA: level})
 
     assert (found.has_bfloat16, found.has_int8, found.has_amx) == (bfloat16, int8, amx)
 
 
 @pytest.mark.parametrize(("level", "bfloat16"), [("baseline", False), ("i8mm", False), ("bf16", True)])
-def test_cenote_max_cpu_isa_lowers_the_level_of_arm(told: Path, level: str, bfloat16: bool) -> None:
-    found = features(told, NEOVERSE_V2, "aarch64", **{MAX_CPU_ISA: level})
+def test_cenote_max_cpu_isa_lowers_the_level_of_arm(cpuinfo: Path, level: str, bfloat16: bool) -> None:
+    found = features(cpuinfo, NEOVERSE_V2, "aarch64", **{MAX_CPU_ISA: level})
 
     assert found.has_bfloat16 is bfloat16
     assert ("i8mm" in found.flags) is (level != "baseline")
 
 
-def test_cenote_max_cpu_isa_raises_nothing(told: Path) -> None:
-    assert features(told, HASWELL, "x86_64", **{MAX_CPU_ISA: "amx"}).flags == {"fpu", "sse2", "fma", "avx2"}
+def test_cenote_max_cpu_isa_does_not_add_features(cpuinfo: Path) -> None:
+    assert features(cpuinfo, HASWELL, "x86_64", **{MAX_CPU_ISA: "amx"}).flags == {"fpu", "sse2", "fma", "avx2"}
 
 
 @pytest.mark.parametrize("machine", ["aarch64", "x86_64"])
-def test_an_unknown_level_is_refused_with_those_there_are(told: Path, machine: str) -> None:
-    with pytest.raises(LoadError, match=f"{MAX_CPU_ISA}='avx3' is unknown on {machine}; there are: baseline, "):
-        features(told, SAPPHIRE_RAPIDS, machine, **{MAX_CPU_ISA: "avx3"})
+def test_an_unknown_level_is_refused_with_the_valid_ones(cpuinfo: Path, machine: str) -> None:
+    with pytest.raises(LoadError, match=f"invalid {MAX_CPU_ISA}='avx3' on {machine}; expected one of: baseline, "):
+        features(cpuinfo, SAPPHIRE_RAPIDS, machine, **{MAX_CPU_ISA: "avx3"})
 
 
 @pytest.mark.parametrize(
@@ -114,23 +114,23 @@ def test_an_unknown_level_is_refused_with_those_there_are(told: Path, machine: s
         ("ONEDNN_MAX_CPU_ISA", "DEFAULT", True, True),
     ],
 )
-def test_the_limit_of_onednn_holds_too(told: Path, variable: str, value: str, bfloat16: bool, amx: bool) -> None:
-    found = features(told, SAPPHIRE_RAPIDS, "x86_64", **{variable: value})
+def test_the_limit_of_onednn_applies_too(cpuinfo: Path, variable: str, value: str, bfloat16: bool, amx: bool) -> None:
+    found = features(cpuinfo, SAPPHIRE_RAPIDS, "x86_64", **{variable: value})
 
     assert (found.has_bfloat16, found.has_amx) == (bfloat16, amx)
 
 
-def test_the_lower_of_two_limits_holds(told: Path) -> None:
-    given = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", MAX_CPU_ISA: "avx2"}
+def test_the_lower_of_two_limits_applies(cpuinfo: Path) -> None:
+    environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", MAX_CPU_ISA: "avx2"}
 
-    assert not features(told, SAPPHIRE_RAPIDS, "x86_64", **given).has_bfloat16
-
-
-def test_the_limit_of_onednn_says_nothing_of_arm(told: Path) -> None:
-    assert features(told, NEOVERSE_V2, "aarch64", ONEDNN_MAX_CPU_ISA="AVX2").flags >= ISA_LEVELS["arm"]["dotprod"]
+    assert not features(cpuinfo, SAPPHIRE_RAPIDS, "x86_64", **environment).has_bfloat16
 
 
-def test_no_native_code_runs_below_its_level() -> None:
+def test_the_limit_of_onednn_does_not_apply_to_arm(cpuinfo: Path) -> None:
+    assert features(cpuinfo, NEOVERSE_V2, "aarch64", ONEDNN_MAX_CPU_ISA="AVX2").flags >= ISA_LEVELS["arm"]["dotprod"]
+
+
+def test_native_code_is_unavailable_below_the_amx_level() -> None:
     code = "from cenote.kernels import native_library; print(native_library.is_available())"
     environment = {**os.environ, MAX_CPU_ISA: "baseline"}
 
@@ -158,19 +158,22 @@ def test_the_server_accepts_cenote_max_cpu_isa() -> None:
         ),
     ],
 )
-def test_the_cpu_has_a_name(told: Path, text: str, name: str) -> None:
-    told.write_text(text)
+def test_the_cpu_has_a_name(cpuinfo: Path, text: str, name: str) -> None:
+    cpuinfo.write_text(text)
 
-    assert cpu_name(told) == name
-
-
-def test_a_cpu_without_a_model_name_is_named_after_its_architecture(told: Path) -> None:
-    assert cpu_name(told) in (platform.processor(), platform.machine())
-    assert cpu_name(told)
+    assert cpu_name(cpuinfo) == name
 
 
-def test_this_cpu_has_a_name_and_a_client_finds_it_without_torch() -> None:
-    code = "import sys; from cenote.bench.report import machine_info; print(machine_info()['processor'], 'torch' in sys.modules)"
+def test_a_cpu_without_a_model_name_is_named_after_its_architecture(cpuinfo: Path) -> None:
+    assert cpu_name(cpuinfo) in (platform.processor(), platform.machine())
+    assert cpu_name(cpuinfo)
+
+
+def test_the_name_of_this_cpu_is_found_without_importing_torch() -> None:
+    code = (
+        "import sys; from cenote.bench.report import machine_info; "
+        "print(machine_info()['processor'], 'torch' in sys.modules)"
+    )
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 

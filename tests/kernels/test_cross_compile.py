@@ -1,7 +1,7 @@
-"""The C code compiles for x86-64 and aarch64 and, where user-mode emulation allows it, computes the same on both.
+"""The C code compiles for x86-64 and aarch64 and, with QEMU user-mode emulation, gives the same results on both.
 
-QEMU emulates neither AMX nor AVX-512: the native kernels are compiled and linked for x86-64, and only the part of them
-that finds out what the processor has is run. Their results are tested on a processor that has both.
+QEMU emulates neither AMX nor AVX-512: the native kernels are compiled and linked for x86-64, and only their CPU
+detection is run. Their results are tested on a processor that has both.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ROOT = Path(__file__).parents[2]
 NATIVE = sorted((ROOT / "cenote/kernels").glob("native_*.c"))
 WORD_PIECE = ROOT / "cenote/inputs/wordpiece.c"
 DRIVER = Path(__file__).with_name("wordpiece_driver.c")
-# as in setup.py
+# the flags of setup.py
 FLAGS = ["-O3", "-std=gnu11"]
-MACHINES = {  # Debian's packages
+MACHINES = {  # compiler, emulator, Debian package of the compiler
     "x86_64": ("x86_64-linux-gnu-gcc", "qemu-x86_64", "gcc-x86-64-linux-gnu"),
     "aarch64": ("aarch64-linux-gnu-gcc", "qemu-aarch64", "gcc-aarch64-linux-gnu"),
 }
@@ -48,95 +48,156 @@ def compiler(machine: str) -> str:
     return name
 
 
-def compiled(machine: str, sources: list[Path], to: Path, *flags: str) -> Path:
-    words = [compiler(machine), *FLAGS, *flags, *map(str, sources), "-o", str(to)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+def compile_c(machine: str, sources: list[Path], target: Path, *flags: str) -> Path:
+    command = [compiler(machine), *FLAGS, *flags, *map(str, sources), "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return to
+    return target
 
 
-def command(machine: str, program: Path) -> list[str]:
-    """What runs a program of that machine here."""
+def run_command(machine: str, program: Path) -> list[str]:
+    """Return the command that runs a program of that machine, with an emulator if needed."""
     if is_host(machine):
         return [str(program)]
     _, emulator, _ = MACHINES[machine]
     if shutil.which(emulator) is None:
-        pytest.skip(f"programs for {machine} do not run here: {emulator} is not installed (Debian: qemu-user)")
+        pytest.skip(f"no emulator for {machine}: {emulator} is not installed (Debian: qemu-user)")
     return [emulator, str(program)]
 
 
 @pytest.fixture(scope="module")
 def native_objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The native kernels, compiled for x86-64 and not linked yet."""
-    told = subprocess.run([compiler("x86_64"), "-dumpversion"], capture_output=True, text=True, check=True).stdout
-    if int(told.split(".")[0]) < 11:
-        pytest.skip(f"{compiler('x86_64')} is version {told.strip()}: AMX needs 11 or newer")
+    """Compile the native kernels for x86-64 without linking them."""
+    version = subprocess.run([compiler("x86_64"), "-dumpversion"], capture_output=True, text=True, check=True).stdout
+    if int(version.split(".")[0]) < 11:
+        pytest.skip(f"{compiler('x86_64')} is version {version.strip()}: AMX needs 11 or newer")
     folder = tmp_path_factory.mktemp("objects")
-    return [compiled("x86_64", [source], folder / f"{source.stem}.o", "-fopenmp", "-fPIC", "-c") for source in NATIVE]
+    return [
+        compile_c("x86_64", [source], folder / f"{source.stem}.o", "-fopenmp", "-fPIC", "-Wall", "-Werror", "-c")
+        for source in NATIVE
+    ]
 
 
-def test_the_native_kernels_compile_for_x86_and_export_what_python_calls(
+def test_the_native_kernels_link_for_x86_and_export_the_functions_that_python_calls(
     native_objects: list[Path], tmp_path: Path
 ) -> None:
-    library = compiled("x86_64", native_objects, tmp_path / "native.so", "-fopenmp", "-shared")
-    reader = compiler("x86_64").replace("gcc", "nm")
+    library = compile_c("x86_64", native_objects, tmp_path / "native.so", "-fopenmp", "-shared")
 
-    symbols = subprocess.run([reader, "-D", str(library)], capture_output=True, text=True, check=True).stdout
-
-    assert set(re.findall(r" T (\w+)", symbols)) >= native_library.SIGNATURES.keys()
+    assert defined_symbols(library, "-D") >= native_library.SIGNATURES.keys()
 
 
-def test_the_native_kernels_know_a_processor_without_amx(native_objects: list[Path], tmp_path: Path) -> None:
+def test_every_function_that_python_calls_is_defined_in_the_native_objects(native_objects: list[Path]) -> None:
+    assert set().union(*map(defined_symbols, native_objects)) >= native_library.SIGNATURES.keys()
+
+
+# a ctypes structure with other fields than the C struct corrupts the arguments of the native code without an error
+@pytest.mark.parametrize("name", ["Linear", "Norm", "Layer", "Embedding", "Encoder", "EncoderInput"])
+def test_a_ctypes_structure_has_the_fields_of_the_c_struct(name: str) -> None:
+    structure = getattr(native_library, name)
+
+    assert [(field, c_kind(type_)) for field, type_ in structure._fields_] == struct_fields(name)
+
+
+def test_every_ctypes_structure_is_compared_with_its_c_struct() -> None:
+    mirrors = {name for name, value in vars(native_library).items() if isinstance(value, type(ctypes.Structure))}
+
+    assert mirrors == {"Linear", "Norm", "Layer", "Embedding", "Encoder", "EncoderInput"}
+
+
+def test_activations_are_numbered_as_in_the_c_code() -> None:
+    (names,) = re.findall(r"enum \{ (NONE, [\w, ]+) \}", (ROOT / "cenote/kernels/native.h").read_text())
+
+    assert names.lower().split(", ") == [name or "none" for name in native_library.ACTIVATION_CODES]
+
+
+def defined_symbols(binary: Path, *flags: str) -> set[str]:
+    command = [compiler("x86_64").replace("gcc", "nm"), *flags, str(binary)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r" T (\w+)", output))
+
+
+def struct_fields(name: str) -> list[tuple[str, str]]:
+    """Return the fields of a struct in the C sources as (name, type), with "pointer" for all pointer types."""
+    sources = "".join(path.read_text() for path in sorted((ROOT / "cenote/kernels").glob("native*.[ch]")))
+    sources = re.sub(r"/\*.*?\*/", "", sources, flags=re.DOTALL)
+    (body,) = re.findall(rf"typedef struct \{{([^}}]*)\}} {name};", sources)
+    fields = []
+    for declaration in filter(None, map(str.strip, body.split(";"))):
+        type_, names = re.fullmatch(r"(?:const )?(\w+) (.+)", declaration, flags=re.DOTALL).groups()  # type: ignore[union-attr]
+        for declarator in map(str.strip, names.split(",")):
+            fields.append((declarator.lstrip("*"), "pointer" if declarator.startswith("*") else type_))
+    return fields
+
+
+def c_kind(type_: Any) -> str:
+    scalars = {
+        ctypes.c_void_p: "pointer",
+        ctypes.c_int64: "int64_t",
+        ctypes.c_int32: "int32_t",
+        ctypes.c_float: "float",
+    }
+    return scalars.get(type_) or str(type_.__name__)
+
+
+def test_the_native_kernels_detect_a_processor_without_amx(native_objects: list[Path], tmp_path: Path) -> None:
     if is_host("x86_64"):
         pytest.skip("this processor may have AMX; an emulated one has none")
     main = tmp_path / "main.c"
     main.write_text("int cenote_has_amx(void);\nint main(void) { return 40 + cenote_has_amx(); }\n")
-    processor = [each for each in native_objects if each.stem == "native_processor"]
-    program = compiled("x86_64", [main, *processor], tmp_path / "native", "-static")
+    processor = [path for path in native_objects if path.stem == "native_processor"]
+    program = compile_c("x86_64", [main, *processor], tmp_path / "native", "-static")
 
-    assert subprocess.run(command("x86_64", program), check=False).returncode == 40
+    assert subprocess.run(run_command("x86_64", program), check=False).returncode == 40
 
 
 class EmulatedLibrary:
-    """The WordPiece code in a process of another machine; called like the library that ctypes loads."""
+    """The WordPiece code in an emulated process, with the functions of the library that ctypes loads."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
 
-    def cenote_wordpiece_new(self, *given: Any) -> int:
-        tokens, ends, ids, count, prefix, prefix_length, unknown, most, *added = given
-        written, written_ends, num_written, read, read_ends, num_read = added
-        numbers = (count, prefix_length, unknown, most, num_written, num_read)
-        self._send(b"n", numbers, (tokens, ends, ids, prefix, written, written_ends, read, read_ends))
-        return self._number()
+    def cenote_wordpiece_new(self, *args: Any) -> int:
+        tokens, ends, ids, count, prefix, prefix_length, unknown, max_chars, *added = args
+        raw, raw_ends, num_raw, normalized, normalized_ends, num_normalized = added
+        integers = (count, prefix_length, unknown, max_chars, num_raw, num_normalized)
+        self._send(b"n", integers, (tokens, ends, ids, prefix, raw, raw_ends, normalized, normalized_ends))
+        return self._read_integer()
 
     def cenote_wordpiece_page(self, vocabulary: int, page: int, letters: bytes) -> int:
         self._send(b"p", (page,), (letters,))
-        return self._number()
+        return self._read_integer()
 
     def cenote_wordpiece_encode(
-        self, vocabulary: int, data: bytes, lengths: int, count: int, ascii: bool, ids: int, offsets: int, wanted: Any
+        self,
+        vocabulary: int,
+        data: bytes,
+        lengths: int,
+        count: int,
+        ascii: bool,
+        ids: int,
+        offsets: int,
+        missing_pages: Any,
     ) -> int:
         self._send(b"e", (count, ascii, len(data) + 1), (data, ctypes.string_at(lengths, 8 * count)))
-        result = self._number()
+        result = self._read_integer()
         ctypes.memmove(lengths, self._read(8 * count), 8 * count)
         ctypes.memmove(offsets, self._read(8 * count + 8), 8 * count + 8)
-        ctypes.memmove(wanted, self._read(wordpiece.NUM_PAGES), wordpiece.NUM_PAGES)
+        ctypes.memmove(missing_pages, self._read(wordpiece.NUM_PAGES), wordpiece.NUM_PAGES)
         num_ids = ctypes.c_int64.from_address(offsets + 8 * count).value
         ctypes.memmove(ids, self._read(4 * num_ids), 4 * num_ids)
         return result
 
     def cenote_wordpiece_free(self, vocabulary: int) -> None:
-        """The process frees it at its end."""
+        """Do nothing: the process frees it when it exits."""
 
-    def _send(self, call: bytes, numbers: tuple[int, ...], arrays: tuple[bytes, ...]) -> None:
+    def _send(self, call: bytes, integers: tuple[int, ...], arrays: tuple[bytes, ...]) -> None:
         assert self.process.stdin is not None
-        parts = [call, struct.pack(f"<{len(numbers)}q", *numbers)]
+        parts = [call, struct.pack(f"<{len(integers)}q", *integers)]
         parts += [part for data in arrays for part in (struct.pack("<q", len(data)), data)]
         self.process.stdin.write(b"".join(parts))
         self.process.stdin.flush()
 
-    def _number(self) -> int:
+    def _read_integer(self) -> int:
         value: int = struct.unpack("<q", self._read(8))[0]
         return value
 
@@ -149,25 +210,26 @@ class EmulatedLibrary:
 
 @pytest.fixture(params=list(MACHINES))
 def emulated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmulatedLibrary]:
-    # emulated programs find no shared libraries of their machine
+    # shared libraries of the emulated machine are not installed
     static = [] if is_host(request.param) else ["-static"]
-    program = compiled(request.param, [WORD_PIECE, DRIVER], tmp_path / "word_piece", *static)
-    words = command(request.param, program)
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    program = compile_c(request.param, [WORD_PIECE, DRIVER], tmp_path / "word_piece", *static)
+    with subprocess.Popen(
+        run_command(request.param, program), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         yield EmulatedLibrary(process)
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_word_pieces_are_those_of_the_library_on_either_machine(emulated: EmulatedLibrary, lowercase: bool) -> None:
+def test_word_pieces_equal_those_of_tokenizers_on_either_machine(emulated: EmulatedLibrary, lowercase: bool) -> None:
     raw = make_tokenizer(lowercase=lowercase)
-    given = make_texts(3, 1500)
+    texts = make_texts(3, 1500)
 
-    ours = wordpiece.NativeWordPiece(raw, emulated, raw.get_vocab(with_added_tokens=False)).encode(given)  # type: ignore[arg-type]
+    ours = wordpiece.NativeWordPiece(raw, emulated, raw.get_vocab(with_added_tokens=False)).encode(texts)  # type: ignore[arg-type]
 
-    theirs = encode_with_library(raw, given)
-    read = [row for row in range(len(given)) if row not in set(ours.fallback_indices)]
-    assert len(read) > len(given) // 2
-    for row in read:
-        assert ours.ids[ours.cu_seqlens[row] : ours.cu_seqlens[row + 1]].tolist() == theirs[row], given[row]
-    if (here := wordpiece.load_native_wordpiece(raw)) is not None:
-        assert here.encode(given).fallback_indices == ours.fallback_indices
+    theirs = encode_with_library(raw, texts)
+    encoded = [row for row in range(len(texts)) if row not in set(ours.fallback_indices)]
+    assert len(encoded) > len(texts) // 2
+    for row in encoded:
+        assert ours.ids[ours.cu_seqlens[row] : ours.cu_seqlens[row + 1]].tolist() == theirs[row], texts[row]
+    if (native := wordpiece.load_native_wordpiece(raw)) is not None:
+        assert native.encode(texts).fallback_indices == ours.fallback_indices

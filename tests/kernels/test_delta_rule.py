@@ -1,4 +1,4 @@
-"""The gated delta rule over packed sequences equals its definition, however they fall into chunks."""
+"""The chunked gated delta rule over packed sequences equals its definition."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from cenote.kernels.delta_rule import DeltaRuleInputs, gated_delta_rule
 from cenote.packed_batch import PackedBatch, pack_sequences
 
 CHUNK = module.CHUNK_SIZE["cpu"]
-# single tokens, ends of every width behind chunks and without, whole chunks and nothing else, several of one length
+# single tokens, tails of every width with and without full chunks, full chunks only, several of one length
 LENGTHS = [7, 1, CHUNK, 2 * CHUNK + 2, 3, 3 * CHUNK + 8, CHUNK - 1, 2 * CHUNK, CHUNK + 20, 16, 17, 3]
 
 
 def inputs(lengths: list[int]) -> tuple[DeltaRuleInputs, PackedBatch]:
-    made, tokens = torch.Generator().manual_seed(0), sum(lengths)
-    query, key = (normalize(torch.randn(tokens, 2, 5, generator=made), dim=-1) for _ in range(2))
-    value = torch.randn(tokens, 2, 3, 4, generator=made)
-    log_decay, strength = (torch.randn(tokens, 2, 3, generator=made) for _ in range(2))
-    rule = DeltaRuleInputs(query, key, value, -0.1 * softplus(log_decay), strength.sigmoid())
+    generator, tokens = torch.Generator().manual_seed(0), sum(lengths)
+    query, key = (normalize(torch.randn(tokens, 2, 5, generator=generator), dim=-1) for _ in range(2))
+    value = torch.randn(tokens, 2, 3, 4, generator=generator)
+    log_decay, beta = (torch.randn(tokens, 2, 3, generator=generator) for _ in range(2))
+    rule = DeltaRuleInputs(query, key, value, -0.1 * softplus(log_decay), beta.sigmoid())
     return rule, pack_sequences([[0] * length for length in lengths])
 
 
 def expected_output(rule: DeltaRuleInputs, lengths: list[int]) -> Tensor:
-    """Token by token, in float64."""
-    query, key, value, log_decay, strength = (part.double() for part in rule)
+    """Compute token by token, in float64."""
+    query, key, value, log_decay, beta = (part.double() for part in rule)
     out, row = [], 0
     for length in lengths:
         state = torch.zeros(*value.shape[1:3], key.shape[-1], value.shape[-1], dtype=torch.float64)
         for _ in range(length):
             state = state * log_decay[row].exp()[..., None, None]
-            found = torch.einsum("hk,hgkv->hgv", key[row], state)
-            written = strength[row][..., None] * (value[row] - found)
-            state = state + torch.einsum("hk,hgv->hgkv", key[row], written)
+            stored = torch.einsum("hk,hgkv->hgv", key[row], state)
+            update = beta[row][..., None] * (value[row] - stored)
+            state = state + torch.einsum("hk,hgv->hgkv", key[row], update)
             out.append(torch.einsum("hk,hgkv->hgv", query[row], state))
             row += 1
     return torch.stack(out)
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, [5, 9], [CHUNK, CHUNK], [300]])
-def test_every_token_gets_what_the_definition_says(lengths: list[int]) -> None:
+def test_every_token_equals_the_definition(lengths: list[int]) -> None:
     rule, batch = inputs(lengths)
 
     assert_close(gated_delta_rule(rule, batch).double(), expected_output(rule, lengths), atol=1e-5, rtol=1e-5)
@@ -53,28 +53,30 @@ def test_every_token_gets_what_the_definition_says(lengths: list[int]) -> None:
 
 def test_a_small_token_limit_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     rule, batch = inputs(LENGTHS)
-    together = gated_delta_rule(rule, batch)
+    unlimited = gated_delta_rule(rule, batch)
 
     monkeypatch.setitem(module.MAX_TOKENS, "cpu", 2 * CHUNK)
     module._make_plans.cache_clear()
-    few = gated_delta_rule(rule, batch)
+    limited = gated_delta_rule(rule, batch)
     module._make_plans.cache_clear()
 
-    assert_close(few, together, atol=1e-6, rtol=1e-6)
+    assert_close(limited, unlimited, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gives_the_same() -> None:
     rule, batch = inputs(LENGTHS)
-    there = replace(batch, **{name: getattr(batch, name).cuda() for name in ("token_ids", "positions", "cu_seqlens")})
+    cuda_batch = replace(
+        batch, **{name: getattr(batch, name).cuda() for name in ("token_ids", "positions", "cu_seqlens")}
+    )
 
-    ours = gated_delta_rule(DeltaRuleInputs(*(part.cuda() for part in rule)), there)
+    ours = gated_delta_rule(DeltaRuleInputs(*(part.cuda() for part in rule)), cuda_batch)
 
     assert_close(ours.cpu().double(), expected_output(rule, LENGTHS), atol=1e-5, rtol=1e-5)
 
 
-def test_tokens_that_come_again_and_again_lose_no_digits() -> None:
+def test_repeated_tokens_lose_no_precision() -> None:
     rule, batch = inputs(LENGTHS)
     rule = rule._replace(
         key=rule.key[:1].expand_as(rule.key),
@@ -85,7 +87,7 @@ def test_tokens_that_come_again_and_again_lose_no_digits() -> None:
     assert_close(gated_delta_rule(rule, batch).double(), expected_output(rule, LENGTHS), atol=1e-5, rtol=1e-5)
 
 
-def test_a_state_that_fades_at_once_overflows_nowhere() -> None:
+def test_a_state_that_decays_at_once_does_not_overflow() -> None:
     rule, batch = inputs(LENGTHS)
     rule = rule._replace(log_decay=rule.log_decay * 1e4)
 

@@ -1,4 +1,4 @@
-"""Linear layers in fp8."""
+"""Linear layers in fp8 are close to the exact ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GATED = BackboneSpec(
 )  # fmt: skip
 
 
-def test_every_row_of_a_weight_keeps_its_digits() -> None:
+def test_every_row_of_a_weight_keeps_its_precision() -> None:
     torch.manual_seed(0)
     weight = torch.randn(64, 128) * torch.logspace(-6, 3, 64)[:, None]
 
@@ -38,20 +38,20 @@ def test_every_row_of_a_weight_keeps_its_digits() -> None:
 
 def test_a_scale_is_chosen_by_its_quantization_error() -> None:
     weight = torch.full((1, 32), 1.0)
-    weight[0, 0] = 448 / 300  # at the plainest scale, 1 would become 300, which is none of the numbers there are
+    weight[0, 0] = 448 / 300  # with the smallest scale, 1 would become 300, which fp8 cannot represent
 
     values, scales = quantize_weight(weight)
 
     assert float((values.float() * scales - weight)[0, 1:].abs().max()) < 0.005
 
 
-def test_a_row_of_zeros_stays_one() -> None:
+def test_a_row_of_zeros_stays_zero() -> None:
     values, scales = quantize_weight(torch.zeros(16, 16))
 
     assert not (values.float() * scales).any()
 
 
-def test_a_cpu_has_no_fp8() -> None:
+def test_fp8_on_a_cpu_is_refused() -> None:
     with pytest.raises(LoadError, match="quantization=fp8 needs a GPU"):
         resolve_quantization("fp8", torch.device("cpu"), CPUFeatures("x86", frozenset()))
 
@@ -59,7 +59,7 @@ def test_a_cpu_has_no_fp8() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("spec", [POST, GATED], ids=["post", "gated"])
-def test_states_in_fp8_are_near_the_exact_ones(spec: BackboneSpec) -> None:
+def test_states_in_fp8_are_close_to_the_exact_ones(spec: BackboneSpec) -> None:
     torch.manual_seed(0)
     device = torch.device("cuda")
     backbone = Backbone(spec).to(device)
@@ -73,8 +73,8 @@ def test_states_in_fp8_are_near_the_exact_ones(spec: BackboneSpec) -> None:
         backbone = backbone.bfloat16()
         backbone.prepare_buffers(device, torch.bfloat16)
         process_weights_after_loading(backbone, device, "fp8")
-        found = backbone(batch)
+        quantized = backbone(batch)
 
     assert isinstance(backbone.layers[0].mlp.down, Fp8Linear)
     assert not isinstance(backbone.layers[-1].mlp.down, Fp8Linear)
-    assert float(cosine_similarity(found.float(), exact).mean()) > 0.985
+    assert float(cosine_similarity(quantized.float(), exact).mean()) > 0.985

@@ -1,4 +1,4 @@
-"""The kernels for GPUs say what plain torch says."""
+"""The Triton kernels give the results of plain torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.tiny import copy_to_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
-# short ones that share a program, ones that fill it, equal ones in a row, long ones; in no order
+# short ones that share a program, some that fill one, runs of equal lengths, and long ones, unsorted
 LENGTHS = [3, 20, 20, 20, 1, 64, 65, 128, 128, 7, 129, 300, 512, 33, 1030]
 
 
@@ -33,8 +33,8 @@ def batch_of(lengths: list[int]) -> PackedBatch:
     return copy_to_device(pack_sequences([[1] * length for length in lengths]), "cuda")
 
 
-def relative_error(found: Tensor, exact: Tensor) -> float:
-    return float((found.double() - exact.double()).norm() / exact.double().norm())
+def relative_error(actual: Tensor, exact: Tensor) -> float:
+    return float((actual.double() - exact.double()).norm() / exact.double().norm())
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, sorted(LENGTHS), [20] * 50, [1], [4096]], ids=lambda x: str(x[:3]))
@@ -49,7 +49,7 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
         (3, 1, 96, True, None),
     ],
 )
-def test_packed_attention_sees_what_it_should(
+def test_packed_attention_equals_sdpa_in_float32(
     lengths: list[int], heads: int, kv_heads: int, size: int, causal: bool, window: int | None
 ) -> None:
     from cenote.kernels.gpu import packed_attention
@@ -59,48 +59,48 @@ def test_packed_attention_sees_what_it_should(
     qkv = torch.randn(batch.num_tokens, heads + 2 * kv_heads, size, device="cuda", dtype=torch.bfloat16)
     parts = qkv.split([heads, kv_heads, kv_heads], dim=1)
 
-    found = packed_attention.attention(*parts, batch, causal=causal, window=window, scale=size**-0.5)
+    actual = packed_attention.attention(*parts, batch, causal=causal, window=window, scale=size**-0.5)
 
     exact = sdpa.attention(*(part.float() for part in parts), batch, causal=causal, window=window, scale=size**-0.5)
-    assert relative_error(found, exact) < 5e-3
+    assert relative_error(actual, exact) < 5e-3
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [128, 512])
-def test_equal_lengths_come_out_the_same_once_cudnn_has_a_plan(causal: bool, length: int) -> None:
+def test_equal_lengths_give_the_same_with_a_cudnn_plan(causal: bool, length: int) -> None:
     from cenote.kernels.gpu import cudnn_attention
 
     torch.manual_seed(0)
     parts = [torch.randn(32 * length, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (8, 4, 4)]
-    found = [
+    actual = [
         cudnn_attention.attention(*parts, 32, causal=causal, scale=0.125)
         for _ in range(cudnn_attention.CALLS_BEFORE_PLAN + 1)
     ]
-    assert found[0] is None and found[-1] is not None
+    assert actual[0] is None and actual[-1] is not None
     exact = sdpa.attention(
         *(part.float() for part in parts), batch_of([length] * 32), causal=causal, window=None, scale=0.125
     )
-    assert relative_error(found[-1], exact) < 5e-3
+    assert relative_error(actual[-1], exact) < 5e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [384, 768, 1000, 4096])
 @pytest.mark.parametrize("is_sum", [True, False])
-def test_norms_of_sums(dtype: torch.dtype, width: int, is_sum: bool) -> None:
+def test_fused_add_and_norm(dtype: torch.dtype, width: int, is_sum: bool) -> None:
     torch.manual_seed(0)
     x, change = (torch.randn(77, width, device="cuda", dtype=dtype) for _ in range(2))
     weight, bias = (torch.randn(width, device="cuda", dtype=dtype) for _ in range(2))
-    given = change if is_sum else None
-    on_host = (x.cpu(), given if given is None else given.cpu())
+    branch = change if is_sum else None
+    on_host = (x.cpu(), branch if branch is None else branch.cpu())
 
-    for found, exact in (
-        (add_layer_norm(x, given, weight, bias, 1e-12), add_layer_norm(*on_host, weight.cpu(), bias.cpu(), 1e-12)),
-        (add_rms_norm(x, given, weight, 1e-6), add_rms_norm(*on_host, weight.cpu(), 1e-6)),
-        (add_rms_norm(x, given, weight, 1e-6, 1.0), add_rms_norm(*on_host, weight.cpu(), 1e-6, 1.0)),
-        (add_layer_norm(x, given, None, None, 1e-5), add_layer_norm(*on_host, None, None, 1e-5)),
+    for actual, exact in (
+        (add_layer_norm(x, branch, weight, bias, 1e-12), add_layer_norm(*on_host, weight.cpu(), bias.cpu(), 1e-12)),
+        (add_rms_norm(x, branch, weight, 1e-6), add_rms_norm(*on_host, weight.cpu(), 1e-6)),
+        (add_rms_norm(x, branch, weight, 1e-6, 1.0), add_rms_norm(*on_host, weight.cpu(), 1e-6, 1.0)),
+        (add_layer_norm(x, branch, None, None, 1e-5), add_layer_norm(*on_host, None, None, 1e-5)),
     ):
-        for mine, theirs in zip(found, exact, strict=True):
-            assert relative_error(mine.cpu(), theirs) < (1e-6 if dtype == torch.float32 else 3e-3)
+        for ours, theirs in zip(actual, exact, strict=True):
+            assert relative_error(ours.cpu(), theirs) < (1e-6 if dtype == torch.float32 else 3e-3)
 
 
 @pytest.mark.parametrize("activation, function", [("silu", F.silu), ("gelu", F.gelu), ("relu", F.relu)])
@@ -114,22 +114,22 @@ def test_gated_activations(activation: str, function) -> None:  # type: ignore[n
 @pytest.mark.parametrize(
     "activation, function", [("gelu", F.gelu), ("relu", F.relu), ("quick_gelu", ACTIVATIONS["quick_gelu"])]
 )
-def test_a_fused_activation_is_as_near_to_the_exact_one_as_two_steps_are(activation: str, function) -> None:  # type: ignore[no-untyped-def]
+def test_a_fused_activation_is_as_accurate_as_two_separate_kernels(activation: str, function) -> None:  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     x = torch.randn(4096, 768, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(3072, 768, device="cuda", dtype=torch.bfloat16) * 0.04
     bias = torch.randn(3072, device="cuda", dtype=torch.bfloat16)
     exact = function(F.linear(x.double(), weight.double(), bias.double()))
 
-    found = fused_linear(x, weight, bias, activation)
+    actual = fused_linear(x, weight, bias, activation)
 
-    assert found is not None
-    assert relative_error(found, exact) <= relative_error(function(F.linear(x, weight, bias)), exact)
+    assert actual is not None
+    assert relative_error(actual, exact) <= relative_error(function(F.linear(x, weight, bias)), exact)
 
 
 @pytest.mark.parametrize("typed", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_embeddings_by_one_kernel(typed: bool, dtype: torch.dtype) -> None:
+def test_fused_embeddings(typed: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     spec = BackboneSpec(
         vocab_size=50, hidden_size=384, intermediate_size=9, num_layers=1, num_heads=6,
@@ -143,9 +143,9 @@ def test_embeddings_by_one_kernel(typed: bool, dtype: torch.dtype) -> None:
 
     with torch.inference_mode():
         expected = embedding(batch)
-        found = embedding.cuda()(copy_to_device(batch, "cuda"))
+        actual = embedding.cuda()(copy_to_device(batch, "cuda"))
 
-    assert relative_error(found.cpu(), expected) < (1e-6 if dtype == torch.float32 else 3e-3)
+    assert relative_error(actual.cpu(), expected) < (1e-6 if dtype == torch.float32 else 3e-3)
 
 
 @pytest.mark.parametrize("name", sorted(POOLING_METHODS))
@@ -159,14 +159,14 @@ def test_pooling_of_many_sequences(name: str, skips: bool) -> None:
     tensors = ("token_ids", "positions", "cu_seqlens", "num_unpooled")
     on_host = {key: None if getattr(batch, key) is None else getattr(batch, key).cpu() for key in tensors}
 
-    found = POOLING_METHODS[name](hidden, batch)
+    actual = POOLING_METHODS[name](hidden, batch)
 
-    assert_close(found.cpu().float(), POOLING_METHODS[name](hidden.cpu(), replace(batch, **on_host)).float())
+    assert_close(actual.cpu().float(), POOLING_METHODS[name](hidden.cpu(), replace(batch, **on_host)).float())
 
 
 @pytest.mark.parametrize("qk_norm", [None, "head"])
-@pytest.mark.parametrize("turning", [64, 32])
-def test_qk_norm_and_rope_in_one_kernel(qk_norm: str | None, turning: int) -> None:
+@pytest.mark.parametrize("rotary_dim", [64, 32])
+def test_qk_norm_and_rope_in_one_kernel(qk_norm: str | None, rotary_dim: int) -> None:
     torch.manual_seed(0)
     spec = BackboneSpec(
         vocab_size=9, hidden_size=96, intermediate_size=9, num_layers=1, num_heads=6, num_kv_heads=3, head_dim=64,
@@ -175,16 +175,16 @@ def test_qk_norm_and_rope_in_one_kernel(qk_norm: str | None, turning: int) -> No
     layer = Attention(spec, 0).cuda()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
-    rotary = RotaryEmbedding(RopeSpec(rotary_dim=turning), 64, 512)
+    rotary = RotaryEmbedding(RopeSpec(rotary_dim=rotary_dim), 64, 512)
     rotary.prepare_buffers(torch.device("cuda"), torch.float32)
     batch = batch_of([5, 300])
     x = torch.randn(batch.num_tokens, 96, device="cuda")
-    turn = PositionInfo(rotary(batch.positions)).cos_sin
-    assert turn is not None and layer.can_fuse_qk_norm_rope
+    cos_sin = PositionInfo(rotary(batch.positions)).cos_sin
+    assert cos_sin is not None and layer.can_fuse_qk_norm_rope
 
     with torch.inference_mode():
-        found = layer.project_qkv_rotary(x, turn)
+        actual = layer.project_qkv_rotary(x, cos_sin)
         query, key, value = layer.project(x)
 
-    for mine, theirs in zip(found, (apply_rotary(query, turn), apply_rotary(key, turn), value), strict=True):
-        assert_close(mine, theirs, atol=2e-4, rtol=2e-4)
+    for ours, theirs in zip(actual, (apply_rotary(query, cos_sin), apply_rotary(key, cos_sin), value), strict=True):
+        assert_close(ours, theirs, atol=2e-4, rtol=2e-4)

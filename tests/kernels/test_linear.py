@@ -1,4 +1,4 @@
-"""Linear layers made for this processor equal plain ones as far as their number type goes."""
+"""Prepacked and quantized linear layers equal plain ones up to the precision of their dtype."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ def test_int8_on_amx_computes_what_torch_computes(inputs: int, outputs: int, cou
     ours, theirs = AMXLinear(layer, "gelu", int8=True)(x), Int8Linear(layer, "gelu")(x)
 
     if count:
-        # not to the last bit: a number halfway between two may be rounded either way
+        # not bitwise: a value halfway between two integers may be rounded either way
         assert_close(ours, theirs, rtol=2**-7, atol=0.02 * theirs.float().std().item())
         assert cosine_similarity(ours.double().flatten(), exact_output(layer, x).flatten(), dim=0) > 0.999
     assert ours.shape == theirs.shape
 
 
 @pytest.mark.parametrize("make", [Linear, nn.Linear])
-def test_int8_in_plain_torch_is_near_to_the_exact_result(make: type[nn.Linear]) -> None:
+def test_int8_in_plain_torch_is_close_to_the_exact_result(make: type[nn.Linear]) -> None:
     layer = make(64, 48, bias=True).requires_grad_(False)
     randomize(layer, std=0.1)
     x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
@@ -102,15 +102,15 @@ def test_int8_in_plain_torch_is_near_to_the_exact_result(make: type[nn.Linear]) 
 
 @needs_amx
 @pytest.mark.parametrize("int8", [False, True])
-def test_a_row_comes_out_the_same_whatever_is_beside_it(int8: bool) -> None:
+def test_a_row_gives_the_same_bits_in_any_batch(int8: bool) -> None:
     layer = AMXLinear(linear(1088, 96, "gelu").bfloat16(), "gelu", int8=int8)
     x = rows(200, 1088)
 
-    together = layer(x)
+    batched = layer(x)
 
     for row in (0, 15, 16, 40, 199):
-        assert torch.equal(layer(x[row : row + 1]), together[row : row + 1])
-    assert torch.equal(layer(x[3:60]), together[3:60])
+        assert torch.equal(layer(x[row : row + 1]), batched[row : row + 1])
+    assert torch.equal(layer(x[3:60]), batched[3:60])
 
 
 @needs_amx
@@ -126,7 +126,7 @@ def test_nan_inputs_give_nan_outputs() -> None:
 
 
 @needs_amx
-def test_views_and_more_dimensions_are_read_right() -> None:
+def test_views_and_more_dimensions_are_supported() -> None:
     layer = AMXLinear(linear(32, 64).bfloat16(), None)
     x = rows(12, 64)[:, ::2].unflatten(0, (3, 4))
 
@@ -134,15 +134,15 @@ def test_views_and_more_dimensions_are_read_right() -> None:
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-@pytest.mark.parametrize("kind", [PrepackedLinear, pytest.param(AMXLinear, marks=needs_amx)])
+@pytest.mark.parametrize("layer_class", [PrepackedLinear, pytest.param(AMXLinear, marks=needs_amx)])
 @needs_bf16
-def test_the_fused_activation_is_the_one_asked_for(kind: type[nn.Module], activation: str) -> None:
+def test_the_fused_activation_is_the_requested_one(layer_class: type[nn.Module], activation: str) -> None:
     layer = linear(32, 32, activation, bias=False)
     layer.weight.data.copy_(torch.eye(32))
-    x = torch.linspace(-4, -2, 32).expand(3, 32).bfloat16()  # where the two differ by a tenth and more
+    x = torch.linspace(-4, -2, 32).expand(3, 32).bfloat16()  # where the two differ by 10% or more
 
     with torch.inference_mode():
-        ours = kind(layer.bfloat16(), layer.activation)(x)
+        ours = layer_class(layer.bfloat16(), layer.activation)(x)
 
     assert_close(ours.double(), ACTIVATIONS[activation](x.double()), rtol=2**-6, atol=1e-6)
 
@@ -151,7 +151,7 @@ def test_the_fused_activation_is_the_one_asked_for(kind: type[nn.Module], activa
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("native_code", [False, pytest.param(True, marks=needs_amx)])
 @pytest.mark.parametrize("gated", [False, True])
-def test_a_whole_backbone_may_be_prepacked(
+def test_a_backbone_can_be_prepacked(
     gated: bool, native_code: bool, int8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native_library, "is_available", lambda: native_code)
@@ -175,9 +175,9 @@ def test_a_whole_backbone_may_be_prepacked(
         prepack(backbone, int8=int8)
         packed = backbone(pack_sequences(SEQUENCES))
 
-    kinds = [type(module) for module in backbone.modules()]
-    assert kinds.count(AMXLinear if native_code else Int8Linear if int8 else PrepackedLinear) == 2 * 4
-    assert Linear not in kinds
+    classes = [type(module) for module in backbone.modules()]
+    assert classes.count(AMXLinear if native_code else Int8Linear if int8 else PrepackedLinear) == 2 * 4
+    assert Linear not in classes
     assert cosine_similarity(packed.float(), plain.float(), dim=-1).min() > (0.97 if int8 else 0.999)
 
 
@@ -194,7 +194,7 @@ def test_layers_that_share_weights_are_packed_once() -> None:
 
 
 @needs_bf16
-def test_what_cannot_be_fused_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_without_a_fused_activation_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amx_linear, "supports", lambda *args, **kwargs: False)
     model = nn.Sequential(linear(8, 8, "silu"), linear(8, 8, "gelu")).bfloat16()
 
@@ -203,7 +203,7 @@ def test_what_cannot_be_fused_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert [type(layer) for layer in model] == [Linear, PrepackedLinear]
 
 
-def test_float32_is_left_alone() -> None:
+def test_float32_layers_are_not_replaced() -> None:
     model = nn.Sequential(linear(8, 8), nn.ReLU(), linear(8, 8))
 
     prepack(model)
@@ -212,7 +212,7 @@ def test_float32_is_left_alone() -> None:
 
 
 class OneWideLayer(nn.Module):
-    """A model whose states have one number that is always a hundred times larger than the others."""
+    """A model with an outlier channel: its states are a hundred times larger there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,16 +232,16 @@ def test_an_outlier_channel_does_not_spoil_the_others_in_int8(
     native_code: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native_library, "is_available", lambda: native_code)
-    model, uneven, batch = OneWideLayer(), OneWideLayer(), pack_sequences(SEQUENCES)
-    wanted = model(batch).double()
+    model, unscaled, batch = OneWideLayer(), OneWideLayer(), pack_sequences(SEQUENCES)
+    expected = model(batch).double()
     with monkeypatch.context() as patch:
         patch.setattr("cenote.kernels.linear.compute_smooth_scales", lambda module: {})
-        prepack(uneven, int8=True)
+        prepack(unscaled, int8=True)
 
     prepack(model, int8=True)
 
     assert isinstance(model.wide, AMXLinear if native_code else Int8Linear)
-    error, before = ((x(batch).double() - wanted).norm() / wanted.norm() for x in (model, uneven))
+    error, before = ((x(batch).double() - expected).norm() / expected.norm() for x in (model, unscaled))
     assert error < 0.3 * before
 
 

@@ -1,4 +1,4 @@
-"""Late interaction over packed documents, against the sum written out."""
+"""MaxSim over packed documents equals the sum computed term by term."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def expected_score(query: Tensor, document: Tensor) -> float:
     return sum(max(float(q @ d) for d in document) for q in query)
 
 
-@pytest.mark.parametrize("most", [1 << 24, 100, 20, 1])  # similarities at once: all, some documents, parts of one
-def test_every_query_token_counts_its_best_match(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "MAX_SIMILARITIES", most)
+@pytest.mark.parametrize("max_similarities", [1 << 24, 100, 20, 1])  # all at once, some documents, parts of one
+def test_every_query_token_counts_its_best_match(max_similarities: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "MAX_SIMILARITIES", max_similarities)
     (query,), rows = queries(5), documents()
 
     scores = max_sim(query, rows, COUNTS)
@@ -36,19 +36,23 @@ def test_every_query_token_counts_its_best_match(most: int, monkeypatch: pytest.
     assert_close(scores, torch.tensor(expected), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("most", [1 << 24, 1000, 300, 1])
-def test_documents_may_have_different_queries_in_any_order(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "MAX_SIMILARITIES", most)
+@pytest.mark.parametrize("max_similarities", [1 << 24, 1000, 300, 1])
+def test_documents_may_have_different_queries_in_any_order(
+    max_similarities: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "MAX_SIMILARITIES", max_similarities)
     one, two, three = queries(5, 1, 9)
-    own, rows = [one, two, one, three, two, one], documents()
+    pairs, rows = [one, two, one, three, two, one], documents()
 
-    scores = max_sim_pairs(own, rows, COUNTS)
+    scores = max_sim_pairs(pairs, rows, COUNTS)
 
-    expected = [expected_score(query, document) for query, document in zip(own, torch.split(rows, COUNTS), strict=True)]
+    expected = [
+        expected_score(query, document) for query, document in zip(pairs, torch.split(rows, COUNTS), strict=True)
+    ]
     assert_close(scores, torch.tensor(expected), atol=1e-5, rtol=0)
 
 
-def test_a_document_without_rows_matches_nothing() -> None:
+def test_a_document_without_rows_has_score_zero() -> None:
     (query,), rows = queries(3), documents()[:4]
 
     assert_close(max_sim(query, rows, [0, 4, 0])[[0, 2]], torch.zeros(2))
@@ -57,7 +61,7 @@ def test_a_document_without_rows_matches_nothing() -> None:
     assert_close(max_sim_pairs([query, query[:0]], rows, [2, 2])[1], torch.zeros(()))
 
 
-def test_half_precision_is_summed_in_full() -> None:
+def test_half_precision_is_summed_in_float32() -> None:
     (query,), rows = queries(64), documents().bfloat16()
 
     scores = max_sim_pairs([query.bfloat16()] * len(COUNTS), rows, COUNTS)
@@ -69,11 +73,11 @@ def test_half_precision_is_summed_in_full() -> None:
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_scores() -> None:
     if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
+        pytest.skip("needs a GPU")
     (one, two), rows = queries(5, 9), documents()
-    own = [one, two, one, one, two, one]
+    pairs = [one, two, one, one, two, one]
 
-    scores = max_sim_pairs(own, rows.cuda(), COUNTS)
+    scores = max_sim_pairs(pairs, rows.cuda(), COUNTS)
 
     assert scores.is_cuda
-    assert_close(scores.cpu(), max_sim_pairs(own, rows, COUNTS), atol=1e-4, rtol=0)
+    assert_close(scores.cpu(), max_sim_pairs(pairs, rows, COUNTS), atol=1e-4, rtol=0)

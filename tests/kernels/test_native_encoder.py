@@ -1,4 +1,4 @@
-"""A stack of post-norm blocks in one native call equals its blocks one by one."""
+"""The native encoder equals its blocks run one by one."""
 
 from __future__ import annotations
 
@@ -56,13 +56,15 @@ def sequences(lengths: list[int]) -> list[list[int]]:
 
 def batch_of(lengths: list[int], *, typed: bool = False) -> PackedBatch:
     rows = [row.tolist() for row in sequences(lengths)]
-    return pack_sequences(rows, [[int(place > 3) for place in range(len(row))] for row in rows] if typed else None)
+    return pack_sequences(
+        rows, [[int(position > 3) for position in range(len(row))] for row in rows] if typed else None
+    )
 
 
 def run_without_fused_encoder(backbone: Backbone, batch: PackedBatch) -> torch.Tensor:
-    whole, backbone.fused_encoder = backbone.fused_encoder, None
+    fused_encoder, backbone.fused_encoder = backbone.fused_encoder, None
     states: torch.Tensor = backbone(batch)
-    backbone.fused_encoder = whole
+    backbone.fused_encoder = fused_encoder
     return states
 
 
@@ -86,16 +88,16 @@ def test_the_fused_encoder_equals_its_blocks(change: dict[str, object], int8: bo
 
     assert backbone.fused_encoder is not None
     exact = make_backbone(spec).double()(batch)
-    whole, blocks = (x.double() for x in (backbone(batch), run_without_fused_encoder(backbone, batch)))
+    fused, blocks = (x.double() for x in (backbone(batch), run_without_fused_encoder(backbone, batch)))
 
-    error, error_of_blocks = (1 - cosine_similarity(x, exact, dim=-1) for x in (whole, blocks))
+    error, error_of_blocks = (1 - cosine_similarity(x, exact, dim=-1) for x in (fused, blocks))
     assert error.max() < (0.02 if int8 else 5e-4)
     assert error.mean() < 1.1 * error_of_blocks.mean()  # sums are rounded less often
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("int8", [False, True])
-def test_a_sequence_comes_out_the_same_whatever_the_batch_and_the_threads(int8: bool, threads: int) -> None:
+def test_a_sequence_gives_the_same_bits_in_any_batch_and_with_any_number_of_threads(int8: bool, threads: int) -> None:
     backbone = make_fused_backbone(replace(SPEC, intermediate_size=640), int8=int8)
     lengths = [*LENGTHS, *([40] * 30), 300, 1]
     before = torch.get_num_threads()
@@ -113,12 +115,12 @@ def test_a_sequence_comes_out_the_same_whatever_the_batch_and_the_threads(int8: 
 def test_a_sequence_without_tokens_changes_no_other(lengths: list[int]) -> None:
     backbone = make_fused_backbone()
 
-    some = backbone(batch_of(lengths))
+    states = backbone(batch_of(lengths))
 
-    assert torch.equal(some, backbone(batch_of([length for length in lengths if length])))
+    assert torch.equal(states, backbone(batch_of([length for length in lengths if length])))
 
 
-def test_an_id_that_no_table_has_is_refused_as_by_torch() -> None:
+def test_an_id_out_of_range_raises_index_error_as_in_torch() -> None:
     backbone = make_fused_backbone()
 
     for ids in ([3, 200], [-1]):
@@ -152,10 +154,10 @@ def test_a_batch_with_unattended_tokens_runs_without_the_fused_encoder() -> None
     backbone = make_fused_backbone()
     batch = batch_of([6, 9])
 
-    partly = backbone(replace(batch, attended_lens_cpu=(4, 9)))
+    partial = backbone(replace(batch, attended_lens_cpu=(4, 9)))
 
-    assert not torch.equal(partly[:6], backbone(batch)[:6])
-    assert cosine_similarity(partly[6:].float(), backbone(batch)[6:].float(), dim=-1).min() > 0.9995
+    assert not torch.equal(partial[:6], backbone(batch)[:6])
+    assert cosine_similarity(partial[6:].float(), backbone(batch)[6:].float(), dim=-1).min() > 0.9995
 
 
 def test_a_float32_backbone_is_not_fused() -> None:

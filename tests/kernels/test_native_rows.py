@@ -1,4 +1,4 @@
-"""Additions with their norm, gated activations and turned heads by native code equal those of torch."""
+"""The native row-wise kernels equal torch: residual add with norm, gated activations, QK norm with rotary embedding."""
 
 from __future__ import annotations
 
@@ -21,23 +21,21 @@ def random_rows(*shape: int, seed: int = 0, shift: float = 0.0) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", [(1, 32), (3, 2, 48), (700, 384), (0, 16)])
-@pytest.mark.parametrize("changes", [True, False])
+@pytest.mark.parametrize("has_branch", [True, False])
 @pytest.mark.parametrize("rms", [True, False])
-def test_an_addition_and_its_norm(
-    rms: bool, changes: bool, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_add_and_norm(rms: bool, has_branch: bool, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = random_rows(*shape, shift=3.0), random_rows(shape[-1], seed=2), random_rows(shape[-1], seed=3)
-    change = random_rows(*shape, seed=1) if changes else None
+    branch = random_rows(*shape, seed=1) if has_branch else None
 
-    def computed(*parts: Tensor | None) -> tuple[Tensor, Tensor]:
+    def run(*parts: Tensor | None) -> tuple[Tensor, Tensor]:
         first, second, third, fourth = parts
         if rms:
             return add_rms_norm(first, second, third, 1e-6, 1.0)  # type: ignore[arg-type]
         return add_layer_norm(first, second, third, fourth, 1e-6)  # type: ignore[arg-type]
 
-    assert native_rows.supports(x, change, weight, bias)
-    total, normed = computed(x, change, weight, bias)
-    exact_total, exact = computed(*(None if part is None else part.double() for part in (x, change, weight, bias)))
+    assert native_rows.supports(x, branch, weight, bias)
+    total, normed = run(x, branch, weight, bias)
+    exact_total, exact = run(*(None if part is None else part.double() for part in (x, branch, weight, bias)))
 
     assert_close(total.double(), exact_total, rtol=2**-8, atol=0)
     assert_close(normed.double(), exact, rtol=2**-8, atol=1e-5 if not rms else 0)
@@ -62,7 +60,7 @@ def test_gated_activations(rows: int, activation: str) -> None:
     assert_close(ours.double(), exact, rtol=2**-8, atol=3e-5)
 
 
-def test_unsupported_tensors_are_left_to_torch() -> None:
+def test_unsupported_tensors_are_computed_by_torch() -> None:
     assert not native_rows.supports(random_rows(4, 24))
     assert not native_rows.supports(random_rows(4, 32), random_rows(4, 32).float())
     assert not native_rows.supports(random_rows(4, 64)[:, ::2])
@@ -74,15 +72,15 @@ def test_unsupported_tensors_are_left_to_torch() -> None:
 def test_qk_norm_and_rope_are_applied_in_place(tokens: int, normed: bool, dim: int, half: int) -> None:
     qkv = random_rows(tokens, 7, dim)  # four queries, two keys and one value
     angles = torch.randn(tokens, 1, half, generator=torch.Generator().manual_seed(1))
-    turn = CosSin(angles.cos().bfloat16(), angles.sin().bfloat16())
+    cos_sin = CosSin(angles.cos().bfloat16(), angles.sin().bfloat16())
     weights = [random_rows(dim, seed=seed, shift=1.0) for seed in (2, 3)]
     before = qkv.clone()
 
-    native_rows.qk_norm_rope_(qkv[:, :6], turn.cos, turn.sin, 4, *(weights if normed else ()), eps=1e-6)
+    native_rows.qk_norm_rope_(qkv[:, :6], cos_sin.cos, cos_sin.sin, 4, *(weights if normed else ()), eps=1e-6)
 
-    wide = CosSin(turn.cos.double(), turn.sin.double())
+    exact_cos_sin = CosSin(cos_sin.cos.double(), cos_sin.sin.double())
     for heads, weight in ((slice(0, 4), weights[0]), (slice(4, 6), weights[1])):
         exact = before[:, heads].double()
         exact = add_rms_norm(exact, None, weight.double(), 1e-6)[1] if normed else exact
-        assert_close(qkv[:, heads].double(), apply_rotary(exact, wide), rtol=2**-7, atol=2**-5)
+        assert_close(qkv[:, heads].double(), apply_rotary(exact, exact_cos_sin), rtol=2**-7, atol=2**-5)
     assert torch.equal(qkv[:, 6], before[:, 6])

@@ -1,1 +1,1 @@
-"""Kernels in Triton for NVIDIA GPUs; imported only where there is one."""
+"""Triton kernels for NVIDIA GPUs; imported only if one is present."""

@@ -1,4 +1,4 @@
-"""Activations as kernels compute them: cheap, and equal to the exact ones as far as the number type shows."""
+"""Activation functions for Triton kernels: fast approximations, exact to the precision of the output dtype."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def gelu(x):
-    # erf takes as long as reading the number from memory; x times a logistic function of a polynomial is the same to
-    # a fourteenth of a step of bfloat16
-    near = tl.minimum(tl.maximum(x, -6.0), 6.0)
-    square = near * near
+    # erf takes as long as the memory access; x times a logistic function of a polynomial is exact to 1/14 of a
+    # bfloat16 rounding step
+    clipped = tl.minimum(tl.maximum(x, -6.0), 6.0)
+    square = clipped * clipped
     power = 7.65037396e-07 * square - 2.10498154e-05
     power = power * square - 5.99595759e-04
     power = power * square + 7.40373041e-02
     power = power * square + 1.59471872
-    return x / (1.0 + tl.exp2(-LOG2E * near * power))
+    return x / (1.0 + tl.exp2(-LOG2E * clipped * power))
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def quick_gelu(x):
 
 @triton.jit
 def approx_gelu(x):
-    # one instruction of the special unit, good to 11 bits: enough for what is rounded to 4
+    # one instruction of the special function unit with 11 bits of precision: enough for fp8, which has 4
     inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
     tanh = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [inner], tl.float32, is_pure=True, pack=1)
     return 0.5 * x * (1.0 + tanh)

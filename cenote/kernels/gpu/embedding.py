@@ -1,4 +1,4 @@
-"""The rows of a token, its type and its place, added up and normed while they are in registers."""
+"""Fused lookup, sum and layer norm of token, token type and position embeddings in Triton."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cenote.kernels.gpu.fp8_quantize import QuantizedRows, fp8_max, quantize_row
+from cenote.kernels.gpu.fp8_quantize import QuantizedRows, quantize_row
+from cenote.kernels.gpu.triton_support import FP8_MAX
 
 
 def embed_and_norm(
@@ -24,7 +25,7 @@ def embed_and_norm(
     *,
     output_fp8: bool = False,
 ) -> Tensor:
-    """Rows of the tables `tokens`, `types` and `places`; without `token_types` all tokens are of the first."""
+    """Return the normalized sum of the embeddings; without `token_type_ids` all tokens have type 0."""
     count, width = token_ids.shape[0], token_table.shape[1]
     out = torch.empty(count, width, dtype=token_table.dtype, device=token_table.device)
     fp8 = None
@@ -49,7 +50,7 @@ def embed_and_norm(
         position_offset,
         width,
         eps,
-        fp8_max(),
+        FP8_MAX,
         block,
         num_warps=max(1, min(16, block // 1024)),
     )
@@ -61,9 +62,9 @@ def embed_and_norm(
 @triton.jit
 def _embed_and_norm_kernel(
     TokenIds,
-    Tokens,
-    TokenTypes,
-    Types,
+    TokenTable,
+    TokenTypeIds,
+    TypeTable,
     Positions,
     PositionTable,
     Weight,
@@ -74,24 +75,24 @@ def _embed_and_norm_kernel(
     OFFSET: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
-    LARGEST: tl.constexpr,
+    FP8_LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
-    kind = Out.dtype.element_ty
-    x = tl.load(Tokens + tl.load(TokenIds + token) * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-    if Types is not None:
+    dtype = Out.dtype.element_ty
+    x = tl.load(TokenTable + tl.load(TokenIds + token) * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    if TypeTable is not None:
         row = 0
-        if TokenTypes is not None:
-            row = tl.load(TokenTypes + token)
-        x += tl.load(Types + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-        x = x.to(kind).to(tl.float32)  # rounded as often as step by step
+        if TokenTypeIds is not None:
+            row = tl.load(TokenTypeIds + token)
+        x += tl.load(TypeTable + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+        x = x.to(dtype).to(tl.float32)  # rounded like separate additions
     if PositionTable is not None:
         row = tl.load(Positions + token) + OFFSET
         x += tl.load(PositionTable + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-        x = x.to(kind).to(tl.float32)
+        x = x.to(dtype).to(tl.float32)
     x = tl.where(inside, x - tl.sum(x, axis=0) / WIDTH, 0.0)
     x = x * tl.rsqrt(tl.sum(x * x, axis=0) / WIDTH + EPS)
     if Weight is not None:
@@ -100,6 +101,6 @@ def _embed_and_norm_kernel(
         x = x + tl.load(Bias + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(Out + token * WIDTH + column, x, mask=inside)
     if Values is not None:
-        values, scale = quantize_row(x, LARGEST)
+        values, scale = quantize_row(x, FP8_LIMIT)
         tl.store(Values + token * WIDTH + column, values.to(Values.dtype.element_ty), mask=inside)
         tl.store(Scales + token, scale)

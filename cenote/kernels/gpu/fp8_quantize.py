@@ -1,10 +1,9 @@
-"""Rows in fp8: each with the scale that makes its largest number the largest there is."""
+"""Per-row fp8 quantization: the scale maps the largest absolute value of a row to the fp8 maximum."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,12 +14,8 @@ class QuantizedRows(NamedTuple):
     scales: Tensor  # [rows, 1], float32
 
 
-def fp8_max() -> float:
-    return torch.finfo(torch.float8_e4m3fn).max
-
-
 @triton.jit
-def quantize_row(x, LARGEST: tl.constexpr):
-    """One row as numbers up to the largest, and what to multiply them with."""
-    scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12) / LARGEST
+def quantize_row(x, FP8_LIMIT: tl.constexpr):
+    """Return the scaled row and its scale."""
+    scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-12) / FP8_LIMIT
     return x * (1.0 / scale), scale

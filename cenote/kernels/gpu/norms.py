@@ -1,4 +1,4 @@
-"""x + change and its norm in one pass: each number is read once and written once."""
+"""Fused residual add and norm in Triton."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cenote.kernels.gpu.fp8_quantize import QuantizedRows, fp8_max, quantize_row
+from cenote.kernels.gpu.fp8_quantize import QuantizedRows, quantize_row
+from cenote.kernels.gpu.triton_support import FP8_MAX
 
 
 def add_norm(
@@ -22,12 +23,15 @@ def add_norm(
     return_residual: bool = True,
     output_fp8: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The sum and its norm, and that in fp8 as its attribute where it is wanted; an unwanted sum is not written."""
+    """Return residual + branch and its norm, with the attribute `fp8` if `output_fp8`.
+
+    Without `return_residual` the sum is not stored and the first tensor is undefined.
+    """
     width = residual.shape[-1]
-    rows_of = residual.reshape(-1, width) if residual.stride(-1) == 1 else residual.contiguous().view(-1, width)
-    rows = rows_of.shape[0]
-    normed = torch.empty_like(rows_of)
-    total = rows_of if branch is None else torch.empty_like(rows_of) if return_residual else normed
+    x_rows = residual.reshape(-1, width) if residual.stride(-1) == 1 else residual.contiguous().view(-1, width)
+    rows = x_rows.shape[0]
+    normed = torch.empty_like(x_rows)
+    total = x_rows if branch is None else torch.empty_like(x_rows) if return_residual else normed
     fp8 = None
     if output_fp8:
         fp8 = QuantizedRows(
@@ -36,7 +40,7 @@ def add_norm(
         )
     block = triton.next_power_of_2(width)
     _add_norm_kernel[(rows,)](
-        rows_of,
+        x_rows,
         None if branch is None else branch.contiguous(),
         total if branch is not None and return_residual else None,
         normed,
@@ -44,12 +48,12 @@ def add_norm(
         bias,
         None if fp8 is None else fp8.values,
         None if fp8 is None else fp8.scales,
-        rows_of.stride(0),
+        x_rows.stride(0),
         width,
         eps,
         offset,
         rms,
-        fp8_max(),
+        FP8_MAX,
         block,
         num_warps=max(1, min(16, block // 1024)),
     )
@@ -74,25 +78,25 @@ def _add_norm_kernel(
     EPS: tl.constexpr,
     OFFSET: tl.constexpr,
     RMS: tl.constexpr,
-    LARGEST: tl.constexpr,
+    FP8_LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
-    kind = Normed.dtype.element_ty
+    dtype = Normed.dtype.element_ty
     x = tl.load(X + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     if Branch is not None:
         x += tl.load(Branch + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-        x = x.to(kind)  # rounded as a sum that is kept would be
+        x = x.to(dtype)  # rounded like a stored sum, whether or not it is stored
         if Total is not None:
             tl.store(Total + row * WIDTH + column, x, mask=inside)
         x = x.to(tl.float32)
     if RMS:
         x = x * tl.rsqrt(tl.sum(x * x, axis=0) / WIDTH + EPS)
         weight = tl.load(Weight + column, mask=inside, other=0.0).to(tl.float32)
-        # the weight multiplies what is rounded already, unless something is added to it
-        x = x.to(kind).to(tl.float32) * weight if OFFSET == 0.0 else x * (weight + OFFSET)
+        # as in Transformers, x is rounded before the weight is applied, unless there is an offset
+        x = x.to(dtype).to(tl.float32) * weight if OFFSET == 0.0 else x * (weight + OFFSET)
     else:
         x = tl.where(inside, x - tl.sum(x, axis=0) / WIDTH, 0.0)
         x = x * tl.rsqrt(tl.sum(x * x, axis=0) / WIDTH + EPS)
@@ -102,6 +106,6 @@ def _add_norm_kernel(
             x = x + tl.load(Bias + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(Normed + row * WIDTH + column, x, mask=inside)
     if Values is not None:
-        values, scale = quantize_row(x, LARGEST)
+        values, scale = quantize_row(x, FP8_LIMIT)
         tl.store(Values + row * WIDTH + column, values.to(Values.dtype.element_ty), mask=inside)
         tl.store(Scales + row, scale)

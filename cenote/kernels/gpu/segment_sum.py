@@ -1,4 +1,4 @@
-"""The sum of the states of every sequence, in float32."""
+"""Sum of the hidden states of each sequence in Triton, in float32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROWS, COLUMNS = 16, 256
 
 
 def sum_by_sequence(states: Tensor, cu_seqlens: Tensor, num_unpooled: Tensor | None) -> Tensor:
-    """[tokens, width] -> [sequences, width], without the first `skip` tokens of each."""
+    """[tokens, width] -> [sequences, width], without the first `num_unpooled` tokens of each."""
     width, size = states.shape[-1], cu_seqlens.shape[0] - 1
     sums = torch.empty(size, width, dtype=torch.float32, device=states.device)
     grid = (size * triton.cdiv(width, COLUMNS),)
@@ -23,15 +23,15 @@ def sum_by_sequence(states: Tensor, cu_seqlens: Tensor, num_unpooled: Tensor | N
 
 @triton.jit(do_not_specialize=["stride"])
 def _segment_sum_kernel(
-    States, Offsets, Skip, Sums, stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    States, CuSeqlens, NumUnpooled, Sums, stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     parts = tl.cdiv(WIDTH, COLUMNS)
     sequence = tl.program_id(0).to(tl.int64) // parts
     column = tl.program_id(0) % parts * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < WIDTH
-    start, end = tl.load(Offsets + sequence), tl.load(Offsets + sequence + 1)
-    if Skip is not None:
-        start += tl.load(Skip + sequence)
+    start, end = tl.load(CuSeqlens + sequence), tl.load(CuSeqlens + sequence + 1)
+    if NumUnpooled is not None:
+        start += tl.load(NumUnpooled + sequence)
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for first in range(start, end, ROWS):
         row = first + tl.arange(0, ROWS)

@@ -1,4 +1,4 @@
-"""Whether the kernels of this package can run where a tensor lies."""
+"""Check whether the Triton kernels can run on the device of a tensor."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 logger = logging.getLogger("cenote")
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
+FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
 def can_use_triton(x: Tensor) -> bool:
@@ -20,7 +21,7 @@ def can_use_triton(x: Tensor) -> bool:
 
 @cache
 def is_triton_available(index: int) -> bool:
-    """Triton comes with torch's CUDA builds, but needs a C compiler on the machine, and a GPU since Ampere."""
+    """Return whether Triton works: it comes with torch for CUDA, but needs a C compiler and an Ampere or newer GPU."""
     if find_spec("triton") is None or torch.cuda.get_device_capability(index) < (8, 0):
         return False
     try:
@@ -28,7 +29,7 @@ def is_triton_available(index: int) -> bool:
 
         with torch.cuda.device(index):
             sum_by_sequence(torch.ones(1, 16, device="cuda"), torch.tensor([0, 1], device="cuda"), None)
-    except Exception as error:  # whatever a compiler may raise, plain torch does the same work
-        logger.warning("our GPU kernels cannot be compiled here, which makes models slower: %s", error)
+    except Exception as error:  # a compiler may raise anything; torch operators compute the same
+        logger.warning("Triton kernels cannot be compiled; falling back to slower PyTorch kernels: %s", error)
         return False
     return True

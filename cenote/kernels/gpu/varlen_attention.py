@@ -1,4 +1,4 @@
-"""Attention over packed sequences: many short ones to a program in registers, or one long one block by block."""
+"""Attention over packed sequences in Triton: several short ones per program, or long ones block by block."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2E = 1.4426950408889634
-# measured on an H200, heads of 64: what a program holds of short sequences, and how it steps through long ones
+# measured on an H200 with head size 64: tokens of short sequences per program, and block sizes for long ones
 TILE = 64
 ROWS, NARROW_KEY_BLOCK, WIDE_KEY_BLOCK = 64, 32, 64
-NARROW_MAX_LENGTH = 224  # tokens, up to which narrow steps are faster
+NARROW_MAX_LENGTH = 224  # tokens, up to which narrow key blocks are faster
 
 
 def attend_short(
@@ -28,10 +28,10 @@ def attend_short(
     window: int | None,
     scale: float,
 ) -> None:
-    """Sequences `first` to `first + count`, none longer than `longest`, as many to a program as surely fit its tile."""
+    """Compute `num_seqs` sequences of at most `max_length` tokens, as many per program as fit in its tile."""
     heads, size = query.shape[1:]
-    together = TILE // max_length
-    _attend_short_kernel[(triton.cdiv(num_seqs, together) * heads,)](
+    seqs_per_program = TILE // max_length
+    _attend_short_kernel[(triton.cdiv(num_seqs, seqs_per_program) * heads,)](
         query,
         key,
         value,
@@ -40,7 +40,7 @@ def attend_short(
         positions,
         first_seq,
         first_seq + num_seqs,
-        together,
+        seqs_per_program,
         window or 0,
         scale * LOG2E,
         query.stride(0),
@@ -50,7 +50,7 @@ def attend_short(
         heads // key.shape[1],
         causal,
         window is not None and window < max_length - 1,
-        together > 1,
+        seqs_per_program > 1,
         TILE,
         size,
         max(16, triton.next_power_of_2(size)),
@@ -72,17 +72,17 @@ def attend_long(
     window: int | None,
     scale: float,
 ) -> None:
-    """The same for sequences of any length, with a program for every block of rows of a head."""
+    """Compute `num_seqs` sequences of any length, with one program per head and block of queries."""
     heads, size = query.shape[1:]
-    blocks = triton.cdiv(max_length, ROWS)
-    _attend_long_kernel[(num_seqs * heads * blocks,)](
+    num_blocks = triton.cdiv(max_length, ROWS)
+    _attend_long_kernel[(num_seqs * heads * num_blocks,)](
         query,
         key,
         value,
         out,
         cu_seqlens,
         first_seq,
-        blocks,
+        num_blocks,
         window or 0,
         scale * LOG2E,
         query.stride(0),
@@ -101,16 +101,16 @@ def attend_long(
     )
 
 
-@triton.jit(do_not_specialize=["first", "end", "seqs_per_program", "window", "scale"])
+@triton.jit(do_not_specialize=["first_seq", "end_seq", "seqs_per_program", "window", "scale"])
 def _attend_short_kernel(
     Query,
     Key,
     Value,
     Out,
-    Offsets,
+    CuSeqlens,
     Positions,
-    first,
-    end,
+    first_seq,
+    end_seq,
     seqs_per_program,
     window,
     scale,
@@ -127,47 +127,47 @@ def _attend_short_kernel(
     BLOCK: tl.constexpr,
 ):
     head = tl.program_id(0) % HEADS
-    sequence = first + tl.program_id(0) // HEADS * seqs_per_program
-    start = tl.load(Offsets + sequence).to(tl.int64)
-    stop = tl.load(Offsets + tl.minimum(sequence + seqs_per_program, end)).to(tl.int64)
+    sequence = first_seq + tl.program_id(0) // HEADS * seqs_per_program
+    start = tl.load(CuSeqlens + sequence).to(tl.int64)
+    stop = tl.load(CuSeqlens + tl.minimum(sequence + seqs_per_program, end_seq)).to(tl.int64)
     row = tl.arange(0, TILE)
     column = tl.arange(0, BLOCK)
     token = start + row
-    there = token < stop
-    mask = there[:, None] & (column < SIZE)[None, :]
-    at = head * SIZE + column
-    kv_at = head // GROUP * SIZE + column
-    query = tl.load(Query + token[:, None] * QUERY_STRIDE + at[None, :], mask=mask, other=0.0)
-    key = tl.load(Key + token[:, None] * KEY_STRIDE + kv_at[None, :], mask=mask, other=0.0)
-    value = tl.load(Value + token[:, None] * VALUE_STRIDE + kv_at[None, :], mask=mask, other=0.0)
-    products = tl.dot(query, tl.trans(key)) * scale
-    seen = there[None, :]
+    is_token = token < stop
+    mask = is_token[:, None] & (column < SIZE)[None, :]
+    columns = head * SIZE + column
+    kv_columns = head // GROUP * SIZE + column
+    query = tl.load(Query + token[:, None] * QUERY_STRIDE + columns[None, :], mask=mask, other=0.0)
+    key = tl.load(Key + token[:, None] * KEY_STRIDE + kv_columns[None, :], mask=mask, other=0.0)
+    value = tl.load(Value + token[:, None] * VALUE_STRIDE + kv_columns[None, :], mask=mask, other=0.0)
+    scores = tl.dot(query, tl.trans(key)) * scale
+    visible = is_token[None, :]
     if MULTI_SEQ:
-        own = row - tl.load(Positions + token, mask=there, other=0).to(tl.int32)  # where its sequence starts
-        seen = seen & (own[:, None] == own[None, :])
+        seq_start = row - tl.load(Positions + token, mask=is_token, other=0).to(tl.int32)
+        visible = visible & (seq_start[:, None] == seq_start[None, :])
     distance = row[:, None] - row[None, :]
     if CAUSAL:
-        seen = seen & (distance >= 0)
+        visible = visible & (distance >= 0)
     if WINDOW:
-        seen = seen & (distance <= window) & (distance >= -window)
-    products = tl.where(seen, products, float("-inf"))
-    highest = tl.max(products, axis=1)
-    weights = tl.exp2(products - highest[:, None])
+        visible = visible & (distance <= window) & (distance >= -window)
+    scores = tl.where(visible, scores, float("-inf"))
+    max_score = tl.max(scores, axis=1)
+    weights = tl.exp2(scores - max_score[:, None])
     total = tl.sum(weights, axis=1)
-    mixed = tl.dot(weights.to(value.dtype), value) / total[:, None]
-    out_at = Out + token[:, None] * (HEADS * SIZE) + at[None, :]
-    tl.store(out_at, mixed.to(Out.dtype.element_ty), mask=mask)
+    acc = tl.dot(weights.to(value.dtype), value) / total[:, None]
+    out_ptrs = Out + token[:, None] * (HEADS * SIZE) + columns[None, :]
+    tl.store(out_ptrs, acc.to(Out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["first", "blocks", "window", "scale"])
+@triton.jit(do_not_specialize=["first_seq", "num_blocks", "window", "scale"])
 def _attend_long_kernel(
     Query,
     Key,
     Value,
     Out,
-    Offsets,
-    first,
-    blocks,
+    CuSeqlens,
+    first_seq,
+    num_blocks,
     window,
     scale,
     QUERY_STRIDE: tl.constexpr,
@@ -182,48 +182,48 @@ def _attend_long_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    top = tl.program_id(0) % blocks * ROWS
-    head = tl.program_id(0) // blocks % HEADS
-    sequence = first + tl.program_id(0) // blocks // HEADS
-    start = tl.load(Offsets + sequence).to(tl.int64)
-    length = (tl.load(Offsets + sequence + 1).to(tl.int64) - start).to(tl.int32)
-    if top >= length:
+    first_row = tl.program_id(0) % num_blocks * ROWS
+    head = tl.program_id(0) // num_blocks % HEADS
+    sequence = first_seq + tl.program_id(0) // num_blocks // HEADS
+    start = tl.load(CuSeqlens + sequence).to(tl.int64)
+    length = (tl.load(CuSeqlens + sequence + 1).to(tl.int64) - start).to(tl.int32)
+    if first_row >= length:
         return
-    row = top + tl.arange(0, ROWS)
+    row = first_row + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    wide = column < SIZE
-    query_at = (start + row)[:, None] * QUERY_STRIDE + (head * SIZE + column)[None, :]
-    query = tl.load(Query + query_at, mask=(row < length)[:, None] & wide[None, :], other=0.0)
+    is_column = column < SIZE
+    query_offsets = (start + row)[:, None] * QUERY_STRIDE + (head * SIZE + column)[None, :]
+    query = tl.load(Query + query_offsets, mask=(row < length)[:, None] & is_column[None, :], other=0.0)
     kv_head = head // GROUP * SIZE
     keys = Key + start * KEY_STRIDE + kv_head
     values = Value + start * VALUE_STRIDE + kv_head
-    mixed = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
-    highest = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
+    acc = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
+    max_score = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((ROWS,), dtype=tl.float32)
-    # keys that all rows see need no mask: none of them with a window, for it moves with the row
-    low, whole, high = 0, length // COLUMNS * COLUMNS, length
+    # keys before `unmasked` are visible to all rows and need no mask; a window moves with the row and leaves none
+    low, unmasked, high = 0, length // COLUMNS * COLUMNS, length
     if CAUSAL:
-        whole, high = top // COLUMNS * COLUMNS, tl.minimum(length, top + ROWS)
+        unmasked, high = first_row // COLUMNS * COLUMNS, tl.minimum(length, first_row + ROWS)
     if WINDOW:
-        low = tl.maximum(0, top - window) // COLUMNS * COLUMNS
-        whole = low
-        high = tl.minimum(high, top + ROWS + window)
-    mixed, highest, total = _attend_key_blocks(
-        mixed, highest, total, query, keys, values, row, length, low, whole, window, scale,
+        low = tl.maximum(0, first_row - window) // COLUMNS * COLUMNS
+        unmasked = low
+        high = tl.minimum(high, first_row + ROWS + window)
+    acc, max_score, total = _attend_key_blocks(
+        acc, max_score, total, query, keys, values, row, length, low, unmasked, window, scale,
         KEY_STRIDE, VALUE_STRIDE, CAUSAL, WINDOW, False, COLUMNS, SIZE, BLOCK,
     )  # fmt: skip
-    mixed, highest, total = _attend_key_blocks(
-        mixed, highest, total, query, keys, values, row, length, whole, high, window, scale,
+    acc, max_score, total = _attend_key_blocks(
+        acc, max_score, total, query, keys, values, row, length, unmasked, high, window, scale,
         KEY_STRIDE, VALUE_STRIDE, CAUSAL, WINDOW, True, COLUMNS, SIZE, BLOCK,
     )  # fmt: skip
-    out_at = Out + (start + row)[:, None] * (HEADS * SIZE) + (head * SIZE + column)[None, :]
-    mixed = (mixed / total[:, None]).to(Out.dtype.element_ty)
-    tl.store(out_at, mixed, mask=(row < length)[:, None] & wide[None, :])
+    out_ptrs = Out + (start + row)[:, None] * (HEADS * SIZE) + (head * SIZE + column)[None, :]
+    acc = (acc / total[:, None]).to(Out.dtype.element_ty)
+    tl.store(out_ptrs, acc, mask=(row < length)[:, None] & is_column[None, :])
 
 
 @triton.jit
 def _attend_key_blocks(
-    mixed, highest, total, query, keys, values, row, length, low, high, window, scale,
+    acc, max_score, total, query, keys, values, row, length, low, high, window, scale,
     KEY_STRIDE: tl.constexpr,
     VALUE_STRIDE: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -233,33 +233,33 @@ def _attend_key_blocks(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """All rows against the keys from `low` to `high`."""
+    """Accumulate attention of all rows to the keys from `low` to `high` (online softmax)."""
     column = tl.arange(0, BLOCK)
     for left in range(low, high, COLUMNS):
-        other = left + tl.arange(0, COLUMNS)
-        key_at = keys + other[:, None] * KEY_STRIDE + column[None, :]
-        value_at = values + other[:, None] * VALUE_STRIDE + column[None, :]
+        key_row = left + tl.arange(0, COLUMNS)
+        key_ptrs = keys + key_row[:, None] * KEY_STRIDE + column[None, :]
+        value_ptrs = values + key_row[:, None] * VALUE_STRIDE + column[None, :]
         if MASKED or SIZE < BLOCK:
-            there = (other < length)[:, None] & (column < SIZE)[None, :]
-            key = tl.load(key_at, mask=there, other=0.0)
+            mask = (key_row < length)[:, None] & (column < SIZE)[None, :]
+            key = tl.load(key_ptrs, mask=mask, other=0.0)
         else:
-            key = tl.load(key_at)
-        products = tl.dot(query, tl.trans(key))
+            key = tl.load(key_ptrs)
+        scores = tl.dot(query, tl.trans(key))
         if MASKED:
-            seen = (other < length)[None, :]
-            distance = row[:, None] - other[None, :]
+            visible = (key_row < length)[None, :]
+            distance = row[:, None] - key_row[None, :]
             if CAUSAL:
-                seen = seen & (distance >= 0)
+                visible = visible & (distance >= 0)
             if WINDOW:
-                seen = seen & (distance <= window) & (distance >= -window)
-            products = tl.where(seen, products, float("-inf"))
-        now = tl.maximum(highest, tl.max(products, axis=1) * scale)
-        base = tl.where(now == float("-inf"), 0.0, now) if WINDOW else now  # a row may have seen nothing yet
-        weights = tl.exp2(products * scale - base[:, None])
-        shrink = tl.exp2(highest - base)
-        total = total * shrink + tl.sum(weights, axis=1)
-        mixed = mixed * shrink[:, None]
-        value = tl.load(value_at, mask=there, other=0.0) if MASKED or SIZE < BLOCK else tl.load(value_at)
-        mixed = tl.dot(weights.to(value.dtype), value, mixed)
-        highest = now
-    return mixed, highest, total
+                visible = visible & (distance <= window) & (distance >= -window)
+            scores = tl.where(visible, scores, float("-inf"))
+        new_max = tl.maximum(max_score, tl.max(scores, axis=1) * scale)
+        base = tl.where(new_max == float("-inf"), 0.0, new_max) if WINDOW else new_max  # all keys so far may be masked
+        weights = tl.exp2(scores * scale - base[:, None])
+        correction = tl.exp2(max_score - base)
+        total = total * correction + tl.sum(weights, axis=1)
+        acc = acc * correction[:, None]
+        value = tl.load(value_ptrs, mask=mask, other=0.0) if MASKED or SIZE < BLOCK else tl.load(value_ptrs)
+        acc = tl.dot(weights.to(value.dtype), value, acc)
+        max_score = new_max
+    return acc, max_score, total
