@@ -1,1 +1,1 @@
-"""HTTP in, HTTP out: vendors' dialects on one side, the engine protocol on the other."""
+"""HTTP API server: translates vendor request formats (dialects) to calls of the Engine protocol."""

@@ -1,16 +1,15 @@
-"""Builds the app from a list of dialects: bodies in, handlers asked, replies and errors out."""
+"""ASGI application: builds the endpoints from a list of dialects and converts errors to responses."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Mapping, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route as Path
+from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cenote.api.app_state import AppState
@@ -19,14 +18,12 @@ from cenote.api.dialects.dialect import Dialect, Route
 from cenote.api.dialects.lora_adapters import LORA_ADAPTERS
 from cenote.api.docs import make_docs_routes
 from cenote.api.middleware import RequestMiddleware, get_header
-from cenote.api.replies import Reply, error_reply, send_reply, status_error_reply, to_response
+from cenote.api.replies import Reply, error_reply, internal_error_reply, send_reply, status_error_reply, to_response
 from cenote.api.request_body import check_media_type, check_raw_body, parse_body
 from cenote.api.request_context import RequestContext
 from cenote.api.system_routes import make_system_routes
 from cenote.errors import BodyTooLarge, NotOffered, PoolingError
 from cenote.protocol.model_info import ModelInfo
-
-logger = logging.getLogger("cenote")
 
 CLIENT_CLOSED_REQUEST = 499
 
@@ -36,9 +33,9 @@ def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> AS
         dialects = (*dialects, LORA_ADAPTERS)
     routes = [route for dialect in dialects for route in dialect.routes]
     endpoints = {path: Endpoint(app_state, route, routes) for route in reversed(routes) for path in route.paths}
-    paths = [Path(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
+    post_routes = [StarletteRoute(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
     app = Starlette(
-        routes=[*paths, *make_system_routes(app_state, routes), *make_docs_routes(app_state, routes)],
+        routes=[*post_routes, *make_system_routes(app_state, routes), *make_docs_routes(app_state, routes)],
         exception_handlers={
             HTTPException: _handle_http_error,
             PoolingError: _handle_pooling_error,
@@ -49,7 +46,7 @@ def build_app(app_state: AppState, dialects: Sequence[Dialect] = DIALECTS) -> AS
 
 
 class FastRouter:
-    """To what is asked for thousands of times a second without a detour; everything else goes the usual way."""
+    """Dispatch POST requests by exact path, bypassing Starlette's router; everything else falls through to it."""
 
     def __init__(self, endpoints: Mapping[str, ASGIApp], app: ASGIApp) -> None:
         self.endpoints = endpoints
@@ -61,7 +58,7 @@ class FastRouter:
 
 
 class Endpoint:
-    """One route: a body in, its handler asked, a reply or an error out."""
+    """ASGI endpoint of one route: parse the body, run the handler, send its reply or an error."""
 
     def __init__(self, app_state: AppState, route: Route, routes: Sequence[Route]) -> None:
         self.app_state = app_state
@@ -73,30 +70,31 @@ class Endpoint:
             reply = await self._handle(scope, receive)
         except PoolingError as error:
             reply = error_reply(error)
-        if reply is None:  # the client hung up
+        if reply is None:  # the client disconnected
             reply = Reply(b"", CLIENT_CLOSED_REQUEST, media_type="")
-        call: RequestContext | None = scope.get("call")
-        await send_reply(reply, call.response_headers() if call and reply.status != CLIENT_CLOSED_REQUEST else {}, send)
+        context: RequestContext | None = scope.get("context")
+        has_headers = context is not None and reply.status != CLIENT_CLOSED_REQUEST
+        await send_reply(reply, context.response_headers() if context and has_headers else {}, send)
 
     async def _handle(self, scope: Scope, receive: Receive) -> Reply | None:
-        service, route = self.app_state, self.route
+        app_state, route = self.app_state, self.route
         scope["handler"] = route.paths[0]
-        engine = service.engine
+        engine = app_state.engine
         if not route.is_supported(engine.model_info):
             raise unsupported_route_error(route, self.routes, engine.model_info)
         check_media_type(get_header(scope, b"content-type"), get_header(scope, b"content-encoding"))
-        raw = await read_body(get_header(scope, b"content-length"), receive, service.settings.max_body_bytes)
+        raw = await read_body(get_header(scope, b"content-length"), receive, app_state.settings.max_body_bytes)
         if raw is None:
             return None
         check_raw_body(raw)
         body = parse_body(route.body_type, raw)
-        call = RequestContext(engine, service.settings, scope["request_id"], scope.get("tenant") or "")
-        scope["call"] = call
-        return await run_until_disconnect(receive, route.handler(body, call))
+        context = RequestContext(engine, app_state.settings, scope["request_id"], scope.get("tenant") or "")
+        scope["context"] = context
+        return await run_until_disconnect(receive, route.handler(body, context))
 
 
 async def read_body(content_length: str | None, receive: Receive, max_bytes: int) -> bytes | None:
-    """The whole body, None if its client goes; one that is too long is refused as soon as that shows."""
+    """Return the body, or None if the client disconnects; raise as soon as it exceeds `max_bytes`."""
     if content_length is not None and content_length.isdecimal() and int(content_length) > max_bytes:
         raise body_too_large_error(max_bytes, content_length)
     parts: list[bytes] = []
@@ -108,59 +106,58 @@ async def read_body(content_length: str | None, receive: Receive, max_bytes: int
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > max_bytes:
-            raise body_too_large_error(max_bytes, "more")
+            raise body_too_large_error(max_bytes, f"more than {max_bytes}")
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def body_too_large_error(max_bytes: int, got: str) -> BodyTooLarge:
-    advice = "send several, or raise --max-body-bytes"
-    return BodyTooLarge(f"a request has at most {max_bytes} bytes, this one has {got}; {advice}")
+    advice = "split the request, or raise --max-body-bytes"
+    return BodyTooLarge(f"request body too large: {got} bytes, limit {max_bytes} bytes; {advice}")
 
 
 async def run_until_disconnect(receive: Receive, work: Awaitable[Reply]) -> Reply | None:
-    """The reply; None when the client hangs up first, and then the work is dropped as well."""
-    asking = asyncio.current_task()
-    assert asking is not None, "there is always one"
-    gone = asyncio.ensure_future(receive())  # after the body, the only thing that comes is the end
-    waits, left = True, False
+    """Await the handler and return its reply; cancel it and return None if the client disconnects first."""
+    task = asyncio.current_task()
+    assert task is not None, "coroutines run in a task"
+    disconnect = asyncio.ensure_future(receive())  # after the body, the only possible message is http.disconnect
+    is_running, is_disconnected = True, False
 
-    def leave(_: object) -> None:
-        nonlocal left
-        if waits:
-            left = True
-            asking.cancel()
+    def on_disconnect(_: object) -> None:
+        nonlocal is_disconnected
+        if is_running:
+            is_disconnected = True
+            task.cancel()
 
-    gone.add_done_callback(leave)
+    disconnect.add_done_callback(on_disconnect)
     try:
         return await work
     except asyncio.CancelledError:
-        if not left or asking.uncancel():  # somebody else wants this to end
+        if not is_disconnected or task.uncancel():  # cancelled from elsewhere, such as by shutdown
             raise
         return None
     except PoolingError:
-        if left:
-            asking.uncancel()
+        if is_disconnected:
+            task.uncancel()
             return None
         raise
     finally:
-        waits = False
-        gone.cancel()
+        is_running = False
+        disconnect.cancel()
 
 
 def unsupported_route_error(route: Route, routes: Sequence[Route], model_info: ModelInfo) -> NotOffered:
-    offered = sorted({path for each in routes if each.is_supported(model_info) for path in each.paths[:1]})
+    supported = sorted({other.paths[0] for other in routes if other.is_supported(model_info)})
     return NotOffered(
-        f"The model does not support {route.api_name} API. {model_info.name} is a {model_info.architecture} with the "
-        f"tasks "
-        f"{', '.join(model_info.tasks)}; it answers at {', '.join(offered)}"
+        f"The model does not support {route.api_name} API. {model_info.name} ({model_info.architecture}) "
+        f"supports the tasks {', '.join(model_info.tasks)}; supported routes: {', '.join(supported)}"
     )
 
 
 async def _handle_pooling_error(http: Request, error: Exception) -> Response:
     assert isinstance(error, PoolingError)
-    call: RequestContext | None = http.scope.get("call")
-    return to_response(error_reply(error), call.response_headers() if call else None)
+    context: RequestContext | None = http.scope.get("context")
+    return to_response(error_reply(error), context.response_headers() if context else None)
 
 
 async def _handle_http_error(http: Request, error: Exception) -> Response:
@@ -170,8 +167,4 @@ async def _handle_http_error(http: Request, error: Exception) -> Response:
 
 
 async def _handle_unexpected_error(http: Request, error: Exception) -> Response:
-    """A bug: the log has all of it, the client only what helps to find it there."""
-    logger.error("request %s failed", http.scope["request_id"], exc_info=error)
-    return to_response(
-        status_error_reply(500, f"something went wrong here; the log knows it as {http.scope['request_id']}")
-    )
+    return to_response(internal_error_reply(http.scope["request_id"], error))

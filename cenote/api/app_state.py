@@ -1,4 +1,4 @@
-"""What the routes share: the engine once it is there, the settings, and whether the server takes requests."""
+"""State shared by all routes: the engine once loaded, the settings, and whether the server is ready."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class AppState:
         self.api_keys = ApiKeyStore(settings.api_key, settings.api_key_file)
         self.started_at = time.monotonic()
         self.created = int(time.time())
-        self.num_in_flight = 0  # requests to the model whose replies are not finished
+        self.num_in_flight = 0  # requests to the model without a complete response
         self.num_in_flight_elsewhere = 0  # the same, in other front-end processes
-        self.are_front_ends_ready = True  # whether any other front-end process would answer as well
+        self.are_front_ends_ready = True  # False while another front-end process is starting
         self._engine: Engine | None = None
         self._is_draining = False
 
@@ -29,7 +29,7 @@ class AppState:
         self._engine = engine
 
     def start_draining(self) -> None:
-        """Answer what comes, but ask every client to go elsewhere next time."""
+        """Report not ready and close connections after their response, but still serve requests."""
         self._is_draining = True
 
     @property
@@ -47,7 +47,7 @@ class AppState:
     @property
     def engine(self) -> Engine:
         if self._engine is None:
-            raise NotReady(f"the model is being loaded (for {self.uptime_s:.1f} s now); try again soon")
+            raise NotReady(f"the model is loading (for {self.uptime_s:.1f} s so far); retry shortly")
         return self._engine
 
     @property
@@ -55,11 +55,11 @@ class AppState:
         return self._engine
 
     def check_ready(self) -> None:
-        """Raise unless requests should come here."""
-        dead = self.engine.dead_error
+        """Raise unless new requests should be sent to this server."""
+        dead_error = self.engine.dead_error
         if not self.are_front_ends_ready:
-            raise NotReady("a front-end process is about to be ready; try again soon")
-        if dead is not None:
-            raise EngineStopped(str(dead))
+            raise NotReady("not all front-end processes are ready; retry shortly")
+        if dead_error is not None:
+            raise EngineStopped(str(dead_error))
         if self._is_draining:
-            raise NotReady("the server is about to stop; go elsewhere")
+            raise NotReady("the server is shutting down; retry on another instance")

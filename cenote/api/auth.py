@@ -1,4 +1,4 @@
-"""API keys: from options and files, compared in constant time; without one only the health routes answer."""
+"""API key authentication: keys from options and files, compared in constant time; health routes are public."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cenote.errors import LoadError, Unauthorized
 
 logger = logging.getLogger("cenote")
 
-# how often the files are looked at
+# how often the key files are checked for changes
 RELOAD_INTERVAL_S = 1.0
 READ_METHODS = ("GET", "HEAD")
 PUBLIC_ROUTES = {
@@ -26,7 +26,7 @@ PUBLIC_ROUTES = {
     "/health/ready": READ_METHODS,
     "/ping": (*READ_METHODS, "POST"),
 }
-UNAUTHORIZED_MESSAGE = "this needs an API key that is known here; send it as Authorization: Bearer KEY"
+UNAUTHORIZED_MESSAGE = "missing or invalid API key; send a valid one in the header Authorization: Bearer KEY"
 
 Headers = Iterable[tuple[bytes, bytes]]
 FileState = tuple[tuple[str, int, int, int], ...]
@@ -45,30 +45,31 @@ class ApiKeyStore:
         except OSError as error:
             raise LoadError(f"api_key_file {path}: {error.strerror}") from None
         if path is not None and not self._num_file_keys:
-            raise LoadError(f"api_key_file {path} holds no key; write one per line")
+            raise LoadError(f"api_key_file {path} contains no keys; expected one key per line")
 
     def __len__(self) -> int:
         return len(self._digests)
 
     @property
     def is_required(self) -> bool:
-        """A file that has lost its keys lets nobody in, instead of everybody."""
+        """Whether requests need a key; an emptied key file rejects all requests instead of allowing all."""
         return bool(self._configured_keys) or self.path is not None
 
     def key_id(self, headers: Headers) -> str | None:
-        """The id of the key that came along, the first digits of its digest; None if nobody knows it."""
+        """Return the id of the key sent, the first 8 hex digits of its SHA-256; None if missing or unknown."""
         digest = self.find_digest(headers)
         return None if digest is None else digest[:8]
 
     def find_digest(self, headers: Headers) -> str | None:
+        """Return the SHA-256 hex digest of the key sent; None if it is missing or unknown."""
         self._reload_if_changed()
-        found = None
-        for offered in _iter_candidate_keys(headers):
-            digest = hashlib.sha256(offered).digest()
-            for known in self._digests:  # all of them, so that the time tells nothing
+        matched = None
+        for candidate in _iter_candidate_keys(headers):
+            digest = hashlib.sha256(candidate).digest()
+            for known in self._digests:  # no early exit: the time must not depend on which key matches
                 if hmac.compare_digest(digest, known):
-                    found = digest.hex()
-        return found
+                    matched = digest.hex()
+        return matched
 
     def _reload_if_changed(self) -> None:
         now = time.monotonic()
@@ -78,26 +79,26 @@ class ApiKeyStore:
         try:
             changed = self._load_files()
         except OSError as error:
-            logger.warning("api_key_file %s: %s; the keys read last stay valid", self.path, error.strerror)
+            logger.warning("api_key_file %s: %s; the previously loaded keys stay valid", self.path, error.strerror)
             return
         if changed:
-            logger.info("api_key_file %s was read again: %d keys", self.path, len(self))
+            logger.info("api_key_file %s reloaded: %d keys", self.path, len(self))
 
     def _load_files(self) -> bool:
         files = _list_key_files(self.path)
-        stamp = tuple((path.name, *_stat_key_file(path)) for path in files)
-        if stamp == self._file_state:
+        file_state = tuple((path.name, *_stat_key_file(path)) for path in files)
+        if file_state == self._file_state:
             return False
         lines = [line.strip() for path in files for line in path.read_bytes().splitlines()]
-        found = [line for line in lines if line]
-        self._digests = [hashlib.sha256(key).digest() for key in dict.fromkeys([*self._configured_keys, *found])]
-        self._num_file_keys = len(found)
-        self._file_state = stamp
+        file_keys = [line for line in lines if line]
+        self._digests = [hashlib.sha256(key).digest() for key in dict.fromkeys([*self._configured_keys, *file_keys])]
+        self._num_file_keys = len(file_keys)
+        self._file_state = file_state
         return True
 
 
 class AuthMiddleware:
-    """Everything needs a key except what is open, whatever the path looks like."""
+    """Reject requests without a valid API key, for every path except the public routes."""
 
     def __init__(self, app: ASGIApp, api_keys: ApiKeyStore) -> None:
         self.app = app
@@ -115,7 +116,7 @@ class AuthMiddleware:
 
 
 def _iter_candidate_keys(headers: Headers) -> Iterator[bytes]:
-    """What may be a key: clients put it into one of three headers, some of them without the word Bearer."""
+    """Yield possible keys: clients send them in one of three headers, some without the scheme Bearer."""
     for name, value in headers:
         if name == b"authorization":
             scheme, _, rest = value.strip().partition(b" ")
@@ -125,15 +126,15 @@ def _iter_candidate_keys(headers: Headers) -> Iterator[bytes]:
 
 
 def _list_key_files(path: str | None) -> list[Path]:
-    """A file, or those in a folder; a mounted secret has its bookkeeping under names with dots."""
+    """Return the file itself, or the files of a folder; mounted secrets keep their metadata in dot files."""
     if path is None:
         return []
-    place = Path(path)
-    if not place.is_dir():
-        return [place]
-    return sorted(each for each in place.iterdir() if each.is_file() and not each.name.startswith("."))
+    root = Path(path)
+    if not root.is_dir():
+        return [root]
+    return sorted(file for file in root.iterdir() if file.is_file() and not file.name.startswith("."))
 
 
 def _stat_key_file(path: Path) -> tuple[int, int, int]:
-    found = os.stat(path)
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    stat = os.stat(path)
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -1,4 +1,4 @@
-"""Loads the model beside the event loop, which answers from the first second."""
+"""Load the model in a background thread while the event loop serves requests."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from cenote.protocol.engine import Engine
 
 EngineLoader = Callable[[], Engine]
 
-# that a thread keeps the interpreter while others wait: the model's thread asks for it anew after every operation, and
-# what reads images would keep it for long
+# Interpreter switch interval (seconds): the model thread reacquires the GIL after every operation, and image
+# preprocessing threads would otherwise hold it for the default 5 ms each time.
 SWITCH_INTERVAL_S = 0.0005
 
 
 def load_in_thread(
     load_engine: EngineLoader, on_loaded: Callable[[Engine], None], on_failed: Callable[[BaseException], None]
 ) -> None:
-    """In a thread of its own, for importing torch alone takes seconds; what came of it is told in the event loop."""
+    """Load the engine in a thread, as importing torch alone takes seconds; run a callback in the event loop."""
     loop = asyncio.get_running_loop()
 
     def run() -> None:
         try:
             engine = load_engine()
-        except BaseException as error:  # whatever it is, nobody else would hear of it
-            tell(on_failed, error)
+        except BaseException as error:  # SystemExit too: in a thread it would be lost
+            notify(on_failed, error)
         else:
-            # what is there now stays for good: looking through it again and again would only cost pauses
+            # objects alive after loading stay alive: exclude them from garbage collection to avoid pauses
             gc.collect()
             gc.freeze()
             if engine.model_info.supports_images:
                 sys.setswitchinterval(SWITCH_INTERVAL_S)
-            tell(on_loaded, engine)
+            notify(on_loaded, engine)
 
-    def tell(whom: Callable[..., None], what: object) -> None:
-        with suppress(RuntimeError):  # the loop has ended in the meantime
-            loop.call_soon_threadsafe(whom, what)
+    def notify(callback: Callable[..., None], argument: object) -> None:
+        with suppress(RuntimeError):  # the event loop has been closed in the meantime
+            loop.call_soon_threadsafe(callback, argument)
 
     threading.Thread(target=run, name="cenote-load", daemon=True).start()

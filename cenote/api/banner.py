@@ -1,4 +1,4 @@
-"""What the server says about itself when it is ready."""
+"""Startup banner: log the model, limits and address once the server is ready."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ def log_banner(app_state: AppState, listener: socket.socket) -> None:
 
 
 def make_banner_rows(app_state: AppState, address: str) -> dict[str, str]:
-    about, settings = app_state.engine.model_info, app_state.settings
-    names = get_served_names(settings, about)
-    rows = {"model": ", ".join(names) + ("" if about.root in names else f" ({about.root})")}
-    rows["architecture"] = about.architecture
-    rows["tasks"] = ", ".join(about.tasks)
-    if about.score_types:
-        rows["scores"] = ", ".join(about.score_types)
-    rows["runs"] = f"{about.dtype} on {about.device}"
+    model_info, settings = app_state.engine.model_info, app_state.settings
+    names = get_served_names(settings, model_info)
+    rows = {"model": ", ".join(names) + ("" if model_info.root in names else f" ({model_info.root})")}
+    rows["architecture"] = model_info.architecture
+    rows["tasks"] = ", ".join(model_info.tasks)
+    if model_info.score_types:
+        rows["scores"] = ", ".join(model_info.score_types)
+    rows["runs"] = f"{model_info.dtype} on {model_info.device}"
     if settings.api_server_count > 1:
         rows["runs"] += f", behind {settings.api_server_count} front-end processes"
     rows["limits"] = (
-        f"{about.max_model_len:,} tokens per input, {settings.max_request_items:,} inputs "
+        f"{model_info.max_model_len:,} tokens per input, {settings.max_request_items:,} inputs "
         f"and {settings.max_body_bytes / 1024**2:,.0f} MiB per request"
     )
     rows["API keys"] = (
-        str(len(app_state.api_keys)) if app_state.api_keys.is_required else "none: whoever reaches the address may ask"
+        str(len(app_state.api_keys))
+        if app_state.api_keys.is_required
+        else "none: the API is open to every client that can connect"
     )
     rows["address"] = address
     return rows

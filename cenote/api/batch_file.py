@@ -1,4 +1,4 @@
-"""Lines of OpenAI's batch files, each answered by the app in this process as if it had come over HTTP."""
+"""Run lines of OpenAI batch files: each is sent to the ASGI app in this process like an HTTP request."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from cenote.api.middleware import REPEATED_SLASHES
 from cenote.api.replies import JSON_MEDIA_TYPE, Reply, error_reply
 from cenote.errors import BadRequest, InvalidBody, PoolingError
 
-# what may stand in a line besides its body
+# allowance for the fields of a line other than its body
 ENVELOPE_BYTES = 64 * 1024
-# routes that the reference knows by their end, under whatever prefix
+# routes that vLLM matches by suffix, under any prefix
 SUFFIX_ROUTES = ("/score", "/rerank")
 BATCH_PATHS = frozenset(path for dialect in DIALECTS for route in dialect.routes for path in route.paths)
 OVERLOADED_STATUS, UNAVAILABLE_STATUS = 429, 503
@@ -29,7 +29,7 @@ EMPTY_BODY = msgspec.Raw()
 
 
 class BatchLine(msgspec.Struct):
-    """What one line asks. The body is read by its route."""
+    """One line of a batch file. The body is parsed by its route."""
 
     custom_id: Any = None
     method: Any = "POST"
@@ -44,7 +44,7 @@ class BatchLineResponse(msgspec.Struct):
 
 
 class BatchResultLine(msgspec.Struct):
-    """A refusal stands twice: OpenAI's readers look for it in the response, the reference's under `error`."""
+    """One line of the output. An error is written twice: OpenAI clients read it in `response`, vLLM's in `error`."""
 
     id: str
     custom_id: Any
@@ -54,7 +54,7 @@ class BatchResultLine(msgspec.Struct):
 
 @dataclass(slots=True)
 class BatchResult:
-    """One line of the output, and what it was."""
+    """An encoded line of the output and its counts."""
 
     line: bytes
     is_error: bool
@@ -71,7 +71,7 @@ class BatchFileRunner:
         return self.app_state.settings.max_body_bytes + ENVELOPE_BYTES
 
     async def run_line(self, raw: bytes, line_number: int) -> BatchResult:
-        """Always one answer, whatever the line is; only an engine that has ended is no use to anybody."""
+        """Return one result for any line, valid or not; raise only if the engine has died."""
         line = BatchLine()
         try:
             line = self._parse_line(raw, line_number)
@@ -79,22 +79,25 @@ class BatchFileRunner:
         except PoolingError as error:
             return encode_result(line.custom_id, error_reply(error))
         reply = await self._send_request(path, bytes(line.body))
-        while reply.status == OVERLOADED_STATUS:  # nobody else asks here: what is in flight makes room
+        while reply.status == OVERLOADED_STATUS:  # only this batch uses the engine: capacity returns as lines finish
             await asyncio.sleep(float(reply.headers.get("retry-after", 1)))
             reply = await self._send_request(path, bytes(line.body))
-        if reply.status == UNAVAILABLE_STATUS and (dead := self.app_state.engine.dead_error) is not None:
-            raise dead
+        if reply.status == UNAVAILABLE_STATUS and (dead_error := self.app_state.engine.dead_error) is not None:
+            raise dead_error
         if reply.media_type != JSON_MEDIA_TYPE:
             reply = error_reply(
                 BadRequest(
-                    "a line of JSON has no place for raw bytes; ask for base64 or float", param="encoding_format"
+                    "binary responses cannot be written to a JSON line; expected encoding_format base64 or float",
+                    param="encoding_format",
                 )
             )
         return encode_result(line.custom_id, reply)
 
     def _parse_line(self, raw: bytes, line_number: int) -> BatchLine:
         if len(raw) > self.max_line_bytes:
-            raise body_too_large_error(self.app_state.settings.max_body_bytes, "more")
+            raise body_too_large_error(
+                self.app_state.settings.max_body_bytes, f"more than {self.app_state.settings.max_body_bytes}"
+            )
         try:
             return msgspec.json.decode(raw, type=BatchLine)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -102,9 +105,9 @@ class BatchFileRunner:
 
     def _resolve_line_path(self, line: BatchLine, line_number: int) -> str:
         if not isinstance(line.custom_id, str):
-            raise InvalidBody(f"line {line_number}: custom_id is required, and a text", param="custom_id")
+            raise InvalidBody(f"line {line_number}: custom_id is required and must be a string", param="custom_id")
         if line.method not in (None, "POST"):
-            raise InvalidBody(f"line {line_number}: method is POST, got {line.method!r}", param="method")
+            raise InvalidBody(f"line {line_number}: method must be POST, got {line.method!r}", param="method")
         if bytes(line.body) in (b"", b"null"):
             raise InvalidBody(f"line {line_number}: body is required", param="body")
         return resolve_path(line.url, line_number)
@@ -122,40 +125,40 @@ class BatchFileRunner:
             "query_string": b"",
             "headers": [(b"content-type", JSON_MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())],
         }
-        sent: list[Message] = [{"type": "http.request", "body": body}]
-        replied: list[Message] = []
+        pending: list[Message] = [{"type": "http.request", "body": body}]
+        sent: list[Message] = []
 
         async def receive() -> Message:
-            return sent.pop() if sent else await asyncio.Future()  # nobody hangs up
+            return pending.pop() if pending else await asyncio.Future()  # never disconnects
 
         async def send(message: Message) -> None:
-            replied.append(message)
+            sent.append(message)
 
         await self.app(scope, receive, send)
-        head, *parts = replied
+        head, *parts = sent
         headers = {name.decode(): value.decode("latin-1") for name, value in head["headers"]}
         content = b"".join(part.get("body", b"") for part in parts)
         return Reply(content, head["status"], headers.get("content-type", ""), headers)
 
 
 def resolve_path(url: Any, line_number: int) -> str:
-    # "//v1/embeddings" would be read as the host "v1": only what follows a scheme has a host
-    given = REPEATED_SLASHES.sub("/", url) if isinstance(url, str) and url.startswith("/") else url
-    path = REPEATED_SLASHES.sub("/", urlsplit(given).path).rstrip("/") if isinstance(given, str) else ""
+    # urlsplit would take "//v1/embeddings" for the host "v1"
+    normalized = REPEATED_SLASHES.sub("/", url) if isinstance(url, str) and url.startswith("/") else url
+    path = REPEATED_SLASHES.sub("/", urlsplit(normalized).path).rstrip("/") if isinstance(normalized, str) else ""
     if path in BATCH_PATHS:
         return path
-    for end in SUFFIX_ROUTES:
-        if path.endswith(end):
-            return end
+    for suffix in SUFFIX_ROUTES:
+        if path.endswith(suffix):
+            return suffix
     raise InvalidBody(
-        f"line {line_number}: url {url!r} is unknown; there are: {', '.join(sorted(BATCH_PATHS))}", param="url"
+        f"line {line_number}: unknown url {url!r}; expected one of: {', '.join(sorted(BATCH_PATHS))}", param="url"
     )
 
 
 def encode_result(custom_id: Any, reply: Reply) -> BatchResult:
     headers: Mapping[str, str] = reply.headers
-    failed = reply.status >= 400
+    is_error = reply.status >= 400
     body = msgspec.Raw(reply.content)
     response = BatchLineResponse(reply.status, headers.get("x-request-id") or uuid4().hex, body)
-    line = BatchResultLine(f"batch_req_{uuid4().hex}", custom_id, response, body if failed else None)
-    return BatchResult(msgspec.json.encode(line) + b"\n", failed, int(headers.get("x-prompt-tokens", 0)))
+    line = BatchResultLine(f"batch_req_{uuid4().hex}", custom_id, response, body if is_error else None)
+    return BatchResult(msgspec.json.encode(line) + b"\n", is_error, int(headers.get("x-prompt-tokens", 0)))

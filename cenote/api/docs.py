@@ -1,4 +1,4 @@
-"""A page that shows the routes and lets people try them; it needs nothing from elsewhere."""
+"""Documentation page: lists the routes and sends test requests, without external resources."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import jinja2
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute
-from starlette.routing import Route as Path
+from starlette.routing import Route as StarletteRoute
 
 from cenote.api.app_state import AppState
 from cenote.api.dialects.dialect import Route
 from cenote.api.openapi import build_document
 from cenote.api.replies import JSON_MEDIA_TYPE, json_reply, to_response
 
-# the page's own script and style, requests to this server, and nothing else
+# allows only the page's own script and style, and requests to this server
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -34,27 +34,31 @@ def make_docs_routes(app_state: AppState, routes: Sequence[Route]) -> list[BaseR
 
     async def page(http: Request) -> Response:
         http.scope["handler"] = "/docs"
-        made, nonce = build_document(app_state, routes), token_urlsafe(16)
-        entries = [(path, method, each) for path, entry in made["paths"].items() for method, each in entry.items()]
+        document, nonce = build_document(app_state, routes), token_urlsafe(16)
+        entries = [
+            (path, method, operation)
+            for path, methods in document["paths"].items()
+            for method, operation in methods.items()
+        ]
         text = load_page_template().render(
-            title=made["info"]["description"],
-            version=made["info"]["version"],
-            routes=[describe_route(path, each, made) for path, _, each in entries if "requestBody" in each],
-            operations=[(path, each["summary"]) for path, method, each in entries if method == "get"],
+            title=document["info"]["description"],
+            version=document["info"]["version"],
+            routes=[describe_route(path, entry, document) for path, _, entry in entries if "requestBody" in entry],
+            operations=[(path, entry["summary"]) for path, method, entry in entries if method == "get"],
             root=app_state.settings.root_path,
-            guarded=app_state.api_keys.is_required,
+            is_key_required=app_state.api_keys.is_required,
             nonce=nonce,
         )
         return HTMLResponse(text, headers={"content-security-policy": CONTENT_SECURITY_POLICY.format(nonce=nonce)})
 
     if app_state.settings.disable_docs:
         return []
-    pages = [Path(path, page, methods=["GET"]) for path in ("/docs", "/redoc")]
-    return [Path("/openapi.json", openapi, methods=["GET"]), *pages]
+    pages = [StarletteRoute(path, page, methods=["GET"]) for path in ("/docs", "/redoc")]
+    return [StarletteRoute("/openapi.json", openapi, methods=["GET"]), *pages]
 
 
 def describe_route(path: str, entry: dict[str, Any], openapi_document: dict[str, Any]) -> dict[str, Any]:
-    """What the page says of one route."""
+    """Return the template variables of one route."""
     content = entry["requestBody"]["content"][JSON_MEDIA_TYPE]
     bodies = list(resolve_refs(content["schema"], openapi_document))
     fields = {name: value for body in bodies for name, value in body["properties"].items()}
@@ -75,30 +79,30 @@ def describe_route(path: str, entry: dict[str, Any], openapi_document: dict[str,
 
 
 def resolve_refs(schema: dict[str, Any], openapi_document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a reference stands for, or the several choices there are."""
+    """Yield the schema with its `$ref` resolved, or each alternative of an `anyOf`."""
     if "$ref" in schema:
         yield from resolve_refs(
             openapi_document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], openapi_document
         )
     elif "anyOf" in schema:
-        for each in schema["anyOf"]:
-            yield from resolve_refs(each, openapi_document)
+        for alternative in schema["anyOf"]:
+            yield from resolve_refs(alternative, openapi_document)
     else:
         yield schema
 
 
 def format_type(schema: dict[str, Any], openapi_document: dict[str, Any]) -> str:
-    """A type in a few words: `string or array of string`."""
-    words: dict[str, None] = {}
-    for each in resolve_refs(schema, openapi_document):
-        if "enum" in each:
-            words |= dict.fromkeys(json.dumps(word) for word in each["enum"])
-        elif each.get("type") == "array":
-            inner = format_type(each.get("items", {}), openapi_document)
-            words[f"array of ({inner})" if " or " in inner else f"array of {inner}"] = None
-        elif each.get("type") != "null":
-            words[str(each.get("type", "anything"))] = None
-    return " or ".join(words)
+    """Return a readable type, such as `string or array of string`."""
+    types: dict[str, None] = {}
+    for resolved in resolve_refs(schema, openapi_document):
+        if "enum" in resolved:
+            types |= dict.fromkeys(json.dumps(value) for value in resolved["enum"])
+        elif resolved.get("type") == "array":
+            inner = format_type(resolved.get("items", {}), openapi_document)
+            types[f"array of ({inner})" if " or " in inner else f"array of {inner}"] = None
+        elif resolved.get("type") != "null":
+            types[str(resolved.get("type", "anything"))] = None
+    return " or ".join(types)
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""Vectors on the wire: JSON numbers, base64 or raw bytes, in the width and byte order that was asked for; no torch."""
+"""Encode vectors as JSON numbers, base64 or raw bytes, in the requested dtype and byte order; without torch."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ Endianness = Literal["native", "big", "little"]
 CohereEmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 Float32Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
-# aiohttp reads 8 KB of headers, and so do many proxies; the other headers need room as well
+# aiohttp and many proxies accept 8 KB of headers in total; the rest is left for the other headers
 MAX_METADATA_BYTES = 6 * 1024
-FLOAT32_INFINITY_BITS = 0x7F800000  # the bits of a float32; with more of them, the sign aside, it is NaN
+FLOAT32_INFINITY_BITS = 0x7F800000  # bit pattern of float32 infinity; larger patterns (without the sign) are NaN
 
 
 class NarrowFloat(NamedTuple):
-    """How a float of one or two bytes differs from float32."""
+    """Layout of a floating-point format of one or two bytes."""
 
     num_bytes: int
     mantissa_bits: int
-    bias: int  # of the exponent; 127 in float32
-    overflow: int  # the bits of what is too large
+    bias: int  # exponent bias; 127 in float32
+    overflow: int  # bit pattern of values too large for the format
     nan: int
 
 
-# torch leaves the bits of a half precision NaN to the processor; these are the usual ones
+# the NaN patterns that torch writes depend on the processor; these are the canonical ones
 NARROW_FLOATS = {
     "float16": NarrowFloat(2, 10, 15, overflow=0x7C00, nan=0x7E00),
     "bfloat16": NarrowFloat(2, 7, 127, overflow=0x7F80, nan=0x7FC0),
-    "fp8_e4m3": NarrowFloat(1, 3, 7, overflow=0x7E, nan=0x7F),  # has no infinity, so the largest number
+    "fp8_e4m3": NarrowFloat(1, 3, 7, overflow=0x7E, nan=0x7F),  # has no infinity: saturates to the largest finite value
     "fp8_e5m2": NarrowFloat(1, 2, 15, overflow=0x7C, nan=0x7F),
 }
 
 
 class BinaryEntry(TypedDict):
-    """Where one answer lies in a binary body, and how to read it."""
+    """Byte range, dtype and shape of one result in a binary body."""
 
     index: int
     embed_dtype: EmbedDType
@@ -57,56 +57,56 @@ class BinaryEntry(TypedDict):
 
 
 def to_float32_array(data: Any) -> Float32Array:
-    """A tensor or an array as contiguous float32, without a copy where it is that already."""
+    """Return a tensor or array as contiguous float32, without a copy where possible."""
     if hasattr(data, "numpy"):
-        data = data.numpy()  # takes a third of what numpy needs to come to the same
+        data = data.numpy()  # three times as fast as numpy's own conversion of a tensor
     return np.ascontiguousarray(data, dtype=np.float32)
 
 
 def stack_results(results: Sequence[Any]) -> Float32Array | None:
-    """The vectors of all answers as one array; None where they are matrices, or of several sizes."""
+    """Return the vectors of all results as one array `[results, d]`; None for matrices or different sizes."""
     if isinstance(results, PoolResultBatch):
         return to_float32_array(results.rows)
-    arrays = [to_float32_array(answer.data) for answer in results]
+    arrays = [to_float32_array(result.data) for result in results]
     if not arrays or {array.shape for array in arrays} != {(arrays[0].size,)}:
         return None
     return np.concatenate(arrays).reshape(len(arrays), arrays[0].size)
 
 
 def encode_json(array: Float32Array) -> msgspec.Raw:
-    """The shortest decimals that read back as the same float32; what is not finite becomes null."""
+    """Encode with the shortest decimals that round-trip to the same float32; NaN and infinity become null."""
     return msgspec.Raw(orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def cast_to_bytes(array: Float32Array, dtype: EmbedDType, endianness: Endianness) -> memoryview:
-    """The bytes of the elements one after the other, rounded to the nearest and not scaled."""
-    numbers: np.ndarray[Any, Any] = array if dtype == "float32" else _to_narrow_float(array, NARROW_FLOATS[dtype])
+    """Return the raw bytes of the elements in `dtype`, rounded to nearest and not scaled."""
+    values: np.ndarray[Any, Any] = array if dtype == "float32" else _to_narrow_float(array, NARROW_FLOATS[dtype])
     if endianness not in ("native", sys.byteorder):
-        numbers = numbers.byteswap()
-    return numbers.reshape(-1).view(np.uint8).data
+        values = values.byteswap()
+    return values.reshape(-1).view(np.uint8).data
 
 
 def encode_base64(array: Float32Array, dtype: EmbedDType, endianness: Endianness) -> msgspec.Raw:
-    """The bytes of `cast` as a JSON string."""
+    """Return the bytes of `cast_to_bytes` in base64, as a JSON string."""
     return msgspec.Raw(b'"%s"' % binascii.b2a_base64(cast_to_bytes(array, dtype, endianness), newline=False))
 
 
 def encode_base64_rows(rows: Float32Array, dtype: EmbedDType, endianness: Endianness) -> list[bytes | memoryview]:
-    """For every row what `base64_text` makes of it, without the quotation marks."""
+    """Return the base64 of every row, without quotation marks."""
     raw = cast_to_bytes(rows, dtype, endianness)
     if not raw:
         return [b""] * len(rows)
     size = len(raw) // len(rows)
-    if size % 3:  # what is left over at its end belongs to the row alone
-        return [binascii.b2a_base64(raw[at : at + size], newline=False) for at in range(0, len(raw), size)]
+    if size % 3:  # rows end inside a base64 group, so each one needs its own padding
+        return [binascii.b2a_base64(raw[start : start + size], newline=False) for start in range(0, len(raw), size)]
     texts, size = memoryview(binascii.b2a_base64(raw, newline=False)), size // 3 * 4
-    return [texts[at : at + size] for at in range(0, len(texts), size)]
+    return [texts[start : start + size] for start in range(0, len(texts), size)]
 
 
 def make_binary_body(
     arrays: Float32Array | Sequence[Float32Array], dtype: EmbedDType, endianness: Endianness
 ) -> tuple[memoryview, list[BinaryEntry]]:
-    """All answers laid end to end, and where each of them lies."""
+    """Return the concatenated bytes of all results, and the entry that describes each of them."""
     num_bytes = 4 if dtype == "float32" else NARROW_FLOATS[dtype].num_bytes
     entries: list[BinaryEntry] = []
     start = 0
@@ -121,7 +121,7 @@ def make_binary_body(
 
 
 def check_metadata_size(num_items: int, dtype: EmbedDType, endianness: Endianness) -> None:
-    """Refuse what cannot fit into the metadata header however small the answers are: before the model runs."""
+    """Raise, before the model runs, if the metadata header would be too large even for the smallest results."""
     smallest = _make_entry(0, dtype, endianness, 0, 1, [1])
     if (num_bytes := num_items * len(_ascii_json(smallest))) > MAX_METADATA_BYTES:
         _raise_metadata_too_large(num_items, f"at least {num_bytes:,}")
@@ -130,7 +130,7 @@ def check_metadata_size(num_items: int, dtype: EmbedDType, endianness: Endiannes
 def make_metadata_header(
     entries: Sequence[BinaryEntry], *, id: str, created: int, model: str, usage: Mapping[str, Any]
 ) -> str:
-    """What goes into the `metadata` header beside a binary body; ASCII, as headers have to be."""
+    """Return the value of the `metadata` header of a binary response, as ASCII JSON."""
     text = _ascii_json({"id": id, "created": created, "model": model, "data": entries, "usage": usage})
     if len(text) > MAX_METADATA_BYTES:
         _raise_metadata_too_large(len(entries), f"{len(text):,}")
@@ -140,7 +140,7 @@ def make_metadata_header(
 def encode_cohere_vectors(
     vectors: Float32Array | Sequence[Float32Array], embedding_type: CohereEmbeddingType
 ) -> msgspec.Raw:
-    """A list of vectors of one width, in one of Cohere's types; int8 and uint8 are scaled for vectors of length 1."""
+    """Encode vectors `[n, d]` in one of Cohere's types; int8 and uint8 are scaled for unit-length vectors."""
     if not len(vectors):
         return msgspec.Raw(b"[]")
     matrix = vectors if isinstance(vectors, np.ndarray) else np.stack(vectors)
@@ -159,25 +159,27 @@ def encode_cohere_vectors(
 
 
 def _to_narrow_float(array: Float32Array, target: NarrowFloat) -> np.ndarray[Any, Any]:
-    """float32 to fewer bits, rounded to the nearest and half to even."""
+    """Round float32 to a narrower format, to nearest and ties to even."""
     bits = array.view(np.uint32)
-    size = bits & 0x7FFFFFFF  # without the sign
+    magnitude = bits & 0x7FFFFFFF  # without the sign
     dropped = 23 - target.mantissa_bits
-    # a bit less than half is added, and the rest if the last bit that stays is odd; then the exponent moves
-    normal = size + ((size >> dropped) & 1) + ((1 << (dropped - 1)) - 1)
+    # round half to even by adding half minus one, plus the last kept bit; then rebias the exponent
+    normal = magnitude + ((magnitude >> dropped) & 1) + ((1 << (dropped - 1)) - 1)
     normal = (normal - ((127 - target.bias) << 23)) >> dropped
-    # a float32 whose last bit is worth the smallest subnormal: the addition itself rounds
-    ruler = np.float32(2.0 ** (24 - target.bias - target.mantissa_bits))
+    # float32 whose unit in the last place is the smallest subnormal of the target: adding it rounds
+    offset = np.float32(2.0 ** (24 - target.bias - target.mantissa_bits))
     smallest_normal = (128 - target.bias) << 23
-    subnormal = (np.minimum(size, smallest_normal).view(np.float32) + ruler).view(np.uint32) - ruler.view(np.uint32)
-    narrow: np.ndarray[Any, Any] = np.where(size < smallest_normal, subnormal, np.minimum(normal, target.overflow))
-    narrow[size > FLOAT32_INFINITY_BITS] = target.nan
+    subnormal = (np.minimum(magnitude, smallest_normal).view(np.float32) + offset).view(np.uint32) - offset.view(
+        np.uint32
+    )
+    narrow: np.ndarray[Any, Any] = np.where(magnitude < smallest_normal, subnormal, np.minimum(normal, target.overflow))
+    narrow[magnitude > FLOAT32_INFINITY_BITS] = target.nan
     narrow |= (bits >> 31) << (8 * target.num_bytes - 1)
     return narrow.astype(f"u{target.num_bytes}")
 
 
 def _pack_bits(matrix: Float32Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """One bit per number, set from zero upwards, the first number in the highest bit."""
+    """Pack one bit per value, set for values >= 0, with the first value in the highest bit."""
     width = matrix.shape[1]
     if width % 8:
         raise BadRequest(
@@ -199,8 +201,8 @@ def _ascii_json(value: object) -> str:
 
 def _raise_metadata_too_large(num_items: int, num_bytes: str) -> NoReturn:
     raise BadRequest(
-        f"encoding_format bytes needs {num_bytes} bytes of metadata header for {num_items:,} items, and clients and "
-        f"proxies read no more than {MAX_METADATA_BYTES:,} safely; ask for bytes_only, which is the same body without "
-        "the header, or base64, or send fewer items",
+        f"encoding_format=bytes needs a metadata header of {num_bytes} bytes for {num_items:,} items, more than the "
+        f"{MAX_METADATA_BYTES:,} bytes that clients and proxies accept; use bytes_only (the same body without the "
+        "header) or base64, or send fewer items",
         param="encoding_format",
     )

@@ -1,4 +1,4 @@
-"""Log lines on standard error: text for people, JSON for machines; never a body, a header or a query."""
+"""Logging to standard error as text or JSON; request bodies, headers and query strings are never logged."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def configure_logging(settings: ServerConfig) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     level = settings.log_level.upper()
-    for name, least in (("cenote", level), ("uvicorn", "ERROR"), ("asyncio", "ERROR")):
+    for name, min_level in (("cenote", level), ("uvicorn", "ERROR"), ("asyncio", "ERROR")):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
-        logger.setLevel(least)
+        logger.setLevel(min_level)
     access_logger.disabled = settings.disable_access_log
-    logging.raiseExceptions = False  # a full disk or a closed pipe must not cost an answer
+    logging.raiseExceptions = False  # a full disk or a closed pipe must not fail a request
 
 
 class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        line = f"{when}.{int(record.msecs):03d} {record.levelname.lower():<8} {record.getMessage()}"
+        timestamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        line = f"{timestamp}.{int(record.msecs):03d} {record.levelname.lower():<8} {record.getMessage()}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line: dict[str, Any] = {"time": f"{when}.{int(record.msecs):03d}Z", "level": record.levelname.lower()}
+        timestamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {"time": f"{timestamp}.{int(record.msecs):03d}Z", "level": record.levelname.lower()}
         fields = getattr(record, "fields", None)
         line |= fields if fields is not None else {"message": record.getMessage()}
         if record.exc_info:
@@ -50,11 +50,11 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_reply(scope: Scope, status: int, seconds: float) -> None:
-    """One line per reply; those to probes only for who looks at everything."""
+    """Write the access log line of a response; responses to probes are logged at debug level."""
     level = logging.DEBUG if scope["path"] in PROBE_PATHS else logging.INFO
     if not access_logger.isEnabledFor(level):
         return
-    # the path as it was sent: decoded, it could bring line breaks along
+    # the undecoded path: a decoded one could contain line breaks
     path = scope.get("raw_path", b"").decode("ascii", "replace")[:MAX_PATH_CHARS]
     fields: dict[str, Any] = {
         "event": "reply",
@@ -64,9 +64,9 @@ def log_reply(scope: Scope, status: int, seconds: float) -> None:
         "status": status,
         "ms": round(seconds * 1000, 2),
     }
-    call = scope.get("call")
-    if call is not None:
-        fields |= {"items": call.num_items, "tokens": call.num_tokens}
+    context = scope.get("context")
+    if context is not None:
+        fields |= {"items": context.num_items, "tokens": context.num_tokens}
     client = scope.get("client")
     fields["client"] = client[0] if client else "unix"
     if scope.get("key"):
@@ -75,13 +75,13 @@ def log_reply(scope: Scope, status: int, seconds: float) -> None:
 
 
 class _LazyAccessLine:
-    """The same in one line, put together only where somebody reads it."""
+    """Access log line as text, formatted only if a handler writes it."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = fields
 
     def __str__(self) -> str:
-        known = self.fields
-        more = " ".join(f"{name}={known[name]}" for name in ("items", "tokens", "client", "key") if name in known)
-        head = f"{known['method']} {known['path']} {known['status']} {known['ms']:.1f} ms"
-        return f"{head} {more} id={known['request_id']}"
+        fields = self.fields
+        details = " ".join(f"{name}={fields[name]}" for name in ("items", "tokens", "client", "key") if name in fields)
+        head = f"{fields['method']} {fields['path']} {fields['status']} {fields['ms']:.1f} ms"
+        return f"{head} {details} id={fields['request_id']}"

@@ -1,4 +1,4 @@
-"""The names that a request may give as its `model`."""
+"""Names under which a request may address the model."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cenote.protocol.model_info import ModelInfo
 
 
 def get_served_names(settings: ServerConfig, model_info: ModelInfo) -> Sequence[str]:
-    """The names that replies and /v1/models show; the first is used in replies."""
+    """Return the names listed by /v1/models; responses use the first one."""
     return settings.served_model_name or (model_info.name,)
 
 
 def is_served_name(name: str, settings: ServerConfig, model_info: ModelInfo) -> bool:
-    """Whether a request may call the model so: by a served name or, where none was configured, by an alias."""
+    """Whether `name` is a served name or, if no served name is configured, an alias of the model."""
     if name in get_served_names(settings, model_info):
         return True
     return not settings.served_model_name and name in _list_aliases(model_info.name)
@@ -25,9 +25,9 @@ def is_served_name(name: str, settings: ServerConfig, model_info: ModelInfo) -> 
 
 @lru_cache
 def _list_aliases(model: str) -> frozenset[str]:
-    """The last part of a hub name or a folder, and the whole path of a folder.
+    """Return the last component of a hub name or folder, and the full path of a folder.
 
-    They are accepted without being listed, so that clients which list the models see each model once.
+    Aliases are accepted but not listed, so that clients that list the models see each model once.
     """
     if model == Path(DEFAULT_MODEL).name:
         return frozenset((DEFAULT_MODEL,))

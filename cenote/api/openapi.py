@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the same table of routes that answers."""
+"""OpenAPI document, generated from the route table that serves the requests."""
 
 from __future__ import annotations
 
@@ -22,90 +22,90 @@ HEADER_REF = "#/components/headers/{name}"
 
 @dataclass(frozen=True, slots=True)
 class SystemOperation:
-    """What operators ask for, and programs that look around."""
+    """Documentation of a route for operators: health, models, metrics."""
 
     summary: str
-    reply_type: Any = str  # the type of what comes back
+    reply_type: Any = str  # type of the response body
     media_type: str = JSON_MEDIA_TYPE
     methods: Sequence[str] = ("get",)
     errors: Sequence[int] = (503,)
 
 
-HEALTH_SUMMARY = "200 when requests are answered, 503 otherwise; the reply is empty"
+HEALTH_SUMMARY = "Return 200 with an empty body when the server is ready, 503 otherwise"
 SYSTEM_OPERATIONS: Mapping[str, SystemOperation] = {
     "/health": SystemOperation(HEALTH_SUMMARY, media_type="text/plain"),
-    "/health/live": SystemOperation("200 unless only a restart would help", Health),
-    "/health/ready": SystemOperation("200 when new requests should be sent here", Health),
+    "/health/live": SystemOperation("Liveness: return 200 unless the engine has died", Health),
+    "/health/ready": SystemOperation("Readiness: return 200 when the server accepts requests for the model", Health),
     "/ping": SystemOperation(HEALTH_SUMMARY, media_type="text/plain", methods=("get", "post")),
-    "/v1/models": SystemOperation("the names that the model answers to", ModelList),
-    "/models": SystemOperation("the names that the model answers to", ModelList),
-    "/v1/models/{name}": SystemOperation("what is known of one name", ModelCard, errors=(404, 503)),
-    "/version": SystemOperation("the version of the server", Version, errors=()),
-    "/load": SystemOperation("how many requests are being worked on", Load, errors=()),
-    "/metrics": SystemOperation("what is counted, for Prometheus", media_type="text/plain"),
-    "/tokenizer_info": SystemOperation("tokenizer_config.json and the chat template", dict[str, Any]),
-    "/openapi.json": SystemOperation("this document", dict[str, Any], errors=()),
-    "/docs": SystemOperation("a page to read and to try what is offered", media_type="text/html", errors=()),
-    "/redoc": SystemOperation("the same page", media_type="text/html", errors=()),
+    "/v1/models": SystemOperation("List the served model names and adapters", ModelList),
+    "/models": SystemOperation("List the served model names and adapters", ModelList),
+    "/v1/models/{name}": SystemOperation("Return one model or adapter by name", ModelCard, errors=(404, 503)),
+    "/version": SystemOperation("Return the version of the server", Version, errors=()),
+    "/load": SystemOperation("Return the number of requests in flight", Load, errors=()),
+    "/metrics": SystemOperation("Return metrics in the Prometheus text format", media_type="text/plain"),
+    "/tokenizer_info": SystemOperation("Return tokenizer_config.json and the chat template", dict[str, Any]),
+    "/openapi.json": SystemOperation("Return this OpenAPI document", dict[str, Any], errors=()),
+    "/docs": SystemOperation("Documentation page from which requests can be sent", media_type="text/html", errors=()),
+    "/redoc": SystemOperation("Documentation page, the same as /docs", media_type="text/html", errors=()),
 }
-# what may be answered instead
 ERROR_DESCRIPTIONS = {
-    400: "The request must be changed; the body says what and where",
-    401: "No API key, or a wrong one",
-    404: "No model of that name",
-    413: "The body is larger than the server reads",
-    415: "The body is not JSON",
-    429: "Too much is waiting; the same request may work later",
-    500: "Something went wrong here",
-    503: "The model is being loaded, or the server stops",
+    400: "Invalid request; the response names the field and the reason",
+    401: "Missing or invalid API key",
+    404: "Unknown model",
+    413: "Request body too large",
+    415: "Request body is not JSON",
+    429: "Server overloaded; retry later",
+    500: "Internal server error",
+    503: "The model is loading, or the server is shutting down",
 }
 ENDPOINT_ERRORS = (400, 404, 413, 415, 429, 500, 503)
-# what the heads of replies say; the first of these in every reply
+# response headers; x-request-id is in every response, the others in those of the model's endpoints
 RESPONSE_HEADERS = {
-    "x-request-id": ("the name that the logs know the request by", "string"),
-    "x-prompt-tokens": ("the tokens of all inputs, as the model read them", "integer"),
-    "x-truncated-inputs": ("how many inputs, or pairs of texts, were cut because they were too long", "integer"),
-    "server-timing": ("milliseconds in the queue, in the tokenizer and in the model", "string"),
+    "x-request-id": ("Request id, as in the server log", "string"),
+    "x-prompt-tokens": ("Number of tokens of all inputs that the model processed", "integer"),
+    "x-truncated-inputs": ("Number of inputs or pairs that were truncated", "integer"),
+    "server-timing": ("Milliseconds spent in the queue, the tokenizer and the model", "string"),
 }
 
 
 def build_document(app_state: AppState, routes: Sequence[Route]) -> dict[str, Any]:
-    """Of the routes that the loaded model offers; of all while it is being loaded."""
+    """Return the document for the routes that the model supports; for all routes while it is loading."""
     engine = app_state.engine_or_none
-    offered = [route for route in routes if engine is None or route.is_supported(engine.model_info)]
-    operations = {path: each for path, each in SYSTEM_OPERATIONS.items() if _is_served(path, app_state)}
+    supported = [route for route in routes if engine is None or route.is_supported(engine.model_info)]
+    operations = {path: operation for path, operation in SYSTEM_OPERATIONS.items() if _is_served(path, app_state)}
     schemas = SchemaRegistry(
-        [ErrorBody, *(each.reply_type for each in operations.values())]
-        + [kind for route in offered for kind in (route.documented_body_type or route.body_type, route.reply_type)]
+        [ErrorBody, *(operation.reply_type for operation in operations.values())]
+        + [type_ for route in supported for type_ in (route.documented_body_type or route.body_type, route.reply_type)]
     )
     paths: dict[str, Any] = {}
-    for path, each in operations.items():
-        paths[path] = {method: _describe_operation(method, path, each, schemas) for method in each.methods}
-    for route in offered:
+    for path, operation in operations.items():
+        paths[path] = {method: _describe_operation(method, path, operation, schemas) for method in operation.methods}
+    for route in supported:
         paths |= {path: {"post": _describe_endpoint(path, route, schemas)} for path in route.paths}
-    made: dict[str, Any] = {
+    document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Cenote", "version": __version__, "description": _describe_model(app_state)},
         "paths": paths,
         "components": {
             "schemas": schemas.components,
             "headers": {
-                name: {"description": text, "schema": {"type": kind}} for name, (text, kind) in RESPONSE_HEADERS.items()
+                name: {"description": text, "schema": {"type": type_}}
+                for name, (text, type_) in RESPONSE_HEADERS.items()
             },
         },
     }
     if app_state.api_keys.is_required:
-        _add_security(made)
-    return made
+        _add_security(document)
+    return document
 
 
 class SchemaRegistry:
-    """The schemas of types and of unions of them, those that have names under `components`."""
+    """JSON schemas of types and unions of types; named types are collected in `components`."""
 
     def __init__(self, types: Sequence[Any]) -> None:
-        parts = list(dict.fromkeys(part for kind in types for part in self._union_members(kind)))
-        made, self.components = msgspec.json.schema_components(parts, ref_template=SCHEMA_REF)
-        self.schemas = dict(zip(parts, made, strict=True))
+        parts = list(dict.fromkeys(part for type_ in types for part in self._union_members(type_)))
+        part_schemas, self.components = msgspec.json.schema_components(parts, ref_template=SCHEMA_REF)
+        self.schemas = dict(zip(parts, part_schemas, strict=True))
 
     def __getitem__(self, type_: Any) -> dict[str, Any]:
         parts = [self.schemas[part] for part in self._union_members(type_)]
@@ -125,9 +125,10 @@ def _is_served(path: str, app_state: AppState) -> bool:
 def _describe_model(app_state: AppState) -> str:
     engine = app_state.engine_or_none
     if engine is None:
-        return "The model is being loaded."
-    about = engine.model_info
-    return f"{about.name}, a {about.architecture}: {', '.join(about.tasks)}; at most {about.max_model_len} tokens."
+        return "The model is loading."
+    model_info = engine.model_info
+    tasks = ", ".join(model_info.tasks)
+    return f"{model_info.name} ({model_info.architecture}): {tasks}; at most {model_info.max_model_len} tokens."
 
 
 def _describe_endpoint(path: str, route: Route, schemas: SchemaRegistry) -> dict[str, Any]:
@@ -140,7 +141,11 @@ def _describe_endpoint(path: str, route: Route, schemas: SchemaRegistry) -> dict
         "summary": route.summary,
         "requestBody": {"required": True, "content": {JSON_MEDIA_TYPE: request}},
         "responses": {
-            "200": {"description": "The answers", "headers": _header_refs(*RESPONSE_HEADERS), "content": content},
+            "200": {
+                "description": "Results, one for every input",
+                "headers": _header_refs(*RESPONSE_HEADERS),
+                "content": content,
+            },
             **_error_responses(ENDPOINT_ERRORS, schemas),
         },
     }
@@ -177,7 +182,7 @@ def _error_response(status: int, schema: Any) -> dict[str, Any]:
 
 
 def _add_security(document: dict[str, Any]) -> None:
-    """Say which routes want a key."""
+    """Add the API key scheme to every route that is not public."""
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, entry in document["paths"].items():
         for method, operation in entry.items():

@@ -1,4 +1,4 @@
-"""What is counted, as Prometheus reads it: under our own names, and those that dashboards of the reference know."""
+"""Metrics in the Prometheus text format, under Cenote's names and the names that vLLM dashboards use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cenote.utils.metrics import MetricFamily, MetricSeries
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# the reference's name -> ours; what it counts of caches and preemptions has no counterpart in an engine without them
+# vLLM name -> Cenote name; KV cache and preemption metrics have no counterpart in a pooling engine
 VLLM_NAMES = {
     "vllm:num_requests_running": "cenote_requests_running",
     "vllm:num_requests_waiting": "cenote_requests_waiting",
@@ -44,44 +44,46 @@ class _FamilyCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         for family in self.families:
-            # replies are counted before anybody knows which model they are about
-            ours = family.name.startswith("cenote_")
-            yield make_metric(family, {"model_name": self.model} if ours else {})
+            # http_* metrics have no model label: responses are counted before the model is known
+            has_model = family.name.startswith("cenote_")
+            yield make_metric(family, {"model_name": self.model} if has_model else {})
         yield from self._collect_vllm_aliases()
 
     def _collect_vllm_aliases(self) -> Iterator[Metric]:
-        known = {family.name: family for family in self.families}
-        for name, ours in VLLM_NAMES.items():
-            if ours in known:
-                alias = replace(known[ours], name=name)
+        by_name = {family.name: family for family in self.families}
+        for name, cenote_name in VLLM_NAMES.items():
+            if cenote_name in by_name:
+                alias = replace(by_name[cenote_name], name=name)
                 if name == "vllm:request_success_total":
                     alias = _map_finished_reasons(alias)
                 yield make_metric(alias, {"model_name": self.model, "engine": "0"})
 
 
 def make_metric(family: MetricFamily, labels: Mapping[str, str]) -> Metric:
-    """One family as the client library has it, every series with the given labels as well."""
+    """Convert a family to a metric of prometheus_client, adding `labels` to every series."""
     names = [*labels, *family.label_names]
-    found: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+    metric: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
     if family.kind == "histogram":
-        found = HistogramMetricFamily(family.name, family.help, labels=names)
+        metric = HistogramMetricFamily(family.name, family.help, labels=names)
         empty = [] if family.label_names else [MetricSeries((), counts=[0] * (len(family.bounds) + 1))]
         for series in family.series or empty:
-            found.add_metric([*labels.values(), *series.labels], _make_cumulative_buckets(family, series), series.value)
-        return found
-    kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-    found = kind(family.name, family.help, labels=names)
+            metric.add_metric(
+                [*labels.values(), *series.labels], _make_cumulative_buckets(family, series), series.value
+            )
+        return metric
+    metric_class = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+    metric = metric_class(family.name, family.help, labels=names)
     for series in family.series:
-        found.add_metric([*labels.values(), *series.labels], series.value)
-    return found
+        metric.add_metric([*labels.values(), *series.labels], series.value)
+    return metric
 
 
 def _make_cumulative_buckets(family: MetricFamily, series: MetricSeries) -> list[tuple[str, float]]:
-    """Prometheus wants them cumulative, the last one without a bound."""
+    """Return cumulative bucket counts by upper bound, the last one +Inf."""
     bounds = [*(str(float(bound)) for bound in family.bounds), "+Inf"]
     return list(zip(bounds, accumulate(series.counts), strict=True))
 
 
 def _map_finished_reasons(family: MetricFamily) -> MetricFamily:
-    series = [replace(each, labels=(FINISHED_REASONS.get(each.labels[0], each.labels[0]),)) for each in family.series]
+    series = [replace(item, labels=(FINISHED_REASONS.get(item.labels[0], item.labels[0]),)) for item in family.series]
     return replace(family, label_names=("finished_reason",), series=series)

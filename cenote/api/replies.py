@@ -1,7 +1,8 @@
-"""What goes back: JSON, raw numbers, or an error in a body that every kind of client can read."""
+"""HTTP replies: JSON, binary data, and error bodies that the clients of all dialects can parse."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -13,13 +14,15 @@ from starlette.types import Send
 
 from cenote.errors import InvalidBody, PoolingError
 
+logger = logging.getLogger("cenote")
+
 EntryT = TypeVar("EntryT")
 
 JSON_MEDIA_TYPE = "application/json"
 BINARY_MEDIA_TYPE = "application/octet-stream"
 TEXT_MEDIA_TYPE = "text/plain"
 
-# the names that clients know errors by; others go by the phrase of their status
+# error types that clients expect; other statuses use their reason phrase
 ERROR_TYPES = {
     400: "BadRequestError",
     404: "NotFoundError",
@@ -30,7 +33,7 @@ ERROR_TYPES = {
     503: "ServiceUnavailableError",
 }
 RETRY_AFTER_S = 1
-# messages quote what was wrong, which may be megabytes
+# messages quote invalid values, which may be megabytes long
 MAX_MESSAGE_CHARS = 2000
 
 
@@ -43,7 +46,7 @@ class Reply:
 
 
 class Usage(msgspec.Struct):
-    """Tokens as the model read them."""
+    """Number of tokens that the model processed."""
 
     prompt_tokens: int
     total_tokens: int
@@ -53,16 +56,16 @@ class Usage(msgspec.Struct):
 
 
 class TokenCounts(msgspec.Struct, omit_defaults=True):
-    """How much of one input the model read; sent where a request asks for it with `return_token_counts`."""
+    """Tokens of one input: processed, given and truncated; sent if the request sets `return_token_counts`."""
 
     used: int
     given: int
     truncated: int
-    at_least: bool = False  # a huge text was cut before all of it was counted
+    at_least: bool = False  # a huge text was cropped before tokenization, so `given` is a lower bound
 
 
 class AnswerList(msgspec.Struct, Generic[EntryT]):
-    """One entry for each input, in their order."""
+    """One entry for each input, in the order of the inputs."""
 
     id: str
     object: str
@@ -77,11 +80,11 @@ class ErrorDetail(msgspec.Struct):
     type: str
     param: str | None
     code: int
-    index: int | msgspec.UnsetType = msgspec.UNSET  # which of several inputs it was
+    index: int | msgspec.UnsetType = msgspec.UNSET  # index of the invalid input
 
 
 class ErrorBody(msgspec.Struct):
-    """Nested for OpenAI's clients, flat for older ones of the reference and Cohere's, `detail` for Jina's."""
+    """Error body: nested for OpenAI clients, flat for older vLLM and Cohere clients, `detail` for Jina clients."""
 
     error: ErrorDetail
     object: str
@@ -97,12 +100,14 @@ def to_response(reply: Reply, headers: Mapping[str, str] | None = None) -> Respo
 
 
 async def send_reply(reply: Reply, headers: Mapping[str, str], send: Send) -> None:
-    """What `respond` makes of it, without the response in between."""
-    told = {"content-length": str(len(reply.content)), **headers, **reply.headers}
+    """Send a reply as `to_response` would, without building a Response object."""
+    all_headers = {"content-length": str(len(reply.content)), **headers, **reply.headers}
     if reply.media_type:
-        told["content-type"] = reply.media_type + ("; charset=utf-8" if reply.media_type.startswith("text/") else "")
-    head = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in told.items()]
-    await send({"type": "http.response.start", "status": reply.status, "headers": head})
+        all_headers["content-type"] = reply.media_type + (
+            "; charset=utf-8" if reply.media_type.startswith("text/") else ""
+        )
+    raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in all_headers.items()]
+    await send({"type": "http.response.start", "status": reply.status, "headers": raw_headers})
     await send({"type": "http.response.body", "body": reply.content})
 
 
@@ -111,9 +116,15 @@ def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None =
 
 
 def error_reply(error: PoolingError) -> Reply:
-    if isinstance(error, InvalidBody):  # names its field in its own words
+    if isinstance(error, InvalidBody):  # its message already names the field
         return status_error_reply(error.status, error.message, error_type="Bad Request", param=error.param)
     return status_error_reply(error.status, str(error), param=error.param, index=error.index)
+
+
+def internal_error_reply(request_id: str, error: Exception) -> Reply:
+    """Log an unexpected exception with its traceback; return a reply with only the request id to find it by."""
+    logger.error("request %s failed", request_id, exc_info=error)
+    return status_error_reply(500, f"internal server error; see the server log, request {request_id}")
 
 
 def status_error_reply(
@@ -127,7 +138,7 @@ def status_error_reply(
     if status in (429, 503):
         headers = {"retry-after": str(RETRY_AFTER_S), "retry-after-ms": str(RETRY_AFTER_S * 1000)}
     elif status < 500 or status == 501:
-        headers = {"x-should-retry": "false"}  # OpenAI's clients would try again
+        headers = {"x-should-retry": "false"}  # OpenAI clients would retry otherwise
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     return json_reply(ErrorBody(detail, "error", message, error_type, param, status, message), status, headers)

@@ -1,4 +1,4 @@
-"""From bytes to a typed body, or an error that names the field."""
+"""Validate and parse request bodies; errors name the invalid field."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cenote.errors import BodyTooLarge, InvalidBody, NotJSON
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct | msgspec.Raw)
 
-VALIDATION_ERROR_PATTERN = re.compile(r"^(?P<what>.*?)(?: - at (?P<place>`.*`))?$", re.DOTALL)
+VALIDATION_ERROR_PATTERN = re.compile(r"^(?P<message>.*?)(?: - at (?P<path>`.*`))?$", re.DOTALL)
 MISSING_FIELD_PATTERN = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
-# the first half of a pair so near the end of a body that the second has no room: msgspec takes it for cut off
+# high surrogate too close to the end of a body for its low surrogate: msgspec reports truncated JSON
 LONE_SURROGATE = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}")
 SURROGATE_PAIR_BYTES = 12
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# every value of a body becomes an object of some hundred bytes; lists and objects are the slowest to make
+# every JSON value becomes a Python object of about a hundred bytes; lists and dicts are the slowest to build
 MAX_VALUES = 4_000_000
 MAX_CONTAINERS = 500_000
 JSON_MEDIA_TYPE_PATTERN = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
@@ -27,7 +27,7 @@ CHARSET_PATTERN = re.compile(r"charset\s*=\s*\"?(?P<name>[\w.-]+)", re.IGNORECAS
 
 
 def check_media_type(content_type: str | None, content_encoding: str | None) -> None:
-    """Only JSON: browsers send the other types across sites without asking."""
+    """Raise unless the body is JSON in UTF-8: browsers send other types cross-site without a preflight request."""
     if not JSON_MEDIA_TYPE_PATTERN.fullmatch((content_type or "").strip()):
         raise NotJSON(
             "Unsupported Media Type: Only 'application/json' is allowed; "
@@ -37,13 +37,13 @@ def check_media_type(content_type: str | None, content_encoding: str | None) -> 
     if charset and charset["name"].lower() not in ("utf-8", "utf8", "us-ascii"):
         raise NotJSON(f"the body must be UTF-8, got charset {charset['name']}")
     if content_encoding and content_encoding.strip().lower() != "identity":
-        raise NotJSON(f"Content-Encoding {content_encoding!r} is not read here; send the body as it is")
+        raise NotJSON(f"Content-Encoding {content_encoding!r} is not supported; send the body uncompressed")
 
 
 def check_raw_body(raw: bytes) -> None:
-    """Refuse what is not UTF-8, even where nobody reads it, and what would fill the memory with tiny objects."""
+    """Raise if the body is not UTF-8, even in unused fields, or has so many values that objects would fill memory."""
     if raw.startswith(BYTE_ORDER_MARK):
-        raise InvalidBody("the body begins with a byte order mark; JSON has none", param="body")
+        raise InvalidBody("the body starts with a byte order mark, which is invalid in JSON", param="body")
     try:
         _ = raw.isascii() or raw.decode()
     except UnicodeDecodeError as error:
@@ -52,28 +52,26 @@ def check_raw_body(raw: bytes) -> None:
         _count_chars(raw, b",") <= MAX_VALUES and _count_chars(raw, b"[{") <= MAX_CONTAINERS
     ):
         return
-    bare = strip_strings(raw)
-    for marks, most, what in ((b",", MAX_VALUES, "values"), (b"[{", MAX_CONTAINERS, "lists and objects")):
-        if (count := _count_chars(bare, marks)) > most:
-            raise BodyTooLarge(
-                f"a body has at most {most:,} {what}, this one has {count:,}; send several", param="body"
-            )
+    structure = strip_strings(raw)
+    for chars, limit, name in ((b",", MAX_VALUES, "values"), (b"[{", MAX_CONTAINERS, "lists and objects")):
+        if (count := _count_chars(structure, chars)) > limit:
+            raise BodyTooLarge(f"the body has {count:,} {name}, limit {limit:,}; split the request", param="body")
 
 
 def strip_strings(raw: bytes) -> bytes:
-    """What is left of JSON without its texts."""
+    """Return JSON without its strings."""
     unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    letters = np.frombuffer(unescaped, dtype=np.uint8)
-    return letters[~np.logical_xor.accumulate(letters == ord('"'))].tobytes()
+    chars = np.frombuffer(unescaped, dtype=np.uint8)
+    return chars[~np.logical_xor.accumulate(chars == ord('"'))].tobytes()
 
 
 def _count_chars(raw: bytes, chars: bytes) -> int:
-    return sum(raw.count(mark) for mark in chars)
+    return sum(raw.count(char) for char in chars)
 
 
 def parse_body(body_type: type[BodyT], raw: bytes | msgspec.Raw) -> BodyT:
     try:
-        body: BodyT = get_decoder(body_type).decode(raw)  # type: ignore[arg-type]  # a class can be a key
+        body: BodyT = get_decoder(body_type).decode(raw)  # type: ignore[arg-type]  # classes are hashable
         return body
     except msgspec.ValidationError as error:
         raise to_invalid_body(body_type, str(error)) from None
@@ -84,10 +82,10 @@ def parse_body(body_type: type[BodyT], raw: bytes | msgspec.Raw) -> BodyT:
 
 
 def _describe_malformed(text: str, raw: bytes | msgspec.Raw) -> str:
-    half = "surrogate" in text or "end of hex escape" in text
+    is_surrogate = "surrogate" in text or "end of hex escape" in text
     if "truncated" in text:
-        half = LONE_SURROGATE.search(bytes(memoryview(raw)[-SURROGATE_PAIR_BYTES:])) is not None
-    return "a lone surrogate is no text" if half else _clean_message(text)
+        is_surrogate = LONE_SURROGATE.search(bytes(memoryview(raw)[-SURROGATE_PAIR_BYTES:])) is not None
+    return "a string contains a lone surrogate" if is_surrogate else _clean_message(text)
 
 
 @lru_cache(maxsize=256)
@@ -96,27 +94,27 @@ def get_decoder(body_type: type[BodyT]) -> msgspec.json.Decoder[BodyT]:
 
 
 def to_invalid_body(body_type: type[BodyT], text: str) -> InvalidBody:
-    """In words, with the place as clients write it: body.input.17"""
-    found = VALIDATION_ERROR_PATTERN.match(text)
-    assert found is not None, "the pattern takes any text"
-    what, place = found["what"], to_field_path(found["place"])
-    if missing := MISSING_FIELD_PATTERN.search(what):
-        return InvalidBody(f"{missing['name']} is required", param=f"{place}.{missing['name']}")
-    if choices := _list_choices(body_type, place.removeprefix("body.")):
-        what = f"{what}; there are: {', '.join(choices)}"
-    return InvalidBody(f"{place.removeprefix('body.')}: {_clean_message(what)}", param=place)
+    """Convert a msgspec validation error to one with a field path such as `body.input.17`."""
+    match = VALIDATION_ERROR_PATTERN.match(text)
+    assert match is not None, "the pattern matches any text"
+    message, path = match["message"], to_field_path(match["path"])
+    if missing := MISSING_FIELD_PATTERN.search(message):
+        return InvalidBody(f"{missing['name']} is required", param=f"{path}.{missing['name']}")
+    if choices := _list_choices(body_type, path.removeprefix("body.")):
+        message = f"{message}; expected one of: {', '.join(choices)}"
+    return InvalidBody(f"{path.removeprefix('body.')}: {_clean_message(message)}", param=path)
 
 
 def _list_choices(body_type: type[BodyT], name: str) -> list[str]:
-    """The words that a field of a few words takes."""
+    """Return the values of a `Literal` field; an empty list for other types."""
     parts = [get_type_hints(body_type).get(name)]
     while any(get_args(part) and get_origin(part) is not Literal for part in parts):
         parts = [inner for part in parts for inner in (get_args(part) if get_origin(part) is not Literal else [part])]
-    return [str(word) for part in parts if get_origin(part) is Literal for word in get_args(part)]
+    return [str(value) for part in parts if get_origin(part) is Literal for value in get_args(part)]
 
 
 def to_field_path(json_path: str | None) -> str:
-    """`$.input[17]` as body.input.17"""
+    """Convert a JSON path such as `$.input[17]` to `body.input.17`."""
     if not json_path:
         return "body"
     path = json_path.split("`")[-2].replace("[...]", "").replace("[", ".").replace("]", "")

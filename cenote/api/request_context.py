@@ -1,4 +1,4 @@
-"""One request on its way through a handler: the engine it asks, and what the reply's head will say of it."""
+"""Context of one request in a handler: the engine, the settings, and usage counts for the response headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, 
 from cenote.protocol.results import EntityResult, PoolResult, ScoreResult, TokenizeResult
 
 ResultT = TypeVar("ResultT", PoolResult, ScoreResult)
-# of a score request, and of a pool request, which may have one for each input
+# adapter of a score request, or of a pool request, which may have one for each input
 AdapterT = TypeVar("AdapterT", str | None, str | Sequence[str | None] | None)
 
 
@@ -27,14 +27,14 @@ class RequestContext:
         self.engine = engine
         self.settings = settings
         self.request_id = request_id
-        self.tenant = tenant  # the digest of the API key that came along
+        self.tenant = tenant  # digest of the API key of the request
         self.created = int(time.time())
         self.timing = Timing()
-        self.num_items = 0  # inputs, or documents that were compared
-        self.num_tokens = 0  # as the model read them
-        self.num_truncated = 0  # inputs of which only a part was read
-        self.has_token_ids = False  # some input came as numbers, which mean words in one vocabulary only
-        self.adapter: str | None = None  # which the request calls its model
+        self.num_items = 0  # inputs, or scored documents
+        self.num_tokens = 0  # processed by the model
+        self.num_truncated = 0  # inputs that were truncated
+        self.has_token_ids = False  # whether the inputs are token ids, which are valid for one vocabulary only
+        self.adapter: str | None = None  # adapter that the request names as its model
 
     @property
     def model_info(self) -> ModelInfo:
@@ -42,7 +42,7 @@ class RequestContext:
 
     @property
     def model(self) -> str:
-        """What replies call the model: the first of its names, whichever was asked for."""
+        """Name of the model in responses: the first served name, whichever the request used."""
         return self.model_names[0]
 
     @property
@@ -50,7 +50,7 @@ class RequestContext:
         return get_served_names(self.settings, self.model_info)
 
     def check_model(self, name: str | None, *, param: str | None = None) -> None:
-        """One of the model's names, or the name of an adapter, which then reads all inputs."""
+        """Raise if the name is unknown; the name of an adapter selects that adapter for all inputs."""
         if name is None or name in self.model_names:
             return
         if name in self.model_info.external_adapters:
@@ -61,13 +61,13 @@ class RequestContext:
     def check_num_items(self, count: int, name: str) -> None:
         if count > self.settings.max_request_items:
             raise BadRequest(
-                f"{name} has {count} items, one request takes at most {self.settings.max_request_items}; "
-                "send several, or raise --max-request-items",
+                f"{name} has {count} items, limit {self.settings.max_request_items} per request; "
+                "split the request, or raise --max-request-items",
                 param=name,
             )
 
     async def pool(self, request: PoolRequest) -> list[PoolResult]:
-        """All answers, or the error of the first input that failed."""
+        """Return all results, or raise the error of the first input that failed."""
         self.check_num_items(len(request.inputs), "input")
         self.has_token_ids = bool(request.inputs) and isinstance(request.inputs[0], list)
         adapter = self._resolve_adapter(request.adapter)
@@ -88,9 +88,9 @@ class RequestContext:
         return self._record_usage(await self.engine.entities(replace(request, pool_request=pool)))
 
     async def tokenize(self, prompt: Input, **options: Any) -> TokenizeResult:
-        began = time.monotonic()
+        started_at = time.monotonic()
         tokenized = await self.engine.tokenize(prompt, **options)
-        self.timing.tokenize_s += time.monotonic() - began
+        self.timing.tokenize_s += time.monotonic() - started_at
         return tokenized
 
     async def process(self, request: PluginRequest) -> Any:
@@ -103,7 +103,8 @@ class RequestContext:
     def _resolve_adapter(self, requested: AdapterT) -> AdapterT:
         if self.adapter is not None and requested not in (None, self.adapter):
             raise BadRequest(
-                f"model is the adapter {self.adapter!r}, adapter is {requested!r}; give one", param="adapter"
+                f"model names the adapter {self.adapter!r}, but adapter is {requested!r}; set only one of them",
+                param="adapter",
             )
         return requested if self.adapter is None else self.adapter
 
@@ -119,14 +120,14 @@ class RequestContext:
     def make_token_counts(
         self, result: PoolResult | ScoreResult | EntityResult, is_requested: bool | None
     ) -> TokenCounts | None:
-        """What a request that wants to know is told about one of its inputs."""
+        """Return the token counts of one input, or None if the request does not ask for them."""
         if not is_requested:
             return None
-        lost = max(0, result.num_input_tokens - result.num_tokens)
-        return TokenCounts(result.num_tokens, result.num_input_tokens, lost, not result.is_input_count_exact)
+        num_truncated = max(0, result.num_input_tokens - result.num_tokens)
+        return TokenCounts(result.num_tokens, result.num_input_tokens, num_truncated, not result.is_input_count_exact)
 
     def response_headers(self) -> dict[str, str]:
-        """What every reply says about its inputs and where the time went."""
+        """Return the response headers with token counts and timing."""
         timing = self.timing
         parts = (("queue", timing.queue_s), ("tokenize", timing.tokenize_s), ("inference", timing.inference_s))
         return {
@@ -137,6 +138,6 @@ class RequestContext:
 
     def _record_usage(self, results: Sequence[Any]) -> list[Any]:
         self.num_items += len(results)
-        self.num_tokens += sum([answer.num_tokens for answer in results])
-        self.num_truncated += sum([answer.truncated for answer in results])
+        self.num_tokens += sum([result.num_tokens for result in results])
+        self.num_truncated += sum([result.truncated for result in results])
         return cast("list[Any]", results)

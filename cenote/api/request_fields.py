@@ -1,4 +1,4 @@
-"""Groups of request fields that several routes share, and what they mean for the engine."""
+"""Request fields shared by several routes, and their conversion to engine requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cenote.protocol.names import parse_role
 from cenote.protocol.params import PoolingParams, RoleName, ScoreType, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 
-# Every optional field is also allowed to be null: clients write null for what they leave alone.
+# Every optional field may also be null: clients send null for unset fields.
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 ChatMessage = dict[str, Any]
 PromptInput = str | int | list[int | ChatMessage] | ChatMessage
@@ -24,7 +24,7 @@ Priority = Int64
 TokenCount = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Dimensions = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
-# programs take long to compile, and those that come with models are far shorter
+# long templates are slow to compile; those of models are far shorter
 MAX_TEMPLATE_CHARS = 100_000
 UNTRUSTED_TEMPLATE_MESSAGE = (
     "Chat template is passed with request, but --trust-request-chat-template is not set. "
@@ -33,33 +33,39 @@ UNTRUSTED_TEMPLATE_MESSAGE = (
 
 
 def doc(description: str) -> Meta:
-    """What a field means where its name does not tell; the OpenAPI document and the page of routes show it."""
+    """Return the description of a field for the OpenAPI document and the documentation page."""
     return Meta(description=description)
 
 
-ADAPTER_DOC = doc("one of the model's own by its task, or one that was added; those may also be the model")
-MM_PROCESSOR_KWARGS_DOC = doc("how images are read where not as the model's files say, such as max_pixels")
-MEDIA_IO_KWARGS_DOC = doc("accepted; images are decoded in one way")
-PROMPT_DOC = doc("put before every text; empty: not even the model's default prompt")
-PROMPT_NAME_DOC = doc("one of the model's own prompts, put before every text")
-INPUT_TYPE_DOC = doc(
-    "what the inputs are: query, document, ... or a name in the model's files; chooses its prompt for it"
+ADAPTER_DOC = doc(
+    "Adapter name: a built-in adapter by its task, or a loaded LoRA adapter, which can also be given as model."
 )
-TASK_DOC = doc("what the vectors are for, such as retrieval.query: chooses the model's adapter and prompt for it")
+MM_PROCESSOR_KWARGS_DOC = doc("Overrides of the model's image processor settings, such as max_pixels.")
+MEDIA_IO_KWARGS_DOC = doc("Accepted for compatibility, ignored.")
+PROMPT_DOC = doc("Text prepended to every input. An empty string disables the model's default prompt.")
+PROMPT_NAME_DOC = doc("Name of one of the model's prompts, prepended to every input.")
+INPUT_TYPE_DOC = doc(
+    "Type of the inputs: query, document or another name in the model's files. Selects the prompt for it."
+)
+TASK_DOC = doc("Embedding task, such as retrieval.query. Selects the model's adapter and prompt for it.")
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
-    """What every request may say."""
+    """Fields of every request."""
 
     model: str | None = None
     user: str | None = None
-    truncate_prompt_tokens: Annotated[TokenCount | None, doc("cut longer inputs; -1: to what the model reads")] = None
-    truncation_side: Annotated[Literal["left", "right"] | None, doc("the side that is cut off")] = None
-    request_id: Annotated[str | None, doc("accepted; the header X-Request-Id is what counts")] = None
-    priority: Annotated[Priority | None, doc("lower is earlier, where the server schedules by priority")] = None
+    truncate_prompt_tokens: Annotated[
+        TokenCount | None, doc("Truncate inputs to this many tokens; -1 for the model maximum.")
+    ] = None
+    truncation_side: Annotated[Literal["left", "right"] | None, doc("Side that is truncated.")] = None
+    request_id: Annotated[str | None, doc("Accepted for compatibility, ignored. Use the header X-Request-Id.")] = None
+    priority: Annotated[Priority | None, doc("Lower values run earlier, if the server schedules by priority.")] = None
     mm_processor_kwargs: Annotated[dict[str, Any] | None, MM_PROCESSOR_KWARGS_DOC] = None
-    cache_salt: Annotated[str | None, doc("accepted; nothing is kept between requests")] = None
-    return_token_counts: Annotated[bool | None, doc("every answer says how much of its input was read")] = None
+    cache_salt: Annotated[
+        str | None, doc("Accepted for compatibility, ignored. The result cache is separated by API key.")
+    ] = None
+    return_token_counts: Annotated[bool | None, doc("Return the token counts of every input.")] = None
     adapter: Annotated[str | None, ADAPTER_DOC] = None
 
     def make_tokenization_params(self, *, add_special_tokens: bool = True) -> TokenizationParams:
@@ -71,35 +77,42 @@ class CommonFields(msgspec.Struct, kw_only=True):
 
 
 class ActivationFields(CommonFields, kw_only=True):
-    """Whether vectors are normalised and logits squashed, by either of its names."""
+    """Whether to normalise embeddings and apply sigmoid or softmax to logits, under either of two names."""
 
-    use_activation: Annotated[bool | None, doc("normalise vectors, squash logits; as the model does if unset")] = None
-    normalize: Annotated[bool | None, doc("the older name of use_activation")] = None
+    use_activation: Annotated[
+        bool | None,
+        doc("Normalise embeddings, apply sigmoid or softmax to logits. Default: as the model is configured."),
+    ] = None
+    normalize: Annotated[bool | None, doc("Deprecated alias of use_activation.")] = None
 
     def make_pooling_params(self, *, dimensions: int | None = None) -> PoolingParams:
         return PoolingParams(use_activation=self.use_activation, normalize=self.normalize, dimensions=dimensions)
 
 
 class PromptFields(ActivationFields, kw_only=True):
-    """A text, texts, token ids, or conversations under either of two keys."""
+    """Inputs: texts, token ids or conversations, in `input` or `messages`."""
 
     input: Annotated[
-        str | list[PromptInput] | None, doc("a text, token ids, a conversation, or a list of one kind")
+        str | list[PromptInput] | None, doc("A text, token ids, a conversation, or a list of one of these types.")
     ] = None
     messages: Annotated[
         list[ChatMessage | list[ChatMessage]] | None,
-        doc("a conversation or several, with images too; not with input"),
+        doc("One or several conversations, which may contain images. Mutually exclusive with input."),
     ] = None
-    add_special_tokens: Annotated[bool | None, doc("to texts by default; a conversation's template has them")] = None
-    add_generation_prompt: Annotated[bool | None, doc("open the answer's turn at the end")] = None
-    continue_final_message: Annotated[bool | None, doc("leave the last message open")] = None
-    chat_template: Annotated[str | None, doc("Jinja, where the server trusts templates of requests")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, doc("variables for the chat template")] = None
+    add_special_tokens: Annotated[
+        bool | None, doc("Add special tokens. Default: true for texts, false for conversations.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, doc("Append the start of an assistant message to the conversation.")
+    ] = None
+    continue_final_message: Annotated[bool | None, doc("Do not end the last message.")] = None
+    chat_template: Annotated[str | None, doc("Jinja chat template; requires --trust-request-chat-template.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, doc("Variables of the chat template.")] = None
     media_io_kwargs: Annotated[dict[str, Any] | None, MEDIA_IO_KWARGS_DOC] = None
 
     @property
     def is_conversation(self) -> bool:
-        """Whether the inputs are conversations, to which no special tokens are added: their template has them."""
+        """Whether the inputs are conversations, whose chat template already adds special tokens."""
         if self.messages is not None:
             return True
         if not isinstance(self.input, list) or not self.input:
@@ -109,35 +122,35 @@ class PromptFields(ActivationFields, kw_only=True):
 
     def make_inputs(self, context: RequestContext) -> list[Input]:
         if self.messages is not None and self.input is not None:
-            raise InvalidBody("input: give input or messages, not both", param="body.input")
-        given: Any = self.messages if self.messages is not None else self.input
+            raise InvalidBody("input and messages are mutually exclusive; set one of them", param="body.input")
+        inputs: Any = self.messages if self.messages is not None else self.input
         name = "messages" if self.messages is not None else "input"
-        if given is None:
+        if inputs is None:
             raise InvalidBody("input is required (or messages, for a conversation)", param="body.input")
-        if isinstance(given, str):
-            return [given]
-        if not given:
+        if isinstance(inputs, str):
+            return [inputs]
+        if not inputs:
             raise BadRequest("You must pass at least one prompt", param=name)
-        check_same_type(given, name)
-        if isinstance(given[0], str):
-            return given  # type: ignore[no-any-return]  # all of them are texts
-        if isinstance(given[0], int):
-            return [given]  # one prompt of token ids
-        context.check_num_items(len(given), name)
-        if isinstance(given[0], dict):
-            return [make_conversation(self, given, context)]
-        return [self._make_input(each, f"{name}.{place}", context) for place, each in enumerate(given)]
+        check_same_type(inputs, name)
+        if isinstance(inputs[0], str):
+            return inputs  # type: ignore[no-any-return]  # checked above: all are strings
+        if isinstance(inputs[0], int):
+            return [inputs]  # one prompt of token ids
+        context.check_num_items(len(inputs), name)
+        if isinstance(inputs[0], dict):
+            return [make_conversation(self, inputs, context)]
+        return [self._make_input(item, f"{name}.{index}", context) for index, item in enumerate(inputs)]
 
     def _make_input(self, item: Any, name: str, context: RequestContext) -> Input:
         if not item:
-            raise BadRequest("an empty list is no prompt; give token ids or messages", param=name)
+            raise BadRequest("a prompt must not be an empty list; expected token ids or messages", param=name)
         check_same_type(item, name)
         return make_conversation(self, item, context, name) if isinstance(item[0], dict) else item
 
     def to_pool_request(
         self, task: Task, context: RequestContext, *, dimensions: int | None = None, **extra_fields: Any
     ) -> PoolRequest:
-        """What the engine is asked: this task on every input, and `more` of its fields."""
+        """Return the engine request for this task on every input, with `extra_fields` set on it."""
         return PoolRequest(
             task=task,
             inputs=self.make_inputs(context),
@@ -150,25 +163,29 @@ class PromptFields(ActivationFields, kw_only=True):
         )
 
     def resolve_tokenization_params(self) -> TokenizationParams:
-        given = self.add_special_tokens
-        return self.make_tokenization_params(add_special_tokens=not self.is_conversation if given is None else given)
+        add_special_tokens = self.add_special_tokens
+        if add_special_tokens is None:
+            add_special_tokens = not self.is_conversation
+        return self.make_tokenization_params(add_special_tokens=add_special_tokens)
 
 
 class EncodingFields(PromptFields, kw_only=True):
-    """How numbers are written."""
+    """Encoding of the values in the response."""
 
-    encoding_format: Annotated[EncodingFormat | None, doc("float if unset; bytes_only has no header beside it")] = None
-    embed_dtype: Annotated[EmbedDType | None, doc("of base64 and bytes; float32 if unset")] = None
-    endianness: Annotated[Endianness | None, doc("of base64 and bytes; the server's own if unset")] = None
+    encoding_format: Annotated[
+        EncodingFormat | None, doc("Default: float. bytes_only is bytes without the metadata header.")
+    ] = None
+    embed_dtype: Annotated[EmbedDType | None, doc("dtype of base64 and bytes. Default: float32.")] = None
+    endianness: Annotated[Endianness | None, doc("Byte order of base64 and bytes. Default: that of the server.")] = None
 
 
 class PromptTextFields(EncodingFields, kw_only=True):
-    """What is put before texts, by itself, by its name, or by what the texts are."""
+    """Prompt prepended to texts: given directly, by name, or by input type."""
 
     prompt: Annotated[str | None, PROMPT_DOC] = None
     prompt_name: Annotated[str | None, PROMPT_NAME_DOC] = None
     input_type: Annotated[str | None, INPUT_TYPE_DOC] = None
-    role: Annotated[RoleName | None, doc("query or document: the same as input_type")] = None
+    role: Annotated[RoleName | None, doc("Alias of input_type for query and document.")] = None
 
     def to_pool_request(
         self, task: Task, context: RequestContext, *, dimensions: int | None = None, **extra_fields: Any
@@ -178,7 +195,7 @@ class PromptTextFields(EncodingFields, kw_only=True):
 
 
 class ChatOptions(Protocol):
-    """The fields that say how conversations become text."""
+    """Fields that control how a conversation is rendered."""
 
     add_generation_prompt: bool | None
     continue_final_message: bool | None
@@ -194,12 +211,12 @@ def make_conversation(
     *,
     default_generation_prompt: bool = False,
 ) -> Conversation:
-    """One conversation. `opens`: whether the answer's turn is opened where the request leaves that open."""
+    """Return one conversation. `default_generation_prompt`: add_generation_prompt if the request does not set it."""
     kwargs = options.chat_template_kwargs or {}
     check_chat_template(options.chat_template, kwargs, context)
     context.check_num_items(len(messages), name)
     if not messages:
-        raise InvalidBody("messages: a conversation has at least one message", param="body.messages")
+        raise InvalidBody("messages: expected at least one message", param="body.messages")
     return Conversation(
         messages,
         template=options.chat_template,
@@ -212,50 +229,48 @@ def make_conversation(
 
 
 def check_chat_template(template: str | None, kwargs: dict[str, Any], context: RequestContext) -> None:
-    """A template that comes with the request is a program, and run only where that is allowed."""
+    """Raise if the request has a chat template, which is code, and the server does not trust those."""
     if (template is not None or "chat_template" in kwargs) and not context.settings.trust_request_chat_template:
         raise BadRequest(UNTRUSTED_TEMPLATE_MESSAGE, param="chat_template")
     if template is not None and len(template) > MAX_TEMPLATE_CHARS:
         raise BadRequest(
-            f"chat_template has {len(template)} characters, at most {MAX_TEMPLATE_CHARS} are read",
+            f"chat_template has {len(template)} characters, limit {MAX_TEMPLATE_CHARS}",
             param="chat_template",
         )
 
 
 def check_same_type(items: list[Any], name: str) -> None:
-    """A list holds one kind of thing; the first one decides which."""
+    """Raise unless all items of a list have the type of the first."""
     if len(set(map(type, items))) == 1:
         return
-    kind = type(items[0])
-    for place, item in enumerate(items):
-        if type(item) is not kind:
-            names = {str: "a text", int: "a token id", list: "a list", dict: "a message"}
+    first_type = type(items[0])
+    for index, item in enumerate(items):
+        if type(item) is not first_type:
+            names = {str: "a string", int: "a token id", list: "a list", dict: "a message"}
             raise InvalidBody(
-                f"{name}.{place}: expected {names[kind]} like the first, got {names[type(item)]}",
-                param=f"body.{name}.{place}",
+                f"{name}.{index}: expected {names[first_type]} like the first item, got {names[type(item)]}",
+                param=f"body.{name}.{index}",
             )
 
 
-# a text, or an object with one: {"text": ...}, {"content": ...} with a text or a list of parts, which may be images
+# a string, or an object: {"text": ...}, or {"content": ...} with a string or a list of text and image parts
 ScoreInputBody = str | dict[str, Any]
-
-
 ScoreInputsBody = str | dict[str, Any] | list[ScoreInputBody]
 
 
 class ScoringFields(ActivationFields, kw_only=True):
-    """How two sides are compared."""
+    """Options of scoring a query against a document."""
 
-    # some clients write "true" for true and "10" for 10
+    # some clients send "true" for true and "10" for 10
     lenient: ClassVar[bool] = True
 
-    score_type: Annotated[ScoreType | None, doc("the model's own kind if unset")] = None
-    max_tokens_per_query: Annotated[Int64 | None, doc("cut longer queries; 0 is no limit")] = None
-    max_tokens_per_doc: Annotated[Int64 | None, doc("cut longer documents; 0 is no limit")] = None
-    instruction: Annotated[str | None, doc("what makes a document relevant, for models that are told")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, doc("variables for the template that joins two texts")] = (
-        None
-    )
+    score_type: Annotated[ScoreType | None, doc("Default: the score type of the model.")] = None
+    max_tokens_per_query: Annotated[Int64 | None, doc("Truncate queries to this many tokens; 0 for no limit.")] = None
+    max_tokens_per_doc: Annotated[Int64 | None, doc("Truncate documents to this many tokens; 0 for no limit.")] = None
+    instruction: Annotated[
+        str | None, doc("Instruction for instruction-aware rerankers: what makes a document relevant.")
+    ] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, doc("Variables of the score template.")] = None
 
     def to_score_request(self, queries: Sequence[ScoreInput], documents: Sequence[ScoreInput]) -> ScoreRequest:
         return ScoreRequest(

@@ -1,4 +1,4 @@
-"""The server process: answers from its first second, and stops without losing a request."""
+"""Server process: serves while the model loads, and drains in-flight requests at shutdown."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from cenote.protocol.engine import Engine
 logger = logging.getLogger("cenote")
 
 POLL_INTERVAL_S = 0.05
-# for those who are told that no answer will come
+# seconds to send error responses to requests that did not finish in time
 FINAL_FLUSH_S = 1.0
-# for clients that come at the last moment to agree on TLS
+# seconds for the TLS handshakes of connections accepted during shutdown
 HANDSHAKE_TIMEOUT_S = 1.0
 
 
 def run_server(app_state: AppState, listeners: Sequence[socket.socket], load_engine: EngineLoader) -> None:
-    """Serve until a signal comes, then answer what is on its way; raises what kept the model from loading."""
+    """Serve until a signal, then drain in-flight requests; raise the error if the model failed to load."""
     server = ApiServer(app_state, listeners, load_engine)
     server.run(list(listeners))
     if server.failure is not None:
@@ -57,14 +57,16 @@ class ApiServer(uvicorn.Server):
             proxy_headers=False,
             server_header=False,
             backlog=BACKLOG,
-            timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]  # seconds, whole or not
+            timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]  # uvicorn accepts float seconds
         )
         config.load()
         config.ssl = make_tls_context(settings)
         super().__init__(config)
         self.app_state = app_state
         self.load_engine = load_engine
-        self.listeners = [each.dup() for each in listeners]  # stay open a moment longer than those uvicorn closes
+        self.listeners = [
+            listener.dup() for listener in listeners
+        ]  # uvicorn closes its own before the backlog is drained
         self.failure: BaseException | None = None
         self.background_tasks: list[asyncio.Task[None]] = []
         self.pending_connections: set[asyncio.Task[Any]] = set()
@@ -72,7 +74,7 @@ class ApiServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ours are handled by the event loop, and a stop on request is a success."""
+        """Disable uvicorn's signal handling: the event loop handles signals, and a requested stop exits with 0."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -89,43 +91,43 @@ class ApiServer(uvicorn.Server):
             )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Whoever has connected is answered; then everybody is gone, or out of time."""
-        limit = time.monotonic() + self.app_state.settings.shutdown_timeout_s
-        for watcher in self.background_tasks:
-            watcher.cancel()
+        """Drain all connections accepted by now; cancel the rest after `shutdown_timeout_s`."""
+        deadline = time.monotonic() + self.app_state.settings.shutdown_timeout_s
+        for background_task in self.background_tasks:
+            background_task.cancel()
         for server in self.servers:
             server.close()
-        for each in sockets or []:
-            each.close()
+        for listener in sockets or []:
+            listener.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
         self._drain_backlog()
-        for arrival in self.pending_connections:
-            arrival.add_done_callback(_close_connection)
-            asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, arrival.cancel)
-        while self._has_open_work() and time.monotonic() < limit:
+        for pending in self.pending_connections:
+            pending.add_done_callback(_close_connection)
+            asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, pending.cancel)
+        while self._has_open_work() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_INTERVAL_S)
-        for arrival in self.pending_connections:
-            arrival.cancel()
-        late = list(self.server_state.tasks)
-        if late:
-            logger.warning("%d requests were not answered in time", len(late))
-            for task in late:
+        for pending in self.pending_connections:
+            pending.cancel()
+        unfinished = list(self.server_state.tasks)
+        if unfinished:
+            logger.warning("%d requests did not finish within shutdown_timeout_s", len(unfinished))
+            for task in unfinished:
                 task.cancel()
-            await asyncio.wait(late, timeout=FINAL_FLUSH_S)
+            await asyncio.wait(unfinished, timeout=FINAL_FLUSH_S)
 
     def _has_open_work(self) -> bool:
         return bool(self.server_state.connections or self.server_state.tasks or self.pending_connections)
 
     def _drain_backlog(self) -> None:
-        """Clients that the kernel has let in but nobody has greeted; closing the socket would cut them off."""
-        for each in self.listeners:
-            with each:
-                while (client := _accept_pending(each)) is not None:
+        """Accept the connections in the kernel's backlog, which closing the listener would reset."""
+        for listener in self.listeners:
+            with listener:
+                while (client := _accept_pending(listener)) is not None:
                     self.accept_connection(client)
 
     def accept_connection(self, client: socket.socket) -> None:
-        """Beside everything else: a client may take its time over the TLS handshake, or speak no TLS at all."""
+        """Start the connection in a task: the TLS handshake may be slow or fail."""
         client.setblocking(False)
         loop = asyncio.get_running_loop()
         task = loop.create_task(loop.connect_accepted_socket(self.make_connection, client, ssl=self.config.ssl))
@@ -135,7 +137,7 @@ class ApiServer(uvicorn.Server):
     def on_connected(self, task: asyncio.Task[Any]) -> None:
         self.pending_connections.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            logger.debug("a client did not get in: %s", error)  # most often one that speaks no TLS
+            logger.debug("TLS handshake failed: %s", error)  # usually a client that does not use TLS
 
     def make_connection(self) -> HttpConnection:
         return HttpConnection(config=self.config, server_state=self.server_state, app_state={})
@@ -143,11 +145,11 @@ class ApiServer(uvicorn.Server):
     def _on_signal(self, signal_number: int) -> None:
         name = signal.Signals(signal_number).name
         self.num_signals += 1
-        if self.num_signals > 1:  # a stop for another reason may have begun before the first
-            logger.warning("%s once more: stopping at once", name)
+        if self.num_signals > 1:  # counted, as a shutdown for another reason may precede the first signal
+            logger.warning("received %s again, exiting immediately", name)
             os._exit(128 + signal_number)
-        num, delay = self.app_state.num_in_flight, self.app_state.settings.shutdown_delay_s
-        logger.info("%s: stopping; %d requests are on their way", name, num)
+        num_in_flight, delay = self.app_state.num_in_flight, self.app_state.settings.shutdown_delay_s
+        logger.info("received %s, draining %d requests", name, num_in_flight)
         self._begin_shutdown(0.0 if self.app_state.engine_or_none is None else delay)
 
     def _begin_shutdown(self, delay_s: float) -> None:
@@ -163,7 +165,7 @@ class ApiServer(uvicorn.Server):
         self._begin_shutdown(0.0)
 
     async def _watch_engine(self) -> None:
-        """An engine that has died does not come back; whoever started this process may start another."""
+        """Shut down when the engine dies: it cannot be restarted in this process."""
         while True:
             await asyncio.sleep(POLL_INTERVAL_S * 10)
             engine = self.app_state.engine_or_none
@@ -173,16 +175,16 @@ class ApiServer(uvicorn.Server):
 
 
 def _accept_pending(listener: socket.socket) -> socket.socket | None:
-    """Of those who wait to be let in; None if there are no more."""
+    """Accept one connection from the backlog; None if it is empty."""
     while True:
         try:
             return listener.accept()[0]
         except BlockingIOError:
             return None
         except (InterruptedError, ConnectionAbortedError):
-            continue  # that one has gone
+            continue  # the client has disconnected
         except OSError as error:
-            logger.error("clients that had connected cannot be let in: %s", error.strerror)
+            logger.error("accept() failed: %s", error.strerror)
             return None
 
 

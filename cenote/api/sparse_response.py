@@ -1,4 +1,4 @@
-"""Answers that are sparse vectors, and the answers of several tasks to one input."""
+"""Response entries with sparse vectors, or with the results of several tasks for one input."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from cenote.protocol.results import PoolResult
 
 
 class SparseVector(msgspec.Struct, omit_defaults=True):
-    """The entries of the vocabulary that have a weight above zero, in order of id."""
+    """Vocabulary entries with a weight above zero, in order of token id."""
 
     token_ids: list[int]
-    weights: list[float] | str  # base64 where asked for
-    tokens: list[str] | None = None  # as the vocabulary writes them; sent where a request asks with return_tokens
+    weights: list[float] | str  # base64 string if requested
+    tokens: list[str] | None = None  # token strings; sent if the request sets return_tokens
 
 
 class TaskAnswers(msgspec.Struct, omit_defaults=True):
-    """What each of the tasks that were asked for gives for one input."""
+    """Results of all requested tasks for one input."""
 
     embed: list[float] | str | None = None
     classify: list[float] | str | None = None
@@ -38,10 +38,10 @@ class TaskAnswers(msgspec.Struct, omit_defaults=True):
 
 
 def check_not_binary(body: EncodingFields) -> None:
-    """Refuse raw bytes before the model runs: token ids and weights, or several tasks, are no one row of numbers."""
+    """Raise for binary formats, before the model runs: they cannot hold sparse vectors or several tasks."""
     if body.encoding_format in ("bytes", "bytes_only"):
         raise BadRequest(
-            f"encoding_format {body.encoding_format} has no room for sparse vectors or several tasks; ask for float "
+            f"encoding_format={body.encoding_format} does not support sparse vectors or several tasks; expected float "
             "or base64",
             param="encoding_format",
         )
@@ -55,34 +55,34 @@ async def make_sparse_results(
     *,
     return_tokens: bool | None,
 ) -> list[Any]:
-    """For every input a `SparseVector`, or `TaskAnswers` where there are several tasks."""
+    """Return for every input a `SparseVector`, or `TaskAnswers` if there are several tasks."""
     arrays = [
         {task: to_float32_array(rows) for task, rows in ({tasks[0]: item.data} | dict(item.extra_data)).items()}
         for item in results
     ]
-    sparse = [answers["sparse_embed"] for answers in arrays if "sparse_embed" in answers]
-    names = iter(await _fetch_token_strings(context, sparse) if return_tokens and sparse else [None] * len(sparse))
-    made: list[Any] = []
-    num_written = 0
-    for answers in arrays:
-        written: dict[str, Any] = {
-            task: _make_sparse_vector(rows, body, next(names))
+    sparse = [by_task["sparse_embed"] for by_task in arrays if "sparse_embed" in by_task]
+    tokens = iter(await _fetch_token_strings(context, sparse) if return_tokens and sparse else [None] * len(sparse))
+    entries: list[Any] = []
+    num_encoded = 0
+    for by_task in arrays:
+        encoded: dict[str, Any] = {
+            task: _make_sparse_vector(rows, body, next(tokens))
             if task == "sparse_embed"
             else _encode_numbers(rows, body)
-            for task, rows in answers.items()
+            for task, rows in by_task.items()
         }
-        made.append(TaskAnswers(**written) if len(tasks) > 1 else written[tasks[0]])
-        num_written += sum(rows.size for rows in answers.values())
-        if num_written >= NUMBERS_PER_YIELD:
-            num_written = 0
+        entries.append(TaskAnswers(**encoded) if len(tasks) > 1 else encoded[tasks[0]])
+        num_encoded += sum(rows.size for rows in by_task.values())
+        if num_encoded >= NUMBERS_PER_YIELD:
+            num_encoded = 0
             await asyncio.sleep(0)
-    return made
+    return entries
 
 
 def _make_sparse_vector(rows: Float32Array, body: EncodingFields, tokens: list[str] | None) -> SparseVector:
     ids, weights = np.ascontiguousarray(rows.T)
-    listed = msgspec.Raw(orjson.dumps(ids.astype(np.int32), option=orjson.OPT_SERIALIZE_NUMPY))
-    return SparseVector(listed, _encode_numbers(weights, body), tokens)  # type: ignore[arg-type]
+    ids_json = msgspec.Raw(orjson.dumps(ids.astype(np.int32), option=orjson.OPT_SERIALIZE_NUMPY))
+    return SparseVector(ids_json, _encode_numbers(weights, body), tokens)  # type: ignore[arg-type]
 
 
 def _encode_numbers(array: Float32Array, body: EncodingFields) -> Any:
@@ -92,12 +92,12 @@ def _encode_numbers(array: Float32Array, body: EncodingFields) -> Any:
 
 
 async def _fetch_token_strings(context: RequestContext, vectors: Sequence[Float32Array]) -> list[list[str] | None]:
-    """The tokens of every vector, each asked for once."""
-    ids, at = np.unique(np.concatenate([rows[:, 0] for rows in vectors]).astype(np.int32), return_inverse=True)
+    """Return the token strings of every vector; each distinct id is converted once."""
+    ids, inverse = np.unique(np.concatenate([rows[:, 0] for rows in vectors]).astype(np.int32), return_inverse=True)
     tokenized = await context.tokenize(ids.tolist(), add_special_tokens=False, return_token_strs=True)
     strings = tokenized.token_strs or []
     ends = np.cumsum([len(rows) for rows in vectors]).tolist()
     return [
-        [strings[place] for place in at[end - len(rows) : end].tolist()]
+        [strings[index] for index in inverse[end - len(rows) : end].tolist()]
         for rows, end in zip(vectors, ends, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Routes for those who run the server: health, versions, models, metrics."""
+"""Routes for operators: health, version, models, load and metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.routing import Route as Path
+from starlette.routing import Route as StarletteRoute
 
 from cenote.api.app_state import AppState, ServerStatus
 from cenote.api.dialects.dialect import Route
@@ -24,11 +24,11 @@ SystemHandler = Callable[[Request], Awaitable[Reply]]
 
 class Health(msgspec.Struct):
     state: ServerStatus
-    seconds: float  # since the server was started
+    seconds: float  # since the server started
 
 
 class Unhealthy(ErrorBody, kw_only=True):
-    """An error like any other that also says how far the server is."""
+    """Error body with the state of the server and the seconds since it started."""
 
     state: ServerStatus
     seconds: float
@@ -39,11 +39,11 @@ class Version(msgspec.Struct):
 
 
 class Load(msgspec.Struct):
-    server_load: int  # requests to the model that are not answered yet
+    server_load: int  # requests in flight
 
 
 class Permission(msgspec.Struct):
-    """Old clients look for it; everybody who gets this far may do everything that can be done here."""
+    """Permissions in the OpenAI format, expected by old clients; all clients have the same ones."""
 
     id: str
     created: int
@@ -67,7 +67,7 @@ class ModelCard(msgspec.Struct):
     permission: list[Permission]
     object: str = "model"
     owned_by: str = "cenote"
-    parent: str | None = None  # of an adapter: the model that it belongs to
+    parent: str | None = None  # of an adapter: its base model
 
 
 class ModelList(msgspec.Struct):
@@ -77,7 +77,7 @@ class ModelList(msgspec.Struct):
 
 def make_system_routes(app_state: AppState, routes: Sequence[Route]) -> list[BaseRoute]:
     async def ready(http: Request) -> Reply:
-        """Whether requests should come here: not while loading, not while draining, not to a dead engine."""
+        """Return 200 unless the model is loading, the server is draining or the engine has died."""
         try:
             app_state.check_ready()
         except PoolingError as error:
@@ -89,14 +89,16 @@ def make_system_routes(app_state: AppState, routes: Sequence[Route]) -> list[Bas
         )
 
     async def healthy(http: Request) -> Reply:
-        """The same with nothing to read, as the reference has it."""
+        """Like `ready`, with an empty body on success, as in vLLM."""
         reply = await ready(http)
         return Reply(b"", media_type="text/plain") if reply.status == 200 else reply
 
     async def live(http: Request) -> Reply:
-        """Whether a restart would not help: only a dead engine says no."""
-        dead = app_state.engine_or_none.dead_error if app_state.engine_or_none is not None else None
-        return json_reply(make_health(app_state)) if dead is None else unhealthy_reply(app_state, dead)
+        """Return 200 unless the engine has died and the process must be restarted."""
+        engine = app_state.engine_or_none
+        if engine is None or engine.dead_error is None:
+            return json_reply(make_health(app_state))
+        return unhealthy_reply(app_state, engine.dead_error)
 
     async def version(http: Request) -> Reply:
         return json_reply(Version(__version__))
@@ -109,13 +111,13 @@ def make_system_routes(app_state: AppState, routes: Sequence[Route]) -> list[Bas
 
     async def model(http: Request) -> Reply:
         name = http.path_params["name"]
-        found = list_model_cards(app_state)
-        for card in found:
-            # the slash that begins the path of a folder is one with the slash before it
+        cards = list_model_cards(app_state)
+        for card in cards:
+            # the leading slash of a folder path was merged with the slash before it
             if card.id in (name, f"/{name}"):
                 return json_reply(card)
-        if any(is_served_name(each, app_state.settings, app_state.engine.model_info) for each in (name, f"/{name}")):
-            return json_reply(found[0])
+        if any(is_served_name(alias, app_state.settings, app_state.engine.model_info) for alias in (name, f"/{name}")):
+            return json_reply(cards[0])
         raise UnknownModel(f"The model `{name}` does not exist.")
 
     async def tokenizer_info(http: Request) -> Reply:
@@ -123,9 +125,10 @@ def make_system_routes(app_state: AppState, routes: Sequence[Route]) -> list[Bas
 
     async def metrics(http: Request) -> Reply:
         families = await app_state.engine.collect_metrics()
-        return await asyncio.to_thread(metrics_reply, families, get_model_names(app_state)[0])
+        model_name = get_served_names(app_state.settings, app_state.engine.model_info)[0]
+        return await asyncio.to_thread(metrics_reply, families, model_name)
 
-    found = [
+    system_routes = [
         make_route("/health", healthy),
         make_route("/health/ready", ready),
         make_route("/health/live", live),
@@ -138,18 +141,18 @@ def make_system_routes(app_state: AppState, routes: Sequence[Route]) -> list[Bas
         make_route("/metrics", metrics),
     ]
     if app_state.settings.enable_tokenizer_info_endpoint:
-        found.append(make_route("/tokenizer_info", tokenizer_info))
-    return found
+        system_routes.append(make_route("/tokenizer_info", tokenizer_info))
+    return system_routes
 
 
 def make_route(
     path: str, endpoint: SystemHandler, *, methods: Sequence[str] = ("GET",), handler: str | None = None
 ) -> BaseRoute:
-    async def answer(http: Request) -> Response:
+    async def respond(http: Request) -> Response:
         http.scope["handler"] = handler or path
         return to_response(await endpoint(http))
 
-    return Path(path, answer, methods=list(methods))
+    return StarletteRoute(path, respond, methods=list(methods))
 
 
 def make_health(app_state: AppState) -> Health:
@@ -157,36 +160,32 @@ def make_health(app_state: AppState) -> Health:
 
 
 def unhealthy_reply(app_state: AppState, error: PoolingError) -> Reply:
-    plain = error_reply(error)
-    body = msgspec.json.decode(plain.content)
-    now = {"state": app_state.status, "seconds": round(app_state.uptime_s, 3)}
-    return json_reply(msgspec.convert({**body, **now}, Unhealthy), plain.status, plain.headers)
-
-
-def get_model_names(app_state: AppState) -> Sequence[str]:
-    return get_served_names(app_state.settings, app_state.engine.model_info)
+    reply = error_reply(error)
+    body = msgspec.json.decode(reply.content)
+    health = {"state": app_state.status, "seconds": round(app_state.uptime_s, 3)}
+    return json_reply(msgspec.convert({**body, **health}, Unhealthy), reply.status, reply.headers)
 
 
 def list_model_cards(app_state: AppState) -> list[ModelCard]:
-    """One for each of the model's names, then one for each adapter that was added to it."""
-    about, created = app_state.engine.model_info, app_state.created
-    model = get_model_names(app_state)[0]
-    roots: list[tuple[str, str, str | None]] = [(name, about.root, None) for name in get_model_names(app_state)]
-    roots += [(name, place, model) for name, place in about.external_adapters.items()]
+    """Return a card for each served name, then one for each loaded adapter."""
+    model_info, created = app_state.engine.model_info, app_state.created
+    names = get_served_names(app_state.settings, model_info)
+    rows: list[tuple[str, str, str | None]] = [(name, model_info.root, None) for name in names]
+    rows += [(name, path, names[0]) for name, path in model_info.external_adapters.items()]
     return [
         ModelCard(
             name,
             created,
             root,
-            about.max_model_len,
-            [Permission(f"modelperm-{place}-{created}", created)],
+            model_info.max_model_len,
+            [Permission(f"modelperm-{index}-{created}", created)],
             parent=parent,
         )
-        for place, (name, root, parent) in enumerate(roots)
+        for index, (name, root, parent) in enumerate(rows)
     ]
 
 
 def metrics_reply(families: Sequence[MetricFamily], model: str) -> Reply:
-    from cenote.api import prometheus  # takes a tenth of a second, and the first to look can wait for it
+    from cenote.api import prometheus  # importing takes 0.1 s, which only the first scrape pays
 
     return Reply(prometheus.render_metrics(families, model), media_type=prometheus.CONTENT_TYPE)

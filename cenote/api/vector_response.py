@@ -1,4 +1,4 @@
-"""Answers that are vectors, in whatever form the request wants its numbers."""
+"""Responses with vectors, in the encoding that the request selects."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import EncodingFields
 from cenote.protocol.results import PoolResult
 
-# written at once, some milliseconds; then the event loop gets its turn
+# encoded in a few milliseconds; then control returns to the event loop
 NUMBERS_PER_YIELD = 100_000
 EMPTY_DATA_JSON = b'"data":[]'
 
 
 @dataclass(frozen=True, slots=True)
 class VectorFormat:
-    """How a route writes an answer. The encoder would make the same of its struct, and copy all numbers twice."""
+    """Fields of a response entry, which is written directly: msgspec would copy all values twice."""
 
-    id_prefix: str  # of the reply's id
-    data_field: bytes  # that has the numbers
+    id_prefix: str  # prefix of the response id
+    data_field: bytes  # name of the field with the vector
     object: bytes
 
 
 def check_metadata_limit(body: EncodingFields, num_inputs: int) -> None:
-    """Refuse what could not be sent in the end, before the model runs."""
+    """Raise, before the model runs, if the metadata header of a binary response would be too large."""
     if body.encoding_format == "bytes":
         check_metadata_size(num_inputs, body.embed_dtype or "float32", body.endianness or "native")
 
@@ -70,23 +70,25 @@ async def vector_reply(
 def _iter_encoded(
     body: EncodingFields, results: Sequence[PoolResult]
 ) -> Iterator[Sequence[bytes | memoryview | msgspec.Raw]]:
-    """The numbers of every answer as JSON, base64 without its quotation marks; so many at a time."""
-    how = body.embed_dtype or "float32", body.endianness or "native"
+    """Yield batches of encoded vectors: JSON arrays, or base64 without quotation marks."""
+    byte_format = body.embed_dtype or "float32", body.endianness or "native"
     is_base64 = body.encoding_format == "base64"
     if is_base64 and (rows := stack_results(results)) is not None:
-        at_once = max(1, NUMBERS_PER_YIELD // max(1, rows.shape[1]))
-        for at in range(0, len(rows), at_once):
-            yield encode_base64_rows(rows[at : at + at_once], *how)
+        rows_per_yield = max(1, NUMBERS_PER_YIELD // max(1, rows.shape[1]))
+        for start in range(0, len(rows), rows_per_yield):
+            yield encode_base64_rows(rows[start : start + rows_per_yield], *byte_format)
         return
     texts: list[bytes | memoryview | msgspec.Raw] = []
-    num_written = 0
+    num_encoded = 0
     for item in results:
         array = to_float32_array(item.data)
-        texts.append(encode_base64_rows(array.reshape(1, array.size), *how)[0] if is_base64 else encode_json(array))
-        num_written += array.size
-        if num_written >= NUMBERS_PER_YIELD:
+        texts.append(
+            encode_base64_rows(array.reshape(1, array.size), *byte_format)[0] if is_base64 else encode_json(array)
+        )
+        num_encoded += array.size
+        if num_encoded >= NUMBERS_PER_YIELD:
             yield texts
-            texts, num_written = [], 0
+            texts, num_encoded = [], 0
     yield texts
 
 
@@ -95,12 +97,12 @@ def _binary_reply(
 ) -> Reply:
     rows = stack_results(results)
     arrays = [to_float32_array(item.data) for item in results] if rows is None else rows
-    content, parts = make_binary_body(arrays, body.embed_dtype or "float32", body.endianness or "native")
+    content, entries = make_binary_body(arrays, body.embed_dtype or "float32", body.endianness or "native")
     headers = {}
     if body.encoding_format == "bytes":
         usage = {"prompt_tokens": context.num_tokens, "total_tokens": context.num_tokens}
         headers["metadata"] = make_metadata_header(
-            parts,
+            entries,
             id=context.make_response_id(vector_format.id_prefix),
             created=context.created,
             model=context.model,

@@ -1,4 +1,4 @@
-"""The table of dialects, each a vendor's way of asking."""
+"""Table of dialects: the request and response formats of each vendor."""
 
 from cenote.api.dialects.cohere import COHERE
 from cenote.api.dialects.dialect import Dialect

@@ -1,4 +1,4 @@
-"""Cohere's embed routes, both versions."""
+"""Cohere embed API, versions 1 and 2."""
 
 from __future__ import annotations
 
@@ -35,28 +35,32 @@ from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import PoolRequest
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**63 - 1)]
-# the tokens of a huge text are not counted to its end; the engine knows what it can read by then
+# huge texts are counted only up to here: by then they exceed every model's maximum length
 MAX_COUNTED_CHARS = 1_000_000
-# written at once; then the event loop gets its turn
+# encoded at a time; then control returns to the event loop
 ROWS_PER_YIELD = 256
-# a little more than what rounding makes of a length of 1
+# slightly above 1, to allow for rounding
 MAX_UNIT_NORM = 1.001
 
 
 class EmbedBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     input_type: Annotated[str | None, INPUT_TYPE_DOC] = None
-    texts: Annotated[list[str] | None, doc("this, images, or inputs")] = None
-    images: Annotated[list[str] | None, doc("data URIs, or URLs that the server may fetch")] = None
-    inputs: Annotated[list[MixedInput] | None, doc("texts and images in parts; those of an input are read as one")] = (
+    texts: Annotated[list[str] | None, doc("Texts. Set exactly one of texts, images and inputs.")] = None
+    images: Annotated[list[str] | None, doc("Images as data URIs, or URLs that the server is allowed to fetch.")] = None
+    inputs: Annotated[
+        list[MixedInput] | None, doc("Inputs of text and image parts; the parts of an input give one embedding.")
+    ] = None
+    output_dimension: Annotated[Dimensions | None, doc("Embedding size, for Matryoshka models.")] = None
+    embedding_types: Annotated[list[CohereEmbeddingType] | None, doc("One or several encodings of the embeddings.")] = (
         None
     )
-    output_dimension: Annotated[Dimensions | None, doc("the size of the vectors, for Matryoshka models")] = None
-    embedding_types: Annotated[list[CohereEmbeddingType] | None, doc("how vectors are written; several at once")] = None
-    truncate: Annotated[Literal["END", "START", "NONE"] | None, doc("what is cut off; END if unset")] = None
-    max_tokens: Annotated[PositiveInt | None, doc("cut to so many; with NONE: refuse what has more")] = None
-    priority: Annotated[Int64 | None, doc("lower is earlier, where the server schedules by priority")] = None
-    return_token_counts: Annotated[bool | None, doc("say for every input how much of it was read")] = None
+    truncate: Annotated[Literal["END", "START", "NONE"] | None, doc("Side that is truncated. Default: END.")] = None
+    max_tokens: Annotated[
+        PositiveInt | None, doc("Truncate inputs to this many tokens; with truncate NONE, longer inputs are an error.")
+    ] = None
+    priority: Annotated[Int64 | None, doc("Lower values run earlier, if the server schedules by priority.")] = None
+    return_token_counts: Annotated[bool | None, doc("Return the token counts of every input.")] = None
     prompt: Annotated[str | None, PROMPT_DOC] = None
     prompt_name: Annotated[str | None, PROMPT_NAME_DOC] = None
     task: Annotated[str | None, TASK_DOC] = None
@@ -74,7 +78,7 @@ class EmbeddingsByType(msgspec.Struct):
 
 
 class Embedded(msgspec.Struct, kw_only=True):
-    """A vector for each input in every list; version 1 has one bare list of floats where no type was asked for."""
+    """Embeddings by type, one for each input; version 1 returns a plain list of floats if no type was requested."""
 
     id: str
     response_type: Literal["embeddings_by_type", "embeddings_floats"]
@@ -101,8 +105,8 @@ async def _embed(body: EmbedBody, context: RequestContext, *, version: str) -> R
         inputs=body.texts or [],
         params=PoolingParams(dimensions=body.output_dimension),
         tokenization=make_tokenization_params(body, context.model_info),
-        # Sentence Transformers puts a prompt straight before the text. The reference makes it a system message
-        # wherever the tokenizer has a chat template, which embedders inherit from the model they were made of.
+        # Sentence Transformers prepends a prompt to the text. vLLM makes it a system message whenever the tokenizer
+        # has a chat template, which embedding models inherit from their base model.
         prompt=body.prompt,
         prompt_name=body.prompt_name,
         input_type=body.input_type,
@@ -111,33 +115,34 @@ async def _embed(body: EmbedBody, context: RequestContext, *, version: str) -> R
         mm_processor_kwargs=body.mm_processor_kwargs or {},
         priority=body.priority or 0,
     )
-    if given := make_content_parts(body, context.model_info):
-        request = replace_inputs(request, given, context.model_info)
-    limit = body.max_tokens if body.truncate == "NONE" else None
-    if limit is not None:
-        await check_lengths(context, request, limit)
-    pooled = await context.pool(request)
-    if limit is not None:
-        for index, item in enumerate(pooled):
-            check_length(item.num_input_tokens, limit, index)
-    vectors = np.stack([to_float32_array(item.data) for item in pooled])
-    bare = version == "1" and not body.embedding_types
-    written = {kind: await encode_vectors(vectors, kind) for kind in dict.fromkeys(body.embedding_types or ("float",))}
-    counts = [context.make_token_counts(item, True) for item in pooled] if body.return_token_counts else UNSET
+    if content_parts := make_content_parts(body, context.model_info):
+        request = replace_inputs(request, content_parts, context.model_info)
+    max_tokens = body.max_tokens if body.truncate == "NONE" else None
+    if max_tokens is not None:
+        await check_lengths(context, request, max_tokens)
+    results = await context.pool(request)
+    if max_tokens is not None:
+        for index, item in enumerate(results):
+            check_length(item.num_input_tokens, max_tokens, index)
+    vectors = np.stack([to_float32_array(item.data) for item in results])
+    is_plain_list = version == "1" and not body.embedding_types
+    types = dict.fromkeys(body.embedding_types or ("float",))
+    encoded = {type_: await encode_vectors(vectors, type_) for type_ in types}
+    counts = [context.make_token_counts(item, True) for item in results] if body.return_token_counts else UNSET
     return json_reply(
         Embedded(
             id=context.make_response_id("embd"),
-            response_type="embeddings_floats" if bare else "embeddings_by_type",
-            embeddings=written["float"] if bare else written,  # type: ignore[arg-type]  # JSON already
+            response_type="embeddings_floats" if is_plain_list else "embeddings_by_type",
+            embeddings=encoded["float"] if is_plain_list else encoded,  # type: ignore[arg-type]  # JSON already
             texts=body.texts or UNSET,
-            meta=make_meta(context, version, make_billed_units(context, count_images(given))),
+            meta=make_meta(context, version, make_billed_units(context, count_images(content_parts))),
             token_counts=counts,
         )
     )
 
 
 def make_content_parts(body: EmbedBody, model_info: ModelInfo) -> list[ContentParts]:
-    """What there is instead of texts."""
+    """Return the images or mixed inputs; an empty list if the body has texts."""
     if sum(map(bool, (body.texts, body.images, body.inputs))) != 1:
         raise InvalidBody(
             "Exactly one of texts, images, or inputs must be provided, and it must be non-empty", param="body"
@@ -146,7 +151,7 @@ def make_content_parts(body: EmbedBody, model_info: ModelInfo) -> list[ContentPa
 
 
 def make_billed_units(context: RequestContext, num_images: int) -> BilledUnits:
-    """Where there is an image, all tokens are taken for those of images."""
+    """Return the billed units; if there are images, all tokens count as image tokens."""
     if not num_images:
         return BilledUnits(input_tokens=context.num_tokens, image_tokens=0)
     return BilledUnits(input_tokens=0, image_tokens=context.num_tokens, images=num_images)
@@ -155,19 +160,19 @@ def make_billed_units(context: RequestContext, num_images: int) -> BilledUnits:
 def make_tokenization_params(body: EmbedBody, model_info: ModelInfo) -> TokenizationParams:
     if body.truncate == "NONE":
         return TokenizationParams()
-    fits = body.max_tokens is not None and body.max_tokens < model_info.max_model_len
+    is_below_model_max = body.max_tokens is not None and body.max_tokens < model_info.max_model_len
     return TokenizationParams(
-        truncate_prompt_tokens=body.max_tokens if fits else -1,
-        truncation_side="left" if body.truncate == "START" else None,  # END: the tokenizer keeps its special tokens
+        truncate_prompt_tokens=body.max_tokens if is_below_model_max else -1,
+        truncation_side="left" if body.truncate == "START" else None,  # END: the tokenizer's default side
     )
 
 
 async def check_lengths(context: RequestContext, request: PoolRequest, max_tokens: int) -> None:
-    """Refuse a text that is too long before the model has run on the others; images are not read twice for that."""
+    """Raise for a text that is too long before the model runs; images are checked after preprocessing instead."""
     prompt = select_prompt(request, context.model_info).prompt or ""
-    counted = [f"{prompt}{text}"[:MAX_COUNTED_CHARS] for text in request.inputs if isinstance(text, str)]
-    for index, tokenized in enumerate(await asyncio.gather(*map(context.engine.tokenize, counted))):
-        check_length(len(tokenized.token_ids), max_tokens, index, is_exact=len(counted[index]) < MAX_COUNTED_CHARS)
+    texts = [f"{prompt}{text}"[:MAX_COUNTED_CHARS] for text in request.inputs if isinstance(text, str)]
+    for index, tokenized in enumerate(await asyncio.gather(*map(context.engine.tokenize, texts))):
+        check_length(len(tokenized.token_ids), max_tokens, index, is_exact=len(texts[index]) < MAX_COUNTED_CHARS)
 
 
 def check_length(num_tokens: int, max_tokens: int, index: int, *, is_exact: bool = True) -> None:
@@ -182,13 +187,11 @@ def check_length(num_tokens: int, max_tokens: int, index: int, *, is_exact: bool
 
 
 async def encode_vectors(vectors: Float32Array, embedding_type: CohereEmbeddingType) -> msgspec.Raw:
-    """The vectors as JSON; after every so many rows the event loop gets its turn."""
-    if embedding_type in (
-        "int8",
-        "uint8",
-    ):  # bytes have no room for more than a length of 1, which not every model keeps to
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        vectors = np.where(lengths > MAX_UNIT_NORM, vectors / np.maximum(lengths, 1), vectors)
+    """Encode the vectors as JSON, returning control to the event loop after every `ROWS_PER_YIELD` rows."""
+    # the int8 scale assumes a norm of at most 1, which not every model produces
+    if embedding_type in ("int8", "uint8"):
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors = np.where(norms > MAX_UNIT_NORM, vectors / np.maximum(norms, 1), vectors)
     parts: list[bytes] = []
     for start in range(0, len(vectors), ROWS_PER_YIELD):
         parts.append(bytes(encode_cohere_vectors(vectors[start : start + ROWS_PER_YIELD], embedding_type))[1:-1])
@@ -204,7 +207,7 @@ def _make_route(path: str, handler: Any, summary: str) -> Route:
         summary=summary,
         reply_type=Embedded,
         api_name="Embeddings",
-        is_supported=lambda about: "embed" in about.tasks,
+        is_supported=lambda model_info: "embed" in model_info.tasks,
         example={
             "texts": ["Hello, my name is", "The capital of France is"],
             "input_type": "search_document",
@@ -216,9 +219,9 @@ def _make_route(path: str, handler: Any, summary: str) -> Route:
 COHERE = Dialect(
     "cohere",
     [
-        _make_route("/v2/embed", embed, "Vectors in Cohere's types, several at once"),
+        _make_route("/v2/embed", embed, "Compute embeddings in one or several of Cohere's types"),
         _make_route(
-            "/v1/embed", embed_v1, "The same as version 1 answers it: floats in a bare list unless types are asked for"
+            "/v1/embed", embed_v1, "Compute embeddings; returns a plain list of floats if no type is requested"
         ),
     ],
 )

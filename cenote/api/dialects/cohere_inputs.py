@@ -1,4 +1,4 @@
-"""What Cohere's clients embed besides texts: images, and inputs of several parts."""
+"""Images and mixed inputs of the Cohere embed API."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Part(msgspec.Struct):
 
 
 class MixedInput(msgspec.Struct):
-    """Parts that become one vector."""
+    """Parts that give one embedding."""
 
     content: list[Part]
 
 
 def parse_images(urls: list[str], model_info: ModelInfo) -> list[ContentParts]:
     if not model_info.supports_images:
-        raise Unsupported(f"{model_info.name} reads only text; give texts instead of images", param="images")
-    return [ContentParts([make_image_part(url)], f"images[{place}]") for place, url in enumerate(urls)]
+        raise Unsupported(f"{model_info.name} does not support images; use texts", param="images")
+    return [ContentParts([make_image_part(url)], f"images[{index}]") for index, url in enumerate(urls)]
 
 
 def parse_inputs(inputs: list[MixedInput], model_info: ModelInfo) -> list[ContentParts]:
-    return [_parse_mixed_input(item, place, model_info) for place, item in enumerate(inputs)]
+    return [_parse_mixed_input(item, index, model_info) for index, item in enumerate(inputs)]
 
 
 def _parse_mixed_input(item: MixedInput, index: int, model_info: ModelInfo) -> ContentParts:
@@ -46,17 +46,19 @@ def _parse_mixed_input(item: MixedInput, index: int, model_info: ModelInfo) -> C
     if not item.content:
         raise InvalidBody(f"{name}: expected at least one part", param=f"body.{name}")
     parts: list[ChatMessage] = []
-    for place, part in enumerate(item.content):
-        where = f"{name}.{place}"
+    for part_index, part in enumerate(item.content):
+        param_path = f"{name}.{part_index}"
         if part.type == "text":
             if part.text is None:
-                raise InvalidBody("CohereEmbedContent with type='text' requires text", param=f"body.{where}")
+                raise InvalidBody("CohereEmbedContent with type='text' requires text", param=f"body.{param_path}")
             parts.append({"type": "text", "text": part.text})
             continue
         if part.image_url is None or not part.image_url.url:
-            raise InvalidBody("CohereEmbedContent with type='image_url' requires image_url.url", param=f"body.{where}")
+            raise InvalidBody(
+                "CohereEmbedContent with type='image_url' requires image_url.url", param=f"body.{param_path}"
+            )
         if not model_info.supports_images:
-            raise Unsupported(f"{model_info.name} reads only text; {where} is an image", param=where)
+            raise Unsupported(f"{model_info.name} does not support images; {param_path} is an image", param=param_path)
         parts.append(make_image_part(part.image_url.url))
     return ContentParts(parts, f"inputs[{index}].content")
 
@@ -66,30 +68,30 @@ def make_image_part(url: str) -> ChatMessage:
 
 
 def replace_inputs(request: PoolRequest, content_parts: list[ContentParts], model_info: ModelInfo) -> PoolRequest:
-    """Conversations in which the user says them, where the model has a template for these; else parts by themselves."""
+    """Set the inputs: a conversation with one user message each if the model has a chat template, else the parts."""
     if not model_info.supports_images:
-        return replace(request, inputs=["\n".join(part["text"] for part in each.content) for each in content_parts])
+        return replace(request, inputs=["\n".join(part["text"] for part in parts.content) for parts in content_parts])
     if not model_info.has_chat_template:
         return replace(request, inputs=content_parts)
     instruction = select_prompt(request, model_info).prompt
-    before = [{"role": "system", "content": instruction}] if instruction else []
+    system = [{"role": "system", "content": instruction}] if instruction else []
     chats = [
-        Conversation([*before, {"role": "user", "content": each.content}], image_names=_list_image_names(each))
-        for each in content_parts
+        Conversation([*system, {"role": "user", "content": parts.content}], image_names=_list_image_names(parts))
+        for parts in content_parts
     ]
     return replace(request, inputs=chats, tokenization=replace(request.tokenization, add_special_tokens=False))
 
 
 def count_images(content_parts: list[ContentParts]) -> int:
-    return sum(len(_list_image_names(each)) for each in content_parts)
+    return sum(len(_list_image_names(parts)) for parts in content_parts)
 
 
 def _list_image_names(content_parts: ContentParts) -> tuple[str, ...]:
-    """As the client finds them in what it sent."""
+    """Return the paths of the images in the request body, for error messages."""
     if content_parts.param_path.startswith("images"):
         return (content_parts.param_path,)
     return tuple(
-        f"{content_parts.param_path}[{place}]"
-        for place, part in enumerate(content_parts.content)
+        f"{content_parts.param_path}[{index}]"
+        for index, part in enumerate(content_parts.content)
         if part["type"] == "image_url"
     )

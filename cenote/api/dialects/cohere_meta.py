@@ -1,4 +1,4 @@
-"""The `meta` of Cohere's replies: version, units, tokens, and what was cut off."""
+"""`meta` object of Cohere responses: API version, billed units, tokens and warnings."""
 
 from __future__ import annotations
 
@@ -32,9 +32,5 @@ class Meta(msgspec.Struct):
 
 
 def make_meta(context: RequestContext, version: str, units: BilledUnits) -> Meta:
-    warnings = (
-        [f"{context.num_truncated} inputs were longer than what is read of them, and cut"]
-        if context.num_truncated
-        else []
-    )
+    warnings = [f"{context.num_truncated} inputs were too long and were truncated"] if context.num_truncated else []
     return Meta(ApiVersion(version), units, Tokens(context.num_tokens), warnings)

@@ -1,4 +1,4 @@
-"""What a dialect is: routes, each with the body it reads and the handler that translates it."""
+"""Dialect: a vendor's routes, each with its body type and the handler that translates it for the engine."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def is_always_supported(model_info: ModelInfo) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One thing to ask for with POST, under one path or several."""
+    """One POST endpoint, under one or several paths."""
 
-    paths: Sequence[str]  # the first one names it in metrics and documents
-    body_type: type[msgspec.Struct] | type[msgspec.Raw]  # Raw where the handler reads it itself
+    paths: Sequence[str]  # the first one is its name in metrics and documentation
+    body_type: type[msgspec.Struct] | type[msgspec.Raw]  # Raw if the handler parses it
     handler: Handler
     summary: str
-    reply_type: Any  # the type of its answer, for the OpenAPI document
-    media_type: str = JSON_MEDIA_TYPE  # in which that is written
-    api_name: str = ""  # how a refusal calls it: "The model does not support <api> API"
-    is_supported: Callable[[ModelInfo], bool] = is_always_supported  # whether the loaded model can do it
-    can_be_binary: bool = False  # may answer with application/octet-stream
-    example: Mapping[str, Any]  # a body to show and to try
-    documented_body_type: Any = None  # what a Raw body may be, for the OpenAPI document
+    reply_type: Any  # type of the response body, for the OpenAPI document
+    media_type: str = JSON_MEDIA_TYPE  # of the response
+    api_name: str = ""  # name in the error "The model does not support ... API"
+    is_supported: Callable[[ModelInfo], bool] = is_always_supported  # by the loaded model
+    can_be_binary: bool = False  # whether it can respond with application/octet-stream
+    example: Mapping[str, Any]  # request body for the documentation page
+    documented_body_type: Any = None  # types of a Raw body, for the OpenAPI document
 
 
 @dataclass(frozen=True, slots=True)

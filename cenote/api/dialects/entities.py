@@ -1,4 +1,4 @@
-"""Entities of texts, as Transformers' pipeline for token classification tells them."""
+"""Entities of texts, like the token-classification pipeline of Transformers."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Stride = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class EntitiesBody(CommonFields, kw_only=True):
-    input: Annotated[str | list[str], doc("a text or several; a long one is cut unless stride is given")]
-    aggregation_strategy: Annotated[AggregationStrategy | None, doc("simple if unset; none: every token by itself")] = (
-        None
-    )
-    ignore_labels: Annotated[list[str] | None, doc("O if unset; [] leaves nothing out")] = None
-    stride: Annotated[Stride | None, doc("read all of a long text, in windows that share so many tokens")] = None
-    add_special_tokens: Annotated[bool | None, doc("true if unset")] = None
+    input: Annotated[str | list[str], doc("One or several texts. Long texts are truncated unless stride is set.")]
+    aggregation_strategy: Annotated[
+        AggregationStrategy | None, doc("Default: simple. none returns every token separately.")
+    ] = None
+    ignore_labels: Annotated[list[str] | None, doc('Labels to leave out. Default: ["O"]; [] keeps all.')] = None
+    stride: Annotated[Stride | None, doc("Process long texts in windows that overlap by this many tokens.")] = None
+    add_special_tokens: Annotated[bool | None, doc("Default: true.")] = None
 
 
 class Span(msgspec.Struct, omit_defaults=True):
-    """A part of a text and its class: `entity_group` of merged tokens, `entity` and `index` of a single one."""
+    """A span of text and its label: `entity_group` for merged tokens, `entity` and `index` for a single token."""
 
     score: float
-    word: str  # its tokens as the tokenizer puts them together
-    start: int  # counted in Unicode characters
+    word: str  # its tokens, decoded by the tokenizer
+    start: int  # in Unicode code points
     end: int
-    text: str  # what stands there in the text that was sent
+    text: str  # the characters from start to end of the input
     entity_group: str | UnsetType = UNSET
     entity: str | UnsetType = UNSET
     index: int | UnsetType = UNSET
@@ -45,7 +45,7 @@ class Span(msgspec.Struct, omit_defaults=True):
 class EntitiesAnswer(msgspec.Struct, omit_defaults=True):
     index: int
     entities: list[Span]
-    truncated: bool = msgspec.field(default_factory=bool)  # what lies behind the model's length was not looked at
+    truncated: bool = msgspec.field(default_factory=bool)  # whether the text was cut to the model's maximum length
     object: str = msgspec.field(default_factory=lambda: "entities")
     token_counts: TokenCounts | None = None
 
@@ -79,19 +79,19 @@ async def entities_reply(
     *,
     return_token_counts: bool | None,
 ) -> Reply:
-    """What this route answers, and others that are asked the same."""
+    """Run token classification and return the entities; also used by /pooling."""
     if pool.task != "token_classify":
         raise Unsupported(
-            f"aggregation_strategy is for the task token_classify, not {pool.task}", param="aggregation_strategy"
+            f"aggregation_strategy requires the task token_classify, got {pool.task}", param="aggregation_strategy"
         )
     ignored = ["O"] if ignore_labels is None else ignore_labels
     request = EntityRequest(pool_request=pool, aggregation_strategy=strategy, ignore_labels=ignored, stride=stride)
 
-    def answer(index: int, item: EntityResult) -> EntitiesAnswer:
+    def make_entry(index: int, item: EntityResult) -> EntitiesAnswer:
         counts = context.make_token_counts(item, return_token_counts)
-        return EntitiesAnswer(index, [to_span(each) for each in item.entities], item.truncated, token_counts=counts)
+        return EntitiesAnswer(index, [to_span(entity) for entity in item.entities], item.truncated, token_counts=counts)
 
-    data = [answer(index, item) for index, item in enumerate(await context.entities(request))]
+    data = [make_entry(index, item) for index, item in enumerate(await context.entities(request))]
     return json_reply(context.make_result_list("entities", data))
 
 
@@ -109,10 +109,10 @@ ENTITIES = Dialect(
             paths=("/entities", "/v1/entities"),
             body_type=EntitiesBody,
             handler=entities,
-            summary="The parts of texts that a token classifier has a class for, with their places",
+            summary="Find entities in texts with a token classification model",
             reply_type=AnswerList[EntitiesAnswer],
             api_name="Entities",
-            is_supported=lambda about: about.supports_entities,
+            is_supported=lambda model_info: model_info.supports_entities,
             example={"input": ["The river flows through Berlin.", "Who lives in Paris?"]},
         ),
     ],

@@ -1,4 +1,4 @@
-"""One route for every kind of request, as SageMaker asks; the keys of a body tell which kind it is."""
+"""SageMaker /invocations: one route for all request types, selected by the keys of the body."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cenote.api.request_context import RequestContext
 from cenote.errors import InvalidBody
 from cenote.protocol.model_info import ModelInfo
 
-# for each kind of request the keys it can be known by, in the order in which the kinds are tried
+# alternative sets of required keys by route, in the order in which the routes are tried
 REQUIRED_KEYS: Mapping[str, Sequence[tuple[str, ...]]] = {
     "/v1/embeddings": (("input",), ("messages",)),
     "/classify": (("input",), ("messages",)),
@@ -25,23 +25,23 @@ REQUIRED_KEYS: Mapping[str, Sequence[tuple[str, ...]]] = {
     "/score": SCORE_FIELD_PAIRS,
     "/pooling": (("input",), ("messages",), ("data",)),
 }
-# the routes that do one task: a body that names another one is not theirs
+# routes for one task: skipped if the body names another task
 ROUTE_TASKS = {"/v1/embeddings": "embed", "/classify": "classify"}
 
 NULL_JSON = msgspec.Raw(b"null")
 KEY_NAMES = sorted({name for choices in REQUIRED_KEYS.values() for names in choices for name in names})
-# what a body has, with nothing of it read yet but the task
+# the keys of a body, of which only the task is parsed
 BodyKeys = msgspec.defstruct("Keys", [("task", Any, None), *((name, msgspec.Raw, NULL_JSON) for name in KEY_NAMES)])
 
 
 def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:
-    """The route over those that the dialects have for one kind each."""
+    """Return the dialect whose route dispatches to the routes of the other dialects."""
     by_path = {path: route for dialect in dialects for route in dialect.routes for path in route.paths}
-    kinds = {path: by_path[path] for path in REQUIRED_KEYS}
+    routes = {path: by_path[path] for path in REQUIRED_KEYS}
 
-    async def invoke(body: msgspec.Raw, call: RequestContext) -> Reply:
-        route = match_route(parse_body(BodyKeys, body), kinds, call.model_info)
-        return await route.handler(parse_body(route.body_type, body), call)
+    async def invoke(body: msgspec.Raw, context: RequestContext) -> Reply:
+        route = match_route(parse_body(BodyKeys, body), routes, context.model_info)
+        return await route.handler(parse_body(route.body_type, body), context)
 
     return Dialect(
         "sagemaker",
@@ -49,10 +49,10 @@ def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:
             Route(
                 paths=("/invocations",),
                 body_type=msgspec.Raw,
-                documented_body_type=reduce(or_, (route.body_type for route in kinds.values())),
+                documented_body_type=reduce(or_, (route.body_type for route in routes.values())),
                 handler=invoke,
-                summary="Any of the other requests; the first kind whose keys are there answers",
-                reply_type=reduce(or_, (route.reply_type for route in kinds.values())),
+                summary="Run any of the other requests; the keys of the body select the route",
+                reply_type=reduce(or_, (route.reply_type for route in routes.values())),
                 can_be_binary=True,
                 example={"input": "Hello, my name is"},
             )
@@ -62,16 +62,12 @@ def make_invocations_dialect(dialects: Sequence[Dialect]) -> Dialect:
 
 def match_route(keys: Any, routes: Mapping[str, Route], model_info: ModelInfo) -> Route:
     present = {name for name in KEY_NAMES if bytes(memoryview(getattr(keys, name))[:4]) != b"null"}
-    purposes = (
-        None,
-        *model_info.adapters,
-        *model_info.instructions,
-        *model_info.prompts,
-    )  # what vectors are for is no task of a route
-    task = model_info.default_task if keys.task in purposes else keys.task
-    offered = {path: route for path, route in routes.items() if route.is_supported(model_info)}
-    for path, route in offered.items():
+    # in /v1/embeddings, `task` may be an embedding task, which does not select a route
+    embedding_tasks = (None, *model_info.adapters, *model_info.instructions, *model_info.prompts)
+    task = model_info.default_task if keys.task in embedding_tasks else keys.task
+    supported = {path: route for path, route in routes.items() if route.is_supported(model_info)}
+    for path, route in supported.items():
         if ROUTE_TASKS.get(path, task) == task and any(present.issuperset(names) for names in REQUIRED_KEYS[path]):
             return route
-    expected = [f"{path}: {' or '.join(' + '.join(names) for names in REQUIRED_KEYS[path])}" for path in offered]
+    expected = [f"{path}: {' or '.join(' + '.join(names) for names in REQUIRED_KEYS[path])}" for path in supported]
     raise InvalidBody(f"Cannot find suitable handler for request. Expected one of: {expected}", param="body")

@@ -1,4 +1,4 @@
-"""Adapters that come and go while the server runs, as the reference has it; served only where that is allowed."""
+"""Load and unload LoRA adapters at runtime, as in vLLM; enabled by --allow-runtime-lora-updating."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from cenote.errors import BadRequest
 
 
 class LoadBody(msgspec.Struct, kw_only=True):
-    lora_name: Annotated[str | None, doc("what requests call it, as their model")] = None
-    lora_path: Annotated[str | None, doc("a folder that PEFT saved, on the server's machine, or a hub name")] = None
-    load_inplace: Annotated[bool | None, doc("instead of the one of that name")] = None
+    lora_name: Annotated[str | None, doc("Name of the adapter, which requests give as their model.")] = None
+    lora_path: Annotated[str | None, doc("PEFT adapter folder on the server, or a hub name.")] = None
+    load_inplace: Annotated[bool | None, doc("Replace the adapter of the same name.")] = None
 
 
 class UnloadBody(msgspec.Struct, kw_only=True):
     lora_name: str | None = None
-    lora_int_id: Annotated[int | None, doc("accepted; the name tells adapters apart")] = None
+    lora_int_id: Annotated[int | None, doc("Accepted for compatibility, ignored.")] = None
 
 
 async def load_adapter(body: LoadBody, context: RequestContext) -> Reply:
     if not body.lora_name or not body.lora_path:
         raise BadRequest("Both 'lora_name' and 'lora_path' must be provided.")
     if body.lora_name in context.model_names:
-        raise BadRequest(f"'{body.lora_name}' is what the model itself is called; give another", param="lora_name")
+        raise BadRequest(
+            f"'{body.lora_name}' is a name of the model itself; choose another lora_name", param="lora_name"
+        )
     await context.engine.load_adapter(body.lora_name, body.lora_path, in_place=bool(body.load_inplace))
     return text_reply(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
@@ -51,7 +53,7 @@ LORA_ADAPTERS = Dialect(
             paths=("/v1/load_lora_adapter",),
             body_type=LoadBody,
             handler=load_adapter,
-            summary="Let requests name one more adapter as their model",
+            summary="Load a LoRA adapter",
             reply_type=str,
             media_type=TEXT_MEDIA_TYPE,
             example={"lora_name": "my-adapter", "lora_path": "/adapters/mine"},
@@ -60,7 +62,7 @@ LORA_ADAPTERS = Dialect(
             paths=("/v1/unload_lora_adapter",),
             body_type=UnloadBody,
             handler=unload_adapter,
-            summary="Forget an adapter when all requests that name it are answered",
+            summary="Unload a LoRA adapter once no request in flight uses it",
             reply_type=str,
             media_type=TEXT_MEDIA_TYPE,
             example={"lora_name": "my-adapter"},

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings route, with the reference's additions: conversations, binary numbers, truncation."""
+"""OpenAI embeddings API, with vLLM's extensions: conversations, binary encodings, truncation."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ VECTOR_FORMAT = VectorFormat("embd", data_field=b"embedding", object=b"embedding
 
 
 class EmbeddingsBody(PromptTextFields, kw_only=True):
-    dimensions: Annotated[Dimensions | None, doc("the size of the vectors, for Matryoshka models")] = None
+    dimensions: Annotated[Dimensions | None, doc("Embedding size, for Matryoshka models.")] = None
     task: Annotated[str | None, TASK_DOC] = None
 
 
 class Embedding(msgspec.Struct, omit_defaults=True):
     index: int
-    embedding: list[float] | str  # base64 where asked for
+    embedding: list[float] | str  # base64 string if requested
     object: str = msgspec.field(default_factory=lambda: "embedding")
     token_counts: TokenCounts | None = None
 
 
 async def embeddings(body: EmbeddingsBody, context: RequestContext) -> Reply:
     context.check_model(body.model)
-    purpose = None if body.task == "embed" else body.task  # what this route does in any case, as others name it
-    request = body.to_pool_request("embed", context, dimensions=body.dimensions, embedding_task=purpose)
+    # clients may send the pooling task "embed", which this route always runs
+    embedding_task = None if body.task == "embed" else body.task
+    request = body.to_pool_request("embed", context, dimensions=body.dimensions, embedding_task=embedding_task)
     check_metadata_limit(body, len(request.inputs))
     return await vector_reply(context, body, await context.pool(request), VECTOR_FORMAT)
 
@@ -42,10 +43,10 @@ OPENAI = Dialect(
             paths=("/v1/embeddings", "/embeddings"),
             body_type=EmbeddingsBody,
             handler=embeddings,
-            summary="One vector for every text, list of token ids, or conversation",
+            summary="Compute one embedding for every text, list of token ids, or conversation",
             reply_type=AnswerList[Embedding],
             api_name="Embeddings",
-            is_supported=lambda about: "embed" in about.tasks,
+            is_supported=lambda model_info: "embed" in model_info.tasks,
             can_be_binary=True,
             example={"input": ["Hello, my name is", "The capital of France is"]},
         )

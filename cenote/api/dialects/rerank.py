@@ -1,4 +1,4 @@
-"""Reranking: one body that the clients of vLLM, Jina and both versions of Cohere can write and read."""
+"""Rerank API, compatible with clients of vLLM, Jina and Cohere (versions 1 and 2)."""
 
 from __future__ import annotations
 
@@ -27,20 +27,18 @@ DOCUMENTS_PER_SEARCH_UNIT = 100
 
 
 class RerankBody(ScoringFields, kw_only=True):
-    """What else clients send (`max_chunks_per_doc`, `relevant_spans`, `return_len`) is ignored like any other field."""
+    """Query and documents. Other fields that clients send, such as `max_chunks_per_doc`, are ignored."""
 
     query: ScoreInputBody
     documents: ScoreInputsBody
-    top_n: Annotated[NonNegativeInt | None, doc("only so many of the best; 0: all of them")] = None
-    top_k: Annotated[NonNegativeInt | None, doc("another name of top_n")] = None
-    return_documents: Annotated[bool | None, doc("yes, unless it is false")] = None
-    rank_fields: Annotated[list[str] | None, doc("the fields that make the text of a document that is an object")] = (
-        None
-    )
-    max_doc_length: Annotated[Int64 | None, doc("Jina's name of max_tokens_per_doc")] = None
+    top_n: Annotated[NonNegativeInt | None, doc("Return only the best documents; 0 for all.")] = None
+    top_k: Annotated[NonNegativeInt | None, doc("Alias of top_n.")] = None
+    return_documents: Annotated[bool | None, doc("Return the documents. Default: true.")] = None
+    rank_fields: Annotated[list[str] | None, doc("Fields of object documents that form their text.")] = None
+    max_doc_length: Annotated[Int64 | None, doc("Alias of max_tokens_per_doc, used by Jina.")] = None
     truncate: Annotated[
         bool | Literal["END", "START", "NONE"] | None,
-        doc("cut to what the model reads, at the end or the start; unset it depends on the route"),
+        doc("Truncate to the model maximum, at the end or the start. Default: true only for /v2/rerank."),
     ] = None
 
 
@@ -57,7 +55,7 @@ class RerankResult(msgspec.Struct, omit_defaults=True):
 
 
 class Reranked(msgspec.Struct):
-    """Best first; equals stay in their order."""
+    """Ranked documents, best first; ties keep their order."""
 
     id: str
     model: str
@@ -67,12 +65,12 @@ class Reranked(msgspec.Struct):
 
 
 async def rerank(body: RerankBody, context: RequestContext) -> Reply:
-    """A pair that is too long is an error, as the reference has it."""
+    """Rerank; pairs that are too long are an error, as in vLLM."""
     return await _rerank(body, context, version="1", truncate_by_default=False)
 
 
 async def rerank_v2(body: RerankBody, context: RequestContext) -> Reply:
-    """Cohere's own route: its clients know no lengths and count on documents being cut; the reply's head tells it."""
+    """Rerank for Cohere clients, which expect long documents to be truncated; a response header reports it."""
     return await _rerank(body, context, version="2", truncate_by_default=True)
 
 
@@ -80,19 +78,20 @@ async def _rerank(body: RerankBody, context: RequestContext, *, version: str, tr
     context.check_model(body.model)
     documents = body.documents if isinstance(body.documents, list) else [body.documents]
     if not documents:
-        raise BadRequest("documents is empty; give at least one document to rank", param="documents")
+        raise BadRequest("documents is empty; expected at least one document", param="documents")
     context.check_num_items(len(documents), "documents")
-    sides = [
-        make_document_input(each, body.rank_fields, place, context.model_info) for place, each in enumerate(documents)
+    inputs = [
+        make_document_input(document, body.rank_fields, index, context.model_info)
+        for index, document in enumerate(documents)
     ]
-    scores = await context.score(make_score_request(body, context, sides, truncate_by_default=truncate_by_default))
+    scores = await context.score(make_score_request(body, context, inputs, truncate_by_default=truncate_by_default))
     units = BilledUnits(search_units=-(-len(documents) // DOCUMENTS_PER_SEARCH_UNIT))
     return json_reply(
         Reranked(
             context.make_response_id("score"),
             context.model,
             [
-                make_result(body, context, index, scores[index], documents[index], sides[index])
+                make_result(body, context, index, scores[index], documents[index], inputs[index])
                 for index in rank_indices(scores, body)
             ],
             RerankUsage(context.num_tokens, context.num_tokens),
@@ -106,22 +105,21 @@ def make_score_request(
 ) -> ScoreRequest:
     request = body.to_score_request([parse_score_input(body.query, "query", context.model_info)], documents)
     limit = resolve_doc_limit(body.max_tokens_per_doc, body.max_doc_length)
-    wanted = truncate_by_default if body.truncate is None else body.truncate not in (False, "NONE")
-    if body.truncate_prompt_tokens is None and wanted:
+    truncates = truncate_by_default if body.truncate is None else body.truncate not in (False, "NONE")
+    if body.truncate_prompt_tokens is None and truncates:
         side = "left" if body.truncate == "START" else request.tokenization.truncation_side
-        how = replace(request.tokenization, truncate_prompt_tokens=-1, truncation_side=side)
-        request = replace(request, tokenization=how)
-        limit = (
-            0 if limit >= context.model_info.max_model_len else limit
-        )  # as Cohere's own 4096, which many models never reach
+        tokenization = replace(request.tokenization, truncate_prompt_tokens=-1, truncation_side=side)
+        request = replace(request, tokenization=tokenization)
+        # Cohere clients send 4096, which is above the maximum length of many models
+        limit = 0 if limit >= context.model_info.max_model_len else limit
     return replace(request, max_tokens_per_doc=limit)
 
 
 def resolve_doc_limit(max_tokens_per_doc: int | None, max_doc_length: int | None) -> int:
     if max_tokens_per_doc is not None and max_doc_length is not None and max_tokens_per_doc != max_doc_length:
         raise BadRequest(
-            f"max_doc_length is another name of max_tokens_per_doc: got {max_doc_length} and {max_tokens_per_doc}; "
-            f"give one",
+            f"max_doc_length is an alias of max_tokens_per_doc; both were given, with different values: "
+            f"{max_doc_length} and {max_tokens_per_doc}",
             param="max_doc_length",
         )
     return max_tokens_per_doc or max_doc_length or 0
@@ -143,24 +141,24 @@ def make_result(
     counts = context.make_token_counts(score_result, body.return_token_counts)
     shown: dict[str, Any] | str | UnsetType = UNSET
     if body.return_documents is not False:
-        bare = context.settings.rerank_document_shape == "string"
-        shown = make_document_string(score_input) if bare else make_document_object(document, score_input)
+        is_string = context.settings.rerank_document_shape == "string"
+        shown = make_document_string(score_input) if is_string else make_document_object(document, score_input)
     return RerankResult(index, score_result.score, shown, counts)
 
 
 def make_document_input(
     document: ScoreInputBody, rank_fields: Sequence[str] | None, index: int, model_info: ModelInfo
 ) -> ScoreInput:
-    """What the model reads of a document. Several fields become lines that say which is which."""
+    """Return the model input for a document. Several rank_fields become lines `name: text`."""
     if isinstance(document, str) or not rank_fields:
         return parse_score_input(document, f"documents.{index}", model_info)
-    found = {name: to_text(document[name]) for name in rank_fields if document.get(name) is not None}
-    if not found:
+    texts = {name: to_text(document[name]) for name in rank_fields if document.get(name) is not None}
+    if not texts:
         raise InvalidBody(
-            f"documents.{index}: has none of the rank_fields {', '.join(rank_fields)}; it has {', '.join(document)}",
+            f"documents.{index}: none of the rank_fields {', '.join(rank_fields)} found; fields: {', '.join(document)}",
             param=f"body.documents.{index}",
         )
-    return "\n".join(f"{name}: {text}" for name, text in found.items()) if len(rank_fields) > 1 else found.popitem()[1]
+    return "\n".join(f"{name}: {text}" for name, text in texts.items()) if len(rank_fields) > 1 else texts.popitem()[1]
 
 
 def to_text(value: Any) -> str:
@@ -168,19 +166,19 @@ def to_text(value: Any) -> str:
 
 
 def make_document_object(document: ScoreInputBody, score_input: ScoreInput) -> dict[str, Any]:
-    """With `text` for everybody, and whatever else the client put into its document; parts go by their own name."""
+    """Return the document with its other fields, its text in `text`, and content parts in `multi_modal`."""
     if isinstance(document, str):
         return {"text": document, "multi_modal": None}
     parts = content if isinstance(content := document.get("content"), list) else None
-    kept = {name: value for name, value in document.items() if name != "content" or parts is None}
+    fields = {name: value for name, value in document.items() if name != "content" or parts is None}
     if isinstance(score_input, ContentParts):
-        return {**kept, "text": None, "multi_modal": score_input.content}
-    given = kept.get("text")
-    return {**kept, "text": given if isinstance(given, str) else score_input, "multi_modal": parts}
+        return {**fields, "text": None, "multi_modal": score_input.content}
+    text = fields.get("text")
+    return {**fields, "text": text if isinstance(text, str) else score_input, "multi_modal": parts}
 
 
 def make_document_string(score_input: ScoreInput) -> str:
-    """Of a document with images, the texts beside them."""
+    """Return the text of a document; of a document with images, its text parts."""
     if isinstance(score_input, str):
         return score_input
     texts = [part if isinstance(part, str) else part.get("text") for part in score_input.content]
@@ -195,7 +193,7 @@ def _make_route(paths: Sequence[str], handler: Any, summary: str) -> Route:
         summary=summary,
         reply_type=Reranked,
         api_name="Rerank (Score)",
-        is_supported=lambda about: bool(about.score_types),
+        is_supported=lambda model_info: bool(model_info.score_types),
         example={
             "query": "What is the capital of France?",
             "documents": ["The capital of Brazil is Brasilia.", "The capital of France is Paris."],
@@ -207,7 +205,11 @@ def _make_route(paths: Sequence[str], handler: Any, summary: str) -> Route:
 RERANK = Dialect(
     "rerank",
     [
-        _make_route(("/rerank", "/v1/rerank"), rerank, "Documents by how well they answer a query, best first"),
-        _make_route(("/v2/rerank",), rerank_v2, "The same; documents that are too long are cut"),
+        _make_route(("/rerank", "/v1/rerank"), rerank, "Rank documents by relevance to a query, best first"),
+        _make_route(
+            ("/v2/rerank",),
+            rerank_v2,
+            "Rank documents by relevance to a query, best first; long documents are truncated",
+        ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Sparse embeddings: a route of our own, and what the reference's plugin for bge-m3 reads and writes."""
+"""Sparse embeddings: Cenote's own route, and the format of vLLM's bge-m3 plugin."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cenote.errors import InvalidBody
 from cenote.protocol.model_info import ModelInfo
 from cenote.protocol.params import Task, TokenizationParams
 
-RETURN_TOKENS_DOC = doc("sparse vectors also have their tokens as texts")
-# the tasks of a plugin's body, by what it calls them
+RETURN_TOKENS_DOC = doc("Return the token strings of sparse vectors.")
+# tasks by their name in plugin bodies
 PLUGIN_TASKS: dict[str, tuple[Task, ...]] = {
     "dense": ("embed",),
     "sparse": ("sparse_embed",),
@@ -32,15 +32,15 @@ class SparseBody(PromptTextFields, kw_only=True):
 
 class SparseEmbedding(msgspec.Struct, omit_defaults=True):
     index: int
-    token_ids: list[int]  # of the entries of the vocabulary that have a weight above zero, in their order
-    weights: list[float] | str  # base64 where asked for
+    token_ids: list[int]  # vocabulary entries with a weight above zero, in order of id
+    weights: list[float] | str  # base64 string if requested
     tokens: list[str] | None = None
     object: str = msgspec.field(default_factory=lambda: "sparse_embedding")
     token_counts: TokenCounts | None = None
 
 
 class PluginData(EncodingFields, kw_only=True):
-    """What the plugin's users send as `data`."""
+    """The field `data` of plugin requests."""
 
     embed_task: Literal["dense", "sparse", "dense&sparse"] = "dense&sparse"
     return_tokens: bool | None = None
@@ -68,8 +68,8 @@ class PluginResult(msgspec.Struct):
 async def sparse_embeddings(body: SparseBody, context: RequestContext) -> Reply:
     context.check_model(body.model)
     check_not_binary(body)
-    pooled = await context.pool(body.to_pool_request("sparse_embed", context))
-    vectors = await make_sparse_results(context, body, ("sparse_embed",), pooled, return_tokens=body.return_tokens)
+    results = await context.pool(body.to_pool_request("sparse_embed", context))
+    vectors = await make_sparse_results(context, body, ("sparse_embed",), results, return_tokens=body.return_tokens)
     data = [
         SparseEmbedding(
             index,
@@ -78,13 +78,13 @@ async def sparse_embeddings(body: SparseBody, context: RequestContext) -> Reply:
             vector.tokens,
             token_counts=context.make_token_counts(item, body.return_token_counts),
         )
-        for index, (vector, item) in enumerate(zip(vectors, pooled, strict=True))
+        for index, (vector, item) in enumerate(zip(vectors, results, strict=True))
     ]
     return json_reply(context.make_result_list("sparse", data))
 
 
 def supports_plugin_data(model_info: ModelInfo) -> bool:
-    """Whether the model is what the plugin was made for, and nobody has put a plugin before it."""
+    """Whether the model has the tasks of the bge-m3 plugin and no IO processor plugin is configured."""
     return model_info.io_processor_plugin is None and {"embed", "token_classify", "sparse_embed"} <= set(
         model_info.tasks
     )
@@ -93,27 +93,31 @@ def supports_plugin_data(model_info: ModelInfo) -> bool:
 async def make_plugin_result(
     data: Any, tokenization: TokenizationParams | None, context: RequestContext
 ) -> PluginResult:
-    """What the plugin would make of `data`: the vector and the weights of every input, from one pass."""
+    """Return what the plugin returns for `data`: dense and sparse embeddings of every input, from one forward pass."""
     try:
-        asked = msgspec.convert(data, PluginData)
+        plugin_data = msgspec.convert(data, PluginData)
     except msgspec.ValidationError as error:
         raise InvalidBody(f"data: {error}".replace("`", ""), param="body.data") from None
-    tasks = PLUGIN_TASKS[asked.embed_task]
-    dimensions = asked.dimensions if "embed" in tasks else None
-    request = replace(asked.to_pool_request(tasks[0], context, dimensions=dimensions), extra_tasks=tasks[1:])
-    pooled = await context.pool(request if tokenization is None else replace(request, tokenization=tokenization))
-    plain = msgspec.structs.replace(asked, encoding_format="float")
-    answers: Sequence[Any] = await make_sparse_results(context, plain, tasks, pooled, return_tokens=asked.return_tokens)
+    tasks = PLUGIN_TASKS[plugin_data.embed_task]
+    dimensions = plugin_data.dimensions if "embed" in tasks else None
+    request = replace(plugin_data.to_pool_request(tasks[0], context, dimensions=dimensions), extra_tasks=tasks[1:])
+    results = await context.pool(request if tokenization is None else replace(request, tokenization=tokenization))
+    float_data = msgspec.structs.replace(plugin_data, encoding_format="float")
+    task_results: Sequence[Any] = await make_sparse_results(
+        context, float_data, tasks, results, return_tokens=plugin_data.return_tokens
+    )
     entries = []
-    for index, answer in enumerate(answers):
-        sparse = answer.sparse_embed if len(tasks) > 1 else answer if tasks[0] == "sparse_embed" else None
-        dense = answer.embed if len(tasks) > 1 else answer if tasks[0] == "embed" else None
-        entries.append(PluginEntry(index, asked.embed_task, None if sparse is None else _to_weights(sparse), dense))
+    for index, result in enumerate(task_results):
+        sparse = result.sparse_embed if len(tasks) > 1 else result if tasks[0] == "sparse_embed" else None
+        dense = result.embed if len(tasks) > 1 else result if tasks[0] == "embed" else None
+        entries.append(
+            PluginEntry(index, plugin_data.embed_task, None if sparse is None else _to_weights(sparse), dense)
+        )
     return PluginResult(entries, context.make_usage())
 
 
 def _to_weights(vector: Any) -> list[Weight]:
-    ids, weights = (msgspec.json.decode(numbers) for numbers in (vector.token_ids, vector.weights))
+    ids, weights = (msgspec.json.decode(array) for array in (vector.token_ids, vector.weights))
     return [Weight(*entry) for entry in zip(ids, weights, vector.tokens or [None] * len(ids), strict=True)]
 
 
@@ -124,10 +128,10 @@ SPARSE = Dialect(
             paths=("/v1/sparse_embeddings", "/sparse_embeddings"),
             body_type=SparseBody,
             handler=sparse_embeddings,
-            summary="The token ids that matter for every input, and how much each does",
+            summary="Compute a sparse embedding (token ids and weights) for every input",
             reply_type=AnswerList[SparseEmbedding],
             api_name="Sparse Embeddings",
-            is_supported=lambda about: "sparse_embed" in about.tasks,
+            is_supported=lambda model_info: "sparse_embed" in model_info.tasks,
             example={"input": ["What is the capital of France?"], "return_tokens": True},
         )
     ],

@@ -1,4 +1,4 @@
-"""From prompts to token ids and back, as the model's tokenizer reads them."""
+"""Tokenize and detokenize with the model's tokenizer."""
 
 from __future__ import annotations
 
@@ -23,19 +23,24 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
-    add_special_tokens: Annotated[bool | None, doc("to texts by default; a conversation's template has them")] = None
-    return_token_strs: Annotated[bool | None, doc("also the tokens as the vocabulary writes them")] = None
-    add_generation_prompt: Annotated[bool | None, doc("true if unset, unless the last message is continued")] = None
-    continue_final_message: Annotated[bool | None, doc("leave the last message open")] = None
-    chat_template: Annotated[str | None, doc("Jinja, where the server trusts templates of requests")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, doc("variables for the chat template")] = None
+    add_special_tokens: Annotated[
+        bool | None, doc("Add special tokens. Default: true for texts, false for conversations.")
+    ] = None
+    return_token_strs: Annotated[bool | None, doc("Return the token strings too.")] = None
+    add_generation_prompt: Annotated[
+        bool | None,
+        doc("Append the start of an assistant message. Default: true, unless continue_final_message is set."),
+    ] = None
+    continue_final_message: Annotated[bool | None, doc("Do not end the last message.")] = None
+    chat_template: Annotated[str | None, doc("Jinja chat template; requires --trust-request-chat-template.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, doc("Variables of the chat template.")] = None
     media_io_kwargs: Annotated[dict[str, Any] | None, MEDIA_IO_KWARGS_DOC] = None
     mm_processor_kwargs: Annotated[dict[str, Any] | None, MM_PROCESSOR_KWARGS_DOC] = None
-    tools: Annotated[list[dict[str, Any]] | None, doc("for templates that list them")] = None
+    tools: Annotated[list[dict[str, Any]] | None, doc("Tool definitions, passed to the chat template.")] = None
 
     def make_input(self, context: RequestContext) -> Input:
         if self.prompt is not None and self.messages is not None:
-            raise InvalidBody("prompt: give prompt or messages, not both", param="body.prompt")
+            raise InvalidBody("prompt and messages are mutually exclusive; set one of them", param="body.prompt")
         if self.prompt is not None:
             return self.prompt
         if self.messages is None:
@@ -65,10 +70,10 @@ class Detokenized(msgspec.Struct):
 
 async def tokenize(body: TokenizeBody, context: RequestContext) -> Reply:
     context.check_model(body.model, param="model")
-    with_special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
+    add_special_tokens = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     tokenized = await context.tokenize(
         body.make_input(context),
-        add_special_tokens=with_special,
+        add_special_tokens=add_special_tokens,
         return_token_strs=bool(body.return_token_strs),
         mm_processor_kwargs=body.mm_processor_kwargs,
     )
@@ -88,7 +93,7 @@ TOKENIZE = Dialect(
             paths=("/tokenize",),
             body_type=TokenizeBody,
             handler=tokenize,
-            summary="The token ids of a text or a conversation, whatever its length",
+            summary="Return the token ids of a text or conversation of any length",
             reply_type=Tokenized,
             example={"prompt": "Hello, my name is", "return_token_strs": True},
         ),
@@ -96,7 +101,7 @@ TOKENIZE = Dialect(
             paths=("/detokenize",),
             body_type=DetokenizeBody,
             handler=detokenize,
-            summary="The text of token ids, special tokens included",
+            summary="Return the text of token ids, including special tokens",
             reply_type=Detokenized,
             example={"tokens": [10, 20, 30]},
         ),

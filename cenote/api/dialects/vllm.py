@@ -1,4 +1,4 @@
-"""The reference's own routes: pooling for every task, classification, scoring."""
+"""vLLM routes: pooling for every task, classification and scoring."""
 
 from __future__ import annotations
 
@@ -34,32 +34,40 @@ from cenote.protocol.requests import PluginRequest
 from cenote.protocol.results import PoolResult
 from cenote.protocol.score_inputs import parse_score_inputs
 
-# the names that the two sides of a comparison go by, in the order in which they are looked for
+# names of the query and document fields, in order of precedence
 SCORE_FIELD_PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 VECTOR_FORMAT = VectorFormat("pooling", data_field=b"data", object=b"pooling")
 
 
 class PoolingBody(PromptTextFields, kw_only=True):
-    """Here `task` is what is done with the inputs; the task that an adapter is for goes into `adapter`."""
+    """Inputs and pooling task. `task` is the pooling task here; embedding tasks of adapters go into `adapter`."""
 
-    task: Annotated[str | None, doc("the model's default if unset; several at once: embed&token_embed")] = None
-    dimensions: Annotated[Dimensions | None, doc("the size of the vectors, for Matryoshka models")] = None
+    task: Annotated[
+        str | None, doc("Pooling task. Default: that of the model. Several tasks are joined with &: embed&token_embed.")
+    ] = None
+    dimensions: Annotated[Dimensions | None, doc("Embedding size, for Matryoshka models.")] = None
     return_tokens: Annotated[bool | None, RETURN_TOKENS_DOC] = None
-    data: Annotated[Any, doc("for the IO processor plugin, in place of input")] = None
-    aggregation_strategy: Annotated[AggregationStrategy | None, doc("token_classify as /entities answers it")] = None
-    ignore_labels: Annotated[list[str] | None, doc("with aggregation_strategy: O if unset")] = None
-    stride: Annotated[Stride | None, doc("with aggregation_strategy: tokens that windows share")] = None
+    data: Annotated[Any, doc("Data for the IO processor plugin, instead of input.")] = None
+    aggregation_strategy: Annotated[
+        AggregationStrategy | None, doc("Return entities as /entities does; requires the task token_classify.")
+    ] = None
+    ignore_labels: Annotated[
+        list[str] | None, doc('With aggregation_strategy: labels to leave out. Default: ["O"].')
+    ] = None
+    stride: Annotated[
+        Stride | None, doc("With aggregation_strategy: process long texts in windows that overlap by this many tokens.")
+    ] = None
 
 
 class PoolingAnswer(msgspec.Struct, omit_defaults=True):
     index: int
-    data: list[float | list[float]] | str  # a row per token for tasks of tokens; base64 where asked for
+    data: list[float | list[float]] | str  # one row per token for token tasks; base64 string if requested
     object: str = msgspec.field(default_factory=lambda: "pooling")
     token_counts: TokenCounts | None = None
 
 
 class SparseAnswer(msgspec.Struct, omit_defaults=True):
-    """The answer of the task sparse_embed."""
+    """Result of the task sparse_embed."""
 
     index: int
     data: SparseVector
@@ -68,7 +76,7 @@ class SparseAnswer(msgspec.Struct, omit_defaults=True):
 
 
 class CombinedAnswer(msgspec.Struct, omit_defaults=True):
-    """The answers of tasks that were joined with &."""
+    """Results of several tasks joined with &."""
 
     index: int
     data: TaskAnswers
@@ -77,7 +85,7 @@ class CombinedAnswer(msgspec.Struct, omit_defaults=True):
 
 
 class PluginAnswer(msgspec.Struct):
-    """What an IO processor plugin made of `data`."""
+    """Result of an IO processor plugin."""
 
     request_id: str
     created_at: int
@@ -91,34 +99,34 @@ class ClassifyBody(PromptFields, kw_only=True):
 class Classification(msgspec.Struct, omit_defaults=True):
     index: int
     label: str | None
-    probs: list[float]  # logits where use_activation is false
+    probs: list[float]  # logits if use_activation is false
     num_classes: int
     token_counts: TokenCounts | None = None
 
 
 class ScoreBody(ScoringFields, kw_only=True):
-    """Two sides, under one of four pairs of names."""
+    """Queries and documents, under one of four pairs of names."""
 
-    queries: Annotated[ScoreInputsBody | None, doc("one for all documents, or one for each")] = None
+    queries: Annotated[ScoreInputsBody | None, doc("One query for all documents, or one for each.")] = None
     documents: ScoreInputsBody | None = None
-    items: Annotated[ScoreInputsBody | None, doc("another name of documents")] = None
-    data_1: Annotated[ScoreInputsBody | None, doc("another name of queries, beside data_2")] = None
-    data_2: Annotated[ScoreInputsBody | None, doc("another name of documents, beside data_1")] = None
-    text_1: Annotated[ScoreInputsBody | None, doc("another name of queries, beside text_2")] = None
-    text_2: Annotated[ScoreInputsBody | None, doc("another name of documents, beside text_1")] = None
-    chat_template: Annotated[str | None, doc("joins the two, where the server trusts templates of requests")] = None
+    items: Annotated[ScoreInputsBody | None, doc("Alias of documents.")] = None
+    data_1: Annotated[ScoreInputsBody | None, doc("Alias of queries, used with data_2.")] = None
+    data_2: Annotated[ScoreInputsBody | None, doc("Alias of documents, used with data_1.")] = None
+    text_1: Annotated[ScoreInputsBody | None, doc("Alias of queries, used with text_2.")] = None
+    text_2: Annotated[ScoreInputsBody | None, doc("Alias of documents, used with text_1.")] = None
+    chat_template: Annotated[str | None, doc("Jinja score template; requires --trust-request-chat-template.")] = None
 
     def resolve_field_names(self) -> tuple[str, str]:
-        """The first pair of names of which both are there."""
+        """Return the first pair of names for which both fields are set."""
         for first, second in SCORE_FIELD_PAIRS:
             if getattr(self, first) is not None and getattr(self, second) is not None:
                 return first, second
         for first, second in SCORE_FIELD_PAIRS:
-            for here, missing in ((first, second), (second, first)):
-                if getattr(self, here) is not None:
-                    raise InvalidBody(f"{missing} is required beside {here}", param=f"body.{missing}")
+            for present, missing in ((first, second), (second, first)):
+                if getattr(self, present) is not None:
+                    raise InvalidBody(f"{missing} is required with {present}", param=f"body.{missing}")
         known = ", or ".join(f"{first} and {second}" for first, second in SCORE_FIELD_PAIRS)
-        raise InvalidBody(f"two sides are required: {known}", param="body.queries")
+        raise InvalidBody(f"queries and documents are required, as {known}", param="body.queries")
 
 
 class Score(msgspec.Struct, omit_defaults=True):
@@ -136,18 +144,17 @@ async def pooling(body: PoolingBody, context: RequestContext) -> Reply:
     request = replace(body.to_pool_request(tasks[0], context, dimensions=body.dimensions), extra_tasks=tasks[1:])
     if request.extra_tasks or "sparse_embed" in tasks:
         check_not_binary(body)
-        pooled = await context.pool(request)
-        answers = await make_sparse_results(context, body, tasks, pooled, return_tokens=body.return_tokens)
-        kind = CombinedAnswer if request.extra_tasks else SparseAnswer
+        results = await context.pool(request)
+        task_results = await make_sparse_results(context, body, tasks, results, return_tokens=body.return_tokens)
+        entry_type = CombinedAnswer if request.extra_tasks else SparseAnswer
         data = [
-            kind(index, answer, token_counts=context.make_token_counts(item, body.return_token_counts))
-            for index, (answer, item) in enumerate(zip(answers, pooled, strict=True))
+            entry_type(index, task_result, token_counts=context.make_token_counts(item, body.return_token_counts))
+            for index, (task_result, item) in enumerate(zip(task_results, results, strict=True))
         ]
         return json_reply(context.make_result_list("pooling", data))
     if (strategy := body.aggregation_strategy) is not None:
-        wanted = body.return_token_counts
         return await entities_reply(
-            context, request, strategy, body.ignore_labels, body.stride, return_token_counts=wanted
+            context, request, strategy, body.ignore_labels, body.stride, return_token_counts=body.return_token_counts
         )
     check_metadata_limit(body, len(request.inputs))
     return await vector_reply(context, body, await context.pool(request), VECTOR_FORMAT)
@@ -157,37 +164,39 @@ async def run_plugin(body: PoolingBody, context: RequestContext) -> Reply:
     if body.task not in (None, "plugin"):
         raise BadRequest("The 'data' field is only supported for the 'plugin' pooling task.", param="data")
     if body.data is not None and (body.input is not None or body.messages is not None):
-        raise InvalidBody("data: a plugin reads data alone; leave out input and messages", param="body.data")
-    identity = context.make_response_id("pooling")
-    cuts = body.truncate_prompt_tokens is not None or body.truncation_side is not None
-    tokenization = body.resolve_tokenization_params() if cuts else None
+        raise InvalidBody("data cannot be combined with input or messages", param="body.data")
+    response_id = context.make_response_id("pooling")
+    truncates = body.truncate_prompt_tokens is not None or body.truncation_side is not None
+    tokenization = body.resolve_tokenization_params() if truncates else None
     if body.data is not None and supports_plugin_data(context.model_info):
-        made: Any = await make_plugin_result(body.data, tokenization, context)
+        result: Any = await make_plugin_result(body.data, tokenization, context)
     else:
-        made = await context.process(
-            PluginRequest(data=body.data, request_id=identity, tokenization=tokenization, priority=body.priority or 0)
+        result = await context.process(
+            PluginRequest(
+                data=body.data, request_id=response_id, tokenization=tokenization, priority=body.priority or 0
+            )
         )
-    return json_reply(PluginAnswer(identity, context.created, made))
+    return json_reply(PluginAnswer(response_id, context.created, result))
 
 
 def resolve_tasks(name: str | None, model_info: ModelInfo) -> tuple[Task, ...]:
     if name is None:
         return (model_info.default_task,)
-    called = resolve_task_names(name, model_info)
-    wanted = tuple(task for part in called for task in model_info.tasks if task == part)
-    if len(wanted) < len(called):
+    names = resolve_task_names(name, model_info)
+    tasks = tuple(task for part in names for task in model_info.tasks if task == part)
+    if len(tasks) < len(names):
         raise Unsupported(f"Unsupported task: {name!r} Supported tasks: {model_info.tasks}", param="task")
-    return wanted
+    return tasks
 
 
 async def classify(body: ClassifyBody, context: RequestContext) -> Reply:
     context.check_model(body.model)
-    pooled = await context.pool(body.to_pool_request("classify", context))
+    results = await context.pool(body.to_pool_request("classify", context))
     data = [
         make_classification(
             index, item, context.model_info.labels, context.make_token_counts(item, body.return_token_counts)
         )
-        for index, item in enumerate(pooled)
+        for index, item in enumerate(results)
     ]
     return json_reply(context.make_result_list("classify", data))
 
@@ -204,16 +213,16 @@ def make_classification(
 async def score(body: ScoreBody, context: RequestContext) -> Reply:
     context.check_model(body.model)
     check_chat_template(body.chat_template, {}, context)
-    sides = []
+    inputs = []
     for name in body.resolve_field_names():
-        side = getattr(body, name)
-        if isinstance(side, list):
-            context.check_num_items(len(side), name)
-        sides.append(parse_score_inputs(side, name, context.model_info))
-    scored = await context.score(replace(body.to_score_request(*sides), template=body.chat_template))
+        value = getattr(body, name)
+        if isinstance(value, list):
+            context.check_num_items(len(value), name)
+        inputs.append(parse_score_inputs(value, name, context.model_info))
+    results = await context.score(replace(body.to_score_request(*inputs), template=body.chat_template))
     data = [
         Score(index, item.score, token_counts=context.make_token_counts(item, body.return_token_counts))
-        for index, item in enumerate(scored)
+        for index, item in enumerate(results)
     ]
     return json_reply(context.make_result_list("score", data))
 
@@ -225,7 +234,7 @@ VLLM = Dialect(
             paths=("/pooling", "/v1/pooling"),
             body_type=PoolingBody,
             handler=pooling,
-            summary="What a task of the model gives for every input: a vector, a row for every token, weights of words",
+            summary="Run a pooling task on every input: one vector, one vector per token, or token weights",
             reply_type=AnswerList[PoolingAnswer]
             | AnswerList[EntitiesAnswer]
             | AnswerList[SparseAnswer]
@@ -239,20 +248,20 @@ VLLM = Dialect(
             paths=("/classify", "/v1/classify"),
             body_type=ClassifyBody,
             handler=classify,
-            summary="A probability for every class, for every input",
+            summary="Return the class probabilities of every input",
             reply_type=AnswerList[Classification],
             api_name="Classification",
-            is_supported=lambda about: "classify" in about.tasks,
+            is_supported=lambda model_info: "classify" in model_info.tasks,
             example={"input": ["The food was great.", "Never again."]},
         ),
         Route(
             paths=("/score", "/v1/score"),
             body_type=ScoreBody,
             handler=score,
-            summary="How well two texts match: one with one, one with several, or pair by pair",
+            summary="Compute the relevance or similarity score of two texts, of one with several, or of pairs",
             reply_type=AnswerList[Score],
             api_name="Score",
-            is_supported=lambda about: bool(about.score_types),
+            is_supported=lambda model_info: bool(model_info.score_types),
             example={
                 "queries": "What is the capital of France?",
                 "documents": ["The capital of Brazil is Brasilia.", "The capital of France is Paris."],
