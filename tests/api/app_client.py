@@ -1,4 +1,4 @@
-"""A server around a real engine, in the test's own process."""
+"""Test client of the app with a real engine, in the process of the test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cenote.api.app import build_app
 from cenote.api.app_state import AppState
 from cenote.config.server import ServerConfig
 
-# writes every message as "role: content." and opens the answer's turn with "who:"
+# renders every message as "role: content."; the generation prompt is "who:"
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}.{% endfor %}"
     "{% if add_generation_prompt %}who:{% endif %}"
@@ -24,9 +24,9 @@ CHAT_TEMPLATE = (
 
 
 def make_client(llm: LLM, **settings: Any) -> TestClient:
-    service = AppState(ServerConfig(**settings))
-    service.set_engine(llm.engine)
-    return TestClient(build_app(service))
+    app_state = AppState(ServerConfig(**settings))
+    app_state.set_engine(llm.engine)
+    return TestClient(build_app(app_state))
 
 
 def load_llm(folder: Path, **options: Any) -> LLM:
@@ -39,12 +39,12 @@ def add_chat_template(folder: Path, template: str = CHAT_TEMPLATE) -> None:
 
 
 def null_fields(body: type[msgspec.Struct]) -> dict[str, None]:
-    """Every field that may be left out, as null."""
+    """Return all optional fields of a body, set to null."""
     return {field.encode_name: None for field in msgspec.structs.fields(body) if not field.required}
 
 
 def assert_refused(reply: Any, words: str, param: str | None, status: int = 400) -> None:
-    """The reply is an error with these words about this field, in the shape of every kind of client."""
+    """Check that the reply is an error with this text and field, in the formats of all clients."""
     assert reply.status_code == status, reply.text
     body = reply.json()
     assert words in body["error"]["message"], body["error"]["message"]
@@ -54,5 +54,5 @@ def assert_refused(reply: Any, words: str, param: str | None, status: int = 400)
     assert body["object"] == "error"
 
 
-def decode_base64(text: str, kind: str = "<f4") -> np.ndarray[Any, Any]:
-    return np.frombuffer(base64.b64decode(text, validate=True), dtype=kind)
+def decode_base64(text: str, dtype: str = "<f4") -> np.ndarray[Any, Any]:
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype=dtype)

@@ -1,4 +1,4 @@
-"""Tiny models that see, and images as clients send them."""
+"""Tiny vision-language models, and images in the formats that clients send."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ CAT, DOG = make_image(40, 60, seed=1), make_image(90, 30, seed=2)
 
 @contextmanager
 def make_untrusted_client(llm: LLM, **settings: Any) -> Iterator[TestClient]:
-    """The same model as a server has it: whoever asks is a stranger, and may name no file."""
+    """Yield a client of the same model with the engine of a server: image paths from requests are refused."""
     engine = PoolingEngine(llm.engine.model, llm.config)
-    service = AppState(ServerConfig(**settings))
-    service.set_engine(engine)
-    yield TestClient(build_app(service))
+    app_state = AppState(ServerConfig(**settings))
+    app_state.set_engine(engine)
+    yield TestClient(build_app(app_state))
     engine.stop()
 
 
-def data_uri(image: Image.Image, kind: str = "PNG") -> str:
+def data_uri(image: Image.Image, image_format: str = "PNG") -> str:
     file = io.BytesIO()
-    image.save(file, kind)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+    image.save(file, image_format)
+    return f"data:image/{image_format.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def image_part(image: Image.Image | str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def make_message(*parts: Any, role: str = "user") -> dict[str, Any]:
 
 
 def save_tiny_vl_reranker(folder: Path) -> None:
-    """A Qwen3-VL that has three classes."""
+    """Save a tiny Qwen3-VL classifier with three classes."""
     save_tiny_qwen3_vl(folder)
     tensors = load_file(folder / "model.safetensors")
     tensors.pop("lm_head.weight", None)

@@ -1,4 +1,4 @@
-"""Who may ask: keys from options and files, in every header that clients use, on every path but health."""
+"""API keys from options and files, in all supported headers, required on every path except health."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def protected(llm: LLM) -> TestClient:
     ],
     ids=str,
 )
-def test_a_key_is_accepted_in_any_supported_header(headers: dict[str, str], guarded: TestClient) -> None:
-    assert guarded.get("/version", headers=headers).status_code == 200
-    assert guarded.post("/v1/embeddings", headers=headers, json={"input": "a"}).status_code == 200
+def test_a_key_is_accepted_in_any_supported_header(headers: dict[str, str], protected: TestClient) -> None:
+    assert protected.get("/version", headers=headers).status_code == 200
+    assert protected.post("/v1/embeddings", headers=headers, json={"input": "a"}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_a_key_is_accepted_in_any_supported_header(headers: dict[str, str], guar
     ],
     ids=str,
 )
-def test_requests_without_a_key_are_refused(headers: dict[str, str], guarded: TestClient) -> None:
-    reply = guarded.get("/version", headers=headers)
+def test_requests_without_a_key_are_refused(headers: dict[str, str], protected: TestClient) -> None:
+    reply = protected.get("/version", headers=headers)
 
     assert reply.status_code == 401
     assert reply.json()["error"]["type"] == "Unauthorized" and reply.json()["code"] == 401
@@ -79,28 +79,28 @@ def test_requests_without_a_key_are_refused(headers: dict[str, str], guarded: Te
     assert reply.headers["x-request-id"]
 
 
-def test_every_route_of_the_app_needs_a_key_unless_it_is_about_health(llm: LLM) -> None:
-    service = AppState(ServerConfig(api_key=("k",), enable_tokenizer_info_endpoint=True))
-    service.set_engine(llm.engine)
-    client = TestClient(build_app(service))
+def test_every_route_except_health_needs_a_key(llm: LLM) -> None:
+    app_state = AppState(ServerConfig(api_key=("k",), enable_tokenizer_info_endpoint=True))
+    app_state.set_engine(llm.engine)
+    client = TestClient(build_app(app_state))
     starlette: Any = client.app
     while not hasattr(starlette, "routes"):
         starlette = starlette.app
     paths = {route.path for route in starlette.routes if isinstance(route, Route)}
 
-    answers = {
+    statuses = {
         (method, path): client.request(method, path.replace("{name:path}", "x")).status_code
         for path in sorted(paths)
         for method in ("GET", "POST", "HEAD", "PUT", "OPTIONS", "DELETE")
     }
 
-    opened = {path for (_, path), status in answers.items() if status != 401}
-    assert len(paths) > len(make_system_routes(service, [])) and opened == set(PUBLIC_ROUTES)
-    assert all(answers["POST", path] == 401 for path in PUBLIC_ROUTES if path != "/ping")
+    public = {path for (_, path), status in statuses.items() if status != 401}
+    assert len(paths) > len(make_system_routes(app_state, [])) and public == set(PUBLIC_ROUTES)
+    assert all(statuses["POST", path] == 401 for path in PUBLIC_ROUTES if path != "/ping")
 
 
-def status_of(app: ASGIApp, path: str, host: str) -> int:
-    """What the app says to a path exactly as given: clients tidy theirs up before they send them."""
+def get_status(app: ASGIApp, path: str, host: str) -> int:
+    """Return the status for exactly this path: HTTP clients normalise paths before they send them."""
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -135,15 +135,15 @@ def status_of(app: ASGIApp, path: str, host: str) -> int:
     ],
 )
 @pytest.mark.parametrize("host", ["testserver", "x/health?", "x/health#"])
-def test_paths_similar_to_health_need_a_key(path: str, host: str, guarded: TestClient) -> None:
-    assert status_of(guarded.app, path, host) == 401
+def test_paths_similar_to_health_need_a_key(path: str, host: str, protected: TestClient) -> None:
+    assert get_status(protected.app, path, host) == 401
 
 
-def test_duplicate_slashes_are_removed_before_authentication(guarded: TestClient) -> None:
+def test_duplicate_slashes_are_removed_before_authentication(protected: TestClient) -> None:
     """Authentication and routing see the same path: health is public, everything else needs a key."""
-    assert status_of(guarded.app, "//health", "testserver") == 200
-    assert status_of(guarded.app, "//version", "testserver") == 401
-    assert status_of(guarded.app, "//v1//models", "testserver") == 401
+    assert get_status(protected.app, "//health", "testserver") == 200
+    assert get_status(protected.app, "//version", "testserver") == 401
+    assert get_status(protected.app, "//v1//models", "testserver") == 401
 
 
 def test_a_root_path_does_not_bypass_authentication(llm: LLM) -> None:
@@ -158,13 +158,13 @@ def test_without_configured_keys_requests_are_accepted(llm: LLM) -> None:
     assert make_client(llm).get("/version").status_code == 200
 
 
-def test_websockets_are_refused(guarded: TestClient) -> None:
-    with pytest.raises(WebSocketDisconnect), guarded.websocket_connect("/health"):
+def test_websockets_are_refused(protected: TestClient) -> None:
+    with pytest.raises(WebSocketDisconnect), protected.websocket_connect("/health"):
         pass
 
 
 def test_an_empty_key_is_refused_at_the_start() -> None:
-    with pytest.raises(BadRequest, match="an empty api_key"):
+    with pytest.raises(BadRequest, match="api_key must not be empty"):
         ServerConfig(api_key=("",))
 
 
@@ -173,7 +173,7 @@ def reload_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RELOAD_INTERVAL_S", 0.0)
 
 
-def test_keys_in_a_file_change_while_the_server_runs(tmp_path: Path, impatient: None) -> None:
+def test_keys_in_a_file_change_while_the_server_runs(tmp_path: Path, reload_immediately: None) -> None:
     file = tmp_path / "keys"
     file.write_text("old\n\n  other  \n")
     keys = ApiKeyStore(["fixed"], str(file))
@@ -185,7 +185,7 @@ def test_keys_in_a_file_change_while_the_server_runs(tmp_path: Path, impatient: 
     assert keys.key_id(bearer("old")) is None
 
 
-def test_a_mounted_secret_is_a_folder_whose_link_is_swapped(tmp_path: Path, impatient: None) -> None:
+def test_a_mounted_secret_is_reloaded_when_its_link_is_swapped(tmp_path: Path, reload_immediately: None) -> None:
     for version, text in (("..1", "monday"), ("..2", "tuesday")):
         (tmp_path / version).mkdir()
         (tmp_path / version / "token").write_text(text)
@@ -201,7 +201,7 @@ def test_a_mounted_secret_is_a_folder_whose_link_is_swapped(tmp_path: Path, impa
     assert keys.key_id(bearer("monday")) is None
 
 
-def test_an_emptied_key_file_refuses_everybody(tmp_path: Path, impatient: None) -> None:
+def test_an_emptied_key_file_refuses_all_requests(tmp_path: Path, reload_immediately: None) -> None:
     file = tmp_path / "keys"
     file.write_text("only\n")
     keys = ApiKeyStore([], str(file))
@@ -211,8 +211,8 @@ def test_an_emptied_key_file_refuses_everybody(tmp_path: Path, impatient: None) 
     assert keys.is_required and keys.key_id(bearer("only")) is None and keys.key_id(bearer("")) is None
 
 
-def test_a_file_that_disappears_leaves_the_keys_as_they_were(
-    tmp_path: Path, impatient: None, caplog: pytest.LogCaptureFixture
+def test_a_deleted_key_file_leaves_the_keys_unchanged(
+    tmp_path: Path, reload_immediately: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "keys"
     file.write_text("only\n")
@@ -229,11 +229,11 @@ def test_a_file_without_keys_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="No such file"):
         ApiKeyStore([], str(tmp_path / "missing"))
     (tmp_path / "empty").write_text("\n \n")
-    with pytest.raises(LoadError, match="holds no key; write one per line"):
+    with pytest.raises(LoadError, match="contains no keys; expected one key per line"):
         ApiKeyStore(["given"], str(tmp_path / "empty"))
 
 
-def test_a_key_is_known_by_the_first_digits_of_its_digest() -> None:
+def test_a_key_id_is_the_start_of_the_key_digest() -> None:
     assert ApiKeyStore(["secret"]).key_id(bearer("secret")) == "2bb80d53"  # sha256 of it
 
 
@@ -242,17 +242,20 @@ def cors_client(llm: LLM) -> TestClient:
     return make_client(llm, api_key=("k",), allowed_origins=("https://app.example",))
 
 
-def test_browsers_may_not_call_from_other_sites_unless_asked_for(llm: LLM) -> None:
+def test_cross_origin_calls_are_not_allowed_by_default(llm: LLM) -> None:
     headers = {"Origin": "https://app.example"}
 
     assert "access-control-allow-origin" not in make_client(llm).get("/version", headers=headers).headers
 
 
-def test_a_cors_preflight_needs_no_key(abroad: TestClient) -> None:
-    asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+def test_a_cors_preflight_needs_no_key(cors_client: TestClient) -> None:
+    preflight = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
 
-    reply = abroad.options("/v1/embeddings", headers={"Origin": "https://app.example", **asking})
-    other = abroad.options("/v1/embeddings", headers={"Origin": "https://evil.example", **asking})
+    reply = cors_client.options("/v1/embeddings", headers={"Origin": "https://app.example", **preflight})
+    other = cors_client.options("/v1/embeddings", headers={"Origin": "https://evil.example", **preflight})
 
     assert reply.status_code == 200
     assert reply.headers["access-control-allow-origin"] == "https://app.example"
@@ -261,8 +264,8 @@ def test_a_cors_preflight_needs_no_key(abroad: TestClient) -> None:
     assert reply.headers["x-request-id"]
 
 
-def test_a_page_of_an_allowed_origin_can_read_even_a_refusal(abroad: TestClient) -> None:
-    refused = abroad.get("/version", headers={"Origin": "https://app.example"})
+def test_an_allowed_origin_can_read_error_responses(cors_client: TestClient) -> None:
+    refused = cors_client.get("/version", headers={"Origin": "https://app.example"})
 
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] == "https://app.example"
@@ -270,5 +273,5 @@ def test_a_page_of_an_allowed_origin_can_read_even_a_refusal(abroad: TestClient)
 
 
 def test_every_origin_with_cookies_is_refused_at_the_start() -> None:
-    with pytest.raises(BadRequest, match="name the allowed_origins"):
+    with pytest.raises(BadRequest, match="list the allowed_origins"):
         ServerConfig(allowed_origins=("*",), allow_credentials=True)

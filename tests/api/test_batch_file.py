@@ -1,4 +1,4 @@
-"""Lines of batch files that the app in this process answers."""
+"""Batch file lines run by the app in this process."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from cenote.config.server import ServerConfig
 LINE = json.dumps({"custom_id": "a", "url": "/v1/embeddings", "body": {"input": "a cave"}}).encode()
 
 
-def test_a_line_is_answered_with_its_tokens(llm: LLM) -> None:
-    service = AppState(ServerConfig())
-    service.set_engine(llm.engine)
+def test_the_result_of_a_line_has_its_token_count(llm: LLM) -> None:
+    app_state = AppState(ServerConfig())
+    app_state.set_engine(llm.engine)
 
-    answer = asyncio.run(BatchFileRunner(build_app(service), service).run_line(LINE, 1))
+    result = asyncio.run(BatchFileRunner(build_app(app_state), app_state).run_line(LINE, 1))
 
-    assert (answer.is_error, answer.num_tokens) == (False, 4)
-    assert answer.line.endswith(b"}\n") and answer.line.count(b"\n") == 1
-    assert json.loads(answer.line)["response"]["body"]["usage"]["prompt_tokens"] == 4
+    assert (result.is_error, result.num_tokens) == (False, 4)
+    assert result.line.endswith(b"}\n") and result.line.count(b"\n") == 1
+    assert json.loads(result.line)["response"]["body"]["usage"]["prompt_tokens"] == 4
 
 
 def test_an_overloaded_line_is_retried() -> None:
-    num_asked = 0
+    num_calls = 0
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        nonlocal num_asked
-        num_asked += 1
-        reply = json_reply({"asked": num_asked})
-        if num_asked < 3:
-            reply = status_error_reply(429, "no room")
+        nonlocal num_calls
+        num_calls += 1
+        reply = json_reply({"calls": num_calls})
+        if num_calls < 3:
+            reply = status_error_reply(429, "overloaded")
             reply.headers["retry-after"] = "0"
         await to_response(reply)(scope, receive, send)
 
-    answer = asyncio.run(BatchFileRunner(app, AppState(ServerConfig())).run_line(LINE, 1))
+    result = asyncio.run(BatchFileRunner(app, AppState(ServerConfig())).run_line(LINE, 1))
 
-    assert json.loads(answer.line)["response"]["body"] == {"asked": 3}
+    assert json.loads(result.line)["response"]["body"] == {"calls": 3}

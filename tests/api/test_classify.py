@@ -1,4 +1,4 @@
-"""The classification route: labels and probabilities as LLM.classify gives them."""
+"""The classification route returns the labels and probabilities of LLM.classify."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def client(llm: LLM) -> TestClient:
     return make_client(llm)
 
 
-def classes(client: TestClient, **body: Any) -> list[dict[str, Any]]:
+def post_classify(client: TestClient, **body: Any) -> list[dict[str, Any]]:
     reply = client.post("/classify", json=body)
     assert reply.status_code == 200, reply.text
     data: list[dict[str, Any]] = reply.json()["data"]
@@ -48,10 +48,12 @@ def expected(llm: LLM, prompts: Any, **options: Any) -> np.ndarray[Any, Any]:
     return np.array([output.outputs.probs for output in llm.classify(prompts, use_tqdm=False, **options)])
 
 
-def test_probabilities_are_those_of_classify_and_the_best_one_has_the_label(client: TestClient, llm: LLM) -> None:
+def test_probabilities_equal_llm_classify_and_the_label_is_the_most_probable_class(
+    client: TestClient, llm: LLM
+) -> None:
     theirs = expected(llm, TEXTS)
 
-    ours = classes(client, input=TEXTS)
+    ours = post_classify(client, input=TEXTS)
 
     np.testing.assert_allclose(probs(ours), theirs, atol=1e-6)
     assert [item["label"] for item in ours] == [LABELS[best] for best in theirs.argmax(axis=1)]
@@ -60,7 +62,7 @@ def test_probabilities_are_those_of_classify_and_the_best_one_has_the_label(clie
     assert ours[0].keys() == {"index", "label", "probs", "num_classes"}
 
 
-def test_a_reply_names_itself_and_counts(client: TestClient) -> None:
+def test_a_response_has_an_id_the_model_name_and_usage(client: TestClient) -> None:
     body = {"input": TEXTS, "truncate_prompt_tokens": 5, "return_token_counts": True}
 
     replies = [client.post(path, json=body, headers={"x-request-id": "r-2"}) for path in ("/classify", "/v1/classify")]
@@ -77,30 +79,32 @@ def test_logits_come_without_the_activation(client: TestClient, llm: LLM) -> Non
     logits = expected(llm, TEXTS, pooling_params=PoolingParams(use_activation=False))
 
     for name in ("use_activation", "normalize"):
-        np.testing.assert_allclose(probs(classes(client, input=TEXTS, **{name: False})), logits, atol=1e-5)
+        np.testing.assert_allclose(probs(post_classify(client, input=TEXTS, **{name: False})), logits, atol=1e-5)
     assert np.abs(logits.sum(axis=1) - 1).max() > 0.1
     reply = client.post("/classify", json={"input": "a", "use_activation": True, "normalize": False})
-    assert_refused(reply, "`normalize` is the older name of `use_activation`", "normalize")
+    assert_refused(reply, "`normalize` is a deprecated alias of `use_activation`", "normalize")
 
 
 def test_token_ids_and_conversations_are_classified(client: TestClient, llm: LLM) -> None:
     messages = [{"role": "user", "content": "the old city"}]
     written = expected(llm, "user: the old city.", tokenization_kwargs={"add_special_tokens": False})
 
-    np.testing.assert_allclose(probs(classes(client, input=[7, 8, 9])), expected(llm, [[7, 8, 9]]), atol=1e-6)
-    np.testing.assert_allclose(probs(classes(client, messages=messages)), written, atol=1e-6)
-    both = probs(classes(client, messages=[messages, messages]))
+    np.testing.assert_allclose(probs(post_classify(client, input=[7, 8, 9])), expected(llm, [[7, 8, 9]]), atol=1e-6)
+    np.testing.assert_allclose(probs(post_classify(client, messages=messages)), written, atol=1e-6)
+    both = probs(post_classify(client, messages=[messages, messages]))
     np.testing.assert_allclose(both, np.concatenate([written, written]), atol=1e-6)
 
 
 def test_every_field_but_the_input_may_be_null(client: TestClient) -> None:
-    assert classes(client, **null_fields(ClassifyBody) | {"input": TEXTS, "more": 1}) == classes(client, input=TEXTS)
+    assert post_classify(client, **null_fields(ClassifyBody) | {"input": TEXTS, "more": 1}) == post_classify(
+        client, input=TEXTS
+    )
 
 
-def test_a_model_of_one_label_has_the_label_of_it(tmp_path: Path) -> None:
+def test_a_model_with_one_class_returns_its_label(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path, num_labels=1, id2label={0: "relevant"})
     with load_llm(tmp_path) as llm:
-        (item,) = classes(make_client(llm), input="a")
+        (item,) = post_classify(make_client(llm), input="a")
 
     assert item["label"] == "relevant"
     assert item["num_classes"] == len(item["probs"]) == 1
@@ -110,24 +114,24 @@ def test_without_names_the_label_is_null(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path)
     change_config(tmp_path, drop=("id2label", "label2id"), num_labels=3)
     with load_llm(tmp_path) as llm:
-        (item,) = classes(make_client(llm), input="a")
+        (item,) = post_classify(make_client(llm), input="a")
 
     assert "label" in item and item["label"] is None
     assert item["num_classes"] == 3
 
 
-def test_what_is_wrong_is_named(client: TestClient) -> None:
+def test_invalid_requests_are_refused_with_the_field(client: TestClient) -> None:
     for body, words, param in (
         ({}, "input is required", "body.input"),
         ({"input": []}, "You must pass at least one prompt", "input"),
-        ({"input": ["a", 5]}, "input.1: expected a text like the first", "body.input.1"),
+        ({"input": ["a", 5]}, "input.1: expected a string like the first item", "body.input.1"),
         ({"input": "a " * 100}, "maximum context length is 66 tokens", "input_tokens"),
     ):
         assert_refused(client.post("/classify", json=body), words, param)
     assert_refused(client.post("/classify", json={"input": "a", "model": "x"}), "`x` does not exist", None, status=404)
 
 
-def test_an_embedder_says_what_it_offers_instead(tmp_path: Path) -> None:
+def test_an_embedding_model_refuses_the_route_and_lists_supported_routes(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     with load_llm(tmp_path) as embedder:
         reply = make_client(embedder).post("/classify", json={"input": "a"})

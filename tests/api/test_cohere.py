@@ -1,4 +1,4 @@
-"""Cohere's embed routes."""
+"""Cohere embed routes, versions 1 and 2."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PROMPTS = {"query": "search ", "passage": "the book ", "Clustering": "", "rhyme"
 
 @pytest.fixture(scope="module")
 def client(llm: LLM) -> TestClient:
-    """384 numbers per text, at most 256 tokens, no instructions."""
+    """Embedding size 384, maximum length 256 tokens, no prompts."""
     return make_client(llm)
 
 
 @pytest.fixture(scope="module")
 def prompted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """A tiny embedder with Sentence Transformers prompts: 32 numbers, 66 tokens, vectors that are not normalised."""
+    """Tiny model with Sentence Transformers prompts: size 32, maximum length 66, embeddings not normalised."""
     folder = tmp_path_factory.mktemp("prompted")
     tiny_bert(folder)
     modules = [
@@ -55,24 +55,24 @@ def embed(client: TestClient, path: str = "/v2/embed", **body: Any) -> Any:
     return reply.json()
 
 
-def refusal(client: TestClient, path: str = "/v2/embed", **body: Any) -> tuple[int, str, str | None]:
+def get_error(client: TestClient, path: str = "/v2/embed", **body: Any) -> tuple[int, str, str | None]:
     reply = client.post(path, json=body)
     assert reply.status_code >= 400, reply.text
     error = reply.json()["error"]
     return reply.status_code, error["message"], error["param"]
 
 
-def vectors(llm: LLM, texts: Sequence[str], **options: Any) -> np.ndarray[Any, Any]:
-    found = llm.embed(list(texts), use_tqdm=False, **options)
-    return np.array([each.outputs.embedding for each in found], dtype=np.float32)
+def embed_offline(llm: LLM, texts: Sequence[str], **options: Any) -> np.ndarray[Any, Any]:
+    outputs = llm.embed(list(texts), use_tqdm=False, **options)
+    return np.array([output.outputs.embedding for output in outputs], dtype=np.float32)
 
 
-def test_version_2_answers_by_type(client: TestClient, llm: LLM) -> None:
+def test_version_2_returns_embeddings_by_type(client: TestClient, llm: LLM) -> None:
     reply = client.post("/v2/embed", json={"model": "mini", "texts": TEXTS, "input_type": "search_document"})
 
     found = reply.json()
-    tokens = sum(len(each.prompt_token_ids) for each in llm.embed(TEXTS, use_tqdm=False))
-    assert np.allclose(found.pop("embeddings")["float"], vectors(llm, TEXTS), atol=1e-6)
+    tokens = sum(len(output.prompt_token_ids) for output in llm.embed(TEXTS, use_tqdm=False))
+    assert np.allclose(found.pop("embeddings")["float"], embed_offline(llm, TEXTS), atol=1e-6)
     assert found == {
         "id": f"embd-{reply.headers['x-request-id']}",
         "response_type": "embeddings_by_type",
@@ -86,18 +86,18 @@ def test_version_2_answers_by_type(client: TestClient, llm: LLM) -> None:
     }
 
 
-def test_version_1_answers_with_a_bare_list_unless_types_are_asked_for(client: TestClient, llm: LLM) -> None:
-    bare = embed(client, "/v1/embed", texts=TEXTS)
+def test_version_1_returns_a_plain_list_unless_types_are_requested(client: TestClient, llm: LLM) -> None:
+    plain = embed(client, "/v1/embed", texts=TEXTS)
     typed = embed(client, "/v1/embed", texts=TEXTS, embedding_types=["float"])
 
-    assert (bare["response_type"], typed["response_type"]) == ("embeddings_floats", "embeddings_by_type")
-    assert bare["meta"]["api_version"] == {"version": "1"}
-    assert bare["embeddings"] == typed["embeddings"]["float"]
-    assert np.allclose(bare["embeddings"], vectors(llm, TEXTS), atol=1e-6)
+    assert (plain["response_type"], typed["response_type"]) == ("embeddings_floats", "embeddings_by_type")
+    assert plain["meta"]["api_version"] == {"version": "1"}
+    assert plain["embeddings"] == typed["embeddings"]["float"]
+    assert np.allclose(plain["embeddings"], embed_offline(llm, TEXTS), atol=1e-6)
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_all_types_at_once_are_what_numpy_makes_of_the_floats(client: TestClient, path: str) -> None:
+def test_all_types_equal_numpy_conversions_of_the_floats(client: TestClient, path: str) -> None:
     found = embed(client, path, texts=TEXTS, embedding_types=TYPES)["embeddings"]
 
     floats = np.array(found["float"], dtype=np.float32)
@@ -112,51 +112,51 @@ def test_all_types_at_once_are_what_numpy_makes_of_the_floats(client: TestClient
     assert np.array_equal(np.stack(decoded), floats)
 
 
-def test_only_the_types_that_were_asked_for_come_back(client: TestClient) -> None:
+def test_only_requested_types_are_returned(client: TestClient) -> None:
     assert list(embed(client, texts=TEXTS, embedding_types=["ubinary", "ubinary"])["embeddings"]) == ["ubinary"]
 
 
-def test_vectors_longer_than_1_are_scaled_into_bytes(prompted: LLM) -> None:
+def test_vectors_with_a_norm_above_1_are_scaled_for_int8(prompted: LLM) -> None:
     found = embed(make_client(prompted), texts=["the cat", "a red bird"], embedding_types=["float", "int8", "uint8"])
 
     floats = np.array(found["embeddings"]["float"], dtype=np.float32)
-    lengths = np.linalg.norm(floats, axis=1, keepdims=True)
-    assert (lengths > 1.5).all()
-    assert found["embeddings"]["int8"] == np.rint(floats / lengths * 127).astype(int).tolist()
-    assert found["embeddings"]["uint8"] == np.rint((floats / lengths + 1) * 127.5).astype(int).tolist()
+    norms = np.linalg.norm(floats, axis=1, keepdims=True)
+    assert (norms > 1.5).all()
+    assert found["embeddings"]["int8"] == np.rint(floats / norms * 127).astype(int).tolist()
+    assert found["embeddings"]["uint8"] == np.rint((floats / norms + 1) * 127.5).astype(int).tolist()
 
 
-def test_more_rows_than_are_written_at_once_keep_their_order(client: TestClient, llm: LLM) -> None:
+def test_rows_encoded_in_several_steps_keep_their_order(client: TestClient, llm: LLM) -> None:
     texts = [f"number {number}" for number in range(300)]
 
     found = embed(client, texts=texts, embedding_types=["float"])
 
     assert found["texts"] == texts
-    assert np.allclose(found["embeddings"]["float"], vectors(llm, texts), atol=1e-5)
+    assert np.allclose(found["embeddings"]["float"], embed_offline(llm, texts), atol=1e-5)
 
 
-def test_a_width_that_is_no_multiple_of_8_has_no_binary_form(tmp_path: Path) -> None:
+def test_binary_types_need_a_size_that_is_a_multiple_of_8(tmp_path: Path) -> None:
     save_tiny(tmp_path, "BertModel", hidden_size=36)
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        status, message, param = refusal(make_client(llm), texts=["a"], embedding_types=["binary"])
+        status, message, param = get_error(make_client(llm), texts=["a"], embedding_types=["binary"])
 
     assert (status, param) == (400, "embedding_types")
     assert message.startswith("Embedding dimension must be a multiple of 8 for binary embedding types, but got 36.")
 
 
 def test_every_field_may_be_null(client: TestClient) -> None:
-    nothing = dict.fromkeys(EmbedBody.__struct_fields__)
+    nulls = dict.fromkeys(EmbedBody.__struct_fields__)
 
-    assert embed(client, **{**nothing, "texts": TEXTS})["embeddings"] == embed(client, texts=TEXTS)["embeddings"]
+    assert embed(client, **{**nulls, "texts": TEXTS})["embeddings"] == embed(client, texts=TEXTS)["embeddings"]
 
 
-def test_texts_in_parts_are_lines_of_one_text_and_are_not_echoed(client: TestClient, llm: LLM) -> None:
+def test_text_parts_are_joined_by_newlines_and_not_echoed(client: TestClient, llm: LLM) -> None:
     parts = [{"type": "text", "text": "a deep cave"}, {"type": "text", "text": "in the hill"}]
 
     found = embed(client, inputs=[{"content": parts}, {"content": parts[:1]}])
 
     assert "texts" not in found
-    expected = vectors(llm, ["a deep cave\nin the hill", "a deep cave"])
+    expected = embed_offline(llm, ["a deep cave\nin the hill", "a deep cave"])
     assert np.allclose(found["embeddings"]["float"], expected, atol=1e-6)
 
 
@@ -171,8 +171,8 @@ def test_texts_in_parts_are_lines_of_one_text_and_are_not_echoed(client: TestCli
     ],
 )
 @pytest.mark.parametrize("path", ROUTES)
-def test_exactly_one_kind_of_input_is_wanted(client: TestClient, path: str, body: dict[str, Any]) -> None:
-    status, message, _ = refusal(client, path, **body)
+def test_exactly_one_input_field_is_required(client: TestClient, path: str, body: dict[str, Any]) -> None:
+    status, message, _ = get_error(client, path, **body)
 
     assert status == 400
     assert message.startswith("Exactly one of texts, images, or inputs must be provided, and it must be non-empty")
@@ -181,10 +181,10 @@ def test_exactly_one_kind_of_input_is_wanted(client: TestClient, path: str, body
 @pytest.mark.parametrize(
     ("body", "words", "param"),
     [
-        ({"images": ["data:image/png;base64,AA=="]}, "mini reads only text", "images"),
+        ({"images": ["data:image/png;base64,AA=="]}, "mini does not support images", "images"),
         (
             {"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}]},
-            "mini reads only text",
+            "mini does not support images",
             "inputs.0.content.0",
         ),
         (
@@ -208,7 +208,7 @@ def test_exactly_one_kind_of_input_is_wanted(client: TestClient, path: str, body
     ],
 )
 def test_a_bad_body_is_refused_with_the_field(client: TestClient, body: dict[str, Any], words: str, param: str) -> None:
-    status, message, named = refusal(client, **body)
+    status, message, named = get_error(client, **body)
 
     assert (status, named) == (400, param)
     assert words in message
@@ -216,7 +216,7 @@ def test_a_bad_body_is_refused_with_the_field(client: TestClient, body: dict[str
 
 @pytest.mark.parametrize("input_type", ["search_document", "search_query", "classification", "clustering", "image"])
 @pytest.mark.parametrize("path", ROUTES)
-def test_cohere_s_own_input_types_work_on_a_model_without_instructions(
+def test_cohere_input_types_work_on_a_model_without_instructions(
     client: TestClient, path: str, input_type: str
 ) -> None:
     found = embed(client, path, texts=TEXTS, input_type=input_type, embedding_types=["float"])
@@ -237,17 +237,15 @@ def test_cohere_s_own_input_types_work_on_a_model_without_instructions(
         (None, ""),
     ],
 )
-def test_an_input_type_puts_the_model_s_own_prompt_before_every_text(
-    prompted: LLM, input_type: str | None, prompt: str
-) -> None:
+def test_an_input_type_prepends_the_model_prompt(prompted: LLM, input_type: str | None, prompt: str) -> None:
     found = embed(make_client(prompted), texts=["red fish", "old dog"], input_type=input_type)
 
-    expected = vectors(prompted, [f"{prompt}red fish", f"{prompt}old dog"])
+    expected = embed_offline(prompted, [f"{prompt}red fish", f"{prompt}old dog"])
     assert np.allclose(found["embeddings"]["float"], expected, atol=1e-5)
     assert found["texts"] == ["red fish", "old dog"]
 
 
-def test_the_instructions_of_the_config_come_before_the_prompts(tmp_path: Path) -> None:
+def test_task_instructions_take_precedence_over_prompts(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     change_config(tmp_path, task_instructions={"search_query": "who is ", "song": "song "})
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
@@ -255,15 +253,15 @@ def test_the_instructions_of_the_config_come_before_the_prompts(tmp_path: Path) 
         client = make_client(llm)
 
         found = embed(client, texts=["the cat"], input_type="search_query")
-        status, message, param = refusal(client, texts=["the cat"], input_type="rhyme")
+        status, message, param = get_error(client, texts=["the cat"], input_type="rhyme")
 
-        assert np.allclose(found["embeddings"]["float"], vectors(llm, ["who is the cat"]), atol=1e-5)
+        assert np.allclose(found["embeddings"]["float"], embed_offline(llm, ["who is the cat"]), atol=1e-5)
     assert (status, param) == (400, "input_type")
     assert message.startswith("Unsupported input_type 'rhyme'. Supported values: search_query, song")
 
 
 def test_an_unknown_input_type_of_a_model_without_instructions_is_refused(client: TestClient) -> None:
-    status, message, param = refusal(client, texts=["a"], input_type="rhyme")
+    status, message, param = get_error(client, texts=["a"], input_type="rhyme")
 
     assert (status, param) == (400, "input_type")
     assert message.startswith(
@@ -272,13 +270,13 @@ def test_an_unknown_input_type_of_a_model_without_instructions_is_refused(client
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_long_text_is_cut_at_its_end_and_the_reply_says_so(prompted: LLM, path: str) -> None:
+def test_a_long_text_is_truncated_at_the_end_and_reported(prompted: LLM, path: str) -> None:
     body = {"texts": ["the cat", LONG], "embedding_types": ["float"], "return_token_counts": True}
 
     reply = make_client(prompted).post(path, json=body)
 
     found = reply.json()
-    expected = vectors(prompted, [LONG], tokenization_kwargs={"truncate_prompt_tokens": -1})
+    expected = embed_offline(prompted, [LONG], tokenization_kwargs={"truncate_prompt_tokens": -1})
     assert np.allclose(found["embeddings"]["float"][1:], expected, atol=1e-5)
     assert reply.headers["x-truncated-inputs"] == "1"
     assert found["token_counts"] == [
@@ -289,30 +287,32 @@ def test_a_long_text_is_cut_at_its_end_and_the_reply_says_so(prompted: LLM, path
 
 
 @pytest.mark.parametrize(("truncate", "side"), [("END", None), ("START", "left"), (None, None)])
-def test_max_tokens_cuts_on_the_side_that_was_named(prompted: LLM, truncate: str | None, side: str | None) -> None:
+def test_max_tokens_truncates_on_the_chosen_side(prompted: LLM, truncate: str | None, side: str | None) -> None:
     text = "one two three red green blue cat dog bird"
 
     found = embed(make_client(prompted), texts=[text], truncate=truncate, max_tokens=6)
 
-    how = {"truncate_prompt_tokens": 6, "truncation_side": side}
-    assert np.allclose(found["embeddings"]["float"], vectors(prompted, [text], tokenization_kwargs=how), atol=1e-5)
+    options = {"truncate_prompt_tokens": 6, "truncation_side": side}
+    assert np.allclose(
+        found["embeddings"]["float"], embed_offline(prompted, [text], tokenization_kwargs=options), atol=1e-5
+    )
     assert found["meta"]["tokens"]["input_tokens"] == 6
 
 
-def test_more_max_tokens_than_the_model_reads_is_what_it_reads(prompted: LLM) -> None:
+def test_max_tokens_above_the_model_maximum_is_capped(prompted: LLM) -> None:
     found = embed(make_client(prompted), texts=[LONG], max_tokens=100_000)
 
     assert found["meta"]["tokens"]["input_tokens"] == 66
 
 
 def test_without_truncation_a_long_text_is_an_error(prompted: LLM) -> None:
-    status, message, param = refusal(make_client(prompted), texts=["the cat", "the cat " * 40], truncate="NONE")
+    status, message, param = get_error(make_client(prompted), texts=["the cat", "the cat " * 40], truncate="NONE")
 
     assert (status, param) == (400, "input_tokens")
     assert message.startswith("This model's maximum context length is 66 tokens.")
 
 
-def test_without_truncation_max_tokens_is_checked_before_anything_runs(prompted: LLM) -> None:
+def test_without_truncation_max_tokens_is_checked_before_the_model_runs(prompted: LLM) -> None:
     client = make_client(prompted)
     body = {"texts": ["the cat", "a red bird in the city"], "input_type": "query", "truncate": "NONE"}
 
@@ -329,8 +329,8 @@ def test_without_truncation_max_tokens_is_checked_before_anything_runs(prompted:
     assert reply.headers["x-prompt-tokens"] == "0"
 
 
-def test_an_output_dimension_is_a_matter_of_matryoshka(client: TestClient, tmp_path: Path) -> None:
-    status, message, _ = refusal(client, texts=["a"], output_dimension=64)
+def test_output_dimension_requires_a_matryoshka_model(client: TestClient, tmp_path: Path) -> None:
+    status, message, _ = get_error(client, texts=["a"], output_dimension=64)
     assert status == 400
     assert "does not support matryoshka representation" in message
 
@@ -346,20 +346,20 @@ def test_an_output_dimension_is_a_matter_of_matryoshka(client: TestClient, tmp_p
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_an_unknown_model_is_not_found(client: TestClient, path: str) -> None:
-    assert refusal(client, path, model="other", texts=["a"])[:2] == (404, "The model `other` does not exist.")
+    assert get_error(client, path, model="other", texts=["a"])[:2] == (404, "The model `other` does not exist.")
 
 
-def test_more_texts_than_a_request_may_have_are_refused(llm: LLM) -> None:
-    status, message, param = refusal(make_client(llm, max_request_items=2), texts=["a", "b", "c"])
+def test_too_many_texts_are_refused(llm: LLM) -> None:
+    status, message, param = get_error(make_client(llm, max_request_items=2), texts=["a", "b", "c"])
 
     assert (status, param) == (400, "texts")
-    assert message.startswith("texts has 3 items, one request takes at most 2")
+    assert message.startswith("texts has 3 items, limit 2 per request")
 
 
-def test_a_classifier_does_not_embed(tmp_path: Path) -> None:
+def test_a_classifier_refuses_the_route(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path)
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        status, message, _ = refusal(make_client(llm), texts=["a"])
+        status, message, _ = get_error(make_client(llm), texts=["a"])
 
     assert status == 501
     assert message.startswith("The model does not support Embeddings API")
@@ -367,14 +367,14 @@ def test_a_classifier_does_not_embed(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:You should not use the 'timeout'")
-def test_cohere_s_clients_of_both_versions_get_their_vectors(client: TestClient, llm: LLM) -> None:
+def test_cohere_clients_of_both_versions_work(client: TestClient, llm: LLM) -> None:
     options: dict[str, Any] = {"api_key": "none", "base_url": "http://testserver", "httpx_client": client}
-    older, newer = cohere.Client(**options), cohere.ClientV2(**options)
+    client_v1, client_v2 = cohere.Client(**options), cohere.ClientV2(**options)
     many = [f"text {number}" for number in range(100)]  # version 1 sends them in two requests
 
-    floats = older.embed(texts=many, model="mini", input_type="search_document")
-    typed = older.embed(texts=TEXTS, model="mini", input_type="search_query", embedding_types=["int8", "float"])
-    second = newer.embed(
+    floats = client_v1.embed(texts=many, model="mini", input_type="search_document")
+    typed = client_v1.embed(texts=TEXTS, model="mini", input_type="search_query", embedding_types=["int8", "float"])
+    second = client_v2.embed(
         texts=TEXTS,
         model="mini",
         input_type="search_query",
@@ -384,9 +384,9 @@ def test_cohere_s_clients_of_both_versions_get_their_vectors(client: TestClient,
     )
 
     assert floats.response_type == "embeddings_floats"
-    assert np.allclose(floats.embeddings, vectors(llm, many), atol=1e-5)
+    assert np.allclose(floats.embeddings, embed_offline(llm, many), atol=1e-5)
     assert typed.response_type == "embeddings_by_type"
     assert second.embeddings.float_ is not None and second.embeddings.ubinary is not None
     assert typed.embeddings.float_ == second.embeddings.float_
-    assert np.allclose(second.embeddings.float_, vectors(llm, TEXTS), atol=1e-6)
+    assert np.allclose(second.embeddings.float_, embed_offline(llm, TEXTS), atol=1e-6)
     assert second.meta is not None and second.meta.tokens is not None and second.meta.tokens.input_tokens

@@ -1,4 +1,4 @@
-"""The embeddings route: the numbers of LLM.embed, in every form that clients ask for."""
+"""The embeddings route returns the embeddings of LLM.embed, in all encodings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def client(llm: LLM) -> TestClient:
 
 @pytest.fixture(scope="module")
 def chat_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """Matryoshka of 4, 8 or 32 numbers, with a chat template and a named prompt."""
+    """Matryoshka model of sizes 4, 8 and 32, with a chat template and a named prompt."""
     folder = tmp_path_factory.mktemp("chat")
     tiny_bert(folder)
     change_config(folder, matryoshka_dimensions=[4, 8, 32])
@@ -45,23 +45,23 @@ def chat_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def chat(chat_llm: LLM) -> TestClient:
+def chat_client(chat_llm: LLM) -> TestClient:
     return make_client(chat_llm)
 
 
-@pytest.mark.parametrize("form", ["float", "base64"])
+@pytest.mark.parametrize("encoding_format", ["float", "base64"])
 @pytest.mark.parametrize("counts", [True, None])
 @pytest.mark.parametrize("path, entry", [("/v1/embeddings", Embedding), ("/pooling", PoolingAnswer)])
-def test_replies_are_written_as_the_encoder_writes_their_type(
-    path: str, entry: type[msgspec.Struct], counts: bool | None, form: str, client: TestClient
+def test_responses_equal_what_msgspec_encodes_for_their_type(
+    path: str, entry: type[msgspec.Struct], counts: bool | None, encoding_format: str, client: TestClient
 ) -> None:
-    body = {"input": TEXTS, "encoding_format": form, "return_token_counts": counts, "task": "embed"}
+    body = {"input": TEXTS, "encoding_format": encoding_format, "return_token_counts": counts, "task": "embed"}
 
     reply = client.post(path, json=body)
 
     typed = msgspec.json.decode(reply.content, type=AnswerList[entry], strict=True)  # type: ignore[valid-type]
     assert len(typed.data) == len(TEXTS)
-    if form == "base64":  # floats are written shorter than the encoder does
+    if encoding_format == "base64":  # floats are written shorter than msgspec does
         assert msgspec.json.encode(typed) == reply.content
     assert (b'"token_counts":{' in reply.content) == bool(counts)
 
@@ -81,26 +81,26 @@ def ids(client: TestClient, text: str) -> list[int]:
     return tokens
 
 
-# what goes in
+# inputs
 
 
-def test_texts_and_token_ids_give_what_embed_gives(client: TestClient, llm: LLM) -> None:
+def test_texts_and_token_ids_give_the_embeddings_of_llm_embed(client: TestClient, llm: LLM) -> None:
     tokens = [ids(client, text) for text in TEXTS]
     ours = expected(llm, TEXTS)
 
-    for given in (TEXTS, tokens):
-        np.testing.assert_allclose(embeddings(client, input=given), ours, atol=1e-6)
-    for given in (TEXTS[0], tokens[0], TEXTS[:1], tokens[:1]):
-        np.testing.assert_allclose(embeddings(client, input=given), ours[:1], atol=1e-6)
+    for prompts in (TEXTS, tokens):
+        np.testing.assert_allclose(embeddings(client, input=prompts), ours, atol=1e-6)
+    for prompt in (TEXTS[0], tokens[0], TEXTS[:1], tokens[:1]):
+        np.testing.assert_allclose(embeddings(client, input=prompt), ours[:1], atol=1e-6)
 
 
-def test_both_paths_answer_alike(client: TestClient) -> None:
+def test_both_paths_return_the_same(client: TestClient) -> None:
     first, second = (client.post(path, json={"input": TEXTS}).json() for path in ("/v1/embeddings", "/embeddings"))
 
     assert first["data"] == second["data"]
 
 
-def test_a_reply_has_the_keys_of_openai(client: TestClient) -> None:
+def test_a_response_has_the_fields_of_openai(client: TestClient) -> None:
     before = int(time.time())
     reply = client.post("/v1/embeddings", json={"input": TEXTS, "model": "mini"}, headers={"x-request-id": "r-7"})
 
@@ -118,7 +118,7 @@ def test_a_reply_has_the_keys_of_openai(client: TestClient) -> None:
     assert reply.headers["x-prompt-tokens"] == str(num_tokens)
 
 
-def test_a_request_without_a_name_gets_one(client: TestClient) -> None:
+def test_a_request_without_an_id_gets_one(client: TestClient) -> None:
     reply = client.post("/v1/embeddings", json={"input": "a", "request_id": "mine"})
 
     assert re.fullmatch(r"embd-[0-9a-f]{32}", reply.json()["id"])
@@ -129,51 +129,51 @@ def test_every_field_but_the_input_may_be_null(client: TestClient) -> None:
     plain = client.post("/v1/embeddings", json={"input": TEXTS}).json()
 
     with_nulls = client.post(
-        "/v1/embeddings", json=null_fields(EmbeddingsBody) | {"input": TEXTS, "tidy": [None]}
+        "/v1/embeddings", json=null_fields(EmbeddingsBody) | {"input": TEXTS, "unknown": [None]}
     ).json()
 
     assert with_nulls["data"] == plain["data"]
     assert with_nulls["usage"] == plain["usage"]
 
 
-def test_a_prompt_of_the_model_is_put_before_every_text(chat: TestClient) -> None:
-    named = embeddings(chat, input=["red", "blue"], prompt_name="ask")
+def test_a_named_prompt_is_prepended_to_every_text(chat_client: TestClient) -> None:
+    named = embeddings(chat_client, input=["red", "blue"], prompt_name="ask")
 
-    np.testing.assert_allclose(named, embeddings(chat, input=["query: red", "query: blue"]), atol=1e-6)
-    reply = chat.post("/v1/embeddings", json={"input": "red", "prompt_name": "tell"})
-    assert_refused(reply, "no prompt is called 'tell'; this model has: ask", "prompt_name")
+    np.testing.assert_allclose(named, embeddings(chat_client, input=["query: red", "query: blue"]), atol=1e-6)
+    reply = chat_client.post("/v1/embeddings", json={"input": "red", "prompt_name": "tell"})
+    assert_refused(reply, "unknown prompt_name 'tell'; available: ask", "prompt_name")
 
 
 # conversations
 
 
-def test_a_conversation_is_one_prompt_as_its_template_writes_it(chat: TestClient, chat_llm: LLM) -> None:
+def test_a_conversation_is_rendered_by_the_chat_template(chat_client: TestClient, chat_llm: LLM) -> None:
     without_special = {"add_special_tokens": False}
-    written = "system: not big.user: the old city."
+    rendered = "system: not big.user: the old city."
 
     for body in ({"messages": CONVERSATION}, {"input": CONVERSATION}):
-        ours = embeddings(chat, **body)
-        np.testing.assert_allclose(ours, expected(chat_llm, written, tokenization_kwargs=without_special), atol=1e-6)
-    opened = embeddings(chat, messages=CONVERSATION, add_generation_prompt=True)
-    closed = expected(chat_llm, written + "who:", tokenization_kwargs=without_special)
-    np.testing.assert_allclose(opened, closed, atol=1e-6)
-    special = embeddings(chat, messages=CONVERSATION, add_special_tokens=True)
-    np.testing.assert_allclose(special, expected(chat_llm, written), atol=1e-6)
+        ours = embeddings(chat_client, **body)
+        np.testing.assert_allclose(ours, expected(chat_llm, rendered, tokenization_kwargs=without_special), atol=1e-6)
+    ours = embeddings(chat_client, messages=CONVERSATION, add_generation_prompt=True)
+    theirs = expected(chat_llm, rendered + "who:", tokenization_kwargs=without_special)
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    special = embeddings(chat_client, messages=CONVERSATION, add_special_tokens=True)
+    np.testing.assert_allclose(special, expected(chat_llm, rendered), atol=1e-6)
 
 
-def test_several_conversations_give_a_vector_each(chat: TestClient) -> None:
-    one, two = embeddings(chat, messages=CONVERSATION), embeddings(chat, messages=OTHER)
+def test_several_conversations_give_one_embedding_each(chat_client: TestClient) -> None:
+    one, two = embeddings(chat_client, messages=CONVERSATION), embeddings(chat_client, messages=OTHER)
 
     for body in ({"messages": [CONVERSATION, OTHER]}, {"input": [CONVERSATION, OTHER]}):
-        np.testing.assert_allclose(embeddings(chat, **body), np.concatenate([one, two]), atol=1e-6)
+        np.testing.assert_allclose(embeddings(chat_client, **body), np.concatenate([one, two]), atol=1e-6)
 
 
-def test_the_last_message_can_be_left_open(chat: TestClient, chat_llm: LLM) -> None:
-    ours = embeddings(chat, messages=OTHER, continue_final_message=True)
+def test_the_last_message_can_be_left_open(chat_client: TestClient, chat_llm: LLM) -> None:
+    ours = embeddings(chat_client, messages=OTHER, continue_final_message=True)
 
     theirs = expected(chat_llm, "user: a red bird", tokenization_kwargs={"add_special_tokens": False})
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
-    reply = chat.post(
+    reply = chat_client.post(
         "/v1/embeddings", json={"messages": OTHER, "continue_final_message": True, "add_generation_prompt": True}
     )
     assert_refused(
@@ -186,10 +186,10 @@ def test_the_last_message_can_be_left_open(chat: TestClient, chat_llm: LLM) -> N
 @pytest.mark.parametrize(
     "fields", [{"chat_template": "{{ messages[0].content }}"}, {"chat_template_kwargs": {"chat_template": "x"}}]
 )
-def test_a_template_of_the_request_runs_only_where_it_is_trusted(
-    chat: TestClient, chat_llm: LLM, fields: dict[str, Any]
+def test_a_template_in_the_request_needs_a_server_that_trusts_it(
+    chat_client: TestClient, chat_llm: LLM, fields: dict[str, Any]
 ) -> None:
-    reply = chat.post("/v1/embeddings", json={"messages": OTHER} | fields)
+    reply = chat_client.post("/v1/embeddings", json={"messages": OTHER} | fields)
     assert_refused(reply, "--trust-request-chat-template is not set. Refused request", "chat_template")
 
     if "chat_template" in fields:
@@ -198,21 +198,21 @@ def test_a_template_of_the_request_runs_only_where_it_is_trusted(
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
-def test_conversations_that_cannot_be_read_are_refused(chat: TestClient, client: TestClient) -> None:
+def test_invalid_conversations_are_refused(chat_client: TestClient, client: TestClient) -> None:
     image = {"type": "image_url", "image_url": {"url": "http://localhost/cat.png"}}
     for messages, words in (
-        ([{"content": "a"}], "messages[0].role is a string"),
+        ([{"content": "a"}], "messages[0].role must be a string"),
         ([{"role": "user", "content": [image]}], "is of type image_url, but this model reads text only"),
-        ([{"role": "user", "content": 5}], "messages[0].content is a string, a list of parts or null, not int"),
+        ([{"role": "user", "content": 5}], "messages[0].content must be a string, a list of parts or null, got int"),
     ):
-        assert_refused(chat.post("/v1/embeddings", json={"messages": messages}), words, "messages")
+        assert_refused(chat_client.post("/v1/embeddings", json={"messages": messages}), words, "messages")
     assert_refused(client.post("/v1/embeddings", json={"messages": OTHER}), "messages need a chat template", "messages")
 
 
-# what comes out
+# outputs
 
 
-def test_base64_holds_the_same_numbers(client: TestClient) -> None:
+def test_base64_decodes_to_the_same_values(client: TestClient) -> None:
     floats = embeddings(client, input=TEXTS)
 
     reply = client.post("/v1/embeddings", json={"input": TEXTS, "encoding_format": "base64"}).json()
@@ -222,17 +222,17 @@ def test_base64_holds_the_same_numbers(client: TestClient) -> None:
     np.testing.assert_allclose(np.linalg.norm(packed, axis=1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "order", "kind"), [("float16", "big", ">f2"), ("float32", "little", "<f4")])
-def test_numbers_come_in_other_widths_and_orders(client: TestClient, dtype: str, order: str, kind: str) -> None:
-    how = {"encoding_format": "base64", "embed_dtype": dtype, "endianness": order}
+@pytest.mark.parametrize(("dtype", "order", "numpy_dtype"), [("float16", "big", ">f2"), ("float32", "little", "<f4")])
+def test_base64_in_another_dtype_and_byte_order(client: TestClient, dtype: str, order: str, numpy_dtype: str) -> None:
+    options = {"encoding_format": "base64", "embed_dtype": dtype, "endianness": order}
 
-    reply = client.post("/v1/embeddings", json={"input": TEXTS[0]} | how).json()
+    reply = client.post("/v1/embeddings", json={"input": TEXTS[0]} | options).json()
 
-    packed = decode_base64(reply["data"][0]["embedding"], kind)
+    packed = decode_base64(reply["data"][0]["embedding"], numpy_dtype)
     np.testing.assert_allclose(packed, embeddings(client, input=TEXTS[0])[0], atol=1e-3)
 
 
-def test_bytes_come_with_a_header_that_says_how_to_read_them(client: TestClient) -> None:
+def test_bytes_have_a_metadata_header(client: TestClient) -> None:
     body = {"input": TEXTS, "encoding_format": "bytes", "embed_dtype": "float16", "endianness": "little"}
     reply = client.post("/v1/embeddings", json=body, headers={"x-request-id": "r-8"})
 
@@ -248,7 +248,7 @@ def test_bytes_come_with_a_header_that_says_how_to_read_them(client: TestClient)
     np.testing.assert_allclose(np.stack(read), embeddings(client, input=TEXTS), atol=1e-3)
 
 
-def test_bytes_only_is_the_body_alone(client: TestClient) -> None:
+def test_bytes_only_has_no_metadata_header(client: TestClient) -> None:
     reply = client.post("/v1/embeddings", json={"input": TEXTS, "encoding_format": "bytes_only"})
 
     assert "metadata" not in reply.headers
@@ -256,10 +256,10 @@ def test_bytes_only_is_the_body_alone(client: TestClient) -> None:
     np.testing.assert_allclose(read, embeddings(client, input=TEXTS), atol=1e-6)
 
 
-def test_a_header_that_no_client_could_read_is_refused_before_the_model_runs(client: TestClient) -> None:
+def test_a_metadata_header_over_the_limit_is_refused_before_the_model_runs(client: TestClient) -> None:
     reply = client.post("/v1/embeddings", json={"input": ["a"] * 500, "encoding_format": "bytes"})
 
-    assert_refused(reply, "ask for bytes_only", "encoding_format")
+    assert_refused(reply, "use bytes_only", "encoding_format")
     assert "inference;dur=0.00" in reply.headers["server-timing"]
     assert client.post("/v1/embeddings", json={"input": ["a"] * 500, "encoding_format": "bytes_only"}).is_success
 
@@ -267,7 +267,7 @@ def test_a_header_that_no_client_could_read_is_refused_before_the_model_runs(cli
 # parameters
 
 
-def test_vectors_are_as_long_as_they_come_without_the_activation(client: TestClient, llm: LLM) -> None:
+def test_without_activation_embeddings_are_not_normalised(client: TestClient, llm: LLM) -> None:
     theirs = expected(llm, TEXTS, pooling_params=PoolingParams(use_activation=False))
 
     for name in ("use_activation", "normalize"):
@@ -276,23 +276,28 @@ def test_vectors_are_as_long_as_they_come_without_the_activation(client: TestCli
     assert embeddings(client, input="a", use_activation=True, normalize=True).shape == (1, 384)
 
 
-def test_two_names_of_one_thing_must_agree(client: TestClient) -> None:
+def test_conflicting_aliases_are_refused(client: TestClient) -> None:
     reply = client.post("/v1/embeddings", json={"input": "a", "use_activation": True, "normalize": False})
 
-    assert_refused(reply, "`normalize` is the older name of `use_activation`: got False and True", "normalize")
+    words = (
+        "`normalize` is a deprecated alias of `use_activation`; both were given, with different values: False and True"
+    )
+    assert_refused(reply, words, "normalize")
 
 
-def test_dimensions_cut_and_normalise_again(chat: TestClient) -> None:
-    whole, cut = embeddings(chat, input=TEXTS), embeddings(chat, input=TEXTS, dimensions=8)
+def test_dimensions_truncate_and_renormalise(chat_client: TestClient) -> None:
+    full, truncated = embeddings(chat_client, input=TEXTS), embeddings(chat_client, input=TEXTS, dimensions=8)
 
-    part = whole[:, :8]
-    np.testing.assert_allclose(cut, part / np.linalg.norm(part, axis=1, keepdims=True), atol=1e-6)
-    packed = chat.post("/v1/embeddings", json={"input": "a", "dimensions": 4, "encoding_format": "base64"}).json()
+    part = full[:, :8]
+    np.testing.assert_allclose(truncated, part / np.linalg.norm(part, axis=1, keepdims=True), atol=1e-6)
+    packed = chat_client.post(
+        "/v1/embeddings", json={"input": "a", "dimensions": 4, "encoding_format": "base64"}
+    ).json()
     assert len(decode_base64(packed["data"][0]["embedding"])) == 4
 
 
-def test_dimensions_that_the_model_was_not_made_for_are_refused_in_the_words_of_the_guide(
-    client: TestClient, chat: TestClient
+def test_unsupported_dimensions_are_refused_with_the_messages_of_vllm(
+    client: TestClient, chat_client: TestClient
 ) -> None:
     assert_refused(
         client.post("/v1/embeddings", json={"input": "a", "dimensions": 32}),
@@ -301,17 +306,17 @@ def test_dimensions_that_the_model_was_not_made_for_are_refused_in_the_words_of_
         None,
     )
     assert_refused(
-        chat.post("/v1/embeddings", json={"input": "a", "dimensions": 16}),
+        chat_client.post("/v1/embeddings", json={"input": "a", "dimensions": 16}),
         'Model "tiny" only supports [4, 8, 32] matryoshka dimensions, '
         "use other output dimensions will lead to poor results.",
         None,
     )
-    for wrong in (0, -1, 2**40, "8", 8.5):
-        reply = chat.post("/v1/embeddings", json={"input": "a", "dimensions": wrong})
+    for invalid in (0, -1, 2**40, "8", 8.5):
+        reply = chat_client.post("/v1/embeddings", json={"input": "a", "dimensions": invalid})
         assert_refused(reply, "dimensions: expected int", "body.dimensions")
 
 
-def test_a_text_is_cut_where_asked_and_the_reply_says_so(client: TestClient) -> None:
+def test_a_text_is_truncated_and_the_response_reports_it(client: TestClient) -> None:
     tokens = ids(client, LONG)
     body = {"input": [LONG, "a"], "truncate_prompt_tokens": 9, "return_token_counts": True}
 
@@ -323,20 +328,20 @@ def test_a_text_is_cut_where_asked_and_the_reply_says_so(client: TestClient) -> 
         {"used": 9, "given": len(tokens), "truncated": len(tokens) - 9},
         {"used": 3, "given": 3, "truncated": 0},
     ]
-    kept = [*tokens[:8], tokens[-1]]  # the tokenizer cuts the text and keeps its special tokens
+    kept = [*tokens[:8], tokens[-1]]  # truncation keeps the special tokens
     np.testing.assert_allclose(reply.json()["data"][0]["embedding"], embeddings(client, input=kept)[0], atol=1e-6)
 
 
-def test_the_side_that_is_cut_can_be_chosen(client: TestClient) -> None:
+def test_the_truncation_side_can_be_chosen(client: TestClient) -> None:
     tokens = ids(client, LONG)
 
     for side, kept in (("left", tokens[-9:]), ("right", tokens[:9])):
-        for given in (LONG, tokens):
-            ours = embeddings(client, input=given, truncate_prompt_tokens=9, truncation_side=side)
+        for prompt in (LONG, tokens):
+            ours = embeddings(client, input=prompt, truncate_prompt_tokens=9, truncation_side=side)
             np.testing.assert_allclose(ours, embeddings(client, input=kept), atol=1e-6)
 
 
-def test_a_text_of_any_length_is_read_with_minus_one(client: TestClient) -> None:
+def test_minus_one_truncates_to_the_model_maximum(client: TestClient) -> None:
     body = {"input": LONG * 100, "truncate_prompt_tokens": -1, "return_token_counts": True}
 
     reply = client.post("/v1/embeddings", json=body)
@@ -347,7 +352,7 @@ def test_a_text_of_any_length_is_read_with_minus_one(client: TestClient) -> None
     assert counts["truncated"] == counts["given"] - 256
 
 
-def test_a_text_over_the_limit_is_refused_with_the_numbers(client: TestClient) -> None:
+def test_a_text_over_the_maximum_length_is_refused_with_both_lengths(client: TestClient) -> None:
     reply = client.post("/v1/embeddings", json={"input": ["a", "water " * 300]})
 
     assert_refused(reply, "This model's maximum context length is 256 tokens.", "input_tokens")
@@ -355,7 +360,7 @@ def test_a_text_over_the_limit_is_refused_with_the_numbers(client: TestClient) -
     assert reply.json()["error"]["index"] == 1
 
 
-# refusals
+# errors
 
 
 @pytest.mark.parametrize(
@@ -363,15 +368,15 @@ def test_a_text_over_the_limit_is_refused_with_the_numbers(client: TestClient) -
     [
         ({}, "input is required (or messages", "body.input"),
         ({"input": None}, "input is required", "body.input"),
-        ({"input": "a", "messages": OTHER}, "give input or messages, not both", "body.input"),
+        ({"input": "a", "messages": OTHER}, "input and messages are mutually exclusive", "body.input"),
         ({"input": []}, "You must pass at least one prompt", "input"),
         ({"messages": []}, "You must pass at least one prompt", "messages"),
-        ({"input": ["a", []]}, "input.1: expected a text like the first, got a list", "body.input.1"),
-        ({"input": ["a", 7]}, "input.1: expected a text like the first, got a token id", "body.input.1"),
-        ({"input": [7, "a"]}, "input.1: expected a token id like the first, got a text", "body.input.1"),
-        ({"input": [[7], "a"]}, "input.1: expected a list like the first, got a text", "body.input.1"),
-        ({"input": [[7], OTHER, [7, {}]]}, "input.2.1: expected a token id like the first", "body.input.2.1"),
-        ({"input": [[7], []]}, "an empty list is no prompt", "input.1"),
+        ({"input": ["a", []]}, "input.1: expected a string like the first item, got a list", "body.input.1"),
+        ({"input": ["a", 7]}, "input.1: expected a string like the first item, got a token id", "body.input.1"),
+        ({"input": [7, "a"]}, "input.1: expected a token id like the first item, got a string", "body.input.1"),
+        ({"input": [[7], "a"]}, "input.1: expected a list like the first item, got a string", "body.input.1"),
+        ({"input": [[7], OTHER, [7, {}]]}, "input.2.1: expected a token id like the first item", "body.input.2.1"),
+        ({"input": [[7], []]}, "a prompt must not be an empty list", "input.1"),
         ({"input": 5}, "input: expected", "body.input"),
         ({"input": {"a": 1}}, "input: expected", "body.input"),
         ({"input": [True]}, "input.0: expected", "body.input.0"),
@@ -383,8 +388,8 @@ def test_a_text_over_the_limit_is_refused_with_the_numbers(client: TestClient) -
         ({"input": ""}, None, None),
         ({"input": "a", "encoding_format": "hex"}, "float, base64, bytes, bytes_only", "body.encoding_format"),
         ({"input": "a", "embed_dtype": "int4"}, "float16, bfloat16", "body.embed_dtype"),
-        ({"input": "a", "endianness": "middle"}, "there are: native, big, little", "body.endianness"),
-        ({"input": "a", "truncation_side": "top"}, "there are: left, right", "body.truncation_side"),
+        ({"input": "a", "endianness": "middle"}, "expected one of: native, big, little", "body.endianness"),
+        ({"input": "a", "truncation_side": "top"}, "expected one of: left, right", "body.truncation_side"),
         ({"input": "a", "truncate_prompt_tokens": -2}, "expected int >= -1", "body.truncate_prompt_tokens"),
         ({"input": "a", "truncate_prompt_tokens": 257}, "request a smaller truncation", "truncate_prompt_tokens"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "prompt cannot be empty", "input"),
@@ -394,7 +399,9 @@ def test_a_text_over_the_limit_is_refused_with_the_numbers(client: TestClient) -
         ([{"input": "a"}], "expected object", "body"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(client: TestClient, body: Any, words: str | None, param: str | None) -> None:
+def test_invalid_requests_are_refused_with_the_field(
+    client: TestClient, body: Any, words: str | None, param: str | None
+) -> None:
     reply = client.post("/v1/embeddings", json=body)
 
     if words is None:
@@ -405,17 +412,15 @@ def test_what_is_wrong_is_named(client: TestClient, body: Any, words: str | None
     assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 200
 
 
-def test_a_request_has_a_largest_number_of_inputs(llm: LLM) -> None:
+def test_the_number_of_inputs_is_limited(llm: LLM) -> None:
     client = make_client(llm, max_request_items=3)
 
     assert client.post("/v1/embeddings", json={"input": ["a"] * 3}).status_code == 200
     assert client.post("/v1/embeddings", json={"input": [7] * 4}).status_code == 200  # one prompt of token ids
-    assert_refused(
-        client.post("/v1/embeddings", json={"input": ["a"] * 4}), "input has 4 items, one request takes", "input"
-    )
+    assert_refused(client.post("/v1/embeddings", json={"input": ["a"] * 4}), "input has 4 items, limit", "input")
 
 
-def test_all_names_of_a_model_are_answered_to_and_the_first_is_used(llm: LLM) -> None:
+def test_every_served_name_is_accepted_and_responses_use_the_first(llm: LLM) -> None:
     client = make_client(llm, served_model_name=("small", "smaller"))
 
     for name in ("small", "smaller", None):
@@ -425,10 +430,10 @@ def test_all_names_of_a_model_are_answered_to_and_the_first_is_used(llm: LLM) ->
     assert reply.json()["error"]["type"] == "NotFoundError"
 
 
-def test_the_head_of_a_reply_tells_where_the_time_went(client: TestClient) -> None:
-    began = time.perf_counter()
+def test_the_server_timing_header_has_queue_tokenize_and_inference_times(client: TestClient) -> None:
+    started_at = time.perf_counter()
     reply = client.post("/v1/embeddings", json={"input": TEXTS * 20})
-    wall_ms = (time.perf_counter() - began) * 1000
+    wall_ms = (time.perf_counter() - started_at) * 1000
 
     parts = dict(re.findall(r"(\w+);dur=([0-9.]+)", reply.headers["server-timing"]))
     assert list(parts) == ["queue", "tokenize", "inference"]
@@ -437,10 +442,10 @@ def test_the_head_of_a_reply_tells_where_the_time_went(client: TestClient) -> No
     assert sum(times.values()) <= wall_ms
 
 
-def test_a_classifier_says_what_it_offers_instead(tmp_path: Path) -> None:
+def test_a_classifier_refuses_the_route_and_lists_supported_routes(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path)
     with load_llm(tmp_path) as llm:
         reply = make_client(llm).post("/v1/embeddings", json={"input": "a"})
 
     assert_refused(reply, "The model does not support Embeddings API.", None, status=501)
-    assert "tasks classify, token_classify; it answers at /classify" in reply.json()["message"]
+    assert "tasks classify, token_classify; supported routes: /classify" in reply.json()["message"]

@@ -1,4 +1,4 @@
-"""Vectors on the wire hold what torch would have written, and read back the same."""
+"""Encoded vectors equal what torch writes, and decode to the same values."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ ALL_HALVES = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.
 
 
 def to_integers(data: bytes | memoryview, dtype: EmbedDType, endianness: Endianness = "native") -> np.ndarray[Any, Any]:
-    """The bits of each element as an integer of this machine."""
+    """Return the bits of each element as an integer in native byte order."""
     order = {"native": "=", "big": ">", "little": "<"}[endianness]
-    kind = np.dtype(f"{order}u{TORCH_TYPES[dtype].itemsize}")
-    return np.frombuffer(data, dtype=kind).astype(kind.newbyteorder("="))
+    integer = np.dtype(f"{order}u{TORCH_TYPES[dtype].itemsize}")
+    return np.frombuffer(data, dtype=integer).astype(integer.newbyteorder("="))
 
 
 def cast_with_torch(array: np.ndarray[Any, Any], dtype: EmbedDType) -> np.ndarray[Any, Any]:
@@ -58,12 +58,12 @@ def cast_with_torch(array: np.ndarray[Any, Any], dtype: EmbedDType) -> np.ndarra
 
 def assert_like_torch(array: np.ndarray[Any, Any], dtype: EmbedDType) -> None:
     ours, theirs = to_integers(cast_to_bytes(array, dtype, "native"), dtype), cast_with_torch(array, dtype)
-    if dtype in ("float16", "bfloat16"):  # which bits a NaN has depends on the processor there
+    if dtype in ("float16", "bfloat16"):  # NaN bits depend on the processor
         is_nan = np.isnan(array)
         assert torch.from_numpy(ours[is_nan].view(np.int16)).view(TORCH_TYPES[dtype]).isnan().all()
         ours, theirs, array = ours[~is_nan], theirs[~is_nan], array[~is_nan]
-    wrong = np.flatnonzero(ours != theirs)
-    assert not wrong.size, [(array[i], hex(ours[i]), hex(theirs[i])) for i in wrong[:5]]
+    different = np.flatnonzero(ours != theirs)
+    assert not different.size, [(array[i], hex(ours[i]), hex(theirs[i])) for i in different[:5]]
 
 
 def floats(*values: float) -> np.ndarray[Any, Any]:
@@ -75,7 +75,7 @@ def unit_vectors(num: int, width: int) -> np.ndarray[Any, Any]:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-# from answers to arrays
+# results to arrays
 
 
 def test_a_tensor_becomes_an_array_without_a_copy() -> None:
@@ -88,15 +88,15 @@ def test_a_tensor_becomes_an_array_without_a_copy() -> None:
     assert array.tolist() == [7, 1, 1]
 
 
-def test_what_is_strided_or_of_another_type_becomes_contiguous_float32() -> None:
-    for given in (torch.ones(4, 6).T, np.ones((4, 6), dtype=np.float64)[:, ::2], [[1.0, 2.0]]):
-        array = to_float32_array(given)
+def test_strided_and_other_dtypes_become_contiguous_float32() -> None:
+    for data in (torch.ones(4, 6).T, np.ones((4, 6), dtype=np.float64)[:, ::2], [[1.0, 2.0]]):
+        array = to_float32_array(data)
 
         assert array.dtype == np.float32
         assert array.flags.c_contiguous
 
 
-def test_the_module_needs_no_torch() -> None:
+def test_the_module_does_not_import_torch() -> None:
     code = "import sys, cenote.api.encoding; print('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["False"]
@@ -105,13 +105,13 @@ def test_the_module_needs_no_torch() -> None:
 # JSON numbers
 
 
-def test_numbers_are_short_and_what_is_not_finite_is_null() -> None:
+def test_json_numbers_are_shortest_and_non_finite_values_are_null() -> None:
     assert bytes(encode_json(floats(0.1, -0.0, 1, np.nan, np.inf, -np.inf))) == b"[0.1,-0.0,1.0,null,null,null]"
     assert bytes(encode_json(floats(1, 2, 3, 4).reshape(2, 2))) == b"[[1.0,2.0],[3.0,4.0]]"
     assert bytes(encode_json(floats())) == b"[]"
 
 
-def test_numbers_read_back_the_same_inside_a_reply() -> None:
+def test_json_numbers_round_trip_in_a_response() -> None:
     vectors = unit_vectors(3, 384)
 
     reply = msgspec.json.encode(
@@ -133,7 +133,7 @@ def test_random_bit_patterns_are_cast_as_torch_does(dtype: EmbedDType) -> None:
 
 
 @pytest.mark.parametrize("dtype", TORCH_TYPES)
-def test_every_exponent_with_every_upper_mantissa_and_its_neighbours_is_cast_as_torch_does(dtype: EmbedDType) -> None:
+def test_every_exponent_with_every_upper_mantissa_and_adjacent_values_is_cast_as_torch_does(dtype: EmbedDType) -> None:
     upper = np.arange(2**16, dtype=np.uint32) << 16  # every tie of bfloat16 and of the eight bit types is among these
     bits = np.concatenate([upper + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)])
 
@@ -184,7 +184,7 @@ def test_known_values_have_known_bits(dtype: EmbedDType, value: float, bits: int
 
 @pytest.mark.parametrize("endianness", get_args(Endianness))
 @pytest.mark.parametrize("dtype", TORCH_TYPES)
-def test_every_type_comes_in_every_byte_order(dtype: EmbedDType, endianness: Endianness) -> None:
+def test_every_dtype_in_every_byte_order(dtype: EmbedDType, endianness: Endianness) -> None:
     vectors = unit_vectors(4, 10)
 
     data = cast_to_bytes(vectors, dtype, endianness)
@@ -193,7 +193,7 @@ def test_every_type_comes_in_every_byte_order(dtype: EmbedDType, endianness: End
     assert (to_integers(data, dtype, endianness) == cast_with_torch(vectors, dtype)).all()
 
 
-def test_byte_orders_are_what_they_are_called() -> None:
+def test_byte_orders_have_known_bytes() -> None:
     assert cast_to_bytes(floats(1), "float32", "big") == b"\x3f\x80\x00\x00"
     assert cast_to_bytes(floats(1), "float32", "little") == b"\x00\x00\x80\x3f"
     assert cast_to_bytes(floats(1), "bfloat16", "big") == b"\x3f\x80"
@@ -202,7 +202,7 @@ def test_byte_orders_are_what_they_are_called() -> None:
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_an_array_is_left_as_it_was_and_may_be_read_only(dtype: EmbedDType) -> None:
+def test_the_input_array_is_not_modified_and_may_be_read_only(dtype: EmbedDType) -> None:
     vector = np.frombuffer(floats(0.1, -np.inf, np.nan).tobytes(), dtype=np.float32)
 
     cast_to_bytes(vector, dtype, "big")
@@ -225,7 +225,7 @@ def test_base64_text_decodes_to_the_cast_bytes(dtype: EmbedDType, endianness: En
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "fp8_e4m3"])
 @pytest.mark.parametrize("width", [0, 1, 6, 8])  # with all remainders by three
-def test_rows_are_written_together_as_they_are_one_by_one(width: int, dtype: EmbedDType) -> None:
+def test_rows_encoded_together_equal_rows_encoded_separately(width: int, dtype: EmbedDType) -> None:
     rows = np.random.default_rng(0).standard_normal((3, width)).astype(np.float32)
 
     texts = encode_base64_rows(rows, dtype, "big")
@@ -233,22 +233,22 @@ def test_rows_are_written_together_as_they_are_one_by_one(width: int, dtype: Emb
     assert [b'"%s"' % bytes(text) for text in texts] == [bytes(encode_base64(row, dtype, "big")) for row in rows]
 
 
-def test_vectors_of_one_size_become_one_array_and_others_do_not() -> None:
-    def answers(*shapes: tuple[int, ...]) -> list[PoolResult]:
-        return [PoolResult(torch.full(shape, float(at)), NO_IDS, 1, 1) for at, shape in enumerate(shapes)]
+def test_only_vectors_of_one_size_are_stacked() -> None:
+    def results(*shapes: tuple[int, ...]) -> list[PoolResult]:
+        return [PoolResult(torch.full(shape, float(index)), NO_IDS, 1, 1) for index, shape in enumerate(shapes)]
 
-    rows = stack_results(answers((2,), (2,)))
+    rows = stack_results(results((2,), (2,)))
 
     assert rows is not None and rows.tolist() == [[0, 0], [1, 1]]
-    assert stack_results(answers((2,), (3,))) is None
-    assert stack_results(answers((2, 2), (2, 2))) is None
+    assert stack_results(results((2,), (3,))) is None
+    assert stack_results(results((2, 2), (2, 2))) is None
     assert stack_results([]) is None
-    whole = torch.ones(2, 3)
-    shared = stack_results(PoolResultBatch(answers((3,), (3,)), whole))
-    assert shared is not None and np.shares_memory(shared, whole.numpy())
+    rows_tensor = torch.ones(2, 3)
+    shared = stack_results(PoolResultBatch(results((3,), (3,)), rows_tensor))
+    assert shared is not None and np.shares_memory(shared, rows_tensor.numpy())
 
 
-def test_base64_is_read_the_way_openai_clients_do() -> None:
+def test_base64_decodes_as_openai_clients_decode_it() -> None:
     vector = unit_vectors(1, 384)[0]
 
     reply = json.loads(msgspec.json.encode({"embedding": encode_base64(vector, "float32", "little")}))
@@ -259,7 +259,7 @@ def test_base64_is_read_the_way_openai_clients_do() -> None:
 # bytes
 
 
-def test_a_binary_body_is_cut_where_its_entries_say() -> None:
+def test_the_entries_of_a_binary_body_give_its_byte_ranges() -> None:
     arrays = [unit_vectors(1, 6)[0], unit_vectors(3, 4), unit_vectors(1, 2)[0]]
 
     body, entries = make_binary_body(arrays, "float16", "big")
@@ -275,7 +275,7 @@ def test_a_binary_body_is_cut_where_its_entries_say() -> None:
 
 @pytest.mark.parametrize("endianness", get_args(Endianness))
 @pytest.mark.parametrize("dtype", TORCH_TYPES)
-def test_a_binary_body_is_its_casts_end_to_end(dtype: EmbedDType, endianness: Endianness) -> None:
+def test_a_binary_body_is_the_concatenation_of_its_casts(dtype: EmbedDType, endianness: Endianness) -> None:
     arrays = list(unit_vectors(5, 8))
 
     body, entries = make_binary_body(arrays, dtype, endianness)
@@ -284,11 +284,11 @@ def test_a_binary_body_is_its_casts_end_to_end(dtype: EmbedDType, endianness: En
     assert entries[-1]["end"] == len(body)
 
 
-def test_a_binary_body_of_nothing_is_empty() -> None:
+def test_a_binary_body_without_results_is_empty() -> None:
     assert make_binary_body([], "float32", "native") == (b"", [])
 
 
-def test_the_metadata_header_reads_as_json_whatever_the_model_is_called() -> None:
+def test_the_metadata_header_is_ascii_json_for_any_model_name() -> None:
     _, entries = make_binary_body(list(unit_vectors(2, 8)), "float32", "native")
     usage = {"prompt_tokens": 7, "total_tokens": 7}
 
@@ -300,7 +300,7 @@ def test_the_metadata_header_reads_as_json_whatever_the_model_is_called() -> Non
     }  # fmt: skip
 
 
-def test_a_metadata_header_over_six_kilobytes_is_refused_with_what_to_do() -> None:
+def test_a_metadata_header_over_six_kilobytes_is_refused_with_alternatives() -> None:
     _, entries = make_binary_body(list(unit_vectors(64, 384)), "float32", "native")
     usage = {"prompt_tokens": 7, "total_tokens": 7}
 
@@ -312,7 +312,7 @@ def test_a_metadata_header_over_six_kilobytes_is_refused_with_what_to_do() -> No
     assert refused.value.param == "encoding_format"
 
 
-def test_what_cannot_fit_is_refused_before_the_model_runs() -> None:
+def test_the_smallest_metadata_size_is_checked_in_advance() -> None:
     check_metadata_size(50, "float32", "native")
 
     with pytest.raises(BadRequest, match=r"at least 1\d\d,\d\d\d bytes .* 2,048 items"):
@@ -322,8 +322,8 @@ def test_what_cannot_fit_is_refused_before_the_model_runs() -> None:
 # Cohere's types
 
 
-def read_cohere(vectors: Any, kind: CohereEmbeddingType) -> Any:
-    return json.loads(bytes(encode_cohere_vectors(vectors, kind)))
+def read_cohere(vectors: Any, embedding_type: CohereEmbeddingType) -> Any:
+    return json.loads(bytes(encode_cohere_vectors(vectors, embedding_type)))
 
 
 def test_int8_and_uint8_are_symmetric_and_clipped() -> None:
@@ -333,7 +333,7 @@ def test_int8_and_uint8_are_symmetric_and_clipped() -> None:
     assert read_cohere(matrix, "uint8") == [[0, 64, 128, 128, 191, 255, 255, 0]]
 
 
-def test_bits_are_set_from_zero_upwards_with_the_first_number_highest() -> None:
+def test_bits_are_set_for_values_from_zero_with_the_first_value_highest() -> None:
     matrix = floats(0, -1, 0.5, -0.0, -1e-9, 1, -2, 3, *[-1] * 8).reshape(1, -1)
 
     assert read_cohere(matrix, "ubinary") == [[0b10110101, 0]]
@@ -350,17 +350,17 @@ def test_packed_bits_unpack_to_the_signs() -> None:
     assert (signed == unsigned.astype(int) - 128).all()
 
 
-@pytest.mark.parametrize("kind", ["binary", "ubinary"])
-def test_a_width_that_fills_no_whole_bytes_is_refused(kind: CohereEmbeddingType) -> None:
+@pytest.mark.parametrize("embedding_type", ["binary", "ubinary"])
+def test_a_size_that_is_not_a_multiple_of_8_is_refused(embedding_type: CohereEmbeddingType) -> None:
     with pytest.raises(BadRequest) as refused:
-        encode_cohere_vectors(unit_vectors(2, 12), kind)
+        encode_cohere_vectors(unit_vectors(2, 12), embedding_type)
 
     assert (
         refused.value.message == "Embedding dimension must be a multiple of 8 for binary embedding types, but got 12."
     )
 
 
-def test_cohere_floats_and_base64_read_back_the_same() -> None:
+def test_cohere_floats_and_base64_round_trip() -> None:
     vectors = unit_vectors(4, 24)
 
     rows = [np.frombuffer(base64.b64decode(text), dtype="<f4") for text in read_cohere(vectors, "base64")]
@@ -369,9 +369,11 @@ def test_cohere_floats_and_base64_read_back_the_same() -> None:
     assert (np.array(read_cohere(vectors, "float"), dtype=np.float32) == vectors).all()
 
 
-@pytest.mark.parametrize("kind", get_args(CohereEmbeddingType))
-def test_a_list_of_vectors_is_written_like_a_matrix(kind: CohereEmbeddingType) -> None:
+@pytest.mark.parametrize("embedding_type", get_args(CohereEmbeddingType))
+def test_a_list_of_vectors_is_encoded_like_a_matrix(embedding_type: CohereEmbeddingType) -> None:
     vectors = unit_vectors(3, 16)
 
-    assert bytes(encode_cohere_vectors(list(vectors), kind)) == bytes(encode_cohere_vectors(vectors, kind))
-    assert bytes(encode_cohere_vectors([], kind)) == b"[]"
+    assert bytes(encode_cohere_vectors(list(vectors), embedding_type)) == bytes(
+        encode_cohere_vectors(vectors, embedding_type)
+    )
+    assert bytes(encode_cohere_vectors([], embedding_type)) == b"[]"

@@ -131,7 +131,7 @@ def test_invalid_requests_are_refused_with_the_field(client: TestClient, entity_
     ):
         assert_refused(client.post("/entities", json=body), words, param)
     reply = client.post("/pooling", json={"input": [[7, 8]], "aggregation_strategy": "simple"})
-    assert_refused(reply, "give texts, not token ids", "input")
+    assert_refused(reply, "requires texts, not token ids", "input")
     assert reply.json()["error"]["index"] == 0
     small = make_client(entity_llm, max_request_items=2)
     assert_refused(small.post("/entities", json={"input": ["a"] * 3}), "input has 3 items", "input")

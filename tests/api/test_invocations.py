@@ -1,4 +1,4 @@
-"""One route for all kinds of requests: each body reaches the handler that its keys mean."""
+"""/invocations dispatches each body to the route that its keys select."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from tests.tiny import tiny_bert_classifier, tiny_bert_token_classifier
 
 @pytest.fixture(scope="module")
 def clients(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, TestClient]]:
-    folders = [tmp_path_factory.mktemp(name) for name in ("cross_encoder", "classifier", "tagger")]
+    folders = [tmp_path_factory.mktemp(name) for name in ("cross_encoder", "classifier", "token_classifier")]
     tiny_bert_classifier(folders[0], num_labels=1)
     tiny_bert_classifier(folders[1], num_labels=3)
     tiny_bert_token_classifier(folders[2])
-    with load_llm(folders[0]) as cross_encoder, load_llm(folders[1]) as classifier, load_llm(folders[2]) as tagger:
+    with (
+        load_llm(folders[0]) as cross_encoder,
+        load_llm(folders[1]) as classifier,
+        load_llm(folders[2]) as token_classifier,
+    ):
         yield {
             "embedder": make_client(llm),
             "cross-encoder": make_client(cross_encoder),
             "classifier": make_client(classifier),
-            "tagger": make_client(tagger),
+            "token-classifier": make_client(token_classifier),
         }
 
 
@@ -49,30 +53,30 @@ def clients(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict
         ("cross-encoder", "/pooling", {"input": "a", "task": "score"}),
         ("classifier", "/classify", {"input": ["a", "b"], "use_activation": False}),
         ("classifier", "/classify", {"input": ["a", "b"], "text_1": "a", "text_2": "b"}),
-        ("tagger", "/pooling", {"input": ["a", "b"]}),
-        ("tagger", "/pooling", {"task": "token_classify", "input": "a"}),
+        ("token-classifier", "/pooling", {"input": ["a", "b"]}),
+        ("token-classifier", "/pooling", {"task": "token_classify", "input": "a"}),
     ],
 )
-def test_a_body_is_answered_as_on_its_own_route(
+def test_the_response_equals_that_of_the_selected_route(
     clients: dict[str, TestClient], model: str, path: str, body: dict[str, Any]
 ) -> None:
-    own, ours = (
-        clients[model].post(each, json=body, headers={"x-request-id": "r-4"}) for each in (path, "/invocations")
+    direct, ours = (
+        clients[model].post(route, json=body, headers={"x-request-id": "r-4"}) for route in (path, "/invocations")
     )
 
-    assert ours.status_code == own.status_code == 200, ours.text
-    assert ours.headers["content-type"] == own.headers["content-type"]
+    assert ours.status_code == direct.status_code == 200, ours.text
+    assert ours.headers["content-type"] == direct.headers["content-type"]
     if ours.headers["content-type"] == "application/json":
-        assert ours.json() | {"created": 0} == own.json() | {"created": 0}
+        assert ours.json() | {"created": 0} == direct.json() | {"created": 0}
         assert ours.json()["id"].endswith("-r-4")
     else:
-        assert ours.content == own.content
+        assert ours.content == direct.content
 
 
 def test_errors_are_those_of_the_matched_route(clients: dict[str, TestClient]) -> None:
     embedder = clients["embedder"]
     for body, words, param in (
-        ({"input": ["a", 5]}, "input.1: expected a text like the first", "body.input.1"),
+        ({"input": ["a", 5]}, "input.1: expected a string like the first item", "body.input.1"),
         ({"input": "a", "dimensions": 5}, "does not support matryoshka representation", None),
         ({"input": "a", "task": "dance"}, "Unsupported task: 'dance'", "task"),
         ({"input": "a", "task": 5}, "task: expected str", "body.task"),
@@ -88,12 +92,12 @@ def test_a_body_that_matches_no_route_is_refused_with_the_choices(
     reply = clients["embedder"].post("/invocations", json=body)
 
     assert_refused(reply, "Cannot find suitable handler for request. Expected one of: [", "body")
-    for kind in ("/v1/embeddings: input or messages", "/rerank: query + documents", "/score: queries + documents or"):
-        assert kind in reply.json()["message"]
+    for choice in ("/v1/embeddings: input or messages", "/rerank: query + documents", "/score: queries + documents or"):
+        assert choice in reply.json()["message"]
     assert "/classify" not in reply.json()["message"]
 
 
-def test_what_the_model_does_not_offer_is_not_among_the_choices(clients: dict[str, TestClient]) -> None:
+def test_unsupported_routes_are_not_among_the_choices(clients: dict[str, TestClient]) -> None:
     reply = clients["classifier"].post("/invocations", json={"text_1": "a", "text_2": "b"})
 
     assert_refused(reply, "Expected one of: ['/classify: input or messages', '/pooling: ", "body")
@@ -103,7 +107,7 @@ def test_what_the_model_does_not_offer_is_not_among_the_choices(clients: dict[st
     "raw",
     [b"", b"{", b"[1]", b'"a"', b"nothing", b'{"input": "\xff"}', b'{"task": "\\ud800", "input": "a"}', b"[" * 100_000],
 )
-def test_what_is_no_object_is_refused(clients: dict[str, TestClient], raw: bytes) -> None:
+def test_a_body_that_is_not_an_object_is_refused(clients: dict[str, TestClient], raw: bytes) -> None:
     reply = clients["embedder"].post("/invocations", content=raw, headers={"content-type": "application/json"})
 
     assert reply.status_code == 400
@@ -114,9 +118,9 @@ def test_matching_a_large_body_is_fast(clients: dict[str, TestClient]) -> None:
     text = "water " * 2_000_000
     times = []
     for path in ("/v1/embeddings", "/invocations"):
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         reply = clients["embedder"].post(path, json={"input": text})
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - started_at)
         assert_refused(reply, "maximum context length is 256 tokens", "input_text")
 
     assert times[1] < times[0] + 0.5

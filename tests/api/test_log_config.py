@@ -1,4 +1,4 @@
-"""What the log says about requests, and what it never says."""
+"""Access log fields, and values that are never logged."""
 
 from __future__ import annotations
 
@@ -17,33 +17,35 @@ from cenote.api.log_config import configure_logging
 from cenote.config.server import ServerConfig
 from cenote.protocol.requests import PoolRequest
 
-NAMES = ("cenote", "uvicorn")
+LOGGERS = ("cenote", "uvicorn")
 CANARY = "canary-7f3a"
 
 
 @pytest.fixture(autouse=True)
 def restore_logging() -> Iterator[None]:
-    before = {name: (logger.handlers, logger.propagate, logger.level) for name in NAMES if (logger := log(name))}
+    before = {
+        name: (logger.handlers, logger.propagate, logger.level) for name in LOGGERS if (logger := get_logger(name))
+    }
     yield
     for name, (handlers, propagate, level) in before.items():
-        log(name).handlers, log(name).propagate = handlers, propagate
-        log(name).setLevel(level)
-    log("cenote.access").disabled = False
+        get_logger(name).handlers, get_logger(name).propagate = handlers, propagate
+        get_logger(name).setLevel(level)
+    get_logger("cenote.access").disabled = False
     logging.raiseExceptions = True
 
 
-def log(name: str) -> logging.Logger:
+def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
 def make_logged_client(llm: LLM, **settings: Any) -> TestClient:
-    service = AppState(ServerConfig(**settings))
-    configure_logging(service.settings)
-    service.set_engine(llm.engine)
-    return TestClient(build_app(service))
+    app_state = AppState(ServerConfig(**settings))
+    configure_logging(app_state.settings)
+    app_state.set_engine(llm.engine)
+    return TestClient(build_app(app_state))
 
 
-def test_a_line_of_json_has_every_field_of_a_reply(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_json_access_line_has_all_fields(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     client = make_logged_client(llm, log_format="json", api_key=("secret",))
 
     client.post("/v1/embeddings", json={"input": ["a", "b"]}, headers={"api-key": "secret", "X-Request-Id": "r1"})
@@ -64,7 +66,7 @@ def test_a_line_of_json_has_every_field_of_a_reply(llm: LLM, capsys: pytest.Capt
     }
 
 
-def test_a_line_of_text_reads_from_left_to_right(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_access_line(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     make_logged_client(llm).post("/v1/embeddings", json={"input": "a"}, headers={"X-Request-Id": "r1"})
 
     line = capsys.readouterr().err
@@ -103,7 +105,7 @@ def test_request_contents_are_not_logged(log_format: str, llm: LLM, capsys: pyte
     assert CANARY not in printed.err + printed.out
 
 
-def test_a_path_cannot_write_lines_of_its_own(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_cannot_inject_log_lines(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     make_logged_client(llm).get("/a%0a2026-01-01 info forged", headers={"X-Request-Id": "r1\r\nforged"})
 
     printed = capsys.readouterr().err
@@ -111,22 +113,22 @@ def test_a_path_cannot_write_lines_of_its_own(llm: LLM, capsys: pytest.CaptureFi
     assert "/a%0a" in printed
 
 
-def test_a_bug_leaves_its_trace_in_the_log_and_only_an_id_in_the_reply(
+def test_an_unexpected_exception_is_logged_and_the_response_has_only_the_request_id(
     llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Broken:
-        about, dead = llm.engine.model_info, None
+        model_info, dead_error = llm.engine.model_info, None
 
         async def pool(self, request: PoolRequest) -> Any:
             raise RuntimeError("at 0x7f00 in /somewhere/private")
 
         def observe_http(self, *args: Any) -> None: ...
 
-    service = AppState(ServerConfig(log_format="json"))
-    configure_logging(service.settings)
-    service.set_engine(Broken())  # type: ignore[arg-type]
+    app_state = AppState(ServerConfig(log_format="json"))
+    configure_logging(app_state.settings)
+    app_state.set_engine(Broken())  # type: ignore[arg-type]
 
-    reply = TestClient(build_app(service)).post("/v1/embeddings", json={"input": "a"}, headers={"X-Request-Id": "r9"})
+    reply = TestClient(build_app(app_state)).post("/v1/embeddings", json={"input": "a"}, headers={"X-Request-Id": "r9"})
 
     assert reply.status_code == 500
     assert "r9" in reply.json()["message"] and "private" not in reply.text and "0x" not in reply.text

@@ -1,4 +1,4 @@
-"""LoRA adapters over HTTP: chosen as the model on every route, listed, loaded and unloaded."""
+"""LoRA adapters over HTTP: selected by model name on every route, listed, loaded and unloaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REMOVED = "Success: LoRA adapter 'late' removed successfully."
 
 @dataclass(frozen=True)
 class TunedModel:
-    """A model, and beside it two adapters, of which it has one."""
+    """A model with one loaded adapter, and the folders of two."""
 
     llm: LLM
     first: Path
@@ -62,24 +62,26 @@ def post_json(client: TestClient, path: str, **body: Any) -> Any:
     return reply.json()
 
 
-def vectors(client: TestClient, model: str | None = None) -> np.ndarray[Any, Any]:
-    answer = post_json(client, "/v1/embeddings", input=TEXTS, model=model)
-    return np.array([item["embedding"] for item in answer["data"]])
+def post_vectors(client: TestClient, model: str | None = None) -> np.ndarray[Any, Any]:
+    reply = post_json(client, "/v1/embeddings", input=TEXTS, model=model)
+    return np.array([item["embedding"] for item in reply["data"]])
 
 
 def expected(llm: LLM, adapter: str | None) -> np.ndarray[Any, Any]:
     return np.array([output.outputs.embedding for output in llm.embed(TEXTS, lora_request=adapter, use_tqdm=False)])
 
 
-def test_an_adapter_is_chosen_as_the_model_and_the_reply_names_the_model(client: TestClient, tuned: TunedModel) -> None:
+def test_an_adapter_is_selected_as_the_model_and_the_response_names_the_base_model(
+    client: TestClient, tuned: TunedModel
+) -> None:
     plain, first = expected(tuned.llm, None), expected(tuned.llm, "first")
     assert np.abs(plain - first).max() > 0.01
 
     for model, ours in ((None, plain), ("tiny", plain), ("small", plain), ("first", first)):
-        np.testing.assert_allclose(vectors(client, model), ours, atol=1e-5)
+        np.testing.assert_allclose(post_vectors(client, model), ours, atol=1e-5)
         assert post_json(client, "/v1/embeddings", input="a", model=model)["model"] == "tiny"
-    answer = post_json(client, "/v1/embeddings", input=TEXTS, adapter="first")
-    np.testing.assert_allclose([item["embedding"] for item in answer["data"]], first, atol=1e-5)
+    reply = post_json(client, "/v1/embeddings", input=TEXTS, adapter="first")
+    np.testing.assert_allclose([item["embedding"] for item in reply["data"]], first, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -96,19 +98,19 @@ def test_an_adapter_is_chosen_as_the_model_and_the_reply_names_the_model(client:
         ("/invocations", {"input": TEXTS}),
     ],
 )
-def test_every_route_reads_with_the_adapter(client: TestClient, path: str, body: dict[str, Any]) -> None:
-    def answers(**more: Any) -> Any:
-        found = post_json(client, path, **body, **more)
-        return found.get("embeddings") or found.get("results") or found["data"]
+def test_every_route_applies_the_adapter(client: TestClient, path: str, body: dict[str, Any]) -> None:
+    def post(**fields: Any) -> Any:
+        reply = post_json(client, path, **body, **fields)
+        return reply.get("embeddings") or reply.get("results") or reply["data"]
 
-    assert answers(model="first") == answers(adapter="first") == answers(model="first", adapter="first")
-    assert answers(model="first") != answers(model="tiny") == answers()
+    assert post(model="first") == post(adapter="first") == post(model="first", adapter="first")
+    assert post(model="first") != post(model="tiny") == post()
 
 
-@pytest.mark.parametrize("kind", ["classifier", "cross-encoder", "tagger"])
-def test_classifiers_have_adapters_below_their_heads(tmp_path: Path, kind: str) -> None:
-    made = tiny_bert_token_classifier if kind == "tagger" else tiny_bert_classifier
-    reference = made(tmp_path / "model", num_labels=1 if kind == "cross-encoder" else 3)
+@pytest.mark.parametrize("model_type", ["classifier", "cross-encoder", "token-classifier"])
+def test_classifiers_apply_adapters_to_their_backbone(tmp_path: Path, model_type: str) -> None:
+    save_model = tiny_bert_token_classifier if model_type == "token-classifier" else tiny_bert_classifier
+    reference = save_model(tmp_path / "model", num_labels=1 if model_type == "cross-encoder" else 3)
     merged = save_adapter(tmp_path / "first", reference, BERT_TARGETS, seed=1)
     bodies: dict[str, list[tuple[str, dict[str, Any]]]] = {
         "classifier": [("/classify", {"input": TEXTS})],
@@ -116,40 +118,40 @@ def test_classifiers_have_adapters_below_their_heads(tmp_path: Path, kind: str) 
             ("/score", {"queries": TEXTS[0], "documents": TEXTS}),
             ("/rerank", {"query": TEXTS[0], "documents": TEXTS}),
         ],
-        "tagger": [("/pooling", {"input": TEXTS}), ("/entities", {"input": TEXTS, "ignore_labels": []})],
+        "token-classifier": [("/pooling", {"input": TEXTS}), ("/entities", {"input": TEXTS, "ignore_labels": []})],
     }
 
     with load_llm(tmp_path / "model", lora_modules=(f"first={tmp_path / 'first'}",)) as llm:
         client = make_client(llm)
-        for path, body in bodies[kind]:
+        for path, body in bodies[model_type]:
             plain, adapted = post_json(client, path, **body), post_json(client, path, **body, model="first")
             by_field = post_json(client, path, **body, adapter="first")
-            answers = [each.get("data", each.get("results")) for each in (plain, adapted, by_field)]
-            assert answers[1] == answers[2] != answers[0]
+            results = [reply.get("data", reply.get("results")) for reply in (plain, adapted, by_field)]
+            assert results[1] == results[2] != results[0]
             assert adapted["model"] == "tiny"
-        if kind == "classifier":
+        if model_type == "classifier":
             outputs = llm.classify(TEXTS, use_tqdm=False)
             expected = [
                 row.softmax(dim=-1) for row in compute_logits(merged, [output.prompt_token_ids for output in outputs])
             ]
-            np.testing.assert_allclose([item["probs"] for item in answers[1]], expected, atol=1e-4)
+            np.testing.assert_allclose([item["probs"] for item in results[1]], expected, atol=1e-4)
 
 
 def test_an_unknown_model_or_adapter_is_not_found(client: TestClient) -> None:
     assert_refused(client.post("/v1/embeddings", json={"input": "a", "model": "late"}), "The model `late`", None, 404)
     assert_refused(
         client.post("/v1/embeddings", json={"input": "a", "adapter": "late"}),
-        "no adapter is called 'late'; there are: first",
+        "unknown adapter 'late'; available: first",
         "adapter",
     )
     assert_refused(
         client.post("/v1/embeddings", json={"input": "a", "model": "first", "adapter": "late"}),
-        "model is the adapter 'first', adapter is 'late'; give one",
+        "model names the adapter 'first', but adapter is 'late'",
         "adapter",
     )
 
 
-def test_adapters_are_listed_after_the_names_of_their_model(client: TestClient, tuned: TunedModel) -> None:
+def test_adapters_are_listed_after_the_model_names(client: TestClient, tuned: TunedModel) -> None:
     cards = client.get("/v1/models").json()["data"]
 
     assert [(card["id"], card["parent"]) for card in cards] == [("tiny", None), ("small", None), ("first", "tiny")]
@@ -158,7 +160,7 @@ def test_adapters_are_listed_after_the_names_of_their_model(client: TestClient, 
     assert client.get("/v1/models/first").json() == cards[2]
 
 
-# while the server runs
+# loading at runtime
 
 
 def test_an_adapter_is_loaded_and_unloaded(client: TestClient, tuned: TunedModel) -> None:
@@ -166,18 +168,18 @@ def test_an_adapter_is_loaded_and_unloaded(client: TestClient, tuned: TunedModel
 
     added = client.post("/v1/load_lora_adapter", json=body)
     assert (added.status_code, added.text) == (200, ADDED)
-    late = vectors(client, "late")
+    late = post_vectors(client, "late")
     np.testing.assert_allclose(late, expected(tuned.llm, "late"), atol=1e-5)
-    assert np.abs(late - vectors(client, "first")).max() > 0.01
+    assert np.abs(late - post_vectors(client, "first")).max() > 0.01
     assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["tiny", "small", "first", "late"]
     again = client.post("/v1/load_lora_adapter", json=body)
     assert_refused(
         again, "The lora adapter 'late' has already been loaded. If you want to load the adapter in", "lora_name"
     )
 
-    anew = client.post("/v1/load_lora_adapter", json=body | {"lora_path": str(tuned.first), "load_inplace": True})
-    assert anew.status_code == 200
-    np.testing.assert_allclose(vectors(client, "late"), vectors(client, "first"), atol=1e-5)
+    replaced = client.post("/v1/load_lora_adapter", json=body | {"lora_path": str(tuned.first), "load_inplace": True})
+    assert replaced.status_code == 200
+    np.testing.assert_allclose(post_vectors(client, "late"), post_vectors(client, "first"), atol=1e-5)
 
     removed = client.post("/v1/unload_lora_adapter", json={"lora_name": "late", "lora_int_id": 2})
     assert (removed.status_code, removed.text) == (200, REMOVED)
@@ -186,12 +188,12 @@ def test_an_adapter_is_loaded_and_unloaded(client: TestClient, tuned: TunedModel
     assert set(tuned.llm.engine.model.adapters.context.adapters) == {"first"}  # type: ignore[union-attr]
 
 
-def test_what_cannot_be_loaded_or_unloaded_says_why(client: TestClient, tuned: TunedModel, tmp_path: Path) -> None:
+def test_load_and_unload_errors_give_the_reason(client: TestClient, tuned: TunedModel, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for body, words, param, status in (
         ({"lora_name": "late"}, "Both 'lora_name' and 'lora_path' must be provided.", None, 400),
         ({"lora_path": "/there"}, "Both 'lora_name' and 'lora_path' must be provided.", None, 400),
-        ({"lora_name": "small", "lora_path": str(tuned.late)}, "is what the model itself is called", "lora_name", 400),
+        ({"lora_name": "small", "lora_path": str(tuned.late)}, "is a name of the model itself", "lora_name", 400),
         ({"lora_name": "late", "lora_path": "/nowhere/at/all"}, "No adapter found for /nowhere", "lora_path", 404),
         ({"lora_name": "late", "lora_path": str(tmp_path / "empty")}, "is no adapter", "lora_path", 400),
     ):
@@ -205,10 +207,10 @@ def test_what_cannot_be_loaded_or_unloaded_says_why(client: TestClient, tuned: T
     assert tuned.llm.engine.model_info.adapters == ("first",)
 
 
-def test_a_default_adapter_stays(tuned: TunedModel) -> None:
+def test_the_default_adapter_cannot_be_unloaded(tuned: TunedModel) -> None:
     folder, flags = tuned.first.parent / "model", (f"first={tuned.first}",)
     with load_llm(folder, lora_modules=flags, default_adapter="first") as llm:
-        np.testing.assert_allclose(vectors(make_client(llm)), expected(tuned.llm, "first"), atol=1e-5)
+        np.testing.assert_allclose(post_vectors(make_client(llm)), expected(tuned.llm, "first"), atol=1e-5)
         client = make_client(llm, allow_runtime_lora_updating=True)
         reply = client.post("/v1/unload_lora_adapter", json={"lora_name": "first"})
         assert_refused(reply, "'first' is the default adapter", "lora_name")
@@ -223,13 +225,13 @@ def test_adapter_routes_are_off_by_default(tuned: TunedModel, llm: LLM) -> None:
     assert_refused(reply, "LoRA is not enabled; start the server with --enable-lora", "lora_name")
 
 
-def test_the_document_lists_the_routes_where_they_are(client: TestClient) -> None:
-    made = client.get("/openapi.json").json()
+def test_the_openapi_document_lists_the_routes_if_enabled(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
 
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
-        post = made["paths"][path]["post"]
+        post = document["paths"][path]["post"]
         content = post["requestBody"]["content"]["application/json"]
-        Draft202012Validator(content["schema"] | {"components": made["components"]}).validate(content["example"])
+        Draft202012Validator(content["schema"] | {"components": document["components"]}).validate(content["example"])
         assert post["responses"]["200"]["content"] == {"text/plain": {"schema": {"type": "string"}}}
     assert client.get("/docs").status_code == 200
 
@@ -244,7 +246,7 @@ def test_an_adapter_is_freed_only_after_its_requests_finish(tuned: TunedModel) -
         unloading = threading.Thread(target=lambda: asyncio.run(engine.unload_adapter("late")))
         unloading.start()
         wait_until(lambda: "late" not in engine.model_info.adapters)
-        with pytest.raises(BadRequest, match="no adapter is called 'late'; there are: first"):
+        with pytest.raises(BadRequest, match="unknown adapter 'late'; available: first"):
             engine.submit(PoolRequest(task="embed", inputs=["the cat"], adapter="late"))
         loaded = engine.model.adapters
         assert loaded is not None and "late" in loaded.context.adapters
@@ -261,7 +263,7 @@ def test_an_adapter_is_freed_only_after_its_requests_finish(tuned: TunedModel) -
 def test_a_request_for_an_unloaded_adapter_fails_alone(tuned: TunedModel) -> None:
     engine, loaded = tuned.llm.engine, tuned.llm.engine.model.adapters
     assert loaded is not None
-    loaded.added_paths["gone"] = "/there"  # as it is between being asked for and being forgotten
+    loaded.added_paths["gone"] = "/there"  # as while the adapter is being unloaded
     try:
         request = PoolRequest(
             task="embed", inputs=["a", "b", "a"], adapter=["first", "gone", None], return_exceptions=True
@@ -274,49 +276,49 @@ def test_a_request_for_an_unloaded_adapter_fails_alone(tuned: TunedModel) -> Non
     assert isinstance(gone, UnknownModel) and "was unloaded before this input had its turn" in gone.message
 
 
-# an engine in another process
+# remote engine
 
 
 def test_adapter_changes_are_broadcast_to_every_front_end(tuned: TunedModel) -> None:
-    told: list[tuple[str, ...]] = []
+    broadcasts: list[tuple[str, ...]] = []
 
     async def change() -> None:
-        async def renew() -> None:
-            told.append(tuned.llm.engine.model_info.adapters)
+        async def broadcast() -> None:
+            broadcasts.append(tuned.llm.engine.model_info.adapters)
 
-        async with connect_remote(tuned.llm.engine) as (far, answering):
-            answering.broadcast_model_info = renew
-            await far.load_adapter("late", str(tuned.late))
+        async with connect_remote(tuned.llm.engine) as (remote, rpc_server):
+            rpc_server.broadcast_model_info = broadcast
+            await remote.load_adapter("late", str(tuned.late))
             with pytest.raises(BadRequest, match="has already been loaded"):
-                await far.load_adapter("late", str(tuned.late))
-            await far.load_adapter("late", str(tuned.late), in_place=True)
-            await far.unload_adapter("late")
+                await remote.load_adapter("late", str(tuned.late))
+            await remote.load_adapter("late", str(tuned.late), in_place=True)
+            await remote.unload_adapter("late")
             with pytest.raises(UnknownModel, match="cannot be found"):
-                await far.unload_adapter("late")
+                await remote.unload_adapter("late")
 
     asyncio.run(change())
-    assert told == [("first", "late"), ("first", "late"), ("first",)]
+    assert broadcasts == [("first", "late"), ("first", "late"), ("first",)]
 
 
 def test_a_disconnected_client_does_not_stop_the_broadcast(tuned: TunedModel) -> None:
-    told = threading.Event()
+    was_broadcast = threading.Event()
 
-    async def leave() -> None:
-        async def renew() -> None:
-            told.set()
+    async def disconnect() -> None:
+        async def broadcast() -> None:
+            was_broadcast.set()
 
-        async with connect_remote(tuned.llm.engine) as (far, answering):
-            answering.broadcast_model_info = renew
-            asking = asyncio.create_task(far.load_adapter("late", str(tuned.late)))
-            while not answering.adapter_changes:
+        async with connect_remote(tuned.llm.engine) as (remote, rpc_server):
+            rpc_server.broadcast_model_info = broadcast
+            call = asyncio.create_task(remote.load_adapter("late", str(tuned.late)))
+            while not rpc_server.adapter_changes:
                 await asyncio.sleep(0)
-            asking.cancel()
-            while answering.adapter_changes:
+            call.cancel()
+            while rpc_server.adapter_changes:
                 await asyncio.sleep(0.01)
 
     try:
-        asyncio.run(leave())
-        assert told.is_set()
+        asyncio.run(disconnect())
+        assert was_broadcast.is_set()
         assert tuned.llm.engine.model_info.adapters == ("first", "late")
     finally:
         asyncio.run(tuned.llm.engine.unload_adapter("late"))

@@ -1,4 +1,4 @@
-"""The names that a request may give as its model."""
+"""Model names that requests may use."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def default(default_folder: Path) -> Iterator[LLM]:
-    """What is loaded where no model is named; the package that has it is installed."""
+def default_llm(default_folder: Path) -> Iterator[LLM]:
+    """The default model, from its installed package."""
     with LLM(dtype="float32", device="cpu") as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
-def of_folder(folder: Path) -> Iterator[LLM]:
+def folder_llm(folder: Path) -> Iterator[LLM]:
     with LLM(str(folder), dtype="float32", device="cpu") as llm:
         yield llm
 
 
-def status(client: TestClient, name: str) -> int:
+def get_status(client: TestClient, name: str) -> int:
     return int(client.post("/v1/embeddings", json={"input": "a", "model": name}).status_code)
 
 
 @pytest.mark.parametrize("name", ["all-MiniLM-L6-v2", HUB_NAME])
-def test_the_default_model_answers_to_its_short_name_and_to_the_hub_s(name: str, default: LLM) -> None:
-    client = make_client(default)
+def test_the_default_model_is_served_under_its_short_and_hub_names(name: str, default_llm: LLM) -> None:
+    client = make_client(default_llm)
 
     reply = client.post("/v1/embeddings", json={"input": "a", "model": name})
 
@@ -53,31 +53,31 @@ def test_the_default_model_answers_to_its_short_name_and_to_the_hub_s(name: str,
 
 
 @pytest.mark.parametrize("name", ["model", "MiniLM", "sentence-transformers", "", "/", "."])
-def test_the_default_model_answers_to_no_other_name(name: str, default: LLM) -> None:
-    assert status(make_client(default), name) == 404
+def test_the_default_model_has_no_other_names(name: str, default_llm: LLM) -> None:
+    assert get_status(make_client(default_llm), name) == 404
 
 
-def test_a_folder_answers_to_its_path_and_to_its_base_name(of_folder: LLM, folder: Path) -> None:
-    client = make_client(of_folder)
+def test_a_folder_is_served_under_its_path_and_base_name(folder_llm: LLM, folder: Path) -> None:
+    client = make_client(folder_llm)
 
     for name in (str(folder), f"{folder}/", "bge-small"):
-        assert status(client, name) == 200
+        assert get_status(client, name) == 200
         assert client.get(f"/v1/models/{name.rstrip('/')}").json()["id"] == str(folder)
     for name in (str(folder.parent), folder.parent.name, "bge", "/bge-small"):
-        assert status(client, name) == 404
+        assert get_status(client, name) == 404
     assert [card["id"] for card in client.get("/v1/models").json()["data"]] == [str(folder)]
 
 
-def test_a_relative_folder_answers_to_its_path_as_well(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_folder_is_served_under_its_absolute_path_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     with LLM("./bge-small", dtype="float32", device="cpu") as llm:
         client = make_client(llm)
 
-        assert [status(client, name) for name in ("./bge-small", "bge-small", str(folder))] == [200, 200, 200]
+        assert [get_status(client, name) for name in ("./bge-small", "bge-small", str(folder))] == [200, 200, 200]
 
 
-def test_names_that_were_configured_are_the_only_ones(of_folder: LLM, folder: Path) -> None:
-    client = make_client(of_folder, served_model_name=("mine",))
+def test_configured_names_replace_the_aliases(folder_llm: LLM, folder: Path) -> None:
+    client = make_client(folder_llm, served_model_name=("mine",))
 
-    assert [status(client, name) for name in ("mine", "bge-small", str(folder))] == [200, 404, 404]
+    assert [get_status(client, name) for name in ("mine", "bge-small", str(folder))] == [200, 404, 404]
     assert client.get("/v1/models/bge-small").status_code == 404

@@ -1,4 +1,4 @@
-"""The OpenAPI document says what the server does: its routes, bodies, replies and errors, and nothing else."""
+"""The OpenAPI document matches the server: its routes, bodies, responses and errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Models = dict[str, TestClient]
 
 @pytest.fixture(scope="module")
 def models(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
-    folders = [tmp_path_factory.mktemp(name) for name in ("cross_encoder", "classifier", "tagger", "hybrid")]
+    folders = [tmp_path_factory.mktemp(name) for name in ("cross_encoder", "classifier", "token_classifier", "bge_m3")]
     tiny_bert_classifier(folders[0], num_labels=1)
     add_chat_template(folders[0])
     tiny_bert_classifier(folders[1], num_labels=3)
@@ -41,90 +41,90 @@ def models(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model
     with (
         load_llm(folders[0]) as cross_encoder,
         load_llm(folders[1]) as classifier,
-        load_llm(folders[2]) as tagger,
-        load_llm(folders[3]) as hybrid,
+        load_llm(folders[2]) as token_classifier,
+        load_llm(folders[3]) as bge_m3,
     ):
         yield {
             "embedder": make_client(llm),
             "cross-encoder": make_client(cross_encoder, enable_tokenizer_info_endpoint=True),
             "classifier": make_client(classifier),
-            "tagger": make_client(tagger),
-            "hybrid": make_client(hybrid),
+            "token-classifier": make_client(token_classifier),
+            "bge-m3": make_client(bge_m3),
         }
 
 
-def document(client: TestClient) -> dict[str, Any]:
-    made: dict[str, Any] = client.get("/openapi.json").json()
-    return made
+def get_document(client: TestClient) -> dict[str, Any]:
+    document: dict[str, Any] = client.get("/openapi.json").json()
+    return document
 
 
-def matches(reply: Any, path: str, method: str, headers: dict[str, Any]) -> None:
-    """The reply is one that the document tells: its status, its kind, every key of it, every header."""
-    answer = headers["paths"][path][method]["responses"][str(reply.status_code)]
-    media = reply.headers["content-type"].partition(";")[0]
-    schema = answer["content"][media]["schema"]
-    if media == "application/json":
-        whole = closed(schema | {"components": headers["components"]})
-        Draft202012Validator(whole).validate(reply.json())
-    for name in answer["headers"]:
+def assert_documented(reply: Any, path: str, method: str, document: dict[str, Any]) -> None:
+    """Check that status, media type, all fields and headers of the reply are in the document."""
+    documented = document["paths"][path][method]["responses"][str(reply.status_code)]
+    media_type = reply.headers["content-type"].partition(";")[0]
+    schema = documented["content"][media_type]["schema"]
+    if media_type == "application/json":
+        strict = forbid_extra_properties(schema | {"components": document["components"]})
+        Draft202012Validator(strict).validate(reply.json())
+    for name in documented["headers"]:
         assert reply.headers[name]
 
 
-def closed(schema: Any) -> Any:
-    """The same where no object has more properties than are told."""
+def forbid_extra_properties(schema: Any) -> Any:
+    """Return the schema with `additionalProperties: false` in every object."""
     if isinstance(schema, list):
-        return [closed(each) for each in schema]
+        return [forbid_extra_properties(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {name: closed(value) for name, value in schema.items()}
-    return made | {"additionalProperties": False} if isinstance(made.get("properties"), dict) else made
+    strict = {name: forbid_extra_properties(value) for name, value in schema.items()}
+    return strict | {"additionalProperties": False} if isinstance(strict.get("properties"), dict) else strict
 
 
-@pytest.mark.parametrize("name", ["embedder", "cross-encoder", "classifier", "tagger", "hybrid"])
+@pytest.mark.parametrize("name", ["embedder", "cross-encoder", "classifier", "token-classifier", "bge-m3"])
 def test_the_document_is_valid(models: Models, name: str) -> None:
-    made = document(models[name])
+    document = get_document(models[name])
 
-    schemathesis.openapi.from_dict(made).validate()
-    assert made["openapi"] == "3.1.0"
-    assert made["info"]["description"].endswith("tokens.")
-    for schema in made["components"]["schemas"].values():
+    schemathesis.openapi.from_dict(document).validate()
+    assert document["openapi"] == "3.1.0"
+    assert document["info"]["description"].endswith("tokens.")
+    for schema in document["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
-    identifiers = [each["operationId"] for entry in made["paths"].values() for each in entry.values()]
+    identifiers = [operation["operationId"] for entry in document["paths"].values() for operation in entry.values()]
     assert len(set(identifiers)) == len(identifiers)
 
 
-def test_the_document_is_valid_while_the_model_is_being_loaded_and_lists_everything() -> None:
-    made = document(TestClient(build_app(AppState(ServerConfig()))))
+def test_the_document_is_valid_while_the_model_is_loading_and_lists_all_routes() -> None:
+    document = get_document(TestClient(build_app(AppState(ServerConfig()))))
 
-    schemathesis.openapi.from_dict(made).validate()
-    assert set(PATHS) <= made["paths"].keys()
-    assert made["info"]["description"] == "The model is being loaded."
+    schemathesis.openapi.from_dict(document).validate()
+    assert set(PATHS) <= document["paths"].keys()
+    assert document["info"]["description"] == "The model is loading."
 
 
-@pytest.mark.parametrize("name", ["embedder", "cross-encoder", "classifier", "tagger", "hybrid"])
+@pytest.mark.parametrize("name", ["embedder", "cross-encoder", "classifier", "token-classifier", "bge-m3"])
 def test_documented_routes_respond_and_others_are_not_found(models: Models, name: str) -> None:
-    made = document(models[name])
-    asked = {path for path, entry in made["paths"].items() if "requestBody" in entry.get("post", {})}
+    document = get_document(models[name])
+    documented = {path for path, entry in document["paths"].items() if "requestBody" in entry.get("post", {})}
 
     for path in PATHS:
         reply = models[name].post(path, json={})
-        assert (reply.status_code != 501) == (path in asked), path
+        assert (reply.status_code != 501) == (path in documented), path
 
 
 def test_every_other_path_is_listed_with_its_methods(llm: LLM) -> None:
     for settings in (ServerConfig(), ServerConfig(enable_tokenizer_info_endpoint=True)):
-        service = AppState(settings)
+        app_state = AppState(settings)
         client = make_client(llm, enable_tokenizer_info_endpoint=settings.enable_tokenizer_info_endpoint)
         served = {}
-        for route in (*make_system_routes(service, []), *make_docs_routes(service, [])):
+        for route in (*make_system_routes(app_state, []), *make_docs_routes(app_state, [])):
             assert isinstance(route, Route) and route.methods is not None
             served[route.path.replace(":path", "")] = {method.lower() for method in route.methods} - {"head"}
 
-        listed = {path: set(entry) for path, entry in document(client)["paths"].items() if path not in PATHS}
+        listed = {path: set(entry) for path, entry in get_document(client)["paths"].items() if path not in PATHS}
         assert listed == served
 
 
-def test_a_server_without_documents_has_neither(llm: LLM) -> None:
+def test_docs_can_be_disabled(llm: LLM) -> None:
     client = make_client(llm, disable_docs=True)
 
     assert client.get("/openapi.json").status_code == 404
@@ -132,33 +132,33 @@ def test_a_server_without_documents_has_neither(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_example_works_and_is_answered_as_the_document_says(models: Models, path: str) -> None:
-    num_offering = 0
+def test_every_example_works_and_its_response_is_documented(models: Models, path: str) -> None:
+    num_supporting = 0
     for client in models.values():
-        made = document(client)
-        if path not in made["paths"]:
+        document = get_document(client)
+        if path not in document["paths"]:
             continue
-        num_offering += 1
-        content = made["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        Draft202012Validator(content["schema"] | {"components": made["components"]}).validate(content["example"])
+        num_supporting += 1
+        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        Draft202012Validator(content["schema"] | {"components": document["components"]}).validate(content["example"])
         reply = client.post(path, json=content["example"])
         assert reply.status_code == 200, reply.text
-        matches(reply, path, "post", made)
-    assert num_offering
+        assert_documented(reply, path, "post", document)
+    assert num_supporting
 
 
 @pytest.mark.parametrize("name", ["embedder", "cross-encoder"])
-def test_operations_are_answered_as_the_document_says(models: Models, name: str) -> None:
-    made = document(models[name])
+def test_responses_of_system_routes_are_documented(models: Models, name: str) -> None:
+    document = get_document(models[name])
     model = models[name].get("/v1/models").json()["data"][0]["id"]
 
-    for path, entry in made["paths"].items():
-        for method in [method for method, each in entry.items() if "requestBody" not in each]:
+    for path, entry in document["paths"].items():
+        for method in [method for method, operation in entry.items() if "requestBody" not in operation]:
             reply = models[name].request(method.upper(), path.replace("{name}", model))
             assert reply.status_code == 200
-            matches(reply, path, method, made)
-    assert models[name].get("/v1/models/nobody").status_code == 404
-    matches(models[name].get("/v1/models/nobody"), "/v1/models/{name}", "get", made)
+            assert_documented(reply, path, method, document)
+    assert models[name].get("/v1/models/unknown").status_code == 404
+    assert_documented(models[name].get("/v1/models/unknown"), "/v1/models/{name}", "get", document)
 
 
 @pytest.mark.parametrize(
@@ -181,52 +181,52 @@ def test_operations_are_answered_as_the_document_says(models: Models, name: str)
         ("cross-encoder", "/classify", {"messages": CONVERSATION, "return_token_counts": True}),
         ("cross-encoder", "/score", {"text_1": "a", "text_2": ["b", "c"], "return_token_counts": True}),
         ("cross-encoder", "/invocations", {"input": "a", "task": "token_classify"}),
-        ("tagger", "/pooling", {"input": "a b c", "use_activation": False}),
+        ("token-classifier", "/pooling", {"input": "a b c", "use_activation": False}),
     ],
 )
-def test_replies_of_every_form_are_in_the_document(models: Models, model: str, path: str, body: Any) -> None:
+def test_responses_of_every_format_are_documented(models: Models, model: str, path: str, body: Any) -> None:
     reply = models[model].post(path, json=body)
 
     assert reply.status_code == 200, reply.text
-    matches(reply, path, "post", document(models[model]))
+    assert_documented(reply, path, "post", get_document(models[model]))
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_error_responses_match_the_document(models: Models, path: str) -> None:
-    client = next(client for client in models.values() if path in document(client)["paths"])
+    client = next(client for client in models.values() if path in get_document(client)["paths"])
     example = next(dict(route.example) for route in ROUTES if path in route.paths)
-    refusals = {
+    replies = {
         400: client.post(path, json=[]),
-        404: client.post(path, json=example | {"model": "nobody"}),
+        404: client.post(path, json=example | {"model": "unknown"}),
         415: client.post(path, content=json.dumps(example), headers={"content-type": "text/plain"}),
     }
 
-    for status, reply in refusals.items():
+    for status, reply in replies.items():
         assert reply.status_code == status, reply.text
-        matches(reply, path, "post", document(client))
+        assert_documented(reply, path, "post", get_document(client))
 
 
-def test_with_a_key_the_document_says_where_it_is_needed(llm: LLM) -> None:
+def test_with_an_api_key_the_document_marks_protected_routes(llm: LLM) -> None:
     client = make_client(llm, api_key=("secret",))
-    made = client.get("/openapi.json", headers={"authorization": "Bearer secret"}).json()
+    document = client.get("/openapi.json", headers={"authorization": "Bearer secret"}).json()
 
-    schemathesis.openapi.from_dict(made).validate()
-    for path, entry in made["paths"].items():
-        for method, each in entry.items():
+    schemathesis.openapi.from_dict(document).validate()
+    for path, entry in document["paths"].items():
+        for method, operation in entry.items():
             reply = client.request(method.upper(), path.replace("{name}", "mini"))
-            assert (reply.status_code == 401) == ("security" in each), path
+            assert (reply.status_code == 401) == ("security" in operation), path
             if reply.status_code == 401:
-                matches(reply, path, method, made)
+                assert_documented(reply, path, method, document)
             else:
                 assert method.upper() in PUBLIC_ROUTES[path]
 
 
-def test_a_field_is_explained_where_its_name_does_not_tell(models: Models) -> None:
-    schemas = document(models["embedder"])["components"]["schemas"]
+def test_most_fields_have_descriptions(models: Models) -> None:
+    schemas = get_document(models["embedder"])["components"]["schemas"]
 
     field = schemas["EmbeddingsBody"]["properties"]["truncate_prompt_tokens"]
     assert "-1" in field["description"]
     assert {"type": "integer", "minimum": -1, "maximum": 2**63 - 1} in field["anyOf"]
     for body in ("EmbeddingsBody", "PoolingBody", "RerankBody", "EmbedBody", "TokenizeBody"):
-        explained = [name for name, each in schemas[body]["properties"].items() if "description" in each]
-        assert len(explained) > len(schemas[body]["properties"]) / 2
+        described = [name for name, field in schemas[body]["properties"].items() if "description" in field]
+        assert len(described) > len(schemas[body]["properties"]) / 2

@@ -1,4 +1,4 @@
-"""The pooling route: every task of a model, as LLM.encode gives it."""
+"""The pooling route returns the results of LLM.encode for every task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from cenote import LLM, PoolingParams
 from cenote.api.dialects.vllm import PoolingBody
 from tests.api.app_client import add_chat_template, assert_refused, decode_base64, load_llm, make_client, null_fields
-from tests.plugins.conftest import InstallPlugin, install_plugin  # a fixture  # noqa: F401  # a fixture
+from tests.plugins.conftest import InstallPlugin, install_plugin  # noqa: F401  # a fixture
 from tests.tiny import change_config, tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier
 
 TEXTS = ["the cat is in the city", "a", "how big is the old river?"]
@@ -23,7 +23,7 @@ MESSAGES = [{"role": "user", "content": "the old city"}]
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """32 numbers, of which the first 8 say most."""
+    """Matryoshka model of sizes 8 and 32."""
     folder = tmp_path_factory.mktemp("embedder")
     tiny_bert(folder)
     change_config(folder, matryoshka_dimensions=[8, 32])
@@ -42,7 +42,7 @@ def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def token_classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("tagger")
+    folder = tmp_path_factory.mktemp("token_classifier")
     tiny_bert_token_classifier(folder)
     with load_llm(folder) as llm:
         yield llm
@@ -54,7 +54,7 @@ def post_pooling(client: TestClient, **body: Any) -> list[Any]:
     return [item["data"] for item in reply.json()["data"]]
 
 
-def encoded(llm: LLM, task: str, prompts: Any = TEXTS, **params: Any) -> list[Any]:
+def encode_offline(llm: LLM, task: str, prompts: Any = TEXTS, **params: Any) -> list[Any]:
     outputs = llm.encode(prompts, PoolingParams(**params), pooling_task=task, use_tqdm=False)
     return [output.outputs.data.numpy() for output in outputs]
 
@@ -69,48 +69,50 @@ def assert_same(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
 # tasks
 
 
-def test_an_embedder_gives_vectors_and_rows_of_tokens(embedder: LLM) -> None:
+def test_an_embedding_model_returns_embeddings_and_token_embeddings(embedder: LLM) -> None:
     client = make_client(embedder)
 
-    assert_same(post_pooling(client, input=TEXTS, task="embed"), encoded(embedder, "embed"))
-    assert_same(post_pooling(client, input=TEXTS, task="token_embed"), encoded(embedder, "token_embed"))
+    assert_same(post_pooling(client, input=TEXTS, task="embed"), encode_offline(embedder, "embed"))
+    assert_same(post_pooling(client, input=TEXTS, task="token_embed"), encode_offline(embedder, "token_embed"))
     assert np.shape(post_pooling(client, input=TEXTS[0], task="token_embed")[0]) == (8, 32)
 
 
-def test_a_cross_encoder_classifies_under_both_names(cross_encoder: LLM) -> None:
+def test_score_is_an_alias_of_classify_for_a_cross_encoder(cross_encoder: LLM) -> None:
     client = make_client(cross_encoder)
 
-    assert_same(post_pooling(client, input=TEXTS, task="classify"), encoded(cross_encoder, "classify"))
-    assert_same(post_pooling(client, input=TEXTS, task="score"), encoded(cross_encoder, "classify"))
-    assert_same(post_pooling(client, input=TEXTS, task="token_classify"), encoded(cross_encoder, "token_classify"))
+    assert_same(post_pooling(client, input=TEXTS, task="classify"), encode_offline(cross_encoder, "classify"))
+    assert_same(post_pooling(client, input=TEXTS, task="score"), encode_offline(cross_encoder, "classify"))
+    assert_same(
+        post_pooling(client, input=TEXTS, task="token_classify"), encode_offline(cross_encoder, "token_classify")
+    )
     assert np.shape(post_pooling(client, input="a", task="score")) == (1, 1)
 
 
-def test_without_a_task_the_model_does_what_it_was_made_for(embedder: LLM, cross_encoder: LLM, tagger: LLM) -> None:
-    for llm, task in ((embedder, "embed"), (cross_encoder, "classify"), (tagger, "token_classify")):
-        assert_same(post_pooling(make_client(llm), input=TEXTS), encoded(llm, task))
+def test_without_a_task_the_default_task_is_run(embedder: LLM, cross_encoder: LLM, token_classifier: LLM) -> None:
+    for llm, task in ((embedder, "embed"), (cross_encoder, "classify"), (token_classifier, "token_classify")):
+        assert_same(post_pooling(make_client(llm), input=TEXTS), encode_offline(llm, task))
 
 
-def test_tokens_come_with_their_probabilities(tagger: LLM) -> None:
-    rows = post_pooling(make_client(tagger), input=TEXTS[0])[0]
+def test_a_token_classifier_returns_probabilities_per_token(token_classifier: LLM) -> None:
+    rows = post_pooling(make_client(token_classifier), input=TEXTS[0])[0]
 
     assert np.shape(rows) == (8, 3)
     np.testing.assert_allclose(np.sum(rows, axis=1), 1, atol=1e-5)
-    logits = post_pooling(make_client(tagger), input=TEXTS[0], use_activation=False)[0]
-    assert_same([logits], encoded(tagger, "token_classify", TEXTS[0], use_activation=False))
+    logits = post_pooling(make_client(token_classifier), input=TEXTS[0], use_activation=False)[0]
+    assert_same([logits], encode_offline(token_classifier, "token_classify", TEXTS[0], use_activation=False))
 
 
-def test_tasks_that_the_model_does_not_have_are_refused_with_those_it_has(embedder: LLM, tagger: LLM) -> None:
+def test_unsupported_tasks_are_refused_with_the_supported_ones(embedder: LLM, token_classifier: LLM) -> None:
     client = make_client(embedder)
     for task, words in (
         ("classify", "Unsupported task: 'classify' Supported tasks: ('embed', 'token_embed')"),
         ("dance", "Unsupported task: 'dance' Supported tasks: ('embed', 'token_embed')"),
-        ("score", "`score` is a task of cross-encoders; this model supports ('embed', 'token_embed')"),
+        ("score", "task `score` requires a cross-encoder; this model supports ('embed', 'token_embed')"),
         ("encode", "`encode` task was removed; use `token_embed` or `token_classify` instead."),
         ("", "Unsupported task: ''"),
     ):
         assert_refused(client.post("/pooling", json={"input": "a", "task": task}), words, "task")
-    reply = make_client(tagger).post("/pooling", json={"input": "a", "task": "embed"})
+    reply = make_client(token_classifier).post("/pooling", json={"input": "a", "task": "embed"})
     assert_refused(reply, "Unsupported task: 'embed' Supported tasks: ('token_classify',)", "task")
     assert_refused(client.post("/pooling", json={"input": "a", "task": 5}), "task: expected str", "body.task")
 
@@ -118,16 +120,16 @@ def test_tasks_that_the_model_does_not_have_are_refused_with_those_it_has(embedd
 # parameters
 
 
-def test_dimensions_hold_here_as_well(embedder: LLM) -> None:
+def test_dimensions_truncate_embeddings_and_token_embeddings(embedder: LLM) -> None:
     client = make_client(embedder)
 
-    assert_same(post_pooling(client, input=TEXTS, dimensions=8), encoded(embedder, "embed", dimensions=8))
+    assert_same(post_pooling(client, input=TEXTS, dimensions=8), encode_offline(embedder, "embed", dimensions=8))
     rows = post_pooling(client, input=TEXTS, task="token_embed", dimensions=8)
-    assert_same(rows, encoded(embedder, "token_embed", dimensions=8))
+    assert_same(rows, encode_offline(embedder, "token_embed", dimensions=8))
     assert np.shape(rows[0]) == (8, 8)
 
 
-def test_dimensions_are_never_ignored(embedder: LLM, cross_encoder: LLM, llm: LLM) -> None:
+def test_unsupported_dimensions_are_refused(embedder: LLM, cross_encoder: LLM, llm: LLM) -> None:
     for client, words, param in (
         (make_client(embedder), 'Model "tiny" only supports [8, 32] matryoshka dimensions', None),
         (make_client(cross_encoder), "Task 'classify' only supports ['use_activation'] parameters", "dimensions"),
@@ -136,24 +138,28 @@ def test_dimensions_are_never_ignored(embedder: LLM, cross_encoder: LLM, llm: LL
         assert_refused(client.post("/pooling", json={"input": "a", "dimensions": 16}), words, param)
 
 
-def test_token_ids_conversations_and_truncation_are_those_of_embeddings(embedder: LLM) -> None:
+def test_token_ids_conversations_and_truncation(embedder: LLM) -> None:
     client = make_client(embedder)
 
     assert_same(
-        post_pooling(client, input=[7, 8, 9], task="token_embed"), encoded(embedder, "token_embed", [[7, 8, 9]])
+        post_pooling(client, input=[7, 8, 9], task="token_embed"), encode_offline(embedder, "token_embed", [[7, 8, 9]])
     )
     for body in ({"messages": MESSAGES}, {"input": MESSAGES}, {"messages": [MESSAGES]}):
         ids = client.post("/tokenize", json={"prompt": "user: the old city.", "add_special_tokens": False}).json()
-        assert_same(post_pooling(client, task="token_embed", **body), encoded(embedder, "token_embed", [ids["tokens"]]))
-    cut = post_pooling(client, input=TEXTS[0], task="token_embed", truncate_prompt_tokens=4, truncation_side="left")
-    assert np.shape(cut) == (1, 4, 32)
+        assert_same(
+            post_pooling(client, task="token_embed", **body), encode_offline(embedder, "token_embed", [ids["tokens"]])
+        )
+    truncated = post_pooling(
+        client, input=TEXTS[0], task="token_embed", truncate_prompt_tokens=4, truncation_side="left"
+    )
+    assert np.shape(truncated) == (1, 4, 32)
     assert_refused(client.post("/pooling", json={"input": []}), "You must pass at least one prompt", "input")
 
 
 def test_every_field_but_the_input_may_be_null(embedder: LLM) -> None:
     client = make_client(embedder)
 
-    ours = post_pooling(client, **null_fields(PoolingBody) | {"input": TEXTS, "unheard_of": {"a": [1]}})
+    ours = post_pooling(client, **null_fields(PoolingBody) | {"input": TEXTS, "unknown": {"a": [1]}})
 
     assert_same(ours, post_pooling(client, input=TEXTS))
 
@@ -161,7 +167,7 @@ def test_every_field_but_the_input_may_be_null(embedder: LLM) -> None:
 # replies
 
 
-def test_a_reply_names_itself_and_counts(embedder: LLM) -> None:
+def test_a_response_has_an_id_the_model_name_and_usage(embedder: LLM) -> None:
     client = make_client(embedder)
     body = {"input": TEXTS, "truncate_prompt_tokens": 5, "return_token_counts": True}
 
@@ -177,7 +183,7 @@ def test_a_reply_names_itself_and_counts(embedder: LLM) -> None:
     assert two.json()["data"] == reply["data"]
 
 
-def test_rows_are_packed_one_after_the_other(embedder: LLM) -> None:
+def test_base64_of_token_embeddings_is_row_major(embedder: LLM) -> None:
     client = make_client(embedder)
     rows = post_pooling(client, input=TEXTS, task="token_embed")
 
@@ -186,7 +192,7 @@ def test_rows_are_packed_one_after_the_other(embedder: LLM) -> None:
     assert_same([decode_base64(text).reshape(-1, 32) for text in packed], rows)
 
 
-def test_the_header_beside_bytes_has_the_shapes(embedder: LLM) -> None:
+def test_the_metadata_header_has_the_shapes(embedder: LLM) -> None:
     client = make_client(embedder)
     body = {"input": TEXTS, "task": "token_embed", "encoding_format": "bytes", "embed_dtype": "float16"}
 
@@ -201,9 +207,9 @@ def test_the_header_beside_bytes_has_the_shapes(embedder: LLM) -> None:
     ]
     for part, rows in zip(parts, post_pooling(client, input=TEXTS, task="token_embed"), strict=True):
         np.testing.assert_allclose(part, rows, atol=2e-3)
-    alone = client.post("/pooling", json=body | {"encoding_format": "bytes_only"})
-    assert alone.content == reply.content
-    assert "metadata" not in alone.headers
+    body_only = client.post("/pooling", json=body | {"encoding_format": "bytes_only"})
+    assert body_only.content == reply.content
+    assert "metadata" not in body_only.headers
 
 
 # plugins
@@ -221,37 +227,37 @@ LENGTHS = """
             return prompt
 
         def post_process(self, model_output, request_id=None, **kwargs):
-            return {"lengths": [len(output.prompt_token_ids) for output in model_output], "asked": request_id}
+            return {"lengths": [len(output.prompt_token_ids) for output in model_output], "request_id": request_id}
 
     def entry():
         return "THIS.Lengths"
 """
 
 
-def test_data_goes_through_the_plugin(install_plugin: InstallPlugin, tmp_path: Path) -> None:  # noqa: F811
+def test_data_is_processed_by_the_plugin(install_plugin: InstallPlugin, tmp_path: Path) -> None:  # noqa: F811
     tiny_bert(tmp_path)
     install_plugin("lengths", LENGTHS)
     with load_llm(tmp_path, io_processor_plugin="lengths") as llm:
         client = make_client(llm)
         reply = client.post("/pooling", json={"data": TEXTS, "priority": 1}, headers={"x-request-id": "r-5"})
         invoked = client.post("/invocations", json={"data": TEXTS}, headers={"x-request-id": "r-5"})
-        cut = client.post("/pooling", json={"data": TEXTS, "truncate_prompt_tokens": 4})
+        truncated = client.post("/pooling", json={"data": TEXTS, "truncate_prompt_tokens": 4})
         post_pooling(client, input="a")
         for body, words, param in (
             ({"data": "a"}, "data is a list of texts", "data"),
             ({"task": "plugin"}, "The 'data' field of the prompt is expected to contain the prompt data", "data"),
             ({"data": ["a"], "task": "embed"}, "The 'data' field is only supported for the 'plugin'", "data"),
-            ({"data": ["a"], "messages": MESSAGES}, "a plugin reads data alone", "body.data"),
+            ({"data": ["a"], "messages": MESSAGES}, "data cannot be combined with input or messages", "body.data"),
         ):
             assert_refused(client.post("/pooling", json=body), words, param)
 
     assert reply.json().keys() == {"request_id", "created_at", "data"}
     assert reply.json()["request_id"] == "pooling-r-5"
-    assert reply.json()["data"] == {"lengths": [8, 3, 9], "asked": "pooling-r-5"}
+    assert reply.json()["data"] == {"lengths": [8, 3, 9], "request_id": "pooling-r-5"}
     assert invoked.json()["data"] == reply.json()["data"]
     assert reply.headers["x-prompt-tokens"] == "20"
-    assert cut.json()["data"]["lengths"] == [4, 3, 4]
-    assert cut.headers["x-truncated-inputs"] == "2"
+    assert truncated.json()["data"]["lengths"] == [4, 3, 4]
+    assert truncated.headers["x-truncated-inputs"] == "2"
 
 
 def test_data_without_a_plugin_is_refused(embedder: LLM) -> None:
@@ -262,4 +268,4 @@ def test_data_without_a_plugin_is_refused(embedder: LLM) -> None:
     reply = client.post("/pooling", json={"data": {"a": 1}, "task": "embed"})
     assert_refused(reply, "The 'data' field is only supported for the 'plugin' pooling task.", "data")
     reply = client.post("/pooling", json={"data": {"a": 1}, "input": "a"})
-    assert_refused(reply, "data: a plugin reads data alone", "body.data")
+    assert_refused(reply, "data cannot be combined with input or messages", "body.data")

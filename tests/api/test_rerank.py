@@ -1,4 +1,4 @@
-"""The rerank routes, as each kind of client asks and reads."""
+"""Rerank routes, with the requests of all supported clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DOCUMENTS = ["bread is cheap today", "the cave is 40 metres deep", "a hole in th
 ROUTES = ["/rerank", "/v1/rerank", "/v2/rerank"]
 LONG = "the cat is in the city " * 40
 
-# what the clients write, each with the route that it asks
+# request bodies by client, each with its route
 BODIES = {
     "vllm": ("/rerank", {"model": "mini", "query": QUERY, "documents": DOCUMENTS}),
     "jina": ("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "model": "mini", "top_n": 3}),
@@ -85,13 +85,13 @@ BODIES = {
 
 @pytest.fixture(scope="module")
 def client(llm: LLM) -> TestClient:
-    """A bi-encoder that reads 256 tokens."""
+    """A bi-encoder with a maximum length of 256."""
     return make_client(llm)
 
 
 @pytest.fixture(scope="module")
-def cross(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """A cross-encoder that reads 66 tokens of a small vocabulary."""
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """A cross-encoder with a maximum length of 66 and a small vocabulary."""
     folder = tmp_path_factory.mktemp("cross")
     tiny_bert_classifier(folder, num_labels=1)
     with LLM(str(folder), dtype="float32", device="cpu", served_model_name="cross") as llm:
@@ -104,26 +104,26 @@ def rerank(client: TestClient, path: str = "/rerank", **body: Any) -> Any:
     return reply.json()
 
 
-def refusal(client: TestClient, path: str = "/rerank", **body: Any) -> tuple[int, str, str | None]:
+def get_error(client: TestClient, path: str = "/rerank", **body: Any) -> tuple[int, str, str | None]:
     reply = client.post(path, json={"query": QUERY, "documents": DOCUMENTS, **body})
     assert reply.status_code >= 400, reply.text
     error = reply.json()["error"]
     return reply.status_code, error["message"], error["param"]
 
 
-def order(reply: Any) -> list[int]:
+def ranking(reply: Any) -> list[int]:
     return [result["index"] for result in reply["results"]]
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_every_client_is_answered_in_a_shape_that_it_can_read(client: TestClient, name: str) -> None:
+def test_the_response_format_suits_every_client(client: TestClient, name: str) -> None:
     path, body = BODIES[name]
 
     reply = client.post(path, json=body)
 
     assert reply.status_code == 200, reply.text
     found = reply.json()
-    assert order(found) == [1, 2, 0]
+    assert ranking(found) == [1, 2, 0]
     assert [result["document"] for result in found["results"]] == [
         {"text": DOCUMENTS[index], "multi_modal": None} for index in (1, 2, 0)
     ]
@@ -142,42 +142,44 @@ def test_every_client_is_answered_in_a_shape_that_it_can_read(client: TestClient
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_scores_and_usage_are_those_of_the_library(client: TestClient, llm: LLM, path: str) -> None:
+def test_scores_and_usage_equal_llm_score(client: TestClient, llm: LLM, path: str) -> None:
     expected = llm.score(QUERY, DOCUMENTS, use_tqdm=False)
 
     found = rerank(client, path)
 
     scores = {result["index"]: result["relevance_score"] for result in found["results"]}
-    assert [scores[place] for place in range(3)] == pytest.approx([each.outputs.score for each in expected], abs=1e-6)
-    assert found["usage"]["prompt_tokens"] == sum(len(each.prompt_token_ids) for each in expected)
+    assert [scores[index] for index in range(3)] == pytest.approx(
+        [output.outputs.score for output in expected], abs=1e-6
+    )
+    assert found["usage"]["prompt_tokens"] == sum(len(output.prompt_token_ids) for output in expected)
 
 
-def test_a_cross_encoder_reads_query_and_document_together(cross: LLM) -> None:
+def test_a_cross_encoder_scores_query_and_document_together(cross_encoder: LLM) -> None:
     documents = ["the cat is in the city", "a red bird", "who live in berlin"]
-    expected = cross.score("where is the cat", documents, use_tqdm=False)
-    ranked = sorted(range(3), key=lambda place: -expected[place].outputs.score)
+    expected = cross_encoder.score("where is the cat", documents, use_tqdm=False)
+    ranked = sorted(range(3), key=lambda index: -expected[index].outputs.score)
 
-    found = rerank(make_client(cross), query="where is the cat", documents=documents, return_token_counts=True)
+    found = rerank(make_client(cross_encoder), query="where is the cat", documents=documents, return_token_counts=True)
 
-    assert order(found) == ranked
+    assert ranking(found) == ranked
     for result in found["results"]:
         ids = expected[result["index"]].prompt_token_ids
         assert result["relevance_score"] == pytest.approx(expected[result["index"]].outputs.score, abs=1e-6)
         assert result["token_counts"] == {"used": len(ids), "given": len(ids), "truncated": 0}
-    assert found["usage"]["total_tokens"] == sum(len(each.prompt_token_ids) for each in expected)
+    assert found["usage"]["total_tokens"] == sum(len(output.prompt_token_ids) for output in expected)
 
 
 @pytest.mark.parametrize("name", ["use_activation", "normalize"])
-def test_without_activation_a_cross_encoder_gives_its_logit(cross: LLM, name: str) -> None:
-    client = make_client(cross)
+def test_without_activation_a_cross_encoder_gives_its_logit(cross_encoder: LLM, name: str) -> None:
+    client = make_client(cross_encoder)
 
-    squashed = rerank(client, query="the cat", documents=["the dog"])["results"][0]["relevance_score"]
+    activated = rerank(client, query="the cat", documents=["the dog"])["results"][0]["relevance_score"]
     logit = rerank(client, query="the cat", documents=["the dog"], **{name: "false"})["results"][0]["relevance_score"]
 
-    assert squashed == pytest.approx(1 / (1 + 2.718281828459045**-logit), abs=1e-6)
+    assert activated == pytest.approx(1 / (1 + 2.718281828459045**-logit), abs=1e-6)
 
 
-def test_equal_scores_stay_in_the_order_of_the_documents(client: TestClient) -> None:
+def test_ties_keep_the_order_of_the_documents(client: TestClient) -> None:
     found = rerank(client, documents=["stone", "water", "stone", "water", "stone"])
 
     by_text: dict[str, list[int]] = {}
@@ -187,7 +189,7 @@ def test_equal_scores_stay_in_the_order_of_the_documents(client: TestClient) -> 
 
 
 @pytest.mark.parametrize(("top_n", "count"), [(None, 3), (0, 3), (1, 1), (2, 2), (99, 3), ("2", 2)])
-def test_top_n_keeps_the_best_and_counts_all(client: TestClient, top_n: object, count: int) -> None:
+def test_top_n_returns_the_best_and_usage_counts_all(client: TestClient, top_n: object, count: int) -> None:
     everything, found = rerank(client), rerank(client, top_n=top_n)
 
     assert found["results"] == everything["results"][:count]
@@ -196,26 +198,27 @@ def test_top_n_keeps_the_best_and_counts_all(client: TestClient, top_n: object, 
 
 
 def test_a_negative_top_n_is_refused(client: TestClient) -> None:
-    assert refusal(client, top_n=-1)[::2] == (400, "body.top_n")
+    assert get_error(client, top_n=-1)[::2] == (400, "body.top_n")
 
 
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize(
-    ("wanted", "there"), [(None, True), (True, True), ("true", True), ("True", True), (False, False), ("false", False)]
+    ("return_documents", "is_returned"),
+    [(None, True), (True, True), ("true", True), ("True", True), (False, False), ("false", False)],
 )
-def test_documents_come_back_unless_they_are_refused(
-    client: TestClient, path: str, wanted: object, there: bool
+def test_documents_are_returned_unless_disabled(
+    client: TestClient, path: str, return_documents: object, is_returned: bool
 ) -> None:
-    found = rerank(client, path, return_documents=wanted)
+    found = rerank(client, path, return_documents=return_documents)
 
-    assert ["document" in result for result in found["results"]] == [there] * 3
-
-
-def test_something_else_than_true_or_false_is_refused(client: TestClient) -> None:
-    assert refusal(client, return_documents="maybe")[::2] == (400, "body.return_documents")
+    assert ["document" in result for result in found["results"]] == [is_returned] * 3
 
 
-def test_a_document_can_come_back_as_a_string(llm: LLM) -> None:
+def test_an_invalid_boolean_is_refused(client: TestClient) -> None:
+    assert get_error(client, return_documents="maybe")[::2] == (400, "body.return_documents")
+
+
+def test_documents_can_be_returned_as_strings(llm: LLM) -> None:
     found = rerank(
         make_client(llm, rerank_document_shape="string"), documents=["a cave", {"text": "a hole", "page": 4}]
     )
@@ -223,49 +226,49 @@ def test_a_document_can_come_back_as_a_string(llm: LLM) -> None:
     assert sorted(result["document"] for result in found["results"]) == ["a cave", "a hole"]
 
 
-def test_the_other_fields_of_a_document_come_back(client: TestClient) -> None:
+def test_other_fields_of_a_document_are_returned(client: TestClient) -> None:
     found = rerank(client, documents=[{"text": "a cave", "page": 4, "tags": ["deep"]}])
 
     assert found["results"][0]["document"] == {"text": "a cave", "page": 4, "tags": ["deep"], "multi_modal": None}
 
 
-def test_rank_fields_make_the_text_of_a_document(client: TestClient) -> None:
+def test_rank_fields_form_the_text_of_a_document(client: TestClient) -> None:
     document = {"title": "Caves", "content": "They are deep.", "year": 1999, "id": "x"}
 
     found = rerank(client, documents=[document], rank_fields=["title", "content", "year"])
-    written = rerank(client, documents=["title: Caves\ncontent: They are deep.\nyear: 1999"])
-    alone = rerank(client, documents=[document, "Caves"], rank_fields=["title"])
+    as_text = rerank(client, documents=["title: Caves\ncontent: They are deep.\nyear: 1999"])
+    one_field = rerank(client, documents=[document, "Caves"], rank_fields=["title"])
 
-    assert found["results"][0]["relevance_score"] == written["results"][0]["relevance_score"]
+    assert found["results"][0]["relevance_score"] == as_text["results"][0]["relevance_score"]
     assert found["results"][0]["document"] == {
         **document,
-        "text": written["results"][0]["document"]["text"],
+        "text": as_text["results"][0]["document"]["text"],
         "multi_modal": None,
     }
-    assert alone["results"][0]["relevance_score"] == alone["results"][1]["relevance_score"]
+    assert one_field["results"][0]["relevance_score"] == one_field["results"][1]["relevance_score"]
 
 
-def test_a_document_without_a_text_is_refused_with_what_it_has(client: TestClient) -> None:
-    status, message, param = refusal(client, documents=["a", {"title": "x"}])
+def test_a_document_without_text_is_refused_with_its_fields(client: TestClient) -> None:
+    status, message, param = get_error(client, documents=["a", {"title": "x"}])
     assert (status, param) == (400, "body.documents.1")
     assert "'title'" in message
 
-    status, message, param = refusal(client, documents=[{"title": "x"}], rank_fields=["body"])
+    status, message, param = get_error(client, documents=[{"title": "x"}], rank_fields=["body"])
     assert (status, param) == (400, "body.documents.0")
-    assert "rank_fields body; it has title" in message
+    assert "rank_fields body found; fields: title" in message
 
 
 @pytest.mark.parametrize(
-    "form", [QUERY, {"text": QUERY}, {"content": QUERY}, {"content": [{"type": "text", "text": QUERY}]}]
+    "text", [QUERY, {"text": QUERY}, {"content": QUERY}, {"content": [{"type": "text", "text": QUERY}]}]
 )
-def test_query_and_documents_may_be_objects(client: TestClient, form: Any) -> None:
-    found = rerank(client, query=form, documents=form)  # one document needs no list
+def test_query_and_documents_may_be_objects(client: TestClient, text: Any) -> None:
+    found = rerank(client, query=text, documents=text)  # one document needs no list
 
     assert found["results"][0]["relevance_score"] == pytest.approx(1, abs=1e-6)
     assert found["results"][0]["document"]["text"] == QUERY
 
 
-def test_parts_of_a_document_come_back_under_their_own_name(client: TestClient) -> None:
+def test_content_parts_are_returned_as_multi_modal(client: TestClient) -> None:
     parts = [{"type": "text", "text": "a cave"}, {"type": "text", "text": "is deep"}]
 
     found = rerank(client, documents=[{"content": parts}, "a cave\nis deep"])
@@ -278,22 +281,24 @@ def test_parts_of_a_document_come_back_under_their_own_name(client: TestClient) 
 def test_a_text_model_refuses_an_image_with_its_name(client: TestClient) -> None:
     image = {"content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}
 
-    status, message, param = refusal(client, documents=["a", image])
+    status, message, param = get_error(client, documents=["a", image])
 
     assert (status, param) == (400, "documents.1.content.0")
     assert message.startswith("MultiModalParam is not supported for BertModel")
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank"])
-def test_a_pair_that_is_too_long_is_refused_as_in_vllm(cross: LLM, path: str) -> None:
-    status, message, param = refusal(make_client(cross), path, query="the cat", documents=["the dog", "the cat " * 40])
+def test_a_pair_that_is_too_long_is_refused_as_in_vllm(cross_encoder: LLM, path: str) -> None:
+    status, message, param = get_error(
+        make_client(cross_encoder), path, query="the cat", documents=["the dog", "the cat " * 40]
+    )
 
     assert (status, param) == (400, "input_tokens")
     assert message.startswith("This model's maximum context length is 66 tokens.")
 
 
-def test_cohere_s_own_route_cuts_what_is_too_long_and_says_so(cross: LLM) -> None:
-    client = make_client(cross)
+def test_the_cohere_route_truncates_long_documents_and_reports_it(cross_encoder: LLM) -> None:
+    client = make_client(cross_encoder)
     body = {"query": "the cat", "documents": ["the dog", LONG], "max_tokens_per_doc": 4096, "return_token_counts": True}
 
     reply = client.post("/v2/rerank", json=body)
@@ -307,36 +312,36 @@ def test_cohere_s_own_route_cuts_what_is_too_long_and_says_so(cross: LLM) -> Non
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_truncate_says_what_happens_to_long_documents_on_every_route(cross: LLM, path: str) -> None:
-    client, body = make_client(cross), {"query": "the cat", "documents": ["the dog", LONG]}
+def test_truncate_applies_on_every_route(cross_encoder: LLM, path: str) -> None:
+    client, body = make_client(cross_encoder), {"query": "the cat", "documents": ["the dog", LONG]}
 
     assert rerank(client, path, **body, truncate=True)["usage"]["total_tokens"] == 66 + 7
     assert rerank(client, path, **body, truncate_prompt_tokens=16)["usage"]["total_tokens"] == 16 + 7
-    assert refusal(client, path, **body, truncate=False)[0] == 400
+    assert get_error(client, path, **body, truncate=False)[0] == 400
 
 
 @pytest.mark.parametrize("name", ["max_tokens_per_doc", "max_doc_length"])
 @pytest.mark.parametrize("path", ROUTES)
-def test_documents_are_cut_to_their_own_limit(cross: LLM, path: str, name: str) -> None:
-    client, body = make_client(cross), {"query": "the cat", "documents": ["the dog", LONG]}
+def test_documents_are_truncated_to_max_tokens_per_doc(cross_encoder: LLM, path: str, name: str) -> None:
+    client, body = make_client(cross_encoder), {"query": "the cat", "documents": ["the dog", LONG]}
 
     assert rerank(client, path, **body, **{name: 10})["usage"]["total_tokens"] == (2 + 10 + 3) + 7
 
 
-def test_limits_that_make_no_sense_are_refused(client: TestClient) -> None:
-    assert refusal(client, max_tokens_per_doc=-1)[2] == "max_tokens_per_doc"
-    assert "(256) must be less than max_model_len (256)" in refusal(client, max_tokens_per_doc=256)[1]
-    assert "got 3 and 4" in refusal(client, max_tokens_per_doc=4, max_doc_length=3)[1]
+def test_invalid_limits_are_refused(client: TestClient) -> None:
+    assert get_error(client, max_tokens_per_doc=-1)[2] == "max_tokens_per_doc"
+    assert "(256) must be less than max_model_len (256)" in get_error(client, max_tokens_per_doc=256)[1]
+    assert "with different values: 3 and 4" in get_error(client, max_tokens_per_doc=4, max_doc_length=3)[1]
 
 
-def test_a_score_type_that_the_model_can_do_is_used(client: TestClient, llm: LLM) -> None:
+def test_a_supported_score_type_is_used(client: TestClient, llm: LLM) -> None:
     expected = llm.score(QUERY, DOCUMENTS, score_type="late-interaction", use_tqdm=False)
 
     found = rerank(client, score_type="late-interaction", top_n=1)
 
-    best = max(expected, key=lambda each: each.outputs.score)
+    best = max(expected, key=lambda output: output.outputs.score)
     assert found["results"][0]["relevance_score"] == pytest.approx(best.outputs.score, rel=1e-5)
-    assert refusal(client, score_type="cross-encoder")[2] == "score_type"
+    assert get_error(client, score_type="cross-encoder")[2] == "score_type"
 
 
 def test_an_instruction_reaches_the_template(tmp_path: Any) -> None:
@@ -346,13 +351,13 @@ def test_an_instruction_reaches_the_template(tmp_path: Any) -> None:
         client = make_client(llm)
         body = {"query": "the cat", "documents": ["the dog"]}
 
-        given = rerank(client, **body, instruction="a red bird")
-        kwargs = rerank(client, **body, instruction="no", chat_template_kwargs={"instruction": "a red bird"})
-        none = rerank(client, **body)
+        by_field = rerank(client, **body, instruction="a red bird")
+        by_kwargs = rerank(client, **body, instruction="no", chat_template_kwargs={"instruction": "a red bird"})
+        without = rerank(client, **body)
 
-    assert given["results"] == kwargs["results"]
-    assert given["usage"]["total_tokens"] == none["usage"]["total_tokens"] + 3
-    assert given["results"] != none["results"]
+    assert by_field["results"] == by_kwargs["results"]
+    assert by_field["usage"]["total_tokens"] == without["usage"]["total_tokens"] + 3
+    assert by_field["results"] != without["results"]
 
 
 @pytest.mark.parametrize(
@@ -376,50 +381,50 @@ def test_an_instruction_reaches_the_template(tmp_path: Any) -> None:
     ],
 )
 def test_a_bad_body_is_refused_with_the_field(client: TestClient, change: dict[str, Any], param: str) -> None:
-    status, _, named = refusal(client, **change)
+    status, _, named = get_error(client, **change)
 
     assert (status, named) == (400, param)
 
 
 def test_a_request_without_documents_is_refused(client: TestClient) -> None:
-    words = "documents is empty; give at least one document to rank (parameter=documents)"
+    words = "documents is empty; expected at least one document (parameter=documents)"
 
-    assert refusal(client, documents=[]) == (400, words, "documents")
+    assert get_error(client, documents=[]) == (400, words, "documents")
 
 
-def test_more_documents_than_a_request_may_have_are_refused(llm: LLM) -> None:
-    status, message, param = refusal(make_client(llm, max_request_items=2))
+def test_too_many_documents_are_refused(llm: LLM) -> None:
+    status, message, param = get_error(make_client(llm, max_request_items=2))
 
     assert (status, param) == (400, "documents")
-    assert message.startswith("documents has 3 items, one request takes at most 2")
+    assert message.startswith("documents has 3 items, limit 2 per request")
 
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_an_unknown_model_is_not_found(client: TestClient, path: str) -> None:
-    assert refusal(client, path, model="other")[:2] == (404, "The model `other` does not exist.")
+    assert get_error(client, path, model="other")[:2] == (404, "The model `other` does not exist.")
 
 
-def test_a_search_unit_is_a_hundred_documents(cross: LLM) -> None:
-    found = rerank(make_client(cross), query="cat", documents=["dog"] * 101)
+def test_a_search_unit_is_a_hundred_documents(cross_encoder: LLM) -> None:
+    found = rerank(make_client(cross_encoder), query="cat", documents=["dog"] * 101)
 
     assert found["meta"]["billed_units"] == {"search_units": 2}
 
 
-def test_a_classifier_of_three_labels_does_not_rerank(tmp_path: Any) -> None:
+def test_a_classifier_with_three_labels_refuses_the_route(tmp_path: Any) -> None:
     tiny_bert_classifier(tmp_path, num_labels=3)
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        status, message, _ = refusal(make_client(llm))
+        status, message, _ = get_error(make_client(llm))
 
     assert status == 501
     assert message.startswith("The model does not support Rerank (Score) API")
 
 
 @pytest.mark.filterwarnings("ignore:You should not use the 'timeout'")
-def test_cohere_s_clients_of_both_versions_get_their_ranking(client: TestClient) -> None:
+def test_cohere_clients_of_both_versions_work(client: TestClient) -> None:
     options: dict[str, Any] = {"api_key": "none", "base_url": "http://testserver", "httpx_client": client}
-    older, newer = cohere.Client(**options), cohere.ClientV2(**options)
+    client_v1, client_v2 = cohere.Client(**options), cohere.ClientV2(**options)
 
-    first = older.rerank(
+    first = client_v1.rerank(
         model="mini",
         query=QUERY,
         documents=[{"text": text, "page": "7"} for text in DOCUMENTS],
@@ -427,7 +432,7 @@ def test_cohere_s_clients_of_both_versions_get_their_ranking(client: TestClient)
         return_documents=True,
         max_chunks_per_doc=3,
     )
-    second = newer.rerank(model="mini", query=QUERY, documents=DOCUMENTS, top_n=2, max_tokens_per_doc=4096)
+    second = client_v2.rerank(model="mini", query=QUERY, documents=DOCUMENTS, top_n=2, max_tokens_per_doc=4096)
 
     assert [result.index for result in first.results] == [result.index for result in second.results] == [1, 2]
     assert first.results[0].document is not None
@@ -437,18 +442,18 @@ def test_cohere_s_clients_of_both_versions_get_their_ranking(client: TestClient)
 
 
 @pytest.mark.filterwarnings("ignore:You should not use the 'timeout'")
-def test_langchain_s_compressor_gets_its_ranking(client: TestClient) -> None:
-    asked = cohere.ClientV2(api_key="none", base_url="http://testserver", httpx_client=client)  # type: ignore[arg-type]
-    compressor = CohereRerank(client=asked, model="mini", top_n=2)
+def test_the_langchain_compressor_works(client: TestClient) -> None:
+    cohere_client = cohere.ClientV2(api_key="none", base_url="http://testserver", httpx_client=client)  # type: ignore[arg-type]
+    compressor = CohereRerank(client=cohere_client, model="mini", top_n=2)
 
     found = compressor.compress_documents([Document(page_content=text) for text in DOCUMENTS], QUERY)
 
-    assert [each.page_content for each in found] == [DOCUMENTS[1], DOCUMENTS[2]]
+    assert [document.page_content for document in found] == [DOCUMENTS[1], DOCUMENTS[2]]
 
 
-def test_an_embedder_of_any_family_reranks(tmp_path: Any) -> None:
+def test_an_embedding_model_reranks(tmp_path: Any) -> None:
     tiny_bert(tmp_path)
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
         found = rerank(make_client(llm), query="the cat", documents=["a red bird", "the cat"])
 
-    assert order(found)[0] == 1
+    assert ranking(found)[0] == 1

@@ -1,4 +1,4 @@
-"""The score route: two sides under any of their names, compared as LLM.score does."""
+"""The score route returns the scores of LLM.score, for all names of its fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMAGE = {"content": [{"type": "image_url", "image_url": {"url": "http://localhos
 
 @pytest.fixture(scope="module")
 def client(llm: LLM) -> TestClient:
-    """An embedder: cosines, or MaxSim where that is asked for."""
+    """An embedding model: cosine similarity, or MaxSim if requested."""
     return make_client(llm)
 
 
@@ -36,7 +36,7 @@ def cross_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def cross(cross_llm: LLM) -> TestClient:
+def cross_client(cross_llm: LLM) -> TestClient:
     return make_client(cross_llm)
 
 
@@ -52,7 +52,7 @@ def expected(llm: LLM, first: Any, second: Any, **options: Any) -> list[float]:
     return [output.outputs.score for output in llm.score(first, second, use_tqdm=False, **options)]
 
 
-# two sides
+# queries and documents
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
@@ -64,7 +64,7 @@ def test_queries_and_documents_have_four_pairs_of_field_names(
     np.testing.assert_allclose(scores(client, **{first: QUERY, second: DOCUMENTS}), theirs, atol=1e-6)
 
 
-def test_one_with_one_one_with_several_and_pair_by_pair(client: TestClient, llm: LLM) -> None:
+def test_scores_are_one_to_one_one_to_many_or_pairwise(client: TestClient, llm: LLM) -> None:
     for first, second in (
         (QUERY, DOCUMENTS[0]),
         ([QUERY], DOCUMENTS[:1]),
@@ -84,7 +84,7 @@ def test_the_first_complete_pair_of_field_names_is_used(client: TestClient) -> N
     assert len(scores(client, **body | {"queries": "x", "items": ["y", "z"]})) == 2
 
 
-def test_objects_whose_content_is_text_are_read_as_text(client: TestClient, llm: LLM) -> None:
+def test_objects_with_text_content_equal_plain_texts(client: TestClient, llm: LLM) -> None:
     parts = [{"type": "text", "text": "the cat"}, {"type": "text", "text": "is old"}]
 
     ours = scores(client, data_1={"content": "a cat"}, data_2=[{"content": parts}, {"text": "two"}])
@@ -92,17 +92,17 @@ def test_objects_whose_content_is_text_are_read_as_text(client: TestClient, llm:
     np.testing.assert_allclose(ours, expected(llm, "a cat", ["the cat\nis old", "two"]), atol=1e-6)
 
 
-def test_a_cross_encoder_scores_query_and_document_together(cross: TestClient, cross_llm: LLM) -> None:
+def test_a_cross_encoder_scores_query_and_document_together(cross_client: TestClient, cross_llm: LLM) -> None:
     theirs = expected(cross_llm, QUERY, DOCUMENTS)
 
-    np.testing.assert_allclose(scores(cross, queries=QUERY, documents=DOCUMENTS), theirs, atol=1e-6)
+    np.testing.assert_allclose(scores(cross_client, queries=QUERY, documents=DOCUMENTS), theirs, atol=1e-6)
     logits = expected(cross_llm, QUERY, DOCUMENTS, pooling_params=PoolingParams(use_activation=False))
-    ours = scores(cross, queries=QUERY, documents=DOCUMENTS, use_activation=False)
+    ours = scores(cross_client, queries=QUERY, documents=DOCUMENTS, use_activation=False)
     np.testing.assert_allclose(ours, logits, atol=1e-5)
     assert np.abs(np.array(logits) - theirs).max() > 0.1
 
 
-def test_another_kind_of_score_can_be_asked_for(client: TestClient, llm: LLM) -> None:
+def test_a_score_type_can_be_requested(client: TestClient, llm: LLM) -> None:
     theirs = expected(llm, QUERY, DOCUMENTS, score_type="late-interaction")
 
     ours = scores(client, text_1=QUERY, text_2=DOCUMENTS, score_type="late-interaction")
@@ -110,9 +110,11 @@ def test_another_kind_of_score_can_be_asked_for(client: TestClient, llm: LLM) ->
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     assert ours[0] > 1  # a sum over the tokens of the query
     reply = client.post("/score", json={"text_1": "a", "text_2": "b", "score_type": "cross-encoder"})
-    assert_refused(reply, "mini cannot score as 'cross-encoder'; it can: bi-encoder, late-interaction", "score_type")
+    assert_refused(
+        reply, "mini does not support score_type 'cross-encoder'; available: bi-encoder, late-interaction", "score_type"
+    )
     reply = client.post("/score", json={"text_1": "a", "text_2": "b", "score_type": "magic"})
-    assert_refused(reply, "there are: cross-encoder, bi-encoder, late-interaction", "body.score_type")
+    assert_refused(reply, "expected one of: cross-encoder, bi-encoder, late-interaction", "body.score_type")
 
 
 # limits and templates
@@ -140,12 +142,12 @@ def test_limits_out_of_range_are_refused(client: TestClient, name: str) -> None:
         assert_refused(client.post("/score", json={"text_1": "a", "text_2": "b", name: limit}), words, name)
 
 
-def test_pairs_that_are_too_long_are_refused_or_cut(cross: TestClient, cross_llm: LLM) -> None:
+def test_pairs_that_are_too_long_are_refused_or_truncated(cross_client: TestClient, cross_llm: LLM) -> None:
     long = "the river is big and " * 20
     body: dict[str, Any] = {"text_1": QUERY, "text_2": [long, "two"], "return_token_counts": True}
 
-    assert_refused(cross.post("/score", json=body), "maximum context length is 66 tokens", "input_tokens")
-    reply = cross.post("/score", json=body | {"truncate_prompt_tokens": 20})
+    assert_refused(cross_client.post("/score", json=body), "maximum context length is 66 tokens", "input_tokens")
+    reply = cross_client.post("/score", json=body | {"truncate_prompt_tokens": 20})
 
     counts = [item["token_counts"] for item in reply.json()["data"]]
     assert counts[0]["used"] == 20 and counts[0]["truncated"] == counts[0]["given"] - 20 > 0
@@ -155,38 +157,40 @@ def test_pairs_that_are_too_long_are_refused_or_cut(cross: TestClient, cross_llm
     np.testing.assert_allclose([item["score"] for item in reply.json()["data"]], theirs, atol=1e-6)
 
 
-def test_a_template_joins_the_two_and_sees_the_instruction(cross_llm: LLM) -> None:
+def test_a_score_template_gets_query_document_and_instruction(cross_llm: LLM) -> None:
     template = "{{ instruction }} : {{ messages[0].content }} ? {{ messages[1].content }}"
     client = make_client(cross_llm, trust_request_chat_template=True)
-    sides: dict[str, Any] = {"text_1": "cat", "text_2": ["dog", "fish"], "chat_template": template}
+    body: dict[str, Any] = {"text_1": "cat", "text_2": ["dog", "fish"], "chat_template": template}
 
-    def joined(instruction: str) -> list[float]:
+    def expected_with(instruction: str) -> list[float]:
         extra = {"chat_template_kwargs": {"instruction": instruction}}
         params = PoolingParams(extra_kwargs=extra)
         return expected(cross_llm, "cat", ["dog", "fish"], chat_template=template, pooling_params=params)
 
-    assert scores(client, **sides, instruction="search") == pytest.approx(joined("search"), abs=1e-6)
-    own = {"instruction": "one"}
-    assert scores(client, **sides, chat_template_kwargs=own) == pytest.approx(joined("one"), abs=1e-6)
-    # the arguments of the template are nearer to it than the field
-    assert scores(client, **sides, instruction="two", chat_template_kwargs=own) == scores(
-        client, **sides, chat_template_kwargs=own
+    assert scores(client, **body, instruction="search") == pytest.approx(expected_with("search"), abs=1e-6)
+    kwargs = {"instruction": "one"}
+    assert scores(client, **body, chat_template_kwargs=kwargs) == pytest.approx(expected_with("one"), abs=1e-6)
+    # chat_template_kwargs take precedence over the field
+    assert scores(client, **body, instruction="two", chat_template_kwargs=kwargs) == scores(
+        client, **body, chat_template_kwargs=kwargs
     )
-    assert joined("search") != joined("one")
-    reply = client.post("/score", json=sides | {"chat_template_kwargs": {"tools": []}})
+    assert expected_with("search") != expected_with("one")
+    reply = client.post("/score", json=body | {"chat_template_kwargs": {"tools": []}})
     assert_refused(reply, "chat_template_kwargs contains reserved keys", "chat_template_kwargs")
 
 
-def test_a_template_of_the_request_is_refused_unless_trusted(cross: TestClient) -> None:
-    reply = cross.post("/score", json={"text_1": "a", "text_2": "b", "chat_template": "{{ messages[0].content }}"})
+def test_a_template_in_the_request_is_refused_unless_trusted(cross_client: TestClient) -> None:
+    reply = cross_client.post(
+        "/score", json={"text_1": "a", "text_2": "b", "chat_template": "{{ messages[0].content }}"}
+    )
 
     assert_refused(reply, "--trust-request-chat-template is not set. Refused request", "chat_template")
 
 
-# replies and refusals
+# responses and errors
 
 
-def test_a_reply_names_itself_and_counts(client: TestClient, llm: LLM) -> None:
+def test_a_response_has_an_id_the_model_name_and_usage(client: TestClient, llm: LLM) -> None:
     body = {"text_1": QUERY, "text_2": DOCUMENTS}
     num_tokens = sum(len(output.prompt_token_ids) for output in llm.score(QUERY, DOCUMENTS, use_tqdm=False))
 
@@ -211,11 +215,11 @@ def test_every_field_but_queries_and_documents_may_be_null(client: TestClient) -
 @pytest.mark.parametrize(
     ("body", "words", "param"),
     [
-        ({}, "two sides are required: queries and documents, or queries and items, or data_1", "body.queries"),
-        ({"text_1": "a"}, "text_2 is required beside text_1", "body.text_2"),
-        ({"documents": ["a"]}, "queries is required beside documents", "body.queries"),
-        ({"data_2": "a", "text_1": "a"}, "data_1 is required beside data_2", "body.data_1"),
-        ({"text_1": "a", "text_2": None}, "text_2 is required beside text_1", "body.text_2"),
+        ({}, "required, as queries and documents, or queries and items, or data_1", "body.queries"),
+        ({"text_1": "a"}, "text_2 is required with text_1", "body.text_2"),
+        ({"documents": ["a"]}, "queries is required with documents", "body.queries"),
+        ({"data_2": "a", "text_1": "a"}, "data_1 is required with data_2", "body.data_1"),
+        ({"text_1": "a", "text_2": None}, "text_2 is required with text_1", "body.text_2"),
         ({"text_1": ["a", "b"], "text_2": ["c"]}, "Input lengths must be either 1:1, 1:N or N:N", None),
         ({"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "1:1, 1:N or N:N; got 2:3", None),
         ({"text_1": [], "text_2": ["c"]}, "At least one text element must be given", None),
@@ -225,10 +229,12 @@ def test_every_field_but_queries_and_documents_may_be_null(client: TestClient) -
         ({"text_1": "a", "text_2": IMAGE}, "MultiModalParam is not supported for BertModel", "text_2.content.0"),
         ({"queries": ["a", IMAGE], "items": "b"}, "MultiModalParam is not supported for", "queries.1.content.0"),
         ({"text_1": "a", "text_2": {"image": "a"}}, "got an object with 'image'", "body.text_2"),
-        ({"text_1": "a", "text_2": "b", "normalize": True, "use_activation": False}, "older name of", "normalize"),
+        ({"text_1": "a", "text_2": "b", "normalize": True, "use_activation": False}, "deprecated alias", "normalize"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(client: TestClient, body: dict[str, Any], words: str, param: str | None) -> None:
+def test_invalid_requests_are_refused_with_the_field(
+    client: TestClient, body: dict[str, Any], words: str, param: str | None
+) -> None:
     assert_refused(client.post("/score", json=body), words, param)
 
 
@@ -237,13 +243,13 @@ def test_the_number_of_queries_and_documents_is_limited(llm: LLM) -> None:
 
     assert len(scores(client, text_1="a", text_2=["b", "c"])) == 2
     reply = client.post("/score", json={"text_1": "a", "text_2": ["b"] * 3})
-    assert_refused(reply, "text_2 has 3 items, one request takes at most 2", "text_2")
+    assert_refused(reply, "text_2 has 3 items, limit 2 per request", "text_2")
 
 
-def test_a_classifier_of_several_labels_says_what_it_offers_instead(tmp_path: Path) -> None:
+def test_a_classifier_with_several_labels_refuses_the_route(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path, num_labels=3)
     with load_llm(tmp_path) as llm:
         reply = make_client(llm).post("/score", json={"text_1": "a", "text_2": "b"})
 
     assert_refused(reply, "The model does not support Score API.", None, status=501)
-    assert "it answers at /classify" in reply.json()["message"]
+    assert "supported routes: /classify" in reply.json()["message"]

@@ -1,4 +1,4 @@
-"""Routes for those who run the server, in every state it can be in."""
+"""Health, model, load and other system routes, in every state of the server."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cenote.protocol.requests import PoolRequest
 
 
 def make_app_state(llm: LLM, **settings: Any) -> AppState:
-    service = AppState(ServerConfig(**settings))
-    service.set_engine(llm.engine)
-    return service
+    app_state = AppState(ServerConfig(**settings))
+    app_state.set_engine(llm.engine)
+    return app_state
 
 
 def make_client(llm: LLM, **settings: Any) -> TestClient:
@@ -41,12 +41,12 @@ def test_sagemaker_pings_with_post_as_well(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/ready", "/ping"])
-def test_a_server_without_its_model_says_for_how_long_it_has_been_loading(path: str) -> None:
+def test_a_loading_server_reports_its_state_and_the_seconds_so_far(path: str) -> None:
     reply = TestClient(build_app(AppState(ServerConfig()))).get(path)
 
     assert reply.status_code == 503
     assert reply.json()["state"] == "loading" and reply.json()["seconds"] >= 0
-    assert "being loaded" in reply.json()["error"]["message"]
+    assert "the model is loading" in reply.json()["error"]["message"]
     assert reply.headers["retry-after"] == "1"
 
 
@@ -65,25 +65,25 @@ def test_a_loading_server_is_alive() -> None:
 
 
 def test_a_draining_server_responds_and_asks_clients_to_reconnect_elsewhere(llm: LLM) -> None:
-    service = make_app_state(llm)
-    client = TestClient(build_app(service))
+    app_state = make_app_state(llm)
+    client = TestClient(build_app(app_state))
 
-    service.start_draining()
+    app_state.start_draining()
 
     replies = {path: client.get(path) for path in ("/health", "/health/ready", "/health/live", "/version", "/nowhere")}
-    answer = client.post("/v1/embeddings", json={"input": "hello"})
+    embedded = client.post("/v1/embeddings", json={"input": "hello"})
     statuses = {path: reply.status_code for path, reply in replies.items()}
     assert statuses == {"/health": 503, "/health/ready": 503, "/health/live": 200, "/version": 200, "/nowhere": 404}
     assert replies["/health/ready"].json()["state"] == "draining"
-    assert answer.status_code == 200
-    assert all(reply.headers["connection"] == "close" for reply in (*replies.values(), answer))
+    assert embedded.status_code == 200
+    assert all(reply.headers["connection"] == "close" for reply in (*replies.values(), embedded))
 
 
 def test_a_dead_engine_is_neither_ready_nor_alive(loaded: LoadedModel, llm: LLM) -> None:
     engine = PoolingEngine(loaded, llm.config)
-    service = AppState(ServerConfig())
-    service.set_engine(engine)
-    client = TestClient(build_app(service))
+    app_state = AppState(ServerConfig())
+    app_state.set_engine(engine)
+    client = TestClient(build_app(app_state))
 
     engine.stop(EngineStopped("the device is gone"))
 
@@ -98,24 +98,24 @@ def test_the_version_is_returned(llm: LLM) -> None:
 
 
 def test_load_counts_model_requests_only(llm: LLM) -> None:
-    service = make_app_state(llm)
-    app = build_app(service)
-    seen: list[int] = []
+    app_state = make_app_state(llm)
+    app = build_app(app_state)
+    loads: list[int] = []
 
-    class Slow:
-        about, dead = llm.engine.model_info, None
+    class LoadProbeEngine:
+        model_info, dead_error = llm.engine.model_info, None
 
         async def pool(self, request: PoolRequest) -> Any:
-            seen.append(TestClient(app).get("/load").json()["server_load"])
+            loads.append(TestClient(app).get("/load").json()["server_load"])
             raise BadRequest("enough")
 
         def observe_http(self, *args: Any) -> None: ...
 
-    service.set_engine(Slow())  # type: ignore[arg-type]
+    app_state.set_engine(LoadProbeEngine())  # type: ignore[arg-type]
     client = TestClient(app)
     client.post("/v1/embeddings", json={"input": "a"})
 
-    assert seen == [1]
+    assert loads == [1]
     assert client.get("/load").json() == {"server_load": 0}
 
 
@@ -135,7 +135,7 @@ def test_every_served_name_has_a_model_card(llm: LLM) -> None:
     assert client.get("/v1/models/three").json()["error"]["message"] == "The model `three` does not exist."
 
 
-def test_the_tokenizer_is_described_only_where_that_was_asked_for(llm: LLM) -> None:
+def test_tokenizer_info_must_be_enabled(llm: LLM) -> None:
     assert make_client(llm).get("/tokenizer_info").status_code == 404
 
     body = make_client(llm, enable_tokenizer_info_endpoint=True).get("/tokenizer_info").json()
@@ -147,7 +147,7 @@ def test_the_tokenizer_is_described_only_where_that_was_asked_for(llm: LLM) -> N
     ("method", "path", "status"),
     [("GET", "/nowhere", 404), ("GET", "/v1/embeddings", 405), ("POST", "/version", 405), ("POST", "/", 404)],
 )
-def test_a_route_that_is_not_there_is_an_error_in_our_words(method: str, path: str, status: int, llm: LLM) -> None:
+def test_unknown_routes_return_the_common_error_body(method: str, path: str, status: int, llm: LLM) -> None:
     reply = make_client(llm).request(method, path)
 
     assert reply.status_code == status
@@ -158,16 +158,16 @@ def test_a_route_that_is_not_there_is_an_error_in_our_words(method: str, path: s
 def test_a_request_keeps_its_id_or_gets_one(llm: LLM) -> None:
     client = make_client(llm)
 
-    given = client.get("/version", headers={"X-Request-Id": "order-66/a"})
-    made = [client.get("/version").headers["x-request-id"] for _ in range(2)]
-    odd = client.get("/version", headers={"X-Request-Id": "a b<script>"})
+    valid = client.get("/version", headers={"X-Request-Id": "order-66/a"})
+    generated = [client.get("/version").headers["x-request-id"] for _ in range(2)]
+    invalid = client.get("/version", headers={"X-Request-Id": "a b<script>"})
 
-    assert given.headers["x-request-id"] == "order-66/a"
-    assert made[0] != made[1] and all(len(each) == 32 for each in made)
-    assert len(odd.headers["x-request-id"]) == 32
+    assert valid.headers["x-request-id"] == "order-66/a"
+    assert generated[0] != generated[1] and all(len(request_id) == 32 for request_id in generated)
+    assert len(invalid.headers["x-request-id"]) == 32
 
 
-def test_a_proxy_may_leave_its_prefix_on_or_take_it_off(llm: LLM) -> None:
+def test_a_proxy_may_keep_or_strip_the_root_path(llm: LLM) -> None:
     client = make_client(llm, root_path="/models/mini")
 
     assert client.get("/models/mini/version").status_code == 200
@@ -176,13 +176,13 @@ def test_a_proxy_may_leave_its_prefix_on_or_take_it_off(llm: LLM) -> None:
 
 
 def test_errors_in_the_middleware_are_still_answered(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = make_app_state(llm, api_key=("secret",))
-    client = TestClient(build_app(service))
+    app_state = make_app_state(llm, api_key=("secret",))
+    client = TestClient(build_app(app_state))
 
     def fail(headers: object) -> None:
         raise RuntimeError("/somewhere/private")
 
-    monkeypatch.setattr(service.api_keys, "find_digest", fail)
+    monkeypatch.setattr(app_state.api_keys, "find_digest", fail)
     reply = client.get("/version", headers={"X-Request-Id": "r1"})
 
     assert reply.status_code == 500
@@ -190,21 +190,21 @@ def test_errors_in_the_middleware_are_still_answered(llm: LLM, monkeypatch: pyte
 
 
 def test_a_request_cancelled_by_shutdown_gets_an_error(llm: LLM) -> None:
-    service = make_app_state(llm)
+    app_state = make_app_state(llm)
 
-    class Stuck:
-        about, dead = llm.engine.model_info, None
+    class StuckEngine:
+        model_info, dead_error = llm.engine.model_info, None
 
         async def pool(self, request: PoolRequest) -> Any:
             await asyncio.sleep(60)
 
         def observe_http(self, *args: Any) -> None: ...
 
-    service.set_engine(Stuck())  # type: ignore[arg-type]
-    app = build_app(service)
+    app_state.set_engine(StuckEngine())  # type: ignore[arg-type]
+    app = build_app(app_state)
     sent: list[dict[str, Any]] = []
 
-    async def cancelled() -> None:
+    async def send_and_cancel() -> None:
         body = iter([{"type": "http.request", "body": b'{"input": "a"}'}])
 
         async def receive() -> Any:
@@ -222,32 +222,30 @@ def test_a_request_cancelled_by_shutdown_gets_an_error(llm: LLM) -> None:
         task.cancel()
         await task
 
-    asyncio.run(cancelled())
+    asyncio.run(send_and_cancel())
 
     assert sent[0]["status"] == 503
-    assert b"stopped before the answer came" in sent[1]["body"]
+    assert b"shut down before the request finished" in sent[1]["body"]
 
 
-def test_ids_that_are_probably_of_another_vocabulary_are_answered_with_a_warning(
-    llm: LLM, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_token_ids_from_openai_clients_get_a_warning(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     client = make_client(llm)
     openai = {"User-Agent": "OpenAI/Python 2.0"}
 
     with caplog.at_level(logging.WARNING, "cenote"):
-        doubtful = [client.post("/v1/embeddings", json={"input": [[101, 102]]}, headers=openai) for _ in range(2)]
+        warned = [client.post("/v1/embeddings", json={"input": [[101, 102]]}, headers=openai) for _ in range(2)]
         texts = client.post("/v1/embeddings", json={"input": ["a"]}, headers=openai)
-        known = client.post("/v1/embeddings", json={"input": [[101, 102]]})
+        other_client = client.post("/v1/embeddings", json={"input": [[101, 102]]})
 
-    assert [reply.status_code for reply in doubtful] == [200, 200]
-    assert all("check_embedding_ctx_length=False" in reply.headers["warning"] for reply in doubtful)
-    assert "warning" not in texts.headers and "warning" not in known.headers
+    assert [reply.status_code for reply in warned] == [200, 200]
+    assert all("check_embedding_ctx_length=False" in reply.headers["warning"] for reply in warned)
+    assert "warning" not in texts.headers and "warning" not in other_client.headers
     assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize("root", ["", "/behind/a/proxy"])
 @pytest.mark.parametrize("path", ["//v1/embeddings", "/v1//embeddings", "///v1///embeddings"])
-def test_slashes_too_many_in_a_path_are_one(path: str, root: str, llm: LLM) -> None:
+def test_repeated_slashes_are_merged(path: str, root: str, llm: LLM) -> None:
     client = make_client(llm, root_path=root)
 
     reply = client.post(f"http://testserver/{root}{path}", json={"input": "a"}, follow_redirects=False)
@@ -256,7 +254,7 @@ def test_slashes_too_many_in_a_path_are_one(path: str, root: str, llm: LLM) -> N
     assert len(reply.json()["data"]) == 1
 
 
-def test_slashes_too_many_reach_every_kind_of_route_and_no_route_that_is_not_there(llm: LLM) -> None:
+def test_repeated_slashes_work_on_all_routes(llm: LLM) -> None:
     client = make_client(llm)
 
     for path in ("//health", "//v1//models", "//version"):
@@ -264,7 +262,7 @@ def test_slashes_too_many_reach_every_kind_of_route_and_no_route_that_is_not_the
     assert client.get("http://testserver//nothing").status_code == 404
 
 
-def test_slashes_too_many_open_nothing_that_needs_a_key(llm: LLM) -> None:
+def test_repeated_slashes_do_not_bypass_authentication(llm: LLM) -> None:
     client = make_client(llm, api_key=("secret",))
 
     assert client.post("http://testserver//v1/embeddings", json={"input": "a"}).status_code == 401

@@ -1,4 +1,4 @@
-"""Token ids of prompts, and prompts of token ids, whatever their length."""
+"""Tokenize and detokenize routes, for texts of any length."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def chat_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def chat(chat_llm: LLM) -> TestClient:
+def chat_client(chat_llm: LLM) -> TestClient:
     return make_client(chat_llm)
 
 
-def tokens(client: TestClient, **body: Any) -> list[int]:
+def tokenize(client: TestClient, **body: Any) -> list[int]:
     reply = client.post("/tokenize", json=body)
     assert reply.status_code == 200, reply.text
     found: list[int] = reply.json()["tokens"]
@@ -43,7 +43,7 @@ def tokens(client: TestClient, **body: Any) -> list[int]:
     return found
 
 
-def test_a_text_becomes_the_tokens_that_the_model_reads(client: TestClient, llm: LLM) -> None:
+def test_tokens_of_a_text_equal_those_of_llm_embed(client: TestClient, llm: LLM) -> None:
     text = "Follow the white rabbit."
 
     reply = client.post("/tokenize", json={"prompt": text, "model": "mini"}).json()
@@ -52,36 +52,42 @@ def test_a_text_becomes_the_tokens_that_the_model_reads(client: TestClient, llm:
     assert reply == {
         "count": 7, "max_model_len": 256, "tokens": list(output.prompt_token_ids), "token_strs": None
     }  # fmt: skip
-    bare = tokens(client, prompt=text, add_special_tokens=False)
-    assert bare == reply["tokens"][1:-1]
+    without_special = tokenize(client, prompt=text, add_special_tokens=False)
+    assert without_special == reply["tokens"][1:-1]
 
 
-def test_the_tokens_can_be_read(client: TestClient) -> None:
+def test_token_strings_can_be_requested(client: TestClient) -> None:
     reply = client.post("/tokenize", json={"prompt": "rabbits", "return_token_strs": True}).json()
 
     assert reply["token_strs"] == ["[CLS]", "rabbits", "[SEP]"]
 
 
-def test_a_text_may_be_longer_than_the_model_reads(client: TestClient) -> None:
-    assert len(tokens(client, prompt="water " * 10_000)) == 10_002
-    assert tokens(client, prompt="") == tokens(client, prompt=" ") == [101, 102]
+def test_a_text_may_exceed_the_maximum_length(client: TestClient) -> None:
+    assert len(tokenize(client, prompt="water " * 10_000)) == 10_002
+    assert tokenize(client, prompt="") == tokenize(client, prompt=" ") == [101, 102]
 
 
-def test_a_conversation_is_written_by_its_template_with_the_answers_turn_open(chat: TestClient) -> None:
-    written = "user: the old city."
+def test_a_conversation_is_rendered_with_a_generation_prompt(chat_client: TestClient) -> None:
+    rendered = "user: the old city."
 
-    bare = {"add_special_tokens": False}
-    assert tokens(chat, messages=MESSAGES) == tokens(chat, prompt=written + "who:", **bare)
-    assert tokens(chat, messages=MESSAGES, add_generation_prompt=False) == tokens(chat, prompt=written, **bare)
-    assert tokens(chat, messages=MESSAGES, add_special_tokens=True) == tokens(chat, prompt=written + "who:")
-    assert tokens(chat, messages=MESSAGES, continue_final_message=True) == tokens(chat, prompt=written[:-1], **bare)
-    reply = chat.post(
+    options = {"add_special_tokens": False}
+    assert tokenize(chat_client, messages=MESSAGES) == tokenize(chat_client, prompt=rendered + "who:", **options)
+    assert tokenize(chat_client, messages=MESSAGES, add_generation_prompt=False) == tokenize(
+        chat_client, prompt=rendered, **options
+    )
+    assert tokenize(chat_client, messages=MESSAGES, add_special_tokens=True) == tokenize(
+        chat_client, prompt=rendered + "who:"
+    )
+    assert tokenize(chat_client, messages=MESSAGES, continue_final_message=True) == tokenize(
+        chat_client, prompt=rendered[:-1], **options
+    )
+    reply = chat_client.post(
         "/tokenize", json={"messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True}
     )
     assert_refused(reply, "Cannot set both `continue_final_message`", "continue_final_message")
 
 
-def test_a_trusted_template_sees_tools_and_arguments(chat: TestClient, chat_llm: LLM) -> None:
+def test_a_trusted_template_gets_tools_and_kwargs(chat_client: TestClient, chat_llm: LLM) -> None:
     template = "{{ messages[0].content }} {{ tools[0].name }} {{ size }}"
     body = {
         "messages": MESSAGES,
@@ -90,21 +96,27 @@ def test_a_trusted_template_sees_tools_and_arguments(chat: TestClient, chat_llm:
         "chat_template_kwargs": {"size": "big"},
     }
 
-    ours = tokens(make_client(chat_llm, trust_request_chat_template=True), **body)
+    ours = tokenize(make_client(chat_llm, trust_request_chat_template=True), **body)
 
-    assert ours == tokens(chat, prompt="the old city search big", add_special_tokens=False)
-    assert_refused(chat.post("/tokenize", json=body), "Refused request with untrusted chat template.", "chat_template")
+    assert ours == tokenize(chat_client, prompt="the old city search big", add_special_tokens=False)
+    assert_refused(
+        chat_client.post("/tokenize", json=body), "Refused request with untrusted chat template.", "chat_template"
+    )
 
 
-def test_every_other_field_may_be_null(chat: TestClient) -> None:
-    assert tokens(chat, **null_fields(TokenizeBody) | {"prompt": "a", "x": 1}) == tokens(chat, prompt="a")
-    assert tokens(chat, **null_fields(TokenizeBody) | {"messages": MESSAGES}) == tokens(chat, messages=MESSAGES)
-    reply = chat.post("/detokenize", json=null_fields(DetokenizeBody) | {"tokens": [7], "x": 1})
+def test_every_other_field_may_be_null(chat_client: TestClient) -> None:
+    assert tokenize(chat_client, **null_fields(TokenizeBody) | {"prompt": "a", "x": 1}) == tokenize(
+        chat_client, prompt="a"
+    )
+    assert tokenize(chat_client, **null_fields(TokenizeBody) | {"messages": MESSAGES}) == tokenize(
+        chat_client, messages=MESSAGES
+    )
+    reply = chat_client.post("/detokenize", json=null_fields(DetokenizeBody) | {"tokens": [7], "x": 1})
     assert reply.json() == {"prompt": "the"}
 
 
-def test_token_ids_become_a_text_again(client: TestClient) -> None:
-    ids = tokens(client, prompt="Follow the white rabbit.")
+def test_detokenize_returns_the_text(client: TestClient) -> None:
+    ids = tokenize(client, prompt="Follow the white rabbit.")
 
     reply = client.post("/detokenize", json={"tokens": ids, "model": "mini"})
 
@@ -112,12 +124,17 @@ def test_token_ids_become_a_text_again(client: TestClient) -> None:
     assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
 
 
-def test_what_is_wrong_is_named(client: TestClient) -> None:
+def test_invalid_requests_are_refused_with_the_field(client: TestClient) -> None:
     for path, body, words, param in (
         ("/tokenize", {}, "prompt is required (or messages", "body.prompt"),
         ("/tokenize", {"prompt": ["a"]}, "prompt: expected str", "body.prompt"),
-        ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "give prompt or messages, not both", "body.prompt"),
-        ("/tokenize", {"messages": []}, "a conversation has at least one message", "body.messages"),
+        (
+            "/tokenize",
+            {"prompt": "a", "messages": MESSAGES},
+            "prompt and messages are mutually exclusive",
+            "body.prompt",
+        ),
+        ("/tokenize", {"messages": []}, "expected at least one message", "body.messages"),
         ("/tokenize", {"messages": MESSAGES}, "messages need a chat template", "messages"),
         ("/detokenize", {}, "tokens is required", "body.tokens"),
         ("/detokenize", {"tokens": None}, "tokens: expected array", "body.tokens"),
