@@ -1,4 +1,4 @@
-"""What `cenote embed`, `classify`, `score`, `rerank` and `encode` accept, and the help that says so."""
+"""The subcommands of `cenote`: their arguments, their help texts, and the calls that run them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def embed(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "embed",
         "[TEXT ...]",
-        "Turn every text into one vector.",
+        "Compute one embedding per text.",
         [
             'cenote embed "hello world"',
             "cenote embed --input texts.jsonl --column body --id-column id --output vectors.parquet",
@@ -28,18 +28,18 @@ def embed(argv: Sequence[str]) -> int:
             "cat lines.txt | cenote embed > vectors.jsonl",
         ],
     )
-    _add_texts(parser, "texts to embed; without any, one per line from standard input")
+    _add_texts(parser, "texts to embed; if none are given, one text per line is read from standard input")
     _add_files(parser)
-    answers = _add_pooling(parser, prompts=True)
-    answers.add_argument(
-        "--dimensions", type=parse_positive_int, metavar="N", help="keep the first N numbers of each vector"
+    results = _add_pooling(parser, prompts=True)
+    results.add_argument(
+        "--dimensions", type=parse_positive_int, metavar="N", help="truncate embeddings to the first N dimensions"
     )
-    answers.add_argument(
+    results.add_argument(
         "--normalize",
         "--use-activation",
         dest="use_activation",
         action=argparse.BooleanOptionalAction,
-        help="scale every vector to length 1, or not",
+        help="normalize embeddings to length 1",
     )
     return _run(parser, argv)
 
@@ -48,13 +48,13 @@ def classify(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "classify",
         "[TEXT ...]",
-        "Give every text a label and the probability of each label.",
+        "Classify every text: the most likely label and the probability of each label.",
         [
             'cenote classify --model FOLDER "what a fine day"',
             "cenote classify --model FOLDER --input reviews.csv --column review --output labels.jsonl",
         ],
     )
-    _add_texts(parser, "texts to classify; without any, one per line from standard input")
+    _add_texts(parser, "texts to classify; if none are given, one text per line is read from standard input")
     _add_files(parser)
     _add_activation(_add_pooling(parser, prompts=True))
     return _run(parser, argv)
@@ -64,21 +64,21 @@ def encode(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "encode",
         "[TEXT ...]",
-        "Turn every text into one vector per token, or run any other task of the model by name.",
+        "Compute one embedding per token, or run any other pooling task of the model.",
         [
             'cenote encode --model FOLDER "hello world"',
             "cenote encode --model FOLDER --task token_classify --input texts.jsonl --output labels.parquet",
             "cenote encode --model FOLDER --task sparse_embed --input texts.jsonl --output weights.jsonl",
         ],
     )
-    _add_texts(parser, "texts to encode; without any, one per line from standard input")
+    _add_texts(parser, "texts to encode; if none are given, one text per line is read from standard input")
     _add_files(parser)
-    answers = _add_pooling(parser, prompts=True)
-    answers.add_argument("--task", choices=TASKS, default="token_embed", help="default: token_embed")
-    answers.add_argument(
-        "--dimensions", type=parse_positive_int, metavar="N", help="keep the first N numbers of each vector"
+    results = _add_pooling(parser, prompts=True)
+    results.add_argument("--task", choices=TASKS, default="token_embed", help="pooling task (default: token_embed)")
+    results.add_argument(
+        "--dimensions", type=parse_positive_int, metavar="N", help="truncate embeddings to the first N dimensions"
     )
-    _add_activation(answers)
+    _add_activation(results)
     return _run(parser, argv)
 
 
@@ -86,13 +86,15 @@ def score(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "score",
         "[TEXT TEXT]",
-        "Say how well two texts belong together; higher is better.",
+        "Compute the relevance or similarity score of two texts; higher is better.",
         [
             'cenote score "how deep is it?" "the water is 40 metres deep"',
             "cenote score --input pairs.csv --columns question,answer --output scores.jsonl",
         ],
     )
-    _add_texts(parser, "the two texts, as query and document; without any, JSON lines from standard input")
+    _add_texts(
+        parser, "the query and the document; if none are given, pairs are read as JSON lines from standard input"
+    )
     _add_files(parser, pairs=True)
     _add_scoring(_add_pooling(parser, prompts=False))
     return _run(parser, argv)
@@ -102,21 +104,25 @@ def rerank(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "rerank",
         "QUERY [DOCUMENT ...]",
-        "Sort documents by how well they answer a query, best first.",
+        "Sort documents by relevance to a query, the best first.",
         [
             'cenote rerank "how deep is it?" "the water is 40 metres deep" "swimming is free" --top-n 1',
             'cenote rerank "how deep is it?" --input documents.jsonl --format jsonl',
         ],
     )
-    _add_texts(parser, "the query, then the documents; without documents, one per line from standard input")
+    _add_texts(parser, "the query, then the documents; without documents, one per line is read from standard input")
     files = _add_input(parser)
-    files.add_argument("--column", metavar="NAME", help="the column of a file that holds the document")
+    files.add_argument(
+        "--column", metavar="NAME", help="column of the documents in the input file; detected by name if unset"
+    )
     files.add_argument("--output", metavar="FILE", help="write JSON lines to FILE instead of standard output")
-    files.add_argument("--format", choices=("jsonl", "table"), help="default: table on a terminal, else jsonl")
-    files.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
-    answers = _add_pooling(parser, prompts=False)
-    answers.add_argument("--top-n", type=parse_positive_int, metavar="N", help="only the N best")
-    _add_scoring(answers)
+    files.add_argument(
+        "--format", choices=("jsonl", "table"), help="output format (default: table on a terminal, else jsonl)"
+    )
+    files.add_argument("--overwrite", action="store_true", help="replace the output FILE if it exists")
+    results = _add_pooling(parser, prompts=False)
+    results.add_argument("--top-n", type=parse_positive_int, metavar="N", help="print only the N best documents")
+    _add_scoring(results)
     add_engine_flags(parser)
 
     from cenote.cli.rerank import run_rerank
@@ -125,9 +131,9 @@ def rerank(argv: Sequence[str]) -> int:
 
 
 def serve(argv: Sequence[str]) -> int:
-    from cenote.cli.serve import run_server as run
+    from cenote.cli.serve import run_server
 
-    return run(argv)
+    return run_server(argv)
 
 
 def run_batch(argv: Sequence[str]) -> int:
@@ -138,22 +144,25 @@ def run_batch(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "run-batch",
         "-i FILE -o FILE",
-        "Answer a file of requests, as OpenAI's batches have them: embeddings, scores, rankings and every other route.",
+        "Process a file of requests in the format of the OpenAI Batch API: embeddings, scores, reranking and all other "
+        "routes.",
         [
             "cenote run-batch -i requests.jsonl -o replies.jsonl --model FOLDER",
             "cat requests.jsonl | cenote run-batch > replies.jsonl",
         ],
     )
     files = parser.add_argument_group("files")
-    line = 'one {"custom_id", "method", "url", "body"} per line, also with .gz; - is standard input (the default)'
+    line = 'one {"custom_id", "method", "url", "body"} per line, optionally .gz; - is standard input (the default)'
     files.add_argument("-i", "--input-file", default="-", metavar="FILE", help=line)
-    replies = "the replies in the same order; - is standard output (the default)"
+    replies = "responses in the order of the requests; - is standard output (the default)"
     files.add_argument("-o", "--output-file", default="-", metavar="FILE", help=replies)
-    files.add_argument("--overwrite", action="store_true", help="replace FILE, and FILE.part of another command")
     files.add_argument(
-        "--max-in-flight", type=parse_positive_int, default=256, metavar="N", help="lines at once (default: 256)"
+        "--overwrite", action="store_true", help="replace FILE if it exists, and discard FILE.part of another command"
     )
-    files.add_argument("--quiet", action="store_true", help="no progress and no notes; errors are still shown")
+    files.add_argument(
+        "--max-in-flight", type=parse_positive_int, default=256, metavar="N", help="requests in flight (default: 256)"
+    )
+    files.add_argument("--quiet", action="store_true", help="print errors only, no progress and no notes")
     others = tuple(option.name for option in option_fields(ServerConfig) if option.name not in SERVER_OPTIONS)
     add_flags(parser.add_argument_group("requests"), ServerConfig, without=others)
     add_engine_flags(parser, without=("served_model_name",))
@@ -166,55 +175,69 @@ def inspect(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "inspect",
         "[MODEL]",
-        "Show what was found out about a model, and in which file.",
+        "Show the resolved model settings and the file or option each comes from.",
         ["cenote inspect FOLDER", "cenote inspect FOLDER --pooler-config.pooling_type MEAN"],
     )
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a hub name or a folder; the default model if unset")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="hub name or folder; an embedded default model if unset"
+    )
     add_engine_flags(parser, without=("model",))
     args = parser.parse(argv)
 
     from cenote.cli.flags import engine_keywords
-    from cenote.cli.inspect import inspect_model as show
+    from cenote.cli.inspect import inspect_model
     from cenote.config.engine import EngineConfig
 
-    return show(EngineConfig.from_kwargs(**engine_keywords(args)))
+    return inspect_model(EngineConfig.from_kwargs(**engine_keywords(args)))
 
 
 def explain(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "explain",
         "[MODEL]",
-        "Measure this machine, and say what a model could reach on it, what it reaches, and what would help.",
+        "Measure the limits of this machine and the speed of a model on it, and list settings that would help.",
         ["cenote explain", "cenote explain FOLDER --length 32 --length 256 --dtype float32", "cenote explain --json"],
     )
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a hub name or a folder; the default model if unset")
-    lengths = "tokens of the texts to measure with, given once or repeatedly (default: 16 50 128 512)"
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="hub name or folder; an embedded default model if unset"
+    )
+    lengths = "length in tokens of the texts to measure with; may be repeated (default: 16 50 128 512)"
     parser.add_argument("--length", type=parse_positive_int, action="append", default=[], metavar="N", help=lengths)
-    parser.add_argument("--seconds", type=float, default=15.0, metavar="N", help="time to measure for (default: 15)")
-    parser.add_argument("--json", action="store_true", help="all figures as JSON")
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, metavar="N", help="duration of the measurement (default: 15)"
+    )
+    parser.add_argument("--json", action="store_true", help="print all measurements as JSON")
     add_engine_flags(parser, without=("model",))
     args = parser.parse(argv)
 
-    from cenote.cli.explain import explain_model as show
+    from cenote.cli.explain import explain_model
     from cenote.cli.flags import engine_keywords
 
-    return show(engine_keywords(args), lengths=args.length, seconds=args.seconds, json_output=args.json)
+    return explain_model(engine_keywords(args), lengths=args.length, seconds=args.seconds, json_output=args.json)
 
 
 def models(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "models",
         "[WORD]",
-        "List the architectures there are, with their tasks and some models that are one.",
+        "List the supported architectures with their tasks and example models.",
         ["cenote models", "cenote models qwen3", "cenote models --markdown > docs/models.md"],
     )
-    parser.add_argument("word", nargs="?", default="", metavar="WORD", help="only names that contain it")
-    parser.add_argument("--markdown", action="store_true", help="as a page, with what each was compared with")
+    parser.add_argument(
+        "word",
+        nargs="?",
+        default="",
+        metavar="WORD",
+        help="list only architectures whose name or example models contain WORD",
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print a Markdown page that also lists what each was compared with"
+    )
     args = parser.parse(argv)
 
-    from cenote.cli.models import list_models as show
+    from cenote.cli.models import list_models
 
-    return show(args.word, markdown=args.markdown)
+    return list_models(args.word, markdown=args.markdown)
 
 
 def _run(parser: CommandParser, argv: Sequence[str]) -> int:
@@ -235,46 +258,58 @@ def _add_texts(parser: CommandParser, text: str) -> None:
 def _add_input(parser: CommandParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("files")
     group.add_argument(
-        "--input", metavar="FILE", help=".txt .jsonl .json .csv .tsv, also with .gz, or .parquet; - is standard input"
+        "--input",
+        metavar="FILE",
+        help=".txt .jsonl .json .csv .tsv, each optionally .gz, or .parquet; - is standard input",
     )
-    group.add_argument("--input-format", choices=INPUT_FORMATS, help="when the name of the file does not tell")
+    group.add_argument(
+        "--input-format", choices=INPUT_FORMATS, help="format of the input (default: by the suffix of FILE)"
+    )
     return group
 
 
 def _add_files(parser: CommandParser, *, pairs: bool = False) -> None:
     group = _add_input(parser)
     if pairs:
-        names = "the two columns to compare; found by name if unset"
+        names = "columns of the two texts; detected by name if unset"
         group.add_argument("--columns", metavar="FIRST,SECOND", help=names)
     else:
-        group.add_argument("--column", metavar="NAME", help="the column that holds the text; found by name if unset")
-    group.add_argument("--id-column", metavar="NAME", help="a column to copy into the output as id")
-    group.add_argument("--output", metavar="FILE", help="an interrupted run continues when it is started again")
-    group.add_argument("--format", choices=FORMATS, help="default: by the name of --output, else jsonl")
-    group.add_argument("--overwrite", action="store_true", help="replace FILE, and FILE.part of another command")
-    rows = "the most rows handed to the engine at once (default: 4096, or 256 where every token has a vector)"
+        group.add_argument("--column", metavar="NAME", help="column of the text; detected by name if unset")
+    group.add_argument("--id-column", metavar="NAME", help="column to copy into the output as id")
+    group.add_argument(
+        "--output", metavar="FILE", help="output file; running an interrupted command again continues it"
+    )
+    group.add_argument(
+        "--format", choices=FORMATS, help="output format (default: by the suffix of --output, else jsonl)"
+    )
+    group.add_argument(
+        "--overwrite", action="store_true", help="replace FILE if it exists, and discard FILE.part of another command"
+    )
+    rows = "maximum number of rows sent to the engine at once (default: 4096; 256 for token-level tasks)"
     group.add_argument("--batch-rows", type=parse_positive_int, metavar="N", help=rows)
-    group.add_argument("--quiet", action="store_true", help="no progress and no notes; errors are still shown")
+    group.add_argument("--quiet", action="store_true", help="print errors only, no progress and no notes")
 
 
 def _add_pooling(parser: CommandParser, *, prompts: bool) -> argparse._ArgumentGroup:
-    group = parser.add_argument_group("answers")
+    group = parser.add_argument_group("results")
     if prompts:
-        group.add_argument("--prompt", metavar="TEXT", help="put before every text")
-        group.add_argument("--prompt-name", metavar="NAME", help="the same, by its name in the model's own list")
-    cut = "cut longer texts to N tokens; -1: to what the model reads"
-    group.add_argument("--truncate-prompt-tokens", type=int, metavar="N", help=cut)
-    group.add_argument("--truncation-side", choices=("left", "right"), help="which end is cut off")
+        group.add_argument("--prompt", metavar="TEXT", help="text to prepend to every input")
+        group.add_argument(
+            "--prompt-name", metavar="NAME", help="name of a prompt in the model's files to prepend to every input"
+        )
+    truncation = "truncate longer texts to N tokens; -1: to the maximum length of the model"
+    group.add_argument("--truncate-prompt-tokens", type=int, metavar="N", help=truncation)
+    group.add_argument("--truncation-side", choices=("left", "right"), help="side that tokens are removed from")
     return group
 
 
 def _add_scoring(group: argparse._ArgumentGroup) -> None:
-    kinds = "how texts are compared; what the model is made for if unset"
-    group.add_argument("--score-type", choices=get_args(ScoreType), help=kinds)
-    group.add_argument("--instruction", help="what makes a document relevant, for models that are told")
+    methods = "scoring method; by the type of the model if unset"
+    group.add_argument("--score-type", choices=get_args(ScoreType), help=methods)
+    group.add_argument("--instruction", help="task description for instruction-aware rerankers")
     _add_activation(group)
 
 
 def _add_activation(group: argparse._ArgumentGroup) -> None:
-    text = "turn the model's raw numbers into probabilities, or not"
+    text = "apply sigmoid or softmax to the logits"
     group.add_argument("--use-activation", action=argparse.BooleanOptionalAction, help=text)

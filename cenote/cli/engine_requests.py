@@ -1,4 +1,4 @@
-"""Between the command line and the engine: the model, the request for some rows, the columns that hold them."""
+"""Build the model, input sources and engine requests of `embed`, `classify`, `score` and `encode` from arguments."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from cenote.protocol.params import PoolingParams, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.results import PoolResult, ScoreResult
 
-ProgressCallback: TypeAlias = "Callable[[Any], None] | None"  # called with the engine's count of what is done
+ProgressCallback: TypeAlias = "Callable[[Any], None] | None"  # called with the state of the engine's request
 RowSender: TypeAlias = (
     "Callable[[Sequence[InputRow], ProgressCallback], Sequence[PoolResult | ScoreResult | PoolingError]]"
 )
 
 
 def load_llm(args: argparse.Namespace) -> Any:
-    from cenote import LLM  # torch comes with it, and seconds
+    from cenote import LLM  # here: imports torch, which takes seconds
 
     return LLM(**engine_keywords(args))
 
 
 def make_sender(args: argparse.Namespace, llm: Any) -> RowSender:
-    """The function that sends rows to the engine; a row that fails leaves its error in the list."""
+    """Return the function that sends rows to the engine; a row that fails has its error in the list of results."""
     params, tokenization = make_pooling_params(args), make_tokenization_params(args)
     if args.command == "score":
 
-        def score(rows: Sequence[InputRow], watch: ProgressCallback) -> Sequence[ScoreResult | PoolingError]:
+        def score(rows: Sequence[InputRow], on_progress: ProgressCallback) -> Sequence[ScoreResult | PoolingError]:
             queries, documents = [row.texts[0] for row in rows], [row.texts[1] for row in rows]
             request = ScoreRequest(
                 queries=queries,
@@ -49,7 +49,7 @@ def make_sender(args: argparse.Namespace, llm: Any) -> RowSender:
 
         return score
 
-    def pool(rows: Sequence[InputRow], watch: ProgressCallback) -> Sequence[PoolResult | PoolingError]:
+    def pool(rows: Sequence[InputRow], on_progress: ProgressCallback) -> Sequence[PoolResult | PoolingError]:
         request = PoolRequest(
             task=resolve_task(args),
             inputs=[row.texts[0] for row in rows],
@@ -59,14 +59,14 @@ def make_sender(args: argparse.Namespace, llm: Any) -> RowSender:
             prompt_name=args.prompt_name,
             return_exceptions=True,
         )
-        return cast("Sequence[PoolResult | PoolingError]", llm.engine.pool_sync(request, watch))
+        return cast("Sequence[PoolResult | PoolingError]", llm.engine.pool_sync(request, on_progress))
 
     return pool
 
 
 def make_pooling_params(args: argparse.Namespace) -> PoolingParams | None:
-    given = {name: getattr(args, name, None) for name in ("use_activation", "dimensions")}
-    return PoolingParams(**given) if any(value is not None for value in given.values()) else None
+    params = {name: getattr(args, name, None) for name in ("use_activation", "dimensions")}
+    return PoolingParams(**params) if any(value is not None for value in params.values()) else None
 
 
 def make_tokenization_params(args: argparse.Namespace) -> TokenizationParams:
@@ -95,30 +95,30 @@ def make_column_options(args: argparse.Namespace) -> ColumnOptions:
         return ColumnOptions((args.column,) if args.column else None, args.id_column)
     names = tuple(args.columns.split(",")) if args.columns else None
     if names is not None and len(names) != 2:
-        raise UsageError(f"--columns {args.columns} names {len(names)} columns; score compares 2, FIRST,SECOND")
+        raise UsageError(f"--columns {args.columns} has {len(names)} column names; expected 2: FIRST,SECOND")
     return ColumnOptions(names, args.id_column, is_pairs=True)
 
 
 def argument_rows(args: argparse.Namespace) -> list[tuple[str, ...]]:
-    """The rows given as arguments: each text is one, but for score two texts are."""
+    """Return the rows given as arguments: one per text, or the pair of texts of score."""
     if args.command != "score" or not args.texts:
         return [(text,) for text in args.texts]
     if len(args.texts) != 2:
-        raise UsageError(f"score compares 2 texts, got {len(args.texts)}; rerank takes one query and many documents")
+        raise UsageError(f"score expects 2 texts, got {len(args.texts)}; rerank takes one query and many documents")
     return [tuple(args.texts)]
 
 
 def make_source(
     texts: Sequence[tuple[str, ...]], path: str | None, column_options: ColumnOptions, format: str | None
 ) -> RowSource:
-    """Arguments if there are any, else the named file, else what is piped in; never a wait for somebody to type."""
+    """Return a source of the arguments, else of the file, else of standard input unless it is a terminal."""
     if texts and path is not None:
-        raise UsageError(f"texts come as arguments or with --input {path}, not both")
+        raise UsageError(f"texts as arguments and --input {path} cannot be combined")
     if texts:
         return ArgumentSource(texts)
     if path is None and (sys.stdin is None or sys.stdin.isatty()):
-        raise UsageError("no texts; give some as arguments, with --input FILE, or through a pipe")
+        raise UsageError("no texts; pass them as arguments, with --input FILE, or through a pipe")
     source = FileSource(path or STDIN, column_options, format)
     if source.format == "parquet" and source.path == STDIN:
-        raise UsageError("parquet cannot be read from standard input; --input FILE reads it")
+        raise UsageError("parquet cannot be read from standard input; use --input FILE")
     return source

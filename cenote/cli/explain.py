@@ -1,4 +1,4 @@
-"""`cenote explain`: the speed of light for a model on this machine, what it reaches, and what would help."""
+"""`cenote explain`: compare the speed of a model with the limits of this machine and give advice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cenote.llm import LLM
 
 def explain_model(options: dict[str, Any], *, lengths: Sequence[int], seconds: float, json_output: bool) -> int:
     with LLM(**options) as llm:
-        findings = measure_model(llm, lengths or LENGTHS, seconds)
-    found = make_advice(findings)
-    print(to_json(findings, found) if json_output else to_text(findings, found))
+        results = measure_model(llm, lengths or LENGTHS, seconds)
+    advice = make_advice(results)
+    print(to_json(results, advice) if json_output else to_text(results, advice))
     return 0

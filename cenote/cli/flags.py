@@ -1,4 +1,4 @@
-"""Flags, made from the options that `config.py` declares."""
+"""Command-line flags generated from the options declared in `cenote.config`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cenote.utils.arguments import parse_json_object
 
 
 def add_engine_flags(parser: CommandParser, *, without: tuple[str, ...] = ()) -> None:
-    """One flag per option; what is not given stays out of the namespace, so that the library's defaults hold."""
+    """Add one flag per option; a flag that is not given is absent from the namespace, so the defaults of LLM apply."""
     group = parser.add_argument_group("model and engine")
     add_flags(group, EngineConfig, without=without)
-    older: dict[str, Any] = {"dest": "pooler_config", "default": argparse.SUPPRESS, "type": parse_json_object}
-    group.add_argument("--override-pooler-config", help=argparse.SUPPRESS, **older)
+    deprecated: dict[str, Any] = {"dest": "pooler_config", "default": argparse.SUPPRESS, "type": parse_json_object}
+    group.add_argument("--override-pooler-config", help=argparse.SUPPRESS, **deprecated)
     names = fill(", ".join(option.name for option in option_fields(PoolerConfig)), width=100)
-    parts = indent(f"{names}\none at a time: --pooler-config.NAME VALUE", "  ")
-    parser.epilog = f"{parser.epilog}\n\nparts of --pooler-config:\n{parts}"
+    fields = indent(f"{names}\none field at a time: --pooler-config.NAME VALUE", "  ")
+    parser.epilog = f"{parser.epilog}\n\nfields of --pooler-config:\n{fields}"
 
 
 def add_flags(group: argparse._ArgumentGroup, config: type, *, without: tuple[str, ...] = ()) -> None:
@@ -33,20 +33,20 @@ def add_flags(group: argparse._ArgumentGroup, config: type, *, without: tuple[st
     for option in option_fields(config):
         if option.name not in without:
             flag = "--" + option.name.replace("_", "-")
-            reading = _argument_options(option, hints[option.name])
-            group.add_argument(flag, dest=option.name, default=argparse.SUPPRESS, **reading)
+            argument_options = _argument_options(option, hints[option.name])
+            group.add_argument(flag, dest=option.name, default=argparse.SUPPRESS, **argument_options)
 
 
 def engine_keywords(args: argparse.Namespace) -> dict[str, Any]:
-    """What the command line said about the engine, as keywords of `LLM`."""
+    """Return the engine options of the command line as keyword arguments of `LLM`."""
     names = {option.name for option in option_fields(EngineConfig)}
     return {name: value for name, value in vars(args).items() if name in names}
 
 
 class MultiValue(argparse.Action):
-    """A flag with several words, given once or repeatedly; a JSON list counts as its words."""
+    """A flag with several values, given once or repeatedly; a JSON list counts as its items."""
 
-    last_values: tuple[str, ...] = ()  # what ended a row of several: perhaps not meant for this flag
+    last_values: tuple[str, ...] = ()  # last values of several: possibly the model, swallowed by this flag
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -68,26 +68,26 @@ def parse_words(text: str) -> list[str]:
 
 def _argument_options(option: Field[Any], hint: Any) -> dict[str, Any]:
     text = _help_text(option)
-    kinds = [kind for kind in _union_members(hint) if kind is not type(None)]
+    types = [member for member in _union_members(hint) if member is not type(None)]
     if get_origin(hint) is tuple:
         return {"action": MultiValue, "nargs": "+", "help": text, "metavar": option.name.rpartition("_")[2].upper()}
-    if kinds == [bool]:
+    if types == [bool]:
         return {"action": argparse.BooleanOptionalAction, "help": text}
     if option.metadata["choices"]:
         return {"choices": option.metadata["choices"], "type": option.metadata["parse"], "help": text}
     if option.metadata["parse"] is not None:
         return {"type": clean_errors(option.metadata["parse"]), "help": text, "metavar": "N"}
-    if kinds in ([int], [float]):
-        return {"type": kinds[0], "help": text, "metavar": "N"}
-    if kinds == [str]:
+    if types in ([int], [float]):
+        return {"type": types[0], "help": text, "metavar": "N"}
+    if types == [str]:
         return {"help": text, "metavar": option.name.rpartition("_")[2].upper()}
     return {"type": parse_json_object, "help": text, "metavar": "JSON"}
 
 
 def _help_text(option: Field[Any]) -> str:
     default = option.default
-    shown = isinstance(default, str | int | float) and not isinstance(default, bool) and default != ""
-    text = str(option.metadata["help"]) + (f" (default: {default})" if shown else "")
+    is_shown = isinstance(default, str | int | float) and not isinstance(default, bool) and default != ""
+    text = str(option.metadata["help"]) + (f" (default: {default})" if is_shown else "")
     return text.replace("%", "%%")
 
 

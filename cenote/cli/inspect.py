@@ -1,4 +1,4 @@
-"""`cenote inspect`: every value that was resolved for a model and where it came from, without reading its weights."""
+"""`cenote inspect`: print every resolved setting of a model and its source, without reading the weights."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def inspect_model(config: EngineConfig) -> int:
 
 
 def iter_settings(model: ModelDescription) -> Iterator[tuple[str, str, str]]:
-    """Name, value and source, in the order in which a reader asks."""
+    """Yield name, value and source of every setting, the most important first."""
     plan, backbone = model.plan, model.architecture.backbone
     yield "model", model.name, str(model.checkpoint.folder)
     yield "architecture", model.entry.name, "config.json architectures"
     yield "used as", model.kind.value, model.kind.source
     yield "tasks", ", ".join(plan.tasks), "pooler config" if plan.defaults.task else model.kind.source
-    if model.kind.value == "tensors":  # what pools and attends is the plugin's
+    if model.kind.value == "tensors":  # the plugin does the rest
         yield "dtype", str(model.dtype.value).removeprefix("torch."), model.dtype.source
         yield "device", *_format_sourced(model.device)
         return
@@ -37,14 +37,20 @@ def iter_settings(model: ModelDescription) -> Iterator[tuple[str, str, str]]:
     yield "token pooling", *_format_sourced(plan.tok_pooling_type)
     if model.kind.value in ("embed", "multi_vector"):
         yield "activation", "normalize" if plan.use_activation.value else "none", plan.use_activation.source
-        if model.architecture.projection is None or model.sentence_transformers.projector:  # else only the weights know
+        if (
+            model.architecture.projection is None or model.sentence_transformers.projector
+        ):  # else unknown without weights
             yield "dimensions", str(plan.matryoshka.full_size), _embedding_size_source(model)
         yield "matryoshka", *_format_matryoshka(model)
     elif model.kind.value == "sparse":
         yield "dimensions", str(plan.matryoshka.full_size), "config.json vocab_size"
     else:
-        shown = plan.activation.value if plan.use_activation.value else "none"
-        yield "activation", shown, plan.activation.source if plan.use_activation.value else plan.use_activation.source
+        activation = plan.activation.value if plan.use_activation.value else "none"
+        yield (
+            "activation",
+            activation,
+            plan.activation.source if plan.use_activation.value else plan.use_activation.source,
+        )
         yield "labels", str(model.num_labels), model.token_labels.source if model.token_labels else "config.json"
     if model.score_template is not None and model.kind.value == "sequence":
         yield "score template", model.score_template.value.name, model.score_template.source
@@ -86,9 +92,9 @@ def _format_role(role: RoleSettings, expansion: ExpansionSettings | None = None)
     parts = [f"at most {role.max_length} tokens"] if role.max_length else []
     parts += [f"marker {role.marker!r}"] if role.marker else []
     if expansion is not None:
-        parts.append(f"expanded to {expansion.length}" + ("" if expansion.is_attended else ", unseen by the text"))
+        parts.append(f"expanded to {expansion.length}" + ("" if expansion.is_attended else ", not attended"))
     parts += [f"no vector for {len(role.skiplist)} words"] if role.skiplist else []
-    return "; ".join(parts) or "as any text"
+    return "; ".join(parts) or "no special format"
 
 
 def _format_sourced(decision: Sourced[Any]) -> tuple[str, str]:

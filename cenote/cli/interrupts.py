@@ -1,4 +1,4 @@
-"""Ctrl-C in commands that work for hours: what is being computed is finished, and the message says how to go on."""
+"""Ctrl-C in long-running commands: finish the slice in progress, then report what is kept and how to continue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECRET_FLAGS = ("--hf-token",)
 
 
 class InterruptHandler:
-    """Holds the first SIGINT back while rows are computed, about a second of work; a second one stops at once."""
+    """Delay the first SIGINT until the rows in progress, about a second of work, are done; the second one raises."""
 
     def __init__(self) -> None:
         self.is_pending = False
@@ -25,14 +25,14 @@ class InterruptHandler:
 
     @contextmanager
     def install(self) -> Iterator[InterruptHandler]:
-        if threading.current_thread() is not threading.main_thread():  # where Python allows no handler
+        if threading.current_thread() is not threading.main_thread():  # Python allows signal handlers only there
             yield self
             return
-        before = signal.signal(signal.SIGINT, self._on_signal)
+        previous = signal.signal(signal.SIGINT, self._on_signal)
         try:
             yield self
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous)
 
     @contextmanager
     def delay_interrupts(self) -> Iterator[None]:
@@ -43,7 +43,7 @@ class InterruptHandler:
             self._is_computing = False
 
     def raise_pending(self) -> None:
-        """Raise what was held back."""
+        """Raise KeyboardInterrupt if a SIGINT was delayed."""
         if self.is_pending:
             raise KeyboardInterrupt
 
@@ -56,21 +56,21 @@ class InterruptHandler:
 
 @contextmanager
 def add_resume_note(make_note: Callable[[], str | None]) -> Iterator[None]:
-    """Adds to whatever ends the command early what was kept and how to go on."""
+    """Add a note on what was kept and how to continue to an exception that ends the command early."""
     try:
         yield
-    except (KeyboardInterrupt, PoolingError, OSError) as stop:
+    except (KeyboardInterrupt, PoolingError, OSError) as error:
         if (text := make_note()) is not None:
-            stop.add_note(text)
+            error.add_note(text)
         raise
 
 
-def how_to_continue(kept: str, part: PartialFile, command_line: str, can_continue: bool) -> str:
+def how_to_continue(kept: str, partial_file: PartialFile, command_line: str, can_continue: bool) -> str:
     if not can_continue:
-        return f"{kept}, in {part.path}; standard input cannot be continued: the next run starts over"
-    return f"{kept}, in {part.path}; the same command continues: {command_line}"
+        return f"{kept}, in {partial_file.path}; standard input cannot be resumed: the next run starts over"
+    return f"{kept}, in {partial_file.path}; run the same command to continue: {command_line}"
 
 
 def format_command_line(program: str, argv: Sequence[str]) -> str:
-    """The command as a shell reads it, without secrets."""
+    """Return the command quoted for a shell, with secrets masked."""
     return f"{program} {shlex.join(mask_secrets(argv, SECRET_FLAGS))}"

@@ -1,4 +1,4 @@
-"""The `cenote` command: finds the subcommand and turns what goes wrong into one line and a status."""
+"""The `cenote` command: run a subcommand and report errors as one line and an exit status."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from difflib import get_close_matches
 EXIT_FAILED, EXIT_USAGE, EXIT_CANNOT_LOAD, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 2, 78, 130, 141
 
 COMMANDS = {
-    "serve": "answer over HTTP",
-    "embed": "turn texts into vectors",
-    "classify": "give texts a label and its probability",
-    "score": "say how well two texts belong together",
-    "rerank": "sort documents by how well they answer a query",
-    "encode": "turn texts into one vector per token",
-    "run-batch": "answer a file of requests, as OpenAI's batches have them",
-    "inspect": "show what was found out about a model, and in which file",
-    "explain": "say what a model could reach on this machine, and what it reaches",
-    "models": "list the architectures there are, with their tasks",
-    "bench": "measure speed",
+    "serve": "start the HTTP server",
+    "embed": "compute one embedding per text",
+    "classify": "classify texts: label and probabilities",
+    "score": "compute the relevance or similarity score of two texts",
+    "rerank": "sort documents by relevance to a query",
+    "encode": "compute token embeddings, or run any other pooling task",
+    "run-batch": "process a file of requests in the format of the OpenAI Batch API",
+    "inspect": "show the resolved model settings and the file or option each comes from",
+    "explain": "compare the speed of a model with the limits of this machine",
+    "models": "list the supported architectures and their tasks",
+    "bench": "run benchmarks of speed and quality",
 }
 
 EXAMPLES = """\
@@ -32,24 +32,24 @@ EXAMPLES = """\
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status."""
+    """Run one command and return its exit status."""
     try:
         status = _run_command(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # whoever read our output has gone; Python would complain once more when it flushes at the end
+        # the reader of standard output has exited; without this, Python reports the same error when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = EXIT_PIPE_CLOSED
-    except KeyboardInterrupt as stop:
-        status = _print_error("interrupted", stop, EXIT_INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        status = _print_error("interrupted", interrupt, EXIT_INTERRUPTED)
     except Exception as error:
-        known = _exit_status(error)
-        if known is None:
+        exit_status = _exit_status(error)
+        if exit_status is None:
             raise
-        status = _print_error(_one_line_message(error), error, known)
+        status = _print_error(_one_line_message(error), error, exit_status)
     if argv is None:
-        # the engine's thread may still be inside torch, which aborts when the interpreter ends below it
+        # the engine thread may still run torch code, which aborts when the interpreter exits meanwhile
         sys.stdout.flush()
         os._exit(status)
     return status
@@ -69,7 +69,7 @@ def _run_command(argv: list[str]) -> int:
         from cenote.cli.parser import UsageError
 
         near = get_close_matches(command, COMMANDS, n=1)
-        raise UsageError(f"no command {command!r}; {f'did you mean {near[0]}?' if near else 'see cenote --help'}")
+        raise UsageError(f"unknown command {command!r}; {f'did you mean {near[0]}?' if near else 'see cenote --help'}")
     if command == "bench":
         from cenote.bench.main import main as bench
 
@@ -78,24 +78,24 @@ def _run_command(argv: list[str]) -> int:
 
     try:
         return int(getattr(commands, command.replace("-", "_"))(rest))
-    except SystemExit as end:  # argparse has shown the help of the command
-        return int(end.code or 0)
+    except SystemExit as exit_request:  # argparse has printed the help of the command
+        return int(exit_request.code or 0)
 
 
 def _help_text() -> str:
     width = max(map(len, COMMANDS))
-    listed = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
+    command_lines = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
     return (
         "usage: cenote COMMAND [ARGUMENTS]\n\n"
-        "A fast engine for pooling models: embeddings, reranking, classification, token tasks.\n\n"
-        f"commands:\n{listed}\n\nexamples:\n{EXAMPLES}\n\n"
-        "cenote COMMAND --help explains a command. Without --model the small model that comes along is used.\n"
+        "A fast engine for pooling models: embedding, reranking, classification and token-level tasks.\n\n"
+        f"commands:\n{command_lines}\n\nexamples:\n{EXAMPLES}\n\n"
+        "cenote COMMAND --help describes a command. Without --model, the small bundled default model is used.\n"
         "cenote --version prints the version."
     )
 
 
 def _exit_status(error: Exception) -> int | None:
-    """The exit status of what may go wrong on purpose; None for a bug, which shows its traceback."""
+    """Return the exit status of an expected error; None for a bug, which is shown with its traceback."""
     from cenote.cli.parser import UsageError
     from cenote.errors import LoadError, PoolingError
 

@@ -1,4 +1,4 @@
-"""Where options come from: the command line, then the environment, then a YAML file, all read by the same parser."""
+"""Collect options from a YAML file, the environment and the command line, all parsed by the same parser."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from cenote.config.engine import EXTRA_VARIABLES
 from cenote.errors import BadRequest
 
 ENV_PREFIX = "CENOTE_"
-# programs that start the reference set these
+# set by programs that start vLLM
 VLLM_VARIABLES = {
     "VLLM_API_KEY": "api_key",
     "VLLM_LOGGING_LEVEL": "log_level",
     "VLLM_SKIP_MODEL_NAME_VALIDATION": "skip_model_name_validation",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "allow_runtime_lora_updating",
 }
-# Kubernetes sets these in every pod beside a service whose name begins with cenote
+# Kubernetes sets these in every pod of a namespace that has a service whose name begins with cenote
 KUBERNETES_VARIABLE = re.compile(
     ENV_PREFIX + r"(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
 )
-# YAML reads 007 as 7 and no as false: in a file these must be text already
+# YAML parses 007 as 7 and no as false: in a file, values of these options must be strings
 TEXT_OPTIONS = ("api_key", "served_model_name", "hf_token")
 BOOLEAN_WORDS = {
     "1": True,
@@ -42,17 +42,19 @@ BOOLEAN_WORDS = {
 
 
 def collect_options(parser: CommandParser, argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Every option that somebody has set, by name."""
+    """Return every option that is set, by name; the command line overrides the environment, and that the file."""
     from_line = _parse(parser, argv)
     path = from_line.pop("config", None) or environment.get(f"{ENV_PREFIX}CONFIG")
     from_file = _options_from_file(parser, path) if path else {}
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for source in (from_file, _options_from_environment(parser, environment), from_line):
         for name, value in source.items():
-            before = found.get(name)
-            # parts of a JSON option may come from different places
-            found[name] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
-    return found
+            previous = options.get(name)
+            # fields of a JSON option may come from different sources
+            if isinstance(previous, dict) and isinstance(value, dict):
+                value = {**previous, **value}
+            options[name] = value
+    return options
 
 
 def _parse(parser: CommandParser, words: Sequence[str]) -> dict[str, Any]:
@@ -71,12 +73,12 @@ def _options_from_file(parser: CommandParser, path: str) -> dict[str, Any]:
     if entries is None:
         return {}
     if not isinstance(entries, dict):
-        raise UsageError(f"--config {path} must hold options with their values, like port: 8000")
+        raise UsageError(f"--config {path} must be a mapping of options to values, for example port: 8000")
     words: list[str] = []
     for name, value in entries.items():
         flag = "--" + str(name).replace("_", "-")
         if flag == "--config":
-            raise UsageError(f"--config {path} names another file; there is one")
+            raise UsageError(f"--config {path} contains config, the name of another file; only one file is supported")
         action = parser.options_by_flag().get(flag)
         if action is not None and action.dest in TEXT_OPTIONS:
             value = _require_text(path, str(name), value)
@@ -90,7 +92,7 @@ def _require_text(path: str, name: str, value: Any) -> Any:
     for item in value if isinstance(value, list) else [value]:
         if not isinstance(item, str):
             kind = type(item).__name__
-            raise UsageError(f"--config {path}: {name} is text, YAML reads {kind} there; put it in quotes")
+            raise UsageError(f"--config {path}: {name} must be a string, YAML parses it as {kind}; put it in quotes")
     return value
 
 
@@ -102,17 +104,17 @@ def _options_from_environment(parser: CommandParser, environment: Mapping[str, s
     _check_variables(environment, [ENV_PREFIX + name.upper() for name in by_name])
     for name, flag in by_name.items():
         action = parser.options_by_flag()[flag]
-        others = [other for other, meant in VLLM_VARIABLES.items() if meant == name]
-        for variable in (ENV_PREFIX + name.upper(), *others):
-            given = environment.get(variable)
-            # blank is as good as unset, except for a key: without one everybody would be let in
-            if given or (given is not None and name == "api_key"):
+        vllm_names = [variable for variable, option in VLLM_VARIABLES.items() if option == name]
+        for variable in (ENV_PREFIX + name.upper(), *vllm_names):
+            text = environment.get(variable)
+            # an empty value counts as unset, except for a key: without a key the API would be open to every client
+            if text or (text is not None and name == "api_key"):
                 break
         else:
             continue
-        if name == "config" or _is_kubernetes_variable(variable, given):
+        if name == "config" or _is_kubernetes_variable(variable, text):
             continue
-        words += _to_arguments(parser, flag, _parse_variable(action, variable, given))
+        words += _to_arguments(parser, flag, _parse_variable(action, variable, text))
     return _with_source(parser, words, "in the environment")
 
 
@@ -122,9 +124,9 @@ def _check_variables(environment: Mapping[str, str], options: Sequence[str]) -> 
         if not name.startswith(ENV_PREFIX) or name in known or _is_kubernetes_variable(name, value):
             continue
         near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else "see cenote serve --help for the options; unset it"
+        hint = f"did you mean {near[0]}?" if near else "unset it; see cenote serve --help for the options"
         # the value is not shown: it may be a key
-        raise UsageError(f"in the environment: no option is called {name}; {hint}")
+        raise UsageError(f"in the environment: unknown variable {name}; {hint}")
 
 
 def _is_kubernetes_variable(name: str, value: str) -> bool:
@@ -132,12 +134,12 @@ def _is_kubernetes_variable(name: str, value: str) -> bool:
 
 
 def _parse_variable(action: argparse.Action, variable: str, text: str) -> Any:
-    """What a variable means to its option."""
+    """Parse the text of a variable for its option."""
     if isinstance(action, argparse.BooleanOptionalAction):
         if text.lower() not in BOOLEAN_WORDS:
-            raise UsageError(f"{variable}={text!r} is neither true nor false")
+            raise UsageError(f"invalid boolean {variable}={text!r}; expected one of: {', '.join(BOOLEAN_WORDS)}")
         return BOOLEAN_WORDS[text.lower()]
-    if action.dest == "api_key":  # may hold blanks and commas, even brackets
+    if action.dest == "api_key":  # may contain spaces, commas and even brackets
         key = text.strip()
         return [key] if variable in VLLM_VARIABLES else parse_words(key) or [key]
     if isinstance(action, MultiValue):
@@ -146,14 +148,14 @@ def _parse_variable(action: argparse.Action, variable: str, text: str) -> Any:
 
 
 def _to_arguments(parser: CommandParser, flag: str, value: Any) -> list[str]:
-    """A value as the command line would have it."""
+    """Return a value as words of a command line."""
     if value is None:
         return []
     action = parser.options_by_flag().get(flag)
     if isinstance(action, argparse.BooleanOptionalAction) and isinstance(value, bool):
         return [flag if value else f"--no-{flag[2:]}"]
     if isinstance(value, list) and (action is None or isinstance(action, MultiValue)):
-        # as a list, so that an item which looks like one is not taken apart
+        # as a JSON list, so that an item that looks like a list is not split
         return [f"{flag}={json.dumps([item if isinstance(item, str) else str(item)])}" for item in value]
     text = value if isinstance(value, str) else json.dumps(value)
     return [f"{flag}={text}"]

@@ -1,4 +1,4 @@
-"""argparse with manners: one-line errors, both spellings of a flag, dotted JSON flags, texts anywhere between flags."""
+"""ArgumentParser with one-line errors, `_` or `-` in flags, dotted JSON flags, and texts anywhere between flags."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DEPRECATED_OPTIONS = {"override_pooler_config": "pooler_config"}
 
 
 class UsageError(BadRequest):
-    """The command line itself is wrong; ends with status 2."""
+    """Invalid command line; exit status 2."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of one command."""
+    """Argument parser of one command."""
 
     def __init__(self, command: str, usage: str, summary: str, examples: Sequence[str]) -> None:
         epilog = "examples:\n" + "\n".join(f"  {example}" for example in examples)
@@ -39,13 +39,13 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The arguments; what follows a bare -- is text, whatever it looks like."""
+        """Parse the arguments; everything after a bare -- is text, even if it looks like a flag."""
         end = argv.index("--") if "--" in argv else len(argv)
-        plain, dotted = _normalize_flags(argv[:end], self)
-        args, unknown = self.parse_known_intermixed_args(plain)
+        words, dotted = _normalize_flags(argv[:end], self)
+        args, unknown = self.parse_known_intermixed_args(words)
         for word in unknown:
             if word.startswith("-"):
-                self.error(f"no option {word.partition('=')[0]}{self._suggest(word)}")
+                self.error(f"unknown option {word.partition('=')[0]}{self._suggest(word)}")
         texts = [*unknown, *argv[end + 1 :]]
         if texts:
             self._add_texts(args, texts)
@@ -54,7 +54,7 @@ class CommandParser(argparse.ArgumentParser):
         return args
 
     def options_by_flag(self) -> dict[str, argparse.Action]:
-        """Every option by the first of its flags."""
+        """Return every option by the first of its flags."""
         return {action.option_strings[0]: action for action in self._actions if action.option_strings}
 
     def _suggest(self, word: str) -> str:
@@ -70,46 +70,46 @@ class CommandParser(argparse.ArgumentParser):
             if getattr(args, action.dest, None) is None:
                 setattr(args, action.dest, next(rest, None))
         for text in rest:
-            self.error(f"unexpected {text!r}")
+            self.error(f"unexpected argument {text!r}")
 
 
 def clean_errors(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """argparse shows its own message unless the reader raises its own error."""
+    """Wrap a parser so that argparse shows the message of its BadRequest instead of a generic one."""
 
-    def read(text: str) -> Any:
+    def parse_clean(text: str) -> Any:
         try:
             return parse(text)
         except BadRequest as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    return read
+    return parse_clean
 
 
 def _normalize_flags(argv: Sequence[str], parser: CommandParser) -> tuple[list[str], list[tuple[list[str], Any]]]:
-    """--max_model_len as --max-model-len, and --pooler-config.task embed taken out as (path, value)."""
-    plain: list[str] = []
+    """Return the words with --max_model_len as --max-model-len, and dotted flags separately as (path, value)."""
+    words: list[str] = []
     dotted: list[tuple[list[str], Any]] = []
-    words = iter(argv)
-    for word in words:
+    remaining = iter(argv)
+    for word in remaining:
         name, equals, value = word.partition("=")
         if not FLAG.fullmatch(name):
-            plain.append(word)
+            words.append(word)
             continue
         base, *path = name[2:].replace("-", "_").split(".")
         if not path:
-            plain.append(normalize_flag(word))
+            words.append(normalize_flag(word))
             continue
         if not equals:
-            value = next(words, "")
+            value = next(remaining, "")
         if not value:
             parser.error(f"{name} needs a value")
         dotted.append(([base, *path], parse_json_or_text(value)))
-    return plain, dotted
+    return words, dotted
 
 
 def parse_json_or_text(text: str) -> Any:
-    """What a value means that may be a number, a list, an object or just a word."""
-    if text in ("True", "False", "None"):  # as Python spells them
+    """Parse a value that is JSON (number, list, object), a Python constant, or else a plain string."""
+    if text in ("True", "False", "None"):  # Python's spelling
         return {"True": True, "False": False, "None": None}[text]
     try:
         return json.loads(text)
@@ -121,13 +121,13 @@ def _set_dotted(args: argparse.Namespace, path: list[str], value: Any) -> None:
     flag, *inner, last = path
     base = DEPRECATED_OPTIONS.get(flag, flag)
     if base not in DOTTED_OPTIONS:
-        raise UsageError(f"--{flag} has no parts to set; --pooler-config.NAME and --hf-overrides.NAME do")
-    place = dict(getattr(args, base, None) or {})
-    setattr(args, base, place)
+        raise UsageError(f"--{flag} has no fields to set; only --pooler-config.NAME and --hf-overrides.NAME have")
+    target = dict(getattr(args, base, None) or {})
+    setattr(args, base, target)
     for name in inner:
-        place[name] = dict(place.get(name) or {})
-        place = place[name]
-    place[last] = value
+        target[name] = dict(target.get(name) or {})
+        target = target[name]
+    target[last] = value
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -1,4 +1,4 @@
-"""`cenote rerank`: one query, many documents, the best match first."""
+"""`cenote rerank`: sort documents by relevance to a query, the best first."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from cenote.utils.progress import print_note
 
 
 def run_rerank(args: argparse.Namespace) -> int:
-    """Every document is scored before the first is shown, so all of them are held in memory."""
+    """Score all documents, then print them sorted; all of them are held in memory."""
     if not args.texts:
-        raise UsageError("no query; it comes first, then the documents; see cenote rerank --help")
+        raise UsageError("no query; pass the query first, then the documents; see cenote rerank --help")
     query, *documents = args.texts
-    if wrong := next(ArgumentSource([(query,)]).rows()).error:
-        raise BadRequest(f"the query: {wrong}")
+    if error := next(ArgumentSource([(query,)]).rows()).error:
+        raise BadRequest(f"invalid query: {error}")
     source = make_source(
         [(text,) for text in documents],
         args.input,
@@ -41,11 +41,11 @@ def run_rerank(args: argparse.Namespace) -> int:
         raise BadRequest(f"{output} exists; --overwrite replaces it")
     rows = list(source.rows())
     if not rows:
-        raise UsageError("no documents; give some after the query, with --input FILE, or through a pipe")
+        raise UsageError("no documents; pass them after the query, with --input FILE, or through a pipe")
 
     with add_resume_note(lambda: f"nothing was written to {output}" if output is not None else None):
         scores = _score_documents(args, query, rows)
-    ranked = sorted(scores, key=lambda place: -scores[place])[: args.top_n]
+    ranked = sorted(scores, key=lambda position: -scores[position])[: args.top_n]
     failed = [row for row in rows if row.error is not None]
     if args.format == "table" or (args.format is None and output is None and sys.stdout.isatty()):
         text = _format_table(ranked, scores, rows)
@@ -54,18 +54,18 @@ def run_rerank(args: argparse.Namespace) -> int:
         text += b"".join(b'{"index":%d,"error":%s}\n' % (row.index, encode_json(row.error)) for row in failed)
     _write_output(text, output)
     if failed:
-        print_note(f"{len(failed):,} of {len(rows):,} documents failed; their error says why")
+        print_note(f"{len(failed):,} of {len(rows):,} documents failed; see their error")
     return 1 if failed else 0
 
 
 def _score_documents(args: argparse.Namespace, query: str, rows: list[InputRow]) -> dict[int, float]:
-    """By the place of the document in `rows`; one that fails gets its error instead."""
-    places = [place for place, row in enumerate(rows) if row.error is None]
-    if not places:
+    """Return scores by position in `rows`; set `error` of the rows that fail."""
+    positions = [position for position, row in enumerate(rows) if row.error is None]
+    if not positions:
         return {}
     request = ScoreRequest(
         queries=[query],
-        documents=[rows[place].texts[0] for place in places],
+        documents=[rows[position].texts[0] for position in positions],
         score_type=args.score_type,
         instruction=args.instruction,
         params=make_pooling_params(args),
@@ -75,30 +75,29 @@ def _score_documents(args: argparse.Namespace, query: str, rows: list[InputRow])
     scores: dict[int, float] = {}
     with closing(load_llm(args)) as llm:
         results = llm.engine.score_sync(request)
-    for place, result in zip(places, results, strict=True):
+    for position, result in zip(positions, results, strict=True):
         if isinstance(result, EngineStopped):
             raise result
         if isinstance(result, PoolingError):
-            rows[place].error = str(result)
+            rows[position].error = str(result)
         else:
-            scores[place] = result.score
+            scores[position] = result.score
     return scores
 
 
 def _format_json_lines(ranked: list[int], scores: dict[int, float], rows: list[InputRow]) -> bytes:
     line = b'{"index":%d,"relevance_score":%s,"document":%s}\n'
     return b"".join(
-        line % (rows[place].index, encode_numbers(np.float32(scores[place])), encode_json(rows[place].texts[0]))
-        for place in ranked
+        line % (rows[i].index, encode_numbers(np.float32(scores[i])), encode_json(rows[i].texts[0])) for i in ranked
     )
 
 
 def _format_table(ranked: list[int], scores: dict[int, float], rows: list[InputRow]) -> bytes:
-    room = max(20, shutil.get_terminal_size().columns - 24)
+    width = max(20, shutil.get_terminal_size().columns - 24)
     lines = [f"{'rank':>4}  {'index':>5}  {'score':>8}  document"]
-    for rank, place in enumerate(ranked, start=1):
-        row, score = rows[place], scores[place]
-        lines.append(f"{rank:>4}  {row.index:>5}  {score:>8.4f}  {shorten(row.texts[0], room)}")
+    for rank, position in enumerate(ranked, start=1):
+        row, score = rows[position], scores[position]
+        lines.append(f"{rank:>4}  {row.index:>5}  {score:>8.4f}  {shorten(row.texts[0], width)}")
     lines += [f"{'-':>4}  {row.index:>5}  {'failed':>8}  {row.error}" for row in rows if row.error is not None]
     return ("\n".join(lines) + "\n").encode(errors="replace")
 
@@ -108,6 +107,6 @@ def _write_output(text: bytes, output: Path | None) -> None:
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
         return
-    unfinished = output.with_name(output.name + ".tmp")
-    unfinished.write_bytes(text)
-    os.replace(unfinished, output)
+    temporary = output.with_name(output.name + ".tmp")
+    temporary.write_bytes(text)
+    os.replace(temporary, output)

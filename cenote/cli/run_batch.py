@@ -1,4 +1,4 @@
-"""`cenote run-batch`: a file of requests in, a file of replies out, in the same order."""
+"""`cenote run-batch`: process a file of requests and write a file of responses in the same order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cenote.cli.terminal import RowProgress
 from cenote.config.engine import EngineConfig
 from cenote.config.server import ServerConfig
 from cenote.files.columns import ColumnOptions
-from cenote.files.partial_file import PartialFile
+from cenote.files.partial_file import PartialFile, make_manifest
 from cenote.files.sources import STDIN, FileSource, open_input
 from cenote.utils.progress import print_note
 
@@ -35,11 +35,11 @@ SERVER_OPTIONS = (
     "trust_request_chat_template",
     "rerank_document_shape",
 )
-# lines that wait for a longer one before them keep their replies in memory, and replies are larger than requests
+# limit on request lines in flight: responses that wait for an earlier line stay in memory, and are larger
 MAX_BYTES_IN_FLIGHT = 8 * 1024**2
-# read at once from a file; from standard input it is one line, because the next may never come
+# read at once from a file; from standard input one line, because the next line may never come
 CHUNK_LINES, CHUNK_BYTES = 64, 1024**2
-# for lines that are being answered when Ctrl-C comes; a second Ctrl-C does not wait
+# time for lines in flight at Ctrl-C; a second Ctrl-C does not wait
 FINAL_FLUSH_S = 2.0
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -47,58 +47,65 @@ NumberedLine = tuple[int, bytes]
 
 
 def run_batch_file(args: argparse.Namespace) -> int:
-    """What is wrong with the files shows before the model is loaded."""
+    """Run the command; errors of the files are reported before the model is loaded."""
     settings = ServerConfig(**{name: getattr(args, name) for name in SERVER_OPTIONS if hasattr(args, name)})
     config = EngineConfig.from_kwargs(**{**engine_keywords(args), "served_model_name": settings.served_model_name})
     if args.input_file == STDIN and (sys.stdin is None or sys.stdin.isatty()):
-        raise UsageError("no requests; give them with -i FILE, or through a pipe")
+        raise UsageError("no requests; pass them with -i FILE, or through a pipe")
     source = FileSource(args.input_file, ColumnOptions(), "jsonl")
-    with open_input(args.input_file):  # it is there
+    with open_input(args.input_file):  # raises if the file cannot be opened
         pass
-    part = PartialFile(Path(args.output_file), make_manifest(args, source)) if args.output_file != STDIN else None
-    done = BatchResumePoint()
-    if part is not None and part.check_resumable(overwrite=args.overwrite) and source.can_resume:
-        done = BatchResumePoint.from_file(part.path)
-        print_note(f"continuing {part.path} after {done.num_lines:,} lines", quiet=args.quiet)
+    partial_file = None
+    if args.output_file != STDIN:
+        partial_file = PartialFile(Path(args.output_file), make_manifest(source.identity(), manifest_options(args)))
+    resume_point = BatchResumePoint()
+    if partial_file is not None and partial_file.check_resumable(overwrite=args.overwrite) and source.can_resume:
+        resume_point = BatchResumePoint.from_file(partial_file.path)
+        print_note(f"continuing {partial_file.path} after {resume_point.num_lines:,} lines", quiet=args.quiet)
 
     from cenote.api.app import build_app
     from cenote.api.app_state import AppState
     from cenote.api.batch_file import BatchFileRunner
     from cenote.engine.engine import PoolingEngine
 
-    service = AppState(settings)
+    app_state = AppState(settings)
     total = source.count() if sys.stderr.isatty() and not args.quiet else None
-    progress = RowProgress(total, done.num_lines, quiet=args.quiet)
+    progress = RowProgress(total, resume_point.num_lines, quiet=args.quiet)
 
-    def kept() -> str | None:
-        if part is None or not part.path.exists():
+    def make_resume_note() -> str | None:
+        if partial_file is None or not partial_file.path.exists():
             return None
-        text = f"lines kept: {done.num_lines + progress.num_rows:,}"
-        return how_to_continue(text, part, args.command_line, source.can_resume)
+        kept = f"lines kept: {resume_point.num_lines + progress.num_rows:,}"
+        return how_to_continue(kept, partial_file, args.command_line, source.can_resume)
 
-    with add_resume_note(kept):
+    with add_resume_note(make_resume_note):
         engine = PoolingEngine.load(config)
         try:
-            service.set_engine(engine)
-            batch = BatchFileRunner(build_app(service), service)
-            with progress, closing(BatchWriter(part, done)) as output:
+            app_state.set_engine(engine)
+            runner = BatchFileRunner(build_app(app_state), app_state)
+            with progress, closing(BatchWriter(partial_file, resume_point)) as writer:
                 progress.start()
-                num_failed = done.num_failed + asyncio.run(run_lines(args, batch, done.num_lines, output, progress))
-                output.finish()
+                num_failed = asyncio.run(run_lines(args, runner, resume_point.num_lines, writer, progress))
+                num_failed += resume_point.num_failed
+                writer.finish()
         finally:
             engine.stop()
-    if part is not None:
-        print_note(
-            f"{done.num_lines + progress.num_rows:,} lines in {part.output} ({progress.speed})", quiet=args.quiet
-        )
+    num_lines = resume_point.num_lines + progress.num_rows
+    if partial_file is not None:
+        print_note(f"{num_lines:,} lines in {partial_file.output} ({progress.speed})", quiet=args.quiet)
     if num_failed:
-        num_lines = done.num_lines + progress.num_rows
-        print_note(f"{num_failed:,} of {num_lines:,} requests were refused; their error says why", quiet=args.quiet)
+        print_note(f"{num_failed:,} of {num_lines:,} requests failed; see their error", quiet=args.quiet)
     return 1 if num_failed else 0
 
 
+def manifest_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that the lines of the output depend on."""
+    server_options = {name: value for name, value in vars(args).items() if name in SERVER_OPTIONS}
+    return {"command": "run-batch", **server_options, **engine_keywords(args)}
+
+
 class BatchResumePoint:
-    """How far an earlier run came: whole lines, their bytes, and how many of them are refusals."""
+    """How far an earlier run came: complete lines, their bytes, and how many of them are errors."""
 
     def __init__(self, num_lines: int = 0, num_bytes: int = 0, num_failed: int = 0) -> None:
         self.num_lines = num_lines
@@ -107,18 +114,18 @@ class BatchResumePoint:
 
     @classmethod
     def from_file(cls, path: Path) -> BatchResumePoint:
-        found = cls()
+        resume_point = cls()
         with open(path, "rb") as stream:
             for line in stream:
                 if line.endswith(b"\n"):
-                    found.num_lines += 1
-                    found.num_bytes += len(line)
-                    found.num_failed += not line.endswith(b'"error":null}\n')
-        return found
+                    resume_point.num_lines += 1
+                    resume_point.num_bytes += len(line)
+                    resume_point.num_failed += not line.endswith(b'"error":null}\n')
+        return resume_point
 
 
 class BatchWriter:
-    """Standard output, or FILE.part that becomes FILE when all lines are there."""
+    """Write to standard output, or to FILE.part, which is renamed to FILE when it is complete."""
 
     def __init__(self, partial_file: PartialFile | None, resume_point: BatchResumePoint) -> None:
         self.partial_file = partial_file
@@ -146,59 +153,60 @@ class BatchWriter:
 
 
 async def run_lines(
-    args: argparse.Namespace, batch: BatchFileRunner, num_skipped: int, output: BatchWriter, progress: RowProgress
+    args: argparse.Namespace, runner: BatchFileRunner, num_skipped: int, writer: BatchWriter, progress: RowProgress
 ) -> int:
-    """Many lines at once, their answers in the order of the lines; returns how many were refused."""
+    """Run many lines concurrently and write the responses in the order of the lines; return how many failed."""
     lines = LineReader(
-        iter_numbered_lines(args.input_file, batch.max_line_bytes, num_skipped), is_interactive=args.input_file == STDIN
+        iter_numbered_lines(args.input_file, runner.max_line_bytes, num_skipped),
+        is_interactive=args.input_file == STDIN,
     )
-    waiting: deque[tuple[asyncio.Task[BatchResult], int]] = deque()
-    coming: asyncio.Task[NumberedLine | None] | None = asyncio.create_task(lines.next())
+    in_flight: deque[tuple[asyncio.Task[BatchResult], int]] = deque()  # with the bytes of the request line
+    reading: asyncio.Task[NumberedLine | None] | None = asyncio.create_task(lines.next())
     num_bytes = num_failed = 0
 
     def write_first() -> None:
         nonlocal num_bytes, num_failed
-        task, size = waiting[0]
-        answer = task.result()
-        waiting.popleft()
-        output.write(answer.line)
-        progress.advance(1, answer.num_tokens)
+        task, size = in_flight[0]
+        result = task.result()
+        in_flight.popleft()
+        writer.write(result.line)
+        progress.advance(1, result.num_tokens)
         num_bytes -= size
-        num_failed += answer.is_error
+        num_failed += result.is_error
 
     try:
-        while waiting or coming is not None:
-            full = len(waiting) >= args.max_in_flight or num_bytes >= MAX_BYTES_IN_FLIGHT
-            first = [waiting[0][0]] if waiting else []
+        while in_flight or reading is not None:
+            is_full = len(in_flight) >= args.max_in_flight or num_bytes >= MAX_BYTES_IN_FLIGHT
+            first = [in_flight[0][0]] if in_flight else []
             await asyncio.wait(
-                first if full or coming is None else [*first, coming], return_when=asyncio.FIRST_COMPLETED
+                first if is_full or reading is None else [*first, reading], return_when=asyncio.FIRST_COMPLETED
             )
-            while waiting and waiting[0][0].done():
+            while in_flight and in_flight[0][0].done():
                 write_first()
-            output.flush()
-            if coming is not None and coming.done() and not full:
-                found = coming.result()
-                coming = None if found is None else asyncio.create_task(lines.next())
-                if found is not None:
-                    number, line = found
-                    waiting.append((asyncio.create_task(batch.run_line(line, number)), len(line)))
+            writer.flush()
+            if reading is not None and reading.done() and not is_full:
+                numbered_line = reading.result()
+                reading = None if numbered_line is None else asyncio.create_task(lines.next())
+                if numbered_line is not None:
+                    number, line = numbered_line
+                    in_flight.append((asyncio.create_task(runner.run_line(line, number)), len(line)))
                     num_bytes += len(line)
     finally:
-        tasks = [task for task, _ in waiting]
-        if tasks:  # an early end: what is nearly done is kept as well
+        tasks = [task for task, _ in in_flight]
+        if tasks:  # an early end: lines that are nearly done are kept as well
             await asyncio.wait(tasks, timeout=FINAL_FLUSH_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while waiting and not (first_task := waiting[0][0]).cancelled() and first_task.exception() is None:
+        while in_flight and not (first_task := in_flight[0][0]).cancelled() and first_task.exception() is None:
             write_first()
-        output.flush()
+        writer.flush()
         lines.close()
     return num_failed
 
 
 class LineReader:
-    """Lines that a thread of its own reads ahead. Nobody waits for that thread: standard input may never end."""
+    """Read lines ahead in a daemon thread, which is never joined: standard input may not end."""
 
     def __init__(self, lines: Iterator[NumberedLine], *, is_interactive: bool) -> None:
         self.lines = lines
@@ -211,7 +219,7 @@ class LineReader:
         threading.Thread(target=self._read_chunks, name="cenote-lines", daemon=True).start()
 
     async def next(self) -> NumberedLine | None:
-        """None at the end."""
+        """Return the next line, None at the end."""
         if not self.buffer:
             chunk = await self.chunks.get()
             self.capacity.release()
@@ -234,24 +242,24 @@ class LineReader:
                 chunk = error
             if self.is_closed:
                 return
-            with suppress(RuntimeError):  # the loop was closed this very moment
+            with suppress(RuntimeError):  # the event loop was closed meanwhile
                 self.loop.call_soon_threadsafe(self.chunks.put_nowait, chunk)
 
 
 def take_chunk(lines: Iterator[NumberedLine], size: int) -> list[NumberedLine]:
-    """The next lines; none at the end."""
-    found: list[NumberedLine] = []
+    """Return the next lines, up to `size` lines and about CHUNK_BYTES; an empty list at the end."""
+    chunk: list[NumberedLine] = []
     num_bytes = 0
     for number, line in islice(lines, size):
-        found.append((number, line))
+        chunk.append((number, line))
         num_bytes += len(line)
         if num_bytes >= CHUNK_BYTES:
             break
-    return found
+    return chunk
 
 
 def iter_numbered_lines(path: str, max_bytes: int, num_skipped: int) -> Iterator[NumberedLine]:
-    """Every line that is not blank, with its number; of one that is far too long, enough to see that."""
+    """Yield every line that is not blank with its number; lines above `max_bytes` are cut just above the limit."""
     with open_input(path) as stream:
         number = 0
         while line := stream.readline(max_bytes + 1):
@@ -264,10 +272,3 @@ def iter_numbered_lines(path: str, max_bytes: int, num_skipped: int) -> Iterator
                 num_skipped -= 1
             elif line:
                 yield number, line
-
-
-def make_manifest(args: argparse.Namespace, source: FileSource) -> dict[str, Any]:
-    """What the lines of the output depend on; a token is nobody's business."""
-    options = {name: value for name, value in vars(args).items() if name in SERVER_OPTIONS}
-    options |= {name: value for name, value in engine_keywords(args).items() if name != "hf_token"}
-    return {"command": "run-batch", "input": source.identity(), **options}

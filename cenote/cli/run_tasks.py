@@ -1,4 +1,4 @@
-"""`cenote embed`, `classify`, `encode` and `score`: rows in, answers out, about a second of work at a time."""
+"""`cenote embed`, `classify`, `encode` and `score`: compute rows in slices of about a second and write the results."""
 
 from __future__ import annotations
 
@@ -23,130 +23,135 @@ from cenote.cli.engine_requests import (
 from cenote.cli.interrupts import InterruptHandler, add_resume_note, how_to_continue
 from cenote.cli.parser import UsageError
 from cenote.cli.terminal import RowProgress, TerminalWriter
-from cenote.files.partial_file import PartialFile
+from cenote.files.partial_file import PartialFile, make_manifest
 from cenote.files.result_slice import ResultSchema, ResultSlice, collect_results
 from cenote.files.sources import STDIN, AdaptiveSlices, InputRow, RowSource
 from cenote.files.writers import JsonLinesWriter, NpyWriter, ResumePoint, StreamWriter, Writer
 from cenote.utils.progress import print_note
 
 SLICE_ROWS = 4096
-TOKEN_SLICE_ROWS = 256  # every token's vector stays in memory until its slice is written
+TOKEN_SLICE_ROWS = 256  # all token embeddings of a slice are in memory until it is written
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".npy": "npy", ".parquet": "parquet"}
-NOT_IN_MANIFEST = {"texts", "input", "output", "overwrite", "quiet", "hf_token", "batch_rows", "command_line"}
+# arguments that do not change the rows of the output
+NOT_IN_MANIFEST = {"texts", "input", "output", "overwrite", "quiet", "batch_rows", "command_line"}
 
 
 def run_task(args: argparse.Namespace) -> int:
-    """What is wrong with the input or the output shows before the model is loaded."""
-    layout = make_schema(args)
+    """Run the command; errors of the input or output are reported before the model is loaded."""
+    schema = make_schema(args)
     source = make_source(argument_rows(args), args.input, make_column_options(args), args.input_format)
-    args.batch_rows = args.batch_rows or (TOKEN_SLICE_ROWS if layout.kind == "tokens" else SLICE_ROWS)
+    args.batch_rows = args.batch_rows or (TOKEN_SLICE_ROWS if schema.kind == "tokens" else SLICE_ROWS)
     args.format = _resolve_format(args)
-    part = PartialFile(Path(args.output), _make_manifest(args, source)) if args.output else None
-    output = _make_writer(args, layout, part)
-    done = ResumePoint()
-    if part is not None and part.check_resumable(overwrite=args.overwrite) and source.can_resume:
-        done = output.resume()
+    partial_file = None
+    if args.output:
+        options = {name: value for name, value in vars(args).items() if name not in NOT_IN_MANIFEST}
+        partial_file = PartialFile(Path(args.output), make_manifest(source.identity(), options))
+    writer = _make_writer(args, schema, partial_file)
+    resume_point = ResumePoint()
+    if partial_file is not None and partial_file.check_resumable(overwrite=args.overwrite) and source.can_resume:
+        resume_point = writer.resume()
     with closing(source.rows()) as rows:  # an interrupted run must not leave the file open
-        return _run_rows(args, source, rows, layout, part, output, done)
+        return _run_rows(args, source, rows, schema, partial_file, writer, resume_point)
 
 
 def _run_rows(
     args: argparse.Namespace,
     source: RowSource,
     input_rows: Iterator[InputRow],
-    layout: ResultSchema,
-    part: PartialFile | None,
-    output: Writer,
-    done: ResumePoint,
+    schema: ResultSchema,
+    partial_file: PartialFile | None,
+    writer: Writer,
+    resume_point: ResumePoint,
 ) -> int:
     rows = _require_rows(input_rows, from_stdin=not args.texts and args.input in (None, STDIN))
     quiet = args.quiet or bool(args.texts)
     total = None if quiet else source.count()
-    if part is not None and done.num_rows:
-        place = f"row {done.num_rows:,}" + (f" of {total:,}" if total is not None else "")
-        print_note(f"continuing {part.path} at {place}", quiet=quiet)
-    written = WrittenRows(part, done.num_rows)
+    if partial_file is not None and resume_point.num_rows:
+        position = f"row {resume_point.num_rows:,}" + (f" of {total:,}" if total is not None else "")
+        print_note(f"continuing {partial_file.path} at {position}", quiet=quiet)
+    written = WrittenRows(partial_file, resume_point.num_rows)
     with (
-        RowProgress(total, done.num_rows, quiet=quiet or isinstance(output, TerminalWriter)) as progress,
+        RowProgress(total, resume_point.num_rows, quiet=quiet or isinstance(writer, TerminalWriter)) as progress,
         add_resume_note(lambda: written.resume_note(total, args.command_line, can_continue=source.can_resume)),
-        closing(output),
+        closing(writer),
         closing(load_llm(args)) as llm,
         InterruptHandler().install() as interrupts,
     ):
-        parts = AdaptiveSlices(islice(rows, done.num_rows, None), args.batch_rows)
-        answered = _iter_results(parts, make_sender(args, llm), llm, layout, progress, interrupts)
-        num_failed = done.num_failed + _write_all(answered, output, written)
-    num_rows = done.num_rows + progress.num_rows
-    if part is not None:
-        print_note(f"{num_rows:,} rows in {part.output} ({progress.speed})", quiet=quiet)
+        slices = AdaptiveSlices(islice(rows, resume_point.num_rows, None), args.batch_rows)
+        results = _iter_results(slices, make_sender(args, llm), llm, schema, progress, interrupts)
+        num_failed = resume_point.num_failed + _write_all(results, writer, written)
+    num_rows = resume_point.num_rows + progress.num_rows
+    if partial_file is not None:
+        print_note(f"{num_rows:,} rows in {partial_file.output} ({progress.speed})", quiet=quiet)
     if num_failed:
-        reasons = f"see {part.output}.errors.jsonl" if part and args.format == "npy" else "their error says why"
-        print_note(f"{num_failed:,} of {num_rows:,} rows failed; {reasons}")
+        is_npy = partial_file is not None and args.format == "npy"
+        reasons = f"{args.output}.errors.jsonl" if is_npy else "their error"
+        print_note(f"{num_failed:,} of {num_rows:,} rows failed; see {reasons}")
     return 1 if num_failed else 0
 
 
 class WrittenRows:
-    """How many rows the file has by now, for the message of a run that ends early."""
+    """Count the rows written so far, for the message of a run that ends early."""
 
-    def __init__(self, part: PartialFile | None, num_rows: int) -> None:
-        self.part = part
+    def __init__(self, partial_file: PartialFile | None, num_rows: int) -> None:
+        self.partial_file = partial_file
         self.num_rows = num_rows
 
     def resume_note(self, total: int | None, command_line: str, *, can_continue: bool) -> str | None:
-        if self.part is None or not self.part.path.exists():
+        if self.partial_file is None or not self.partial_file.path.exists():
             return None
-        of_all = f" of {total:,}" if total is not None else ""
-        return how_to_continue(f"rows kept: {self.num_rows:,}{of_all}", self.part, command_line, can_continue)
+        of_total = f" of {total:,}" if total is not None else ""
+        return how_to_continue(f"rows kept: {self.num_rows:,}{of_total}", self.partial_file, command_line, can_continue)
 
 
 def _iter_results(
     slices: Iterable[list[InputRow]],
     send: RowSender,
     llm: Any,
-    layout: ResultSchema,
+    schema: ResultSchema,
     progress: RowProgress,
     interrupts: InterruptHandler,
 ) -> Iterator[ResultSlice]:
-    names = llm.labels if layout.has_labels else None
+    labels = llm.labels if schema.has_labels else None
     progress.start()
-    for some in slices:
-        good = [row for row in some if row.error is None]
+    for rows in slices:
+        valid = [row for row in rows if row.error is None]
         with interrupts.delay_interrupts():
-            answers = collect_results(some, send(good, progress.on_progress) if good else [], layout, names)
-        progress.add_slice(answers)
-        yield answers
+            results = collect_results(rows, send(valid, progress.on_progress) if valid else [], schema, labels)
+        progress.add_slice(results)
+        yield results
         interrupts.raise_pending()
 
 
-def _write_all(results: Iterable[ResultSlice], output: Writer, written: WrittenRows) -> int:
-    """Writes a slice while the engine works on the next; returns how many rows failed."""
+def _write_all(slices: Iterable[ResultSlice], writer: Writer, written: WrittenRows) -> int:
+    """Write each slice while the engine computes the next; return how many rows failed."""
 
-    def write(answers: ResultSlice) -> None:
-        output.write(answers)
-        written.num_rows += len(answers.rows)
+    def write(results: ResultSlice) -> None:
+        writer.write(results)
+        written.num_rows += len(results.rows)
 
     num_failed = 0
     writing: Future[None] | None = None
     with ThreadPoolExecutor(1) as background:
-        for answers in results:
+        for results in slices:
             if writing is None:
-                output.open()  # only now: a command that fails at once leaves nothing behind
+                writer.open()  # only now: a command that fails at once leaves no files behind
             else:
                 writing.result()
-            writing = background.submit(write, answers)
-            num_failed += answers.num_failed
+            writing = background.submit(write, results)
+            num_failed += results.num_failed
         if writing is None:
-            output.open()
+            writer.open()
         else:
             writing.result()
-    output.finish()
+    writer.finish()
     return num_failed
 
 
 def _require_rows(rows: Iterator[InputRow], *, from_stdin: bool) -> Iterator[InputRow]:
     first = next(rows, None)
     if first is None and from_stdin:
-        raise UsageError("no texts on standard input; give some as arguments, with --input FILE, or through a pipe")
+        raise UsageError("no texts on standard input; pass them as arguments, with --input FILE, or through a pipe")
     return chain([] if first is None else [first], rows)
 
 
@@ -155,33 +160,28 @@ def _resolve_format(args: argparse.Namespace) -> str | None:
         args.output = None
     if args.output is None and args.format in ("npy", "parquet"):
         raise UsageError(f"--format {args.format} needs --output FILE")
-    found: str | None = args.format
-    if found is None and args.output is not None:
-        found = SUFFIXES.get(Path(args.output).suffix.lower())
-        if found is None:
-            raise UsageError(f"cannot tell the format of {args.output}; give --format jsonl, npy or parquet")
-    return found
+    format: str | None = args.format
+    if format is None and args.output is not None:
+        format = SUFFIXES.get(Path(args.output).suffix.lower())
+        if format is None:
+            raise UsageError(f"unknown format of {args.output}; use --format jsonl, npy or parquet")
+    return format
 
 
 def _make_writer(args: argparse.Namespace, schema: ResultSchema, partial_file: PartialFile | None) -> Writer:
     if partial_file is None:
-        readable = args.format is None and sys.stdout.isatty()
-        return (TerminalWriter if readable else StreamWriter)(sys.stdout.buffer, schema)
+        is_terminal = args.format is None and sys.stdout.isatty()
+        return (TerminalWriter if is_terminal else StreamWriter)(sys.stdout.buffer, schema)
     if args.format == "parquet":
         from cenote.files.parquet_writer import ParquetWriter
 
         return ParquetWriter(partial_file, schema)
     if args.format == "npy" and schema.kind == "sparse":
-        raise UsageError("texts differ in words, a matrix has one width; write sparse vectors as jsonl or parquet")
+        raise UsageError(
+            "sparse embeddings vary in length and do not fit one .npy matrix; use --format jsonl or parquet"
+        )
     if args.format == "npy" and schema.kind == "tokens":
-        raise UsageError("texts differ in tokens, a matrix has one width; write token vectors as jsonl or parquet")
+        raise UsageError(
+            "token embeddings vary in length and do not fit one .npy matrix; use --format jsonl or parquet"
+        )
     return NpyWriter(partial_file, schema) if args.format == "npy" else JsonLinesWriter(partial_file, schema)
-
-
-def _make_manifest(args: argparse.Namespace, source: RowSource) -> dict[str, object]:
-    """What the rows of the output depend on; a token is nobody's business."""
-    options = {name: value for name, value in vars(args).items() if name not in NOT_IN_MANIFEST and value is not None}
-    model = options.get("model")
-    if isinstance(model, str) and Path(model).exists():
-        options["model"] = str(Path(model).resolve())
-    return {"input": source.identity(), **options}

@@ -1,4 +1,4 @@
-"""`cenote serve`: options from four places, a socket, a server on it, and the engine behind them."""
+"""`cenote serve`: collect the options, open the socket, and run the server and the engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("cenote")
 
-# the reference's flag -> ours
+# vLLM flag -> option
 VLLM_FLAGS = {"disable-fastapi-docs": "disable_docs", "disable-uvicorn-access-log": "disable_access_log"}
 IGNORED_FLAG_OPTIONS: dict[str, dict[str, Any]] = {
     "switch": {"action": argparse.BooleanOptionalAction},
@@ -39,10 +39,10 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
     from cenote.api.sockets import format_address, open_socket
 
     configure_logging(settings)
-    config = EngineConfig.from_kwargs(**options)  # what is wrong with it shows before anybody connects
-    service = AppState(settings)
-    listening = open_socket(settings)
-    logger.info("listening on %s; loading %s", format_address(settings, listening), config.model or "the default model")
+    config = EngineConfig.from_kwargs(**options)  # reports invalid options before the socket is opened
+    app_state = AppState(settings)
+    listener = open_socket(settings)
+    logger.info("listening on %s; loading %s", format_address(settings, listener), config.model or "the default model")
 
     if settings.api_server_count > 1:
         from cenote.api.front_ends.engine_process import run_engine_process as run
@@ -52,8 +52,8 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
     engines: list[PoolingEngine] = []
 
     def load() -> PoolingEngine:
-        # torch's threads would wait for each other with the cores held, which those that speak HTTP need meanwhile;
-        # has to be said before torch is imported
+        # torch's threads must not spin while they wait for each other: the HTTP threads and processes need the cores;
+        # has to be set before torch is imported
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from cenote.engine.engine import PoolingEngine
 
@@ -61,51 +61,52 @@ def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ)
         return engines[0]
 
     try:
-        run(service, [listening], load)
+        run(app_state, [listener], load)
     finally:
         if settings.uds:
             with suppress(OSError):
                 os.unlink(settings.uds)
     if not engines:
-        os._exit(0)  # stopped while loading: torch would abort if the interpreter ended below it
+        os._exit(0)  # stopped while loading: torch would abort if the interpreter exited now
     engines[0].stop()
-    if engines[0].is_running:  # a long batch on a slow machine: as above
+    if engines[0].is_running:  # a long batch on a slow machine: torch would abort, as above
         logging.shutdown()
         os._exit(0)
     return 0
 
 
 def parse_config(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerConfig, dict[str, Any]]:
-    """The server's options, and the keywords of the engine's."""
-    reader = make_parser()
-    given = collect_options(reader, argv, environment)
-    tag = given.pop("model_tag", None)
-    if tag is not None and given.setdefault("model", tag) != tag:
-        raise UsageError(f"two models: {tag} and --model {given['model']}; give one")
-    if "model" not in given:
-        _check_swallowed_model(reader)
-    ours = {option.name for option in option_fields(ServerConfig)}
-    settings = ServerConfig(**{name: value for name, value in given.items() if name in ours})
-    engine = {name: value for name, value in given.items() if name not in ours}
-    return settings, {**engine, "served_model_name": settings.served_model_name}
+    """Return the server options and the keyword arguments of EngineConfig."""
+    parser = make_parser()
+    options = collect_options(parser, argv, environment)
+    tag = options.pop("model_tag", None)
+    if tag is not None and options.setdefault("model", tag) != tag:
+        raise UsageError(f"two different models: {tag} and --model {options['model']}; pass only one")
+    if "model" not in options:
+        _check_swallowed_model(parser)
+    server_names = {option.name for option in option_fields(ServerConfig)}
+    settings = ServerConfig(**{name: value for name, value in options.items() if name in server_names})
+    engine_options = {name: value for name, value in options.items() if name not in server_names}
+    return settings, {**engine_options, "served_model_name": settings.served_model_name}
 
 
-def _check_swallowed_model(reader: CommandParser) -> None:
-    """A flag with several words takes a model that follows it for one more of them."""
-    for flag, action in reader.options_by_flag().items():
+def _check_swallowed_model(parser: CommandParser) -> None:
+    """Raise if the last value of a flag with several values looks like a model that was meant as the positional."""
+    for flag, action in parser.options_by_flag().items():
         words = action.last_values if isinstance(action, MultiValue) else ()
         if any(os.path.isdir(word) or ("/" in word and "://" not in word) for word in words):
-            # the word is not shown: it may be a key after all
+            # the value is not shown: it may be an API key
             raise UsageError(
-                f"the last word of {flag} looks like the model; put the model first: cenote serve MODEL {flag} ..."
+                f"the last value of {flag} looks like the model; pass the model first: cenote serve MODEL {flag} ..."
             )
 
 
 def make_parser() -> CommandParser:
-    found = CommandParser(
+    parser = CommandParser(
         "serve",
         "[MODEL]",
-        "Answer over HTTP: embeddings, reranking, classification, token tasks, in the dialects of several vendors.",
+        "Serve a model over HTTP: embedding, reranking, classification and token-level tasks, with the APIs of several "
+        "vendors.",
         [
             "cenote serve",
             "cenote serve BAAI/bge-m3 --port 8080 --api-key SECRET",
@@ -113,25 +114,32 @@ def make_parser() -> CommandParser:
             "cenote serve --config server.yaml",
         ],
     )
-    found.add_argument(
-        "model_tag", nargs="?", metavar="MODEL", help="a hub name or a folder; the default model if unset"
+    parser.add_argument(
+        "model_tag",
+        nargs="?",
+        metavar="MODEL",
+        help="hub name or folder; an embedded default model if unset",
     )
-    group = found.add_argument_group("server")
-    group.add_argument("--config", metavar="FILE", help="YAML with any of these options; the command line wins")
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--config", metavar="FILE", help="YAML file with any of these options; the command line overrides it"
+    )
     add_flags(group, ServerConfig)
-    add_engine_flags(found, without=("served_model_name",))
-    _add_vllm_flags(found)
-    return found
+    add_engine_flags(parser, without=("served_model_name",))
+    _add_vllm_flags(parser)
+    return parser
 
 
-def _add_vllm_flags(found: CommandParser) -> None:
-    """Command lines that were written for the reference work as they are."""
+def _add_vllm_flags(parser: CommandParser) -> None:
+    """Add vLLM's names of flags, and the vLLM flags that are ignored, hidden from the help."""
     hidden: dict[str, Any] = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
     for flag, name in VLLM_FLAGS.items():
-        found.add_argument(f"--{flag}", dest=name, action=argparse.BooleanOptionalAction, **hidden)
-    levels = found.options_by_flag()["--log-level"].choices
-    found.add_argument("--uvicorn-log-level", dest="log_level", type=normalize_log_level, choices=levels, **hidden)
-    found.add_argument("--task", **hidden)
+        parser.add_argument(f"--{flag}", dest=name, action=argparse.BooleanOptionalAction, **hidden)
+    levels = parser.options_by_flag()["--log-level"].choices
+    parser.add_argument("--uvicorn-log-level", dest="log_level", type=normalize_log_level, choices=levels, **hidden)
+    parser.add_argument("--task", **hidden)
     for name, option in IGNORED_OPTIONS.items():
-        found.add_argument("--" + name.replace("_", "-"), dest=name, **IGNORED_FLAG_OPTIONS[option.arity], **hidden)
-    found.epilog = f"{found.epilog}\n\nOther flags of vLLM's server are accepted where they change no answer."
+        parser.add_argument("--" + name.replace("_", "-"), dest=name, **IGNORED_FLAG_OPTIONS[option.arity], **hidden)
+    parser.epilog = (
+        f"{parser.epilog}\n\nOther flags of vLLM's server are accepted and ignored where they do not change results."
+    )

@@ -1,4 +1,4 @@
-"""What people see: answers on a terminal, progress and notes on standard error."""
+"""Results formatted for a terminal, and the progress bar on standard error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_SHOWN_NUMBERS = 6
 
 
 class TerminalWriter(StreamWriter):
-    """A few numbers per row instead of hundreds."""
+    """Print a short form of every result: a few numbers per row instead of hundreds."""
 
     def write(self, results: ResultSlice) -> None:
         self.stream.write("".join(format_results(results, self.schema)).encode(errors="replace"))
@@ -24,14 +24,14 @@ class TerminalWriter(StreamWriter):
 
 
 def format_results(results: ResultSlice, schema: ResultSchema) -> list[str]:
-    """Per row the text, cut to the width of the terminal, and the answer in short."""
+    """Format per row the text, shortened to the width of the terminal, and a short form of the result."""
     width = shutil.get_terminal_size().columns
-    ranks = {place: rank for rank, place in enumerate(results.ok_positions)}
+    ranks = {position: rank for rank, position in enumerate(results.ok_positions)}
     lines = []
-    for place, row in enumerate(results.rows):
+    for position, row in enumerate(results.rows):
         title = shorten(" | ".join(row.texts) or f"row {row.index}", width)
-        answer = _format_result(results, ranks[place], schema) if place in ranks else f"failed: {row.error}"
-        lines.append(f"{title}\n  {answer}\n")
+        result = _format_result(results, ranks[position], schema) if position in ranks else f"failed: {row.error}"
+        lines.append(f"{title}\n  {result}\n")
     return lines
 
 
@@ -48,9 +48,9 @@ def _format_result(results: ResultSlice, rank: int, schema: ResultSchema) -> str
 
 def _format_rows(rows: Floats, schema: ResultSchema) -> str:
     if schema.kind == "sparse":
-        heaviest = rows[rows[:, 1].argsort()[::-1]][:MAX_SHOWN_NUMBERS]
-        shown = ", ".join(f"{int(token)}: {weight:.4g}" for token, weight in heaviest.tolist())
-        return f"{len(rows)} weights, heaviest {{{shown}}}"
+        largest = rows[rows[:, 1].argsort()[::-1]][:MAX_SHOWN_NUMBERS]
+        shown = ", ".join(f"{int(token)}: {weight:.4g}" for token, weight in largest.tolist())
+        return f"{len(rows)} weights, largest {{{shown}}}"
     if rows.ndim == 1:
         return f"{len(rows)} numbers {_format_numbers(rows)}"
     first = f", first {_format_numbers(rows[0])}" if len(rows) else ""
@@ -69,7 +69,7 @@ def shorten(text: str, width: int) -> str:
 
 
 class RowProgress:
-    """A bar of rows with tokens per second; nothing where standard error is a file or `quiet` asks for silence."""
+    """Progress bar of rows with tokens per second; not shown if standard error is not a terminal or `quiet` is set."""
 
     def __init__(self, total: int | None, done: int, *, quiet: bool) -> None:
         self.total = total
@@ -84,7 +84,7 @@ class RowProgress:
         return self
 
     def start(self) -> None:
-        """The model is loaded: time counts from here."""
+        """Start the clock and the bar; called when the model is loaded."""
         self.started_at = time.perf_counter()
         if not self.quiet and sys.stderr.isatty():
             from tqdm import tqdm
@@ -94,15 +94,15 @@ class RowProgress:
             )
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self.bar is not None:
             self.bar.close()
 
     @property
     def on_progress(self) -> Callable[[Any], None] | None:
-        """For the engine to call while it works on a slice; nobody looks where there is no bar."""
-        return None if self.bar is None else lambda pending: self._update_bar(pending.num_done, pending.num_tokens)
+        """Return the callback for the engine's progress within a slice; None if there is no bar."""
+        return None if self.bar is None else lambda request: self._update_bar(request.num_done, request.num_tokens)
 
     def add_slice(self, results: ResultSlice) -> None:
         self.advance(len(results.rows), sum(results.num_tokens))

@@ -11,6 +11,17 @@ from typing import IO, Any
 
 from cenote.errors import BadRequest
 
+NOT_IN_MANIFEST = ("hf_token",)
+
+
+def make_manifest(source: object, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the manifest of an output: its input and the options that its rows depend on, without secrets."""
+    values = {name: value for name, value in options.items() if value is not None and name not in NOT_IN_MANIFEST}
+    model = values.get("model")
+    if isinstance(model, str) and Path(model).exists():
+        values["model"] = str(Path(model).resolve())
+    return {"input": source, **values}
+
 
 class PartialFile:
     """The unfinished form of one output file."""

@@ -1,4 +1,4 @@
-"""A model of four numbers per text, for a command line that must not wait for a real one."""
+"""A fake engine with four-dimensional embeddings, so that tests of the command line load no model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cenote.protocol.results import PoolResult, ScoreResult
 
 
 def vector(text: str) -> list[float]:
-    """What the fake says to a text: four numbers that follow from its letters."""
+    """Return the fake embedding of a text: four numbers derived from its characters."""
     return [float(np.float32((crc32(text.encode()) >> shift & 255) / 255)) for shift in (0, 8, 16, 24)]
 
 
@@ -33,15 +33,15 @@ class FakeEngine:
     def pool_sync(self, request: PoolRequest, on_progress: Any = None) -> list[PoolResult | PoolingError]:
         self.requests.append(request)
         self.on_call(len(self.requests))
-        return [self._pooled(request, str(text)) for text in request.inputs]
+        return [self._pool_text(request, str(text)) for text in request.inputs]
 
     def score_sync(self, request: ScoreRequest, on_progress: Any = None) -> list[ScoreResult | PoolingError]:
         self.requests.append(request)
         self.on_call(len(self.requests))
         queries = list(request.queries) * (len(request.documents) if len(request.queries) == 1 else 1)
-        return [self._scored(query, text) for query, text in zip(queries, request.documents, strict=True)]
+        return [self._score_pair(query, text) for query, text in zip(queries, request.documents, strict=True)]
 
-    def _pooled(self, request: PoolRequest, text: str) -> PoolResult | PoolingError:
+    def _pool_text(self, request: PoolRequest, text: str) -> PoolResult | PoolingError:
         if text == "too long":
             return BadRequest("input has 900 tokens, fake reads at most 512")
         row = torch.tensor(vector(text))
@@ -49,22 +49,22 @@ class FakeEngine:
         data = row.repeat(num_words, 1) if request.task.startswith("token") else row
         return PoolResult(data, np.zeros(num_words, dtype=np.int32), num_words, num_words)
 
-    def _scored(self, query: str, text: str) -> ScoreResult | PoolingError:
+    def _score_pair(self, query: str, text: str) -> ScoreResult | PoolingError:
         if text == "too long":
             return BadRequest("input has 900 tokens, fake reads at most 512")
-        common = len(set(query.split()) & set(text.split()))
-        return ScoreResult(common / 10, np.zeros(3, dtype=np.int32), 3, 3)
+        num_common = len(set(query.split()) & set(text.split()))
+        return ScoreResult(num_common / 10, np.zeros(3, dtype=np.int32), 3, 3)
 
 
 class FakeLLM:
-    """Stands in for `LLM`; the last one made is `FakeLLM.last`."""
+    """Replace `LLM`; all instances share one engine."""
 
-    engine_of_all = FakeEngine()
+    shared_engine = FakeEngine()
     last_options: dict[str, Any] = {}
 
     def __init__(self, **options: Any) -> None:
         FakeLLM.last_options = options
-        self.engine = FakeLLM.engine_of_all
+        self.engine = FakeLLM.shared_engine
         self.labels = ["cold", "warm", "hot", "boiling"]
         self.supported_tasks = ("embed", "classify")
 
@@ -75,9 +75,9 @@ class FakeLLM:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeEngine]:
     monkeypatch.setitem(cenote.__dict__, "LLM", FakeLLM)
-    FakeLLM.engine_of_all = FakeEngine()
+    FakeLLM.shared_engine = FakeEngine()
     FakeLLM.last_options = {}
-    yield FakeLLM.engine_of_all
+    yield FakeLLM.shared_engine
 
 
 @dataclass
@@ -93,7 +93,7 @@ class CommandResult:
 
 @pytest.fixture
 def cenote_command(engine: FakeEngine, capfd: pytest.CaptureFixture[str]) -> Callable[..., CommandResult]:
-    """Runs `cenote ARGUMENTS` on the fake model, in this process."""
+    """Run `cenote ARGUMENTS` on the fake model, in this process."""
 
     def call(*argv: object) -> CommandResult:
         status = main([str(word) for word in argv])
@@ -105,16 +105,16 @@ def cenote_command(engine: FakeEngine, capfd: pytest.CaptureFixture[str]) -> Cal
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[bytes], None]]:
-    """Puts bytes on standard input."""
-    opened = []
+    """Put bytes on standard input."""
+    streams = []
 
     def put(content: bytes) -> None:
         path = tmp_path / "stdin"
         path.write_bytes(content)
         stream = open(path)  # noqa: SIM115
-        opened.append(stream)
+        streams.append(stream)
         monkeypatch.setattr("sys.stdin", stream)
 
     yield put
-    for stream in opened:
+    for stream in streams:
         stream.close()

@@ -1,4 +1,4 @@
-"""The real command, as a process of its own, with the default model."""
+"""The real command, in its own process, with the default model."""
 
 from __future__ import annotations
 
@@ -17,74 +17,77 @@ import pytest
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def start(*argv: object, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "cenote", *map(str, argv)]
-    return subprocess.run(words, input=text, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+def run_cenote(*argv: object, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cenote", *map(str, argv)]
+    return subprocess.run(command, input=text, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
 
 
-def start_and_stop(argv: Sequence[object], growing: Path, how: signal.Signals) -> tuple[int, str]:
-    """Sends the signal as soon as the file has grown."""
-    size = growing.stat().st_size if growing.exists() else 0
-    words = [sys.executable, "-m", "cenote", *map(str, argv)]
-    child = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-    while child.poll() is None and (not growing.exists() or growing.stat().st_size <= size):
+def run_and_signal(argv: Sequence[object], output: Path, signal_number: signal.Signals) -> tuple[int, str]:
+    """Send the signal as soon as the output file has grown; return the exit status and standard error."""
+    size = output.stat().st_size if output.exists() else 0
+    command = [sys.executable, "-m", "cenote", *map(str, argv)]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    while child.poll() is None and (not output.exists() or output.stat().st_size <= size):
         time.sleep(0.005)
-    child.send_signal(how)
+    child.send_signal(signal_number)
     _, errors = child.communicate(timeout=120)
     return child.returncode, errors
 
 
-def test_a_text_becomes_a_vector_of_length_1() -> None:
-    done = start("embed", "a deep cave", "tiefe Höhle")
+def test_embeddings_have_length_1() -> None:
+    result = run_cenote("embed", "a deep cave", "tiefe Höhle")
 
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert (done.returncode, done.stderr) == (0, "")
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert (result.returncode, result.stderr) == (0, "")
     assert [row["index"] for row in rows] == [0, 1]
     assert np.linalg.norm(rows[0]["embedding"]) == pytest.approx(1, abs=1e-3)
     assert rows[0]["num_tokens"] > 3
 
 
 def test_documents_from_a_pipe_are_ranked() -> None:
-    done = start("rerank", "a hole in the ground", text="the price of bread\na deep cave\n")
+    result = run_cenote("rerank", "a hole in the ground", text="the price of bread\na deep cave\n")
 
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert result.returncode == 0, result.stderr
     assert [row["document"] for row in rows] == ["a deep cave", "the price of bread"]
 
 
-def test_a_model_that_is_not_there_is_one_line_and_status_78(tmp_path: Path) -> None:
-    done = start("embed", "hello", "--model", tmp_path / "none")
+def test_a_missing_model_is_one_line_and_status_78(tmp_path: Path) -> None:
+    result = run_cenote("embed", "hello", "--model", tmp_path / "none")
 
-    assert (done.returncode, done.stdout) == (78, "")
-    assert done.stderr.startswith("cenote: ") and done.stderr.count("\n") == 1
+    assert (result.returncode, result.stdout) == (78, "")
+    assert result.stderr.startswith("cenote: ") and result.stderr.count("\n") == 1
 
 
-def test_ctrl_c_and_a_kill_cost_little_and_change_no_answer(tmp_path: Path) -> None:
+def test_ctrl_c_and_a_kill_lose_few_rows_and_do_not_change_results(tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text("".join(f"{number} " + "water drips from the stone above " * 8 + "\n" for number in range(300)))
-    out, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    out, uninterrupted = tmp_path / "out.jsonl", tmp_path / "uninterrupted.jsonl"
     command = ["embed", "--input", texts, "--output"]
-    assert start(*command, whole).returncode == 0
-    part = tmp_path / "out.jsonl.part"
+    assert run_cenote(*command, uninterrupted).returncode == 0
+    partial_file = tmp_path / "out.jsonl.partial_file"
 
-    interrupted, told = start_and_stop([*command, out], part, signal.SIGINT)
-    after_ctrl_c = part.read_bytes()
-    killed, _ = start_and_stop([*command, out], part, signal.SIGKILL)
-    after_kill = part.read_bytes()
-    finished = start(*command, out)
+    interrupted, message = run_and_signal([*command, out], partial_file, signal.SIGINT)
+    after_ctrl_c = partial_file.read_bytes()
+    killed, _ = run_and_signal([*command, out], partial_file, signal.SIGKILL)
+    after_kill = partial_file.read_bytes()
+    finished = run_cenote(*command, out)
 
     assert (interrupted, killed, finished.returncode) == (130, -signal.SIGKILL, 0)
-    # fewer rows than the 4096 that may be handed to the engine at once
+    # fewer rows than the maximum of 4096 per slice
     num_kept = after_ctrl_c.count(b"\n")
-    words = " ".join(map(str, [*command, out]))
+    command_line = " ".join(map(str, [*command, out]))
     assert 0 < num_kept < 300
-    assert told == (
-        f"cenote: interrupted; rows kept: {num_kept} of 300, in {part}; the same command continues: cenote {words}\n"
+    assert message == (
+        f"cenote: interrupted; rows kept: {num_kept} of 300, in {partial_file}; "
+        f"run the same command to continue: cenote {command_line}\n"
     )
     assert after_kill.startswith(after_ctrl_c) and after_kill.count(b"\n") > num_kept
-    assert finished.stderr.startswith(f"cenote: continuing {part} at row {after_kill.count(chr(10).encode())} of 300")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "texts.txt", "whole.jsonl"]
-    expected, found = ([json.loads(line) for line in path.read_text().splitlines()] for path in (whole, out))
-    assert [row["index"] for row in found] == list(range(300))
-    # rows in other company may differ in their last digits
-    assert np.allclose([row["embedding"] for row in found], [row["embedding"] for row in expected], atol=1e-5)
+    assert finished.stderr.startswith(
+        f"cenote: continuing {partial_file} at row {after_kill.count(chr(10).encode())} of 300"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "texts.txt", "uninterrupted.jsonl"]
+    expected, rows = ([json.loads(line) for line in path.read_text().splitlines()] for path in (uninterrupted, out))
+    assert [row["index"] for row in rows] == list(range(300))
+    # rows of differently composed batches may differ in their last digits
+    assert np.allclose([row["embedding"] for row in rows], [row["embedding"] for row in expected], atol=1e-5)

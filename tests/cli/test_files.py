@@ -1,4 +1,4 @@
-"""Every format in, the columns that are found, and bad rows that fail alone."""
+"""Input files: every format, detection of columns, and invalid rows that fail alone."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Command = Callable[..., CommandResult]
 TEXTS = ["first, text", 'with "quotes"', "dritter Satz über\u2028Höhlen"]
 
 
-def write(folder: Path, name: str) -> Path:
-    """The three texts, as the extension wants them."""
+def write_texts(folder: Path, name: str) -> Path:
+    """Write the three texts in the format of the suffix."""
     path = folder / name
     kind = name.removesuffix(".gz").rpartition(".")[2]
     objects = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]
@@ -42,23 +42,23 @@ def write(folder: Path, name: str) -> Path:
 
 
 NAMES = ["a.txt", "a.text", "a.jsonl", "a.ndjson", "a.json", "a.csv", "a.tsv", "a.parquet"]
-ZIPPED = ["a.txt.gz", "a.jsonl.gz", "a.json.gz", "a.csv.gz"]
+GZIP_NAMES = ["a.txt.gz", "a.jsonl.gz", "a.json.gz", "a.csv.gz"]
 
 
-@pytest.mark.parametrize("name", NAMES + ZIPPED)
+@pytest.mark.parametrize("name", NAMES + GZIP_NAMES)
 def test_a_file_is_read_by_its_extension(name: str, cenote_command: Command, tmp_path: Path) -> None:
-    ran = cenote_command("embed", "--input", write(tmp_path, name))
+    result = cenote_command("embed", "--input", write_texts(tmp_path, name))
 
-    assert (ran.status, ran.err) == (0, "")
-    assert [row["index"] for row in ran.rows] == [0, 1, 2]
-    assert [row["embedding"] for row in ran.rows] == [pytest.approx(vector(text)) for text in TEXTS]
+    assert (result.status, result.err) == (0, "")
+    assert [row["index"] for row in result.rows] == [0, 1, 2]
+    assert [row["embedding"] for row in result.rows] == [pytest.approx(vector(text)) for text in TEXTS]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
 def test_ids_are_copied(name: str, cenote_command: Command, tmp_path: Path) -> None:
-    ran = cenote_command("embed", "--input", write(tmp_path, name), "--id-column", "id")
+    result = cenote_command("embed", "--input", write_texts(tmp_path, name), "--id-column", "id")
 
-    assert [str(row["id"]) for row in ran.rows] == ["0", "1", "2"]
+    assert [str(row["id"]) for row in result.rows] == ["0", "1", "2"]
 
 
 def test_standard_input_has_one_text_per_line(
@@ -79,15 +79,15 @@ def test_standard_input_may_be_named_and_have_another_format(
     assert engine.requests[0].inputs == ["one"]
 
 
-def test_an_unknown_extension_is_answered_with_the_known_ones(cenote_command: Command, tmp_path: Path) -> None:
-    ran = cenote_command("embed", "--input", tmp_path / "texts.docx")
+def test_an_unknown_extension_is_refused_with_the_known_ones(cenote_command: Command, tmp_path: Path) -> None:
+    result = cenote_command("embed", "--input", tmp_path / "texts.docx")
 
-    assert ran.status == 1
-    assert "--input-format or one of .txt, .text, .jsonl" in ran.err
+    assert result.status == 1
+    assert "--input-format or one of .txt, .text, .jsonl" in result.err
 
 
 @pytest.mark.parametrize(
-    ("row", "chosen"),
+    ("row", "expected"),
     [
         ({"title": "t", "text": "x"}, "x"),
         ({"prompt": "p", "input": "x"}, "x"),
@@ -95,15 +95,15 @@ def test_an_unknown_extension_is_answered_with_the_known_ones(cenote_command: Co
         ({"number": 3, "body": "x"}, "x"),
     ],
 )
-def test_the_text_column_is_found_by_name_or_because_it_is_the_only_one(
-    row: dict[str, object], chosen: str, cenote_command: Command, engine: FakeEngine, tmp_path: Path
+def test_the_text_column_is_detected_by_name_or_because_it_is_the_only_one(
+    row: dict[str, object], expected: str, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
 
     for name in ("a.jsonl", "a.parquet"):
         assert cenote_command("embed", "--input", tmp_path / name).status == 0
-    assert [request.inputs for request in engine.requests] == [[chosen], [chosen]]
+    assert [request.inputs for request in engine.requests] == [[expected], [expected]]
 
 
 def test_the_id_column_is_not_taken_for_the_text(cenote_command: Command, engine: FakeEngine, tmp_path: Path) -> None:
@@ -114,23 +114,25 @@ def test_the_id_column_is_not_taken_for_the_text(cenote_command: Command, engine
 
 
 @pytest.mark.parametrize("content", ["title,body\na,b\n", "title,body\n"])
-def test_a_choice_that_cannot_be_made_lists_the_columns(content: str, cenote_command: Command, tmp_path: Path) -> None:
+def test_an_ambiguous_text_column_is_refused_with_the_list_of_columns(
+    content: str, cenote_command: Command, tmp_path: Path
+) -> None:
     (tmp_path / "a.csv").write_text(content)
 
-    ran = cenote_command("embed", "--input", tmp_path / "a.csv")
+    result = cenote_command("embed", "--input", tmp_path / "a.csv")
 
-    assert ran.status == 1
-    assert ran.err.endswith("--column NAME chooses one; there are: title, body\n")
+    assert result.status == 1
+    assert result.err.endswith("--column NAME chooses one; there are: title, body\n")
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
-def test_a_column_that_the_header_lacks_fails_the_file(name: str, cenote_command: Command, tmp_path: Path) -> None:
-    ran = cenote_command("embed", "--input", write(tmp_path, name), "--column", "body")
+def test_a_column_missing_in_the_header_fails_the_file(name: str, cenote_command: Command, tmp_path: Path) -> None:
+    result = cenote_command("embed", "--input", write_texts(tmp_path, name), "--column", "body")
 
-    assert (ran.status, ran.err) == (1, "cenote: no column 'body'; there are: id, text\n")
+    assert (result.status, result.err) == (1, "cenote: no column 'body'; there are: id, text\n")
 
 
-def test_bad_rows_fail_alone(cenote_command: Command, engine: FakeEngine, tmp_path: Path) -> None:
+def test_invalid_rows_fail_alone(cenote_command: Command, engine: FakeEngine, tmp_path: Path) -> None:
     lines = [
         b'{"id": 1, "text": "good"}',
         b'{"id": 2, "text": ',
@@ -146,13 +148,13 @@ def test_bad_rows_fail_alone(cenote_command: Command, engine: FakeEngine, tmp_pa
     ]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
 
-    ran = cenote_command("embed", "--input", tmp_path / "a.jsonl", "--id-column", "id")
+    result = cenote_command("embed", "--input", tmp_path / "a.jsonl", "--id-column", "id")
 
-    assert ran.status == 1
-    assert ran.err == "cenote: 9 of 11 rows failed; their error says why\n"
+    assert result.status == 1
+    assert result.err == "cenote: 9 of 11 rows failed; see their error\n"
     assert engine.requests[0].inputs == ["good", "too long", "good too"]
-    assert [row["index"] for row in ran.rows] == list(range(11))
-    errors = {row["index"]: row["error"] for row in ran.rows if "error" in row}
+    assert [row["index"] for row in result.rows] == list(range(11))
+    errors = {row["index"]: row["error"] for row in result.rows if "error" in row}
     assert errors[1].startswith("the line is not valid JSON: ")
     assert errors[2] == "no column 'text'; there are: id, txt"
     assert errors[3] == "column 'text' holds int 12, not a string"
@@ -162,30 +164,30 @@ def test_bad_rows_fail_alone(cenote_command: Command, engine: FakeEngine, tmp_pa
     assert errors[7].startswith("the line is not valid UTF-8 at byte ")
     assert errors[8].startswith("input has 900 tokens")
     assert errors[9] == "no column 'id'; there are: text"
-    assert [row["id"] for row in ran.rows if row["index"] in (0, 2, 8, 10)] == [1, 3, 9, 11]
+    assert [row["id"] for row in result.rows if row["index"] in (0, 2, 8, 10)] == [1, 3, 9, 11]
 
 
 def test_a_csv_row_with_too_many_fields_fails_alone(cenote_command: Command, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"id,text\n1,hello, world\n2,fine\n3,b\xffd\n")
 
-    ran = cenote_command("embed", "--input", tmp_path / "a.csv")
+    result = cenote_command("embed", "--input", tmp_path / "a.csv")
 
-    assert ran.status == 1
-    assert ran.rows[0]["error"].startswith("3 fields, the header has 2; quote")
-    assert "embedding" in ran.rows[1]
-    assert ran.rows[2]["error"] == "the text is not valid UTF-8 at character 1"
+    assert result.status == 1
+    assert result.rows[0]["error"].startswith("3 fields, the header has 2; quote")
+    assert "embedding" in result.rows[1]
+    assert result.rows[2]["error"] == "the text is not valid UTF-8 at character 1"
 
 
 def test_null_and_missing_texts_in_parquet_fail_alone(cenote_command: Command, tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a", None, "c"], "vector": [[1.0], [2.0], [3.0]]}), tmp_path / "a.parquet")
 
-    ran = cenote_command("embed", "--input", tmp_path / "a.parquet")
+    result = cenote_command("embed", "--input", tmp_path / "a.parquet")
 
-    assert [row.get("error") for row in ran.rows] == [None, "column 'text' holds null, not a string", None]
+    assert [row.get("error") for row in result.rows] == [None, "column 'text' holds null, not a string", None]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "message"),
     [
         ("a.json", b'{"text": "x"}', "not an array; for one object per line name it .jsonl"),
         ("a.json", b"[1,", "not valid JSON"),
@@ -195,15 +197,15 @@ def test_null_and_missing_texts_in_parquet_fail_alone(cenote_command: Command, t
     ],
 )
 def test_a_broken_file_is_one_line(
-    name: str, content: bytes, words: str, cenote_command: Command, tmp_path: Path
+    name: str, content: bytes, message: str, cenote_command: Command, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
 
-    ran = cenote_command("embed", "--input", tmp_path / name)
+    result = cenote_command("embed", "--input", tmp_path / name)
 
-    assert ran.status == 1
-    assert words in ran.err
-    assert ran.err.count("\n") == 1
+    assert result.status == 1
+    assert message in result.err
+    assert result.err.count("\n") == 1
 
 
 def test_files_are_read_in_slices(cenote_command: Command, engine: FakeEngine, tmp_path: Path) -> None:
@@ -218,7 +220,7 @@ def test_files_are_read_in_slices(cenote_command: Command, engine: FakeEngine, t
     ("header", "flags"),
     [("text_1,text_2", []), ("document,id,query", []), ("left,right", []), ("x,b,a", ["--columns", "a,b"])],
 )
-def test_pairs_are_found_by_name(
+def test_columns_of_pairs_are_detected_by_name(
     header: str, flags: list[str], cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     names = header.split(",")
@@ -229,7 +231,7 @@ def test_pairs_are_found_by_name(
     assert (engine.requests[0].queries, engine.requests[0].documents) == (["q"], ["d"])
 
 
-def test_lines_of_text_have_neither_pairs_nor_columns(cenote_command: Command, tmp_path: Path) -> None:
+def test_text_files_have_neither_pairs_nor_columns(cenote_command: Command, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one\n")
 
@@ -240,9 +242,9 @@ def test_lines_of_text_have_neither_pairs_nor_columns(cenote_command: Command, t
 def test_parquet_without_pyarrow_names_the_extra(
     cenote_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(tmp_path, "a.parquet")
+    path = write_texts(tmp_path, "a.parquet")
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
 
-    ran = cenote_command("embed", "--input", path)
+    result = cenote_command("embed", "--input", path)
 
-    assert (ran.status, ran.err) == (1, "cenote: parquet files need pyarrow; pip install 'cenote[parquet]'\n")
+    assert (result.status, result.err) == (1, "cenote: parquet files need pyarrow; pip install 'cenote[parquet]'\n")

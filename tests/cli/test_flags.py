@@ -1,4 +1,4 @@
-"""Flags follow from the declared options, in either spelling, whole or in parts."""
+"""Flags are generated from the declared options, with `-` or `_`, as JSON or field by field."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Command = Callable[..., CommandResult]
 
 
 def options(cenote_command: Command, *flags: str) -> dict[str, object]:
-    ran = cenote_command("embed", "hello", *flags)
-    assert ran.status == 0, ran.err
+    result = cenote_command("embed", "hello", *flags)
+    assert result.status == 0, result.err
     return FakeLLM.last_options
 
 
@@ -31,12 +31,12 @@ def test_every_declared_option_has_a_flag_with_its_help(capsys: pytest.CaptureFi
         assert option.metadata["help"] in words
 
 
-def test_what_is_not_given_is_left_to_the_library(cenote_command: Command) -> None:
+def test_options_that_are_not_given_keep_the_defaults_of_the_library(cenote_command: Command) -> None:
     assert options(cenote_command) == {}
 
 
 @pytest.mark.parametrize("flag", ["--max-model-len", "--max_model_len"])
-def test_both_spellings_mean_the_same(flag: str, cenote_command: Command) -> None:
+def test_hyphens_and_underscores_in_flags_are_equivalent(flag: str, cenote_command: Command) -> None:
     assert options(cenote_command, flag, "8k") == {"max_model_len": 8000}
     assert options(cenote_command, f"{flag}=8K") == {"max_model_len": 8192}
 
@@ -50,44 +50,44 @@ def test_flags_have_the_types_of_their_options(cenote_command: Command) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--pooler-config", "--pooler_config", "--override-pooler-config"])
-def test_the_pooler_is_configured_whole_or_in_parts(flag: str, cenote_command: Command) -> None:
-    whole = '{"pooling_type": "MEAN", "use_activation": false}'
+def test_the_pooler_config_is_set_as_json_or_field_by_field(flag: str, cenote_command: Command) -> None:
+    json_text = '{"pooling_type": "MEAN", "use_activation": false}'
     expected = {"pooler_config": {"pooling_type": "MEAN", "use_activation": False}}
 
-    assert options(cenote_command, flag, whole) == expected
+    assert options(cenote_command, flag, json_text) == expected
     assert options(cenote_command, f"{flag}.pooling_type", "MEAN", f"{flag}.use-activation=false") == expected
     assert options(cenote_command, flag, '{"pooling_type": "MEAN"}', f"{flag}.use_activation", "false") == expected
 
 
-def test_overrides_go_as_deep_as_needed(cenote_command: Command) -> None:
+def test_dotted_flags_set_nested_fields(cenote_command: Command) -> None:
     given = options(cenote_command, "--hf-overrides.rope_scaling.factor", "2.0", "--hf-overrides.model_type", "bert")
 
     assert given == {"hf_overrides": {"rope_scaling": {"factor": 2.0}, "model_type": "bert"}}
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "message"),
     [
-        (["--max-model-len", "many"], "'many' is no number of tokens; write 4096"),
+        (["--max-model-len", "many"], "invalid token count 'many'; expected for example 4096"),
         (["--pooler-config", "MEAN"], "'MEAN' is not JSON"),
         (["--pooler-config", "[1]"], "is not a JSON object like"),
         (["--dimensions", "0"], "'0' is not a whole number of at least 1"),
         (["--dtype", "int3"], "invalid choice: 'int3'"),
-        (["--dtype.x", "1"], "--dtype has no parts to set"),
+        (["--dtype.x", "1"], "--dtype has no fields to set"),
         (["--pooler-config.task"], "--pooler-config.task needs a value"),
         (["--format", "npy"], "--format npy needs --output FILE"),
-        (["--output", "vectors.csv"], "cannot tell the format of vectors.csv; give --format"),
+        (["--output", "vectors.csv"], "unknown format of vectors.csv; use --format"),
     ],
 )
-def test_a_wrong_value_is_one_line_and_status_2(flags: list[str], words: str, cenote_command: Command) -> None:
-    ran = cenote_command("embed", "hello", *flags)
+def test_an_invalid_value_is_one_line_and_status_2(flags: list[str], message: str, cenote_command: Command) -> None:
+    result = cenote_command("embed", "hello", *flags)
 
-    assert ran.status == 2
-    assert words in ran.err
-    assert ran.err.count("\n") == 1
+    assert result.status == 2
+    assert message in result.err
+    assert result.err.count("\n") == 1
 
 
-def test_texts_may_stand_between_flags_and_look_like_flags_after_two_dashes(
+def test_texts_may_be_between_flags_and_may_look_like_flags_after_two_dashes(
     cenote_command: Command, engine: FakeEngine
 ) -> None:
     cenote_command(

@@ -1,4 +1,4 @@
-"""Every example that the help shows is a command that works."""
+"""Every example in the help texts is a command that works."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 from cenote.bench.main import COMMANDS as BENCH_COMMANDS
 from cenote.cli.main import COMMANDS, main
-from cenote.cli.serve import configured
-from cenote.config import EngineConfig
-from tests.tiny import tiny_bert, tiny_bert_classifier, tiny_bert_tagger, tiny_splade
+from cenote.cli.serve import parse_config
+from cenote.config.engine import EngineConfig
+from tests.tiny import tiny_bert, tiny_bert_classifier, tiny_bert_token_classifier, tiny_splade
 
 FILES = {
     "texts.jsonl": '{"body": "a deep cave", "id": 1}\n{"body": "the price of bread", "id": 2}\n',
@@ -32,24 +32,28 @@ FILES = {
 }
 
 
-def help_of(*words: str) -> str:
-    shown = io.StringIO()
-    with redirect_stdout(shown):
+def help_text(*words: str) -> str:
+    output = io.StringIO()
+    with redirect_stdout(output):
         try:
             assert main([*words, "--help"]) == 0
-        except SystemExit as end:
-            assert not end.code
-    return shown.getvalue()
+        except SystemExit as exit_request:
+            assert not exit_request.code
+    return output.getvalue()
 
 
-def examples() -> list[str]:
-    pages = [help_of(), *(help_of(name) for name in COMMANDS), *(help_of("bench", name) for name in BENCH_COMMANDS)]
+def list_examples() -> list[str]:
+    pages = [
+        help_text(),
+        *(help_text(name) for name in COMMANDS),
+        *(help_text("bench", name) for name in BENCH_COMMANDS),
+    ]
     lines = [line for page in pages for line in page.partition("examples:\n")[2].partition("\n\n")[0].splitlines()]
     return list(dict.fromkeys(line.strip() for line in lines))
 
 
-def arguments(example: str) -> tuple[str | None, list[str], str | None]:
-    """The file on standard input, the arguments, and the file that standard output goes to."""
+def parse_example(example: str) -> tuple[str | None, list[str], str | None]:
+    """Return the file on standard input, the arguments, and the file that standard output goes to."""
     words = shlex.split(example)
     source = target = None
     if words[0] == "cat":
@@ -61,11 +65,11 @@ def arguments(example: str) -> tuple[str | None, list[str], str | None]:
 
 
 def write_model(folder: Path, argv: Sequence[str]) -> None:
-    """A small model that can do what the command asks for."""
+    """Write a small model that supports the task of the command."""
     if argv[0] == "classify":
         tiny_bert_classifier(folder)
     elif "token_classify" in argv:
-        tiny_bert_tagger(folder)
+        tiny_bert_token_classifier(folder)
     elif "sparse_embed" in argv:
         tiny_splade(folder)
     else:
@@ -73,7 +77,7 @@ def write_model(folder: Path, argv: Sequence[str]) -> None:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name, content in FILES.items():
         (tmp_path / name).write_text(content)
@@ -81,46 +85,48 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("example", examples())
+@pytest.mark.parametrize("example", list_examples())
 def test_an_example_of_the_help_works(
     example: str,
-    here: Path,
+    work_folder: Path,
     pipe: Callable[[bytes], None],
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    source, argv, target = arguments(example)
+    source, argv, target = parse_example(example)
     if "FOLDER" in argv:
-        (here / "FOLDER").mkdir()
-        write_model(here / "FOLDER", argv)
-    if argv[0] == "serve":  # would wait for requests, and the hub
-        settings, options = configured(argv[1:], {})
-        EngineConfig.of(**options)
+        (work_folder / "FOLDER").mkdir()
+        write_model(work_folder / "FOLDER", argv)
+    if argv[0] == "serve":  # would download the model and wait for requests
+        settings, options = parse_config(argv[1:], {})
+        EngineConfig.from_kwargs(**options)
         assert settings.port in (8000, 8080, 9000)
         return
     if argv[0] == "explain":  # measures for half a minute
-        given: list[Any] = []
-        monkeypatch.setattr("cenote.cli.explain.explain", lambda options, **how: given.append((options, how)) or 0)
+        calls: list[Any] = []
+        monkeypatch.setattr(
+            "cenote.cli.explain.explain_model", lambda options, **kwargs: calls.append((options, kwargs)) or 0
+        )
     if source is not None:
-        pipe((here / source).read_bytes())
+        pipe((work_folder / source).read_bytes())
 
     status = main(argv)
 
     out, err = capfd.readouterr()
     assert status == 0, err
     if "--output" in argv:
-        assert (here / argv[argv.index("--output") + 1]).stat().st_size > 0
+        assert (work_folder / argv[argv.index("--output") + 1]).stat().st_size > 0
     elif "-o" in argv:
-        assert (here / argv[argv.index("-o") + 1]).stat().st_size > 0
+        assert (work_folder / argv[argv.index("-o") + 1]).stat().st_size > 0
     elif argv[0] == "explain":
-        assert len(given) == 1
+        assert len(calls) == 1
     else:
         assert out
     assert target is None or out
 
 
-def test_there_are_examples_for_every_command_but_bench() -> None:
-    shown = " ".join(examples())
+def test_every_command_but_bench_has_examples() -> None:
+    examples = " ".join(list_examples())
 
     for name in COMMANDS.keys() - {"bench"}:
-        assert f"cenote {name}" in shown
+        assert f"cenote {name}" in examples

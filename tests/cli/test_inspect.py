@@ -1,4 +1,4 @@
-"""`cenote inspect` shows every decision about a model and who took it."""
+"""`cenote inspect` shows every resolved setting of a model and its source."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from cenote.cli.main import main
 from tests.tiny import tiny_bert, tiny_qwen3_classifier
 
 
-def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, tuple[str, str]]:
-    """Value and source by name, as printed."""
+def inspect(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, tuple[str, str]]:
+    """Run `cenote inspect` and return value and source by name, as printed."""
     assert main(["inspect", *arguments]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if " from " in line]
     table = {}
     for line in rows:
-        told, _, source = line.rpartition("  from ")
-        name, _, value = told.partition("  ")
+        setting, _, source = line.rpartition("  from ")
+        name, _, value = setting.partition("  ")
         table[name.strip()] = (value.strip(), source)
     return table
 
 
-def test_the_default_model_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    table = shown(capsys)
+def test_the_settings_of_the_default_model_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    table = inspect(capsys)
 
     assert table["pooling"] == ("MEAN", "1_Pooling/config.json")
     assert table["activation"] == ("normalize", "modules.json")
@@ -35,7 +35,7 @@ def test_the_default_model_is_explained(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_flag_is_named_as_the_source_of_what_it_changed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tiny_bert(tmp_path)
 
-    table = shown(
+    table = inspect(
         capsys, str(tmp_path), "--pooler-config.pooling_type", "LAST", "--max-model-len", "16", "--dtype", "float32"
     )
 
@@ -45,13 +45,13 @@ def test_a_flag_is_named_as_the_source_of_what_it_changed(capsys: pytest.Capture
     assert table["dtype"] == ("float32", "dtype")
 
 
-def test_the_number_type_that_the_cpu_computes_in_is_shown(
+def test_the_dtype_that_the_cpu_computes_in_is_shown(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_bert(tmp_path)
     monkeypatch.setenv("CENOTE_MAX_CPU_ISA", "baseline")
 
-    table = shown(capsys, str(tmp_path), "--device", "cpu", "--dtype", "half", "--quantization", "int8")
+    table = inspect(capsys, str(tmp_path), "--device", "cpu", "--dtype", "half", "--quantization", "int8")
 
     assert table["dtype"] == ("float32", "dtype=float16, which this CPU computes in float32")
     assert table["quantization"] == ("none", "quantization=int8, for which this CPU has no fast kernel")
@@ -70,7 +70,7 @@ def test_an_unknown_cpu_level_ends_in_one_line(
 def test_a_classifier_shows_its_labels_and_activation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tiny_qwen3_classifier(tmp_path, num_labels=3)
 
-    table = shown(capsys, str(tmp_path))
+    table = inspect(capsys, str(tmp_path))
 
     assert table["labels"][0] == "3"
     assert table["pooling"][0] == "LAST"
@@ -81,13 +81,13 @@ def test_no_weights_are_read(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     tiny_bert(tmp_path)
     (tmp_path / "model.safetensors").unlink()
 
-    assert shown(capsys, str(tmp_path))["architecture"][0] == "BertModel"
+    assert inspect(capsys, str(tmp_path))["architecture"][0] == "BertModel"
 
 
 def test_a_broken_config_is_one_line_and_status_78(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NobodysModel"]}))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["UnknownModel"]}))
 
     assert main(["inspect", str(tmp_path)]) == 78
 
-    complaint = capsys.readouterr().err
-    assert complaint.count("\n") == 1 and "NobodysModel" in complaint and "hf_overrides" in complaint
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "UnknownModel" in message and "hf_overrides" in message

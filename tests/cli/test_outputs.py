@@ -1,4 +1,4 @@
-"""Every command's rows in every format out."""
+"""Output of every command in every format."""
 
 from __future__ import annotations
 
@@ -27,42 +27,42 @@ def texts(tmp_path: Path) -> Path:
 
 
 def test_embed_prints_json_lines_with_short_numbers(cenote_command: Command) -> None:
-    ran = cenote_command("embed", "hello world", "bye")
+    result = cenote_command("embed", "hello world", "bye")
 
     numbers = ",".join(str(np.float32(value)) for value in vector("hello world"))
-    assert ran.status == 0
-    assert ran.out.splitlines()[0] == f'{{"index":0,"embedding":[{numbers}],"num_tokens":2}}'
-    assert ran.rows[1]["num_tokens"] == 1
+    assert result.status == 0
+    assert result.out.splitlines()[0] == f'{{"index":0,"embedding":[{numbers}],"num_tokens":2}}'
+    assert result.rows[1]["num_tokens"] == 1
 
 
 def test_classify_prints_the_best_label_and_all_probabilities(cenote_command: Command, engine: FakeEngine) -> None:
-    ran = cenote_command("classify", "hello")
+    result = cenote_command("classify", "hello")
 
     best = int(np.argmax(vector("hello")))
     assert engine.requests[0].task == "classify"
-    assert ran.rows[0]["label"] == ["cold", "warm", "hot", "boiling"][best]
-    assert ran.rows[0]["probs"] == pytest.approx(vector("hello"))
+    assert result.rows[0]["label"] == ["cold", "warm", "hot", "boiling"][best]
+    assert result.rows[0]["probs"] == pytest.approx(vector("hello"))
 
 
 def test_score_prints_one_number(cenote_command: Command) -> None:
-    ran = cenote_command("score", "a b c", "b c d")
+    result = cenote_command("score", "a b c", "b c d")
 
-    assert ran.out == '{"index":0,"score":0.2,"num_tokens":3}\n'
+    assert result.out == '{"index":0,"score":0.2,"num_tokens":3}\n'
 
 
 def test_score_takes_exactly_two_texts(cenote_command: Command) -> None:
-    ran = cenote_command("score", "a", "b", "c")
+    result = cenote_command("score", "a", "b", "c")
 
-    assert ran.status == 2
-    assert "score compares 2 texts, got 3; rerank takes one query and many documents" in ran.err
+    assert result.status == 2
+    assert "score expects 2 texts, got 3; rerank takes one query and many documents" in result.err
 
 
 def test_encode_prints_a_vector_per_token(cenote_command: Command, engine: FakeEngine) -> None:
-    ran = cenote_command("encode", "two words", "", "--task", "token_classify")
+    result = cenote_command("encode", "two words", "", "--task", "token_classify")
 
     assert engine.requests[0].task == "token_classify"
-    assert ran.rows[0]["data"] == [pytest.approx(vector("two words"))] * 2
-    assert ran.rows[1]["data"] == []
+    assert result.rows[0]["data"] == [pytest.approx(vector("two words"))] * 2
+    assert result.rows[1]["data"] == []
 
 
 def test_encode_prints_one_vector_for_a_task_that_pools(cenote_command: Command) -> None:
@@ -74,18 +74,18 @@ def test_encode_prints_one_vector_for_a_task_that_pools(cenote_command: Command)
 def test_jsonl_in_a_file_equals_the_output_on_stdout(cenote_command: Command, texts: Path, tmp_path: Path) -> None:
     shown = cenote_command("embed", "--input", texts, "--id-column", "id")
 
-    ran = cenote_command("embed", "--input", texts, "--id-column", "id", "--output", tmp_path / "out.jsonl")
+    result = cenote_command("embed", "--input", texts, "--id-column", "id", "--output", tmp_path / "out.jsonl")
 
     assert (tmp_path / "out.jsonl").read_text() == shown.out
-    assert (ran.status, ran.out) == (1, "")
-    assert ran.err.splitlines()[-1] == "cenote: 1 of 3 rows failed; their error says why"
+    assert (result.status, result.out) == (1, "")
+    assert result.err.splitlines()[-1] == "cenote: 1 of 3 rows failed; see their error"
     assert [path.name for path in tmp_path.iterdir() if "part" in path.name] == []
 
 
 def test_npy_is_a_matrix_with_nan_rows_and_their_reasons_beside_it(
     cenote_command: Command, texts: Path, tmp_path: Path
 ) -> None:
-    ran = cenote_command("embed", "--input", texts, "--output", tmp_path / "out.npy", "--batch-rows", "1")
+    result = cenote_command("embed", "--input", texts, "--output", tmp_path / "out.npy", "--batch-rows", "1")
 
     matrix = np.load(tmp_path / "out.npy")
     assert (matrix.dtype, matrix.shape) == (np.float32, (3, 4))
@@ -93,7 +93,7 @@ def test_npy_is_a_matrix_with_nan_rows_and_their_reasons_beside_it(
     assert np.isnan(matrix[1]).all()
     reasons = [json.loads(line) for line in (tmp_path / "out.npy.errors.jsonl").read_text().splitlines()]
     assert reasons == [{"index": 1, "error": "input has 900 tokens, fake reads at most 512"}]
-    assert ran.err.splitlines()[-1] == f"cenote: 1 of 3 rows failed; see {tmp_path / 'out.npy'}.errors.jsonl"
+    assert result.err.splitlines()[-1] == f"cenote: 1 of 3 rows failed; see {tmp_path / 'out.npy'}.errors.jsonl"
 
 
 def test_npy_finds_its_width_when_the_first_rows_fail(cenote_command: Command, tmp_path: Path) -> None:
@@ -104,24 +104,24 @@ def test_npy_finds_its_width_when_the_first_rows_fail(cenote_command: Command, t
     assert matrix[2].tolist() == vector("ok")
 
 
-def test_npy_without_failures_has_nothing_beside_it(cenote_command: Command, tmp_path: Path) -> None:
+def test_npy_without_failures_has_no_errors_file(cenote_command: Command, tmp_path: Path) -> None:
     (tmp_path / "out.npy.errors.jsonl").write_text("of an earlier run\n")
 
     assert cenote_command("embed", "ok", "--output", tmp_path / "out.npy").status == 0
     assert [path.name for path in tmp_path.iterdir()] == ["out.npy"]
 
 
-def test_scores_in_npy_are_one_column_less(cenote_command: Command, tmp_path: Path) -> None:
+def test_scores_in_npy_are_one_dimensional(cenote_command: Command, tmp_path: Path) -> None:
     cenote_command("score", "a b", "a b", "--output", tmp_path / "out.npy")
 
     assert np.load(tmp_path / "out.npy").tolist() == [pytest.approx(0.2)]
 
 
-def test_token_vectors_do_not_fit_a_matrix(cenote_command: Command, tmp_path: Path) -> None:
-    ran = cenote_command("encode", "hello", "--output", tmp_path / "out.npy")
+def test_npy_is_refused_for_token_embeddings(cenote_command: Command, tmp_path: Path) -> None:
+    result = cenote_command("encode", "hello", "--output", tmp_path / "out.npy")
 
-    assert ran.status == 2
-    assert "write token vectors as jsonl or parquet" in ran.err
+    assert result.status == 2
+    assert "token embeddings vary in length and do not fit one .npy matrix; use --format jsonl or parquet" in result.err
 
 
 def test_parquet_has_fixed_size_vectors_and_a_column_of_errors(
@@ -218,13 +218,13 @@ def test_a_terminal_gets_a_short_form(cenote_command: Command, monkeypatch: pyte
     assert json_anyway.rows[0]["index"] == 0
 
 
-def test_quiet_says_nothing_about_a_run_that_went_well(cenote_command: Command, texts: Path, tmp_path: Path) -> None:
+def test_quiet_prints_nothing_about_a_successful_run(cenote_command: Command, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n")
 
-    loud = cenote_command("embed", "--input", tmp_path / "a.txt", "--output", tmp_path / "loud.npy")
+    verbose = cenote_command("embed", "--input", tmp_path / "a.txt", "--output", tmp_path / "verbose.npy")
     quiet = cenote_command("embed", "--input", tmp_path / "a.txt", "--output", tmp_path / "quiet.npy", "--quiet")
 
-    assert loud.err.startswith(f"cenote: 2 rows in {tmp_path / 'loud.npy'} (")
+    assert verbose.err.startswith(f"cenote: 2 rows in {tmp_path / 'verbose.npy'} (")
     assert quiet.err == ""
 
 
@@ -234,7 +234,7 @@ def test_a_terminal_gets_a_bar_with_tokens_per_second(
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
 
-    ran = cenote_command("embed", "--input", tmp_path / "a.txt")
+    result = cenote_command("embed", "--input", tmp_path / "a.txt")
 
-    assert "2/2" in ran.err
-    assert "tokens/s" in ran.err
+    assert "2/2" in result.err
+    assert "tokens/s" in result.err

@@ -1,4 +1,4 @@
-"""`cenote rerank` shows documents, the best match first."""
+"""`cenote rerank` prints documents, the most relevant first."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Command = Callable[..., CommandResult]
 
 
 def test_documents_come_best_first(cenote_command: Command) -> None:
-    ran = cenote_command("rerank", "a b c", "none", "a b", "a Ü")
+    result = cenote_command("rerank", "a b c", "none", "a b", "a Ü")
 
-    assert ran.status == 0
-    assert ran.out == (
+    assert result.status == 0
+    assert result.out == (
         '{"index":1,"relevance_score":0.2,"document":"a b"}\n'
         '{"index":2,"relevance_score":0.1,"document":"a Ü"}\n'
         '{"index":0,"relevance_score":0.0,"document":"none"}\n'
@@ -34,9 +34,9 @@ def test_equal_scores_keep_their_order(cenote_command: Command) -> None:
 def test_documents_come_from_a_file(cenote_command: Command, tmp_path: Path) -> None:
     (tmp_path / "docs.csv").write_text("id,body\n1,no\n2,a\n")
 
-    ran = cenote_command("rerank", "a", "--input", tmp_path / "docs.csv", "--column", "body")
+    result = cenote_command("rerank", "a", "--input", tmp_path / "docs.csv", "--column", "body")
 
-    assert [row["document"] for row in ran.rows] == ["a", "no"]
+    assert [row["document"] for row in result.rows] == ["a", "no"]
 
 
 def test_documents_come_through_a_pipe(cenote_command: Command, pipe: Callable[[bytes], None]) -> None:
@@ -45,20 +45,20 @@ def test_documents_come_through_a_pipe(cenote_command: Command, pipe: Callable[[
     assert [row["document"] for row in cenote_command("rerank", "a").rows] == ["a", "no"]
 
 
-def test_a_bad_document_fails_alone(cenote_command: Command) -> None:
-    ran = cenote_command("rerank", "a", "too long", "a")
+def test_an_invalid_document_fails_alone(cenote_command: Command) -> None:
+    result = cenote_command("rerank", "a", "too long", "a")
 
-    assert ran.status == 1
-    assert ran.rows[1] == {"index": 0, "error": "input has 900 tokens, fake reads at most 512"}
-    assert ran.err == "cenote: 1 of 2 documents failed; their error says why\n"
+    assert result.status == 1
+    assert result.rows[1] == {"index": 0, "error": "input has 900 tokens, fake reads at most 512"}
+    assert result.err == "cenote: 1 of 2 documents failed; see their error\n"
 
 
 def test_a_terminal_gets_a_table(cenote_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
 
-    ran = cenote_command("rerank", "a", "b", "a", "too long")
+    result = cenote_command("rerank", "a", "b", "a", "too long")
 
-    lines = [line.split() for line in ran.out.splitlines()]
+    lines = [line.split() for line in result.out.splitlines()]
     assert lines[0] == ["rank", "index", "score", "document"]
     assert lines[1] == ["1", "1", "0.1000", "a"]
     assert lines[3][:3] == ["-", "2", "failed"]
@@ -87,12 +87,12 @@ def test_the_index_of_a_document_is_its_line_blank_ones_counted(cenote_command: 
     documents = tmp_path / "documents.jsonl"
     documents.write_text('"bread"\n\n"a deep cave"\n\n"too long"\n')
 
-    ran = cenote_command("rerank", "deep cave", "--input", documents)
+    result = cenote_command("rerank", "deep cave", "--input", documents)
 
-    assert [(row["index"], row.get("document")) for row in ran.rows] == [(2, "a deep cave"), (0, "bread"), (4, None)]
+    assert [(row["index"], row.get("document")) for row in result.rows] == [(2, "a deep cave"), (0, "bread"), (4, None)]
 
 
-def test_an_interrupted_ranking_says_that_nothing_was_written(
+def test_an_interrupted_rerank_reports_that_nothing_was_written(
     cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     def press_ctrl_c(number: int) -> None:
@@ -100,7 +100,10 @@ def test_an_interrupted_ranking_says_that_nothing_was_written(
 
     engine.on_call = press_ctrl_c
 
-    ran = cenote_command("rerank", "a", "b", "c", "--output", tmp_path / "out.jsonl")
+    result = cenote_command("rerank", "a", "b", "c", "--output", tmp_path / "out.jsonl")
 
-    assert (ran.status, ran.err) == (130, f"cenote: interrupted; nothing was written to {tmp_path / 'out.jsonl'}\n")
+    assert (result.status, result.err) == (
+        130,
+        f"cenote: interrupted; nothing was written to {tmp_path / 'out.jsonl'}\n",
+    )
     assert list(tmp_path.iterdir()) == []

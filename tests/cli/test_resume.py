@@ -1,4 +1,4 @@
-"""A run that was cut off continues, and ends with the file of one that was not."""
+"""An interrupted run continues, and its output equals that of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUFFIXES = ["jsonl", "npy", "parquet"]
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """Ten rows, two of them bad; slices of three end at 3, 6, 9."""
+    """Ten rows, two of them invalid; slices of three end at 3, 6, 9."""
     path = tmp_path / "texts.jsonl"
     rows = [json.dumps({"text": "too long" if number == 1 else f"text {number}"}) for number in range(10)]
     rows[4] = "{broken"
@@ -42,12 +42,12 @@ def command(texts: Path, out: Path, *more: str) -> list[str]:
     return ["embed", "--input", str(texts), "--output", str(out), "--batch-rows", "3", *more]
 
 
-def kept(texts: Path, out: Path, rows: str) -> str:
+def resume_note(texts: Path, out: Path, rows: str) -> str:
     words = " ".join(command(texts, out))
-    return f"rows kept: {rows}, in {out}.part; the same command continues: cenote {words}"
+    return f"rows kept: {rows}, in {out}.part; run the same command to continue: cenote {words}"
 
 
-def leftovers(out: Path) -> list[str]:
+def leftover_names(out: Path) -> list[str]:
     return sorted(path.name for path in out.parent.iterdir() if path.name.startswith(out.name) and path != out)
 
 
@@ -55,15 +55,15 @@ def leftovers(out: Path) -> list[str]:
 def test_an_interrupted_run_ends_with_the_same_file(
     suffix: str, texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    whole, out = tmp_path / f"whole.{suffix}", tmp_path / f"out.{suffix}"
-    cenote_command(*command(texts, whole))
+    uninterrupted, out = tmp_path / f"uninterrupted.{suffix}", tmp_path / f"out.{suffix}"
+    cenote_command(*command(texts, uninterrupted))
     engine.requests.clear()
     stop_at_call(engine, 3, KeyboardInterrupt())
 
     stopped = cenote_command(*command(texts, out))
 
     assert stopped.status == 130
-    assert stopped.err == f"cenote: interrupted; {kept(texts, out, '6 of 10')}\n"
+    assert stopped.err == f"cenote: interrupted; {resume_note(texts, out, '6 of 10')}\n"
     assert not out.exists()
 
     engine.requests.clear()
@@ -74,15 +74,15 @@ def test_an_interrupted_run_ends_with_the_same_file(
     assert continued.err.startswith(f"cenote: continuing {out}.part at row 6 of 10\n")
     assert "2 of 10 rows failed" in continued.err
     assert [len(request.inputs) for request in engine.requests] == [3, 1]
-    assert out.read_bytes() == whole.read_bytes()
+    assert out.read_bytes() == uninterrupted.read_bytes()
     errors = [f"out.{suffix}.errors.jsonl"] if suffix == "npy" else []
-    assert leftovers(out) == errors
+    assert leftover_names(out) == errors
     for name in errors:
-        assert (tmp_path / name).read_bytes() == (tmp_path / name.replace("out", "whole")).read_bytes()
+        assert (tmp_path / name).read_bytes() == (tmp_path / name.replace("out", "uninterrupted")).read_bytes()
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_rows_that_are_being_computed_at_ctrl_c_are_kept_as_well(
+def test_rows_in_progress_at_ctrl_c_are_kept(
     suffix: str, texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     out = tmp_path / f"out.{suffix}"
@@ -96,11 +96,11 @@ def test_rows_that_are_being_computed_at_ctrl_c_are_kept_as_well(
     stopped = cenote_command(*command(texts, out))
 
     assert (stopped.status, len(engine.requests)) == (130, 2)
-    assert stopped.err == f"cenote: interrupted; {kept(texts, out, '6 of 10')}\n"
+    assert stopped.err == f"cenote: interrupted; {resume_note(texts, out, '6 of 10')}\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_second_ctrl_c_does_not_wait(
+def test_a_second_ctrl_c_interrupts_at_once(
     texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.jsonl"
@@ -112,16 +112,16 @@ def test_a_second_ctrl_c_does_not_wait(
 
     engine.on_call = press_ctrl_c_twice
 
-    assert cenote_command(*command(texts, out)).err == f"cenote: interrupted; {kept(texts, out, '3 of 10')}\n"
+    assert cenote_command(*command(texts, out)).err == f"cenote: interrupted; {resume_note(texts, out, '3 of 10')}\n"
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_run_that_was_cut_off_at_any_row_ends_with_the_same_file(
+def test_a_run_interrupted_at_any_row_ends_with_the_same_file(
     suffix: str, texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    """Another number of rows at once is no other command."""
-    whole, out = tmp_path / f"whole.{suffix}", tmp_path / f"out.{suffix}"
-    cenote_command(*command(texts, whole))
+    """A different --batch-rows does not make it a different command."""
+    uninterrupted, out = tmp_path / f"uninterrupted.{suffix}", tmp_path / f"out.{suffix}"
+    cenote_command(*command(texts, uninterrupted))
     engine.requests.clear()
     for batch_rows in ("2", "1", "3"):
         stop_at_call(engine, len(engine.requests) + 2, KeyboardInterrupt())
@@ -131,24 +131,28 @@ def test_a_run_that_was_cut_off_at_any_row_ends_with_the_same_file(
     continued = cenote_command(*command(texts, out))
 
     assert continued.err.startswith(f"cenote: continuing {out}.part at row ")
-    assert out.read_bytes() == whole.read_bytes()
+    assert out.read_bytes() == uninterrupted.read_bytes()
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_blank_lines_count_in_the_index_also_after_an_interrupt(
     suffix: str, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    texts, whole, out = tmp_path / "texts.jsonl", tmp_path / f"whole.{suffix}", tmp_path / f"out.{suffix}"
+    texts, uninterrupted, out = (
+        tmp_path / "texts.jsonl",
+        tmp_path / f"uninterrupted.{suffix}",
+        tmp_path / f"out.{suffix}",
+    )
     lines = ["", '"one"', " ", "", '"two"', '"too long"', "", '"three"', '"four"', "", ""]
     texts.write_text("\n".join(lines))
-    cenote_command("embed", "--input", texts, "--output", whole, "--batch-rows", "2")
+    cenote_command("embed", "--input", texts, "--output", uninterrupted, "--batch-rows", "2")
     engine.requests.clear()
     stop_at_call(engine, 2, KeyboardInterrupt())
     assert "rows kept: 2 of 5" in cenote_command("embed", "--input", texts, "--output", out, "--batch-rows", "2").err
     engine.on_call = lambda number: None
     cenote_command("embed", "--input", texts, "--output", out, "--batch-rows", "2")
 
-    assert out.read_bytes() == whole.read_bytes()
+    assert out.read_bytes() == uninterrupted.read_bytes()
     if suffix == "npy":
         matrix = np.load(out)
         assert matrix.shape == (9, 4)
@@ -161,17 +165,17 @@ def test_blank_lines_count_in_the_index_also_after_an_interrupt(
         assert [json.loads(line)["index"] for line in out.read_text().splitlines()] == [1, 4, 5, 7, 8]
 
 
-def test_pieces_of_a_long_run_become_few_and_one_file(
+def test_parquet_slices_of_a_long_run_are_merged_into_groups_and_one_file(
     cenote_command: Command, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cenote.files.parquet_writer.GROUP_ROWS", 8)
     texts, out = tmp_path / "texts.jsonl", tmp_path / "out.parquet"
-    # the first ids say nothing about their type
+    # the first ids are null and have no type
     rows = [{"text": f"text {number}", "id": None if number < 10 else number} for number in range(30)]
     texts.write_text("\n".join(map(json.dumps, rows)))
-    words = ["embed", "--input", texts, "--output", out, "--id-column", "id", "--batch-rows", "3"]
+    argv = ["embed", "--input", texts, "--output", out, "--id-column", "id", "--batch-rows", "3"]
     stop_at_call(engine, 9, KeyboardInterrupt())
-    assert "rows kept: 24 of 30" in cenote_command(*words).err
+    assert "rows kept: 24 of 30" in cenote_command(*argv).err
     assert sorted(path.name for path in Path(f"{out}.part").iterdir()) == [
         "000000000000.parquet",
         "000000000009.parquet",
@@ -180,16 +184,16 @@ def test_pieces_of_a_long_run_become_few_and_one_file(
     ]
 
     engine.on_call = lambda number: None
-    assert cenote_command(*words).status == 0
+    assert cenote_command(*argv).status == 0
 
-    found = pyarrow.parquet.ParquetFile(out)
-    assert found.read()["id"].to_pylist() == [row["id"] for row in rows]
-    assert np.array(found.read()["embedding"].to_pylist()).tolist() == [vector(f"text {n}") for n in range(30)]
-    assert [found.metadata.row_group(group).num_rows for group in range(found.num_row_groups)] == [8, 8, 8, 6]
+    parquet = pyarrow.parquet.ParquetFile(out)
+    assert parquet.read()["id"].to_pylist() == [row["id"] for row in rows]
+    assert np.array(parquet.read()["embedding"].to_pylist()).tolist() == [vector(f"text {n}") for n in range(30)]
+    assert [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)] == [8, 8, 8, 6]
 
 
-def tear(part: Path, suffix: str) -> None:
-    """What kill -9 in mid-write leaves: half a line, half a row, half a piece, and errors of rows that never came."""
+def truncate_last_write(part: Path, suffix: str) -> None:
+    """Add what a SIGKILL during a write leaves: an incomplete line, row or slice, and errors of missing rows."""
     if suffix == "jsonl":
         part.write_bytes(part.read_bytes() + b'{"index":6,"embed')
     elif suffix == "npy":
@@ -201,47 +205,47 @@ def tear(part: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_torn_end_is_dropped(
+def test_an_incomplete_last_write_is_dropped(
     suffix: str, texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    whole, out = tmp_path / f"whole.{suffix}", tmp_path / f"out.{suffix}"
-    cenote_command(*command(texts, whole))
+    uninterrupted, out = tmp_path / f"uninterrupted.{suffix}", tmp_path / f"out.{suffix}"
+    cenote_command(*command(texts, uninterrupted))
     engine.requests.clear()
     stop_at_call(engine, 3, KeyboardInterrupt())
     cenote_command(*command(texts, out))
-    tear(tmp_path / f"out.{suffix}.part", suffix)
+    truncate_last_write(tmp_path / f"out.{suffix}.part", suffix)
 
     engine.on_call = lambda number: None
     continued = cenote_command(*command(texts, out))
 
     assert "at row 6 of 10" in continued.err
     assert "2 of 10 rows failed" in continued.err
-    assert out.read_bytes() == whole.read_bytes()
+    assert out.read_bytes() == uninterrupted.read_bytes()
 
 
-@pytest.mark.parametrize("damage", ["missing", "torn"])
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
 def test_after_a_lost_slice_the_rest_is_computed_again(
     damage: str, texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
-    whole, out = tmp_path / "whole.parquet", tmp_path / "out.parquet"
-    cenote_command(*command(texts, whole))
+    uninterrupted, out = tmp_path / "uninterrupted.parquet", tmp_path / "out.parquet"
+    cenote_command(*command(texts, uninterrupted))
     engine.requests.clear()
     stop_at_call(engine, 4, KeyboardInterrupt())
     cenote_command(*command(texts, out))
-    lost = tmp_path / "out.parquet.part" / "000000000003.parquet"
+    slice_path = tmp_path / "out.parquet.part" / "000000000003.parquet"
     if damage == "missing":
-        lost.unlink()
+        slice_path.unlink()
     else:
-        lost.write_bytes(lost.read_bytes()[:100])
+        slice_path.write_bytes(slice_path.read_bytes()[:100])
 
     engine.on_call = lambda number: None
     continued = cenote_command(*command(texts, out))
 
     assert "at row 3 of 10" in continued.err
-    assert out.read_bytes() == whole.read_bytes()
+    assert out.read_bytes() == uninterrupted.read_bytes()
 
 
-def test_an_engine_that_dies_leaves_the_rows_for_the_next_run(
+def test_rows_computed_before_the_engine_died_are_kept(
     texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.jsonl"
@@ -249,16 +253,16 @@ def test_an_engine_that_dies_leaves_the_rows_for_the_next_run(
 
     stopped = cenote_command(*command(texts, out))
 
-    assert (stopped.status, stopped.err) == (1, f"cenote: the device is lost; {kept(texts, out, '3 of 10')}\n")
+    assert (stopped.status, stopped.err) == (1, f"cenote: the device is lost; {resume_note(texts, out, '3 of 10')}\n")
 
 
-def test_a_run_that_fails_at_once_leaves_nothing_behind(
+def test_a_run_that_fails_at_once_leaves_no_files(
     texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     stop_at_call(engine, 1, BadRequest("this model cannot embed"))
 
     assert cenote_command(*command(texts, tmp_path / "out.jsonl")).err == "cenote: this model cannot embed\n"
-    assert leftovers(tmp_path / "out.jsonl") == []
+    assert leftover_names(tmp_path / "out.jsonl") == []
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -294,10 +298,10 @@ def test_an_input_that_has_changed_is_another_command(
 
 
 def test_a_partial_file_without_its_manifest_is_refused(texts: Path, cenote_command: Command, tmp_path: Path) -> None:
-    (tmp_path / "out.jsonl.part").write_text("somebody's\n")
+    (tmp_path / "out.jsonl.part").write_text("other content\n")
 
     assert "its .part.json cannot be read" in cenote_command(*command(texts, tmp_path / "out.jsonl")).err
-    assert (tmp_path / "out.jsonl.part").read_text() == "somebody's\n"
+    assert (tmp_path / "out.jsonl.part").read_text() == "other content\n"
 
 
 def test_a_finished_file_is_replaced_only_with_overwrite(
@@ -325,7 +329,7 @@ def test_standard_input_starts_over(
     stopped = cenote_command("embed", "--output", out, "--batch-rows", "1")
     assert stopped.err == (
         f"cenote: interrupted; rows kept: 1, in {out}.part; "
-        "standard input cannot be continued: the next run starts over\n"
+        "standard input cannot be resumed: the next run starts over\n"
     )
 
     engine.on_call = lambda number: None
@@ -345,7 +349,7 @@ def test_two_processes_do_not_write_one_partial_file(tmp_path: Path) -> None:
     second.close()
 
 
-def test_neither_the_card_nor_the_message_has_the_token(
+def test_neither_the_manifest_nor_the_message_contains_the_token(
     texts: Path, cenote_command: Command, engine: FakeEngine, tmp_path: Path
 ) -> None:
     stop_at_call(engine, 2, KeyboardInterrupt())
@@ -354,13 +358,13 @@ def test_neither_the_card_nor_the_message_has_the_token(
         *command(texts, tmp_path / "out.jsonl", "--hf-token", "hf_secret", "--model", "some/model")
     )
 
-    card = (tmp_path / "out.jsonl.part.json").read_text()
-    assert "hf_secret" not in card + stopped.err
+    manifest = (tmp_path / "out.jsonl.part.json").read_text()
+    assert "hf_secret" not in manifest + stopped.err
     assert "--hf-token ... --model some/model" in stopped.err
-    assert json.loads(card)["model"] == "some/model"
+    assert json.loads(manifest)["model"] == "some/model"
 
 
 def test_an_output_in_a_missing_folder_is_refused(texts: Path, cenote_command: Command, tmp_path: Path) -> None:
-    ran = cenote_command(*command(texts, tmp_path / "nowhere" / "out.npy"))
+    result = cenote_command(*command(texts, tmp_path / "nowhere" / "out.npy"))
 
-    assert ran.err == f"cenote: there is no folder {tmp_path / 'nowhere'}; make it first\n"
+    assert result.err == f"cenote: there is no folder {tmp_path / 'nowhere'}; make it first\n"

@@ -1,4 +1,4 @@
-"""`cenote run-batch`: batch files in, replies out, whatever the lines are."""
+"""`cenote run-batch`: responses to valid and invalid lines, order, resuming."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import pytest
 
 from cenote import LLM
 from cenote.cli.main import main
-from cenote.cli.run_batch import make_manifest
+from cenote.cli.run_batch import manifest_options
 from cenote.files.columns import ColumnOptions
-from cenote.files.partial_file import PartialFile
+from cenote.files.partial_file import PartialFile, make_manifest
 from cenote.files.sources import FileSource
 from tests.tiny import tiny_bert
 
@@ -32,7 +32,7 @@ TEXTS = ["the cat is in the city", "a red bird", "who live in berlin?"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An embedder of 32 numbers that reads 66 tokens."""
+    """An embedding model with 32 dimensions and a maximum length of 66 tokens."""
     folder = tmp_path_factory.mktemp("tiny")
     tiny_bert(folder)
     return folder
@@ -40,16 +40,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_batch(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., list[Any]]:
-    """Runs the command in this process on lines, and returns what it wrote."""
+    """Run the command in this process on the lines and return the lines that it wrote."""
 
     def run(*lines: Any, options: tuple[object, ...] = ()) -> list[Any]:
         source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         source.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
-        words = ["run-batch", "-i", source, "-o", output, "--model", folder, "--dtype", "float32", *options]
-        status = main([*map(str, words)])
+        argv = ["run-batch", "-i", source, "-o", output, "--model", folder, "--dtype", "float32", *options]
+        status = main([*map(str, argv)])
         lines_out = [json.loads(line) for line in output.read_text().splitlines()]
-        num_refused = sum(line["error"] is not None for line in lines_out)
-        assert status == (1 if num_refused else 0), capfd.readouterr().err
+        num_failed = sum(line["error"] is not None for line in lines_out)
+        assert status == (1 if num_failed else 0), capfd.readouterr().err
         return lines_out
 
     return run
@@ -59,22 +59,22 @@ def request_line(url: str, custom_id: str = "one", **body: Any) -> dict[str, Any
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
 
-def ok(line: Any) -> Any:
+def body_of(line: Any) -> Any:
     assert line["error"] is None, line
     assert line["response"]["status_code"] == 200
     return line["response"]["body"]
 
 
-def refused(line: Any) -> tuple[int, str]:
+def error_of(line: Any) -> tuple[int, str]:
     assert line["error"] == line["response"]["body"]
     assert line["error"]["error"]["code"] == line["response"]["status_code"]
     return line["response"]["status_code"], line["error"]["error"]["message"]
 
 
-def test_every_kind_of_request_is_answered_as_the_server_would(run_batch: Any, folder: Path) -> None:
+def test_every_route_responds_as_the_server_does(run_batch: Any, folder: Path) -> None:
     with LLM(str(folder), dtype="float32") as llm:
-        embedded = [each.outputs.embedding for each in llm.embed(TEXTS, use_tqdm=False)]
-        scores = [each.outputs.score for each in llm.score(TEXTS[0], TEXTS[1:], use_tqdm=False)]
+        embedded = [output.outputs.embedding for output in llm.embed(TEXTS, use_tqdm=False)]
+        scores = [output.outputs.score for output in llm.score(TEXTS[0], TEXTS[1:], use_tqdm=False)]
 
     lines = run_batch(
         request_line("/v1/embeddings", "a", input=TEXTS),
@@ -91,14 +91,14 @@ def test_every_kind_of_request_is_answered_as_the_server_would(run_batch: Any, f
 
     assert [line["custom_id"] for line in lines] == list("abcdefghij")
     assert len({line["id"] for line in lines}) == len(lines)
-    bodies = [ok(line) for line in lines]
+    bodies = [body_of(line) for line in lines]
     assert np.allclose([entry["embedding"] for entry in bodies[0]["data"]], embedded, atol=1e-5)
     decoded = np.frombuffer(base64.b64decode(bodies[1]["data"][0]["embedding"]), dtype="<f4")
     assert np.allclose(decoded, embedded[0], atol=1e-5)
     for body in bodies[2:4]:
         assert [entry["score"] for entry in body["data"]] == pytest.approx(scores, abs=1e-5)
     for body in (bodies[4], bodies[5], bodies[8]):
-        assert {each["index"]: each["relevance_score"] for each in body["results"]} == pytest.approx(
+        assert {result["index"]: result["relevance_score"] for result in body["results"]} == pytest.approx(
             dict(enumerate(scores)), abs=1e-5
         )
     assert np.allclose(bodies[6]["embeddings"]["float"], embedded, atol=1e-5)
@@ -106,7 +106,7 @@ def test_every_kind_of_request_is_answered_as_the_server_would(run_batch: Any, f
     assert bodies[9]["id"] == f"embd-{lines[9]['response']['request_id']}"
 
 
-def test_a_bad_line_costs_only_itself(run_batch: Any) -> None:
+def test_an_invalid_line_fails_alone(run_batch: Any) -> None:
     good = request_line("/v1/embeddings", "good", input="the cat")
     lines = run_batch(
         good,
@@ -132,39 +132,39 @@ def test_a_bad_line_costs_only_itself(run_batch: Any) -> None:
     )
 
     assert len(lines) == 20
-    assert ok(lines[0])["data"] == ok(lines[-1])["data"]
-    found = {str(line["custom_id"]): refused(line) for line in lines[7:-1]}
-    assert [refused(line)[0] for line in lines[1:7]] == [400] * 6
+    assert body_of(lines[0])["data"] == body_of(lines[-1])["data"]
+    errors = {str(line["custom_id"]): error_of(line) for line in lines[7:-1]}
+    assert [error_of(line)[0] for line in lines[1:7]] == [400] * 6
     assert [
-        refused(line)[1].startswith(f"line {number} is not a JSON object") for number, line in enumerate(lines[1:7], 2)
+        error_of(line)[1].startswith(f"line {number} is not a JSON object") for number, line in enumerate(lines[1:7], 2)
     ]
-    assert [status for status, _ in found.values()] == [400] * 10 + [404, 501]
-    assert "custom_id is required" in found["None"][1]
-    assert "custom_id is required" in found["7"][1]
-    assert "'/v1/chat/completions' is unknown; there are: /classify" in found["chat"][1]
-    assert "url None is unknown" in found["nowhere"][1]
-    assert "method is POST, got 'GET'" in found["get"][1]
-    assert "body is required" in found["empty"][1]
-    assert "expected object" in found["text"][1]
-    assert "maximum context length is 66 tokens" in found["long"][1]
-    assert "ask for base64 or float" in found["bytes"][1]
+    assert [status for status, _ in errors.values()] == [400] * 10 + [404, 501]
+    assert "custom_id is required" in errors["None"][1]
+    assert "custom_id is required" in errors["7"][1]
+    assert "unknown url '/v1/chat/completions'; expected one of: /classify" in errors["chat"][1]
+    assert "unknown url None" in errors["nowhere"][1]
+    assert "method must be POST, got 'GET'" in errors["get"][1]
+    assert "body is required" in errors["empty"][1]
+    assert "expected object" in errors["text"][1]
+    assert "maximum context length is 66 tokens" in errors["long"][1]
+    assert "expected encoding_format base64 or float" in errors["bytes"][1]
 
 
-def test_blank_lines_and_a_byte_order_mark_are_no_requests(run_batch: Any) -> None:
+def test_blank_lines_and_a_byte_order_mark_are_skipped(run_batch: Any) -> None:
     line = json.dumps(request_line("/v1/embeddings", input="the cat")).encode()
 
     assert len(run_batch(b"\xef\xbb\xbf" + line + b"\r", b"", b"   ", line, b"")) == 2
 
 
-def test_slashes_too_many_in_a_url_are_one(run_batch: Any) -> None:
+def test_repeated_slashes_in_a_url_are_merged(run_batch: Any) -> None:
     for line in run_batch(
         request_line("//v1/embeddings", input="the cat"),
         request_line("https://api.example.com//v1//embeddings", input="the cat"),
     ):
-        ok(line)
+        body_of(line)
 
 
-def test_a_refused_line_of_the_first_run_still_counts_when_the_second_ends(
+def test_failed_lines_of_an_interrupted_run_count_in_the_exit_status(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -174,18 +174,17 @@ def test_a_refused_line_of_the_first_run_still_counts_when_the_second_ends(
     assert main(command) == 1
     lines = output.read_bytes().splitlines(keepends=True)
     output.unlink()
-    part = PartialFile(
-        output, make_manifest(Namespace(model=str(folder)), FileSource(str(source), ColumnOptions(), "jsonl"))
-    )
+    identity = FileSource(str(source), ColumnOptions(), "jsonl").identity()
+    part = PartialFile(output, make_manifest(identity, manifest_options(Namespace(model=str(folder)))))
     part.open(fresh=True)
     part.path.write_bytes(b"".join(lines[:2]))
     part.close()
     capfd.readouterr()
 
     assert main(command) == 1
-    told = capfd.readouterr().err
-    assert told.startswith(f"cenote: continuing {part.path} after 2 lines\n")
-    assert "1 of 3 requests were refused" in told
+    message = capfd.readouterr().err
+    assert message.startswith(f"cenote: continuing {part.path} after 2 lines\n")
+    assert "1 of 3 requests failed" in message
 
 
 def test_an_empty_file_gives_an_empty_file(run_batch: Any) -> None:
@@ -193,28 +192,28 @@ def test_an_empty_file_gives_an_empty_file(run_batch: Any) -> None:
 
 
 def test_responses_keep_the_order_of_the_lines_however_many_are_in_flight(run_batch: Any) -> None:
-    asked = [
+    requests = [
         request_line("/v1/embeddings", str(number), input=["the cat is in the city"] * (40 if number % 7 == 0 else 1))
         for number in range(100)
     ]
 
     for options in [(), ("--max-in-flight", 1, "--overwrite"), ("--max-in-flight", 5, "--overwrite")]:
-        lines = run_batch(*asked, options=options)
+        lines = run_batch(*requests, options=options)
 
         assert [line["custom_id"] for line in lines] == [str(number) for number in range(100)]
-        assert [len(ok(line)["data"]) for line in lines] == [40 if number % 7 == 0 else 1 for number in range(100)]
+        assert [len(body_of(line)["data"]) for line in lines] == [40 if number % 7 == 0 else 1 for number in range(100)]
 
 
-def test_a_line_that_is_far_too_long_is_refused_unread(run_batch: Any) -> None:
+def test_a_line_above_max_body_bytes_is_refused_without_parsing(run_batch: Any) -> None:
     long = request_line("/v1/embeddings", "long", input="the cat " * 20_000)
 
     lines = run_batch(long, request_line("/v1/embeddings", "next", input="the cat"), options=("--max-body-bytes", 1000))
 
-    status, message = refused(lines[0])
+    status, message = error_of(lines[0])
     assert status == 413
     assert "at most 1000 bytes" in message
     assert lines[1]["custom_id"] == "next"
-    ok(lines[1])
+    body_of(lines[1])
 
 
 def test_the_model_is_served_under_its_served_names(run_batch: Any) -> None:
@@ -222,10 +221,10 @@ def test_the_model_is_served_under_its_served_names(run_batch: Any) -> None:
 
     lines = run_batch(request_line("/v1/embeddings", input="a", model="second"), options=names)
 
-    assert ok(lines[0])["model"] == "first"
+    assert body_of(lines[0])["model"] == "first"
 
 
-def test_options_of_the_server_hold_for_lines_too(run_batch: Any) -> None:
+def test_server_options_apply_to_lines(run_batch: Any) -> None:
     options = ("--max-request-items", 2, "--rerank-document-shape", "string")
 
     many, ranked = run_batch(
@@ -234,19 +233,19 @@ def test_options_of_the_server_hold_for_lines_too(run_batch: Any) -> None:
         options=options,
     )
 
-    assert refused(many)[0] == 400
-    assert ok(ranked)["results"][0]["document"] == "b"
+    assert error_of(many)[0] == 400
+    assert body_of(ranked)["results"][0]["document"] == "b"
 
 
-def test_a_gzip_file_is_read_as_what_it_holds(folder: Path, tmp_path: Path) -> None:
+def test_a_gzip_file_is_decompressed(folder: Path, tmp_path: Path) -> None:
     source, output = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
     source.write_bytes(gzip.compress(json.dumps(request_line("/v1/embeddings", input="the cat")).encode()))
 
     assert main(["run-batch", "-i", str(source), "-o", str(output), "--model", str(folder), "--quiet"]) == 0
-    ok(json.loads(output.read_text()))
+    body_of(json.loads(output.read_text()))
 
 
-def test_what_is_wrong_with_the_files_shows_before_the_model_is_loaded(
+def test_errors_of_the_files_are_reported_before_the_model_is_loaded(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -262,29 +261,29 @@ def test_what_is_wrong_with_the_files_shows_before_the_model_is_loaded(
     assert output.read_text() == "precious"
 
 
-def test_an_engine_that_ends_stops_the_run_and_leaves_what_is_done(
+def test_when_the_engine_stops_the_run_ends_and_keeps_completed_lines(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cenote.engine.engine import PoolingEngine
 
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(request_line("/v1/embeddings", str(n), input="a")) + "\n" for n in range(500)))
-    submit, asked = PoolingEngine.submit, []
+    submit, requests = PoolingEngine.submit, []
 
-    def submit_until_the_end(engine: PoolingEngine, request: Any, **how: Any) -> Any:
-        asked.append(request)
-        if len(asked) == 300:
+    def submit_and_stop(engine: PoolingEngine, request: Any, **kwargs: Any) -> Any:
+        requests.append(request)
+        if len(requests) == 300:
             engine.stop()
-        return submit(engine, request, **how)
+        return submit(engine, request, **kwargs)
 
-    monkeypatch.setattr(PoolingEngine, "submit", submit_until_the_end)
+    monkeypatch.setattr(PoolingEngine, "submit", submit_and_stop)
     command = ["run-batch", "-i", str(source), "-o", str(output), "--model", str(folder), "--max-in-flight", "8"]
 
     assert main(command) == 1
     part = tmp_path / "out.jsonl.part"
-    told, num_kept = capfd.readouterr().err, part.read_bytes().count(b"\n")
-    assert told.endswith(
-        f"; lines kept: {num_kept}, in {part}; the same command continues: cenote {' '.join(command)}\n"
+    message, num_kept = capfd.readouterr().err, part.read_bytes().count(b"\n")
+    assert message.endswith(
+        f"; lines kept: {num_kept}, in {part}; run the same command to continue: cenote {' '.join(command)}\n"
     )
     assert not output.exists()
     monkeypatch.undo()
@@ -295,28 +294,28 @@ def test_an_engine_that_ends_stops_the_run_and_leaves_what_is_done(
     assert all(line["error"] is None for line in lines)
 
 
-def start(*argv: object, text: str | None = None) -> subprocess.CompletedProcess[str]:
+def run_process(*argv: object, text: str | None = None) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "cenote", "run-batch", *map(str, argv)]
     return subprocess.run(words, input=text, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
 
 
 def test_the_real_command_reads_a_pipe_and_writes_to_one() -> None:
-    asked = [
+    requests = [
         request_line("/v1/embeddings", "a", input="a deep cave"),
         request_line("/v2/rerank", "b", query="a", documents=["b", "c"]),
     ]
 
-    done = start(text="".join(json.dumps(line) + "\n" for line in asked) + "no json\n")
+    result = run_process(text="".join(json.dumps(line) + "\n" for line in requests) + "no json\n")
 
-    assert done.returncode == 1, done.stderr
-    assert done.stderr == "cenote: 1 of 3 requests were refused; their error says why\n"
-    first, second, third = (json.loads(line) for line in done.stdout.splitlines())
-    assert np.linalg.norm(ok(first)["data"][0]["embedding"]) == pytest.approx(1, abs=1e-3)
-    assert len(ok(second)["results"]) == 2
-    assert refused(third)[0] == 400
+    assert result.returncode == 1, result.stderr
+    assert result.stderr == "cenote: 1 of 3 requests failed; see their error\n"
+    first, second, third = (json.loads(line) for line in result.stdout.splitlines())
+    assert np.linalg.norm(body_of(first)["data"][0]["embedding"]) == pytest.approx(1, abs=1e-3)
+    assert len(body_of(second)["results"]) == 2
+    assert error_of(third)[0] == 400
 
 
-def test_ctrl_c_leaves_whole_lines_and_the_same_command_goes_on(folder: Path, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_complete_lines_and_the_same_command_continues(folder: Path, tmp_path: Path) -> None:
     source, output, part = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     source.write_text(
         "".join(json.dumps(request_line("/v1/embeddings", str(n), input=TEXTS * 20)) + "\n" for n in range(200))
@@ -335,15 +334,15 @@ def test_ctrl_c_leaves_whole_lines_and_the_same_command_goes_on(folder: Path, tm
     assert num_kept > 0
     assert errors == (
         f"cenote: interrupted; lines kept: {num_kept}, in {part}; "
-        f"the same command continues: cenote run-batch {words}\n"
+        f"run the same command to continue: cenote run-batch {words}\n"
     )
     assert not output.exists()
     with open(part, "ab") as stream:
-        stream.write(b'{"half a li')  # as a kill in the middle of a write would leave it
+        stream.write(b'{"half a li')  # as a kill during a write leaves it
 
-    done = start(*command)
+    result = run_process(*command)
 
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith(f"cenote: continuing {part} after ")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.startswith(f"cenote: continuing {part} after ")
     assert [json.loads(line)["custom_id"] for line in output.read_text().splitlines()] == [*map(str, range(200))]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]

@@ -1,4 +1,4 @@
-"""Options of the server from the command line, the environment and a file, in the reference's words as well as ours."""
+"""Options of the server from the command line, the environment and a file, with vLLM's names as well."""
 
 from __future__ import annotations
 
@@ -23,59 +23,59 @@ from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, LoadError
 
 
-def server(*argv: str, **environment: str) -> ServerConfig:
+def server_config(*argv: str, **environment: str) -> ServerConfig:
     return parse_config(argv, environment)[0]
 
 
-def engine(*argv: str, **environment: str) -> EngineConfig:
+def engine_config(*argv: str, **environment: str) -> EngineConfig:
     return EngineConfig.from_kwargs(**parse_config(argv, environment)[1])
 
 
-def error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert main(["serve", *argv]) == 2
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
     return printed
 
 
-def test_without_anything_the_defaults_hold() -> None:
-    assert server() == ServerConfig()
-    assert engine() == EngineConfig()
+def test_without_options_the_defaults_apply() -> None:
+    assert server_config() == ServerConfig()
+    assert engine_config() == EngineConfig()
 
 
-def test_the_model_comes_first_or_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert engine("some/model").model == engine("--model", "some/model").model == "some/model"
-    assert engine("--port", "1", "some/model", "--dtype", "float32").model == "some/model"
-    assert "two models: a and --model b" in error(capsys, "a", "--model", "b")
+def test_the_model_is_positional_or_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert engine_config("some/model").model == engine_config("--model", "some/model").model == "some/model"
+    assert engine_config("--port", "1", "some/model", "--dtype", "float32").model == "some/model"
+    assert "two different models: a and --model b" in usage_error(capsys, "a", "--model", "b")
 
 
 @pytest.mark.parametrize("port", ["65536", "99999", "-1", "80.5", "http"])
-def test_a_port_that_does_not_exist_is_refused(port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "is not a port; give a number from 1 to 65535, or 0 for any that is free"
+def test_an_invalid_port_is_refused(port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = f"invalid port {port!r}; expected a number from 1 to 65535, or 0 for a free port"
 
-    assert f"argument --port: {port!r} {words}" in error(capsys, "--port", port)
-    assert f"{port!r} {words}" in error(capsys, "--config", written(tmp_path, f"port: {port}"))
-
-
-def test_every_port_that_exists_is_taken() -> None:
-    assert [server("--port", port).port for port in ("0", "1", "65535")] == [0, 1, 65535]
+    assert f"argument --port: {message}" in usage_error(capsys, "--port", port)
+    assert message in usage_error(capsys, "--config", write_yaml(tmp_path, f"port: {port}"))
 
 
-def test_several_names_and_keys_in_one_flag_or_in_many() -> None:
-    assert server("m", "--served-model-name", "a", "b", "c").served_model_name == ("a", "b", "c")
-    assert server("--api-key", "k1", "k2", "--api_key", "k3", "--api-key=k4").api_key == ("k1", "k2", "k3", "k4")
-    assert engine("--served-model-name", "a", "b").served_model_name == "a"
+def test_every_valid_port_is_accepted() -> None:
+    assert [server_config("--port", port).port for port in ("0", "1", "65535")] == [0, 1, 65535]
+
+
+def test_several_names_and_keys_are_given_in_one_flag_or_in_many() -> None:
+    assert server_config("m", "--served-model-name", "a", "b", "c").served_model_name == ("a", "b", "c")
+    assert server_config("--api-key", "k1", "k2", "--api_key", "k3", "--api-key=k4").api_key == ("k1", "k2", "k3", "k4")
+    assert engine_config("--served-model-name", "a", "b").served_model_name == "a"
 
 
 def test_the_model_may_follow_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
     line = ["--served-model-name", "a", "b", "--", "some/model"]
 
-    assert engine(*line).model == "some/model"
-    assert server(*line).served_model_name == ("a", "b")
-    assert engine("--", "-odd-").model == "-odd-"
-    assert "unexpected 'b'" in error(capsys, "a", "--", "b")
-    assert "unexpected 'b'" in error(capsys, "--", "a", "b")
-    assert "two models: a and --model b" in error(capsys, "--model", "b", "--", "a")
+    assert engine_config(*line).model == "some/model"
+    assert server_config(*line).served_model_name == ("a", "b")
+    assert engine_config("--", "-odd-").model == "-odd-"
+    assert "unexpected argument 'b'" in usage_error(capsys, "a", "--", "b")
+    assert "unexpected argument 'b'" in usage_error(capsys, "--", "a", "b")
+    assert "two different models: a and --model b" in usage_error(capsys, "--model", "b", "--", "a")
 
 
 @pytest.mark.parametrize(
@@ -94,30 +94,34 @@ def test_a_model_after_a_flag_of_several_values_is_refused_with_a_hint(
     (tmp_path / "FOLDER").mkdir()
     monkeypatch.chdir(tmp_path)
 
-    printed = error(capsys, *words.split())
+    printed = usage_error(capsys, *words.split())
 
-    assert f"the last word of {flag} looks like the model; put the model first: cenote serve MODEL {flag}" in printed
+    assert f"the last value of {flag} looks like the model; pass the model first: cenote serve MODEL {flag}" in printed
     assert "my/model" not in printed  # it might be a key
 
 
-def test_words_that_look_like_a_model_are_fine_where_one_is_named(tmp_path: Path) -> None:
+def test_values_that_look_like_a_model_are_accepted_if_a_model_is_given(tmp_path: Path) -> None:
     names = ["--served-model-name", "a", "team/b"]
 
-    assert engine("some/model", *names).model == engine(*names, "--model", "some/model").model == "some/model"
-    assert engine(*names, CENOTE_MODEL="some/model").model == "some/model"
-    assert engine(*names, "--config", written(tmp_path, "model: some/model")).model == "some/model"
-    assert server("--served-model-name", "team/b").served_model_name == ("team/b",)
-    assert server("--api-key=k1", "--api-key=k/2").api_key == ("k1", "k/2")
+    assert (
+        engine_config("some/model", *names).model
+        == engine_config(*names, "--model", "some/model").model
+        == "some/model"
+    )
+    assert engine_config(*names, CENOTE_MODEL="some/model").model == "some/model"
+    assert engine_config(*names, "--config", write_yaml(tmp_path, "model: some/model")).model == "some/model"
+    assert server_config("--served-model-name", "team/b").served_model_name == ("team/b",)
+    assert server_config("--api-key=k1", "--api-key=k/2").api_key == ("k1", "k/2")
 
 
 @pytest.mark.parametrize(
     "words", [["https://a", "https://b"], ['["https://a", "https://b"]'], ['["https://a"]', "https://b"]]
 )
 def test_origins_are_words_or_a_json_list(words: list[str]) -> None:
-    assert server("--allowed-origins", *words).allowed_origins == ("https://a", "https://b")
+    assert server_config("--allowed-origins", *words).allowed_origins == ("https://a", "https://b")
 
 
-def test_every_option_has_a_flag_and_a_place_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_has_a_flag_and_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--help"]) == 0
 
     text = " ".join(capsys.readouterr().out.split())
@@ -160,8 +164,8 @@ def test_flags_of_vllm_are_accepted(words: str) -> None:
     assert parse_config(underscored, {}) == (settings, options)
 
 
-def test_other_names_mean_our_options() -> None:
-    given = server("--disable-fastapi-docs", "--disable-uvicorn-access-log", "--uvicorn-log-level", "trace")
+def test_vllm_names_set_the_same_options() -> None:
+    given = server_config("--disable-fastapi-docs", "--disable-uvicorn-access-log", "--uvicorn-log-level", "trace")
 
     assert (given.disable_docs, given.disable_access_log, given.log_level) == (True, True, "debug")
 
@@ -174,29 +178,32 @@ def test_other_names_mean_our_options() -> None:
         ("--middleware some.thing", "middleware"),
     ],
 )
-def test_what_would_change_answers_and_is_not_there_is_refused(words: str, name: str) -> None:
-    with pytest.raises(LoadError, match=f"{name}.* is not available; leave it out"):
-        engine(*words.split())
+def test_an_unsupported_option_that_would_change_results_is_refused(words: str, name: str) -> None:
+    with pytest.raises(LoadError, match=f"{name}.* is not supported; remove it"):
+        engine_config(*words.split())
 
 
 def test_ignored_flags_are_logged_at_debug_level(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "cenote"):
-        engine("--enforce-eager", "--gpu-memory-utilization", "0.5")
+        engine_config("--enforce-eager", "--gpu-memory-utilization", "0.5")
 
-    assert caplog.messages == ["enforce_eager=True has no effect here", "gpu_memory_utilization=0.5 has no effect here"]
+    assert caplog.messages == [
+        "enforce_eager=True is accepted for compatibility and ignored",
+        "gpu_memory_utilization=0.5 is accepted for compatibility and ignored",
+    ]
 
 
 # files
 
 
-def written(folder: Path, text: str) -> str:
+def write_yaml(folder: Path, text: str) -> str:
     file = folder / "server.yaml"
     file.write_text(text)
     return str(file)
 
 
-def test_a_file_holds_any_options_in_either_spelling(tmp_path: Path) -> None:
-    file = written(
+def test_a_file_may_contain_any_option_with_hyphens_or_underscores(tmp_path: Path) -> None:
+    file = write_yaml(
         tmp_path,
         """
 model: some/model
@@ -225,20 +232,20 @@ chat-template:
     assert (settings.keep_alive_s, settings.allowed_origins) == (10.5, ("https://a",))
 
 
-def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
-    file = written(tmp_path, "port: 1\nhost: file\nroot-path: /file\napi-key: [file]\ndisable-docs: true")
+def test_the_command_line_overrides_the_environment_and_that_the_file(tmp_path: Path) -> None:
+    file = write_yaml(tmp_path, "port: 1\nhost: file\nroot-path: /file\napi-key: [file]\ndisable-docs: true")
     environment = {"CENOTE_HOST": "environment", "CENOTE_PORT": "2", "CENOTE_API_KEY": "environment"}
 
-    given = server("--config", file, "--port", "3", "--no-disable-docs", **environment)
+    given = server_config("--config", file, "--port", "3", "--no-disable-docs", **environment)
 
     assert (given.port, given.host, given.root_path) == (3, "environment", "/file")
     assert (given.api_key, given.disable_docs) == (("environment",), False)
 
 
-def test_parts_of_one_option_may_come_from_different_places(tmp_path: Path) -> None:
-    file = written(tmp_path, "pooler_config: {pooling_type: MEAN, use_activation: true}")
+def test_fields_of_one_option_may_come_from_different_sources(tmp_path: Path) -> None:
+    file = write_yaml(tmp_path, "pooler_config: {pooling_type: MEAN, use_activation: true}")
 
-    given = engine("--config", file, "--pooler-config.use_activation", "false")
+    given = engine_config("--config", file, "--pooler-config.use_activation", "false")
 
     assert given.pooler_config == PoolerConfig(pooling_type="MEAN", use_activation=False)
 
@@ -246,43 +253,43 @@ def test_parts_of_one_option_may_come_from_different_places(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("max-modle-len: 8", "no option --max-modle-len, did you mean --max-model-len?"),
-        ("port: many", "'many' is not a port"),
-        ("port: true", "'true' is not a port"),
+        ("max-modle-len: 8", "unknown option --max-modle-len, did you mean --max-model-len?"),
+        ("port: many", "invalid port 'many'"),
+        ("port: true", "invalid port 'true'"),
         ("dtype: int3", "invalid choice: 'int3'"),
-        ("config: other.yaml", "names another file"),
-        ("api-key: 007", "api-key is text, YAML reads int there; put it in quotes"),
-        ("api_key: [one, 1e3, 1.5]", "api_key is text, YAML reads float there"),
-        ("served-model-name: no", "served-model-name is text, YAML reads bool there"),
-        ("served_model_name: [a, 2024-01-01]", "served_model_name is text, YAML reads date there"),
-        ("hf-token: 12", "hf-token is text, YAML reads int there"),
-        ("- port", "must hold options with their values"),
+        ("config: other.yaml", "the name of another file"),
+        ("api-key: 007", "api-key must be a string, YAML parses it as int; put it in quotes"),
+        ("api_key: [one, 1e3, 1.5]", "api_key must be a string, YAML parses it as float"),
+        ("served-model-name: no", "served-model-name must be a string, YAML parses it as bool"),
+        ("served_model_name: [a, 2024-01-01]", "served_model_name must be a string, YAML parses it as date"),
+        ("hf-token: 12", "hf-token must be a string, YAML parses it as int"),
+        ("- port", "must be a mapping of options to values"),
         ("port: [1", "is not YAML"),
         ("a: !!python/object/apply:os.system [true]", "is not YAML"),
     ],
 )
-def test_a_file_that_is_wrong_is_one_line_that_names_it(
+def test_an_error_in_a_file_is_one_line_with_its_name(
     text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = written(tmp_path, text)
+    file = write_yaml(tmp_path, text)
 
-    printed = error(capsys, "--config", file)
+    printed = usage_error(capsys, "--config", file)
 
     assert words in printed and file in printed
 
 
-def test_a_quoted_key_is_what_was_written(tmp_path: Path) -> None:
-    given = server("--config", written(tmp_path, "api-key: ['007', '[\"a\"]']\nserved-model-name: '1.10'"))
+def test_a_quoted_value_is_kept_as_text(tmp_path: Path) -> None:
+    given = server_config("--config", write_yaml(tmp_path, "api-key: ['007', '[\"a\"]']\nserved-model-name: '1.10'"))
 
     assert (given.api_key, given.served_model_name) == (("007", '["a"]'), ("1.10",))
 
 
 def test_an_empty_key_in_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="an empty api_key"):
-        server("--config", written(tmp_path, "api-key:"))
+        server_config("--config", write_yaml(tmp_path, "api-key:"))
 
 
-def test_a_file_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_a_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--config", "/nowhere.yaml"]) == 1
     assert capsys.readouterr().err == "cenote: no such file or directory: /nowhere.yaml\n"
 
@@ -313,74 +320,76 @@ def test_every_option_has_a_variable() -> None:
     assert (settings.disable_docs, settings.shutdown_delay_s, settings.host) == (True, 2.5, "0.0.0.0")
 
 
-def test_variables_of_vllm_are_read_where_ours_are_not_set() -> None:
-    given = server(VLLM_API_KEY="theirs", VLLM_LOGGING_LEVEL="WARNING")
+def test_variables_of_vllm_are_used_if_those_of_cenote_are_not_set() -> None:
+    given = server_config(VLLM_API_KEY="theirs", VLLM_LOGGING_LEVEL="WARNING")
 
     assert (given.api_key, given.log_level) == (("theirs",), "warning")
-    assert server(VLLM_API_KEY="theirs", CENOTE_API_KEY="ours").api_key == ("ours",)
-    assert server(VLLM_API_KEY="", CENOTE_API_KEY="ours").api_key == ("ours",)
+    assert server_config(VLLM_API_KEY="theirs", CENOTE_API_KEY="ours").api_key == ("ours",)
+    assert server_config(VLLM_API_KEY="", CENOTE_API_KEY="ours").api_key == ("ours",)
 
 
 @pytest.mark.parametrize("key", ["correct horse", "k1,k2", '["k1", "k2"]', "[k1", "--port=1", "--"])
-def test_the_variable_of_vllm_is_one_key_whatever_is_in_it(key: str) -> None:
-    assert server(VLLM_API_KEY=key).api_key == (key,)
+def test_the_variable_of_vllm_is_one_key_whatever_it_contains(key: str) -> None:
+    assert server_config(VLLM_API_KEY=key).api_key == (key,)
 
 
 @pytest.mark.parametrize("key", ["correct horse", "k1,k2", "[k1]", "[1, 2]", '["k1", 2]', "[]"])
-def test_our_variable_is_one_key_unless_it_is_a_list_of_texts(key: str) -> None:
-    assert server(CENOTE_API_KEY=key).api_key == (key,)
-    assert server(CENOTE_API_KEY='["correct horse", "[\\"k2\\"]"]').api_key == ("correct horse", '["k2"]')
+def test_the_variable_of_cenote_is_one_key_unless_it_is_a_list_of_strings(key: str) -> None:
+    assert server_config(CENOTE_API_KEY=key).api_key == (key,)
+    assert server_config(CENOTE_API_KEY='["correct horse", "[\\"k2\\"]"]').api_key == ("correct horse", '["k2"]')
 
 
-def test_the_line_that_ends_a_mounted_secret_is_no_part_of_the_key() -> None:
-    assert server(CENOTE_API_KEY="one\n").api_key == server(VLLM_API_KEY="one\n").api_key == ("one",)
+def test_a_trailing_newline_of_a_mounted_secret_is_not_part_of_the_key() -> None:
+    assert server_config(CENOTE_API_KEY="one\n").api_key == server_config(VLLM_API_KEY="one\n").api_key == ("one",)
 
 
 @pytest.mark.parametrize("name", ["CENOTE_API_KEY", "VLLM_API_KEY"])
 @pytest.mark.parametrize("value", ["", " \n"])
 def test_a_blank_key_in_the_environment_is_refused(name: str, value: str) -> None:
-    with pytest.raises(BadRequest, match="an empty api_key would open every door"):
-        server(**{name: value})
-    assert server("--api-key", "real", **{name: value}).api_key == ("real",)
+    with pytest.raises(BadRequest, match="api_key must not be empty"):
+        server_config(**{name: value})
+    assert server_config("--api-key", "real", **{name: value}).api_key == ("real",)
 
 
 @pytest.mark.parametrize(
     ("word", "level"), [("WARN", "warning"), ("Trace", "debug"), ("INFO", "info"), ("critical", "critical")]
 )
-def test_levels_of_other_logging_libraries_are_understood(word: str, level: str) -> None:
-    assert server(VLLM_LOGGING_LEVEL=word).log_level == server(CENOTE_LOG_LEVEL=word).log_level == level
-    assert server("--log-level", word).log_level == server("--uvicorn-log-level", word).log_level == level
+def test_log_levels_of_other_libraries_are_accepted(word: str, level: str) -> None:
+    assert server_config(VLLM_LOGGING_LEVEL=word).log_level == server_config(CENOTE_LOG_LEVEL=word).log_level == level
+    assert server_config("--log-level", word).log_level == server_config("--uvicorn-log-level", word).log_level == level
 
 
 @pytest.mark.parametrize("flag", ["--log-level", "--uvicorn-log-level"])
 def test_an_unknown_log_level_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"argument {flag}: invalid choice: 'loud'" in error(capsys, flag, "loud")
+    assert f"argument {flag}: invalid choice: 'loud'" in usage_error(capsys, flag, "loud")
 
 
-def test_requests_may_name_any_model_where_that_is_not_checked(llm: LLM) -> None:
+def test_requests_may_name_any_model_if_validation_is_skipped(llm: LLM) -> None:
     def status(settings: ServerConfig) -> int:
-        service = AppState(settings)
-        service.set_engine(llm.engine)
-        return TestClient(build_app(service)).post("/v1/embeddings", json={"input": "a", "model": "other"}).status_code
+        app_state = AppState(settings)
+        app_state.set_engine(llm.engine)
+        return (
+            TestClient(build_app(app_state)).post("/v1/embeddings", json={"input": "a", "model": "other"}).status_code
+        )
 
-    assert status(server()) == status(server(VLLM_SKIP_MODEL_NAME_VALIDATION="0")) == 404
-    assert status(server(VLLM_SKIP_MODEL_NAME_VALIDATION="1")) == 200
-    assert status(server(CENOTE_SKIP_MODEL_NAME_VALIDATION="true")) == 200
-    assert status(server("--skip-model-name-validation")) == 200
-    assert status(server(VLLM_SKIP_MODEL_NAME_VALIDATION="1", CENOTE_SKIP_MODEL_NAME_VALIDATION="0")) == 404
+    assert status(server_config()) == status(server_config(VLLM_SKIP_MODEL_NAME_VALIDATION="0")) == 404
+    assert status(server_config(VLLM_SKIP_MODEL_NAME_VALIDATION="1")) == 200
+    assert status(server_config(CENOTE_SKIP_MODEL_NAME_VALIDATION="true")) == 200
+    assert status(server_config("--skip-model-name-validation")) == 200
+    assert status(server_config(VLLM_SKIP_MODEL_NAME_VALIDATION="1", CENOTE_SKIP_MODEL_NAME_VALIDATION="0")) == 404
 
 
 def test_a_variable_may_name_the_file(tmp_path: Path) -> None:
-    assert server(CENOTE_CONFIG=written(tmp_path, "port: 9000")).port == 9000
+    assert server_config(CENOTE_CONFIG=write_yaml(tmp_path, "port: 9000")).port == 9000
 
 
-def test_what_kubernetes_tells_about_a_service_called_cenote_is_no_port() -> None:
-    assert server(CENOTE_PORT="tcp://10.0.0.1:80", CENOTE_SERVICE_HOST="10.0.0.1").port == 8000
+def test_the_port_variable_of_a_kubernetes_service_called_cenote_is_ignored() -> None:
+    assert server_config(CENOTE_PORT="tcp://10.0.0.1:80", CENOTE_SERVICE_HOST="10.0.0.1").port == 8000
 
 
 @pytest.mark.parametrize("service", ["CENOTE", "CENOTE_EMBED"])
-def test_what_kubernetes_tells_about_services_is_no_unknown_variable(service: str) -> None:
-    told = {
+def test_variables_of_kubernetes_services_are_not_unknown_variables(service: str) -> None:
+    variables = {
         f"{service}_SERVICE_HOST": "10.0.0.1",
         f"{service}_SERVICE_PORT": "80",
         f"{service}_SERVICE_PORT_HTTP": "80",
@@ -391,46 +400,50 @@ def test_what_kubernetes_tells_about_services_is_no_unknown_variable(service: st
         f"{service}_PORT_80_TCP_ADDR": "10.0.0.1",
     }
 
-    assert server(**told) == ServerConfig()
+    assert server_config(**variables) == ServerConfig()
 
 
 def test_an_unknown_variable_is_refused_without_its_value() -> None:
-    with pytest.raises(BadRequest, match="no option is called CENOTE_API_KYE") as caught:
-        server(CENOTE_API_KYE="secret")
+    with pytest.raises(BadRequest, match="unknown variable CENOTE_API_KYE") as caught:
+        server_config(CENOTE_API_KYE="secret")
     assert "secret" not in str(caught.value)
 
 
-def test_variables_that_the_code_reads_beside_options_are_known() -> None:
+def test_variables_that_are_not_options_are_known() -> None:
     package = Path(cenote.__file__).parent
     sources = [path for kind in ("*.py", "*.c", "*.cpp", "*.h") for path in package.rglob(kind)]
     strings = {name for path in sources for name in re.findall(r'"(CENOTE_[A-Z0-9_]+[A-Z0-9])"', path.read_text())}
 
     assert strings >= {"CENOTE_ALLOW_LONG_MAX_MODEL_LEN"}
-    assert server(**dict.fromkeys(strings, "1")) == ServerConfig()
+    assert server_config(**dict.fromkeys(strings, "1")) == ServerConfig()
 
 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("CENOTE_DISABLE_DOCS", "maybe", "CENOTE_DISABLE_DOCS='maybe' is neither true nor false"),
-        ("VLLM_SKIP_MODEL_NAME_VALIDATION", "maybe", "VLLM_SKIP_MODEL_NAME_VALIDATION='maybe' is neither"),
+        ("CENOTE_DISABLE_DOCS", "maybe", "invalid boolean CENOTE_DISABLE_DOCS='maybe'; expected one of: 1, true"),
+        ("VLLM_SKIP_MODEL_NAME_VALIDATION", "maybe", "invalid boolean VLLM_SKIP_MODEL_NAME_VALIDATION='maybe'"),
         ("VLLM_LOGGING_LEVEL", "LOUD", "in the environment: argument --log-level: invalid choice: 'loud'"),
-        ("CENOTE_PORT", "many", "in the environment: argument --port: 'many' is not a port"),
-        ("CENOTE_PORT", "99999", "in the environment: argument --port: '99999' is not a port; give a number from 1 to"),
-        ("CENOTE_PROT", "8080", "in the environment: no option is called CENOTE_PROT; did you mean CENOTE_PORT?"),
-        ("CENOTE_API_KYE", "secret", "no option is called CENOTE_API_KYE; did you mean CENOTE_API_KEY?"),
-        ("CENOTE_HELP", "1", "in the environment: no option is called CENOTE_HELP"),
+        ("CENOTE_PORT", "many", "in the environment: argument --port: invalid port 'many'"),
+        (
+            "CENOTE_PORT",
+            "99999",
+            "in the environment: argument --port: invalid port '99999'; expected a number from 1",
+        ),
+        ("CENOTE_PROT", "8080", "in the environment: unknown variable CENOTE_PROT; did you mean CENOTE_PORT?"),
+        ("CENOTE_API_KYE", "secret", "unknown variable CENOTE_API_KYE; did you mean CENOTE_API_KEY?"),
+        ("CENOTE_HELP", "1", "in the environment: unknown variable CENOTE_HELP"),
     ],
 )
-def test_a_variable_that_is_wrong_is_one_line(
+def test_an_invalid_variable_is_a_one_line_error(
     name: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(name, value)
 
-    assert words in error(capsys)
+    assert words in usage_error(capsys)
 
 
-def test_names_of_options_belong_to_one_table_only() -> None:
+def test_every_flag_is_declared_once() -> None:
     flags = [flag for action in make_parser()._actions for flag in action.option_strings]
 
     assert len(flags) == len(set(flags))
@@ -439,14 +452,14 @@ def test_names_of_options_belong_to_one_table_only() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--root-path", "x"], "must begin with a slash"),
+        (["--root-path", "x"], "must start with a slash"),
         (["--api-key", ""], "an empty api_key"),
-        (["--max-body-bytes", "0"], "give a number above 0"),
+        (["--max-body-bytes", "0"], "must be greater than 0"),
         (["--log-format", "xml"], "invalid choice: 'xml'"),
-        (["--prot", "1"], "no option --prot, did you mean --port?"),
+        (["--prot", "1"], "unknown option --prot, did you mean --port?"),
     ],
 )
-def test_a_flag_that_is_wrong_is_one_line(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_flag_is_a_one_line_error(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *flags]) in (1, 2)
 
     printed = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Sparse vectors from the command line: lines, files, a terminal, and what `inspect` says of such models."""
+"""Sparse embeddings on the command line: JSON lines, files, the terminal, and `inspect` of sparse models."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TEXTS = ["the cat and the dog and the bird", "a " * 100, "", "how big is the old
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("m3")
-    tiny_bge_m3(made)
-    return made
+    folder = tmp_path_factory.mktemp("m3")
+    tiny_bge_m3(folder)
+    return folder
 
 
 def encode(folder: Path, task: str, *more: str) -> int:
@@ -28,7 +28,7 @@ def encode(folder: Path, task: str, *more: str) -> int:
 
 
 def expected(folder: Path, task: str) -> list[Any]:
-    """What LLM says to the texts that work."""
+    """Return the outputs of LLM for the valid texts."""
     with LLM(str(folder), dtype="float32", device="cpu") as llm:
         outputs = llm.encode([TEXTS[0], *TEXTS[2:]], pooling_task=task, use_tqdm=False)
     return [output.outputs for output in outputs]
@@ -45,7 +45,7 @@ def test_a_line_has_ids_and_weights(folder: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("task", ["sparse_embed", "token_classify"])
-def test_parquet_has_lists_as_long_as_they_are(task: str, folder: Path, tmp_path: Path) -> None:
+def test_parquet_has_lists_of_variable_length(task: str, folder: Path, tmp_path: Path) -> None:
     assert encode(folder, task, "--output", str(tmp_path / "out.parquet")) == 1
 
     first, failed, *rest = pq.read_table(tmp_path / "out.parquet")["data"].to_pylist()
@@ -67,7 +67,10 @@ def test_parquet_has_the_type_of_a_column_without_results(folder: Path, tmp_path
 
 def test_npy_is_refused_for_sparse_vectors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert encode(folder, "sparse_embed", "--output", str(tmp_path / "out.npy")) == 2
-    assert "write sparse vectors as jsonl or parquet" in capsys.readouterr().err
+    assert (
+        "sparse embeddings vary in length and do not fit one .npy matrix; use --format jsonl or parquet"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_terminal_shows_the_largest_weights(
@@ -75,19 +78,19 @@ def test_a_terminal_shows_the_largest_weights(
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     (output, *_) = expected(folder, "sparse_embed")
-    heaviest = max(zip(output.weights, output.token_ids, strict=True))
+    largest = max(zip(output.weights, output.token_ids, strict=True))
 
     encode(folder, "sparse_embed")
     shown = capsys.readouterr().out
     encode(folder, "token_classify")
     numbers = capsys.readouterr().out
 
-    assert f"{len(output.token_ids)} weights, heaviest {{{heaviest[1]}: {heaviest[0]:.4g}" in shown
-    assert "0 weights, heaviest {}, 2 tokens" in shown
+    assert f"{len(output.token_ids)} weights, largest {{{largest[1]}: {largest[0]:.4g}" in shown
+    assert "0 weights, largest {}, 2 tokens" in shown
     assert "8 numbers [" in numbers
 
 
-def test_inspect_explains_splade(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_the_settings_of_splade(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_splade(tmp_path, pooling_strategy="sum", activation_function="log1p_relu")
 
     assert main(["inspect", str(tmp_path)]) == 0
