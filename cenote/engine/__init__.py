@@ -1,1 +1,1 @@
-"""From token ids to vectors."""
+"""The engine: admission, preprocessing, scheduling, execution and delivery of results."""

@@ -1,4 +1,4 @@
-"""When a batch fails: find the sequence that is guilty, so that the others get their answers."""
+"""Bisect a failed batch, so that only the sequences that make it fail get an error."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ MAX_BISECTIONS = 8
 
 
 def isolate_failures(batch: ScheduledBatch, run: RunBatch, error: Exception) -> None:
-    """One guilty sequence after the other, until those that are left run.
+    """Bisect a failed batch: fail each sequence that raises and deliver results for the others.
 
-    With one guilty sequence among n this takes about log2(n) + 2 batches, whichever it is.
+    Takes about log2(n) + 2 runs per failing sequence.
     """
-    told = set[type]()
+    logged_types = set[type]()
     for _ in range(MAX_BISECTIONS):
-        batch, failure = bisect_failure(batch, run, error, told)
+        batch, failure = bisect_failure(batch, run, error, logged_types)
         if failure is None:
             return
         error = failure
-    for one in batch.split_single():  # so many are guilty that asking each costs less than searching
-        if (failure := try_run(one, run)) is not None:
-            fail_single(one, failure, told)
+    for single in batch.split_single():  # with so many failing sequences, single runs cost less than bisecting
+        if (failure := try_run(single, run)) is not None:
+            fail_single(single, failure, logged_types)
 
 
 def bisect_failure(
     batch: ScheduledBatch, run: RunBatch, error: Exception, logged_types: set[type]
 ) -> tuple[ScheduledBatch, Exception | None]:
-    """Halve the suspects until one is left; whoever was spared on the way then runs together.
+    """Bisect until one failing sequence is left, fail it, then run the halves that have not run yet together.
 
-    Returns those who were spared, and the exception if even they do not run.
+    Returns these as one batch, and the exception if it fails too.
     """
-    suspects, parts = batch, list[GroupSlice]()
+    suspects, skipped = batch, list[GroupSlice]()
     while len(suspects) > 1:
         half, rest = suspects.split_half()
         failure = try_run(half, run)
@@ -47,37 +47,37 @@ def bisect_failure(
             suspects = rest
         else:
             suspects, error = half, failure
-            parts.extend(rest.slices)
+            skipped.extend(rest.slices)
     if len(batch) > 1:
         failure = try_run(suspects, run)
         error = failure or error
     if len(batch) == 1 or failure is not None:
         fail_single(suspects, error, logged_types)
-    spared = ScheduledBatch(parts)
-    return spared, try_run(spared, run) if parts else None
+    remaining = ScheduledBatch(skipped)
+    return remaining, try_run(remaining, run) if skipped else None
 
 
 def try_run(batch: ScheduledBatch, run: RunBatch) -> Exception | None:
-    """Run and answer; the exception if that fails."""
+    """Run a batch and deliver its results; return the exception if it fails."""
     try:
-        outcome = run(batch)
+        output = run(batch)
     except Exception as error:  # whatever the device or a model raises
         return error
-    deliver_results(batch, outcome)
+    deliver_results(batch, output)
     return None
 
 
 def fail_single(batch: ScheduledBatch, error: Exception, logged_types: set[type]) -> None:
-    """Tell whoever waits for the only sequence of a batch."""
-    (part,) = batch.slices
-    part.group.receiver.fail(int(part.indices[0]), to_pooling_error(error, logged_types))
+    """Fail the only sequence of a batch."""
+    (group_slice,) = batch.slices
+    group_slice.group.receiver.fail(int(group_slice.indices[0]), to_pooling_error(error, logged_types))
 
 
 def to_pooling_error(error: Exception, logged_types: set[type]) -> PoolingError:
-    """As the caller gets it. The log gets where it happened, once for each kind of error of a batch."""
+    """Return the error for the caller; log the traceback once per exception type of a batch."""
     if isinstance(error, PoolingError):
         return error
-    what = f"{type(error).__name__}: {error}"
-    logger.error("the model failed on one input: %s", what, exc_info=None if type(error) in logged_types else error)
+    reason = f"{type(error).__name__}: {error}"
+    logger.error("the model failed on one input: %s", reason, exc_info=None if type(error) in logged_types else error)
     logged_types.add(type(error))
-    return PoolingError(f"the model failed on this input: {what}")
+    return PoolingError(f"the model failed on this input: {reason}")

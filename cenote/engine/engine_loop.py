@@ -1,4 +1,4 @@
-"""The engine thread: schedule, run, deliver; one batch ahead of a device that works by itself."""
+"""EngineLoop: the engine thread schedules, runs and delivers batches; asynchronous devices get one batch ahead."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class EngineLoop:
         self.scheduler = scheduler
         self.executor = executor
         self.metrics = metrics
-        self.on_exit = on_exit  # told once, with what killed the thread if anything did
+        self.on_exit = on_exit  # called once when the thread ends, with the exception if it crashed
         self.condition = threading.Condition()  # guards the scheduler
-        self.step_started_at: float | None = None  # when the batch now running was started
+        self.step_started_at: float | None = None  # monotonic start time of the running batch
         self.is_stopping = False
         self.thread = threading.Thread(target=self._run, name="cenote-engine", daemon=True)
 
@@ -40,7 +40,7 @@ class EngineLoop:
             self.condition.notify_all()
 
     def wait_for_capacity(self, max_waiting_tokens: int) -> bool:
-        """Block while too much waits; False when the loop ends instead."""
+        """Block while the queue is full; return False if the loop is stopping."""
         with self.condition:
             self.condition.wait_for(lambda: self.is_stopping or self.scheduler.num_waiting_tokens < max_waiting_tokens)
             return not self.is_stopping
@@ -55,53 +55,52 @@ class EngineLoop:
         error: BaseException | None = None
         try:
             self._run_batches()
-        except BaseException as caught:  # nobody who waits may be left without an answer
+        except BaseException as caught:  # fail all requests in flight: callers must not block forever
             error = caught
-            logger.exception("the engine thread died")
+            logger.exception("the engine thread crashed")
         finally:
             self.on_exit(error)
 
     def _run_batches(self) -> None:
-        ahead: tuple[ScheduledBatch, Callable[[], BatchOutput]] | None = None
-        while (batch := self._next_batch(block=ahead is None)) is not None:
+        in_flight: tuple[ScheduledBatch, Callable[[], BatchOutput]] | None = None
+        while (batch := self._next_batch(block=in_flight is None)) is not None:
             self.step_started_at = time.monotonic()
             started = self._start_batch(batch) if len(batch) else None
-            if ahead is not None:
-                self._finish_batch(*ahead)
+            if in_flight is not None:
+                self._finish_batch(*in_flight)
             if started is not None and not self.executor.is_async:
                 self._finish_batch(*started)
                 started = None
-            ahead = started
-            del batch, started  # while nothing runs, nothing of what ran is kept
-            self.step_started_at = None if ahead is None else time.monotonic()
+            in_flight = started
+            del batch, started  # free the memory of the batch while waiting for the next one
+            self.step_started_at = None if in_flight is None else time.monotonic()
 
     def _next_batch(self, *, block: bool) -> ScheduledBatch | None:
-        """The next batch; empty when nothing waits and there is other work; None at the end."""
+        """Return the next batch; an empty one if the queue is empty and `block` is False; None when stopping."""
         with self.condition:
             while not self.is_stopping:
-                parts = self.scheduler.next_batch()
-                self.condition.notify_all()  # there is room for more, also when all that waited was abandoned
-                if parts or not block:
-                    found = [GroupSlice(*part) for part in parts]  # type: ignore[arg-type]  # lots are what waits
-                    return ScheduledBatch(
-                        sorted(found, key=GroupSlice.seq_len)
-                    )  # kernels take neighbours of like lengths together
+                scheduled = self.scheduler.next_batch()
+                self.condition.notify_all()  # the queue has capacity, also if all its requests were aborted
+                if scheduled or not block:
+                    slices = [GroupSlice(*item) for item in scheduled]  # type: ignore[arg-type]  # SequenceGroups
+                    # sorted: kernels process consecutive sequences of equal length together
+                    return ScheduledBatch(sorted(slices, key=GroupSlice.seq_len))
                 if not len(self.scheduler):
                     self.condition.wait()
         return None
 
     def _start_batch(self, batch: ScheduledBatch) -> tuple[ScheduledBatch, Callable[[], BatchOutput]] | None:
         now = time.monotonic()
-        for receiver in {part.group.receiver for part in batch.slices}:
+        for receiver in {group_slice.group.receiver for group_slice in batch.slices}:
             receiver.mark_started(now)
         self.metrics.on_batch(len(batch), batch.num_tokens)
         try:
             return batch, self.executor.start(batch)
         except Exception as error:
             failure = error
-        # not while the first error is handled, or every later one drags its traceback along
+        # outside of the except block: otherwise every later error would be chained to the first
         isolate_failures(batch, self._run_batch, failure)
-        del failure  # it holds this frame, which holds it
+        del failure  # break the reference cycle through its traceback and this frame
         return None
 
     def _finish_batch(self, batch: ScheduledBatch, wait: Callable[[], BatchOutput]) -> None:

@@ -1,4 +1,4 @@
-"""What the engine counts: requests at admit, start and finish, batches as they run, replies of the server."""
+"""EngineMetrics: metrics of requests, batches, deduplication and HTTP responses."""
 
 from __future__ import annotations
 
@@ -23,66 +23,66 @@ class EngineMetrics:
     def __init__(self) -> None:
         self.registry = metrics = MetricsRegistry()
         self.in_flight: weakref.WeakSet[RequestState] = weakref.WeakSet()
-        self.num_in_flight_chars = 0  # of the inputs of everybody in flight
+        self.num_in_flight_chars = 0  # of the inputs of all requests in flight
         self._lock = threading.Lock()
-        metrics.gauge("cenote_requests_running", "Requests of which some input is being computed.", self._num_running)
-        metrics.gauge("cenote_requests_waiting", "Requests that wait for their first batch.", self._num_waiting)
+        metrics.gauge("cenote_requests_running", "Requests with at least one batch started.", self._num_running)
+        metrics.gauge("cenote_requests_waiting", "Requests waiting for their first batch.", self._num_waiting)
         metrics.gauge(
-            "cenote_queue_oldest_seconds", "How long the oldest waiting request has waited.", self._oldest_wait_s
+            "cenote_queue_oldest_seconds", "Waiting time of the oldest request in the queue.", self._oldest_wait_s
         )
         metrics.gauge(
             "cenote_in_flight_chars",
             "Characters and token ids of requests in flight.",
             lambda: self.num_in_flight_chars,
         )
-        self._count_outcome = metrics.counter("cenote_requests_total", "Requests that ended, by outcome.", "outcome")
+        self._count_outcome = metrics.counter("cenote_requests_total", "Finished requests, by outcome.", "outcome")
         for outcome in OUTCOMES:
-            self._count_outcome(outcome, by=0.0)  # the first of its kind is a step from 0, not a line out of nowhere
-        self._count_tokens = metrics.counter("cenote_prompt_tokens_total", "Tokens that the model read.")
-        self._count_inputs = metrics.counter("cenote_inputs_total", "Inputs that were answered.")
-        self._count_truncated = metrics.counter(
-            "cenote_truncated_inputs_total", "Inputs of which only a part was read."
-        )
+            self._count_outcome(outcome, by=0.0)  # expose every outcome from the start, so that rates see the first
+        self._count_tokens = metrics.counter("cenote_prompt_tokens_total", "Prompt tokens processed.")
+        self._count_inputs = metrics.counter("cenote_inputs_total", "Inputs with a result.")
+        self._count_truncated = metrics.counter("cenote_truncated_inputs_total", "Inputs that were truncated.")
         self._observe_duration = metrics.histogram(
-            "cenote_request_duration_seconds", "From admission to the last answer.", LATENCY_BUCKETS
+            "cenote_request_duration_seconds", "Time from admission to the last result.", LATENCY_BUCKETS
         )
         self._observe_queue = metrics.histogram(
-            "cenote_request_queue_seconds", "From admission to the first batch, without tokenizing.", LATENCY_BUCKETS
+            "cenote_request_queue_seconds",
+            "Time from admission to the first batch, without tokenization.",
+            LATENCY_BUCKETS,
         )
         self._observe_tokenize = metrics.histogram(
-            "cenote_request_tokenize_seconds", "Text to token ids.", LATENCY_BUCKETS
+            "cenote_request_tokenize_seconds", "Tokenization time of a request.", LATENCY_BUCKETS
         )
         self._observe_inference = metrics.histogram(
-            "cenote_request_inference_seconds", "From the first batch to the last answer.", LATENCY_BUCKETS
+            "cenote_request_inference_seconds", "Time from the first batch to the last result.", LATENCY_BUCKETS
         )
         self._observe_request_tokens = metrics.histogram(
-            "cenote_request_prompt_tokens", "Tokens of a request, all inputs together.", TOKEN_BUCKETS
+            "cenote_request_prompt_tokens", "Prompt tokens per request.", TOKEN_BUCKETS
         )
-        self._observe_batch_tokens = metrics.histogram("cenote_batch_tokens", "Tokens of a batch.", BATCH_BUCKETS)
-        self._observe_batch_seqs = metrics.histogram("cenote_batch_sequences", "Sequences of a batch.", BATCH_BUCKETS)
+        self._observe_batch_tokens = metrics.histogram("cenote_batch_tokens", "Tokens per batch.", BATCH_BUCKETS)
+        self._observe_batch_seqs = metrics.histogram("cenote_batch_sequences", "Sequences per batch.", BATCH_BUCKETS)
         self._count_http = metrics.counter(
-            "http_requests_total", "Replies, by route, method and status.", "handler", "method", "status"
+            "http_requests_total", "HTTP responses, by route, method and status.", "handler", "method", "status"
         )
         self._observe_http_duration = metrics.histogram(
             "http_request_duration_seconds",
-            "From the request's head to the end of the reply.",
+            "Time from the request headers to the end of the response.",
             LATENCY_BUCKETS,
             "handler",
         )
 
     def register_queue(self, read_waiting_tokens: Callable[[], float]) -> None:
-        self.registry.gauge("cenote_waiting_tokens", "Tokens that are ready for a batch and wait.", read_waiting_tokens)
+        self.registry.gauge("cenote_waiting_tokens", "Tokens in the scheduler queue.", read_waiting_tokens)
 
     def register_dedup(self, dedup: InflightDedup, prefix_sharing: PrefixSharing | None) -> None:
         self.registry.gauge(
             "cenote_shared_inputs_total",
-            "Inputs that got the answer to one like them, which was in flight.",
+            "Inputs that received the result of an identical input in flight.",
             lambda: dedup.num_deduplicated,
             "counter",
         )
         self.registry.gauge(
             "cenote_shared_tokens_total",
-            "Tokens that were not computed, being the beginning of others in their batch as well.",
+            "Tokens not computed because they belong to a prefix shared in their batch.",
             lambda: 0 if prefix_sharing is None else prefix_sharing.num_saved_tokens,
             "counter",
         )
@@ -103,37 +103,37 @@ class EngineMetrics:
 
     def requests_in_flight(self) -> list[RequestState]:
         with self._lock:
-            return [pending for pending in self.in_flight if not pending.is_aborted]
+            return [state for state in self.in_flight if not state.is_aborted]
 
     def _on_done(self, reference: weakref.ref[RequestState], num_chars: int, future: Future[Any]) -> None:
         with self._lock:
             self.num_in_flight_chars -= num_chars
-        pending = reference()
-        if pending is None:
+        state = reference()
+        if state is None:
             return
         outcome = _classify_outcome(future)
         self._count_outcome(outcome)
-        self._count_tokens(by=pending.num_tokens)
-        self._count_inputs(by=pending.num_done)
-        self._count_truncated(by=pending.num_truncated)
-        if outcome != "answered":  # its times would tell nothing about the engine
+        self._count_tokens(by=state.num_tokens)
+        self._count_inputs(by=state.num_done)
+        self._count_truncated(by=state.num_truncated)
+        if outcome != "answered":  # the times of other requests say nothing about the engine's speed
             return
-        timing = pending.request.timing
-        self._observe_duration(time.monotonic() - pending.admitted_at)
+        timing = state.request.timing
+        self._observe_duration(time.monotonic() - state.admitted_at)
         self._observe_tokenize(timing.tokenize_s)
-        self._observe_request_tokens(pending.num_tokens)
-        if pending.started_at is not None:
+        self._observe_request_tokens(state.num_tokens)
+        if state.started_at is not None:
             self._observe_queue(timing.queue_s)
             self._observe_inference(timing.inference_s)
 
     def _num_running(self) -> float:
-        return sum(pending.started_at is not None for pending in self.requests_in_flight())
+        return sum(state.started_at is not None for state in self.requests_in_flight())
 
     def _num_waiting(self) -> float:
-        return sum(pending.started_at is None for pending in self.requests_in_flight())
+        return sum(state.started_at is None for state in self.requests_in_flight())
 
     def _oldest_wait_s(self) -> float:
-        waiting = [pending.admitted_at for pending in self.requests_in_flight() if pending.started_at is None]
+        waiting = [state.admitted_at for state in self.requests_in_flight() if state.started_at is None]
         return time.monotonic() - min(waiting) if waiting else 0.0
 
 

@@ -1,4 +1,4 @@
-"""What a loaded model says of itself, in plain values."""
+"""Build the ModelInfo of a loaded model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def build_model_info(
     model: LoadedModel, scoring_model: ScoringModel, *, plugin: str | None, chat_template: str | None
 ) -> ModelInfo:
     description, tokenizer = model.description, model.tokenizer
-    embeds = "embed" in description.plan.tasks
+    supports_embed = "embed" in description.plan.tasks
     vision = description.architecture.vision
     template = chat_template or get_default_chat_template(model)[0]
-    shown = {"chat_template": template} if template is not None else {}
+    template_info = {"chat_template": template} if template is not None else {}
     prompts, adapters = description.prompts, model.adapters
     return ModelInfo(
         name=description.name,
@@ -28,14 +28,14 @@ def build_model_info(
         max_model_len=description.max_length.value,
         dtype=str(description.dtype.value).removeprefix("torch."),
         device=str(description.device.value),
-        embedding_size=description.plan.matryoshka.full_size if embeds else None,
+        embedding_size=description.plan.matryoshka.full_size if supports_embed else None,
         labels=description.labels,
         prompts=dict(prompts.by_name),
         instructions=dict(prompts.instructions),
         default_prompt=None if prompts.default is None else prompts.default.value,
         has_role_formats=description.late_interaction is not None,
-        tokenizer_info={**tokenizer.tokenizer_config, **shown},
-        # models of two towers read either a text or an image, and a conversation would only get in its way
+        tokenizer_info={**tokenizer.tokenizer_config, **template_info},
+        # two-tower models encode either a text or an image, so a conversation with both makes no sense
         has_chat_template=template is not None and (vision is None or vision.image_spec.single_modality_name is None),
         adapters=() if adapters is None else adapters.names,
         external_adapters={} if adapters is None else dict(adapters.added_paths),

@@ -1,4 +1,4 @@
-"""The answers to a batch go to those who wait for them."""
+"""Deliver the results of a batch to the requests of its sequences."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from cenote.pooling.pooler import PoolingSpec
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
-    """What a batch has led to."""
+    """The results of a batch, on the host."""
 
-    rows: dict[PoolingSpec, RaggedRows]  # for each thing that was asked: of the sequences that ask it, in their order
-    failed_indices: Set[int] = field(default_factory=frozenset)  # the numbers of sequences whose answer is not finite
+    rows: dict[PoolingSpec, RaggedRows]  # for each spec: of the sequences with that spec, in batch order
+    failed_indices: Set[int] = field(default_factory=frozenset)  # sequences of the batch with NaN or infinity
 
 
 def deliver_results(batch: ScheduledBatch, output: BatchOutput) -> None:
     first = batch.slices[0].group
-    alike = all(part.group.receiver is first.receiver and part.group.specs is first.specs for part in batch.slices)
-    if alike and not output.failed_indices:  # all for one caller, who gets the batch as it is
-        rows = tuple(output.rows[ask] for ask in first.specs)
+    is_single = all(item.group.receiver is first.receiver and item.group.specs is first.specs for item in batch.slices)
+    if is_single and not output.failed_indices:  # one receiver and one list of specs: deliver without splitting
+        rows = tuple(output.rows[spec] for spec in first.specs)
         _check_num_results(batch.num_seqs, *rows)
         first.receiver.receive([GroupResult(batch.inputs, batch.indices, rows)])
     else:
@@ -31,30 +31,31 @@ def deliver_results(batch: ScheduledBatch, output: BatchOutput) -> None:
 
 
 def _deliver_by_slice(batch: ScheduledBatch, output: BatchOutput) -> None:
-    """Part by part; a sequence whose answer is not finite gets an error, and its mates do not suffer."""
-    answered: defaultdict[ResultReceiver, list[GroupResult]] = defaultdict(list)
-    handed_out: Counter[PoolingSpec] = Counter()
-    start = 0  # the number of a part's first sequence
-    for part in batch.slices:
-        receiver, asks = part.group.receiver, part.group.specs
-        rows = tuple(output.rows[ask].slice(handed_out[ask], handed_out[ask] + part.num_seqs) for ask in asks)
-        _check_num_results(part.num_seqs, *rows)
-        handed_out.update(dict.fromkeys(asks, part.num_seqs))
-        whole = GroupResult(batch.inputs.slice(start, start + part.num_seqs), part.indices, rows)
-        if output.failed_indices.isdisjoint(range(start, start + part.num_seqs)):
-            answered[receiver].append(whole)
+    """Deliver slice by slice; a sequence with NaN or infinity in its result fails alone."""
+    results: defaultdict[ResultReceiver, list[GroupResult]] = defaultdict(list)
+    num_delivered: Counter[PoolingSpec] = Counter()
+    start = 0  # index in the batch of the slice's first sequence
+    for item in batch.slices:
+        receiver, specs, num_seqs = item.group.receiver, item.group.specs, item.num_seqs
+        rows = tuple(output.rows[spec].slice(num_delivered[spec], num_delivered[spec] + num_seqs) for spec in specs)
+        _check_num_results(num_seqs, *rows)
+        num_delivered.update(dict.fromkeys(specs, num_seqs))
+        result = GroupResult(batch.inputs.slice(start, start + num_seqs), item.indices, rows)
+        if output.failed_indices.isdisjoint(range(start, start + num_seqs)):
+            results[receiver].append(result)
         else:
-            for place, index in enumerate(part.indices.tolist()):
-                if start + place in output.failed_indices:
-                    receiver.fail(index, NumericalError("the model's answer to this input is not finite"))
+            for offset, index in enumerate(item.indices.tolist()):
+                if start + offset in output.failed_indices:
+                    error = NumericalError("the model output for this input contains NaN or infinity")
+                    receiver.fail(index, error)
                 else:
-                    answered[receiver].append(whole.slice(place, place + 1))
-        start += part.num_seqs
-    for receiver, several in answered.items():
-        receiver.receive(several)
+                    results[receiver].append(result.slice(offset, offset + 1))
+        start += num_seqs
+    for receiver, group_results in results.items():
+        receiver.receive(group_results)
 
 
 def _check_num_results(num_seqs: int, *rows: RaggedRows) -> None:
-    for each in rows:
-        if len(each) != num_seqs:
-            raise ValueError(f"{num_seqs} sequences ran, and {len(each)} answers came back")
+    for spec_rows in rows:
+        if len(spec_rows) != num_seqs:
+            raise ValueError(f"the executor returned {len(spec_rows)} results for {num_seqs} sequences")

@@ -1,4 +1,4 @@
-"""Which waiting sequences run next; knows no tensors and no threads."""
+"""Scheduler: selects the waiting sequences of the next batch; uses no tensors and no threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 
 class Schedulable(Protocol):
-    """What the scheduler needs to know of a lot."""
+    """A SequenceGroup as the scheduler sees it."""
 
     priority: int
 
@@ -21,7 +21,7 @@ class Schedulable(Protocol):
 
 
 class QueueEntry(NamedTuple):
-    """Sequences of a lot that are equally long, in line with others of their length."""
+    """Consecutive sequences of a group with equal length, in the queue of that length."""
 
     rank: int
     arrival: int
@@ -31,68 +31,69 @@ class QueueEntry(NamedTuple):
 
 
 class Scheduler:
-    """The first in line always runs next; its company are the sequences nearest to it in length.
+    """Build batches of the first sequence in the queue and those closest to it in length.
 
-    Equal lengths side by side cost attention the least. Since every batch holds whoever waits longest, nobody is
-    passed over for ever.
+    Attention is cheapest for sequences of equal length. Every batch contains the first sequence in the queue, so none
+    starves.
     """
 
     def __init__(self, token_budget: int, max_num_seqs: int | None = None, *, by_priority: bool = False) -> None:
         self.token_budget = token_budget
-        self.max_num_seqs = max_num_seqs or token_budget  # none is shorter than one token
+        self.max_num_seqs = max_num_seqs or token_budget  # every sequence has at least one token
         self.by_priority = by_priority
         self.num_waiting_tokens = 0
         self._num_waiting = 0
         self._arrival_counter = count()
-        self._queues: dict[int, list[QueueEntry]] = {}  # by length; each a heap of rank, arrival
-        self._lengths: list[int] = []  # the keys of that, sorted
+        self._queues: dict[int, list[QueueEntry]] = {}  # by length; each a heap ordered by rank and arrival
+        self._lengths: list[int] = []  # sorted keys of _queues
 
     def __len__(self) -> int:
         return self._num_waiting
 
     def add(self, groups: Iterable[Schedulable]) -> None:
-        for lot in groups:
-            rank = lot.priority if self.by_priority else 0
+        for group in groups:
+            rank = group.priority if self.by_priority else 0
             arrival = next(self._arrival_counter)
-            for length, start, end in lot.equal_length_runs():
+            for length, start, end in group.equal_length_runs():
                 if length not in self._queues:
                     self._queues[length] = []
                     insort(self._lengths, length)
-                heappush(self._queues[length], QueueEntry(rank, arrival, start, end, lot))
+                heappush(self._queues[length], QueueEntry(rank, arrival, start, end, group))
                 self._update_counts(length, end - start)
 
     def next_batch(self) -> list[tuple[Schedulable, int, int]]:
-        """The oldest sequence and the nearest to it that fit the budget; one that is too large runs alone.
+        """Return the first sequence and those closest in length that fit the budget, as (group, start, end).
 
-        They come as lots, and where the neighbours in each begin and end that run.
+        A sequence longer than the budget runs alone.
         """
         batch: list[tuple[Schedulable, int, int]] = []
-        tokens, room = 0, self.max_num_seqs
+        num_tokens, seqs_left = 0, self.max_num_seqs
         for length in self._lengths_by_distance():
             queue = self._queues[length]
             while queue:
-                fitting = min(room, (self.token_budget - tokens) // length)
-                if fitting < 1 and batch:
+                num_fitting = min(seqs_left, (self.token_budget - num_tokens) // length)
+                if num_fitting < 1 and batch:
                     break
-                lot, start, end = self._pop(length, max(1, fitting))
-                if lot is not None:
-                    batch.append((lot, start, end))
-                    tokens += length * (end - start)
-                    room -= end - start
+                group, start, end = self._pop(length, max(1, num_fitting))
+                if group is not None:
+                    batch.append((group, start, end))
+                    num_tokens += length * (end - start)
+                    seqs_left -= end - start
             if not queue:
                 self._remove_length(length)
-            if batch and (not room or tokens + (self._lengths[0] if self._lengths else 0) > self.token_budget):
+            min_length = self._lengths[0] if self._lengths else 0
+            if batch and (not seqs_left or num_tokens + min_length > self.token_budget):
                 break
         return batch
 
     def clear(self) -> None:
-        """Nothing waits any longer."""
+        """Remove all sequences."""
         self._queues.clear()
         self._lengths.clear()
         self.num_waiting_tokens = self._num_waiting = 0
 
     def _lengths_by_distance(self) -> list[int]:
-        """All lengths that wait, from that of the first in line outwards."""
+        """Return all queued lengths by distance from that of the first sequence; drop aborted groups at the front."""
         while self._queues:
             first = min(self._queues, key=lambda length: self._queues[length][0][:3])
             queue = self._queues[first]
@@ -105,14 +106,14 @@ class Scheduler:
         return []
 
     def _pop(self, length: int, max_seqs: int) -> tuple[Schedulable | None, int, int]:
-        """At most so many of the first in line; all of them and no lot where nobody waits for them any more."""
-        rank, arrival, start, end, lot = heappop(self._queues[length])
-        gone = lot.is_aborted
-        taken = end if gone else min(end, start + max_seqs)
-        if taken < end:
-            heappush(self._queues[length], QueueEntry(rank, arrival, taken, end, lot))
-        self._update_counts(length, start - taken)
-        return None if gone else lot, start, taken
+        """Pop at most `max_seqs` sequences from the queue of a length; an aborted group entirely, as None."""
+        rank, arrival, start, end, group = heappop(self._queues[length])
+        is_aborted = group.is_aborted
+        stop = end if is_aborted else min(end, start + max_seqs)
+        if stop < end:
+            heappush(self._queues[length], QueueEntry(rank, arrival, stop, end, group))
+        self._update_counts(length, start - stop)
+        return None if is_aborted else group, start, stop
 
     def _update_counts(self, length: int, num_seqs: int) -> None:
         self._num_waiting += num_seqs

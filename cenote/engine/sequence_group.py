@@ -1,4 +1,4 @@
-"""Inputs of a request that ask the same: what waits, what a batch is made of, and what its answers come back as."""
+"""Units of scheduling and delivery: groups of sequences, slices of them, batches, and their results."""
 
 from __future__ import annotations
 
@@ -20,40 +20,43 @@ from cenote.pooling.pooler import PoolingSpec
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """Neighbours of equal length make the scheduler's work light, so whoever makes a lot sorts it by length."""
+    """Inputs of one request with the same pooling specs and adapter, queued together.
+
+    Sorted by length: the scheduler queues runs of equal length.
+    """
 
     inputs: TokenizedInputs
-    indices: Int64Array  # which inputs of their request these are
-    specs: tuple[PoolingSpec, ...]  # nearly always one
+    indices: Int64Array  # of the inputs in their request
+    specs: tuple[PoolingSpec, ...]  # almost always one
     receiver: ResultReceiver
     priority: int = 0
     adapter: str | None = None
-    query_embeddings: Many[Tensor] | None = None  # for each input the rows of a query to compare it with
+    query_embeddings: Many[Tensor] | None = None  # for MaxSim: for each input the token embeddings of its query
 
     @property
     def is_aborted(self) -> bool:
         return self.receiver.is_aborted
 
     def slice(self, start: int, end: int) -> SequenceGroup:
-        """Neighbours, as a lot of their own."""
+        """Return consecutive inputs as a group."""
         if end - start == len(self.indices):
             return self
-        against = None if self.query_embeddings is None else self.query_embeddings[start:end]
+        queries = None if self.query_embeddings is None else self.query_embeddings[start:end]
         return replace(
-            self, inputs=self.inputs.slice(start, end), indices=self.indices[start:end], query_embeddings=against
+            self, inputs=self.inputs.slice(start, end), indices=self.indices[start:end], query_embeddings=queries
         )
 
     def equal_length_runs(self) -> Iterator[tuple[int, int, int]]:
-        """The lengths of neighbours that are equally long, and where these begin and end."""
+        """Return runs of consecutive inputs of equal length, as (length, start, end)."""
         lengths = self.inputs.lengths
-        if len(lengths) == 1:  # as it is for every single query
+        if len(lengths) == 1:  # fast path for single queries
             return iter([(int(lengths[0]), 0, 1)])
         starts = np.flatnonzero(np.diff(lengths, prepend=-1)).tolist()
         return zip(lengths[starts].tolist(), starts, [*starts[1:], len(lengths)], strict=True)
 
 
 class GroupSlice(NamedTuple):
-    """Neighbours in a lot."""
+    """Consecutive sequences of a group."""
 
     group: SequenceGroup
     start: int
@@ -68,7 +71,7 @@ class GroupSlice(NamedTuple):
         return self.group.indices[self.start : self.end]
 
     def seq_len(self) -> int:
-        """Of its first sequence; the scheduler makes parts of equal lengths."""
+        """Return the length of its sequences, which are equal in slices made by the scheduler."""
         return int(self.group.inputs.lengths[self.start])
 
     def split_at(self, offset: int) -> tuple[GroupSlice, GroupSlice]:
@@ -77,23 +80,23 @@ class GroupSlice(NamedTuple):
 
 
 class ScheduledBatch:
-    """What runs at once. Its sequences have numbers, part after part."""
+    """The sequences of one forward pass, numbered consecutively over its slices."""
 
     def __init__(self, slices: Many[GroupSlice]) -> None:
         self.slices = slices
-        self.num_seqs = sum(part.end - part.start for part in slices)
+        self.num_seqs = sum(item.end - item.start for item in slices)
 
     def __len__(self) -> int:
         return self.num_seqs
 
     @cached_property
     def inputs(self) -> TokenizedInputs:
-        return TokenizedInputs.concat([part.group.inputs.slice(part.start, part.end) for part in self.slices])
+        return TokenizedInputs.concat([item.group.inputs.slice(item.start, item.end) for item in self.slices])
 
     @cached_property
     def indices(self) -> Int64Array:
-        several = [part.indices for part in self.slices]
-        return several[0] if len(several) == 1 else np.concatenate(several)
+        indices = [item.indices for item in self.slices]
+        return indices[0] if len(indices) == 1 else np.concatenate(indices)
 
     @property
     def num_tokens(self) -> int:
@@ -101,50 +104,50 @@ class ScheduledBatch:
 
     @property
     def specs(self) -> list[tuple[PoolingSpec, ...]]:
-        """For every sequence."""
-        return [asks for part in self.slices for asks in [part.group.specs] * part.num_seqs]
+        """The specs of every sequence."""
+        return [specs for item in self.slices for specs in [item.group.specs] * item.num_seqs]
 
     @property
     def query_embeddings(self) -> list[Tensor | None]:
-        """For every sequence the rows to compare it with."""
+        """For every sequence the token embeddings of its query, or None."""
         queries: list[Tensor | None] = []
-        for lot, start, end in self.slices:
-            queries += [None] * (end - start) if lot.query_embeddings is None else lot.query_embeddings[start:end]
+        for group, start, end in self.slices:
+            queries += [None] * (end - start) if group.query_embeddings is None else group.query_embeddings[start:end]
         return queries
 
     @property
     def lora_names(self) -> tuple[str | None, ...] | None:
-        """For every sequence; None where none has any."""
-        if all(part.group.adapter is None for part in self.slices):
+        """The adapter of every sequence; None if no sequence has one."""
+        if all(item.group.adapter is None for item in self.slices):
             return None
-        return tuple(name for part in self.slices for name in [part.group.adapter] * part.num_seqs)
+        return tuple(name for item in self.slices for name in [item.group.adapter] * item.num_seqs)
 
     def select(self, spec: PoolingSpec) -> ScheduledBatch:
-        """Those of which this is asked."""
-        return ScheduledBatch([part for part in self.slices if spec in part.group.specs])
+        """Return the sequences with this spec."""
+        return ScheduledBatch([item for item in self.slices if spec in item.group.specs])
 
     def split_half(self) -> tuple[ScheduledBatch, ScheduledBatch]:
-        first, rest, room = list[GroupSlice](), list[GroupSlice](), self.num_seqs // 2
-        for part in self.slices:
-            before, after = part.split_at(min(room, part.num_seqs))
-            room -= before.num_seqs
+        first, rest, num_left = list[GroupSlice](), list[GroupSlice](), self.num_seqs // 2
+        for item in self.slices:
+            before, after = item.split_at(min(num_left, item.num_seqs))
+            num_left -= before.num_seqs
             first += [before] if before.num_seqs else []
             rest += [after] if after.num_seqs else []
         return ScheduledBatch(first), ScheduledBatch(rest)
 
     def split_single(self) -> Iterator[ScheduledBatch]:
-        """Every sequence by itself."""
-        for lot, start, end in self.slices:
-            for place in range(start, end):
-                yield ScheduledBatch([GroupSlice(lot, place, place + 1)])
+        """Yield a batch for every sequence."""
+        for group, start, end in self.slices:
+            for offset in range(start, end):
+                yield ScheduledBatch([GroupSlice(group, offset, offset + 1)])
 
 
 class RaggedRows(NamedTuple):
-    """Answers on the host: one row for each sequence, or any number of neighbouring rows."""
+    """Results of sequences, concatenated: one row per sequence, or a variable number of consecutive rows."""
 
     values: Tensor
-    offsets: Many[int] | None = None  # [size + 1], where the rows of each begin, and the end
-    shapes: Many[tuple[int, ...]] | None = None  # [size], of answers of any shape, whose rows are single numbers
+    offsets: Many[int] | None = None  # [num_seqs + 1], first row of each sequence, and the end; None: one row each
+    shapes: Many[tuple[int, ...]] | None = None  # [num_seqs], of results of any shape, stored flattened
 
     @classmethod
     def from_counts(cls, values: Tensor, counts: Many[int] | None) -> RaggedRows:
@@ -152,22 +155,23 @@ class RaggedRows(NamedTuple):
 
     @classmethod
     def from_tensors(cls, tensors: Many[Tensor]) -> RaggedRows:
-        flat = [answer.flatten() for answer in tensors]
+        flat = [tensor.flatten() for tensor in tensors]
         offsets = list(accumulate(map(len, flat), initial=0))
-        return cls(torch.cat(flat), offsets, [tuple(answer.shape) for answer in tensors])
+        return cls(torch.cat(flat), offsets, [tuple(tensor.shape) for tensor in tensors])
 
     def __len__(self) -> int:
         return self.values.shape[0] if self.offsets is None else len(self.offsets) - 1
 
     def unbind(self) -> Many[Tensor]:
-        # views of their batch: thousands of small copies would scatter over the heap and bloat it
+        """Return one tensor per sequence."""
+        # views: thousands of small copies would fragment the heap
         if self.offsets is None:
             return self.values.unbind(0)
         counts = [end - start for start, end in pairwise(self.offsets)]
-        pieces = torch.split(self.values[self.offsets[0] : self.offsets[-1]], counts)
+        tensors = torch.split(self.values[self.offsets[0] : self.offsets[-1]], counts)
         if self.shapes is None:
-            return pieces
-        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+            return tensors
+        return [tensor.view(shape) for tensor, shape in zip(tensors, self.shapes, strict=True)]
 
     def slice(self, start: int, end: int) -> RaggedRows:
         if self.offsets is None:
@@ -178,19 +182,19 @@ class RaggedRows(NamedTuple):
 
 
 class GroupResult(NamedTuple):
-    """Inputs of one request, and the answers to them."""
+    """Inputs of one request and their results."""
 
     inputs: TokenizedInputs
     indices: Int64Array
-    rows: tuple[RaggedRows, ...]  # one for each thing that was asked
+    rows: tuple[RaggedRows, ...]  # one for each spec
 
     def unbind(self) -> list[Many[Tensor]]:
-        """For each thing that was asked, a tensor for every input."""
+        """Return for each spec one tensor per input."""
         return [rows.unbind() for rows in self.rows]
 
     @property
     def vector_size(self) -> int | None:
-        """The size of the vectors that the answers are; None where they are anything else."""
+        """Size of the results if they are single vectors of equal size, else None."""
         first = self.rows[0]
         return (
             first.values.shape[1] if len(self.rows) == 1 and first.offsets is None and first.values.ndim == 2 else None
@@ -198,28 +202,28 @@ class GroupResult(NamedTuple):
 
     @classmethod
     def concat_sorted(cls, results: Many[GroupResult]) -> GroupResult:
-        """Vectors of one size and what they answer, in the order of the inputs."""
-        indices = np.concatenate([each.indices for each in results])
+        """Concatenate results that have a `vector_size`, sorted by input index."""
+        indices = np.concatenate([result.indices for result in results])
         order = np.argsort(indices)
-        rows = torch.cat([each.rows[0].values for each in results]) if len(results) > 1 else results[0].rows[0].values
+        values = [result.rows[0].values for result in results]
+        rows = torch.cat(values) if len(values) > 1 else values[0]
         rows = rows if np.array_equal(order, np.arange(len(order))) else rows[torch.from_numpy(order)]
-        return cls(
-            TokenizedInputs.concat([each.inputs for each in results]).select(order), indices[order], (RaggedRows(rows),)
-        )
+        inputs = TokenizedInputs.concat([result.inputs for result in results])
+        return cls(inputs.select(order), indices[order], (RaggedRows(rows),))
 
     def slice(self, start: int, end: int) -> GroupResult:
-        rows = tuple(each.slice(start, end) for each in self.rows)
+        rows = tuple(spec_rows.slice(start, end) for spec_rows in self.rows)
         return GroupResult(self.inputs.slice(start, end), self.indices[start:end], rows)
 
 
 class ResultReceiver(Protocol):
-    """Whoever waits for the answers to a lot."""
+    """Receives the results of a group, in the engine thread."""
 
     @property
     def is_aborted(self) -> bool: ...
 
     def mark_started(self, now: float) -> None:
-        """A batch that holds some of its sequences begins."""
+        """Called when a batch with some of its sequences starts."""
         ...
 
     def receive(self, results: Many[GroupResult]) -> None: ...

@@ -1,4 +1,4 @@
-"""Sees to it that nobody waits for a device that never answers."""
+"""Watchdog: stops the engine if a batch does not finish in time, for example because the device hangs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cenote.errors import EngineStopped
 
 
 class Watchdog:
-    """Looks every now and then how long the running batch has been running."""
+    """A thread that checks periodically how long the current batch has been running."""
 
     def __init__(
         self, step_started_at: Callable[[], float | None], timeout_s: float, on_timeout: Callable[[BaseException], None]
@@ -26,9 +26,11 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self.stop_event.wait(timeout=min(1.0, self.timeout_s / 4)):
-            began = self.step_started_at()
-            if began is not None and time.monotonic() - began > self.timeout_s:
+            started_at = self.step_started_at()
+            if started_at is not None and time.monotonic() - started_at > self.timeout_s:
                 self.on_timeout(
-                    EngineStopped(f"a batch did not finish in {self.timeout_s:g} s; the engine is given up")
+                    EngineStopped(
+                        f"a batch did not finish within {self.timeout_s:g} s (step_timeout_s); the engine is stopped"
+                    )
                 )
                 return

@@ -1,4 +1,4 @@
-"""What other packages may bring along: IO processors, which give a model an input and an output of their own."""
+"""Plugin interface: IO processors, which define their own input and output format for a model."""
 
 from cenote.plugins.io_processor import IOProcessor
 

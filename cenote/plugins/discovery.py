@@ -1,4 +1,4 @@
-"""Finds an installed plugin by its name; of those that nobody selected, nothing is imported."""
+"""Find installed plugins by their entry points; only the selected plugin is imported."""
 
 from __future__ import annotations
 
@@ -13,59 +13,59 @@ from cenote.plugins.io_processor import DEPRECATED_METHODS, has_override
 
 logger = logging.getLogger("cenote")
 
-# ours, and the one that plugins written for the reference name; where both have a name, ours holds
+# the entry-point groups of Cenote and of plugins written for vLLM; the first takes precedence
 ENTRY_POINT_GROUPS = ("cenote.io_processor_plugins", "vllm.io_processor_plugins")
 
-# name: an architecture; value: a function that makes the model of what config.json says
+# entry points named after an architecture, for functions that build the model from config.json
 TENSOR_MODELS_GROUP = "cenote.tensor_models"
 
 
 def load_plugin(name: str, config: Any, renderer: Any) -> Any:
-    """The plugin of that name, ready to be asked."""
-    kind = resolve_plugin_class(name)
+    """Return an instance of the plugin."""
+    plugin_type = resolve_plugin_class(name)
     try:
-        plugin = kind(config, renderer) if _accepts_renderer(kind) else kind(config)
-    except Exception as error:  # whatever somebody else's constructor raises
+        plugin = plugin_type(config, renderer) if _accepts_renderer(plugin_type) else plugin_type(config)
+    except Exception as error:  # third-party code
         raise LoadError(f"the IO processor plugin {name!r} failed to start: {_format_reason(error)}") from error
     _check_methods(name, plugin)
     return plugin
 
 
 def resolve_plugin_class(name: str) -> type:
-    """The class that the entry point of that name tells."""
+    """Return the class that the plugin's entry point names."""
     entries = list_installed_plugins()
-    told, trouble = None, ""
+    class_path, problem = None, ""
     if name in entries:
         entry = _check_unique(name, entries[name])
         try:
-            told = entry.load()()
-        except Exception as error:  # whatever somebody else's module raises
+            class_path = entry.load()()
+        except Exception as error:  # third-party code
             logger.warning("Failed to load plugin %s.", name, exc_info=True)
-            trouble = f" ({name!r} is there, but failed to load: {_format_reason(error)})"
-    if told is not None:
-        return _import_class(name, told)
+            problem = f" ({name!r} is installed but failed to load: {_format_reason(error)})"
+    if class_path is not None:
+        return _import_class(name, class_path)
     others = sorted(entries.keys() - {name})
     if not others:
-        raise LoadError(f"No IOProcessor plugins installed but one is required ({name}).{trouble}")
+        raise LoadError(f"No IOProcessor plugins installed but one is required ({name}).{problem}")
     raise LoadError(
         f"The model requires the {name!r} IO Processor plugin but it is not installed. Available plugins: {others}"
-        + trouble
+        + problem
     )
 
 
 def list_installed_plugins() -> dict[str, list[EntryPoint]]:
-    """What packages offer, by name, as they wrote it down: nothing of theirs runs for this."""
-    found: dict[str, list[EntryPoint]] = {}
+    """Return the entry points of installed plugins by name, without importing the plugins."""
+    plugins: dict[str, list[EntryPoint]] = {}
     for group in ENTRY_POINT_GROUPS:
-        of_group: dict[str, list[EntryPoint]] = {}
+        group_plugins: dict[str, list[EntryPoint]] = {}
         for entry in entry_points(group=group):
-            of_group.setdefault(entry.name, []).append(entry)
-        found = of_group | found
-    return found
+            group_plugins.setdefault(entry.name, []).append(entry)
+        plugins = group_plugins | plugins
+    return plugins
 
 
 def list_plugin_models(plugin: str) -> dict[str, EntryPoint]:
-    """The models that the package of a plugin brings, by their architecture's name in config.json."""
+    """Return the models in the package of a plugin, by architecture name."""
     packages = {_get_package_name(entry) for entry in list_installed_plugins().get(plugin, ())}
     return {
         entry.name: entry for entry in entry_points(group=TENSOR_MODELS_GROUP) if _get_package_name(entry) in packages
@@ -73,7 +73,7 @@ def list_plugin_models(plugin: str) -> dict[str, EntryPoint]:
 
 
 def find_plugins_for_architecture(architecture: str) -> list[str]:
-    """The plugins whose packages bring a model of that name."""
+    """Return the plugins whose packages contain a model of this architecture."""
     packages = {
         _get_package_name(entry) for entry in entry_points(group=TENSOR_MODELS_GROUP) if entry.name == architecture
     }
@@ -91,25 +91,26 @@ def _get_package_name(entry: EntryPoint) -> str:
 def _check_unique(name: str, entries: list[EntryPoint]) -> EntryPoint:
     if len({entry.value for entry in entries}) > 1:
         packages = " and ".join(sorted(entry.dist.name if entry.dist else entry.value for entry in entries))
-        raise LoadError(f"{packages} both bring an IO processor plugin {name!r}; uninstall one of them")
+        raise LoadError(f"{packages} both provide an IO processor plugin {name!r}; uninstall one of them")
     return entries[0]
 
 
 def _import_class(name: str, path: object) -> type:
     if not isinstance(path, str) or "." not in path:
         raise LoadError(
-            f"the IO processor plugin {name!r} names its class as {path!r}; it must be like 'package.module.Class'"
+            f"the IO processor plugin {name!r} returned the invalid class path {path!r}; expected "
+            "'package.module.Class'"
         )
     module, _, attribute = path.rpartition(".")
     try:
-        kind = getattr(import_module(module), attribute)
+        plugin_type = getattr(import_module(module), attribute)
     except Exception as error:
         raise LoadError(
             f"{path} of the IO processor plugin {name!r} cannot be imported: {_format_reason(error)}"
         ) from error
-    if not isinstance(kind, type):
-        raise LoadError(f"{path} of the IO processor plugin {name!r} is no class")
-    return kind
+    if not isinstance(plugin_type, type):
+        raise LoadError(f"{path} of the IO processor plugin {name!r} is not a class")
+    return plugin_type
 
 
 def _format_reason(error: Exception) -> str:
@@ -117,7 +118,7 @@ def _format_reason(error: Exception) -> str:
 
 
 def _accepts_renderer(plugin_type: type) -> bool:
-    """Older plugins take the config alone."""
+    """Return whether the constructor takes a renderer; that of older plugins takes the config alone."""
     try:
         inspect.signature(plugin_type).bind(None, None)
     except (TypeError, ValueError):
@@ -126,13 +127,13 @@ def _accepts_renderer(plugin_type: type) -> bool:
 
 
 def _check_methods(name: str, plugin: object) -> None:
-    parses = has_override(plugin, "parse_data") or callable(getattr(plugin, "parse_request", None))
-    missing = [] if parses else ["parse_data"]
-    missing += [needed for needed in ("pre_process", "post_process") if not has_override(plugin, needed)]
+    can_parse = has_override(plugin, "parse_data") or callable(getattr(plugin, "parse_request", None))
+    missing = [] if can_parse else ["parse_data"]
+    missing += [method for method in ("pre_process", "post_process") if not has_override(plugin, method)]
     if missing:
         raise LoadError(
-            f"{type(plugin).__name__} of the IO processor plugin {name!r} has no {' and no '.join(missing)}"
+            f"{type(plugin).__name__} of the IO processor plugin {name!r} does not implement {', '.join(missing)}"
         )
-    for older, today in DEPRECATED_METHODS.items():
-        if callable(getattr(plugin, older, None)):
-            logger.info("the IO processor plugin %s uses %s; its name today is %s", name, older, today)
+    for deprecated, current in DEPRECATED_METHODS.items():
+        if callable(getattr(plugin, deprecated, None)):
+            logger.info("the IO processor plugin %s uses the deprecated method %s; use %s", name, deprecated, current)

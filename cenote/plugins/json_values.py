@@ -1,4 +1,4 @@
-"""What a plugin returned, as values that every format of replies can write."""
+"""Convert the results of plugins to JSON values."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 
 def to_json_value(value: Any) -> Any:
-    """Numbers, texts, lists and dicts, made of models, dataclasses, tensors and arrays; bytes become base64."""
+    """Convert pydantic models, dataclasses, tensors, arrays and dates to JSON values; bytes become base64."""
     if isinstance(value, Enum):
         value = value.value
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):
         if not -(2**63) <= value < 2**64:
-            raise TypeError("a whole number of more than 64 bits")
+            raise TypeError("an integer of more than 64 bits")
         return value
     if isinstance(value, str):
-        value.encode()  # half a surrogate pair has no UTF-8 form
+        value.encode()  # raises for a lone surrogate, which has no UTF-8 form
         return value
     if isinstance(value, bytes | bytearray):
         return b64encode(value).decode()
@@ -34,7 +34,7 @@ def to_json_value(value: Any) -> Any:
 def _unwrap(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {item.name: getattr(value, item.name) for item in fields(value)}
-    for name in ("model_dump", "tolist", "isoformat"):  # of pydantic's models; of tensors and arrays; of dates
+    for name in ("model_dump", "tolist", "isoformat"):  # pydantic models; tensors and arrays; dates
         if callable(unwrap := getattr(value, name, None)):
             return unwrap()
     raise TypeError(f"{type(value).__name__}, which has no JSON form")
@@ -45,4 +45,4 @@ def _to_json_key(key: object) -> str:
         return to_json_value(key)  # type: ignore[no-any-return]
     if isinstance(key, int) and not isinstance(key, bool):
         return str(key)
-    raise TypeError(f"a key that is a {type(key).__name__}; JSON has texts for keys")
+    raise TypeError(f"a key of type {type(key).__name__}; JSON keys must be strings")

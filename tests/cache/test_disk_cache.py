@@ -1,4 +1,4 @@
-"""Answers in a folder outlive processes, are shared by them, and are never served broken."""
+"""The cache on disk: survives restarts, is shared by processes, and never returns corrupted entries."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_process_killed_while_writing_leaves_only_complete_entries(tmp_path: P
     disk.close()
 
     assert all(len(found) == 20 for found in rounds[:15])
-    assert all(len(found) in (0, 20) for found in rounds)  # what was written together is there together
+    assert all(len(found) in (0, 20) for found in rounds)  # transactions are atomic
     assert all(value == b"%d" % number * 100 for number, found in enumerate(rounds) for value in found.values())
     assert disk.num_corrupted == 0
 
@@ -125,7 +125,7 @@ def test_a_corrupted_file_is_recreated(damage: str, tmp_path: Path) -> None:
     disk.path.write_bytes(broken[damage])
 
     disk = DiskCache(tmp_path, MIB)
-    for _ in range(2):  # what is damaged may show only in use
+    for _ in range(2):  # some corruption is detected only when the damaged page is used
         found = disk.get([b"key %d" % number for number in range(100)])
         assert all(value == bytes([int(key.split()[1])]) * 3000 for key, value in found.items())
         write(disk, **{f"new {number}": b"n" * 2000 for number in range(50)})

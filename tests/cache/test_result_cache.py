@@ -1,10 +1,13 @@
-"""Answers come back as they were given, to those they belong to, and no more of them than fit."""
+"""The result cache: serialization, eviction, and keys."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cenote.cache import result_cache
 from cenote.cache.memory_cache import ENTRY_OVERHEAD_BYTES, MemoryCache
 from cenote.cache.result_cache import CacheKeyBuilder, ResultCache
 from cenote.cache.serialization import deserialize, serialize
@@ -21,11 +24,11 @@ IDS = np.arange(5, dtype=np.int32).tobytes()
     ],
 )
 def test_deserialize_inverts_serialize_bit_by_bit(arrays: list[np.ndarray]) -> None:
-    kept = serialize(arrays)
-    assert kept is not None
-    for back, given in zip(deserialize(kept), arrays, strict=True):
-        assert back.dtype == given.dtype and back.shape == given.shape
-        assert back.tobytes() == given.tobytes()
+    data = serialize(arrays)
+    assert data is not None
+    for restored, original in zip(deserialize(data), arrays, strict=True):
+        assert restored.dtype == original.dtype and restored.shape == original.shape
+        assert restored.tobytes() == original.tobytes()
 
 
 def test_a_cached_result_is_returned_as_a_copy() -> None:
@@ -55,16 +58,16 @@ def test_the_least_recently_used_entries_are_evicted() -> None:
     memory.get([b"a"])
     memory.put([(b"d", bytes(100)), (b"huge", bytes(5000))])
 
-    kept = [name for name in (b"a", b"b", b"c", b"d", b"huge") if memory.get([name]) != [None]]
-    assert kept == [b"a", b"c", b"d"]
+    remaining = [name for name in (b"a", b"b", b"c", b"d", b"huge") if memory.get([name]) != [None]]
+    assert remaining == [b"a", b"c", b"d"]
     assert memory.num_bytes <= memory.max_bytes and memory.num_evicted == 1
 
 
 def test_a_key_depends_on_everything_that_affects_a_result() -> None:
-    def key(model: bytes = b"m", tenant: str = "t", asked: str = "embed", adapter: str | None = None) -> bytes:
-        return CacheKeyBuilder(model, tenant, asked, adapter).make_key(IDS)
+    def key(model: bytes = b"m", tenant: str = "t", specs: str = "embed", adapter: str | None = None) -> bytes:
+        return CacheKeyBuilder(model, tenant, specs, adapter).make_key(IDS)
 
-    keys = [key(), key(b"n"), key(tenant="u"), key(asked="classify"), key(adapter="a"), key(adapter="")]
+    keys = [key(), key(b"n"), key(tenant="u"), key(specs="classify"), key(adapter="a"), key(adapter="")]
     keys += [
         CacheKeyBuilder(b"m", "t", "embed", None).make_key(IDS[:-4]),
         CacheKeyBuilder(b"m", "t", "embed", None).make_key(IDS, b"types"),
@@ -76,14 +79,31 @@ def test_a_key_depends_on_everything_that_affects_a_result() -> None:
 
 
 def test_tenants_have_separate_keys_unless_the_cache_is_shared() -> None:
-    apart, together = (ResultCache(b"m", memory_bytes=10_000, is_shared=shared) for shared in (False, True))
+    separate, shared = (ResultCache(b"m", memory_bytes=10_000, is_shared=is_shared) for is_shared in (False, True))
 
-    assert apart.make_key_builder("a", "embed", None).make_key(IDS) != apart.make_key_builder(
-        "b", "embed", None
-    ).make_key(IDS)
-    assert together.make_key_builder("a", "embed", None).make_key(IDS) == together.make_key_builder(
-        "b", "embed", None
-    ).make_key(IDS)
+    def keys(cache: ResultCache) -> list[bytes]:
+        return [cache.make_key_builder(tenant, "embed", None).make_key(IDS) for tenant in ("a", "b")]
+
+    assert len(set(keys(separate))) == 2
+    assert len(set(keys(shared))) == 1
+
+
+def test_entries_of_another_format_version_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_cache() -> tuple[ResultCache, bytes]:
+        cache = ResultCache(b"m", folder=tmp_path, disk_bytes=1024**2)
+        return cache, cache.make_key_builder("t", "embed", None).make_key(IDS)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(result_cache, "FORMAT_VERSION", b"cenote results 1")
+        old_cache, old_key = open_cache()
+    old_cache.put([old_key], [(np.ones(1, dtype=np.float32),)])
+    old_cache.close()
+
+    cache, key = open_cache()
+    cached = cache.get([key])
+    cache.close()
+
+    assert cached == [None]
 
 
 def test_hits_and_misses_are_counted() -> None:

@@ -1,4 +1,4 @@
-"""Options: declared once, older spellings understood, unknown ones refused with the nearest name."""
+"""Options: declarations, deprecated names, and errors for unknown names and invalid values."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from cenote.errors import BadRequest, LoadError
         (-1, -1),
     ],
 )
-def test_numbers_may_be_written_short(text: str | int, number: int) -> None:
+def test_token_counts_may_have_a_unit(text: str | int, number: int) -> None:
     assert parse_token_count(text) == number
 
 
 @pytest.mark.parametrize("text", ["", "k", "many", "1.5", "8kk", "8 k k", "0x10", "infk", "nank"])
-def test_what_is_no_number_is_refused(text: str) -> None:
+def test_an_invalid_token_count_is_refused(text: str) -> None:
     with pytest.raises(BadRequest, match="invalid token count"):
         parse_token_count(text)
 
@@ -46,7 +46,7 @@ def test_what_is_no_number_is_refused(text: str) -> None:
 # the pooler
 
 
-def test_both_spellings_of_an_option_mean_the_same() -> None:
+def test_an_alias_sets_the_same_option() -> None:
     assert PoolerConfig(normalize=False) == PoolerConfig(use_activation=False)
     assert PoolerConfig(normalize=True, use_activation=True) == PoolerConfig(use_activation=True)
     assert PoolerConfig(logit_bias=1.5) == PoolerConfig(logit_mean=1.5)
@@ -55,7 +55,7 @@ def test_both_spellings_of_an_option_mean_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"normalize": True, "use_activation": False}, "`normalize` is a deprecated alias of `use_activation`"),
         ({"logit_bias": 1.0, "logit_mean": 2.0}, "`logit_bias` is a deprecated alias of `logit_mean`; .*: 1.0 and 2.0"),
@@ -67,8 +67,8 @@ def test_both_spellings_of_an_option_mean_the_same() -> None:
     ],
     ids=str,
 )
-def test_contradictions_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadRequest, match=words):
+def test_conflicting_and_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         PoolerConfig(**options)
 
 
@@ -102,7 +102,7 @@ def test_a_pooler_config_may_be_an_object_a_mapping_or_nothing() -> None:
         PoolerConfig.from_value("MEAN")  # type: ignore[arg-type]
 
 
-def test_an_unknown_entry_is_refused_with_the_nearest_name() -> None:
+def test_an_unknown_pooler_config_field_is_refused_with_the_closest_name() -> None:
     with pytest.raises(BadRequest, match="unknown pooler_config field 'poolingtype'; did you mean 'pooling_type'"):
         PoolerConfig.from_value({"poolingtype": "MEAN"})
     with pytest.raises(BadRequest, match="available: dimensions, enable_chunked_processing"):
@@ -125,15 +125,13 @@ def test_every_option_has_a_help_text(config: type) -> None:
     assert all(item.metadata["help"] for item in option_fields(config))
 
 
-def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(
-        BadRequest, match="unknown engine option 'max_model_length'; did you mean 'max_model_len'"
-    ):
+def test_an_unknown_option_is_refused_with_the_closest_name() -> None:
+    with pytest.raises(BadRequest, match="unknown engine option 'max_model_length'; did you mean 'max_model_len'"):
         EngineConfig.from_kwargs("m", max_model_length=8)
 
 
 @pytest.mark.parametrize("old", [{"pooling_type": "MEAN"}, PoolerConfig(pooling_type="MEAN")], ids=["dict", "object"])
-def test_override_pooler_config_is_the_older_name(old: Any) -> None:
+def test_override_pooler_config_is_a_deprecated_alias(old: Any) -> None:
     assert EngineConfig.from_kwargs("m", override_pooler_config=old) == EngineConfig.from_kwargs("m", pooler_config=old)
     assert (
         EngineConfig.from_kwargs("m", override_pooler_config=old, pooler_config=old).pooler_config.seq_pooling_type
@@ -144,7 +142,7 @@ def test_override_pooler_config_is_the_older_name(old: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "convert", "words"),
+    ("task", "convert", "message"),
     [
         ("embed", "embed", "task=embed is deprecated; use --runner pooling --convert embed"),
         ("embedding", "embed", "task=embedding is deprecated; use --runner pooling --convert embed"),
@@ -154,13 +152,13 @@ def test_override_pooler_config_is_the_older_name(old: Any) -> None:
     ],
 )
 def test_the_deprecated_task_option_is_logged_with_its_replacement(
-    task: str, convert: str, words: str, caplog: pytest.LogCaptureFixture
+    task: str, convert: str, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "cenote"):
         config = EngineConfig.from_kwargs("m", task=task)
 
     assert (config.runner, config.convert) == ("pooling", convert)
-    assert caplog.messages == [words]
+    assert caplog.messages == [message]
 
 
 def test_an_explicit_convert_option_overrides_the_deprecated_task() -> None:
@@ -173,28 +171,28 @@ def test_an_unknown_task_is_refused_with_the_known_tasks() -> None:
         EngineConfig.from_kwargs("m", task="generate")
 
 
-def test_the_first_served_name_is_the_name() -> None:
+def test_the_first_served_model_name_is_used() -> None:
     assert EngineConfig.from_kwargs("m", served_model_name=["one", "two"]).served_model_name == "one"
     assert EngineConfig.from_kwargs("m", served_model_name="one").served_model_name == "one"
     assert EngineConfig.from_kwargs("m", served_model_name=[]).served_model_name is None
 
 
 @pytest.mark.parametrize("given", ["8k", 8000])
-def test_the_length_may_be_written_short(given: str | int) -> None:
+def test_max_model_len_may_have_a_unit(given: str | int) -> None:
     assert EngineConfig.from_kwargs("m", max_model_len=given).max_model_len == 8000
 
 
 def test_vllm_options_without_effect_are_accepted_and_ignored() -> None:
-    harmless = {
+    ignored = {
         name: option.accepted_values[0] if option.accepted_values else "anything"
         for name, option in IGNORED_OPTIONS.items()
     }
 
-    assert EngineConfig.from_kwargs("m", **harmless) == EngineConfig.from_kwargs("m")
+    assert EngineConfig.from_kwargs("m", **ignored) == EngineConfig.from_kwargs("m")
 
 
 @pytest.mark.parametrize(("name", "value"), [("tensor_parallel_size", 2), ("kv_cache_dtype", "fp8")])
-def test_options_that_would_change_the_answer_are_refused(name: str, value: Any) -> None:
+def test_vllm_options_that_would_change_results_are_refused(name: str, value: Any) -> None:
     with pytest.raises(LoadError, match=f"{name}={value!r} is not supported"):
         EngineConfig.from_kwargs("m", **{name: value})
 

@@ -1,4 +1,4 @@
-"""Inputs that are alike are computed once while they are in flight, and no longer than somebody wants them."""
+"""Deduplication: identical inputs in flight are computed once, as long as a request waits for them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MARKER = 666
 
 
 def block_engine(engine: PoolingEngine, gate: BatchGate) -> RequestState:
-    """Something that runs, so that whatever comes next must wait."""
-    pending = engine.submit(make_request([[7]]))
+    """Start a batch that blocks at the gate, so that further inputs wait in the queue."""
+    state = engine.submit(make_request([[7]]))
     assert gate.reached.wait(10)
-    return pending
+    return state
 
 
 def wait_until_queued(engine: PoolingEngine, state: RequestState) -> RequestState:
@@ -32,9 +32,9 @@ def wait_until_queued(engine: PoolingEngine, state: RequestState) -> RequestStat
 
 
 def is_dedup_empty(engine: PoolingEngine) -> bool:
-    sharing = engine.tokenizer_worker.dedup
-    wait_until(lambda: not sharing.in_flight)
-    return sharing.num_waiting_duplicates == 0
+    dedup = engine.tokenizer_worker.dedup
+    wait_until(lambda: not dedup.in_flight)
+    return dedup.num_waiting_duplicates == 0
 
 
 def test_repeated_inputs_of_a_request_run_once(make_engine: MakeEngine) -> None:
@@ -42,16 +42,16 @@ def test_repeated_inputs_of_a_request_run_once(make_engine: MakeEngine) -> None:
     gate.opened.set()
     engine = make_engine(fault=gate)
 
-    answers = engine.pool_sync(make_request([[5, 6], [8], [5, 6], [5, 6], [8], [9, 9]]))
+    results = engine.pool_sync(make_request([[5, 6], [8], [5, 6], [5, 6], [8], [9, 9]]))
 
-    assert echoed_token_ids(answers) == [[5, 6], [8], [5, 6], [5, 6], [8], [9, 9]]
+    assert echoed_token_ids(results) == [[5, 6], [8], [5, 6], [5, 6], [8], [9, 9]]
     assert sorted(gate.token_ids) == [5, 6, 8, 9, 9]
     assert is_dedup_empty(engine)
 
 
 def test_results_of_repeated_inputs_do_not_share_memory(make_engine: MakeEngine) -> None:
     first, second, third = make_engine().pool_sync(make_request([[5, 6]] * 3))
-    assert not any(isinstance(answer, PoolingError) for answer in (first, second, third))
+    assert not any(isinstance(result, PoolingError) for result in (first, second, third))
 
     first.data.fill_(0)  # type: ignore[union-attr]
     second.data.fill_(1)  # type: ignore[union-attr]
@@ -67,9 +67,9 @@ def test_identical_inputs_in_flight_are_computed_once(make_engine: MakeEngine) -
     others = [wait_until_queued(engine, engine.submit(make_request([[4], [7], [1, 2, 3], [9]]))) for _ in range(3)]
     gate.opened.set()
 
-    for pending in others:
-        assert echoed_token_ids(pending.wait()) == [[4], [7], [1, 2, 3], [9]]
-        assert pending.num_tokens == 6
+    for state in others:
+        assert echoed_token_ids(state.wait()) == [[4], [7], [1, 2, 3], [9]]
+        assert state.num_tokens == 6
     assert echoed_token_ids(waiting.wait()) == [[1, 2, 3], [4]]
     assert echoed_token_ids(running.wait()) == [[7]]
     assert sorted(gate.token_ids) == [1, 2, 3, 4, 7, 9]
@@ -81,15 +81,15 @@ def test_duplicates_of_a_cancelled_request_are_still_computed(make_engine: MakeE
     engine = make_engine(fault=gate)
     block_engine(engine, gate)
     first = wait_until_queued(engine, engine.submit(make_request([[MARKER], [1, 2], [3, 4]])))
-    followers = [wait_until_queued(engine, engine.submit(make_request([[3, 4], [1, 2], [1, 2]]))) for _ in range(2)]
+    duplicates = [wait_until_queued(engine, engine.submit(make_request([[3, 4], [1, 2], [1, 2]]))) for _ in range(2)]
 
     first.future.cancel()
     gate.opened.set()
 
-    for pending in followers:
-        pending.future.result(timeout=10)
-        assert echoed_token_ids(pending.wait()) == [[3, 4], [1, 2], [1, 2]]
-    assert sorted(gate.token_ids) == [1, 2, 3, 4, 7]  # and what only the one who left wanted never ran
+    for state in duplicates:
+        state.future.result(timeout=10)
+        assert echoed_token_ids(state.wait()) == [[3, 4], [1, 2], [1, 2]]
+    assert sorted(gate.token_ids) == [1, 2, 3, 4, 7]  # inputs of the cancelled request alone never ran
     assert is_dedup_empty(engine)
 
 
@@ -120,15 +120,15 @@ def test_a_cancelled_request_cancels_its_own_duplicates(make_engine: MakeEngine)
 
 
 def test_a_failing_input_fails_for_its_duplicates_and_no_others(make_engine: MakeEngine) -> None:
-    gate, strike = BatchGate(), raise_on_tokens(MARKER)
+    gate, fail_marked = BatchGate(), raise_on_tokens(MARKER)
 
     def fault(batch: ScheduledBatch) -> None:
         gate(batch)
-        strike(batch)
+        fail_marked(batch)
 
     engine = make_engine(fault=fault)
     block_engine(engine, gate)
-    pending = [
+    states = [
         wait_until_queued(
             engine, engine.submit(make_request([[5], [MARKER, 5], [MARKER, 5], [6]], return_exceptions=True))
         )
@@ -137,23 +137,23 @@ def test_a_failing_input_fails_for_its_duplicates_and_no_others(make_engine: Mak
     strict = wait_until_queued(engine, engine.submit(make_request([[6], [MARKER, 5]])))
     gate.opened.set()
 
-    for each in pending:
-        first, bad, worse, last = each.wait()
+    for state in states:
+        first, failed, duplicate, last = state.wait()
         assert echoed_token_ids([first, last]) == [[5], [6]]
-        assert isinstance(bad, PoolingError) and isinstance(worse, PoolingError)
-        assert (bad.index, worse.index) == (1, 2) and "poisoned" in bad.message
+        assert isinstance(failed, PoolingError) and isinstance(duplicate, PoolingError)
+        assert (failed.index, duplicate.index) == (1, 2) and "poisoned" in failed.message
     with pytest.raises(PoolingError, match="poisoned"):
         strict.wait()
     assert is_dedup_empty(engine)
 
 
 def test_duplicates_of_inputs_of_a_failed_request_are_computed(make_engine: MakeEngine) -> None:
-    """An input takes the others of its request with it, but not those of other requests that are like these."""
-    gate, strike = BatchGate(), raise_on_tokens(MARKER)
+    """A failed input fails its whole request, but not the duplicates of its inputs in other requests."""
+    gate, fail_marked = BatchGate(), raise_on_tokens(MARKER)
 
     def fault(batch: ScheduledBatch) -> None:
         gate(batch)
-        strike(batch)
+        fail_marked(batch)
 
     engine = make_engine(fault=fault, max_num_batched_tokens=2)
     block_engine(engine, gate)
@@ -182,12 +182,12 @@ def test_inputs_of_different_tenants_are_not_duplicates(make_engine: MakeEngine)
     gate = BatchGate()
     engine = make_engine(fault=gate)
     block_engine(engine, gate)
-    pending = [
+    states = [
         wait_until_queued(engine, engine.submit(make_request([[5]], tenant=tenant))) for tenant in ("a", "b", "a")
     ]
     gate.opened.set()
 
-    assert [echoed_token_ids(each.wait()) for each in pending] == [[[5]]] * 3
+    assert [echoed_token_ids(state.wait()) for state in states] == [[[5]]] * 3
     assert gate.token_ids == [7, 5, 5]
 
 
@@ -195,56 +195,46 @@ def test_an_urgent_input_does_not_wait_for_a_duplicate_of_lower_priority(make_en
     gate = BatchGate()
     engine = make_engine(fault=gate, scheduling_policy="priority", max_num_batched_tokens=1)
     block_engine(engine, gate)
-    patient = wait_until_queued(engine, engine.submit(make_request([[5], [6]], priority=9)))
-    hurried = wait_until_queued(engine, engine.submit(make_request([[6]], priority=1)))
+    normal = wait_until_queued(engine, engine.submit(make_request([[5], [6]], priority=9)))
+    urgent = wait_until_queued(engine, engine.submit(make_request([[6]], priority=1)))
     gate.opened.set()
 
-    assert echoed_token_ids(hurried.wait()) == [[6]]
-    assert echoed_token_ids(patient.wait()) == [[5], [6]]
+    assert echoed_token_ids(urgent.wait()) == [[6]]
+    assert echoed_token_ids(normal.wait()) == [[5], [6]]
     assert gate.token_ids[:2] == [7, 6]
     assert is_dedup_empty(engine)
 
 
 def test_input_keys_differ_in_everything_the_model_receives() -> None:
     ids = np.arange(40, 48, dtype=np.int32)
-    flags = np.ones(8, dtype=bool)
-    some = flags.copy()
-    some[3] = False
-    alike = [TokenizedInput(ids, 8, 8), TokenizedInput(ids, 8, 99), TokenizedInput(ids, 8, 8, row_mask=flags)]
-    unlike = [
+    all_rows = np.ones(8, dtype=bool)
+    some_rows = all_rows.copy()
+    some_rows[3] = False
+    equal = [TokenizedInput(ids, 8, 8), TokenizedInput(ids, 8, 99), TokenizedInput(ids, 8, 8, row_mask=all_rows)]
+    different = [
         TokenizedInput(ids[:-1], 7, 7),
         TokenizedInput(ids, 4, 8),
         TokenizedInput(ids, 8, 8, num_unpooled=2),
         TokenizedInput(ids, 8, 8, attended_len=4),
-        TokenizedInput(ids, 8, 8, row_mask=some),
+        TokenizedInput(ids, 8, 8, row_mask=some_rows),
         TokenizedInput(ids, 8, 8, images=make_input_images(b"one image......")),
         TokenizedInput(ids, 8, 8, images=make_input_images(b"another image..")),
         TokenizedInput(ids, 8, 8, images=make_input_images(b"one image......", b"another image..")),
-        TokenizedInput(ids, 8, 8, row_mask=some, images=make_input_images(b"one image......")),
+        TokenizedInput(ids, 8, 8, row_mask=some_rows, images=make_input_images(b"one image......")),
     ]
+    equal_images = [TokenizedInput(ids, 8, 8, images=make_input_images(b"one")) for _ in range(2)]
 
-    assert len(set(make_input_keys(TokenizedInputs.from_list(alike)))) == 1
-    assert (
-        len(
-            set(
-                make_input_keys(
-                    TokenizedInputs.from_list(
-                        [TokenizedInput(ids, 8, 8, images=make_input_images(b"one")) for _ in range(2)]
-                    )
-                )
-            )
-        )
-        == 1
-    )
-    bodies = [
-        *make_input_keys(TokenizedInputs.from_list([*alike, *unlike])),
-        *make_input_keys(TokenizedInputs.from_list(unlike[:2])),
+    assert len(set(make_input_keys(TokenizedInputs.from_list(equal)))) == 1
+    assert len(set(make_input_keys(TokenizedInputs.from_list(equal_images)))) == 1
+    keys = [
+        *make_input_keys(TokenizedInputs.from_list([*equal, *different])),
+        *make_input_keys(TokenizedInputs.from_list(different[:2])),
     ]
-    assert len(set(bodies)) == 1 + len(unlike)
+    assert len(set(keys)) == 1 + len(different)
 
 
 def make_input_images(*keys: bytes) -> InputImages:
-    """Images of which nothing but their keys matters."""
-    ids, flags = np.zeros(1, dtype=np.int32), np.ones(1, dtype=bool)
-    pictures = tuple(ProcessedImage(torch.zeros(1, 1), ((1, 1),), ids, flags, (1, 1), key) for key in keys)
-    return InputImages(pictures, np.arange(len(keys)))
+    """Return images with the given cache keys."""
+    ids, mask = np.zeros(1, dtype=np.int32), np.ones(1, dtype=bool)
+    images = tuple(ProcessedImage(torch.zeros(1, 1), ((1, 1),), ids, mask, (1, 1), key) for key in keys)
+    return InputImages(images, np.arange(len(keys)))

@@ -1,4 +1,4 @@
-"""What the engine counts, and where it says the time went."""
+"""Metrics of the engine and the timing of requests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.engine.conftest import BatchGate, MakeEngine, make_request, raise_on_
 
 
 def get_series(engine: PoolingEngine, name: str) -> list[MetricSeries]:
-    (family,) = [each for each in engine.metrics.registry.snapshot() if each.name == name]
+    (family,) = [family for family in engine.metrics.registry.snapshot() if family.name == name]
     return family.series
 
 
 def get_value(engine: PoolingEngine, name: str, *labels: str) -> float:
-    return sum(each.value for each in get_series(engine, name) if each.labels == labels)
+    return sum(series.value for series in get_series(engine, name) if series.labels == labels)
 
 
 def test_tokens_inputs_and_outcomes_are_counted_exactly(make_engine: MakeEngine) -> None:
@@ -34,7 +34,7 @@ def test_tokens_inputs_and_outcomes_are_counted_exactly(make_engine: MakeEngine)
     assert get_value(engine, "cenote_requests_total", "answered") == 1
     assert get_value(engine, "cenote_prompt_tokens_total") == 5
     assert get_value(engine, "cenote_inputs_total") == 2
-    assert sum(get_series(engine, "cenote_request_duration_seconds")[0].counts) == 1  # of what was answered
+    assert sum(get_series(engine, "cenote_request_duration_seconds")[0].counts) == 1  # of successful requests
 
 
 def test_a_truncated_input_is_counted(make_engine: MakeEngine) -> None:
@@ -64,8 +64,8 @@ def test_a_request_is_counted_as_waiting_then_running_then_not_at_all(make_engin
 def test_a_cancelled_request_is_counted_as_cancelled(make_engine: MakeEngine) -> None:
     gate = BatchGate()
     engine = make_engine(fault=gate)
-    pending = engine.submit(make_request([[1, 2, 3]]))
-    pending.future.cancel()
+    state = engine.submit(make_request([[1, 2, 3]]))
+    state.future.cancel()
     gate.opened.set()
 
     wait_until(lambda: get_value(engine, "cenote_requests_total", "cancelled") == 1)
@@ -81,13 +81,13 @@ def test_the_time_of_a_request_is_split_into_its_parts(make_engine: MakeEngine) 
             engine.pool(make_request(["hello there"], timing=second)),
         )
 
-    began = time.monotonic()
+    started_at = time.monotonic()
     asyncio.run(both())
-    elapsed = time.monotonic() - began
+    elapsed_s = time.monotonic() - started_at
     assert first.inference_s >= 0.05
     assert second.queue_s >= 0.04  # it waited for the first
-    assert 0 < first.tokenize_s < elapsed
-    assert second.queue_s + second.tokenize_s + second.inference_s <= elapsed + 0.01
+    assert 0 < first.tokenize_s < elapsed_s
+    assert second.queue_s + second.tokenize_s + second.inference_s <= elapsed_s + 0.01
 
 
 def test_a_score_request_gets_its_timing(make_engine: MakeEngine) -> None:

@@ -1,4 +1,4 @@
-"""Answers that are kept: given again bit by bit, to whom they belong, for exactly what was asked."""
+"""The result cache in an engine: equal results, separated by model, parameters and API key."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_repeated_input_is_served_from_the_cache_with_the_same_result(tmp_path
 
 
 def test_cached_results_survive_a_restart_and_belong_to_one_model(tmp_path: Path) -> None:
-    model, other, folder = tmp_path / "model", tmp_path / "other", tmp_path / "answers"
+    model, other, folder = tmp_path / "model", tmp_path / "other", tmp_path / "cache"
     tiny_bert(model)
     tiny_bert(other, seed=1)
     options = {"result_cache_dir": str(folder), "result_cache_disk_bytes": "1M"}
@@ -72,7 +72,7 @@ def test_results_of_every_task_are_cached(model: Any, task: str, tmp_path: Path)
 
         assert cache_counts(llm) == (len(TEXTS), len(TEXTS))
     assert are_bit_equal(first, again)
-    assert [answer.shape for answer in first] == [answer.shape for answer in again]
+    assert [result.shape for result in first] == [result.shape for result in again]
 
 
 def test_other_pooling_params_miss_the_cache(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_other_pooling_params_miss_the_cache(tmp_path: Path) -> None:
 
 
 def test_pairs_with_equal_tokens_and_other_token_types_have_other_keys(tmp_path: Path) -> None:
-    """The boundary between the two texts is told by token types alone where no separator shows it."""
+    """Token types mark the boundary between two texts, which token ids alone do not."""
     tiny_bert_classifier(tmp_path, num_labels=1)
     with load_llm(tmp_path, result_cache_bytes=MIB) as llm:
         first, second = (llm.score("the cat", "is red", use_tqdm=False)[0].outputs.score for _ in range(2))
@@ -102,9 +102,9 @@ def test_a_cached_result_counts_its_tokens(make_engine: MakeEngine) -> None:
     engine = make_engine(result_cache_bytes=MIB)
 
     for _ in range(2):
-        pending = engine.submit(make_request([[5, 6, 7], [8]]))
-        assert echoed_token_ids(pending.wait()) == [[5, 6, 7], [8]]
-        assert pending.num_tokens == 4
+        state = engine.submit(make_request([[5, 6, 7], [8]]))
+        assert echoed_token_ids(state.wait()) == [[5, 6, 7], [8]]
+        assert state.num_tokens == 4
 
     families = {family.name: family.series[0].value for family in engine.metrics.registry.snapshot() if family.series}
     assert families["cenote_cache_hits_total"] == families["cenote_cache_misses_total"] == 2
@@ -116,31 +116,31 @@ def test_a_failed_input_is_not_cached(make_engine: MakeEngine) -> None:
 
     def fault(batch: Any) -> None:
         if broken:
-            raise RuntimeError("for now")
+            raise RuntimeError("temporary failure")
 
     engine = make_engine(fault=fault, result_cache_bytes=MIB)
     engine.pool_sync(make_request([[5]], return_exceptions=True))
     broken = False
 
-    (answer,) = engine.pool_sync(make_request([[5]]))
-    assert isinstance(answer, PoolResult)
+    (result,) = engine.pool_sync(make_request([[5]]))
+    assert isinstance(result, PoolResult)
 
 
 def test_each_api_key_has_its_own_cached_results(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
 
-    def ask(client: Any, key: str) -> Any:
+    def post(client: Any, key: str) -> Any:
         return client.post("/v1/embeddings", json={"input": "the cat"}, headers={"Authorization": f"Bearer {key}"})
 
     for shared, hits in ((False, [0, 1, 1, 2]), (True, [0, 1, 2, 3])):
         with load_llm(tmp_path, result_cache_bytes=MIB, result_cache_shared=shared) as llm:
-            client, seen = make_client(llm, api_key=("one", "two")), []
+            client, num_hits = make_client(llm, api_key=("one", "two")), []
             for key in ("one", "one", "two", "two"):
-                reply = ask(client, key)
+                reply = post(client, key)
                 assert reply.status_code == 200 and reply.json()["usage"]["total_tokens"] == 4
-                seen.append(cache_counts(llm)[0])
+                num_hits.append(cache_counts(llm)[0])
 
-            assert seen == hits
+            assert num_hits == hits
 
 
 def test_an_unusable_cache_folder_makes_loading_fail(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who gets which answers of a batch."""
+"""Delivery of the results of a batch to the receivers of its sequences."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class FakeReceiver:
 
     def receive(self, results: Many[GroupResult]) -> None:
         self.num_calls += 1
-        for each in results:
-            for index, *rows in zip(each.indices.tolist(), *each.unbind(), strict=True):
+        for result in results:
+            for index, *rows in zip(result.indices.tolist(), *result.unbind(), strict=True):
                 self.results[index] = [row.flatten().tolist() for row in rows]
 
     def fail(self, index: int, error: PoolingError) -> None:
@@ -49,14 +49,14 @@ def make_rows(*first: float) -> RaggedRows:
 
 
 def test_a_batch_for_one_receiver_is_delivered_in_one_call() -> None:
-    caller = FakeReceiver()
-    whole = make_group(caller, [4, 2, 3], EMBED)
-    batch = ScheduledBatch([GroupSlice(whole, 1, 3), GroupSlice(whole, 0, 1)])
+    receiver = FakeReceiver()
+    group = make_group(receiver, [4, 2, 3], EMBED)
+    batch = ScheduledBatch([GroupSlice(group, 1, 3), GroupSlice(group, 0, 1)])
 
     deliver_results(batch, BatchOutput({EMBED: make_rows(20, 30, 40)}))
 
-    assert caller.num_calls == 1
-    assert caller.results == {2: [[20, 0.5]], 3: [[30, 0.5]], 4: [[40, 0.5]]}
+    assert receiver.num_calls == 1
+    assert receiver.results == {2: [[20, 0.5]], 3: [[30, 0.5]], 4: [[40, 0.5]]}
 
 
 def test_receivers_with_different_specs_get_their_own_results() -> None:
@@ -79,21 +79,21 @@ def test_receivers_with_different_specs_get_their_own_results() -> None:
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_result_that_is_not_finite_fails_only_its_input(alone: bool) -> None:
-    caller, other = FakeReceiver(), FakeReceiver()
-    parts = [GroupSlice(make_group(caller, [5, 6, 7], EMBED), 0, 3)]
+    receiver, other = FakeReceiver(), FakeReceiver()
+    slices = [GroupSlice(make_group(receiver, [5, 6, 7], EMBED), 0, 3)]
     if not alone:
-        parts.append(GroupSlice(make_group(other, [0], EMBED), 0, 1))
+        slices.append(GroupSlice(make_group(other, [0], EMBED), 0, 1))
 
-    deliver_results(ScheduledBatch(parts), BatchOutput({EMBED: make_rows(*[50, 60, 70, 0][: 3 + (not alone)])}, {1}))
+    deliver_results(ScheduledBatch(slices), BatchOutput({EMBED: make_rows(*[50, 60, 70, 0][: 3 + (not alone)])}, {1}))
 
-    assert caller.results == {5: [[50, 0.5]], 7: [[70, 0.5]]}
-    assert isinstance(caller.errors[6], NumericalError)
+    assert receiver.results == {5: [[50, 0.5]], 7: [[70, 0.5]]}
+    assert isinstance(receiver.errors[6], NumericalError)
     assert len(other.results) == (not alone)
 
 
 @pytest.mark.parametrize("failed", [set(), {0}])
 def test_fewer_results_than_sequences_raise(failed: set[int]) -> None:
-    with pytest.raises(ValueError, match="2 sequences ran, and 1 answers came back"):
+    with pytest.raises(ValueError, match="the executor returned 1 results for 2 sequences"):
         deliver_results(
             ScheduledBatch([GroupSlice(make_group(FakeReceiver(), [0, 1], EMBED), 0, 2)]),
             BatchOutput({EMBED: make_rows(1)}, failed),
@@ -105,4 +105,4 @@ def test_split_half_and_split_single_cover_every_sequence_once() -> None:
     batch = ScheduledBatch([GroupSlice(first, 0, 3), GroupSlice(second, 0, 2)])
 
     assert [half.indices.tolist() for half in batch.split_half()] == [[0, 1], [2, 3, 4]]
-    assert [one.indices.tolist() for one in batch.split_single()] == [[0], [1], [2], [3], [4]]
+    assert [single.indices.tolist() for single in batch.split_single()] == [[0], [1], [2], [3], [4]]

@@ -1,4 +1,4 @@
-"""Which waiting sequences run next, by the thousand."""
+"""The selection of waiting sequences for the next batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cenote.engine.scheduler import Scheduler
 
 @dataclass(eq=False)
 class FakeGroup:
-    """Sequences that came together; most of what follows is about lots of one."""
+    """Sequences of one request; mostly a single one."""
 
     lengths: list[int]
     priority: int = 0
@@ -31,15 +31,15 @@ class FakeGroup:
 
 
 def make_groups(lengths: list[int]) -> list[FakeGroup]:
-    return [FakeGroup([length], arrival=place) for place, length in enumerate(lengths)]
+    return [FakeGroup([length], arrival=index) for index, length in enumerate(lengths)]
 
 
 def get_lengths(batch: list[Any]) -> list[int]:
-    return [length for lot, start, end in batch for length in lot.lengths[start:end]]
+    return [length for group, start, end in batch for length in group.lengths[start:end]]
 
 
 def get_arrivals(batch: list[Any]) -> list[int]:
-    return [lot.arrival for lot, _, _ in batch]
+    return [group.arrival for group, _, _ in batch]
 
 
 def drain(scheduler: Scheduler) -> list[list[Any]]:
@@ -49,7 +49,7 @@ def drain(scheduler: Scheduler) -> list[list[Any]]:
     return batches
 
 
-def test_nothing_waits_in_an_empty_scheduler() -> None:
+def test_an_empty_scheduler_returns_an_empty_batch() -> None:
     scheduler = Scheduler(token_budget=10, max_num_seqs=8)
 
     assert scheduler.next_batch() == []
@@ -147,9 +147,9 @@ def test_priority_matters_only_with_the_priority_policy() -> None:
     assert [batch[0][0].priority for batch in drain(by_priority)] == [-1, 0, 0, 1]
 
 
-def test_equal_priorities_run_in_the_order_they_came() -> None:
+def test_equal_priorities_run_in_order_of_arrival() -> None:
     scheduler = Scheduler(token_budget=1, max_num_seqs=1, by_priority=True)
-    waiting = [FakeGroup([3], priority=place % 2, arrival=place) for place in range(10)]
+    waiting = [FakeGroup([3], priority=index % 2, arrival=index) for index in range(10)]
     scheduler.add(waiting)
 
     assert [batch[0][0].arrival for batch in drain(scheduler)] == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
@@ -158,60 +158,60 @@ def test_equal_priorities_run_in_the_order_they_came() -> None:
 @pytest.mark.parametrize("largest", [1, 20])
 @pytest.mark.parametrize("seed", range(300))
 def test_random_groups_run_exactly_once_and_the_oldest_runs_next(seed: int, largest: int) -> None:
-    dice = random.Random(seed)
-    budget, most = dice.choice([1, 7, 64, 500]), dice.choice([1, 2, 5, 1000])
-    by_priority = dice.random() < 0.3
-    longest = dice.choice([3, 30, 600])
-    scheduler = Scheduler(budget, most, by_priority=by_priority)
-    waiting: dict[FakeGroup, set[int]] = {}  # the places in it that have not run
-    arrived = ran = gone = 0
-    while arrived < 120 or waiting:
-        for _ in range(dice.randrange(12) if arrived < 120 else 0):
-            some = sorted(dice.randint(1, longest) for _ in range(dice.randint(1, largest)))
-            lot = FakeGroup(some, priority=dice.randrange(3), arrival=arrived)
-            arrived += len(some)
-            waiting[lot] = set(range(len(some)))
-            scheduler.add([lot])
-        for lot in waiting:
-            lot.is_aborted = lot.is_aborted or dice.random() < 0.03
-        staying = {lot: places for lot, places in waiting.items() if not lot.is_aborted}
+    rng = random.Random(seed)
+    budget, max_num_seqs = rng.choice([1, 7, 64, 500]), rng.choice([1, 2, 5, 1000])
+    by_priority = rng.random() < 0.3
+    max_length = rng.choice([3, 30, 600])
+    scheduler = Scheduler(budget, max_num_seqs, by_priority=by_priority)
+    waiting: dict[FakeGroup, set[int]] = {}  # offsets of its sequences that have not run
+    num_added = num_run = num_aborted = 0
+    while num_added < 120 or waiting:
+        for _ in range(rng.randrange(12) if num_added < 120 else 0):
+            lengths = sorted(rng.randint(1, max_length) for _ in range(rng.randint(1, largest)))
+            group = FakeGroup(lengths, priority=rng.randrange(3), arrival=num_added)
+            num_added += len(lengths)
+            waiting[group] = set(range(len(lengths)))
+            scheduler.add([group])
+        for group in waiting:
+            group.is_aborted = group.is_aborted or rng.random() < 0.03
+        active = {group: offsets for group, offsets in waiting.items() if not group.is_aborted}
         assert scheduler.num_waiting_tokens >= sum(
-            lot.lengths[place] for lot, rest in staying.items() for place in rest
+            group.lengths[offset] for group, offsets in active.items() for offset in offsets
         )
 
         batch: list[Any] = scheduler.next_batch()
 
-        gone += sum(len(places) for lot, places in waiting.items() if lot.is_aborted)
-        waiting = staying
+        num_aborted += sum(len(offsets) for group, offsets in waiting.items() if group.is_aborted)
+        waiting = active
         assert bool(batch) == bool(waiting)
         if not batch:
             continue
-        assert batch[0][0] is min(waiting, key=lambda lot: ((lot.priority if by_priority else 0), lot.arrival))
-        for lot, start, end in batch:
-            assert set(range(start, end)) <= waiting[lot], "nothing runs twice"
-            waiting[lot] -= set(range(start, end))
-        assert len(get_lengths(batch)) <= most
+        assert batch[0][0] is min(waiting, key=lambda group: ((group.priority if by_priority else 0), group.arrival))
+        for group, start, end in batch:
+            assert set(range(start, end)) <= waiting[group], "a sequence ran twice"
+            waiting[group] -= set(range(start, end))
+        assert len(get_lengths(batch)) <= max_num_seqs
         assert sum(get_lengths(batch)) <= budget or len(get_lengths(batch)) == 1
         runs = [length for length, _ in groupby(get_lengths(batch))]
-        assert len(set(runs)) == len(runs), "equal lengths stand side by side"
-        ran += len(get_lengths(batch))
-        waiting = {lot: places for lot, places in waiting.items() if places}
-    assert ran + gone == arrived
-    assert scheduler.next_batch() == []  # whoever has gone leaves nothing behind
+        assert len(set(runs)) == len(runs), "sequences of equal length are not adjacent"
+        num_run += len(get_lengths(batch))
+        waiting = {group: offsets for group, offsets in waiting.items() if offsets}
+    assert num_run + num_aborted == num_added
+    assert scheduler.next_batch() == []  # nothing of aborted groups is left
     assert len(scheduler) == scheduler.num_waiting_tokens == 0
 
 
 def test_no_sequence_starves() -> None:
     scheduler = Scheduler(token_budget=20, max_num_seqs=8)
-    lonely = FakeGroup([19])
+    long = FakeGroup([19])
     scheduler.add(make_groups([2] * 40))
-    scheduler.add([lonely])
+    scheduler.add([long])
 
     for _ in range(1 + 40 // 8):
-        if any(lot is lonely for lot, _, _ in scheduler.next_batch()):
+        if any(group is long for group, _, _ in scheduler.next_batch()):
             return
-        scheduler.add(make_groups([2] * 10))  # a stream of short ones that never ends
-    pytest.fail("it still waits")
+        scheduler.add(make_groups([2] * 10))  # an endless stream of short sequences
+    pytest.fail("the long sequence was never scheduled")
 
 
 def test_equal_lengths_run_in_order_of_arrival() -> None:

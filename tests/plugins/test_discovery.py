@@ -136,7 +136,7 @@ def test_a_plugin_that_fails_to_load_is_skipped_with_a_warning_and_the_reason(
 
     assert caught.value.message == (
         "The model requires the 'broken' IO Processor plugin but it is not installed. Available plugins: ['good'] "
-        f"('broken' is there, but failed to load: {reason.replace('THIS', broken)})"
+        f"('broken' is installed but failed to load: {reason.replace('THIS', broken)})"
     )
     assert caplog.messages == ["Failed to load plugin broken."]
 
@@ -151,18 +151,18 @@ def test_a_plugin_may_opt_out(install_plugin: InstallPlugin, load: Any) -> None:
 def test_two_packages_that_bring_the_same_name_are_refused(install_plugin: InstallPlugin, load: Any) -> None:
     names = sorted([install_plugin("good", GOOD), install_plugin("good", GOOD)])
 
-    with pytest.raises(LoadError, match=f"{names[0]} and {names[1]} both bring an IO processor plugin 'good'"):
+    with pytest.raises(LoadError, match=f"{names[0]} and {names[1]} both provide an IO processor plugin 'good'"):
         load("good")
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("def entry():\n    return 5", "names its class as 5; it must be like 'package.module.Class'"),
-        ("def entry():\n    return 'Plugin'", "names its class as 'Plugin'; it must be like"),
+        ("def entry():\n    return 5", "returned the invalid class path 5; expected 'package.module.Class'"),
+        ("def entry():\n    return 'Plugin'", "returned the invalid class path 'Plugin'; expected"),
         ("def entry():\n    return 'no_such_package.Plugin'", "cannot be imported: ModuleNotFoundError"),
         ("def entry():\n    return 'THIS.Plugin'", "cannot be imported: AttributeError"),
-        ("def entry():\n    return 'THIS.entry'", "is no class"),
+        ("def entry():\n    return 'THIS.entry'", "is not a class"),
         (
             GOOD.replace("self.config, self.renderer =", "1 / 0,"),
             "failed to start: ZeroDivisionError: division by zero",
@@ -171,8 +171,11 @@ def test_two_packages_that_bring_the_same_name_are_refused(install_plugin: Insta
             GOOD.replace("self.config, self.renderer =", "raise OSError('two\\nlines') #"),
             "failed to start: OSError: two$",
         ),
-        (GOOD.replace("def parse_data", "def parse"), "Plugin of the IO processor plugin 'odd' has no parse_data"),
-        (GOOD.replace("def p", "def other_p"), "has no parse_data and no pre_process and no post_process"),
+        (
+            GOOD.replace("def parse_data", "def parse"),
+            "Plugin of the IO processor plugin 'odd' does not implement parse_data",
+        ),
+        (GOOD.replace("def p", "def other_p"), "does not implement parse_data, pre_process, post_process"),
     ],
 )
 def test_an_invalid_plugin_gives_a_one_line_load_error(
@@ -212,4 +215,4 @@ def test_older_plugins_get_only_the_config_and_deprecated_methods_are_logged_onc
     with caplog.at_level(logging.INFO, "cenote"):
         assert load("older").plugin.renderer is None
 
-    assert "the IO processor plugin older uses parse_request; its name today is parse_data" in caplog.messages
+    assert "the IO processor plugin older uses the deprecated method parse_request; use parse_data" in caplog.messages

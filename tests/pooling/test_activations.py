@@ -1,4 +1,4 @@
-"""Which activation turns logits into answers: config.json's own words, in the order in which they count."""
+"""The activation of classifiers: the fields of config.json that set it, in order of precedence."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def test_only_modules_of_torch_are_activations(place: str, name: str) -> None:
         resolve_classification_activation(config)
 
 
-def test_a_module_of_torch_that_is_no_activation_for_logits_is_refused() -> None:
+def test_an_unsupported_torch_module_is_refused() -> None:
     with pytest.raises(LoadError, match=r"Bilinear.* expected one of: .*tanh"):
         resolve_classification_activation({"sbert_ce_default_activation_function": f"{TORCH}linear.Bilinear"})
 
 
-def test_the_activation_names_its_source() -> None:
+def test_the_activation_has_its_source() -> None:
     assert "problem_type" in resolve_classification_activation({"problem_type": "regression"}).source
     assert resolve_classification_activation({}).source == "number of labels"
 

@@ -1,4 +1,4 @@
-"""Pooling of packed batches equals pooling every sequence by itself, and what Sentence Transformers computes."""
+"""Pooling methods: a packed batch gives the same results as single sequences and as Sentence Transformers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cenote.packed_batch import PackedBatch, pack_sequences
 from cenote.pooling.methods import POOLING_METHODS
 
 LENGTHS = [5, 1, 3, 3, 9, 1, 5]
-NUM_UNPOOLED = [2, 0, 2, 0, 8, 0, 4]  # as many leading tokens as a prompt may take: at least one token stays
+NUM_UNPOOLED = [2, 0, 2, 0, 8, 0, 4]  # leading tokens of a prompt; at least one token of each sequence is pooled
 
-# of one sequence, [tokens, hidden] -> [hidden], with the number of leading tokens that are left out
+# of one sequence, [tokens, hidden] -> [hidden], with the number of leading tokens that are not pooled
 REFERENCE_METHODS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "CLS": lambda rows, skip: rows[skip],
     "LAST": lambda rows, skip: rows[-1],
@@ -25,7 +25,7 @@ REFERENCE_METHODS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "MAX": lambda rows, skip: rows[skip:].amax(0),
     "MEAN_SQRT_LEN": lambda rows, skip: rows[skip:].sum(0) / (len(rows) - skip) ** 0.5,
     "WEIGHTEDMEAN": lambda rows, skip: (
-        torch.stack([row * place for place, row in enumerate(rows, 1) if place > skip]).sum(0)
+        torch.stack([row * weight for weight, row in enumerate(rows, 1) if weight > skip]).sum(0)
         / sum(range(skip + 1, len(rows) + 1))
     ),
 }
@@ -41,7 +41,7 @@ SENTENCE_TRANSFORMERS_NAMES = {
 
 def make_states(hidden_size: int = 6) -> tuple[Tensor, PackedBatch]:
     batch = pack_sequences([[7] * length for length in LENGTHS])
-    # all negative: a maximum that forgets its start shows
+    # all negative: a maximum that is initialised with 0 would show
     return torch.randn(batch.num_tokens, hidden_size, generator=torch.Generator().manual_seed(1)) - 3, batch
 
 
@@ -75,7 +75,7 @@ def test_unpooled_prompt_tokens_are_excluded(name: str) -> None:
 def test_a_method_matches_sentence_transformers(name: str, prompt_length: int | None) -> None:
     hidden, batch = make_states()
     lengths = LENGTHS
-    if prompt_length is not None:  # every text has one token of its own at least
+    if prompt_length is not None:  # every text has at least one token after the prompt
         lengths = [length + prompt_length for length in LENGTHS]
         batch = replace(
             pack_sequences([[7] * length for length in lengths]),

@@ -1,4 +1,4 @@
-"""Who decides about pooling, field by field: the request, then the user's options, the files, the model."""
+"""Resolution of pooling settings, field by field: request, options, Sentence Transformers files, model."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_pooling_type_may_be_written_in_any_case(given: str) -> None:
     assert make_plan(PoolerConfig(seq_pooling_type=given)).seq_pooling_types.value == ("MEAN",)
 
 
-def test_token_pooling_is_no_sequence_pooling() -> None:
+def test_token_pooling_does_not_change_sequence_pooling() -> None:
     resolved = make_plan(PoolerConfig(pooling_type="STEP"), FILE_SETTINGS)
 
     assert resolved.tok_pooling_type == Sourced("STEP", "pooler config")
@@ -98,7 +98,7 @@ def test_the_task_option_restricts_the_tasks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "params", "foreign"),
+    ("task", "params", "invalid"),
     [
         ("classify", {"dimensions": 4}, "dimensions"),
         ("token_classify", {"dimensions": 4}, "dimensions"),
@@ -106,14 +106,14 @@ def test_the_task_option_restricts_the_tasks() -> None:
         ("token_embed", {"returned_token_ids": [1, 2]}, "returned_token_ids"),
     ],
 )
-def test_a_parameter_of_another_task_is_refused(task: Any, params: dict[str, Any], foreign: str) -> None:
+def test_a_parameter_of_another_task_is_refused(task: Any, params: dict[str, Any], invalid: str) -> None:
     with pytest.raises(
-        BadRequest, match=rf"Task '{task}' only supports .* does not support \['{foreign}'\] parameters"
+        BadRequest, match=rf"Task '{task}' only supports .* does not support \['{invalid}'\] parameters"
     ):
         make_plan().resolve_options(task, PoolingParams(**params))
 
 
-def test_step_fields_come_from_the_request_then_from_the_options() -> None:
+def test_step_settings_of_the_request_override_the_options() -> None:
     resolved = make_plan(PoolerConfig(pooling_type="STEP", step_tag_id=5, returned_token_ids=[1, 2]))
 
     assert resolved.resolve_options("token_embed", None) == PoolingOptions(True, None, 5, (1, 2))
@@ -124,7 +124,7 @@ def test_step_fields_come_from_the_request_then_from_the_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("matryoshka", "dimensions", "error", "words"),
+    ("matryoshka", "dimensions", "error", "message"),
     [
         (Matryoshka(False, (), 32), 8, Unsupported, "does not support matryoshka"),
         (Matryoshka(True, (8, 16), 32), 4, BadRequest, r"only supports \[8, 16\]"),
@@ -132,12 +132,12 @@ def test_step_fields_come_from_the_request_then_from_the_options() -> None:
         (Matryoshka(True, (), 32), 0, BadRequest, r"range \[1, 32\], got 0"),
     ],
 )
-def test_a_length_the_model_was_not_trained_for_is_refused(
-    matryoshka: Matryoshka, dimensions: int, error: type[Exception], words: str
+def test_dimensions_the_model_was_not_trained_for_are_refused(
+    matryoshka: Matryoshka, dimensions: int, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         make_plan(matryoshka=matryoshka).resolve_options("embed", PoolingParams(dimensions=dimensions))
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         make_plan(PoolerConfig(dimensions=dimensions), matryoshka=matryoshka)
 
 
@@ -152,7 +152,7 @@ def test_a_logit_sigma_of_zero_is_refused() -> None:
         PoolerConfig(logit_sigma=0.0)
 
 
-def test_both_names_of_the_mean_must_agree() -> None:
+def test_logit_mean_and_its_alias_must_agree() -> None:
     assert PoolerConfig(logit_bias=2.0).logit_mean == 2.0
     assert PoolerConfig(logit_bias=2.0, logit_mean=2.0).logit_mean == 2.0
     with pytest.raises(BadRequest, match="`logit_bias` is a deprecated alias of `logit_mean`"):

@@ -1,4 +1,4 @@
-"""One batch may hold any mix of tasks and options; every sequence gets what it would get alone."""
+"""The pooler: any mix of tasks and options in a batch gives the same results as single sequences."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ MIXED_SPECS = [
 
 
 def pool_each(pooler: Pooler, hidden: Tensor, sequences: list[list[int]], specs: list[PoolingSpec]) -> list[Tensor]:
-    """What every sequence gets, in the order of the batch."""
-    found: dict[int, Tensor] = {}
-    for group in pooler(hidden, pack_sequences(sequences), [(ask,) for ask in specs]):
+    """Return the result of every sequence, in batch order."""
+    results: dict[int, Tensor] = {}
+    for group in pooler(hidden, pack_sequences(sequences), [(spec,) for spec in specs]):
         rows = group.rows if group.row_counts is None else group.rows.split(group.row_counts)
-        found |= dict(zip(group.seq_indices, rows, strict=True))
-    return [found[member] for member in range(len(sequences))]
+        results |= dict(zip(group.seq_indices, rows, strict=True))
+    return [results[index] for index in range(len(sequences))]
 
 
 def make_pooler(**config: Any) -> Pooler:
-    """No projector, no classifier: states go straight into the activation."""
+    """Return a pooler without heads: pooled states go directly into the activation."""
     plan = resolve_plan(
         model="tiny",
         pooler_config=PoolerConfig(**config),
@@ -73,8 +73,8 @@ def test_a_mixed_batch_gives_the_same_results_as_single_sequences(tmp_path: Path
     with torch.inference_mode():
         mixed = pool_each(model.pooler, model.backbone(pack_sequences(SEQUENCES)), SEQUENCES, MIXED_SPECS)
         alone = [
-            pool_each(model.pooler, model.backbone(pack_sequences([ids])), [ids], [ask])[0]
-            for ids, ask in zip(SEQUENCES, MIXED_SPECS, strict=True)
+            pool_each(model.pooler, model.backbone(pack_sequences([ids])), [ids], [spec])[0]
+            for ids, spec in zip(SEQUENCES, MIXED_SPECS, strict=True)
         ]
 
     for one, other in zip(mixed, alone, strict=True):
@@ -84,7 +84,7 @@ def test_a_mixed_batch_gives_the_same_results_as_single_sequences(tmp_path: Path
 def test_a_mixed_batch_of_a_classifier_gives_the_same_results_as_single_sequences(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path)
     model = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device="cpu"))
-    asks = [
+    specs = [
         PoolingSpec("classify", PoolingOptions()),
         PoolingSpec("token_classify", PoolingOptions(False)),
         PoolingSpec("classify", PoolingOptions(False)),
@@ -92,17 +92,17 @@ def test_a_mixed_batch_of_a_classifier_gives_the_same_results_as_single_sequence
     sequences = SEQUENCES[:3]
 
     with torch.inference_mode():
-        mixed = pool_each(model.pooler, model.backbone(pack_sequences(sequences)), sequences, asks)
+        mixed = pool_each(model.pooler, model.backbone(pack_sequences(sequences)), sequences, specs)
         alone = [
-            pool_each(model.pooler, model.backbone(pack_sequences([ids])), [ids], [ask])[0]
-            for ids, ask in zip(sequences, asks, strict=True)
+            pool_each(model.pooler, model.backbone(pack_sequences([ids])), [ids], [spec])[0]
+            for ids, spec in zip(sequences, specs, strict=True)
         ]
 
     for one, other in zip(mixed, alone, strict=True):
         assert_close(one, other, atol=1e-5, rtol=0)
 
 
-def test_every_prompt_of_a_call_may_have_parameters_of_its_own(tmp_path: Path) -> None:
+def test_every_prompt_of_a_call_may_have_its_own_parameters(tmp_path: Path) -> None:
     reference = tiny_bert(tmp_path)
     params = [
         PoolingParams(dimensions=number or None, use_activation=number % 2 == 0) for number in range(len(SEQUENCES))
@@ -112,7 +112,7 @@ def test_every_prompt_of_a_call_may_have_parameters_of_its_own(tmp_path: Path) -
         outputs = llm.embed(SEQUENCES, pooling_params=params, use_tqdm=False)
 
     for number, (output, rows) in enumerate(zip(outputs, compute_hidden_states(reference), strict=True)):
-        expected = rows[0][: number or None]  # cut first, then normalised
+        expected = rows[0][: number or None]  # truncated first, then normalised
         if number % 2 == 0:
             expected = F.normalize(expected, dim=-1)
         assert_close(output.outputs.data, expected, atol=1e-5, rtol=0)
@@ -133,19 +133,19 @@ def test_a_user_may_choose_any_method(kind: str, tmp_path: Path) -> None:
         outputs = llm.embed(SEQUENCES, pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
 
     for output, rows in zip(outputs, compute_hidden_states(reference), strict=True):
-        places = torch.arange(1, len(rows) + 1)[:, None]
+        weights = torch.arange(1, len(rows) + 1)[:, None]
         expected = {
             "CLS": rows[0],
             "LAST": rows[-1],
             "MEAN": rows.mean(0),
             "MAX": rows.amax(0),
-            "WEIGHTEDMEAN": (rows * places).sum(0) / places.sum(),
+            "WEIGHTEDMEAN": (rows * weights).sum(0) / weights.sum(),
             "MEAN_SQRT_LEN": rows.sum(0) / len(rows) ** 0.5,
         }[kind]
         assert_close(output.outputs.data, expected, atol=1e-4, rtol=0)
 
 
-def test_all_gives_a_row_for_every_token(tmp_path: Path) -> None:
+def test_all_returns_a_row_for_every_token(tmp_path: Path) -> None:
     reference = tiny_bert(tmp_path)
 
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
@@ -164,12 +164,12 @@ def test_step_keeps_the_rows_of_its_tag_and_the_requested_columns(tmp_path: Path
     with LLM(str(tmp_path), dtype="float32", device="cpu", pooler_config=config) as llm:
         outputs = llm.encode(SEQUENCES, pooling_task="token_classify", use_tqdm=False)
         params = PoolingParams(step_tag_id=50, returned_token_ids=[0], use_activation=False)
-        asked = llm.encode(SEQUENCES, params, pooling_task="token_classify", use_tqdm=False)
+        with_params = llm.encode(SEQUENCES, params, pooling_task="token_classify", use_tqdm=False)
 
     assert [len(output.outputs.data) for output in outputs] == [ids.count(9) for ids in SEQUENCES]
-    for ids, output, other, logits in zip(SEQUENCES, outputs, asked, raw, strict=True):
-        tagged = torch.tensor(ids) == 9
-        assert_close(output.outputs.data, logits[tagged][:, [3, 1]].softmax(-1), atol=1e-4, rtol=0)
+    for ids, output, other, logits in zip(SEQUENCES, outputs, with_params, raw, strict=True):
+        is_step = torch.tensor(ids) == 9
+        assert_close(output.outputs.data, logits[is_step][:, [3, 1]].softmax(-1), atol=1e-4, rtol=0)
         assert_close(other.outputs.data, logits[torch.tensor(ids) == 50][:, [0]], atol=1e-4, rtol=0)
 
 
@@ -194,23 +194,23 @@ def test_step_without_a_tag_keeps_every_row() -> None:
 
 def test_a_column_the_model_does_not_have_is_refused() -> None:
     pooler = make_pooler(pooling_type="STEP")
-    ask = PoolingSpec("token_embed", PoolingOptions(returned_token_ids=(1, 6)))
+    spec = PoolingSpec("token_embed", PoolingOptions(returned_token_ids=(1, 6)))
 
     with pytest.raises(BadRequest, match=r"returned_token_ids \[6\] out of range; the model has 6 columns \(0 to 5\)"):
-        pooler(torch.randn(2, 6), pack_sequences([[1, 2]]), [(ask,)])
+        pooler(torch.randn(2, 6), pack_sequences([[1, 2]]), [(spec,)])
 
 
 @needs_bfloat16
-def test_heads_run_in_float32_whatever_the_model_runs_in(tmp_path: Path) -> None:
+def test_heads_run_in_float32_unless_head_dtype_is_model(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path)
-    half = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="bfloat16", device="cpu"))
-    told = load_model(
+    default = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="bfloat16", device="cpu"))
+    overridden = load_model(
         EngineConfig.from_kwargs(str(tmp_path), dtype="bfloat16", device="cpu", hf_overrides={"head_dtype": "model"})
     )
-    ask = PoolingSpec("classify", PoolingOptions())
+    spec = PoolingSpec("classify", PoolingOptions())
 
-    for model, expected in ((half, torch.float32), (told, torch.bfloat16)):
+    for model, expected in ((default, torch.float32), (overridden, torch.bfloat16)):
         with torch.inference_mode():
             hidden = model.backbone(pack_sequences([[7, 8]]))
             assert hidden.dtype == torch.bfloat16
-            assert pool_each(model.pooler, hidden, [[7, 8]], [ask])[0].dtype == expected
+            assert pool_each(model.pooler, hidden, [[7, 8]], [spec])[0].dtype == expected

@@ -1,4 +1,4 @@
-"""Models saved by Sentence Transformers give the embeddings that Sentence Transformers gives."""
+"""Models saved by Sentence Transformers give the same embeddings as Sentence Transformers."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ PROMPT = "search query: "
 
 
 def save_model(folder: Path, *modules: nn.Module, base: str = "BertModel", **options: Any) -> SentenceTransformer:
-    """A model of Sentence Transformers over a tiny encoder, in `folder`."""
+    """Save a Sentence Transformers model with a tiny encoder in `folder`."""
     inner = folder / "encoder"
     inner.mkdir()
     save_tiny(inner, base)
     model = SentenceTransformer(modules=[Transformer(str(inner)), *modules], device="cpu", **options)
     for seed, module in enumerate(modules):
         randomize(module, seed)
-    model.save(str(folder / "whole"), create_model_card=False)
+    model.save(str(folder / "model"), create_model_card=False)
     return model.eval()
 
 
 def embed_texts(
     folder: Path, *, params: PoolingParams | None = None, prompt: str | None = None, **options: Any
 ) -> Tensor:
-    with LLM(str(folder / "whole"), dtype="float32", device="cpu", **options) as llm:
+    with LLM(str(folder / "model"), dtype="float32", device="cpu", **options) as llm:
         outputs = llm.embed(TEXTS, pooling_params=params, prompt=prompt, use_tqdm=False)
     return torch.stack([output.outputs.data for output in outputs])
 
@@ -58,13 +58,13 @@ def test_a_pooling_mode_gives_the_same_embeddings(mode: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("base", ["RobertaModel", "ModernBertModel"])
-def test_other_families_pool_alike(base: str, tmp_path: Path) -> None:
+def test_other_families_give_the_same_embeddings(base: str, tmp_path: Path) -> None:
     model = save_model(tmp_path, Pooling(HIDDEN, "mean"), Normalize(), base=base)
 
     assert_same(embed_texts(tmp_path), reference_embeddings(model))
 
 
-def test_modes_are_concatenated_in_their_order(tmp_path: Path) -> None:
+def test_pooling_modes_are_concatenated_in_order(tmp_path: Path) -> None:
     model = save_model(tmp_path, Pooling(HIDDEN, ("max", "cls", "weightedmean")), Normalize())
 
     ours = embed_texts(tmp_path)
@@ -73,7 +73,7 @@ def test_modes_are_concatenated_in_their_order(tmp_path: Path) -> None:
     assert_same(ours, reference_embeddings(model))
 
 
-def test_without_a_normalize_module_lengths_stay_as_they_are(tmp_path: Path) -> None:
+def test_without_a_normalize_module_embeddings_are_not_normalised(tmp_path: Path) -> None:
     model = save_model(tmp_path, Pooling(HIDDEN, "mean"))
     expected = reference_embeddings(model)
     assert (expected.norm(dim=-1) - 1).abs().min() > 0.1
@@ -84,7 +84,7 @@ def test_without_a_normalize_module_lengths_stay_as_they_are(tmp_path: Path) -> 
     )
 
 
-def test_a_request_may_leave_out_the_normalize_module(tmp_path: Path) -> None:
+def test_a_request_may_disable_the_normalize_module(tmp_path: Path) -> None:
     model = save_model(tmp_path, Pooling(HIDDEN, "mean"), Normalize())
 
     ours = embed_texts(tmp_path, params=PoolingParams(use_activation=False))
@@ -93,7 +93,7 @@ def test_a_request_may_leave_out_the_normalize_module(tmp_path: Path) -> None:
     assert_same(nn.functional.normalize(ours, dim=-1), reference_embeddings(model))
 
 
-def test_an_option_of_the_user_comes_before_the_files_and_alone(tmp_path: Path) -> None:
+def test_an_option_overrides_one_setting_of_the_files(tmp_path: Path) -> None:
     model = save_model(tmp_path, Pooling(HIDDEN, "max"))
     unit = nn.functional.normalize(reference_embeddings(model), dim=-1)
     model[1].pooling_mode = "mean"
@@ -104,7 +104,7 @@ def test_an_option_of_the_user_comes_before_the_files_and_alone(tmp_path: Path) 
 
 @pytest.mark.parametrize("include_prompt", [True, False])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_prompt_is_pooled_or_left_out_as_the_files_say(mode: str, include_prompt: bool, tmp_path: Path) -> None:
+def test_include_prompt_of_the_files_is_respected(mode: str, include_prompt: bool, tmp_path: Path) -> None:
     model = save_model(tmp_path, Pooling(HIDDEN, mode, include_prompt=include_prompt))  # type: ignore[arg-type]
 
     assert_same(embed_texts(tmp_path, prompt=PROMPT), reference_embeddings(model, prompt=PROMPT))
@@ -114,7 +114,7 @@ def test_a_prompt_is_pooled_or_left_out_as_the_files_say(mode: str, include_prom
 def test_a_prompt_is_selected_by_its_name(tmp_path: Path) -> None:
     model = save_model(tmp_path, Pooling(HIDDEN, "mean", include_prompt=False), prompts={"query": PROMPT})
 
-    with LLM(str(tmp_path / "whole"), dtype="float32", device="cpu") as llm:
+    with LLM(str(tmp_path / "model"), dtype="float32", device="cpu") as llm:
         outputs = llm.embed(TEXTS, prompt_name="query", use_tqdm=False)
 
     assert_same(
@@ -124,14 +124,14 @@ def test_a_prompt_is_selected_by_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", [nn.Tanh(), nn.Identity(), nn.ReLU(), nn.GELU(), nn.Sigmoid(), nn.SiLU()])
-def test_a_dense_module_projects_alike(activation: nn.Module, bias: bool, tmp_path: Path) -> None:
+def test_a_dense_module_gives_the_same_embeddings(activation: nn.Module, bias: bool, tmp_path: Path) -> None:
     dense = Dense(HIDDEN, 20, bias=bias, activation_function=activation)
     model = save_model(tmp_path, Pooling(HIDDEN, "mean"), dense, Normalize())
 
     assert_same(embed_texts(tmp_path), reference_embeddings(model))
 
 
-def test_dense_modules_and_norms_run_in_their_order(tmp_path: Path) -> None:
+def test_dense_modules_and_norms_run_in_order(tmp_path: Path) -> None:
     model = save_model(
         tmp_path,
         Pooling(HIDDEN, ("cls", "mean")),
@@ -164,15 +164,15 @@ WRONG_SIZES: dict[str, tuple[list[nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG_SIZES)
-def test_a_layer_for_vectors_of_another_size_is_refused_when_it_is_loaded(name: str, tmp_path: Path) -> None:
-    modules, words = WRONG_SIZES[name]
+def test_a_layer_with_a_wrong_input_size_makes_loading_fail(name: str, tmp_path: Path) -> None:
+    modules, message = WRONG_SIZES[name]
     save_model(tmp_path, *modules)
 
-    with pytest.raises(LoadError, match=words):
+    with pytest.raises(LoadError, match=message):
         embed_texts(tmp_path)
 
 
-def test_a_shorter_embedding_is_cut_before_it_is_normalised(tmp_path: Path) -> None:
+def test_a_shorter_embedding_is_truncated_before_it_is_normalised(tmp_path: Path) -> None:
     model = save_model(tmp_path, Pooling(HIDDEN, "mean"), Dense(HIDDEN, 20), Normalize())
 
     ours = embed_texts(tmp_path, params=PoolingParams(dimensions=7), hf_overrides={"is_matryoshka": True})
@@ -180,13 +180,13 @@ def test_a_shorter_embedding_is_cut_before_it_is_normalised(tmp_path: Path) -> N
     assert_same(ours, reference_embeddings(model, truncate_dim=7, normalize_embeddings=True))
 
 
-def test_a_token_is_projected_and_normalised_like_a_text(tmp_path: Path) -> None:
+def test_token_embeddings_are_projected_and_normalised_too(tmp_path: Path) -> None:
     model = save_model(tmp_path, Pooling(HIDDEN, "mean"), Dense(HIDDEN, 20), Normalize())
     rows = model.encode(TEXTS, output_value="token_embeddings", show_progress_bar=False)
 
-    with LLM(str(tmp_path / "whole"), dtype="float32", device="cpu") as llm:
+    with LLM(str(tmp_path / "model"), dtype="float32", device="cpu") as llm:
         outputs = llm.encode(TEXTS, pooling_task="token_embed", use_tqdm=False)
 
     with torch.inference_mode():
-        for mine, states in zip(outputs, rows, strict=True):
-            assert_same(mine.outputs.data, nn.functional.normalize(torch.tanh(model[2].linear(states)), dim=-1))
+        for output, states in zip(outputs, rows, strict=True):
+            assert_same(output.outputs.data, nn.functional.normalize(torch.tanh(model[2].linear(states)), dim=-1))

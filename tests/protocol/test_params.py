@@ -1,4 +1,4 @@
-"""What callers say about an answer, and how errors read."""
+"""Request parameters, errors and registries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_aliases_with_different_values_are_refused(old: bool) -> None:
     assert caught.value.param == "normalize"
 
 
-def test_a_task_that_was_split_is_refused_with_both_successors() -> None:
+def test_the_removed_task_encode_is_refused_with_its_replacements() -> None:
     with pytest.raises(BadRequest, match="use `token_embed` or `token_classify` instead") as caught:
         PoolingParams(task="encode")
     assert caught.value.param == "task"
@@ -53,7 +53,7 @@ def test_a_clone_shares_nothing() -> None:
     assert params.extra_kwargs == {"deep": {"er": 1}}
 
 
-def test_parameters_are_named_so_that_a_typo_is_an_error() -> None:
+def test_an_unknown_parameter_is_an_error() -> None:
     with pytest.raises(TypeError, match="dimension"):
         PoolingParams(dimension=5)  # type: ignore[call-arg]
 
@@ -68,7 +68,7 @@ def test_requests_are_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "also"),
+    ("error", "status", "base"),
     [
         (PoolingError, 500, Exception),
         (BadRequest, 400, ValueError),
@@ -81,14 +81,14 @@ def test_requests_are_frozen() -> None:
         (LoadError, 500, ValueError),
     ],
 )
-def test_an_error_has_its_status_and_base_classes(error: type[PoolingError], status: int, also: type) -> None:
+def test_an_error_has_its_status_and_base_classes(error: type[PoolingError], status: int, base: type) -> None:
     assert error.status == status
     assert issubclass(error, PoolingError)
-    assert issubclass(error, also)
+    assert issubclass(error, base)
 
 
 @pytest.mark.parametrize(
-    ("more", "text"),
+    ("kwargs", "text"),
     [
         ({}, "no"),
         ({"param": "input"}, "no (parameter=input)"),
@@ -97,8 +97,8 @@ def test_an_error_has_its_status_and_base_classes(error: type[PoolingError], sta
     ],
     ids=str,
 )
-def test_an_error_message_names_the_parameter_and_its_value(more: dict[str, Any], text: str) -> None:
-    error = BadRequest("no", **more)
+def test_an_error_message_names_the_parameter_and_its_value(kwargs: dict[str, Any], text: str) -> None:
+    error = BadRequest("no", **kwargs)
 
     assert str(error) == text
     assert error.message == "no"
@@ -121,7 +121,7 @@ def test_a_registry_lists_its_names_in_errors() -> None:
         shapes.register("flat")("a sheet")
 
 
-def test_the_public_names_are_there() -> None:
+def test_every_public_name_can_be_imported() -> None:
     for name in cenote.__all__:
         assert getattr(cenote, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'LLMs'"):

@@ -1,4 +1,4 @@
-"""Prompts of a model's own files: by name, by what texts are, by task, and the one that comes by default."""
+"""Selection of a model's prompts and adapters by name, input type, role and task, and the default prompt."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def open_llm(folder: Path, **options: Any) -> LLM:
     return LLM(str(folder), dtype="float32", device="cpu", **options)
 
 
-def embed_texts(llm: LLM, texts: Any = TEXTS, **how: Any) -> Tensor:
-    return torch.stack([output.outputs.data for output in llm.embed(texts, use_tqdm=False, **how)])
+def embed_texts(llm: LLM, texts: Any = TEXTS, **kwargs: Any) -> Tensor:
+    return torch.stack([output.outputs.data for output in llm.embed(texts, use_tqdm=False, **kwargs)])
 
 
 def write_prompts(folder: Path, prompts: dict[str, str], default: str | None = None) -> None:
@@ -46,7 +46,7 @@ def write_prompts(folder: Path, prompts: dict[str, str], default: str | None = N
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
 
 
-# as Sentence Transformers does it
+# parity with Sentence Transformers
 
 
 @pytest.mark.parametrize("include_prompt", [True, False])
@@ -61,36 +61,38 @@ def write_prompts(folder: Path, prompts: dict[str, str], default: str | None = N
         ({}, None),
     ],
 )
-def test_prompts_are_chosen_as_sentence_transformers_chooses_them(
+def test_prompts_are_selected_as_in_sentence_transformers(
     tmp_path: Path, prompts: dict[str, str], default: str | None, include_prompt: bool
 ) -> None:
     save_tiny(tmp_path, "BertModel")
     modules = [Transformer(str(tmp_path)), Pooling(32, "mean", include_prompt=include_prompt)]
     theirs = SentenceTransformer(modules=modules, prompts=prompts, default_prompt_name=default, device="cpu")
-    theirs.save(str(tmp_path / "whole"), create_model_card=False)
-    how: dict[str, Any] = {"convert_to_tensor": True, "show_progress_bar": False}
+    theirs.save(str(tmp_path / "model"), create_model_card=False)
+    options: dict[str, Any] = {"convert_to_tensor": True, "show_progress_bar": False}
 
-    with open_llm(tmp_path / "whole") as llm:
+    with open_llm(tmp_path / "model") as llm:
         for ours, expected in (
-            (embed_texts(llm), theirs.encode(TEXTS, **how)),
-            (embed_texts(llm, prompt=""), theirs.encode(TEXTS, prompt="", **how)),
-            (embed_texts(llm, prompt="the book "), theirs.encode(TEXTS, prompt="the book ", **how)),
+            (embed_texts(llm), theirs.encode(TEXTS, **options)),
+            (embed_texts(llm, prompt=""), theirs.encode(TEXTS, prompt="", **options)),
+            (embed_texts(llm, prompt="the book "), theirs.encode(TEXTS, prompt="the book ", **options)),
             (
                 embed_texts(llm, prompt="the book ", prompt_name="query"),
-                theirs.encode(TEXTS, prompt="the book ", **how),
+                theirs.encode(TEXTS, prompt="the book ", **options),
             ),
-            (embed_texts(llm, prompt_name="query"), theirs.encode(TEXTS, prompt_name="query", **how)),
-            (embed_texts(llm, input_type="query"), theirs.encode_query(TEXTS, **how)),
-            (embed_texts(llm, input_type="document"), theirs.encode_document(TEXTS, **how)),
-            (embed_texts(llm, input_type="query", prompt=""), theirs.encode_query(TEXTS, prompt="", **how)),
+            (embed_texts(llm, prompt_name="query"), theirs.encode(TEXTS, prompt_name="query", **options)),
+            (embed_texts(llm, input_type="query"), theirs.encode_query(TEXTS, **options)),
+            (embed_texts(llm, input_type="document"), theirs.encode_document(TEXTS, **options)),
+            (embed_texts(llm, input_type="query", prompt=""), theirs.encode_query(TEXTS, prompt="", **options)),
         ):
             assert_close(ours, expected, atol=1e-5, rtol=1e-5)
         rows = llm.encode(TEXTS, pooling_task="token_embed", use_tqdm=False)
-        for output, expected in zip(rows, theirs.encode(TEXTS, output_value="token_embeddings", **how), strict=True):
+        for output, expected in zip(
+            rows, theirs.encode(TEXTS, output_value="token_embeddings", **options), strict=True
+        ):
             assert_close(output.outputs.data, expected[: len(output.outputs.data)], atol=1e-5, rtol=1e-5)
 
 
-def test_a_default_prompt_is_for_texts_that_are_embedded_and_for_nothing_else(tmp_path: Path) -> None:
+def test_the_default_prompt_applies_to_embedded_texts_only(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     write_prompts(tmp_path, {"query": "search query: ", "document": "passage: "}, "document")
 
@@ -149,12 +151,12 @@ def test_options_set_the_default_prompt(tmp_path: Path) -> None:
         open_llm(tmp_path)
 
 
-# which prompt is meant
+# selection
 
 
 @pytest.fixture(scope="module")
 def model_info(llm: LLM) -> ModelInfo:
-    """A model without a prompt or an adapter."""
+    """A model without prompts and adapters."""
     return llm.engine.model_info
 
 
@@ -163,7 +165,7 @@ def select_for(model_info: ModelInfo, **request_kwargs: Any) -> PromptSelection:
 
 
 @pytest.mark.parametrize(
-    ("names", "word", "chosen"),
+    ("names", "word", "expected"),
     [
         (("query", "document"), "search_query", "query"),
         (("query", "document"), "search_document", "document"),
@@ -187,15 +189,15 @@ def select_for(model_info: ModelInfo, **request_kwargs: Any) -> PromptSelection:
 )
 @pytest.mark.parametrize("field", ["input_type", "embedding_task"])
 def test_a_synonym_selects_the_matching_prompt(
-    model_info: ModelInfo, names: tuple[str, ...], word: str, chosen: str | None, field: str
+    model_info: ModelInfo, names: tuple[str, ...], word: str, expected: str | None, field: str
 ) -> None:
     model = replace(model_info, prompts={name: f"{name}: " for name in names})
 
-    if field == "embedding_task" and chosen is None:
+    if field == "embedding_task" and expected is None:
         with pytest.raises(BadRequest, match=f"unknown task '{word}'; available: document, query"):
             select_for(model, embedding_task=word)
     else:
-        assert select_for(model, **{field: word}).prompt == (chosen and f"{chosen}: ")
+        assert select_for(model, **{field: word}).prompt == (expected and f"{expected}: ")
 
 
 @pytest.mark.parametrize("word", ["query", "document", "passage", "search_query", "search_document", "retrieval.query"])
@@ -247,13 +249,13 @@ def test_unknown_names_are_refused_with_the_known_names(model_info: ModelInfo) -
         model_info, prompts={"song": "s: "}, adapters=("rhyme", "added"), external_adapters={"added": "/there"}
     )
 
-    for words, message in (
+    for kwargs, message in (
         ({"input_type": "rhymes"}, r"Unsupported input_type 'rhymes'\. Supported values: song"),
         ({"embedding_task": "rhymes"}, "unknown task 'rhymes'; available: added, rhyme, song"),
         ({"prompt_name": "rhymes"}, "unknown prompt_name 'rhymes'; available: song"),
     ):
         with pytest.raises(BadRequest, match=message):
-            select_for(model, **words)
+            select_for(model, **kwargs)
     with pytest.raises(BadRequest, match="unknown task 'rhymes'; available: none"):
         select_for(model_info, embedding_task="rhymes")
 
@@ -269,26 +271,26 @@ def test_an_external_adapter_is_selected_only_by_its_exact_name(model_info: Mode
 # models with an adapter for each task
 
 
-def name_modules(folder: Path, *, pooled: bool) -> None:
-    """modules.json as Jina publishes it: a Transformer of its own, whose adapter is chosen by the task."""
+def write_modules(folder: Path, *, has_pooling: bool) -> None:
+    """Write modules.json as Jina publishes it: a custom Transformer module, whose adapter is selected by the task."""
     modules = [{"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer", "kwargs": ["task"]}]
-    if pooled:
-        for place, kind in enumerate(("Pooling", "Normalize"), start=1):
-            path = f"{place}_{kind}"
-            modules.append({"idx": place, "name": kind, "path": path, "type": f"sentence_transformers.models.{kind}"})
+    if has_pooling:
+        for index, name in enumerate(("Pooling", "Normalize"), start=1):
+            path = f"{index}_{name}"
+            modules.append({"idx": index, "name": name, "path": path, "type": f"sentence_transformers.models.{name}"})
             (folder / path).mkdir()
         pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
         (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     (folder / "modules.json").write_text(json.dumps(modules))
 
 
-@pytest.mark.parametrize("place", ["config.json", "config_sentence_transformers.json", "both"])
-def test_a_task_of_jina_v3_has_its_adapter_and_its_instruction(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("file", ["config.json", "config_sentence_transformers.json", "both"])
+def test_a_task_of_jina_v3_has_its_adapter_and_its_instruction(tmp_path: Path, file: str) -> None:
     save_adapted(tmp_path)
-    name_modules(tmp_path, pooled=True)
-    if place != "config_sentence_transformers.json":
+    write_modules(tmp_path, has_pooling=True)
+    if file != "config_sentence_transformers.json":
         change_config(tmp_path, task_instructions=INSTRUCTIONS)
-    if place != "config.json":
+    if file != "config.json":
         write_prompts(tmp_path, INSTRUCTIONS)
 
     with open_llm(tmp_path) as llm:
@@ -307,10 +309,10 @@ def test_a_task_of_jina_v3_has_its_adapter_and_its_instruction(tmp_path: Path, p
         known = ", ".join(sorted(INSTRUCTIONS))
         with pytest.raises(BadRequest, match=f"unknown task 'code'; available: {known}"):
             embed_texts(llm, task="code")
-        apart = llm.score(TEXTS[0], TEXTS[2], score_type="late-interaction", use_tqdm=False)[0].outputs.score
-        rows = [llm.encode(TEXTS[place], pooling_task="token_embed", use_tqdm=False) for place in (0, 2)]
+        score = llm.score(TEXTS[0], TEXTS[2], score_type="late-interaction", use_tqdm=False)[0].outputs.score
+        rows = [llm.encode(TEXTS[index], pooling_task="token_embed", use_tqdm=False) for index in (0, 2)]
         query, document = (outputs[0].outputs.data for outputs in rows)
-    assert apart == pytest.approx(float((query @ document.T).amax(dim=-1).sum()), abs=1e-4)
+    assert score == pytest.approx(float((query @ document.T).amax(dim=-1).sum()), abs=1e-4)
 
     with open_llm(tmp_path, hf_overrides={"jina_task": "separation"}) as llm:
         assert_close(embed_texts(llm), embed_texts(llm, task="separation"))
@@ -325,11 +327,11 @@ def test_a_task_of_jina_v5_has_query_and_document_prompts_and_defaults_to_docume
     change_config(tmp_path, architectures=["JinaEmbeddingsV5Model"])
     for seed, task in enumerate(("retrieval", "text-matching", "classification", "clustering")):
         save_adapter(tmp_path / "adapters" / task, plain, QWEN_TARGETS, seed=seed)
-    name_modules(tmp_path, pooled=False)
+    write_modules(tmp_path, has_pooling=False)
     write_prompts(tmp_path, {"query": "search query: ", "document": "passage: "}, "document")
 
     with open_llm(tmp_path) as llm:
-        for how, adapter, prompt in (
+        for kwargs, adapter, prompt in (
             ({}, "retrieval", "passage: "),
             ({"task": "retrieval"}, "retrieval", "passage: "),
             ({"task": "retrieval.query"}, "retrieval", "search query: "),
@@ -342,7 +344,7 @@ def test_a_task_of_jina_v5_has_query_and_document_prompts_and_defaults_to_docume
             ({"task": "text-matching", "prompt": ""}, "text-matching", ""),
         ):
             expected = embed_texts(llm, [prompt + text for text in TEXTS], lora_request=adapter, prompt="")
-            assert_close(embed_texts(llm, **how), expected)
+            assert_close(embed_texts(llm, **kwargs), expected)
 
 
 def test_a_model_without_adapters_has_none_by_default(tmp_path: Path) -> None:

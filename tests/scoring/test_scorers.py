@@ -125,7 +125,11 @@ def test_the_default_score_type_is_used_unless_another_is_requested() -> None:
     [
         (ScoringModel("m", ("classify",), 3), None, "Scoring API is only enabled for num_labels == 1."),
         (ScoringModel("m", ("token_classify",), 3), None, "This model does not support the Scoring API."),
-        (EMBEDDER, "cross-encoder", "mini does not support score_type 'cross-encoder'; available: bi-encoder, late-interaction"),
+        (
+            EMBEDDER,
+            "cross-encoder",
+            "mini does not support score_type 'cross-encoder'; available: bi-encoder, late-interaction",
+        ),
         (RERANKER, "bi-encoder", "cross does not support score_type 'bi-encoder'; available: cross-encoder"),
         (EMBEDDER, "vibes", "mini does not support score_type 'vibes'"),
     ],

@@ -1,4 +1,4 @@
-"""What is counted: exact sums, buckets with the right edges, copies that stay as they were."""
+"""Metrics: exact sums, bucket bounds, snapshots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cenote.utils.metrics import MetricFamily, MetricsRegistry
 
 
 def get_family(metrics: MetricsRegistry, name: str) -> MetricFamily:
-    return next(each for each in metrics.snapshot() if each.name == name)
+    return next(family for family in metrics.snapshot() if family.name == name)
 
 
 def test_a_counter_adds_up_by_its_labels() -> None:
@@ -31,7 +31,7 @@ def test_a_counter_without_labels_shows_zero_before_anything_is_counted() -> Non
     assert [series.value for series in get_family(metrics, "tokens_total").series] == [0]
 
 
-def test_a_value_on_the_edge_of_a_bucket_belongs_to_it() -> None:
+def test_a_value_equal_to_an_upper_bound_belongs_to_that_bucket() -> None:
     metrics = MetricsRegistry()
     observe = metrics.histogram("seconds", "Seconds.", (1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 9.0):
@@ -60,7 +60,7 @@ def test_a_snapshot_does_not_change_any_more() -> None:
     assert before.series[0].counts == [1, 0]
 
 
-def test_nothing_is_lost_when_threads_count_at_once() -> None:
+def test_no_increment_of_concurrent_threads_is_lost() -> None:
     metrics = MetricsRegistry()
     add = metrics.counter("tokens_total", "Tokens.")
     threads = [threading.Thread(target=lambda: [add() for _ in range(2000)]) for _ in range(8)]

@@ -1,4 +1,4 @@
-"""Small batches as recorded CUDA graphs: one launch for a whole model, where launching its parts takes longest."""
+"""CUDA graphs for small batches: replay the whole model with one launch, where kernel launches dominate."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from cenote.pooling.pooler import PooledGroup, Pooler, PoolingSpec
 
 logger = logging.getLogger("cenote")
 
-# a batch is recorded as the smallest of these that holds it
+# a batch is padded to the smallest bucket that holds it
 NUM_TOKENS_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 NUM_SEQS_BUCKETS = (1, 4, 16, 64, 256)
 SEQ_LEN_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-# each takes some megabytes and a tenth of a second; what comes after them is launched part by part
+# each graph takes some megabytes and a tenth of a second to capture; further buckets run without graphs
 MAX_GRAPHS = 64
 
 
@@ -43,23 +43,25 @@ class GraphKey(NamedTuple):
 
 
 def select_bucket(num_tokens: int, num_seqs: int, max_seqlen: int) -> GraphBucket | None:
-    """The smallest that holds so much; None where a batch is large enough to be launched part by part."""
-    room = _smallest_bucket(NUM_SEQS_BUCKETS, num_seqs)
-    if room is None:
+    """Return the smallest bucket that holds a batch; None if the batch is too large for a graph."""
+    bucket_seqs = _smallest_bucket(NUM_SEQS_BUCKETS, num_seqs)
+    if bucket_seqs is None:
         return None
-    # sequences that are not there begin behind the last token, and that place must be one
-    held = _smallest_bucket(NUM_TOKENS_BUCKETS, num_tokens + (room > num_seqs))
-    reach = _smallest_bucket(SEQ_LEN_BUCKETS, max_seqlen)
-    return None if held is None or reach is None else GraphBucket(held, room, min(reach, held))
+    # padding sequences are empty and start after the last token, where the buffers must have one more token
+    bucket_tokens = _smallest_bucket(NUM_TOKENS_BUCKETS, num_tokens + (bucket_seqs > num_seqs))
+    bucket_seqlen = _smallest_bucket(SEQ_LEN_BUCKETS, max_seqlen)
+    if bucket_tokens is None or bucket_seqlen is None:
+        return None
+    return GraphBucket(bucket_tokens, bucket_seqs, min(bucket_seqlen, bucket_tokens))
 
 
 def _smallest_bucket(sizes: Sequence[int], needed: int) -> int | None:
-    at = bisect_left(sizes, needed)
-    return sizes[at] if at < len(sizes) else None
+    index = bisect_left(sizes, needed)
+    return sizes[index] if index < len(sizes) else None
 
 
 class CudaGraphCache:
-    """The model as recordings of it, made when a batch of a new bucket comes; they share their memory."""
+    """CUDA graphs of the model by bucket and spec, captured on first use; they share one memory pool."""
 
     def __init__(self, backbone: nn.Module, pooler: Pooler, device: torch.device) -> None:
         self.backbone = backbone
@@ -67,54 +69,52 @@ class CudaGraphCache:
         self.device = device
         self.is_enabled = supports_cuda_graphs(backbone) and pooling_supports_cuda_graphs(pooler)
         self.graphs: dict[GraphKey, CapturedGraph] = {}
-        self.memory_pool: Any = None  # the memory: one recording runs at a time
+        self.memory_pool: Any = None  # can be shared because one graph runs at a time
 
     def __call__(self, inputs: TokenizedInputs, specs: Sequence[Sequence[PoolingSpec]]) -> list[PooledGroup] | None:
-        """What the pooler answers to these inputs, read without adapters; None where they are not recorded."""
-        if (key := self._make_key(inputs, specs)) is None or (recording := self._get_or_capture(key)) is None:
+        """Return the pooled results of inputs without adapters; None if no graph can run them."""
+        if (key := self._make_key(inputs, specs)) is None or (graph := self._get_or_capture(key)) is None:
             return None
-        return [PooledGroup(key.spec, list(range(len(inputs))), recording.run(inputs))]
+        return [PooledGroup(key.spec, list(range(len(inputs))), graph.run(inputs))]
 
     def _make_key(self, inputs: TokenizedInputs, specs: Sequence[Sequence[PoolingSpec]]) -> GraphKey | None:
         if not self.is_enabled or len(inputs.token_ids) > NUM_TOKENS_BUCKETS[-1]:
             return None
-        wanted = specs[0]
-        if len(wanted) != 1 or any(several != wanted for several in specs):
+        first = specs[0]
+        if len(first) != 1 or any(seq_specs != first for seq_specs in specs):
             return None
-        (ask,) = wanted
-        if ask.task not in ("embed", "classify") or ask.is_max_sim or not _is_plain(inputs):
+        (spec,) = first
+        if spec.task not in ("embed", "classify") or spec.is_max_sim or not _is_plain(inputs):
             return None
         bucket = select_bucket(len(inputs.token_ids), len(inputs), int(inputs.lengths.max()))
-        return (
-            None
-            if bucket is None
-            else GraphKey(bucket, ask, bool((inputs.metadata["type1_start"] < inputs.lengths).any()))
-        )
+        if bucket is None:
+            return None
+        return GraphKey(bucket, spec, bool((inputs.metadata["type1_start"] < inputs.lengths).any()))
 
     def _get_or_capture(self, key: GraphKey) -> CapturedGraph | None:
-        if (recording := self.graphs.get(key)) is None and len(self.graphs) < MAX_GRAPHS:
+        if (graph := self.graphs.get(key)) is None and len(self.graphs) < MAX_GRAPHS:
             try:
-                recording = CapturedGraph(key, self.backbone, self.pooler, self.device, self.memory_pool)
-            except RuntimeError as error:  # too little memory, or a library that cannot be recorded
-                logger.warning("small batches are launched part by part: recording them failed: %s", error)
+                graph = CapturedGraph(key, self.backbone, self.pooler, self.device, self.memory_pool)
+            except RuntimeError as error:  # too little memory, or a library that does not support capture
+                logger.warning("CUDA graph capture failed; small batches run without graphs: %s", error)
                 self.is_enabled = False
                 return None
-            self.graphs[key] = recording
-            self.memory_pool = recording.graph.pool()
-        return recording
+            self.graphs[key] = graph
+            self.memory_pool = graph.graph.pool()
+        return graph
 
 
 def supports_cuda_graphs(backbone: nn.Module) -> bool:
-    """Whether nothing in it looks at the lengths of a batch on the host, or at what it computed."""
+    """Return whether the backbone never reads lengths or computed values on the host, as graph capture requires."""
     if type(backbone) is not Backbone or type(backbone.embed) is not InputEmbedding or backbone.bias is not None:
         return False
     parameter = next(backbone.parameters())
     spec = backbone.spec
-    plain_heads = spec.softcap is None and spec.head_size <= 128 and spec.head_size % 8 == 0
+    has_supported_heads = spec.softcap is None and spec.head_size <= 128 and spec.head_size % 8 == 0
     return (
         can_use_triton(parameter)
         and parameter.dtype in HALF_DTYPES
-        and plain_heads
+        and has_supported_heads
         and all(
             isinstance(layer.mixer, Attention)
             and type(layer.mixer).forward is Attention.forward
@@ -126,72 +126,74 @@ def supports_cuda_graphs(backbone: nn.Module) -> bool:
 
 
 def pooling_supports_cuda_graphs(pooler: Pooler) -> bool:
-    """Torch asks the device for the lengths to find the largest of each sequence, and a recording cannot wait."""
+    """Return whether the pooler can be captured: MAX pooling and SPLADE synchronize with the device."""
     return pooler.heads.splade is None and "MAX" not in pooler.plan.seq_pooling_types.value
 
 
 def _is_plain(inputs: TokenizedInputs) -> bool:
-    """Whether all tokens of all inputs are read, seen and pooled."""
-    facts = inputs.metadata
-    odd = inputs.row_mask is not None or inputs.inputs_embeds is not None or inputs.images is not None
-    return not (odd or facts["num_unpooled"].any() or (facts["attended_len"] < facts["length"]).any())
+    """Return whether all tokens of all inputs are token ids that are attended to and pooled."""
+    metadata = inputs.metadata
+    if inputs.row_mask is not None or inputs.inputs_embeds is not None or inputs.images is not None:
+        return False
+    return not (metadata["num_unpooled"].any() or (metadata["attended_len"] < metadata["length"]).any())
 
 
 class CapturedGraph:
-    """One bucket: buffers that are always the same, and the launches that read and fill them."""
+    """A captured graph of one bucket with its static input and output buffers."""
 
     def __init__(
         self, key: GraphKey, backbone: nn.Module, pooler: Pooler, device: torch.device, memory_pool: Any
     ) -> None:
-        tokens, sequences, longest = key.bucket
-        sizes = [tokens, tokens, tokens if key.has_token_type_ids else 0, sequences + 1]
+        num_tokens, num_seqs, max_seqlen = key.bucket
+        sizes = [num_tokens, num_tokens, num_tokens if key.has_token_type_ids else 0, num_seqs + 1]
         self.input_splits = list(accumulate(sizes[:-1]))
         self.static_inputs = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
-        token_ids, positions, token_types, offsets = self.static_inputs.split(sizes)  # type: ignore[no-untyped-call]
-        offsets[1:] = longest if sequences == 1 else min(longest, tokens - 1)
+        token_ids, positions, token_types, cu_seqlens = self.static_inputs.split(sizes)  # type: ignore[no-untyped-call]
+        cu_seqlens[1:] = max_seqlen if num_seqs == 1 else min(max_seqlen, num_tokens - 1)
 
         def run() -> Tensor:
-            # a new one each time: what a batch remembers to have computed would be missing from the recording
+            # a new batch each time: values cached by an earlier one would not be computed in the graph
             batch = PackedBatch(
                 token_ids=token_ids,
                 positions=positions,
-                cu_seqlens=offsets,
-                seq_lens_cpu=(longest,) * sequences,
+                cu_seqlens=cu_seqlens,
+                seq_lens_cpu=(max_seqlen,) * num_seqs,
                 token_type_ids=token_types if key.has_token_type_ids else None,
                 lens_are_upper_bounds=True,
             )
-            (answers,) = pooler(backbone(batch), batch, [(key.spec,)] * sequences)
-            rows: Tensor = answers.rows
+            (group,) = pooler(backbone(batch), batch, [(key.spec,)] * num_seqs)
+            rows: Tensor = group.rows
             return rows
 
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):  # kernels are compiled and libraries make their plans outside of the recording
+        with torch.cuda.stream(stream):  # compile kernels and initialize libraries before the capture
             run()
             run()
         torch.cuda.current_stream(device).wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        # other threads may talk to the device meanwhile, to copy answers for one
+        # thread_local: other threads may use the device meanwhile, for example to copy results
         with torch.cuda.graph(self.graph, pool=memory_pool, stream=stream, capture_error_mode="thread_local"):
             self.static_output = run()
 
     def run(self, inputs: TokenizedInputs) -> Tensor:
         """Replay the graph for these inputs and return the results, in memory that the caller owns."""
         staging = torch.empty(self.static_inputs.shape, dtype=torch.int64, pin_memory=True)
-        token_ids, positions, token_types, offsets = np.split(staging.numpy(), self.input_splits)
-        tokens, size = len(inputs.token_ids), len(inputs)
-        token_ids[:tokens] = inputs.token_ids
-        token_ids[tokens:] = 0  # what is not there belongs to nobody
-        positions[:tokens] = np.arange(tokens)
-        positions[:tokens] -= np.repeat(inputs.cu_seqlens[:-1], inputs.lengths)
-        positions[tokens:] = 0
+        token_ids, positions, token_types, cu_seqlens = np.split(staging.numpy(), self.input_splits)
+        num_tokens, num_seqs = len(inputs.token_ids), len(inputs)
+        token_ids[:num_tokens] = inputs.token_ids
+        token_ids[num_tokens:] = 0  # padding tokens, which belong to no sequence
+        positions[:num_tokens] = np.arange(num_tokens)
+        positions[:num_tokens] -= np.repeat(inputs.cu_seqlens[:-1], inputs.lengths)
+        positions[num_tokens:] = 0
         if len(token_types):
-            token_types[:tokens] = positions[:tokens] >= np.repeat(inputs.metadata["type1_start"], inputs.lengths)
-            token_types[tokens:] = 0
-        offsets[: size + 1] = inputs.cu_seqlens
-        offsets[size + 1 :] = tokens  # sequences that are not there are empty
+            type1_start = np.repeat(inputs.metadata["type1_start"], inputs.lengths)
+            token_types[:num_tokens] = positions[:num_tokens] >= type1_start
+            token_types[num_tokens:] = 0
+        cu_seqlens[: num_seqs + 1] = inputs.cu_seqlens
+        cu_seqlens[num_seqs + 1 :] = num_tokens  # padding sequences are empty
         self.static_inputs.copy_(staging, non_blocking=True)
         self.graph.replay()
-        # The next replay overwrites self.rows, and so may the replay of any other graph of this memory pool, whose
+        # The next replay overwrites static_output, and so may the replay of any other graph of this memory pool, whose
         # scratch may lie there. A copy on this stream is ordered before them; a copy on another stream would not be.
-        return self.static_output[:size].clone()
+        return self.static_output[:num_seqs].clone()

@@ -1,4 +1,4 @@
-"""Answers leave the device while it computes on."""
+"""Copy results to pinned host memory on a side stream, overlapping the next batch."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# larger answers leave on a stream of their own; smaller ones may lie in memory that the next batch reuses
+# larger results are copied on the side stream; smaller ones on the current stream, whose order protects their memory
 SIDE_STREAM_MIN_BYTES = 4 * 2**20
 
 
 class DeviceToHostCopier:
-    """Copies tensors from the current device to page-locked memory of the host."""
+    """Copies tensors from the current device to pinned host memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], torch.cuda.Event]:
-        """The copies, and the event after which they are there."""
+        """Start the copies; return them and the event that marks their completion."""
         if sum(tensor.nbytes for tensor in tensors) <= SIDE_STREAM_MIN_BYTES:
             return _copy_to_pinned(tensors)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            found = _copy_to_pinned(tensors)
+            copies = _copy_to_pinned(tensors)
         for tensor in tensors:
-            tensor.record_stream(self.stream)  # its memory is not given away before it is read
-        return found
+            tensor.record_stream(self.stream)  # the allocator must not reuse its memory before it is copied
+        return copies
 
 
 def _copy_to_pinned(tensors: Sequence[Tensor]) -> tuple[list[Tensor], torch.cuda.Event]:

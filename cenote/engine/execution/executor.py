@@ -1,4 +1,4 @@
-"""Who runs batches: the protocol, the local one, and a model-free one for tests."""
+"""Executors run batches: the protocol, LocalExecutor for CPUs, and EchoExecutor for tests."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from cenote.pooling.pooler import PooledGroup, Pooler
 
 
 class Executor(Protocol):
-    """Runs batches on some device, here or elsewhere."""
+    """Runs batches on a device."""
 
-    is_async: bool  # whether `start` returns while the device still works
+    is_async: bool  # whether `start` returns before the device has finished
 
     def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
-        """Begin a batch; calling what is returned waits for its answers, on the host."""
+        """Start a batch; return a function that waits for its results on the host."""
         ...
 
 
 class LocalExecutor:
-    """The model in this process, on a CPU; GPUExecutor goes on from here."""
+    """Runs the model in this process on a CPU; base class of GPUExecutor."""
 
     is_async = False
 
@@ -41,31 +41,31 @@ class LocalExecutor:
 
     def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
         with torch.inference_mode():
-            answers = self.run(batch)
-        # what callers get is made out here: autograd refuses tensors of inference mode
-        arrived = [replace(group, rows=torch.empty_like(group.rows).copy_(group.rows)) for group in answers]
-        return lambda: to_batch_output(arrived, [rows_are_finite(group.rows) for group in arrived])
+            groups = self.run(batch)
+        # copied outside of inference mode: autograd rejects inference tensors
+        copies = [replace(group, rows=torch.empty_like(group.rows).copy_(group.rows)) for group in groups]
+        return lambda: to_batch_output(copies, [rows_are_finite(group.rows) for group in copies])
 
     def run(self, batch: ScheduledBatch) -> list[PooledGroup]:
         packed = self.prefix_sharing.apply(pack_inputs(batch.inputs, self.device, batch.lora_names), batch)
-        answers: list[PooledGroup] = self.pooler(self.backbone(packed), packed, batch.specs, batch.query_embeddings)
-        return answers
+        groups: list[PooledGroup] = self.pooler(self.backbone(packed), packed, batch.specs, batch.query_embeddings)
+        return groups
 
 
 class EchoExecutor:
-    """Answers with the token ids themselves: an engine without a model, for tests of everything around it."""
+    """Returns the token ids as results: an executor without a model, for tests of the engine."""
 
     is_async = False
 
     def __init__(self, fault: Callable[[ScheduledBatch], None] = lambda batch: None) -> None:
-        self.fault = fault  # may raise, sleep or take notes
+        self.fault = fault  # called with every batch; may raise, sleep or record it
         self.num_batches = 0
 
     def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
         self.num_batches += 1
         self.fault(batch)
         return lambda: BatchOutput(
-            {ask: _echo_token_ids(batch.select(ask).inputs) for asks in set(batch.specs) for ask in asks}
+            {spec: _echo_token_ids(batch.select(spec).inputs) for specs in set(batch.specs) for spec in specs}
         )
 
 
@@ -74,16 +74,18 @@ def _echo_token_ids(inputs: TokenizedInputs) -> RaggedRows:
 
 
 def rows_are_finite(rows: Tensor) -> Tensor:
-    """For every row whether all of it is; a row may be a single number."""
-    verdicts = torch.isfinite(rows)
-    return verdicts.all(dim=-1) if rows.ndim > 1 else verdicts
+    """Return for each row whether all its values are finite; rows may be scalars."""
+    is_finite = torch.isfinite(rows)
+    return is_finite.all(dim=-1) if rows.ndim > 1 else is_finite
 
 
 def to_batch_output(groups: Many[PooledGroup], finite_masks: Many[Tensor]) -> BatchOutput:
-    """Of answers on the host, and of every row of them whether it is finite."""
+    """Build the BatchOutput of results on the host, given for each of their rows whether it is finite."""
     failed: set[int] = set()
-    for group, rows_are_good in zip(groups, finite_masks, strict=True):
-        if not bool(rows_are_good.all()):
-            each = RaggedRows.from_counts(rows_are_good, group.row_counts).unbind()
-            failed.update(member for member, good in zip(group.seq_indices, each, strict=True) if not bool(good.all()))
+    for group, mask in zip(groups, finite_masks, strict=True):
+        if not bool(mask.all()):
+            seq_masks = RaggedRows.from_counts(mask, group.row_counts).unbind()
+            failed.update(
+                index for index, seq_mask in zip(group.seq_indices, seq_masks, strict=True) if not bool(seq_mask.all())
+            )
     return BatchOutput({group.spec: RaggedRows.from_counts(group.rows, group.row_counts) for group in groups}, failed)

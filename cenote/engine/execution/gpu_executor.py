@@ -1,4 +1,4 @@
-"""The model on a GPU, which computes a batch while the host prepares the next and hands out the last."""
+"""GPUExecutor: runs the model on a GPU while the host prepares the next batch and delivers the previous one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cenote.engine.result_delivery import BatchOutput
 from cenote.engine.sequence_group import ScheduledBatch
 from cenote.pooling.pooler import PooledGroup, Pooler
 
-# numbers: fewer are looked at by the host in less time than launching the check on the device takes
+# fewer elements are checked for NaN on the host in less time than launching the check on the device takes
 MAX_HOST_CHECK_ELEMENTS = 1 << 16
 
 
@@ -28,32 +28,31 @@ class GPUExecutor(LocalExecutor):
         self.d2h_copier = DeviceToHostCopier(device)
 
     def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
-        # events and copies belong to the device that is current, and a thread starts with the first
+        # events and copies use the current device, which is device 0 in a new thread
         with torch.cuda.device(self.device):
             return self._start(batch)
 
     def run(self, batch: ScheduledBatch) -> list[PooledGroup]:
-        """A small batch is a recording, which gives the device one launch instead of hundreds."""
+        """Run a small batch as a CUDA graph: one launch instead of hundreds."""
         if batch.num_tokens <= NUM_TOKENS_BUCKETS[-1] and batch.lora_names is None:
-            answers = self.graphs(batch.inputs, batch.specs)
-            if answers is not None:
-                return answers
+            groups = self.graphs(batch.inputs, batch.specs)
+            if groups is not None:
+                return groups
         return super().run(batch)
 
     def _start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
         with torch.inference_mode():
-            answers = self.run(batch)
-            few = sum(group.rows.numel() for group in answers) < MAX_HOST_CHECK_ELEMENTS
-            verdicts = [] if few else [rows_are_finite(group.rows) for group in answers]
-        copies, done = self.d2h_copier([*(group.rows for group in answers), *verdicts])
+            groups = self.run(batch)
+            check_on_host = sum(group.rows.numel() for group in groups) < MAX_HOST_CHECK_ELEMENTS
+            device_masks = [] if check_on_host else [rows_are_finite(group.rows) for group in groups]
+        copies, done = self.d2h_copier([*(group.rows for group in groups), *device_masks])
 
         def wait() -> BatchOutput:
             done.synchronize()
-            # out of page-locked memory, which is scarce: callers keep answers as long as they like
-            rows = [copy.clone() for copy in copies[: len(answers)]]
-            checked = [rows_are_finite(each) for each in rows] if few else copies[len(answers) :]
-            return to_batch_output(
-                [replace(group, rows=each) for group, each in zip(answers, rows, strict=True)], checked
-            )
+            # copied out of pinned memory, which is scarce: callers may hold results for long
+            rows = [copy.clone() for copy in copies[: len(groups)]]
+            masks = [rows_are_finite(tensor) for tensor in rows] if check_on_host else copies[len(groups) :]
+            host_groups = [replace(group, rows=tensor) for group, tensor in zip(groups, rows, strict=True)]
+            return to_batch_output(host_groups, masks)
 
         return wait

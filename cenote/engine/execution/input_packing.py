@@ -1,4 +1,4 @@
-"""Sequences -> PackedBatch, laid out on the host and moved to the device in one copy."""
+"""Build a PackedBatch from tokenized inputs on the host and copy it to the device at once."""
 
 from __future__ import annotations
 
@@ -17,61 +17,64 @@ from cenote.protocol.images import InputImages, ProcessedImage
 
 Column = np.ndarray[Any, Any]
 
-# numbers: kernels read fastest from addresses that 128 bytes divide, and are made once for all of them
+# in elements of 8 bytes: kernels load fastest from 128-byte aligned addresses, and Triton specializes on alignment
 ALIGNMENT = 16
 
 
 def pack_inputs(
     inputs: TokenizedInputs, device: torch.device, lora_names: tuple[str | None, ...] | None = None
 ) -> PackedBatch:
-    lengths, offsets, usual = inputs.lengths, inputs.cu_seqlens, inputs.is_plain
+    lengths, offsets, is_plain = inputs.lengths, inputs.cu_seqlens, inputs.is_plain
     positions = np.arange(offsets[-1])
     positions -= np.repeat(offsets[:-1], lengths)
     columns: dict[str, Column] = {"token_ids": inputs.token_ids, "positions": positions, "cu_seqlens": offsets}
-    second, skip, attended = (inputs.metadata[name] for name in ("type1_start", "num_unpooled", "attended_len"))
-    if not usual and (second < lengths).any():  # otherwise all are of type 0
-        columns["token_type_ids"] = positions >= np.repeat(second, lengths)
-    if not usual and skip.any():
-        columns["num_unpooled"] = skip
+    type1_start, num_unpooled, attended_len = (
+        inputs.metadata[name] for name in ("type1_start", "num_unpooled", "attended_len")
+    )
+    if not is_plain and (type1_start < lengths).any():  # otherwise all are of type 0
+        columns["token_type_ids"] = positions >= np.repeat(type1_start, lengths)
+    if not is_plain and num_unpooled.any():
+        columns["num_unpooled"] = num_unpooled
     if inputs.row_mask is not None:
         columns["row_mask"] = inputs.row_mask
     if inputs.inputs_embeds is not None:
-        owners = [owner for owner, rows in enumerate(inputs.inputs_embeds) if rows is not None]
-        columns["inputs_embeds_rows"] = np.flatnonzero(np.isin(np.repeat(np.arange(len(inputs)), lengths), owners))
-    moved = _copy_to_device(columns, device)
+        with_embeds = [index for index, rows in enumerate(inputs.inputs_embeds) if rows is not None]
+        segment_ids = np.repeat(np.arange(len(inputs)), lengths)
+        columns["inputs_embeds_rows"] = np.flatnonzero(np.isin(segment_ids, with_embeds))
+    tensors = _copy_to_device(columns, device)
     if inputs.row_mask is not None:
-        moved["row_mask"] = moved["row_mask"].bool()
+        tensors["row_mask"] = tensors["row_mask"].bool()
     if inputs.images is not None and (axes := _build_mrope_positions(inputs.images, positions, offsets)) is not None:
-        moved["mrope_positions"] = torch.from_numpy(axes).to(device)
+        tensors["mrope_positions"] = torch.from_numpy(axes).to(device)
     return PackedBatch(
-        **moved,  # type: ignore[arg-type]  # by their names
+        **tensors,  # type: ignore[arg-type]  # the keys are field names
         seq_lens_cpu=tuple(lengths.tolist()),
         inputs_embeds=None if inputs.inputs_embeds is None else _concat_embeds(inputs.inputs_embeds, device),
         images=None if inputs.images is None else _pack_images(inputs.images, offsets, device),
-        attended_lens_cpu=tuple(attended.tolist()) if not usual and (attended < lengths).any() else None,
+        attended_lens_cpu=tuple(attended_len.tolist()) if not is_plain and (attended_len < lengths).any() else None,
         lora_names=lora_names,
     )
 
 
 def _copy_to_device(columns: dict[str, Column], device: torch.device) -> dict[str, Tensor]:
-    """Arrays as tensors of the device, where a single copy takes them."""
+    """Return the arrays as int64 tensors on the device, using one copy for all."""
     if device.type == "cpu":
         return {name: torch.from_numpy(column.astype(np.int64)) for name, column in columns.items()}
-    # page-locked memory comes from torch's own stock, which lends none of it again before the copy out of it is done
-    host, places = concat_columns(columns, pin_memory=device.type == "cuda")
-    there = host.to(device, non_blocking=True)
-    return {name: there[place] for name, place in places.items()}
+    # torch's caching allocator reuses the pinned memory only after the copy from it has finished
+    host, ranges = concat_columns(columns, pin_memory=device.type == "cuda")
+    on_device = host.to(device, non_blocking=True)
+    return {name: on_device[column_range] for name, column_range in ranges.items()}
 
 
 def concat_columns(columns: dict[str, Column], *, pin_memory: bool) -> tuple[Tensor, dict[str, slice]]:
-    """Arrays one behind the other, and where each is."""
+    """Concatenate the arrays at aligned offsets; return the tensor and the range of each array."""
     ends = np.cumsum([-(-len(column) // ALIGNMENT) * ALIGNMENT for column in columns.values()]).tolist()
     host = torch.empty(ends[-1], dtype=torch.int64, pin_memory=pin_memory)
     writable = host.numpy()
-    places = {name: slice(start, start + len(columns[name])) for name, start in zip(columns, [0, *ends], strict=False)}
-    for name, place in places.items():
-        writable[place] = columns[name]
-    return host, places
+    ranges = {name: slice(start, start + len(columns[name])) for name, start in zip(columns, [0, *ends], strict=False)}
+    for name, column_range in ranges.items():
+        writable[column_range] = columns[name]
+    return host, ranges
 
 
 def _concat_embeds(embeds: Many[Any], device: torch.device) -> Tensor:
@@ -79,46 +82,51 @@ def _concat_embeds(embeds: Many[Any], device: torch.device) -> Tensor:
 
 
 def _pack_images(inputs_images: Many[InputImages | None], offsets: Column, device: torch.device) -> PackedImages:
-    """All images of a batch; one that several inputs have, or one of them twice, is looked at once."""
-    pictures = {picture.cache_key: picture for sight in inputs_images if sight is not None for picture in sight.images}
-    ends = np.cumsum([picture.num_embeds for picture in pictures.values()])
-    first = dict(zip(pictures, (0, *ends.tolist()), strict=False))
-    rows, sources = [], []
-    for sight, start in zip(inputs_images, offsets.tolist(), strict=False):
-        if sight is not None:
-            rows.append(sight.token_indices + start)
-            sources += [first[each.cache_key] + np.arange(each.num_embeds) for each in sight.images]
+    """Pack the images of a batch; an image that occurs several times is processed once."""
+    unique = {image.cache_key: image for images in inputs_images if images is not None for image in images.images}
+    ends = np.cumsum([image.num_embeds for image in unique.values()])
+    first_features = dict(zip(unique, (0, *ends.tolist()), strict=False))
+    token_indices, feature_indices = [], []
+    for images, start in zip(inputs_images, offsets.tolist(), strict=False):
+        if images is not None:
+            token_indices.append(images.token_indices + start)
+            feature_indices += [
+                first_features[image.cache_key] + np.arange(image.num_embeds) for image in images.images
+            ]
     return PackedImages(
-        tuple(pictures.values()),
-        _pack_patches(list(pictures.values()), device),
-        torch.from_numpy(np.concatenate(rows)).to(device),
-        torch.from_numpy(np.concatenate(sources)).to(device),
+        tuple(unique.values()),
+        _pack_patches(list(unique.values()), device),
+        torch.from_numpy(np.concatenate(token_indices)).to(device),
+        torch.from_numpy(np.concatenate(feature_indices)).to(device),
     )
 
 
 def _pack_patches(images: Many[ProcessedImage], device: torch.device) -> Tensor:
-    """The numbers of all patches. They travel as bytes, a quarter of that, and pictures of one model are all alike."""
-    if device.type == "cpu":  # one by one, as much as stays in cache while it is computed
-        return torch.cat([normalize_patches(picture.patches, picture.normalization) for picture in images])
-    together = [[*group] for _, group in groupby(images, lambda picture: picture.normalization)]
-    moved = [torch.cat([picture.patches for picture in alike]).to(device) for alike in together]
+    """Return the normalized patches of all images; they are copied as bytes and normalized on the device."""
+    if device.type == "cpu":  # image by image, which stays in the CPU cache
+        return torch.cat([normalize_patches(image.patches, image.normalization) for image in images])
+    groups = [[*group] for _, group in groupby(images, lambda image: image.normalization)]  # mostly a single one
+    patches = [torch.cat([image.patches for image in group]).to(device) for group in groups]
     return torch.cat(
-        [normalize_patches(each, alike[0].normalization) for each, alike in zip(moved, together, strict=True)]
+        [
+            normalize_patches(group_patches, group[0].normalization)
+            for group_patches, group in zip(patches, groups, strict=True)
+        ]
     )
 
 
 def _build_mrope_positions(
     inputs_images: Many[InputImages | None], positions: Column, offsets: Column
 ) -> Column | None:
-    """Positions of several numbers, which are all the same one wherever there is no image."""
-    placed = [
-        (place, sight.mrope_positions)
-        for place, sight in enumerate(inputs_images)
-        if sight is not None and sight.mrope_positions is not None
+    """Return M-RoPE positions, [axes, tokens], equal on all axes for inputs without images; None if none has them."""
+    with_positions = [
+        (index, images.mrope_positions)
+        for index, images in enumerate(inputs_images)
+        if images is not None and images.mrope_positions is not None
     ]
-    if not placed:
+    if not with_positions:
         return None
-    axes = np.repeat(positions[None], len(placed[0][1]), axis=0)
-    for place, own in placed:
-        axes[:, offsets[place] : offsets[place + 1]] = own
+    axes = np.repeat(positions[None], len(with_positions[0][1]), axis=0)
+    for index, mrope_positions in with_positions:
+        axes[:, offsets[index] : offsets[index + 1]] = mrope_positions
     return axes

@@ -1,4 +1,4 @@
-"""Runs models that read tensors: what they give goes to whoever waits for it as it is, unpooled."""
+"""TensorExecutor: runs models of IO processor plugins, which take tensors and whose outputs are not pooled."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ class TensorExecutor:
 
     def start(self, batch: ScheduledBatch) -> Callable[[], BatchOutput]:
         inputs = batch.inputs.inputs_embeds
-        assert inputs is not None, "the renderer lets nothing else in"
+        assert inputs is not None, "the renderer accepts only tensor inputs for these models"
         with torch.inference_mode():
-            answers = [_to_float32(answer).cpu() for answer in self.model(inputs)]
-        members: dict[PoolingSpec, list[int]] = {}
-        for number, asks in enumerate(batch.specs):
-            for ask in asks:
-                members.setdefault(ask, []).append(number)
-        # what callers get is made out here: autograd refuses tensors of inference mode
+            outputs = [_to_float32(output).cpu() for output in self.model(inputs)]
+        indices_by_spec: dict[PoolingSpec, list[int]] = {}
+        for index, specs in enumerate(batch.specs):
+            for spec in specs:
+                indices_by_spec.setdefault(spec, []).append(index)
+        # copied outside of inference mode: autograd rejects inference tensors
         rows = {
-            ask: RaggedRows.from_tensors([answers[number] for number in numbers]) for ask, numbers in members.items()
+            spec: RaggedRows.from_tensors([outputs[index] for index in indices])
+            for spec, indices in indices_by_spec.items()
         }
-        failed = {number for number, answer in enumerate(answers) if not bool(torch.isfinite(answer).all())}
+        failed = {index for index, output in enumerate(outputs) if not bool(torch.isfinite(output).all())}
         return lambda: BatchOutput(rows, failed)
 
 
 def _to_float32(tensor: Tensor) -> Tensor:
-    """Halves as float32, like every other answer: numpy does not know all of them."""
+    """Convert 16-bit floats to float32: NumPy has no bfloat16, and other results are float32 too."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -1,4 +1,4 @@
-"""How many tokens a batch holds when nobody says: what fills the device and surely fits its memory."""
+"""Choose the default number of tokens per batch: enough to use the device fully and within its memory."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch import nn
 
 from cenote.layers.spec import BackboneSpec
 
-# on a CPU: enough to keep it busy without making the first answer wait
+# on a CPU: enough for full throughput, few enough for a low latency of the first result
 CPU_TOKEN_BUDGET = 4096
-# matrix products of wide models fill a GPU with fewer tokens: by hidden size, the most that still gains
+# (maximum hidden size, tokens): wide models reach full GPU throughput with fewer tokens
 GPU_BUDGET_BY_HIDDEN_SIZE = ((1024, 131072), (2048, 65536))
 WIDE_MODEL_TOKEN_BUDGET = 32768
 MIN_TOKEN_BUDGET = 1024
-# of the free memory for what a batch needs while it runs; the rest is for answers, recordings and the libraries
+# of the free memory, for the activations of a batch; the rest is for results, CUDA graphs and libraries
 MEMORY_FRACTION = 0.5
 
 
@@ -21,29 +21,34 @@ def compute_token_budget(backbone: nn.Module, device: torch.device) -> int:
     if device.type != "cuda":
         return CPU_TOKEN_BUDGET
     free, _ = torch.cuda.mem_get_info(device)
-    backbone = getattr(backbone, "backbone", backbone)  # within what looks up adapters
+    backbone = getattr(backbone, "backbone", backbone)  # unwrap BackboneWithLoRA
     parameter = next(backbone.parameters(), None)
-    size = 4 if parameter is None else parameter.element_size()
-    odd = max((getattr(part, "bytes_per_token", 0) for part in backbone.modules()), default=0)
-    return max_tokens_in_memory(getattr(backbone, "spec", None), size, free, odd)
+    element_size = 4 if parameter is None else parameter.element_size()
+    extra_bytes = max((getattr(module, "bytes_per_token", 0) for module in backbone.modules()), default=0)
+    return max_tokens_in_memory(getattr(backbone, "spec", None), element_size, free, extra_bytes)
 
 
 def max_tokens_in_memory(
     spec: BackboneSpec | None, element_size: int, free_bytes: int, extra_bytes_per_token: int = 0
 ) -> int:
-    """The most tokens that gain anything and fit in so much memory; `odd_bytes`: what an odd layer holds for each."""
-    if spec is None:  # not one of our own, which pads
+    """Return the tokens per batch that fit the free memory, at most as many as increase throughput.
+
+    `extra_bytes_per_token`: memory of special layers, such as gated delta networks.
+    """
+    if spec is None:  # the Transformers backend, which pads
         return WIDE_MODEL_TOKEN_BUDGET
-    wanted = next(
+    max_useful = next(
         (tokens for hidden, tokens in GPU_BUDGET_BY_HIDDEN_SIZE if spec.hidden_size <= hidden), WIDE_MODEL_TOKEN_BUDGET
     )
-    fit = int(free_bytes * MEMORY_FRACTION) // (estimate_bytes_per_token(spec, element_size) + extra_bytes_per_token)
-    return max(MIN_TOKEN_BUDGET, min(wanted, fit) // MIN_TOKEN_BUDGET * MIN_TOKEN_BUDGET)
+    bytes_per_token = estimate_bytes_per_token(spec, element_size) + extra_bytes_per_token
+    max_fitting = int(free_bytes * MEMORY_FRACTION) // bytes_per_token
+    return max(MIN_TOKEN_BUDGET, min(max_useful, max_fitting) // MIN_TOKEN_BUDGET * MIN_TOKEN_BUDGET)
 
 
 def estimate_bytes_per_token(spec: BackboneSpec, element_size: int) -> int:
-    """What the widest moment of a layer holds: states, their sum and norm, and what is made of them."""
-    heads = (2 * spec.num_heads + 2 * spec.num_key_value_heads) * spec.head_size
-    halves = (3 if spec.is_gated_mlp else 2) * spec.intermediate_size
+    """Estimate the peak memory of a layer per token: hidden states, residual and norm, attention or MLP activations."""
+    attention = (2 * spec.num_heads + 2 * spec.num_key_value_heads) * spec.head_size
+    mlp = (3 if spec.is_gated_mlp else 2) * spec.intermediate_size
     states = 4 * spec.hidden_size
-    return element_size * (states + max(heads, halves)) + 4 * spec.hidden_size  # and once in float32, to be pooled
+    pooled = 4 * spec.hidden_size  # bytes: the last states in float32
+    return element_size * (states + max(attention, mlp)) + pooled

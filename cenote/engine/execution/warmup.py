@@ -1,4 +1,4 @@
-"""What is compiled or recorded on first use is used once before anybody waits."""
+"""Warm up an executor: compile kernels and capture CUDA graphs before the first request."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cenote.errors import PoolingError
 from cenote.inputs.tokenized_inputs import TokenizedInputs
 from cenote.pooling.pooler import PoolingSpec
 
-# one length for every kernel of attention, in batches that are too large to be recorded
+# one length per attention kernel, in batches that are too large for CUDA graphs
 WARMUP_LENGTHS, WARMUP_TOKENS = (8, 48, 100, 300), 5000
-# and the smallest batches, which are recorded
+# lengths of single sequences, which run as CUDA graphs
 GRAPH_WARMUP_LENGTHS = (16, 32)
 
 
 class NullReceiver:
-    """Waits for nothing."""
+    """Discards results."""
 
     is_aborted = False
 
@@ -31,7 +31,7 @@ class NullReceiver:
 
 
 def warm_up(executor: Executor, spec: PoolingSpec, max_length: int, vocab_size: int) -> None:
-    """Seconds where nothing was compiled before, tenths of a second later: the compiler keeps what it made."""
+    """Run batches of several lengths: takes seconds the first time, less when Triton's compile cache is filled."""
     for length in WARMUP_LENGTHS:
         if length <= max_length:
             executor.start(_make_batch(length, -(-WARMUP_TOKENS // length), spec, vocab_size))()
@@ -41,7 +41,8 @@ def warm_up(executor: Executor, spec: PoolingSpec, max_length: int, vocab_size: 
 
 def _make_batch(length: int, num_seqs: int, spec: PoolingSpec, vocab_size: int) -> ScheduledBatch:
     lengths = np.full(num_seqs, length)
-    # no two begin alike: what they share would be computed once
+    # no common prefixes, which would be computed once
     ids = (np.arange(length * num_seqs) * 7 + 3) % vocab_size
-    strip = TokenizedInputs.from_ids(ids.astype(np.int32), lengths, lengths)
-    return ScheduledBatch([GroupSlice(SequenceGroup(strip, np.arange(num_seqs), (spec,), NullReceiver()), 0, num_seqs)])
+    inputs = TokenizedInputs.from_ids(ids.astype(np.int32), lengths, lengths)
+    group = SequenceGroup(inputs, np.arange(num_seqs), (spec,), NullReceiver())
+    return ScheduledBatch([GroupSlice(group, 0, num_seqs)])

@@ -1,4 +1,4 @@
-"""From what a ColBERT's files say of queries and documents to the tokens that they mean."""
+"""Resolve the query and document formats of a ColBERT model's files to token ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("cenote")
 
 
 def make_role_formats(model: LoadedModel) -> Mapping[Role, RoleFormat]:
-    """How each role is read; empty where both are read like any text."""
+    """Return the format of each role; empty if the model has none."""
     settings, tokenizer = model.description.late_interaction, model.tokenizer
     if settings is None:
         return {}
@@ -39,20 +39,20 @@ def _make_role_format(
     marker = tokenizer.tokenizer.token_to_id(role_settings.marker) if role_settings.marker else None
     if role_settings.marker and marker is None:
         raise LoadError(
-            f"{settings.source}: the marker of a {role}, {role_settings.marker!r}, is no token of the tokenizer; name "
-            f"another, "
-            f'or none, with hf_overrides={{"{role}_prefix": ""}}, or read texts as they are with plain_late_interaction'
+            f"{settings.source}: the {role} marker {role_settings.marker!r} is not a token of the tokenizer; set "
+            f'another or none with hf_overrides={{"{role}_prefix": ""}}, or disable markers with '
+            "plain_late_interaction"
         )
-    found = [tokenizer.tokenizer.token_to_id(word) for word in role_settings.skiplist]
+    skiplist = [tokenizer.tokenizer.token_to_id(word) for word in role_settings.skiplist]
     if settings.uses_pylate_rules:
-        found = [tokenizer.unk_token_id if token is None else token for token in found]
+        skiplist = [tokenizer.unk_token_id if token is None else token for token in skiplist]
     return RoleFormat(
         max_length=role_settings.max_length,
         marker_id=marker,
         prompt=role_settings.prompt,
         strip_whitespace=settings.uses_pylate_rules,
         expansion=expansion,
-        skiplist_ids=tuple(sorted({token for token in found if token is not None})),
+        skiplist_ids=tuple(sorted({token for token in skiplist if token is not None})),
     )
 
 
@@ -62,9 +62,9 @@ def _make_query_expansion(settings: ExpansionSettings, tokenizer: TokenizerFiles
     token = None if name is None else tokenizer.tokenizer.token_to_id(name)
     if token is None:
         raise LoadError(
-            f"{source}: queries are expanded, but the tokenizer has no {name or 'mask token'} to do it with; "
-            'hf_overrides={"do_query_expansion": false} leaves them as they are'
+            f"{source}: query expansion needs the token {name or 'mask token'}, which the tokenizer does not have; "
+            'disable it with hf_overrides={"do_query_expansion": false}'
         )
     if tokenizer.tokenizer_config.get("padding_side") == "left":
-        logger.warning("queries are expanded at their end, although the tokenizer fills texts up at their beginning")
+        logger.warning("queries are expanded at the end, although the tokenizer pads on the left")
     return QueryExpansion(token, settings.length, settings.is_attended)

@@ -1,4 +1,4 @@
-"""What reads the inputs of a loaded model: its tokenizer, and the renderer that does everything its files ask for."""
+"""Build the tokenizer, renderer and multimodal processor of a loaded model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cenote.protocol.input_types import ScoreTemplate
 
 logger = logging.getLogger("cenote")
 
-PROBE_IMAGE_SIZE = (224, 224)  # pixels, in whole patches of all towers
+PROBE_IMAGE_SIZE = (224, 224)  # pixels, a multiple of the patch size of all vision towers
 
 
 def make_tokenizer(model: LoadedModel) -> Tokenizer:
@@ -50,42 +50,47 @@ def make_media_policy(config: EngineConfig, *, trust_callers: bool) -> MediaPoli
 def make_multimodal_processor(
     model: LoadedModel, config: EngineConfig, tokenizer: Tokenizer, loader: MediaLoader
 ) -> MultimodalProcessor | None:
-    """What reads the images of a model that has eyes."""
+    """Return the multimodal processor; None for a model without a vision tower."""
     description = model.description
     if (vision := description.architecture.vision) is None:
         return None
-    options, token, size = config.mm_processor_kwargs or {}, vision.image_spec.image_token_id, _get_vocab_size(model)
-    if token is not None and (not isinstance(token, int) or not 0 <= token < size):
+    token_id, vocab_size = vision.image_spec.image_token_id, _get_vocab_size(model)
+    if token_id is not None and (not isinstance(token_id, int) or not 0 <= token_id < vocab_size):
         raise LoadError(
-            f"{description.config.source}: image_token_id is {token!r}, which is none of the model's {size} tokens"
+            f"{description.config.source}: invalid image_token_id {token_id!r}; the model has {vocab_size} tokens"
         )
-    reader = make_image_processor(
-        vision.image_spec, model.processor_files, tokenizer.raw.token_to_id, description.max_length.value, options
+    processor = make_image_processor(
+        vision.image_spec,
+        model.processor_files,
+        tokenizer.raw.token_to_id,
+        description.max_length.value,
+        config.mm_processor_kwargs or {},
     )
-    _check_image_processor(reader, str(description.checkpoint.folder))
-    return MultimodalProcessor(reader, loader.load, config.max_images_per_prompt)
+    _check_image_processor(processor, str(description.checkpoint.folder))
+    return MultimodalProcessor(processor, loader.load, config.max_images_per_prompt)
 
 
 def _check_image_processor(processor: ImageProcessor, folder: str) -> None:
-    """Have it read an image that fits all: what its files say wrong is wrong for every one."""
-    if {**processor.files.image_processor, **processor.options}.get("do_resize") is False:  # then few fit
+    """Preprocess a probe image, so that invalid processor settings fail at startup and not per request."""
+    if {**processor.files.image_processor, **processor.options}.get("do_resize") is False:  # few sizes are valid
         return
     try:
         processor.preprocess(PIL.Image.new("RGB", PROBE_IMAGE_SIZE), {}, "an empty image")
-    except InputTooLong:  # of a model that is to read short texts
+    except InputTooLong:  # max_model_len is set to less than an image takes
         return
     except BadRequest as error:
         raise LoadError(
-            f"{folder}: no image can be read as its processor files and mm_processor_kwargs say: {error.message}"
+            f"{folder}: images cannot be preprocessed with its processor files and mm_processor_kwargs: {error.message}"
         ) from error
 
 
 def get_default_chat_template(model: LoadedModel) -> tuple[str | None, bool]:
-    """The model's chat template, and whether it is a spare one that writes what is said and nothing around it."""
-    vision, theirs = model.description.architecture.vision, model.tokenizer.chat_template
-    if vision is None or (theirs and not vision.image_spec.overrides_chat_template):
-        return theirs, False
-    return vision.image_spec.chat_template or theirs, not theirs and not vision.image_spec.overrides_chat_template
+    """Return the model's chat template, and whether it is a plain fallback that only concatenates the contents."""
+    vision, own_template = model.description.architecture.vision, model.tokenizer.chat_template
+    if vision is None or (own_template and not vision.image_spec.overrides_chat_template):
+        return own_template, False
+    is_fallback = not own_template and not vision.image_spec.overrides_chat_template
+    return vision.image_spec.chat_template or own_template, is_fallback
 
 
 def make_renderer(
@@ -129,24 +134,26 @@ def _get_vocab_size(model: LoadedModel) -> int:
 
 
 def _resolve_score_template(model: LoadedModel) -> ScoreTemplate | None:
-    """What joins query and document, told to whoever looks after the server."""
+    """Return the template that joins query and document, and log it; None if they are joined without one."""
     description = model.description
     if description.score_template is None or description.kind.value != "sequence" or description.num_labels > 1:
         return None
     template, source = description.score_template.value, description.score_template.source
     if template.has_system_message and not uses_query_and_document(template, model.tokenizer.special_tokens):
         logger.warning(
-            "%s sends query and document through the chat template, which drops them; they are joined without it. "
-            "--score-template gives another",
+            "%s passes query and document to the chat template, which drops them; they are joined without a template "
+            "(--score-template sets another)",
             source,
         )
         return None
-    logger.info("Query and document are joined by the template %s (from %s)", template.name, source)
+    logger.info("query and document are joined by the template %s (from %s)", template.name, source)
     return template
 
 
 def _make_instruction_mask(model: LoadedModel, tokenizer: Tokenizer) -> InstructionMask | None:
-    mark, first = model.description.architecture.pooling_start_token, model.tokenizer.special_tokens.get("bos_token")
-    if mark is None:
+    start_token = model.description.architecture.pooling_start_token
+    bos_token = model.tokenizer.special_tokens.get("bos_token")
+    if start_token is None:
         return None
-    return InstructionMask(tokenizer, mark, None if first is None else model.tokenizer.tokenizer.token_to_id(first))
+    bos_token_id = None if bos_token is None else model.tokenizer.tokenizer.token_to_id(bos_token)
+    return InstructionMask(tokenizer, start_token, bos_token_id)

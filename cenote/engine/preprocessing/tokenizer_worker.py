@@ -1,4 +1,4 @@
-"""The rendering thread: turns admitted requests into lots, a slice at a time, while the queue has room."""
+"""Tokenizer thread: renders requests into SequenceGroups, slice by slice, and blocks while the queue is full."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from cenote.protocol.params import Role, TokenizationParams
 
 logger = logging.getLogger("cenote")
 
-# tokens that are rendered at once, or a batch if that is more: enough for the tokenizer's threads and for arrays to
-# pay, little enough that others get their turn
+# tokens rendered at a time (or a batch, if larger): enough to use the tokenizer's threads and vectorized code, few
+# enough that other requests do not wait long
 MIN_SLICE_TOKENS = 8192
 
 WorkItem = Callable[[], None]
@@ -35,20 +35,20 @@ WorkItem = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class TokenizeJob:
-    """A request of which inputs are still to be rendered."""
+    """A request with inputs that are not rendered yet."""
 
     state: RequestState
     receiver: DedupReceiver
 
     @property
     def batch_key(self) -> tuple[type, TokenizationParams, Limits, str | None, Role | None]:
-        """How it is read: those of whom this is the same can be read together."""
-        pending, request = self.state, self.state.request
-        return type(request.inputs[0]), request.tokenization, pending.limits, pending.prompt, request.role
+        """The settings of rendering; jobs with equal keys can be rendered together."""
+        state, request = self.state, self.state.request
+        return type(request.inputs[0]), request.tokenization, state.limits, state.prompt, request.role
 
 
 class TokenizerWorker:
-    """Requests take turns, so that a small one does not wait for the whole of a large one."""
+    """Renders requests in turn, one slice each, so that a small one does not wait for all of a large one."""
 
     def __init__(
         self,
@@ -68,11 +68,13 @@ class TokenizerWorker:
         self.slice_tokens = max(MIN_SLICE_TOKENS, token_budget)
         self.max_waiting_tokens = max_waiting_tokens
         self.on_exit = on_exit
-        self.dedup = InflightDedup(lambda lot: self._enqueue(partial(self._dedup_and_submit, lot)), cache, is_cacheable)
+        self.dedup = InflightDedup(
+            lambda group: self._enqueue(partial(self._dedup_and_submit, group)), cache, is_cacheable
+        )
         self.queue: deque[WorkItem | TokenizeJob] = deque()
         self.condition = threading.Condition()
         self.is_stopping = False
-        self.thread = threading.Thread(target=self._run, name="cenote-intake", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="cenote-tokenizer", daemon=True)
 
     def add(self, state: RequestState) -> None:
         self._enqueue(TokenizeJob(state, self.dedup.make_receiver(state)))
@@ -90,12 +92,12 @@ class TokenizerWorker:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            while (turn := self._next_item()) is not None and self.loop.wait_for_capacity(self.max_waiting_tokens):
-                turn()
-                del turn  # while nothing waits, nothing of what was rendered is kept
-        except BaseException as caught:  # nobody who waits may be left without an answer
+            while (run := self._next_item()) is not None and self.loop.wait_for_capacity(self.max_waiting_tokens):
+                run()
+                del run  # free its memory while waiting for the next item
+        except BaseException as caught:  # fail all requests in flight: callers must not block forever
             error = caught
-            logger.exception("the rendering thread died")
+            logger.exception("the tokenizer thread crashed")
         finally:
             self.on_exit(error)
 
@@ -104,12 +106,12 @@ class TokenizerWorker:
             self.condition.wait_for(lambda: self.is_stopping or self.queue)
             if self.is_stopping:
                 return None
-            turn = self.queue.popleft()
-            return partial(self._render, self._coalesce(turn)) if isinstance(turn, TokenizeJob) else turn
+            item = self.queue.popleft()
+            return partial(self._render, self._coalesce(item)) if isinstance(item, TokenizeJob) else item
 
     def _coalesce(self, first: TokenizeJob) -> list[TokenizeJob]:
-        """With it, those next in line that are read in the same way, as long as all together are a slice."""
-        company, size = [first], first.state.num_chars
+        """Pop the following jobs with the same key, as long as all together fit a slice."""
+        jobs, size = [first], first.state.num_chars
         while self.queue:
             following = self.queue[0]
             if not isinstance(following, TokenizeJob) or following.batch_key != first.batch_key:
@@ -117,52 +119,52 @@ class TokenizerWorker:
             size += following.state.num_chars
             if size > self.slice_tokens:
                 break
-            company.append(following)
+            jobs.append(following)
             self.queue.popleft()
-        return company
+        return jobs
 
     def _render(self, jobs: list[TokenizeJob]) -> None:
-        jobs = [share for share in jobs if not share.state.is_aborted]
+        jobs = [job for job in jobs if not job.state.is_aborted]
         if not jobs:
             return
-        began = time.monotonic()
-        firsts = [share.state.num_rendered for share in jobs]
-        slices = [share.state.next_slice(self.slice_tokens) for share in jobs]
+        started_at = time.monotonic()
+        first_indices = [job.state.num_rendered for job in jobs]
+        slices = [job.state.next_slice(self.slice_tokens) for job in jobs]
         try:
-            _, *how = jobs[0].batch_key
-            inputs = slices[0] if len(slices) == 1 else [item for part in slices for item in part]
-            rendered = self.renderer.render(inputs, *how)  # type: ignore[arg-type]  # in its order
-        except Exception as error:  # a bug in rendering fails these requests, not the thread
+            _, *settings = jobs[0].batch_key
+            inputs = slices[0] if len(slices) == 1 else [item for job_inputs in slices for item in job_inputs]
+            rendered = self.renderer.render(inputs, *settings)  # type: ignore[arg-type]  # in the order of its parameters
+        except Exception as error:  # an unexpected error fails these requests, not the thread
             logger.exception("rendering failed")
-            for share in jobs:
-                share.state.fail_all(PoolingError(f"the input could not be read: {type(error).__name__}: {error}"))
+            for job in jobs:
+                job.state.fail_all(PoolingError(f"the input could not be read: {type(error).__name__}: {error}"))
             return
-        seconds, start = time.monotonic() - began, 0
-        for share, first, part in zip(jobs, firsts, slices, strict=True):
-            share.state.request.timing.tokenize_s += seconds
-            self._submit_rendered(share, first, rendered.slice(start, start + len(part)))
-            start += len(part)
+        elapsed_s, start = time.monotonic() - started_at, 0
+        for job, first_index, job_inputs in zip(jobs, first_indices, slices, strict=True):
+            job.state.request.timing.tokenize_s += elapsed_s
+            self._submit_rendered(job, first_index, rendered.slice(start, start + len(job_inputs)))
+            start += len(job_inputs)
 
     def _submit_rendered(self, job: TokenizeJob, first_index: int, result: RenderResult) -> None:
-        pending = job.state
-        for place, refusal in result.errors.items():
-            pending.fail(first_index + place, refusal)
-        for lot in self._make_groups(pending, job.receiver, first_index, result):
-            self._dedup_and_submit(lot)
-        if pending.num_rendered < pending.num_inputs:
+        state = job.state
+        for offset, error in result.errors.items():
+            state.fail(first_index + offset, error)
+        for group in self._make_groups(state, job.receiver, first_index, result):
+            self._dedup_and_submit(group)
+        if state.num_rendered < state.num_inputs:
             self._enqueue(job)
 
     def _dedup_and_submit(self, group: SequenceGroup) -> None:
-        if (needed := self.dedup.filter_new(group)) is not None:
-            self._submit(needed)
+        if (new_group := self.dedup.filter_new(group)) is not None:
+            self._submit(new_group)
 
     def _submit(self, group: SequenceGroup, start: int = 0) -> None:
-        """A share of it now, the rest when the others had their turn: one text may have thousands of chunks."""
-        offsets, share = group.inputs.cu_seqlens, self.max_waiting_tokens // 4
-        if start == 0 and len(group.inputs.token_ids) <= share:
+        """Submit part of a large group and enqueue the rest: the chunks of one text may be thousands."""
+        offsets, max_tokens = group.inputs.cu_seqlens, self.max_waiting_tokens // 4
+        if start == 0 and len(group.inputs.token_ids) <= max_tokens:
             self.loop.submit([group])
             return
-        end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + share, side="right")) - 1)
+        end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + max_tokens, side="right")) - 1)
         self.loop.submit([group.slice(start, end)])
         if end < len(group.inputs):
             self._enqueue(partial(self._submit, group, end))
@@ -170,29 +172,32 @@ class TokenizerWorker:
     def _make_groups(
         self, state: RequestState, receiver: DedupReceiver, first_index: int, result: RenderResult
     ) -> Iterator[SequenceGroup]:
-        """What was rendered, by what is asked about it and by length; a text that is too long is one by itself."""
-        strip, indices = result.inputs, result.indices + first_index
-        if (
-            len(strip) == 1 == state.num_inputs and strip.lengths[0] <= self.max_model_len
-        ):  # a single query is in a hurry
-            (asks, adapter), priority = state.input_options[0], state.request.priority
-            yield SequenceGroup(strip, indices, asks, receiver, priority, adapter, state.query_embeddings)
+        """Group rendered inputs by options, sorted by length; an input that is too long is a group of chunks."""
+        inputs, indices = result.inputs, result.indices + first_index
+        if len(inputs) == 1 == state.num_inputs and inputs.lengths[0] <= self.max_model_len:  # fast path
+            (specs, adapter), priority = state.input_options[0], state.request.priority
+            yield SequenceGroup(inputs, indices, specs, receiver, priority, adapter, state.query_embeddings)
             return
-        long = strip.lengths > self.max_model_len
-        if strip.images is not None:  # what has an image is read in one piece, and may be longer than a text
-            long &= np.array([sight is None for sight in strip.images])
-        for wish, places in state.group_by_options(indices):
-            for place in places[long[places]].tolist():
-                yield self._make_chunk_group(state, int(indices[place]), strip.slice(place, place + 1), wish)
-            short = places[~long[places]]
+        long = inputs.lengths > self.max_model_len
+        if inputs.images is not None:  # inputs with images are not chunked and may be longer than texts
+            long &= np.array([images is None for images in inputs.images])
+        for options, offsets in state.group_by_options(indices):
+            for offset in offsets[long[offsets]].tolist():
+                yield self._make_chunk_group(state, int(indices[offset]), inputs.slice(offset, offset + 1), options)
+            short = offsets[~long[offsets]]
             if not len(short):
                 continue
             if len(short) > 1:
-                short = short[np.argsort(strip.lengths[short], kind="stable")]
-            against = state.query_embeddings and [state.query_embeddings[index] for index in indices[short]]
-            taken = strip.select(short)
+                short = short[np.argsort(inputs.lengths[short], kind="stable")]
+            queries = state.query_embeddings and [state.query_embeddings[index] for index in indices[short]]
             yield SequenceGroup(
-                taken, indices[short], wish.specs, receiver, state.request.priority, wish.adapter, against
+                inputs.select(short),
+                indices[short],
+                options.specs,
+                receiver,
+                state.request.priority,
+                options.adapter,
+                queries,
             )
 
     def _make_chunk_group(
@@ -203,6 +208,6 @@ class TokenizerWorker:
         chunks.metadata["num_unpooled"][0] = min(int(text.metadata["num_unpooled"][0]), self.max_model_len - 1)
         if text.inputs_embeds is not None:
             chunks = replace(chunks, inputs_embeds=text.inputs_embeds[0].split(self.max_model_len))
-        whole = ChunkedInput(state, index, text, len(chunks), options.specs[0].options.use_activation)
+        receiver = ChunkedInput(state, index, text, len(chunks), options.specs[0].options.use_activation)
         indices = np.full(len(chunks), index)
-        return SequenceGroup(chunks, indices, options.specs, whole, state.request.priority, options.adapter)
+        return SequenceGroup(chunks, indices, options.specs, receiver, state.request.priority, options.adapter)

@@ -1,4 +1,4 @@
-"""Sequences laid end to end."""
+"""Packing of tokenized inputs into a PackedBatch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def pack_batch(*sequences: TokenizedInput) -> PackedBatch:
     return pack_inputs(TokenizedInputs.from_list(sequences), torch.device("cpu"))
 
 
-def make_input(ids: list[int], second_start: int | None = None, **more: object) -> TokenizedInput:
-    start = len(ids) if second_start is None else second_start
-    return TokenizedInput(np.array(ids, dtype=np.int32), start, len(ids), **more)  # type: ignore[arg-type]
+def make_input(ids: list[int], type1_start: int | None = None, **kwargs: object) -> TokenizedInput:
+    start = len(ids) if type1_start is None else type1_start
+    return TokenizedInput(np.array(ids, dtype=np.int32), start, len(ids), **kwargs)  # type: ignore[arg-type]
 
 
 def test_pack_inputs_equals_pack_sequences() -> None:
@@ -45,18 +45,18 @@ def test_pack_inputs_equals_pack_sequences() -> None:
 
 
 def test_concatenated_columns_are_complete_and_aligned() -> None:
-    columns = {"ids": np.array([5, 6, 7], dtype=np.int32), "kept": np.array([True] * 17), "offsets": np.array([0, 3])}
+    columns = {"ids": np.array([5, 6, 7], dtype=np.int32), "mask": np.array([True] * 17), "offsets": np.array([0, 3])}
 
-    host, places = concat_columns(columns, pin_memory=False)
+    host, ranges = concat_columns(columns, pin_memory=False)
 
-    assert {name: host[place].tolist() for name, place in places.items()} == {
+    assert {name: host[column_range].tolist() for name, column_range in ranges.items()} == {
         name: column.tolist() for name, column in columns.items()
     }
-    assert all(place.start * host.itemsize % 128 == 0 for place in places.values())
+    assert all(column_range.start * host.itemsize % 128 == 0 for column_range in ranges.values())
 
 
 def test_token_type_ids_start_with_the_second_text() -> None:
-    batch = pack_batch(make_input([5, 6, 7], second_start=1), make_input([8, 9]))
+    batch = pack_batch(make_input([5, 6, 7], type1_start=1), make_input([8, 9]))
 
     assert batch.token_type_ids is not None
     assert batch.token_type_ids.tolist() == [0, 1, 1, 0, 0]
@@ -98,7 +98,7 @@ def test_a_repeated_image_is_packed_once() -> None:
 
     images = batch.images
     assert images is not None
-    assert [each.cache_key for each in images.images] == [b"second", b"first"]
+    assert [image.cache_key for image in images.images] == [b"second", b"first"]
     assert images.patches[:, 0].tolist() == [3.0, 3.0, 3.0, 2.0, 2.0]
     assert images.token_indices.tolist() == [1, 2, 3, 7, 8, 9, 10, 11]
     assert images.feature_indices.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
@@ -106,9 +106,9 @@ def test_a_repeated_image_is_packed_once() -> None:
 
 
 def test_mrope_positions_equal_positions_where_there_is_no_image() -> None:
-    own = np.array([[0, 1, 1, 3], [0, 1, 2, 3]])
+    positions = np.array([[0, 1, 1, 3], [0, 1, 2, 3]])
     batch = pack_batch(
-        make_input([1, 2]), make_input([1, 9, 9, 2], images=InputImages((make_image(2),), np.array([1, 2]), own))
+        make_input([1, 2]), make_input([1, 9, 9, 2], images=InputImages((make_image(2),), np.array([1, 2]), positions))
     )
 
     assert batch.mrope_positions is not None
@@ -138,6 +138,6 @@ def with_normalization(other: ProcessedImage, white: float, key: bytes = b"key")
 
 
 def make_image(num_rows: int, key: bytes = b"key") -> ProcessedImage:
-    """As many patches as rows, all of them numbers that tell which picture it is."""
-    ids, seen = np.full(num_rows, 9, dtype=np.int32), np.ones(num_rows, dtype=bool)
-    return ProcessedImage(torch.full((num_rows, 4), float(num_rows)), ((1, num_rows),), ids, seen, (1, num_rows), key)
+    """Return an image of `num_rows` patches whose values are `num_rows`."""
+    ids, mask = np.full(num_rows, 9, dtype=np.int32), np.ones(num_rows, dtype=bool)
+    return ProcessedImage(torch.full((num_rows, 4), float(num_rows)), ((1, num_rows),), ids, mask, (1, num_rows), key)

@@ -1,4 +1,4 @@
-"""Beginnings that sequences have in common are computed once, and nobody can tell from the answers."""
+"""Prefix sharing: common prefixes are computed once, with the same results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_common_prefixes_are_found_at_any_position_in_the_batch() -> None:
 
 
 def test_smaller_groups_are_chosen_where_they_save_more_tokens() -> None:
-    """An instruction that all share, and two queries with their documents."""
+    """An instruction shared by all, and two queries with their documents."""
     first, second = [*PREFIX, *range(100, 130)], [*PREFIX, *range(130, 160)]
     documents = [[token, token + 1] for token in (1, 3, 5)]
 
@@ -75,16 +75,16 @@ def test_the_last_hidden_states_equal_those_without_prefix_sharing(shape: str, t
         [*PREFIX[:18], 3, 3, 3],
         [6] * 30,
     ]
-    whole = pack_sequences(sequences)
+    batch = pack_sequences(sequences)
 
-    shared = fold_prefixes(whole, whole.token_ids.numpy())
+    folded = fold_prefixes(batch, batch.token_ids.numpy())
 
     assert supports_prefix_sharing(backbone)
-    assert shared.num_tokens == whole.num_tokens - 3 * 18
-    assert shared.num_seqs == whole.num_seqs
+    assert folded.num_tokens == batch.num_tokens - 3 * 18
+    assert folded.num_seqs == batch.num_seqs
     with torch.inference_mode():
-        ours, plain = backbone(shared), backbone(whole)
-    assert_close(ours[shared.cu_seqlens[1:] - 1], plain[whole.cu_seqlens[1:] - 1], atol=1e-5, rtol=1e-5)
+        states, expected = backbone(folded), backbone(batch)
+    assert_close(states[folded.cu_seqlens[1:] - 1], expected[batch.cu_seqlens[1:] - 1], atol=1e-5, rtol=1e-5)
 
 
 def test_a_batch_with_few_savings_is_unchanged() -> None:
@@ -112,22 +112,23 @@ def test_the_query_prefix_of_many_documents_is_computed_once(tmp_path: Path, mon
     def scores() -> tuple[list[float], int, int]:
         with LLM(str(folder), dtype="float32", device="cpu") as llm:
             outputs = llm.score(query, [f"{number} {text}" for number, text in enumerate(documents)], use_tqdm=False)
-            read = sum(len(output.prompt_token_ids) for output in outputs)
-            return [output.outputs.score for output in outputs], read, llm.engine.loop.executor.prefix_sharing.num_saved_tokens
+            num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+            num_saved = llm.engine.loop.executor.prefix_sharing.num_saved_tokens
+            return [output.outputs.score for output in outputs], num_tokens, num_saved
 
-    shared, num_read, num_spared = scores()
+    shared, num_tokens, num_saved = scores()
     monkeypatch.setattr(prefix_sharing, "MIN_SAVED_FRACTION", 2.0)
-    alone, num_read_alone, nothing = scores()
+    unshared, num_tokens_unshared, num_saved_unshared = scores()
 
-    assert shared == pytest.approx(alone, abs=1e-5)
-    assert num_spared > num_read / 2 and nothing == 0
-    assert num_read == num_read_alone  # what a caller is told stays the same
+    assert shared == pytest.approx(unshared, abs=1e-5)
+    assert num_saved > num_tokens / 2 and num_saved_unshared == 0
+    assert num_tokens == num_tokens_unshared  # the reported usage is the same
 
 
 def test_token_tasks_do_not_use_prefix_sharing(tmp_path: Path) -> None:
     save_tiny(tmp_path, "Qwen3Model")
-    begin = "the old city of berlin is big and not bad and people live in the new one"
-    texts = [f"{begin} {number}" for number in range(8)]
+    prefix = "the old city of berlin is big and not bad and people live in the new one"
+    texts = [f"{prefix} {number}" for number in range(8)]
 
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
         rows = llm.encode(texts, pooling_task="token_embed", use_tqdm=False)

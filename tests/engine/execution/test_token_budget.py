@@ -1,4 +1,4 @@
-"""How many tokens a batch holds."""
+"""The default token budget of a batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_gpu_with_free_memory_gets_the_full_token_budget() -> None:
     assert max_tokens_in_memory(WIDE, 2, 100 * GIB) == 32768
 
 
-def test_a_batch_takes_at_most_half_of_what_is_free() -> None:
+def test_a_batch_takes_at_most_half_of_the_free_memory() -> None:
     tokens = max_tokens_in_memory(BERT, 2, GIB)
 
     assert 1024 <= tokens < 131072
