@@ -1,4 +1,4 @@
-"""Shows where on a page a late-interaction model finds the words of a question, as a picture.
+"""Draw a heat map of where a late-interaction model finds the words of a question on a page.
 
     python examples/late_interaction_heat_map.py --output heat_map.png
     python examples/late_interaction_heat_map.py --model TomoroAI/tomoro-colqwen3-embed-4b \\
@@ -26,17 +26,17 @@ from torch import Tensor
 
 from cenote import LLM
 
-IMAGE_TOKEN = "<|image_pad|>"  # the token that stands for a square of the page, in models of the Qwen family
+IMAGE_TOKEN = "<|image_pad|>"  # the token of an image patch in Qwen models
 PROMPT = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>"
 PANEL_WIDTH, GAP, HEADER_HEIGHT, FOOTER_HEIGHT = 300, 24, 96, 84
 INK, MUTED, PAPER = (30, 32, 38), (110, 114, 124), (255, 255, 255)
-# from cold to hot, as evenly in brightness as in hue
+# colour scale from low to high
 COLOUR_SCALE = np.array([(252, 246, 226), (250, 210, 120), (240, 140, 60), (206, 60, 60), (120, 20, 70)], dtype=float)
 
 
 @dataclass(frozen=True, eq=False)
 class WordHeatMap:
-    """How well each square of the page fits a word."""
+    """Similarity of each image patch with a word."""
 
     word: str
     grid: Tensor  # [rows, columns], cosines
@@ -47,13 +47,13 @@ class WordHeatMap:
 
 
 def compute_heat_maps(llm: LLM, question: str, page: Image.Image) -> list[WordHeatMap]:
-    """One for every word of the question, in their order."""
+    """Return a heat map for every word of the question, in order."""
     (asked,) = llm.encode(question, pooling_task="token_embed", use_tqdm=False)
     image = {"prompt": PROMPT, "multi_modal_data": {"image": page}}
     (seen,) = llm.encode(image, pooling_task="token_embed", use_tqdm=False)
     tokenizer = llm.get_tokenizer()
     is_square = torch.tensor(seen.prompt_token_ids) == tokenizer.token_to_id(IMAGE_TOKEN)
-    similarities = asked.outputs.data @ seen.outputs.data[is_square].T  # both have length 1
+    similarities = asked.outputs.data @ seen.outputs.data[is_square].T  # both are normalised
     rows, columns = find_grid(similarities.shape[1], page)
     words = group_tokens_by_word(tokenizer.encode(question).word_ids, tokenizer.encode(question).offsets)
     return [
@@ -66,7 +66,7 @@ def compute_heat_maps(llm: LLM, question: str, page: Image.Image) -> list[WordHe
 def group_tokens_by_word(
     numbers: Sequence[int | None], offsets: Sequence[tuple[int, int]]
 ) -> list[tuple[list[int], tuple[int, int]]]:
-    """The tokens of every word, and where it begins and ends; tokens around a text are of none."""
+    """Return the tokens and the span of every word; special tokens belong to no word."""
     found: dict[int, list[int]] = {}
     for token, number in enumerate(numbers):
         if number is not None:
@@ -75,13 +75,13 @@ def group_tokens_by_word(
 
 
 def find_grid(count: int, page: Image.Image) -> tuple[int, int]:
-    """Rows and columns of so many squares, as near to the shape of the page as they can be."""
+    """Return the rows and columns of that many patches that best match the aspect ratio of the page."""
     shapes = [(rows, count // rows) for rows in range(1, count + 1) if count % rows == 0]
     return min(shapes, key=lambda shape: abs(np.log(shape[1] / shape[0] * page.height / page.width)))
 
 
 def apply_colour_scale(shares: np.ndarray) -> np.ndarray:
-    """[..., 3], a colour of the scale for every number from 0 to 1."""
+    """Map values from 0 to 1 to colours, [..., 3]."""
     places = np.clip(shares, 0, 1) * (len(COLOUR_SCALE) - 1)
     low = np.minimum(places.astype(int), len(COLOUR_SCALE) - 2)
     part = (places - low)[..., None]
@@ -89,7 +89,7 @@ def apply_colour_scale(shares: np.ndarray) -> np.ndarray:
 
 
 def draw_panel(page: Image.Image, heat: WordHeatMap, lowest: float, highest: float) -> Image.Image:
-    """The page in grey with the heat over it: the hotter, the less it lets through."""
+    """Overlay the heat map on the greyscale page; high values are more opaque."""
     size = (PANEL_WIDTH, round(PANEL_WIDTH * page.height / page.width))
     shares = (heat.grid.numpy() - lowest) / max(highest - lowest, 1e-9)
     smooth = np.asarray(Image.fromarray(shares.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)).clip(0, 1)
@@ -102,7 +102,7 @@ def draw_panel(page: Image.Image, heat: WordHeatMap, lowest: float, highest: flo
 def draw_figure(
     page: Image.Image, heat_maps: Sequence[WordHeatMap], question: str, name: str, num_panels: int
 ) -> Image.Image:
-    """The words that found the most, all of them together before each by itself, and the scale they share."""
+    """Draw the heat maps of the best words, their combination first, and the colour scale."""
     score = sum(heat.max_similarity for heat in heat_maps)
     strongest = sorted(heat_maps, key=lambda heat: heat.max_similarity, reverse=True)[:num_panels]
     whole = WordHeatMap("these words, on average", torch.stack([heat.grid for heat in strongest]).mean(dim=0))

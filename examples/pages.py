@@ -1,4 +1,4 @@
-"""Pages to look at, drawn on the spot: one of text, one with a chart, and two that could be photographs."""
+"""Draw example pages: a page of text, a chart, and two photograph-like images."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def draw_chart_page() -> Image.Image:
         y = bottom - line * (bottom - top) // 4
         pen.line((MARGIN + 30, y, WIDTH - MARGIN, y), fill=(222, 222, 226))
         pen.text((MARGIN, y - 8), f"{line * 25} t", fill=INK, font=load_font(12))
-    for number, (share, colour) in enumerate(BARS):
+    for number, (height, colour) in enumerate(BARS):
         left = MARGIN + 36 + number * step
-        pen.rectangle((left, bottom - share * (bottom - top), left + 52, bottom), fill=colour)
+        pen.rectangle((left, bottom - height * (bottom - top), left + 52, bottom), fill=colour)
         pen.text((left + 14, bottom + 8), ("Jan", "Feb", "Mar", "Apr", "May")[number], fill=INK, font=load_font(13))
     for number, line in enumerate(LINES[:4]):
         pen.text((MARGIN, 510 + 20 * number), line, fill=INK, font=load_font(14))
@@ -53,7 +53,7 @@ def draw_chart_page() -> Image.Image:
 
 
 def draw_sea_page() -> Image.Image:
-    """A bright sky with the sun in it, over water that gets darker towards the viewer."""
+    """Draw a bright sky with the sun, over water that gets darker towards the viewer."""
     rows = np.linspace(0, 1, HEIGHT)[:, None, None]
     sky = np.array([176, 206, 236]) + rows * np.array([60, 30, 0])
     water = np.array([40, 96, 190]) - (rows - 0.45) * np.array([40, 90, 110])
@@ -64,7 +64,7 @@ def draw_sea_page() -> Image.Image:
 
 
 def draw_leaf_page() -> Image.Image:
-    """Something green, out of focus."""
+    """Draw a blurred green texture."""
     down, across = np.mgrid[0:HEIGHT, 0:WIDTH] / 90
     light = 0.5 + 0.25 * np.sin(down + 0.6 * across) + 0.25 * np.cos(0.8 * across - 0.3 * down)
     page = np.array([20, 70, 30]) + light[..., None] * np.array([70, 120, 50])

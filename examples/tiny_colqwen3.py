@@ -1,4 +1,4 @@
-"""Writes a ColQwen3 checkpoint of a few kilobytes that nobody trained: its weights are set so that it knows colours.
+"""Write a tiny, untrained ColQwen3 checkpoint whose weights are set so that it recognises colours.
 
     python examples/tiny_colqwen3.py FOLDER
 
@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 
-# what the numbers of a vector say: more of a colour than of the others, three times; bright; busy; a word that means
-# nothing here; a token that is no word
+# meaning of the embedding dimensions: red, green, blue relative to the others; brightness; texture; unknown word;
+# special token
 RED, GREEN, BLUE, BRIGHT, BUSY, OTHER, NO_WORD = range(7)
 WORD_COLOURS = {
     "red": {RED: 1.0, GREEN: -0.5, BLUE: -0.5},
@@ -45,10 +45,10 @@ VOCABULARY = [*SPECIAL_TOKENS, UNKNOWN_TOKEN, *WORD_COLOURS]
 HIDDEN, HEAD, LAYERS = 32, 16, 1
 PATCH, MERGE, FRAMES, SEEN = 16, 2, 2, 16
 PER_TOKEN = MERGE**2  # patches
-LEVEL = 8.0  # numbers that a norm leaves as they are stand beside two large ones
-LIFT = 10.0  # numbers that an activation leaves as they are are this far above zero
-LOUDNESS = 0.4  # of brightness, beside colours
-DETECTORS = (3, 4)  # where a patch says how much it changes downwards and sideways
+LEVEL = 8.0  # two large entries, next to which a norm leaves the others nearly unchanged
+LIFT = 10.0  # offset above zero, where the activation is nearly the identity
+LOUDNESS = 0.4  # weight of brightness relative to colours
+DETECTORS = (3, 4)  # dimensions of vertical and horizontal change in a patch
 
 CONFIG = {
     "architectures": ["ColQwen3"],
@@ -120,7 +120,7 @@ def write_checkpoint(folder: Path) -> Path:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Whole words, whatever their case."""
+    """Return a case-insensitive word-level tokenizer."""
     vocabulary = {word: number for number, word in enumerate(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN_TOKEN))
     tokenizer.normalizer = normalizers.Lowercase()
@@ -132,7 +132,7 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def _language_weights() -> dict[str, Tensor]:
-    """Words as they are in the table above; no layer changes them."""
+    """Return text weights: embeddings as in the table above; the layers add nothing."""
     words = torch.zeros(len(VOCABULARY), HIDDEN)
     for number, word in enumerate(VOCABULARY):
         for place, value in WORD_COLOURS.get(word, {NO_WORD if word in SPECIAL_TOKENS else OTHER: 1.0}).items():
@@ -159,7 +159,7 @@ def _language_weights() -> dict[str, Tensor]:
 
 
 def _vision_weights() -> dict[str, Tensor]:
-    """Patches as their mean colour and how much they change, then four of them as one row; again no layer adds."""
+    """Return tower weights: mean colour and change per patch, merged by four; the layers add nothing."""
     width = SEEN * PER_TOKEN
     tensors = {
         "patch_embed.proj.weight": _patch_kernel(),
@@ -178,7 +178,7 @@ def _vision_weights() -> dict[str, Tensor]:
         "blocks.0.mlp.linear_fc2.weight": torch.zeros(SEEN, SEEN),
         "blocks.0.mlp.linear_fc2.bias": torch.zeros(SEEN),
     }
-    # what goes from the middle of the tower to the first layer of the text is nothing
+    # deepstack features are zero
     for name, size in (("merger", SEEN), ("deepstack_merger_list.0", width)):
         tensors |= {
             f"{name}.norm.weight": torch.full((size,), LEVEL * (2 / SEEN) ** 0.5),
@@ -195,7 +195,7 @@ def _vision_weights() -> dict[str, Tensor]:
 
 
 def _patch_kernel() -> Tensor:
-    """[numbers of a patch, colours, frames, rows, columns]: three means, and how much it is like stripes, two ways."""
+    """Return the patch kernel [features, channels, frames, rows, columns]: three means and two stripe detectors."""
     kernel = torch.zeros(SEEN, 3, FRAMES, PATCH, PATCH)
     share = 1 / (FRAMES * PATCH**2)
     for colour in range(3):
@@ -203,12 +203,12 @@ def _patch_kernel() -> Tensor:
     stripes = torch.tensor([1.0, 1.0, -1.0, -1.0]).repeat(PATCH // 4)
     kernel[DETECTORS[0]] = stripes[:, None] * share * 2
     kernel[DETECTORS[1]] = stripes[None, :] * share * 2
-    kernel[SEEN // 2 :] = -kernel[: SEEN // 2]  # a norm then has no mean to take away
+    kernel[SEEN // 2 :] = -kernel[: SEEN // 2]  # so that the mean is zero before the norm
     return kernel
 
 
 def _set_merger_weights(up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> None:
-    """Colours are means over patches; a change counts whichever its sign is, so that it comes twice."""
+    """Return merger weights: mean colours over patches; changes of both signs, so each is used twice."""
     mean = 1 / PER_TOKEN
     for colour in range(3):
         up[colour, colour::SEEN] = mean
@@ -224,7 +224,7 @@ def _set_merger_weights(up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Te
                 up[row, patch * SEEN + detector] = 8 * sign
                 down[BUSY, row] = mean
                 row += 1
-    down_bias[BUSY] = -0.3  # a little change is everywhere
+    down_bias[BUSY] = -0.3  # ignore small changes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

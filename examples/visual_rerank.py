@@ -1,11 +1,11 @@
-"""Ranks pictures of pages by how well they answer a question, without reading any text out of them first.
+"""Rank images of pages by relevance to a question, without OCR.
 
     python examples/visual_rerank.py
     python examples/visual_rerank.py --question "the yellow sun over the sea"
     python examples/visual_rerank.py --model TomoroAI/tomoro-colqwen3-embed-4b --question "the catch of April"
     python examples/visual_rerank.py --model TomoroAI/tomoro-colqwen3-embed-4b scan-1.png scan-2.png scan-3.jpg
 
-Without a model it takes one that knows a few words (tiny_colqwen3.py), without files pages that are drawn on the spot.
+The default model knows a few words only (tiny_colqwen3.py); the default pages are generated (pages.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cenote import LLM
 
 
 def rank_pages(llm: LLM, question: str, pages: dict[str, Image.Image]) -> list[tuple[float, str]]:
-    """Every page with its score, the best first."""
+    """Return the score and name of every page, best first."""
     documents = [{"content": [{"type": "image_pil", "image_pil": page}]} for page in pages.values()]
     scores = [output.outputs.score for output in llm.score(question, documents, use_tqdm=False)]
     return sorted(zip(scores, pages, strict=True), reverse=True)
@@ -31,15 +31,15 @@ def rank_pages(llm: LLM, question: str, pages: dict[str, Image.Image]) -> list[t
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", help="pictures of pages; four are drawn where none is named")
-    parser.add_argument("--model", help="a folder or a name of the hub, such as TomoroAI/tomoro-colqwen3-embed-4b")
+    parser.add_argument("files", nargs="*", help="images of pages (default: four generated pages)")
+    parser.add_argument("--model", help="a folder or hub name, for example TomoroAI/tomoro-colqwen3-embed-4b")
     parser.add_argument("--question", default="Where is the red bar, and where is the text?")
-    given = parser.parse_args(arguments)
-    pages = {file: Image.open(file) for file in given.files} or {name: draw() for name, draw in PAGES.items()}
-    with TemporaryDirectory() as spare, LLM(given.model or str(write_checkpoint(Path(spare)))) as llm:
-        print(given.question)
-        for place, (score, name) in enumerate(rank_pages(llm, given.question, pages), start=1):
-            print(f"{place}.  {score:7.3f}  {name}")
+    args = parser.parse_args(arguments)
+    pages = {file: Image.open(file) for file in args.files} or {name: draw() for name, draw in PAGES.items()}
+    with TemporaryDirectory() as folder, LLM(args.model or str(write_checkpoint(Path(folder)))) as llm:
+        print(args.question)
+        for rank, (score, name) in enumerate(rank_pages(llm, args.question, pages), start=1):
+            print(f"{rank}.  {score:7.3f}  {name}")
 
 
 if __name__ == "__main__":

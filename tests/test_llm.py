@@ -476,7 +476,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"config\.json"):
         LLM(str(tmp_path))
     (tmp_path / "notes.txt").write_text("no model")
-    with pytest.raises(LoadError, match="is a file; give the folder"):
+    with pytest.raises(LoadError, match="is a file; expected the folder"):
         LLM(str(tmp_path / "notes.txt"))
 
 
@@ -484,7 +484,7 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) 
     tiny_bert(tmp_path)
     change_config(tmp_path, architectures=["MambaModel"])
 
-    with pytest.raises(LoadError, match=r"no architecture of \['MambaModel'\] is known; there are: Bert\*"):
+    with pytest.raises(LoadError, match=r"unknown architectures \['MambaModel'\]; expected one of: Bert\*"):
         LLM(str(tmp_path), model_impl="cenote")
 
 

@@ -1,1 +1,1 @@
-"""From a name on the command line to a model ready to run."""
+"""Find a checkpoint, read its files and load the model."""

@@ -1,4 +1,4 @@
-"""The two further heads of bge-m3, which lie beside its weights in files of their own."""
+"""Load the sparse and ColBERT heads of bge-m3, which are stored in separate files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cenote.layers.linear import Linear
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.weights import open_weights_file
 
-HEAD_NAMES = ("sparse_linear", "colbert_linear")  # a weight for every token, a vector for every token
+HEAD_NAMES = ("sparse_linear", "colbert_linear")  # lexical weight per token, embedding per token
 HEAD_SUFFIXES = (".safetensors", ".pt")
 
 
 def find_head_files(checkpoint: Checkpoint) -> tuple[Path, Path] | None:
-    """Where the two lie, if both are there."""
+    """Return the paths of both head files; None unless both exist."""
     sparse, colbert = (
-        next((path for ending in HEAD_SUFFIXES if (path := checkpoint.find_file(head + ending)) is not None), None)
+        next((path for suffix in HEAD_SUFFIXES if (path := checkpoint.find_file(head + suffix)) is not None), None)
         for head in HEAD_NAMES
     )
     return None if sparse is None or colbert is None else (sparse, colbert)
@@ -29,22 +29,22 @@ def require_head_files(checkpoint: Checkpoint) -> tuple[Path, Path]:
     found = find_head_files(checkpoint)
     if found is None:
         names = " and ".join(f"{head}.pt" for head in HEAD_NAMES)
-        raise LoadError(f"{checkpoint.folder} lacks {names}, the heads of bge-m3; download the model again")
+        raise LoadError(f"{checkpoint.folder} has no {names}, the heads of bge-m3; download the model again")
     return found
 
 
 def load_linear(
     path: Path, in_features: int, out_features: int | None, dtype: torch.dtype, device: torch.device
 ) -> Linear:
-    """One linear layer, alone in its file; as wide as it is there, unless its width is known."""
+    """Load a linear layer from a file of its own; `out_features` None takes the stored size."""
     stored = open_weights_file(path)
     found = {leaf: [name for name in stored.names() if name.rpartition(".")[2] == leaf] for leaf in ("weight", "bias")}
     if len(found["weight"]) != 1 or len(found["bias"]) > 1 or sum(map(len, found.values())) != len(stored.names()):
-        raise LoadError(f"{path} holds {', '.join(stored.names()[:5])}, not one linear layer: weight and bias")
+        raise LoadError(f"{path} contains {', '.join(stored.names()[:5])}; expected one linear layer: weight and bias")
     weight = stored.get(found["weight"][0])
     if weight.dim() != 2 or weight.shape[1] != in_features or out_features not in (None, weight.shape[0]):
-        wanted = f"[{out_features or 'any'}, {in_features}]"
-        raise LoadError(f"{path}: weight has shape {list(weight.shape)}, this model needs {wanted}")
+        expected = f"[{out_features or 'any'}, {in_features}]"
+        raise LoadError(f"{path}: weight has shape {list(weight.shape)}; expected {expected}")
     with torch.device("meta"):
         layer = Linear(in_features, weight.shape[0], bias=bool(found["bias"]))
     layer.weight = nn.Parameter(weight.to(device, dtype), requires_grad=False)

@@ -1,4 +1,4 @@
-"""From a name on the command line to a folder of files."""
+"""Find or download the folder of a checkpoint and read its files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cenote.errors import LoadError
 from cenote.loading.default_model import SHORT_NAME, find_packaged
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-# a star crosses folders, so the modules of Sentence Transformers come along
+# `*` also matches `/`, so files of Sentence Transformers modules are included
 DOWNLOAD_PATTERNS = ["*.json", "*.txt", "*.model", "*.jinja", "README.md", "artifact.metadata"]
 WEIGHT_PATTERN = "*.safetensors"
 HEAD_FILES = ["sparse_linear.pt", "colbert_linear.pt"]  # of bge-m3
-# other formats of the same weights, and what training left behind
+# other weight formats and training artefacts
 IGNORE_PATTERNS = [
     "onnx/*",
     "openvino/*",
@@ -35,16 +35,16 @@ LFS_POINTER = b"version https://git-lfs"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model's folder, and the name it was asked for by."""
+    """A checkpoint folder and the name it was requested by."""
 
     name: str
     folder: Path
 
     def find_file(self, file: str) -> Path | None:
-        """Where a file of the folder lies, or None; a link to nowhere and a way out of the folder are errors."""
+        """Return the path of a file, or None; raise for broken links and paths outside the folder."""
         parts = PurePosixPath(file)
         if parts.is_absolute() or ".." in parts.parts:
-            raise LoadError(f"{self.folder}: {file!r} lies outside of the model's folder; name a file inside it")
+            raise LoadError(f"{self.folder}: {file!r} is outside the model folder; expected a relative path inside it")
         path = self.folder / parts
         try:
             if path.is_symlink() and not path.exists():
@@ -54,17 +54,15 @@ class Checkpoint:
             raise LoadError(f"{path} cannot be read: {first_line(error)}") from error
 
     def read_json(self, file: str) -> Any | None:
-        """What a JSON file holds, or None if there is no such file."""
+        """Return the parsed JSON file, or None if it does not exist."""
         path = self.find_file(file)
         return None if path is None else _parse_json_file(path)
 
     def read_json_object(self, file: str) -> dict[str, Any]:
-        """What a JSON file of named values holds; nothing if there is no such file."""
+        """Return a JSON file that must hold an object; {} if it does not exist."""
         values = self.read_json(file)
         if values is not None and not isinstance(values, dict):
-            raise LoadError(
-                f"{self.folder / file} holds a {type(values).__name__}, not a JSON object of names and values"
-            )
+            raise LoadError(f"{self.folder / file} contains a {type(values).__name__}; expected a JSON object")
         return values or {}
 
     def require_json(self, file: str) -> Any:
@@ -80,21 +78,21 @@ class Checkpoint:
 def find_checkpoint(
     model: str, *, revision: str | None = None, token: str | None = None, needs_config: bool = True
 ) -> Checkpoint:
-    """A folder on this machine, or a model of the hub, fetched or cached; a lone tokenizer comes without weights."""
+    """Return a local folder or download from the hub; `needs_config=False` is for tokenizers, without weights."""
     folder = Path(model).expanduser()
     if not model:
-        raise LoadError("the model's name is empty; give a folder with config.json or a hub name like owner/name")
+        raise LoadError("the model name is empty; expected a folder with config.json or a hub name like owner/name")
     if folder.is_dir():
         return _require_config(Checkpoint(model, folder)) if needs_config else Checkpoint(model, folder)
     if folder.exists():
-        raise LoadError(f"{model} is a file; give the folder that holds config.json")
+        raise LoadError(f"{model} is a file; expected the folder with config.json")
     if not HUB_NAME.fullmatch(model):
         raise LoadError(
-            f"folder {model!r} does not exist; give a folder with config.json or a hub name like owner/name"
+            f"folder {model!r} does not exist; expected a folder with config.json or a hub name like owner/name"
         )
     if revision is None and (packaged_folder := find_packaged(model)) is not None:
         return Checkpoint(model, packaged_folder)
-    if model == SHORT_NAME:  # which the hub does not know
+    if model == SHORT_NAME:  # not a hub name
         model = DEFAULT_MODEL
     if not needs_config:
         return Checkpoint(model, _download_snapshot(model, revision, token, DOWNLOAD_PATTERNS))
@@ -102,30 +100,30 @@ def find_checkpoint(
 
 
 def find_adapter(name: str, *, token: str | None = None) -> Checkpoint:
-    """A folder on this machine, or an adapter of the hub."""
+    """Return a local folder or download an adapter from the hub."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return Checkpoint(name, folder)
     if not HUB_NAME.fullmatch(name):
-        raise LoadError(f"folder {name!r} does not exist; give a folder with adapter_config.json or a hub name")
+        raise LoadError(f"folder {name!r} does not exist; expected a folder with adapter_config.json or a hub name")
     return Checkpoint(
         name, _download_snapshot(name, None, token, [*DOWNLOAD_PATTERNS, WEIGHT_PATTERN, "adapter_model.bin"])
     )
 
 
 def is_offline() -> bool:
-    """Whether the hub's own switches forbid the network; asked anew each time, unlike its library does."""
+    """Return whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set now; huggingface_hub reads them only at import."""
     switches = (os.environ.get("HF_HUB_OFFLINE"), os.environ.get("TRANSFORMERS_OFFLINE"))
     return any(value is not None and value.upper() in ("1", "ON", "YES", "TRUE") for value in switches)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of somebody else's message, for use inside ours."""
+    """Return the first line of an error message, or the error type if it is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def check_not_empty(path: Path) -> None:
-    """The two ways in which any file of a checkpoint can be no file at all: no bytes, or a Git LFS pointer."""
+    """Raise LoadError for an empty file and for a Git LFS pointer."""
     try:
         with path.open("rb") as file:
             start = file.read(len(LFS_POINTER))
@@ -142,8 +140,8 @@ def _require_config(checkpoint: Checkpoint) -> Checkpoint:
         found = sorted(entry.name for entry in checkpoint.folder.iterdir())
         listed = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
         raise LoadError(
-            f"{checkpoint.folder} is no model: looked for config.json, found {listed or 'nothing'}; "
-            "a model has config.json, tokenizer.json and model.safetensors"
+            f"{checkpoint.folder} is not a model folder: no config.json, found {listed or 'nothing'}; "
+            "expected config.json, tokenizer.json and model.safetensors"
         )
     return checkpoint
 
@@ -152,9 +150,9 @@ def _parse_json_file(path: Path) -> Any:
     check_not_empty(path)
     try:
         return json.loads(path.read_bytes())
-    except ValueError as error:  # bad JSON and bad UTF-8 alike
+    except ValueError as error:  # invalid JSON or invalid UTF-8
         size = path.stat().st_size
-        raise LoadError(f"{path} is no JSON ({first_line(error)}; {size} bytes); download it again") from error
+        raise LoadError(f"{path} is not valid JSON ({first_line(error)}; {size} bytes); download it again") from error
 
 
 def _download_model(name: str, revision: str | None, token: str | None) -> Path:
@@ -186,9 +184,9 @@ def _download_snapshot(name: str, revision: str | None, token: str | None, patte
                 local_files_only=offline,
             )
         )
-    # the network library below differs between versions of the hub's library, so its errors have no common root
+    # HTTP libraries differ between huggingface_hub versions, so their errors have no common base class
     except Exception as error:
-        # another program may have fetched only part of the repository; the reader of a missing file will say so
+        # a partly cached repository is usable; reading a missing file raises its own error
         config = try_to_load_from_cache(name, "config.json", cache_dir=cache, revision=revision) if offline else None
         if isinstance(config, str):
             return Path(config).parent
@@ -201,19 +199,19 @@ def _download_error(name: str, revision: str | None, error: Exception, offline: 
     status = getattr(getattr(error, "response", None), "status_code", None)
     if offline:
         return (
-            f"{name!r} is no folder here and not in the hub's cache, and HF_HUB_OFFLINE forbids fetching it; "
-            "give a folder, or unset HF_HUB_OFFLINE"
+            f"{name!r} is neither a folder nor in the hub cache, and HF_HUB_OFFLINE forbids downloads; "
+            "pass a folder, or unset HF_HUB_OFFLINE"
         )
     if isinstance(error, GatedRepoError) or (isinstance(error, HfHubHTTPError) and status == 403):
-        return f"the hub gives {name!r} only to those it granted access; ask for it on its page and set HF_TOKEN"
+        return f"access to {name!r} on the hub is restricted; request access on its page and set HF_TOKEN"
     if isinstance(error, RevisionNotFoundError):
-        return f"the hub's {name!r} has no revision {revision!r}; give a branch, a tag or a commit of it"
+        return f"{name!r} has no revision {revision!r} on the hub; expected a branch, tag or commit"
     if isinstance(error, RepositoryNotFoundError) or status == 401:
         return (
-            f"{name!r} is no folder here, and the hub has no such model or hides it; check the name, or set HF_TOKEN "
-            "if it is private"
+            f"{name!r} is neither a folder nor a public model on the hub; check the name, or set HF_TOKEN if it "
+            "is private"
         )
     return (
-        f"{name!r} is no folder here and could not be fetched from the hub ({type(error).__name__}: "
-        f"{first_line(error)}); give a folder, or try again with a network"
+        f"{name!r} is not a folder and could not be downloaded from the hub ({type(error).__name__}: "
+        f"{first_line(error)}); pass a folder, or check the network"
     )

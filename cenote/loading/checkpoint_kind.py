@@ -1,18 +1,31 @@
-"""What a checkpoint is, where its files tell more than the name of its architecture."""
+"""Find the architecture of a checkpoint and decide how the model is used: embedder, classifier, reranker, ..."""
 
 from __future__ import annotations
 
+from cenote.config.engine import Convert, EngineConfig
 from cenote.config.options import Sourced
+from cenote.errors import LoadError
 from cenote.loading.bge_m3 import find_head_files
+from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.hf_config import read_architectures
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
-from cenote.models.registry import ArchitectureEntry, CheckpointKind
+from cenote.loading.tensor_model import find_plugin_entry, resolve_plugin_name
+from cenote.loading.transformers_backend import TRANSFORMERS_INSTALL_HINT, is_available, supports, transformers_entry
+from cenote.models.architecture import Architecture, Head, HFConfig
+from cenote.models.registry import (
+    ArchitectureEntry,
+    CheckpointKind,
+    UnknownArchitecture,
+    find_architecture,
+    names_from_model_type,
+)
 
 
 def detect_kind(
     checkpoint: Checkpoint, entry: ArchitectureEntry, files: SentenceTransformersFiles
 ) -> Sourced[CheckpointKind] | None:
-    """The form that the files speak of; None when they add nothing to the architecture."""
+    """Return the kind declared by the files; None if the architecture name determines it."""
     if files.splade is not None and entry.kind in ("masked", "embed"):
         return Sourced("sparse", files.splade.source)
     if files.multi_vector is not None and entry.kind in ("embed", "masked", "causal"):
@@ -20,5 +33,92 @@ def detect_kind(
     if entry.kind == "embed" and (heads := find_head_files(checkpoint)) is not None:
         return Sourced("hybrid", " and ".join(path.name for path in heads))
     if entry.kind == "masked" and files.pooling is not None:
-        return Sourced("embed", files.pooling.source)  # a language model that was trained on to embed
+        return Sourced("embed", files.pooling.source)  # a masked language model fine-tuned for embeddings
     return None
+
+
+def find_entry(options: EngineConfig, config: HFConfig) -> ArchitectureEntry:
+    """Return the architecture: native if registered, else of a plugin, else of the Transformers backend."""
+    names = read_architectures(config) or names_from_model_type(str(config.get("model_type", "")))
+    if options.model_impl == "transformers":
+        return transformers_entry(names, config.source)
+    try:
+        return find_architecture(names, config.source)
+    except UnknownArchitecture as error:
+        if (plugin_entry := find_plugin_entry(resolve_plugin_name(options, config), names)) is not None:
+            return plugin_entry
+        if options.model_impl != "auto" or not names:
+            raise
+        if not is_available():
+            raise LoadError(
+                f"{error.message}. The Transformers backend may support it: {TRANSFORMERS_INSTALL_HINT}"
+            ) from None
+        if not supports(names, config):
+            raise
+        return transformers_entry(names, config.source)
+
+
+def resolve_kind(
+    options: EngineConfig,
+    entry: ArchitectureEntry,
+    architecture: Architecture,
+    from_tokens: TokenLabels | None,
+    from_files: Sourced[CheckpointKind] | None,
+) -> Sourced[CheckpointKind]:
+    """Return how the model is used: by option, else by its files, else by its architecture name."""
+    if options.runner == "generate":
+        raise LoadError("runner='generate' is not supported: Cenote runs pooling models; expected 'pooling' or 'auto'")
+    if entry.kind == "tensors":
+        return Sourced(entry.kind, f"architecture {entry.name} of the plugin")
+    reward_kind: CheckpointKind = (
+        "reward" if entry.kind == "reward" and architecture.reward_head is not None else "sequence"
+    )
+    by_flag: dict[Convert, CheckpointKind] = {"embed": "embed", "classify": "sequence", "reward": reward_kind}
+    if entry.kind == "causal" and options.convert in ("auto", "reward") and options.pooler_config.returned_token_ids:
+        kind: Sourced[CheckpointKind] = Sourced("causal", "pooler config returned_token_ids")
+    elif options.convert in by_flag:
+        kind = Sourced(by_flag[options.convert], f"convert {options.convert}")
+    elif from_tokens is not None:
+        kind = Sourced("sequence", from_tokens.source)
+    elif from_files is not None:
+        kind = from_files
+    elif entry.kind == "causal":
+        if options.convert == "none":
+            raise LoadError(
+                "This model does not support `--runner pooling`. "
+                "You can pass `--convert <embed|classify> to adapt it into a pooling model."
+            )
+        kind = Sourced("embed", f"architecture {entry.name}, converted")
+    else:
+        kind = Sourced(entry.kind, f"architecture {entry.name}")
+    if kind.value in ("reward", "masked") and head_of_kind(kind.value, architecture) is None:
+        kind = Sourced("embed", f"architecture {entry.name}")
+    if kind.value == "sparse":
+        _check_sparse(options, entry, architecture)
+    if not entry.is_native and (from_tokens is not None or (kind.value != entry.kind and kind.value != "embed")):
+        raise LoadError(f"{entry.name} runs on the Transformers backend, which cannot convert it to a classifier")
+    if kind.value == "sequence" and architecture.sequence_head is None:
+        raise LoadError(f"{entry.name} has no sequence classification head; use convert='embed'")
+    return kind
+
+
+def _check_sparse(options: EngineConfig, entry: ArchitectureEntry, architecture: Architecture) -> None:
+    if architecture.masked_head is None:
+        raise LoadError(f"{entry.name} has no masked-language-model head, which SPLADE needs; use convert='embed'")
+    if options.pooler_config.enable_chunked_processing:
+        raise LoadError(
+            "enable_chunked_processing is not supported for SPLADE models: it averages the embeddings of chunks, "
+            "and sparse weights cannot be averaged"
+        )
+
+
+def head_of_kind(kind: CheckpointKind, architecture: Architecture) -> Head | None:
+    """Return the head of an architecture for a kind; None if the kind has none."""
+    heads: dict[CheckpointKind, Head | None] = {
+        "sequence": architecture.sequence_head,
+        "token": architecture.token_head,
+        "reward": architecture.reward_head,
+        "masked": architecture.masked_head,
+        "sparse": architecture.masked_head,
+    }
+    return heads.get(kind)

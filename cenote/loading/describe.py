@@ -1,4 +1,4 @@
-"""Everything that is decided about a model before its weights are read, each decision with who took it."""
+"""Resolve all settings of a model before its weights are loaded, each with its source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from cenote.config.engine import Convert, EngineConfig, Quantization
+from cenote.config.engine import EngineConfig, Quantization
 from cenote.config.options import Sourced
 from cenote.config.pooler import PoolerConfig
 from cenote.errors import LoadError, PoolingError
@@ -16,37 +16,22 @@ from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.post_load import resolve_quantization
 from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
-from cenote.loading.checkpoint_kind import detect_kind
+from cenote.loading.checkpoint_kind import detect_kind, find_entry, head_of_kind, resolve_kind
 from cenote.loading.colbert import LateInteractionSettings, read_late_interaction
 from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
-from cenote.loading.hf_config import (
-    read_architectures,
-    read_config,
-    resolve_dtype,
-    resolve_head_dtype,
-    resolve_max_length,
-)
+from cenote.loading.hf_config import read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
 from cenote.loading.model_prompts import ModelPrompts, read_model_prompts
 from cenote.loading.rerankers import RerankerSettings, detect_reranker
 from cenote.loading.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers_files
-from cenote.loading.tensor_model import SINGLE_TOKEN_LENGTH, find_plugin_entry, resolve_plugin_name
-from cenote.loading.transformers_backend import TRANSFORMERS_INSTALL_HINT, is_available, supports, transformers_entry
+from cenote.loading.tensor_model import SINGLE_TOKEN_LENGTH
 from cenote.models.architecture import Architecture, Head, HFConfig
-from cenote.models.registry import (
-    ArchitectureEntry,
-    CheckpointKind,
-    UnknownArchitecture,
-    find_architecture,
-    has_prescaled_rope,
-    names_from_model_type,
-    supports_float16,
-)
+from cenote.models.registry import ArchitectureEntry, CheckpointKind, has_prescaled_rope, supports_float16
 from cenote.pooling.activations import resolve_classification_activation
 from cenote.pooling.plan import Matryoshka, PoolingFileSettings, PoolingPlan, resolve_plan
 from cenote.protocol.input_types import ScoreTemplate
 from cenote.protocol.params import ScoreType, Task
 
-# what a model may do, its default first, by what it is used as
+# supported tasks by kind, the default first
 TASKS_BY_KIND: dict[CheckpointKind, tuple[Task, ...]] = {
     "embed": ("embed", "token_embed"),
     "sequence": ("classify", "token_classify"),
@@ -60,7 +45,7 @@ TASKS_BY_KIND: dict[CheckpointKind, tuple[Task, ...]] = {
     "causal": ("token_classify",),
     "tensors": ("plugin",),
 }
-# how it compares texts, where another way than the first that its tasks allow is its own
+# score type by kind, where it does not follow from the tasks
 SCORE_TYPE_BY_KIND: dict[CheckpointKind, ScoreType] = {
     "sparse": "sparse",
     "multi_vector": "late-interaction",
@@ -70,10 +55,10 @@ SCORE_TYPE_BY_KIND: dict[CheckpointKind, ScoreType] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What programs and plugins ask a loaded model about itself."""
+    """Public facts about a loaded model, for callers and plugins."""
 
     model: str
-    folder: Path  # where its files lie
+    folder: Path  # of the checkpoint
     hf_config: HFConfig  # config.json, with hf_overrides applied
     max_model_len: int
     embedding_size: int
@@ -83,9 +68,9 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """A model, decided but not loaded."""
+    """A model with all settings resolved, before loading."""
 
-    name: str  # what messages and replies call it
+    name: str  # in messages and responses
     checkpoint: Checkpoint
     config: HFConfig
     entry: ArchitectureEntry
@@ -95,10 +80,10 @@ class ModelDescription:
     num_labels: int
     labels: list[str] | None
     token_labels: TokenLabels | None
-    score_template: Sourced[ScoreTemplate] | None  # joins query and document; None: as the tokenizer joins two texts
+    score_template: Sourced[ScoreTemplate] | None  # joins query and document; None: the tokenizer's pair template
     sentence_transformers: SentenceTransformersFiles
     prompts: ModelPrompts
-    late_interaction: LateInteractionSettings | None  # None also for a ColBERT that reads plain texts
+    late_interaction: LateInteractionSettings | None  # None also for a ColBERT without role formats
     max_length: Sourced[int]
     device: Sourced[torch.device]
     dtype: Sourced[torch.dtype]
@@ -107,8 +92,8 @@ class ModelDescription:
 
     @property
     def head(self) -> Head | None:
-        """The family's classifier for what this model is used as."""
-        return _head_of_kind(self.kind.value, self.architecture)
+        """Return the head for the kind of this model."""
+        return head_of_kind(self.kind.value, self.architecture)
 
     @property
     def score_type(self) -> ScoreType | None:
@@ -139,18 +124,18 @@ def describe_model(options: EngineConfig) -> ModelDescription:
     except (TypeError, KeyError, IndexError, ZeroDivisionError, AttributeError, ValueError) as error:
         if isinstance(error, PoolingError):
             raise
-        # a file written by hand can hold anything anywhere
-        raise LoadError(f"{config.source}: a value in it makes no sense: {type(error).__name__}: {error}") from error
+        # values of a handwritten file can have any type
+        raise LoadError(f"{config.source}: invalid value in the config: {type(error).__name__}: {error}") from error
 
 
 def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -> ModelDescription:
-    entry = _find_entry(options, config)
+    entry = find_entry(options, config)
     family = entry.family(config)
     files = read_sentence_transformers_files(checkpoint) or SentenceTransformersFiles()
     one_label = _resolve_num_labels(config, _read_labels(config), "sequence", family.sequence_head) == 1
     reranker = detect_reranker(options, checkpoint, config, entry, family, files, has_one_label=one_label)
     from_tokens = reranker.labels
-    kind = _resolve_kind(options, entry, family, from_tokens, detect_kind(checkpoint, entry, files))
+    kind = resolve_kind(options, entry, family, from_tokens, detect_kind(checkpoint, entry, files))
     late_interaction = None
     if kind.value == "multi_vector" and not _is_plain_late_interaction(options, config):
         late_interaction = read_late_interaction(checkpoint, config, files, family.late_interaction_defaults)
@@ -164,7 +149,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
         has_prescaled_rope=has_prescaled_rope(config.get("model_type")),
     )
     architecture = replace(family, backbone=replace(family.backbone, max_positions=max_length.value))
-    head = _head_of_kind(kind.value, architecture)
+    head = head_of_kind(kind.value, architecture)
     labels = _read_labels(config) if kind.value in ("sequence", "token", "reward") else None
     device = _resolve_device(options.device)
     cpu = cpu_features()
@@ -211,27 +196,6 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     )
 
 
-def _find_entry(options: EngineConfig, config: HFConfig) -> ArchitectureEntry:
-    """Whose model it is: a family of ours where there is one, else the Transformers library's."""
-    names = read_architectures(config) or names_from_model_type(str(config.get("model_type", "")))
-    if options.model_impl == "transformers":
-        return transformers_entry(names, config.source)
-    try:
-        return find_architecture(names, config.source)
-    except UnknownArchitecture as error:
-        if (offered := find_plugin_entry(resolve_plugin_name(options, config), names)) is not None:
-            return offered
-        if options.model_impl != "auto" or not names:
-            raise
-        if not is_available():
-            raise LoadError(
-                f"{error.message}. The Transformers library may run it: {TRANSFORMERS_INSTALL_HINT}"
-            ) from None
-        if not supports(names, config):
-            raise
-        return transformers_entry(names, config.source)
-
-
 def _find_checkpoint(options: EngineConfig) -> Checkpoint:
     if options.model is not None:
         return find_checkpoint(options.model, revision=options.revision, token=options.hf_token)
@@ -241,64 +205,10 @@ def _find_checkpoint(options: EngineConfig) -> Checkpoint:
         raise add_install_hint(error) from error
 
 
-def _resolve_kind(
-    options: EngineConfig,
-    entry: ArchitectureEntry,
-    architecture: Architecture,
-    from_tokens: TokenLabels | None,
-    from_files: Sourced[CheckpointKind] | None,
-) -> Sourced[CheckpointKind]:
-    """What the model is used as: the flag says, else its files, else its architecture's name."""
-    if options.runner == "generate":
-        raise LoadError("runner='generate' is not offered: Cenote runs pooling models; use 'pooling' or 'auto'")
-    if entry.kind == "tensors":
-        return Sourced(entry.kind, f"architecture {entry.name}, of the plugin's package")
-    judged: CheckpointKind = "reward" if entry.kind == "reward" and architecture.reward_head is not None else "sequence"
-    by_flag: dict[Convert, CheckpointKind] = {"embed": "embed", "classify": "sequence", "reward": judged}
-    if entry.kind == "causal" and options.convert in ("auto", "reward") and options.pooler_config.returned_token_ids:
-        kind: Sourced[CheckpointKind] = Sourced(
-            "causal", "pooler config returned_token_ids"
-        )  # some of its words are the answer
-    elif options.convert in by_flag:
-        kind = Sourced(by_flag[options.convert], f"convert {options.convert}")
-    elif from_tokens is not None:
-        kind = Sourced("sequence", from_tokens.source)
-    elif from_files is not None:
-        kind = from_files
-    elif entry.kind == "causal":
-        if options.convert == "none":
-            raise LoadError(
-                "This model does not support `--runner pooling`. "
-                "You can pass `--convert <embed|classify> to adapt it into a pooling model."
-            )
-        kind = Sourced("embed", f"architecture {entry.name}, converted")
-    else:
-        kind = Sourced(entry.kind, f"architecture {entry.name}")
-    if kind.value in ("reward", "masked") and _head_of_kind(kind.value, architecture) is None:
-        kind = Sourced("embed", f"architecture {entry.name}")
-    if kind.value == "sparse":
-        _check_sparse(options, entry, architecture)
-    if not entry.is_native and (from_tokens is not None or (kind.value != entry.kind and kind.value != "embed")):
-        raise LoadError(f"{entry.name} is run by the Transformers library, which cannot make a classifier of it")
-    if kind.value == "sequence" and architecture.sequence_head is None:
-        raise LoadError(f"{entry.name} has no sequence classifier to convert to; use convert='embed'")
-    return kind
-
-
-def _check_sparse(options: EngineConfig, entry: ArchitectureEntry, architecture: Architecture) -> None:
-    if architecture.masked_head is None:
-        raise LoadError(f"{entry.name} has no head over its vocabulary, which SPLADE needs; use convert='embed'")
-    if options.pooler_config.enable_chunked_processing:
-        raise LoadError(
-            "chunked processing takes the mean of embeddings, and the weights of a SPLADE model are no embedding; "
-            "leave enable_chunked_processing out"
-        )
-
-
 def _tasks_of_kind(kind: CheckpointKind, entry: ArchitectureEntry, family: Architecture) -> tuple[Task, ...]:
     if kind == "masked" and not family.defaults_to_mlm:
         return (*TASKS_BY_KIND["embed"], "token_classify")
-    # what the library says of a whole sequence it does not say of one token
+    # the Transformers backend has no logits per token for sequence classifiers
     return ("classify",) if kind == "sequence" and not entry.is_native else TASKS_BY_KIND[kind]
 
 
@@ -306,7 +216,7 @@ def _pooling_files(
     files: SentenceTransformersFiles, kind: CheckpointKind, tasks: Sequence[Task]
 ) -> PoolingFileSettings | None:
     if "embed" not in tasks and not (kind == "multi_vector" and files.multi_vector):
-        return None  # they speak of another model than what this one is used as
+        return None  # the files describe an embedder, but the model is used otherwise
     return PoolingFileSettings(files.pooling, files.normalize, files.includes_prompt)
 
 
@@ -319,32 +229,21 @@ def _encoder_max_length(
 ) -> Sourced[int] | None:
     if kind == "tensors":
         return SINGLE_TOKEN_LENGTH
-    # the length that PyLate leaves there is that of the last texts it read
+    # PyLate saves the length of the last inputs here, not a limit
     return files.max_length if late_interaction is None else None
-
-
-def _head_of_kind(kind: CheckpointKind, architecture: Architecture) -> Head | None:
-    heads: dict[CheckpointKind, Head | None] = {
-        "sequence": architecture.sequence_head,
-        "token": architecture.token_head,
-        "reward": architecture.reward_head,
-        "masked": architecture.masked_head,
-        "sparse": architecture.masked_head,
-    }
-    return heads.get(kind)
 
 
 def _resolve_activation(
     kind: Sourced[CheckpointKind], config: HFConfig, files: SentenceTransformersFiles, reranker: RerankerSettings
 ) -> Sourced[str]:
     if kind.value == "hybrid":
-        return Sourced("relu", kind.source)  # a word that does not matter weighs nothing
+        return Sourced("relu", kind.source)  # lexical weights are not negative
     own = {} if reranker.is_known else _activation_from_files(files)
     return resolve_classification_activation({"num_labels": None, **config.values, **own})
 
 
 def _no_activation_tasks(kind: CheckpointKind, head: Head | None, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """The tasks that answer with plain numbers unless somebody asks for more."""
+    """Return the tasks that return raw values unless a request sets use_activation."""
     if kind == "listwise":
         return tasks
     return (
@@ -360,7 +259,7 @@ def _default_pooling(kind: CheckpointKind, architecture: Architecture, entry: Ar
 
 
 def _activation_from_files(files: SentenceTransformersFiles) -> dict[str, dict[str, str]]:
-    """Newer cross-encoders name their activation beside the model instead of inside config.json."""
+    """Return the activation that newer cross-encoders store in config_sentence_transformers.json."""
     return {"sentence_transformers": {"activation_fn": files.activation}} if files.activation else {}
 
 
@@ -377,7 +276,7 @@ def _resolve_matryoshka(
     widths = [step.out_features for step in files.projector if hasattr(step, "out_features")]
     by_flag = options.pooler_config.seq_pooling_type is not None
     methods = len(files.pooling.value) if files.pooling and not by_flag else 1
-    # some families call the width of their tables so
+    # in some families, embedding_size is the size of the token embeddings
     named = None if architecture.backbone.embedding_size is not None else config.get("embedding_size")
     full = named or (widths[-1] if widths else architecture.output_size * methods)
     return Matryoshka(bool(sizes) or bool(config.get("is_matryoshka", False)), sizes, full)
@@ -390,7 +289,7 @@ def _read_labels(config: HFConfig) -> list[str] | None:
     try:
         return [str(names[key]) for key in sorted(names, key=int)]
     except (TypeError, ValueError):
-        raise LoadError(f"{config.source}: id2label is {names!r}, not names by number") from None
+        raise LoadError(f"{config.source}: id2label is {names!r}; expected a mapping of numbers to names") from None
 
 
 def _resolve_num_labels(config: HFConfig, labels: list[str] | None, kind: CheckpointKind, head: Head | None) -> int:
@@ -400,21 +299,21 @@ def _resolve_num_labels(config: HFConfig, labels: list[str] | None, kind: Checkp
         return 1
     if head is not None and head.spec.num_labels is not None:
         return head.spec.num_labels
-    count = config.get("num_labels") or (len(labels) if labels else 2)  # Transformers leaves the default of 2 unwritten
+    count = config.get("num_labels") or (len(labels) if labels else 2)  # Transformers does not save the default of 2
     return int(count)
 
 
 def _resolve_device(requested: str | None) -> Sourced[torch.device]:
     if requested is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
-        return Sourced(torch.device(name), "what this machine has")
+        return Sourced(torch.device(name), "detected hardware")
     try:
         device = torch.device(requested)
     except RuntimeError:
-        raise LoadError(f"device={requested!r} is unknown; there are: cpu, cuda, cuda:0, ...") from None
+        raise LoadError(f"invalid device={requested!r}; expected one of: cpu, cuda, cuda:0, ...") from None
     if device.type not in ("cpu", "cuda"):
-        raise LoadError(f"device={requested!r} is not offered; there are: cpu, cuda, cuda:0, ...")
+        raise LoadError(f"unsupported device={requested!r}; expected one of: cpu, cuda, cuda:0, ...")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        raise LoadError(f"device={requested!r}: torch {torch.__version__} sees {count} GPUs here, counted from cuda:0")
+        raise LoadError(f"device={requested!r} does not exist: torch {torch.__version__} found {count} GPUs")
     return Sourced(device, "device")

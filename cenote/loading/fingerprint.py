@@ -1,4 +1,4 @@
-"""What tells a loaded model apart from every other, so that nobody gets an answer of another one."""
+"""Fingerprint of a loaded model, for cache keys: models with different outputs have different fingerprints."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from cenote.config.engine import EngineConfig
 from cenote.loading.describe import ModelDescription
 from cenote.version import __version__
 
-# what answers are made of
+# files that determine the outputs
 FINGERPRINTED_FILES = ("*.json", "*.safetensors", "*.bin", "*.pt")
-# larger files are read in part: so many pieces, spread evenly, and when they were written
+# of larger files, evenly spaced samples and the modification time are hashed
 MAX_FULL_READ_BYTES = 1024**2
 SAMPLE_BYTES = 64 * 1024
 NUM_SAMPLES = 16
-# the hub's cache names files after what is in them
+# the hub cache names large files by their SHA-256
 SHA256_NAME = re.compile(r"[0-9a-f]{64}")
 
 
 def compute_fingerprint(description: ModelDescription, options: EngineConfig) -> bytes:
-    """Of the weights, and of every decision that shapes an answer."""
+    """Return a digest of the weights and of every setting that affects outputs."""
     digest = blake2b(digest_size=32)
     decisions = (
         __version__,
@@ -32,7 +32,7 @@ def compute_fingerprint(description: ModelDescription, options: EngineConfig) ->
         description.dtype.value,
         description.head_dtype.value,
         description.quantization.value,
-        options.tokenizer,  # may name the tokens that a language model answers with
+        options.tokenizer,  # token_labels may be resolved with it
         description.kind.value,
         description.token_labels,
         description.architecture.backbone,
@@ -51,16 +51,16 @@ def compute_fingerprint(description: ModelDescription, options: EngineConfig) ->
 
 def _iter_content(path: Path) -> Iterator[bytes]:
     real = path.resolve()
-    found = real.stat()
-    yield f"{found.st_size}\0".encode()
+    stat = real.stat()
+    yield f"{stat.st_size}\0".encode()
     if SHA256_NAME.fullmatch(real.name):
         yield real.name.encode()
         return
-    if found.st_size <= MAX_FULL_READ_BYTES:
+    if stat.st_size <= MAX_FULL_READ_BYTES:
         yield real.read_bytes()
         return
-    yield f"{found.st_mtime_ns}\0".encode()
+    yield f"{stat.st_mtime_ns}\0".encode()
     with real.open("rb") as file:
-        for piece in range(NUM_SAMPLES):
-            file.seek((found.st_size - SAMPLE_BYTES) * piece // (NUM_SAMPLES - 1))
+        for sample in range(NUM_SAMPLES):
+            file.seek((stat.st_size - SAMPLE_BYTES) * sample // (NUM_SAMPLES - 1))
             yield file.read(SAMPLE_BYTES)

@@ -1,4 +1,4 @@
-"""What stands above a backbone, read from wherever the checkpoint keeps it."""
+"""Load the heads above a backbone: classifiers, projectors, SPLADE and bge-m3 heads."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _load_classifier(
     hidden_size = description.architecture.backbone.hidden_size
     dtype, device = description.head_dtype.value, description.device.value
     if description.kind.value in ("masked", "sparse"):
-        dtype = description.dtype.value  # as wide as the vocabulary, and often the very matrix of the embeddings
+        dtype = description.dtype.value  # as large as the vocabulary, and often tied to the embeddings
     if (labels := description.token_labels) is not None:
         weight = labels.classifier_weight(weight_loader, _embedding_table_name(weight_loader), tokenizer.tokenizer).to(
             device, dtype
@@ -73,8 +73,9 @@ def _load_classifier(
     last = last.removesuffix(".weight")
     if not weight_loader.has(f"{last}.weight"):
         raise LoadError(
-            f"{description.checkpoint.folder}: no {last}.weight in the checkpoint, so {description.entry.name} is no "
-            "classifier yet; use convert='embed', or name answer tokens: "
+            f"{description.checkpoint.folder}: {description.entry.name} has no classification head "
+            f"(no {last}.weight in the checkpoint); "
+            "use convert='embed', or make a classifier of LM head tokens: "
             'hf_overrides={"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}'
         )
     spec = head.spec if head.spec.bias is not None else replace(head.spec, bias=weight_loader.has(f"{last}.bias"))
@@ -85,15 +86,13 @@ def _load_classifier(
 
 
 def _load_lm_classifier(description: ModelDescription, weight_loader: WeightLoader) -> Classifier:
-    """From a state to the vocabulary; requests name the few words whose logits they want."""
+    """Return the LM head as a classifier; `returned_token_ids` selects its logits."""
     weight = load_lm_head(weight_loader, _embedding_table_name(weight_loader)).to(
         description.device.value, description.dtype.value
     )
-    asked = description.plan.defaults.returned_token_ids or ()
-    if beyond := [token for token in asked if not 0 <= token < len(weight)]:
-        raise LoadError(
-            f"returned_token_ids names the token {beyond[0]}; the language-model head has {len(weight)} rows"
-        )
+    token_ids = description.plan.defaults.returned_token_ids or ()
+    if beyond := [token for token in token_ids if not 0 <= token < len(weight)]:
+        raise LoadError(f"returned_token_ids: token id {beyond[0]} is out of range; the LM head has {len(weight)} rows")
     return _classifier_from_weight(HeadSpec(bias=False), weight)
 
 
@@ -105,7 +104,7 @@ def _classifier_from_weight(spec: HeadSpec, weight: Tensor) -> Classifier:
 
 
 def _embedding_table_name(weight_loader: WeightLoader) -> str:
-    """The name of the table of embeddings, which often is the language-model head as well."""
+    """Return the name of the embedding table, which is often tied to the LM head."""
     name = weight_loader.table["embed.tokens"]
     assert isinstance(name, str), "a vocabulary is one matrix"
     return name
@@ -117,15 +116,15 @@ def load_projector(description: ModelDescription, weight_loader: WeightLoader | 
     dtype, device = description.head_dtype.value, description.device.value
     layers = _load_stored_projection(description, weight_loader) if weight_loader is not None else []
     steps = description.sentence_transformers.projector
-    width, giver = _projector_input_size(description, layers)
+    size_in, source = _projector_input_size(description, layers)
     for step in steps:
         key, size = ("in_features", step.in_features) if isinstance(step, DenseModule) else ("dimension", step.size)
         file = f"{step.folder}/config.json"
-        if width is not None and size != width:
+        if size_in is not None and size != size_in:
             raise LoadError(
-                f"{description.checkpoint.folder / file}: {key} is {size}, but vectors of {width} come from {giver}"
+                f"{description.checkpoint.folder / file}: {key} is {size}, but the input from {source} is {size_in}"
             )
-        width, giver = step.out_features if isinstance(step, DenseModule) else size, file
+        size_in, source = step.out_features if isinstance(step, DenseModule) else size, file
         if isinstance(step, DenseModule):
             weight, bias = load_dense(description.checkpoint, step)
             layer: nn.Module = Linear(step.in_features, step.out_features, bias=step.bias, activation=step.activation)
@@ -143,27 +142,27 @@ def load_projector(description: ModelDescription, weight_loader: WeightLoader | 
 
 
 def _projector_input_size(description: ModelDescription, stored: list[nn.Module]) -> tuple[int | None, str]:
-    """How long the vectors are that the first layer of Sentence Transformers gets, and from whom."""
+    """Return the input size of the first Sentence Transformers layer (None: unknown) and where it comes from."""
     if stored and isinstance(last := stored[-1], Linear):
-        return last.weight.shape[0], "the projection among the weights"
+        return last.weight.shape[0], "the projection in the checkpoint"
     if not description.entry.is_native:
-        return None, ""  # the size of its states is known to the Transformers library
+        return None, ""  # only the Transformers library knows its hidden size
     methods = description.plan.seq_pooling_types.value if "embed" in description.plan.tasks else ("",)
     size = description.architecture.output_size
     if len(methods) == 1:
-        return size, "the model"
-    return size * len(methods), f"{' and '.join(methods)}, side by side"
+        return size, "the backbone"
+    return size * len(methods), f"concatenated {' and '.join(methods)} pooling"
 
 
 def _load_stored_projection(description: ModelDescription, weight_loader: WeightLoader) -> list[nn.Module]:
-    """The layers that lie among the weights of the backbone, as large as they are there."""
+    """Load the projection layers stored with the backbone weights, with their stored sizes."""
     projection = description.architecture.projection
     if projection is None:
         return []
     if description.architecture.late_interaction_defaults is not None and description.sentence_transformers.projector:
-        return []  # PyLate has written it anew, into a folder of its own
-    spellings = (projection.weights, *projection.alternative_weights)
-    names = next((names for names in spellings if weight_loader.has(f"{names[0]}.weight")), projection.weights)
+        return []  # PyLate stores the projection as a Dense module instead
+    candidates = (projection.weights, *projection.alternative_weights)
+    names = next((names for names in candidates if weight_loader.has(f"{names[0]}.weight")), projection.weights)
     if projection.is_optional and not weight_loader.has(f"{names[0]}.weight"):
         return []
     dtype, device = description.head_dtype.value, description.device.value

@@ -1,4 +1,4 @@
-"""config.json with the user's changes, and what follows from it: the length a model reads and its number types."""
+"""Read config.json with overrides, and derive the maximum length and dtypes from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("cenote")
 
 ConfigOverrides: TypeAlias = "Mapping[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] | None"
 
-# the smallest of these is the length a model was made for
+# the smallest of these values is the maximum length
 LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -31,12 +31,12 @@ LENGTH_KEYS = (
     "model_max_length",
 )
 DEFAULT_MAX_LENGTH = 2048
-# where models of several halves keep the config of the one that reads text, and what is never that half's to say
+# keys of the text config of multimodal models, and keys that are never taken from it
 TEXT_CONFIG_KEYS = ("text_config", "llm_config", "language_config", "vlm_config")
 TOP_LEVEL_KEYS = ("architectures", "model_type", "auto_map", "id2label", "label2id", "num_labels", "_name_or_path")
-# the lengths of text halves whose config leaves out what every such model has
+# default max_position_embeddings of text configs that leave it out
 DEFAULT_LENGTHS = {"gemma": 8192, "gemma2": 8192, "modernbert": 8192}
-UNLIMITED_LENGTH = 10**9  # tokenizers without a limit of their own say 1e30
+UNLIMITED_LENGTH = 10**9  # tokenizers without a limit have 1e30
 ALLOW_LONG_VARIABLES = ("CENOTE_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ALLOW_LONG_MAX_MODEL_LEN")
 
 DTYPES = {
@@ -52,7 +52,7 @@ SUPPORTED_DTYPES = ("float32", "float", "bfloat16", "float16", "half")
 
 
 def read_config(checkpoint: Checkpoint, overrides: ConfigOverrides = None) -> HFConfig:
-    """config.json after hf_overrides: a mapping is merged into it, a function maps it to another."""
+    """Return config.json with hf_overrides applied: a mapping is merged, a function returns the new config."""
     source = str(checkpoint.folder / "config.json")
     checkpoint.require_file("config.json")
     values = checkpoint.read_json_object("config.json")
@@ -61,31 +61,31 @@ def read_config(checkpoint: Checkpoint, overrides: ConfigOverrides = None) -> HF
     if isinstance(overrides, Mapping):
         return HFConfig(_merge_rope_overrides(_merge_text_config(_deep_merge(values, overrides)), overrides), source)
     if not callable(overrides):
-        raise LoadError(f"hf_overrides is a mapping or a function of the config, not {type(overrides).__name__}")
+        raise LoadError(f"hf_overrides must be a mapping or a function of the config, got {type(overrides).__name__}")
     try:
         changed = overrides(_AttributeDict(deepcopy(values)))
     except Exception as error:
         raise LoadError(f"hf_overrides failed on {source}: {type(error).__name__}: {error}") from error
     if not isinstance(changed, Mapping):
-        raise LoadError(f"hf_overrides gave {type(changed).__name__} for {source}; it must return the changed dict")
+        raise LoadError(f"hf_overrides returned {type(changed).__name__} for {source}; it must return a dict")
     return HFConfig(_merge_text_config(changed), source)
 
 
 def _merge_text_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model of several halves says of the one that reads text, as if that were all; its own words come first."""
-    halves = (values.get(name) for name in TEXT_CONFIG_KEYS)
-    half = next((half for half in halves if isinstance(half, Mapping)), {})
-    inside = _merge_text_config(half) if half else {}  # a whole model of both halves may stand there
-    if (length := DEFAULT_LENGTHS.get(inside.get("model_type", ""))) is not None:
-        inside = {"max_position_embeddings": length, **inside}
-    return {**{name: value for name, value in inside.items() if name not in TOP_LEVEL_KEYS}, **values}
+    """Merge the nested text config of a multimodal model into the top level; top-level values take precedence."""
+    configs = (values.get(name) for name in TEXT_CONFIG_KEYS)
+    text_config = next((config for config in configs if isinstance(config, Mapping)), {})
+    nested = _merge_text_config(text_config) if text_config else {}  # may itself be multimodal
+    if (length := DEFAULT_LENGTHS.get(nested.get("model_type", ""))) is not None:
+        nested = {"max_position_embeddings": length, **nested}
+    return {**{name: value for name, value in nested.items() if name not in TOP_LEVEL_KEYS}, **values}
 
 
 def read_architectures(config: HFConfig) -> list[str]:
-    """The architecture names of the checkpoint, most telling first."""
+    """Return `architectures` of config.json."""
     names = config.get("architectures", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise LoadError(f"{config.source}: architectures is {names!r}, not a list of names")
+        raise LoadError(f"{config.source}: architectures is {names!r}; expected a list of names")
     return names
 
 
@@ -99,13 +99,13 @@ def resolve_max_length(
     num_learned_positions: int,
     has_prescaled_rope: bool = False,
 ) -> Sourced[int]:
-    """How many tokens the model reads, special ones included, and which file or option says so.
+    """Return the maximum number of tokens, including special tokens, and the file or option it comes from.
 
-    `stretched`: the length in config.json is what its rotary scaling leads to, not where it starts.
+    `has_prescaled_rope`: the length in config.json already includes the rope scaling.
     """
     if requested is not None and requested < 1 and requested != -1:
-        raise LoadError(f"max_model_len={requested} is no length; give 1 or more, or -1 for the model's own")
-    wanted = None if requested == -1 else requested
+        raise LoadError(f"invalid max_model_len={requested}; expected 1 or more, or -1 for the model's own limit")
+    limit_option = None if requested == -1 else requested
     table = num_learned_positions - position_offset if num_learned_positions else None
 
     key, derived = _derive_max_length(config, has_prescaled_rope=has_prescaled_rope)
@@ -114,24 +114,26 @@ def resolve_max_length(
     elif key is not None:
         length = Sourced(derived, f"config.json {key}")
     elif table is not None:
-        length = Sourced(table, "the rows of the position table")
-    elif wanted is not None:
-        return Sourced(wanted, "max_model_len")
+        length = Sourced(table, "the number of learned positions")
+    elif limit_option is not None:
+        return Sourced(limit_option, "max_model_len")
     else:
-        logger.warning("%s names no length; reading %d tokens at most", config.source, DEFAULT_MAX_LENGTH)
-        length = Sourced(DEFAULT_MAX_LENGTH, "no file: a guess")
+        logger.warning(
+            "%s has no maximum length; using %d tokens (max_model_len sets another)", config.source, DEFAULT_MAX_LENGTH
+        )
+        length = Sourced(DEFAULT_MAX_LENGTH, "default")
     if num_learned_positions:
         length = _lower_limit(length, read_tokenizer_max_length(checkpoint), "tokenizer_config.json")
-        length = _lower_limit(length, table, "the rows of the position table")
+        length = _lower_limit(length, table, "the number of learned positions")
 
-    if wanted is None or wanted <= length.value:
-        return _lower_limit(length, wanted, "max_model_len")
+    if limit_option is None or limit_option <= length.value:
+        return _lower_limit(length, limit_option, "max_model_len")
     named = key if key is not None and length.value == derived else length.source
-    return Sourced(_check_longer_limit(config, wanted, named, length.value, table), "max_model_len")
+    return Sourced(_check_longer_limit(config, limit_option, named, length.value, table), "max_model_len")
 
 
 def read_tokenizer_max_length(checkpoint: Checkpoint) -> int | None:
-    """The length tokenizer_config.json gives, if it means one."""
+    """Return model_max_length of tokenizer_config.json, None if missing or unlimited."""
     length = checkpoint.read_json_object("tokenizer_config.json").get("model_max_length")
     return int(length) if isinstance(length, int | float) and 0 < length < UNLIMITED_LENGTH else None
 
@@ -139,61 +141,61 @@ def read_tokenizer_max_length(checkpoint: Checkpoint) -> int | None:
 def resolve_dtype(
     config: HFConfig, requested: str, device_type: str, *, native_bf16: bool, supports_float16: bool = True
 ) -> Sourced[torch.dtype]:
-    """The type the backbone computes in; `float16` says whether that one can hold its activations."""
+    """Return the dtype of the backbone; `supports_float16` is False if its activations overflow float16."""
     if requested != "auto":
         if requested not in SUPPORTED_DTYPES:
-            raise LoadError(f"dtype={requested!r} is unknown; there are: auto, {', '.join(SUPPORTED_DTYPES)}")
+            raise LoadError(f"invalid dtype={requested!r}; expected one of: auto, {', '.join(SUPPORTED_DTYPES)}")
         computed = _check_cpu_dtype(Sourced(DTYPES[requested], "dtype"), "dtype", device_type, native_bf16=native_bf16)
         if computed.value is torch.float16 and not supports_float16:
             raise LoadError(f"dtype={requested!r} overflows in {config.model_type}; use bfloat16 or float32")
         return computed
     if device_type == "cpu":
         if native_bf16:
-            return Sourced(torch.bfloat16, "the CPU, which has matrix units for it")
-        return Sourced(torch.float32, "the CPU, which has no bfloat16 units")
+            return Sourced(torch.bfloat16, "CPU with bfloat16 matrix units")
+        return Sourced(torch.float32, "CPU without bfloat16 units")
     stored = _read_stored_dtype(config)
     if stored is torch.bfloat16:
         return Sourced(stored, "config.json")
     if not supports_float16:
         return Sourced(torch.bfloat16, f"model type {config.model_type}, which overflows in float16")
     name = str(stored).removeprefix("torch.")
-    return Sourced(torch.float16, "config.json" if stored is torch.float16 else f"config.json {name}, run in half")
+    return Sourced(torch.float16, "config.json" if stored is torch.float16 else f"config.json {name}, run in float16")
 
 
 def resolve_head_dtype(
     config: HFConfig, model_dtype: torch.dtype, device_type: str, *, native_bf16: bool
 ) -> Sourced[torch.dtype]:
-    """The type of everything after the backbone."""
-    asked = config.get("head_dtype")
-    if asked is None:
+    """Return the dtype of pooling and heads."""
+    requested = config.get("head_dtype")
+    if requested is None:
         return Sourced(torch.float32, "default")
-    if asked == "model":
+    if requested == "model":
         return Sourced(model_dtype, "head_dtype in the config")
-    if asked not in SUPPORTED_DTYPES:
-        raise LoadError(f"head_dtype={asked!r} is unknown; there are: model, {', '.join(SUPPORTED_DTYPES)}")
-    decision = Sourced(DTYPES[asked], "head_dtype in the config")
+    if requested not in SUPPORTED_DTYPES:
+        raise LoadError(f"invalid head_dtype={requested!r}; expected one of: model, {', '.join(SUPPORTED_DTYPES)}")
+    decision = Sourced(DTYPES[requested], "head_dtype in the config")
     return _check_cpu_dtype(decision, "head_dtype", device_type, native_bf16=native_bf16)
 
 
 def _check_cpu_dtype(
     requested: Sourced[torch.dtype], option: str, device_type: str, *, native_bf16: bool
 ) -> Sourced[torch.dtype]:
-    """The type asked for, or float32 on a CPU without units for it, where torch would be hundreds of times slower.
+    """Return the requested dtype, or float32 on a CPU without units for it, where torch is hundreds of times slower.
 
-    Weights are float32 then as well: widening them for every product makes it up to 1.5 times as slow from bfloat16,
-    and up to 4 times from float16. No CPU gets float16: there are no kernels for it that are faster than float32.
+    Weights are float32 then as well: converting them for every product is up to 1.5 times slower from bfloat16 and up
+    to 4 times slower from float16. float16 is never used on CPUs: no kernels for it are faster than float32.
     """
     has_units = requested.value is torch.float32 or (requested.value is torch.bfloat16 and native_bf16)
     if device_type != "cpu" or has_units:
         return requested
     name = str(requested.value).removeprefix("torch.")
     faster = "; bfloat16 is faster on this CPU" if native_bf16 else ""
-    logger.warning("%s=%s: no fast %s arithmetic on this CPU; computing in float32%s", option, name, name, faster)
-    return Sourced(torch.float32, f"{option}={name}, which this CPU computes in float32")
+    logger.warning("%s=%s: this CPU has no fast %s arithmetic; using float32%s", option, name, name, faster)
+    return Sourced(torch.float32, f"{option}={name}, run in float32 on this CPU")
 
 
 class _AttributeDict(dict[str, Any]):
-    """A dict whose keys are attributes too, as functions written for Transformers' configs expect."""
+    """A dict with attribute access, for override functions written for Transformers configs."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -206,7 +208,7 @@ class _AttributeDict(dict[str, Any]):
 
 
 def _merge_rope_overrides(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Newer files keep rotary settings in `rope_parameters`; overrides in the older words change them there."""
+    """Apply overrides of `rope_theta` and `rope_scaling` to `rope_parameters`, which newer configs use."""
     newer = values.get("rope_parameters")
     if not isinstance(newer, dict) or any(isinstance(part, dict) for part in newer.values()):
         return values
@@ -224,7 +226,7 @@ def _deep_merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[s
 
 
 def _derive_max_length(config: HFConfig, *, has_prescaled_rope: bool) -> tuple[str | None, int]:
-    """The length config.json speaks of and the key that says it, stretched as its rotary scaling says."""
+    """Return the key and the maximum length of config.json, including rope scaling; (None, 0) if it has none."""
     lengths = {key: _read_token_count(config, key) for key in LENGTH_KEYS if key in config}
     if not lengths:
         return None, 0
@@ -236,18 +238,18 @@ def _derive_max_length(config: HFConfig, *, has_prescaled_rope: bool) -> tuple[s
         original, factor = scaling.get("original_max_position_embeddings") or original, scaling.get("factor", 1.0)
         if kind in ("longrope", "su"):
             return ("original_max_position_embeddings", int(original)) if original else (key, lengths[key])
-        # where GTE writes "ntk", the length beside it is the one that is reached
+        # for "ntk" (GTE), the length already includes the scaling
         if kind in ("yarn", "linear", "dynamic") and not has_prescaled_rope:
             return key, int((original if kind == "yarn" and original else lengths[key]) * factor)
     except (AttributeError, TypeError, ValueError):
-        raise LoadError(f"{config.source}: the rope scaling {scaling!r} cannot be read; factor is a number") from None
+        raise LoadError(f"{config.source}: invalid rope scaling {scaling!r}; factor must be a number") from None
     return key, lengths[key]
 
 
 def _read_token_count(config: HFConfig, key: str) -> int:
     value = config.values[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:
-        raise LoadError(f"{config.source}: {key} is {value!r}, not a number of tokens")
+        raise LoadError(f"{config.source}: {key} is {value!r}; expected a number of tokens")
     return int(value)
 
 
@@ -258,21 +260,21 @@ def _lower_limit(length: Sourced[int], limit: int | None, source: str) -> Source
 
 
 def _check_longer_limit(config: HFConfig, requested: int, key: str, derived: int, table: int | None) -> int:
-    """A length past what the model was made for, if the user insists and the position table reaches there."""
+    """Return a limit above the model's, if the environment allows it and there are enough learned positions."""
     own_limit = config.get("model_max_length")
     excess = (
         f"User-specified max_model_len ({requested}) is greater than the derived max_model_len ({key}={derived} "
         f"or model_max_length={own_limit} in model's config.json)."
     )
     if table is not None and requested > table:
-        raise LoadError(f"{excess} The position table has {table} usable rows, so no setting allows more than {table}.")
+        raise LoadError(f"{excess} The model has {table} learned positions, so no setting allows more than {table}.")
     if not any(os.environ.get(name, "").strip().lower() in ("1", "true") for name in ALLOW_LONG_VARIABLES):
         raise LoadError(
             f"{excess} To allow overriding this maximum, set the env var {ALLOW_LONG_VARIABLES[1]}=1 (or "
             f"{ALLOW_LONG_VARIABLES[0]}=1); "
-            "what a model says about positions it never saw is worth little."
+            "outputs for positions beyond the training length are unreliable."
         )
-    logger.warning("%s Allowed by the environment; expect worse answers for long inputs.", excess)
+    logger.warning("%s Allowed by the environment; results for long inputs may be worse.", excess)
     return requested
 
 
@@ -280,5 +282,5 @@ def _read_stored_dtype(config: HFConfig) -> torch.dtype:
     name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in DTYPES:
         known = ", ".join(SUPPORTED_DTYPES)
-        raise LoadError(f"{config.source}: dtype {name!r} cannot be computed in; give dtype, one of: {known}")
+        raise LoadError(f"{config.source}: dtype {name!r} is not supported; set dtype to one of: {known}")
     return DTYPES[name]

@@ -1,4 +1,4 @@
-"""The files of a checkpoint that say how images are read."""
+"""Read the image processor settings of a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cenote.models.vision_spec import ProcessorFiles
 
 
 def read_processor_files(checkpoint: Checkpoint) -> ProcessorFiles:
-    whole = checkpoint.read_json_object("processor_config.json")
-    inside = whole.get("image_processor")
-    own = checkpoint.read_json_object("preprocessor_config.json")
-    return ProcessorFiles({**(inside if isinstance(inside, Mapping) else {}), **own}, whole)
+    processor = checkpoint.read_json_object("processor_config.json")
+    nested = processor.get("image_processor")
+    image_processor = checkpoint.read_json_object("preprocessor_config.json")
+    return ProcessorFiles({**(nested if isinstance(nested, Mapping) else {}), **image_processor}, processor)

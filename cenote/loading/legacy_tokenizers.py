@@ -1,4 +1,4 @@
-"""Tokenizers of checkpoints without a tokenizer.json, built from the vocabulary files they have instead."""
+"""Build tokenizers for checkpoints without tokenizer.json from older vocabulary files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LLAMA_NAMES = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 T5_NAMES = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 GPT2_NAMES = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
 
-# what is left of tokenizer_class without "Tokenizer" and "Fast"; "" is a checkpoint that does not say
+# tokenizer_class without "Tokenizer" and "Fast"; "" if the checkpoint has none
 WORDPIECE_CLASSES = ("", "Bert", "DistilBert", "Electra", "MobileBert")
 BYTE_LEVEL_CLASSES = {"Roberta": "roberta", "Bart": "roberta", "Longformer": "roberta", "GPT2": "gpt2", "Qwen2": "qwen"}
 SENTENCEPIECE_CLASSES = {
@@ -59,7 +59,7 @@ QWEN_SPLIT_PATTERN = (
 
 @dataclass(frozen=True, slots=True)
 class LegacyTokenizer:
-    """A tokenizer with the special tokens and the habit that its class implies."""
+    """A tokenizer with the special tokens and BOS default of its class."""
 
     tokenizer: Tokenizer
     special_tokens: SpecialTokens
@@ -69,7 +69,7 @@ class LegacyTokenizer:
 def build_legacy_tokenizer(
     checkpoint: Checkpoint, settings: TokenizerSettings, special_tokens: SpecialTokens
 ) -> LegacyTokenizer | None:
-    """From the first kind of vocabulary file there is; None when there is none. `given` are names of special tokens."""
+    """Build from the first vocabulary file found; None if there is none. `special_tokens` override the defaults."""
     kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast").removesuffix("Tokenizer")
     if (path := checkpoint.find_file("vocab.txt")) is not None and kind in WORDPIECE_CLASSES:
         with wrap_tokenizer_errors(path):
@@ -79,31 +79,33 @@ def build_legacy_tokenizer(
     if (path := checkpoint.find_file("vocab.json")) is not None:
         merges = checkpoint.require_file("merges.txt")
         model_type = str(checkpoint.read_json_object("config.json").get("model_type", "gpt2"))
-        way = (
+        variant = (
             BYTE_LEVEL_CLASSES.get(kind, "")
             if kind
-            else next((w for w in ("roberta", "qwen") if w in model_type), "gpt2")
+            else next((name for name in ("roberta", "qwen") if name in model_type), "gpt2")
         )
         with wrap_tokenizer_errors(path):
-            return _build_byte_level(checkpoint.read_json_object("vocab.json"), merges, way, settings, special_tokens)
-    for file, way in SENTENCEPIECE_FILES.items():
+            return _build_byte_level(
+                checkpoint.read_json_object("vocab.json"), merges, variant, settings, special_tokens
+            )
+    for file, variant in SENTENCEPIECE_FILES.items():
         if (path := checkpoint.find_file(file)) is not None:
             with wrap_tokenizer_errors(path):
                 return _build_sentencepiece(
-                    path, SENTENCEPIECE_CLASSES.get(kind, "") if kind else way, settings, special_tokens
+                    path, SENTENCEPIECE_CLASSES.get(kind, "") if kind else variant, settings, special_tokens
                 )
     return None
 
 
 @contextmanager
 def wrap_tokenizer_errors(path: Path) -> Iterator[None]:
-    """Errors of the tokenizer library, which have no type of their own, as ours, with the file's name."""
+    """Raise errors of the tokenizers library, which have no specific type, as LoadError with the file name."""
     try:
         yield
     except (LoadError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # a panic in the library's own language is no Exception
-        raise LoadError(f"{path} makes no tokenizer ({first_line(error)}); download it again") from error
+    except BaseException as error:  # Rust panics are not subclasses of Exception
+        raise LoadError(f"{path} is not a valid tokenizer ({first_line(error)}); download it again") from error
 
 
 def _build_wordpiece(
@@ -113,8 +115,10 @@ def _build_wordpiece(
     words = path.read_text(encoding="utf-8").split("\n")
     vocab = {word.rstrip("\r"): row for row, word in enumerate(words[:-1] if not words[-1] else words)}
     expected = config.get("vocab_size")
-    if isinstance(expected, int) and len(vocab) < 0.9 * expected:  # a little less is a padded embedding
-        raise LoadError(f"{path} has {len(vocab)} tokens, config.json {expected}; it is cut short, download it again")
+    if isinstance(expected, int) and len(vocab) < 0.9 * expected:  # embeddings may be padded
+        raise LoadError(
+            f"{path} has {len(vocab)} tokens, config.json {expected}; the file is truncated, download it again"
+        )
     for name in ("unk_token", "cls_token", "sep_token"):
         if names[name] not in vocab:
             raise LoadError(f"{path} has no {names[name]}, the {name}; download it again")
@@ -166,12 +170,12 @@ def _build_sentencepiece(
     if variant == "llama":
         return _build_llama(model, settings, LLAMA_NAMES | special_tokens)
     if model.algorithm != sentencepiece.UNIGRAM:
-        raise LoadError(f"{path} is a BPE model, {variant} reads unigram ones; give a tokenizer.json")
+        raise LoadError(f"{path} is a BPE model, but {variant} requires unigram; provide a tokenizer.json")
     vocab = [(piece.text, piece.score) for piece in model.pieces]
     names = {"xlm-roberta": ROBERTA_NAMES, "deberta": BERT_NAMES, "t5": T5_NAMES}[variant] | special_tokens
     unk_id = model.unk_id
     if variant == "xlm-roberta":
-        # fairseq put its own four tokens where SentencePiece had three, so every other id is one higher
+        # fairseq replaces the three special tokens of SentencePiece by four, so all other ids are one higher
         first = [(names[name], 0.0) for name in ("cls_token", "pad_token", "sep_token", "unk_token")]
         vocab, unk_id = [*first, *vocab[3:], (names["mask_token"], 0.0)], 3
     if variant == "t5":
@@ -198,7 +202,7 @@ def _build_llama(
 ) -> LegacyTokenizer:
     vocab = {piece.text: row for row, piece in enumerate(model.pieces)}
     if names["unk_token"] not in vocab:
-        raise ValueError(f"it has no {names['unk_token']}")
+        raise ValueError(f"no {names['unk_token']} in the vocabulary")
     if model.algorithm == sentencepiece.BPE:
         scores = {piece.text: piece.score for piece in model.pieces}
         rules = BPE(
@@ -220,10 +224,10 @@ def _build_llama(
 
 
 def _derive_merges(vocab: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The merges behind a BPE vocabulary: every split of a piece into two others, best pieces first."""
+    """Derive BPE merges from a vocabulary: every split of a piece into two others, highest scores first."""
     found: list[tuple[float, str, str]] = []
     for piece, score in scores.items():
-        splits = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
+        splits = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
         known = [(left, right) for left, right in splits if left in vocab and right in vocab]
         found += [(score, *pair) for pair in sorted(known, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))]
     found.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
@@ -232,11 +236,11 @@ def _derive_merges(vocab: Mapping[str, int], scores: Mapping[str, float]) -> lis
 
 def _check_merges(vocab: Mapping[str, int], pairs: list[tuple[str, ...]], path: Path) -> None:
     bad = next((pair for pair in pairs if len(pair) != 2), None)
-    made = {"".join(pair) for pair in pairs}
-    orphans = sum(len(token) > 1 and token not in made for token in vocab)
+    merged = {"".join(pair) for pair in pairs}
+    orphans = sum(len(token) > 1 and token not in merged for token in vocab)
     if bad is not None or orphans > len(vocab) // 20 + 100:
-        what = f"{' '.join(bad)!r} is no pair" if bad else f"{orphans} of {len(vocab)} tokens come from no merge"
-        raise LoadError(f"{path} is cut short: {what}; download it again")
+        reason = f"{' '.join(bad)!r} is not a pair" if bad else f"{orphans} of {len(vocab)} tokens have no merge"
+        raise LoadError(f"{path} is truncated: {reason}; download it again")
 
 
 def _add_special_pieces(tokenizer: Tokenizer, model: sentencepiece.SentencePieceModel) -> None:
@@ -247,8 +251,8 @@ def _add_special_pieces(tokenizer: Tokenizer, model: sentencepiece.SentencePiece
 
 
 def add_special_tokens(tokenizer: Tokenizer, names: SpecialTokens) -> None:
-    """Make these texts tokens that no word is split into and no text is split out of."""
-    # a mask takes the space before it along, where words carry theirs
+    """Register special tokens, so that they are never split."""
+    # where tokens include their leading space, the mask token takes it too
     spaced = names.get("mask_token") == "<mask>"
     tokenizer.add_special_tokens(
         [
@@ -272,13 +276,13 @@ def _set_template(tokenizer: Tokenizer, single: str, pair: str, *tokens: str) ->
     special = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(tokens)]
     for token, row in special:
         if row is None:
-            raise ValueError(f"it has no {token} to put around texts")
+            raise ValueError(f"the vocabulary has no {token}, which the special-token template needs")
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
 def _unknown_class_error(settings: TokenizerSettings, known: Mapping[str, str]) -> LoadError:
     names = ", ".join(f"{name}Tokenizer" for name in known)
     return LoadError(
-        f"tokenizer_config.json: {settings.get('tokenizer_class')} without a tokenizer.json is unknown; "
-        f"there are: {names}. Save the tokenizer with a tokenizer.json"
+        f"tokenizer_config.json: {settings.get('tokenizer_class')} is not supported without a tokenizer.json; "
+        f"expected one of: {names}. Save the tokenizer with a tokenizer.json"
     )

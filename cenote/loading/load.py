@@ -1,4 +1,4 @@
-"""From options to a model ready to run: the only function that others call."""
+"""Load a model: backbone, heads, tokenizer and adapters."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class LoadedModel:
     backbone: nn.Module
     pooler: Pooler
     tokenizer: TokenizerFiles
-    adapters: LoRARegistry | None = None  # where the model takes any
-    processor_files: ProcessorFiles = ProcessorFiles()  # what its files say of images
+    adapters: LoRARegistry | None = None  # None: LoRA is not enabled
+    processor_files: ProcessorFiles = ProcessorFiles()  # image preprocessing settings
 
 
 def load_model(options: EngineConfig) -> LoadedModel:
@@ -55,7 +55,9 @@ def load_model(options: EngineConfig) -> LoadedModel:
     device, dtype = description.device.value, description.dtype.value
     if not description.entry.is_native:
         return _load_transformers_model(description, tokenizer)
-    filler = WeightLoader(open_weights(description.checkpoint), architecture.weight_tables, architecture.prefixes)
+    weight_loader = WeightLoader(
+        open_weights(description.checkpoint), architecture.weight_tables, architecture.prefixes
+    )
     backbone = _build(
         lambda: architecture.backbone_class(
             architecture.backbone,
@@ -65,33 +67,37 @@ def load_model(options: EngineConfig) -> LoadedModel:
         ),
         description.config.source,
     )
-    filler.load(backbone, filler.table, num_layers=architecture.backbone.num_layers, dtype=dtype, device=device)
+    weight_loader.load(
+        backbone, weight_loader.table, num_layers=architecture.backbone.num_layers, dtype=dtype, device=device
+    )
     if architecture.vision is not None:
-        backbone.vision = _load_vision_tower(architecture.vision, filler, dtype, device, description.config.source)
-    heads = load_heads(description, filler, tokenizer)
+        backbone.vision = _load_vision_tower(
+            architecture.vision, weight_loader, dtype, device, description.config.source
+        )
+    heads = load_heads(description, weight_loader, tokenizer)
     description = _with_output_sizes(description, heads)
-    reader = LoRALoader(filler, architecture.prefixes, dtype, device)
-    adapters = load_adapters(reader, description.checkpoint, architecture, options)
-    filler.check_complete(architecture.unused_weights)
+    lora_loader = LoRALoader(weight_loader, architecture.prefixes, dtype, device)
+    adapters = load_adapters(lora_loader, description.checkpoint, architecture, options)
+    weight_loader.check_complete(architecture.unused_weights)
     backbone.prepare_buffers(device, dtype)
-    whole = backbone if adapters is None else BackboneWithLoRA(backbone, adapters.context)
-    process_weights_after_loading(whole, device, description.quantization.value)
+    model = backbone if adapters is None else BackboneWithLoRA(backbone, adapters.context)
+    process_weights_after_loading(model, device, description.quantization.value)
     backbone.fused_encoder = try_fuse_encoder(backbone)
     pooler = Pooler(description.plan, heads, description.head_dtype.value)
     processor = read_processor_files(description.checkpoint) if architecture.vision is not None else ProcessorFiles()
-    return LoadedModel(description, whole.eval(), pooler.eval(), tokenizer, adapters, processor)
+    return LoadedModel(description, model.eval(), pooler.eval(), tokenizer, adapters, processor)
 
 
 def _build(make: Callable[[], Module], source: str) -> Module:
-    """A module without weights; sizes that describing it did not look at are wrong where it cannot be made."""
+    """Build a module on the meta device; errors mean that config.json has invalid sizes."""
     try:
         with torch.device("meta"):
             return make()
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, PoolingError):
             raise
-        said = f"{type(error).__name__}: {first_line(error)}"
-        raise LoadError(f"{source}: a value in it makes no sense: {said}") from error
+        details = f"{type(error).__name__}: {first_line(error)}"
+        raise LoadError(f"{source}: invalid value in the config: {details}") from error
 
 
 def _load_vision_tower(
@@ -104,7 +110,7 @@ def _load_vision_tower(
 
 
 def _with_output_sizes(description: ModelDescription, heads: Heads) -> ModelDescription:
-    """How long vectors are, which is known of a projection among the weights only when it is read."""
+    """Return the description with the embedding size of the stored projection, which is known only after loading."""
     layers = heads.token_projector
     if description.architecture.projection is None or not isinstance(layers, nn.Sequential):
         return description
@@ -114,13 +120,13 @@ def _with_output_sizes(description: ModelDescription, heads: Heads) -> ModelDesc
 
 
 def _exclude_special_tokens(description: ModelDescription, tokenizer: TokenizerFiles) -> PoolingPlan:
-    """bge-m3 has no weight for the tokens around a text, and no vector for the first; as one number for each token."""
+    """Return the bge-m3 plan: special tokens get no lexical weight, the first no embedding; weights are scalars."""
 
     def token_id(*names: str) -> int | None:
         texts = (tokenizer.special_tokens.get(name) for name in names)
-        found = (None if text is None else tokenizer.tokenizer.token_to_id(text) for text in texts)
+        token_ids = (None if text is None else tokenizer.tokenizer.token_to_id(text) for text in texts)
         in_config = (description.config.get(f"{name}_id") for name in names)
-        return next((token for token in (*found, *in_config) if token is not None), None)
+        return next((token for token in (*token_ids, *in_config) if token is not None), None)
 
     first, last = token_id("cls_token", "bos_token"), token_id("eos_token", "sep_token")
     special = (first, last, tokenizer.pad_token_id, tokenizer.unk_token_id)
@@ -143,10 +149,10 @@ def _load_transformers_model(description: ModelDescription, tokenizer: Tokenizer
 
 
 def _load_tensor_model(options: EngineConfig, description: ModelDescription) -> LoadedModel:
-    """It has no tokens, and its answers are not pooled."""
+    """Load a plugin model, which has no tokenizer and no pooling."""
     config, dtype, device = description.config, description.dtype.value, description.device.value
     plugin = resolve_plugin_name(options, config)
-    assert plugin is not None, "its package brought the architecture"
+    assert plugin is not None, "the plugin provides the architecture"
     model = load_tensor_model(plugin, description.entry.name, description.checkpoint, config, dtype, device)
     pooler = Pooler(description.plan, Heads(), description.head_dtype.value)
     return LoadedModel(description, model, pooler, empty_tokenizer_files())

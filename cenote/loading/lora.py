@@ -1,4 +1,4 @@
-"""Adapters from their files: PEFT's folders, and where each of their changes belongs in our modules."""
+"""Load LoRA adapters from PEFT folders and from checkpoints, and map them to modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("cenote")
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-VISION_PREFIX = "vision."  # before the paths of all that a tower has
+VISION_PREFIX = "vision."  # module path prefix of the vision tower
 PEFT_PREFIX = "base_model.model."
 EMBEDDING_TABLES = ("embed.tokens", "embed.positions", "embed.token_types")
 LORA_TENSOR_NAME = re.compile(
@@ -35,19 +35,19 @@ LORA_TENSOR_NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LoRALoader:
-    """Reads adapters for one loaded model."""
+    """Load adapters for one loaded model."""
 
     weight_loader: WeightLoader
-    prefixes: tuple[str, ...]  # what may stand before the backbone's names
+    prefixes: tuple[str, ...]  # possible prefixes of the backbone's names in the checkpoint
     dtype: torch.dtype
     device: torch.device
 
     def load(self, checkpoint: Checkpoint) -> LoRAAdapter:
-        """The changes of a PEFT folder, by the paths of our modules."""
+        """Load a PEFT folder."""
         config = checkpoint.read_json_object(ADAPTER_CONFIG)
         if not config:
             raise LoadError(
-                f"{checkpoint.folder} is no adapter: looked for {ADAPTER_CONFIG}; give a folder that PEFT saved"
+                f"{checkpoint.folder} is not an adapter: no {ADAPTER_CONFIG}; expected a folder saved by PEFT"
             )
         _check_supported(config, f"{checkpoint.folder / ADAPTER_CONFIG}")
         halves = _lora_pairs(_open_adapter_weights(checkpoint))
@@ -57,25 +57,24 @@ class LoRALoader:
         return self.map_to_modules(changes, str(checkpoint.folder))
 
     def map_to_modules(self, changes: Mapping[str, tuple[Tensor, Tensor]], source: str) -> LoRAAdapter:
-        """Changes by the checkpoint's names of the modules, moved to the modules of ours that hold their weights."""
+        """Map LoRA weights by checkpoint module names to the modules that hold these weights."""
         adapter: dict[str, list[LoRAWeights]] = {}
         for module, (down, up) in changes.items():
-            places = self.weight_loader.locate(self._strip_prefix(module))
-            if not places:
+            locations = self.weight_loader.locate(self._strip_prefix(module))
+            if not locations:
                 raise LoadError(
-                    f"{source}: no layer of the model that takes adapters is called {module}; "
-                    "was it made for another model?"
+                    f"{source}: the model has no layer {module} that supports LoRA; "
+                    "the adapter may be for another model"
                 )
-            if any(path.startswith(VISION_PREFIX) for path, *_ in places):
+            if any(path.startswith(VISION_PREFIX) for path, *_ in locations):
                 raise LoadError(
-                    f"{source}: {module} is a layer that reads images, which adapters cannot change here; "
-                    "merge the adapter into the model"
+                    f"{source}: LoRA is not supported in the vision tower ({module}); merge the adapter into the model"
                 )
-            for path, start, rows, inputs in places:  # several, where layers share their weights
-                # a table's change is written for its transpose, as PEFT does for embeddings
+            for path, start, rows, inputs in locations:  # more than one if layers share weights
+                # PEFT stores LoRA weights of embeddings for the transposed table
                 expected = (inputs, rows) if path in EMBEDDING_TABLES else (rows, inputs)
                 if (found := (up.shape[0], down.shape[1])) != expected:
-                    raise LoadError(f"{source}: {module} changes a layer of {found}, the model's has {expected}")
+                    raise LoadError(f"{source}: {module} has shape {found}, the layer of the model has {expected}")
                 adapter.setdefault(path, []).append(self._make_weights(down, up, start))
         return adapter
 
@@ -85,15 +84,15 @@ class LoRALoader:
                 return module.removeprefix(prefix)
         return module
 
-    def load_stored(self, described: StoredAdapters, num_layers: int) -> dict[str, LoRAAdapter]:
-        """The adapters that lie among the weights of the model itself, by name."""
-        adapters: dict[str, dict[str, list[LoRAWeights]]] = {name: {} for name in described.tasks}
-        for ours, (down_name, up_name) in described.matrices.items():
-            for layer in range(num_layers) if "*" in ours else (0,):
-                path = ours.replace("*", str(layer)).removesuffix(".weight")
+    def load_stored(self, stored: StoredAdapters, num_layers: int) -> dict[str, LoRAAdapter]:
+        """Load the adapters stored in the checkpoint, by name."""
+        adapters: dict[str, dict[str, list[LoRAWeights]]] = {name: {} for name in stored.tasks}
+        for name_pattern, (down_name, up_name) in stored.matrices.items():
+            for layer in range(num_layers) if "*" in name_pattern else (0,):
+                path = name_pattern.replace("*", str(layer)).removesuffix(".weight")
                 downs, ups = (self.weight_loader.read(name.replace("*", str(layer))) for name in (down_name, up_name))
-                for name, down, up in zip(described.tasks, downs, ups * described.scaling, strict=True):
-                    # a table is looked up by row: its change is written for the transpose
+                for name, down, up in zip(stored.tasks, downs, ups * stored.scaling, strict=True):
+                    # embedding tables are looked up by row: LoRA weights are for the transpose
                     down, up = (up.T, down.T) if path in EMBEDDING_TABLES else (down, up)
                     adapters[name][path] = [self._make_weights(down, up)]
         return dict(adapters)
@@ -104,23 +103,23 @@ class LoRALoader:
 
 @dataclass(frozen=True, slots=True)
 class LoRARegistry:
-    """The adapters of a model, and how to add more of them."""
+    """The loaded adapters of a model."""
 
     context: LoRAContext
     loader: LoRALoader
-    default_name: str | None  # for requests that name none
-    hf_token: str | None  # for the hub
-    builtin: tuple[str, ...]  # those that are part of the model
-    added_paths: dict[str, str] = field(default_factory=dict)  # the others, and where they lie
+    default_name: str | None  # for requests without an adapter
+    hf_token: str | None  # for downloads
+    builtin: tuple[str, ...]  # adapters that come with the checkpoint
+    added_paths: dict[str, str] = field(default_factory=dict)  # other adapters -> their paths
 
     @property
     def names(self) -> tuple[str, ...]:
         return (*self.builtin, *self.added_paths)
 
     def add(self, name: str, path: str) -> None:
-        """Read one more from a folder or the hub, or the one of that name anew."""
+        """Load an adapter from a folder or the hub; replace one of the same name."""
         if name in self.builtin:
-            raise LoadError(f"{name!r} is an adapter of the model itself; give the one at {path} another name")
+            raise LoadError(f"{name!r} is an adapter of the checkpoint; use another name for {path}")
         self.load(name, find_adapter(path, token=self.hf_token))
 
     def load(self, name: str, checkpoint: Checkpoint) -> None:
@@ -128,7 +127,7 @@ class LoRARegistry:
         self.added_paths[name] = checkpoint.name
 
     def free_weights(self, name: str) -> None:
-        """Free its memory, unless one of that name has come since."""
+        """Remove the weights, unless an adapter of that name has been added since."""
         if name not in self.added_paths:
             self.context.adapters.pop(name, None)
 
@@ -136,26 +135,26 @@ class LoRARegistry:
 def load_adapters(
     loader: LoRALoader, checkpoint: Checkpoint, architecture: Architecture, options: EngineConfig
 ) -> LoRARegistry | None:
-    """Those among the weights, those in folders beside them and those that the options name; None: none may come."""
-    described, folders = architecture.adapters, find_bundled(checkpoint)
-    if not (described or folders or options.lora_modules or options.enable_lora):
+    """Load adapters stored in the checkpoint, bundled with it and named by options; None if LoRA is not enabled."""
+    stored, folders = architecture.adapters, find_bundled(checkpoint)
+    if not (stored or folders or options.lora_modules or options.enable_lora):
         if options.default_adapter is not None:
             raise LoadError(f"default_adapter {options.default_adapter!r}: {checkpoint.folder} has no adapters")
         if architecture.default_adapters:
-            logger.warning("%s comes without the adapters that it was trained with", checkpoint.folder)
+            logger.warning("%s does not contain the adapters it was trained with", checkpoint.folder)
         return None
     adapters = LoRAContext()
-    if described is not None:
-        adapters.adapters |= loader.load_stored(described, architecture.backbone.num_layers)
+    if stored is not None:
+        adapters.adapters |= loader.load_stored(stored, architecture.backbone.num_layers)
     for name, folder in folders.items():
         adapters.adapters[name] = loader.load(folder)
     loaded = LoRARegistry(adapters, loader, None, options.hf_token, tuple(adapters.adapters))
-    for name, place in map(_parse_lora_module, options.lora_modules):
+    for name, path in map(_parse_lora_module, options.lora_modules):
         if name in loaded.added_paths:
             raise LoadError(
-                f"--lora-modules has {name!r} twice, at {loaded.added_paths[name]} and {place}; give two names"
+                f"--lora-modules has {name!r} twice, for {loaded.added_paths[name]} and {path}; names must be unique"
             )
-        loaded.add(name, place)
+        loaded.add(name, path)
     return replace(loaded, default_name=_default_adapter(loaded, checkpoint, architecture, options))
 
 
@@ -163,35 +162,35 @@ def _default_adapter(
     loaded: LoRARegistry, checkpoint: Checkpoint, architecture: Architecture, options: EngineConfig
 ) -> str | None:
     known = ", ".join(loaded.names) or "none"
-    if (asked := options.default_adapter) is not None:
-        if asked not in loaded.names:
-            raise LoadError(f"{checkpoint.folder} has no adapter {asked!r}; there are: {known}")
-        return asked
+    if (requested := options.default_adapter) is not None:
+        if requested not in loaded.names:
+            raise LoadError(f"{checkpoint.folder} has no adapter {requested!r}; available: {known}")
+        return requested
     if not loaded.builtin or not architecture.default_adapters:
         return None
     first, *_ = architecture.default_adapters
     found = next((name for name in architecture.default_adapters if name in loaded.builtin), None)
     if found != first:
-        logger.warning("%s has no adapter %r; %s is used, there are: %s", checkpoint.folder, first, found, known)
+        logger.warning("%s has no adapter %r; using %s, available: %s", checkpoint.folder, first, found, known)
     return found
 
 
 def _parse_lora_module(module: str) -> tuple[str, str]:
-    """name=place, or the same as JSON."""
+    """Parse name=path, or a JSON object with name and path."""
     if module.lstrip().startswith("{"):
         try:
             entry = json.loads(module)
             return str(entry["name"]), str(entry["path"])
         except (ValueError, KeyError):
-            raise LoadError(f"--lora-modules {module!r} is no JSON with a name and a path") from None
-    name, equals, place = module.partition("=")
-    if not (name and equals and place):
-        raise LoadError(f"--lora-modules {module!r} is no adapter; write name=folder")
-    return name, place
+            raise LoadError(f"invalid --lora-modules {module!r}; expected JSON with name and path") from None
+    name, equals, path = module.partition("=")
+    if not (name and equals and path):
+        raise LoadError(f"invalid --lora-modules {module!r}; expected name=path")
+    return name, path
 
 
 def find_bundled(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
-    """The adapter folders that come with a checkpoint, by name; elsewhere in it lies what training left behind."""
+    """Return the adapters in the `adapters` folder of a checkpoint, by name; other folders are training artefacts."""
     files = sorted(checkpoint.folder.glob(f"adapters/*/{ADAPTER_CONFIG}"))
     return {file.parent.name: Checkpoint(str(file.parent), file.parent) for file in files}
 
@@ -200,18 +199,18 @@ def _open_adapter_weights(checkpoint: Checkpoint) -> CheckpointWeights:
     for file in ADAPTER_WEIGHTS:
         if (path := checkpoint.find_file(file)) is not None:
             return open_weights_file(path)
-    raise LoadError(f"{checkpoint.folder} has no adapter weights: looked for {' and '.join(ADAPTER_WEIGHTS)}")
+    raise LoadError(f"{checkpoint.folder} has no adapter weights: expected {' or '.join(ADAPTER_WEIGHTS)}")
 
 
 def _lora_pairs(weights: CheckpointWeights) -> dict[str, tuple[Tensor, Tensor]]:
-    """down [rank, inputs] and up [outputs, rank] by the name of the module they change."""
+    """Return lora_A [rank, inputs] and lora_B [outputs, rank] by module name."""
     found: dict[str, dict[str, Tensor]] = {}
     for name in weights.names():
         match = LORA_TENSOR_NAME.fullmatch(name.removeprefix(PEFT_PREFIX))
         if match is None:
             raise LoadError(
-                f"{weights.source}: {name} is no low-rank change; adapters that also replace whole layers "
-                "(modules_to_save) or change biases cannot be read, merge them into the model"
+                f"{weights.source}: {name} is not a LoRA tensor; adapters with full layers (modules_to_save) "
+                "or biases are not supported, merge them into the model"
             )
         found.setdefault(match["module"], {})[match["half"]] = weights.get(name)
     for module, halves in found.items():
@@ -223,9 +222,9 @@ def _lora_pairs(weights: CheckpointWeights) -> dict[str, tuple[Tensor, Tensor]]:
 def _check_supported(config: Mapping[str, Any], source: str) -> None:
     kind = config.get("peft_type", "LORA")
     if kind != "LORA" or config.get("use_dora"):
-        raise LoadError(f"{source}: adapters of the kind {'DoRA' if config.get('use_dora') else kind} cannot be read")
+        raise LoadError(f"{source}: adapters of type {'DoRA' if config.get('use_dora') else kind} are not supported")
     if config.get("bias", "none") != "none":
-        raise LoadError(f"{source}: bias={config['bias']!r} changes biases as well, which cannot be read")
+        raise LoadError(f"{source}: bias={config['bias']!r} is not supported; expected 'none'")
 
 
 def _lora_scaling(config: Mapping[str, Any], module: str, rank: int) -> float:

@@ -1,4 +1,4 @@
-"""The prompts that come with a model: from Sentence Transformers' files, from config.json, and the one by default."""
+"""Read the prompts of a model from Sentence Transformers files and config.json, and select the default prompt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cenote.errors import LoadError
 from cenote.loading.sentence_transformers import SETTINGS_FILE, SentenceTransformersFiles
 from cenote.models.architecture import HFConfig
 
-# Sentence Transformers knows these two of every model, empty where its files do not say more
+# Sentence Transformers defines these for every model, with empty text by default
 BUILTIN_PROMPT_NAMES = ("query", "document")
 
 
@@ -19,16 +19,18 @@ BUILTIN_PROMPT_NAMES = ("query", "document")
 class ModelPrompts:
     by_name: Mapping[str, str]
     instructions: Mapping[str, str]  # by task
-    default: Sourced[str] | None  # before the texts of requests that say nothing
+    default: Sourced[str] | None  # for requests without a prompt
 
 
 def read_model_prompts(
     options: EngineConfig, config: HFConfig, files: SentenceTransformersFiles, *, has_role_prompts: bool
 ) -> ModelPrompts:
-    """`by_role`: queries and documents are read in different ways, and have their prompts there."""
+    """Return the prompts; `has_role_prompts`: queries and documents have their own, so there is no file default."""
     instructions = config.get("task_instructions") or {}
     if not isinstance(instructions, dict) or not all(isinstance(text, str) for text in instructions.values()):
-        raise LoadError(f"{config.source}: task_instructions is {instructions!r}, not texts by name")
+        raise LoadError(
+            f"{config.source}: task_instructions is {instructions!r}; expected a mapping of names to strings"
+        )
     return ModelPrompts(
         files.prompts,
         instructions,
@@ -47,5 +49,5 @@ def _resolve_default_prompt(
     if name is None:
         return None
     if name not in known and name not in BUILTIN_PROMPT_NAMES:
-        raise LoadError(f"default_prompt_name {name!r} is no prompt; there are: {', '.join(sorted(known)) or 'none'}")
+        raise LoadError(f"unknown default_prompt_name {name!r}; available: {', '.join(sorted(known)) or 'none'}")
     return Sourced(known.get(name, ""), source)

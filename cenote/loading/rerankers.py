@@ -1,4 +1,4 @@
-"""Rerankers made of language models: how their files tell them from other models, and how they are asked."""
+"""Detect rerankers based on language models, and their label tokens and score templates."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from cenote.protocol.input_types import ScoreTemplate
 logger = logging.getLogger("cenote")
 
 SCORE_TEMPLATE_OPTION = "score_template"
-# tags of model cards that a reranker may have; one with another tag was made into something else
+# pipeline tags of rerankers; fine-tuned models with another tag are not rerankers
 RANKING_TAGS = ("text-ranking", "text-classification")
 MAX_CARD_CHARS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class RerankerRecipe:
-    """A published reranker: what tells its checkpoints, and the tokens that answer after its prompt."""
+    """A published reranker: how its checkpoints are recognised, and its label tokens."""
 
-    name: str  # of its template as well
-    model_type: str  # in config.json
-    name_pattern: re.Pattern[str]  # of repositories and folders
-    prompt_sentence: str  # of its prompt, which chat templates and model cards repeat
+    name: str  # also the name of its score template
+    model_type: str  # of config.json
+    name_pattern: re.Pattern[str]  # of repository and folder names
+    prompt_sentence: str  # part of its prompt, found in chat templates and model cards
     tokens: tuple[str, ...]
     method: str
 
@@ -84,17 +84,17 @@ RECIPES = (
     ),
 )
 TEMPLATE_NAMES = (*(recipe.name for recipe in RECIPES), "nemotron_rerank", "nemotron_vl_rerank", "jina_reranker_m0")
-# in these the document does not stand as it is
+# templates that do not contain the document verbatim
 NON_VERBATIM_TEMPLATES = ("nemotron_vl_rerank",)
 
 
 @dataclass(frozen=True, slots=True)
 class RerankerSettings:
-    """What was found: the tokens that answer, where a head must be made of them, and the text around a pair."""
+    """Label tokens (if the head must be made of them) and score template of a reranker."""
 
     labels: TokenLabels | None = None
     template: Sourced[ScoreTemplate] | None = None
-    is_known: bool = False  # a published one, whose score is a probability whatever other programs make of it
+    is_known: bool = False  # a published reranker; its score is a probability, whatever Sentence Transformers files say
 
 
 def detect_reranker(
@@ -107,7 +107,7 @@ def detect_reranker(
     *,
     has_one_label: bool,
 ) -> RerankerSettings:
-    """Everything that options and files say about it; an empty one for any other model."""
+    """Return the reranker settings of options and files; empty if the model is not a reranker."""
     given = read_token_labels(config)
     users = _template_from_options(options)
     embeds = options.convert == "embed" or any((files.pooling, files.splade, files.multi_vector))
@@ -141,7 +141,7 @@ def load_builtin_template(name: str) -> ScoreTemplate:
 
 
 def _template_from_options(options: EngineConfig) -> Sourced[ScoreTemplate] | None:
-    """What the user gave for pairs, else for everything."""
+    """Return the template set by score_template, else by chat_template."""
     if options.score_template in TEMPLATE_NAMES:
         return Sourced(load_builtin_template(options.score_template), SCORE_TEMPLATE_OPTION)
     if options.score_template not in ("auto", "none"):
@@ -149,14 +149,14 @@ def _template_from_options(options: EngineConfig) -> Sourced[ScoreTemplate] | No
         try:
             text = read_template_text(options.score_template, SCORE_TEMPLATE_OPTION)
         except BadRequest as error:
-            raise BadRequest(f"{error.message}; there are also: {known}", param=SCORE_TEMPLATE_OPTION) from error
+            raise BadRequest(f"{error.message}; built-in values: {known}", param=SCORE_TEMPLATE_OPTION) from error
         return Sourced(ScoreTemplate(text or "", "given"), SCORE_TEMPLATE_OPTION)
     text = read_template_text(options.chat_template, "chat_template")
     return None if text is None else Sourced(ScoreTemplate(text, "given"), "chat_template")
 
 
 def _find_recipe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -> Sourced[RerankerRecipe] | None:
-    """The published reranker that this is, or was made of, and what tells it."""
+    """Return the published reranker this checkpoint is, or is derived from, with the evidence as source."""
     for recipe in RECIPES:
         if options.score_template == recipe.name:
             return Sourced(recipe, SCORE_TEMPLATE_OPTION)
@@ -170,7 +170,7 @@ def _find_recipe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig
 
 
 def _iter_evidence(recipe: RerankerRecipe, checkpoint: Checkpoint, config: HFConfig) -> Iterator[str]:
-    """Whatever in the files speaks for it, the surest first."""
+    """Yield evidence in the files for a recipe, most reliable first."""
     given = read_token_labels(config)
     if given is not None and (given.tokens, given.method) == (recipe.tokens, recipe.method):
         yield given.source
@@ -191,7 +191,7 @@ def _iter_evidence(recipe: RerankerRecipe, checkpoint: Checkpoint, config: HFCon
 
 
 def _candidate_names(checkpoint: Checkpoint) -> Iterator[str]:
-    """What the model is called: as it was asked for, its folder, and its entry in the hub's cache."""
+    """Yield names of the model: as requested, its folder, and its repository in the hub cache."""
     yield checkpoint.name.rstrip("/").rpartition("/")[2]
     folder = checkpoint.folder.resolve()
     yield folder.name
@@ -201,7 +201,7 @@ def _candidate_names(checkpoint: Checkpoint) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _ModelCard:
-    """The model card: what its head says in YAML, and the text."""
+    """The model card (README.md): YAML front matter and text."""
 
     pipeline_tag: str | None = None
     base_models: tuple[str, ...] = ()
@@ -225,7 +225,7 @@ def _parse_front_matter(text: str) -> Mapping[str, Any]:
     try:
         head = yaml.safe_load(text[3:].partition("\n---")[0])
     except (yaml.YAMLError, ValueError, RecursionError):
-        return {}  # a card is written for people, and nothing depends on it alone
+        return {}  # the front matter is optional information
     return head if isinstance(head, dict) else {}
 
 
@@ -241,7 +241,7 @@ def _labels_from_logit_score(files: SentenceTransformersFiles) -> TokenLabels | 
 def _template_from_files(
     checkpoint: Checkpoint, files: SentenceTransformersFiles, recipe: Sourced[RerankerRecipe] | None
 ) -> Sourced[ScoreTemplate] | None:
-    """The chat template, where Sentence Transformers files say that pairs go through it and it knows documents."""
+    """Return the chat template if Sentence Transformers files apply it to pairs and it supports documents."""
     text = read_chat_template(checkpoint)
     if files.messages is None or text is None or (recipe is not None and "document" not in text):
         return None
@@ -252,7 +252,7 @@ def _template_from_files(
         instruction=files.prompts.get(files.default_prompt_name or ""),
         has_system_message=True,
         has_content_parts=files.messages.value.uses_content_parts,
-        add_special_tokens=False,  # a chat template has them
+        add_special_tokens=False,  # the chat template writes them
     )
     return Sourced(template, files.messages.source)
 
@@ -260,7 +260,7 @@ def _template_from_files(
 def _warn_unrecognized(checkpoint: Checkpoint) -> None:
     if _ModelCard.from_checkpoint(checkpoint).pipeline_tag == "text-ranking":
         logger.warning(
-            "%s says text-ranking, but not how the model is asked: it becomes an embedder. To make it a reranker, give "
+            "%s has pipeline_tag text-ranking, but its prompt is unknown: loading as embedder. To load a reranker, set "
             'chat_template and hf_overrides={"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}',
             checkpoint.folder / "README.md",
         )

@@ -1,4 +1,4 @@
-"""What the files of Sentence Transformers say: pooling, projections, normalisation, length, prompts."""
+"""Read Sentence Transformers files: pooling, projections, normalisation, maximum length, prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.weights import CheckpointWeights, open_weights
 
-# the order in which these modules must stand, which is the order in which the pooler works
+# stage of each module type; modules must be in the order in which the pooler applies them
 MODULE_STAGES = {
     "Transformer": 0,
     "Pooling": 1,
@@ -46,7 +46,7 @@ POOLING_NAMES = {
     "weightedmean": "WEIGHTEDMEAN",
     "lasttoken": "LAST",
 }
-# how often log(1 + x) is taken of logits over the vocabulary
+# how many times log(1 + x) is applied to the logits
 SPLADE_NUM_LOGS = {"relu": 1, "log1p_relu": 2}
 SPLADE_STRATEGIES = ("max", "sum")
 DENSE_ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "sigmoid", "silu")
@@ -59,19 +59,19 @@ ENCODER_FILES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class DenseModule:
-    """A linear layer and its activation, in a folder of their own."""
+    """A Dense module: a linear layer with activation, stored in its own folder."""
 
     in_features: int
     out_features: int
     bias: bool
-    activation: str  # one of ACTIVATIONS
+    activation: str  # one of DENSE_ACTIVATIONS
     folder: str
-    has_residual: bool = False  # what goes in is added to what comes out, through a matrix of its own if sizes differ
+    has_residual: bool = False  # adds the input to the output, projected if sizes differ
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNormModule:
-    """A layer norm with weight and bias and PyTorch's epsilon of 1e-5, in a folder of its own."""
+    """A LayerNorm module with weight, bias and epsilon 1e-5, stored in its own folder."""
 
     size: int
     folder: str
@@ -79,7 +79,7 @@ class LayerNormModule:
 
 @dataclass(frozen=True, slots=True)
 class SpladePoolingModule:
-    """How the logits of all tokens become one weight for every entry of the vocabulary."""
+    """How the logits of all tokens become one weight per vocabulary entry."""
 
     strategy: str  # one of SPLADE_STRATEGIES
     num_logs: int
@@ -88,35 +88,35 @@ class SpladePoolingModule:
 
 @dataclass(frozen=True, slots=True)
 class MessageFormat:
-    """That inputs go through the chat template as messages, and how."""
+    """How inputs are passed to the chat template as messages."""
 
-    uses_content_parts: bool  # contents are lists of parts
+    uses_content_parts: bool  # message content is a list of parts
     variables: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceTransformersFiles:
-    """All of it in one place; what the files do not say is None or empty."""
+    """Settings of all Sentence Transformers files; missing ones are None or empty."""
 
-    pooling: Sourced[tuple[str, ...]] | None = None  # several methods give their vectors side by side
+    pooling: Sourced[tuple[str, ...]] | None = None  # outputs of several methods are concatenated
     splade: SpladePoolingModule | None = None
-    multi_vector: Sourced[Literal["PyLate", "Sentence Transformers"]] | None = None  # whose ColBERT it is, if it is one
-    mask_folder: str | None = None  # the folder with the list of tokens that a ColBERT has no vector for
-    includes_prompt: bool = True  # False: pooling leaves the prompt's tokens out
+    multi_vector: Sourced[Literal["PyLate", "Sentence Transformers"]] | None = None  # format of a ColBERT
+    mask_folder: str | None = None  # folder of the MultiVectorMask module, with the skiplist
+    includes_prompt: bool = True  # False: pooling excludes prompt tokens
     projector: tuple[DenseModule | LayerNormModule, ...] = ()
-    normalize: Sourced[bool] | None = None  # None when modules.json neither pools nor normalises
+    normalize: Sourced[bool] | None = None  # None if modules.json neither pools nor normalises
     max_length: Sourced[int] | None = None
     do_lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     similarity_fn_name: str | None = None
-    activation: str | None = None  # of a cross-encoder, as written in config_sentence_transformers.json
-    logit_score: Sourced[tuple[int, int | None]] | None = None  # ids of the tokens for yes and, if there is one, no
+    activation: str | None = None  # of a cross-encoder, in config_sentence_transformers.json
+    logit_score: Sourced[tuple[int, int | None]] | None = None  # token ids of yes and no (or None)
     messages: Sourced[MessageFormat] | None = None
 
 
 def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransformersFiles | None:
-    """What Sentence Transformers wrote into the folder; None when it wrote nothing."""
+    """Return the settings of Sentence Transformers files; None if there are none."""
     modules = checkpoint.read_json("modules.json")
     encoder = next((file for file in ENCODER_FILES if checkpoint.find_file(file) is not None), None)
     settings = checkpoint.read_json_object(SETTINGS_FILE)
@@ -133,7 +133,7 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
     prompts = settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         file = checkpoint.folder / SETTINGS_FILE
-        raise LoadError(f"{file}: prompts is {prompts!r}, not texts by name")
+        raise LoadError(f"{file}: prompts is {prompts!r}; expected a mapping of names to strings")
     return SentenceTransformersFiles(
         pooling=None if pooling is None else _read_pooling(checkpoint, pooling),
         splade=None if splade is None else _read_splade(checkpoint, splade),
@@ -154,18 +154,18 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
 
 
 def load_dense(checkpoint: Checkpoint, dense: DenseModule) -> tuple[Tensor, Tensor | None]:
-    """[out, in] and [out], as they lie in the file."""
+    """Return weight [out, in] and bias [out] in their stored dtype."""
     weights = open_weights(checkpoint, dense.folder)
     weight = _read_tensor(weights, "weight", (dense.out_features, dense.in_features))
     if dense.bias:
         return weight, _read_tensor(weights, "bias", (dense.out_features,))
     if any(name.endswith("bias") for name in weights.names()):
-        raise LoadError(f"{weights.source} has a bias, {dense.folder}/config.json says it has none; which is right?")
+        raise LoadError(f"{weights.source} has a bias, but {dense.folder}/config.json has bias: false")
     return weight, None
 
 
 def load_residual(checkpoint: Checkpoint, dense: DenseModule) -> Tensor | None:
-    """[out, in], where sizes differ."""
+    """Return the residual projection [out, in]; None if there is none or sizes are equal."""
     if not dense.has_residual or dense.in_features == dense.out_features:
         return None
     return _read_tensor(
@@ -180,7 +180,7 @@ def load_layer_norm(checkpoint: Checkpoint, norm: LayerNormModule) -> tuple[Tens
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """One line of modules.json."""
+    """One entry of modules.json."""
 
     package: str
     kind: str
@@ -190,34 +190,37 @@ class _Module:
 def _read_module_list(checkpoint: Checkpoint, modules: Any) -> list[_Module]:
     source = checkpoint.folder / "modules.json"
     if not isinstance(modules, list):
-        raise LoadError(f"{source} holds a {type(modules).__name__}, not a list of modules")
+        raise LoadError(f"{source} contains a {type(modules).__name__}; expected a list of modules")
     steps = [_parse_module(source.as_posix(), module) for module in modules]
-    for one, other in zip(steps, steps[1:], strict=False):
-        if MODULE_STAGES[one.kind] > MODULE_STAGES[other.kind] or one.kind == other.kind in ("Transformer", "Pooling"):
+    for previous, step in zip(steps, steps[1:], strict=False):
+        if MODULE_STAGES[previous.kind] > MODULE_STAGES[step.kind] or previous.kind == step.kind in (
+            "Transformer",
+            "Pooling",
+        ):
             order = "Transformer, Pooling, Dense or LayerNorm, Normalize"
-            raise LoadError(f"{source}: {other.kind} comes after {one.kind}; the order that can be run is {order}")
+            raise LoadError(f"{source}: {step.kind} comes after {previous.kind}; the supported order is {order}")
     if {"MLMTransformer", "SpladePooling"} & {step.kind for step in steps}:
         kinds = [step.kind for step in steps]
         if len(kinds) != 2 or kinds[1] != "SpladePooling":
-            can = "a SPLADE model is MLMTransformer or Transformer, then SpladePooling, and no more"
-            raise LoadError(f"{source}: {', '.join(kinds)} cannot be run; {can}")
+            expected = "a SPLADE model must be MLMTransformer or Transformer, then SpladePooling"
+            raise LoadError(f"{source}: {', '.join(kinds)} is not supported; {expected}")
     for step in steps:
         if MODULE_STAGES[step.kind] == MODULE_STAGES["Transformer"] and step.folder not in ("", "."):
-            raise LoadError(f"{source}: the Transformer lies in {step.folder!r}; give that folder as the model")
+            raise LoadError(f"{source}: the Transformer is in {step.folder!r}; pass that folder as the model")
     return steps
 
 
 def _parse_module(source: str, module: Any) -> _Module:
     if not isinstance(module, dict) or not isinstance(module.get("type"), str):
-        raise LoadError(f"{source}: {module!r} is no module; each has a type and a path")
+        raise LoadError(f"{source}: invalid module {module!r}; expected an object with type and path")
     package, _, rest = module["type"].partition(".")
     kind = rest.rpartition(".")[2]
-    # Jina's own: a Transformer whose adapter is chosen by a task, which is done here without running its code
-    chooses_adapter = (package, kind) == ("custom_st", "Transformer") and "task" in (module.get("kwargs") or ())
-    if not chooses_adapter and (package not in MODULE_PACKAGES or kind not in MODULE_STAGES):
+    # Jina: a custom Transformer that selects an adapter by task; supported without running its code
+    selects_adapter = (package, kind) == ("custom_st", "Transformer") and "task" in (module.get("kwargs") or ())
+    if not selects_adapter and (package not in MODULE_PACKAGES or kind not in MODULE_STAGES):
         raise LoadError(
-            f"{source}: module type {module['type']!r} cannot be run; "
-            f"there are: {', '.join(MODULE_STAGES)} of {' and '.join(MODULE_PACKAGES)}"
+            f"{source}: module type {module['type']!r} is not supported; "
+            f"expected one of: {', '.join(MODULE_STAGES)} of {' and '.join(MODULE_PACKAGES)}"
         )
     return _Module(package, kind, str(module.get("path") or ""))
 
@@ -232,24 +235,24 @@ def _read_pooling(checkpoint: Checkpoint, step: _Module) -> Sourced[tuple[str, .
     config, source = _read_module_config(checkpoint, step), f"{step.folder}/config.json"
     names = config.get("pooling_mode")
     if names is not None:
-        chosen = [names] if isinstance(names, str) else names
-        if not isinstance(chosen, list) or not chosen or any(name not in POOLING_NAMES for name in chosen):
+        modes = [names] if isinstance(names, str) else names
+        if not isinstance(modes, list) or not modes or any(name not in POOLING_NAMES for name in modes):
             known = ", ".join(POOLING_NAMES)
-            raise LoadError(f"{checkpoint.folder / source}: pooling_mode {names!r} is unknown; there are: {known}")
-        return Sourced(tuple(POOLING_NAMES[name] for name in chosen), source)
+            raise LoadError(f"{checkpoint.folder / source}: unknown pooling_mode {names!r}; expected one of: {known}")
+        return Sourced(tuple(POOLING_NAMES[name] for name in modes), source)
     flags = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
     for flag in flags:
         if flag not in POOLING_FLAGS:
             known = ", ".join(POOLING_FLAGS)
-            raise LoadError(f"{checkpoint.folder / source}: {flag} is unknown; there are: {known}")
+            raise LoadError(f"{checkpoint.folder / source}: unknown {flag}; expected one of: {known}")
     methods = tuple(method for flag, method in POOLING_FLAGS.items() if flag in flags)
-    return Sourced(methods or ("MEAN",), source)  # without any flag Sentence Transformers takes the mean
+    return Sourced(methods or ("MEAN",), source)  # the default of Sentence Transformers
 
 
 def _detect_multi_vector(
     settings: Mapping[str, Any], steps: list[_Module]
 ) -> Sourced[Literal["PyLate", "Sentence Transformers"]] | None:
-    """Who says that there is a vector for every token, where somebody does."""
+    """Return the format of a multi-vector model and the file that declares it; None if it is not one."""
     if any(step.kind == "MultiVectorMask" for step in steps):
         return Sourced("Sentence Transformers", "modules.json")
     if any(step.package == "pylate" for step in steps):
@@ -268,7 +271,9 @@ def _read_logit_score(checkpoint: Checkpoint, steps: list[_Module]) -> Sourced[t
     config, source = _read_module_config(checkpoint, step), f"{step.folder}/config.json"
     true, false = config.get("true_token_id"), config.get("false_token_id")
     if not isinstance(true, int) or not isinstance(false, int | None):
-        raise LoadError(f"{checkpoint.folder / source}: the ids of the answers are {true!r} and {false!r}, not numbers")
+        raise LoadError(
+            f"{checkpoint.folder / source}: true_token_id {true!r} and false_token_id {false!r} must be integers"
+        )
     return Sourced((true, false), source)
 
 
@@ -289,7 +294,9 @@ def _read_splade(checkpoint: Checkpoint, step: _Module) -> SpladePoolingModule:
         ("activation_function", activation, tuple(SPLADE_NUM_LOGS)),
     ):
         if value not in known:
-            raise LoadError(f"{checkpoint.folder / source}: {key} {value!r} is unknown; there are: {', '.join(known)}")
+            raise LoadError(
+                f"{checkpoint.folder / source}: unknown {key} {value!r}; expected one of: {', '.join(known)}"
+            )
     return SpladePoolingModule(strategy, SPLADE_NUM_LOGS[activation], source)
 
 
@@ -298,10 +305,10 @@ def _read_projection(checkpoint: Checkpoint, step: _Module) -> DenseModule | Lay
     sizes = ("dimension",) if step.kind == "LayerNorm" else ("in_features", "out_features")
     for key in sizes:
         if not isinstance(config.get(key), int):
-            raise LoadError(f"{source}: {key} is {config.get(key)!r}, not a number")
+            raise LoadError(f"{source}: {key} is {config.get(key)!r}; expected an integer")
     if step.kind == "LayerNorm":
         return LayerNormModule(config["dimension"], step.folder)
-    # left out, it means what the package's own constructor takes
+    # the default of the package's constructor
     default = "Tanh" if step.package == "sentence_transformers" else "Identity"
     return DenseModule(
         in_features=config["in_features"],
@@ -314,10 +321,12 @@ def _read_projection(checkpoint: Checkpoint, step: _Module) -> DenseModule | Lay
 
 
 def _parse_activation(source: str, name: Any) -> str:
-    """The short name of an activation that is written as a class of torch.nn; other classes are never imported."""
-    where, _, short = str(name).rpartition(".")
-    if (where and not where.startswith("torch.nn")) or short.lower() not in DENSE_ACTIVATIONS:
-        raise LoadError(f"{source}: activation_function {name!r} is unknown; there are: {', '.join(DENSE_ACTIVATIONS)}")
+    """Return the short name of an activation given as a torch.nn class; other classes are rejected, never imported."""
+    package, _, short = str(name).rpartition(".")
+    if (package and not package.startswith("torch.nn")) or short.lower() not in DENSE_ACTIVATIONS:
+        raise LoadError(
+            f"{source}: unknown activation_function {name!r}; expected one of: {', '.join(DENSE_ACTIVATIONS)}"
+        )
     return short.lower()
 
 
@@ -326,7 +335,7 @@ def _read_max_length(checkpoint: Checkpoint, file: str | None) -> Sourced[int] |
     if file is None or length is None:
         return None
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-        raise LoadError(f"{checkpoint.folder / file}: max_seq_length is {length!r}, not a number of tokens")
+        raise LoadError(f"{checkpoint.folder / file}: max_seq_length is {length!r}; expected a number of tokens")
     return Sourced(length, file)
 
 
@@ -336,7 +345,7 @@ def _read_tensor(weights: CheckpointWeights, leaf: str, shape: tuple[int, ...]) 
             tensor = weights.get(name)
             if tuple(tensor.shape) != shape:
                 found = list(tensor.shape)
-                raise LoadError(f"{weights.source}: {name} has shape {found}, its config.json asks for {list(shape)}")
+                raise LoadError(f"{weights.source}: {name} has shape {found}, its config.json requires {list(shape)}")
             return tensor
     has = ", ".join(weights.names()[:5]) or "nothing"
-    raise LoadError(f"{weights.source}: nothing called {leaf}, linear.{leaf} or dense.{leaf}; it has {has}")
+    raise LoadError(f"{weights.source}: no {leaf}, linear.{leaf} or dense.{leaf}; found {has}")

@@ -1,4 +1,4 @@
-"""The file of a SentencePiece model, read without its library: a protocol buffer of pieces, scores and rules."""
+"""Parse SentencePiece model files (protocol buffers) without the sentencepiece library."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class SentencePiece:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """What a tokenizer needs of the file."""
+    """The parts of a SentencePiece model file that a tokenizer needs."""
 
     pieces: list[SentencePiece]
     algorithm: int  # UNIGRAM or BPE
     unk_id: int
-    charsmap: bytes  # compiled replacements of characters; empty when there are none
+    charsmap: bytes  # precompiled character normalisation; empty if there is none
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
@@ -38,10 +38,10 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
         model = _parse_model(data)
     except (ValueError, IndexError, TypeError, struct.error) as error:
         raise LoadError(
-            f"{path} is no SentencePiece model or cut short ({len(data)} bytes); download it again"
+            f"{path} is not a SentencePiece model, or truncated ({len(data)} bytes); download it again"
         ) from error
     if model.algorithm not in (UNIGRAM, BPE):
-        raise LoadError(f"{path} was trained as type {model.algorithm}; only unigram (1) and BPE (2) can be read")
+        raise LoadError(f"{path} was trained as type {model.algorithm}; only unigram (1) and BPE (2) are supported")
     return model
 
 
@@ -56,7 +56,7 @@ def _parse_model(data: bytes) -> SentencePieceModel:
             trainer = dict(_iter_fields(value))
         elif number == 3:
             normalizer = dict(_iter_fields(value))
-    if trainer is None or not pieces:  # the trainer's settings follow the pieces: without them the end is missing
+    if trainer is None or not pieces:  # the trainer spec follows the pieces; without it the file is truncated
         raise ValueError
     algorithm, unk_id, charsmap = trainer.get(3, UNIGRAM), trainer.get(40, 0), normalizer.get(2, b"")
     if not isinstance(algorithm, int) or not isinstance(unk_id, int) or not isinstance(charsmap, bytes):
@@ -73,7 +73,7 @@ def _parse_piece(data: int | bytes) -> SentencePiece:
 
 
 def _iter_fields(data: int | bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The numbered fields of a message: whole numbers as int, everything else as its bytes."""
+    """Yield the fields of a message by number: varints as int, everything else as bytes."""
     if isinstance(data, int):
         raise TypeError
     position = 0
@@ -97,7 +97,7 @@ def _iter_fields(data: int | bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Seven bits to a byte, lowest first; the eighth says that more follow."""
+    """Read a base-128 varint; return its value and the position after it."""
     value = shift = 0
     while True:
         byte = data[position]

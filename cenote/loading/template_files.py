@@ -1,4 +1,4 @@
-"""Read Jinja templates given as text or as a file."""
+"""Read Jinja templates given as text or as a path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cenote.errors import BadRequest
 
 
 def read_template_text(value: str | None, option: str) -> str | None:
-    """Jinja text, from a file where the option names one."""
+    """Return the template text; read the file if `value` is a path. `option` is named in errors."""
     if value is None or "{" in value or "\n" in value:
         return value
     try:

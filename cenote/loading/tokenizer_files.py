@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint and what its files say about using it."""
+"""Load the tokenizer of a checkpoint and its settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cenote.protocol.params import TruncationSide
 
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 GENERIC_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
-# an entry of tokenizer_config.json, the part of a tokenizer it speaks of, and its name there
+# key of tokenizer_config.json, the tokenizer component it applies to, and the attribute there
 CONFIG_OVERRIDES = (
     ("do_lower_case", "BertNormalizer", "lowercase"),
     ("strip_accents", "BertNormalizer", "strip_accents"),
@@ -37,7 +37,7 @@ TOKENIZER_FILE_NAMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFiles:
-    """A tokenizer that neither cuts nor pads by itself, and its owner's wishes about both."""
+    """A tokenizer without truncation and padding, and the checkpoint's settings for both."""
 
     tokenizer: Tokenizer
     truncation_side: TruncationSide = "right"
@@ -46,15 +46,13 @@ class TokenizerFiles:
     unk_token_id: int | None = None
     chat_template: str | None = None
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token -> <s>
-    clean_up_spaces: bool = False  # whether spaces before marks are taken out of decoded text
-    tokenizer_config: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # tokenizer_config.json, and the template wherever it is
-    has_token_types: bool = True  # whether the model wants to know which of two texts a token belongs to
+    clean_up_spaces: bool = False  # clean_up_tokenization_spaces, for decoded text
+    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)  # tokenizer_config.json with the chat template
+    has_token_types: bool = True  # whether the model takes token_type_ids
 
 
 def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
-    """From tokenizer.json, or from the older vocabulary files."""
+    """Load from tokenizer.json, or else from older vocabulary files."""
     settings = checkpoint.read_json_object("tokenizer_config.json")
     names = _read_special_tokens(checkpoint, settings)
     path, built = checkpoint.find_file("tokenizer.json"), None
@@ -67,8 +65,8 @@ def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
         built = build_legacy_tokenizer(checkpoint, settings, names)
         if built is None:
             raise LoadError(
-                f"{checkpoint.folder} has no tokenizer: looked for {TOKENIZER_FILE_NAMES} and tokenizer.model; "
-                "download the model again or give the tokenizer option"
+                f"{checkpoint.folder} has no tokenizer: expected one of {TOKENIZER_FILE_NAMES} or tokenizer.model; "
+                "download the model again or set the tokenizer option"
             )
         tokenizer, names = built.tokenizer, built.special_tokens
     padding, truncation = tokenizer.padding or {}, tokenizer.truncation or {}
@@ -76,7 +74,7 @@ def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
     tokenizer.no_truncation()
     with wrap_tokenizer_errors(checkpoint.folder / "tokenizer_config.json"):
         _add_missing_tokens(tokenizer, checkpoint, settings)
-    if built is not None:  # after the tokens that must get a certain id
+    if built is not None:  # after tokens with fixed ids
         add_special_tokens(tokenizer, names)
     with wrap_tokenizer_errors(path or checkpoint.folder):
         _add_bos_eos(tokenizer, settings, names, adds_bos=built is not None and built.adds_bos)
@@ -86,7 +84,7 @@ def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
     side = settings.get("truncation_side") or truncation.get("direction", "right")
     if side not in ("left", "right"):
         raise LoadError(
-            f"{checkpoint.folder / 'tokenizer_config.json'}: truncation_side is {side!r}, not left or right"
+            f"{checkpoint.folder / 'tokenizer_config.json'}: truncation_side is {side!r}; expected 'left' or 'right'"
         )
     template = _find_chat_template(checkpoint, settings)
     return TokenizerFiles(
@@ -97,7 +95,7 @@ def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
         unk_token_id=_token_id(tokenizer, unk),
         chat_template=template,
         special_tokens=names,
-        # meant for WordPiece; the pieces of byte-level BPE have their own spaces
+        # for WordPiece only; tokens of byte-level BPE include their spaces
         clean_up_spaces=settings.get("clean_up_tokenization_spaces") is True
         and type(tokenizer.model).__name__ != "BPE",
         tokenizer_config=_make_tokenizer_config(settings, template),
@@ -106,7 +104,7 @@ def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
 
 
 def empty_tokenizer_files() -> TokenizerFiles:
-    """Of a model that reads no text."""
+    """Return a placeholder for models without text input."""
     return TokenizerFiles(tokenizer=Tokenizer(models.WordLevel({"": 0}, unk_token="")))
 
 
@@ -115,25 +113,25 @@ def read_chat_template(checkpoint: Checkpoint) -> str | None:
 
 
 def _read_special_tokens(checkpoint: Checkpoint, settings: TokenizerSettings) -> SpecialTokens:
-    """The special tokens as plain text; a file may also give them as objects."""
-    both = {**checkpoint.read_json_object("special_tokens_map.json"), **settings}
-    given = {name: both.get(name) for name in TOKEN_NAMES}
+    """Return the special tokens as strings; files may store them as objects."""
+    merged = {**checkpoint.read_json_object("special_tokens_map.json"), **settings}
+    given = {name: merged.get(name) for name in TOKEN_NAMES}
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in given.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _apply_settings(tokenizer: Tokenizer, settings: TokenizerSettings) -> None:
-    """Where tokenizer_config.json contradicts tokenizer.json it is right: Transformers' own classes have it so."""
+    """Apply tokenizer_config.json over tokenizer.json, as the tokenizer classes of Transformers do."""
     if settings.get("tokenizer_class") in GENERIC_CLASSES:
         return
-    places = {"BertNormalizer": tokenizer.normalizer, "ByteLevel": tokenizer.pre_tokenizer}
+    components = {"BertNormalizer": tokenizer.normalizer, "ByteLevel": tokenizer.pre_tokenizer}
     for name, kind, attribute in CONFIG_OVERRIDES:
-        if isinstance(settings.get(name), bool) and type(places[kind]).__name__ == kind:
-            setattr(places[kind], attribute, settings[name])
+        if isinstance(settings.get(name), bool) and type(components[kind]).__name__ == kind:
+            setattr(components[kind], attribute, settings[name])
 
 
 def _add_missing_tokens(tokenizer: Tokenizer, checkpoint: Checkpoint, settings: TokenizerSettings) -> None:
-    """Tokens that only the older lists of additions have; each must get the id the list gives it."""
+    """Add tokens listed only in added_tokens.json or added_tokens_decoder; check that they get the listed ids."""
     listed: dict[int, Any] = {row: text for text, row in checkpoint.read_json_object("added_tokens.json").items()}
     listed |= {int(row): token for row, token in (settings.get("added_tokens_decoder") or {}).items()}
     for row, token in sorted(listed.items()):
@@ -150,14 +148,14 @@ def _add_missing_tokens(tokenizer: Tokenizer, checkpoint: Checkpoint, settings: 
 
 
 def _add_bos_eos(tokenizer: Tokenizer, settings: TokenizerSettings, names: SpecialTokens, *, adds_bos: bool) -> None:
-    """add_bos_token and add_eos_token, where the tokenizer's own template does not do it already."""
+    """Apply add_bos_token and add_eos_token unless the tokenizer's template already does."""
     bos, eos = _token_id(tokenizer, names.get("bos_token")), _token_id(tokenizer, names.get("eos_token"))
     wants_bos = bool(settings.get("add_bos_token", adds_bos)) and bos is not None
     wants_eos = bool(settings.get("add_eos_token", False)) and eos is not None
-    bare, whole = tokenizer.encode("a", add_special_tokens=False).ids, tokenizer.encode("a").ids
-    at = next((row for row in range(len(whole)) if whole[row : row + len(bare)] == bare), 0)
-    before, after = whole[:at], whole[at + len(bare) :]
-    if before not in ([], [bos]) or after not in ([], [eos]):  # a template with tokens of its own has the last word
+    plain, full = tokenizer.encode("a", add_special_tokens=False).ids, tokenizer.encode("a").ids
+    start = next((row for row in range(len(full)) if full[row : row + len(plain)] == plain), 0)
+    before, after = full[:start], full[start + len(plain) :]
+    if before not in ([], [bos]) or after not in ([], [eos]):  # a template with other tokens is kept
         return
     if wants_bos <= bool(before) and wants_eos <= bool(after):
         return
@@ -176,7 +174,7 @@ def _token_id(tokenizer: Tokenizer, text: str | None) -> int | None:
 
 
 def _find_chat_template(checkpoint: Checkpoint, settings: TokenizerSettings) -> str | None:
-    """The Jinja text that joins messages: a file of its own, or an entry of the settings, alone or one of several."""
+    """Return the chat template: a file, or chat_template of the settings (a string or a list with "default")."""
     if (path := checkpoint.find_file("chat_template.jinja")) is not None:
         check_not_empty(path)
         return path.read_text(encoding="utf-8")
@@ -188,8 +186,8 @@ def _find_chat_template(checkpoint: Checkpoint, settings: TokenizerSettings) -> 
 
 
 def _make_tokenizer_config(settings: TokenizerSettings, template: str | None) -> dict[str, Any]:
-    """tokenizer_config.json in values that every format can carry, with the chat template wherever it stands."""
+    """Return tokenizer_config.json with the chat template, in values that every serialisation format supports."""
     named = {**settings, "tokenizer_class": settings.get("tokenizer_class") or "PreTrainedTokenizerFast"}
     named = named if template is None else {**named, "chat_template": template}
-    # a length that means "any" has more than 64 bits
+    # "unlimited" model_max_length exceeds 64 bits
     return {name: float(value) if type(value) is int and value >= 2**63 else value for name, value in named.items()}

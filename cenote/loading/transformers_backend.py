@@ -1,4 +1,4 @@
-"""Models that no family of ours describes, run by the Transformers library: padded and slower, but they run."""
+"""Transformers backend: runs architectures without a native implementation, with padding and slower."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cenote.packed_batch import PackedBatch
 logger = logging.getLogger("cenote")
 
 TRANSFORMERS_INSTALL_HINT = "pip install 'cenote[transformers]'"
-# which of the library's classes gives what we pool
+# auto class per kind of checkpoint
 AUTO_CLASSES: dict[CheckpointKind, str] = {
     "sequence": "AutoModelForSequenceClassification",
     "token": "AutoModelForTokenClassification",
@@ -35,34 +35,32 @@ def is_available() -> bool:
 
 
 def supports(names: list[str], config: HFConfig) -> bool:
-    """Whether the installed library has a model of that name and type."""
+    """Return whether the installed Transformers has a model of that name and type."""
     library: Any = import_module("transformers")
     return config.get("model_type") in library.CONFIG_MAPPING and any(hasattr(library, name) for name in names)
 
 
 def transformers_entry(names: list[str], source: str) -> ArchitectureEntry:
-    """An architecture that the library may know, as if it were one of ours."""
+    """Return an entry that is run by Transformers."""
     if not names:
-        raise LoadError(f"{source} names no architecture, so there is nothing to look for in the Transformers library")
+        raise LoadError(f"{source} has no architectures, which the Transformers backend needs")
     if not is_available():
-        raise LoadError(f"model_impl='transformers' needs that library: {TRANSFORMERS_INSTALL_HINT}")
-    form = kind_from_name(names[0])
+        raise LoadError(f"model_impl='transformers' requires the transformers package: {TRANSFORMERS_INSTALL_HINT}")
+    kind = kind_from_name(names[0])
     return ArchitectureEntry(
         names[0],
         transformers_architecture,
-        form if form in AUTO_CLASSES or form == "causal" else "embed",
+        kind if kind in AUTO_CLASSES or kind == "causal" else "embed",
         is_native=False,
     )
 
 
 def transformers_architecture(config: HFConfig) -> Architecture:
-    """As much of a description as those need who never look inside the backbone."""
+    """Return a minimal description; the backbone is the Transformers model."""
     text = HFConfig(config.get("text_config", config.values), config.source)
     size = text.get("hidden_size") or text.get("d_model") or text.get("n_embd") or text.get("dim")
     if size is None:
-        raise LoadError(
-            f"{config.source} has no hidden_size, d_model, n_embd or dim; the size of its states is unknown"
-        )
+        raise LoadError(f"{config.source} has no hidden_size, d_model, n_embd or dim; the hidden size is unknown")
     causal = _is_causal(config)
     return Architecture(
         backbone=BackboneSpec(
@@ -74,7 +72,7 @@ def transformers_architecture(config: HFConfig) -> Architecture:
         ),
         weights={},
         pooling="LAST" if causal else "CLS",
-        # the library's own; they only say that there may be some
+        # placeholders: the heads of the Transformers model are used
         sequence_head=make_linear_head("classifier", pooling="CLS"),
         token_head=make_linear_head("classifier"),
         pairs_with_separator=not causal,
@@ -82,43 +80,42 @@ def transformers_architecture(config: HFConfig) -> Architecture:
 
 
 def _is_causal(config: HFConfig) -> bool:
-    """Whether its tokens see only what is before them: then the first says nothing, and the last is the one to pool."""
+    """Return whether attention is causal, so that the last token is pooled, not the first."""
     if kind_from_name(next(iter(config.get("architectures", [])), "")) == "causal":
         return True
     known: Any = import_module("transformers.models.auto.modeling_auto")
     kind = config.get("model_type")
-    # a type that writes text and was never taught to fill gaps; T5 and its kin have an encoder, which sees everything
-    writes = kind in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    return writes and not config.get("is_encoder_decoder", False)
+    # a causal LM type without an MLM variant; encoder-decoders have a bidirectional encoder
+    is_decoder = kind in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return is_decoder and not config.get("is_encoder_decoder", False)
 
 
 def load_transformers_backbone(
     checkpoint: Checkpoint, config: HFConfig, kind: CheckpointKind, dtype: torch.dtype, device: torch.device
 ) -> nn.Module:
     logger.warning(
-        "%s is run by the Transformers library: its inputs are padded, so expect it to be slower than a model of ours",
+        "%s runs on the Transformers backend: inputs are padded, so it is slower than native models",
         checkpoint.name,
     )
     library: Any = import_module("transformers")
     try:
         with _silence_logging(library.utils.logging):
             settings = library.AutoConfig.for_model(**config.values)
-            made = getattr(library, AUTO_CLASSES.get(kind, "AutoModel")).from_pretrained(
+            model = getattr(library, AUTO_CLASSES.get(kind, "AutoModel")).from_pretrained(
                 checkpoint.folder, config=settings, dtype=dtype, trust_remote_code=False
             )
     except (ValueError, KeyError, OSError, ImportError, RuntimeError, TypeError) as error:
         raise LoadError(
-            f"{checkpoint.folder}: the Transformers library {library.__version__} cannot load it either: "
-            f"{first_line(error)}"
+            f"{checkpoint.folder}: Transformers {library.__version__} cannot load it either: {first_line(error)}"
         ) from error
-    if kind == "embed" and hasattr(made, "decoder") and hasattr(made, "encoder"):
-        made = made.get_encoder()
-    return TransformersBackbone(made.to(device).eval().requires_grad_(False), kind)
+    if kind == "embed" and hasattr(model, "decoder") and hasattr(model, "encoder"):
+        model = model.get_encoder()
+    return TransformersBackbone(model.to(device).eval().requires_grad_(False), kind)
 
 
 @contextmanager
 def _silence_logging(log: Any) -> Iterator[None]:
-    """Without the library's report of what it did not load, which is for those who train."""
+    """Suppress warnings about missing and unexpected weights."""
     before = log.get_verbosity()
     log.set_verbosity_error()
     try:
@@ -128,7 +125,7 @@ def _silence_logging(log: Any) -> Iterator[None]:
 
 
 class TransformersBackbone(nn.Module):
-    """States of tokens where it embeds; where it classifies, the logits, in every row of what they are about."""
+    """Return hidden states [tokens, hidden]; for classifiers, logits repeated for every token they apply to."""
 
     def __init__(self, model: Any, kind: CheckpointKind) -> None:
         super().__init__()
@@ -138,15 +135,15 @@ class TransformersBackbone(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         if batch.inputs_embeds is not None:
-            raise LoadError("prompt_embeds cannot be given to a model that the Transformers library runs")
+            raise LoadError("prompt_embeds are not supported by the Transformers backend")
         if self.kind == "sequence":
-            # classifiers of the library look for the last token each in their own way, not all past padding
+            # without padding: some Transformers classifiers do not find the last token otherwise
             logits = torch.cat([self._run_model(*part).logits for part in self._equal_length_batches(batch)])
             return logits[batch.segment_ids]
         real = torch.arange(batch.max_seqlen, device=batch.device) < batch.seq_lens[:, None]
         types = None if batch.token_type_ids is None else _pad(batch.token_type_ids, real)
-        answer = self._run_model(_pad(batch.token_ids, real), types, real.long())
-        rows: Tensor = answer.logits if self.kind == "token" else answer.last_hidden_state
+        output = self._run_model(_pad(batch.token_ids, real), types, real.long())
+        rows: Tensor = output.logits if self.kind == "token" else output.last_hidden_state
         return rows[real]
 
     def _run_model(self, ids: Tensor, types: Tensor | None, mask: Tensor | None = None) -> Any:
@@ -154,7 +151,7 @@ class TransformersBackbone(nn.Module):
         return self.model(input_ids=ids, attention_mask=torch.ones_like(ids) if mask is None else mask, **kinds)
 
     def _equal_length_batches(self, batch: PackedBatch) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Neighbours of equal length, which need no padding: ids and types [count, length]."""
+        """Yield ids and token types [count, length] of consecutive sequences of equal length, which need no padding."""
         for run in batch.equal_length_runs:
             rows = slice(run.start, run.start + run.num_seqs * run.seq_len)
             types = None if batch.token_type_ids is None else batch.token_type_ids[rows].view(run.num_seqs, run.seq_len)
@@ -162,7 +159,7 @@ class TransformersBackbone(nn.Module):
 
 
 def _pad(values: Tensor, real: Tensor) -> Tensor:
-    """[size, longest], filled up with zeros behind every sequence."""
+    """Return [num_seqs, max_seqlen], padded with zeros on the right."""
     padded = torch.zeros(real.shape, dtype=values.dtype, device=values.device)
     padded[real] = values
     return padded

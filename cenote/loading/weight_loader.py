@@ -13,37 +13,37 @@ from cenote.errors import LoadError
 from cenote.loading.weights import CheckpointWeights
 from cenote.models.weight_table import DerivedWeight, WeightTable, transpose
 
-# tables that older versions of Transformers stored although they follow from the config
+# buffers stored by older versions of Transformers; they are computed from the config
 NON_WEIGHT_PATTERNS = ("*position_ids", "*rotary_emb.inv_freq")
 
 
 class WeightLoader:
-    """Fills modules from one checkpoint, and at the end answers for every name on either side."""
+    """Load modules from one checkpoint; `check_complete` reports missing and unexpected tensors."""
 
     def __init__(
         self, weights: CheckpointWeights, tables: Sequence[WeightTable], prefixes: Sequence[str] = ("",)
     ) -> None:
         self.weights = weights
         self.table, self.prefix = _select_table(weights, tables, prefixes)
-        # the name that tables use -> the name in the file; a name under the prefix comes before its namesake without
+        # name in tables -> name in the file; names with the prefix take precedence over equal names without it
         self._stored_names = {name: name for name in weights.names()}
         self._stored_names |= {
             name.removeprefix(self.prefix): name for name in weights.names() if name.startswith(self.prefix)
         }
         self._unread = set(weights.names())
         self._missing: list[str] = []
-        # a stored module -> each of ours that has it, all that this one is made of, and how large it is
+        # stored module -> (module path, all stored modules concatenated there, its weight)
         self._locations: dict[str, list[tuple[str, list[str], Tensor]]] = {}
         self._shared_parameters: dict[tuple[tuple[str, ...], object, torch.dtype], nn.Parameter] = {}
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint has a tensor of that name, its prefix left out."""
+        """Return whether the checkpoint has a tensor of that name (without the prefix)."""
         return name in self._stored_names
 
     def read(self, name: str) -> Tensor:
-        """One tensor as it is stored, for those who make something else of it."""
+        """Return one tensor as it is stored, and count it as used."""
         if name not in self._stored_names:
-            raise LoadError(f"{self.weights.source}: nothing in the checkpoint for {name}")
+            raise LoadError(f"{self.weights.source}: the checkpoint has no {name}")
         self._unread.discard(self._stored_names[name])
         return self.weights.get(self._stored_names[name])
 
@@ -57,7 +57,7 @@ class WeightLoader:
         device: torch.device,
         module_prefix: str = "",
     ) -> None:
-        """Give every parameter of a module that was built on the meta device its tensor; `inside`: where it will be."""
+        """Load all parameters of a module built on the meta device; `module_prefix` is its path in the backbone."""
         entries = dict(_expand_layers(table, num_layers))
         for path, parameter in list(module.named_parameters()):
             names, make = _find_sources(path, entries)
@@ -65,62 +65,62 @@ class WeightLoader:
             stored = [self._stored_names[name] for name in names if name in self._stored_names]
             self._unread.difference_update(stored)
             if missing or not names:
-                self._missing += missing or [f"{path} (in no table)"]
+                self._missing += missing or [f"{path} (not in the weight table)"]
                 continue
             if make in (None, transpose) and path.endswith(".weight"):
                 modules = [name.removesuffix(".weight") for name in names]
                 for module_name in modules:
-                    place = module_prefix + path.removesuffix(".weight")
-                    self._locations.setdefault(module_name, []).append((place, modules, parameter))
+                    location = module_prefix + path.removesuffix(".weight")
+                    self._locations.setdefault(module_name, []).append((location, modules, parameter))
             owner, _, leaf = path.rpartition(".")
             holder = module.get_submodule(owner)
-            wide = leaf in getattr(holder, "float32_params", ())  # what a module keeps so, whatever the model runs in
-            kind = torch.float32 if wide else dtype
-            # layers that share their weights in the checkpoint share them here
-            key = (tuple(stored), make, kind)
+            # some modules keep parameters in float32 whatever the dtype of the model
+            param_dtype = torch.float32 if leaf in getattr(holder, "float32_params", ()) else dtype
+            # layers that share weights in the checkpoint share parameters
+            key = (tuple(stored), make, param_dtype)
             if key not in self._shared_parameters:
-                tensor = self._make_tensor(stored, make, tuple(parameter.shape), kind, device)
+                tensor = self._make_tensor(stored, make, tuple(parameter.shape), param_dtype, device)
                 self._shared_parameters[key] = nn.Parameter(tensor, requires_grad=False)
             setattr(holder, leaf, self._shared_parameters[key])
 
     def locate(self, module: str) -> list[tuple[str, int, int, int]]:
-        """Where the weight of a stored module went: our modules, its first row there, and its rows and columns."""
+        """Return where the weight of a stored module was loaded: (module path, first row, rows, columns)."""
         found = []
-        for path, modules, whole in self._locations.get(module, ()):
-            at = modules.index(module)
-            rows = [len(whole)]
+        for path, modules, weight in self._locations.get(module, ()):
+            index = modules.index(module)
+            rows = [len(weight)]
             if len(modules) > 1:
                 rows = [self.weights.get(self._stored_names[f"{name}.weight"]).shape[0] for name in modules]
-            found.append((path, sum(rows[:at]), rows[at], whole.shape[1]))
+            found.append((path, sum(rows[:index]), rows[index], weight.shape[1]))
         return found
 
     def choose_table(self, tables: Sequence[WeightTable]) -> WeightTable:
-        """The first table of which the checkpoint has every name, or else the first."""
+        """Return the first table whose names are all in the checkpoint, else the first table."""
         return next((table for table in tables if all(map(self._has_module, _source_names(table)))), tables[0])
 
     def with_prefix(self, tables: Sequence[WeightTable], prefixes: Sequence[str]) -> WeightTable:
-        """A table with the prefix that the checkpoint uses before every name of a part that has one of its own."""
+        """Return the table and prefix that match the checkpoint, with the prefix added to every name."""
         table, prefix = _select_table(self.weights, tables, prefixes)
-        return {ours: _add_prefix(theirs, prefix) for ours, theirs in table.items()}
+        return {name: _add_prefix(entry, prefix) for name, entry in table.items()}
 
     def _has_module(self, name: str) -> bool:
         return self.has(name) or self.has(f"{name}.weight")
 
     def check_complete(self, unused_weights: Sequence[str] = ()) -> None:
-        """Complain about parameters without a tensor, and tensors without a parameter that no pattern excuses."""
-        excused = (*unused_weights, *NON_WEIGHT_PATTERNS)
-        unread = [name for name in self.weights.names() if name in self._unread and not self._matches(name, excused)]
-        complaints = []
+        """Raise LoadError for missing tensors, and for unexpected ones that match no pattern in `unused_weights`."""
+        ignored = (*unused_weights, *NON_WEIGHT_PATTERNS)
+        unread = [name for name in self.weights.names() if name in self._unread and not self._matches(name, ignored)]
+        problems = []
         if self._missing:
-            complaints.append(f"nothing in the checkpoint for {_shorten_list(self._missing)}")
+            problems.append(f"missing in the checkpoint: {_shorten_list(self._missing)}")
         if unread:
-            complaints.append(f"no place for {_shorten_list(unread)}")
-        if complaints:
-            raise LoadError(f"{self.weights.source}: {'; '.join(complaints)}")
+            problems.append(f"unexpected in the checkpoint: {_shorten_list(unread)}")
+        if problems:
+            raise LoadError(f"{self.weights.source}: {'; '.join(problems)}")
 
     def _matches(self, name: str, patterns: Sequence[str]) -> bool:
-        spellings = (name, name.removeprefix(self.prefix))
-        return any(fnmatchcase(spelling, pattern) for spelling in spellings for pattern in patterns)
+        names = (name, name.removeprefix(self.prefix))
+        return any(fnmatchcase(candidate, pattern) for candidate in names for pattern in patterns)
 
     def _make_tensor(
         self,
@@ -138,22 +138,22 @@ class WeightLoader:
             shapes = " + ".join(str(list(piece.shape)) for piece in pieces)
             raise LoadError(
                 f"{self.weights.file_of(stored[0])}: {' + '.join(stored)} has shape {shapes}, "
-                f"config.json asks for {list(shape)}"
+                f"config.json requires {list(shape)}"
             )
         if len(pieces) == 1:
-            return pieces[0].to(device, dtype)  # no copy when both already fit: the parameter is the mapped file
-        joined = torch.empty(shape, dtype=dtype, device=device)
+            return pieces[0].to(device, dtype)  # no copy if dtype and device match: the parameter is the mapped file
+        concatenated = torch.empty(shape, dtype=dtype, device=device)
         row = 0
         for piece in pieces:
-            joined[row : row + piece.shape[0]].copy_(piece)
+            concatenated[row : row + piece.shape[0]].copy_(piece)
             row += piece.shape[0]
-        return joined
+        return concatenated
 
 
 def _select_table(
     weights: CheckpointWeights, tables: Sequence[WeightTable], prefixes: Sequence[str]
 ) -> tuple[WeightTable, str]:
-    """The table and the prefix under which the checkpoint has the most names."""
+    """Return the table and prefix with the most names in the checkpoint."""
 
     def num_found(choice: tuple[WeightTable, str]) -> int:
         table, prefix = choice
@@ -165,41 +165,41 @@ def _select_table(
         return best
     first = next(iter(_source_names(tables[0]))).replace("*", "0")
     tried = " or ".join(f"{prefix}{first}.weight" for prefix in prefixes)
-    raise LoadError(f"{weights.source}: nothing in the checkpoint for {tried}; it has {_shorten_list(weights.names())}")
+    raise LoadError(f"{weights.source}: the checkpoint has no {tried}; found {_shorten_list(weights.names())}")
 
 
 def _source_names(table: WeightTable) -> Iterator[str]:
-    for theirs in table.values():
-        yield from _source_list(theirs)
+    for entry in table.values():
+        yield from _source_list(entry)
 
 
-def _add_prefix(theirs: str | list[str] | DerivedWeight, prefix: str) -> str | list[str] | DerivedWeight:
-    if isinstance(theirs, str):
-        return prefix + theirs
-    if isinstance(theirs, DerivedWeight):
-        return DerivedWeight(tuple(prefix + name for name in theirs.source_names), theirs.derive)
-    return [prefix + name for name in theirs]
+def _add_prefix(entry: str | list[str] | DerivedWeight, prefix: str) -> str | list[str] | DerivedWeight:
+    if isinstance(entry, str):
+        return prefix + entry
+    if isinstance(entry, DerivedWeight):
+        return DerivedWeight(tuple(prefix + name for name in entry.source_names), entry.derive)
+    return [prefix + name for name in entry]
 
 
-def _source_list(theirs: str | list[str] | DerivedWeight) -> Sequence[str]:
-    if isinstance(theirs, str):
-        return [theirs]
-    return theirs.source_names if isinstance(theirs, DerivedWeight) else theirs
+def _source_list(entry: str | list[str] | DerivedWeight) -> Sequence[str]:
+    if isinstance(entry, str):
+        return [entry]
+    return entry.source_names if isinstance(entry, DerivedWeight) else entry
 
 
 SourceEntry: TypeAlias = "tuple[list[str], Callable[..., Tensor] | None]"
 
 
 def _expand_layers(table: WeightTable, num_layers: int) -> Iterator[tuple[str, SourceEntry]]:
-    for ours, theirs in table.items():
-        make = theirs.derive if isinstance(theirs, DerivedWeight) else None
-        for layer in range(num_layers) if "*" in ours else (0,):
-            names = [source.replace("*", str(layer)) for source in _source_list(theirs)]
-            yield ours.replace("*", str(layer)), (names, make)
+    for path, entry in table.items():
+        make = entry.derive if isinstance(entry, DerivedWeight) else None
+        for layer in range(num_layers) if "*" in path else (0,):
+            names = [source.replace("*", str(layer)) for source in _source_list(entry)]
+            yield path.replace("*", str(layer)), (names, make)
 
 
 def _find_sources(path: str, entries: Mapping[str, SourceEntry]) -> SourceEntry:
-    """What the checkpoint calls a parameter: the entry for it, or for the nearest module around it."""
+    """Return the stored names of a parameter, by its entry or that of the nearest enclosing module."""
     owner, rest = path, ""
     while owner:
         if owner in entries:
@@ -211,7 +211,7 @@ def _find_sources(path: str, entries: Mapping[str, SourceEntry]) -> SourceEntry:
 
 
 def _concat_shape(pieces: list[Tensor]) -> tuple[int, ...]:
-    """The shape of the pieces below each other, or () when they do not fit."""
+    """Return the shape of the pieces concatenated along dim 0, or () if their other dimensions differ."""
     first = pieces[0].shape
     if len(pieces) == 1:
         return tuple(first)

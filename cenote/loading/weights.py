@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, and the strict way in which they get into a module."""
+"""Open the tensors of a checkpoint: safetensors or PyTorch files, single or sharded."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint, check_not_empty, first_line
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-# checkpoints from before 2021 call these gamma and beta
+# TensorFlow names in checkpoints from before 2021
 RENAMED_SUFFIXES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 class CheckpointWeights:
-    """Tensors by name. They stay in their files, mapped into memory, until somebody computes with them."""
+    """Tensors by name, memory-mapped and read on first use."""
 
     def __init__(self, source: Path) -> None:
-        self.source = source  # the file that a message about all of them names
+        self.source = source  # named in errors about the whole checkpoint
         self._readers: dict[str, tuple[Path, Callable[[], Tensor]]] = {}
 
     def add(self, name: str, file: Path, read: Callable[[], Tensor]) -> None:
@@ -49,27 +49,29 @@ class CheckpointWeights:
             raise LoadError(f"{file}: {name} cannot be read ({first_line(error)}); download it again") from error
         if tensor.dtype not in FLOAT_DTYPES or tensor.layout is not torch.strided:
             kind = str(tensor.dtype).removeprefix("torch.")
-            raise LoadError(f"{file}: {name} is stored as {kind}; quantised weights cannot be read, take the originals")
+            raise LoadError(
+                f"{file}: {name} is stored as {kind}; quantized weights are not supported, use the original checkpoint"
+            )
         return tensor
 
 
 def open_weights(checkpoint: Checkpoint, folder: str = "") -> CheckpointWeights:
-    """Safetensors where there are any, one file or many; else PyTorch's own format, read without running its code."""
+    """Open safetensors files if present, else PyTorch files (weights only, no pickled code); single or sharded."""
     for file, read in (("model.safetensors", _open_safetensors), ("pytorch_model.bin", _open_pickle)):
         name = f"{folder}/{file}" if folder else file
         if (path := checkpoint.find_file(name)) is not None:
             return open_weights_file(path)
         if checkpoint.find_file(f"{name}.index.json") is not None:
             return _open_shards(checkpoint, f"{name}.index.json", read)
-    place = checkpoint.folder / folder
+    location = checkpoint.folder / folder
     raise LoadError(
-        f"{place} has no weights: looked for model.safetensors, model.safetensors.index.json, pytorch_model.bin "
-        "and pytorch_model.bin.index.json; download the model again"
+        f"{location} has no weights: expected model.safetensors, model.safetensors.index.json, pytorch_model.bin "
+        "or pytorch_model.bin.index.json; download the model again"
     )
 
 
 def open_weights_file(path: Path) -> CheckpointWeights:
-    """One file, by its ending."""
+    """Open one file; the suffix determines the format."""
     weights = CheckpointWeights(path)
     for key, tensor in (_open_safetensors if path.suffix == ".safetensors" else _open_pickle)(path).items():
         weights.add(key, path, tensor)
@@ -85,22 +87,24 @@ def _open_safetensors(path: Path) -> dict[str, Callable[[], Tensor]]:
         size = path.stat().st_size
         raise LoadError(f"{path} is damaged ({first_line(error)}; {size} bytes); download it again") from error
 
-    def reader(name: str) -> Callable[[], Tensor]:
+    def make_reader(name: str) -> Callable[[], Tensor]:
         return lambda: file.get_tensor(name)
 
-    return {name: reader(name) for name in names}
+    return {name: make_reader(name) for name in names}
 
 
 def _open_pickle(path: Path) -> dict[str, Callable[[], Tensor]]:
     check_not_empty(path)
     values = _load_pickle(path)
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
-        raise LoadError(f"{path} holds a {type(values).__name__}, not tensors by name; convert it to model.safetensors")
+        raise LoadError(
+            f"{path} contains a {type(values).__name__}; expected tensors by name; convert it to safetensors"
+        )
 
-    def reader(tensor: Tensor) -> Callable[[], Tensor]:
+    def make_reader(tensor: Tensor) -> Callable[[], Tensor]:
         return lambda: tensor
 
-    return {name: reader(tensor) for name, tensor in values.items() if isinstance(tensor, Tensor)}
+    return {name: make_reader(tensor) for name, tensor in values.items() if isinstance(tensor, Tensor)}
 
 
 def _load_pickle(path: Path) -> Any:
@@ -114,9 +118,9 @@ def _load_pickle(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise LoadError(
-            f"{path} is damaged or holds more than tensors, which could run code; take model.safetensors instead"
+            f"{path} is damaged or contains objects other than tensors, which could run code; use model.safetensors"
         ) from error
-    # whatever else a damaged file makes the reader stumble over
+    # a damaged file can raise any error
     except Exception as error:
         size = path.stat().st_size
         raise LoadError(f"{path} is damaged ({first_line(error)}; {size} bytes); download it again") from error
@@ -126,17 +130,17 @@ def _open_shards(
     checkpoint: Checkpoint, index: str, read: Callable[[Path], dict[str, Callable[[], Tensor]]]
 ) -> CheckpointWeights:
     source = checkpoint.folder / index
-    places = checkpoint.read_json_object(index).get("weight_map")
-    if not isinstance(places, dict) or not places or not all(isinstance(file, str) for file in places.values()):
+    files = checkpoint.read_json_object(index).get("weight_map")
+    if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
         raise LoadError(f"{source} has no weight_map of tensor names to files; download it again")
     weights = CheckpointWeights(source)
-    for file in sorted(set(places.values())):
+    for file in sorted(set(files.values())):
         path = checkpoint.find_file(str(Path(index).parent / file))
         if path is None:
-            raise LoadError(f"{source.parent / file} is missing, {index} names it; download the model again")
+            raise LoadError(f"{source.parent / file} is missing, but listed in {index}; download the model again")
         tensors = read(path)
-        for name in (name for name, place in places.items() if place == file):
+        for name in (name for name, stored_in in files.items() if stored_in == file):
             if name not in tensors:
-                raise LoadError(f"{path} has no {name}, {index} says it does; download the model again")
+                raise LoadError(f"{path} has no {name}, which {index} lists; download the model again")
             weights.add(name, path, tensors[name])
     return weights

@@ -1,1 +1,1 @@
-"""One small file per model family: a description, not an implementation."""
+"""Model families: each module describes an architecture and maps its checkpoint names to parameters."""

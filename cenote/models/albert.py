@@ -37,7 +37,7 @@ def albert(config: HFConfig) -> Architecture:
 
 
 def _weights(config: HFConfig) -> WeightTable:
-    """A group of layers is used several times in a row, so several of ours have the same names."""
+    """Return the weight table; layers of one group share their weights, so they have the same source names."""
     weights: dict[str, str | list[str]] = {
         "embed.tokens": "embeddings.word_embeddings",
         "embed.positions": "embeddings.position_embeddings",
@@ -46,16 +46,16 @@ def _weights(config: HFConfig) -> WeightTable:
         "embed.projection": "encoder.embedding_hidden_mapping_in",
     }
     inner = config.get("inner_group_num", 1)
-    uses_of_a_group = config.num_hidden_layers / config.get("num_hidden_groups", 1)
+    layers_per_group = config.num_hidden_layers / config.get("num_hidden_groups", 1)
     for layer in range(config.num_hidden_layers * inner):
-        group = int(layer // inner / uses_of_a_group)
-        theirs = f"encoder.albert_layer_groups.{group}.albert_layers.{layer % inner}"
+        group = int(layer // inner / layers_per_group)
+        stored = f"encoder.albert_layer_groups.{group}.albert_layers.{layer % inner}"
         weights |= {
-            f"layers.{layer}.mixer.qkv": [f"{theirs}.attention.{x}" for x in ("query", "key", "value")],
-            f"layers.{layer}.mixer.out": f"{theirs}.attention.dense",
-            f"layers.{layer}.mixer_norm": f"{theirs}.attention.LayerNorm",
-            f"layers.{layer}.mlp.up": f"{theirs}.ffn",
-            f"layers.{layer}.mlp.down": f"{theirs}.ffn_output",
-            f"layers.{layer}.mlp_norm": f"{theirs}.full_layer_layer_norm",
+            f"layers.{layer}.mixer.qkv": [f"{stored}.attention.{x}" for x in ("query", "key", "value")],
+            f"layers.{layer}.mixer.out": f"{stored}.attention.dense",
+            f"layers.{layer}.mixer_norm": f"{stored}.attention.LayerNorm",
+            f"layers.{layer}.mlp.up": f"{stored}.ffn",
+            f"layers.{layer}.mlp.down": f"{stored}.ffn_output",
+            f"layers.{layer}.mlp_norm": f"{stored}.full_layer_layer_norm",
         }
     return weights

@@ -1,4 +1,4 @@
-"""BERT and its close kin: post-norm encoders with learned positions."""
+"""BERT and RoBERTa: post-norm encoders with learned positions, and parts for models based on them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def bert(config: HFConfig) -> Architecture:
 
 
 def roberta(config: HFConfig) -> Architecture:
-    """BERT whose positions start after the padding id. Covers CamemBERT."""
+    """RoBERTa: BERT with positions that start after the padding id; covers CamemBERT."""
     base = bert(config)
     return replace(
         base,
@@ -78,18 +78,18 @@ def roberta(config: HFConfig) -> Architecture:
 def make_masked_head(
     dense: str, norm: str, decoder: str, bias: str, *, activation: str, eps: float, size: int | None = None
 ) -> Head:
-    """From a state to the vocabulary: dense, activation, norm, then rows that mostly are those of the embedding."""
+    """Return an MLM head: dense, activation, norm, decoder; the decoder may be tied to the token embeddings."""
     tables = [
-        {"head.dense": dense, "head.norm": norm, "head.classifier.weight": rows, "head.classifier.bias": offsets}
-        for rows in (f"{decoder}.weight", "embeddings.word_embeddings.weight")
-        for offsets in (f"{decoder}.bias", bias)
+        {"head.dense": dense, "head.norm": norm, "head.classifier.weight": weight, "head.classifier.bias": decoder_bias}
+        for weight in (f"{decoder}.weight", "embeddings.word_embeddings.weight")
+        for decoder_bias in (f"{decoder}.bias", bias)
     ]
     spec = HeadSpec(has_dense=True, dense_activation=activation, has_norm=True, norm_eps=eps, full_head_per_token=True)
     return Head(spec=replace(spec, dense_size=size), weights=tables[0], alternative_weights=tuple(tables[1:]))
 
 
 def with_rotary(base: Architecture, config: HFConfig, rope: RopeSpec) -> Architecture:
-    """A kin of BERT that turns its heads instead of learning positions."""
+    """Return a BERT-like architecture with rotary instead of learned positions."""
     spec = replace(
         base.backbone, num_learned_positions=0, position_offset=0, rope=rope, head_dim=config.get("head_dim")
     )

@@ -1,4 +1,4 @@
-"""CLIP: a causal transformer for texts, a bidirectional one for images, and one space for both."""
+"""CLIP: a causal text encoder and a bidirectional image encoder with a shared embedding space."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.vision_spec import ImageSpec, VisionSpec
 from cenote.models.weight_table import DerivedWeight, WeightTable
 
-# what keys mean that config.json may leave out
+# defaults of keys that config.json may leave out
 TEXT_DEFAULTS = {
     "vocab_size": 49408,
     "hidden_size": 512,
@@ -36,7 +36,7 @@ VISION_DEFAULTS = {
     "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5,
 }
-# what a conversation says, one thing after the other; of an image that stands alone nothing is left to say
+# concatenates the texts of a conversation; an image without text renders as an empty string
 TEXT_ONLY_CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
     "{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
@@ -90,9 +90,9 @@ def clip(config: HFConfig) -> Architecture:
 
 
 def clip_encoder(config: HFConfig, *, num_layers: int | None = None, final_norm: bool = True) -> Backbone:
-    """The tower's transformer: a token that is no patch before the patches of every image, or tile of one.
+    """Build the vision transformer; each image or tile is a CLS embedding followed by its patches.
 
-    Those who want the states after a layer that is not the last build so many layers, without the norm at the end.
+    `num_layers` and `final_norm=False` stop at an intermediate layer, for models that use its hidden states.
     """
     per_side = config.image_size // config.patch_size
     spec = BackboneSpec(
@@ -104,20 +104,22 @@ def clip_encoder(config: HFConfig, *, num_layers: int | None = None, final_norm:
     return Backbone(spec, partial(ClsPatchEmbedding, patch_dim=config.num_channels * config.patch_size**2))
 
 
-def clip_weights(ours: str = "encoder.", theirs: str = "vision_model.", *, final_norm: bool = True) -> WeightTable:
-    """Of the transformer above, with what stands before its names here and in the checkpoint."""
+def clip_weights(
+    prefix: str = "encoder.", stored_prefix: str = "vision_model.", *, final_norm: bool = True
+) -> WeightTable:
+    """Return the weight table of `clip_encoder` for a module prefix and a prefix in the checkpoint."""
     return {
-        f"{ours}embed.first": f"{theirs}embeddings.class_embedding",
-        f"{ours}embed.patches": DerivedWeight((f"{theirs}embeddings.patch_embedding",), conv_to_linear),
-        f"{ours}embed.positions": f"{theirs}embeddings.position_embedding",
-        f"{ours}embed.norm": f"{theirs}pre_layrnorm",  # as it is spelled there
-        **block_weights(ours, theirs),
-        **({f"{ours}norm": f"{theirs}post_layernorm"} if final_norm else {}),
+        f"{prefix}embed.first": f"{stored_prefix}embeddings.class_embedding",
+        f"{prefix}embed.patches": DerivedWeight((f"{stored_prefix}embeddings.patch_embedding",), conv_to_linear),
+        f"{prefix}embed.positions": f"{stored_prefix}embeddings.position_embedding",
+        f"{prefix}embed.norm": f"{stored_prefix}pre_layrnorm",  # sic, in the checkpoint
+        **block_weights(prefix, stored_prefix),
+        **({f"{prefix}norm": f"{stored_prefix}post_layernorm"} if final_norm else {}),
     }
 
 
 def common_spec_fields(config: HFConfig) -> dict[str, Any]:
-    """What all four transformers of CLIP and SigLIP have in common."""
+    """Return the `BackboneSpec` fields that text and vision transformers of CLIP and SigLIP share."""
     return {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -131,8 +133,8 @@ def common_spec_fields(config: HFConfig) -> dict[str, Any]:
     }
 
 
-def block_weights(ours: str, theirs: str) -> WeightTable:
-    layer, stored = f"{ours}layers.*", f"{theirs}encoder.layers.*"
+def block_weights(prefix: str, stored_prefix: str) -> WeightTable:
+    layer, stored = f"{prefix}layers.*", f"{stored_prefix}encoder.layers.*"
     return {
         f"{layer}.mixer.qkv": [f"{stored}.self_attn.{part}_proj" for part in "qkv"],
         f"{layer}.mixer.out": f"{stored}.self_attn.out_proj",
@@ -144,6 +146,6 @@ def block_weights(ours: str, theirs: str) -> WeightTable:
 
 
 def tower_config(config: HFConfig, name: str, defaults: dict[str, Any]) -> HFConfig:
-    """The config of one tower; files from before 2023 write it once more, and mean that one."""
+    """Return the config of one tower; files from before 2023 have a second copy, `*_dict`, which takes precedence."""
     older = f"{name}_dict"
     return config.sub_config(older if older in config else name, **defaults)

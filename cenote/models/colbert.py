@@ -1,4 +1,4 @@
-"""ColBERT as Stanford's program stores it: any encoder, and one linear layer that makes a token's vector short."""
+"""ColBERT in the format of the Stanford implementation: an encoder and a linear projection of token embeddings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cenote.models.architecture import Architecture, HFConfig, StoredProjection
 from cenote.models.registry import find_architecture
 from cenote.models.xlm_roberta import xlm_roberta
 
-# config.json's model_type -> the encoder below, by the name it goes by when it stands alone
+# model_type of config.json -> architecture of the encoder
 ENCODER_ARCHITECTURES = {
     "bert": "BertModel",
     "roberta": "RobertaModel",
@@ -20,7 +20,7 @@ ENCODER_ARCHITECTURES = {
 
 
 def colbert_bert(config: HFConfig) -> Architecture:
-    """Named alike whatever the encoder is: config.json tells it, and Jina's two by how they know positions."""
+    """`HF_ColBERT`: the encoder follows from `model_type`, for Jina models from `position_embedding_type`."""
     if config.get("position_embedding_type") == "rotary":
         return colbert_jina(config)
     alibi = config.get("position_embedding_type") == "alibi"
@@ -29,7 +29,7 @@ def colbert_bert(config: HFConfig) -> Architecture:
 
 
 def colbert_jina(config: HFConfig) -> Architecture:
-    """jina-colbert-v2, whose markers are its own, and whose queries see what they are expanded with."""
+    """jina-colbert-v2: own marker tokens; queries attend to their expansion tokens."""
     return replace(
         _with_projection(xlm_roberta(config)),
         late_interaction_defaults={
@@ -42,7 +42,7 @@ def colbert_jina(config: HFConfig) -> Architecture:
 
 
 def _with_projection(encoder: Architecture) -> Architecture:
-    # where Dense layers lie beside the checkpoint as well, they are those in use
+    # Sentence Transformers Dense modules, if present, take precedence over linear.weight
     unused = (*encoder.unused_weights, "linear.weight")
     return replace(
         encoder, projection=StoredProjection(weights=("linear",)), unused_weights=unused, late_interaction_defaults={}

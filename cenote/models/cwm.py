@@ -1,4 +1,4 @@
-"""CWM: Llama that sees everything in every fourth layer, the first among them, and a window in the others."""
+"""CWM: Llama with sliding-window attention except in every fourth layer, starting with the first."""
 
 from __future__ import annotations
 

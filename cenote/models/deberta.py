@@ -1,4 +1,4 @@
-"""DeBERTa: encoders whose attention weighs what a token is and how far away it stands as two things."""
+"""DeBERTa: encoders with disentangled attention over content and relative position."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MICROSOFT_MASKED_HEAD = {
 
 
 def deberta_v2(config: HFConfig) -> Architecture:
-    """Covers DeBERTa-v3, which differs only in its training."""
+    """DeBERTa-v2; covers DeBERTa-v3, which differs only in its training."""
     shared = config.get("share_att_key", False)
     key, query = ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")
     qkv = [f"{SELF_ATTENTION}.{x}_proj" for x in ("query", "key", "value")]
     return _deberta(
         config,
-        # made, where distances go through the same matrices: an adapter that finds no place beats one that misses them
+        # derived if positions share these matrices, so that a LoRA adapter is rejected, not applied to content only
         qkv={"layers.*.mixer.qkv": DerivedWeight(tuple(qkv), _concat) if shared else qkv},
         position_key=[f"{SELF_ATTENTION}.{key}.weight", f"{SELF_ATTENTION}.{key}.bias"],
         position_query=[f"{SELF_ATTENTION}.{query}.weight", f"{SELF_ATTENTION}.{query}.bias"],
@@ -41,15 +41,15 @@ def deberta_v2(config: HFConfig) -> Architecture:
 
 
 def deberta(config: HFConfig) -> Architecture:
-    """The first version: queries, keys and values in one matrix, head by head; keys have no bias."""
+    """DeBERTa-v1: queries, keys and values in one matrix, interleaved by head; keys have no bias."""
 
-    def parted(weight: Tensor) -> Tensor:
+    def split_qkv(weight: Tensor) -> Tensor:
         return weight.view(config.num_attention_heads, 3, -1, weight.shape[1]).transpose(0, 1).flatten(0, 2)
 
     return _deberta(
         config,
         qkv={
-            "layers.*.mixer.qkv.weight": DerivedWeight((f"{SELF_ATTENTION}.in_proj.weight",), parted),
+            "layers.*.mixer.qkv.weight": DerivedWeight((f"{SELF_ATTENTION}.in_proj.weight",), split_qkv),
             "layers.*.mixer.qkv.bias": DerivedWeight(
                 (f"{SELF_ATTENTION}.q_bias", f"{SELF_ATTENTION}.v_bias"),
                 lambda query, value: _concat(query, torch.zeros_like(query), value),
@@ -113,35 +113,35 @@ def _deberta(
 
 
 def _relative_distances(config: HFConfig) -> RelativeDistances:
-    farthest = max(config.get("max_relative_positions", -1), 0) or config.max_position_embeddings
-    return RelativeDistances(farthest, max(config.get("position_buckets", -1), 0))
+    max_distance = max(config.get("max_relative_positions", -1), 0) or config.max_position_embeddings
+    return RelativeDistances(max_distance, max(config.get("position_buckets", -1), 0))
 
 
 def _project_positions(norm_eps: float | None, scale: float, table: Tensor, *rest: Tensor) -> Tensor:
-    """What a layer makes of the embeddings of distances, scaled: no input changes it, so it is computed once."""
-    wide = [part.float() for part in rest]
+    """Project and scale the relative position embeddings; independent of the input, so computed at load time."""
+    params = [part.float() for part in rest]
     table = table.float()
     if norm_eps is not None:
-        table = F.layer_norm(table, table.shape[-1:], wide.pop(0), wide.pop(0), norm_eps)
-    return F.linear(table, *wide) * scale
+        table = F.layer_norm(table, table.shape[-1:], params.pop(0), params.pop(0), norm_eps)
+    return F.linear(table, *params) * scale
 
 
 def _with_convolution(architecture: Architecture, mixer: MixerFactory, config: HFConfig) -> Architecture:
-    """The xlarge models of v2: what they do after their first layer fits into no layer, so both precede the others."""
+    """Add the convolution of the v2 xlarge models; it follows the first layer, so both become part of the embedding."""
 
-    def of_layer(number: int, theirs: str | list[str] | DerivedWeight) -> str | list[str] | DerivedWeight:
-        if isinstance(theirs, DerivedWeight):
-            return DerivedWeight(tuple(name.replace("*", str(number)) for name in theirs.source_names), theirs.derive)
-        return [name.replace("*", str(number)) for name in ([theirs] if isinstance(theirs, str) else theirs)]
+    def for_layer(number: int, stored: str | list[str] | DerivedWeight) -> str | list[str] | DerivedWeight:
+        if isinstance(stored, DerivedWeight):
+            return DerivedWeight(tuple(name.replace("*", str(number)) for name in stored.source_names), stored.derive)
+        return [name.replace("*", str(number)) for name in ([stored] if isinstance(stored, str) else stored)]
 
     weights: dict[str, str | list[str] | DerivedWeight] = {
         "embed.convolution": "encoder.conv.conv",
         "embed.convolved_norm": "encoder.conv.LayerNorm",
     }
-    for ours, theirs in architecture.weights.items():
-        for number in range(config.num_hidden_layers) if "*" in ours else ():
-            place = f"layers.{number - 1}" if number else "embed.layer"
-            weights[ours.replace("layers.*", place)] = of_layer(number, theirs)
+    for name, stored in architecture.weights.items():
+        for number in range(config.num_hidden_layers) if "*" in name else ():
+            module = f"layers.{number - 1}" if number else "embed.layer"
+            weights[name.replace("layers.*", module)] = for_layer(number, stored)
     return replace(
         architecture,
         backbone=replace(architecture.backbone, num_layers=config.num_hidden_layers - 1),

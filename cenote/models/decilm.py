@@ -1,4 +1,4 @@
-"""DeciLM and Nemotron's pruned Llamas: every layer with as many keys and as wide an MLP as was found to be enough."""
+"""DeciLM and Nemotron's pruned Llamas: the number of KV heads and the MLP width differ by layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cenote.models.weight_table import DerivedWeight
 
 
 class ZeroBranch(nn.Module):
-    """What is left of a half of a block that was pruned away."""
+    """Return zeros, in place of a pruned attention or MLP branch."""
 
     def forward(self, x: Tensor, *_: object) -> Tensor:
         return torch.zeros_like(x)
@@ -32,27 +32,26 @@ def decilm(config: HFConfig) -> Architecture:
     widths = [_mlp_width(block["ffn"], config) for block in blocks]
     base = llama(HFConfig({**config.values, "intermediate_size": max(widths)}, config.source))
     pruned = {
-        f"layers.{layer}.{ours}": DerivedWeight(
-            ("norm",), torch.ones_like
-        )  # a norm of its own is not in the checkpoint
+        # the checkpoint has no norm for a pruned branch
+        f"layers.{layer}.{norm}": DerivedWeight(("norm",), torch.ones_like)
         for layer in layers
-        for ours, half in (("mixer_norm", "attention"), ("mlp_norm", "ffn"))
-        if blocks[layer][half].get("no_op")
+        for norm, branch in (("mixer_norm", "attention"), ("mlp_norm", "ffn"))
+        if blocks[layer][branch].get("no_op")
     }
 
     def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
-        gone = f"layers.{layer}.mixer_norm" in pruned
-        return ZeroBranch() if gone else Attention(replace(spec, num_kv_heads=kv_heads[layer]), layer)
+        is_pruned = f"layers.{layer}.mixer_norm" in pruned
+        return ZeroBranch() if is_pruned else Attention(replace(spec, num_kv_heads=kv_heads[layer]), layer)
 
     def mlp(spec: BackboneSpec, layer: int) -> nn.Module:
-        gone = f"layers.{layer}.mlp_norm" in pruned
-        return ZeroBranch() if gone else GatedMLP(replace(spec, intermediate_size=widths[layer]))
+        is_pruned = f"layers.{layer}.mlp_norm" in pruned
+        return ZeroBranch() if is_pruned else GatedMLP(replace(spec, intermediate_size=widths[layer]))
 
     return replace(base, weights={**base.weights, **pruned}, make_mixer=mixer, make_mlp=mlp)
 
 
 def _mlp_width(block: dict[str, float], config: HFConfig) -> int:
-    """Given as it is, or as a multiple of two thirds of the hidden size, rounded up to 256."""
+    """Return `intermediate_size`, or `ffn_mult` times two thirds of the hidden size, rounded up to 256."""
     if factor := block.get("ffn_mult"):
         return -(-int(2 * factor * config.hidden_size / 3) // 256) * 256
     return int(block.get("intermediate_size") or config.get("intermediate_size", 1))

@@ -1,4 +1,4 @@
-"""DeepSeek-V3: decoders whose keys and values come out of one short vector per token, with experts in groups."""
+"""DeepSeek-V3: decoders with multi-head latent attention and grouped mixture-of-experts routing."""
 
 from __future__ import annotations
 
@@ -15,27 +15,30 @@ from cenote.models.weight_table import WeightTable
 
 def deepseek_v3(config: HFConfig) -> Architecture:
     config = config.with_defaults(n_shared_experts=1, num_experts_per_tok=8)
-    base, turn = llama(config), rope_from_config(config)
-    scaling = turn.scaling or {}
-    head_dim, sharper = config.qk_nope_head_dim + config.qk_rope_head_dim, 1.0
-    if scaling.get("mscale_all_dim") and scaling.get("factor", 1.0) > 1:  # YaRN, but on the products themselves
-        sharper = (0.1 * scaling["mscale_all_dim"] * math.log(scaling["factor"]) + 1.0) ** 2
+    base, rope = llama(config), rope_from_config(config)
+    scaling = rope.scaling or {}
+    head_dim, mscale = config.qk_nope_head_dim + config.qk_rope_head_dim, 1.0
+    if scaling.get("mscale_all_dim") and scaling.get("factor", 1.0) > 1:  # YaRN factor on the attention scores
+        mscale = (0.1 * scaling["mscale_all_dim"] * math.log(scaling["factor"]) + 1.0) ** 2
     spec = replace(
         base.backbone,
         num_kv_heads=None,
         head_dim=head_dim,
-        scale=head_dim**-0.5 * sharper,
+        scale=head_dim**-0.5 * mscale,
         rope=replace(
-            turn, rotary_dim=config.qk_rope_head_dim, interleaved=bool(config.values.get("rope_interleave", True))
+            rope, rotary_dim=config.qk_rope_head_dim, interleaved=bool(config.values.get("rope_interleave", True))
         ),
     )
-    own = "layers.*.self_attn"
-    own_weights: WeightTable = {
-        "layers.*.mixer.down": [f"{own}.q{'_a' if 'q_lora_rank' in config else ''}_proj", f"{own}.kv_a_proj_with_mqa"],
-        "layers.*.mixer.query_norm": f"{own}.q_a_layernorm",
-        "layers.*.mixer.query_up": f"{own}.q_b_proj",
-        "layers.*.mixer.latent_norm": f"{own}.kv_a_layernorm",
-        "layers.*.mixer.latent_up": f"{own}.kv_b_proj",
+    attention = "layers.*.self_attn"
+    attention_weights: WeightTable = {
+        "layers.*.mixer.down": [
+            f"{attention}.q{'_a' if 'q_lora_rank' in config else ''}_proj",
+            f"{attention}.kv_a_proj_with_mqa",
+        ],
+        "layers.*.mixer.query_norm": f"{attention}.q_a_layernorm",
+        "layers.*.mixer.query_up": f"{attention}.q_b_proj",
+        "layers.*.mixer.latent_norm": f"{attention}.kv_a_layernorm",
+        "layers.*.mixer.latent_up": f"{attention}.kv_b_proj",
         "layers.*.mlp.router": "layers.*.mlp.gate",
         "layers.*.mlp.router.correction": "layers.*.mlp.gate.e_score_correction_bias",
         "layers.*.mlp.shared.up": [f"layers.*.mlp.shared_experts.{x}_proj" for x in ("gate", "up")],
@@ -64,12 +67,11 @@ def deepseek_v3(config: HFConfig) -> Architecture:
     architecture = replace(
         base,
         backbone=spec,
-        weights={name: at for name, at in base.weights.items() if name != "layers.*.mixer.qkv"} | dict(own_weights),
+        weights={name: stored for name, stored in base.weights.items() if name != "layers.*.mixer.qkv"}
+        | dict(attention_weights),
         make_mixer=lambda spec, layer: LatentAttention(spec, sizes),
-        unused_weights=(
-            *base.unused_weights,
-            f"layers.{spec.num_layers}.*",
-        ),  # one more layer, that guesses the token after the next
+        # the layer above the last is for multi-token prediction
+        unused_weights=(*base.unused_weights, f"layers.{spec.num_layers}.*"),
     )
     return with_moe(architecture, experts, range(config.get("first_k_dense_replace", 3), spec.num_layers))
 

@@ -1,4 +1,4 @@
-"""DistilBERT: half of BERT, without token types, under names of its own."""
+"""DistilBERT: BERT with half of the layers, no token types, and its own config keys and weight names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cenote.models.bert import bert, make_masked_head
 
 def distilbert(config: HFConfig) -> Architecture:
     activation = config.get("activation", "gelu")
-    in_words_of_bert = {
+    bert_values = {
         "hidden_size": config.dim,
         "intermediate_size": config.hidden_dim,
         "num_hidden_layers": config.n_layers,
@@ -21,7 +21,7 @@ def distilbert(config: HFConfig) -> Architecture:
         "type_vocab_size": 0,
     }
     return replace(
-        bert(HFConfig({**config.values, **in_words_of_bert}, config.source)),
+        bert(HFConfig({**config.values, **bert_values}, config.source)),
         weights={
             "embed.tokens": "embeddings.word_embeddings",
             "embed.positions": "embeddings.position_embeddings",

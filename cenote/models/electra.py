@@ -1,4 +1,4 @@
-"""ELECTRA: BERT trained to spot replaced words, with small embeddings in its small sizes."""
+"""ELECTRA: BERT trained to detect replaced tokens; the small sizes have a smaller embedding size."""
 
 from __future__ import annotations
 

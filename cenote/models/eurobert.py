@@ -1,4 +1,4 @@
-"""EuroBERT: Llama's layers, every token seeing all others."""
+"""EuroBERT: Llama layers with bidirectional attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POOLING_METHODS = {"bos": "CLS", "mean": "MEAN", "late": "MEAN"}
 def eurobert(config: HFConfig) -> Architecture:
     base = bidirectional(llama(config.with_defaults(rms_norm_eps=1e-5)))
     pooling = config.get("classifier_pooling") or config.get("clf_pooling", "late")
-    late = pooling == "late"  # every token has its say, and then the mean is taken
+    late = pooling == "late"  # mean of the logits of all tokens
     names = {"head.dense": "dense", "head.classifier": "classifier"}
     return replace(
         base,

@@ -1,4 +1,4 @@
-"""Gemma, Gemma 2 and Gemma 3 (EmbeddingGemma): decoders whose norms add one to their weights."""
+"""Gemma, Gemma 2 and Gemma 3 (EmbeddingGemma): decoders whose RMS norms scale by 1 + weight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cenote.models.llama import llama, local_layer_pattern, local_rope_from_conf
 
 def gemma(config: HFConfig) -> Architecture:
     base = llama(config.with_defaults(num_key_value_heads=16))
-    both_ways = config.get("use_bidirectional_attention", False)
+    is_bidirectional = config.get("use_bidirectional_attention", False)
     written = config.get("hidden_activation") or config.get("hidden_act", "gelu")
     return replace(
         base,
@@ -18,8 +18,8 @@ def gemma(config: HFConfig) -> Architecture:
             base.backbone,
             head_dim=config.get("head_dim", 256),
             embed_scale=config.hidden_size**0.5,
-            causal=base.backbone.causal and not both_ways,
-            # the first configs say gelu and mean its approximation
+            causal=base.backbone.causal and not is_bidirectional,
+            # early configs say "gelu" but mean the tanh approximation
             activation="gelu_tanh" if written == "gelu" else written,
             norm_offset=1.0,
         ),
@@ -27,7 +27,7 @@ def gemma(config: HFConfig) -> Architecture:
 
 
 def gemma2(config: HFConfig) -> Architecture:
-    """Norms around both halves of a block; every other layer sees a window."""
+    """Gemma 2: norms before and after attention and MLP; every other layer has sliding-window attention."""
     config = config.with_defaults(sliding_window=4096, attn_logit_softcapping=50.0, num_key_value_heads=4)
     base = gemma(config)
     weights = {
@@ -47,10 +47,10 @@ def gemma2(config: HFConfig) -> Architecture:
 
 
 def gemma3(config: HFConfig) -> Architecture:
-    """Gemma 2 with normed query and key heads instead of a cap, and slower turns where it sees everything."""
+    """Gemma 3: Gemma 2 with QK norm instead of soft-capping, and a larger rope theta in full-attention layers."""
     config = config.with_defaults(sliding_window=4096)
     base = gemma2(config)
-    both_ways = config.get("use_bidirectional_attention", False)
+    is_bidirectional = config.get("use_bidirectional_attention", False)
     spec = replace(
         base.backbone,
         softcap=None,
@@ -58,8 +58,8 @@ def gemma3(config: HFConfig) -> Architecture:
         rope=rope_from_config(config, theta=1e6),
         local_rope=local_rope_from_config(config, config.get("rope_local_base_freq", 1e4)),
         local_layers=local_layer_pattern(config.get("sliding_window_pattern", 6), config),
-        # the tokens on both sides share the window of a causal model
-        window=config.get("sliding_window", 0) // 2 if both_ways else base.backbone.window,
+        # bidirectional: the window size is split between both sides
+        window=config.get("sliding_window", 0) // 2 if is_bidirectional else base.backbone.window,
     )
     norms = {f"layers.*.mixer.{x}_norm": f"layers.*.self_attn.{x[0]}_norm" for x in ("query", "key")}
     return replace(base, backbone=spec, weights={**base.weights, **norms})

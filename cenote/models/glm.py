@@ -1,4 +1,4 @@
-"""GLM-4: Llama of whose heads one half turns, neighbours together."""
+"""GLM-4: Llama with interleaved rotary embedding on half of each head."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def glm(config: HFConfig) -> Architecture:
     config = config.with_defaults(
         num_key_value_heads=2, head_dim=128, rms_norm_eps=1.5625e-7, partial_rotary_factor=0.5
     )
-    base, turns = llama(config), rope_from_config(config)
+    base, rope = llama(config), rope_from_config(config)
     return replace(
         base,
         backbone=replace(
             base.backbone,
-            rope=replace(turns, interleaved=True),
+            rope=replace(rope, interleaved=True),
             qkv_bias=config.get("attention_bias", True),
             out_bias=False,
         ),

@@ -1,4 +1,4 @@
-"""GPT-2: a decoder with learned positions, whose matrices are stored the other way round."""
+"""GPT-2: a decoder with learned positions and transposed (Conv1D) weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def gpt2(config: HFConfig) -> Architecture:
 
     def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
         scale = head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0
-        deeper = layer + 1 if config.get("scale_attn_by_inverse_layer_idx", False) else 1
-        return Attention(replace(spec, scale=scale / deeper), layer)
+        divisor = layer + 1 if config.get("scale_attn_by_inverse_layer_idx", False) else 1
+        return Attention(replace(spec, scale=scale / divisor), layer)
 
     return Architecture(
         backbone=BackboneSpec(

@@ -1,4 +1,4 @@
-"""Granite: Llama with a factor on embeddings, on products of queries and keys, and on what a block adds."""
+"""Granite: Llama with multipliers for embeddings, attention scores and residuals."""
 
 from __future__ import annotations
 

@@ -1,32 +1,20 @@
-"""GTE's own encoder, which Alibaba calls New and Snowflake Gte: a rotary BERT with a gated MLP."""
+"""GTE encoders (`New*` by Alibaba, `Gte*` by Snowflake): a rotary BERT with a gated MLP."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
-
 from cenote.errors import LoadError
-from cenote.layers.linear import Linear
-from cenote.layers.mlp import GatedMLP
-from cenote.layers.spec import BackboneSpec
-from cenote.models.architecture import Architecture, HFConfig, rope_from_config
+from cenote.models.architecture import Architecture, HFConfig, make_down_bias_mlp, rope_from_config
 from cenote.models.bert import bert, make_masked_head, with_rotary
-from cenote.models.checkpoint_names import ROTARY_BERT_NAMES
-from cenote.models.weight_table import DerivedWeight, WeightTable
-
-GATED_MLP_NAMES: WeightTable = {
-    **ROTARY_BERT_NAMES,
-    "layers.*.mlp.up": ["layers.*.mlp.gate_proj", "layers.*.mlp.up_proj"],
-    "layers.*.mlp.down": "layers.*.mlp.down_proj",
-}
+from cenote.models.checkpoint_names import GATED_MLP_NAMES
+from cenote.models.weight_table import DerivedWeight, swap_gate_first
 
 
 def gte(config: HFConfig) -> Architecture:
     for key, usual in {"layer_norm_type": "layer_norm", "logn_attention_scale": False}.items():
         if config.get(key, usual) != usual:
-            raise LoadError(f"{config.source}: {key} is {config.get(key)!r}; only {usual!r} is known")
+            raise LoadError(f"{config.source}: {key} is {config.get(key)!r}; only {usual!r} is supported")
     base = with_rotary(bert(config.with_defaults(type_vocab_size=1)), config, rope_from_config(config, theta=160000.0))
     heads = [
         make_masked_head(
@@ -61,16 +49,5 @@ def gte(config: HFConfig) -> Architecture:
             heads[0],
             alternative_weights=(*heads[0].alternative_weights, heads[1].weights, *heads[1].alternative_weights),
         ),
-        make_mlp=down_bias_mlp,
+        make_mlp=make_down_bias_mlp,
     )
-
-
-def swap_gate_first(stored: Tensor) -> Tensor:
-    return torch.cat(stored.chunk(2)[::-1])
-
-
-def down_bias_mlp(spec: BackboneSpec, layer: int) -> nn.Module:
-    """A gated MLP of which only the second layer has a bias."""
-    mlp = GatedMLP(spec)
-    mlp.up = Linear(spec.hidden_size, 2 * spec.intermediate_size, bias=False)
-    return mlp

@@ -1,4 +1,4 @@
-"""InternLM2: Llama under other names, with the queries beside the key and value that they share."""
+"""InternLM2: Llama with other weight names and a fused QKV matrix grouped by KV head."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def internlm2(config: HFConfig) -> Architecture:
     base = llama(config)
     spec = base.backbone
 
-    def apart(stored: Tensor) -> Tensor:
-        """All queries, all keys, all values, from rows in groups of some queries, their key and their value."""
+    def split_qkv(stored: Tensor) -> Tensor:
+        """Reorder rows grouped by KV head (queries, key, value) to all queries, all keys, all values."""
         groups = stored.reshape(spec.num_key_value_heads, -1, spec.head_size, *stored.shape[1:])
         parts = groups[:, :-2], groups[:, -2], groups[:, -1]
         return torch.cat([part.reshape(-1, *stored.shape[1:]) for part in parts])
@@ -27,7 +27,7 @@ def internlm2(config: HFConfig) -> Architecture:
         base,
         weights={
             "embed.tokens": "tok_embeddings",
-            "layers.*.mixer.qkv": DerivedWeight(("layers.*.attention.wqkv",), apart),
+            "layers.*.mixer.qkv": DerivedWeight(("layers.*.attention.wqkv",), split_qkv),
             "layers.*.mixer.out": "layers.*.attention.wo",
             "layers.*.mixer_norm": "layers.*.attention_norm",
             "layers.*.mlp.up": ["layers.*.feed_forward.w1", "layers.*.feed_forward.w3"],

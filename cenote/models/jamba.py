@@ -1,4 +1,4 @@
-"""Jamba: decoders that mix tokens by Mamba in most layers, by attention without positions in some, with experts."""
+"""Jamba: decoders with Mamba in most layers, attention without positions in the others, and experts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def jamba(config: HFConfig) -> Architecture:
         attends = layer % config.get("attn_layer_period", 8) == config.get("attn_layer_offset", 4)
         return Attention(spec, layer) if attends else Mamba(spec, mamba)
 
-    score = make_linear_head("score", bias=None, applies_activation=False)  # a reward: its logit is the answer
+    score = make_linear_head("score", bias=None, applies_activation=False)  # a reward model returns raw logits
     base = Architecture(
         backbone=BackboneSpec(
             vocab_size=config.vocab_size,

@@ -1,21 +1,18 @@
-"""JinaBERT, the backbone of jina-embeddings-v2: BERT with ALiBi instead of positions, and a gated MLP."""
+"""JinaBERT, the backbone of jina-embeddings-v2: BERT with ALiBi and a gated MLP."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cenote.layers.attention import Attention
-from cenote.layers.linear import Linear
-from cenote.layers.mlp import GatedMLP
 from cenote.layers.norm import make_norm
 from cenote.layers.rotary import PositionInfo
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec
-from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.architecture import Architecture, HFConfig, make_down_bias_mlp
 from cenote.models.bert import bert
-from cenote.models.weight_table import DerivedWeight
+from cenote.models.weight_table import DerivedWeight, swap_gate_first
 from cenote.packed_batch import PackedBatch
 
 GATE_ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
@@ -31,14 +28,14 @@ def jina_bert(config: HFConfig) -> Architecture:
         is_gated_mlp=kind in GATE_ACTIVATIONS,
         activation=GATE_ACTIVATIONS.get(kind, base.backbone.activation),
     )
-    # a checkpoint that says it is a language model holds an embedder
+    # ForMaskedLM checkpoints are embedding models without an LM head
     architecture = replace(base, pooling="MEAN", backbone=backbone, masked_head=None)
     if kind not in GATE_ACTIVATIONS:
         return architecture
     layer = "encoder.layer.*.mlp"
     architecture = replace(
         architecture,
-        make_mlp=_down_bias_mlp,
+        make_mlp=make_down_bias_mlp,
         weights={
             **base.weights,
             "layers.*.mlp.up": f"{layer}.gated_layers",
@@ -51,11 +48,7 @@ def jina_bert(config: HFConfig) -> Architecture:
 
 
 def _with_qk_norm(base: Architecture) -> Architecture:
-    """What jina-embeddings-v2-base-code is: queries and keys are normed, and the sum after attention is twice."""
-
-    def gate_first(stored: Tensor) -> Tensor:
-        return torch.cat(stored.chunk(2)[::-1])
-
+    """Return the variant of jina-embeddings-v2-base-code: QK norm and a second norm after attention."""
     layer = "encoder.layer.*"
     return replace(
         base,
@@ -67,21 +60,15 @@ def _with_qk_norm(base: Architecture) -> Architecture:
             "layers.*.mixer.key_norm": f"{layer}.attention.self.layer_norm_k",
             "layers.*.mixer.out_norm": f"{layer}.attention.output.LayerNorm",
             "layers.*.mixer_norm": f"{layer}.layer_norm_1",
-            "layers.*.mlp.up": DerivedWeight((f"{layer}.mlp.up_gated_layer",), gate_first),
+            "layers.*.mlp.up": DerivedWeight((f"{layer}.mlp.up_gated_layer",), swap_gate_first),
             "layers.*.mlp.down": f"{layer}.mlp.down_layer",
             "layers.*.mlp_norm": f"{layer}.layer_norm_2",
         },
     )
 
 
-def _down_bias_mlp(spec: BackboneSpec, layer: int) -> nn.Module:
-    mlp = GatedMLP(spec)
-    mlp.up = Linear(spec.hidden_size, 2 * spec.intermediate_size, bias=False)  # the way down has a bias
-    return mlp
-
-
 class AttentionWithOutputNorm(Attention):
-    """Attention that norms its sum with what it read; the block adds that once more."""
+    """Add the input and normalise inside the attention; the block then adds the input again."""
 
     def __init__(self, spec: BackboneSpec, layer: int) -> None:
         super().__init__(spec, layer)

@@ -1,4 +1,4 @@
-"""Jina's rotary XLM-RoBERTa: one encoder below five tasks, each a low-rank change of nearly every weight."""
+"""jina-embeddings-v3: XLM-RoBERTa with rotary positions and one LoRA adapter per task."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def jina_v3(config: HFConfig) -> Architecture:
 
 
 def stored_adapters_from_config(config: HFConfig) -> StoredAdapters | None:
-    """Where the adapters of a checkpoint lie, if it has any; its backbone's prefix stands before their names too."""
+    """Return where the checkpoint stores its LoRA adapters (names without the backbone prefix); None if it has none."""
     if "lora_adaptations" not in config:
         return None
-    # a table is looked up, not multiplied: what is called A there has the rows of the table, as B has elsewhere
-    tables = {f"{ours}.weight": _lora_pair(name, "BA") for ours, name in FLASH_TABLES.items()}
-    layers = {f"{ours}.weight": _lora_pair(name, "AB") for ours, name in FLASH_LAYERS.items()}
+    # an embedding is looked up, not multiplied: its lora_A has the rows of the table, as lora_B of a linear layer has
+    tables = {f"{name}.weight": _lora_pair(stored, "BA") for name, stored in FLASH_TABLES.items()}
+    layers = {f"{name}.weight": _lora_pair(stored, "AB") for name, stored in FLASH_LAYERS.items()}
     return StoredAdapters(
         tasks=tuple(config.lora_adaptations),
         scaling=config.get("lora_alpha", 1) / config.get("lora_rank", 4),

@@ -1,4 +1,4 @@
-"""Jina's fifth embedders: Qwen3 or EuroBERT below adapters for each task, in folders beside the weights."""
+"""jina-embeddings-v5: Qwen3 or EuroBERT with one LoRA adapter per task, in subfolders of the checkpoint."""
 
 from __future__ import annotations
 

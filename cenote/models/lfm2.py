@@ -1,4 +1,4 @@
-"""LFM2: decoders that mix tokens by short convolutions in most layers and by attention in some."""
+"""LFM2: decoders with short gated convolutions in most layers and attention in the others."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def lfm2(config: HFConfig) -> Architecture:
 
 
 def bidirectional_lfm2(config: HFConfig) -> Architecture:
-    """LFM2.5 as an encoder: attention and convolutions look both ways."""
+    """LFM2.5 as an encoder: bidirectional attention and centred convolutions."""
     return replace(bidirectional(lfm2(config)), pooling="CLS")
 
 
 def _intermediate_size(config: HFConfig) -> int:
-    """The number in config.json is the one before LLaMA's two thirds, and before it is rounded up."""
+    """Return the MLP size: `block_ff_dim` times two thirds, as in LLaMA, rounded up to `block_multiple_of`."""
     size: int = config.get("block_ff_dim") or config.intermediate_size
     if not config.get("block_auto_adjust_ff_dim", True):
         return size

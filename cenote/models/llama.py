@@ -1,4 +1,4 @@
-"""Llama, Mistral and the decoders that are one of them in all but the name; bidirectional where config.json says so."""
+"""Llama, Mistral and decoders with the same architecture; bidirectional if config.json says so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POOLING_METHODS = {"avg": "MEAN", "cls": "CLS", "last": "LAST"}
 
 
 def llama(config: HFConfig) -> Architecture:
-    """The decoder that most others are described by: norms before, rotary positions, a gated MLP."""
+    """Llama: pre-norm, rotary positions, gated MLP; the base of most decoders."""
     causal = config.get("is_causal", True)
     bias = config.get("attention_bias") or config.get("bias", False)
     return Architecture(
@@ -27,7 +27,7 @@ def llama(config: HFConfig) -> Architecture:
             causal=causal,
             rope=rope_from_config(config),
             local_layers=sliding_window_layers(config),
-            window=config.get("sliding_window", 0) - int(causal),  # a causal one counts the token itself
+            window=config.get("sliding_window", 0) - int(causal),  # a causal window includes the token itself
             qkv_bias=config.get("qkv_bias", bias),
             out_bias=bias,
             mlp_bias=config.get("mlp_bias", False),
@@ -54,7 +54,7 @@ def llama(config: HFConfig) -> Architecture:
 
 
 def mistral(config: HFConfig) -> Architecture:
-    """Llama whose layers all see a window, where config.json names one and no list of layers says otherwise."""
+    """Llama with sliding-window attention in all layers, if `sliding_window` is set and `layer_types` is not."""
     config = config.with_defaults(sliding_window=4096, num_key_value_heads=8)
     base = llama(config)
     if "sliding_window" not in config or "layer_types" in config:
@@ -63,15 +63,15 @@ def mistral(config: HFConfig) -> Architecture:
 
 
 def bidirectional(base: Architecture) -> Architecture:
-    """The same weights, every token seeing all others."""
+    """Return the architecture with bidirectional attention."""
     return replace(base, backbone=replace(base.backbone, causal=False, local_layers=()))
 
 
 def bidirectional_llama(config: HFConfig) -> Architecture:
-    """Nemotron's embedders and rerankers, which are pooled as config.json says, below a classifier too."""
+    """Embedders and rerankers of Nemotron; `pooling` of config.json applies to the classifier too."""
     name = config.get("pooling", "avg")
     if name not in POOLING_METHODS:
-        raise LoadError(f"{config.source}: pooling is {name!r}; there are: {', '.join(POOLING_METHODS)}")
+        raise LoadError(f"{config.source}: pooling is {name!r}; expected one of: {', '.join(POOLING_METHODS)}")
     return replace(
         bidirectional(llama(config)),
         pooling=POOLING_METHODS[name],
@@ -85,7 +85,7 @@ def gritlm(config: HFConfig) -> Architecture:
 
 
 def local_layer_pattern(period: int, config: HFConfig) -> tuple[bool, ...]:
-    """Which layers see only a window: listed today, before that all but one in so many."""
+    """Return which layers have sliding-window attention: by `layer_types`, else all but every `period`-th."""
     if "layer_types" in config:
         return sliding_window_layers(config)
     windowed = config.sliding_window is not None
@@ -93,7 +93,7 @@ def local_layer_pattern(period: int, config: HFConfig) -> tuple[bool, ...]:
 
 
 def local_rope_from_config(config: HFConfig, theta: float) -> RopeSpec:
-    """Of layers that see a window: a scaling that does not name them is not for them."""
+    """Return the rope of sliding-window layers; `rope_scaling` applies only to full-attention layers."""
     parameters = config.get("rope_parameters", {}).get("sliding_attention")
     own = {"rope_theta": theta, "rope_parameters": parameters, "rope_scaling": None}
     return rope_from_config(HFConfig({**config.values, **own}, config.source))

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT: CLIP's patches of an image and of its tiles, line by line, before a Llama or a Mistral."""
+"""LLaVA-NeXT: a CLIP vision tower over an image and its tiles, and a Llama or Mistral."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cenote.models.llama import llama, mistral
 from cenote.models.vision_spec import ImageSpec, VisionSpec
 from cenote.packed_batch import PackedImages
 
-# what keys of the text half mean that config.json may leave out
+# defaults of text_config keys that config.json may leave out
 LLAMA_DEFAULTS = {
     "vocab_size": 32000,
     "hidden_size": 4096,
@@ -75,22 +75,24 @@ class LlavaNextTower(VisionTower):
 
 
 def num_vision_layers(feature_layer: int, vision: HFConfig) -> int:
-    """How many layers lie below the states that are chosen: 0 is what goes into the first, -1 what the last gives."""
+    """Return the number of layers to run for `feature_layer`: 0 is the input of the first layer, -1 the last output."""
     depth = feature_layer if feature_layer >= 0 else vision.num_hidden_layers + 1 + feature_layer
     if not 1 <= depth <= vision.num_hidden_layers:
-        raise LoadError(f"{vision.source}: there is no layer {feature_layer} among {vision.num_hidden_layers}")
+        raise LoadError(
+            f"{vision.source}: invalid feature layer {feature_layer}; the tower has {vision.num_hidden_layers} layers"
+        )
     return depth
 
 
 def unused_layers_above(depth: int, vision: HFConfig, prefix: str) -> tuple[str, ...]:
-    """Patterns of what the checkpoint has above that layer."""
+    """Return name patterns of the weights above that layer."""
     layers = (f"{prefix}encoder.layers.{layer}.*" for layer in range(depth, vision.num_hidden_layers))
     return (*layers, f"{prefix}post_layernorm.*")
 
 
-def _vision_weights(theirs: str) -> dict[str, Any]:
+def _vision_weights(stored_prefix: str) -> dict[str, Any]:
     return {
-        **clip_weights(theirs=theirs, final_norm=False),
+        **clip_weights(stored_prefix=stored_prefix, final_norm=False),
         "projector.up": "multi_modal_projector.linear_1",
         "projector.down": "multi_modal_projector.linear_2",
         "new_line": "image_newline",
@@ -100,7 +102,7 @@ def _vision_weights(theirs: str) -> dict[str, Any]:
 def _text_architecture(config: HFConfig) -> Architecture:
     kind = config.get("text_config", {}).get("model_type", "llama")
     if kind not in ("llama", "mistral"):
-        raise LoadError(f"{config.source}: text_config.model_type is {kind!r}; there are: llama, mistral")
+        raise LoadError(f"{config.source}: text_config.model_type is {kind!r}; expected one of: llama, mistral")
     return (
         llama(config.with_defaults(**LLAMA_DEFAULTS))
         if kind == "llama"
@@ -111,6 +113,6 @@ def _text_architecture(config: HFConfig) -> Architecture:
 def _check_config(config: HFConfig) -> None:
     strategy, layer = config.get("vision_feature_select_strategy", "default"), config.get("vision_feature_layer", -2)
     if strategy != "default":
-        raise LoadError(f"{config.source}: vision_feature_select_strategy is {strategy!r}; only 'default' has tiles")
+        raise LoadError(f"{config.source}: vision_feature_select_strategy is {strategy!r}; only 'default' is supported")
     if not isinstance(layer, int):
-        raise LoadError(f"{config.source}: vision_feature_layer is {layer!r}; one layer is read, not several")
+        raise LoadError(f"{config.source}: vision_feature_layer is {layer!r}; only a single layer is supported")

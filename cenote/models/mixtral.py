@@ -21,10 +21,10 @@ def mixtral(config: HFConfig) -> Architecture:
         norm_topk_prob=True,
     )
 
-    def found_in(place: str) -> Architecture:
-        router = {"layers.*.mlp.router": f"{place}.gate"}
-        whole = replace(base, backbone=spec, weights={**base.weights, **router})
-        return with_moe(whole, experts, range(spec.num_layers), f"{place}.experts", ("w1", "w3", "w2"))
+    def with_stored_path(path: str) -> Architecture:
+        router = {"layers.*.mlp.router": f"{path}.gate"}
+        dense = replace(base, backbone=spec, weights={**base.weights, **router})
+        return with_moe(dense, experts, range(spec.num_layers), f"{path}.experts", ("w1", "w3", "w2"))
 
-    first = found_in("layers.*.block_sparse_moe")
-    return replace(first, alternative_weights=(*first.alternative_weights, *found_in("layers.*.mlp").weight_tables))
+    first, second = with_stored_path("layers.*.block_sparse_moe"), with_stored_path("layers.*.mlp")
+    return replace(first, alternative_weights=(*first.alternative_weights, *second.weight_tables))

@@ -1,4 +1,4 @@
-"""ModernBERT: pre-norm encoders with rotary positions that mostly look at their neighbourhood."""
+"""ModernBERT: pre-norm encoders with rotary positions and local attention in most layers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""ModernVBERT: SigLIP's tower, squares of its patches as one token each, and a ModernBERT; ColModernVBERT made of it.
+"""ModernVBERT: a SigLIP tower with pixel shuffle and a ModernBERT; ColModernVBERT adds a projection.
 
-A query of ColModernVBERT is read as it comes; its authors write ten times <end_of_utterance> behind one.
+Queries of ColModernVBERT are not augmented; its authors append <end_of_utterance> ten times.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from cenote.models.vision_spec import ImageSpec, VisionSpec
 from cenote.models.weight_table import WeightTable
 
 IMAGE_TOKEN = "<image>"
-# where the whole stands: alone, below a head of its own, and below ColModernVBERT's projection
+# prefixes of the plain model, the model with an LM head, and ColModernVBERT
 MODEL_PREFIXES = ("", "model.", "vlm.", "vlm.model.")
-TEXT_PREFIXES = tuple(f"{whole}text_model." for whole in MODEL_PREFIXES)
+TEXT_PREFIXES = tuple(f"{prefix}text_model." for prefix in MODEL_PREFIXES)
 TOKEN_TABLE = "embeddings.tok_embeddings"
-# what a ModernBERT has where config.json leaves it out
+# ModernBERT sizes where config.json leaves them out
 TEXT_DEFAULTS = {"vocab_size": 50368, "hidden_size": 768, "intermediate_size": 1152, "num_hidden_layers": 22}
 TEXT_DEFAULTS |= {"num_attention_heads": 12}
-# an image is shown as the model was trained to see one; what has no image is a text like any other
+# conversations with an image use the training prompt; text-only conversations are rendered as plain text
 CHAT_TEMPLATE = (
     "{%- set found = namespace(images=0) -%}"
     "{%- for message in messages %}{% for part in message['content'] if part['type'] == 'image' %}"
@@ -39,9 +39,9 @@ def modernvbert(config: HFConfig) -> Architecture:
         config.sub_config("text_config", **TEXT_DEFAULTS),
         config.sub_config("vision_config", **VISION_DEFAULTS),
     )
-    if "embed_dim" in vision:  # as the tower's size was called at first
+    if "embed_dim" in vision:  # the key's name in early configs
         vision = HFConfig({**vision.values, "hidden_size": vision.embed_dim}, vision.source)
-    # the rows that were added for images once lay in a table of their own
+    # older checkpoints store the additional rows for image tokens in a table of their own
     text = HFConfig(
         {**text.values, "vocab_size": text.vocab_size + config.get("additional_vocab_size", 0)}, text.source
     )
@@ -85,4 +85,4 @@ def colmodernvbert(config: HFConfig) -> Architecture:
 
 
 def _vision_weights(tower: str, connector: str) -> WeightTable:
-    return {**siglip_weights(theirs=tower), "projection": connector}
+    return {**siglip_weights(stored_prefix=tower), "projection": connector}

@@ -1,4 +1,4 @@
-"""How a family says that some of its layers are mixtures of experts, and where the experts' weights lie."""
+"""Add mixture-of-experts layers and their weight tables to an architecture."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ def with_moe(
     stored_path: str = "layers.*.mlp.experts",
     gate_up_down: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
 ) -> Architecture:
-    """The same with mixtures in these layers; their experts are found in `place` one by one, or all in one tensor."""
-    one_by_one: dict[str, DerivedWeight] = {}
-    in_one: dict[str, str] = {}
-    # layer by layer, since only a sparse layer shows which of the two a checkpoint has
+    """Return `base` with experts in `moe_layers`, stored under `stored_path` separately or fused in one tensor."""
+    separate: dict[str, DerivedWeight] = {}
+    fused: dict[str, str] = {}
+    # explicit layer numbers: the layout is detected by names, and layer 0 may be dense
     for layer in (layer for layer in range(base.backbone.num_layers) if layer in moe_layers):
-        ours, theirs = f"layers.{layer}.mlp.experts", stored_path.replace("*", str(layer))
-        gate, up, down = ([f"{theirs}.{n}.{name}.weight" for n in range(moe_spec.num_experts)] for name in gate_up_down)
-        one_by_one |= {
-            f"{ours}.up": DerivedWeight((*gate, *up), _stack_gate_up),
-            f"{ours}.down": DerivedWeight((*down,), _stack),
+        experts, stored_experts = f"layers.{layer}.mlp.experts", stored_path.replace("*", str(layer))
+        gate, up, down = (
+            [f"{stored_experts}.{n}.{name}.weight" for n in range(moe_spec.num_experts)] for name in gate_up_down
+        )
+        separate |= {
+            f"{experts}.up": DerivedWeight((*gate, *up), _stack_gate_up),
+            f"{experts}.down": DerivedWeight((*down,), _stack),
         }
-        in_one |= {f"{ours}.up": f"{theirs}.gate_up_proj", f"{ours}.down": f"{theirs}.down_proj"}
+        fused |= {f"{experts}.up": f"{stored_experts}.gate_up_proj", f"{experts}.down": f"{stored_experts}.down_proj"}
 
     def mlp(spec: BackboneSpec, layer: int) -> nn.Module:
         return MixtureOfExperts(spec, moe_spec) if layer in moe_layers else build_mlp(spec, layer)
 
-    tables: list[WeightTable] = [{**table, **own} for table in base.weight_tables for own in (one_by_one, in_one)]
+    tables: list[WeightTable] = [{**table, **names} for table in base.weight_tables for names in (separate, fused)]
     return replace(base, make_mlp=mlp, weights=tables[0], alternative_weights=tuple(tables[1:]))
 
 

@@ -1,4 +1,4 @@
-"""MPNet: RoBERTa without token types, whose attention also learns what a distance is worth."""
+"""MPNet: RoBERTa without token types, with a learned relative attention bias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama Nemotron VL: SigLIP before the bidirectional Llama of Nemotron's embedders and rerankers."""
+"""Llama Nemotron VL: a SigLIP tower and the bidirectional Llama of Nemotron embedders and rerankers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cenote.models.vision_spec import ImageSpec, VisionSpec
 from cenote.models.weight_table import WeightTable
 from cenote.packed_batch import PackedImages
 
-# the checkpoint's own is that of the language model it was made of, and knows neither queries nor documents
+# the checkpoint's template is that of its base language model and has no query and document roles
 CHAT_TEMPLATE = (
     "{% if messages | length != 1 %}"
     "{{ raise_exception('one message is embedded at a time, got ' ~ (messages | length)) }}{% endif %}"
@@ -64,7 +64,7 @@ def nemotron_vl(config: HFConfig) -> Architecture:
 
 
 class NemotronVisionTower(VisionTower):
-    """Tiles through SigLIP, squares of patches as one row each."""
+    """Encode tiles with SigLIP and merge squares of patches into one row each."""
 
     def __init__(self, vision: HFConfig, out_size: int, merge_size: int) -> None:
         super().__init__()
@@ -80,9 +80,9 @@ class NemotronVisionTower(VisionTower):
         return VisionFeatures(self.projector(self.norm(merge_patches(states, grids[0], self.merge_size))))
 
 
-def _vision_weights(theirs: str) -> WeightTable:
+def _vision_weights(stored_prefix: str) -> WeightTable:
     return {
-        **siglip_weights(theirs=theirs),
+        **siglip_weights(stored_prefix=stored_prefix),
         "norm": "mlp1.0",
         "projector.up": "mlp1.1",
         "projector.down": "mlp1.3",
@@ -90,13 +90,13 @@ def _vision_weights(theirs: str) -> WeightTable:
 
 
 def _check_config(config: HFConfig, vision: HFConfig) -> None:
-    """The chat models of the same family have another tower."""
+    """Reject the chat models of the same family, which have another vision tower."""
     kind, side = vision.get("model_type", "siglip_vision_model"), config.get("force_image_size", vision.image_size)
-    for name, found, known in (
+    for name, value, supported in (
         ("vision_config.model_type", kind, "siglip_vision_model"),
         ("select_layer", config.get("select_layer", -1), -1),
         ("ps_version", config.get("ps_version", "v2"), "v2"),
         ("force_image_size", side, vision.image_size),
     ):
-        if found != known:
-            raise LoadError(f"{config.source}: {name} is {found!r}; this architecture is run with {known!r} only")
+        if value != supported:
+            raise LoadError(f"{config.source}: {name} is {value!r}; only {supported!r} is supported")

@@ -1,4 +1,4 @@
-"""NomicBERT: a rotary BERT, mostly gated and without biases; its second version has experts in every other layer."""
+"""NomicBERT: a rotary BERT, mostly with a gated MLP and without biases; v2 has experts in every other layer."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from cenote.layers.moe import MixtureOfExperts, MoESpec
 from cenote.layers.spec import BackboneSpec, RopeSpec
 from cenote.models.architecture import Architecture, Head, HFConfig, rope_from_config
 from cenote.models.bert import bert, make_masked_head, with_rotary
-from cenote.models.checkpoint_names import FLASH_NAMES
-from cenote.models.gte import GATED_MLP_NAMES
+from cenote.models.checkpoint_names import FLASH_NAMES, GATED_MLP_NAMES
 from cenote.models.weight_table import DerivedWeight, WeightTable
 
-# its own config.json speaks as GPT-2 does
+# its config.json uses the keys of GPT-2
 CONFIG_KEYS = {
     "n_embd": "hidden_size",
     "n_inner": "intermediate_size",
@@ -63,7 +62,7 @@ def nomic_bert(config: HFConfig) -> Architecture:
 
 
 def rope_spec(config: HFConfig) -> RopeSpec:
-    """Scaled for the longest input allowed where the rope type is dynamic; by nomic's own key, only what is longer."""
+    """Return the rope; `rotary_scaling_factor` is dynamic NTK scaling beyond `max_trained_positions`."""
     spec = rope_from_config(config, theta=1000.0)
     scaling = dict(spec.scaling or {})
     trained = config.get("max_trained_positions") or config.max_position_embeddings
@@ -77,7 +76,7 @@ def rope_spec(config: HFConfig) -> RopeSpec:
 def published_names(*, gated: bool, num_experts: int) -> WeightTable:
     layer = "encoder.layers.*.mlp"
     return {
-        **{ours: name.replace(".mixer.", ".attn.") for ours, name in FLASH_NAMES.items()},
+        **{name: stored.replace(".mixer.", ".attn.") for name, stored in FLASH_NAMES.items()},
         "layers.*.mlp.up": [f"{layer}.fc12", f"{layer}.fc11"] if gated else f"{layer}.fc1",
         "layers.*.mlp.router": f"{layer}.router.layer",
         "layers.*.mlp.experts.up": DerivedWeight(
@@ -103,7 +102,7 @@ def make_vocabulary_head(spec: BackboneSpec, *, bias: bool) -> Head:
     if bias:
         return head
     tables = [
-        {ours: name for ours, name in table.items() if ours != "head.classifier.bias"}
+        {name: stored for name, stored in table.items() if name != "head.classifier.bias"}
         for table in (head.weights, *head.alternative_weights)
     ]
     return replace(

@@ -1,4 +1,4 @@
-"""OLMo, OLMo 2 and OLMo 3: Llama with norms without weights, then with norms after each half of a block."""
+"""OLMo, OLMo 2 and OLMo 3: Llama with norms without weights (1), or norms after attention and MLP (2, 3)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cenote.models.llama import llama, local_layer_pattern, local_rope_from_conf
 
 
 class ClippedAttention(Attention):
-    """No number of a query, key or value lies farther from zero than the limit."""
+    """Attention that clamps queries, keys and values to [-limit, limit] (`clip_qkv`)."""
 
     def __init__(self, spec: BackboneSpec, layer: int, limit: float) -> None:
         super().__init__(spec, layer)
@@ -33,7 +33,7 @@ def olmo(config: HFConfig) -> Architecture:
     return replace(
         base,
         backbone=replace(base.backbone, norm="layer", norm_affine=False, norm_eps=1e-5),
-        weights={ours: theirs for ours, theirs in base.weights.items() if "norm" not in ours},
+        weights={name: stored for name, stored in base.weights.items() if "norm" not in name},
         make_mixer=mixer,
     )
 
@@ -52,7 +52,7 @@ def olmo2(config: HFConfig) -> Architecture:
 
 
 def olmo3(config: HFConfig) -> Architecture:
-    """OLMo 2 of which three layers in four see a window, and only the fourth has stretched positions."""
+    """OLMo 2 with sliding-window attention in three of four layers; rope scaling applies only to the fourth."""
     config = config.with_defaults(sliding_window=4096)
     base = olmo2(config)
     spec = replace(

@@ -1,7 +1,7 @@
-"""PaliGemma: SigLIP's tower before a Gemma that reads a prompt in both directions; ColPali made of it.
+"""PaliGemma: a SigLIP tower and a bidirectional Gemma; ColPali adds a projection.
 
-A query of ColPali is read as it comes. Its authors write "Question: " before and ten padding tokens and a new line
-behind a query, and "Describe the image." beside a page; whoever wants that gives it, as texts or as prompts.
+Queries of ColPali are not augmented. Its authors prepend "Question: " and append ten padding tokens and a new line
+to queries, and add "Describe the image." to pages; callers can do so in their texts or with prompts.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from cenote.models.vision_spec import ImageSpec, VisionSpec
 from cenote.models.weight_table import WeightTable
 
 IMAGE_TOKEN = "<image>"
-# where the whole stands: alone, below its language-model head, and below ColPali's projection
+# prefixes of the plain model, the model with an LM head, and ColPali
 MODEL_PREFIXES = ("", "model.", "vlm.", "vlm.model.")
-TEXT_PREFIXES = tuple(f"{whole}language_model.{inside}" for whole in MODEL_PREFIXES for inside in ("", "model."))
-# what a Gemma has where PaliGemma's config.json leaves it out
+TEXT_PREFIXES = tuple(f"{outer}language_model.{inner}" for outer in MODEL_PREFIXES for inner in ("", "model."))
+# Gemma sizes where PaliGemma's config.json leaves them out
 TEXT_DEFAULTS = {"vocab_size": 257152, "hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18}
 TEXT_DEFAULTS |= {"num_attention_heads": 8, "num_key_value_heads": 1}
 SIGLIP_SIZES = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
 SIGLIP_SIZES |= {"patch_size": 14}
-# images first, wherever they stand in a conversation
+# all images come first, regardless of their position in the conversation
 CHAT_TEMPLATE = (
     "{%- for message in messages %}{% for part in message['content'] if part['type'] == 'image' %}<image>{% endfor %}"
     "{% endfor -%}"
@@ -39,7 +39,7 @@ def paligemma(config: HFConfig) -> Architecture:
         config.sub_config("text_config", **TEXT_DEFAULTS),
         config.sub_config("vision_config", **(VISION_DEFAULTS | SIGLIP_SIZES)),
     )
-    # of the second one, whose text half is the second Gemma
+    # PaliGemma 2 uses Gemma 2
     base = bidirectional((gemma2 if text.get("model_type") == "gemma2" else gemma)(text))
     size, side = base.backbone.hidden_size, vision.image_size
     image_token = config.get("image_token_index", config.get("image_token_id", 256000))
@@ -57,7 +57,7 @@ def paligemma(config: HFConfig) -> Architecture:
                 processor="paligemma",
                 placeholder_token=IMAGE_TOKEN,
                 separator="",
-                # some vocabularies end before it; what is looked up there is overwritten anyway
+                # may be beyond the vocabulary; any valid id will do, since its embedding is overwritten
                 image_token_id=image_token if image_token < base.backbone.vocab_size else 0,
                 patch_size=vision.patch_size,
                 chat_template=CHAT_TEMPLATE,
@@ -72,5 +72,5 @@ def colpali(config: HFConfig) -> Architecture:
     return replace(paligemma(config), projection=projection)
 
 
-def _vision_weights(theirs: str) -> WeightTable:
-    return {**siglip_weights(theirs=theirs), "projection": "multi_modal_projector.linear"}
+def _vision_weights(stored_prefix: str) -> WeightTable:
+    return {**siglip_weights(stored_prefix=stored_prefix), "projection": "multi_modal_projector.linear"}

@@ -1,4 +1,4 @@
-"""Phi-3-vision: squares of CLIP's patches, line by line, before a Phi-3."""
+"""Phi-3-vision: a CLIP tower with merged patches and a Phi-3."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cenote.models.vision_spec import ImageSpec, VisionSpec
 from cenote.models.weight_table import DerivedWeight
 from cenote.packed_batch import PackedImages
 
-# CLIP ViT-L/14 of 336 pixels, which config.json names without its sizes
+# CLIP ViT-L/14 at 336 pixels; config.json gives its name without the sizes
 CLIP_LARGE_DEFAULTS = VISION_DEFAULTS | {
     "hidden_size": 1024,
     "intermediate_size": 4096,
@@ -30,8 +30,8 @@ CLIP_LARGE_DEFAULTS = VISION_DEFAULTS | {
     "layer_idx": -2,
     "type_feature": "patch",
 }
-MERGE_SIZE = 2  # so many patches on each side become one token
-# of VLM2Vec: what is said and shown, in its order
+MERGE_SIZE = 2  # patches per side that become one token
+# VLM2Vec: texts and images in their order
 CHAT_TEMPLATE = (
     "{% if messages | length != 1 %}"
     "{{ raise_exception('one message is embedded at a time, got ' ~ (messages | length)) }}{% endif %}"
@@ -43,7 +43,7 @@ CHAT_TEMPLATE = (
 def phi3v(config: HFConfig) -> Architecture:
     text, vision = phi3(config), config.sub_config("img_processor", **CLIP_LARGE_DEFAULTS)
     _check_config(config, vision)
-    depth, before = num_vision_layers(vision.layer_idx, vision), "img_processor.vision_model."
+    depth, prefix = num_vision_layers(vision.layer_idx, vision), "img_processor.vision_model."
     return replace(
         text,
         alternative_weights=({**text.weights, "embed.tokens": "vision_embed_tokens.wte"},),
@@ -51,12 +51,12 @@ def phi3v(config: HFConfig) -> Architecture:
             *text.unused_weights,
             "embed_tokens.*",
             "*.wte.*",
-            *unused_layers_above(depth, vision, f"*{before}"),
+            *unused_layers_above(depth, vision, f"*{prefix}"),
         ),
         vision=VisionSpec(
             make_tower=lambda: Phi3VisionTower(vision, text.backbone.hidden_size, depth),
             weights={
-                **clip_weights(theirs=before, final_norm=False),
+                **clip_weights(stored_prefix=prefix, final_norm=False),
                 "between": DerivedWeight(("sub_GN", "glb_GN"), _stack),
                 "projector.up": "img_projection.0",
                 "projector.down": "img_projection.2",
@@ -81,7 +81,7 @@ class Phi3VisionTower(VisionTower):
         super().__init__()
         width = vision.hidden_size * MERGE_SIZE**2
         self.encoder = clip_encoder(vision, num_layers=num_layers, final_norm=False)
-        self.between = nn.Parameter(torch.empty(2, width))  # behind every line, and between the tiles and the whole
+        self.between = nn.Parameter(torch.empty(2, width))  # after each row, and between tiles and global image
         self.projector = VisionProjector(width, out_size)
 
     def forward(self, images: PackedImages) -> VisionFeatures:
@@ -90,16 +90,16 @@ class Phi3VisionTower(VisionTower):
 
 
 def _stack(*stored: Tensor) -> Tensor:
-    return torch.stack([each.flatten() for each in stored])
+    return torch.stack([row.flatten() for row in stored])
 
 
 def _check_config(config: HFConfig, vision: HFConfig) -> None:
     layer = config.get("embd_layer", {})
-    for name, found, known in (
+    for name, value, supported in (
         ("img_processor.type_feature", vision.type_feature, "patch"),
         ("embd_layer.hd_transform_order", layer.get("hd_transform_order", "glb_sub"), "sub_glb"),
         ("embd_layer.use_hd_transform", layer.get("use_hd_transform", False), True),
         ("embd_layer.with_learnable_separator", layer.get("with_learnable_separator", False), True),
     ):
-        if found != known:
-            raise LoadError(f"{config.source}: {name} is {found!r}; this architecture is run with {known!r} only")
+        if value != supported:
+            raise LoadError(f"{config.source}: {name} is {value!r}; only {supported!r} is supported")

@@ -1,4 +1,4 @@
-"""OpenAI's privacy filter: gpt-oss made to look both ways, within a window, to give every token a class."""
+"""OpenAI privacy filter: gpt-oss with bidirectional sliding-window attention, for token classification."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROPE_DEFAULTS = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "origin
 
 
 class ClampedExperts(Experts):
-    """Gates and what they let through stay within limits."""
+    """Experts with clamped SwiGLU, as in gpt-oss."""
 
     def __init__(self, spec: MoESpec, hidden_size: int, activation: str, *, alpha: float, limit: float) -> None:
         super().__init__(spec, hidden_size, activation)
@@ -44,7 +44,7 @@ def privacy_filter(config: HFConfig) -> Architecture:
         norm_topk_prob=True,
     )
     clamped = partial(ClampedExperts, alpha=config.get("swiglu_alpha", 1.702), limit=config.get("swiglu_limit", 7.0))
-    place = "layers.*.mlp.experts"
+    experts_path = "layers.*.mlp.experts"
     return replace(
         base,
         backbone=replace(
@@ -58,13 +58,13 @@ def privacy_filter(config: HFConfig) -> Architecture:
             norm_eps=config.get("rms_norm_eps", 1e-5),
         ),
         weights={
-            **{name: at for name, at in base.weights.items() if not name.startswith("layers.*.mlp.")},
+            **{name: stored for name, stored in base.weights.items() if not name.startswith("layers.*.mlp.")},
             "layers.*.mixer.sinks": "layers.*.self_attn.sinks",
             "layers.*.mlp.router": "layers.*.mlp.router",
-            "layers.*.mlp.experts.up": DerivedWeight((f"{place}.gate_up_proj",), _transpose),
-            "layers.*.mlp.experts.up_bias": f"{place}.gate_up_proj_bias",
-            "layers.*.mlp.experts.down": DerivedWeight((f"{place}.down_proj",), _transpose),
-            "layers.*.mlp.experts.down_bias": f"{place}.down_proj_bias",
+            "layers.*.mlp.experts.up": DerivedWeight((f"{experts_path}.gate_up_proj",), _transpose),
+            "layers.*.mlp.experts.up_bias": f"{experts_path}.gate_up_proj_bias",
+            "layers.*.mlp.experts.down": DerivedWeight((f"{experts_path}.down_proj",), _transpose),
+            "layers.*.mlp.experts.down_bias": f"{experts_path}.down_proj_bias",
         },
         make_mixer=_attention_with_sinks,
         make_mlp=lambda spec, layer: MixtureOfExperts(spec, experts, clamped),

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen3, and the embedders, rerankers and reward models made of them."""
+"""Qwen2 and Qwen3, and the embedders, rerankers and reward models based on them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from cenote.layers.spec import HeadSpec
 from cenote.models.architecture import Architecture, Head, HFConfig, StoredProjection
 from cenote.models.llama import bidirectional, llama
 
-STEP_TAG_ID = 151651  # <extra_0>, which ends a step of a solution
+STEP_TAG_ID = 151651  # <extra_0>, the separator of solution steps
 
 
 def qwen2(config: HFConfig) -> Architecture:
-    """Llama with biases on queries, keys and values."""
+    """Llama with QKV bias."""
     base = llama(config.with_defaults(sliding_window=4096))
     return replace(base, backbone=replace(base.backbone, qkv_bias=True, out_bias=False))
 
 
 def qwen3(config: HFConfig) -> Architecture:
-    """Llama with normed query and key heads."""
+    """Llama with QK norm."""
     base = llama(config.with_defaults(sliding_window=4096, head_dim=128))
     norms = {f"layers.*.mixer.{x}_norm": f"layers.*.self_attn.{x[0]}_norm" for x in ("query", "key")}
     return replace(base, backbone=replace(base.backbone, qk_norm="head"), weights={**base.weights, **norms})
@@ -29,19 +29,19 @@ def voyage(config: HFConfig) -> Architecture:
 
 
 def jina_ranking(config: HFConfig) -> Architecture:
-    """Qwen3 that reads all documents and the query at once, and gives each a short vector."""
+    """jina-reranker-v3: Qwen3 over all documents and the query in one prompt, and a projection of their embeddings."""
     return replace(
         qwen3(config), projection=StoredProjection(weights=("projector.0", "projector.2"), activation="relu")
     )
 
 
 def qwen2_reward(config: HFConfig) -> Architecture:
-    """A reward for every token; that of the last one judges the whole."""
+    """Outcome reward model: one value per token; the last token scores the whole sequence."""
     return _with_reward_head(config, HeadSpec(num_labels=1), applies_activation=False)
 
 
 def qwen2_process_reward(config: HFConfig) -> Architecture:
-    """Wrong or right, for every step of a solution."""
+    """Process reward model: two classes (wrong, right) per solution step."""
     return _with_reward_head(config, HeadSpec(num_labels=2, step_tag_id=STEP_TAG_ID), applies_activation=True)
 
 

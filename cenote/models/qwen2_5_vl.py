@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: most layers of its tower see a window of the image, some see all of it."""
+"""Qwen2.5-VL: Qwen2-VL with windowed attention in most layers of the vision tower."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from cenote.packed_batch import PackedImages
 
 
 class WindowedVisionTower(VisionTower):
-    """Patches are laid so that those of a window are neighbours; what the merger makes of them is laid back."""
+    """Vision tower that reorders patches by window and restores the order after the merger."""
 
     def __init__(self, spec: BackboneSpec, patch_dim: int, merge_size: int, window_size: int, out_size: int) -> None:
         super().__init__()
         self.merge_size = merge_size
-        self.window_size = window_size  # of a window, in rows of the merger
+        self.window_size = window_size  # side of a window, in merged patches
         self.blocks = Backbone(spec, lambda spec: PatchEmbedding(spec, patch_dim, bias=False))
         self.merger = PatchMerger(spec.hidden_size, merge_size, out_size)
 
@@ -46,20 +46,20 @@ class WindowedVisionTower(VisionTower):
         )
         unit = self.merge_size**2
         order = (squares[:, None] * unit + torch.arange(unit)).flatten()
-        places = patch_positions(grids, self.merge_size)[:, order].to(device)
+        positions = patch_positions(grids, self.merge_size)[:, order].to(device)
         patches = images.patches[order.to(device)]
-        whole = pack_patches(patches, [rows * columns for rows, columns in grids], places)
+        full = pack_patches(patches, [rows * columns for rows, columns in grids], positions)
         windows = pack_patches(patches, [size * unit for size in sizes])
-        merged = self.merger(self.blocks.run_layers(self.blocks.embed(whole), whole, local_batch=windows))
+        merged = self.merger(self.blocks.run_layers(self.blocks.embed(full), full, local_batch=windows))
         return VisionFeatures(merged[squares.argsort().to(device)])
 
 
 def window_order(grids: Sequence[Grid], window_size: int) -> tuple[Tensor, list[int]]:
-    """The order of places in which windows lie together, image after image, and how many places each window has."""
+    """Return the order of merged patches that groups them by window, and the number of merged patches per window."""
     starts = accumulate((rows * columns for rows, columns in grids), initial=0)
-    found = [_grid_window_order(rows, columns, window_size) for rows, columns in grids]
-    order = torch.cat([order + start for (order, _), start in zip(found, starts, strict=False)])
-    return order, torch.cat([sizes for _, sizes in found]).tolist()
+    grid_orders = [_grid_window_order(rows, columns, window_size) for rows, columns in grids]
+    order = torch.cat([order + start for (order, _), start in zip(grid_orders, starts, strict=False)])
+    return order, torch.cat([sizes for _, sizes in grid_orders]).tolist()
 
 
 def _grid_window_order(rows: int, columns: int, window_size: int) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,7 @@ def _grid_window_order(rows: int, columns: int, window_size: int) -> tuple[Tenso
         torch.arange(rows) // window_size, torch.arange(columns) // window_size, indexing="ij"
     )
     _, window, sizes = torch.unique(down * columns + across, return_inverse=True, return_counts=True)
-    by_size = sizes.argsort(descending=True, stable=True)  # neighbours of one size are attended to at once
+    by_size = sizes.argsort(descending=True, stable=True)  # adjacent windows of equal size are batched in attention
     return by_size.argsort()[window.flatten()].argsort(stable=True), sizes[by_size]
 
 

@@ -1,4 +1,4 @@
-"""Qwen2-VL: Qwen2 that reads images of any size through a tower of its own; Jina's reranker and ColQwen2 made of it."""
+"""Qwen2-VL: Qwen2 with a vision tower for images of any size; jina-reranker-m0 and ColQwen2 are based on it."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from cenote.models.vision_spec import ImageSpec, VisionSpec
 from cenote.models.weight_table import DerivedWeight, WeightTable
 from cenote.packed_batch import PackedImages
 
-# where the two halves stand today, where they stood at first, and both inside a model that has more than them
+# prefixes of current checkpoints, of older ones, and of models that wrap Qwen2-VL
 BASE_TEXT_PREFIXES = ("model.language_model.", "language_model.", "model.")
-TEXT_PREFIXES = (*BASE_TEXT_PREFIXES, "", *(f"vlm.{place}" for place in BASE_TEXT_PREFIXES))
+TEXT_PREFIXES = (*BASE_TEXT_PREFIXES, "", *(f"vlm.{prefix}" for prefix in BASE_TEXT_PREFIXES))
 VISION_PREFIXES = ("visual.", "model.visual.", "vlm.visual.", "vlm.model.visual.")
-# patches on one side: more than the longest text has room for, of an image 200 times as long as it is wide
+# patches per side: more than fit into the longest context, for an image with aspect ratio 200
 MAX_PATCHES_PER_SIDE = 16384
 NORM_EPS = 1e-6
-JINA_LOGIT_MEAN = 2.65  # of the logits of jina-reranker-m0
-JINA_SCORE_TOKEN_ID = 100  # the token that its score is read off
+JINA_LOGIT_MEAN = 2.65  # mean of the logits of jina-reranker-m0, subtracted before the sigmoid
+JINA_SCORE_TOKEN_ID = 100  # the token whose hidden state gives the score
 
-# of towers, where config.json leaves them out
+# defaults of vision_config keys that config.json may leave out
 PATCH_DEFAULTS = {"in_channels": 3, "patch_size": 14, "spatial_merge_size": 2}
 
-# what towers of this kind have in common; the norm before the merger is the last of the blocks
+# shared by Qwen2-VL and Qwen2.5-VL; the norm of the merger is the final norm of the blocks
 TOWER_WEIGHTS: WeightTable = {
     "blocks.embed.patches.weight": DerivedWeight(("patch_embed.proj.weight",), conv3d_to_linear),
     "blocks.layers.*.mixer_norm": "blocks.*.norm1",
@@ -48,7 +48,7 @@ TOWER_WEIGHTS: WeightTable = {
 
 
 class QwenVisionTower(VisionTower):
-    """Every patch of an image sees all others of it."""
+    """Vision tower with full attention over the patches of an image."""
 
     def __init__(self, spec: BackboneSpec, patch_dim: int, merge_size: int, out_size: int) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ class QwenVisionTower(VisionTower):
 
     def forward(self, images: PackedImages) -> VisionFeatures:
         grids = patch_grids(images)
-        places = patch_positions(grids, self.merge_size).to(images.patches.device)
-        batch = pack_patches(images.patches, [rows * columns for rows, columns in grids], places)
+        positions = patch_positions(grids, self.merge_size).to(images.patches.device)
+        batch = pack_patches(images.patches, [rows * columns for rows, columns in grids], positions)
         return VisionFeatures(self.merger(self.blocks(batch)))
 
 
@@ -94,7 +94,7 @@ def qwen2_vl(config: HFConfig) -> Architecture:
 
 
 def jina_vl(config: HFConfig) -> Architecture:
-    """jina-reranker-m0: the document first, and a score that is read off a token behind both."""
+    """jina-reranker-m0: the document precedes the query; a special token after both gives the score."""
     base = qwen2_vl(config)
     assert base.vision is not None
     return replace(
@@ -112,36 +112,34 @@ def jina_vl(config: HFConfig) -> Architecture:
 
 
 def colqwen2(config: HFConfig) -> Architecture:
-    """A short vector for every token, of text and of images."""
+    """ColQwen2: a projected embedding for every text and image token."""
     return replace(qwen2_vl(config), projection=StoredProjection(weights=("embedding_proj_layer",)))
 
 
 def text_architecture(config: HFConfig) -> Architecture:
-    """Qwen2 whose positions are a time, a row and a column: three times the same number wherever there is text."""
+    """Qwen2 with M-RoPE: positions are (time, row, column); text tokens have three equal values."""
     base = qwen2(config.with_defaults(rope_theta=1e6, rms_norm_eps=1e-5, num_key_value_heads=8, max_window_layers=80))
-    turning = base.backbone.rope
-    assert turning is not None
-    sections = (turning.scaling or {}).get("mrope_section") or (16, 24, 24)
-    axes = tuple(place % 3 for place, count in enumerate(sections) for _ in range(count))
+    rope = base.backbone.rope
+    assert rope is not None
+    sections = (rope.scaling or {}).get("mrope_section") or (16, 24, 24)
+    axes = tuple(axis % 3 for axis, count in enumerate(sections) for _ in range(count))
     if 2 * len(axes) != base.backbone.head_size:
         raise LoadError(
-            f"{config.source}: mrope_section is {list(sections)}, which are {len(axes)} pairs of dimensions; "
+            f"{config.source}: mrope_section is {list(sections)}, {len(axes)} pairs of dimensions in total; "
             f"a head has {base.backbone.head_size // 2}"
         )
-    return replace(
-        base, backbone=replace(base.backbone, rope=replace(turning, mrope_axes=axes)), prefixes=TEXT_PREFIXES
-    )
+    return replace(base, backbone=replace(base.backbone, rope=replace(rope, mrope_axes=axes)), prefixes=TEXT_PREFIXES)
 
 
 def patch_rope_spec(vision: HFConfig, width: int) -> RopeSpec:
-    """Half of every head turns by the row of a patch, half by its column."""
+    """Return the 2D rope: half of each head is rotated by the row of a patch, half by its column."""
     quarter = width // vision.num_heads // 4
     theta = vision.get("rope_parameters", {}).get("rope_theta", 10000.0)
     return RopeSpec(theta=theta, mrope_axes=(0,) * quarter + (1,) * quarter, shared_frequencies=True)
 
 
 def patch_dim(vision: HFConfig) -> int:
-    """How many a patch has: its pixels, in every colour."""
+    """Return the number of values of a patch: pixels times channels."""
     return int(vision.in_channels * vision.patch_size**2)
 
 

@@ -1,4 +1,4 @@
-"""Qwen3.5: linear attention in most layers, attention in some, the tower of Qwen3-VL, and the retrievers made of it."""
+"""Qwen3.5: Gated DeltaNet in most layers, gated attention in the others, the Qwen3-VL tower; and ColQwen3.5."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cenote.packed_batch import PackedBatch
 
 ATTENTION_CONTRACT = "retrieval_attention_contract"
 CAUSAL_BY_CONTRACT = {"causal": True, "bidirectional": False}
-# what a missing key means
+# defaults of missing keys
 TEXT_DEFAULTS = {
     "num_attention_heads": 16,
     "num_key_value_heads": 4,
@@ -54,9 +54,9 @@ LINEAR_ATTENTION_NAMES: WeightTable = {
 def qwen3_5(config: HFConfig) -> Architecture:
     config = config.with_defaults(**TEXT_DEFAULTS)
     base = qwen3(config)
-    turning = rope_from_config(config)
-    sections = (turning.scaling or {}).get("mrope_section") or (11, 11, 10)
-    axes = interleaved_axes(sections, (turning.rotary_dim or base.backbone.head_size) // 2)
+    rope = rope_from_config(config)
+    sections = (rope.scaling or {}).get("mrope_section") or (11, 11, 10)
+    axes = interleaved_axes(sections, (rope.rotary_dim or base.backbone.head_size) // 2)
     interval = config.full_attention_interval
     kinds = config.get("layer_types") or [
         "full_attention" if (n + 1) % interval == 0 else "linear_attention" for n in range(config.num_hidden_layers)
@@ -72,50 +72,52 @@ def qwen3_5(config: HFConfig) -> Architecture:
     def mixer(spec: BackboneSpec, layer: int) -> nn.Module:
         return GatedDeltaNet(spec, delta) if kinds[layer] == "linear_attention" else GatedAttention(spec, layer)
 
-    sees = "vision_config" in config
+    has_vision = "vision_config" in config
     return replace(
         base,
-        backbone=replace(base.backbone, rope=replace(turning, mrope_axes=axes), norm_offset=1.0),
+        backbone=replace(base.backbone, rope=replace(rope, mrope_axes=axes), norm_offset=1.0),
         weights={**base.weights, **LINEAR_ATTENTION_NAMES},
         make_mixer=mixer,
         prefixes=("model.", "", *TEXT_PREFIXES),
-        # layers that guess further tokens, and what only the whole model has
+        # multi-token prediction layers, the LM head, and the vision tower of text-only models
         unused_weights=(
             *base.unused_weights,
             "*.lm_head.*",
             "mtp.*",
             "*.mtp.*",
-            *(() if sees else ("visual.*", "*.visual.*")),
+            *(() if has_vision else ("visual.*", "*.visual.*")),
         ),
-        vision=qwen3_vision_spec(config, _vision_config(config)) if sees else None,
+        vision=qwen3_vision_spec(config, _vision_config(config)) if has_vision else None,
     )
 
 
 def colqwen3_5(config: HFConfig) -> Architecture:
-    """A short vector for every token; the checkpoint says whether layers that attend see what follows."""
-    inside = config.get("text_config")
-    declared = [config.get(ATTENTION_CONTRACT), inside.get(ATTENTION_CONTRACT) if isinstance(inside, Mapping) else None]
-    found = {each for each in declared if each is not None}
-    if len(found) != 1 or not found <= CAUSAL_BY_CONTRACT.keys():
+    """ColQwen3.5: a projected embedding per token; the checkpoint declares causal or bidirectional attention."""
+    text_config = config.get("text_config")
+    declared = [
+        config.get(ATTENTION_CONTRACT),
+        text_config.get(ATTENTION_CONTRACT) if isinstance(text_config, Mapping) else None,
+    ]
+    contracts = {contract for contract in declared if contract is not None}
+    if len(contracts) != 1 or not contracts <= CAUSAL_BY_CONTRACT.keys():
         raise LoadError(
-            f"{config.source}: ColQwen3.5 checkpoints must declare {ATTENTION_CONTRACT} as 'causal' or "
-            f"'bidirectional'; "
-            f"this one declares {' and '.join(map(repr, sorted(map(str, found)))) or 'none'}; where its publisher "
-            f'says which it was trained with, add hf_overrides={{"{ATTENTION_CONTRACT}": "..."}}'
+            f"{config.source}: ColQwen3.5 models must declare {ATTENTION_CONTRACT} as 'causal' or 'bidirectional', "
+            f"got {' and '.join(map(repr, sorted(map(str, contracts)))) or 'none'}; if the publisher states which one "
+            f'applies, set hf_overrides={{"{ATTENTION_CONTRACT}": "..."}}'
         )
     base = qwen3_5(config)
-    causal = CAUSAL_BY_CONTRACT[found.pop()]
+    causal = CAUSAL_BY_CONTRACT[contracts.pop()]
     return replace(base, backbone=replace(base.backbone, causal=causal), projection=colqwen_projection())
 
 
 def _vision_config(config: HFConfig) -> HFConfig:
-    """That of Qwen3-VL, of which nothing but the last layer is heard."""
+    """Return the config of the Qwen3-VL tower without deepstack layers."""
     vision = config.sub_config("vision_config", **VISION_DEFAULTS)
     return HFConfig({**vision.values, "deepstack_visual_indexes": ()}, vision.source)
 
 
 class GatedAttention(Attention):
-    """Every head has a gate as wide as it is, for what it found; in the matrix it lies behind the head's query."""
+    """Attention with an output gate per head; `qkv` stores the gate of a head after its query."""
 
     def __init__(self, spec: BackboneSpec, layer: int) -> None:
         super().__init__(spec, layer)
@@ -132,5 +134,5 @@ class GatedAttention(Attention):
             apply_rotary(self.query_norm(query), position_info.cos_sin),
             apply_rotary(self.key_norm(key), position_info.cos_sin),
         )
-        mixed = self.attend(query, key, value, batch, position_info) * gate.sigmoid()
-        return self.out(mixed.flatten(-2))  # type: ignore[no-any-return]
+        attended = self.attend(query, key, value, batch, position_info) * gate.sigmoid()
+        return self.out(attended.flatten(-2))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Qwen3-VL: Qwen3 with a tower whose middle layers speak to its first ones, and the retrievers made of it."""
+"""Qwen3-VL: Qwen3 with a vision tower with deepstack features, and the retrievers based on it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,16 @@ from cenote.packed_batch import PackedImages
 
 NORM_EPS = 1e-6
 PIXEL_HALF = (0.5, 0.5, 0.5)
-MAX_PATCHES_PER_SIDE = 65_536  # in patches; no image of this shape or larger fits into what a model reads
-OUTER_PREFIXES = ("model.", "", "vlm.model.", "vlm.")  # what publishers put around both halves
+MAX_PATCHES_PER_SIDE = 65_536  # no image with that many patches on one side fits into a context
+OUTER_PREFIXES = (
+    "model.",
+    "",
+    "vlm.model.",
+    "vlm.",
+)  # of text and vision weights, by publisher
 TEXT_PREFIXES = tuple(f"{outer}language_model.{inner}" for outer in OUTER_PREFIXES for inner in ("", "model."))
 PROJECTION_NAMES = ("custom_text_proj", "embedding_proj_layer")
-# what a missing key of vision_config means
+# defaults of missing vision_config keys
 VISION_DEFAULTS = {
     "depth": 27,
     "hidden_size": 1152,
@@ -42,12 +47,12 @@ VISION_DEFAULTS = {
 
 def qwen3_vl(config: HFConfig) -> Architecture:
     base = qwen3(config.with_defaults(attention_bias=False))
-    turning = rope_from_config(config, theta=500_000.0)
-    sections = (turning.scaling or {}).get("mrope_section") or (24, 20, 20)
+    rope = rope_from_config(config, theta=500_000.0)
+    sections = (rope.scaling or {}).get("mrope_section") or (24, 20, 20)
     axes = interleaved_axes(sections, base.backbone.head_size // 2)
     return replace(
         base,
-        backbone=replace(base.backbone, rope=replace(turning, mrope_axes=axes)),
+        backbone=replace(base.backbone, rope=replace(rope, mrope_axes=axes)),
         prefixes=TEXT_PREFIXES,
         unused_weights=(*base.unused_weights, "*.lm_head.*"),
         vision=qwen3_vision_spec(config, config.sub_config("vision_config", **VISION_DEFAULTS)),
@@ -55,17 +60,17 @@ def qwen3_vl(config: HFConfig) -> Architecture:
 
 
 def colqwen3(config: HFConfig) -> Architecture:
-    """A short vector for every token, by a linear layer that publishers call one of two names."""
+    """ColQwen3: a projected embedding per token; the linear layer has one of two names."""
     return replace(qwen3_vl(config), projection=colqwen_projection())
 
 
 def nemotron_colembed(config: HFConfig) -> Architecture:
-    """The states themselves, unless a linear layer lies beside them."""
+    """Nemotron ColEmbed: hidden states as token embeddings, projected if the checkpoint has a projection."""
     return replace(qwen3_vl(config), projection=replace(colqwen_projection(), is_optional=True))
 
 
 def interleaved_axes(sections: Sequence[int], num_pairs: int) -> tuple[int, ...]:
-    """Time, row and column take turns from the fastest pair on; what is left when theirs are used up is time's."""
+    """Return the axis (time, row, column) of each rotary pair: interleaved; pairs beyond a section are time."""
     return tuple(n % 3 if n < 3 * sections[n % 3] else 0 for n in range(num_pairs))
 
 
@@ -75,7 +80,7 @@ def colqwen_projection() -> StoredProjection:
 
 
 def qwen3_vision_spec(config: HFConfig, vision: HFConfig) -> VisionSpec:
-    taps = tuple(vision.deepstack_visual_indexes)
+    deepstack_layers = tuple(vision.deepstack_visual_indexes)
     weights: WeightTable = {
         "patches": DerivedWeight(("patch_embed.proj",), conv3d_to_linear),
         "positions": "pos_embed",
@@ -87,9 +92,9 @@ def qwen3_vision_spec(config: HFConfig, vision: HFConfig) -> VisionSpec:
         "blocks.layers.*.mlp_norm": "blocks.*.norm2",
         **_merger_weights("merger", "merger", norm="blocks.norm"),
     }
-    for number in range(len(taps)):
-        ours = f"deeper.{number}"
-        weights = {**weights, **_merger_weights(ours, f"deepstack_merger_list.{number}", norm=f"{ours}.norm")}
+    for number in range(len(deepstack_layers)):
+        merger = f"deeper.{number}"
+        weights = {**weights, **_merger_weights(merger, f"deepstack_merger_list.{number}", norm=f"{merger}.norm")}
     return VisionSpec(
         make_tower=lambda: Qwen3VisionTower(vision),
         weights=weights,
@@ -108,12 +113,12 @@ def qwen3_vision_spec(config: HFConfig, vision: HFConfig) -> VisionSpec:
     )
 
 
-def _merger_weights(ours: str, theirs: str, *, norm: str) -> WeightTable:
-    """The norm of the last merger is that of the blocks, which sees patches one by one; the others have their own."""
+def _merger_weights(prefix: str, stored_prefix: str, *, norm: str) -> WeightTable:
+    """Return the weight table of a merger; the main merger's norm is the final norm of the blocks."""
     return {
-        norm: f"{theirs}.norm",
-        f"{ours}.up": f"{theirs}.linear_fc1",
-        f"{ours}.down": f"{theirs}.linear_fc2",
+        norm: f"{stored_prefix}.norm",
+        f"{prefix}.up": f"{stored_prefix}.linear_fc1",
+        f"{prefix}.down": f"{stored_prefix}.linear_fc2",
     }
 
 
@@ -147,32 +152,32 @@ class Qwen3VisionTower(VisionTower):
 
     def forward(self, images: PackedImages) -> VisionFeatures:
         grids = patch_grids(images)
-        places = patch_positions(grids, self.merge_size)
+        positions = patch_positions(grids, self.merge_size)
         x = self.patches(images.patches)
-        x = x + interpolate_positions(self.positions.weight, places, grids).to(x.dtype)
-        batch = pack_patches(x, [rows * columns for rows, columns in grids], places.to(x.device))
-        between: list[Tensor] = []
+        x = x + interpolate_positions(self.positions.weight, positions, grids).to(x.dtype)
+        batch = pack_patches(x, [rows * columns for rows, columns in grids], positions.to(x.device))
+        deepstack_states: list[Tensor] = []
 
-        def tap(number: int, x: Tensor, change: Tensor | None) -> Tensor:
+        def collect_deepstack(number: int, x: Tensor, branch: Tensor | None) -> Tensor:
             if number in self.deepstack_layers:
-                between.append(x if change is None else x + change)
+                deepstack_states.append(x if branch is None else x + branch)
             return x
 
-        last = self.blocks.run_layers(x, batch, layer_hook=tap)
-        deeper = tuple(merger(states) for merger, states in zip(self.deeper, between, strict=True))
-        return VisionFeatures(self.merger(last), deeper)
+        last = self.blocks.run_layers(x, batch, layer_hook=collect_deepstack)
+        deepstack = tuple(merger(states) for merger, states in zip(self.deeper, deepstack_states, strict=True))
+        return VisionFeatures(self.merger(last), deepstack)
 
 
 def interpolate_positions(table: Tensor, positions: Tensor, grids: Sequence[Grid]) -> Tensor:
-    """A square table of learned positions laid over every grid, corner upon corner, and read between its entries."""
+    """Interpolate a square table of learned positions bilinearly (aligned corners) to the positions of each grid."""
     side = int(len(table) ** 0.5)
     counts = torch.tensor([rows * columns for rows, columns in grids])
     spans = (torch.tensor(grids) - 1).clamp(min=1).repeat_interleave(counts, dim=0).T
     exact = positions * (side - 1) / spans
     low = exact.floor().long()
-    high, share = (low + 1).clamp(max=side - 1), (exact - low).to(table.device)
-    total = torch.zeros(len(share[0]), table.shape[1], device=table.device)
-    for row, row_share in ((low[0], 1 - share[0]), (high[0], share[0])):
-        for column, column_share in ((low[1], 1 - share[1]), (high[1], share[1])):
-            total += table[(row * side + column).to(table.device)] * (row_share * column_share)[:, None]
+    high, fraction = (low + 1).clamp(max=side - 1), (exact - low).to(table.device)
+    total = torch.zeros(len(fraction[0]), table.shape[1], device=table.device)
+    for row, row_weight in ((low[0], 1 - fraction[0]), (high[0], fraction[0])):
+        for column, column_weight in ((low[1], 1 - fraction[1]), (high[1], fraction[1])):
+            total += table[(row * side + column).to(table.device)] * (row_weight * column_weight)[:, None]
     return total

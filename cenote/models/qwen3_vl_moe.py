@@ -11,7 +11,7 @@ from cenote.models.qwen3_vl import qwen3_vl
 from cenote.models.qwen_moe import moe_spec_from_config, with_moe_layers
 from cenote.models.weight_table import DerivedWeight, WeightTable
 
-# what missing keys mean, other than in Qwen3-VL
+# defaults of missing keys that differ from Qwen3-VL
 TEXT_DEFAULTS = {"head_dim": None, "num_key_value_heads": 16, "num_experts_per_tok": 4, "intermediate_size": 5632}
 
 
@@ -26,15 +26,17 @@ def qwen3_vl_moe(config: HFConfig) -> Architecture:
 
 
 def _transpose_experts(table: WeightTable, rows: dict[str, int]) -> WeightTable:
-    """Published checkpoints hold all experts of a layer in one tensor, each with its inputs first."""
+    """Transpose fused experts, which published checkpoints store as [experts, in, out]."""
 
-    def made(name: str, rows: int) -> DerivedWeight:
-        def make(stored: Tensor) -> Tensor:
+    def derived(name: str, rows: int) -> DerivedWeight:
+        def transpose(stored: Tensor) -> Tensor:
             return stored if stored.shape[1] == rows else stored.transpose(1, 2)
 
-        return DerivedWeight((name,), make)
+        return DerivedWeight((name,), transpose)
 
     return {
-        ours: made(theirs, rows[ours.rpartition(".")[2]]) if isinstance(theirs, str) and ".experts." in ours else theirs
-        for ours, theirs in table.items()
+        name: derived(stored, rows[name.rpartition(".")[2]])
+        if isinstance(stored, str) and ".experts." in name
+        else stored
+        for name, stored in table.items()
     }

@@ -12,11 +12,12 @@ from cenote.models.weight_table import WeightTable
 
 
 def qwen2_moe(config: HFConfig) -> Architecture:
-    """With one expert more that reads every token."""
+    """Qwen2-MoE, with a shared expert."""
     config = config.with_defaults(num_key_value_heads=16, intermediate_size=5632, num_experts_per_tok=4)
     base = qwen2(config)
     spec = replace(base.backbone, qkv_bias=config.get("qkv_bias", True))
-    if "layer_types" not in config and config.get("use_sliding_window", False):  # not as in Qwen2: every other layer
+    if "layer_types" not in config and config.get("use_sliding_window", False):
+        # unlike Qwen2: every other layer below max_window_layers
         until = config.get("max_window_layers", 28)
         spec = replace(spec, local_layers=tuple(n % 2 == 0 and n < until for n in range(spec.num_layers)))
     experts = replace(
@@ -50,7 +51,7 @@ def moe_spec_from_config(config: HFConfig) -> MoESpec:
 
 
 def with_moe_layers(base: Architecture, config: HFConfig, moe_spec: MoESpec) -> Architecture:
-    """The same with these experts in the layers that config.json does not keep dense."""
+    """Return `base` with experts in all layers that config.json does not declare dense."""
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers", [])
     layers = [n for n in range(config.num_hidden_layers) if (n + 1) % step == 0 and n not in dense]
     base = replace(base, weights={**base.weights, "layers.*.mlp.router": "layers.*.mlp.gate"})

@@ -1,4 +1,4 @@
-"""Architecture name -> family, as strings that are imported on use."""
+"""Registry of architectures: maps names in config.json to model families, imported on first use."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from cenote.errors import LoadError
 from cenote.models.architecture import Architecture, HFConfig
 
 CheckpointKind = Literal[
-    "causal",  # a language model, to be converted
+    "causal",  # a causal language model, to be converted
     "embed",
-    "sequence",  # a class for the whole input
-    "token",  # a class for every token
-    "reward",  # a value for every token
-    "masked",  # logits over the vocabulary for every token
-    "sparse",  # SPLADE: weights over the vocabulary for the whole input
-    "multi_vector",  # ColBERT: a short vector for every token
-    "hybrid",  # bge-m3: one vector, one for every token, and a weight for every token
+    "sequence",  # sequence classification
+    "token",  # token classification
+    "reward",  # a reward value per token
+    "masked",  # masked language model: vocabulary logits per token
+    "sparse",  # SPLADE: vocabulary weights per input
+    "multi_vector",  # ColBERT: an embedding per token
+    "hybrid",  # bge-m3: dense embedding, token embeddings and lexical weights
     "listwise",  # all documents of a query in one prompt
-    "tensors",  # tensors in, tensors out; a plugin's package brings the code
+    "tensors",  # tensors in, tensors out; implemented by a plugin
 ]
 FamilyBuilder = Callable[[HFConfig], Architecture]
 
-# what comes before the suffix -> module:function
+# architecture name without suffix -> module:function
 FAMILIES = {
     # encoders
     "Bert": "bert:bert",
@@ -52,7 +52,7 @@ FAMILIES = {
     "Gte": "gte:gte",
     "JinaEmbeddingsV3": "jina_v3:jina_v3",
     "OpenAIPrivacyFilter": "privacy_filter:privacy_filter",
-    # texts and images in one space
+    # text and image encoders
     "CLIP": "clip:clip",
     "Siglip": "siglip:siglip",
     "Siglip2": "siglip:siglip2",
@@ -103,7 +103,7 @@ FAMILIES = {
     "DeepseekV3Bidirectional": "deepseek:bidirectional_deepseek_v3",
 }
 
-# names that their suffix does not explain -> module:function and what the checkpoint is
+# architecture names that do not follow the suffix rule -> module:function and kind
 EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "HF_ColBERT": ("colbert:colbert_bert", "multi_vector"),
     "ColBERTModernBertModel": ("modernbert:modernbert", "multi_vector"),
@@ -131,7 +131,7 @@ EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "Qwen2ForRewardModel": ("qwen:qwen2_reward", "reward"),
 }
 
-# the first suffix that fits says what the checkpoint holds above its backbone
+# the first matching suffix determines the kind
 KIND_SUFFIXES: tuple[tuple[str, CheckpointKind], ...] = (
     ("ForCausalLM", "causal"),
     ("ForConditionalGeneration", "causal"),
@@ -151,24 +151,24 @@ KIND_SUFFIXES: tuple[tuple[str, CheckpointKind], ...] = (
     ("Model", "embed"),
 )
 
-# types of models, also of those that the Transformers library runs: their activations grow past what float16 can hold
+# model types whose activations overflow float16, including those run by the Transformers backend
 NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2", "t5", "mt5")
-# the length in their config.json is stretched already by the rotary scaling beside it
+# model types whose max_position_embeddings already includes the rope scaling
 PRESCALED_ROPE = ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
 
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureEntry:
-    """A name in config.json, taken apart."""
+    """An architecture name of config.json with its family and kind."""
 
     name: str
     family: FamilyBuilder
     kind: CheckpointKind
-    is_native: bool = True  # False: the Transformers library runs it
+    is_native: bool = True  # False: run by the Transformers backend
 
 
 def names_from_model_type(model_type: str) -> list[str]:
-    """The plain model of a family, for files that name a type and no architecture."""
+    """Return `*Model` architectures for a model_type, for configs without `architectures`."""
     bare = model_type.replace("-", "").replace("_", "").lower()
     return [f"{stem}Model" for stem in FAMILIES if stem.lower() == bare]
 
@@ -182,28 +182,28 @@ def has_prescaled_rope(model_type: str | None) -> bool:
 
 
 class UnknownArchitecture(LoadError):
-    """No family is known by any of the names."""
+    """None of the architecture names is registered."""
 
 
 def kind_from_name(name: str) -> CheckpointKind:
-    """What a name in config.json says about the checkpoint, whoever its family is."""
-    return next((form for suffix, form in KIND_SUFFIXES if name.endswith(suffix)), "embed")
+    """Return the kind by the suffix of an architecture name; "embed" if no suffix matches."""
+    return next((kind for suffix, kind in KIND_SUFFIXES if name.endswith(suffix)), "embed")
 
 
 def find_architecture(names: list[str], source: str = "config.json") -> ArchitectureEntry:
-    """The first name that we know; otherwise an error with every way on from there."""
+    """Return the entry of the first registered name; raise UnknownArchitecture if there is none."""
     for name in names:
         if name in EXACT_NAMES:
-            place, form = EXACT_NAMES[name]
-            return ArchitectureEntry(name, _import_family(place), form)
-        for suffix, form in KIND_SUFFIXES:
+            path, kind = EXACT_NAMES[name]
+            return ArchitectureEntry(name, _import_family(path), kind)
+        for suffix, kind in KIND_SUFFIXES:
             stem = name.removesuffix(suffix)
             if name.endswith(suffix) and stem in FAMILIES:
-                return ArchitectureEntry(name, _import_family(FAMILIES[stem]), form)
+                return ArchitectureEntry(name, _import_family(FAMILIES[stem]), kind)
     known = ", ".join([*(f"{stem}*" for stem in FAMILIES), *EXACT_NAMES])
     raise UnknownArchitecture(
-        f"{source}: no architecture of {names or 'an empty list'} is known; there are: {known}. "
-        'A checkpoint that is one of these under another name loads with hf_overrides={"architectures": ["..."]}'
+        f"{source}: unknown architectures {names or '[]'}; expected one of: {known}. "
+        'To load a checkpoint as one of these, use hf_overrides={"architectures": ["..."]}'
     )
 
 

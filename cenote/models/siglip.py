@@ -1,4 +1,4 @@
-"""SigLIP and SigLIP 2: two bidirectional transformers, for texts and for images, and one space for both."""
+"""SigLIP and SigLIP 2: bidirectional text and image encoders with a shared embedding space."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cenote.models.clip import TEXT_ONLY_CHAT_TEMPLATE, block_weights, common_sp
 from cenote.models.vision_spec import ImageSpec, VisionSpec
 from cenote.models.weight_table import DerivedWeight, WeightTable
 
-# what keys mean that config.json may leave out
+# defaults of keys that config.json may leave out
 TEXT_DEFAULTS = {
     "vocab_size": 32000,
     "hidden_size": 768,
@@ -45,7 +45,7 @@ PIXEL_NORMALIZATION = {"image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.
 
 
 def siglip(config: HFConfig) -> Architecture:
-    """Images of one size."""
+    """SigLIP, and SigLIP 2 with a fixed image size."""
     vision = config.sub_config("vision_config", **VISION_DEFAULTS)
     side = vision.image_size
     images = ImageSpec(
@@ -60,7 +60,7 @@ def siglip(config: HFConfig) -> Architecture:
 
 
 def siglip2(config: HFConfig) -> Architecture:
-    """Images of any size, cut into at most so many patches."""
+    """SigLIP 2 NaFlex: images of any aspect ratio, with at most `num_patches` patches."""
     vision = config.sub_config("vision_config", num_patches=256, **VISION_DEFAULTS)
     images = ImageSpec(
         processor="naflex",
@@ -70,11 +70,11 @@ def siglip2(config: HFConfig) -> Architecture:
         chat_template=TEXT_ONLY_CHAT_TEMPLATE,
         options=PIXEL_NORMALIZATION,
     )
-    colours_first = partial(_channels_first, channels=vision.num_channels)
+    channels_first = partial(_channels_first, channels=vision.num_channels)
     encoder = partial(
         siglip_encoder, vision, num_patches=vision.num_patches, patch_embedding=InterpolatedPatchEmbedding
     )
-    return _siglip(config, vision, encoder, colours_first, images)
+    return _siglip(config, vision, encoder, channels_first, images)
 
 
 def _siglip(
@@ -122,41 +122,43 @@ def siglip_encoder(
     final_norm: bool = True,
     **overrides: Any,
 ) -> Backbone:
-    """The tower's transformer: every image, or tile of one, is a sequence of patches; a norm is at its end."""
-    places = num_patches or (config.image_size // config.patch_size) ** 2
+    """Build the vision transformer; each image or tile is a sequence of patches."""
+    num_positions = num_patches or (config.image_size // config.patch_size) ** 2
     spec = BackboneSpec(
         vocab_size=1,
-        num_learned_positions=places,
+        num_learned_positions=num_positions,
         has_final_norm=final_norm,
         **(common_spec_fields(config) | overrides),
     )
     return Backbone(spec, partial(patch_embedding, patch_dim=config.num_channels * config.patch_size**2))
 
 
-def siglip_weights(ours: str = "encoder.", theirs: str = "vision_model.", *, final_norm: bool = True) -> WeightTable:
-    """Of the transformer above, with what stands before its names here and in the checkpoint."""
+def siglip_weights(
+    prefix: str = "encoder.", stored_prefix: str = "vision_model.", *, final_norm: bool = True
+) -> WeightTable:
+    """Return the weight table of `siglip_encoder` for a module prefix and a prefix in the checkpoint."""
     return {
-        f"{ours}embed.patches": DerivedWeight((f"{theirs}embeddings.patch_embedding",), conv_to_linear),
-        f"{ours}embed.positions": f"{theirs}embeddings.position_embedding",
-        **block_weights(ours, theirs),
-        **({f"{ours}norm": f"{theirs}post_layernorm"} if final_norm else {}),
+        f"{prefix}embed.patches": DerivedWeight((f"{stored_prefix}embeddings.patch_embedding",), conv_to_linear),
+        f"{prefix}embed.positions": f"{stored_prefix}embeddings.position_embedding",
+        **block_weights(prefix, stored_prefix),
+        **({f"{prefix}norm": f"{stored_prefix}post_layernorm"} if final_norm else {}),
     }
 
 
-def pooling_weights(ours: str = "pool.", theirs: str = "vision_model.head.") -> WeightTable:
-    """Of what asks all patches; the matrices of its attention are stored as one."""
+def pooling_weights(prefix: str = "pool.", stored_prefix: str = "vision_model.head.") -> WeightTable:
+    """Return the weight table of the attention pooling head, whose QKV matrices are stored as one."""
     table: dict[str, str | list[str] | DerivedWeight] = {
-        f"{ours}probe": DerivedWeight((f"{theirs}probe",), torch.flatten),
-        f"{ours}out": f"{theirs}attention.out_proj",
-        f"{ours}norm": f"{theirs}layernorm",
-        f"{ours}mlp.up": f"{theirs}mlp.fc1",
-        f"{ours}mlp.down": f"{theirs}mlp.fc2",
+        f"{prefix}probe": DerivedWeight((f"{stored_prefix}probe",), torch.flatten),
+        f"{prefix}out": f"{stored_prefix}attention.out_proj",
+        f"{prefix}norm": f"{stored_prefix}layernorm",
+        f"{prefix}mlp.up": f"{stored_prefix}mlp.fc1",
+        f"{prefix}mlp.down": f"{stored_prefix}mlp.fc2",
     }
     for kind in ("weight", "bias"):
-        stored = (f"{theirs}attention.in_proj_{kind}",)
+        stored = (f"{stored_prefix}attention.in_proj_{kind}",)
         table |= {
-            f"{ours}query.{kind}": DerivedWeight(stored, _query_rows),
-            f"{ours}key_value.{kind}": DerivedWeight(stored, _key_value_rows),
+            f"{prefix}query.{kind}": DerivedWeight(stored, _query_rows),
+            f"{prefix}key_value.{kind}": DerivedWeight(stored, _key_value_rows),
         }
     return table
 
@@ -170,7 +172,7 @@ def _key_value_rows(stored: Tensor) -> Tensor:
 
 
 def _channels_first(stored: Tensor, channels: int) -> Tensor:
-    """A matrix over patches that has the colours of a pixel side by side, as ours has them: one after the other."""
+    """Reorder the columns of a patch projection from channels-last to channels-first."""
     if stored.dim() == 1:
         return stored
     return stored.reshape(len(stored), -1, channels).transpose(1, 2).flatten(1)

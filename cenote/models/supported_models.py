@@ -1,4 +1,4 @@
-"""For people who choose a model: some of every architecture, and what its numbers were compared with."""
+"""Catalog of supported models: example checkpoints per architecture and how its outputs were verified."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cenote.models.registry import EXACT_NAMES, CheckpointKind, kind_from_name
 VLLM_VERSION = "0.32.0"
 
 VS_TRANSFORMERS = "Transformers 5.22"
-VS_BOTH_LAYOUTS = "Transformers 5.22, under its names and the published ones"
-VS_RENAMED_LLAMA = "Transformers' Llama, its weights under these names"
-VS_INDEPENDENT = "an independent plain implementation"
+VS_BOTH_LAYOUTS = "Transformers 5.22, with its weight names and the published ones"
+VS_RENAMED_LLAMA = "Transformers' Llama with renamed weights"
+VS_INDEPENDENT = "an independent implementation"
 VS_CROSS_ENCODER = "Sentence Transformers' CrossEncoder"
-VS_PYLATE = "what PyLate does, done plainly with Transformers"
+VS_PYLATE = "PyLate's steps, with Transformers"
 
 ENCODER_SUFFIXES = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForMaskedLM")
 DECODER_SUFFIXES = ("Model", "ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
@@ -24,14 +24,12 @@ VISION_LANGUAGE_SUFFIXES = ("Model", "ForConditionalGeneration", "ForSequenceCla
 
 @dataclass(frozen=True, slots=True)
 class SupportedFamily:
-    """The names of one family: what comes after its stem, with some models on the hub."""
+    """The architecture names of one family (stem and suffixes), with example models."""
 
     suffixes: tuple[str, ...]
     verified_with: str
     models: Mapping[str, str] = field(default_factory=dict)  # by suffix
-    kinds: Mapping[str, CheckpointKind] = field(
-        default_factory=dict
-    )  # where a name promises what the checkpoint does not hold
+    kinds: Mapping[str, CheckpointKind] = field(default_factory=dict)  # by suffix, if the suffix implies another
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class SupportedModel:
     verified_with: str
 
 
-# by stem, in the order of the catalog
+# by stem, in the order of the registry
 SUPPORTED_FAMILIES = {
     "Bert": SupportedFamily(
         (*ENCODER_SUFFIXES, "SpladeSparseEmbeddingModel"),
@@ -53,7 +51,7 @@ SUPPORTED_FAMILIES = {
             "ForSequenceClassification": "cross-encoder/ms-marco-MiniLM-L-6-v2",
             "ForTokenClassification": "boltuix/NeuroBERT-NER",
             "ForMaskedLM": "google-bert/bert-base-uncased, naver/splade-v3 (sparse, by its files)",
-            "SpladeSparseEmbeddingModel": "naver/splade-v3 by vLLM's override",
+            "SpladeSparseEmbeddingModel": "naver/splade-v3 with vLLM's hf_overrides",
         },
     ),
     "Roberta": SupportedFamily(
@@ -165,8 +163,8 @@ SUPPORTED_FAMILIES = {
         ("Model", "ForSequenceClassification"),
         VS_BOTH_LAYOUTS,
         {
-            "Model": "Alibaba-NLP/gte-multilingual-base by vLLM's override",
-            "ForSequenceClassification": "Alibaba-NLP/gte-multilingual-reranker-base by vLLM's override",
+            "Model": "Alibaba-NLP/gte-multilingual-base with vLLM's hf_overrides",
+            "ForSequenceClassification": "Alibaba-NLP/gte-multilingual-reranker-base with vLLM's hf_overrides",
         },
     ),
     "Gte": SupportedFamily(ENCODER_SUFFIXES, VS_BOTH_LAYOUTS, {"Model": "Snowflake/snowflake-arctic-embed-m-v2.0"}),
@@ -208,9 +206,9 @@ SUPPORTED_FAMILIES = {
     "Ministral": SupportedFamily(
         DECODER_SUFFIXES, VS_TRANSFORMERS, {"ForCausalLM": "mistralai/Ministral-8B-Instruct-2410"}
     ),
-    "MistralBidirectional": SupportedFamily(("Model",), "as LlamaBidirectionalModel, which it is but for the name"),
+    "MistralBidirectional": SupportedFamily(("Model",), "as LlamaBidirectionalModel (same architecture)"),
     "MistralBiDirectional": SupportedFamily(
-        ("Model",), "as LlamaBidirectionalModel, which it is but for the name", {"Model": "nvidia/NV-EmbedCode-7b-v1"}
+        ("Model",), "as LlamaBidirectionalModel (same architecture)", {"Model": "nvidia/NV-EmbedCode-7b-v1"}
     ),
     "Aquila": SupportedFamily(LANGUAGE_MODEL_SUFFIXES, VS_RENAMED_LLAMA, {"ForCausalLM": "BAAI/AquilaChat-7B"}),
     "Cwm": SupportedFamily(LANGUAGE_MODEL_SUFFIXES, VS_TRANSFORMERS, {"ForCausalLM": "facebook/cwm"}),
@@ -225,7 +223,7 @@ SUPPORTED_FAMILIES = {
         VS_RENAMED_LLAMA,
         {"ForCausalLM": "Deci/DeciLM-7B, nvidia/Llama-3_1-Nemotron-51B-Instruct"},
     ),
-    "TeleChat": SupportedFamily(LANGUAGE_MODEL_SUFFIXES, "as TeleChat2ForCausalLM, which it is but for the name"),
+    "TeleChat": SupportedFamily(LANGUAGE_MODEL_SUFFIXES, "as TeleChat2ForCausalLM (same architecture)"),
     "TeleChat2": SupportedFamily(LANGUAGE_MODEL_SUFFIXES, VS_RENAMED_LLAMA, {"ForCausalLM": "Tele-AI/TeleChat2-3B"}),
     "Granite": SupportedFamily(
         LANGUAGE_MODEL_SUFFIXES, VS_TRANSFORMERS, {"ForCausalLM": "ibm-granite/granite-3.3-2b-instruct"}
@@ -266,7 +264,7 @@ SUPPORTED_FAMILIES = {
         VS_TRANSFORMERS,
         {
             "ForConditionalGeneration": "Qwen/Qwen3-VL-Embedding-2B, Qwen/Qwen3-VL-Reranker-2B (reranker)",
-            "ForSequenceClassification": "Qwen/Qwen3-VL-Reranker-2B by vLLM's override",
+            "ForSequenceClassification": "Qwen/Qwen3-VL-Reranker-2B with vLLM's hf_overrides",
         },
     ),
     "Qwen3VLMoe": SupportedFamily(
@@ -344,12 +342,18 @@ SUPPORTED_FAMILIES = {
     ),
 }
 
-# names that stand for themselves -> models, and what they were compared with
+# exact names -> example models, and what outputs were compared with
 SUPPORTED_NAMES = {
-    "HF_ColBERT": ("answerdotai/answerai-colbert-small-v1, colbert-ir/colbertv2.0", "what ColBERT does, done plainly"),
-    "ColBERTModernBertModel": ("lightonai/GTE-ModernColBERT-v1 by vLLM's override", VS_PYLATE),
-    "ColBERTJinaRobertaModel": ("jinaai/jina-colbert-v2 by vLLM's override", "what ColBERT does, done plainly"),
-    "ColBERTLfm2Model": ("LiquidAI/LFM2-ColBERT-350M by vLLM's override", VS_PYLATE),
+    "HF_ColBERT": (
+        "answerdotai/answerai-colbert-small-v1, colbert-ir/colbertv2.0",
+        "an independent implementation of ColBERT",
+    ),
+    "ColBERTModernBertModel": ("lightonai/GTE-ModernColBERT-v1 with vLLM's hf_overrides", VS_PYLATE),
+    "ColBERTJinaRobertaModel": (
+        "jinaai/jina-colbert-v2 with vLLM's hf_overrides",
+        "an independent implementation of ColBERT",
+    ),
+    "ColBERTLfm2Model": ("LiquidAI/LFM2-ColBERT-350M with vLLM's hf_overrides", VS_PYLATE),
     "ColQwen3": ("TomoroAI/tomoro-colqwen3-embed-4b", "Transformers' Qwen3-VL below the projection"),
     "ColQwen3_5": (
         "athrael-soju/colqwen3.5-4.5B-v3, vultr/VultronRetrieverPrime-Qwen3.5-8B",
@@ -359,17 +363,17 @@ SUPPORTED_NAMES = {
     "Qwen3VLNemotronEmbedModel": ("nvidia/nemotron-colembed-vl-4b-v2", "Transformers' Qwen3-VL, with and without mask"),
     "ColPaliForRetrieval": ("vidore/colpali-v1.3-hf", VS_TRANSFORMERS),
     "ColModernVBertForRetrieval": ("ModernVBERT/colmodernvbert-merged", VS_TRANSFORMERS),
-    "BgeM3EmbeddingModel": ("BAAI/bge-m3 by vLLM's override", "Transformers' XLM-RoBERTa below the two heads"),
+    "BgeM3EmbeddingModel": ("BAAI/bge-m3 with vLLM's hf_overrides", "Transformers' XLM-RoBERTa below the two heads"),
     "LlamaNemotronVLModel": (
         "nvidia/llama-nemotron-embed-vl-1b-v2",
-        "Transformers' SigLIP and Llama without its mask, joined plainly",
+        "Transformers' SigLIP and Llama without its mask, combined",
     ),
     "LlamaNemotronVLForSequenceClassification": (
         "nvidia/llama-nemotron-rerank-vl-1b-v2",
-        "Transformers' SigLIP and Llama without its mask, joined plainly",
+        "Transformers' SigLIP and Llama without its mask, combined",
     ),
     "LlavaNextForConditionalGeneration": ("royokong/e5-v", VS_TRANSFORMERS),
-    "Phi3VForCausalLM": ("TIGER-Lab/VLM2Vec-Full", "Transformers' CLIP and Phi-3, joined plainly"),
+    "Phi3VForCausalLM": ("TIGER-Lab/VLM2Vec-Full", "Transformers' CLIP and Phi-3, combined"),
     "GritLM": ("parasail-ai/GritLM-7B-vllm", "Transformers' Mistral without its mask"),
     "VoyageQwen3BidirectionalEmbedModel": ("voyageai/voyage-4-nano", "Transformers' Qwen3 without its mask"),
     "JinaEmbeddingsV5Model": (
@@ -384,7 +388,7 @@ SUPPORTED_NAMES = {
     "Qwen2ForRewardModel": ("Qwen/Qwen2.5-Math-RM-72B", "Transformers' Qwen2 below the head"),
 }
 
-# further libraries beside which single names were run, most of them with real weights
+# further comparisons of single architectures, mostly with real weights
 ALSO_VERIFIED_WITH = {
     **dict.fromkeys(
         [
@@ -404,7 +408,7 @@ ALSO_VERIFIED_WITH = {
     "ColBERTModernBertModel": "Sentence Transformers' MultiVectorEncoder",
 }
 
-# the largest difference from vLLM's answers: tiny random float32 checkpoints on its CPU build
+# largest difference from vLLM outputs: tiny random float32 checkpoints, CPU build of vLLM
 VLLM_DIFFERENCES = {
     "BertModel": "2e-7",
     "BertForSequenceClassification": "1e-6",
@@ -419,7 +423,7 @@ VLLM_DIFFERENCES = {
     "ModernBertModel": "7e-7",
     "ModernBertForSequenceClassification": "5e-6",
     "ModernBertForTokenClassification": "5e-6",
-    "NomicBertModel": "3e-7",  # also where it turns slower for long inputs; not the experts of v2
+    "NomicBertModel": "3e-7",  # also with rope scaling for long inputs; without the experts of v2
     "GteNewModel": "3e-7",
     "GteNewForSequenceClassification": "2e-6",
     "GteModel": "2e-7",
@@ -431,7 +435,7 @@ VLLM_DIFFERENCES = {
     "MistralModel": "2e-7",
     "DeciLMForCausalLM": "4e-7",
     "TeleChat2ForCausalLM": "2e-7",
-    "Qwen2ForCausalLM": "3e-6",  # both ways, and as a reranker
+    "Qwen2ForCausalLM": "3e-6",  # causal, bidirectional, and as a reranker
     "Qwen3ForCausalLM": "2e-6",  # as an embedder and as a reranker
     "Qwen3ForSequenceClassification": "2e-6",
     "Qwen3ForTokenClassification": "4e-6",
@@ -460,15 +464,15 @@ VLLM_DIFFERENCES = {
 
 
 def iter_supported_models() -> Iterator[SupportedModel]:
-    """Every architecture there is, families first."""
+    """Yield every supported architecture, families first."""
     for stem, family in SUPPORTED_FAMILIES.items():
         for suffix in family.suffixes:
-            name, form = f"{stem}{suffix}", family.kinds.get(suffix) or kind_from_name(suffix)
-            yield SupportedModel(name, form, family.models.get(suffix, ""), _verified_with(name, family.verified_with))
+            name, kind = f"{stem}{suffix}", family.kinds.get(suffix) or kind_from_name(suffix)
+            yield SupportedModel(name, kind, family.models.get(suffix, ""), _verified_with(name, family.verified_with))
     for name, (models, compared) in SUPPORTED_NAMES.items():
         yield SupportedModel(name, EXACT_NAMES[name][1], models, _verified_with(name, compared))
 
 
-def _verified_with(name: str, by_tests: str) -> str:
+def _verified_with(name: str, in_tests: str) -> str:
     vllm = f"vLLM {VLLM_VERSION} (within {VLLM_DIFFERENCES[name]})" if name in VLLM_DIFFERENCES else None
-    return "; ".join(filter(None, (by_tests, ALSO_VERIFIED_WITH.get(name), vllm)))
+    return "; ".join(filter(None, (in_tests, ALSO_VERIFIED_WITH.get(name), vllm)))

@@ -1,4 +1,4 @@
-"""T5: the encoder half, pre-norm and without biases, that knows positions only as distances."""
+"""T5: the encoder; pre-norm, without biases, with a relative attention bias."""
 
 from __future__ import annotations
 

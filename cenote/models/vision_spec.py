@@ -1,4 +1,4 @@
-"""What a family says of how its model sees: the tower, its weights, and how images are read for it."""
+"""Specify the vision part of a model: the tower, its weights, and how images are preprocessed."""
 
 from __future__ import annotations
 
@@ -12,50 +12,42 @@ from cenote.models.weight_table import WeightTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpec:
-    """How images become patches and tokens; numbers that files of the checkpoint may change are theirs to say."""
+    """How images become patches and tokens; preprocessor files of the checkpoint override these values."""
 
-    processor: str  # the way of reading, one of those in cenote/inputs/images
-    placeholder_token: (
-        str  # the token of a prompt that stands for an image before it is read; empty: images are read alone
-    )
-    placeholder_prefix: str = ""  # what stands around the mark where no template writes it
+    processor: str  # key of the image processor, see cenote/inputs/images
+    placeholder_token: str  # stands for an image in a prompt; empty: images are embedded without text
+    placeholder_prefix: str = ""  # around the placeholder where no template writes it
     placeholder_suffix: str = ""
-    separator: str = "\n"  # between images and the text beside them, where no template writes it
-    prompt_token: str = (
-        ""  # what the mark becomes before a prompt is tokenised; the mark itself when the vocabulary has it
-    )
-    image_token_id: int | None = None  # of the tokens that get what the tower sees; the mark's own when unset
+    separator: str = "\n"  # between images and text, where no template writes it
+    prompt_token: str = ""  # replaces the placeholder before tokenisation; empty: the placeholder is in the vocabulary
+    image_token_id: int | None = None  # of tokens whose embeddings are image features; None: that of the placeholder
     patch_size: int = 14
-    merge_size: int = 1  # so many patches on each side become one token
-    options: Mapping[str, Any] = field(default_factory=dict)  # what only this way of reading knows
-    chat_template: str | None = None  # for conversations, where the checkpoint has none
-    overrides_chat_template: bool = False  # or has one that was made for another model
-    is_document_first: bool = False  # in what joins a pair, and so do its images
-    single_modality_name: str | None = (
-        None  # the name in messages of a model that reads either a text or an image, never both
-    )
+    merge_size: int = 1  # patches per side that become one token
+    options: Mapping[str, Any] = field(default_factory=dict)  # defaults specific to the image processor
+    chat_template: str | None = None  # used if the checkpoint has none
+    overrides_chat_template: bool = False  # use it even if the checkpoint has one
+    is_document_first: bool = False  # in a pair, the document and its images precede the query
+    single_modality_name: str | None = None  # model name in errors, for models that take either a text or an image
 
     @property
     def placeholder(self) -> str:
-        """What stands for an image in a text that no template writes."""
+        """Return the text that stands for an image in prompts without a template."""
         return self.placeholder_prefix + self.placeholder_token + self.placeholder_suffix
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorFiles:
-    """What a checkpoint says of how images are read: two files of older ones, which newer ones write into one."""
+    """Image preprocessing settings of a checkpoint; newer checkpoints store both in one file."""
 
     image_processor: Mapping[str, Any] = field(default_factory=dict)  # preprocessor_config.json: sizes, means, tiles
-    processor: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # processor_config.json: what holds for the prompt around
+    processor: Mapping[str, Any] = field(default_factory=dict)  # processor_config.json: prompt settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionSpec:
     make_tower: Callable[[], VisionTower]
-    weights: WeightTable  # our names in the tower -> the checkpoint's; `*` is the layer
+    weights: WeightTable  # parameter names in the tower -> names in the checkpoint; `*` is the layer
     num_layers: int
     image_spec: ImageSpec
-    prefixes: tuple[str, ...] = ("",)  # what may stand before every name
-    alternative_weights: tuple[WeightTable, ...] = ()  # the same weights under the names of other programs
+    prefixes: tuple[str, ...] = ("",)  # possible prefixes of every name in the checkpoint
+    alternative_weights: tuple[WeightTable, ...] = ()  # tables for other checkpoint formats

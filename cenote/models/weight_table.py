@@ -1,4 +1,4 @@
-"""Where the parameters of a model lie in a checkpoint: our names and theirs."""
+"""Map parameter names of a model to tensor names in a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class DerivedWeight:
-    """A parameter that is computed from tensors of the checkpoint: transposed, reordered, stacked."""
+    """A parameter computed from checkpoint tensors, e.g. transposed, reordered or stacked."""
 
     source_names: tuple[str, ...]
-    derive: Callable[..., Tensor]  # takes the tensors of these names, gives the parameter
+    derive: Callable[..., Tensor]  # takes the tensors of `source_names`, returns the parameter
 
 
-# our name -> the checkpoint's; `*` is the layer number, a list is concatenated along the rows
+# parameter or module name -> name in the checkpoint; `*` is the layer number, a list is concatenated along dim 0
 WeightTable: TypeAlias = Mapping[str, "str | list[str] | DerivedWeight"]
 
 
 def transposed_weight(name: str) -> DerivedWeight:
-    """A matrix that is stored the other way round; a bias has only one way."""
+    """Return an entry for a module whose weight is stored as [in, out]; its bias is loaded unchanged."""
     return DerivedWeight((name,), transpose)
 
 
 def transpose(stored: Tensor) -> Tensor:
     return stored.T if stored.dim() == 2 else stored
+
+
+def swap_gate_first(stored: Tensor) -> Tensor:
+    """Swap the halves of a fused MLP projection stored as [up, gate]."""
+    return torch.cat(stored.chunk(2)[::-1])

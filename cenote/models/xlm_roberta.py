@@ -1,4 +1,4 @@
-"""XLM-RoBERTa, under the names of Transformers and of the flash-attention implementation."""
+"""XLM-RoBERTa, with the weight names of Transformers or of the flash-attention implementation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cenote.models.jina_v3 import jina_v3
 
 
 def xlm_roberta(config: HFConfig) -> Architecture:
-    """RoBERTa by its own names or by FlashAttention's; where its positions are rotary, it is Jina's."""
+    """XLM-RoBERTa; with rotary positions it is jina-embeddings-v3."""
     if config.get("position_embedding_type") == "rotary":
         return jina_v3(config)
     base = roberta(config)

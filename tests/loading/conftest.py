@@ -1,4 +1,4 @@
-"""Helpers of the loading tests."""
+"""Helpers for the loading tests."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _refused(*words: str) -> Iterator[None]:
 
 @pytest.fixture
 def refused() -> Callable[..., AbstractContextManager[None]]:
-    """A block that must end in a LoadError of one line with these words in it."""
+    """Expect a one-line LoadError that contains these words."""
     return _refused
 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Real tokenizers and checkpoints, which lie beside the project where there are any."""
+    """Return the folder of real tokenizers and checkpoints; skip if there is none."""
     if not SHARED.is_dir():
         pytest.skip("no folder `shared` with real tokenizers and models beside the project")
     return SHARED

@@ -1,4 +1,4 @@
-"""Where a model's name leads, and what is said when it leads nowhere."""
+"""Model names are resolved to folders or hub downloads; errors name the cause."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def online_unless_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def offline_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of the hub, the network forbidden twice."""
+    """An empty hub cache with offline mode."""
 
     def no_network(*_: Any) -> None:
         raise AssertionError("a connection was tried although HF_HUB_OFFLINE is set")
@@ -55,7 +55,7 @@ def offline_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class FakeHub:
-    """Stands in for the download: keeps what was asked for and puts the matching files into a folder."""
+    """Fake snapshot_download that records its arguments and copies matching files into a folder."""
 
     def __init__(self, folder: Path, files: list[str]) -> None:
         self.folder, self.files, self.calls = folder, files, 0
@@ -104,7 +104,7 @@ def test_a_folder_without_a_config_says_what_was_looked_for_and_found(tmp_path: 
     for name in "abcdefg":
         (tmp_path / name).touch()
 
-    with refused("looked for config.json, found a, b, c, d, e and 2 more"):
+    with refused("no config.json, found a, b, c, d, e and 2 more"):
         find_checkpoint(str(tmp_path))
 
 
@@ -135,13 +135,13 @@ def test_a_missing_file_that_is_required_is_named(tmp_path: Path, refused: Any) 
 def test_a_list_where_names_and_values_belong_is_refused(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "config.json").write_text("[1]")
 
-    with refused("config.json holds a list"):
+    with refused("config.json contains a list"):
         Checkpoint("x", tmp_path).read_json_object("config.json")
 
 
 @pytest.mark.parametrize("file", ["../secret.json", "/etc/passwd", "a/../../b"])
 def test_no_file_outside_of_the_folder_is_read(tmp_path: Path, file: str, refused: Any) -> None:
-    with refused("outside of the model's folder"):
+    with refused("outside the model folder"):
         Checkpoint("x", tmp_path).find_file(file)
 
 
@@ -166,23 +166,23 @@ def test_a_cached_model_is_found_offline(offline_cache: Path) -> None:
 
 
 def test_offline_and_not_cached_tells_both_ways_on(offline_cache: Path, refused: Any) -> None:
-    with refused("'org/name'", "give a folder", "unset HF_HUB_OFFLINE"):
+    with refused("'org/name'", "pass a folder", "unset HF_HUB_OFFLINE"):
         find_checkpoint("org/name")
 
 
 def test_a_name_without_an_owner_is_a_hub_name_too(offline_cache: Path, refused: Any) -> None:
-    with refused("'gpt2'", "not in the hub's cache"):
+    with refused("'gpt2'", "nor in the hub cache"):
         find_checkpoint("gpt2")
 
 
 @pytest.mark.parametrize(
     ("kind", "status", "words"),
     [
-        (errors.GatedRepoError, 403, ["only to those it granted access", "HF_TOKEN"]),
-        (errors.RepositoryNotFoundError, 401, ["no such model or hides it", "HF_TOKEN"]),
-        (errors.RepositoryNotFoundError, 404, ["no such model"]),
+        (errors.GatedRepoError, 403, ["request access on its page", "HF_TOKEN"]),
+        (errors.RepositoryNotFoundError, 401, ["nor a public model", "HF_TOKEN"]),
+        (errors.RepositoryNotFoundError, 404, ["nor a public model"]),
         (errors.RevisionNotFoundError, 404, ["no revision 'v9'"]),
-        (errors.HfHubHTTPError, 500, ["could not be fetched", "HfHubHTTPError"]),
+        (errors.HfHubHTTPError, 500, ["could not be downloaded", "HfHubHTTPError"]),
     ],
 )
 def test_what_the_hub_answers_becomes_one_line(
@@ -203,7 +203,7 @@ def test_a_network_that_is_down_becomes_one_line(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
 
-    with refused("'org/name'", "ConnectionError: no route", "give a folder"):
+    with refused("'org/name'", "ConnectionError: no route", "pass a folder"):
         find_checkpoint("org/name")
 
 

@@ -1,4 +1,4 @@
-"""What a CPU has no units for runs in float32, as fast and as exact as if that had been asked for, and says so once."""
+"""Dtypes that a CPU has no units for run in float32, with the same speed and results, and one warning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXTS = [[7, 8, 9], [10, 11], list(range(5, 60))]
 
 @pytest.fixture
 def plain_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU without 16-bit and int8 units, wherever the tests run."""
+    """Simulate a CPU without 16-bit and int8 units."""
     monkeypatch.setenv(MAX_CPU_ISA, "baseline")
 
 
@@ -35,16 +35,16 @@ def embedded(folder: Path, **options: Any) -> list[list[float]]:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"dtype": "bfloat16"}, "dtype=bfloat16: no fast bfloat16 arithmetic on this CPU; computing in float32"),
-        ({"dtype": "float16"}, "dtype=float16: no fast float16 arithmetic on this CPU; computing in float32"),
-        ({"dtype": "half"}, "dtype=float16: no fast float16 arithmetic on this CPU; computing in float32"),
+        ({"dtype": "bfloat16"}, "dtype=bfloat16: this CPU has no fast bfloat16 arithmetic; using float32"),
+        ({"dtype": "float16"}, "dtype=float16: this CPU has no fast float16 arithmetic; using float32"),
+        ({"dtype": "half"}, "dtype=float16: this CPU has no fast float16 arithmetic; using float32"),
         (
             {"quantization": "int8"},
             "quantization=int8: this CPU has neither AMX nor AVX512-VNNI; computing without quantization",
         ),
         (
             {"dtype": "float32", "hf_overrides": {"head_dtype": "bfloat16"}},
-            "head_dtype=bfloat16: no fast bfloat16 arithmetic on this CPU; computing in float32",
+            "head_dtype=bfloat16: this CPU has no fast bfloat16 arithmetic; using float32",
         ),
     ],
 )

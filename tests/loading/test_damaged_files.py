@@ -1,4 +1,4 @@
-"""Every file of a model's folder, deleted, emptied and cut in half in turn."""
+"""Loading with each file of a model folder deleted, emptied or truncated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ JSON_FILES: dict[str, Any] = {
 }
 WEIGHTS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "2_Dense/model.safetensors"]
 FILES = [*JSON_FILES, *WEIGHTS, "tokenizer.json"]
-# a model may do without these
+# optional files
 OPTIONAL = [
     "tokenizer_config.json",
     "special_tokens_map.json",

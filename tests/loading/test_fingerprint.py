@@ -1,4 +1,4 @@
-"""Whatever changes an answer changes the fingerprint of the model that gives it."""
+"""Every setting and file that affects outputs changes the fingerprint of a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cenote.loading.describe import describe_model
 from cenote.loading.fingerprint import compute_fingerprint
 from tests.tiny import change_config, tiny_bert
 
-SMALL = 10_000  # then the weights, of some 60 kB, are a large file
+SMALL = 10_000  # so that the weights (60 kB) count as a large file
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_config_and_modules_show(folder: Path) -> None:
 
 
 def test_the_hubs_cache_is_known_by_the_names_it_gives(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that was fetched again has new times, and the same blobs."""
+    """A model downloaded again has new modification times and the same blobs."""
     monkeypatch.setattr(module, "MAX_FULL_READ_BYTES", SMALL)
     monkeypatch.setattr(module, "SAMPLE_BYTES", 256)
     blob, weights = folder / ("ab" * 32), folder / "model.safetensors"

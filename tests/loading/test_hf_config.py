@@ -1,4 +1,4 @@
-"""What follows from config.json: the length a model reads, and the number types it runs in."""
+"""Maximum length and dtypes are derived from config.json."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_a_function_maps_the_config_to_another_without_spoiling_the_first(tmp_pa
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (lambda values: None, "gave NoneType"),
+        (lambda values: None, "returned NoneType"),
         (lambda values: values["missing"], "KeyError"),
-        ("text", "not str"),
+        ("text", "got str"),
     ],
 )
 def test_overrides_that_give_no_config_are_refused(tmp_path: Path, overrides: Any, words: str, refused: Any) -> None:
@@ -173,13 +173,13 @@ def test_no_file_can_lead_past_the_rows_of_the_position_table(tmp_path: Path) ->
 
     assert length(tmp_path, config, rows=514, offset=2).value == 512
     assert length(tmp_path, config, encoder=514, tokenizer=514, rows=514, offset=2).value == 512
-    assert length(tmp_path, {}, rows=514, offset=2) == Sourced(512, "the rows of the position table")
+    assert length(tmp_path, {}, rows=514, offset=2) == Sourced(512, "the number of learned positions")
 
 
-def test_without_any_length_2048_is_a_guess_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_any_length_2048_is_used_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "cenote"):
         assert length(tmp_path, {}).value == 2048
-    assert "names no length" in caplog.text
+    assert "has no maximum length" in caplog.text
 
 
 def test_a_smaller_max_model_len_is_used_and_minus_one_means_unset(tmp_path: Path) -> None:
@@ -266,12 +266,12 @@ def test_an_explicit_dtype_is_taken(refused: Any) -> None:
     assert resolve_dtype(HFConfig({}), "half", "cuda", native_bf16=False).value is torch.float16
     with refused("'half'", "gemma2", "bfloat16 or float32"):
         resolve_dtype(config, "half", "cuda", native_bf16=False, supports_float16=False)
-    with refused("'int8' is unknown; there are: auto, float32"):
+    with refused("dtype='int8'; expected one of: auto, float32"):
         resolve_dtype(config, "int8", "cpu", native_bf16=False)
 
 
 def test_a_checkpoint_in_an_unknown_type_asks_for_an_explicit_one(refused: Any) -> None:
-    with refused("config.json", "'float8_e4m3fn'", "give dtype"):
+    with refused("config.json", "'float8_e4m3fn'", "set dtype"):
         resolve_dtype(HFConfig({"dtype": "float8_e4m3fn"}), "auto", "cuda", native_bf16=False)
 
 
@@ -285,7 +285,7 @@ def test_heads_run_in_float32_unless_the_config_says_otherwise(refused: Any) -> 
     assert resolved("bfloat16") is torch.bfloat16
     assert resolved("bfloat16", "cpu", native_bf16=True) is torch.bfloat16
     assert resolved("bfloat16", "cpu") is torch.float32
-    with refused("head_dtype='tiny' is unknown; there are: model"):
+    with refused("head_dtype='tiny'; expected one of: model"):
         resolved("tiny")
 
 
@@ -312,7 +312,7 @@ def test_a_cpu_computes_in_float32_what_it_has_no_units_for_and_says_so_once(
         assert lines == [] and dtype.source == "dtype"
         return
     name = str(getattr(torch, asked)).removeprefix("torch.")
-    assert dtype.source == f"dtype={name}, which this CPU computes in float32"
+    assert dtype.source == f"dtype={name}, run in float32 on this CPU"
     assert len(lines) == 1
-    assert lines[0].startswith(f"dtype={name}: no fast {name} arithmetic on this CPU; computing in float32")
+    assert lines[0].startswith(f"dtype={name}: this CPU has no fast {name} arithmetic; using float32")
     assert ("bfloat16 is faster" in lines[0]) is native

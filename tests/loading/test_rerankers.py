@@ -1,4 +1,4 @@
-"""What tells a reranker from the language model it was made of, and from embedders of the same family."""
+"""Rerankers are told apart from their base language models and from embedders of the same family."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MODULES = [
 def described(
     folder: Path, kind: str = "qwen3", options: dict[str, Any] | None = None, **config: Any
 ) -> ModelDescription:
-    """A checkpoint of which only the files that are read before the weights are there."""
+    """Describe a checkpoint that has no weights."""
     folder.mkdir(exist_ok=True, parents=True)
     values = {"model_type": kind, "architectures": [ARCHITECTURES[kind]], **SIZES, **config}
     (folder / "config.json").write_text(json.dumps(values))
@@ -62,7 +62,7 @@ def card(text: str = "", **head: Any) -> str:
     return "\n".join(["---", *lines, "---", "# A model", text])
 
 
-# recognised
+# recognised checkpoints
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_language_model_with_a_logit_score_is_a_reranker(false: int | None, la
     assert (model.kind.value, model.kind.source) == ("sequence", "1_LogitScore/config.json")
     assert model.token_labels is not None
     assert (model.token_labels.tokens, model.token_labels.method) == labels
-    assert model.score_template is None  # the two texts are joined as the tokenizer does it
+    assert model.score_template is None  # pairs use the template of the tokenizer
 
 
 def test_a_logit_score_without_token_ids_is_refused(tmp_path: Path) -> None:
@@ -156,11 +156,11 @@ def test_a_logit_score_without_token_ids_is_refused(tmp_path: Path) -> None:
     (tmp_path / "1_LogitScore").mkdir()
     (tmp_path / "1_LogitScore" / "config.json").write_text("{}")
 
-    with pytest.raises(LoadError, match="the ids of the answers are None and None"):
+    with pytest.raises(LoadError, match="true_token_id None and false_token_id None"):
         described(tmp_path)
 
 
-# not mistaken for one
+# checkpoints that are not rerankers
 
 
 @pytest.mark.parametrize("name", ["Qwen3-0.6B", "Qwen3-Embedding-0.6B", "my-reranker", "rerankers/Qwen3-0.6B"])
@@ -237,7 +237,7 @@ def test_an_unrecognized_reranker_becomes_an_embedder_with_a_warning(
     with caplog.at_level(logging.WARNING, logger="cenote"):
         assert described(tmp_path / "zerank").kind.value == "embed"
 
-    assert "README.md says text-ranking, but not how the model is asked" in caplog.text
+    assert "README.md has pipeline_tag text-ranking, but its prompt is unknown" in caplog.text
 
 
 # templates
@@ -248,4 +248,4 @@ def test_every_template_comes_with_the_package(name: str) -> None:
     template = load_builtin_template(name)
 
     assert template.name == name
-    assert 'said("query")' in template.text and 'said("document")' in template.text
+    assert 'content_of("query")' in template.text and 'content_of("document")' in template.text

@@ -1,4 +1,4 @@
-"""What the files of Sentence Transformers say, in their old and their new layouts."""
+"""Sentence Transformers files are read in their old and new layouts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEW = "sentence_transformers.base.modules"
 
 
 def written(folder: Path, modules: list[tuple[str, str]], **configs: dict[str, Any]) -> Checkpoint:
-    """A folder with modules.json, and a config.json for every module that is given one."""
+    """Write modules.json and the config.json of modules."""
     lines = [{"idx": row, "name": str(row), "path": path, "type": kind} for row, (kind, path) in enumerate(modules)]
     (folder / "modules.json").write_text(json.dumps(lines))
     for name, config in configs.items():
@@ -93,7 +93,7 @@ def test_the_compact_key_names_the_pooling(tmp_path: Path, mode: Any, expected: 
 
 @pytest.mark.parametrize("config", [{"pooling_mode": "median"}, {"pooling_mode": []}, {"pooling_mode_median": True}])
 def test_an_unknown_pooling_is_refused(tmp_path: Path, config: dict[str, Any], refused: Any) -> None:
-    with refused("pool/config.json", "unknown; there are:"):
+    with refused("pool/config.json", "expected one of:"):
         read_sentence_transformers_files(pooled(tmp_path, config))
 
 
@@ -140,7 +140,7 @@ def test_a_transformer_alone_leaves_pooling_and_normalisation_open(tmp_path: Pat
     ],
 )
 def test_a_module_that_cannot_be_run_is_named_and_never_imported(tmp_path: Path, kind: str, refused: Any) -> None:
-    with refused("modules.json", repr(kind), "there are: Transformer, Pooling"):
+    with refused("modules.json", repr(kind), "expected one of: Transformer, Pooling"):
         read_sentence_transformers_files(written(tmp_path, [(kind, "")]))
 
 
@@ -156,7 +156,7 @@ def test_a_module_that_cannot_be_run_is_named_and_never_imported(tmp_path: Path,
 def test_an_order_that_would_compute_something_else_is_refused(
     tmp_path: Path, kinds: tuple[str, ...], refused: Any
 ) -> None:
-    with refused("modules.json", "the order that can be run"):
+    with refused("modules.json", "the supported order"):
         read_sentence_transformers_files(written(tmp_path, [(f"{OLD}.{kind}", "") for kind in kinds]))
 
 
@@ -212,8 +212,14 @@ def test_an_activation_left_out_is_the_one_of_the_package(tmp_path: Path, kind: 
     ("config", "words"),
     [
         ({"in_features": 4}, "out_features is None"),
-        ({"in_features": 4, "out_features": 2, "activation_function": "os.system"}, "'os.system' is unknown"),
-        ({"in_features": 4, "out_features": 2, "activation_function": "evil.Tanh"}, "'evil.Tanh' is unknown"),
+        (
+            {"in_features": 4, "out_features": 2, "activation_function": "os.system"},
+            "unknown activation_function 'os.system'",
+        ),
+        (
+            {"in_features": 4, "out_features": 2, "activation_function": "evil.Tanh"},
+            "unknown activation_function 'evil.Tanh'",
+        ),
     ],
 )
 def test_a_dense_module_that_cannot_be_run_is_refused(
@@ -242,8 +248,12 @@ def test_the_tensors_of_a_dense_module_are_read(tmp_path: Path, prefix: str, pic
     ("state", "dense", "words"),
     [
         ({"weight": torch.zeros(2, 4)}, DenseModule(4, 3, False, "tanh", "dense"), ["[2, 4]", "[3, 4]"]),
-        ({"weight": torch.zeros(2, 4)}, DenseModule(4, 2, True, "tanh", "dense"), ["nothing called bias"]),
-        ({"kernel": torch.zeros(2, 4)}, DenseModule(4, 2, False, "tanh", "dense"), ["nothing called weight", "kernel"]),
+        ({"weight": torch.zeros(2, 4)}, DenseModule(4, 2, True, "tanh", "dense"), ["no bias, linear.bias"]),
+        (
+            {"kernel": torch.zeros(2, 4)},
+            DenseModule(4, 2, False, "tanh", "dense"),
+            ["no weight, linear.weight", "kernel"],
+        ),
         ({"weight": torch.zeros(2, 4), "bias": torch.zeros(2)}, DenseModule(4, 2, False, "tanh", "dense"), ["a bias"]),
     ],
 )
@@ -308,7 +318,7 @@ def test_prompts_and_the_rest_are_read(tmp_path: Path, refused: Any) -> None:
 
 @pytest.fixture(scope="module")
 def saved_today(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the installed Sentence Transformers writes it."""
+    """Save a model with the installed Sentence Transformers."""
     folder = tmp_path_factory.mktemp("saved")
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")

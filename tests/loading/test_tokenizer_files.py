@@ -1,4 +1,4 @@
-"""Tokenizers out of their own file, and out of older ones, against the originals."""
+"""Tokenizers from tokenizer.json and from older vocabulary files equal the originals."""
 
 from __future__ import annotations
 
@@ -234,7 +234,10 @@ def test_settings_about_case_come_before_the_tokenizers_own(tmp_path: Path) -> N
     assert load_tokenizer_files(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer.encode("HELLO").ids == [
         5
     ]
-    config = {"do_lower_case": True, "tokenizer_class": "PreTrainedTokenizerFast"}  # a class that has no case
+    config = {
+        "do_lower_case": True,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }  # a generic class, whose do_lower_case is ignored
     assert load_tokenizer_files(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer.encode("HELLO").ids == [
         1
     ]
@@ -251,7 +254,7 @@ def test_tokens_that_only_the_settings_list_are_added_under_their_ids(tmp_path: 
 
 
 def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path, refused: Any) -> None:
-    with refused("looked for tokenizer.json, vocab.txt", "tokenizer.model"):
+    with refused("expected one of tokenizer.json, vocab.txt", "tokenizer.model"):
         load_tokenizer_files(Checkpoint("test", tmp_path))
 
 
@@ -318,7 +321,7 @@ def test_real_word_pieces_are_as_in_the_tokenizers_own_file(tmp_path: Path, shar
 
 
 def byte_level_folder(folder: Path, tokenizer_json: Path) -> None:
-    """vocab.json and merges.txt, as they were before they went into one file."""
+    """Write vocab.json and merges.txt from a tokenizer.json."""
     model = json.loads(tokenizer_json.read_bytes())["model"]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
@@ -350,7 +353,7 @@ def test_byte_pairs_that_were_cut_are_named(
     whole = (tmp_path / file).read_bytes()
     (tmp_path / file).unlink() if share is None else (tmp_path / file).write_bytes(whole[: int(len(whole) * share)])
 
-    with refused(file if share is not None or file == "merges.txt" else "looked for"):
+    with refused(file if share is not None or file == "merges.txt" else "expected one of"):
         load_tokenizer_files(Checkpoint("test", tmp_path))
 
 
@@ -397,7 +400,7 @@ def field(number: int, data: bytes) -> bytes:
 
 
 def sentencepiece_file(pieces: list[tuple[str, float, int]], charsmap: bytes = b"", algorithm: int = 1) -> bytes:
-    """A model file as SentencePiece writes it: pieces, the trainer's settings, the normaliser's."""
+    """Encode a SentencePiece model file: pieces, trainer spec, normalizer spec."""
     lines = [
         field(1, field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + varint(kind))
         for text, score, kind in pieces
@@ -417,14 +420,14 @@ def test_a_fairseq_vocabulary_is_shifted_as_in_the_tokenizers_own_file(tmp_path:
 
     assert_same(files.tokenizer, original(path))
     assert files.tokenizer.token_to_id("<mask>") == 250001
-    # where the tokenizer's own file keeps a last space, SentencePiece does not
+    # tokenizer.json keeps a trailing space, SentencePiece does not
     assert files.tokenizer.encode("hello ").ids == files.tokenizer.encode("hello").ids
 
 
 def test_t5_ends_its_texts_and_has_a_hundred_sentinel_tokens(tmp_path: Path) -> None:
     pieces = [("<pad>", 0.0, 3), ("</s>", 0.0, 3), ("<unk>", 0.0, 2), ("▁a", -1.0, 1), ("▁", -2.0, 1), ("b", -2.0, 1)]
     model = sentencepiece_file(pieces).replace(b"\x18\x01\x1a\x02\x12\x00", b"\x18\x01\xc0\x02\x02\x1a\x02\x12\x00")
-    model = model.replace(b"\x12\x02\x18\x01\xc0", b"\x12\x05\x18\x01\xc0")  # the trainer says that unk_id is 2
+    model = model.replace(b"\x12\x02\x18\x01\xc0", b"\x12\x05\x18\x01\xc0")  # trainer spec with unk_id 2
     (tmp_path / "spiece.model").write_bytes(model)
 
     files = load_tokenizer_files(settings(tmp_path, tokenizer_class="T5Tokenizer"))
@@ -454,7 +457,7 @@ def test_nonsense_in_place_of_a_sentencepiece_model_is_named(tmp_path: Path, con
 def test_a_vocabulary_without_what_goes_around_texts_is_named(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "spm.model").write_bytes(sentencepiece_file([("<unk>", 0.0, 2), ("a", -1.0, 1)]))
 
-    with refused("spm.model", "it has no [CLS]"):
+    with refused("spm.model", "the vocabulary has no [CLS]"):
         load_tokenizer_files(Checkpoint("test", tmp_path))
 
 

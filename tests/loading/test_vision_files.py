@@ -1,4 +1,4 @@
-"""Files of models with eyes that hold nonsense: one line at the start that names the file, never a traceback."""
+"""Invalid values in the files of vision models raise a one-line LoadError that names the file."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def refused(saved: Path, folder: Path, file: str, changes: dict[str, Any], **opt
     [
         ({"vision_config": None}, "has no 'vision_config'"),
         ({"vision_config": "tower"}, "has no 'vision_config'"),
-        ({"vision_config": {"hidden_size": None}}, "vision_config: a value in it makes no sense"),
-        ({"vision_config": {"hidden_size": -1}}, "vision_config: a value in it makes no sense"),
+        ({"vision_config": {"hidden_size": None}}, "vision_config: invalid value in the config"),
+        ({"vision_config": {"hidden_size": -1}}, "vision_config: invalid value in the config"),
         ({"vision_config": {"depth": "three"}}, "num_layers is 'three'"),
-        ({"vision_config": {"num_heads": 0}}, "vision_config: a value in it makes no sense"),
+        ({"vision_config": {"num_heads": 0}}, "vision_config: invalid value in the config"),
         ({"vision_config": {"depth": 4}}, "blocks.3"),
         ({"image_token_id": "abc"}, "invalid image_token_id 'abc'; the model has"),
         ({"image_token_id": 10**6}, "invalid image_token_id 1000000; the model has"),

@@ -1,4 +1,4 @@
-"""Tensors out of files, and into modules."""
+"""Tensors are read from checkpoint files and loaded into modules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Layer(nn.Module):
 
 
 class Tiny(nn.Module):
-    """An embedding and two layers whose queries, keys and values are one matrix."""
+    """An embedding and two layers with fused QKV matrices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,9 +61,9 @@ def make_on_meta(module: type[nn.Module]) -> nn.Module:
 def load_tiny(
     weights: CheckpointWeights, *, dtype: torch.dtype = torch.float32, prefixes: tuple[str, ...] = ("",)
 ) -> nn.Module:
-    module, filler = make_on_meta(Tiny), WeightLoader(weights, [TABLE], prefixes)
-    filler.load(module, TABLE, num_layers=2, dtype=dtype, device=CPU)
-    filler.check_complete()
+    module, loader = make_on_meta(Tiny), WeightLoader(weights, [TABLE], prefixes)
+    loader.load(module, TABLE, num_layers=2, dtype=dtype, device=CPU)
+    loader.check_complete()
     return module
 
 
@@ -114,7 +114,7 @@ def test_shards_are_read_as_one(tmp_path: Path) -> None:
     [
         ({"a": "model-1.safetensors", "b": "model-9.safetensors"}, ["model-9.safetensors is missing"]),
         ({"a": "model-1.safetensors", "b": "model-1.safetensors"}, ["model-1.safetensors has no b"]),
-        ({"a": "../model-1.safetensors"}, ["outside of the model's folder"]),
+        ({"a": "../model-1.safetensors"}, ["outside the model folder"]),
         ({}, ["index.json has no weight_map"]),
     ],
 )
@@ -149,7 +149,7 @@ def test_sharded_pickles_are_read_as_one(tmp_path: Path) -> None:
 
 
 class Evil:
-    """Makes a file when it is unpickled by a trusting reader."""
+    """Create a file if unpickled without restrictions."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -172,12 +172,12 @@ def test_a_pickle_that_would_run_code_is_refused_unrun(tmp_path: Path, new_forma
 def test_a_pickle_of_something_else_is_refused(tmp_path: Path, refused: Any) -> None:
     torch.save([torch.ones(2)], tmp_path / "pytorch_model.bin")
 
-    with refused("pytorch_model.bin holds a list"):
+    with refused("pytorch_model.bin contains a list"):
         open_weights(Checkpoint("test", tmp_path))
 
 
 def test_a_folder_without_weights_says_what_was_looked_for(tmp_path: Path, refused: Any) -> None:
-    with refused("looked for model.safetensors", "pytorch_model.bin.index.json"):
+    with refused("expected model.safetensors", "pytorch_model.bin.index.json"):
         open_weights(Checkpoint("test", tmp_path))
 
 
@@ -235,15 +235,15 @@ def test_the_prefix_in_use_is_found_and_left_out(tmp_path: Path, prefix: str) ->
         f"{prefix}pooler.dense.weight": torch.randn(4, 4),
     }
     weights = open_weights(saved(tmp_path, state))
-    filler = WeightLoader(weights, [TABLE], ("model.", "bert.", ""))
+    loader = WeightLoader(weights, [TABLE], ("model.", "bert.", ""))
     backbone, head = make_on_meta(Tiny), nn.ModuleDict({"classifier": nn.Linear(4, 2, bias=False, device="meta")})
 
-    assert filler.has("classifier.weight")
-    assert not filler.has("classifier.bias")
-    assert filler.has("pooler.dense.weight")
-    filler.load(backbone, TABLE, num_layers=2, dtype=torch.float32, device=CPU)
-    filler.load(head, {"classifier": "classifier"}, num_layers=0, dtype=torch.float32, device=CPU)
-    filler.check_complete(unused_weights=("pooler.*",))
+    assert loader.has("classifier.weight")
+    assert not loader.has("classifier.bias")
+    assert loader.has("pooler.dense.weight")
+    loader.load(backbone, TABLE, num_layers=2, dtype=torch.float32, device=CPU)
+    loader.load(head, {"classifier": "classifier"}, num_layers=0, dtype=torch.float32, device=CPU)
+    loader.check_complete(unused_weights=("pooler.*",))
 
     assert_close(head.get_parameter("classifier.weight"), state["classifier.weight"])
 
@@ -251,22 +251,22 @@ def test_the_prefix_in_use_is_found_and_left_out(tmp_path: Path, prefix: str) ->
 def test_an_entry_may_name_a_parameter_itself(tmp_path: Path) -> None:
     table: dict[str, str | list[str]] = {"weight": "old.kernel", "bias": "old.offset"}
     state = {"old.kernel": torch.randn(2, 3), "old.offset": torch.randn(2)}
-    filler = WeightLoader(open_weights(saved(tmp_path, state)), [table])
+    loader = WeightLoader(open_weights(saved(tmp_path, state)), [table])
     module = nn.Linear(3, 2, device="meta")
 
-    filler.load(module, table, num_layers=0, dtype=torch.float32, device=CPU)
-    filler.check_complete()
+    loader.load(module, table, num_layers=0, dtype=torch.float32, device=CPU)
+    loader.check_complete()
 
     assert_close(module.bias.data, state["old.offset"])
 
 
 def test_a_tensor_read_directly_counts_as_used(tmp_path: Path, refused: Any) -> None:
-    filler = WeightLoader(open_weights(saved(tmp_path, {"a.weight": torch.ones(2)})), [{"a": "a"}])
+    loader = WeightLoader(open_weights(saved(tmp_path, {"a.weight": torch.ones(2)})), [{"a": "a"}])
 
-    assert_close(filler.read("a.weight"), torch.ones(2))
-    filler.check_complete()
-    with refused("nothing in the checkpoint for b.weight"):
-        filler.read("b.weight")
+    assert_close(loader.read("a.weight"), torch.ones(2))
+    loader.check_complete()
+    with refused("the checkpoint has no b.weight"):
+        loader.read("b.weight")
 
 
 def test_every_parameter_and_every_tensor_must_be_used(tmp_path: Path, refused: Any) -> None:
@@ -276,18 +276,18 @@ def test_every_parameter_and_every_tensor_must_be_used(tmp_path: Path, refused: 
 
     with refused(
         "model.safetensors",
-        "nothing in the checkpoint for encoder.1.key.weight",
-        "no place for extra.0, extra.1, extra.2, extra.3, extra.4 and 2 more",
+        "missing in the checkpoint: encoder.1.key.weight",
+        "unexpected in the checkpoint: extra.0, extra.1, extra.2, extra.3, extra.4 and 2 more",
     ):
         load_tiny(open_weights(saved(tmp_path, state)))
 
 
 def test_a_parameter_in_no_table_is_named(tmp_path: Path, refused: Any) -> None:
-    filler = WeightLoader(open_weights(saved(tmp_path, {"a.weight": torch.ones(2, 2)})), [{"a": "a"}])
-    filler.load(make_on_meta(Layer), {"a": "a"}, num_layers=0, dtype=torch.float32, device=CPU)
+    loader = WeightLoader(open_weights(saved(tmp_path, {"a.weight": torch.ones(2, 2)})), [{"a": "a"}])
+    loader.load(make_on_meta(Layer), {"a": "a"}, num_layers=0, dtype=torch.float32, device=CPU)
 
-    with refused("qkv.weight (in no table)", "no place for a.weight"):
-        filler.check_complete()
+    with refused("qkv.weight (not in the weight table)", "unexpected in the checkpoint: a.weight"):
+        loader.check_complete()
 
 
 def test_tables_that_follow_from_the_config_are_no_weights(tmp_path: Path) -> None:
@@ -302,19 +302,19 @@ def test_tables_that_follow_from_the_config_are_no_weights(tmp_path: Path) -> No
 def test_a_wrong_shape_is_named_with_both_shapes(tmp_path: Path, refused: Any) -> None:
     state = tiny_state() | {"embeddings.words.weight": torch.randn(8, 4)}
 
-    with refused("model.safetensors", "embeddings.words.weight has shape [8, 4]", "asks for [7, 4]"):
+    with refused("model.safetensors", "embeddings.words.weight has shape [8, 4]", "requires [7, 4]"):
         load_tiny(open_weights(saved(tmp_path, state)))
 
 
 def test_parts_that_do_not_fit_together_are_named(tmp_path: Path, refused: Any) -> None:
     state = tiny_state() | {"encoder.0.key.weight": torch.randn(4, 5)}
 
-    with refused("encoder.0.query.weight + encoder.0.key.weight", "[4, 4] + [4, 5] + [4, 4]", "asks for [12, 4]"):
+    with refused("encoder.0.query.weight + encoder.0.key.weight", "[4, 4] + [4, 5] + [4, 4]", "requires [12, 4]"):
         load_tiny(open_weights(saved(tmp_path, state)))
 
 
 def test_a_checkpoint_of_another_model_says_what_it_has(tmp_path: Path, refused: Any) -> None:
     weights = open_weights(saved(tmp_path, {"other.weight": torch.ones(2)}))
 
-    with refused("embeddings.words.weight or bert.embeddings.words.weight", "it has other.weight"):
+    with refused("embeddings.words.weight or bert.embeddings.words.weight", "found other.weight"):
         WeightLoader(weights, [TABLE], ("", "bert."))

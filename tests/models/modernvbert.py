@@ -1,4 +1,4 @@
-"""A tiny ColModernVBERT's tokenizer and processor, as Transformers has them."""
+"""Tokenizer and processor of a tiny ColModernVBERT, for Transformers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IMAGE_FILE: dict[str, Any] = {
 
 
 def tiny_tokenizer(*, empty_lines: bool = True) -> Tokenizer:
-    """Bytes, as ModernBERT's has them; two new lines are one token there, as in many others."""
+    """Byte-level tokenizer as of ModernBERT, with a token for two new lines."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*SPECIAL, *alphabet, "th", "the", *(["ĊĊ"] if empty_lines else [])]
     merges = [("t", "h"), ("th", "e"), *([("Ċ", "Ċ")] if empty_lines else [])]

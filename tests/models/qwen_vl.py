@@ -1,4 +1,4 @@
-"""Tiny Qwen2-VLs and Qwen2.5-VLs as Transformers writes them, and what it says of a text with images by itself."""
+"""Tiny Qwen2-VL and Qwen2.5-VL checkpoints saved by Transformers, and its outputs for texts with images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VISION: dict[str, Any] = {"depth": 3, "num_heads": 2, "patch_size": 4}
 
 
 def save_qwen_vl(folder: Path, model_class: type[PreTrainedModel], vision: dict[str, Any], **changes: Any) -> Any:
-    """A model of that class with its tokenizer and image processor in `folder`; `changes` go to the whole config."""
+    """Save a model of that class with tokenizer and image processor; `changes` apply to the top-level config."""
     tokenizer = save_tokenizer(folder, TOKENS, max_length=512, two_types=False)
     ids = {
         "image_token_id": tokenizer.token_to_id(IMAGE_TOKEN),
@@ -54,7 +54,7 @@ def make_image(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 def reference_inputs(folder: Path, text: str, images: Sequence[Image.Image] = ()) -> dict[str, Tensor]:
-    """The arguments of the reference for a text whose images stand where their marks are."""
+    """Return the arguments of the Transformers model for a text with image placeholders."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     arguments: dict[str, Tensor] = {}
     if images:
@@ -73,7 +73,7 @@ def expected_states(reference: Any, folder: Path, text: str, images: Sequence[Im
         return reference(**reference_inputs(folder, text, images)).last_hidden_state[0]  # type: ignore[no-any-return]
 
 
-# a text of every kind: without images, with one before it, inside it, several, the same twice; of different sizes
+# without images, with one before or inside the text, several, the same twice; of different sizes
 FIRST, WIDE, TALL = make_image(40, 24), make_image(61, 17, seed=1), make_image(19, 75, seed=2)
 INPUTS: list[tuple[str, list[Image.Image]]] = [
     ("the cat is in the city", []),

@@ -31,7 +31,7 @@ def opened(folder: Path, **options: Any) -> LLM:
 
 
 def answer_logits(reference: PreTrainedModel, folder: Path, text: str, words: list[str]) -> Tensor:
-    """The logits that a language model gives some words after a text."""
+    """Return the logits of some words after a text."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     with torch.inference_mode():
         after = reference(**tokenizer(text, return_tensors="pt", return_token_type_ids=False)).logits[0, -1]

@@ -1,4 +1,4 @@
-"""CLIP beside Transformers: texts, images, and both in one batch."""
+"""CLIP equals Transformers: texts, images, and both in one batch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def llm(reference: Reference) -> Iterator[LLM]:
         yield llm
 
 
-def test_texts_have_the_references_vectors(reference: Reference, llm: LLM) -> None:
+def test_texts_have_the_embeddings_of_transformers(reference: Reference, llm: LLM) -> None:
     assert_same(vectors(llm, TEXTS), [reference.vector(text) for text in TEXTS])
     assert llm.model_config.embedding_size == 20
     assert llm.model_config.max_model_len == 24
@@ -85,7 +85,7 @@ def test_rows_of_tokens_and_patches_lie_in_the_same_space(reference: Reference, 
     with torch.inference_mode():
         seen = model.vision_model(**reference.processor(IMAGES[:1], return_tensors="pt")).last_hidden_state[0]
         rows = normalize(model.visual_projection(model.vision_model.post_layernorm(seen)), dim=-1)
-    torch.testing.assert_close(image, rows.roll(-1, dims=0), rtol=0, atol=1e-4)  # the class token comes last
+    torch.testing.assert_close(image, rows.roll(-1, dims=0), rtol=0, atol=1e-4)  # the CLS token comes last
     torch.testing.assert_close(text[-1], reference.vector(TEXTS[0]), rtol=0, atol=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""ColBERT models, found from their own files, give the vectors and scores of PyLate and of Stanford's program.
+"""ColBERT models, recognised by their files, return the embeddings and scores of PyLate and Stanford ColBERT.
 
 What they must give is computed here in the plain way: Transformers on one padded text, with its attention mask.
 """
@@ -40,13 +40,13 @@ DOCUMENTS = [
     "the cat is in the city.",
     "a",
     "how big is the old river in berlin and who live in it? " * 3,
-    "two, three; (red) fish! ~ @ #",  # the last three are no tokens
+    "two, three; (red) fish! ~ @ #",  # the last three are not tokens
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What a ColBERT does to a text."""
+    """How a ColBERT formats texts."""
 
     query_marker: str = "[Q] "
     document_marker: str = "[D] "
@@ -59,7 +59,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Colbert:
-    """A checkpoint that was saved, and what it says to a text when nobody batches, packs or hurries."""
+    """A saved checkpoint with an unbatched reference implementation."""
 
     folder: Path
     encoder: PreTrainedModel
@@ -131,13 +131,13 @@ def write_modules(folder: Path, *kinds: tuple[str, str]) -> None:
 
 
 def save_pylate(folder: Path, encoder: str, rules: Rules = Rules(), **settings: Any) -> Colbert:  # noqa: B008
-    """As PyLate 1.6 saves a model, with one projection."""
+    """Save a model with one projection as PyLate 1.6 does."""
     reference = save_tiny(folder, encoder)
     tokenizer = add_tokens(folder, "[Q] ", "[D] ")
     matrix = noise(12, 32)
     write_dense(folder, "1_Dense", {"linear.weight": matrix}, use_residual=False)
     write_modules(folder, ("1_Dense", "pylate.models.Dense.Dense"))
-    # the length of the documents that it read last, less one for the marker
+    # the document length of the last call, minus one for the marker
     write(folder, "sentence_bert_config.json", {"max_seq_length": rules.document_length - 1, "do_lower_case": False})
     known = {
         "model_type": "ColBERT",
@@ -157,7 +157,7 @@ def save_pylate(folder: Path, encoder: str, rules: Rules = Rules(), **settings: 
 
 
 def save_stanford(folder: Path, encoder: str, rules: Rules, metadata: Mapping[str, Any] | None) -> Colbert:
-    """As Stanford's program saves a model: the projection among the weights of the encoder."""
+    """Save a model as Stanford ColBERT does: with the projection in the encoder weights."""
     reference = save_tiny(folder, encoder)
     tokenizer = add_tokens(folder, rules.query_marker, rules.document_marker)
     matrix = noise(12, 32)
@@ -223,7 +223,7 @@ def test_what_pylate_leaves_unsaid_is_its_default(tmp_path: Path) -> None:
     write(tmp_path, "config_sentence_transformers.json", {"model_type": "ColBERT"})
 
     with opened(tmp_path) as llm:
-        # PyLate's documents have 180 tokens, this model reads 66
+        # the document length of PyLate is 180 tokens, the limit of this model 66
         assert_gives(replace(colbert, rules=Rules(document_length=66)), llm)
 
 
@@ -305,7 +305,7 @@ def test_without_metadata_stanfords_defaults_apply(tmp_path: Path) -> None:
 def test_a_marker_that_is_no_token_is_not_blamed_on_metadata_that_is_not_there(tmp_path: Path) -> None:
     save_stanford(tmp_path, "BertModel", replace(UNUSED, query_marker="[other]"), None)
 
-    with pytest.raises(LoadError, match=r"a ColBERT without artifact\.metadata .* '\[unused0\]', is no token"):
+    with pytest.raises(LoadError, match=r"ColBERT defaults, no artifact\.metadata: .*'\[unused0\]'"):
         LLM(str(tmp_path), dtype="float32", device="cpu")
 
 
@@ -316,7 +316,7 @@ def test_metadata_with_another_size_than_the_weights_is_logged(
 
     with caplog.at_level(logging.WARNING, "cenote"), opened(tmp_path) as llm:
         assert llm.model_config.embedding_size == 12
-    assert "artifact.metadata: dim is 128, but the projection among the weights gives vectors of 12" in caplog.text
+    assert "artifact.metadata: dim is 128, but the projection in the checkpoint has size 12" in caplog.text
 
 
 @pytest.mark.parametrize("override", [{}, {"architectures": ["ColBERTJinaRobertaModel"]}])
@@ -339,7 +339,7 @@ def test_jinas_second_colbert_is_known_by_its_positions(override: dict[str, Any]
 
 def encoder_says(folder: Path) -> tuple[list[Tensor], list[Tensor]]:
     encoder = MultiVectorEncoder(str(folder), device="cpu")
-    # a word to skip that is no token means nothing there, in PyLate the unknown token: leave the last document out
+    # skiplist words outside the vocabulary are ignored here, but the unknown token in PyLate: skip the last document
     return encoder.encode_query(QUERIES), encoder.encode_document(DOCUMENTS[:3])
 
 
@@ -376,7 +376,7 @@ def test_a_model_of_sentence_transformers_is_read_as_it_reads_it(settings: dict[
         assert_same(encoded(llm, DOCUMENTS[:3]), documents)
 
 
-# asking
+# requests
 
 
 @pytest.fixture(scope="module")
@@ -395,9 +395,9 @@ def test_a_role_has_several_names(colbert: Colbert, llm: LLM) -> None:
         assert_same(encoded(llm, "red fish", **given), [colbert.query("red fish")])
     for given in ({}, {"role": "document"}, {"role": "passage"}, {"role": "search_document"}, {"is_query": False}):
         assert_same(encoded(llm, "red fish", **given), [colbert.document("red fish")])
-    with pytest.raises(BadRequest, match="role is query or document or .*, got 'song'"):
+    with pytest.raises(BadRequest, match="role must be query or document or .*, got 'song'"):
         encoded(llm, "red fish", role="song")
-    with pytest.raises(BadRequest, match="role='query' and is_query='document'; give one"):
+    with pytest.raises(BadRequest, match="role='query' and is_query='document'"):
         encoded(llm, "red fish", role="query", is_query=False)
 
 
@@ -469,21 +469,21 @@ def test_token_ids_are_read_as_they_are(colbert: Colbert, llm: LLM) -> None:
 
 
 def test_a_marker_that_is_no_token_is_refused_with_the_ways_out(colbert: Colbert) -> None:
-    with pytest.raises(LoadError, match=r"'\[R\]', is no token of the tokenizer; .*plain_late_interaction"):
+    with pytest.raises(LoadError, match=r"'\[R\]' is not a token of the tokenizer; .*plain_late_interaction"):
         LLM(str(colbert.folder), device="cpu", hf_overrides={"query_prefix": "[R]"})
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"query_length": 0}, "query_length is 0, not a number of tokens"),
+        ({"query_length": 0}, "query_length is 0; expected a number of tokens"),
         ({"document_length": "long"}, "document_length is 'long'"),
-        ({"query_prefix": 5}, "query_prefix is 5, not a str"),
-        ({"skiplist_words": "."}, "skiplist_words is '.', not a list of texts"),
-        ({"do_query_expansion": "no"}, "do_query_expansion is 'no', not a bool"),
+        ({"query_prefix": 5}, "query_prefix is 5; expected a str"),
+        ({"skiplist_words": "."}, "skiplist_words is '.'; expected a list of strings"),
+        ({"do_query_expansion": "no"}, "do_query_expansion is 'no'; expected a bool"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
     save_pylate(tmp_path, "BertModel", **settings)
 
     with pytest.raises(LoadError, match=words):

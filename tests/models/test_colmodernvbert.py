@@ -1,4 +1,4 @@
-"""ColModernVBERT and ModernVBERT: pages in tiles, beside what Transformers makes of the same checkpoint and images."""
+"""ColModernVBERT and ModernVBERT equal Transformers on the same checkpoint and images (tiled pages)."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def shown(image: Any, text: str = SHOWN) -> dict[str, Any]:
     return {"prompt": text, "multi_modal_data": {"image": image}}
 
 
-def test_pages_of_any_size_equal_the_reference(llm: LLM, reference: Reference) -> None:
+def test_pages_of_any_size_equal_transformers(llm: LLM, reference: Reference) -> None:
     inputs = processor(tiny_tokenizer()).process_images(PAGES)
     ours = llm.encode([shown(page) for page in PAGES], pooling_task="token_embed", use_tqdm=False)
 
@@ -105,7 +105,7 @@ def test_pages_of_any_size_equal_the_reference(llm: LLM, reference: Reference) -
         assert_close(output.outputs.data, theirs, atol=1e-4, rtol=0)
 
 
-def test_images_alone_and_several_among_words_equal_the_reference(llm: LLM, reference: Reference) -> None:
+def test_images_alone_and_several_among_words_equal_transformers(llm: LLM, reference: Reference) -> None:
     texts = ["<image>", "the cat <image> and\n<image>the dog"]
     images = [[PAGES[1]], [PAGES[2], PAGES[0]]]
 
@@ -116,7 +116,7 @@ def test_images_alone_and_several_among_words_equal_the_reference(llm: LLM, refe
         assert_close(vector, theirs, atol=1e-4, rtol=0)
 
 
-def test_queries_equal_the_reference_and_are_read_as_they_come(llm: LLM, reference: Reference) -> None:
+def test_queries_equal_transformers_and_are_not_augmented(llm: LLM, reference: Reference) -> None:
     queries = ["who lives in the city?", "a"]
     ours = vectors(llm, [query + "<end_of_utterance>" * 10 for query in queries])
 
@@ -135,7 +135,7 @@ def test_an_input_gives_the_same_in_a_batch_and_alone(llm: LLM) -> None:
     assert_close(together[0], together[3], atol=0, rtol=0)
 
 
-def test_a_conversation_shows_an_image_as_the_reference_does_and_parts_as_they_are_written(llm: LLM) -> None:
+def test_a_conversation_renders_an_image_as_transformers_does_and_keeps_the_order_of_parts(llm: LLM) -> None:
     image = {"type": "image_pil", "image_pil": PAGES[0]}
     beside, around = ({"type": "text", "text": text} for text in ("Describe the image.", SHOWN))
     plain = vectors(llm, [shown(PAGES[0])])[0]
@@ -152,7 +152,7 @@ def test_a_conversation_shows_an_image_as_the_reference_does_and_parts_as_they_a
         assert_close(answer.data, wanted, atol=1e-6, rtol=0)
 
 
-def test_a_query_finds_its_page_by_the_reference_s_scores(llm: LLM, reference: Reference) -> None:
+def test_a_query_finds_its_page_by_the_scores_of_transformers(llm: LLM, reference: Reference) -> None:
     reader = processor(tiny_tokenizer())
     seen = expected(reference[1], reader.process_images(PAGES))
     (asked,) = expected(reference[1], reader.process_queries(["the river"]))
@@ -166,7 +166,7 @@ def test_a_query_finds_its_page_by_the_reference_s_scores(llm: LLM, reference: R
 
 
 def test_the_names_of_published_files_load_as_well(reference: Reference, llm: LLM, tmp_path: Path) -> None:
-    """The rows of added tokens in a table of their own, the projections and the tower's size by other names."""
+    """Rewrite to the published layout: a table of additional tokens, other names of projections and sizes."""
     folder = reference[0]
     save_files(tmp_path)
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())

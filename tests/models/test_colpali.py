@@ -1,4 +1,4 @@
-"""ColPali and PaliGemma: pages as images, beside what Transformers makes of the same checkpoint and the same images."""
+"""ColPali and PaliGemma equal Transformers on the same checkpoint and page images."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PAGES = [picture(80, 60), picture(33, 120, 1), picture(56, 56, 2)]
 
 
 def tiny_tokenizer() -> Tokenizer:
-    """Letters and words as Gemma has them: no space at the beginning, a token for a new line."""
+    """Tokenizer as of Gemma: no leading space, a token for a new line."""
     ids = {token: row for row, token in enumerate(dict.fromkeys(VOCABULARY))}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -86,7 +86,7 @@ def processor() -> ColPaliProcessor:
 def save_files(folder: Path) -> None:
     tiny_tokenizer().save(str(folder / "tokenizer.json"))
     names = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    # the length is that of a query; an image is longer
+    # model_max_length applies to queries; images are longer
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 50, **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     half = [0.5, 0.5, 0.5]
@@ -125,7 +125,7 @@ def shown(image: Image.Image, text: str = DEFAULT_PROMPT) -> dict[str, Any]:
     return {"prompt": f"<image>{text}", "multi_modal_data": {"image": image}}
 
 
-def test_pages_of_any_size_equal_the_reference(llm: LLM, reference: tuple[Path, ColPaliForRetrieval]) -> None:
+def test_pages_of_any_size_equal_transformers(llm: LLM, reference: tuple[Path, ColPaliForRetrieval]) -> None:
     inputs = processor()(images=PAGES)
     ours = llm.encode([shown(page) for page in PAGES], pooling_task="token_embed", use_tqdm=False)
 
@@ -135,7 +135,7 @@ def test_pages_of_any_size_equal_the_reference(llm: LLM, reference: tuple[Path, 
         assert_close(output.outputs.data, theirs, atol=1e-4, rtol=0)
 
 
-def test_queries_equal_the_reference_and_are_read_as_they_come(
+def test_queries_equal_transformers_and_are_not_augmented(
     llm: LLM, reference: tuple[Path, ColPaliForRetrieval]
 ) -> None:
     queries = ["who live in berlin", "a"]
@@ -167,7 +167,7 @@ def test_a_conversation_a_prompt_and_an_expanded_prompt_give_the_same(llm: LLM) 
         assert_close(answer.data, plain, atol=1e-6, rtol=0)
 
 
-def test_a_query_finds_its_page_by_the_reference_s_scores(
+def test_a_query_finds_its_page_by_the_scores_of_transformers(
     llm: LLM, reference: tuple[Path, ColPaliForRetrieval]
 ) -> None:
     pages = [
@@ -208,7 +208,7 @@ def test_a_size_that_the_tower_has_no_places_for_is_refused(llm: LLM) -> None:
 def test_the_names_and_the_short_config_of_published_files_load_as_well(
     reference: tuple[Path, ColPaliForRetrieval], llm: LLM, tmp_path: Path
 ) -> None:
-    """Weights as older programs named them, and a config that says only what differs from its defaults."""
+    """Rewrite to older weight names and a config with only non-default values."""
     folder = reference[0]
     for file in ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "config.json"):
         (tmp_path / file).write_bytes((folder / file).read_bytes())

@@ -1,4 +1,4 @@
-"""Decoders: states and classes as Transformers gives them; layouts that it does not know are made from its own."""
+"""Decoders equal Transformers: hidden states and classes; other checkpoint layouts are derived from its own."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ CASES = {
 def test_a_decoder_matches_transformers(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     reference = save_tiny(tmp_path, case.model, **case.changes)
-    if case.drop or case.rewrite:  # what such a config means is for Transformers to say
+    if case.drop or case.rewrite:  # Transformers loads the rewritten config
         change_config(tmp_path, drop=case.drop, **case.rewrite)
         reference = AutoModel.from_pretrained(tmp_path).eval()
 
@@ -114,7 +114,7 @@ def test_a_decoder_matches_transformers(name: str, tmp_path: Path) -> None:
     assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
-# model, changes of its config, one field of the description put wrong
+# model, changes of its config, one wrong field of the spec
 MISTAKES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "window too wide": ("MistralModel", {"sliding_window": 4}, {"window": 4}),
     "window both ways too narrow": ("MistralModel", {"sliding_window": 4, "is_causal": False}, {"window": 3}),
@@ -201,7 +201,7 @@ Tensors: TypeAlias = "dict[str, Tensor]"
 
 
 def rewrite(folder: Path, make: Callable[[Tensors], Tensors], *, drop: tuple[str, ...] = (), **values: Any) -> None:
-    """Make another program's checkpoint of one that Transformers saved."""
+    """Convert a checkpoint saved by Transformers to another layout."""
     file = folder / "model.safetensors"
     made = make(load_file(file))
     save_file({name: tensor.clone() for name, tensor in made.items()}, file, metadata={"format": "pt"})
@@ -274,7 +274,7 @@ def test_an_unknown_pooling_is_refused(tmp_path: Path) -> None:
     save_tiny(tmp_path, "LlamaModel")
     change_config(tmp_path, architectures=["LlamaBidirectionalModel"], pooling="weighted_avg")
 
-    with pytest.raises(LoadError, match="'weighted_avg'; there are: avg, cls, last"):
+    with pytest.raises(LoadError, match="'weighted_avg'; expected one of: avg, cls, last"):
         opened(tmp_path)
 
 
@@ -289,7 +289,7 @@ def test_gritlm_sees_everything_and_takes_the_mean(tmp_path: Path) -> None:
 
 
 def as_internlm2(tensors: Tensors) -> Tensors:
-    """2 heads of keys, each shared by 2 heads of queries of 8 numbers: query, query, key, value, and so on."""
+    """Interleave 2 KV heads with 2 query heads each, of size 8: query, query, key, value, ..."""
     names = {
         "embed_tokens": "tok_embeddings",
         "self_attn.o_proj": "attention.wo",
@@ -335,7 +335,7 @@ TELECHAT2 = {
 
 
 def as_telechat2(tensors: Tensors) -> Tensors:
-    """Keys and values, 8 rows of one and 8 of the other by turns; biases only where a half of a block ends."""
+    """Interleave keys and values by head (8 rows each); biases only on output projections."""
     made = {}
     for name, tensor in tensors.items():
         if name.endswith("bias") and "o_proj" not in name and "down_proj" not in name:
@@ -357,7 +357,7 @@ def without_biases(reference: PreTrainedModel, *names: str) -> PreTrainedModel:
     return reference
 
 
-# trained further on longer texts, the model turns 2 ** n - 1 times as slowly in its last pair of 4
+# trained further on longer texts: the last of 4 rotary pairs is 2 ** n - 1 times slower
 @pytest.mark.parametrize(("trained", "slower"), [(8192, 1.0), (16384, 3.0), (32768, 7.0), (4096, 1.0)])
 def test_telechat2_is_llama_with_keys_beside_values(trained: int, slower: float, tmp_path: Path) -> None:
     turns = {"rope_type": "default", "rope_theta": 1e4 * slower ** (8 / 6)}
@@ -377,7 +377,7 @@ def test_telechat2_is_llama_with_keys_beside_values(trained: int, slower: float,
 
 
 def decilm(folder: Path, layers: list[tuple[int, int]]) -> PreTrainedModel:
-    """Layers with so many heads of keys and so wide an MLP, and Llama to the same effect: 4 heads of keys, 512 wide."""
+    """Write layers with given KV heads and MLP widths, and an equivalent Llama with 4 KV heads and width 512."""
     reference = save_tiny(folder, "LlamaForCausalLM", num_key_value_heads=4, intermediate_size=512)
     parameters = reference.state_dict()
     made = {name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if ".layers." not in name}
@@ -442,7 +442,7 @@ def test_a_layer_may_lack_what_was_pruned(
 
 
 class Head(nn.Sequential):
-    """Random layers above a backbone, and what a checkpoint calls their weights."""
+    """Random layers above a backbone, and their weight names in a checkpoint."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__(*layers)
@@ -510,7 +510,7 @@ def test_a_process_reward_model_judges_the_steps(tmp_path: Path) -> None:
 
     with opened(tmp_path, pooler_config=PoolerConfig(step_tag_id=9)) as llm:
         assert_same(by_token(llm, "token_classify"), [rows[at] for rows, at in zip(judged, steps, strict=True)])
-    with opened(tmp_path) as llm:  # none of these tokens ends a step
+    with opened(tmp_path) as llm:  # none of these tokens is the step tag
         assert [output.outputs.data.shape for output in by_token(llm, "token_classify")] == [(0, 2)] * len(SEQUENCES)
 
 

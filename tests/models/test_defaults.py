@@ -1,4 +1,4 @@
-"""A key that config.json leaves out means what it means to Transformers, or is asked for; never something else."""
+"""A key missing in config.json has the default of Transformers, or is required."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cenote.models.registry import find_architecture
 from tests.models.test_parity import TOLERANCE, loaded, run
 from tests.tiny import SIZES, change_config, compute_hidden_states, save_tiny
 
-# a name of Transformers, the keys that are left out, and what the model has that a tiny one has not
+# Transformers class, keys that are left out, and settings that differ from the tiny model
 LEFT_OUT: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("BertModel", ("type_vocab_size", "layer_norm_eps", "hidden_act"), {}),
     ("RobertaModel", ("type_vocab_size", "pad_token_id"), {}),
@@ -78,7 +78,7 @@ def test_a_cap_that_is_null_is_none(tmp_path: Path) -> None:
     assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
-# windows longer than any text of a test
+# windows longer than any test input
 @pytest.mark.parametrize(
     ("model", "values", "window"),
     [

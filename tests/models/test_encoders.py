@@ -1,4 +1,4 @@
-"""The encoders around BERT: backbones, heads, pairs and names, each beside the Transformers model that was saved."""
+"""BERT-like encoders equal the saved Transformers model: backbones, heads, pairs and weight names."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def run(backbone: nn.Module, sequences: list[list[int]] = SEQUENCES) -> Tensor:
 
 
 def encoded(reference: PreTrainedModel) -> list[Tensor]:
-    """The states of a model, or of its encoder where it has a decoder as well."""
+    """Return the hidden states of a model, or of its encoder if it has a decoder."""
     if "decoder" not in dict(reference.named_children()):
         return compute_hidden_states(reference)
     with torch.inference_mode():
@@ -123,14 +123,22 @@ def test_a_family_matches_transformers(name: str, tmp_path: Path) -> None:
     assert_close(run(loaded(tmp_path).backbone), torch.cat(encoded(reference)), atol=TOLERANCE, rtol=0)
 
 
-# model, changes of its config, one field of the description put wrong
+# model, changes of its config, one wrong field of the spec
 MISTAKES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "distances worth nothing": ("MPNetModel", {}, {"bias": RelativeBiasSpec(num_buckets=32, max_distance=20)}),
+    "relative positions with another max_distance": (
+        "MPNetModel",
+        {},
+        {"relative_bias": RelativeBiasSpec(num_buckets=32, max_distance=20)},
+    ),
     "positions from 0": ("MPNetModel", {}, {"position_offset": 0}),
-    "products scaled": ("T5EncoderModel", {}, {"scale": None}),
-    "another end of the buckets": ("T5EncoderModel", {}, {"bias": RelativeBiasSpec(num_buckets=8, max_distance=40)}),
-    "exact gates": ("T5EncoderModel", {"feed_forward_proj": "gated-gelu"}, {"activation": "gelu"}),
-    "exact activation": ("AlbertModel", {}, {"activation": "gelu"}),
+    "scaled scores": ("T5EncoderModel", {}, {"scale": None}),
+    "another max_distance": (
+        "T5EncoderModel",
+        {},
+        {"relative_bias": RelativeBiasSpec(num_buckets=8, max_distance=40)},
+    ),
+    "exact gelu in the gate": ("T5EncoderModel", {"feed_forward_proj": "gated-gelu"}, {"activation": "gelu"}),
+    "exact gelu": ("AlbertModel", {}, {"activation": "gelu"}),
 }
 
 
@@ -205,12 +213,12 @@ def test_scores_are_computed_in_blocks(model: str, tmp_path: Path, monkeypatch: 
         ours = run(backbone, sequences)
 
     assert_close(ours, torch.cat(compute_hidden_states(reference, sequences)), atol=TOLERANCE, rtol=0)
-    # queries, keys and values of all tokens; all pairs of tokens of the longest text would be five times that
+    # QKV of all tokens; the score matrix of the longest text would be five times larger
     assert largest.numel == sum(map(len, sequences)) * 3 * 32
 
 
 class LargestTensor(TorchDispatchMode):
-    """The number of elements in the largest tensor that an operation makes."""
+    """Record the number of elements of the largest tensor created."""
 
     numel = 0
 
@@ -296,7 +304,7 @@ def test_a_token_gets_the_whole_head_where_the_classifier_is_one_module(family: 
     reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", **LABELS)
 
     with opened(tmp_path) as llm, torch.inference_mode():
-        # the head of the reference takes the first token of a sequence: here each token is a sequence of its own
+        # the Transformers head uses the first token of a sequence: pass each token as a sequence
         assert_same(
             encode_texts(llm, "token_classify"),
             [reference.classifier(rows[:, None]) for rows in compute_hidden_states(reference)],
@@ -459,13 +467,13 @@ def test_a_whole_t5_embeds_with_its_encoder(tmp_path: Path) -> None:
         )
 
 
-# JinaBERT, which Transformers lacks: beside a plain computation of one sequence
+# JinaBERT, which Transformers lacks: compared with an unbatched implementation
 
 JINA = ENCODER | {
     "model_type": "bert",
     "architectures": ["JinaBertForMaskedLM"],
     "hidden_size": 36,
-    "num_attention_heads": 6,  # no power of two: the slopes of the last two lie between those of the others
+    "num_attention_heads": 6,  # not a power of two: the last two ALiBi slopes are interpolated
     "type_vocab_size": 2,
     "layer_norm_eps": 1e-12,
     "max_position_embeddings": 8192,
@@ -521,7 +529,7 @@ def save_jina(folder: Path, **changes: Any) -> tuple[dict[str, Any], dict[str, T
 
 
 def plain_jina(config: dict[str, Any], tensors: dict[str, Tensor], ids: list[int]) -> Tensor:
-    """One sequence through JinaBERT, a step at a time: [tokens, hidden]"""
+    """Run one sequence through an unbatched JinaBERT: [tokens, hidden]."""
     heads, size = config["num_attention_heads"], config["hidden_size"] // config["num_attention_heads"]
 
     def linear(x: Tensor, name: str) -> Tensor:

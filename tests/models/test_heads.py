@@ -1,4 +1,4 @@
-"""Classifiers of every family: logits, probabilities, and what one token gets, as Transformers computes them."""
+"""Classification heads of every family equal Transformers: logits, probabilities and token outputs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_sequence_classifier_matches_transformers(family: str, num_labels: int
     with opened(tmp_path) as llm:
         raw, probabilities = classified(llm, RAW), classified(llm)
 
-    # the dense layer below the logits keeps its activation and its norm: only what comes after them is switched off
+    # use_activation=False disables only the activation of the logits, not that of the dense layer
     assert_same(raw, expected)
     assert_same(probabilities, [row.sigmoid() if num_labels == 1 else row.softmax(-1) for row in expected])
 
@@ -138,7 +138,7 @@ def test_a_token_of_a_roberta_classifier_gets_the_whole_head(family: str, tmp_pa
     reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=3)
 
     with opened(tmp_path) as llm, torch.inference_mode():
-        # the head of the reference takes the first token of a sequence: here each token is a sequence of its own
+        # the Transformers head uses the first token of a sequence: pass each token as a sequence
         assert_same(
             tagged(llm, RAW), [reference.classifier(rows[:, None]) for rows in compute_hidden_states(reference)]
         )

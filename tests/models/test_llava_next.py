@@ -1,4 +1,4 @@
-"""LLaVA-NeXT beside Transformers' own, tiny and random: a Llama and a Mistral that see."""
+"""LLaVA-NeXT (Llama and Mistral) equals Transformers on tiny random checkpoints."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def prompts() -> list[Any]:
     return [{"prompt": text, "multi_modal_data": {"image": images}} if images else text for text, images in INPUTS]
 
 
-def test_every_token_of_texts_and_images_in_one_batch_equals_the_reference(llm: LLM, llama: Reference) -> None:
+def test_every_token_of_texts_and_images_in_one_batch_equals_transformers(llm: LLM, llama: Reference) -> None:
     ours = llm.encode(prompts(), pooling_task="token_embed", pooling_params=RAW, use_tqdm=False)
 
     for (text, images), mine in zip(INPUTS, ours, strict=True):
@@ -113,7 +113,7 @@ def test_the_last_token_is_the_embedding(llm: LLM, llama: Reference) -> None:
         assert_close(torch.tensor(mine.outputs.embedding), expected, atol=1e-5, rtol=0)
 
 
-def test_a_mistral_under_the_older_names_equals_the_reference(tmp_path: Path) -> None:
+def test_a_mistral_under_the_older_names_equals_transformers(tmp_path: Path) -> None:
     reference = Reference(tmp_path, MistralConfig(**TEXT | {"sliding_window": None}))
     file = tmp_path / "model.safetensors"
     older = {"model.language_model.": "language_model.model.", "lm_head": "language_model.lm_head", "model.": ""}
@@ -127,7 +127,7 @@ def test_a_mistral_under_the_older_names_equals_the_reference(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("size", [(60, 57), (130, 31), (41, 99), (9, 5), (56, 56), (300, 299), (28, 28), (1, 40)])
-def test_tiles_have_the_pixels_and_the_tokens_of_the_reference(size: tuple[int, int], llama: Reference) -> None:
+def test_tiles_have_the_pixels_and_the_tokens_of_transformers(size: tuple[int, int], llama: Reference) -> None:
     image, architecture = (
         make_image(*size),
         llava_next(HFConfig(json.loads((llama.folder / "config.json").read_text()))),
@@ -169,11 +169,11 @@ def test_sizes_that_are_no_tiles_are_refused(size: list[int], llm: LLM) -> None:
     [
         ({"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy is 'full'"),
         ({"vision_feature_layer": [-2, -5]}, r"vision_feature_layer is \[-2, -5\]"),
-        ({"vision_feature_layer": -9}, "no layer -9 among 4"),
+        ({"vision_feature_layer": -9}, "invalid feature layer -9; the tower has 4 layers"),
         ({"text_config": {"model_type": "opt"}}, "text_config.model_type is 'opt'"),
     ],
 )
-def test_what_is_computed_in_another_way_is_refused(changes: Any, message: str) -> None:
+def test_unsupported_config_values_are_refused(changes: Any, message: str) -> None:
     with pytest.raises(LoadError, match=message):
         llava_next(HFConfig({"vision_config": VISION, "text_config": {}, **changes}))
 

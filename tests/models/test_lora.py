@@ -1,4 +1,4 @@
-"""LoRA adapters: PEFT's folders on plain models, and those that come inside or beside a checkpoint."""
+"""LoRA adapters: PEFT folders, and adapters stored in or bundled with a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BERT_TARGETS = ("attention.self.key", "attention.output.dense", "intermediate.de
 def save_adapter(
     folder: Path, model: PreTrainedModel, targets: tuple[str, ...], *, seed: int, prefix: str = "", **config: Any
 ) -> PreTrainedModel:
-    """A PEFT folder that changes the named layers; what comes back is the model with the change merged in."""
+    """Write a PEFT folder for the named layers; return the model with the adapter merged."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
     merged, tensors = deepcopy(model), dict[str, Tensor]()
@@ -147,14 +147,14 @@ def test_an_adapter_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path)
 
     with LLM(str(tmp_path / "model"), dtype="float32", enable_lora=True) as llm:
         for name, words in (
-            ("foreign", "no layer of the model that takes adapters is called encoder.layer.0"),
-            ("dora", "of the kind DoRA cannot be read"),
-            ("whole", "score.weight is no low-rank change"),
+            ("foreign", "the model has no layer encoder.layer.0"),
+            ("dora", "of type DoRA are not supported"),
+            ("whole", "score.weight is not a LoRA tensor"),
             ("nothing", "does not exist"),
         ):
             with pytest.raises(LoadError, match=words):
                 llm.embed("a", lora_request=LoRARequest(name, 1, str(tmp_path / name)), use_tqdm=False)
-        with pytest.raises(BadRequest, match="no adapter is called 'stranger'; there are: "):
+        with pytest.raises(BadRequest, match="unknown adapter 'stranger'; available: "):
             llm.embed("a", lora_request="stranger", use_tqdm=False)
 
 
@@ -186,7 +186,7 @@ def test_the_five_tasks_of_jina_v3_are_there_for_every_request(tmp_path: Path) -
     tensors = load_file(tmp_path / "model.safetensors")
 
     def merged(task: str) -> PreTrainedModel:
-        """The published rule by itself: original + up @ down * scaling, on the tensors of the file."""
+        """Merge the stored tensors: original + up @ down * scaling."""
         number, changed = TASKS.index(task), dict[str, Tensor]()
         for name, original in tensors.items():
             if not name.endswith(".original"):
@@ -242,11 +242,11 @@ def test_an_unknown_task_of_jina_v5_is_logged_and_the_default_is_used(
     plain = tiny_qwen3(tmp_path)
     change_config(tmp_path, architectures=["JinaEmbeddingsV5Model"], jina_task="nonsense")
     with LLM(str(tmp_path), dtype="float32"):
-        assert "comes without the adapters that it was trained with" in caplog.text
+        assert "does not contain the adapters it was trained with" in caplog.text
     merged = save_adapter(tmp_path / "adapters" / "retrieval", plain, QWEN_TARGETS, seed=1)
 
     with LLM(str(tmp_path), dtype="float32") as llm:
-        assert "has no adapter 'nonsense'; retrieval is used" in caplog.text
+        assert "has no adapter 'nonsense'; using retrieval" in caplog.text
         assert_close(vectors(llm), last_states(merged, llm), atol=1e-4, rtol=0)
 
 

@@ -1,4 +1,4 @@
-"""Families with experts, convolutions, states or latent keys give what Transformers gives, alone and in company."""
+"""Mixture-of-experts, convolution, Mamba and latent-attention families equal Transformers, alone and batched."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def saved(folder: Path, model: str, **changes: Any) -> PreTrainedModel:
-    """A tiny checkpoint, with numbers also in what Transformers does not count among the parameters."""
+    """Save a tiny checkpoint with random values also in buffers."""
     reference = save_tiny(folder, model, **changes)
     for name, buffer in reference.named_buffers():
         if name.endswith("e_score_correction_bias"):
@@ -137,7 +137,7 @@ def test_a_sequence_that_overflows_spoils_no_other(model: str, tmp_path: Path) -
     assert_close(torch.cat((ours[:4], ours[7:])), wanted, atol=TOLERANCE, rtol=0)
 
 
-# what config.json says after saving: every one of these is another model
+# changes of config.json after saving; each gives a different model
 MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
     "shares add up to 1": ("Qwen2MoeModel", {"norm_topk_prob": True}),
     "one expert for each token": ("Qwen3MoeModel", {"num_experts_per_tok": 1}),
@@ -272,7 +272,7 @@ def test_the_bias_that_chooses_experts_keeps_its_digits_in_bfloat16(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = saved(tmp_path, "DeepseekV3Model")
-    # nothing is computed here: any CPU can hold such weights
+    # only loading: works on any CPU
     monkeypatch.setattr(describing, "cpu_features", lambda: CPUFeatures("x86", frozenset({"avx512_bf16"})))
 
     model = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="bfloat16", device="cpu"))
@@ -313,5 +313,5 @@ def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
 
         ours, theirs = run(model.backbone).float(), torch.cat(compute_hidden_states(reference))
 
-        # a rounded token may go to another expert, and then all is different; most do not
+        # rounding may select another expert for a few tokens
         assert F.cosine_similarity(ours, theirs).median() > 0.99

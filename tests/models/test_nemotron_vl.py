@@ -1,4 +1,4 @@
-"""Llama Nemotron VL beside Transformers' SigLIP and Llama, joined plainly: tiny and random."""
+"""Llama Nemotron VL equals SigLIP and Llama of Transformers combined, on tiny random checkpoints."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Reference:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def pooled(self, text: str, images: Sequence[Image.Image] = (), most: int = MOST) -> Tensor:
-        """The mean over all tokens, of a text that marks its images by <image>."""
+        """Return the mean over all tokens of a text with <image> placeholders."""
         rows = []
         for image in images:
             pixels = torch.stack([tile_pixels(tile) for tile in tiles(image, most)])
@@ -80,7 +80,7 @@ class Reference:
 
 
 def shuffled(states: Tensor) -> Tensor:
-    """Four neighbours in one row, the upper two first."""
+    """Merge squares of four patches into one row."""
     square = states.view(4, 4, 24)
     rows = [square[2 * y : 2 * y + 2, 2 * x : 2 * x + 2].reshape(-1) for y in range(2) for x in range(2)]
     return torch.stack(rows)
@@ -153,7 +153,7 @@ def reranker(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> 
         yield llm
 
 
-def test_texts_and_images_of_all_shapes_in_one_batch_equal_the_reference(llm: LLM, reference: Reference) -> None:
+def test_texts_and_images_of_all_shapes_in_one_batch_equal_transformers(llm: LLM, reference: Reference) -> None:
     inputs: list[tuple[str, list[Image.Image]]] = [
         ("query: the cat is in the city", []),
         ("passage: <image> ", [WHOLE]),
@@ -241,7 +241,7 @@ def test_an_image_of_a_query_has_no_place_in_the_prompt(reranker: LLM) -> None:
 
 
 @pytest.mark.parametrize("size", [(30, 27), (70, 30), (20, 95), (500, 333), (3, 2), (64, 64), (97, 31)])
-def test_tiles_have_the_pixels_of_the_reference(size: tuple[int, int], reference: Reference) -> None:
+def test_tiles_have_the_pixels_of_transformers(size: tuple[int, int], reference: Reference) -> None:
     image, vision = make_image(*size), nemotron_vl(read_config(reference.checkpoint)).vision
     assert vision is not None
     reader = NemotronImageProcessor(
@@ -263,7 +263,7 @@ def test_tiles_have_the_pixels_of_the_reference(size: tuple[int, int], reference
         ({"select_layer": -2}, "select_layer is -2"),
     ],
 )
-def test_what_is_computed_in_another_way_is_refused(changes: Any, message: str, reference: Reference) -> None:
+def test_unsupported_config_values_are_refused(changes: Any, message: str, reference: Reference) -> None:
     config = read_config(reference.checkpoint)
 
     with pytest.raises(LoadError, match=message):
@@ -277,5 +277,5 @@ def test_a_wide_image_becomes_a_wide_row_of_tiles() -> None:
 
 
 def as_columns(pixels: Tensor) -> Tensor:
-    """[patches, numbers] of a tile."""
+    """Return the patches of a tile, [patches, values]."""
     return F.unfold(pixels[None], PATCH, stride=PATCH)[0].T

@@ -1,4 +1,4 @@
-"""Every family gives the states that Transformers gives, from the same files, on packed batches of mixed lengths."""
+"""Hidden states of every family equal Transformers, on packed batches of mixed lengths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 
 @dataclass(frozen=True)
 class Case:
-    """A model of Transformers, what is special about it, and how its config.json is rewritten after saving."""
+    """A Transformers model, its config changes, and how config.json is rewritten after saving."""
 
     model: str
     changes: dict[str, Any] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def run(backbone: torch.nn.Module, types: list[list[int]] | None = None) -> Tens
 
 
 def rebuilt(model: LoadedModel, **changes: Any) -> Backbone:
-    """The same weights under a description that is off in one point."""
+    """Return the backbone with the same weights and one wrong field of the spec."""
     backbone = Backbone(replace(model.description.architecture.backbone, **changes))
     backbone.load_state_dict(model.backbone.state_dict())
     backbone.prepare_buffers(torch.device("cpu"), torch.float32)
@@ -111,7 +111,7 @@ def rebuilt(model: LoadedModel, **changes: Any) -> Backbone:
 def test_a_family_matches_transformers(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     reference = save_tiny(tmp_path, case.model, **case.changes)
-    if case.drop or case.rewrite:  # what such a config means is for Transformers to say
+    if case.drop or case.rewrite:  # Transformers loads the rewritten config
         change_config(tmp_path, drop=case.drop, **case.rewrite)
         reference = AutoModel.from_pretrained(tmp_path).eval()
 
@@ -132,7 +132,7 @@ def test_token_types_reach_the_model(tmp_path: Path) -> None:
 def test_a_sequence_may_fill_every_position(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "RobertaModel")
     model = loaded(tmp_path)
-    longest = [list(range(20, 20 + 64))]  # 66 rows, of which two lie before the first position
+    longest = [list(range(20, 20 + 64))]  # 66 learned positions, of which 2 precede the first one used
 
     assert model.description.max_length.value == 64
     with torch.inference_mode():
@@ -154,7 +154,7 @@ def test_a_lower_length_limit_leaves_the_angles_as_they_were(tmp_path: Path) -> 
     assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
-# model, changes of its config, one field of the description put wrong
+# model, changes of its config, one wrong field of the spec
 MISTAKES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "positions from 0": ("RobertaModel", {}, {"position_offset": 0}),
     "positions off by one": ("RobertaModel", {}, {"position_offset": 1}),
@@ -197,10 +197,10 @@ def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
             theirs = torch.nn.functional.cosine_similarity(
                 torch.cat(compute_hidden_states(reference.bfloat16())).float(), exact
             )
-            assert ours.mean() > max(0.999, theirs.mean() - 1e-4)  # what the reference itself loses
-        else:  # a CPU without units for it computes in float32
+            assert ours.mean() > max(0.999, theirs.mean() - 1e-4)  # no worse than Transformers in the same dtype
+        else:  # a CPU without bfloat16 units uses float32
             assert ours.mean() > 0.99999
-        assert ours.min() > 0.98  # a single token of a tiny model may lie farther off
+        assert ours.min() > 0.98  # single tokens of tiny models may differ more
 
 
 def test_a_scaling_given_in_hf_overrides_comes_before_the_one_in_the_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Phi-3-vision beside Transformers' CLIP and Phi-3, joined plainly: tiny and random."""
+"""Phi-3-vision equals CLIP and Phi-3 of Transformers combined, on tiny random checkpoints."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Reference:
         self.line_end, self.between = torch.randn(1, 1, 1, 96, generator=generator), torch.randn(1, 1, 96)
 
     def states(self, text: str, images: Sequence[Image.Image]) -> Tensor:
-        """[tokens, hidden]: chunks of text, each tokenised by itself where there are images, and these between them."""
+        """Return [tokens, hidden]; text between images is tokenized in separate chunks."""
         first = [self.tokenizer.token_to_id("<s>")] if images else []
         chunks = [text]
         for number in range(1, len(images) + 1):
@@ -88,7 +88,7 @@ class Reference:
         return self.projection(torch.cat([*lines, self.lines(states[:1].view(1, 1, 4, 4, 24))]))  # type: ignore
 
     def lines(self, tiles: Tensor) -> Tensor:
-        """[rows, columns, height, width, hidden] -> squares of four patches, with an end behind every line of them."""
+        """Merge [rows, columns, height, width, hidden] to squares of four patches, with a separator after each row."""
         canvas = torch.cat([torch.cat(list(band), dim=1) for band in tiles])
         found = []
         for y in range(0, canvas.shape[0], 2):
@@ -98,7 +98,7 @@ class Reference:
 
 
 def hd_tiles(image: Image.Image) -> tuple[Tensor, int, int]:
-    """The whole and its tiles, and in how many rows and columns these lie."""
+    """Return the global image and its tiles, and the rows and columns of tiles."""
     lies = image.width >= image.height
     image = image if lies else image.transpose(Image.Transpose.TRANSPOSE)
     ratio, scale = image.width / image.height, 1
@@ -148,7 +148,7 @@ def llm(reference: Reference) -> Iterator[LLM]:
         yield llm
 
 
-def test_every_token_of_texts_and_images_in_one_batch_equals_the_reference(llm: LLM, reference: Reference) -> None:
+def test_every_token_of_texts_and_images_in_one_batch_equals_transformers(llm: LLM, reference: Reference) -> None:
     prompts = [{"prompt": text, "multi_modal_data": {"image": images}} if images else text for text, images in INPUTS]
 
     ours = llm.encode(prompts, pooling_task="token_embed", pooling_params=RAW, use_tqdm=False)
@@ -176,7 +176,7 @@ def test_image_placeholders_are_numbered_from_one(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("size", [(60, 57), (130, 31), (21, 99), (9, 5), (56, 56), (300, 299), (1, 3)])
-def test_tiles_have_the_pixels_and_the_tokens_of_the_reference(size: tuple[int, int], reference: Reference) -> None:
+def test_tiles_have_the_pixels_and_the_tokens_of_transformers(size: tuple[int, int], reference: Reference) -> None:
     image, architecture = make_image(*size), phi3v(HFConfig(json.loads((reference.folder / "config.json").read_text())))
     assert architecture.vision is not None
     files = ProcessorFiles({"num_crops": CROPS})
@@ -197,7 +197,7 @@ def test_tiles_have_the_pixels_and_the_tokens_of_the_reference(size: tuple[int, 
         ({"img_processor": {"type_feature": "cls_patch"}}, "type_feature is 'cls_patch'"),
     ],
 )
-def test_what_is_computed_in_another_way_is_refused(changes: Any, message: str, reference: Reference) -> None:
+def test_unsupported_config_values_are_refused(changes: Any, message: str, reference: Reference) -> None:
     config = json.loads((reference.folder / "config.json").read_text())
 
     with pytest.raises(LoadError, match=message):

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL beside Transformers' own, tiny and random: a tower whose layers see windows of images, or all of them."""
+"""Qwen2.5-VL equals Transformers on tiny random checkpoints: windowed and full attention in the tower."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.models.qwen_vl import (
     save_qwen_vl,
 )
 
-# windows of two by two tokens: the images have whole ones, and such that their edges cut
+# windows of two by two tokens: the images have full windows and partial ones at the edges
 TOWER = {
     "hidden_size": 32,
     "intermediate_size": 40,
@@ -40,7 +40,7 @@ def llm(saved: tuple[Path, Any]) -> Iterator[LLM]:
         yield llm
 
 
-def test_every_token_of_texts_and_images_equals_the_reference(llm: LLM, saved: tuple[Path, Any]) -> None:
+def test_every_token_of_texts_and_images_equals_transformers(llm: LLM, saved: tuple[Path, Any]) -> None:
     assert_token_states_match(llm, saved[0], saved[1].model)
 
 

@@ -1,4 +1,4 @@
-"""Qwen2-VL beside Transformers' own, tiny and random: as an embedder, a classifier, Jina's reranker and ColQwen2."""
+"""Qwen2-VL equals Transformers on tiny random checkpoints: embedder, classifier, jina-reranker-m0, ColQwen2."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def llm(saved: tuple[Path, Any]) -> Iterator[LLM]:
         yield llm
 
 
-def test_every_token_of_texts_and_images_equals_the_reference(llm: LLM, saved: tuple[Path, Any]) -> None:
+def test_every_token_of_texts_and_images_equals_transformers(llm: LLM, saved: tuple[Path, Any]) -> None:
     assert_token_states_match(llm, saved[0], saved[1].model)
 
 
@@ -80,7 +80,7 @@ def test_both_halves_may_go_by_their_newer_names(saved: tuple[Path, Any], llm: L
 def test_sections_that_do_not_fill_a_head_are_refused(saved: tuple[Path, Any], tmp_path: Path) -> None:
     renamed(saved[0], tmp_path, {})
 
-    with pytest.raises(LoadError, match=r"mrope_section is \[16, 24, 24\], which are 64 pairs .* a head has 4"):
+    with pytest.raises(LoadError, match=r"mrope_section is \[16, 24, 24\], 64 pairs .* a head has 4"):
         LLM(str(tmp_path), device="cpu", hf_overrides={"rope_parameters": {"mrope_section": [16, 24, 24]}})
 
 
@@ -100,12 +100,12 @@ def test_a_classifier_judges_texts_with_images(saved: tuple[Path, Any], tmp_path
 
 class Jina(NamedTuple):
     folder: Path
-    reference: Any  # below the head
+    reference: Any  # without its head
     dense: torch.nn.Linear
     last: torch.nn.Linear
 
     def expected(self, query: str, document: str, images: list[Any], mean: float = 2.65) -> float:
-        """What the published model computes of a pair: the document first, and a token of its own at the end."""
+        """Return the score of a pair as in the published model: document first, score token last."""
         read = reference_inputs(self.folder, f"**Document**:\n{document}\n**Query**:\n{query}", images)
         read["input_ids"] = torch.cat((read["input_ids"], torch.tensor([[100]])), dim=1)
         read["mm_token_type_ids"] = torch.cat((read["mm_token_type_ids"], torch.tensor([[0]])), dim=1)
@@ -116,7 +116,7 @@ class Jina(NamedTuple):
 
 @pytest.fixture(scope="module")
 def jina(saved: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Jina:
-    """As it was published: the config of the text half at the top, the names of the first Qwen2-VL, no lm_head."""
+    """Rewrite to the published layout: text config at the top level, old Qwen2-VL names, no lm_head."""
     folder = tmp_path_factory.mktemp("jina_vl")
     dense, last = head(32, 32, seed=1), head(32, 1, seed=2)
     heads = {
@@ -195,7 +195,7 @@ def test_colqwen2_gives_every_token_a_short_vector(saved: tuple[Path, Any], tmp_
 def renamed(
     source: Path, folder: Path, prefixes: Mapping[str, str | None], added: Mapping[str, torch.Tensor] | None = None
 ) -> None:
-    """A copy of a checkpoint whose tensors stand under other prefixes, or nowhere, and have others beside them."""
+    """Copy a checkpoint with other prefixes, removed tensors and additional ones."""
     shutil.copytree(source, folder, dirs_exist_ok=True)
     tensors = {}
     for name, tensor in load_file(source / "model.safetensors").items():

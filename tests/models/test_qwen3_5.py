@@ -1,4 +1,4 @@
-"""Qwen3.5 and the retrievers made of it, beside Transformers' own on the same inputs."""
+"""Qwen3.5 and ColQwen3.5 equal Transformers on the same inputs."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ TEXT: dict[str, Any] = {
 }
 VISION = {key: value for key, value in QWEN3_VISION.items() if key != "deepstack_visual_indexes"}
 SQUARE, WIDE, TALL = make_image(40, 40), make_image(100, 30, 1), make_image(9, 50, 2)
-LONG = "how big is the old river in berlin and who live in it? " * 11  # of more than two whole chunks
-# texts of all kinds of lengths, one image, several of different sizes, one that others have as well, one twice
+LONG = "how big is the old river in berlin and who live in it? " * 11  # more than two full chunks
+# texts of many lengths, one image, several of different sizes, shared and repeated images
 INPUTS: list[tuple[str, list[PIL.Image.Image]]] = [
     ("the cat is in the city", []),
     (f"a {IMAGE} cat", [SQUARE]),
@@ -81,7 +81,7 @@ def save(
 
 
 def save_text(folder: Path, model_class: type[Any], **changes: Any) -> Any:
-    """The text half by itself."""
+    """Save the text model only."""
     save_tokenizer(folder, TOKENS, max_length=512, two_types=False)
     model = model_class(Qwen3_5TextConfig(**TEXT, **changes)).eval().requires_grad_(False)
     randomize(model)
@@ -91,7 +91,7 @@ def save_text(folder: Path, model_class: type[Any], **changes: Any) -> Any:
 
 
 def remember(model: torch.nn.Module) -> None:
-    """Random rates would let a state fade within some tokens; these last for a hundred."""
+    """Set decay rates so that the state lasts for a hundred tokens; random rates decay in a few."""
     for name, parameter in model.named_parameters():
         if name.endswith("A_log"):
             parameter.data -= 4
@@ -118,7 +118,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiny]:
         yield Tiny(llm, reference, folder)
 
 
-def test_every_token_of_texts_and_images_equals_the_reference(embedder: Tiny) -> None:
+def test_every_token_of_texts_and_images_equals_transformers(embedder: Tiny) -> None:
     assert_same(token_vectors(embedder.llm), [normalize(each, dim=-1) for each in embedder.states()])
 
 
@@ -141,7 +141,7 @@ def test_layers_that_guess_further_tokens_are_left_out_and_the_bare_model_is_rea
 
 
 @pytest.mark.parametrize("model_class", [Qwen3_5ForCausalLM, Qwen3_5TextModel])
-def test_the_text_half_alone_equals_the_reference(model_class: type[Any], tmp_path: Path) -> None:
+def test_the_text_half_alone_equals_transformers(model_class: type[Any], tmp_path: Path) -> None:
     reference = save_text(tmp_path, model_class)
 
     with LLM(str(tmp_path), dtype="float32") as llm:
@@ -153,7 +153,7 @@ def test_the_text_half_alone_equals_the_reference(model_class: type[Any], tmp_pa
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_classifier_above_it_equals_the_reference(whole: bool, tmp_path: Path) -> None:
+def test_a_classifier_above_it_equals_transformers(whole: bool, tmp_path: Path) -> None:
     if whole:
         reference = save(tmp_path, Qwen3_5ForSequenceClassification, num_labels=3)
     else:
@@ -169,11 +169,11 @@ def test_a_classifier_above_it_equals_the_reference(whole: bool, tmp_path: Path)
     assert_same(ours, [reference.score(each).softmax(-1) for each in last])
 
 
-# a vector for every token
+# token embeddings
 
 
 def save_retriever(folder: Path, *, bias: bool = True, **changes: Any) -> tuple[Any, torch.nn.Linear]:
-    """As ColPali's trainer writes them: names without the first part, a projection beside them."""
+    """Save as the ColPali trainer does: names without the first component, with a projection."""
     model = save(folder)
     layer = save_projection(folder, "custom_text_proj", bias=bias, renamed=lambda name: name.removeprefix("model."))
     change_config(folder, architectures=["ColQwen3_5"], model_type="colqwen3_5", **changes)
@@ -184,7 +184,7 @@ def save_retriever(folder: Path, *, bias: bool = True, **changes: Any) -> tuple[
 @pytest.mark.parametrize("contract", ["causal", "bidirectional"])
 def test_a_retriever_attends_as_its_checkpoint_declares(contract: str, bias: bool, tmp_path: Path) -> None:
     reference, layer = save_retriever(tmp_path, bias=bias, retrieval_attention_contract=contract)
-    # layers that attend see what follows; those with a state never do
+    # attention layers may be bidirectional, Gated DeltaNet layers never are
     reference.model.language_model.config.is_causal = contract == "causal"
 
     with LLM(str(tmp_path), dtype="float32") as llm:

@@ -1,4 +1,4 @@
-"""Qwen3-VL as an embedder, a reranker and a ColBERT of images, beside Transformers' Qwen3-VL on the same inputs."""
+"""Qwen3-VL as embedder, reranker and multi-vector retriever equals Transformers on the same inputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OVERRIDES = {
     "classifier_from_token": ["no", "yes"],
     "is_original_qwen3_reranker": True,
 }
-# texts, one image, several of different sizes, one that others have as well, one twice
+# texts, one image, several of different sizes, shared and repeated images
 INPUTS: list[tuple[str, list[PIL.Image.Image]]] = [
     ("the cat is in the city", []),
     (f"a {IMAGE} cat", [SQUARE]),
@@ -94,7 +94,7 @@ def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
 # embeddings
 
 
-def test_texts_and_images_in_one_batch_equal_the_reference(embedder: Tiny) -> None:
+def test_texts_and_images_in_one_batch_equal_transformers(embedder: Tiny) -> None:
     prompts = [asked(prompt, images) for prompt, images in INPUTS]
 
     outputs = embedder.llm.embed(prompts, use_tqdm=False)
@@ -104,7 +104,7 @@ def test_texts_and_images_in_one_batch_equal_the_reference(embedder: Tiny) -> No
     assert [len(output.prompt_token_ids) for output in outputs] == [len(embedder.states(*item)) for item in INPUTS]
 
 
-def test_every_token_beside_an_image_equals_the_reference(embedder: Tiny) -> None:
+def test_every_token_beside_an_image_equals_transformers(embedder: Tiny) -> None:
     expected = [normalize(embedder.states(*item), dim=-1) for item in INPUTS]
 
     assert_same(token_vectors(embedder.llm), expected)
@@ -197,7 +197,7 @@ def test_the_template_writes_every_blank_and_line_that_the_model_was_trained_wit
     assert written == prompt_of("where", "there")
 
 
-# a vector for every token
+# token embeddings
 
 
 def without_outer(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Qwen3-VL with experts, beside Transformers' own on the same inputs."""
+"""Qwen3-VL-MoE equals Transformers on the same inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cenote import LLM
 from tests.models.tiny_qwen3_vl import IMAGE, TEXT, VISION, make_image, save_model, states_of
 from tests.tiny import EXPERTS
 
-# the second layer is dense, and an expert is not as wide as a state
+# the second layer is dense; the expert size differs from the hidden size
 CONFIG = {"text_config": TEXT | EXPERTS | {"mlp_only_layers": [1]}, "vision_config": VISION}
 INPUTS: list[tuple[str, list[PIL.Image.Image]]] = [
     ("the cat is in the city", []),
@@ -46,17 +46,17 @@ def assert_as_reference(ours: list[Tensor], saved: tuple[Path, Any]) -> None:
         assert_close(mine, normalize(states_of(reference, folder, *item), dim=-1), atol=1e-4, rtol=0)
 
 
-def test_texts_and_images_equal_the_reference(saved: tuple[Path, Any]) -> None:
+def test_texts_and_images_equal_transformers(saved: tuple[Path, Any]) -> None:
     assert_as_reference(token_vectors(saved[0]), saved)
 
 
 def published(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """As the first of these models were: an expert's inputs come first."""
+    """Transpose the experts to [experts, in, out], as in published checkpoints."""
     return {name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor}
 
 
 def one_by_one(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """As the text-only models with experts are published."""
+    """Store experts separately, as text-only MoE checkpoints do."""
     if ".experts." not in name:
         return {name: tensor}
     place, _, kind = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Reward models of every kind, from their checkpoints to the routes: which rows, which numbers, which activation."""
+"""Reward models, from checkpoints to routes: rows, values and activations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def at_steps(rows: Sequence[Tensor], tag: int = STEP) -> list[Tensor]:
 
 
 def outcome(folder: Path) -> list[Tensor]:
-    """A reward for every token, of Qwen2.5-Math-RM's kind."""
+    """Save an outcome reward model as Qwen2.5-Math-RM."""
     reference = save_tiny(folder, "Qwen2ForCausalLM")
     score = Head(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
     rewrite(folder, lambda tensors: tensors | score.tensors("score"), architectures=["Qwen2ForRewardModel"])
@@ -71,7 +71,7 @@ def same(x: Tensor) -> Tensor:
     return x
 
 
-# token by token
+# rewards per token
 
 
 @pytest.mark.parametrize(("make", "activation"), [(outcome, same), (internlm2, torch.sigmoid)])
@@ -89,7 +89,7 @@ def test_a_reward_for_every_token_is_the_same_by_every_way_to_ask(
             assert_same([output.outputs.data for output in encoded], expected)
         assert_same(pooled(llm), expected)
         assert_same(pooled(llm, task="token_classify", use_activation=True), [rows.sigmoid() for rows in raw])
-        # what the papers call the reward: that of the last token, as it is
+        # the reward of the sequence is the raw value of the last token
         assert_same([rows[-1] for rows in rows_of(llm, RAW)], [rows[-1] for rows in raw])
 
 
@@ -135,7 +135,7 @@ def test_the_steps_may_end_elsewhere_and_one_column_may_be_enough(tmp_path: Path
         assert_same(rows_of(llm), [rows.softmax(-1) for rows in raw])
 
 
-# one reward for the whole
+# sequence rewards
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,12 @@ def test_a_conversation_gets_one_reward(model: str, activation: Callable[[Tensor
     assert_same([offline.outputs.data, last], [activation(raw), raw])
 
 
-# words as judgements
+# rewards from token logits
 
 
 @pytest.mark.parametrize("model", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "GPT2LMHeadModel"])
 def test_two_words_of_a_language_model_judge_every_step(model: str, tmp_path: Path) -> None:
-    """math-shepherd: + or - after the tag that ends a step, with nothing but these two in the balance."""
+    """math-shepherd: softmax over + and - at each step tag."""
     reference = save_tiny(tmp_path, model)
     words = at_steps([rows[:, [GOOD, BAD]] for rows in compute_logits(reference)])
 
@@ -237,7 +237,7 @@ def test_the_words_are_weighed_in_float32_whatever_the_model_runs_in(tmp_path: P
 def test_a_word_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
     tiny_qwen3_causal(tmp_path)
 
-    with pytest.raises(LoadError, match="names the token 160; the language-model head has 160 rows"):
+    with pytest.raises(LoadError, match="token id 160 is out of range; the LM head has 160 rows"):
         load_llm(tmp_path, pooler_config=SHEPHERD | {"returned_token_ids": [GOOD, 160]})
 
 

@@ -1,4 +1,4 @@
-"""Rotary kin of BERT, from the files Transformers writes and from those their own code was published with."""
+"""BERT-like encoders with rotary positions, in the layouts of Transformers and of published checkpoints."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ RAW = PoolingParams(use_activation=False)
 
 @dataclass(frozen=True)
 class Published:
-    """How a family's own code wrote it: the architecture's name, config.json, and the prefix below a head."""
+    """A published layout: architecture name, config.json, and the prefix of backbone names below a head."""
 
     stem: str
-    config: Callable[[Mapping[str, Any]], dict[str, Any]]  # from what Transformers wrote
-    prefix: tuple[str, str] = ("", "")  # Transformers' and its own
+    config: Callable[[Mapping[str, Any]], dict[str, Any]]  # from the Transformers config
+    prefix: tuple[str, str] = ("", "")  # in Transformers, and in this layout
 
 
 def nomic_config(new: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ LAYOUTS = ("Transformers", "Transformers, its own names", "published")
 
 
 def lay_out(folder: Path, reference: PreTrainedModel, layout: str, **config: Any) -> None:
-    """Rewrite what save_tiny wrote, which is the family's first names under a prefix of Transformers."""
+    """Rewrite a checkpoint of save_tiny to a published layout."""
     if layout == "Transformers, its own names":
         before = set(load_file(folder / "model.safetensors"))
         reference.save_pretrained(folder, save_original_format=False)
@@ -179,7 +179,7 @@ def test_a_family_gives_the_states_of_transformers(name: str, layout: str, tmp_p
 def test_a_head_gives_the_logits_of_transformers(head: str, family: str, layout: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, family + head, **{} if head == "ForMaskedLM" else {"num_labels": 3})
     if family == "NomicBert" and head == "ForMaskedLM" and layout == "published":
-        file = tmp_path / "model.safetensors"  # whose own head has no biases
+        file = tmp_path / "model.safetensors"  # the published head has no biases
         biases = ("cls.predictions.bias", "cls.predictions.transform.dense.bias")
         save_file({name: tensor for name, tensor in load_file(file).items() if name not in biases}, file)
         for name in biases:
@@ -193,7 +193,7 @@ def test_a_head_gives_the_logits_of_transformers(head: str, family: str, layout:
 
 
 def test_nomic_may_say_everything_twice(tmp_path: Path) -> None:
-    """As the files on the hub do since Transformers knows the family."""
+    """The layout of hub files since Transformers supports the family."""
     reference = save_tiny(tmp_path, "NomicBertModel", **OTHER_THETA)
     newer = json.loads((tmp_path / "config.json").read_text())
     lay_out(tmp_path, reference, "published", **newer)
@@ -289,14 +289,14 @@ def test_the_prefix_of_gte_may_be_there_below_no_head(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "GteModel")
     lay_out(tmp_path, reference, "published")
     rename(tmp_path, lambda key: f"new.{key}")
-    file = tmp_path / "model.safetensors"  # with the head of sparse weights that gte-multilingual-base has beside it
+    file = tmp_path / "model.safetensors"  # with the sparse head of gte-multilingual-base
     save_file(load_file(file) | {"classifier.weight": torch.ones(1, 32), "classifier.bias": torch.ones(1)}, file)
 
     assert_same(run_ours(tmp_path), compute_hidden_states(reference))
 
 
 @pytest.mark.parametrize("setting", [{"layer_norm_type": "rms_norm"}, {"logn_attention_scale": True}])
-def test_what_no_published_gte_has_is_refused(setting: dict[str, Any], tmp_path: Path) -> None:
+def test_unsupported_gte_settings_are_refused(setting: dict[str, Any], tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "GteModel")
     lay_out(tmp_path, reference, "published", **setting)
 
@@ -305,7 +305,7 @@ def test_what_no_published_gte_has_is_refused(setting: dict[str, Any], tmp_path:
 
 
 class PlainExperts(nn.Module):
-    """Nomic's mixture, token by token: the shares of the best two as they are, and one bias for all."""
+    """Mixture of experts of Nomic, token by token: unnormalised top-2 weights, one shared bias."""
 
     def __init__(self, size: int, inner: int, count: int) -> None:
         super().__init__()
@@ -329,7 +329,7 @@ class PlainExperts(nn.Module):
 
 
 def test_nomic_v2_sends_every_other_layer_to_experts(tmp_path: Path) -> None:
-    # apart from them it is Jina's encoder: biases everywhere, an MLP without a gate
+    # otherwise as jina-embeddings-v3: biases, no gated MLP
     reference = save_tiny(tmp_path, "JinaEmbeddingsV3Model", num_hidden_layers=4)
     generator = torch.Generator().manual_seed(1)
     for layer in (1, 3):
@@ -379,7 +379,7 @@ def test_dynamic_scaling_makes_nomic_ready_for_the_longest_input(trained: int, t
 
 @pytest.mark.parametrize("family", ["NomicBert", "EuroBert"])
 def test_under_other_keys_dynamic_scaling_applies_to_long_inputs_only(family: str, tmp_path: Path) -> None:
-    """Nomic's own key, and every other family, mean what Transformers means: each input at its own length."""
+    """With rotary_scaling_factor, and in other families, scaling depends on each input length, as in Transformers."""
     reference = save_tiny(tmp_path, f"{family}Model", rope_parameters=dict(DYNAMIC), max_position_embeddings=10)
     if family == "NomicBert":
         scaling = {"max_trained_positions": 10, "rotary_scaling_factor": 2.0, "n_positions": 66}
@@ -412,7 +412,7 @@ ROPES = {
     "sliding_attention": {"rope_type": "linear", "rope_theta": 40.0, "factor": 2.0},
 }
 SCALING = {"rope_type": "linear", "factor": 3.0}
-# what the config of Transformers says, and what its file is made to say
+# Transformers config, and the rewritten config.json
 MODERNBERTS: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
     "each kind of layer scaled in its own way": ({"rope_parameters": ROPES}, (), {}),
     "older file, all layers scaled": (
@@ -479,7 +479,7 @@ RANK, ALPHA = 4, 2.0
 
 
 def save_adapted(folder: Path) -> PreTrainedModel:
-    """Jina v3 as it is published: five adapters beside every matrix, those of the embeddings the other way round."""
+    """jina-embeddings-v3 as published: LoRA parametrizations of every matrix, transposed for embeddings."""
     reference = save_tiny(folder, "JinaEmbeddingsV3Model")
     lora = {"lora_adaptations": TASKS, "lora_rank": RANK, "lora_alpha": ALPHA, "lora_dropout_p": 0.0}
     lay_out(folder, reference, "published", **lora)
@@ -522,7 +522,7 @@ def test_jina_v3_says_where_its_adapters_lie(tmp_path: Path) -> None:
             change = tensors[names[1]][2] @ tensors[names[0]][2]
             assert change.shape == original.shape
 
-    # all of them but those of the pooler, which no task needs
+    # all except those of the unused pooler
     assert found == {name for name in tensors if "lora_" in name and "pooler" not in name}
 
 

@@ -1,4 +1,4 @@
-"""SigLIP and SigLIP 2 beside Transformers: texts, images, and both in one batch."""
+"""SigLIP and SigLIP 2 equal Transformers: texts, images, and both in one batch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def flexible_llm(flexible: Reference) -> Iterator[LLM]:
         yield llm
 
 
-def test_texts_have_the_references_vectors(fixed: Reference, llm: LLM) -> None:
+def test_texts_have_the_embeddings_of_transformers(fixed: Reference, llm: LLM) -> None:
     assert_same(vectors(llm, TEXTS), [fixed.vector(text) for text in TEXTS])
     assert llm.model_config.embedding_size == 40
     assert llm.model_config.max_model_len == 24
@@ -71,7 +71,7 @@ def test_texts_are_filled_up_as_the_model_was_trained(fixed: Reference, llm: LLM
     full = vectors(llm, TEXTS[:3], tokenization_kwargs={"padding": "max_length", "max_length": 24})
 
     assert_same(full, [fixed.vector(text, pad_to=24) for text in TEXTS[:3]])
-    assert (full - vectors(llm, TEXTS[:3])).abs().max() > 0.01  # the padding is read like any token
+    assert (full - vectors(llm, TEXTS[:3])).abs().max() > 0.01  # padding tokens are attended to
 
 
 def test_texts_and_images_share_a_batch(fixed: Reference, llm: LLM) -> None:

@@ -1,4 +1,4 @@
-"""Sparse vectors: bge-m3 beside its other two answers, SPLADE, and plain masked language models."""
+"""Sparse embeddings: bge-m3 (with dense and token embeddings), SPLADE, and masked language models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.tiny import (
     tiny_splade,
 )
 
-# with words that come twice, a word that nobody knows, and nothing at all
+# with repeated words, an unknown word, and an empty text
 TEXTS = ["the cat and the dog and the bird", "a ☃ in the city", "two ☃", "", "how big is the old river in berlin?"]
 SPECIAL = (0, 1, 2, 3)  # <s> <pad> </s> <unk>
 RAW = PoolingParams(use_activation=False)
@@ -58,7 +58,7 @@ def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
 
 @contextmanager
 def counted(llm: LLM) -> Iterator[list[int]]:
-    """The sizes of the batches that run meanwhile."""
+    """Record the sizes of the batches that run."""
     executor, sizes = llm.engine.loop.executor, list[int]()
     start = executor.start
 
@@ -77,7 +77,7 @@ def counted(llm: LLM) -> Iterator[list[int]]:
 
 
 class FlagEmbedding:
-    """What the authors' own program computes, written down from its formulas: one text at a time, dictionaries."""
+    """Formulas of FlagEmbedding, one text at a time, with dictionaries as results."""
 
     def __init__(self, model: PreTrainedModel, sparse_linear: nn.Linear, colbert_linear: nn.Linear) -> None:
         self.model, self.sparse_linear, self.colbert_linear = model, sparse_linear, colbert_linear
@@ -128,7 +128,7 @@ def test_bge_m3_is_known_by_its_files_and_gives_all_three(tmp_path: Path) -> Non
         check_against(theirs, llm)
 
 
-def test_bge_m3_by_the_references_name_is_the_same(tmp_path: Path) -> None:
+def test_bge_m3_by_its_vllm_name_is_the_same(tmp_path: Path) -> None:
     theirs = FlagEmbedding(*tiny_bge_m3(tmp_path))
 
     with opened(tmp_path, hf_overrides={"architectures": ["BgeM3EmbeddingModel"]}) as llm:
@@ -176,22 +176,22 @@ def test_one_head_alone_is_a_plain_embedder(tmp_path: Path) -> None:
         assert llm.supported_tasks == ("embed", "token_embed")
 
 
-def test_the_references_name_needs_both_heads(tmp_path: Path) -> None:
+def test_the_vllm_name_needs_both_heads(tmp_path: Path) -> None:
     tiny_bge_m3(tmp_path)
     (tmp_path / "sparse_linear.pt").unlink()
 
-    with pytest.raises(LoadError, match=r"lacks sparse_linear\.pt and colbert_linear\.pt"):
+    with pytest.raises(LoadError, match=r"has no sparse_linear\.pt and colbert_linear\.pt"):
         LLM(str(tmp_path), hf_overrides={"architectures": ["BgeM3EmbeddingModel"]})
 
 
 @pytest.mark.parametrize(
     ("stored", "words"),
     [
-        ({"weight": torch.zeros(2, 32), "bias": torch.zeros(2)}, r"has shape \[2, 32\], this model needs \[1, 32\]"),
-        ({"weight": torch.zeros(1, 16)}, r"has shape \[1, 16\], this model needs \[1, 32\]"),
+        ({"weight": torch.zeros(2, 32), "bias": torch.zeros(2)}, r"has shape \[2, 32\]; expected \[1, 32\]"),
+        ({"weight": torch.zeros(1, 16)}, r"has shape \[1, 16\]; expected \[1, 32\]"),
         ({"weight": torch.zeros(1, 32), "bias": torch.zeros(3)}, r"bias has shape \[3\]"),
-        ({"bias": torch.zeros(1)}, "holds bias, not one linear layer"),
-        ({"a.weight": torch.zeros(1, 32), "b.weight": torch.zeros(1, 32)}, "not one linear layer"),
+        ({"bias": torch.zeros(1)}, "contains bias; expected one linear layer"),
+        ({"a.weight": torch.zeros(1, 32), "b.weight": torch.zeros(1, 32)}, "expected one linear layer"),
         (print, "could run code"),
     ],
 )
@@ -230,7 +230,7 @@ def test_a_combined_request_equals_separate_ones_and_reads_every_text_once(tmp_p
         ]
 
 
-def test_the_references_combined_task_is_one_row_of_both(tmp_path: Path) -> None:
+def test_the_combined_task_of_vllm_is_one_row_of_both(tmp_path: Path) -> None:
     tiny_bge_m3(tmp_path)
 
     with opened(tmp_path, pooler_config=PoolerConfig(task="embed&token_classify")) as llm:
@@ -324,7 +324,7 @@ def test_the_older_layout_reads_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["Bert", "DistilBert"])
-def test_the_references_name_makes_a_masked_language_model_splade(family: str, tmp_path: Path) -> None:
+def test_the_vllm_name_makes_a_masked_language_model_splade(family: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, f"{family}ForMaskedLM")
 
     with opened(tmp_path, hf_overrides={"architectures": [f"{family}SpladeSparseEmbeddingModel"]}) as llm:
@@ -366,16 +366,16 @@ def test_splade_vectors_are_as_wide_as_the_vocabulary(tmp_path: Path) -> None:
 def test_splade_does_not_average_chunks(tmp_path: Path) -> None:
     tiny_splade(tmp_path)
 
-    with pytest.raises(LoadError, match="leave enable_chunked_processing out"):
+    with pytest.raises(LoadError, match="enable_chunked_processing is not supported for SPLADE models"):
         LLM(str(tmp_path), pooler_config=PoolerConfig(enable_chunked_processing=True))
 
 
 @pytest.mark.parametrize(
     ("modules", "words"),
     [
-        (["MLMTransformer", "SpladePooling", "Normalize"], "MLMTransformer, SpladePooling, Normalize cannot be run"),
-        (["MLMTransformer"], "MLMTransformer cannot be run"),
-        (["MLMTransformer", "Pooling"], "MLMTransformer, Pooling cannot be run"),
+        (["MLMTransformer", "SpladePooling", "Normalize"], "MLMTransformer, SpladePooling, Normalize is not supported"),
+        (["MLMTransformer"], "MLMTransformer is not supported"),
+        (["MLMTransformer", "Pooling"], "MLMTransformer, Pooling is not supported"),
     ],
 )
 def test_modules_that_make_no_splade_are_refused(modules: list[str], words: str, tmp_path: Path) -> None:
@@ -391,11 +391,11 @@ def test_modules_that_make_no_splade_are_refused(modules: list[str], words: str,
 def test_an_unknown_splade_setting_is_refused(key: str, value: str, tmp_path: Path) -> None:
     tiny_splade(tmp_path, **{key: value})
 
-    with pytest.raises(LoadError, match=f"{key} {value!r} is unknown; there are: "):
+    with pytest.raises(LoadError, match=f"unknown {key} {value!r}; expected one of: "):
         LLM(str(tmp_path))
 
 
-# plain masked language models
+# masked language models
 
 
 @pytest.mark.parametrize("family", ["Bert", "DistilBert"])

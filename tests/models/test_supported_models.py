@@ -1,4 +1,4 @@
-"""docs/models.md names every architecture that loads, with what its family has, and nothing else."""
+"""docs/models.md lists exactly the registered architectures, with heads that exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.tiny import SIZES
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 ROWS = {row.name: row for row in supported_models.iter_supported_models()}
-# by stem, where Transformers has a config to ask the family with
+# by stem, if Transformers has a config class to build the family with
 CONFIGS = {
     stem: config
     for stem in supported_models.SUPPORTED_FAMILIES
@@ -52,8 +52,8 @@ def test_every_registered_name_is_listed_and_every_listed_name_is_registered() -
     assert len(ROWS) == len(list(supported_models.iter_supported_models()))
     assert not {*supported_models.ALSO_VERIFIED_WITH, *supported_models.VLLM_DIFFERENCES} - ROWS.keys()
     for name, row in ROWS.items():
-        form = registry.find_architecture([name]).kind
-        assert row.kind == form or row.kind == "embed", f"{name} is {form} by the catalog, {row.kind} in the guide"
+        kind = registry.find_architecture([name]).kind
+        assert row.kind == kind or row.kind == "embed", f"{name} is {kind} in the registry, {row.kind} in the catalog"
 
 
 def test_models_are_listed_under_suffixes_that_the_family_has() -> None:

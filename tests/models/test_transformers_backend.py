@@ -1,4 +1,4 @@
-"""Architectures that only the Transformers library knows run through it, padded."""
+"""Architectures without a native implementation run on the Transformers backend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.tiny import (
     tiny_bert_classifier,
 )
 
-# an encoder and a decoder that no family of ours describes
+# an encoder and a decoder without native implementation
 UNKNOWN = {
     "encoder": ("RoFormerModel", ENCODER | {"pad_token_id": 0, "embedding_size": 32}, "CLS"),
     "decoder": (
@@ -53,7 +53,7 @@ def test_an_unknown_model_embeds_as_the_library_does(
     with caplog.at_level(logging.WARNING), LLM(str(tmp_path), dtype="float32", max_model_len=64) as llm:
         outputs = llm.encode(TEXTS, pooling_task="token_embed", use_tqdm=False)
 
-    assert "is run by the Transformers library: its inputs are padded" in caplog.text
+    assert "runs on the Transformers backend: inputs are padded" in caplog.text
     for output in outputs:
         with torch.inference_mode():
             alone = reference(input_ids=torch.tensor([output.prompt_token_ids])).last_hidden_state[0]
@@ -78,7 +78,7 @@ def test_an_unknown_classifier_classifies_and_scores(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pad", [0, 5, 159])
 def test_a_decoder_classifier_gives_the_same_in_a_batch_and_alone(pad: int, tmp_path: Path) -> None:
-    """The library's own way past padding depends on what the padding is."""
+    """Transformers finds the last token by the padding token."""
     sizes = {"num_hidden_layers": 2, "intermediate_size": 48, "num_attention_heads": 4, "max_position_embeddings": 64}
     config = {"vocab_size": 160, "hidden_size": 32, "pad_token_id": pad, "num_labels": 3} | sizes
     reference = save(tmp_path, "GPTNeoXForSequenceClassification", config)
@@ -142,9 +142,9 @@ def test_without_the_library_the_error_says_how_to_get_it(tmp_path: Path, monkey
     save(tmp_path, name, config)
     monkeypatch.setattr(transformers_backend, "find_spec", lambda module: None)
 
-    with pytest.raises(LoadError, match=r"may run it: pip install 'cenote\[transformers\]'"):
+    with pytest.raises(LoadError, match=r"may support it: pip install 'cenote\[transformers\]'"):
         LLM(str(tmp_path))
-    with pytest.raises(LoadError, match="no architecture of"):
+    with pytest.raises(LoadError, match="unknown architectures"):
         LLM(str(tmp_path), model_impl="cenote")
 
 
@@ -153,5 +153,5 @@ def test_the_transformers_backend_makes_no_classifier_of_an_embedder(tmp_path: P
     name, config, _ = UNKNOWN["decoder"]
     save(tmp_path, name, config)
 
-    with pytest.raises(LoadError, match="which cannot make a classifier of it"):
+    with pytest.raises(LoadError, match="which cannot convert it to a classifier"):
         LLM(str(tmp_path), convert="classify")

@@ -1,4 +1,4 @@
-"""The names under which checkpoints of different ages and origins keep the same tensors."""
+"""Weight names of checkpoints of different age and origin."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_tensor_without_a_place_is_an_error(tmp_path: Path) -> None:
     extra = {"encoder.layer.0.attention.self.distance_embedding.weight": torch.zeros(3, 8)}
     save_file(load_file(file) | extra, file, metadata={"format": "pt"})
 
-    with pytest.raises(LoadError, match=r"no place for .*distance_embedding"):
+    with pytest.raises(LoadError, match=r"unexpected in the checkpoint: .*distance_embedding"):
         load_model(EngineConfig.from_kwargs(str(tmp_path), device="cpu"))
 
 
@@ -118,5 +118,5 @@ def test_a_place_without_a_tensor_is_an_error(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
     rename(tmp_path, lambda name: name.replace("encoder.layer.1.output.dense", "encoder.layer.7.output.dense"))
 
-    with pytest.raises(LoadError, match=r"nothing in the checkpoint for .*encoder\.layer\.1\.output\.dense"):
+    with pytest.raises(LoadError, match=r"missing in the checkpoint: .*encoder\.layer\.1\.output\.dense"):
         load_model(EngineConfig.from_kwargs(str(tmp_path), device="cpu"))

@@ -1,7 +1,7 @@
-"""Tiny Qwen3-VL checkpoints with random weights, and what Transformers makes of texts with images beside them.
+"""Tiny Qwen3-VL checkpoints with random weights, and the outputs of Transformers for texts with images.
 
-    reference = save_tiny_qwen3_vl(tmp_path)                   # an embedder; with tied=True the words are its head
-    reference, projection = save_tiny_colqwen3(tmp_path)       # a short vector for every token
+    reference = save_tiny_qwen3_vl(tmp_path)                   # an embedder; tied=True ties the LM head
+    reference, projection = save_tiny_colqwen3(tmp_path)       # token embeddings
     llm = LLM(str(tmp_path), dtype="float32")
 
 Images become 1 to 16 tokens, whatever their size; a chat template and all files about images lie in the folder.
@@ -42,7 +42,7 @@ TEXT = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 512,
-    # some pairs are left when rows and columns have theirs
+    # more rotary pairs than the sections of rows and columns
     "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "mrope_section": [4, 2, 2]}
     | {"mrope_interleaved": True},
 }
@@ -82,7 +82,7 @@ CHAT_TEMPLATE = """
 
 
 def save_tiny_qwen3_vl(folder: Path, *, tied: bool = False, seed: int = 0) -> Qwen3VLForConditionalGeneration:
-    """Qwen3-VL, which becomes an embedder; returned as it is for comparisons."""
+    """Save a Qwen3-VL embedder and return the Transformers model."""
     config = {"text_config": TEXT, "vision_config": VISION, "tie_word_embeddings": tied}
     return save_model(folder, Qwen3VLForConditionalGeneration, config, seed=seed)
 
@@ -90,7 +90,7 @@ def save_tiny_qwen3_vl(folder: Path, *, tied: bool = False, seed: int = 0) -> Qw
 def save_model(
     folder: Path, model_class: type[Any], config: Mapping[str, Any], *, seed: int = 0, std: float = 0.3
 ) -> Any:
-    """A model of that class, one of those that see as Qwen3-VL does, with all its files in `folder`."""
+    """Save a model of that class (with the tower of Qwen3-VL) and all its files."""
     tokenizer = save_tokenizer(folder, TOKENS, max_length=512, two_types=False)
     ids = {
         f"{name}_id": tokenizer.token_to_id(TOKENS[name])
@@ -113,7 +113,7 @@ def save_tiny_colqwen3(
     renamed: Callable[[str], str] = "vlm.{}".format,
     **changes: Any,
 ) -> tuple[Qwen3VLForConditionalGeneration, torch.nn.Linear]:
-    """Qwen3-VL below a projection to 8 numbers, under the names of Tomoro's checkpoints unless told otherwise."""
+    """Save Qwen3-VL with a projection to size 8, by default with the names of the Tomoro checkpoints."""
     model = save_tiny_qwen3_vl(folder)
     layer = save_projection(folder, projection, bias=bias, renamed=renamed)
     change_config(folder, architectures=[architecture], model_type="colqwen3", **{"embed_dim": 8} | changes)
@@ -121,7 +121,7 @@ def save_tiny_colqwen3(
 
 
 def save_projection(folder: Path, name: str, *, bias: bool, renamed: Callable[[str], str]) -> torch.nn.Linear:
-    """From states to 8 numbers, beside the weights of a model, which get other names."""
+    """Add a projection to size 8 to a checkpoint and rename its weights."""
     layer = torch.nn.Linear(32, 8, bias=bias).requires_grad_(False)
     randomize(layer, seed=1)
     tensors = {renamed(stored): tensor for stored, tensor in load_file(folder / "model.safetensors").items()}
@@ -132,13 +132,13 @@ def save_projection(folder: Path, name: str, *, bias: bool, renamed: Callable[[s
 
 
 def make_image(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Smooth noise, so that another way of resizing would be seen but not all is grey."""
+    """Return smooth noise, on which another way of resizing makes a difference."""
     noise = np.random.default_rng(seed).integers(0, 256, (5, 4, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 
 
 def states_of(model: Any, folder: Path, prompt: str, images: Sequence[Image.Image] = ()) -> Tensor:
-    """Transformers' state of every token of a prompt that has one mark for each image: [tokens, hidden]."""
+    """Return the Transformers hidden states of a prompt with image placeholders, [tokens, hidden]."""
     token_ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(prompt).ids
     mark, seen = model.config.image_token_id, dict[str, Tensor]()
     if images:

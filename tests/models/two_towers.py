@@ -1,4 +1,4 @@
-"""Tiny CLIPs and SigLIPs as Transformers writes them, and what it says of one text or one image by itself."""
+"""Tiny CLIP and SigLIP checkpoints saved by Transformers, and its outputs for single texts and images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from cenote import LLM
 from tests.tiny import ENCODER, TEXTS, randomize, save_tokenizer
 
-# the last of them ends a text, and its number is not 2, which means something else to Transformers
+# the last one is EOS; its id must not be 2, which Transformers treats specially
 TOKENS = {"unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>", "cls_token": "<s>", "sep_token": "</s>"}
 TEXT = ENCODER | {"max_position_embeddings": 24, "pad_token_id": 1, "bos_token_id": 3, "eos_token_id": 4}
 VISION: dict[str, Any] = {
@@ -32,14 +32,14 @@ VISION: dict[str, Any] = {
 
 
 def make_image(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Large spots of colour: what resizing does to noise would make all images the same."""
+    """Return large spots of colour; resized noise would make all images equal."""
     spots = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     return Image.fromarray(spots).resize((width, height), Image.Resampling.BICUBIC)
 
 
-# a portrait, one that is as large as the model reads, one longer than wide, a tiny one
+# portrait, model size, landscape, tiny
 IMAGES = [make_image(30, 70, 1), make_image(28, 28, 2), make_image(95, 41, 3), make_image(5, 3, 4)]
-# texts and images in turns, and an image twice
+# texts and images alternating, one image twice
 MIXED: list[str | Image.Image] = [
     TEXTS[0],
     IMAGES[0],

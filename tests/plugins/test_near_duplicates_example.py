@@ -47,11 +47,11 @@ def test_a_long_text_is_truncated(duplicates_llm: LLM) -> None:
     ("data", "message"),
     [
         (None, NO_DATA_MESSAGE),
-        ("text", "data is an object with texts and a threshold, got str"),
-        ({}, "texts is a list of one text or more"),
-        ({"texts": ["a", 5]}, "texts is a list of one text or more"),
-        ({"texts": ["a"] * 2001}, "2001 texts are more than the 2000 that are compared at once"),
-        ({"texts": ["a"], "threshold": 2}, "threshold is a cosine between -1 and 1, got 2"),
+        ("text", "data must be an object with texts and a threshold, got str"),
+        ({}, "texts must be a non-empty list of strings"),
+        ({"texts": ["a", 5]}, "texts must be a non-empty list of strings"),
+        ({"texts": ["a"] * 2001}, "got 2001 texts; the maximum is 2000"),
+        ({"texts": ["a"], "threshold": 2}, "threshold must be a cosine between -1 and 1, got 2"),
     ],
     ids=lambda value: str(value)[:20],
 )

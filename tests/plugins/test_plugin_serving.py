@@ -67,8 +67,8 @@ def test_data_is_returned_in_the_plugins_format(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"texts": ["a"], "threshold": 2}, "threshold is a cosine between -1 and 1, got 2"),
-        ("text", "data is an object with texts and a threshold, got str"),
+        ({"texts": ["a"], "threshold": 2}, "threshold must be a cosine between -1 and 1, got 2"),
+        ("text", "data must be an object with texts and a threshold, got str"),
         (None, "The 'data' field of the prompt is expected to contain the prompt data and it cannot be None."),
     ],
     ids=str,

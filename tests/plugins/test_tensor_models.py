@@ -138,7 +138,7 @@ def test_a_tensor_model_supports_only_the_plugin_task(mask_llm: LLM) -> None:
 def test_data_that_the_plugin_refuses_is_a_bad_request(mask_llm: LLM) -> None:
     with pytest.raises(BadRequest, match="the image has 5 pages of 20 x 10; it must have 6"):
         run_plugin(mask_llm, {"data": make_scene(10, 20, num_bands=5)[1]})
-    with pytest.raises(BadRequest, match="data_format is 'b64_json' here, got 'url'"):
+    with pytest.raises(BadRequest, match="data_format must be 'b64_json', got 'url'"):
         run_plugin(mask_llm, {"data": "http://127.0.0.1/scene.tiff", "data_format": "url"})
 
 
@@ -258,11 +258,11 @@ def test_inputs_of_one_shape_run_in_one_batch(passthrough_llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"x": torch.ones(1, 2)}, "reads the tensors x, y; this input has x$"),
-        ({"x": torch.ones(1, 2), "y": torch.ones(1), "z": torch.ones(1)}, "this input has x, y, z$"),
-        ({"x": torch.ones(1, 3), "y": torch.ones(1)}, r"x has the shape \[1, 3\], Model_\w+ reads \[any, 2\]"),
+        ({"x": torch.ones(1, 2)}, "requires the tensors x, y; got x$"),
+        ({"x": torch.ones(1, 2), "y": torch.ones(1), "z": torch.ones(1)}, "got x, y, z$"),
+        ({"x": torch.ones(1, 3), "y": torch.ones(1)}, r"x has shape \[1, 3\], Model_\w+ requires \[any, 2\]"),
         ({"x": [[1.0, 2.0]], "y": torch.ones(1)}, "x of multi_modal_data.image must be a tensor, got list"),
-        ({"x": torch.ones(1, 2), "y": -torch.ones(1)}, "refuses this input: y is negative"),
+        ({"x": torch.ones(1, 2), "y": -torch.ones(1)}, "rejected the input: y is negative"),
     ],
     ids=["missing", "unknown", "shape", "kind", "refused by the model"],
 )
@@ -288,11 +288,11 @@ def test_a_model_of_tokens_refuses_tensors_and_this_one_refuses_text(passthrough
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"offset": torch.ones(2), "other": torch.ones(2)}, "nothing in the checkpoint for weight"),
-        ({"weight": torch.ones(2)}, "nothing in the checkpoint for offset"),
-        (WEIGHTS | {"extra.weight": torch.ones(1)}, "no place for extra.weight"),
-        (WEIGHTS | {"weight": torch.ones(3)}, r"weight has shape \[3\], config.json asks for \[2\]"),
-        (WEIGHTS | {"offset": torch.ones(3)}, r"offset has shape \[3\], config.json asks for \[2\]"),
+        ({"offset": torch.ones(2), "other": torch.ones(2)}, "missing in the checkpoint: weight"),
+        ({"weight": torch.ones(2)}, "the checkpoint has no offset"),
+        (WEIGHTS | {"extra.weight": torch.ones(1)}, "unexpected in the checkpoint: extra.weight"),
+        (WEIGHTS | {"weight": torch.ones(3)}, r"weight has shape \[3\], config.json requires \[2\]"),
+        (WEIGHTS | {"offset": torch.ones(3)}, r"offset has shape \[3\], config.json requires \[2\]"),
     ],
     ids=["parameter", "buffer", "extra", "shape", "shape of a buffer"],
 )
@@ -306,9 +306,9 @@ def test_every_name_of_the_checkpoint_and_of_the_model_is_accounted_for(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("return Scaling()", "raise KeyError('num_bands')"), "cannot be made: KeyError: 'num_bands'"),
-        (("return Scaling()", "return 5"), "is a int, not a torch module"),
-        (('tensor_shapes = {"x": (None, 2), "y": (1,)}', ""), "its attribute tensor_shapes names every tensor"),
+        (("return Scaling()", "raise KeyError('num_bands')"), "failed to build: KeyError: 'num_bands'"),
+        (("return Scaling()", "return 5"), "is a int; expected a torch.nn.Module"),
+        (('tensor_shapes = {"x": (None, 2), "y": (1,)}', ""), "has no tensor_shapes; expected a mapping"),
     ],
     ids=["fails", "no module", "no shapes"],
 )
@@ -323,7 +323,7 @@ def test_only_the_package_of_the_selected_plugin_brings_models(install_plugin: I
     name, checkpoint = install_plugin()
     other, _ = install_plugin()
 
-    with pytest.raises(LoadError, match=f"'{other}' is of another package; .* one of: {name}$"):
+    with pytest.raises(LoadError, match=f"'{other}' belongs to another package; .* one of: {name}$"):
         load_llm(other, checkpoint)
     assert name not in sys.modules, "it must not be imported"
 
@@ -354,7 +354,9 @@ def test_the_server_returns_a_mask(path: list[str], folder: Path, tmp_path: Path
 
     assert reply.status_code == 200, reply.text
     assert torch.equal(decode_mask(reply.json()["data"]), compute_mask(folder, bands, (0, 0)))
-    assert refused.status_code == 400 and refused.json()["error"]["message"].startswith("data is no TIFF in base64")
+    assert refused.status_code == 400 and refused.json()["error"]["message"].startswith(
+        "data is not a base64-encoded TIFF"
+    )
     assert text.status_code == 400 and embedded.status_code == 501, (text.text, embedded.text)
     assert "BandMixerForSegmentation reads tensors" in text.json()["error"]["message"]
 

@@ -141,13 +141,13 @@ def test_options_set_the_default_prompt(tmp_path: Path) -> None:
         assert_close(embed_texts(llm), query)
     with open_llm(tmp_path, default_prompt="") as llm:
         assert_close(embed_texts(llm), plain)
-    with pytest.raises(LoadError, match="default_prompt_name 'title' is no prompt; there are: document, query"):
+    with pytest.raises(LoadError, match="unknown default_prompt_name 'title'; available: document, query"):
         open_llm(tmp_path, default_prompt_name="title")
     write_prompts(tmp_path, {}, "title")
-    with pytest.raises(LoadError, match="default_prompt_name 'title' is no prompt; there are: none"):
+    with pytest.raises(LoadError, match="unknown default_prompt_name 'title'; available: none"):
         open_llm(tmp_path)
     change_config(tmp_path, task_instructions=["retrieval"])
-    with pytest.raises(LoadError, match="task_instructions is .*, not texts by name"):
+    with pytest.raises(LoadError, match="task_instructions is .*; expected a mapping of names to strings"):
         open_llm(tmp_path)
 
 
@@ -318,7 +318,7 @@ def test_a_task_of_jina_v3_has_its_adapter_and_its_instruction(tmp_path: Path, f
         assert_close(embed_texts(llm), embed_texts(llm, task="separation"))
     with open_llm(tmp_path, default_adapter="classification") as llm:
         assert_close(embed_texts(llm), embed_texts(llm, task="classification"))
-    with pytest.raises(LoadError, match="has no adapter 'song'; there are: retrieval.query"):
+    with pytest.raises(LoadError, match="has no adapter 'song'; available: retrieval.query"):
         open_llm(tmp_path, default_adapter="song")
 
 

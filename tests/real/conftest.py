@@ -1,4 +1,4 @@
-"""Real checkpoints: the default model, and those of the folder `shared` beside the project where there is one."""
+"""Real checkpoints: the default model, and those in the `shared` folder of the project, if present."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from cenote.loading.default_model import HUB_NAME, find_default_model
 
 SHARED = Path(__file__).parents[2] / ".." / "shared"
-torch.set_num_threads(1)  # sums must not depend on how busy the other cores are
+torch.set_num_threads(1)  # results must not depend on the number of threads
 
 
 def shared_folder(*parts: str) -> Path:
@@ -21,7 +21,7 @@ def shared_folder(*parts: str) -> Path:
 
 
 def model_folder(name: str) -> Path:
-    """The default model by the name of `default`, any other from the shared folder."""
+    """Return the folder of the model `default`, or of another in the shared folder."""
     if name != "default":
         return shared_folder("models", name)
     if (folder := find_default_model()) == HUB_NAME:

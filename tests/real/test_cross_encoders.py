@@ -1,4 +1,4 @@
-"""A real cross-encoder gives the scores that Sentence Transformers gives."""
+"""A real cross-encoder returns the scores of Sentence Transformers."""
 
 from __future__ import annotations
 

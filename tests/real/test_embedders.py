@@ -1,4 +1,4 @@
-"""Real embedders give what Sentence Transformers gives, to every kind of text, alone or in company."""
+"""Real embedders return the embeddings of Sentence Transformers for many kinds of text, alone and batched."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.real.conftest import model_folder, shared_folder
 from tests.real.texts import TEXTS
 
 MODELS = ("default", "granite-embedding-30m-english")
-TRUNCATE = {"truncate_prompt_tokens": -1}  # long texts are cut, as Sentence Transformers does unasked
+TRUNCATE = {"truncate_prompt_tokens": -1}  # Sentence Transformers truncates by default
 
 
 def opened(name: str, **options: Any) -> LLM:
-    folder = model_folder(name)  # looked up even for the default, which may not be installed
+    folder = model_folder(name)  # also for the default model: skips if it is not installed
     return LLM(None if name == "default" else str(folder), device="cpu", **options)
 
 
@@ -59,7 +59,7 @@ def reference(name: str) -> Callable[[list[str]], Tensor]:
 
 @pytest.fixture(scope="module")
 def theirs(reference: Callable[[list[str]], Tensor]) -> Tensor:
-    """What Sentence Transformers says to all of the texts."""
+    """Embeddings of all texts by Sentence Transformers."""
     return reference(TEXTS)
 
 
@@ -107,7 +107,7 @@ def test_similar_sentences_rank_alike(llm: LLM, reference: Callable[[list[str]],
 
 
 def copied(folder: Path, *, without: tuple[str, ...]) -> Path:
-    """The default model in a folder of its own, less some files."""
+    """A copy of the default model without some files."""
     shutil.copytree(model_folder("default"), folder, ignore=shutil.ignore_patterns(*without))
     return folder
 

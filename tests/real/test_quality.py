@@ -1,4 +1,4 @@
-"""Evaluation figures on real text, beside the library the checkpoints were made with."""
+"""Evaluation metrics on real data, compared with Sentence Transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cenote.bench.quality import (
 )
 from tests.real.conftest import model_folder, shared_folder
 
-# a minute of one slow core, and more where others use the machine
+# takes a minute on one slow core
 pytestmark = pytest.mark.timeout(600)
 
 

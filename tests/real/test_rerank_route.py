@@ -1,4 +1,4 @@
-"""A real cross-encoder behind the rerank routes, as Cohere's clients ask it."""
+"""A real cross-encoder behind the rerank routes, called by the Cohere client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real SPLADE model gives the vectors that Sentence Transformers gives."""
+"""A real SPLADE model returns the embeddings of Sentence Transformers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_small_collection_is_searched_as_well_as_by_the_library(
     relevant = {name for query in data.queries for name in data.relevant[query]}
     names = [*sorted(relevant), *[name for name in data.documents if name not in relevant][:25]]
     queries, documents = list(data.queries.values()), [data.documents[name] for name in names]
-    monkeypatch.setattr(reference[0], "max_seq_length", 64)  # the beginnings will do
+    monkeypatch.setattr(reference[0], "max_seq_length", 64)  # truncate, for speed
     expected = encode_with_reference(reference, queries) @ encode_with_reference(reference, documents).T
 
     cut = {"truncate_prompt_tokens": 64}
@@ -87,6 +87,6 @@ def test_a_small_collection_is_searched_as_well_as_by_the_library(
 
 
 def overlap(query: SparseEmbeddingOutput, text: SparseEmbeddingOutput) -> float:
-    """What a search engine does with the pairs."""
+    """Dot product of sparse embeddings, as in a search engine."""
     weights = dict(zip(text.token_ids, text.weights, strict=True))
     return sum(weight * weights.get(token, 0.0) for token, weight in zip(query.token_ids, query.weights, strict=True))

@@ -1,4 +1,4 @@
-"""Sentences of many kinds: questions, code, numbers, scripts, marks, the empty text and one that is far too long."""
+"""Texts of many kinds: questions, code, numbers, scripts, punctuation, an empty text and an overlong one."""
 
 from __future__ import annotations
 

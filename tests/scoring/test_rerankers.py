@@ -386,7 +386,7 @@ def test_a_renamed_reranker_is_one_by_the_name_of_its_template(
     with load_llm(renamed, score_template="qwen3_reranker") as llm:
         expected = reference_scores(reference, folder, RERANKER_KINDS["Qwen3-Reranker-0.6B"])
         assert scores(llm) == pytest.approx(expected, abs=1e-4)
-    with pytest.raises(BadRequest, match=r"score_template 'qwen3' is neither .*there are also: auto, none, qwen3_rer"):
+    with pytest.raises(BadRequest, match=r"score_template 'qwen3' is neither .*built-in values: auto, none, qwen3_rer"):
         load_llm(renamed, score_template="qwen3")
 
 

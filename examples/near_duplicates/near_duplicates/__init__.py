@@ -1,6 +1,6 @@
-"""Finds texts that say nearly the same."""
+"""Find near-duplicate texts."""
 
 
 def plugin() -> str:
-    """What the entry point names: only if somebody selects this plugin, its class is imported."""
+    """Entry point: return the class of the plugin, which is imported only if the plugin is selected."""
     return "near_duplicates.processor.NearDuplicates"

@@ -1,4 +1,4 @@
-"""The plugin: a list of texts in; which of them to keep, and which nearly repeat one of those, out."""
+"""IO processor: take a list of texts, return which to keep and which are near duplicates of those."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class DeduplicationInput:
 class NearDuplicates(IOProcessor[DeduplicationInput, dict[str, Any]]):
     def parse_data(self, data: object) -> DeduplicationInput:
         if not isinstance(data, dict):
-            raise TypeError(f"data is an object with texts and a threshold, got {type(data).__name__}")
+            raise TypeError(f"data must be an object with texts and a threshold, got {type(data).__name__}")
         texts, threshold = data.get("texts"), data.get("threshold", 0.9)
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-            raise ValueError("texts is a list of one text or more")
+            raise ValueError("texts must be a non-empty list of strings")
         if len(texts) > MAX_TEXTS:
-            raise ValueError(f"{len(texts)} texts are more than the {MAX_TEXTS} that are compared at once")
+            raise ValueError(f"got {len(texts)} texts; the maximum is {MAX_TEXTS}")
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not -1 <= threshold <= 1:
-            raise ValueError(f"threshold is a cosine between -1 and 1, got {threshold!r}")
+            raise ValueError(f"threshold must be a cosine between -1 and 1, got {threshold!r}")
         return DeduplicationInput(texts, threshold)
 
     def merge_pooling_params(self, params: PoolingParams | None = None) -> PoolingParams:
-        # vectors of length 1, whose product is the cosine; a long text is judged by its beginning
+        # normalised embeddings, whose dot product is the cosine; long texts are truncated
         return PoolingParams(task="embed", use_activation=True, truncate_prompt_tokens=-1)
 
     def pre_process(self, prompt: DeduplicationInput, request_id: str | None = None, **kwargs: Any) -> list[str]:
@@ -49,9 +49,9 @@ class NearDuplicates(IOProcessor[DeduplicationInput, dict[str, Any]]):
         kept = torch.zeros(len(vectors), dtype=torch.bool)
         duplicates = []
         for index, row in enumerate(similarities):
-            nearest, place = row.masked_fill(~kept, -torch.inf).max(dim=0)
+            nearest, match = row.masked_fill(~kept, -torch.inf).max(dim=0)
             if nearest >= threshold:
-                duplicates.append({"index": index, "of": int(place), "similarity": round(float(nearest), 4)})
+                duplicates.append({"index": index, "of": int(match), "similarity": round(float(nearest), 4)})
             else:
                 kept[index] = True
         return {"kept": kept.nonzero().flatten().tolist(), "duplicates": duplicates}

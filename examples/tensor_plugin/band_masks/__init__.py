@@ -1,6 +1,6 @@
-"""Finds which class every pixel of a satellite image belongs to."""
+"""Classify every pixel of a satellite image."""
 
 
 def plugin() -> str:
-    """What the entry point names: only if somebody selects this plugin, its class is imported."""
+    """Entry point: return the class of the plugin, which is imported only if the plugin is selected."""
     return "band_masks.processor.BandMasks"

@@ -1,4 +1,4 @@
-"""The model: patches of a tile are mixed with each other and within themselves, without attention or tokens."""
+"""An MLP-Mixer for segmentation of tiles, without attention or tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def make_model(config: Mapping[str, Any]) -> nn.Module:
-    """What the entry point names: config.json in, a model out, which Cenote fills from model.safetensors."""
+    """Entry point: build the model from config.json; Cenote loads model.safetensors into it."""
     return BandMixer(
         num_bands=config["num_bands"],
         num_classes=config["num_classes"],
@@ -22,7 +22,7 @@ def make_model(config: Mapping[str, Any]) -> nn.Module:
 
 
 class MixerLayer(nn.Module):
-    """Every patch hears of all others, number by number; then its own numbers hear of each other."""
+    """Mix across patches, then across channels."""
 
     def __init__(self, num_patches: int, hidden_size: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class BandMixer(nn.Module):
     ) -> None:
         super().__init__()
         self.num_classes, self.patch_size, self.side = num_classes, patch_size, tile_size // patch_size
-        # what one input has; a batch has one more dimension, in front
+        # shapes of one input, without the batch dimension
         self.tensor_shapes = {"pixel_values": (num_bands, tile_size, tile_size), "location_coords": (1, 2)}
         self.embed = nn.Conv2d(num_bands, hidden_size, patch_size, stride=patch_size)
         self.place = nn.Linear(2, hidden_size)
@@ -51,7 +51,7 @@ class BandMixer(nn.Module):
         self.head = nn.Linear(hidden_size, num_classes * patch_size**2)
 
     def forward(self, pixel_values: Tensor, location_coords: Tensor) -> Tensor:
-        """A number for every class and pixel, [tiles, classes, size, size], from [tiles, bands, size, size]."""
+        """Return class scores per pixel, [tiles, classes, size, size], for [tiles, bands, size, size]."""
         x = self.embed(pixel_values).flatten(2).transpose(1, 2) + self.place(location_coords)
         for layer in self.layers:
             x = layer(x)

@@ -1,4 +1,4 @@
-"""The plugin: bands of an image in, cut into tiles for the model; a mask of its classes out, as a PNG."""
+"""IO processor: split the bands of an image into tiles for the model, and return a class mask as PNG."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ class BandMasks(IOProcessor[Scene, dict[str, Any]]):
 
     def parse_data(self, data: object) -> Scene:
         if not isinstance(data, dict) or not isinstance(data.get("data"), str):
-            raise TypeError("data is an object whose own data is an image, written in base64")
+            raise TypeError("data must be an object with a base64-encoded image in its data field")
         for name, known in (("data_format", "b64_json"), ("image_format", "tiff"), ("out_data_format", "b64_json")):
             if data.get(name, known) != known:
-                # a plugin that opens paths or addresses must decide which of them a stranger may name
-                raise ValueError(f"{name} is {known!r} here, got {data[name]!r}")
+                # accepting paths or URLs would need a policy for untrusted requests
+                raise ValueError(f"{name} must be {known!r}, got {data[name]!r}")
         try:
             latitude, longitude = map(float, data.get("location", (0.0, 0.0)))
         except (TypeError, ValueError):
-            raise ValueError("location is two numbers, degrees north and east") from None
+            raise ValueError("location must be two numbers, degrees north and east") from None
         return Scene(self._decode_bands(data["data"]), torch.tensor([[latitude, longitude]]))
 
-    def _decode_bands(self, written: str) -> Tensor:
-        """The pages of a TIFF, each a band in shades of grey."""
+    def _decode_bands(self, encoded: str) -> Tensor:
+        """Decode the pages of a TIFF, one greyscale page per band."""
         try:
-            image = Image.open(BytesIO(base64.b64decode(written, validate=True)), formats=["TIFF"])
+            image = Image.open(BytesIO(base64.b64decode(encoded, validate=True)), formats=["TIFF"])
         except (binascii.Error, OSError):
-            raise ValueError("data is no TIFF in base64") from None
+            raise ValueError("data is not a base64-encoded TIFF") from None
         if getattr(image, "n_frames", 1) != self.num_bands or max(image.size) > MAX_SIDE:
             raise ValueError(
                 f"the image has {getattr(image, 'n_frames', 1)} pages of {image.size[0]} x {image.size[1]}; "
@@ -71,11 +71,11 @@ class BandMasks(IOProcessor[Scene, dict[str, Any]]):
             try:
                 pages.append(np.asarray(page.convert("F")))
             except OSError:
-                raise ValueError("data is a TIFF that breaks off") from None
+                raise ValueError("data is a truncated TIFF") from None
         return torch.from_numpy(np.stack(pages))
 
     def pre_process(self, prompt: Scene, request_id: str | None = None, **kwargs: Any) -> list[dict[str, Any]]:
-        """A prompt for each tile; the last of a row or column has the image's edge repeated behind it."""
+        """Return one prompt per tile; tiles at the edge are padded by repeating the edge pixels."""
         bands, tile = (prompt.bands - self.mean) / self.std, self.tile_size
         height, width = prompt.size
         padded = torch.nn.functional.pad(bands, (0, -width % tile, 0, -height % tile), mode="replicate")
@@ -83,27 +83,27 @@ class BandMasks(IOProcessor[Scene, dict[str, Any]]):
         return [
             {
                 "prompt_token_ids": [1],
-                "multi_modal_data": {"image": {"pixel_values": each, "location_coords": prompt.location}},
+                "multi_modal_data": {"image": {"pixel_values": pixels, "location_coords": prompt.location}},
             }
-            for each in tiles
+            for pixels in tiles
         ]
 
     def post_process(
         self, model_output: Sequence[PoolingRequestOutput], request_id: str | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         height, width = kwargs["prompt"].size
-        across = -(-width // self.tile_size)
+        columns = -(-width // self.tile_size)
         scores = torch.stack([output.outputs.data for output in model_output])  # [tiles, classes, size, size]
         tiles = scores.argmax(dim=1).to(torch.uint8)
-        rows = [torch.cat(list(row), dim=1) for row in tiles.split(across)]
+        rows = [torch.cat(list(row), dim=1) for row in tiles.split(columns)]
         mask = torch.cat(rows)[:height, :width]
         shares = [round(float((mask == number).float().mean()), 4) for number in range(scores.shape[1])]
         return {"type": "b64_json", "format": "png", "data": _encode_png(mask), "shares": shares}
 
 
 def _encode_png(mask: Tensor) -> str:
-    picture = Image.fromarray(mask.numpy())
-    picture.putpalette([channel for colour in CLASS_COLOURS for channel in colour])
-    written = BytesIO()
-    picture.save(written, format="PNG")
-    return base64.b64encode(written.getvalue()).decode()
+    image = Image.fromarray(mask.numpy())
+    image.putpalette([channel for colour in CLASS_COLOURS for channel in colour])
+    buffer = BytesIO()
+    image.save(buffer, format="PNG")
+    return base64.b64encode(buffer.getvalue()).decode()

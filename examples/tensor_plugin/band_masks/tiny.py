@@ -1,4 +1,4 @@
-"""Writes a checkpoint with random weights: python -m band_masks.tiny FOLDER."""
+"""Write a checkpoint with random weights: python -m band_masks.tiny FOLDER."""
 
 from __future__ import annotations
 
