@@ -43,15 +43,11 @@ class RequestContext:
     @property
     def model(self) -> str:
         """Name of the model in responses: the first served name, whichever the request used."""
-        return self.model_names[0]
-
-    @property
-    def model_names(self) -> Sequence[str]:
-        return get_served_names(self.settings, self.model_info)
+        return get_served_names(self.settings, self.model_info)[0]
 
     def check_model(self, name: str | None, *, param: str | None = None) -> None:
         """Raise if the name is unknown; the name of an adapter selects that adapter for all inputs."""
-        if name is None or name in self.model_names:
+        if name is None or name in get_served_names(self.settings, self.model_info):
             return
         if name in self.model_info.external_adapters:
             self.adapter = name

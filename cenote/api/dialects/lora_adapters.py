@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from cenote.api.dialects.dialect import Dialect, Route
+from cenote.api.model_names import get_served_names
 from cenote.api.replies import TEXT_MEDIA_TYPE, Reply
 from cenote.api.request_context import RequestContext
 from cenote.api.request_fields import doc
@@ -27,7 +28,7 @@ class UnloadBody(msgspec.Struct, kw_only=True):
 async def load_adapter(body: LoadBody, context: RequestContext) -> Reply:
     if not body.lora_name or not body.lora_path:
         raise BadRequest("Both 'lora_name' and 'lora_path' must be provided.")
-    if body.lora_name in context.model_names:
+    if body.lora_name in get_served_names(context.settings, context.model_info):
         raise BadRequest(
             f"'{body.lora_name}' is a name of the model itself; choose another lora_name", param="lora_name"
         )
