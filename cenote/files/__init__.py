@@ -1,1 +1,1 @@
-"""From files to rows of texts, and from answers to files that can be continued."""
+"""Read rows of texts from files, and write results to files that can be resumed."""

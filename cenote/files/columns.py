@@ -1,4 +1,4 @@
-"""Which columns of a file hold the texts and the ids."""
+"""Select the columns that hold texts and ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMON_PAIR_COLUMNS = (("text_1", "text_2"), ("query", "document"), ("sentence1"
 
 @dataclass(frozen=True, slots=True)
 class ColumnOptions:
-    """What the command line said about columns; None leaves it to the names in the file."""
+    """Column options of the command line; None: detect by the names in the file."""
 
     texts: tuple[str, ...] | None = None
     id: str | None = None
@@ -22,7 +22,7 @@ class ColumnOptions:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns to read from every row."""
+    """The columns to read from each row."""
 
     texts: tuple[str, ...]
     id: str | None = None
@@ -31,30 +31,30 @@ class Columns:
 def choose_columns(
     options: ColumnOptions, names: Sequence[str], with_strings: Sequence[str], *, is_complete: bool = True
 ) -> Columns:
-    """The columns among `names`; `exact` says that no row has others, so a wanted one must be there."""
-    asked = [*(options.texts or ()), *([options.id] if options.id else [])]
-    if is_complete and (missing := [name for name in asked if name not in names]):
-        raise BadRequest(f"no column {missing[0]!r}; there are: {_shorten_names(names)}")
+    """Select columns among `names`. `is_complete`: no row has other columns, so a requested one must be in `names`."""
+    requested = [*(options.texts or ()), *([options.id] if options.id else [])]
+    if is_complete and (missing := [name for name in requested if name not in names]):
+        raise BadRequest(f"unknown column {missing[0]!r}; available: {_shorten_names(names)}")
     return Columns(options.texts or _guess_columns(options, names, with_strings), options.id)
 
 
 def _guess_columns(options: ColumnOptions, names: Sequence[str], with_strings: Sequence[str]) -> tuple[str, ...]:
-    usual = COMMON_PAIR_COLUMNS if options.is_pairs else tuple((name,) for name in COMMON_TEXT_COLUMNS)
-    for candidate in usual:
+    candidates = COMMON_PAIR_COLUMNS if options.is_pairs else tuple((name,) for name in COMMON_TEXT_COLUMNS)
+    for candidate in candidates:
         if all(name in names for name in candidate):
             return candidate
-    left = tuple(name for name in with_strings if name != options.id)
-    if len(left) == (2 if options.is_pairs else 1):
-        return left
-    fix = "--columns FIRST,SECOND names the pair" if options.is_pairs else "--column NAME chooses one"
-    raise BadRequest(f"cannot tell which column holds the text; {fix}; there are: {_shorten_names(names)}")
+    remaining = tuple(name for name in with_strings if name != options.id)
+    if len(remaining) == (2 if options.is_pairs else 1):
+        return remaining
+    fix = "use --columns FIRST,SECOND" if options.is_pairs else "use --column NAME"
+    raise BadRequest(f"cannot detect the column with the text; {fix}; available: {_shorten_names(names)}")
 
 
 def extract(columns: Columns, record: Mapping[str, object]) -> tuple[tuple[str, ...], object]:
-    """The texts and the id of one record, or BadRequest when it has no such column or no string in it."""
+    """Return the texts and the id of a record; raise BadRequest if a column is missing or not a string."""
     for name in (*columns.texts, *([columns.id] if columns.id else [])):
         if name not in record:
-            raise BadRequest(f"no column {name!r}; there are: {_shorten_names(list(record))}")
+            raise BadRequest(f"unknown column {name!r}; available: {_shorten_names(list(record))}")
     texts = []
     for name in columns.texts:
         value = record[name]

@@ -1,4 +1,4 @@
-"""From the bytes of a file to records: what each format says about one row."""
+"""Parse text, JSON, JSON lines, CSV and TSV files into records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, TypeAlias
 from cenote.errors import BadRequest
 from cenote.files.columns import ColumnOptions, Columns, choose_columns
 
-# a bare text, named values, or the reason why the row cannot be read
+# a string, an object with named values, or the error of a row that cannot be parsed
 Record: TypeAlias = "str | Mapping[str, object] | BadRequest"
 
 SUFFIXES = {
@@ -29,7 +29,7 @@ SUFFIXES = {
 def read_records(
     stream: IO[bytes], kind: str, column_options: ColumnOptions
 ) -> Iterator[tuple[Record | None, Columns]]:
-    """Every row with the columns to read from it; None for a blank line of JSON lines, which is no row."""
+    """Yield every record with the columns to read from it; None for a blank line of a JSON lines file."""
     if kind == "parquet":
         from cenote.files.parquet_input import read_parquet
 
@@ -40,7 +40,7 @@ def read_records(
 
 
 def count_records(stream: IO[bytes], kind: str) -> int:
-    """How many records there are, without looking into them."""
+    """Count the records without parsing them."""
     if kind == "parquet":
         from cenote.files.parquet_input import count_rows
 
@@ -55,11 +55,11 @@ def count_records(stream: IO[bytes], kind: str) -> int:
 def _with_guessed_columns(
     records: Iterator[Record | None], column_options: ColumnOptions
 ) -> Iterator[tuple[Record | None, Columns]]:
-    """Columns are chosen at the first record that has any; later ones answer for themselves."""
+    """Select the columns at the first object; missing columns of later records are errors of those rows."""
     columns = Columns(())
     for record in records:
         if isinstance(record, str) and (column_options.is_pairs or column_options.id):
-            record = BadRequest("a bare string, where an object with named columns is wanted")
+            record = BadRequest("a string; expected an object with named columns")
         if isinstance(record, Mapping) and not columns.texts:
             strings = [name for name, value in record.items() if isinstance(value, str)]
             columns = choose_columns(column_options, list(record), strings, is_complete=False)
@@ -86,12 +86,12 @@ def _read_jsonl(stream: IO[bytes]) -> Iterator[Record | None]:
 
 def _read_json(stream: IO[bytes]) -> Iterator[Record]:
     try:
-        found = json.loads(stream.read())
+        values = json.loads(stream.read())
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the file is not valid JSON: {error}; for one object per line name it .jsonl") from None
-    if not isinstance(found, list):
-        raise BadRequest("the file holds one JSON value that is not an array; for one object per line name it .jsonl")
-    yield from map(_check_record, found)
+        raise BadRequest(f"the file is not valid JSON: {error}; name files with one object per line .jsonl") from None
+    if not isinstance(values, list):
+        raise BadRequest("the file is a JSON value that is not an array; name files with one object per line .jsonl")
+    yield from map(_check_record, values)
 
 
 _READERS: dict[str, Callable[[IO[bytes]], Iterator[Record | None]]] = {
@@ -104,7 +104,7 @@ _READERS: dict[str, Callable[[IO[bytes]], Iterator[Record | None]]] = {
 def _check_record(value: object) -> Record:
     if isinstance(value, str | dict):
         return value
-    return BadRequest(f"a JSON {type(value).__name__}, where an object or a string is wanted")
+    return BadRequest(f"a JSON {type(value).__name__}; expected an object or a string")
 
 
 def _read_csv(stream: IO[bytes], column_options: ColumnOptions, kind: str) -> Iterator[tuple[Record, Columns]]:
@@ -123,12 +123,14 @@ def _csv_record(header: list[str], fields: list[str] | BadRequest) -> Record:
     if isinstance(fields, BadRequest):
         return fields
     if len(fields) != len(header):
-        return BadRequest(f"{len(fields)} fields, the header has {len(header)}; quote a text that holds the separator")
+        return BadRequest(
+            f"{len(fields)} fields, the header has {len(header)}; quote texts that contain the separator"
+        )
     return dict(zip(header, fields, strict=True))
 
 
 def _csv_fields(stream: IO[bytes], kind: str) -> Iterator[list[str] | BadRequest]:
-    csv.field_size_limit(2**31 - 1)  # texts may be longer than the 128 KiB it starts with
+    csv.field_size_limit(2**31 - 1)  # the default limit is 128 KiB
     lines = (line.decode(errors="surrogateescape") for line in _strip_bom(stream))
     reader = csv.reader(lines, delimiter="\t" if kind == "tsv" else ",")
     while True:
@@ -141,6 +143,6 @@ def _csv_fields(stream: IO[bytes], kind: str) -> Iterator[list[str] | BadRequest
 
 
 def _strip_bom(stream: IO[bytes]) -> Iterator[bytes]:
-    """Lines, less the byte order mark some editors put before the first."""
+    """Return the lines without a leading UTF-8 byte order mark."""
     first = stream.readline()
     return chain([first.removeprefix(b"\xef\xbb\xbf")] if first else [], stream)

@@ -1,4 +1,4 @@
-"""Rows of parquet files; pyarrow is needed for them and for nothing else."""
+"""Read parquet files with pyarrow, an optional dependency."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def import_pyarrow() -> tuple[Any, Any]:
 
 
 def read_parquet(stream: IO[bytes], column_options: ColumnOptions) -> Iterator[tuple[Mapping[str, object], Columns]]:
-    """Only the columns that are wanted, a few thousand rows at a time."""
+    """Read the selected columns in batches."""
     pyarrow, _ = import_pyarrow()
     file = _open_parquet(stream)
     schema = file.schema_arrow
@@ -33,7 +33,7 @@ def read_parquet(stream: IO[bytes], column_options: ColumnOptions) -> Iterator[t
             for record in batch.to_pylist():
                 yield record, columns
     except pyarrow.ArrowException as error:
-        raise BadRequest(f"the parquet file is damaged: {str(error).splitlines()[0]}") from None
+        raise BadRequest(f"the parquet file is corrupted: {str(error).splitlines()[0]}") from None
 
 
 def count_rows(stream: IO[bytes]) -> int:
@@ -45,7 +45,7 @@ def _open_parquet(stream: IO[bytes]) -> Any:
     try:
         return parquet.ParquetFile(stream)
     except pyarrow.ArrowInvalid as error:
-        raise BadRequest(f"this is no parquet file: {str(error).splitlines()[0]}") from None
+        raise BadRequest(f"not a parquet file: {str(error).splitlines()[0]}") from None
 
 
 def _is_string_type(kind: Any) -> bool:

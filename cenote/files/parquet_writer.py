@@ -1,4 +1,4 @@
-"""Answers in parquet files, written piece by piece."""
+"""Write results to parquet files in slices that can be resumed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cenote.files.partial_file import PartialFile, remove_path
 from cenote.files.result_slice import EMPTY_SLICE, Floats, ResultSchema, ResultSlice
 from cenote.files.writers import ResumePoint
 
-# rows in one group of a file, and in one piece once there are enough of them; all of them are held in memory
+# rows per row group, and per slice after merging; a row group is held in memory
 GROUP_ROWS, GROUP_ROWS_OF_TOKENS = 4096, 256
 
 
 class ParquetWriter:
-    """A folder FILE.part/ of pieces, each named by the number of its first row, joined into FILE at the end."""
+    """Write slices into the folder FILE.part/, each named by its first row, and merge them into FILE at the end."""
 
     def __init__(self, partial_file: PartialFile, schema: ResultSchema) -> None:
         self.arrow, self.parquet = import_pyarrow()
@@ -29,21 +29,21 @@ class ParquetWriter:
         self.group_rows = GROUP_ROWS_OF_TOKENS if schema.kind == "tokens" else GROUP_ROWS
         self.slice_paths: list[Path] = []
         self.num_rows = 0
-        self.num_small_slices = 0  # pieces at the end that may become one
+        self.num_small_slices = 0  # trailing slices that are not merged yet
         self.small_rows = 0
 
     def resume(self) -> ResumePoint:
         num_failed = 0
-        while (piece := self._slice_path(self.num_rows)).exists():
+        while (slice_path := self._slice_path(self.num_rows)).exists():
             try:
-                errors = self.parquet.read_table(piece, columns=["error"])["error"]
+                errors = self.parquet.read_table(slice_path, columns=["error"])["error"]
             except (self.arrow.ArrowException, OSError):
                 break
             if not len(errors):
                 break
             num_failed += len(errors) - errors.null_count
             self.num_rows += len(errors)
-            self.slice_paths.append(piece)
+            self.slice_paths.append(slice_path)
         return ResumePoint(self.num_rows, num_failed)
 
     def open(self) -> None:
@@ -55,9 +55,9 @@ class ParquetWriter:
                 remove_path(path)
 
     def write(self, results: ResultSlice) -> None:
-        piece = self._slice_path(self.num_rows)
-        self._write_slice(self._make_table(results), piece)
-        self.slice_paths.append(piece)
+        slice_path = self._slice_path(self.num_rows)
+        self._write_slice(self._make_table(results), slice_path)
+        self.slice_paths.append(slice_path)
         self.num_rows += len(results.rows)
         self.num_small_slices += 1
         self.small_rows += len(results.rows)
@@ -65,36 +65,36 @@ class ParquetWriter:
             self._merge_small_slices()
 
     def _merge_small_slices(self) -> None:
-        """Makes one piece of the last ones, so that a long run leaves few files."""
+        """Merge the trailing slices into one, so that a long run has few files."""
         small = self.slice_paths[-self.num_small_slices :]
         if len(small) > 1:
-            tables = [self.parquet.read_table(piece) for piece in small]
+            tables = [self.parquet.read_table(slice_path) for slice_path in small]
             schema = self._merge_schemas([table.schema for table in tables], guess=False)
-            # a run that ends between the two steps finds the joined piece, and the others are no part of the chain
+            # after an interrupt between the two steps, resume() finds the merged slice and ignores the others
             self._write_slice(self.arrow.concat_tables([self._cast_table(table, schema) for table in tables]), small[0])
-            for piece in small[1:]:
-                remove_path(piece)
+            for slice_path in small[1:]:
+                remove_path(slice_path)
             self.slice_paths[-self.num_small_slices :] = small[:1]
         self.num_small_slices = self.small_rows = 0
 
-    def _write_slice(self, table: Any, piece: Path) -> None:
-        unfinished = piece.with_suffix(".tmp")
+    def _write_slice(self, table: Any, slice_path: Path) -> None:
+        unfinished = slice_path.with_suffix(".tmp")
         self.parquet.write_table(table, unfinished)
-        os.replace(unfinished, piece)
+        os.replace(unfinished, slice_path)
 
     def finish(self) -> None:
         whole = self.partial_file.path / "whole.tmp"
-        schema = self._merge_schemas([self.parquet.read_schema(piece) for piece in self.slice_paths])
+        schema = self._merge_schemas([self.parquet.read_schema(slice_path) for slice_path in self.slice_paths])
         with self.parquet.ParquetWriter(whole, schema) as writer:
             for table in self._iter_row_groups(schema):
                 writer.write_table(table)
         self.partial_file.finish(whole)
 
     def _iter_row_groups(self, schema: Any) -> Iterator[Any]:
-        """Tables of equal size, whatever the pieces were."""
+        """Yield tables of equal size, independent of the slices."""
         waiting: list[Any] = []
-        for piece in self.slice_paths:
-            waiting.append(self._cast_table(self.parquet.read_table(piece), schema))
+        for slice_path in self.slice_paths:
+            waiting.append(self._cast_table(self.parquet.read_table(slice_path), schema))
             while sum(map(len, waiting)) >= self.group_rows:
                 table = self.arrow.concat_tables(waiting)
                 yield table.slice(0, self.group_rows).combine_chunks()
@@ -123,13 +123,13 @@ class ParquetWriter:
     def _value_array(self, results: ResultSlice) -> Any:
         pa = self.arrow
         if not results.ok_positions and self.schema.kind != "number":
-            return pa.nulls(len(results.rows))  # the width is not known here; another piece will tell
+            return pa.nulls(len(results.rows))  # the width is not known in this slice
         rows = pa.array(results.offsets.astype(np.int32))
         if self.schema.kind == "sparse":
             ids, weights = np.ascontiguousarray(results.values.T)
             lists = [pa.ListArray.from_arrays(rows, pa.array(part)) for part in (ids.astype(np.int32), weights)]
             return self._align_to_rows(pa.StructArray.from_arrays(lists, ["token_ids", "weights"]), results)
-        if results.values.ndim == 1:  # one number for every token
+        if results.values.ndim == 1:  # one value per token
             return self._align_to_rows(pa.ListArray.from_arrays(rows, pa.array(results.values)), results)
         width = results.values.shape[1]
         if self.schema.kind == "vector":
@@ -143,16 +143,16 @@ class ParquetWriter:
         return self._align_to_rows(pa.ListArray.from_arrays(rows, pa.ListArray.from_arrays(tokens, numbers)), results)
 
     def _vector_array(self, block: Floats) -> Any:
-        # a failed row is NaN, as in a matrix: pyarrow 15 cannot write null among vectors
+        # a failed row is NaN, as in .npy files: pyarrow 15 cannot write null in fixed-size lists
         return self.arrow.FixedSizeListArray.from_arrays(self.arrow.array(block.reshape(-1)), block.shape[1])
 
     def _align_to_rows(self, column: Any, results: ResultSlice) -> Any:
-        """What is known of the rows that worked, with null for the others between them."""
+        """Return values of the successful rows with null for the failed ones."""
         if not results.num_failed:
             return column
         ranks: list[int | None] = [None] * len(results.rows)
-        for rank, place in enumerate(results.ok_positions):
-            ranks[place] = rank
+        for rank, position in enumerate(results.ok_positions):
+            ranks[position] = rank
         return column.take(self.arrow.array(ranks, self.arrow.int64()))
 
     def _id_array(self, ids: list[Any]) -> Any:
@@ -163,9 +163,9 @@ class ParquetWriter:
             return self.arrow.array([None if value is None else str(value) for value in ids], self.arrow.string())
 
     def _merge_schemas(self, found: list[Any], *, guess: bool = True) -> Any:
-        """Every column with the type that its pieces agree on; ids that do not agree become strings.
+        """Return a schema for all slices; ids of different types become strings.
 
-        A column of which no piece knows the type stays so, unless its type is to be guessed.
+        A column of which no slice_path knows the type stays so, unless its type is to be guessed.
         """
         pa = self.arrow
         unknown = pa.list_(pa.float32()) if self.schema.kind == "vector" else pa.list_(pa.list_(pa.float32()))

@@ -1,4 +1,4 @@
-"""FILE.part, where a FILE grows until it is whole, and FILE.part.json, the card that says whose it is."""
+"""FILE.part, the unfinished output, and FILE.part.json, the manifest of the command that writes it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class PartialFile:
         self._lock_stream: IO[str] | None = None
 
     def check_resumable(self, *, overwrite: bool) -> bool:
-        """Whether there is work of this very command to continue; refuses to touch what others have made."""
+        """Return whether the same command can be resumed; raise BadRequest if the files belong to another command."""
         if not self.output.parent.is_dir():
-            raise BadRequest(f"there is no folder {self.output.parent}; make it first")
+            raise BadRequest(f"the folder {self.output.parent} does not exist; create it first")
         if self.output.is_dir():
-            raise BadRequest(f"{self.output} is a folder; name a file")
+            raise BadRequest(f"{self.output} is a folder; --output must be a file")
         if self.output.exists() and not overwrite:
             raise BadRequest(f"{self.output} exists; --overwrite replaces it")
         if not self.path.exists():
@@ -48,12 +48,12 @@ class PartialFile:
             return True
         if not overwrite:
             raise BadRequest(
-                f"{self.path} was left by another command ({difference}); finish that one, or --overwrite discards it"
+                f"{self.path} belongs to another command ({difference}); resume that one, or use --overwrite"
             )
         return False
 
     def open(self, *, fresh: bool) -> None:
-        """Takes hold of the part, so that no second process writes it too; `fresh` throws away what it held."""
+        """Lock the file against other processes; `fresh` discards its contents."""
         self._lock_stream = open(self.manifest_path, "a+", encoding="utf-8")  # noqa: SIM115
         _lock_or_fail(self._lock_stream, self.path)
         if fresh:
@@ -63,7 +63,7 @@ class PartialFile:
         self._lock_stream.flush()
 
     def finish(self, path: Path) -> None:
-        """Gives `whole` its final name in one step and clears the rest away."""
+        """Rename `whole` to the output atomically and remove the other files."""
         with open(path, "rb") as stream:
             os.fsync(stream.fileno())
         os.replace(path, self.output)
@@ -78,7 +78,7 @@ class PartialFile:
 
 
 def remove_path(path: Path) -> None:
-    """A file or a folder with all in it, if it is there."""
+    """Remove a file or a folder recursively, if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -94,7 +94,7 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def _describe_difference(found: dict[str, Any] | None, expected: dict[str, Any]) -> str | None:
-    """The first thing in which two cards differ, in words; None when they are the same."""
+    """Describe the first difference of two manifests; None if they are equal."""
     if found is None:
         return "its .part.json cannot be read"
     for name in sorted(found.keys() | expected.keys()):
@@ -121,6 +121,4 @@ def _lock_or_fail(stream: IO[str], path: Path) -> None:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         stream.close()
-        raise BadRequest(
-            f"{path} is being written by another process; wait for it, or choose another --output"
-        ) from None
+        raise BadRequest(f"{path} is being written by another process; wait for it, or use another --output") from None

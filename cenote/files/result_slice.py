@@ -1,4 +1,4 @@
-"""What a command's rows hold, and a slice of rows together with what the model said to each."""
+"""ResultSchema: the form of a command's results. ResultSlice: rows with their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 @dataclass(frozen=True, slots=True)
 class ResultSchema:
-    """The answer's name in the output and whether it is a vector, one number, a vector per token, or weighted ids."""
+    """Name and kind of the result column: a vector, a number, a vector per token, or token ids with weights."""
 
     name: str
     kind: Literal["vector", "number", "tokens", "sparse"] = "vector"
@@ -26,19 +26,19 @@ class ResultSchema:
 
     @property
     def is_variable_length(self) -> bool:
-        """Whether an answer has as many rows as its text happens to need."""
+        """Whether the number of rows per result varies."""
         return self.kind in ("tokens", "sparse")
 
 
 @dataclass(slots=True)
 class ResultSlice:
-    """Rows in their order; everything but `rows` is only about those that worked."""
+    """Rows in input order; all fields but `rows` are about the successful ones."""
 
     rows: list[InputRow]
     ok_positions: list[int]  # positions in rows
-    # [worked, d]; for tokens and pairs of id and weight those of all rows laid end to end: [tokens, d] or [tokens]
+    # [worked, d]; for tokens and sparse results those of all rows concatenated: [tokens, d] or [tokens]
     values: Floats
-    offsets: np.ndarray[Any, np.dtype[np.int64]]  # where a row's tokens or pairs begin, [worked + 1]; else empty
+    offsets: np.ndarray[Any, np.dtype[np.int64]]  # start of each row's tokens or pairs, [worked + 1]; else empty
     num_tokens: list[int]
     labels: list[str] = field(default_factory=list)
 
@@ -56,12 +56,12 @@ def collect_results(
     schema: ResultSchema,
     label_names: list[str] | None,
 ) -> ResultSlice:
-    """Joins the rows with the results of those that had no error before; the others' errors stay with their row."""
+    """Combine rows with the results of those without an earlier error."""
     asked = [position for position, row in enumerate(rows) if row.error is None]
     worked, answers = [], []
     for position, result in zip(asked, results, strict=True):
         if isinstance(result, EngineStopped):
-            raise result  # the rows are fine, and so would be the next try
+            raise result  # not an error of the row: a retry may succeed
         if isinstance(result, PoolingError):
             rows[position].error = str(result)
         else:

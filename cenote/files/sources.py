@@ -1,4 +1,4 @@
-"""From what people point at, a file, standard input or arguments, to rows of texts; a bad row carries its error."""
+"""Read rows of texts from a file, standard input or arguments; an invalid row carries its error."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from cenote.files.formats import SUFFIXES, Record, count_records, read_records
 
 STDIN = "-"
 
-# of work in one slice, the characters of the first one, and how much larger than the last one the next may be
+# seconds of work per slice, characters of the first slice, and the largest growth from one slice to the next
 SLICE_S, FIRST_CHARS, MAX_GROWTH = 1.0, 1024, 8
-MIN_CHARS_PER_ROW = 8  # special tokens take time too, and a row without text
+MIN_CHARS_PER_ROW = 8  # also rows without text cost time, for special tokens
 
 
 @dataclass(slots=True)
 class InputRow:
-    """One row of the input: its texts (two for a pair), or what is wrong with it."""
+    """One row of the input: its texts (two for a pair), or its error."""
 
     index: int  # its position in the input from 0; in JSON lines that of its line, blank ones counted
     texts: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class InputRow:
 
 
 class RowSource(Protocol):
-    """Where rows come from."""
+    """A source of rows."""
 
     can_resume: bool
 
@@ -47,7 +47,7 @@ class RowSource(Protocol):
 
 
 class ArgumentSource:
-    """Texts from the command line itself."""
+    """Texts given as arguments."""
 
     can_resume = True
 
@@ -71,36 +71,36 @@ class FileSource:
         self.path = path
         self.column_options = column_options
         self.format = format or _detect_format(path, "jsonl" if column_options.is_pairs else "txt")
-        self.can_resume = path != STDIN  # nobody can tell whether the same lines come again
+        self.can_resume = path != STDIN  # standard input may differ the next time
 
     def rows(self) -> Generator[InputRow, None, None]:
         if self.format == "txt" and self.column_options != ColumnOptions():
-            wish = "pairs" if self.column_options.is_pairs else "columns"
-            raise BadRequest(f"{self.path} has one text per line; {wish} come in jsonl, json, csv, tsv or parquet")
+            feature = "pairs" if self.column_options.is_pairs else "columns"
+            raise BadRequest(f"{self.path} has one text per line; {feature} need jsonl, json, csv, tsv or parquet")
         with open_input(self.path) as stream:
             for index, (record, columns) in enumerate(read_records(stream, self.format, self.column_options)):
                 if record is not None:
                     yield _make_row(index, record, columns)
 
     def count(self) -> int | None:
-        """How many rows there are, where that can be known before reading them."""
+        """Return the number of rows, or None if it is unknown before reading them."""
         if self.path == STDIN:
             return None
         with open_input(self.path) as stream:
             return count_records(stream, self.format)
 
     def identity(self) -> object:
-        """What changes when the file does."""
+        """Return a value that changes if the file changes."""
         if self.path == STDIN:
             return STDIN
-        found = Path(self.path).stat()
-        return {"path": str(Path(self.path).resolve()), "bytes": found.st_size, "modified_ns": found.st_mtime_ns}
+        status = Path(self.path).stat()
+        return {"path": str(Path(self.path).resolve()), "bytes": status.st_size, "modified_ns": status.st_mtime_ns}
 
 
 class AdaptiveSlices:
-    """Lists of rows to hand to the engine at once, each about a second of work: a process that is killed loses no more.
+    """Split rows into slices of about one second of work, so that a killed process loses no more than that.
 
-    The first ones are small, because nobody knows yet how fast the model is; none has more than `most_rows`.
+    The first slices are small, because the speed of the model is unknown; none has more than `max_rows` rows.
     """
 
     def __init__(self, rows: Iterator[InputRow], max_rows: int) -> None:
@@ -109,10 +109,10 @@ class AdaptiveSlices:
         self.target_chars = FIRST_CHARS
 
     def __iter__(self) -> Iterator[list[InputRow]]:
-        while some := list(self._take_rows()):
-            began = time.monotonic()
-            yield some  # and whoever asks for the next is done with these
-            self._adapt_size(sum(map(_count_chars, some)), time.monotonic() - began)
+        while rows := list(self._take_rows()):
+            start = time.monotonic()
+            yield rows  # the next slice is requested when these are processed
+            self._adapt_size(sum(map(_count_chars, rows)), time.monotonic() - start)
 
     def _take_rows(self) -> Iterator[InputRow]:
         num_chars = 0
@@ -138,7 +138,7 @@ def _detect_format(path: str, for_stdin: str) -> str:
     kind = SUFFIXES.get(name.suffix.lower())
     if kind is None or (kind == "parquet" and path.endswith(".gz")):
         raise BadRequest(
-            f"cannot tell the format of {path}; name it with --input-format or one of {', '.join(SUFFIXES)}"
+            f"cannot detect the format of {path}; use --input-format or one of the endings {', '.join(SUFFIXES)}"
         )
     return kind
 
@@ -150,7 +150,7 @@ def open_input(path: str) -> Iterator[IO[bytes]]:
         with nullcontext(sys.stdin.buffer) if path == STDIN else opener(path, "rb") as stream:
             yield stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadRequest(f"{path} is no whole gzip file: {error}") from None
+        raise BadRequest(f"{path} is not a complete gzip file: {error}") from None
 
 
 def _make_row(index: int, record: Record, columns: Columns) -> InputRow:
@@ -167,7 +167,7 @@ def _make_row(index: int, record: Record, columns: Columns) -> InputRow:
 
 
 def _validate_row(row: InputRow) -> InputRow:
-    """Tokenizers read Unicode; half a surrogate pair, from JSON or from bytes that are no UTF-8, is none."""
+    """Reject texts with lone surrogates, from JSON or from bytes that are not UTF-8: tokenizers need valid Unicode."""
     try:
         for text in row.texts:
             text.encode()

@@ -1,4 +1,4 @@
-"""Where answers go: JSON lines on a stream, JSON lines or a NumPy matrix in a file that can be continued."""
+"""Write results: JSON lines to a stream, JSON lines or a NumPy matrix to a file that can be resumed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ HEADER_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """How far an earlier run came."""
+    """The progress of an earlier run."""
 
     num_rows: int = 0
     num_failed: int = 0
 
 
 class Writer(Protocol):
-    """A place for answers, which come in the order of the rows; a file keeps every whole row of an earlier run."""
+    """Writes results in row order; files keep all complete rows of an earlier run."""
 
     def resume(self) -> ResumePoint: ...
 
@@ -40,7 +40,7 @@ class Writer(Protocol):
 
 
 class StreamWriter:
-    """JSON lines as they come."""
+    """Write JSON lines to a stream."""
 
     def __init__(self, stream: IO[bytes], schema: ResultSchema) -> None:
         self.stream = stream
@@ -64,7 +64,7 @@ class StreamWriter:
 
 
 class JsonLinesWriter:
-    """The same lines in FILE.part, renamed to FILE when all are there."""
+    """Write JSON lines to FILE.part, renamed to FILE when complete."""
 
     def __init__(self, partial_file: PartialFile, schema: ResultSchema) -> None:
         self.partial_file = partial_file
@@ -96,10 +96,10 @@ class JsonLinesWriter:
 
 
 class NpyWriter:
-    """float32 rows after room for the header, each at the index of its row; one that failed or is blank is NaN.
+    """Write a float32 matrix; row i is index i of the input, NaN for failed and blank rows.
 
-    FILE.errors.jsonl says why rows failed. Until the file is whole, the room for the header holds three numbers:
-    the width, how many rows of the input are done, and how many rows of the matrix that makes.
+    Errors go to FILE.errors.jsonl. Until the file is complete, the space of the header holds three integers:
+    the width, the number of finished input rows, and the number of matrix rows.
     """
 
     def __init__(self, partial_file: PartialFile, schema: ResultSchema) -> None:
@@ -107,10 +107,10 @@ class NpyWriter:
         self.schema = schema
         self.errors_path = partial_file.output.with_name(partial_file.output.name + ".errors.jsonl")
         self.partial_errors_path = partial_file.path.with_name(partial_file.path.name + ".errors.jsonl")
-        self.width = 1 if schema.kind == "number" else 0  # 0: not known before the first row that works
+        self.width = 1 if schema.kind == "number" else 0  # 0: unknown before the first successful row
         self.num_done = 0  # rows of the input
         self.num_rows = 0  # rows of the matrix in the file
-        self.next_row = 0  # the same, with failed rows that wait for the width
+        self.next_row = 0  # including failed rows that are written once the width is known
         self.streams: list[IO[bytes]] = []
 
     def resume(self) -> ResumePoint:
@@ -133,8 +133,8 @@ class NpyWriter:
 
     def write(self, results: ResultSlice) -> None:
         rows, errors = self.streams
-        # errors first: no row is kept by a later run without its explanation
-        errors.writelines(format_error_line(results, place, self.schema) for place in _failed_positions(results))
+        # errors first, so that a resumed run never has a failed row without its error
+        errors.writelines(format_error_line(results, position, self.schema) for position in _failed_positions(results))
         errors.flush()
         self.num_done += len(results.rows)
         self.next_row = results.rows[-1].index + 1
@@ -144,11 +144,11 @@ class NpyWriter:
             return
         block = np.full((self.next_row - self.num_rows, self.width), np.nan, dtype="<f4")
         if results.ok_positions:
-            block[[results.rows[place].index - self.num_rows for place in results.ok_positions]] = results.values
+            block[[results.rows[position].index - self.num_rows for position in results.ok_positions]] = results.values
         rows.write(block.tobytes())
         rows.flush()
         self.num_rows = self.next_row
-        # the counts come after the rows that they count
+        # update the counts after writing the rows
         rows.seek(0)
         rows.write(b"".join(number.to_bytes(8, "little") for number in (self.width, self.num_done, self.num_rows)))
         rows.flush()
@@ -181,38 +181,45 @@ class NpyWriter:
 
 
 def format_json_lines(results: ResultSlice, schema: ResultSchema) -> bytes:
-    """One line per row, whether it worked or not."""
-    lines = [format_error_line(results, place, schema) if row.error else b"" for place, row in enumerate(results.rows)]
-    for rank, place in enumerate(results.ok_positions):
-        head = _line_start(results, place, schema)
+    """Format one line per row, successful or not."""
+    lines = [
+        format_error_line(results, position, schema) if row.error else b"" for position, row in enumerate(results.rows)
+    ]
+    for rank, position in enumerate(results.ok_positions):
+        head = _line_start(results, position, schema)
         if schema.has_labels:
             head += b',"label":' + encode_json(results.labels[rank])
         value = _encode_value(_get_value(results, rank, schema), schema)
-        lines[place] = b'%s,"%s":%s,"num_tokens":%d}\n' % (head, schema.name.encode(), value, results.num_tokens[rank])
+        lines[position] = b'%s,"%s":%s,"num_tokens":%d}\n' % (
+            head,
+            schema.name.encode(),
+            value,
+            results.num_tokens[rank],
+        )
     return b"".join(lines)
 
 
-def format_error_line(results: ResultSlice, place: int, schema: ResultSchema) -> bytes:
-    return _line_start(results, place, schema) + b',"error":' + encode_json(results.rows[place].error) + b"}\n"
+def format_error_line(results: ResultSlice, position: int, schema: ResultSchema) -> bytes:
+    return _line_start(results, position, schema) + b',"error":' + encode_json(results.rows[position].error) + b"}\n"
 
 
 def encode_numbers(values: np.ndarray[Any, Any] | np.float32) -> bytes:
-    """The shortest decimals that read back as the same float32; what is not finite becomes null."""
+    """Encode as the shortest decimals that round-trip to float32; NaN and infinity become null."""
     return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def encode_json(value: object) -> bytes:
-    # half a surrogate pair comes out as its escape, which is what JSON writes for it
+    # lone surrogates become JSON escapes
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).encode(errors="backslashreplace")
 
 
-def _line_start(results: ResultSlice, place: int, schema: ResultSchema) -> bytes:
-    row = results.rows[place]
+def _line_start(results: ResultSlice, position: int, schema: ResultSchema) -> bytes:
+    row = results.rows[position]
     return b'{"index":%d' % row.index + (b',"id":' + encode_json(row.id) if schema.has_ids else b"")
 
 
 def _failed_positions(results: ResultSlice) -> list[int]:
-    return [place for place, row in enumerate(results.rows) if row.error is not None]
+    return [position for position, row in enumerate(results.rows) if row.error is not None]
 
 
 def _encode_value(value: Any, schema: ResultSchema) -> bytes:
@@ -229,7 +236,7 @@ def _get_value(results: ResultSlice, rank: int, schema: ResultSchema) -> Any:
 
 
 def _find_complete_lines(path: Path) -> tuple[ResumePoint, int]:
-    """The rows and bytes of a file of lines; a torn last line counts for nothing."""
+    """Return the rows and bytes of all complete lines; an incomplete last line is ignored."""
     num_rows = num_failed = num_bytes = 0
     if not path.exists():
         return ResumePoint(), 0
@@ -244,7 +251,7 @@ def _find_complete_lines(path: Path) -> tuple[ResumePoint, int]:
 
 
 def _open_truncated(path: Path, num_bytes: int) -> IO[bytes]:
-    """For writing after the first `num_bytes`; the rest is cut off."""
+    """Open a file for writing, truncated to `num_bytes`."""
     stream = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115
     stream.truncate(num_bytes)
     stream.seek(num_bytes)

@@ -83,7 +83,7 @@ def test_an_unknown_extension_is_refused_with_the_known_ones(cenote_command: Com
     result = cenote_command("embed", "--input", tmp_path / "texts.docx")
 
     assert result.status == 1
-    assert "--input-format or one of .txt, .text, .jsonl" in result.err
+    assert "--input-format or one of the endings .txt, .text, .jsonl" in result.err
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ def test_an_ambiguous_text_column_is_refused_with_the_list_of_columns(
     result = cenote_command("embed", "--input", tmp_path / "a.csv")
 
     assert result.status == 1
-    assert result.err.endswith("--column NAME chooses one; there are: title, body\n")
+    assert result.err.endswith("use --column NAME; available: title, body\n")
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
 def test_a_column_missing_in_the_header_fails_the_file(name: str, cenote_command: Command, tmp_path: Path) -> None:
     result = cenote_command("embed", "--input", write_texts(tmp_path, name), "--column", "body")
 
-    assert (result.status, result.err) == (1, "cenote: no column 'body'; there are: id, text\n")
+    assert (result.status, result.err) == (1, "cenote: unknown column 'body'; available: id, text\n")
 
 
 def test_invalid_rows_fail_alone(cenote_command: Command, engine: FakeEngine, tmp_path: Path) -> None:
@@ -156,14 +156,14 @@ def test_invalid_rows_fail_alone(cenote_command: Command, engine: FakeEngine, tm
     assert [row["index"] for row in result.rows] == list(range(11))
     errors = {row["index"]: row["error"] for row in result.rows if "error" in row}
     assert errors[1].startswith("the line is not valid JSON: ")
-    assert errors[2] == "no column 'text'; there are: id, txt"
+    assert errors[2] == "unknown column 'text'; available: id, txt"
     assert errors[3] == "column 'text' holds int 12, not a string"
     assert errors[4] == "column 'text' holds null, not a string"
-    assert errors[5] == "a JSON list, where an object or a string is wanted"
+    assert errors[5] == "a JSON list; expected an object or a string"
     assert errors[6] == "the text is not valid UTF-8 at character 0"
     assert errors[7].startswith("the line is not valid UTF-8 at byte ")
     assert errors[8].startswith("input has 900 tokens")
-    assert errors[9] == "no column 'id'; there are: text"
+    assert errors[9] == "unknown column 'id'; available: text"
     assert [row["id"] for row in result.rows if row["index"] in (0, 2, 8, 10)] == [1, 3, 9, 11]
 
 
@@ -189,11 +189,11 @@ def test_null_and_missing_texts_in_parquet_fail_alone(cenote_command: Command, t
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", b'{"text": "x"}', "not an array; for one object per line name it .jsonl"),
+        ("a.json", b'{"text": "x"}', "not an array; name files with one object per line .jsonl"),
         ("a.json", b"[1,", "not valid JSON"),
-        ("a.txt.gz", b"plain", "is no whole gzip file"),
-        ("a.txt.gz", gzip.compress(b"x" * 9999)[:-9], "is no whole gzip file"),
-        ("a.parquet", b"nothing of the kind", "this is no parquet file"),
+        ("a.txt.gz", b"plain", "is not a complete gzip file"),
+        ("a.txt.gz", gzip.compress(b"x" * 9999)[:-9], "is not a complete gzip file"),
+        ("a.parquet", b"nothing of the kind", "not a parquet file"),
     ],
 )
 def test_a_broken_file_is_one_line(
@@ -235,8 +235,8 @@ def test_text_files_have_neither_pairs_nor_columns(cenote_command: Command, tmp_
     path = tmp_path / "a.txt"
     path.write_text("one\n")
 
-    assert "one text per line; pairs come in jsonl" in cenote_command("score", "--input", path).err
-    assert "one text per line; columns come in jsonl" in cenote_command("embed", "--input", path, "--column", "x").err
+    assert "one text per line; pairs need jsonl" in cenote_command("score", "--input", path).err
+    assert "one text per line; columns need jsonl" in cenote_command("embed", "--input", path, "--column", "x").err
 
 
 def test_parquet_without_pyarrow_names_the_extra(
