@@ -278,8 +278,8 @@ def test_the_partial_file_of_another_command_is_refused_and_overwrite_discards_i
 
     assert refused.status == 1
     assert refused.err == (
-        f"cenote: {out}.part was left by another command (dimensions was null, now 2); "
-        "finish that one, or --overwrite discards it\n"
+        f"cenote: {out}.part belongs to another command (dimensions was null, now 2); "
+        "resume that one, or use --overwrite\n"
     )
 
     engine.requests.clear()
@@ -367,4 +367,4 @@ def test_neither_the_manifest_nor_the_message_contains_the_token(
 def test_an_output_in_a_missing_folder_is_refused(texts: Path, cenote_command: Command, tmp_path: Path) -> None:
     result = cenote_command(*command(texts, tmp_path / "nowhere" / "out.npy"))
 
-    assert result.err == f"cenote: there is no folder {tmp_path / 'nowhere'}; make it first\n"
+    assert result.err == f"cenote: the folder {tmp_path / 'nowhere'} does not exist; create it first\n"
