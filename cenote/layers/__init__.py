@@ -1,1 +1,1 @@
-"""The one transformer that family descriptions describe, over packed batches."""
+"""Layers of the transformer that model families describe by specs, over packed batches."""

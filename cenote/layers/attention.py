@@ -1,4 +1,4 @@
-"""Self-attention over a packed batch: projections, norms, rotary; a kernel does the rest."""
+"""Self-attention over a packed batch: projections, QK norms and rotary embedding around an attention kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Attention(nn.Module):
             spec.num_heads,
             spec.num_key_value_heads,
             spec.num_key_value_heads,
-        )  # of query, key, value
+        )  # query, key, value
         self.qkv_sizes = [count * self.head_dim for count in self.num_qkv_heads]
         self.causal = spec.causal
         self.window = spec.window if spec.is_local(layer) else None
@@ -33,16 +33,16 @@ class Attention(nn.Module):
         query_width, key_width = self.qkv_sizes[:2] if self.has_full_width_qk_norm else (self.head_dim, self.head_dim)
         self.query_norm = make_norm(spec, query_width) if spec.qk_norm else None
         self.key_norm = make_norm(spec, key_width) if spec.qk_norm else None
-        self.sinks: Tensor | None = None  # [heads], a weight that goes to no token; families that have it set it
+        self.sinks: Tensor | None = None  # [heads], logits of attention sinks; set by the families that have them
 
     def forward(self, x: Tensor, batch: PackedBatch, position_info: PositionInfo) -> Tensor:
-        mixed = self.attend(*self.project_qkv_rotary(x, position_info.cos_sin), batch, position_info)
-        return self.out(mixed.flatten(-2))  # type: ignore[no-any-return]
+        attn_out = self.attend(*self.project_qkv_rotary(x, position_info.cos_sin), batch, position_info)
+        return self.out(attn_out.flatten(-2))  # type: ignore[no-any-return]
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, batch: PackedBatch, position_info: PositionInfo
     ) -> Tensor:
-        """What every token finds: [tokens, heads, d]."""
+        """Return the attention output [tokens, heads, d]."""
         return attend(
             query,
             key,
@@ -57,30 +57,30 @@ class Attention(nn.Module):
         )
 
     def project_qkv_rotary(self, x: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, normed and turned to their positions: [tokens, heads, d] each."""
+        """Return queries, keys and values after QK norm and rotary embedding: [tokens, heads, d] each."""
         if cos_sin is None:
             return self.project(x)
-        norm_and_turn_ = select_qk_norm_rope(x) if self.can_fuse_qk_norm_rope and not cos_sin.interleaved else None
-        if norm_and_turn_ is None:
+        qk_norm_rope_ = select_qk_norm_rope(x) if self.can_fuse_qk_norm_rope and not cos_sin.interleaved else None
+        if qk_norm_rope_ is None:
             query, key, value = self.project(x)
             return apply_rotary(query, cos_sin), apply_rotary(key, cos_sin), value
         heads = self.qkv(x).unflatten(-1, (sum(self.num_qkv_heads), self.head_dim))
         num_queries, num_keys = self.num_qkv_heads[:2]
         query_norm, key_norm = self.query_norm, self.key_norm
         norms = () if query_norm is None or key_norm is None else (query_norm.weight, key_norm.weight, query_norm.eps)
-        norm_and_turn_(heads[:, : num_queries + num_keys], cos_sin.cos, cos_sin.sin, num_queries, *norms)
+        qk_norm_rope_(heads[:, : num_queries + num_keys], cos_sin.cos, cos_sin.sin, num_queries, *norms)
         query, key, value = heads.split(self.num_qkv_heads, dim=1)
         return query, key, value
 
     @property
     def can_fuse_qk_norm_rope(self) -> bool:
-        """Whether norms and turning are those that one kernel does together."""
+        """Whether the fused kernel supports the QK norms and projections of this layer."""
         norms = (self.query_norm, self.key_norm)
-        plain = all(norm is None or (isinstance(norm, RMSNorm) and not norm.offset) for norm in norms)
-        return plain and not self.has_full_width_qk_norm and type(self).project is Attention.project
+        are_supported = all(norm is None or (isinstance(norm, RMSNorm) and not norm.offset) for norm in norms)
+        return are_supported and not self.has_full_width_qk_norm and type(self).project is Attention.project
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, normed but not yet turned: [tokens, heads, d] each."""
+        """Return queries, keys and values after QK norm, before rotary embedding: [tokens, heads, d] each."""
         query, key, value = self.qkv(x).split(self.qkv_sizes, dim=-1)
         if self.query_norm is not None and self.key_norm is not None and self.has_full_width_qk_norm:
             query, key = self.query_norm(query), self.key_norm(key)

@@ -1,4 +1,4 @@
-"""Embeddings, blocks and final norm: the whole transformer, as its spec says."""
+"""The transformer backbone built from a BackboneSpec: embeddings, blocks and final norm."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ EmbeddingFactory = Callable[[BackboneSpec], nn.Module]
 MixerFactory = Callable[[BackboneSpec, int], nn.Module]
 MLPFactory = Callable[[BackboneSpec, int], nn.Module]
 FusedForward = Callable[[PackedBatch], Tensor | None]
-# the number of a layer, the sum behind it and what is yet to be added to that -> the sum to go on with
+# layer index, residual stream after the layer, branch not yet added to it -> new residual stream
 LayerHook = Callable[[int, Tensor, Tensor | None], Tensor]
 
 
 class EmbeddingTable(nn.Embedding):
-    """Rows to look up, empty until they are loaded: torch imports its compiler, for seconds, to draw random ones."""
+    """Embedding table without random initialization on the meta device, for which torch would import its compiler."""
 
     def reset_parameters(self) -> None:
         if not self.weight.is_meta:
             super().reset_parameters()
 
     def first_row(self, tokens: Tensor) -> Tensor:
-        """What all these tokens get that are of the first kind: the same, without looking it up for each."""
+        """Return row 0, broadcast over the tokens: equal to a lookup of id 0 for each of them."""
         return self.weight[0]
 
 
 class InputEmbedding(nn.Module):
-    """The sum of what the token, its position and its type contribute."""
+    """Sum of token, position and token type embeddings, normalized and projected as the spec says."""
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__()
@@ -54,27 +54,29 @@ class InputEmbedding(nn.Module):
         self.projection = Linear(size, spec.hidden_size, bias=True) if size != spec.hidden_size else None
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        if (whole := self._try_fused(batch)) is not None:
-            return whole if self.projection is None else self.projection(whole)
+        if (fused := self._try_fused(batch)) is not None:
+            return fused if self.projection is None else self.projection(fused)
         x: Tensor = self.tokens(batch.token_ids)
         if self.scale != 1.0:
-            x = x * torch.tensor(self.scale, dtype=x.dtype)  # rounded as the model's own numbers are
+            x = x * torch.tensor(self.scale, dtype=x.dtype)  # rounded to the dtype of the model
         if batch.inputs_embeds is not None and batch.inputs_embeds_rows is not None:
             x = x.index_copy(0, batch.inputs_embeds_rows, batch.inputs_embeds.to(x.dtype))
         if self.token_types is not None:
-            # some tokenizers name a second type to a model that has one
-            plain = batch.token_type_ids is None or self.token_types.num_embeddings == 1
-            x = x + (self.token_types.first_row(batch.token_ids) if plain else self.token_types(batch.token_type_ids))
-        places = None if self.positions is None else self.positions(batch.positions + self.position_offset)
-        _, x = (Norm() if self.norm is None else self.norm).add_and_norm(x, places, return_residual=False)
+            # some tokenizers return a second type for a model that has only one
+            all_first = batch.token_type_ids is None or self.token_types.num_embeddings == 1
+            x = x + (
+                self.token_types.first_row(batch.token_ids) if all_first else self.token_types(batch.token_type_ids)
+            )
+        positions = None if self.positions is None else self.positions(batch.positions + self.position_offset)
+        _, x = (Norm() if self.norm is None else self.norm).add_and_norm(x, positions, return_residual=False)
         return x if self.projection is None else self.projection(x)
 
     def _try_fused(self, batch: PackedBatch) -> Tensor | None:
-        """The same by one kernel, where there is one and the tables are plain ones."""
+        """Return the normalized embeddings from the fused kernel, or None if it does not support the batch."""
         tables = (self.tokens, self.token_types, self.positions)
-        plain = all(table is None or type(table) is EmbeddingTable for table in tables) and self.scale == 1.0
+        is_plain = all(table is None or type(table) is EmbeddingTable for table in tables) and self.scale == 1.0
         if not (
-            plain
+            is_plain
             and isinstance(self.norm, LayerNorm)
             and batch.inputs_embeds is None
             and can_use_triton(batch.token_ids)
@@ -82,15 +84,15 @@ class InputEmbedding(nn.Module):
             return None
         from cenote.kernels.gpu.embedding import embed_and_norm
 
-        types, places = (None if table is None else table.weight for table in tables[1:])
-        typed = batch.token_type_ids if types is not None and len(types) > 1 else None
+        type_table, position_table = (None if table is None else table.weight for table in tables[1:])
+        token_type_ids = batch.token_type_ids if type_table is not None and len(type_table) > 1 else None
         return embed_and_norm(
             batch.token_ids,
             self.tokens.weight,
-            typed,
-            types,
+            token_type_ids,
+            type_table,
             batch.positions,
-            places,
+            position_table,
             self.position_offset,
             self.norm.weight,
             self.norm.bias,
@@ -100,7 +102,7 @@ class InputEmbedding(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer. What its last half adds is handed on beside the sum so far: the next norm adds it in passing."""
+    """One transformer layer. Returns the residual stream and the MLP output, which the next norm adds to it."""
 
     def __init__(self, spec: BackboneSpec, layer: int, make_mixer: MixerFactory, make_mlp: MLPFactory) -> None:
         super().__init__()
@@ -136,24 +138,24 @@ def build_mlp(spec: BackboneSpec, layer: int) -> nn.Module:
 
 
 class VisionFeatures(NamedTuple):
-    """What a tower makes of images: rows for the token stream, and rows that the first layers add to it."""
+    """Output of a vision tower: embeddings of image tokens, and deepstack features that the first layers add."""
 
     rows: Tensor  # [rows, hidden]
-    deepstack: tuple[Tensor, ...] = ()  # of the same shape, one for each of the first layers
+    deepstack: tuple[Tensor, ...] = ()  # same shape, one per layer from the first
 
 
 class VisionTower(nn.Module):
-    """What reads the images of a batch: PackedImages in, Seen out."""
+    """Base class of vision towers, which map PackedImages to VisionFeatures."""
 
     def prepare_buffers(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Make what no checkpoint holds, as a backbone does."""
-        for part in self.children():
-            if isinstance(part, Backbone):
-                part.prepare_buffers(device, dtype)
+        """Compute the buffers that are not in a checkpoint, for each backbone of the tower."""
+        for child in self.children():
+            if isinstance(child, Backbone):
+                child.prepare_buffers(device, dtype)
 
 
 class Backbone(nn.Module):
-    """Token ids in, one state per token out: [tokens, hidden]."""
+    """Transformer over a packed batch; returns one hidden state per token: [tokens, hidden]."""
 
     def __init__(
         self,
@@ -170,17 +172,15 @@ class Backbone(nn.Module):
         self.bias = (
             RelativePositionBias(spec.relative_bias, spec.num_heads, causal=spec.causal) if spec.relative_bias else None
         )
-        reach = spec.max_positions
-        self.rotary = RotaryEmbedding(spec.rope, spec.head_size, reach) if spec.rope else None
-        self.local_rotary = RotaryEmbedding(spec.local_rope, spec.head_size, reach) if spec.local_rope else None
-        self.fused_encoder: FusedForward | None = (
-            None  # all of this at once, where a device can and a batch asks for nothing special
-        )
-        self.vision: VisionTower | None = None  # of models that read images
-        self.dtype = torch.float32  # what it computes in; its linear layers may hold other numbers
+        max_positions = spec.max_positions
+        self.rotary = RotaryEmbedding(spec.rope, spec.head_size, max_positions) if spec.rope else None
+        self.local_rotary = RotaryEmbedding(spec.local_rope, spec.head_size, max_positions) if spec.local_rope else None
+        self.fused_encoder: FusedForward | None = None  # runs all layers at once; returns None for unsupported batches
+        self.vision: VisionTower | None = None  # only in models with image inputs
+        self.dtype = torch.float32  # of the activations; linear layers may be quantized
 
     def prepare_buffers(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Make what no checkpoint holds: the tables of angles."""
+        """Compute the buffers that are not in a checkpoint: the rotary tables."""
         self.dtype = dtype
         if self.vision is not None:
             self.vision.prepare_buffers(device, dtype)
@@ -189,18 +189,18 @@ class Backbone(nn.Module):
                 table.prepare_buffers(device, dtype)
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        deeper: tuple[Tensor, ...] = ()
+        deepstack: tuple[Tensor, ...] = ()
         if batch.images is not None:
-            batch, deeper = self._embed_images(batch, batch.images)
-        if self.fused_encoder is not None and not deeper and (states := self.fused_encoder(batch)) is not None:
+            batch, deepstack = self._embed_images(batch, batch.images)
+        if self.fused_encoder is not None and not deepstack and (states := self.fused_encoder(batch)) is not None:
             return states
 
-        def with_deeper(number: int, x: Tensor, change: Tensor | None) -> Tensor:
-            if number >= len(deeper) or batch.images is None:
+        def add_deepstack(index: int, x: Tensor, branch: Tensor | None) -> Tensor:
+            if index >= len(deepstack) or batch.images is None:
                 return x
-            return x.index_add(0, batch.images.token_indices, deeper[number].to(x.dtype))
+            return x.index_add(0, batch.images.token_indices, deepstack[index].to(x.dtype))
 
-        return self.run_layers(self.embed(batch), batch, layer_hook=with_deeper if deeper else None)
+        return self.run_layers(self.embed(batch), batch, layer_hook=add_deepstack if deepstack else None)
 
     def run_layers(
         self,
@@ -210,38 +210,40 @@ class Backbone(nn.Module):
         local_batch: PackedBatch | None = None,
         layer_hook: LayerHook | None = None,
     ) -> Tensor:
-        """All layers and the last norm, over what is embedded already.
+        """Run all layers and the final norm on input embeddings [tokens, hidden].
 
-        `windows`: the same rows as other sequences, which local layers read; `after` has a look behind every layer.
+        `local_batch` has the same rows in other sequences, for local layers; `layer_hook` runs after each layer.
         """
         bias = None if self.bias is None else self.bias(batch.max_seqlen, batch.device).to(x.dtype)
-        place = PositionInfo(None if self.rotary is None else self.rotary(batch.positions, batch.mrope_positions), bias)
-        local = (
-            place
+        position_info = PositionInfo(
+            None if self.rotary is None else self.rotary(batch.positions, batch.mrope_positions), bias
+        )
+        local_info = (
+            position_info
             if self.local_rotary is None
             else PositionInfo(self.local_rotary(batch.positions, batch.mrope_positions), bias)
         )
-        change: Tensor | None = None  # of the layer before, not yet added
-        for number, layer in enumerate(self.layers):
-            if self.spec.is_local(number):
-                x, change = layer(x, change, batch if local_batch is None else local_batch, local)
+        branch: Tensor | None = None  # output of the previous layer that is not yet added to x
+        for index, layer in enumerate(self.layers):
+            if self.spec.is_local(index):
+                x, branch = layer(x, branch, batch if local_batch is None else local_batch, local_info)
             else:
-                x, change = layer(x, change, batch, place)
+                x, branch = layer(x, branch, batch, position_info)
             if layer_hook is not None:
-                x = layer_hook(number, x, change)
-        return (Norm() if self.norm is None else self.norm).add_and_norm(x, change)[1]
+                x = layer_hook(index, x, branch)
+        return (Norm() if self.norm is None else self.norm).add_and_norm(x, branch)[1]
 
     def encode_images(self, images: PackedImages) -> VisionFeatures:
-        assert self.vision is not None, "only models with a tower are given images"
-        seen: VisionFeatures = self.vision(replace(images, patches=images.patches.to(self.dtype)))
-        return seen
+        assert self.vision is not None, "only models with a vision tower get images"
+        features: VisionFeatures = self.vision(replace(images, patches=images.patches.to(self.dtype)))
+        return features
 
     def _embed_images(self, batch: PackedBatch, images: PackedImages) -> tuple[PackedBatch, tuple[Tensor, ...]]:
-        """What the tower sees, as token embeddings that come ready-made, and what the first layers add."""
-        seen = self.encode_images(images)
-        features, rows = seen.rows[images.feature_indices], images.token_indices
+        """Return the batch with image features as input embeddings, and the deepstack features."""
+        features = self.encode_images(images)
+        embeds, rows = features.rows[images.feature_indices], images.token_indices
         if batch.inputs_embeds is not None and batch.inputs_embeds_rows is not None:
-            features = torch.cat((features, batch.inputs_embeds.to(features.dtype)))
+            embeds = torch.cat((embeds, batch.inputs_embeds.to(embeds.dtype)))
             rows = torch.cat((rows, batch.inputs_embeds_rows))
-        deeper = tuple(each[images.feature_indices] for each in seen.deepstack)
-        return replace(batch, inputs_embeds=features, inputs_embeds_rows=rows), deeper
+        deepstack = tuple(level[images.feature_indices] for level in features.deepstack)
+        return replace(batch, inputs_embeds=embeds, inputs_embeds_rows=rows), deepstack

@@ -1,4 +1,4 @@
-"""Convolutions of a few tokens' width over a packed batch, every channel by itself."""
+"""Short depthwise convolutions over a packed batch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cenote.packed_batch import PackedBatch
 
 
 class ShortConvolution(nn.Module):
-    """Over a token and those before it, or as many on either side; what lies in another sequence counts as 0."""
+    """Depthwise convolution within each sequence, causal or centred; tokens of other sequences count as 0."""
 
     def __init__(self, channels: int, kernel_size: int, *, bias: bool, causal: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, 1, kernel_size))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
-        self.center_tap = kernel_size - 1 if causal else kernel_size // 2  # the tap that a token itself falls on
+        self.center_tap = kernel_size - 1 if causal else kernel_size // 2  # the tap of the token itself
         self.causal = self.center_tap == kernel_size - 1
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
@@ -30,20 +30,20 @@ class ShortConvolution(nn.Module):
         taps = self.weight[:, 0].float().unbind(-1)  # summed in float32, rounded once
         out = x * taps[self.center_tap]
         for tap, weight in enumerate(taps):
-            apart = abs(tap - self.center_tap)
-            if not 0 < apart < batch.max_seqlen:
+            distance = abs(tap - self.center_tap)
+            if not 0 < distance < batch.max_seqlen:
                 continue
-            together = (batch.segment_ids[apart:] == batch.segment_ids[:-apart])[:, None]
-            # chosen rather than multiplied by 0: an infinity in a neighbour must not come over as a NaN
+            same_seq = (batch.segment_ids[distance:] == batch.segment_ids[:-distance])[:, None]
+            # torch.where instead of a product with 0: infinity in an adjacent sequence must not become NaN here
             if tap < self.center_tap:
-                out[apart:].addcmul_(torch.where(together, x[:-apart], 0), weight)
+                out[distance:].addcmul_(torch.where(same_seq, x[:-distance], 0), weight)
             else:
-                out[:-apart].addcmul_(torch.where(together, x[apart:], 0), weight)
+                out[:-distance].addcmul_(torch.where(same_seq, x[distance:], 0), weight)
         return (out if self.bias is None else out + self.bias.float()).to(x.dtype)
 
 
 class GatedConvolution(nn.Module):
-    """(conv(before * x) * after) out, with both gates and x from one matrix"""
+    """project(conv(gate_in * x) * gate_out), with both gates and x from one projection."""
 
     def __init__(self, spec: BackboneSpec, kernel_size: int, *, bias: bool) -> None:
         super().__init__()
@@ -52,8 +52,8 @@ class GatedConvolution(nn.Module):
         self.project = Linear(spec.hidden_size, spec.hidden_size, bias=bias)
 
     def forward(self, x: Tensor, batch: PackedBatch, position_info: PositionInfo) -> Tensor:
-        if batch.attended_lens_cpu is not None:  # tokens that nobody sees are not seen here either
-            seen = torch.tensor(batch.attended_lens_cpu, device=x.device)[batch.segment_ids]
-            x = x.masked_fill((batch.positions >= seen)[:, None], 0)
-        before, after, x = self.into(x).chunk(3, dim=-1)
-        return self.project(after * self.conv(before * x, batch))  # type: ignore[no-any-return]
+        if batch.attended_lens_cpu is not None:  # unattended tokens must not affect others here either
+            attended = torch.tensor(batch.attended_lens_cpu, device=x.device)[batch.segment_ids]
+            x = x.masked_fill((batch.positions >= attended)[:, None], 0)
+        gate_in, gate_out, x = self.into(x).chunk(3, dim=-1)
+        return self.project(gate_out * self.conv(gate_in * x, batch))  # type: ignore[no-any-return]

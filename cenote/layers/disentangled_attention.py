@@ -1,4 +1,4 @@
-"""Attention that weighs what a token is and how far away it stands as two things."""
+"""Disentangled attention of DeBERTa: content and relative position have separate projections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cenote.packed_batch import PackedBatch
 
 
 class RelativeDistances:
-    """Which row of the table of distances stands for how far a query is behind a key."""
+    """Map of the distance between query and key to rows of the relative position table."""
 
     def __init__(self, max_distance: int, num_buckets: int = 0) -> None:
         self.max_distance = max_distance
@@ -27,19 +27,19 @@ class RelativeDistances:
         self.span = num_buckets or max_distance
 
     def table_rows(self, length: int) -> Tensor:
-        """[2 * length - 1], never falling, from the farthest key behind to the farthest before."""
+        """Return the rows [2 * length - 1], non-decreasing, for distances query - key from 1 - length to length - 1."""
         distance = torch.arange(1 - length, length)
         if self.num_buckets:
-            # half of the buckets are for near distances, one each; the others are the wider the farther
+            # half of the buckets are for near distances, one each; the others grow logarithmically
             near = self.num_buckets // 2
-            share = (distance.abs().clamp(min=1) / near).log() / torch.tensor((self.max_distance - 1) / near).log()
-            far = (share * (near - 1)).ceil().long() + near
+            fraction = (distance.abs().clamp(min=1) / near).log() / torch.tensor((self.max_distance - 1) / near).log()
+            far = (fraction * (near - 1)).ceil().long() + near
             distance = torch.where(distance.abs() <= near, distance, far * distance.sign())
         return torch.clamp(distance + self.span, 0, 2 * self.span - 1)
 
 
 class DisentangledAttention(Attention):
-    """Attention to which the distance contributes from the side of the query and from that of the key."""
+    """Attention with content-to-position (c2p) and position-to-content (p2c) terms."""
 
     def __init__(
         self, spec: BackboneSpec, layer: int, *, distances: RelativeDistances, pos_att_types: Sequence[str]
@@ -53,29 +53,31 @@ class DisentangledAttention(Attention):
     def forward(self, x: Tensor, batch: PackedBatch, position_info: PositionInfo) -> Tensor:
         parts = self.project(x)
         rows = self.distances.table_rows(batch.max_seqlen)
-        pieces, member = [], 0
+        pieces, first_seq = [], 0
         for run in batch.equal_length_runs:
             used = rows[batch.max_seqlen - run.seq_len : batch.max_seqlen + run.seq_len - 1]
-            most = max(
+            max_seqs = max(
                 1, MAX_SCORES // (self.num_qkv_heads[0] * run.seq_len * max(run.seq_len, int(used[-1] - used[0])))
             )
-            for first in range(0, run.num_seqs, most):
-                count = min(most, run.num_seqs - first)
+            for first in range(0, run.num_seqs, max_seqs):
+                count = min(max_seqs, run.num_seqs - first)
                 start = run.start + first * run.seq_len
-                # [count, heads, length, d], all of them views
+                # [num_seqs, heads, seq_len, d], all of them views
                 q, k, v = (
                     part[start : start + count * run.seq_len].view(count, run.seq_len, *part.shape[1:]).transpose(1, 2)
                     for part in parts
                 )
-                seen = None if batch.attended_lens_cpu is None else batch.attended_lens_cpu[member : member + count]
-                pieces.append(self._attend(q, k, v, used, seen).transpose(1, 2).flatten(0, 1))
-                member += count
+                lens = (
+                    None if batch.attended_lens_cpu is None else batch.attended_lens_cpu[first_seq : first_seq + count]
+                )
+                pieces.append(self._attend(q, k, v, used, lens).transpose(1, 2).flatten(0, 1))
+                first_seq += count
         return self.out(torch.cat(pieces).flatten(-2))  # type: ignore[no-any-return]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, attended_lens: Sequence[int] | None) -> Tensor:
-        """A block of queries at a time, so that nothing grows with the square of the length."""
+        """Attend in blocks of queries, so that memory does not grow with the square of the length."""
         count, heads, length, size = q.shape
-        first, last = int(rows[0]), int(rows[-1])  # other rows of the tables stand for distances that do not occur
+        first, last = int(rows[0]), int(rows[-1])  # the other rows are for distances that do not occur
         position_key, position_query = (
             None if table is None else table[first : last + 1].view(-1, heads, size).transpose(0, 1)
             for table in (self.position_key, self.position_query)
@@ -85,9 +87,9 @@ class DisentangledAttention(Attention):
         block, blocks = max(1, MAX_SCORES // (count * heads * (length + last - first))), []
         for start in range(0, length, block):
             query = q[:, :, start : start + block]
-            at = rows[keys[start : start + block, None] - keys + length - 1].expand(count, heads, -1, -1)
-            by_distance = [] if position_key is None else [(query @ position_key.mT).gather(-1, at)]
-            by_distance += [] if by_key is None else [by_key.gather(-2, at)]
+            index = rows[keys[start : start + block, None] - keys + length - 1].expand(count, heads, -1, -1)
+            by_distance = [] if position_key is None else [(query @ position_key.mT).gather(-1, index)]
+            by_distance += [] if by_key is None else [by_key.gather(-2, index)]
             bias = by_distance[0] if len(by_distance) == 1 else by_distance[0].add_(by_distance[1])
             if attended_lens is not None:
                 bias = bias.masked_fill(
@@ -98,7 +100,7 @@ class DisentangledAttention(Attention):
 
 
 class EmbeddingWithConv(InputEmbedding):
-    """The embeddings and the first layer, to which a convolution over the embeddings is added."""
+    """Embeddings followed by the first layer, to whose output a convolution over the embeddings is added."""
 
     def __init__(
         self, spec: BackboneSpec, *, make_mixer: MixerFactory, kernel_size: int, groups: int, activation: str
@@ -112,9 +114,9 @@ class EmbeddingWithConv(InputEmbedding):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         x = super().forward(batch)
-        near = []
+        convolved = []
         for run in batch.equal_length_runs:
-            part = x[run.start : run.start + run.num_seqs * run.seq_len].view(run.num_seqs, run.seq_len, -1)
-            near.append(self.convolution(part.mT).mT.flatten(0, 1))
-        mixed, _ = self.layer(x, None, batch, PositionInfo())
-        return self.convolved_norm.add_and_norm(mixed, self.activation(torch.cat(near)))[1]
+            rows = x[run.start : run.start + run.num_seqs * run.seq_len].view(run.num_seqs, run.seq_len, -1)
+            convolved.append(self.convolution(rows.mT).mT.flatten(0, 1))
+        states, _ = self.layer(x, None, batch, PositionInfo())
+        return self.convolved_norm.add_and_norm(states, self.activation(torch.cat(convolved)))[1]

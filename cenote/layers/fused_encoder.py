@@ -1,4 +1,4 @@
-"""Backbones that our native code can run as a whole, recognised once they are loaded."""
+"""Detection of backbones that the native encoder can run, after loading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cenote.packed_batch import PackedBatch
 
 
 class FusedEncoder:
-    """All layers of a post-norm encoder at once, its embedding too if that is plain; weights stay in its modules."""
+    """Run all layers of a post-norm encoder in native code, and its embedding if it is a plain InputEmbedding."""
 
     def __init__(self, backbone: Backbone, blocks: list[BlockWeights]) -> None:
         self.embed = backbone.embed
@@ -35,7 +35,7 @@ class FusedEncoder:
         )
 
     def __call__(self, batch: PackedBatch) -> Tensor | None:
-        """States of tokens; None where a batch asks for more than the native code knows."""
+        """Return the hidden states, or None if the native code does not support this batch."""
         if batch.attended_lens_cpu is not None or batch.shared_prefixes is not None or batch.lens_are_upper_bounds:
             return None
         if self.encoder.embedding_tables is None or batch.inputs_embeds is not None:
@@ -44,17 +44,17 @@ class FusedEncoder:
 
 
 def try_fuse_encoder(backbone: Backbone) -> FusedEncoder | None:
-    """The whole of a backbone, if all its layers are plain ones and run on the tiles of this processor."""
+    """Return a FusedEncoder for the backbone, or None if it has layers that the native code does not support."""
     if backbone.norm is not None or backbone.bias is not None or backbone.rotary is not None:
         return None
     blocks = [_block_weights(layer) for layer in backbone.layers]
-    found = [block for block in blocks if block is not None]
-    if len(found) < len(blocks) or not found or not native_encoder.supports(found, backbone.spec.head_size):
+    supported = [block for block in blocks if block is not None]
+    if len(supported) < len(blocks) or not supported or not native_encoder.supports(supported, backbone.spec.head_size):
         return None
     spec = backbone.spec
     if spec.window is not None and len({spec.is_local(layer) for layer in range(spec.num_layers)}) > 1:
         return None
-    return FusedEncoder(backbone, found)
+    return FusedEncoder(backbone, supported)
 
 
 def _block_weights(layer: object) -> BlockWeights | None:
@@ -79,8 +79,13 @@ def _embedding_tables(embed: object) -> EmbeddingTables | None:
     if type(embed) is not InputEmbedding or type(embed.norm) is not LayerNorm:
         return None
     tables = [embed.tokens, embed.positions, embed.token_types]
-    plain = all(table is None or type(table) is EmbeddingTable for table in tables)
-    if not plain or embed.scale != 1.0 or embed.projection is not None or embed.tokens.weight.dtype != torch.bfloat16:
+    is_plain = all(table is None or type(table) is EmbeddingTable for table in tables)
+    if (
+        not is_plain
+        or embed.scale != 1.0
+        or embed.projection is not None
+        or embed.tokens.weight.dtype != torch.bfloat16
+    ):
         return None
     tokens, positions, types = (None if table is None else table.weight for table in tables)
     assert tokens is not None

@@ -1,4 +1,4 @@
-"""Attention whose keys and values unfold from one short vector per token."""
+"""Multi-head latent attention (MLA): keys and values are projected from a low-rank latent vector per token."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from cenote.packed_batch import PackedBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttentionSpec:
-    """The sizes of a head's parts, and of the vectors that they unfold from."""
+    """Head dimensions and ranks, with the names of config.json."""
 
-    qk_nope_head_dim: int  # of queries and keys, what does not turn with the position
+    qk_nope_head_dim: int  # dimensions of queries and keys without rotary embedding
     qk_rope_head_dim: int
     v_head_dim: int
-    kv_lora_rank: int  # what keys and values come from
-    q_lora_rank: int | None  # what queries come from; the state itself when unset
+    kv_lora_rank: int  # size of the latent vector of keys and values
+    q_lora_rank: int | None  # size of the latent vector of queries; None: queries are projected from the hidden state
     bias: bool
 
 
 class LatentAttention(nn.Module):
-    """Attention to keys and values that unfold from a latent vector; what turns of a key is the same in every head."""
+    """Multi-head latent attention; the rotary part of a key is shared by all heads."""
 
     def __init__(self, spec: BackboneSpec, latent_spec: LatentAttentionSpec) -> None:
         super().__init__()
@@ -39,11 +39,11 @@ class LatentAttention(nn.Module):
             latent_spec.qk_rope_head_dim,
             latent_spec.v_head_dim,
         )
-        width, query = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim), latent_spec.q_lora_rank
-        self.down_sizes = [query or width, latent_spec.kv_lora_rank, self.qk_rope_head_dim]
+        width, query_rank = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim), latent_spec.q_lora_rank
+        self.down_sizes = [query_rank or width, latent_spec.kv_lora_rank, self.qk_rope_head_dim]
         self.down = Linear(spec.hidden_size, sum(self.down_sizes), bias=latent_spec.bias)
-        self.query_norm = RMSNorm(query, 1e-6) if query else None
-        self.query_up = Linear(query, width, bias=False) if query else None
+        self.query_norm = RMSNorm(query_rank, 1e-6) if query_rank else None
+        self.query_up = Linear(query_rank, width, bias=False) if query_rank else None
         self.latent_norm = RMSNorm(latent_spec.kv_lora_rank, 1e-6)
         self.latent_up = Linear(
             latent_spec.kv_lora_rank, self.num_heads * (self.qk_nope_head_dim + self.v_head_dim), bias=False
@@ -51,21 +51,21 @@ class LatentAttention(nn.Module):
         self.out = Linear(self.num_heads * self.v_head_dim, spec.hidden_size, bias=latent_spec.bias)
 
     def forward(self, x: Tensor, batch: PackedBatch, position_info: PositionInfo) -> Tensor:
-        query, latent, turned = self.down(x).split(self.down_sizes, dim=-1)
+        query, latent, key_rope = self.down(x).split(self.down_sizes, dim=-1)
         if self.query_norm is not None and self.query_up is not None:
             query = self.query_up(self.query_norm(query))
-        query, to_turn = query.unflatten(-1, (self.num_heads, -1)).split(
+        query, query_rope = query.unflatten(-1, (self.num_heads, -1)).split(
             [self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1
         )
-        still = self.latent_up(self.latent_norm(latent)).unflatten(-1, (self.num_heads, -1))
-        key, value = still.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
+        key_value = self.latent_up(self.latent_norm(latent)).unflatten(-1, (self.num_heads, -1))
+        key, value = key_value.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
         assert position_info.cos_sin is not None and self.scale is not None
-        turned = apply_rotary(turned[:, None], position_info.cos_sin).expand(-1, self.num_heads, -1)
+        key_rope = apply_rotary(key_rope[:, None], position_info.cos_sin).expand(-1, self.num_heads, -1)
         query, key = (
-            torch.cat((query, apply_rotary(to_turn, position_info.cos_sin)), dim=-1),
-            torch.cat((key, turned), dim=-1),
+            torch.cat((query, apply_rotary(query_rope, position_info.cos_sin)), dim=-1),
+            torch.cat((key, key_rope), dim=-1),
         )
-        # kernels know one head size: values get zeros up to that of the keys, which come out as zeros
+        # kernels need one head size: pad values with zeros to that of the keys; the padding is cut off the output
         value = F.pad(value, (0, key.shape[-1] - self.v_head_dim))
-        mixed = attend(query, key, value, batch, causal=self.causal, window=None, scale=self.scale)
-        return self.out(mixed[..., : self.v_head_dim].flatten(-2))  # type: ignore[no-any-return]
+        attn_out = attend(query, key, value, batch, causal=self.causal, window=None, scale=self.scale)
+        return self.out(attn_out[..., : self.v_head_dim].flatten(-2))  # type: ignore[no-any-return]

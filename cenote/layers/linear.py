@@ -1,4 +1,4 @@
-"""A linear layer that knows the activation after it, so that a kernel can fuse the two."""
+"""Linear layer with an optional activation, so that a kernel can fuse the two."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cenote.errors import LoadError
 from cenote.kernels.activations import ACTIVATIONS as ACTIVATIONS
 from cenote.kernels.fused_linear import fused_linear
 
-# the names that config.json files use for the same things
+# names in config.json that differ from those of ACTIVATIONS
 ACTIVATION_ALIASES = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
@@ -21,11 +21,11 @@ ACTIVATION_ALIASES = {
 
 
 def resolve_activation(config_name: str) -> str:
-    """Our name for an activation of config.json."""
+    """Return the key of ACTIVATIONS for an activation name of config.json."""
     name = ACTIVATION_ALIASES.get(config_name, config_name)
     if name not in ACTIVATIONS:
         raise LoadError(
-            f"no activation is called {config_name!r}; there are: "
+            f"unknown activation {config_name!r}; expected one of: "
             f"{', '.join(sorted({*ACTIVATIONS, *ACTIVATION_ALIASES}))}"
         )
     return name

@@ -1,4 +1,4 @@
-"""Low-rank adapters: small changes to linear layers and tables, another one for each sequence of a batch if need be."""
+"""LoRA layers: linear layers and embedding tables with an adapter per sequence of a batch."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from cenote.packed_batch import PackedBatch
 
 @dataclass(frozen=True, slots=True)
 class LoRAWeights:
-    """A change to some rows of a weight: up @ down is added to them. In a table the columns change, all of them."""
+    """Low-rank update: lora_b @ lora_a is added to the rows of a weight from `row_start`, or to a transposed table."""
 
     lora_a: Tensor  # [rank, inputs]
     lora_b: Tensor  # [outputs, rank], scaled
-    row_start: int = 0  # the first of those rows
+    row_start: int = 0  # first updated output row, for fused projections
 
 
 LoRAAdapter: TypeAlias = Mapping[str, Sequence[LoRAWeights]]  # by the path of the module in the backbone
 
 
 class LoRAContext:
-    """The adapters of a model by name, and who reads what with which in the batch now running."""
+    """The adapters of a model by name, and the token ranges of the current batch that use them."""
 
     def __init__(self) -> None:
         self.adapters: dict[str, LoRAAdapter] = {}
@@ -43,15 +43,15 @@ class LoRAContext:
             count = sum(1 for _ in group)
             if name is not None:
                 if (adapter := self.adapters.get(name)) is None:
-                    raise UnknownModel(f"the adapter {name!r} was unloaded before this input had its turn")
+                    raise UnknownModel(f"the adapter {name!r} was unloaded before this input was processed")
                 self._spans.append((slice(starts[first], starts[first + count]), adapter))
             first += count
 
     def weights_for(self, path: str) -> Iterator[tuple[slice, LoRAWeights]]:
-        """What to add in one module: for which tokens, and which change."""
+        """Yield the token ranges of the batch that have an update for this module, with the update."""
         for tokens, adapter in self._spans:
-            for change in adapter.get(path, ()):
-                yield tokens, change
+            for update in adapter.get(path, ()):
+                yield tokens, update
 
 
 class LinearWithLoRA(nn.Module):
@@ -59,16 +59,16 @@ class LinearWithLoRA(nn.Module):
         super().__init__()
         self.activation = base.activation if isinstance(base, Linear) else None
         if isinstance(base, Linear):
-            base.activation = None  # it follows the sum
+            base.activation = None  # applied after the LoRA update
         self.base = base
         self.path = path
         self.lora_context = lora_context
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.base(x)
-        for tokens, change in self.lora_context.weights_for(self.path):
-            rows = slice(change.row_start, change.row_start + len(change.lora_b))
-            out[tokens, rows] += F.linear(F.linear(x[tokens], change.lora_a), change.lora_b)
+        for tokens, update in self.lora_context.weights_for(self.path):
+            rows = slice(update.row_start, update.row_start + len(update.lora_b))
+            out[tokens, rows] += F.linear(F.linear(x[tokens], update.lora_a), update.lora_b)
         return out if self.activation is None else ACTIVATIONS[self.activation](out)
 
 
@@ -82,16 +82,16 @@ class EmbeddingWithLoRA(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         out: Tensor = self.base(ids)
-        for tokens, change in self.lora_context.weights_for(self.path):
-            out[tokens] += F.linear(change.lora_a.T[ids[tokens]], change.lora_b)
+        for tokens, update in self.lora_context.weights_for(self.path):
+            out[tokens] += F.linear(update.lora_a.T[ids[tokens]], update.lora_b)
         return out
 
     def first_row(self, tokens: Tensor) -> Tensor:
-        return self(torch.zeros_like(tokens))  # type: ignore[no-any-return]  # each adapter changes it differently
+        return self(torch.zeros_like(tokens))  # type: ignore[no-any-return]  # adapters update the row differently
 
 
 class BackboneWithLoRA(nn.Module):
-    """A backbone whose layers look up the adapters of each batch."""
+    """Backbone whose linear layers and tables apply the adapters of each batch."""
 
     def __init__(self, backbone: nn.Module, lora_context: LoRAContext) -> None:
         super().__init__()
@@ -106,17 +106,17 @@ class BackboneWithLoRA(nn.Module):
 
 
 def add_lora_layers(module: nn.Module, lora_context: LoRAContext, path: str = "") -> None:
-    """Put every linear layer and table of a module into one that looks up adapters.
+    """Wrap every linear layer and embedding table of a module in a LoRA layer.
 
-    Not those of a tower: its rows are patches, of all images at once, and adapters are chosen token by token.
+    Vision towers are excluded: their rows are patches of all images, and adapters apply to token ranges.
     """
     for name, child in list(module.named_children()):
-        inner = f"{path}.{name}" if path else name
+        child_path = f"{path}.{name}" if path else name
         if isinstance(child, VisionTower):
             continue
         if isinstance(child, nn.Linear):
-            setattr(module, name, LinearWithLoRA(child, inner, lora_context))
+            setattr(module, name, LinearWithLoRA(child, child_path, lora_context))
         elif isinstance(child, nn.Embedding):
-            setattr(module, name, EmbeddingWithLoRA(child, inner, lora_context))
+            setattr(module, name, EmbeddingWithLoRA(child, child_path, lora_context))
         else:
-            add_lora_layers(child, lora_context, inner)
+            add_lora_layers(child, lora_context, child_path)

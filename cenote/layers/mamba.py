@@ -1,4 +1,4 @@
-"""Mamba: a recurrent mixer whose states every token chooses how to use."""
+"""Mamba mixer: a selective state space model over a packed batch."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from cenote.packed_batch import PackedBatch
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec:
     channels: int
-    state_size: int  # of every channel
-    dt_rank: int  # of the matrix that makes the steps
-    conv_kernel_size: int  # of the convolution, in tokens
+    state_size: int  # per channel
+    dt_rank: int  # rank of the projection to dt
+    conv_kernel_size: int  # in tokens
     bias: bool
     conv_bias: bool
 
 
 class Mamba(nn.Module):
-    """A state for every channel, that each token lets fade, writes to and reads from as it chooses."""
+    """Selective scan with input-dependent dt, B and C, between a convolution and a gate."""
 
     def __init__(self, spec: BackboneSpec, mamba_spec: MambaSpec) -> None:
         super().__init__()
@@ -46,11 +46,11 @@ class Mamba(nn.Module):
     def forward(self, x: Tensor, batch: PackedBatch, position_info: PositionInfo) -> Tensor:
         x, gate = self.into(x).chunk(2, dim=-1)
         x = F.silu(self.conv(x, batch))
-        step, write, read = self.choose(x).split(self.projection_sizes, dim=-1)
-        step, write, read = self.step(self.step_norm(step)), self.write_norm(write), self.read_norm(read)
-        # errors would build up from token to token: the states are float32 whatever the model runs in
-        wide = x.float()
-        rate = -torch.exp(self.log_rate.float())
-        mixed = selective_scan(wide, F.softplus(step.float()), rate, write.float(), read.float(), batch)
-        mixed = (mixed + wide * self.skip.float()) * F.silu(gate.float())
-        return self.project(mixed.to(x.dtype))  # type: ignore[no-any-return]
+        dt, B, C = self.choose(x).split(self.projection_sizes, dim=-1)
+        dt, B, C = self.step(self.step_norm(dt)), self.write_norm(B), self.read_norm(C)
+        # errors would accumulate from token to token: the states are float32 for every model dtype
+        x_float = x.float()
+        A = -torch.exp(self.log_rate.float())
+        y = selective_scan(x_float, F.softplus(dt.float()), A, B.float(), C.float(), batch)
+        y = (y + x_float * self.skip.float()) * F.silu(gate.float())
+        return self.project(y.to(x.dtype))  # type: ignore[no-any-return]

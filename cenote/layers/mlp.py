@@ -1,4 +1,4 @@
-"""The feed-forward half of a block, plain or gated."""
+"""Feed-forward layers, plain and gated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cenote.layers.spec import BackboneSpec
 
 
 class MLP(nn.Module):
-    """act(x up) down"""
+    """down(act(up(x)))."""
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class MLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """(act(x gate) * (x up)) down, with gate and up in one matrix, gate first"""
+    """down(act(gate(x)) * up(x)), with gate and up in one matrix, gate first."""
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A mixture of experts: every token is computed by the few that its router chooses, none is padded or dropped."""
+"""Mixture of experts: every token runs through its top-k experts, without padding or dropped tokens."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from cenote.layers.spec import BackboneSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoESpec:
-    """How many experts there are, what each computes, and how a token comes to its own."""
+    """Sizes of the experts and options of the router."""
 
     num_experts: int
-    top_k: int  # experts for each token
+    top_k: int  # experts per token
     intermediate_size: int
     is_gated: bool = True  # act(gate) * up; `up` holds both, gate first
-    bias: bool = False  # of every expert's two layers
-    out_bias: bool = False  # one for all, added to their sum
+    bias: bool = False  # in both layers of every expert
+    out_bias: bool = False  # one bias added to the sum over experts
 
     scoring_func: Literal["softmax", "sigmoid"] = "softmax"
-    norm_topk_prob: bool = False  # the shares of the chosen experts add up to 1
-    routed_scaling_factor: float = 1.0  # on the shares
+    norm_topk_prob: bool = False  # normalize the weights of the selected experts to a sum of 1
+    routed_scaling_factor: float = 1.0  # multiplies the expert weights
     router_bias: bool = False
-    has_correction_bias: bool = False  # a second bias, that counts for the choice but not for the shares
-    num_groups: int = 1  # experts come in groups of equal size; a token chooses from its best groups only
+    has_correction_bias: bool = False  # a bias that affects the selection of experts but not their weights
+    num_groups: int = 1  # groups of experts of equal size; experts are selected from the top_k_groups best ones
     top_k_groups: int = 1
 
-    shared_intermediate_size: int = 0  # intermediate size of one more expert, for every token; 0 is none
-    has_shared_gate: bool = False  # the token itself says how much of that one it takes
+    shared_intermediate_size: int = 0  # of the shared expert that every token uses; 0: none
+    has_shared_gate: bool = False  # weight the shared expert by a sigmoid of the token
 
 
 class Router(nn.Module):
-    float32_params = ("correction",)  # numbers around 5 whose third digit decides: no other type would do
+    float32_params = ("correction",)  # values around 5 whose third digit matters: bfloat16 is too coarse
 
     def __init__(self, spec: MoESpec, hidden_size: int) -> None:
         super().__init__()
@@ -49,29 +49,29 @@ class Router(nn.Module):
         self.correction = nn.Parameter(torch.empty(spec.num_experts)) if spec.has_correction_bias else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts of every token, and their shares in float32: [tokens, top_k] each."""
-        # a rounded score can choose another expert: scores are float32 whatever the model runs in
+        """Return the selected experts and their weights in float32: [tokens, top_k] each."""
+        # rounding could change the selected experts: scores are float32 for every model dtype
         scores = F.linear(x.float(), self.weight.float(), None if self.bias is None else self.bias.float())
         scores = scores.softmax(dim=-1) if self.spec.scoring_func == "softmax" else scores.sigmoid()
-        wanted = scores if self.correction is None else scores + self.correction
+        selection_scores = scores if self.correction is None else scores + self.correction
         if self.spec.num_groups > 1:
-            wanted = self._mask_other_groups(wanted)
-        chosen = wanted.topk(self.spec.top_k, dim=-1).indices
-        shares = scores.gather(1, chosen)
+            selection_scores = self._mask_other_groups(selection_scores)
+        selected = selection_scores.topk(self.spec.top_k, dim=-1).indices
+        weights = scores.gather(1, selected)
         if self.spec.norm_topk_prob:
-            shares = shares / (shares.sum(dim=-1, keepdim=True) + 1e-20)  # sigmoids may all be 0
-        return chosen, shares * self.spec.routed_scaling_factor
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)  # sigmoids may all be 0
+        return selected, weights * self.spec.routed_scaling_factor
 
     def _mask_other_groups(self, scores: Tensor) -> Tensor:
-        """A group is as good as its two best experts; those of all but the best groups are out of the choice."""
+        """Mask the experts outside the best groups; the score of a group is the sum of its two best experts."""
         groups = scores.view(len(scores), self.spec.num_groups, -1)
         best = groups.topk(2, dim=-1).values.sum(-1).topk(self.spec.top_k_groups, dim=-1).indices
-        out = torch.ones(groups.shape[:2], dtype=torch.bool, device=scores.device).scatter(1, best, False)
-        return groups.masked_fill(out[..., None], -torch.inf).flatten(1)
+        masked = torch.ones(groups.shape[:2], dtype=torch.bool, device=scores.device).scatter(1, best, False)
+        return groups.masked_fill(masked[..., None], -torch.inf).flatten(1)
 
 
 class Experts(nn.Module):
-    """All experts' layers in one parameter each; rows come sorted by expert."""
+    """The layers of all experts, stacked in one parameter each; input rows are sorted by expert."""
 
     def __init__(self, spec: MoESpec, hidden_size: int, activation: str) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Experts(nn.Module):
         self.down_bias = nn.Parameter(torch.empty(count, hidden_size)) if spec.bias else None
 
     def forward(self, x: Tensor, expert: Tensor, group_ends: Tensor) -> Tensor:
-        """[rows, hidden]; the expert of every row; where each expert's rows end."""
+        """Compute x [rows, hidden], given the expert of every row and the end of the rows of each expert."""
         up = F.grouped_mm(x, self.up.transpose(1, 2), offs=group_ends)
         if self.up_bias is not None:
             up = up + self.up_bias[expert]
@@ -103,7 +103,7 @@ ExpertsFactory = Callable[[MoESpec, int, str], Experts]
 
 
 class MixtureOfExperts(nn.Module):
-    """sum(share * expert(x)) over a token's experts, and the shared expert where there is one"""
+    """Weighted sum of the selected experts of each token, plus the shared expert if there is one."""
 
     def __init__(self, spec: BackboneSpec, moe_spec: MoESpec, make_experts: ExpertsFactory = Experts) -> None:
         super().__init__()
@@ -122,16 +122,16 @@ class MixtureOfExperts(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        chosen, shares = self.router(x)
-        expert, order = chosen.flatten().sort(stable=True)
-        numbers = torch.arange(self.experts.up.shape[0], device=x.device)
-        ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)  # unlike a count, waits for no device
-        rows = self.experts(x[order // self.top_k], expert, ends) * shares.flatten()[order, None].to(x.dtype)
-        # back in place and then summed: every token adds its own in the same order, whoever else is in the batch
+        selected, weights = self.router(x)
+        expert, order = selected.flatten().sort(stable=True)
+        indices = torch.arange(self.experts.up.shape[0], device=x.device)
+        ends = torch.searchsorted(expert, indices, right=True, out_int32=True)  # unlike bincount, without a device sync
+        rows = self.experts(x[order // self.top_k], expert, ends) * weights.flatten()[order, None].to(x.dtype)
+        # restored to token order before the sum: the order of additions does not depend on the rest of the batch
         out = torch.empty_like(rows).index_copy_(0, order, rows).view(len(x), self.top_k, -1).sum(1)
         if self.bias is not None:
             out = out + self.bias
         if self.shared is None:
             return out
-        every: Tensor = self.shared(x)
-        return out + (every if self.shared_gate is None else self.shared_gate(x) * every)
+        shared: Tensor = self.shared(x)
+        return out + (shared if self.shared_gate is None else self.shared_gate(x) * shared)

@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm, built from a spec; each adds what is to be added before it."""
+"""LayerNorm and RMSNorm with a fused residual add, built from a spec."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cenote.layers.spec import BackboneSpec
 
 
 class Norm(nn.Module):
-    """What every norm can do; this one leaves things as they are."""
+    """Base class of norms; by itself the identity."""
 
-    output_fp8 = False  # whether linear layers read the norm as fp8; set by the pass that makes them
+    output_fp8 = False  # also return the norm in fp8 for the next linear layer; set by quantize_to_fp8
 
     def forward(self, x: Tensor) -> Tensor:
         return self.add_and_norm(x, None)[1]
@@ -20,7 +20,7 @@ class Norm(nn.Module):
     def add_and_norm(
         self, residual: Tensor, branch: Tensor | None, *, return_residual: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """x + change, and its norm; a sum that is not wanted may be anything."""
+        """Return residual + branch and its norm; without `return_residual` the first is undefined."""
         total = residual if branch is None else residual + branch
         return total, total
 
@@ -68,7 +68,7 @@ class RMSNorm(Norm):
 
 
 def make_norm(spec: BackboneSpec, size: int | None = None) -> Norm:
-    """The spec's norm, over the hidden states or over some other width."""
+    """Build the norm of the spec, of width `size` or of the hidden size."""
     size = size or spec.hidden_size
     if spec.norm == "rms":
         return RMSNorm(size, spec.norm_eps, spec.norm_offset)

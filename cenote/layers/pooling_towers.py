@@ -1,4 +1,4 @@
-"""Towers that sum an image up in one row: by a token before its patches, or by a question to all of them."""
+"""Vision towers that pool an image into one row: by a CLS token or by attention pooling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cenote.packed_batch import PackedBatch, PackedImages
 
 
 class FixedPatchEmbedding(PatchEmbedding):
-    """Of images that all have one size: every place has a row in a table."""
+    """Patch embedding for images of one size, with learned positions."""
 
     def __init__(self, spec: BackboneSpec, patch_dim: int) -> None:
         super().__init__(spec, patch_dim)
@@ -26,23 +26,22 @@ class FixedPatchEmbedding(PatchEmbedding):
 
 
 class InterpolatedPatchEmbedding(FixedPatchEmbedding):
-    """Of images of any size: the table is a square, and is stretched over the grid of each."""
+    """Patch embedding for images of any size: the square position table is interpolated to each grid."""
 
     def forward(self, batch: PackedBatch) -> Tensor:
         assert batch.mrope_positions is not None, "patches come with their rows and columns"
-        last = batch.mrope_positions[
-            :, batch.cu_seqlens[1:] - 1
-        ].T.tolist()  # of every image, which tells how large its grid is
+        # the row and column of the last patch of every image give the size of its grid
+        last = batch.mrope_positions[:, batch.cu_seqlens[1:] - 1].T.tolist()
         side = int(self.positions.num_embeddings**0.5)
         square = self.positions.weight.float().T.reshape(1, -1, side, side)
         grids = [(row + 1, column + 1) for row, column in last]
-        stretched = {grid: _interpolate_positions(square, grid) for grid in set(grids)}
+        interpolated = {grid: _interpolate_positions(square, grid) for grid in set(grids)}
         patches = PatchEmbedding.forward(self, batch)
-        return patches + torch.cat([stretched[grid] for grid in grids]).to(patches.dtype)
+        return patches + torch.cat([interpolated[grid] for grid in grids]).to(patches.dtype)
 
 
 class ClsPatchEmbedding(PatchEmbedding):
-    """Of images that all have one size, each behind a token that is no patch, and normed."""
+    """Patch embedding for images of one size with a CLS token before the patches, normalized."""
 
     def __init__(self, spec: BackboneSpec, patch_dim: int) -> None:
         super().__init__(spec, patch_dim, bias=False)
@@ -58,7 +57,7 @@ class ClsPatchEmbedding(PatchEmbedding):
 
 
 class ClsTokenTower(VisionTower):
-    """The first token of an image has seen all of it; here it comes last, behind the patches."""
+    """Pool by the CLS token, which is moved after the patches of its image."""
 
     def __init__(self, encoder: Backbone, out_size: int) -> None:
         super().__init__()
@@ -72,7 +71,7 @@ class ClsTokenTower(VisionTower):
 
 
 class AttentionPoolingTower(VisionTower):
-    """A learned question is put to all patches of an image; the answer comes last, behind them."""
+    """Pool by attention with a learned query; the pooled row follows the patches of its image."""
 
     def __init__(self, encoder: Backbone) -> None:
         super().__init__()
@@ -82,16 +81,16 @@ class AttentionPoolingTower(VisionTower):
     def forward(self, images: PackedImages) -> VisionFeatures:
         grids = patch_grids(images)
         lengths = [rows * columns for rows, columns in grids]
-        axes = patch_positions(grids).to(images.patches.device)
-        batch = pack_patches(images.patches, lengths, axes)
+        positions = patch_positions(grids).to(images.patches.device)
+        batch = pack_patches(images.patches, lengths, positions)
         states = self.encoder(batch)
-        answers = self.pool(states, batch)
-        pieces = zip(states.split(lengths), answers.split(1), strict=True)
-        return VisionFeatures(torch.cat([part for piece in pieces for part in piece]))
+        pooled = self.pool(states, batch)
+        pairs = zip(states.split(lengths), pooled.split(1), strict=True)
+        return VisionFeatures(torch.cat([rows for pair in pairs for rows in pair]))
 
 
 class AttentionPooling(nn.Module):
-    """One query, the same for all, attends to every row of a sequence: [tokens, hidden] -> [size, hidden]."""
+    """Attention of one learned query to all rows of each sequence: [tokens, hidden] -> [num_seqs, hidden]."""
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__()
@@ -106,18 +105,18 @@ class AttentionPooling(nn.Module):
 
     def forward(self, states: Tensor, batch: PackedBatch) -> Tensor:
         query = self.query(self.probe[None]).float().unflatten(-1, (self.num_heads, self.head_dim))
-        both = self.key_value(states).float().unflatten(-1, (2, self.num_heads, self.head_dim))
-        key, value = both.unbind(1)  # [tokens, heads, d] each
-        products = (key * query).sum(-1) * self.head_dim**-0.5
-        highest = torch.segment_reduce(products, "max", offsets=batch.cu_seqlens)
-        weights = (products - highest[batch.segment_ids]).exp()
+        key_value = self.key_value(states).float().unflatten(-1, (2, self.num_heads, self.head_dim))
+        key, value = key_value.unbind(1)  # [tokens, heads, d] each
+        scores = (key * query).sum(-1) * self.head_dim**-0.5
+        max_scores = torch.segment_reduce(scores, "max", offsets=batch.cu_seqlens)
+        weights = (scores - max_scores[batch.segment_ids]).exp()
         total = torch.segment_reduce(weights, "sum", offsets=batch.cu_seqlens)
-        weighed = torch.segment_reduce((weights[..., None] * value).flatten(1), "sum", offsets=batch.cu_seqlens)
-        mixed = weighed.view(-1, self.num_heads, self.head_dim) / total[..., None]
-        x = self.out(mixed.flatten(1).to(states.dtype))
+        weighted = torch.segment_reduce((weights[..., None] * value).flatten(1), "sum", offsets=batch.cu_seqlens)
+        pooled = weighted.view(-1, self.num_heads, self.head_dim) / total[..., None]
+        x = self.out(pooled.flatten(1).to(states.dtype))
         return x + self.mlp(self.norm(x))  # type: ignore[no-any-return]
 
 
 def _interpolate_positions(square: Tensor, grid: tuple[int, int]) -> Tensor:
-    """[rows * columns, hidden]"""
+    """Resize the position table to a grid: [rows * columns, hidden]."""
     return nn.functional.interpolate(square, size=grid, mode="bilinear", antialias=True)[0].flatten(1).T

@@ -1,4 +1,4 @@
-"""A tower whose patches become tokens of the text half through one matrix."""
+"""Vision tower whose patches are projected to the text model by one linear layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cenote.packed_batch import PackedImages
 
 
 class ProjectedTower(VisionTower):
-    """Tiles of one size; squares of `block` patches on each side are one token."""
+    """Encode tiles of one size; squares of `merge_size` patches per side become one token."""
 
     def __init__(self, encoder: Backbone, out_size: int, *, bias: bool, merge_size: int = 1) -> None:
         super().__init__()

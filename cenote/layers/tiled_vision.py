@@ -1,4 +1,4 @@
-"""Towers that read an image in tiles: patches merged, and rows put where the image's tokens want them."""
+"""Helpers for vision towers that split an image into tiles: merging of patches and ordering of rows."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from cenote.packed_batch import PackedImages
 
 
 def merge_patches(x: Tensor, grid: Grid, merge_size: int) -> Tensor:
-    """[patches / block**2, hidden * block**2]: squares of patches as one row each; every tile has the same grid."""
+    """Concatenate squares of patches: [patches / merge_size**2, hidden * merge_size**2]; all tiles have this grid."""
     rows, columns = grid
     squares = x.view(-1, rows // merge_size, merge_size, columns // merge_size, merge_size, x.shape[-1])
     return squares.transpose(2, 3).reshape(-1, merge_size * merge_size * x.shape[-1])
 
 
 def arrange_rows(x: Tensor, separators: Tensor, images: PackedImages, merge_size: int = 1) -> Tensor:
-    """For every token of the images a row of theirs, or one of what stands `between` them, as their readers say."""
-    chosen, first = [], 0
-    for picture in images.images:
-        assert picture.row_order is not None, "the reader of such a model gives an order"
-        chosen.append(np.where(picture.row_order < 0, len(x) - 1 - picture.row_order, first + picture.row_order))
-        first += sum(rows * columns for rows, columns in picture.patch_grids) // merge_size**2
-    return torch.cat((x, separators.to(x.dtype))).index_select(0, torch.from_numpy(np.concatenate(chosen)).to(x.device))
+    """Return one row per image token in the processor's order: of x, or of `separators` for negative indices."""
+    indices, first = [], 0
+    for image in images.images:
+        assert image.row_order is not None, "image processors of tiled models set row_order"
+        indices.append(np.where(image.row_order < 0, len(x) - 1 - image.row_order, first + image.row_order))
+        first += sum(rows * columns for rows, columns in image.patch_grids) // merge_size**2
+    return torch.cat((x, separators.to(x.dtype))).index_select(
+        0, torch.from_numpy(np.concatenate(indices)).to(x.device)
+    )
 
 
 class VisionProjector(nn.Module):
-    """From what a tower sees to what the text half reads: two layers and an activation between them."""
+    """Two-layer MLP from the width of the vision tower to that of the text model."""
 
     def __init__(self, in_features: int, out_features: int, *, activation: str = "gelu", bias: bool = True) -> None:
         super().__init__()
@@ -42,7 +44,7 @@ class VisionProjector(nn.Module):
 
 
 def encode_patches(encoder: Backbone, images: PackedImages) -> Tensor:
-    """[patches, hidden]: what CLIP makes of tiles, without the token before the patches of each."""
+    """Return the CLIP states of all tiles without their CLS tokens: [patches, hidden]."""
     lengths = [rows * columns + 1 for rows, columns in patch_grids(images)]
     states: Tensor = encoder(pack_patches(images.patches, lengths))
     return states.view(len(lengths), -1, states.shape[-1])[:, 1:].flatten(0, 1)

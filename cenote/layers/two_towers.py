@@ -1,4 +1,4 @@
-"""Texts and images in one space: a tower for each, and an input goes through one of them."""
+"""Dual encoders (CLIP, SigLIP): a text tower and a vision tower with a common embedding space."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cenote.packed_batch import PackedBatch, PackedImages
 
 
 class TwoTowers(Backbone):
-    """A text has a row for every token, an image one for every patch; the last row of either is what is compared."""
+    """Text backbone with a vision tower; the last row of a text or image is its embedding."""
 
     def __init__(
         self,
@@ -35,41 +35,41 @@ class TwoTowers(Backbone):
         if (images := batch.images) is None:
             return self.projection(super().forward(batch))  # type: ignore[no-any-return]
         if any(batch.lora_names or ()):
-            raise Unsupported("adapters change how texts are read; an image is read without one", param="model")
+            raise Unsupported("LoRA adapters apply to texts only; this request has images", param="model")
         rows: Tensor = self.encode_images(images).rows
         states = rows.new_empty(batch.num_tokens, rows.shape[-1])
         states[images.token_indices] = rows[images.feature_indices]
-        texts, places = select_texts(batch, images)
+        texts, text_rows = select_texts(batch, images)
         if texts is not None:
-            states[places] = self.projection(super().forward(texts))
+            states[text_rows] = self.projection(super().forward(texts))
         return states
 
 
 def select_texts(batch: PackedBatch, images: PackedImages) -> tuple[PackedBatch | None, Tensor]:
-    """The sequences of a batch that are texts, and the rows that they have in it."""
-    pictured = torch.zeros(batch.num_tokens, dtype=torch.bool, device=batch.device)
-    pictured[images.token_indices] = True
-    are_texts = (~pictured[batch.cu_seqlens[:-1]]).tolist()
-    places = (~pictured).nonzero().squeeze(1)
+    """Return the text sequences of a batch (None if there are none) and their rows in it."""
+    is_image = torch.zeros(batch.num_tokens, dtype=torch.bool, device=batch.device)
+    is_image[images.token_indices] = True
+    are_texts = (~is_image[batch.cu_seqlens[:-1]]).tolist()
+    text_rows = (~is_image).nonzero().squeeze(1)
     if not any(are_texts):
-        return None, places
+        return None, text_rows
     lengths = tuple(compress(batch.seq_lens_cpu, are_texts))
     texts = replace(
         batch,
-        token_ids=batch.token_ids[places],
-        positions=batch.positions[places],
+        token_ids=batch.token_ids[text_rows],
+        positions=batch.positions[text_rows],
         cu_seqlens=torch.tensor([*accumulate(lengths, initial=0)], device=batch.device),
         seq_lens_cpu=lengths,
-        token_type_ids=None if batch.token_type_ids is None else batch.token_type_ids[places],
+        token_type_ids=None if batch.token_type_ids is None else batch.token_type_ids[text_rows],
         inputs_embeds_rows=None
         if batch.inputs_embeds_rows is None
-        else torch.searchsorted(places, batch.inputs_embeds_rows),
+        else torch.searchsorted(text_rows, batch.inputs_embeds_rows),
         attended_lens_cpu=None
         if batch.attended_lens_cpu is None
         else tuple(compress(batch.attended_lens_cpu, are_texts)),
         images=None,
-        num_unpooled=None,  # these two are for pooling, which sees the whole batch
+        num_unpooled=None,  # this and row_mask are for pooling, which runs on the whole batch
         row_mask=None,
         lora_names=None,
     )
-    return texts, places
+    return texts, text_rows

@@ -273,7 +273,7 @@ def test_a_request_for_an_unloaded_adapter_fails_alone(tuned: TunedModel) -> Non
         del loaded.added_paths["gone"]
 
     assert isinstance(first, PoolResult) and isinstance(plain, PoolResult)
-    assert isinstance(gone, UnknownModel) and "was unloaded before this input had its turn" in gone.message
+    assert isinstance(gone, UnknownModel) and "was unloaded before this input was processed" in gone.message
 
 
 # remote engine

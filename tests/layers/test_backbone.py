@@ -1,4 +1,4 @@
-"""Small promises of the layers that no comparison of whole models states by itself."""
+"""Properties of the layers that comparisons of whole models do not cover."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SPEC = BackboneSpec(
 )
 
 
-def backbone(**changes: Any) -> Backbone:
-    made = Backbone(replace(SPEC, **changes)).requires_grad_(False).eval()
-    randomize(made)
-    made.prepare_buffers(torch.device("cpu"), torch.float32)
-    return made
+def make_backbone(**changes: Any) -> Backbone:
+    backbone = Backbone(replace(SPEC, **changes)).requires_grad_(False).eval()
+    randomize(backbone)
+    backbone.prepare_buffers(torch.device("cpu"), torch.float32)
+    return backbone
 
 
 @pytest.mark.parametrize("name", sorted({*ACTIVATIONS, *ACTIVATION_ALIASES} - {"identity"}))
@@ -47,7 +47,7 @@ def test_an_activation_matches_transformers(name: str) -> None:
 
 
 def test_an_unknown_activation_lists_the_known_ones() -> None:
-    with pytest.raises(LoadError, match="'mystery'; there are: .*gelu.*silu"):
+    with pytest.raises(LoadError, match="unknown activation 'mystery'; expected one of: .*gelu.*silu"):
         Linear(2, 2, bias=True, activation="mystery")
 
 
@@ -58,30 +58,32 @@ def test_an_rms_norm_matches_transformers(dtype: torch.dtype) -> None:
     ours.weight = nn.Parameter(theirs.weight.data)
     x = (torch.randn(50, 3, 16, generator=torch.Generator().manual_seed(4)) * 0.1).to(dtype)
 
-    # to the last bit: statistics taken in bfloat16 would be off by little
+    # bitwise: statistics computed in bfloat16 would differ only slightly
     assert torch.equal(ours.to(dtype)(x), theirs.to(dtype)(x))
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_learned_positions": 0, "rope": RopeSpec(), "causal": True, "norm": "rms"}])
-def test_a_neighbour_in_the_batch_changes_nothing(changes: dict[str, Any]) -> None:
-    model = backbone(**changes)
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_learned_positions": 0, "rope": RopeSpec(), "causal": True, "norm": "rms"}]
+)
+def test_other_sequences_in_the_batch_change_nothing(changes: dict[str, Any]) -> None:
+    model = make_backbone(**changes)
 
-    whole = model(pack_sequences(SEQUENCES)).split([len(ids) for ids in SEQUENCES])
+    packed = model(pack_sequences(SEQUENCES)).split([len(ids) for ids in SEQUENCES])
 
-    for ids, rows in zip(SEQUENCES, whole, strict=True):
+    for ids, rows in zip(SEQUENCES, packed, strict=True):
         assert_close(model(pack_sequences([ids]))[: len(ids)], rows, atol=1e-5, rtol=0)
 
 
 def test_no_token_types_means_all_of_the_first() -> None:
-    model = backbone()
+    model = make_backbone()
 
     assert_close(
         model(pack_sequences(SEQUENCES)), model(pack_sequences(SEQUENCES, [[0] * len(ids) for ids in SEQUENCES]))
     )
 
 
-def test_a_model_with_one_type_has_no_use_for_a_second() -> None:
-    model = backbone(num_token_types=1)
+def test_a_model_with_one_token_type_ignores_a_second() -> None:
+    model = make_backbone(num_token_types=1)
 
     assert_close(
         model(pack_sequences(SEQUENCES, [[1] * len(ids) for ids in SEQUENCES])), model(pack_sequences(SEQUENCES))
@@ -89,22 +91,22 @@ def test_a_model_with_one_type_has_no_use_for_a_second() -> None:
 
 
 def test_inputs_embeds_replace_the_embeddings_of_their_tokens() -> None:
-    model = backbone()
+    model = make_backbone()
     batch = pack_sequences(SEQUENCES)
     rows = torch.arange(12, 16)  # the second sequence and the third
     table = model.embed.tokens.weight
     blank = batch.token_ids.clone()
     blank[rows] = 0
 
-    ready = replace(
+    with_embeds = replace(
         batch, token_ids=blank, inputs_embeds=table[batch.token_ids[rows]].double(), inputs_embeds_rows=rows
     )
 
-    assert_close(model(ready), model(batch))
+    assert_close(model(with_embeds), model(batch))
 
 
-def test_a_causal_model_reads_from_left_to_right() -> None:
-    model = backbone(causal=True)
+def test_a_causal_model_attends_only_to_preceding_tokens() -> None:
+    model = make_backbone(causal=True)
     first, second = [7, 8, 9, 10], [7, 8, 30, 40]
 
     one, other = model(pack_sequences([first, second])).split([4, 4])

@@ -1,4 +1,4 @@
-"""Short convolutions equal torch's own, sequence by sequence, and never reach into a neighbour."""
+"""Short convolutions equal conv1d of torch on each sequence, and never mix sequences."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def tokens() -> Tensor:
 
 
 def run_each_sequence(layer: ShortConvolution, x: Tensor, *, before: int, after: int) -> Tensor:
-    pieces = [F.pad(piece.T, (before, after)) for piece in torch.split(x, LENGTHS)]
-    return torch.cat([F.conv1d(piece, layer.weight, layer.bias, groups=6).T for piece in pieces])
+    padded = [F.pad(sequence.T, (before, after)) for sequence in torch.split(x, LENGTHS)]
+    return torch.cat([F.conv1d(sequence, layer.weight, layer.bias, groups=6).T for sequence in padded])
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 12])
-def test_a_token_sees_itself_and_those_before_it(width: int, bias: bool) -> None:
+def test_a_causal_convolution_covers_a_token_and_preceding_ones(width: int, bias: bool) -> None:
     layer, x = make_layer(width, bias=bias), tokens()
 
     assert_close(layer(x, BATCH), run_each_sequence(layer, x, before=width - 1, after=0), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("width", [1, 3, 5])
-def test_a_token_sees_as_many_on_either_side(width: int) -> None:
+def test_a_centred_convolution_covers_both_sides(width: int) -> None:
     layer, x = make_layer(width, causal=False), tokens()
 
     assert_close(
@@ -54,15 +54,15 @@ def test_an_infinity_in_one_sequence_stays_there(causal: bool) -> None:
     broken = x.clone()
     broken[8:17] = torch.inf  # the fourth sequence
 
-    ours, sound = layer(broken, BATCH), layer(x, BATCH)
+    ours, expected = layer(broken, BATCH), layer(x, BATCH)
 
-    assert torch.equal(ours[:8], sound[:8]) and torch.equal(ours[17:], sound[17:])
+    assert torch.equal(ours[:8], expected[:8]) and torch.equal(ours[17:], expected[17:])
 
 
 def test_sums_are_rounded_once_in_bfloat16() -> None:
     layer, x = make_layer(4).bfloat16(), tokens().bfloat16()
 
-    wide = make_layer(4)
-    wide.load_state_dict(layer.state_dict())
+    exact = make_layer(4)
+    exact.load_state_dict(layer.state_dict())
 
-    assert torch.equal(layer(x, BATCH), wide(x.float(), BATCH).bfloat16())
+    assert torch.equal(layer(x, BATCH), exact(x.float(), BATCH).bfloat16())

@@ -1,4 +1,4 @@
-"""A mixture of experts gives what its definition gives, written out token by token."""
+"""A mixture of experts equals its definition, computed token by token."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ SPECS = {
 
 
 def make_mixture(spec: MoESpec, **changes: Any) -> MixtureOfExperts:
-    made = MixtureOfExperts(replace(BACKBONE, **changes), spec).eval().requires_grad_(False)
-    randomize(made)
-    return made
+    mixture = MixtureOfExperts(replace(BACKBONE, **changes), spec).eval().requires_grad_(False)
+    randomize(mixture)
+    return mixture
 
 
 def tokens(count: int) -> Tensor:
@@ -47,46 +47,46 @@ def tokens(count: int) -> Tensor:
 
 
 def expected_output(layer: MixtureOfExperts, spec: MoESpec, x: Tensor) -> Tensor:
-    """One token at a time, in float64: [hidden]"""
+    """Compute one token in float64: [hidden]."""
     weights = {name: parameter.double() for name, parameter in layer.named_parameters()}
     x = x.double()
     logits = weights["router.weight"] @ x + weights.get("router.bias", 0.0)
     scores = logits.softmax(-1) if spec.scoring_func == "softmax" else logits.sigmoid()
-    wanted = scores + weights["router.correction"] if spec.has_correction_bias else scores
+    selection_scores = scores + weights["router.correction"] if spec.has_correction_bias else scores
     size = spec.num_experts // spec.num_groups
     groups = [range(first, first + size) for first in range(0, spec.num_experts, size)]
-    groups.sort(key=lambda group: -sum(sorted((wanted[n].item() for n in group), reverse=True)[:2]))
+    groups.sort(key=lambda group: -sum(sorted((selection_scores[n].item() for n in group), reverse=True)[:2]))
     allowed = [n for group in groups[: spec.top_k_groups] for n in group]
-    chosen = sorted(allowed, key=lambda n: -wanted[n].item())[: spec.top_k]
-    total = sum(scores[n] for n in chosen) if spec.norm_topk_prob else 1.0
+    selected = sorted(allowed, key=lambda n: -selection_scores[n].item())[: spec.top_k]
+    total = sum(scores[n] for n in selected) if spec.norm_topk_prob else 1.0
     out = torch.zeros(16, dtype=torch.float64) + weights.get("bias", 0.0)
-    for n in chosen:
+    for n in selected:
         up = weights["experts.up"][n] @ x + (weights["experts.up_bias"][n] if spec.bias else 0.0)
         middle = F.silu(up[:24]) * up[24:] if spec.is_gated else F.silu(up)
         down = weights["experts.down"][n] @ middle + (weights["experts.down_bias"][n] if spec.bias else 0.0)
         out += spec.routed_scaling_factor * scores[n] / total * down
     if spec.shared_intermediate_size:
         up = weights["shared.up.weight"] @ x
-        every = weights["shared.down.weight"] @ (F.silu(up[:40]) * up[40:])
-        out += every * (weights["shared_gate.weight"] @ x).sigmoid() if spec.has_shared_gate else every
+        shared = weights["shared.down.weight"] @ (F.silu(up[:40]) * up[40:])
+        out += shared * (weights["shared_gate.weight"] @ x).sigmoid() if spec.has_shared_gate else shared
     return out
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_every_token_gets_what_the_definition_says(name: str) -> None:
+def test_every_token_equals_the_definition(name: str) -> None:
     layer, x = make_mixture(SPECS[name]), tokens(50)
 
     ours = layer(x)
 
-    wanted = torch.stack([expected_output(layer, SPECS[name], row) for row in x])
-    assert_close(ours.double(), wanted, atol=1e-5, rtol=1e-5)
+    expected = torch.stack([expected_output(layer, SPECS[name], row) for row in x])
+    assert_close(ours.double(), expected, atol=1e-5, rtol=1e-5)
 
 
-# whether a spec says it or not: a token's answer moves by more than the tolerance above
+# options of the spec change the result by more than the tolerance above
 @pytest.mark.parametrize(
     ("one", "other"), [("plain", "renormalised"), ("corrected", "groups"), ("groups", "more groups")]
 )
-def test_the_comparison_would_notice(one: str, other: str) -> None:
+def test_the_comparison_detects_a_different_option(one: str, other: str) -> None:
     layer, x = make_mixture(SPECS[one]), tokens(50)
 
     wrong = torch.stack(
@@ -106,12 +106,12 @@ def test_a_token_does_not_depend_on_the_rest_of_the_batch(name: str) -> None:
 
     alone = torch.cat([layer(x[row : row + 1]) for row in range(64)])
 
-    # not to the last bit: a matrix product rounds otherwise for one row than for many
+    # not bitwise: a matrix product rounds differently for one row than for many
     assert_close(layer(x), alone, atol=1e-6, rtol=1e-5)
     assert torch.equal(layer(x), layer(x))
 
 
-def test_experts_that_no_token_is_routed_to_cost_nothing_and_change_nothing() -> None:
+def test_experts_without_tokens_change_nothing() -> None:
     spec = replace(PLAIN, router_bias=True)
     layer, x = make_mixture(spec), tokens(9)
     assert layer.router.bias is not None
@@ -123,15 +123,15 @@ def test_experts_that_no_token_is_routed_to_cost_nothing_and_change_nothing() ->
     assert_close(ours.double(), torch.stack([expected_output(layer, spec, row) for row in x]), atol=1e-5, rtol=1e-5)
 
 
-def test_a_router_in_bfloat16_chooses_as_in_float32() -> None:
+def test_a_router_in_bfloat16_selects_the_same_experts_as_in_float32() -> None:
     layer = make_mixture(replace(PLAIN, num_experts=64, top_k=8, has_correction_bias=True)).bfloat16()
     x = tokens(200).bfloat16()
 
-    chosen, shares = layer.router(x)
+    selected, weights = layer.router(x)
 
-    exact, exact_shares = layer.float().router(x.float())
-    assert torch.equal(chosen, exact)
-    assert shares.dtype == torch.float32 and torch.equal(shares, exact_shares)
+    exact, exact_weights = layer.float().router(x.float())
+    assert torch.equal(selected, exact)
+    assert weights.dtype == torch.float32 and torch.equal(weights, exact_weights)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
@@ -139,9 +139,9 @@ def test_the_activation_is_the_one_of_the_spec(activation: str) -> None:
     spec = replace(PLAIN, is_gated=False, num_experts=1, top_k=1)
     layer, x = make_mixture(spec, activation=activation), tokens(5)
 
-    wanted = getattr(F, activation)(x @ layer.experts.up[0].T) @ layer.experts.down[0].T
+    expected = getattr(F, activation)(x @ layer.experts.up[0].T) @ layer.experts.down[0].T
 
-    assert_close(layer(x), wanted, atol=1e-5, rtol=1e-5)
+    assert_close(layer(x), expected, atol=1e-5, rtol=1e-5)
 
 
 @needs_bfloat16
@@ -151,5 +151,5 @@ def test_a_mixture_in_bfloat16_stays_close() -> None:
     ours = layer(x)
 
     assert ours.dtype == torch.bfloat16
-    wanted = torch.stack([expected_output(layer, SPECS["gated shared expert"], row) for row in x])
-    assert F.cosine_similarity(ours.double(), wanted).min() > 0.999
+    expected = torch.stack([expected_output(layer, SPECS["gated shared expert"], row) for row in x])
+    assert F.cosine_similarity(ours.double(), expected).min() > 0.999

@@ -1,4 +1,4 @@
-"""Every family says on a GPU what it says on a CPU."""
+"""Every model family gives the same hidden states on a GPU as on a CPU."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def test_a_family_gives_the_same_on_a_gpu(name: str, tmp_path: Path) -> None:
 
     with torch.inference_mode():
         host, device = (
-            load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device=place)).backbone(
-                copy_to_device(pack_sequences(SEQUENCES), place)
+            load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device=device_name)).backbone(
+                copy_to_device(pack_sequences(SEQUENCES), device_name)
             )
-            for place in ("cpu", "cuda")
+            for device_name in ("cpu", "cuda")
         )
 
     assert_close(device.cpu(), host, atol=1e-3, rtol=1e-3)

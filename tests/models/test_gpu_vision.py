@@ -1,4 +1,4 @@
-"""Towers that read images say on a GPU what they say on a CPU."""
+"""Models with image inputs give the same embeddings on a GPU as on a CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from torch.testing import assert_close
 
-# the machine with the GPU may lack what tiny checkpoints with images are made of
+# a GPU machine may lack the packages that create the tiny checkpoints
 pytest.importorskip("PIL")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
@@ -36,7 +36,7 @@ def qwen3_vl(folder: Path) -> tuple[str, Sequence[Any]]:
 def qwen3_5(folder: Path) -> tuple[str, Sequence[Any]]:
     from tests.models.test_qwen3_5 import INPUTS, save
 
-    save(folder, std=0.1)  # with larger weights the reference itself strays in bfloat16
+    save(folder, std=0.1)  # with larger weights Transformers itself deviates in bfloat16
     return "embed", image_prompts(INPUTS)
 
 
@@ -56,7 +56,7 @@ def clip(folder: Path) -> tuple[str, Sequence[Any]]:
     config = transformers.CLIPConfig(text_config=dict(TEXT), vision_config=VISION | {"image_size": 28})
     processor = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
     save(folder, config, transformers.CLIPModel, processor)
-    return "embed", [prompt(each) for each in MIXED]
+    return "embed", [prompt(item) for item in MIXED]
 
 
 def siglip(folder: Path) -> tuple[str, Sequence[Any]]:
@@ -68,7 +68,7 @@ def siglip(folder: Path) -> tuple[str, Sequence[Any]]:
         text_config=TEXT | {"projection_size": 40}, vision_config=VISION | {"image_size": 28}
     )
     save(folder, config, transformers.SiglipModel, SiglipImageProcessorPil(size={"height": 28, "width": 28}))
-    return "embed", [prompt(each) for each in MIXED]
+    return "embed", [prompt(item) for item in MIXED]
 
 
 def siglip2(folder: Path) -> tuple[str, Sequence[Any]]:
@@ -80,7 +80,7 @@ def siglip2(folder: Path) -> tuple[str, Sequence[Any]]:
         text_config=TEXT | {"projection_size": 40}, vision_config=VISION | {"num_patches": 16}
     )
     save(folder, config, transformers.Siglip2Model, Siglip2ImageProcessorPil(patch_size=4, max_num_patches=50))
-    return "embed", [prompt(each) for each in MIXED]
+    return "embed", [prompt(item) for item in MIXED]
 
 
 def colmodernvbert(folder: Path) -> tuple[str, Sequence[Any]]:
@@ -101,8 +101,8 @@ def image_prompts(inputs: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
 
 def encode_prompts(folder: Path, task: str, prompts: Sequence[Any], **options: Any) -> list[Tensor]:
     with LLM(str(folder), limit_mm_per_prompt={"image": 4}, **options) as llm:
-        found = llm.encode(prompts, pooling_task=task, use_tqdm=False)
-    return [output.outputs.data.float().reshape(-1, output.outputs.data.shape[-1]) for output in found]
+        outputs = llm.encode(prompts, pooling_task=task, use_tqdm=False)
+    return [output.outputs.data.float().reshape(-1, output.outputs.data.shape[-1]) for output in outputs]
 
 
 @pytest.mark.parametrize("make", [qwen3_vl, qwen3_5, qwen2_5_vl, clip, siglip, siglip2, colmodernvbert])
@@ -113,6 +113,6 @@ def test_texts_and_images_have_the_same_vectors_on_a_gpu(make: Any, tmp_path: Pa
     exact = encode_prompts(tmp_path, task, prompts, device="cuda", dtype="float32")
     rounded = encode_prompts(tmp_path, task, prompts, device="cuda", dtype="bfloat16")
 
-    for mine, same, near in zip(host, exact, rounded, strict=True):
-        assert_close(same, mine, atol=1e-3, rtol=0)
-        assert cosine_similarity(near, mine).min() >= 0.99
+    for cpu_rows, exact_rows, rounded_rows in zip(host, exact, rounded, strict=True):
+        assert_close(exact_rows, cpu_rows, atol=1e-3, rtol=0)
+        assert cosine_similarity(rounded_rows, cpu_rows).min() >= 0.99
