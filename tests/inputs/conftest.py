@@ -1,4 +1,4 @@
-"""Real tokenizers of five kinds."""
+"""Fixtures: real tokenizers of five types."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def read_tokenizer(path: Path) -> tokenizers.Tokenizer:
 
 @pytest.fixture(params=NAMES)
 def raw(request: pytest.FixtureRequest, default_folder: Path) -> tokenizers.Tokenizer:
-    """The library's tokenizer, which neither cuts nor pads; a test that changes that changes it back."""
+    """A `tokenizers.Tokenizer` without truncation and padding, shared by tests: they must restore what they change."""
     if request.param == "wordpiece":
         return read_tokenizer(default_folder / "tokenizer.json")
     path = SHARED / request.param / "tokenizer.json"
     if not path.is_file():
-        pytest.skip(f"no real tokenizer {request.param} in a folder `shared` beside the project")
+        pytest.skip(f"no tokenizer {request.param} in the folder `shared` next to the project")
     return read_tokenizer(path)
 
 
 @cache
 def wrap_tokenizer(raw: tokenizers.Tokenizer, side: TruncationSide = "right") -> Tokenizer:
-    """Ours around the library's; looking through a large vocabulary takes its time."""
+    """Cached, since scanning a large vocabulary is slow."""
     return Tokenizer(raw, truncation_side=side)
 
 
 @pytest.fixture
 def wordpiece(default_folder: Path) -> Tokenizer:
-    """BERT's: [CLS] is 101, [SEP] 102, [PAD] 0; the longest of its 30,522 tokens has 18 characters."""
+    """BERT's tokenizer: [CLS] 101, [SEP] 102, [PAD] 0; the longest of 30,522 tokens has 18 characters."""
     return Tokenizer(read_tokenizer(default_folder / "tokenizer.json"), pad_token_id=0)
 
 

@@ -1,4 +1,4 @@
-"""Plain inputs are rendered all at once, and as they would be one by one."""
+"""Bulk rendering of simple inputs gives the same results as rendering them individually."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.inputs.conftest import read_tokenizer
 
 WORDS = ["a", "river", "of", "stones", "unbelievably", "12", "ß", "漢字", "x" * 30, ""]
 TOKENIZATION_CASES: dict[str, dict[str, Any]] = {
-    "as they are": {},
-    "cut": {"truncate_prompt_tokens": 6},
-    "cut to nothing": {"truncate_prompt_tokens": 1},
-    "cut on the left": {"truncate_prompt_tokens": 6, "truncation_side": "left"},
-    "as long as the model reads": {"truncate_prompt_tokens": -1},
+    "defaults": {},
+    "truncated": {"truncate_prompt_tokens": 6},
+    "truncated to one token": {"truncate_prompt_tokens": 1},
+    "truncated on the left": {"truncate_prompt_tokens": 6, "truncation_side": "left"},
+    "truncated to the model length": {"truncate_prompt_tokens": -1},
     "without special tokens": {"add_special_tokens": False},
-    "filled up": {"pad_prompt_tokens": 9},
+    "padded": {"pad_prompt_tokens": 9},
 }
 
 
@@ -64,17 +64,17 @@ def test_bulk_rendering_gives_the_same_results_as_rendering_individually(
     tokenizer: Tokenizer, kind: str, tokenization: dict[str, Any]
 ) -> None:
     renderer = Renderer(tokenizer, vocab_size=30522, hidden_size=384, exclude_prompt=True)
-    dice = random.Random(0)
+    rng = random.Random(0)
     for prompt in (None, "query: ", None, "a river "):
-        inputs, limits = make_random_inputs(kind, dice), Limits(dice.choice([12, 64]))
+        inputs, limits = make_random_inputs(kind, rng), Limits(rng.choice([12, 64]))
 
-        together = renderer.render(inputs, TokenizationParams(**tokenization), limits, prompt)
+        bulk = renderer.render(inputs, TokenizationParams(**tokenization), limits, prompt)
 
-        odd = [TextPair("a", "b"), "c"]  # with these beside it, nothing is plain
-        alone = [
-            renderer.render([item, *odd], TokenizationParams(**tokenization), limits, prompt)[0] for item in inputs
+        mixed = [TextPair("a", "b"), "c"]  # inputs of different types are rendered individually
+        individual = [
+            renderer.render([item, *mixed], TokenizationParams(**tokenization), limits, prompt)[0] for item in inputs
         ]
-        assert [to_dict(answer) for answer in together] == [to_dict(answer) for answer in alone]
+        assert [to_dict(result) for result in bulk] == [to_dict(result) for result in individual]
 
 
 @pytest.mark.parametrize(
@@ -85,18 +85,18 @@ def test_bulk_rendering_gives_the_same_results_as_rendering_individually(
 def test_plain_inputs_are_not_rendered_individually(
     renderer: Renderer, inputs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renderer, "_render_individually", lambda *args: pytest.fail("one by one"))
+    monkeypatch.setattr(renderer, "_render_individually", lambda *args: pytest.fail("rendered individually"))
 
     assert len(renderer.render(inputs, TokenizationParams(truncate_prompt_tokens=8), Limits(16))) == 2
 
 
 def test_a_query_of_many_pairs_is_tokenized_once(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
+    encoded: list[str] = []
     encode = renderer.tokenizer.encode_flat
     monkeypatch.setattr(
-        renderer.tokenizer, "encode_flat", lambda texts, **how: seen.extend(texts) or encode(texts, **how)
+        renderer.tokenizer, "encode_flat", lambda texts, **kwargs: encoded.extend(texts) or encode(texts, **kwargs)
     )
 
     renderer.render([TextPair("a", "b"), TextPair("a", "c"), TextPair("a", "a")], TokenizationParams(), Limits(16))
 
-    assert seen == ["a", "b", "c"]
+    assert encoded == ["a", "b", "c"]

@@ -1,4 +1,4 @@
-"""Conversations as text and as token ids, next to what Transformers makes of them."""
+"""Conversations rendered to text and token ids, compared with Transformers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ CHATML = """{%- for message in messages %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
 TRIMMED = """{{ bos_token }}{% for message in messages %}{% if message.role == 'system' and not loop.first -%}
-    {{ raise_exception('the system speaks first') }}
+    {{ raise_exception('system message must be first') }}
 {%- endif %}[{{ message.role | upper }}] {{ message.content | trim }}{{ eos_token }}{% endfor %}"""
 PARTS = """{% for message in messages %}<{{ message.role }}>{% for part in message.content %}
 {% if part.type == 'text' %}{{ part.text }}{% else %}{{ raise_exception('?') }}{% endif %}{% endfor %}</{% endfor %}"""
-EITHER = """{% macro said(content) %}{% if content is string %}{{ content | trim }}{% else %}{% for part in content %}
+EITHER = """{% macro render(content) %}{% if content is string %}{{ content | trim }}{% else %}{% for part in content %}
 {{ part['text'] }};{% endfor %}{% endif %}{% endmacro %}
-{% for message in messages %}{{ message.role }}{{ said(message.content) }}{% if not loop.last %}|{% endif %}
+{% for message in messages %}{{ message.role }}{{ render(message.content) }}{% if not loop.last %}|{% endif %}
 {% endfor %}"""
 EVERYTHING = """{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ unk_token }}|{{ cls_token }}|{{ sep_token }}|
 {{ tools is none }}|{{ documents is none }}|{{ add_generation_prompt }}|{{ missing }}|{{ word }}|
@@ -92,7 +92,7 @@ def tiny(folder: Path) -> tuple[PreTrainedTokenizerBase, TokenizerFiles]:
 
 @pytest.fixture(scope="module", params=["roberta", "qwen"])
 def tokenizers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The same files as Transformers reads them and as we do."""
+    """The same files loaded by Transformers and by cenote."""
     folder = tmp_path_factory.mktemp(request.param)
     save_tokenizer(folder, ROBERTA_TOKENS if request.param == "roberta" else QWEN_TOKENS)
     return tiny(folder)
@@ -102,38 +102,41 @@ def tokenizers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def qwen() -> Any:
     folder = SHARED / "qwen3"
     if not folder.is_dir():
-        pytest.skip("no real tokenizer qwen3 in a folder `shared` beside the project")
+        pytest.skip("no tokenizer qwen3 in the folder `shared` next to the project")
     return tiny(folder.resolve())
 
 
 def assert_same(
     theirs: PreTrainedTokenizerBase, files: TokenizerFiles, messages: Any, template: str | None = None, **options: Any
 ) -> None:
-    """The text and the token ids of a conversation, as Transformers has them."""
+    """Assert that text and token ids of a conversation equal those of Transformers."""
     kwargs = options.pop("kwargs", {})
     settings = ChatSettings(tokenizer_template=files.chat_template, special_tokens=files.special_tokens)
     renderer = Renderer(Tokenizer(files.tokenizer), vocab_size=10**6, hidden_size=8, chat_settings=settings)
-    chat = Conversation(messages, template, kwargs, **options)
-    reference = {"chat_template": template, **options, **kwargs}
+    conversation = Conversation(messages, template, kwargs, **options)
+    their_options = {"chat_template": template, **options, **kwargs}
 
-    assert render_conversation(chat, settings) == theirs.apply_chat_template(messages, tokenize=False, **reference)
-    expected = theirs.apply_chat_template(messages, tokenize=True, return_dict=False, **reference)
-    (rendered,) = renderer.render([chat], TokenizationParams(add_special_tokens=False), Limits(10**6))
+    assert render_conversation(conversation, settings) == theirs.apply_chat_template(
+        messages, tokenize=False, **their_options
+    )
+    expected = theirs.apply_chat_template(messages, tokenize=True, return_dict=False, **their_options)
+    (rendered,) = renderer.render([conversation], TokenizationParams(add_special_tokens=False), Limits(10**6))
     assert isinstance(rendered, TokenizedInput)
     assert rendered.token_ids.tolist() == expected
-    assert renderer.tokenize(chat, add_special_tokens=False) == expected
+    assert renderer.tokenize(conversation, add_special_tokens=False) == expected
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("template", TEMPLATES)
-@pytest.mark.parametrize("opened", [False, True])
-def test_a_conversation_reads_as_in_transformers(
-    tokenizers: Any, conversation: str, template: str, opened: bool
+@pytest.mark.parametrize("add_generation_prompt", [False, True])
+def test_a_conversation_is_rendered_as_in_transformers(
+    tokenizers: Any, conversation: str, template: str, add_generation_prompt: bool
 ) -> None:
     theirs, files = tokenizers
     messages = CONVERSATIONS[conversation]
 
-    assert_same(theirs, files, messages, TEMPLATES[template], add_generation_prompt=opened, kwargs={"word": "<w>"})
+    options = {"add_generation_prompt": add_generation_prompt, "kwargs": {"word": "<w>"}}
+    assert_same(theirs, files, messages, TEMPLATES[template], **options)
 
 
 @pytest.mark.parametrize("template", ["plain", "chatml", "trimmed", "either"])
@@ -146,7 +149,7 @@ def test_a_message_is_continued_as_in_transformers(tokenizers: Any, template: st
 
 
 @pytest.mark.parametrize("template", [PARTS, EITHER], ids=["parts", "either"])
-def test_parts_read_as_in_transformers(tokenizers: Any, template: str) -> None:
+def test_parts_are_rendered_as_in_transformers(tokenizers: Any, template: str) -> None:
     theirs, files = tokenizers
     messages = [
         {"role": "user", "content": text_parts("the cat ", " and")},
@@ -160,7 +163,7 @@ def test_parts_read_as_in_transformers(tokenizers: Any, template: str) -> None:
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("options", [{}, {"add_generation_prompt": True}, {"continue_final_message": True}], ids=str)
 @pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}], ids=str)
-def test_a_real_template_reads_as_in_transformers(
+def test_a_real_template_is_rendered_as_in_transformers(
     qwen: Any, conversation: str, options: dict[str, Any], kwargs: dict[str, Any]
 ) -> None:
     theirs, files = qwen
@@ -182,47 +185,47 @@ def test_tools_are_arguments_of_a_real_template(qwen: Any) -> None:
     assert render(TOOL_CALL_MESSAGES, None, settings, template_kwargs={"tools": TOOLS}) == expected
 
 
-# which template
+# template selection
 
 
-def test_a_template_of_the_request_comes_before_the_servers_and_that_before_the_tokenizers() -> None:
+def test_the_template_of_the_request_overrides_the_servers_which_overrides_the_tokenizers() -> None:
     messages = [{"role": "user", "content": "x"}]
 
-    def chosen(request: str | None, server: str | None) -> str:
+    def render_with(request: str | None, server: str | None) -> str:
         return render(messages, request, ChatSettings(server_template=server, tokenizer_template="tokenizer's"))
 
-    assert chosen("request's", "server's") == "request's"
-    assert chosen(None, "server's") == "server's"
-    assert chosen(None, None) == chosen("", None) == "tokenizer's"
+    assert render_with("request's", "server's") == "request's"
+    assert render_with(None, "server's") == "server's"
+    assert render_with(None, None) == render_with("", None) == "tokenizer's"
 
 
-def test_without_any_template_the_error_says_where_one_goes() -> None:
+def test_without_a_template_the_error_names_the_option() -> None:
     with pytest.raises(BadRequest, match="messages need a chat template.*--chat-template.*as input"):
         render([{"role": "user", "content": "x"}], None)
 
 
 def test_an_invalid_template_is_a_bad_request() -> None:
-    for template, words in (
+    for template, message in (
         ("{% for", "chat template is not valid Jinja"),
         ("{{ 1 / 0 }}", "chat template failed: div"),
     ):
-        with pytest.raises(BadRequest, match=words):
+        with pytest.raises(BadRequest, match=message):
             render([{"role": "user", "content": "x"}], template)
 
 
 # arguments
 
 
-def test_arguments_of_the_request_come_before_the_servers() -> None:
+def test_template_kwargs_of_the_request_override_the_servers() -> None:
     settings = ChatSettings(template_kwargs={"a": 1, "b": 2, "bos_token": "<B>"}, special_tokens={"bos_token": "<s>"})
 
-    said = render([{"role": "u", "content": ""}], "{{ a }}{{ b }}{{ bos_token }}", settings, template_kwargs={"b": 3})
+    text = render([{"role": "u", "content": ""}], "{{ a }}{{ b }}{{ bos_token }}", settings, template_kwargs={"b": 3})
 
-    assert said == "13<B>"
+    assert text == "13<B>"
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "add_generation_prompt"])
-def test_an_argument_cannot_be_a_field_of_the_request(name: str) -> None:
+def test_a_template_kwarg_cannot_be_a_field_of_the_request(name: str) -> None:
     with pytest.raises(BadRequest, match=f"reserved keys: .*{name}") as caught:
         render([{"role": "user", "content": "x"}], template_kwargs={name: 1})
     assert caught.value.param == "chat_template_kwargs"
@@ -230,7 +233,7 @@ def test_an_argument_cannot_be_a_field_of_the_request(name: str) -> None:
         ChatSettings(template_kwargs={name: 1})
 
 
-def test_names_that_python_uses_are_arguments_like_others() -> None:
+def test_template_kwargs_may_have_names_that_python_or_jinja_uses() -> None:
     kwargs = {"self": 1, "context": 2, "environment": 3, "class": 4}
 
     assert render([{"role": "u", "content": ""}], "{{ context }}{{ environment }}", template_kwargs=kwargs) == "23"
@@ -253,13 +256,13 @@ def test_names_that_python_uses_are_arguments_like_others() -> None:
         ("auto", EITHER, "ua;b;|uc|u"),
     ],
 )  # fmt: skip
-def test_content_has_the_form_that_the_template_reads(content_format: Any, template: str, expected: str) -> None:
+def test_content_has_the_format_that_the_template_expects(content_format: Any, template: str, expected: str) -> None:
     messages = [{"role": "u", "content": content} for content in (text_parts("a", "b"), "c", None)]
 
     assert render(messages, template, ChatSettings(content_format=content_format)) == expected
 
 
-def test_text_comes_in_parts_of_several_names() -> None:
+def test_text_parts_of_every_type_are_accepted() -> None:
     content = [
         "plain",
         {"text": "untyped"},
@@ -270,19 +273,19 @@ def test_text_comes_in_parts_of_several_names() -> None:
         {"refusal": "untyped as well"},
     ]
 
-    said = render([{"role": "user", "content": content}])
+    text = render([{"role": "user", "content": content}])
 
-    assert said == "user: plain\nuntyped\ninput\noutput\nrefused\nthought\nuntyped as well\n"
+    assert text == "user: plain\nuntyped\ninput\noutput\nrefused\nthought\nuntyped as well\n"
 
 
-def test_null_entries_are_left_out() -> None:
+def test_null_entries_are_removed() -> None:
     template = "{{ 'name' in messages[0] }}{{ messages[0].content is defined }}{{ messages[0].content == '' }}"
 
     assert render([{"role": "user", "content": None, "name": None}], template) == "FalseTrueTrue"
     assert render([{"role": "user"}], template) == "FalseTrueTrue"
 
 
-def test_arguments_of_a_call_that_are_no_json_stay_text() -> None:
+def test_tool_call_arguments_that_are_not_json_stay_text() -> None:
     template = "{% for call in messages[0].tool_calls %}{{ call | tojson }}{% endfor %}"
 
     def call(arguments: Any) -> str:
@@ -308,64 +311,70 @@ def test_the_callers_messages_are_not_modified() -> None:
 
 
 @pytest.mark.parametrize("kind", [*IMAGE_PARTS, *UNSUPPORTED_PARTS])
-def test_a_part_that_is_no_text_is_refused_by_name(kind: str) -> None:
+def test_a_part_that_is_not_text_is_refused_with_its_path(kind: str) -> None:
     for part in ({"type": kind, kind: {"url": "http://x"}}, {kind: {"url": "http://x"}}):
         with pytest.raises(Unsupported, match=rf"messages\[1\].content\[1\] is of type {kind}.*reads text only"):
             render([{"role": "u", "content": "x"}, {"role": "u", "content": [*text_parts("a"), part]}])
 
 
 @pytest.mark.parametrize(
-    ("messages", "words"),
+    ("messages", "message"),
     [
         ([], "at least one message"),
-        ("hello", "a list of messages, not str"),
-        ({"role": "user"}, "a list of messages, not dict"),
-        (7, "a list of messages, not int"),
-        (["hello"], r"messages\[0\] is an object with role and content, not str"),
-        ([{"content": "x"}], r"messages\[0\].role is a string .* it is missing"),
-        ([{"role": 1, "content": "x"}], r"messages\[0\].role is a string .* it is int"),
-        ([{"role": "u", "content": 7}], r"messages\[0\].content is a string, a list of parts or null, not int"),
-        ([{"role": "u", "content": {"text": "x"}}], r"messages\[0\].content is a string, a list of parts or null"),
-        ([{"role": "u", "content": [7]}], r"messages\[0\].content\[0\] is an object with a type, not int"),
-        ([{"role": "u", "content": [{}]}], r"messages\[0\].content\[0\].type is None; there are: text"),
-        ([{"role": "u", "content": [{"type": "hologram"}]}], r"\.type is 'hologram'; there are: text"),
-        ([{"role": "u", "content": [{"type": []}]}], r"\.type is \[\]"),
-        ([{"role": "u", "content": [{"type": "text", "text": 7}]}], r"content\[0\].text is a string, not int"),
-        ([{"role": "u", "content": [{"type": "text"}]}], r"content\[0\].text is a string, not NoneType"),
+        ("hello", "must be a list of messages, got str"),
+        ({"role": "user"}, "must be a list of messages, got dict"),
+        (7, "must be a list of messages, got int"),
+        (["hello"], r"messages\[0\] must be an object with role and content, got str"),
+        ([{"content": "x"}], r"messages\[0\].role must be a string .* got nothing"),
+        ([{"role": 1, "content": "x"}], r"messages\[0\].role must be a string .* got int"),
+        ([{"role": "u", "content": 7}], r"messages\[0\].content must be a string, a list of parts or null, got int"),
+        ([{"role": "u", "content": {"text": "x"}}], r"messages\[0\].content must be a string, a list of parts or null"),
+        ([{"role": "u", "content": [7]}], r"messages\[0\].content\[0\] must be an object with a type, got int"),
+        (
+            [{"role": "u", "content": [{}]}],
+            r"messages\[0\].content\[0\].type: invalid value None; expected one of: text",
+        ),
+        (
+            [{"role": "u", "content": [{"type": "hologram"}]}],
+            r"\.type: invalid value 'hologram'; expected one of: text",
+        ),
+        ([{"role": "u", "content": [{"type": []}]}], r"\.type: invalid value \[\]"),
+        ([{"role": "u", "content": [{"type": "text", "text": 7}]}], r"content\[0\].text must be a string, got int"),
+        ([{"role": "u", "content": [{"type": "text"}]}], r"content\[0\].text must be a string, got NoneType"),
     ],
 )
-def test_an_invalid_message_is_refused_with_its_path(messages: Any, words: str) -> None:
-    with pytest.raises(BadRequest, match=words) as caught:
+def test_an_invalid_message_is_refused_with_its_path(messages: Any, message: str) -> None:
+    with pytest.raises(BadRequest, match=message) as caught:
         render(messages)
     assert caught.value.param == "messages"
 
 
 def test_an_unknown_content_format_is_refused() -> None:
-    with pytest.raises(BadRequest, match="one of auto, string, openai, got 'parts'"):
+    with pytest.raises(BadRequest, match="='parts'; expected one of: auto, string, openai"):
         ChatSettings(content_format="parts")  # type: ignore[arg-type]
 
 
-# where the text ends
+# generation prompt and continuation
 
 
 def test_add_generation_prompt_and_continue_final_message_exclude_each_other() -> None:
-    words = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
+    message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
 
-    with pytest.raises(BadRequest, match=words):
+    with pytest.raises(BadRequest, match=message):
         render([{"role": "u", "content": "x"}], add_generation_prompt=True, continue_final_message=True)
 
 
 @pytest.mark.parametrize(
-    ("last", "template", "words"),
+    ("last", "template", "message"),
     [
         (None, PLAIN_TEMPLATE, "the last message has no content"),
         ([], PLAIN_TEMPLATE, "the last message has no content"),
-        ("x", "{{ messages[0].content }}", "does not write the last message as it was given"),
+        ("x", "{{ messages[0].content }}", "does not write the last message unchanged"),
         ("ab-c", "{% for m in messages %}{{ m.content.replace('-', '+') }}{% endfor %}", "does not write the last"),
     ],
 )
-def test_a_message_that_cannot_be_continued_is_refused(last: Any, template: str, words: str) -> None:
-    with pytest.raises(BadRequest, match=words):
+def test_a_message_that_cannot_be_continued_is_refused(last: Any, template: str, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         render([{"role": "u", "content": "?"}, {"role": "a", "content": last}], template, continue_final_message=True)
 
 
@@ -381,10 +390,10 @@ def test_a_message_containing_the_marker_is_continued_at_its_end() -> None:
     )
 
 
-# among other inputs
+# conversations among other inputs
 
 
-def test_a_conversation_is_one_more_kind_of_input(wordpiece: Tokenizer) -> None:
+def test_a_conversation_is_rendered_among_other_inputs(wordpiece: Tokenizer) -> None:
     renderer = Renderer(
         wordpiece,
         vocab_size=30522,
@@ -394,15 +403,15 @@ def test_a_conversation_is_one_more_kind_of_input(wordpiece: Tokenizer) -> None:
     chat = Conversation([{"role": "a", "content": "b c"}])
     inputs = ["d", chat, Conversation([]), Conversation([{"role": "a", "content": "\ud800"}]), [7]]
 
-    def rendered(prompt: str | None = None, **how: Any) -> list[Any]:
-        answers = renderer.render(inputs, TokenizationParams(**how), Limits(16), prompt)
-        return [answer if isinstance(answer, PoolingError) else answer.token_ids.tolist() for answer in answers]
+    def rendered(prompt: str | None = None, **tokenization: Any) -> list[Any]:
+        results = renderer.render(inputs, TokenizationParams(**tokenization), Limits(16), prompt)
+        return [result if isinstance(result, PoolingError) else result.token_ids.tolist() for result in results]
 
     a, colon = 1037, 1024
-    text, conversation, empty, broken, ids = rendered(add_special_tokens=False)
+    text, conversation, empty, invalid, ids = rendered(add_special_tokens=False)
     assert (text, conversation, ids) == ([a + 3], [a, colon, a + 1, a + 2], [7])
     assert "at least one message" in str(empty)
-    assert "lone surrogate" in str(broken)
+    assert "lone surrogate" in str(invalid)
     assert rendered()[1] == [101, a, colon, a + 1, a + 2, 102]
     assert rendered(truncate_prompt_tokens=2, add_special_tokens=False)[1] == [a, colon]
     assert rendered(truncate_prompt_tokens=2, truncation_side="left")[1] == [a + 2, 102]
@@ -417,10 +426,10 @@ def test_a_conversation_that_is_too_long_is_refused_like_a_text(wordpiece: Token
         chat_settings=ChatSettings(tokenizer_template=GENERATION_PROMPT_TEMPLATE),
     )
 
-    (answer,) = renderer.render([Conversation([{"role": "u", "content": "x " * 30}])], TokenizationParams(), Limits(16))
+    (result,) = renderer.render([Conversation([{"role": "u", "content": "x " * 30}])], TokenizationParams(), Limits(16))
 
-    assert isinstance(answer, PoolingError)
-    assert "maximum context length is 16 tokens" in str(answer)
+    assert isinstance(result, PoolingError)
+    assert "maximum context length is 16 tokens" in str(result)
 
 
 def test_a_text_model_refuses_images_before_it_needs_a_template() -> None:

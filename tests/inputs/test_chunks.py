@@ -1,4 +1,4 @@
-"""Long texts: cut into chunks, and their vectors merged again."""
+"""Long texts: splitting into chunks, and the weighted mean of their embeddings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_chunks_are_consecutive_and_the_last_may_be_shorter(caplog: pytest.LogCa
     ]
 
 
-def test_chunks_are_views_of_the_whole() -> None:
+def test_chunks_are_views_of_the_input() -> None:
     ids = np.arange(10, dtype=np.int32)
 
     assert all(np.shares_memory(ids, chunk) for chunk in split_into_chunks(ids, 4))

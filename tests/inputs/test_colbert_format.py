@@ -1,4 +1,4 @@
-"""Queries and documents of models that read them in different ways: markers, expansion, lengths, what has no row."""
+"""ColBERT input formats of queries and documents: markers, query expansion, lengths, skiplist."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_a_query_gets_its_marker_and_expansion_tokens_it_does_not_attend_to(rend
 
     assert query.token_ids.tolist() == [CLS, Q, A, B, SEP, MASK, MASK, MASK]
     assert query.attended_len == 5
-    assert query.row_mask is None  # what it is expanded with has vectors too
+    assert query.row_mask is None  # expansion tokens have vectors too
     assert query.num_input_tokens == 5
-    assert query.type1_start == 8  # all of one type
+    assert query.type1_start == 8  # one token type
 
 
 def test_expansion_tokens_can_be_attended_to(wordpiece: Tokenizer) -> None:
-    seen = RoleFormat(expansion=QueryExpansion(MASK, 8, is_attended=True))
-    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=384, role_formats={"query": seen})
+    role_format = RoleFormat(expansion=QueryExpansion(MASK, 8, is_attended=True))
+    renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=384, role_formats={"query": role_format})
 
     assert render_one(renderer, "a", "query").attended_len is None
 
@@ -93,7 +93,7 @@ def test_a_model_without_role_formats_treats_all_roles_the_same(wordpiece: Token
 
 def test_truncate_prompt_tokens_overrides_the_length_of_the_role(renderer: Renderer) -> None:
     assert len(render_ids(renderer, "a " * 20, truncate_prompt_tokens=12)) == 12
-    assert len(render_ids(renderer, "a " * 20, truncate_prompt_tokens=-1)) == 6  # what the model was made for
+    assert len(render_ids(renderer, "a " * 20, truncate_prompt_tokens=-1)) == 6  # the length of the role format
     assert render_ids(renderer, "a", "query", truncate_prompt_tokens=6) == [CLS, Q, A, SEP, MASK, MASK]
     assert render_ids(renderer, "a b c", "query", truncate_prompt_tokens=2) == [CLS, Q]
 
@@ -113,11 +113,11 @@ def test_whitespace_around_a_text_is_stripped_where_the_format_says_so() -> None
 
 
 def test_a_prompt_comes_from_the_request_or_the_role_format() -> None:
-    side = RoleFormat(prompt="passage: ")
+    role_format = RoleFormat(prompt="passage: ")
 
-    assert side.format_text("a", None) == "passage: a"
-    assert side.format_text("a", "query: ") == "query: a"
-    assert side.format_text("a", "") == "a"
+    assert role_format.format_text("a", None) == "passage: a"
+    assert role_format.format_text("a", "query: ") == "query: a"
+    assert role_format.format_text("a", "") == "a"
 
 
 def test_without_special_tokens_there_are_no_markers(renderer: Renderer) -> None:
@@ -133,14 +133,13 @@ def test_token_ids_are_not_changed(renderer: Renderer) -> None:
 
 def test_the_marker_is_inserted_after_the_first_token() -> None:
     marked = [
-        RoleFormat(marker_id=Q).insert_marker(np.array(given, dtype=np.int32)).tolist()
-        for given in ([7, 8, 9], [7], [])
+        RoleFormat(marker_id=Q).insert_marker(np.array(ids, dtype=np.int32)).tolist() for ids in ([7, 8, 9], [7], [])
     ]
 
     assert marked == [[7, Q, 8, 9], [7, Q], [Q]]
 
 
-def test_a_huge_document_is_not_tokenized_only_to_be_cut(renderer: Renderer) -> None:
+def test_a_huge_document_is_cropped_before_tokenization(renderer: Renderer) -> None:
     rendered = render_one(renderer, "a " * 1_000_000)
 
     assert rendered.token_ids.tolist() == [CLS, D, A, A, A, SEP]

@@ -1,4 +1,4 @@
-"""Whether a chat template reads content as one string or part by part, told from the template itself."""
+"""Detection of the content format that a chat template expects: string or list of parts."""
 
 from __future__ import annotations
 

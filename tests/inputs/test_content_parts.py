@@ -1,4 +1,4 @@
-"""The parts of a content, as clients of several kinds write them, and conversations that have images among theirs."""
+"""Content parts in the formats of different clients, and conversations with images."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ PARTS = """{% for m in messages %}{% for part in m.content -%}
 
 
 def render(template: str, *parts: Any, **options: Any) -> str:
-    chat = Conversation([{"role": "user", "content": list(parts)}], **options)
-    return render_conversation(chat, ChatSettings(tokenizer_template=template, image_placeholder=IMAGE_PLACEHOLDER))
+    conversation = Conversation([{"role": "user", "content": list(parts)}], **options)
+    return render_conversation(
+        conversation, ChatSettings(tokenizer_template=template, image_placeholder=IMAGE_PLACEHOLDER)
+    )
 
 
 def text_part(text: str) -> dict[str, str]:
@@ -41,10 +43,10 @@ def text_part(text: str) -> dict[str, str]:
     ],
 )
 def test_every_spelling_of_an_image_part_is_parsed(part: dict[str, Any]) -> None:
-    found = parse_part(part, PARAM_PATH)
+    parsed = parse_part(part, PARAM_PATH)
 
     assert is_image_part(part)
-    assert isinstance(found, ImageSource) and (found.source, found.param_path) == ("data:x", PARAM_PATH)
+    assert isinstance(parsed, ImageSource) and (parsed.source, parsed.param_path) == ("data:x", PARAM_PATH)
 
 
 @pytest.mark.parametrize("part", ["a", text_part("a"), {"type": "input_text", "text": "a"}, {"text": "a"}])
@@ -54,14 +56,14 @@ def test_every_spelling_of_a_text_part_is_parsed(part: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "words"),
+    ("part", "message"),
     [
-        (7, "is an object with a type, not int"),
-        ({}, "is None; there are: text, "),
-        ({"type": ["text"]}, "there are: text, "),
-        ({"type": "picture"}, "is 'picture'; there are: text, "),
-        ({"type": "text"}, "text is a string, not NoneType"),
-        ({"type": "text", "text": 5}, "text is a string, not int"),
+        (7, "must be an object with a type, got int"),
+        ({}, ".type: invalid value None; expected one of: text, "),
+        ({"type": ["text"]}, "expected one of: text, "),
+        ({"type": "picture"}, ".type: invalid value 'picture'; expected one of: text, "),
+        ({"type": "text"}, "text must be a string, got NoneType"),
+        ({"type": "text", "text": 5}, "text must be a string, got int"),
         ({"type": "image_url"}, "has no image_url"),
         ({"type": "image_url", "image_url": {}}, "has no image_url"),
         ({"type": "image_url", "image_url": {"url": ""}}, "has no image_url"),
@@ -70,11 +72,11 @@ def test_every_spelling_of_a_text_part_is_parsed(part: Any) -> None:
         ({"type": "image_embeds", "image_embeds": "AA=="}, "reads text and images only"),
     ],
 )
-def test_an_invalid_part_is_refused_with_its_path(part: Any, words: str) -> None:
-    with pytest.raises(BadRequest) as refused:
+def test_an_invalid_part_is_refused_with_its_path(part: Any, message: str) -> None:
+    with pytest.raises(BadRequest) as caught:
         parse_part(part, PARAM_PATH)
 
-    assert refused.value.message.startswith(PARAM_PATH) and words in refused.value.message
+    assert caught.value.message.startswith(PARAM_PATH) and message in caught.value.message
 
 
 def test_a_text_model_joins_text_parts_and_refuses_images() -> None:

@@ -1,4 +1,4 @@
-"""Instructions that are read and not pooled."""
+"""Instructions of GritLM prompts, which are not pooled."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_word_tokenizer() -> OurTokenizer:
 def tiny_gritlm(folder: Path) -> None:
     save_tiny(folder, "MistralModel")
     change_config(folder, architectures=["GritLM"])
-    # words, letters and marks, each a token; line breaks are none
+    # one token per word, letter and punctuation character; none for line breaks
     save_tokenizer(folder, ROBERTA_TOKENS, two_types=False)
 
 
@@ -50,7 +50,7 @@ def test_tokens_before_the_marker_are_not_pooled(tmp_path: Path) -> None:
         (vector,) = llm.embed(PROMPT, use_tqdm=False)
         ids, text = rows.prompt_token_ids, llm.encode("the old river in berlin", pooling_task="token_embed")[0]
 
-    count = len(text.prompt_token_ids) - 1  # all but the first token, with the last
+    count = len(text.prompt_token_ids) - 1  # without the first token
     assert len(ids) > 2 * count
     expected = torch.nn.functional.normalize(rows.outputs.data[-count:].mean(0), dim=-1)
     assert_close(vector.outputs.data, expected, atol=1e-5, rtol=0)
@@ -70,7 +70,7 @@ def test_without_the_marker_only_the_first_token_is_not_pooled() -> None:
 
     assert instruction.count_masked_tokens(ids(0, 5, 6, 2, 3, 7, 8)) == 5
     assert instruction.count_masked_tokens(ids(0, 5, 6)) == 1
-    assert instruction.count_masked_tokens(ids(0, 5, 6, 2, 3)) == 1  # nothing would be left
+    assert instruction.count_masked_tokens(ids(0, 5, 6, 2, 3)) == 1  # nothing would be left to pool
 
 
 def test_a_prompt_without_its_first_token_is_pooled_whole_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -82,4 +82,4 @@ def test_a_prompt_without_its_first_token_is_pooled_whole_with_a_warning(caplog:
             == 0
         )
 
-    assert "does not begin with token 0" in caplog.text
+    assert "does not start with token 0" in caplog.text

@@ -1,4 +1,4 @@
-"""Query and document in one sequence: templates, and how two texts share the room there is."""
+"""Query and document in one sequence: score templates and longest-first truncation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from cenote.errors import BadRequest
 from cenote.inputs import pairs
 from cenote.inputs.chat import ChatSettings
 from cenote.inputs.jinja_sandbox import run_template
-from cenote.inputs.limits import Limits
-from cenote.inputs.pairs import check_score_template_kwargs, render_pair, split_longest_first, truncate_ids
+from cenote.inputs.limits import Limits, split_budget
+from cenote.inputs.pairs import render_pair, truncate_ids
 from cenote.inputs.renderer import Renderer
+from cenote.inputs.template_kwargs import check_template_kwargs
 from cenote.inputs.tokenized_inputs import TokenizedInput
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.loading.rerankers import TEMPLATE_NAMES, load_builtin_template
@@ -25,7 +26,7 @@ from cenote.protocol.params import TokenizationParams
 ROLE_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
-def test_a_template_sees_both_texts_by_role() -> None:
+def test_a_template_gets_both_texts_by_role() -> None:
     assert render_pair(TextPair("q", "d", ROLE_TEMPLATE)) == "query: q\ndocument: d\n"
 
 
@@ -72,7 +73,7 @@ def test_query_and_document_are_not_evaluated_as_templates() -> None:
         "{% include 'other' %}",
     ],
 )
-def test_a_broken_template_is_the_callers_fault(template: str) -> None:
+def test_an_invalid_template_is_a_bad_request(template: str) -> None:
     with pytest.raises(BadRequest, match="the score template"):
         render_pair(TextPair("q", "d", template))
 
@@ -94,11 +95,11 @@ def test_a_template_cannot_leave_the_sandbox(template: str) -> None:
 
 @pytest.mark.parametrize("name", ["chat_template", "tools", "tokenize"])
 def test_reserved_template_kwargs_are_refused(name: str) -> None:
-    words = "chat_template_kwargs contains reserved keys that conflict with fixed scorer arguments: .*" + name
+    message = "chat_template_kwargs contains reserved keys that conflict with fixed scorer arguments: .*" + name
 
-    with pytest.raises(BadRequest, match=words):
-        check_score_template_kwargs({name: 1})
-    with pytest.raises(BadRequest, match=words):
+    with pytest.raises(BadRequest, match=message):
+        check_template_kwargs({name: 1}, "score")
+    with pytest.raises(BadRequest, match=message):
         render_pair(TextPair("q", "d", "x", {name: 1}))
 
 
@@ -107,19 +108,19 @@ def test_messages_cannot_be_overridden() -> None:
         render_pair(TextPair("q", "d", "x", {"messages": []}))
 
 
-def test_a_joined_text_is_tokenised_with_special_tokens(wordpiece: Tokenizer) -> None:
-    joining = Renderer(wordpiece, vocab_size=30522, hidden_size=384, has_pair_separator=False)
-    pairing = Renderer(wordpiece, vocab_size=30522, hidden_size=384)
+def test_a_joined_text_is_tokenized_with_special_tokens(wordpiece: Tokenizer) -> None:
+    without_separator = Renderer(wordpiece, vocab_size=30522, hidden_size=384, has_pair_separator=False)
+    with_separator = Renderer(wordpiece, vocab_size=30522, hidden_size=384)
     pairs = [TextPair("a ", "b"), TextPair("a", "b", "{{ messages[0].content }} {{ messages[1].content }}")]
 
-    for renderer, pair in ((joining, pairs[0]), (joining, pairs[1]), (pairing, pairs[1])):
+    for renderer, pair in ((without_separator, pairs[0]), (without_separator, pairs[1]), (with_separator, pairs[1])):
         (rendered,) = renderer.render([pair], TokenizationParams(), Limits(16))
         assert isinstance(rendered, TokenizedInput)
         assert rendered.token_ids.tolist() == [101, 1037, 1038, 102]
-        assert rendered.type1_start == 4  # one text, so one type
+        assert rendered.type1_start == 4  # one text, one token type
 
 
-def test_a_broken_template_fails_its_own_pair_only(renderer: Renderer) -> None:
+def test_an_invalid_template_fails_its_own_pair_only(renderer: Renderer) -> None:
     inputs = [TextPair("a", "b", "{{ 1 / 0 }}"), TextPair("a", "b"), "c"]
 
     rendered = renderer.render(inputs, TokenizationParams(), Limits(16))
@@ -128,22 +129,23 @@ def test_a_broken_template_fails_its_own_pair_only(renderer: Renderer) -> None:
 
 
 def test_the_longer_text_is_truncated_first() -> None:
-    assert split_longest_first(3, 10, 20) == (3, 10)
-    assert split_longest_first(3, 10, 8) == (3, 5)
-    assert split_longest_first(10, 3, 8) == (5, 3)
-    assert split_longest_first(10, 10, 7) == (3, 4)
-    assert split_longest_first(10, 3, 5) == (3, 2)
-    assert split_longest_first(4, 4, 0) == (0, 0)
+    assert split_budget([3, 10], 20) == [3, 10]
+    assert split_budget([3, 10], 8) == [3, 5]
+    assert split_budget([10, 3], 8) == [5, 3]
+    assert split_budget([10, 10], 7) == [3, 4]
+    assert split_budget([10, 3], 5) == [3, 2]
+    assert split_budget([4, 4], 0) == [0, 0]
+    assert split_budget([4, 4], -1) == [0, 0]
+    assert split_budget([9, 1, 5], 9) == [4, 1, 4]
 
 
 def test_truncated_texts_use_the_whole_budget() -> None:
-    dice = random.Random(0)
+    rng = random.Random(0)
     for _ in range(5000):
-        first, second, room = dice.randrange(40), dice.randrange(40), dice.randrange(60)
-        left, right = split_longest_first(first, second, room)
-        assert left + right == min(first + second, room)
-        assert 0 <= left <= first
-        assert 0 <= right <= second
+        lengths, budget = [rng.randrange(40), rng.randrange(40)], rng.randrange(60)
+        kept = split_budget(lengths, budget)
+        assert sum(kept) == min(sum(lengths), budget)
+        assert all(0 <= num_kept <= length for num_kept, length in zip(kept, lengths, strict=True))
 
 
 def test_truncation_keeps_the_first_or_the_last_ids() -> None:
@@ -172,12 +174,12 @@ def test_documents_of_one_query_run_their_template_once(monkeypatch: pytest.Monk
     template, num_runs = load_builtin_template("qwen3_reranker"), 0
     special_tokens: dict[str, str] = {}
 
-    def counted(*given: Any, **more: Any) -> str:
+    def counted(*args: Any, **kwargs: Any) -> str:
         nonlocal num_runs
         num_runs += 1
-        return run_template(*given, **more)
+        return run_template(*args, **kwargs)
 
     monkeypatch.setattr(pairs, "run_template", counted)
-    texts = [render_pair(TextPair("a query of its own", f"document {n}"), special_tokens, template) for n in range(5)]
+    texts = [render_pair(TextPair("an uncached query", f"document {n}"), special_tokens, template) for n in range(5)]
 
     assert num_runs == 1 and len(set(texts)) == 5

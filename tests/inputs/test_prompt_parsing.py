@@ -1,4 +1,4 @@
-"""The forms in which a prompt may be written, and the keywords of tokenisation."""
+"""Prompt formats of the Python API, and tokenization_kwargs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from cenote.protocol.params import TokenizationParams
         (UserDict(prompt="a"), ["a"]),
         ({"prompt": "a", "multi_modal_data": None, "cache_salt": "x"}, ["a"]),
         ({"prompt_token_ids": [5, 6]}, [[5, 6]]),
-        ({"prompt_token_ids": [5, 6], "prompt": "for the eye only"}, [[5, 6]]),
+        ({"prompt_token_ids": [5, 6], "prompt": "ignored"}, [[5, 6]]),
         ([{"prompt": "a"}, {"prompt_token_ids": (5,)}, "b", [6]], ["a", (5,), "b", [6]]),
     ],
     ids=lambda value: "a generator" if isinstance(value, Generator) else str(value),
@@ -47,17 +47,17 @@ def test_every_form_of_prompt_is_parsed(prompts: Any, inputs: list[Any]) -> None
     assert parse_prompts(prompts) == inputs
 
 
-def test_embeddings_are_a_prompt() -> None:
+def test_prompt_embeds_are_parsed() -> None:
     rows = torch.zeros(3, 8)
 
-    (one,) = parse_prompts({"prompt_embeds": rows})
+    (prompt,) = parse_prompts({"prompt_embeds": rows})
 
-    assert isinstance(one, PromptEmbeds)
-    assert one.embeds is rows
+    assert isinstance(prompt, PromptEmbeds)
+    assert prompt.embeds is rows
 
 
 @pytest.mark.parametrize(
-    ("prompts", "words"),
+    ("prompts", "message"),
     [
         ([], "You must pass at least one prompt"),
         ((), "You must pass at least one prompt"),
@@ -78,17 +78,17 @@ def test_embeddings_are_a_prompt() -> None:
         ({"prompt": None}, "Prompt text should be a string"),
         ({}, "Prompt dictionary must contain text, tokens, or embeddings"),
         ({"text": "a"}, "Prompt dictionary must contain text, tokens, or embeddings"),
-        ({"prompt_embeds": [[0.5]]}, r"prompt_embeds is a tensor \[tokens, hidden\], not list"),
+        ({"prompt_embeds": [[0.5]]}, r"prompt_embeds must be a tensor \[tokens, hidden\], got list"),
     ],
     ids=str,
 )
-def test_an_invalid_prompt_is_refused_with_vllms_message(prompts: Any, words: str) -> None:
-    with pytest.raises(BadRequest, match=words):
+def test_an_invalid_prompt_is_refused_with_vllms_message(prompts: Any, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         parse_prompts(prompts)
 
 
-def test_images_come_beside_a_text_or_token_ids_one_or_several() -> None:
-    one, several, without = parse_prompts(
+def test_a_text_or_token_ids_may_have_one_or_several_images() -> None:
+    single, multiple, without = parse_prompts(
         [
             {"prompt": "a", "multi_modal_data": {"image": "cat.png"}, "mm_processor_kwargs": {"max_pixels": 1}},
             {
@@ -100,27 +100,27 @@ def test_images_come_beside_a_text_or_token_ids_one_or_several() -> None:
         ]
     )
 
-    assert isinstance(one, MultimodalPrompt) and isinstance(several, MultimodalPrompt)
-    assert (one.prompt, one.mm_processor_kwargs, without) == ("a", {"max_pixels": 1}, "c")
-    assert [(image.source, image.param_path) for image in one.images] == [("cat.png", "multi_modal_data.image")]
-    assert several.prompt == [1, 2]
-    assert [image.source for image in several.images] == [b"x", "y"]
-    assert [image.param_path for image in several.images] == ["multi_modal_data.image[0]", "multi_modal_data.image[1]"]
+    assert isinstance(single, MultimodalPrompt) and isinstance(multiple, MultimodalPrompt)
+    assert (single.prompt, single.mm_processor_kwargs, without) == ("a", {"max_pixels": 1}, "c")
+    assert [(image.source, image.param_path) for image in single.images] == [("cat.png", "multi_modal_data.image")]
+    assert multiple.prompt == [1, 2]
+    assert [image.source for image in multiple.images] == [b"x", "y"]
+    assert [image.param_path for image in multiple.images] == ["multi_modal_data.image[0]", "multi_modal_data.image[1]"]
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("prompt", "message"),
     [
-        ({"prompt": "a", "multi_modal_data": {"audio": b"x"}}, "it has 'audio'"),
-        ({"prompt": "a", "multi_modal_data": "cat.png"}, "it has str"),
-        ({"prompt": "a", "multi_modal_data": {"image": b"x"}, "mm_processor_kwargs": [1]}, "is a dictionary, not list"),
+        ({"prompt": "a", "multi_modal_data": {"audio": b"x"}}, "got 'audio'"),
+        ({"prompt": "a", "multi_modal_data": "cat.png"}, "got str"),
+        ({"prompt": "a", "multi_modal_data": {"image": b"x"}, "mm_processor_kwargs": [1]}, "a dictionary, got list"),
         ({"multi_modal_data": {"image": b"x"}}, "must contain text, tokens, or embeddings"),
-        ({"prompt_embeds": torch.zeros(2, 4), "multi_modal_data": {"image": b"x"}}, "go without multi_modal_data"),
+        ({"prompt_embeds": torch.zeros(2, 4), "multi_modal_data": {"image": b"x"}}, "cannot be combined"),
     ],
 )  # fmt: skip
-def test_invalid_images_are_refused_with_the_reason(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadRequest, match=words):
-        parse_prompts(given)
+def test_invalid_images_are_refused_with_the_reason(prompt: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        parse_prompts(prompt)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""From inputs to token ids: every input by itself, with the texts of its errors."""
+"""Rendering of single inputs to token ids, and the errors of invalid inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cenote.protocol.params import TokenizationParams
 
 CLS, SEP, PAD, UNK = 101, 102, 0, 100
 LIMITS = Limits(16)
-LETTERS = [1037 + place for place in range(26)]  # the ids of a, b, c, ...
+LETTERS = [1037 + index for index in range(26)]  # the ids of a, b, c, ...
 
 
 def render_one(
@@ -55,26 +55,26 @@ def test_token_ids_get_no_special_tokens(renderer: Renderer) -> None:
 
 
 def test_text_is_lowercased_before_tokenization(wordpiece: Tokenizer) -> None:
-    shouted = "ΑΒΓ"  # the normaliser would do it too: look at what reaches it
-    seen: list[str] = []
+    upper_case = "ΑΒΓ"  # the normalizer lowercases too: check what reaches it
+    encoded: list[str] = []
 
     class Spy(Tokenizer):
         def _encode(self, texts: Any) -> Any:
-            seen.extend(texts)
+            encoded.extend(texts)
             return super()._encode(texts)
 
-    for lower_case, asked in ((False, True), (True, None), (True, False), (False, None)):
+    for lower_case, requested in ((False, True), (True, None), (True, False), (False, None)):
         spy = Spy(wordpiece.raw, lower_case=lower_case)
-        render_one(Renderer(spy, vocab_size=30522, hidden_size=384), shouted, do_lower_case=asked)
+        render_one(Renderer(spy, vocab_size=30522, hidden_size=384), upper_case, do_lower_case=requested)
 
-    assert seen == ["αβγ", "αβγ", "ΑΒΓ", "ΑΒΓ"]
+    assert encoded == ["αβγ", "αβγ", "ΑΒΓ", "ΑΒΓ"]
 
 
 # truncation
 
 
 @pytest.mark.parametrize(
-    ("how", "expected"),
+    ("tokenization", "expected"),
     [
         ({"truncate_prompt_tokens": 5}, [CLS, *LETTERS[:3], SEP]),
         ({"truncate_prompt_tokens": 5, "truncation_side": "right"}, [CLS, *LETTERS[:4]]),
@@ -88,11 +88,13 @@ def test_text_is_lowercased_before_tokenization(wordpiece: Tokenizer) -> None:
     ],
     ids=str,
 )
-def test_a_text_is_truncated_as_requested(renderer: Renderer, how: dict[str, Any], expected: list[int]) -> None:
-    rendered = render_one(renderer, "a b c d e f g h i j", **how)
+def test_a_text_is_truncated_as_requested(
+    renderer: Renderer, tokenization: dict[str, Any], expected: list[int]
+) -> None:
+    rendered = render_one(renderer, "a b c d e f g h i j", **tokenization)
 
     assert rendered.token_ids.tolist() == expected
-    assert rendered.num_input_tokens == (12 if how.get("add_special_tokens", True) else 10)
+    assert rendered.num_input_tokens == (12 if tokenization.get("add_special_tokens", True) else 10)
 
 
 def test_minus_one_truncates_to_the_model_length(renderer: Renderer) -> None:
@@ -103,8 +105,8 @@ def test_minus_one_truncates_to_the_model_length(renderer: Renderer) -> None:
 
 
 def test_truncation_on_the_tokenizers_default_side_keeps_special_tokens(wordpiece: Tokenizer) -> None:
-    from_the_left = Tokenizer(wordpiece.raw, truncation_side="left")
-    renderer = Renderer(from_the_left, vocab_size=30522, hidden_size=384)
+    left_truncating = Tokenizer(wordpiece.raw, truncation_side="left")
+    renderer = Renderer(left_truncating, vocab_size=30522, hidden_size=384)
 
     assert render_ids(renderer, "a b c d e f", truncate_prompt_tokens=5) == [CLS, *LETTERS[3:6], SEP]
     assert render_ids(renderer, [1, 2, 3, 4], truncate_prompt_tokens=2) == [3, 4]
@@ -125,7 +127,7 @@ def test_truncation_to_zero_tokens_is_refused(renderer: Renderer, item: Input) -
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("tokenization", "message"),
     [
         (
             {"truncate_prompt_tokens": 17},
@@ -141,14 +143,16 @@ def test_truncation_to_zero_tokens_is_refused(renderer: Renderer, item: Input) -
     ],
     ids=str,
 )
-def test_wrong_truncation_is_refused_for_every_input(renderer: Renderer, how: dict[str, Any], words: str) -> None:
-    rendered = renderer.render(["a", [7]], TokenizationParams(**how), LIMITS)
+def test_invalid_truncation_is_refused_for_every_input(
+    renderer: Renderer, tokenization: dict[str, Any], message: str
+) -> None:
+    rendered = renderer.render(["a", [7]], TokenizationParams(**tokenization), LIMITS)
 
     assert [type(item) for item in rendered] == [BadRequest, BadRequest]
-    assert {item.message for item in rendered if isinstance(item, BadRequest)} == {words}
+    assert {item.message for item in rendered if isinstance(item, BadRequest)} == {message}
 
 
-# padding comes before truncation, truncation before the check of the length
+# padding: before truncation and length check
 
 
 def test_padding_is_appended_after_the_special_tokens(renderer: Renderer) -> None:
@@ -179,10 +183,10 @@ def test_padding_beyond_the_model_length_is_refused(renderer: Renderer) -> None:
 
 
 def test_padding_needs_a_padding_token(wordpiece: Tokenizer) -> None:
-    without = Renderer(Tokenizer(wordpiece.raw), vocab_size=30522, hidden_size=384)
+    without_padding = Renderer(Tokenizer(wordpiece.raw), vocab_size=30522, hidden_size=384)
 
     with pytest.raises(Unsupported, match="no padding token"):
-        render_one(without, "a", pad_prompt_tokens=5)
+        render_one(without_padding, "a", pad_prompt_tokens=5)
 
 
 # lengths
@@ -193,11 +197,11 @@ def test_an_input_of_exactly_the_models_length_fits(renderer: Renderer) -> None:
     assert len(render_ids(renderer, [7] * 16)) == 16
 
 
-@pytest.mark.parametrize(("length", "about"), [(17, "at least 17"), (18, "18"), (40, "40")])
-def test_an_input_too_long_is_refused_with_the_numbers(renderer: Renderer, length: int, about: str) -> None:
-    words = (
+@pytest.mark.parametrize(("length", "count"), [(17, "at least 17"), (18, "18"), (40, "40")])
+def test_an_input_too_long_is_refused_with_the_numbers(renderer: Renderer, length: int, count: str) -> None:
+    message = (
         "This model's maximum context length is 16 tokens. However, you requested 0 output tokens and your prompt "
-        f"contains {about} input tokens, for a total of {about} tokens. Please reduce the length of the input prompt "
+        f"contains {count} input tokens, for a total of {count} tokens. Please reduce the length of the input prompt "
         "or the number of requested output tokens. To cut long inputs instead, set truncate_prompt_tokens: -1 keeps "
         f"as much as the model reads. (parameter=input_tokens, value={length})"
     )
@@ -205,10 +209,10 @@ def test_an_input_too_long_is_refused_with_the_numbers(renderer: Renderer, lengt
     for item in ([7] * length, "a " * (length - 2), TextPair("a", "b " * (length - 4))):
         with pytest.raises(InputTooLong) as caught:
             render_one(renderer, item)
-        assert str(caught.value) == words
+        assert str(caught.value) == message
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(renderer: Renderer) -> None:
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(renderer: Renderer) -> None:
     with pytest.raises(InputTooLong) as caught:
         render_one(renderer, "x" * 289)
 
@@ -220,7 +224,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(renderer: Rend
     )
 
 
-def test_a_limit_of_another_name_is_named(renderer: Renderer) -> None:
+def test_the_error_names_the_option_that_sets_the_limit(renderer: Renderer) -> None:
     limits = Limits(16, "max_embed_len")
 
     with pytest.raises(InputTooLong, match=r"Input length 40 exceeds max_embed_len 16.*value=40"):
@@ -230,42 +234,44 @@ def test_a_limit_of_another_name_is_named(renderer: Renderer) -> None:
 
 
 def test_without_a_limit_any_length_is_accepted(renderer: Renderer) -> None:
-    free = Limits(16, is_bounded=False, is_chunked=True)
+    unlimited = Limits(16, is_bounded=False, is_chunked=True)
 
-    assert len(render_ids(renderer, "a " * 1000, free)) == 1002
-    assert len(render_ids(renderer, "a " * 1000, free, truncate_prompt_tokens=-1)) == 1002
-    assert len(render_ids(renderer, "a " * 1000, free, truncate_prompt_tokens=500)) == 500
-
-
-# texts so long that they are cut before they are tokenised
+    assert len(render_ids(renderer, "a " * 1000, unlimited)) == 1002
+    assert len(render_ids(renderer, "a " * 1000, unlimited, truncate_prompt_tokens=-1)) == 1002
+    assert len(render_ids(renderer, "a " * 1000, unlimited, truncate_prompt_tokens=500)) == 500
 
 
-def test_a_word_behind_millions_of_spaces_is_found(renderer: Renderer) -> None:
+# huge texts, which are cropped before tokenization
+
+
+def test_a_word_after_millions_of_spaces_is_found(renderer: Renderer) -> None:
     assert render_ids(renderer, " " * 3_000_000 + "a", truncate_prompt_tokens=-1) == [CLS, LETTERS[0], SEP]
 
 
 def test_text_after_too_many_spaces_is_not_scanned_and_the_result_is_marked_inexact(renderer: Renderer) -> None:
     for text, side in ((" " * 5_000_000 + "a", "right"), ("a" + " " * 5_000_000, "left")):
-        (cut,) = renderer.render([text], TokenizationParams(truncate_prompt_tokens=-1, truncation_side=side), LIMITS)
+        (truncated,) = renderer.render(
+            [text], TokenizationParams(truncate_prompt_tokens=-1, truncation_side=side), LIMITS
+        )
 
-        assert isinstance(cut, TokenizedInput) and cut.token_ids.tolist() == [CLS, SEP]
-        assert not cut.is_input_count_exact
+        assert isinstance(truncated, TokenizedInput) and truncated.token_ids.tolist() == [CLS, SEP]
+        assert not truncated.is_input_count_exact
 
 
 def test_millions_of_words_are_truncated_without_tokenizing_all_of_them(renderer: Renderer) -> None:
-    began = time.monotonic()
+    start = time.monotonic()
 
     for side in (None, "left", "right"):
         assert len(render_ids(renderer, "a b " * 2_000_000, truncate_prompt_tokens=-1, truncation_side=side)) == 16
     assert len(render_ids(renderer, "中文" * 2_000_000, truncate_prompt_tokens=-1)) == 16
 
-    assert time.monotonic() - began < 5  # to tokenize one of them takes longer
+    assert time.monotonic() - start < 5  # tokenizing one of them in full takes longer
 
 
 @pytest.mark.parametrize("side", [None, "left", "right"])
 @pytest.mark.parametrize("keep", [1, 3, 5, 16])
 def test_cropping_before_tokenization_does_not_change_the_result(renderer: Renderer, keep: int, side: Any) -> None:
-    long_word = "x" * 200  # unknown as a whole, known in parts
+    long_word = "x" * 200  # unknown as a word, known in pieces
     texts = [
         f"a b {long_word} c d",
         f"{long_word * 100} a b",
@@ -274,11 +280,11 @@ def test_cropping_before_tokenization_does_not_change_the_result(renderer: Rende
         "unbelievable " * 3000,
     ]
     for text in texts:
-        whole = renderer.tokenizer.raw.encode(text).ids
+        all_ids = renderer.tokenizer.raw.encode(text).ids
         if side is None:
-            expected = [*whole[:-1][: keep - 1], SEP] if keep > 1 else [CLS]
+            expected = [*all_ids[:-1][: keep - 1], SEP] if keep > 1 else [CLS]
         else:
-            expected = whole[:keep] if side == "right" else whole[-keep:]
+            expected = all_ids[:keep] if side == "right" else all_ids[-keep:]
 
         assert render_ids(renderer, text, truncate_prompt_tokens=keep, truncation_side=side) == expected
 
@@ -287,7 +293,7 @@ def test_cropping_before_tokenization_does_not_change_the_result(renderer: Rende
 
 
 @pytest.mark.parametrize(
-    ("given", "worst"),
+    ("token_ids", "invalid_id"),
     [
         ([5, -1], "-1"),
         ([30522], "30522"),
@@ -299,13 +305,13 @@ def test_cropping_before_tokenization_does_not_change_the_result(renderer: Rende
     ],
     ids=str,
 )
-def test_ids_out_of_the_vocabulary_are_named(renderer: Renderer, given: list[int], worst: str) -> None:
-    with pytest.raises(BadRequest, match=f"Token id {worst} is out of vocabulary: ids go from 0 to 30521"):
-        render_one(renderer, given)
+def test_ids_out_of_vocabulary_are_refused_by_id(renderer: Renderer, token_ids: list[int], invalid_id: str) -> None:
+    with pytest.raises(BadRequest, match=f"Token id {invalid_id} is out of vocabulary: ids go from 0 to 30521"):
+        render_one(renderer, token_ids)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "token_ids",
     [
         [0.5],
         ["a"],
@@ -321,18 +327,18 @@ def test_ids_out_of_the_vocabulary_are_named(renderer: Renderer, given: list[int
     ],
     ids=str,
 )
-def test_invalid_token_ids_are_refused(renderer: Renderer, given: Any) -> None:
+def test_invalid_token_ids_are_refused(renderer: Renderer, token_ids: Any) -> None:
     with pytest.raises(BadRequest, match="Token prompt should be a list of integers"):
-        render_one(renderer, given)
-    first, second, third = renderer.render([[7, 8], given, (9,)], TokenizationParams(), LIMITS)
+        render_one(renderer, token_ids)
+    first, second, third = renderer.render([[7, 8], token_ids, (9,)], TokenizationParams(), LIMITS)
     assert isinstance(second, BadRequest)
     assert [first.token_ids.tolist(), third.token_ids.tolist()] == [[7, 8], [9]]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("given", [[], (), np.array([], dtype=np.int64)], ids=repr)
-def test_an_empty_list_of_token_ids_is_refused(renderer: Renderer, given: Any) -> None:
+@pytest.mark.parametrize("token_ids", [[], (), np.array([], dtype=np.int64)], ids=repr)
+def test_an_empty_list_of_token_ids_is_refused(renderer: Renderer, token_ids: Any) -> None:
     with pytest.raises(BadRequest, match="The decoder prompt cannot be empty"):
-        render_one(renderer, given)
+        render_one(renderer, token_ids)
 
 
 def test_an_empty_text_is_its_special_tokens(renderer: Renderer) -> None:
@@ -348,24 +354,26 @@ def test_a_token_id_beyond_the_models_embedding_table_fails_its_input(wordpiece:
     small = Renderer(wordpiece, vocab_size=1038, hidden_size=384)
 
     assert render_ids(small, "a") == [CLS, LETTERS[0], SEP]
-    with pytest.raises(BadRequest, match="Token id 1038 is out of vocabulary: the model's table ends at 1037"):
+    with pytest.raises(
+        BadRequest, match="Token id 1038 is out of vocabulary: the model's embedding table ends at 1037"
+    ):
         render_one(small, "a b")
 
 
-# embeddings
+# prompt_embeds
 
 
-def test_embeddings_need_the_option(renderer: Renderer) -> None:
+def test_prompt_embeds_need_the_option(renderer: Renderer) -> None:
     with pytest.raises(Unsupported, match="You must set `--enable-prompt-embeds` to input `prompt_embeds`."):
         render_one(renderer, PromptEmbeds(torch.zeros(3, 384)))
 
 
-def test_embeddings_must_have_the_models_width(wordpiece: Tokenizer) -> None:
+def test_prompt_embeds_must_have_the_hidden_size(wordpiece: Tokenizer) -> None:
     renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=384, enable_prompt_embeds=True)
 
     assert len(render_one(renderer, PromptEmbeds(torch.zeros(3, 384))).token_ids) == 3
     for shape in ((3, 383), (384,), (1, 3, 384)):
-        with pytest.raises(BadRequest, match=r"this model reads \[tokens, 384\]"):
+        with pytest.raises(BadRequest, match=r"this model expects \[tokens, 384\]"):
             render_one(renderer, PromptEmbeds(torch.zeros(shape)))
     with pytest.raises(InputTooLong, match="at least 17 input tokens"):
         render_one(renderer, PromptEmbeds(torch.zeros(17, 384)))
@@ -396,7 +404,7 @@ def test_an_excluded_prompt_is_not_pooled_nor_is_the_special_token_before_it(ren
     )  # something must be left to pool
 
 
-# each input by itself
+# errors of single inputs
 
 
 def test_an_invalid_text_fails_without_affecting_the_others(renderer: Renderer) -> None:
@@ -414,10 +422,12 @@ def test_an_invalid_text_fails_without_affecting_the_others(renderer: Renderer) 
 
 
 @pytest.mark.parametrize(
-    ("text", "place"), [("\ud800", 0), ("ab\udfff", 2), ("a\ud83d b", 1), ("\U0001f600\udc00", 1)], ids=ascii
+    ("text", "position"), [("\ud800", 0), ("ab\udfff", 2), ("a\ud83d b", 1), ("\U0001f600\udc00", 1)], ids=ascii
 )
-def test_a_lone_surrogate_is_refused_with_its_position(renderer: Renderer, text: str, place: int) -> None:
-    with pytest.raises(BadRequest, match=rf"not valid Unicode: a lone surrogate '\\u[0-9a-f]+' at character {place}"):
+def test_a_lone_surrogate_is_refused_with_its_position(renderer: Renderer, text: str, position: int) -> None:
+    with pytest.raises(
+        BadRequest, match=rf"not valid Unicode: a lone surrogate '\\u[0-9a-f]+' at character {position}"
+    ):
         render_one(renderer, text)
 
 
@@ -430,22 +440,22 @@ def test_unusual_text_is_tokenized_as_by_the_library(renderer: Renderer, text: s
     assert render_ids(renderer, text) == renderer.tokenizer.raw.encode(text).ids
 
 
-def test_the_same_text_many_times_is_tokenised_once(wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_text_is_tokenized_once(wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     renderer = Renderer(wordpiece, vocab_size=30522, hidden_size=384)
-    seen: list[str] = []
+    encoded: list[str] = []
     encode = wordpiece.encode
-    monkeypatch.setattr(wordpiece, "encode", lambda texts, **how: seen.extend(texts) or encode(texts, **how))
+    monkeypatch.setattr(wordpiece, "encode", lambda texts, **kwargs: encoded.extend(texts) or encode(texts, **kwargs))
 
     rendered = renderer.render(["a", "b", "a", TextPair("a", "b")], TokenizationParams(), LIMITS)
 
-    assert sorted(seen) == ["a", "b"]
+    assert sorted(encoded) == ["a", "b"]
     assert all(isinstance(item, TokenizedInput) for item in rendered)
 
 
-# tokens for their own sake
+# tokenize()
 
 
-def test_a_text_of_any_length_is_tokenised(renderer: Renderer) -> None:
+def test_a_text_of_any_length_is_tokenized(renderer: Renderer) -> None:
     assert renderer.tokenize("a b") == [CLS, *LETTERS[:2], SEP]
     assert renderer.tokenize("a b", add_special_tokens=False) == LETTERS[:2]
     assert renderer.tokenize("a " * 5000, add_special_tokens=False) == LETTERS[:1] * 5000
@@ -454,27 +464,27 @@ def test_a_text_of_any_length_is_tokenised(renderer: Renderer) -> None:
     assert renderer.tokenize([7, 8]) == [7, 8]
 
 
-def test_a_value_that_is_not_text_is_refused(renderer: Renderer) -> None:
+def test_invalid_input_to_tokenize_is_refused(renderer: Renderer) -> None:
     with pytest.raises(BadRequest, match="lone surrogate"):
         renderer.tokenize("\ud800")
     with pytest.raises(BadRequest, match="Token id 30522 is out of vocabulary"):
         renderer.tokenize([30522])
 
 
-# how long an input was
+# num_input_tokens
 
 
 @pytest.mark.parametrize("item", ["a " * 100_000, TextPair("a", "b " * 100_000)], ids=["text", "pair"])
 def test_a_huge_truncated_input_reports_an_inexact_token_count(renderer: Renderer, item: Input) -> None:
-    cut = render_one(renderer, item, truncate_prompt_tokens=-1)
+    truncated = render_one(renderer, item, truncate_prompt_tokens=-1)
 
-    assert not cut.is_input_count_exact
-    assert LIMITS.max_tokens < cut.num_input_tokens < 100_000
+    assert not truncated.is_input_count_exact
+    assert LIMITS.max_tokens < truncated.num_input_tokens < 100_000
 
 
 @pytest.mark.parametrize("item", ["a " * 100, TextPair("a", "b " * 100), [7] * 100], ids=["text", "pair", "ids"])
 def test_an_input_that_is_tokenized_and_then_truncated_reports_an_exact_count(renderer: Renderer, item: Input) -> None:
-    cut = render_one(renderer, item, truncate_prompt_tokens=-1)
+    truncated = render_one(renderer, item, truncate_prompt_tokens=-1)
 
-    assert cut.is_input_count_exact
-    assert cut.num_input_tokens >= 100
+    assert truncated.is_input_count_exact
+    assert truncated.num_input_tokens >= 100

@@ -1,4 +1,4 @@
-"""Many rendered inputs in arrays."""
+"""TokenizedInputs: many tokenized inputs in arrays."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ def make_input(*ids: int, **fields: Any) -> TokenizedInput:
 
 
 def to_dicts(inputs: TokenizedInputs) -> list[dict[str, Any]]:
-    each = (inputs.get(place) for place in range(len(inputs)))
     return [
         {
-            "ids": one.token_ids.tolist(),
-            "second": one.type1_start,
-            "skip": one.num_unpooled,
-            "embeds": one.inputs_embeds,
-            "exact": one.is_input_count_exact,
-            "attended": one.attended_len,
-            "kept": None if one.row_mask is None else one.row_mask.tolist(),
+            "ids": item.token_ids.tolist(),
+            "type1": item.type1_start,
+            "unpooled": item.num_unpooled,
+            "embeds": item.inputs_embeds,
+            "exact": item.is_input_count_exact,
+            "attended": item.attended_len,
+            "mask": None if item.row_mask is None else item.row_mask.tolist(),
         }
-        for one in each
+        for item in map(inputs.get, range(len(inputs)))
     ]
 
 
@@ -41,25 +40,41 @@ INPUTS = TokenizedInputs.from_list(
 
 def test_every_input_is_read_back_unchanged() -> None:
     assert to_dicts(INPUTS) == [
-        {"ids": [5, 6, 7], "second": 1, "skip": 0, "embeds": None, "exact": True, "attended": None, "kept": [True] * 3},
-        {"ids": [8], "second": 1, "skip": 0, "embeds": None, "exact": True, "attended": None, "kept": [False]},
-        {"ids": [0, 0], "second": 2, "skip": 0, "embeds": "rows", "exact": True, "attended": None, "kept": [True] * 2},
-        {"ids": [9, 10], "second": 2, "skip": 1, "embeds": None, "exact": False, "attended": 1, "kept": [True] * 2},
+        {
+            "ids": [5, 6, 7],
+            "type1": 1,
+            "unpooled": 0,
+            "embeds": None,
+            "exact": True,
+            "attended": None,
+            "mask": [True] * 3,
+        },
+        {"ids": [8], "type1": 1, "unpooled": 0, "embeds": None, "exact": True, "attended": None, "mask": [False]},
+        {
+            "ids": [0, 0],
+            "type1": 2,
+            "unpooled": 0,
+            "embeds": "rows",
+            "exact": True,
+            "attended": None,
+            "mask": [True] * 2,
+        },
+        {"ids": [9, 10], "type1": 2, "unpooled": 1, "embeds": None, "exact": False, "attended": 1, "mask": [True] * 2},
     ]
     assert INPUTS.cu_seqlens.tolist() == [0, 3, 4, 6, 8]
     assert INPUTS.num_truncated == 1
 
 
 def test_slices_and_selections_keep_all_metadata() -> None:
-    everything = to_dicts(INPUTS)
+    expected = to_dicts(INPUTS)
 
-    assert to_dicts(INPUTS.slice(1, 3)) == everything[1:3]
-    assert to_dicts(INPUTS.select(np.array([3, 0, 2]))) == [everything[place] for place in (3, 0, 2)]
+    assert to_dicts(INPUTS.slice(1, 3)) == expected[1:3]
+    assert to_dicts(INPUTS.select(np.array([3, 0, 2]))) == [expected[index] for index in (3, 0, 2)]
     assert to_dicts(TokenizedInputs.concat([INPUTS.slice(2, 4), INPUTS.slice(0, 1)])) == [
-        *everything[2:],
-        everything[0],
+        *expected[2:],
+        expected[0],
     ]
-    assert INPUTS.slice(0, 2).inputs_embeds is None  # what none of them has is not there
+    assert INPUTS.slice(0, 2).inputs_embeds is None  # None if no input has any
 
 
 def test_a_slice_is_a_view() -> None:

@@ -1,4 +1,4 @@
-"""Real tokenizers, next to what the `tokenizers` library itself does with the same texts."""
+"""Tokenizer with real vocabularies, compared with the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ WORDS = TEXT_OF_WORDS.split(" ")
 
 
 def random_text(seed: int, num_words: int) -> str:
-    """Words of many alphabets, mostly with single spaces between them."""
-    dice = random.Random(seed)
+    """Return words of many scripts, mostly with single spaces between them."""
+    rng = random.Random(seed)
     parts = []
     for _ in range(num_words):
-        parts.append(dice.choice(WORDS))
-        parts.append(dice.choices([" ", "  ", "\n", ", ", "\t "], [12, 1, 1, 1, 1])[0])
+        parts.append(rng.choice(WORDS))
+        parts.append(rng.choices([" ", "  ", "\n", ", ", "\t "], [12, 1, 1, 1, 1])[0])
     return "".join(parts)
 
 
@@ -48,15 +48,15 @@ def truncating(raw: tokenizers.Tokenizer, max_length: int, side: str) -> Iterato
         raw.no_truncation()
 
 
-def render(raw: tokenizers.Tokenizer, item: str | TextPair, side: Any = "right", **how: Any) -> TokenizedInput:
+def render(raw: tokenizers.Tokenizer, item: str | TextPair, side: Any = "right", **tokenization: Any) -> TokenizedInput:
     renderer = Renderer(wrap_tokenizer(raw, side), vocab_size=10**6, hidden_size=8)
-    (answer,) = renderer.render([item], TokenizationParams(**how), Limits(10**6))
-    assert isinstance(answer, TokenizedInput)
-    return answer
+    (tokenized,) = renderer.render([item], TokenizationParams(**tokenization), Limits(10**6))
+    assert isinstance(tokenized, TokenizedInput)
+    return tokenized
 
 
 def token_type_ids(tokenized: TokenizedInput) -> list[int]:
-    return [int(place >= tokenized.type1_start) for place in range(len(tokenized.token_ids))]
+    return [int(index >= tokenized.type1_start) for index in range(len(tokenized.token_ids))]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -64,16 +64,16 @@ def test_a_text_is_tokenized_as_by_the_library(raw: tokenizers.Tokenizer, seed: 
     text = random_text(seed, 40)
 
     assert render(raw, text).token_ids.tolist() == raw.encode(text).ids
-    bare = render(raw, text, add_special_tokens=False).token_ids.tolist()
-    assert bare == raw.encode(text, add_special_tokens=False).ids
+    without_special_tokens = render(raw, text, add_special_tokens=False).token_ids.tolist()
+    assert without_special_tokens == raw.encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_text_is_truncated_as_by_the_library(raw: tokenizers.Tokenizer, side: str) -> None:
     text = random_text(5, 12)
-    specials = raw.num_special_tokens_to_add(False)
+    num_special = raw.num_special_tokens_to_add(False)
 
-    for length in range(specials + 1, len(raw.encode(text)) + 3):
+    for length in range(num_special + 1, len(raw.encode(text)) + 3):
         with truncating(raw, length, side):
             expected = raw.encode(text).ids
         assert render(raw, text, side, truncate_prompt_tokens=length).token_ids.tolist() == expected
@@ -85,12 +85,12 @@ def test_a_pair_is_truncated_longest_first_as_by_the_library(
     raw: tokenizers.Tokenizer, side: str, num_query: int, num_document: int
 ) -> None:
     query, document = random_text(1, num_query), random_text(2, num_document)
-    specials = raw.num_special_tokens_to_add(True)
+    num_special = raw.num_special_tokens_to_add(True)
     whole = render(raw, TextPair(query, document))
 
     assert whole.token_ids.tolist() == raw.encode(query, document).ids
     assert token_type_ids(whole) == raw.encode(query, document).type_ids
-    for length in range(specials + 2, len(whole.token_ids) + 2):
+    for length in range(num_special + 2, len(whole.token_ids) + 2):
         with truncating(raw, length, side):
             expected = raw.encode(query, document)
         ours = render(raw, TextPair(query, document), side, truncate_prompt_tokens=length)
@@ -99,7 +99,7 @@ def test_a_pair_is_truncated_longest_first_as_by_the_library(
         assert ours.num_input_tokens == len(whole.token_ids)
 
 
-def test_a_pair_without_special_tokens_reads_as_in_the_library(raw: tokenizers.Tokenizer) -> None:
+def test_a_pair_without_special_tokens_matches_the_library(raw: tokenizers.Tokenizer) -> None:
     ours = render(raw, TextPair("one two", "three"), add_special_tokens=False)
     expected = raw.encode("one two", "three", add_special_tokens=False)
 
@@ -132,7 +132,7 @@ def test_a_long_text_tokenized_in_chunks_equals_the_whole(
     assert ours.tolist() == whole
 
 
-def test_a_long_text_keeps_its_place_among_short_ones(wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_keeps_its_position_among_short_ones(wordpiece: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["a b", "c d e f g h i j k l m n", "", "e"]
     expected = [wordpiece.raw.encode(text, add_special_tokens=False).ids for text in texts]
     monkeypatch.setattr(subject, "CHUNK_CHARS", 8)
@@ -166,17 +166,17 @@ def test_a_truncated_text_ends_at_its_last_token(raw: tokenizers.Tokenizer, limi
 
 
 def test_a_huge_text_is_truncated_without_tokenizing_all_of_it(wordpiece: Tokenizer) -> None:
-    (first, num_lost), second = wordpiece.truncate_texts(["a b " * 1_000_000, "c"], 3)
+    (first, num_truncated), second = wordpiece.truncate_texts(["a b " * 1_000_000, "c"], 3)
 
     assert (first, second) == ("a b a", ("c", 0))
-    assert num_lost > 100  # not all of it was counted
+    assert num_truncated > 100  # a lower bound
 
 
 def test_invalid_unicode_is_left_for_the_renderer_to_refuse(wordpiece: Tokenizer) -> None:
     assert wordpiece.truncate_texts(["a b c", "\ud800 b c"], 1) == [("a", 2), ("\ud800 b c", 0)]
 
 
-# back to text
+# detokenization
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -187,14 +187,14 @@ def test_detokenization_matches_the_library(raw: tokenizers.Tokenizer, seed: int
     assert wrap_tokenizer(raw).convert_ids_to_tokens(ids) == [raw.id_to_token(token) for token in ids]
 
 
-def test_special_tokens_stay_in_the_text(wordpiece: Tokenizer) -> None:
+def test_detokenization_keeps_special_tokens(wordpiece: Tokenizer) -> None:
     assert wordpiece.detokenize([101, 1037, 102, 0]) == "[CLS] a [SEP] [PAD]"
     assert wordpiece.detokenize([]) == ""
     assert wordpiece.convert_ids_to_tokens([101, 1037, 2015]) == ["[CLS]", "a", "##s"]
     assert wordpiece.convert_ids_to_tokens([]) == []
 
 
-def test_spaces_are_cleaned_up_where_the_tokenizer_wants_it(wordpiece: Tokenizer) -> None:
+def test_spaces_are_cleaned_up_if_the_tokenizer_says_so(wordpiece: Tokenizer) -> None:
     (ids,) = wordpiece.encode(["i 'm here , isn't it ? no ."])
 
     assert wordpiece.detokenize(ids.tolist()) == "i ' m here, isn ' t it? no."
@@ -202,7 +202,7 @@ def test_spaces_are_cleaned_up_where_the_tokenizer_wants_it(wordpiece: Tokenizer
 
 
 @pytest.mark.parametrize(
-    ("ids", "words"),
+    ("ids", "message"),
     [
         ([7, -1], "Token id -1 is out of vocabulary: ids go from 0 to 30521"),
         ([30522], "Token id 30522 is out of vocabulary: ids go from 0 to 30521"),
@@ -215,8 +215,8 @@ def test_spaces_are_cleaned_up_where_the_tokenizer_wants_it(wordpiece: Tokenizer
     ],
     ids=str,
 )
-def test_unknown_token_ids_are_refused(wordpiece: Tokenizer, ids: Any, words: str) -> None:
-    with pytest.raises(BadRequest, match=words) as caught:
+def test_unknown_token_ids_are_refused(wordpiece: Tokenizer, ids: Any, message: str) -> None:
+    with pytest.raises(BadRequest, match=message) as caught:
         wordpiece.detokenize(ids)
     assert caught.value.param == "tokens"
 
@@ -229,11 +229,11 @@ def test_an_id_in_a_gap_of_the_vocabulary_is_refused() -> None:
     gapped = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 5}, unk_token="a"))
 
     assert Tokenizer(gapped).convert_ids_to_tokens([0, 5]) == ["a", "b"]
-    with pytest.raises(BadRequest, match="Token id 3 is out of vocabulary: among the ids from 0 to 5, it is not used"):
+    with pytest.raises(BadRequest, match="Token id 3 is out of vocabulary: it is unused among the ids 0 to 5"):
         Tokenizer(gapped).detokenize([0, 3])
 
 
-def test_vocabulary_facts(wordpiece: Tokenizer) -> None:
+def test_vocabulary_properties(wordpiece: Tokenizer) -> None:
     assert wordpiece.max_token_id == 30521
     assert wordpiece.max_chars_per_token == 18
     assert wordpiece.single_template.num_tokens == 2

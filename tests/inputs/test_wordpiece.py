@@ -1,4 +1,4 @@
-"""Our own reading of BERT's tokenizers, next to the library's: every id must be the same."""
+"""The native WordPiece encoder gives the same ids as the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cenote.inputs import wordpiece as subject
 from cenote.inputs.tokenizer import Tokenizer
 from tests.inputs.conftest import NAMES
 
-native = pytest.mark.skipif(subject._load_library() is None, reason="the code was not compiled here")
+native = pytest.mark.skipif(subject._load_library() is None, reason="the native library was not compiled")
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PIECES = (
@@ -30,7 +30,7 @@ PIECES = (
 WORDS = PIECES.split(" ")
 VOCABULARY = {token: row for row, token in enumerate(dict.fromkeys([*WORDS, *LETTERS, *(f"##{x}" for x in LETTERS)]))}
 
-# white space, controls, letters that change length in lower case, marks in and out of order, scripts, odd code points
+# white space, control characters, letters that change length in lower case, combining marks, scripts, unassigned
 UNICODE = (
     "\t\n\r\v\f\x1c\x7f\x85\xa0\xad\u1680\u180e\u2000\u200b\u200d\u2028\u2029\u202f\u2060\u3000\ufeff\ufffc\ufffd"
     "ÀÉÎõüñçßẞøŁıİŉǅȺΣσςΆЁёЙйѝԱ\u0300\u0301\u0302\u0307\u0308\u0323\u0327\u0345\u064b\u0670\u05b0\u093c\u094d"
@@ -52,18 +52,18 @@ def make_tokenizer(
 
 
 def make_texts(seed: int, count: int) -> list[str]:
-    """Of every kind: words with pieces in between, ASCII of any sort, letters and marks of many scripts."""
-    dice = random.Random(seed)
-    kinds = (
-        lambda: dice.choice(WORDS).replace("##", ""),
-        lambda: dice.choice((" ", " ", "  ", "\n", "", "")),
-        lambda: chr(dice.randrange(128)),
-        lambda: dice.choice(UNICODE),
-        lambda: dice.choice(LETTERS) * dice.choice((1, 2, 3, 3, 99, 100, 101)),
+    """Return random texts of vocabulary words, ASCII, letters and marks of many scripts."""
+    rng = random.Random(seed)
+    generators = (
+        lambda: rng.choice(WORDS).replace("##", ""),
+        lambda: rng.choice((" ", " ", "  ", "\n", "", "")),
+        lambda: chr(rng.randrange(128)),
+        lambda: rng.choice(UNICODE),
+        lambda: rng.choice(LETTERS) * rng.choice((1, 2, 3, 3, 99, 100, 101)),
     )
     mixtures = [(6, 6, 0, 0, 1), (6, 6, 1, 1, 0), (0, 1, 9, 0, 0), (1, 1, 0, 9, 0)]
     return [
-        "".join(kind() for kind in dice.choices(kinds, dice.choice(mixtures), k=dice.randrange(25)))
+        "".join(generate() for generate in rng.choices(generators, rng.choice(mixtures), k=rng.randrange(25)))
         for _ in range(count)
     ]
 
@@ -77,10 +77,10 @@ def encode_natively(raw: tokenizers.Tokenizer, texts: Sequence[str]) -> list[lis
 
 
 def find_fallback_texts(raw: tokenizers.Tokenizer, texts: Sequence[str]) -> list[str]:
-    """Those that we leave to the library."""
-    ours = subject.load_native_wordpiece(raw)
-    assert ours is not None
-    return [texts[row] for row in ours.encode(texts).fallback_indices]
+    """Return the texts that the native encoder leaves to the library."""
+    encoder = subject.load_native_wordpiece(raw)
+    assert encoder is not None
+    return [texts[index] for index in encoder.encode(texts).fallback_indices]
 
 
 OPTIONS = [
@@ -91,14 +91,14 @@ OPTIONS = [
 
 @native
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(str(value) for value in options.values()))
-def test_every_option_reads_as_in_the_library(options: dict[str, Any]) -> None:
+def test_every_normalizer_option_matches_the_library(options: dict[str, Any]) -> None:
     raw, sample = make_tokenizer(**options), make_texts(seed=OPTIONS.index(options), count=150)
 
     assert encode_natively(raw, sample) == encode_with_library(raw, sample)
 
 
 @native
-def test_a_real_vocabulary_reads_as_in_the_library(wordpiece: Tokenizer) -> None:
+def test_a_real_vocabulary_matches_the_library(wordpiece: Tokenizer) -> None:
     sample = [text for seed in range(4) for text in make_texts(100 + seed, 200)]
 
     assert [ids.tolist() for ids in wordpiece.encode(sample)] == encode_with_library(wordpiece.raw, sample)
@@ -119,7 +119,7 @@ def test_a_real_vocabulary_reads_as_in_the_library(wordpiece: Tokenizer) -> None
     ],
     ids=["unknown", "prefix", "no prefix", "short words", "no words", "any words", "nothing else", "empty pieces"],
 )
-def test_every_kind_of_vocabulary_reads_as_in_the_library(vocabulary: dict[str, int], model: dict[str, Any]) -> None:
+def test_every_kind_of_vocabulary_matches_the_library(vocabulary: dict[str, int], model: dict[str, Any]) -> None:
     raw = make_tokenizer(vocabulary, model=model)
     words = ["", "a", "aa", "ab", "ba", "abc", "abca", "xa", "axa", "axxa", "xxa", "bcx", "a" * 500, "é", "éé", "日中"]
     sample = [*words, " ".join(words), *make_texts(seed=8, count=100)]
@@ -192,10 +192,10 @@ def test_only_combining_marks_of_uncertain_order_fall_back_to_the_library() -> N
         "\x00\ufffd",
         "\u3000",
     ]
-    uncertain = ["\u1b44", "a\U0001d165b", "\U0001d15e"]  # kept, and sorted among their like
+    uncertain = ["\u1b44", "a\U0001d165b", "\U0001d15e"]  # not removed, and reordered by normalization
 
     assert find_fallback_texts(make_tokenizer(lowercase=True), certain + uncertain) == uncertain
-    assert find_fallback_texts(make_tokenizer(lowercase=False), certain + uncertain) == []  # nothing is taken apart
+    assert find_fallback_texts(make_tokenizer(lowercase=False), certain + uncertain) == []  # no decomposition
 
 
 @native
@@ -225,18 +225,18 @@ def test_texts_of_any_length_are_encoded(wordpiece: Tokenizer) -> None:
 @native
 def test_concurrent_threads_can_encode_new_characters() -> None:
     raw, sample = make_tokenizer(lowercase=True), make_texts(seed=9, count=60)
-    ours, answers = Tokenizer(raw), list[list[list[int]]]()
+    tokenizer, results = Tokenizer(raw), list[list[list[int]]]()
 
-    def read() -> None:
-        answers.extend([ids.tolist() for ids in ours.encode(sample)] for _ in range(5))
+    def encode() -> None:
+        results.extend([ids.tolist() for ids in tokenizer.encode(sample)] for _ in range(5))
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
+    threads = [threading.Thread(target=encode) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
-    assert answers == [encode_with_library(raw, sample)] * 20
+    assert results == [encode_with_library(raw, sample)] * 20
 
 
 @native
@@ -262,7 +262,7 @@ def test_text_is_lowercased_before_encoding(wordpiece: Tokenizer) -> None:
     assert encode_natively(raw, sample) == encode_with_library(raw, sample) != lowered
 
 
-# where it is not ours to read
+# tokenizers without native encoder
 
 
 def test_without_the_compiled_code_everything_falls_back_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,12 +288,14 @@ def test_other_tokenizer_types_are_not_native(raw: tokenizers.Tokenizer, request
 
 
 def test_tokenizers_with_truncation_or_padding_are_not_native() -> None:
-    plain, cutting, padding, split = (make_tokenizer() for _ in range(4))
-    cutting.enable_truncation(2)
+    plain, truncating, padding, split = (make_tokenizer() for _ in range(4))
+    truncating.enable_truncation(2)
     padding.enable_padding()
     split.pre_tokenizer = Whitespace()
-    nameless = make_tokenizer({"a": 0}, model={"unk_token": "?"})
-    gone = make_tokenizer(added=[AddedToken("\x01", normalized=True)])  # nothing of it is left to look for
+    without_unk = make_tokenizer({"a": 0}, model={"unk_token": "?"})
+    empty_added = make_tokenizer(added=[AddedToken("\x01", normalized=True)])  # empty after normalization
 
     assert (subject.load_native_wordpiece(plain) is None) == (subject._load_library() is None)
-    assert [subject.load_native_wordpiece(raw) for raw in (cutting, padding, split, nameless, gone)] == [None] * 5
+    assert [subject.load_native_wordpiece(raw) for raw in (truncating, padding, split, without_unk, empty_added)] == [
+        None
+    ] * 5

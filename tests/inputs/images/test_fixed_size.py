@@ -1,4 +1,4 @@
-"""Images of one size, and of at most so many patches: the pixels are those of Transformers' processors."""
+"""Image processors of CLIP, SigLIP and SigLIP 2: pixels equal those of Transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cenote.inputs.images.transforms import (
 )
 from cenote.models.vision_spec import ImageSpec, ProcessorFiles
 
-# width and height: portrait, landscape, as large as asked for, tiny, a line, much larger
+# width and height: portrait, landscape, the target size, tiny, one pixel wide, much larger
 SIZES = [(37, 91), (120, 53), (56, 56), (3, 5), (1, 40), (301, 211)]
 
 
@@ -39,38 +39,40 @@ def make_processor(kind: str, *, files: dict[str, Any] | None = None, **options:
 
 
 def pixels(image: Image.Image, options: dict[str, Any], mean: Any = CLIP_MEAN, std: Any = CLIP_STD) -> torch.Tensor:
-    """All of an image, as a tower would read it."""
-    made = pil_to_tensor(resize_and_crop(image, options))
-    return normalize_patches(made[None].flatten(1), resolve_normalization(options, mean, std)).reshape(made.shape)
+    """Return the normalized pixels of a resized image."""
+    resized = pil_to_tensor(resize_and_crop(image, options))
+    return normalize_patches(resized[None].flatten(1), resolve_normalization(options, mean, std)).reshape(resized.shape)
 
 
 CLIP_OPTIONS: list[dict[str, Any]] = [
     {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
     {"size": {"shortest_edge": 60}, "crop_size": {"height": 42, "width": 50}, "resample": 2},
-    {"size": {"height": 30, "width": 40}, "crop_size": {"height": 51, "width": 43}},  # with a black frame
+    {"size": {"height": 30, "width": 40}, "crop_size": {"height": 51, "width": 43}},  # with black padding
     {"size": {"shortest_edge": 56}, "do_center_crop": False, "do_normalize": False},
     {"do_resize": False, "crop_size": {"height": 56, "width": 56}, "do_rescale": False},
 ]
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("way", CLIP_OPTIONS)
-def test_pixels_are_those_of_clips_processor(way: dict[str, Any], size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("options", CLIP_OPTIONS)
+def test_pixels_match_clips_processor(options: dict[str, Any], size: tuple[int, int]) -> None:
     image = noise(*size)
-    expected = CLIPImageProcessorPil(**way)(image, return_tensors="pt")["pixel_values"][0]
+    expected = CLIPImageProcessorPil(**options)(image, return_tensors="pt")["pixel_values"][0]
 
-    torch.testing.assert_close(pixels(image, {"do_center_crop": True} | way), expected.float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(pixels(image, {"do_center_crop": True} | options), expected.float(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_pixels_are_those_of_siglips_processor(size: tuple[int, int]) -> None:
-    way, image = {"size": {"height": 56, "width": 42}}, noise(*size)
-    expected = SiglipImageProcessorPil(**way)(image, return_tensors="pt")["pixel_values"][0]
+def test_pixels_match_siglips_processor(size: tuple[int, int]) -> None:
+    options, image = {"size": {"height": 56, "width": 42}}, noise(*size)
+    expected = SiglipImageProcessorPil(**options)(image, return_tensors="pt")["pixel_values"][0]
 
-    torch.testing.assert_close(pixels(image, way, IMAGENET_STANDARD, IMAGENET_STANDARD), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        pixels(image, options, IMAGENET_STANDARD, IMAGENET_STANDARD), expected, rtol=0, atol=1e-5
+    )
 
 
-def test_one_number_is_the_shortest_edge_and_the_side_of_what_is_cropped() -> None:
+def test_a_single_number_is_the_shortest_edge_and_the_crop_size() -> None:
     image = noise(120, 53)
     older, newer = {"size": 60, "crop_size": 56, "do_center_crop": True}, CLIP_OPTIONS[0] | {"do_center_crop": True}
 
@@ -78,67 +80,67 @@ def test_one_number_is_the_shortest_edge_and_the_side_of_what_is_cropped() -> No
 
 
 def test_patches_are_in_row_order_followed_by_the_pooled_row() -> None:
-    way = {"image_size": 56, "size": {"height": 56, "width": 56}}
-    picture = make_processor("resized", **way).preprocess(image := noise(60, 80), {}, "here")
+    options = {"image_size": 56, "size": {"height": 56, "width": 56}}
+    processed = make_processor("resized", **options).preprocess(image := noise(60, 80), {}, "here")
 
-    whole = pil_to_tensor(resize_and_crop(image, way))
-    assert picture.patch_grids == ((4, 4),) and picture.original_size == (80, 60)
-    assert torch.equal(picture.patches[6].reshape(3, 14, 14), whole[:, 14:28, 28:42])
-    assert len(picture.token_ids) == picture.num_embeds == 17
+    pixel_values = pil_to_tensor(resize_and_crop(image, options))
+    assert processed.patch_grids == ((4, 4),) and processed.original_size == (80, 60)
+    assert torch.equal(processed.patches[6].reshape(3, 14, 14), pixel_values[:, 14:28, 28:42])
+    assert len(processed.token_ids) == processed.num_embeds == 17
 
 
 def test_a_null_value_in_a_file_is_ignored() -> None:
     files = {"do_resize": None, "size": {"height": 56, "width": 56}, "do_center_crop": None, "crop_size": None}
-    read = make_processor("resized", files=files, image_size=56, size={"height": 14, "width": 14})
+    processor = make_processor("resized", files=files, image_size=56, size={"height": 14, "width": 14})
 
-    assert read.preprocess(noise(60, 80), {}, "here").patch_grids == ((4, 4),)
+    assert processor.preprocess(noise(60, 80), {}, "here").patch_grids == ((4, 4),)
 
 
 def test_an_extreme_aspect_ratio_is_refused() -> None:
-    read = make_processor("resized", image_size=56, size={"shortest_edge": 56}, do_center_crop=True, crop_size=56)
+    processor = make_processor("resized", image_size=56, size={"shortest_edge": 56}, do_center_crop=True, crop_size=56)
 
-    with pytest.raises(BadRequest, match="4001 x 20 pixels is more than 200 times as long as it is wide"):
-        read.preprocess(noise(4001, 20), {}, "here")
+    with pytest.raises(BadRequest, match="4001 x 20 pixels exceeds the maximum aspect ratio of 200"):
+        processor.preprocess(noise(4001, 20), {}, "here")
 
 
 def test_a_size_that_needs_too_much_memory_is_refused_before_resizing() -> None:
-    read = make_processor("resized", image_size=56, size={"shortest_edge": 56}, do_center_crop=True, crop_size=56)
+    processor = make_processor("resized", image_size=56, size={"shortest_edge": 56}, do_center_crop=True, crop_size=56)
 
-    for given in ({"size": {"height": 10**6, "width": 10**6}}, {"crop_size": 10**5}, {"size": 10**7}):
-        with pytest.raises(BadRequest, match="at most 40,000,000 are made"):
-            read.preprocess(noise(60, 40), given, "here")
+    for overrides in ({"size": {"height": 10**6, "width": 10**6}}, {"crop_size": 10**5}, {"size": 10**7}):
+        with pytest.raises(BadRequest, match="the limit is 40,000,000"):
+            processor.preprocess(noise(60, 40), overrides, "here")
 
 
-@pytest.mark.parametrize("most", [1, 7, 30])
+@pytest.mark.parametrize("max_patches", [1, 7, 30])
 @pytest.mark.parametrize("size", [*SIZES, (14, 28), (999, 2)])
-def test_grids_and_patches_are_those_of_siglip2s_processor(size: tuple[int, int], most: int) -> None:
+def test_grids_and_patches_match_siglip2s_processor(size: tuple[int, int], max_patches: int) -> None:
     image = noise(*size)
-    expected = Siglip2ImageProcessorPil(patch_size=14, max_num_patches=most)(image, return_tensors="pt")
+    expected = Siglip2ImageProcessorPil(patch_size=14, max_num_patches=max_patches)(image, return_tensors="pt")
     grid = tuple(expected["spatial_shapes"][0].tolist())
 
-    picture = make_processor("naflex", files={"max_num_patches": most}).preprocess(image, {}, "here")
+    processed = make_processor("naflex", files={"max_num_patches": max_patches}).preprocess(image, {}, "here")
 
     count = grid[0] * grid[1]
-    assert picture.patch_grids == (grid,) and count <= most
-    numbers = normalize_patches(picture.patches, picture.normalization)
-    colours_last = numbers.reshape(count, 3, 14, 14).permute(0, 2, 3, 1).flatten(1)
-    torch.testing.assert_close(colours_last, expected["pixel_values"][0][:count], rtol=0, atol=1e-5)
+    assert processed.patch_grids == (grid,) and count <= max_patches
+    values = normalize_patches(processed.patches, processed.normalization)
+    channels_last = values.reshape(count, 3, 14, 14).permute(0, 2, 3, 1).flatten(1)
+    torch.testing.assert_close(channels_last, expected["pixel_values"][0][:count], rtol=0, atol=1e-5)
 
 
-def test_a_request_may_ask_for_more_patches_but_not_for_any_number() -> None:
-    read, image = make_processor("naflex"), noise(300, 200)
+def test_a_request_may_change_max_num_patches_up_to_a_limit() -> None:
+    processor, image = make_processor("naflex"), noise(300, 200)
 
-    few, many = (read.preprocess(image, {"max_num_patches": most}, "here") for most in (10, 300))
+    few, many = (processor.preprocess(image, {"max_num_patches": number}, "here") for number in (10, 300))
     assert len(few.patches) <= 10 < len(many.patches) <= 300 and few.cache_key != many.cache_key
-    with pytest.raises(BadRequest, match="max_num_patches is 1 to 4096, got 10000000"):
-        read.preprocess(image, {"max_num_patches": 10**7}, "here")
+    with pytest.raises(BadRequest, match="max_num_patches must be 1 to 4096, got 10000000"):
+        processor.preprocess(image, {"max_num_patches": 10**7}, "here")
 
 
-def test_an_image_that_is_not_to_be_resized_is_cut_to_whole_patches() -> None:
-    read, image = make_processor("naflex"), noise(60, 33)
+def test_without_resizing_an_image_is_cropped_to_whole_patches() -> None:
+    processor, image = make_processor("naflex"), noise(60, 33)
 
-    picture = read.preprocess(image, {"do_resize": False}, "here")
+    processed = processor.preprocess(image, {"do_resize": False}, "here")
 
-    assert picture.patch_grids == ((2, 4),)
-    with pytest.raises(BadRequest, match="is 8 patches, and 1 to 7 are read"):
-        read.preprocess(image, {"do_resize": False, "max_num_patches": 7}, "here")
+    assert processed.patch_grids == ((2, 4),)
+    with pytest.raises(BadRequest, match="has 8 patches, expected 1 to 7"):
+        processor.preprocess(image, {"do_resize": False, "max_num_patches": 7}, "here")

@@ -1,4 +1,4 @@
-"""Images cut into tiles: the pixels and the tokens that Transformers' own processor makes of the same images."""
+"""Image processor of Idefics3: tiles, pixels and tokens equal those of Transformers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPEC = ImageSpec(
     merge_size=FACTOR,
     options={"image_size": TILE},
 )
-# portrait, landscape, square, tiny, a thread, larger than what is read
+# portrait, landscape, square, tiny, two pixels high, larger than the maximum size
 SIZES = [(40, 90), (131, 64), (96, 96), (7, 5), (150, 2), (333, 290), (3, 97)]
 CHANGES: list[dict[str, Any]] = [{}, {"do_image_splitting": False}, {"size": {"longest_edge": TILE}}, {"resample": 2}]
 
@@ -32,11 +32,11 @@ CHANGES: list[dict[str, Any]] = [{}, {"do_image_splitting": False}, {"size": {"l
 def make_processor(
     tokenizer: Tokenizer | None = None, max_tokens: int = 4096, **changes: Any
 ) -> Idefics3ImageProcessor:
-    known = tokenizer or tiny_tokenizer()
-    return Idefics3ImageProcessor(SPEC, ProcessorFiles(IMAGE_FILE | changes), known.token_to_id, max_tokens, {})
+    tokenizer = tokenizer or tiny_tokenizer()
+    return Idefics3ImageProcessor(SPEC, ProcessorFiles(IMAGE_FILE | changes), tokenizer.token_to_id, max_tokens, {})
 
 
-@pytest.mark.parametrize("changes", CHANGES, ids=["tiles", "whole", "one tile", "bilinear"])
+@pytest.mark.parametrize("changes", CHANGES, ids=["tiles", "no splitting", "one tile", "bilinear"])
 @pytest.mark.parametrize("size", SIZES)
 def test_pixels_and_tokens_match_transformers(size: tuple[int, int], changes: dict[str, Any]) -> None:
     image = make_image(*size)
@@ -54,7 +54,7 @@ def test_pixels_and_tokens_match_transformers(size: tuple[int, int], changes: di
     }
 
 
-def test_two_new_lines_stay_two_tokens_where_the_vocabulary_has_none_for_both() -> None:
+def test_a_blank_line_is_two_newline_tokens_if_the_vocabulary_has_no_token_for_it() -> None:
     image, tokenizer = make_image(90, 60), tiny_tokenizer(empty_lines=False)
 
     ours = make_processor(tokenizer).preprocess(image, {}, "image")
@@ -70,29 +70,31 @@ def test_only_patch_tokens_get_embeddings() -> None:
     assert ours.patches.shape == (ours.num_embeds * FACTOR**2, 3 * PATCH**2)
 
 
-def test_a_request_may_ask_for_fewer_tiles_and_has_another_key_then() -> None:
+def test_a_request_may_change_the_tiling_which_changes_the_cache_key() -> None:
     image = make_image(90, 60)
-    usual, small = (make_processor().preprocess(image, given, "image") for given in ({}, {"do_image_splitting": False}))
+    default, single = (
+        make_processor().preprocess(image, overrides, "image") for overrides in ({}, {"do_image_splitting": False})
+    )
 
-    assert (len(usual.patch_grids), len(small.patch_grids)) == (7, 1)
-    assert usual.cache_key != small.cache_key
+    assert (len(default.patch_grids), len(single.patch_grids)) == (7, 1)
+    assert default.cache_key != single.cache_key
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("overrides", "message"),
     [
         (
             {"max_image_size": {"longest_edge": 64}},
-            "tiles of 64 pixels, and this model reads tiles of 32 x 32",
+            "tiles of 64 pixels, but this model reads tiles of 32 x 32",
         ),
-        ({"size": {"longest_edge": 5 * TILE}}, "row 1, column 5 has none"),
-        ({"size": {"shortest_edge": 5}}, "cannot be read with"),
+        ({"size": {"longest_edge": 5 * TILE}}, "none for row 1, column 5"),
+        ({"size": {"shortest_edge": 5}}, "cannot be processed with"),
         ({"tiles": 3}, "mm_processor_kwargs has 'tiles'"),
     ],
 )
-def test_what_the_model_cannot_read_is_refused(given: dict[str, Any], message: str) -> None:
+def test_unsupported_options_are_refused(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        make_processor().preprocess(make_image(90, 60), given, "image")
+        make_processor().preprocess(make_image(90, 60), overrides, "image")
 
 
 def test_too_many_tokens_are_refused_before_the_image_is_resized() -> None:

@@ -1,4 +1,4 @@
-"""Options about images, as strangers may write them: every reader answers with an image or with a refusal."""
+"""Untrusted image processor options: every processor accepts or refuses any value."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def make_processor(kind: str, files: Mapping[str, Any] | None = None, **options:
 
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_any_option_value_is_accepted_or_refused(kind: str) -> None:
-    reads, image = make_processor(kind), Image.new("RGB", (60, 40))
-    for name in reads.SUPPORTED_OPTIONS:
+    processor, image = make_processor(kind), Image.new("RGB", (60, 40))
+    for name in processor.SUPPORTED_OPTIONS:
         for value in INVALID_VALUES:
             try:
-                reads.preprocess(image, {name: value}, "an image")
+                processor.preprocess(image, {name: value}, "an image")
             except BadRequest as error:
                 assert len(error.message) < 1000
 
@@ -69,9 +69,9 @@ def test_an_image_of_any_shape_is_processed_or_refused_with_its_name(kind: str) 
             assert "mm_processor_kwargs=" not in error.message
 
 
-def test_a_text_where_a_number_belongs_is_not_multiplied() -> None:
+def test_a_string_instead_of_a_number_is_refused_without_large_allocations() -> None:
     tracemalloc.start()
-    with pytest.raises(BadRequest, match="size is .*'height': 'a'.*it is a number of pixels, or an object"):
+    with pytest.raises(BadRequest, match="invalid size=.*'height': 'a'.*expected a number of pixels, or an object"):
         make_processor("resized").preprocess(
             Image.new("RGB", (9, 9)), {"size": {"height": "a", "width": 10**9}}, "an image"
         )
@@ -82,7 +82,7 @@ def test_a_text_where_a_number_belongs_is_not_multiplied() -> None:
 
 
 def test_too_many_pinpoints_are_refused() -> None:
-    with pytest.raises(BadRequest, match="image_grid_pinpoints is .* 1 to 256 pairs"):
+    with pytest.raises(BadRequest, match="invalid image_grid_pinpoints=.* 1 to 256 pairs"):
         make_processor("llava_next").preprocess(
             Image.new("RGB", (9, 9)), {"image_grid_pinpoints": [[28, 28]] * 10_000}, "an image"
         )
@@ -90,32 +90,32 @@ def test_too_many_pinpoints_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_a_null_option_keeps_the_value_of_the_files(kind: str) -> None:
-    image, reads = Image.new("RGB", (60, 40), "red"), make_processor(kind)
+    image, processor = Image.new("RGB", (60, 40), "red"), make_processor(kind)
 
-    usual = reads.preprocess(image, {}, "an image")
-    nulls = reads.preprocess(image, dict.fromkeys(reads.SUPPORTED_OPTIONS), "an image")
+    default = processor.preprocess(image, {}, "an image")
+    with_nulls = processor.preprocess(image, dict.fromkeys(processor.SUPPORTED_OPTIONS), "an image")
 
-    assert usual.cache_key == nulls.cache_key and usual.normalization == nulls.normalization
+    assert default.cache_key == with_nulls.cache_key and default.normalization == with_nulls.normalization
 
 
 @pytest.mark.parametrize(
-    ("kind", "files", "words"),
+    ("kind", "files", "message"),
     [
-        ("qwen_vl", {"patch_size": 16}, "patch_size is 16, and config.json says 14"),
-        ("qwen_vl", {"image_mean": "abc"}, "image_mean is 'abc'; it is 3 numbers"),
-        ("qwen_vl", {"size": {"longest_edge": "many"}}, "max_pixels is 'many'"),
-        ("resized", {"image_std": [0, 1, 1]}, r"image_std is \[0, 1, 1\]"),
-        ("idefics3", {"do_image_splitting": "yes"}, "do_image_splitting is 'yes'; it is true or false"),
+        ("qwen_vl", {"patch_size": 16}, "patch_size=16 differs from 14 in config.json"),
+        ("qwen_vl", {"image_mean": "abc"}, "invalid image_mean='abc'; expected 3 numbers"),
+        ("qwen_vl", {"size": {"longest_edge": "many"}}, "invalid max_pixels='many'"),
+        ("resized", {"image_std": [0, 1, 1]}, r"invalid image_std=\[0, 1, 1\]"),
+        ("idefics3", {"do_image_splitting": "yes"}, "invalid do_image_splitting='yes'; expected true or false"),
     ],
 )
-def test_invalid_processor_files_are_refused_at_load(kind: str, files: dict[str, Any], words: str) -> None:
-    with pytest.raises(LoadError, match=f"preprocessor_config.json.*{words}"):
+def test_invalid_processor_files_are_refused_at_load(kind: str, files: dict[str, Any], message: str) -> None:
+    with pytest.raises(LoadError, match=f"preprocessor_config.json.*{message}"):
         make_processor(kind, files)
 
 
 def test_phi3v_refuses_huge_image_numbers() -> None:
-    endless = f"<|image_{'9' * 5000}|>"
+    huge_number = f"<|image_{'9' * 5000}|>"
 
-    assert make_processor("phi3v").normalize_placeholders(endless) == endless
+    assert make_processor("phi3v").normalize_placeholders(huge_number) == huge_number
     with pytest.raises(BadRequest, match="the numbers"):
         make_processor("phi3v").normalize_placeholders("<|image_2|>" * 10_000)

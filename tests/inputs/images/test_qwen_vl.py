@@ -1,4 +1,4 @@
-"""Images as Qwen's towers read them: the pixels of Transformers' processor, and positions on three axes."""
+"""Image processor of Qwen2-VL and Qwen3-VL: patches and M-RoPE positions equal those of Transformers."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ FILES: dict[str, dict[str, Any]] = {
     "of Qwen2-VL": {"min_pixels": 56 * 56, "max_pixels": 100 * 100, "size": {"shortest_edge": 1, "longest_edge": 1}},
     "empty": {},
 }
-# width and height: portrait, landscape, tiny, a line, exact, larger than it may be
+# width and height: portrait, landscape, tiny, a few pixels high, exact, larger than max_pixels
 SHAPES = [(30, 77), (200, 90), (5, 9), (300, 7), (64, 64), (1200, 1000)]
 
 
 def make_processor(files: Mapping[str, Any], max_tokens: int = 4096, **options: Any) -> QwenVLImageProcessor:
-    patch_size = files.get("patch_size", 14)  # as config.json says as well
+    patch_size = files.get("patch_size", 14)  # config.json has the same value
     spec = ImageSpec(processor="qwen_vl", placeholder_token="<|image_pad|>", patch_size=patch_size, merge_size=2)
-    found = make_image_processor(spec, ProcessorFiles(files), {"<|image_pad|>": PAD}.get, max_tokens, options)
-    assert isinstance(found, QwenVLImageProcessor)
-    return found
+    processor = make_image_processor(spec, ProcessorFiles(files), {"<|image_pad|>": PAD}.get, max_tokens, options)
+    assert isinstance(processor, QwenVLImageProcessor)
+    return processor
 
 
 def noise(width: int, height: int) -> Image.Image:
@@ -57,27 +57,29 @@ def preprocess(files: Mapping[str, Any], width: int, height: int, **overrides: A
 def test_patches_match_transformers(files: str, shape: tuple[int, int]) -> None:
     expected = Qwen2VLImageProcessorPil(**deepcopy(FILES[files]))(noise(*shape), return_tensors="pt")
 
-    picture = preprocess(FILES[files], *shape)
+    processed = preprocess(FILES[files], *shape)
 
-    assert [1, *picture.patch_grids[0]] == expected["image_grid_thw"][0].tolist()
-    numbers = normalize_patches(picture.patches, picture.normalization)
-    for frame in expected["pixel_values"].unflatten(1, (3, 2, -1)).unbind(2):  # of which a still image needs one
-        assert_close(numbers, frame.flatten(1), atol=1e-5, rtol=0)
-    assert picture.token_ids.tolist() == [PAD] * (len(picture.patches) // 4)
-    assert picture.num_embeds == len(picture.token_ids)
+    assert [1, *processed.patch_grids[0]] == expected["image_grid_thw"][0].tolist()
+    values = normalize_patches(processed.patches, processed.normalization)
+    for frame in (
+        expected["pixel_values"].unflatten(1, (3, 2, -1)).unbind(2)
+    ):  # Transformers repeats a still image to two frames
+        assert_close(values, frame.flatten(1), atol=1e-5, rtol=0)
+    assert processed.token_ids.tolist() == [PAD] * (len(processed.patches) // 4)
+    assert processed.num_embeds == len(processed.token_ids)
 
 
 def test_both_names_of_the_pixel_limits_are_accepted() -> None:
     files = FILES["of Qwen2-VL"]
 
-    usual, by_pixels = preprocess(files, 200, 90), preprocess(files, 200, 90, max_pixels=28 * 28 * 4)
+    default, by_pixels = preprocess(files, 200, 90), preprocess(files, 200, 90, max_pixels=28 * 28 * 4)
     by_size = preprocess(files, 200, 90, size={"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 4})
 
-    assert len(by_pixels.patches) == len(by_size.patches) < len(usual.patches)
-    assert len({usual.cache_key, by_pixels.cache_key}) == 2
+    assert len(by_pixels.patches) == len(by_size.patches) < len(default.patches)
+    assert len({default.cache_key, by_pixels.cache_key}) == 2
 
 
-def test_options_of_the_server_come_before_the_files_and_after_those_of_a_request() -> None:
+def test_server_options_override_the_files_and_request_options_override_both() -> None:
     small = make_processor(FILES["of Qwen3-VL"], max_pixels=32 * 32 * 2, min_pixels=1)
     image = noise(200, 90)
 
@@ -86,12 +88,12 @@ def test_options_of_the_server_come_before_the_files_and_after_those_of_a_reques
 
 
 def test_an_extreme_aspect_ratio_is_refused() -> None:
-    with pytest.raises(BadRequest, match=r"messages\[0\].*2100 x 10 pixels.*more than 200 times as long"):
+    with pytest.raises(BadRequest, match=r"messages\[0\].*2100 x 10 pixels.*aspect ratio exceeds 200"):
         make_processor({}).preprocess(noise(2100, 10), {}, "messages[0]")
 
 
-def test_an_image_of_more_tokens_than_the_model_reads_is_refused_by_name() -> None:
-    with pytest.raises(InputTooLong, match=r"messages\[2\].*becomes 1248 tokens.*reads 64 at most.*max_pixels"):
+def test_an_image_with_too_many_tokens_is_refused_with_its_path() -> None:
+    with pytest.raises(InputTooLong, match=r"messages\[2\].*becomes 1248 tokens.*reads at most 64;.*max_pixels"):
         make_processor({}, max_tokens=64).preprocess(noise(1200, 1000), {}, "messages[2]")
 
 
@@ -101,23 +103,26 @@ def test_an_unknown_option_is_refused_with_the_supported_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("overrides", "message"),
     [
-        ({"max_pixels": 0}, "max_pixels is 0; it is a whole number, 1 to"),
-        ({"min_pixels": "many"}, "min_pixels is 'many'"),
-        ({"size": {"longest_edge": -1}}, "size is {'longest_edge': -1}; it is a number of pixels, or an object"),
-        ({"size": 224}, "size is 224; it is an object with shortest_edge and longest_edge"),
+        ({"max_pixels": 0}, "invalid max_pixels=0; expected an integer from 1 to"),
+        ({"min_pixels": "many"}, "invalid min_pixels='many'"),
+        (
+            {"size": {"longest_edge": -1}},
+            "invalid size={'longest_edge': -1}; expected a number of pixels, or an object",
+        ),
+        ({"size": 224}, "invalid size=224; expected an object with shortest_edge and longest_edge"),
         ({"size": {"height": 9}}, "shortest_edge and longest_edge"),
     ],
 )
-def test_invalid_pixel_limits_are_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadRequest, match=words):
-        preprocess({}, 30, 30, **given)
+def test_invalid_pixel_limits_are_refused(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        preprocess({}, 30, 30, **overrides)
 
 
 def test_mrope_positions_match_transformers() -> None:
-    pictures = [preprocess(FILES["of Qwen2-VL"], *shape) for shape in ((200, 90), (30, 77), (30, 30))]
-    images = [picture.token_ids for picture in pictures]
+    processed = [preprocess(FILES["of Qwen2-VL"], *shape) for shape in ((200, 90), (30, 77), (30, 30))]
+    images = [image.token_ids for image in processed]
     token_ids = np.concatenate([[1, 2, 3], images[0], [4], images[1], [5, 5], images[2]]).astype(np.int32)
     rows = np.flatnonzero(token_ids == PAD)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
@@ -125,10 +130,10 @@ def test_mrope_positions_match_transformers() -> None:
     vision = {"depth": 1, "embed_dim": 8, "hidden_size": 8, "num_heads": 1, "mlp_ratio": 1}
     with torch.device("meta"):
         model = Qwen2VLModel(Qwen2VLConfig(text_config=text, vision_config=vision, image_token_id=PAD))
-    ids, grids = torch.from_numpy(token_ids).long()[None], [[1, *picture.patch_grids[0]] for picture in pictures]
+    ids, grids = torch.from_numpy(token_ids).long()[None], [[1, *image.patch_grids[0]] for image in processed]
     expected, _ = model.get_rope_index(ids, (ids == PAD).int(), image_grid_thw=torch.tensor(grids))
 
-    ours = make_processor(FILES["of Qwen2-VL"]).mrope_positions(token_ids, pictures, rows)
+    ours = make_processor(FILES["of Qwen2-VL"]).mrope_positions(token_ids, processed, rows)
 
     assert ours.tolist() == expected[:, 0].tolist()
 
@@ -137,8 +142,10 @@ def test_adjacent_images_get_consecutive_positions() -> None:
     first, second = (preprocess(FILES["of Qwen2-VL"], *shape) for shape in ((30, 77), (30, 30)))
     token_ids = np.concatenate([first.token_ids, second.token_ids])
 
-    axes = make_processor(FILES["of Qwen2-VL"]).mrope_positions(token_ids, (first, second), np.arange(len(token_ids)))
+    positions = make_processor(FILES["of Qwen2-VL"]).mrope_positions(
+        token_ids, (first, second), np.arange(len(token_ids))
+    )
 
     longest = max(first.patch_grids[0]) // 2
-    assert axes[:, first.num_embeds].tolist() == [longest] * 3
-    assert axes.max() == longest + max(second.patch_grids[0]) // 2 - 1
+    assert positions[:, first.num_embeds].tolist() == [longest] * 3
+    assert positions.max() == longest + max(second.patch_grids[0]) // 2 - 1

@@ -1,4 +1,4 @@
-"""Loaders, and images as the bytes of their files."""
+"""Fixtures: media loaders, and encoded images."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def noise(width: int, height: int, mode: str = "RGB") -> PIL.Image.Image:
     return PIL.Image.frombytes(mode, (width, height), np.random.default_rng(0).bytes(num_bytes))
 
 
-def encode_image(image: PIL.Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+def encode_image(image: PIL.Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
-    image.save(file, kind, **options)
+    image.save(file, image_format, **options)
     return file.getvalue()
 
 
 @pytest.fixture(scope="package")
 def online() -> Iterator[MediaLoader]:
-    """What a server has by default."""
+    """The default loader of a server."""
     loader = MediaLoader(MediaPolicy())
     yield loader
     loader.close()
@@ -42,7 +42,7 @@ def online() -> Iterator[MediaLoader]:
 
 @pytest.fixture(scope="package")
 def offline() -> Iterator[MediaLoader]:
-    """What a program has that trusts itself."""
+    """The loader for offline use, which trusts its caller."""
     loader = MediaLoader(MediaPolicy(trust_caller=True))
     yield loader
     loader.close()

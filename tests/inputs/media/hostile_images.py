@@ -1,4 +1,4 @@
-"""Files that cost more than they weigh, lie about themselves, or are of formats that nobody here reads."""
+"""Hostile image files: decompression bombs, false headers, corrupt files and unsupported formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import PIL.features
 import PIL.Image
 
-SIDE = 6300  # 39.69 million pixels, just below what is allowed
+SIDE = 6300  # 39.69 million pixels, just below the limit
 
 
 def saved(kind: str, size: tuple[int, int] = (16, 16), **options: Any) -> bytes:
@@ -38,10 +38,10 @@ def zeros(num_bytes: int) -> bytes:
 
 
 def jpeg(width: int, height: int, **options: Any) -> bytes:
-    """A small JPEG that says it is of another size."""
+    """Return a small JPEG whose header declares another size."""
     content = bytearray(saved("JPEG", **options))
-    place = next(place for kind in (b"\xff\xc0", b"\xff\xc2") if (place := content.find(kind)) > 0)
-    content[place + 5 : place + 9] = struct.pack(">HH", height, width)
+    offset = next(offset for marker in (b"\xff\xc0", b"\xff\xc2") if (offset := content.find(marker)) > 0)
+    content[offset + 5 : offset + 9] = struct.pack(">HH", height, width)
     return bytes(content)
 
 
@@ -56,15 +56,15 @@ def riff(*chunks: tuple[bytes, bytes]) -> bytes:
 
 
 def webp(width: int, height: int, num_frames: int = 1, left: int = 0) -> bytes:
-    """An animation on a canvas of any size, whose frames are small."""
+    """Return an animation with small frames on a canvas of any size."""
 
-    def three(number: int) -> bytes:
+    def uint24(number: int) -> bytes:
         return struct.pack("<I", number)[:3]
 
-    picture = saved("WEBP", lossless=True)[12:]
-    place = three(left) + three(0) + three(15) + three(15) + three(100) + b"\0"
-    frames = [(b"ANMF", place + picture)] * num_frames
-    canvas = b"\x02\0\0\0" + three(width - 1) + three(height - 1)
+    image_data = saved("WEBP", lossless=True)[12:]
+    frame_header = uint24(left) + uint24(0) + uint24(15) + uint24(15) + uint24(100) + b"\0"
+    frames = [(b"ANMF", frame_header + image_data)] * num_frames
+    canvas = b"\x02\0\0\0" + uint24(width - 1) + uint24(height - 1)
     return riff((b"VP8X", canvas), (b"ANIM", bytes(6)), *frames)
 
 
@@ -74,7 +74,7 @@ def gif(width: int, height: int, num_frames: int = 1, frame: tuple[int, int, int
 
 
 def hostile_images() -> dict[str, bytes]:
-    """By name; those that are merely large, or odd and harmless, may decode."""
+    """Return hostile files by name; those that are only large, or unusual but valid, may decode."""
     good_png, good_jpeg, good_webp, good_gif = (saved(kind) for kind in ("PNG", "JPEG", "WEBP", "GIF"))
     exif_circle = b"Exif\0\0II*\0\x08\0\0\0" + b"\x01\0\x69\x87\x04\0\x01\0\0\0\x08\0\0\0" + b"\x08\0\0\0"
     exif_long = b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + b"\x01\x12\0\x03\xff\xff\xff\xff\xff\xff\xff\xff" * 500

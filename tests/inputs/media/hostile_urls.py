@@ -1,8 +1,8 @@
-"""URLs that must never reach anything: `{port}` is where somebody listens, at 127.0.0.1 and ::1."""
+"""SSRF attempts: URLs that must never open a connection; `{port}` is that of a listener at 127.0.0.1 and ::1."""
 
 from __future__ import annotations
 
-ALLOWED = "images.example.com"  # the one host of the domain list, and it resolves to loopback like every other name
+ALLOWED = "images.example.com"  # the only allowed host; it resolves to loopback like every other name
 
 LITERALS = [
     "127.0.0.1", "127.0.0.1.", "127.1", "127.0.1", "127.255.255.254", "0.0.0.0", "0", "0.0", "00.0.0.0", "0x0",
@@ -32,7 +32,7 @@ NAMES = [
 ]  # fmt: skip
 
 WHOLE = [
-    # the text before or behind an @, a backslash or a # is the host to one reader and not to another
+    # parsers disagree whether the text before or after @, backslash or # is the host
     f"http://{ALLOWED}@127.0.0.1:{{port}}/", f"http://{ALLOWED}:80@127.0.0.1:{{port}}/",
     f"http://user:secret@{ALLOWED}:{{port}}/", f"http://@{ALLOWED}:{{port}}/", "http://:@127.0.0.1:{port}/",
     f"http://127.0.0.1:{{port}}\\@{ALLOWED}/", f"http://127.0.0.1:{{port}}@{ALLOWED}/",
@@ -40,13 +40,13 @@ WHOLE = [
     f"http://{ALLOWED}\\@127.0.0.1:{{port}}/", f"http://{ALLOWED}\\.127.0.0.1:{{port}}/",
     f"http://{ALLOWED}%40127.0.0.1:{{port}}/", f"http://127.0.0.1:{{port}}%5c@{ALLOWED}/",
     f"http://{ALLOWED}:{{port}}\\@127.0.0.1/", "http://a:b@c@127.0.0.1:{port}/", f"http://{ALLOWED}&@127.0.0.1:{{port}}/",
-    # slashes and colons, too many and too few
+    # too many or too few slashes and colons
     "http:/127.0.0.1:{port}/", "http:127.0.0.1:{port}/", "http:///127.0.0.1:{port}/", "http:////127.0.0.1:{port}/",
     "http:\\\\127.0.0.1:{port}\\", "http://\\127.0.0.1:{port}/", "http:/\\127.0.0.1:{port}/", "//127.0.0.1:{port}/",
     "http://127.0.0.1:/", "http://127.0.0.1:{port}:80/", "http://127.0.0.1:0{port}0/", "http://127.0.0.1:-1/",
     "http://127.0.0.1:99999/", "http://127.0.0.1:+{port}/", "http://127.0.0.1: {port}/", "http://127.0.0.1:{port}x/",
     "http://127.0.0.1:８０/", "http://127.0.0.1:0/",
-    # characters that some readers drop
+    # characters that some parsers remove
     " http://127.0.0.1:{port}/", "http://127.0.0.1:{port}/ ", "\thttp://127.0.0.1:{port}/", "ht\ntp://127.0.0.1:{port}/",
     "http://127.0.0.1:{port}/\r\nHost: x", "http://127.0.0.1:{port}/\r\n\r\nGET /", "http://127.0\t.0.1:{port}/",
     "http://127.0.0.1\x00.example.com:{port}/", "http://127.0.0.1:{port}/\x00", "http://\x7f127.0.0.1:{port}/",

@@ -1,4 +1,4 @@
-"""The process that decodes: it dies, hangs and ends without taking anybody along."""
+"""Decoder processes: sandboxing, crashes, timeouts and shutdown."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def state(process: int) -> str:
         return "gone"
 
 
-def eventually(holds: object) -> bool:
+def eventually(condition: object) -> bool:
     for _ in range(500):
-        if holds():  # type: ignore[operator]
+        if condition():  # type: ignore[operator]
             return True
         time.sleep(0.01)
     return False
@@ -95,11 +95,11 @@ def test_a_decoder_that_dies_fails_only_its_image(loader: MediaLoader) -> None:
     first = get_decoder_pid(loader)
     os.kill(first, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as threads:
-        lost = threads.submit(loader.load, make_image_source(GOOD))
+        pending = threads.submit(loader.load, make_image_source(GOOD))
         time.sleep(0.05)
         os.kill(first, signal.SIGKILL)
-        with pytest.raises(BadRequest, match="more memory or time to decode than one image gets") as caught:
-            lost.result(5)
+        with pytest.raises(BadRequest, match="exceeded the memory or time limit for decoding one image") as caught:
+            pending.result(5)
 
     assert caught.value.message.startswith(f"{PARAM_PATH}: the PNG image of 10 x 8 pixels")
     assert loader.load(make_image_source(GOOD)).size == (10, 8)
@@ -155,11 +155,11 @@ def test_close_during_decoding_unblocks_the_caller(loader: MediaLoader) -> None:
     process = get_decoder_pid(loader)
     os.kill(process, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as threads:
-        lost = threads.submit(loader.load, make_image_source(GOOD))
+        pending = threads.submit(loader.load, make_image_source(GOOD))
         time.sleep(0.05)
         loader.close()
         with pytest.raises(EngineStopped):
-            lost.result(5)
+            pending.result(5)
 
     assert state(process) == "gone"
 
@@ -205,17 +205,15 @@ if sys.argv[2] == "killed":
         )
 
         assert done.returncode == status and done.stderr == ""
-        assert eventually(
-            lambda pid=int(done.stdout): state(pid) in ("gone", "Z")
-        )  # Z: where nobody is there to reap it
+        assert eventually(lambda pid=int(done.stdout): state(pid) in ("gone", "Z"))  # Z: no parent to reap it
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python warns of forks while threads run, rightly
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork with running threads, on purpose
 def test_a_forked_process_starts_its_own_decoder(loader: MediaLoader) -> None:
     loader.load(make_image_source(GOOD))
     process = get_decoder_pid(loader)
     forked = os.fork()
-    if forked == 0:  # no pytest in here: the status is the verdict
+    if forked == 0:  # no pytest in the child: the exit status is the result
         try:
             loader.load(make_image_source(GOOD))
             other = get_decoder_pid(loader)
@@ -233,20 +231,20 @@ def test_a_memory_budget_is_granted_in_order() -> None:
     budget = MemoryBudget(10)
     order: list[str] = []
 
-    def take(name: str, num_bytes: int) -> None:
-        with budget.lease() as share:
-            share.grow(num_bytes)
+    def acquire(name: str, num_bytes: int) -> None:
+        with budget.lease() as lease:
+            lease.grow(num_bytes)
             order.append(name)
 
-    with budget.lease() as share:
-        share.grow(6)
-        threads = [threading.Thread(target=take, args=it) for it in (("large", 10), ("small", 1))]
+    with budget.lease() as lease:
+        lease.grow(6)
+        threads = [threading.Thread(target=acquire, args=args) for args in (("large", 10), ("small", 1))]
         for number, thread in enumerate(threads, start=1):
             thread.start()
             assert eventually(lambda number=number: len(budget._queue) == number)
         with pytest.raises(TimeoutError):
-            share.grow(5, timeout_s=0.01)
-        assert order == []  # the small one would fit, and does not overtake
+            lease.grow(5, timeout_s=0.01)
+        assert order == []  # the small one would fit, but waits behind the large one
     for thread in threads:
         thread.join()
 

@@ -1,4 +1,4 @@
-"""Whatever an image's format, mode and orientation, it comes out as upright RGB."""
+"""Images of every format, mode and orientation are decoded to upright RGB."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pixels(image: PIL.Image.Image) -> Any:
     return np.asarray(image)
 
 
-def reference(file: bytes) -> Any:
+def decode_with_pillow(file: bytes) -> Any:
     return np.asarray(PIL.Image.open(io.BytesIO(file)).convert("RGB"))
 
 
@@ -39,21 +39,23 @@ OPAQUE = {
 }
 
 
-@pytest.mark.parametrize("mode, kind, options", OPAQUE.values(), ids=OPAQUE)
-def test_a_file_decodes_as_pillow_does_it(mode: str, kind: str, options: dict[str, Any], online: MediaLoader) -> None:
-    file = encode_image(noise(40, 30, mode), kind, **options)
+@pytest.mark.parametrize("mode, image_format, options", OPAQUE.values(), ids=OPAQUE)
+def test_a_file_is_decoded_as_by_pillow(
+    mode: str, image_format: str, options: dict[str, Any], online: MediaLoader
+) -> None:
+    file = encode_image(noise(40, 30, mode), image_format, **options)
 
-    assert np.array_equal(pixels(online.load(make_image_source(file))), reference(file))
+    assert np.array_equal(pixels(online.load(make_image_source(file))), decode_with_pillow(file))
 
 
-def test_an_image_of_several_tiles_is_put_together_again(online: MediaLoader) -> None:
+def test_an_image_of_several_transfer_tiles_is_reassembled(online: MediaLoader) -> None:
     file = encode_image(noise(1500, 1100), compress_level=0)
 
-    assert np.array_equal(pixels(online.load(make_image_source(file))), reference(file))
+    assert np.array_equal(pixels(online.load(make_image_source(file))), decode_with_pillow(file))
 
 
 @pytest.mark.parametrize("mode, kind", [("RGBA", "PNG"), ("LA", "PNG"), ("RGBA", "WEBP")])
-def test_what_is_transparent_is_white(mode: str, kind: str, online: MediaLoader) -> None:
+def test_transparent_pixels_become_white(mode: str, kind: str, online: MediaLoader) -> None:
     image = noise(16, 16, mode)
     clear = PIL.Image.new("L", (8, 16), 0)
     image.putalpha(PIL.Image.new("L", image.size, 255))
@@ -69,7 +71,7 @@ def test_what_is_transparent_is_white(mode: str, kind: str, online: MediaLoader)
     assert np.array_equal(found[:, 8:], np.asarray(image.convert("RGB"))[:, 8:])
 
 
-def test_half_transparent_is_half_way_to_white(online: MediaLoader) -> None:
+def test_half_transparent_pixels_are_blended_with_white(online: MediaLoader) -> None:
     image = PIL.Image.new("RGBA", (2, 2), (100, 0, 200, 128))
 
     assert pixels(online.load(make_image_source(encode_image(image))))[0, 0].tolist() == [177, 127, 227]
@@ -87,7 +89,7 @@ def test_a_palette_may_have_a_transparent_colour(kind: str, online: MediaLoader)
     assert found[0, :3].tolist() == [[255, 0, 0], [255, 255, 255], [0, 0, 255]]
 
 
-def test_sixteen_bits_keep_their_high_ones(online: MediaLoader, offline: MediaLoader) -> None:
+def test_16_bit_images_keep_the_high_byte(online: MediaLoader, offline: MediaLoader) -> None:
     values = np.array([[0, 255, 256, 32768, 65535]], dtype=np.uint16)
     image = PIL.Image.fromarray(values)
 
@@ -115,38 +117,42 @@ def test_the_first_frame_of_an_animation_is_used(kind: str, online: MediaLoader)
     assert (pixels(online.load(make_image_source(file))) == (255, 0, 0)).all()
 
 
-def test_a_jpeg_with_several_pictures_is_its_first(online: MediaLoader) -> None:
+def test_the_first_image_of_a_multi_picture_jpeg_is_used(online: MediaLoader) -> None:
     file = encode_image(noise(16, 16), "MPO", save_all=True, append_images=[PIL.Image.new("RGB", (16, 16))])
     assert PIL.Image.open(io.BytesIO(file)).format == "MPO"
 
-    assert np.array_equal(pixels(online.load(make_image_source(file))), reference(file))
+    assert np.array_equal(pixels(online.load(make_image_source(file))), decode_with_pillow(file))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 65535), (65535, 1), (3000, 1)], ids=str)
-def test_odd_sizes_are_read(size: tuple[int, int], online: MediaLoader) -> None:
+def test_extreme_sizes_are_decoded(size: tuple[int, int], online: MediaLoader) -> None:
     image = PIL.Image.new("RGB", size, (1, 2, 3))
 
     assert online.load(make_image_source(encode_image(image))).size == size
 
 
 LIMITS: dict[str, tuple[dict[str, int], Any, str]] = {
-    "pixels": ({"max_image_pixels": 100}, noise(20, 10), "20 x 10 pixels, 200 in all; at most 100 are read"),
-    "budget": ({"decode_budget_bytes": 2399}, noise(20, 10), "up to 2,400 bytes to be decoded; all images together"),
-    "bytes": ({"max_image_bytes": 100}, noise(20, 10), "bytes, at most 100 are read"),
-    "side": ({}, PIL.Image.new("L", (65536, 1)), "65,536 x 1 pixels; at most 65,535 are read along a side"),
+    "pixels": ({"max_image_pixels": 100}, noise(20, 10), "20 x 10 pixels, 200 in total; the limit is 100"),
+    "budget": (
+        {"decode_budget_bytes": 2399},
+        noise(20, 10),
+        "up to 2,400 bytes to be decoded; the limit for all images together",
+    ),
+    "bytes": ({"max_image_bytes": 100}, noise(20, 10), "bytes, the limit is 100"),
+    "side": ({}, PIL.Image.new("L", (65536, 1)), "65,536 x 1 pixels; the limit is 65,535 per side"),
 }
 
 
-@pytest.mark.parametrize("limits, image, said", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize("limits, image, message", LIMITS.values(), ids=LIMITS)
 def test_exceeding_a_limit_is_refused_with_the_numbers(
-    limits: dict[str, int], image: PIL.Image.Image, said: str
+    limits: dict[str, int], image: PIL.Image.Image, message: str
 ) -> None:
     loader = MediaLoader(MediaPolicy(**limits))  # type: ignore[arg-type]
 
     with pytest.raises(BadRequest) as caught:
         loader.load(make_image_source(encode_image(image)))
 
-    assert caught.value.message.startswith(f"{PARAM_PATH}: ") and said in caught.value.message
+    assert caught.value.message.startswith(f"{PARAM_PATH}: ") and message in caught.value.message
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
@@ -154,12 +160,12 @@ def test_frames_are_counted(kind: str) -> None:
     frames = [PIL.Image.new("L", (4, 4), place * 40).convert("RGB") for place in range(6)]
     file = encode_image(frames[0], kind, save_all=True, append_images=frames[1:])
 
-    for most, allowed in ((6, True), (5, False)):
-        loader = MediaLoader(MediaPolicy(max_image_frames=most))
-        if allowed:
+    for max_frames, is_allowed in ((6, True), (5, False)):
+        loader = MediaLoader(MediaPolicy(max_image_frames=max_frames))
+        if is_allowed:
             assert loader.load(make_image_source(file)).size == (4, 4)
         else:
-            with pytest.raises(BadRequest, match="6 frames or more; at most 5 are read"):
+            with pytest.raises(BadRequest, match="6 frames or more; the limit is 5"):
                 loader.load(make_image_source(file))
         loader.close()
 
@@ -177,14 +183,14 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("form", ARRAYS.values(), ids=ARRAYS)
-def test_an_offline_caller_may_pass_images_in_many_forms(form: Any, offline: MediaLoader) -> None:
+@pytest.mark.parametrize("convert", ARRAYS.values(), ids=ARRAYS)
+def test_an_offline_caller_may_pass_images_in_many_forms(convert: Any, offline: MediaLoader) -> None:
     array = np.array(noise(12, 9))
 
-    assert np.array_equal(pixels(offline.load(make_image_source(form(array)))), array)
+    assert np.array_equal(pixels(offline.load(make_image_source(convert(array)))), array)
 
 
-def test_grey_and_transparent_arrays_are_read(offline: MediaLoader) -> None:
+def test_grey_and_transparent_arrays_are_converted(offline: MediaLoader) -> None:
     grey = np.asarray(noise(5, 4, "L"))
     clear = np.zeros((4, 5, 4), dtype=np.uint8)
 
@@ -194,7 +200,7 @@ def test_grey_and_transparent_arrays_are_read(offline: MediaLoader) -> None:
 
 
 @pytest.mark.parametrize(
-    "source, said",
+    "source, message",
     [
         (np.zeros((4, 4, 3), dtype=np.float32), "float32 with shape [4, 4, 3]"),
         (np.zeros((4, 4, 2), dtype=np.uint8), "uint8 with shape [4, 4, 2]"),
@@ -204,24 +210,24 @@ def test_grey_and_transparent_arrays_are_read(offline: MediaLoader) -> None:
         (PIL.Image.new("RGB", (0, 2)), "no pixels"),
         (object(), "got object"),
         (None, "got NoneType"),
-        ("ftp://x/y.png", "not given as a URL of a kind that is read"),
+        ("ftp://x/y.png", "unsupported image URL"),
     ],
     ids=lambda given: given if isinstance(given, str) else type(given).__name__,
 )
-def test_what_is_no_image_is_refused(source: Any, said: str, offline: MediaLoader) -> None:
+def test_invalid_images_are_refused(source: Any, message: str, offline: MediaLoader) -> None:
     with pytest.raises(BadRequest) as caught:
         offline.load(make_image_source(source))
 
-    assert caught.value.message.startswith(f"{PARAM_PATH}: ") and said in caught.value.message
+    assert caught.value.message.startswith(f"{PARAM_PATH}: ") and message in caught.value.message
 
 
 @pytest.mark.parametrize("source", [PIL.Image.new("RGB", (2, 2)), np.zeros((4, 4, 3), dtype=np.uint8), 3, None])
 def test_a_server_accepts_only_strings(source: Any, online: MediaLoader) -> None:
-    with pytest.raises(BadRequest, match=f"an image is a string, got {type(source).__name__}"):
+    with pytest.raises(BadRequest, match=f"an image must be a string, got {type(source).__name__}"):
         online.load(make_image_source(source))
 
 
-def test_the_callers_image_is_not_shared(offline: MediaLoader) -> None:
+def test_the_result_does_not_share_memory_with_the_callers_image(offline: MediaLoader) -> None:
     image = PIL.Image.new("RGB", (2, 2))
 
     found = offline.load(make_image_source(image))

@@ -1,4 +1,4 @@
-"""What happens behind an address that is allowed: a real server on loopback, which these tests alone call public."""
+"""Fetching from an allowed host: a real server on a loopback address, which only these tests treat as public."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from cenote.inputs.media.policy import MediaPolicy
 from cenote.inputs.media.public_addresses import IPAddress
 from tests.inputs.media.conftest import PARAM_PATH, encode_image, make_image_source, noise
 
-HERE, ELSEWHERE = "127.0.0.2", "127.0.0.1"  # the first stands for a public address, the second for a private one
+PUBLIC, PRIVATE = "127.0.0.2", "127.0.0.1"  # treated as a public and a private address
 PNG = encode_image(noise(20, 10))
 MAX_BYTES = 300_000
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Good and bad servers, by path."""
+    """Behave well or badly, depending on the path."""
 
     server: Server
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self.server.seen.append((self.path, self.headers))
+        self.server.requests.append((self.path, self.headers))
         self.close_connection = True
-        with suppress(OSError):  # the client has had enough
+        with suppress(OSError):  # the client has disconnected
             getattr(self, self.path.strip("/").replace("-", "_"), self.good)()
 
     def start(self, status: int = 200, **headers: Any) -> None:
@@ -50,13 +50,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def chunked(self) -> None:
         self.start(Transfer_Encoding="chunked")
-        for place in range(0, len(PNG), 100):
-            piece = PNG[place : place + 100]
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        for start in range(0, len(PNG), 100):
+            chunk = PNG[start : start + 100]
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
         self.wfile.write(b"0\r\n\r\n")
 
     def redirect(self) -> None:
-        self.start(302, Location=f"http://{ELSEWHERE}:{self.server.server_port}/good", Content_Length=0)
+        self.start(302, Location=f"http://{PRIVATE}:{self.server.server_port}/good", Content_Length=0)
 
     def redirect_to_a_file(self) -> None:
         self.start(307, Location="file:///etc/passwd", Content_Length=0)
@@ -69,24 +69,24 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.start(Content_Encoding="gzip", Content_Length=len(PNG))
         self.wfile.write(PNG)
 
-    def announced(self) -> None:
+    def large_content_length(self) -> None:
         self.start(Content_Length=10 * 1000**3)
         self.endless_bytes()
 
-    def unannounced(self) -> None:
+    def no_content_length(self) -> None:
         self.start()
         self.endless_bytes()
 
     def endless_chunks(self) -> None:
         self.start(Transfer_Encoding="chunked")
         while True:
-            self.sent(b"10000\r\n" + bytes(65536) + b"\r\n")
+            self.send(b"10000\r\n" + bytes(65536) + b"\r\n")
 
     def endless_bytes(self) -> None:
         while True:
-            self.sent(bytes(65536))
+            self.send(bytes(65536))
 
-    def sent(self, content: bytes) -> None:
+    def send(self, content: bytes) -> None:
         self.server.num_sent += self.wfile.write(content)
 
     def short(self) -> None:
@@ -95,19 +95,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def slow_body(self) -> None:
         self.start(Content_Length=len(PNG))
-        self.dribble(PNG)
+        self.write_slowly(PNG)
 
     def slow_head(self) -> None:
-        self.dribble(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1000)
+        self.write_slowly(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1000)
 
-    def dribble(self, content: bytes) -> None:
-        for place in range(len(content)):
-            self.wfile.write(content[place : place + 1])
+    def write_slowly(self, content: bytes) -> None:
+        for index in range(len(content)):
+            self.wfile.write(content[index : index + 1])
             self.wfile.flush()
             time.sleep(0.05)
 
     def silent(self) -> None:
-        self.server.ended.wait(5)
+        self.server.closed.wait(5)
 
     def many_headers(self) -> None:
         self.start(**{f"X-{number}": number for number in range(500)})
@@ -128,47 +128,47 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, address: str, port: int = 0) -> None:
         super().__init__((address, port), Handler)
-        self.seen: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
         self.num_sent = 0
-        self.ended = threading.Event()
+        self.closed = threading.Event()
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def handle_error(self, *_: object) -> None:
         pass
 
     def close(self) -> None:
-        self.ended.set()
+        self.closed.set()
         self.shutdown()
         self.server_close()
 
 
 class StubResolverFetcher(Fetcher):
-    """A resolver that says in turn what it was told to, and HERE is public."""
+    """Resolve hosts to the given address lists, one per call; only PUBLIC is a public address."""
 
-    def __init__(self, policy: MediaPolicy, *answers: Sequence[str]) -> None:
+    def __init__(self, policy: MediaPolicy, *addresses: Sequence[str]) -> None:
         super().__init__(policy)
-        self.answers = list(answers)
-        self.asked: list[str] = []
+        self.addresses = list(addresses)
+        self.resolved: list[str] = []
 
     def _resolve(self, host: str, port: int) -> Sequence[str]:
-        self.asked.append(host)
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        self.resolved.append(host)
+        return self.addresses.pop(0) if len(self.addresses) > 1 else self.addresses[0]
 
     def _is_public(self, address: IPAddress) -> bool:
-        return str(address) == HERE
+        return str(address) == PUBLIC
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    server = Server(HERE)
+    server = Server(PUBLIC)
     yield server
     server.close()
 
 
 @pytest.fixture(scope="module")
 def other_server(server: Server) -> Iterator[Server]:
-    """At the same port of an address that is not public."""
-    other = Server(ELSEWHERE, server.server_port)
+    """A server at the same port of an address that is not public."""
+    other = Server(PRIVATE, server.server_port)
     yield other
     other.close()
 
@@ -177,7 +177,7 @@ def other_server(server: Server) -> Iterator[Server]:
 def loader() -> Iterator[MediaLoader]:
     policy = MediaPolicy(allowed_media_domains=("Pictures.Example",), max_image_bytes=MAX_BYTES, fetch_timeout_s=0.3)
     loader = MediaLoader(policy)
-    loader._fetcher = StubResolverFetcher(policy, [HERE])
+    loader._fetcher = StubResolverFetcher(policy, [PUBLIC])
     yield loader
     loader.close()
 
@@ -187,15 +187,15 @@ def test_an_image_of_an_allowed_host_is_fetched(path: str, loader: MediaLoader, 
     image = loader.load(make_image_source(f"http://PICTURES.example.:{server.server_port}/{path}"))
 
     assert image.tobytes() == noise(20, 10).tobytes()
-    seen, headers = server.seen[-1]
-    assert seen == f"/{path}"
+    requested_path, headers = server.requests[-1]
+    assert requested_path == f"/{path}"
     assert headers["Host"] == f"pictures.example:{server.server_port}"
     assert headers["Accept-Encoding"] == "identity" and "Authorization" not in headers
 
 
 BAD = [
-    "redirect", "redirect-to-a-file", "missing", "zipped", "announced", "unannounced", "endless-chunks", "short",
-    "slow-body", "slow-head", "silent", "many-headers", "long-header", "no-http",
+    "redirect", "redirect-to-a-file", "missing", "zipped", "large-content-length", "no-content-length",
+    "endless-chunks", "short", "slow-body", "slow-head", "silent", "many-headers", "long-header", "no-http",
 ]  # fmt: skip
 
 
@@ -209,15 +209,15 @@ def test_a_misbehaving_server_fails_with_the_same_message_in_time(
         loader.load(make_image_source(f"http://pictures.example:{server.server_port}/{path}"))
 
     assert caught.value.message == f"{PARAM_PATH}: {FETCH_FAILED_MESSAGE}"
-    assert time.monotonic() - started < 3  # a third of a second, on a machine that does other things as well
-    assert server.num_sent - before < MAX_BYTES + 20 * 1024**2  # what the system buffers on the way
+    assert time.monotonic() - started < 3  # the timeout is 0.3 s; the machine may be busy
+    assert server.num_sent - before < MAX_BYTES + 20 * 1024**2  # plus socket buffers
 
 
 def test_a_redirect_is_not_followed(loader: MediaLoader, server: Server, other_server: Server) -> None:
     with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
         loader.load(make_image_source(f"http://pictures.example:{server.server_port}/redirect"))
 
-    assert other_server.seen == []
+    assert other_server.requests == []
 
 
 def test_a_closed_port_fails_with_the_same_message(loader: MediaLoader) -> None:
@@ -228,40 +228,40 @@ def test_a_closed_port_fails_with_the_same_message(loader: MediaLoader) -> None:
 def test_the_checked_address_is_the_one_connected_to(server: Server, other_server: Server) -> None:
     policy = MediaPolicy(allow_any_media_domain=True)
     loader = MediaLoader(policy)
-    loader._fetcher = fetcher = StubResolverFetcher(policy, [HERE], [ELSEWHERE])
+    loader._fetcher = fetcher = StubResolverFetcher(policy, [PUBLIC], [PRIVATE])
 
     loader.load(make_image_source(f"http://rebinding.example:{server.server_port}/good"))
 
-    assert fetcher.asked == ["rebinding.example"]
+    assert fetcher.resolved == ["rebinding.example"]
     with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
         loader.load(make_image_source(f"http://rebinding.example:{server.server_port}/good"))
-    assert other_server.seen == []
+    assert other_server.requests == []
     loader.close()
 
 
-@pytest.mark.parametrize("answer", [[HERE, ELSEWHERE], [ELSEWHERE, HERE], [], [HERE, "::1"]])
-def test_one_private_address_refuses_the_host(answer: list[str], server: Server, other_server: Server) -> None:
+@pytest.mark.parametrize("addresses", [[PUBLIC, PRIVATE], [PRIVATE, PUBLIC], [], [PUBLIC, "::1"]])
+def test_one_private_address_refuses_the_host(addresses: list[str], server: Server, other_server: Server) -> None:
     policy = MediaPolicy(allow_any_media_domain=True)
     loader = MediaLoader(policy)
-    loader._fetcher = StubResolverFetcher(policy, answer)
-    before = len(server.seen)
+    loader._fetcher = StubResolverFetcher(policy, addresses)
+    before = len(server.requests)
 
     with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
         loader.load(make_image_source(f"http://mixed.example:{server.server_port}/good"))
 
-    assert len(server.seen) == before and other_server.seen == []
+    assert len(server.requests) == before and other_server.requests == []
     loader.close()
 
 
 def test_a_resolver_that_hangs_ends_at_the_deadline(server: Server) -> None:
-    class Hangs(StubResolverFetcher):
+    class HangingFetcher(StubResolverFetcher):
         def _resolve(self, host: str, port: int) -> Sequence[str]:
-            server.ended.wait(2)
-            return [HERE]
+            server.closed.wait(2)
+            return [PUBLIC]
 
     policy = MediaPolicy(allow_any_media_domain=True, fetch_timeout_s=0.2)
     loader = MediaLoader(policy)
-    loader._fetcher = Hangs(policy, [HERE])
+    loader._fetcher = HangingFetcher(policy, [PUBLIC])
     started = time.monotonic()
 
     with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
@@ -275,11 +275,11 @@ def test_proxy_environment_variables_are_ignored(
     server: Server, other_server: Server, loader: MediaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, f"http://{ELSEWHERE}:{server.server_port}")
+        monkeypatch.setenv(name, f"http://{PRIVATE}:{server.server_port}")
 
     loader.load(make_image_source(f"http://pictures.example:{server.server_port}/good"))
 
-    assert other_server.seen == []
+    assert other_server.requests == []
 
 
 def test_a_host_that_is_not_allowed_is_refused_with_the_flag(loader: MediaLoader) -> None:
@@ -288,7 +288,7 @@ def test_a_host_that_is_not_allowed_is_refused_with_the_flag(loader: MediaLoader
 
     assert caught.value.message == f"{PARAM_PATH}: {HOST_NOT_ALLOWED_MESSAGE}"
     assert "--allowed-media-domains" in caught.value.message and "other.example" not in caught.value.message
-    assert "other.example" not in loader._fetcher.asked  # type: ignore[attr-defined]
+    assert "other.example" not in loader._fetcher.resolved  # type: ignore[attr-defined]
 
 
 def test_no_url_is_logged(
@@ -316,7 +316,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("openssl makes no certificate here")
+        pytest.skip("openssl cannot create a certificate")
     with open(folder / "both.pem", "ab") as both:
         both.write((folder / "certificate.pem").read_bytes())
     return folder
@@ -324,13 +324,13 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def secure(certificate: Path) -> Iterator[tuple[Server, list[str]]]:
-    """The same server behind TLS, and the names that clients asked it for."""
-    server = Server(HERE)
+    """The same server behind TLS, and the SNI names of its clients."""
+    server = Server(PUBLIC)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate / "both.pem")
     names: list[str] = []
-    note: Callable[[Any, str, Any], None] = lambda _, name, __: names.append(name)  # noqa: E731
-    context.sni_callback = note
+    record_name: Callable[[Any, str, Any], None] = lambda _, name, __: names.append(name)  # noqa: E731
+    context.sni_callback = record_name
     server.socket = context.wrap_socket(server.socket, server_side=True)
     yield server, names
     server.close()
@@ -340,13 +340,13 @@ def test_tls_uses_and_verifies_the_host_name(secure: tuple[Server, list[str]], c
     server, names = secure
     policy = MediaPolicy(allow_any_media_domain=True)
     loader = MediaLoader(policy)
-    loader._fetcher = fetcher = StubResolverFetcher(policy, [HERE])
+    loader._fetcher = fetcher = StubResolverFetcher(policy, [PUBLIC])
 
-    with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):  # nobody signed it
+    with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):  # self-signed
         loader.load(make_image_source(f"https://pictures.example:{server.server_port}/good"))
     fetcher._ssl_context = ssl.create_default_context(cafile=certificate / "certificate.pem")
     image = loader.load(make_image_source(f"https://pictures.example:{server.server_port}/good"))
-    with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):  # it is signed for another name
+    with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):  # certificate for another name
         loader.load(make_image_source(f"https://other.example:{server.server_port}/good"))
 
     assert image.size == (20, 10)

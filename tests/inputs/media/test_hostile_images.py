@@ -1,4 +1,4 @@
-"""Bombs, lies and strange formats from many threads: every one is refused or decoded, and memory stays where it is."""
+"""Hostile images from many threads: each is refused or decoded, within bounded memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.inputs.media.hostile_images import SIDE, hostile_images
 
 NUM_THREADS = 16
 MAX_GROWTH = 600 * 1000**2
-HARMLESS = {  # large or odd, and still images
+HARMLESS = {  # large or unusual, but valid
     "png at the limit", "png one column", "png with odd exif", "png with too many rows", "png with a negative chunk",
     "png without a palette", "jpeg progressive at the limit, cut", "jpeg exif in a circle", "jpeg exif without end",
     "jpeg exif of nothing", "jpeg odd picture index", "jpeg one column", "jpeg turned into noise",
@@ -34,10 +34,10 @@ HARMLESS = {  # large or odd, and still images
 
 
 def resident_bytes() -> int:
-    """Of this process and its children."""
+    """Resident memory of this process and its children."""
     processes = [os.getpid()]
     for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has exited
             processes += map(int, (task / "children").read_text().split())
     num_pages = 0
     for process in processes:
@@ -46,25 +46,25 @@ def resident_bytes() -> int:
     return num_pages * os.sysconf("SC_PAGE_SIZE")
 
 
-class Peak:
-    """The most memory that this process and its children had together, looked at all the time."""
+class PeakMemory:
+    """Sample the resident memory of this process and its children, and keep the maximum."""
 
     def __init__(self) -> None:
-        self.highest = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
+        self.peak_bytes = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
 
-    def __enter__(self) -> Peak:
+    def __enter__(self) -> PeakMemory:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self._stopped.set()
         self._thread.join()
 
-    def _watch(self) -> None:
-        while not self._ended.wait(0.005):
-            self.highest = max(self.highest, resident_bytes())
+    def _sample(self) -> None:
+        while not self._stopped.wait(0.005):
+            self.peak_bytes = max(self.peak_bytes, resident_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -97,47 +97,47 @@ def test_concurrent_decompression_bombs_use_bounded_memory(images: dict[str, byt
 
     before = resident_bytes()
     started = time.monotonic()
-    with Peak() as peak, ThreadPoolExecutor(NUM_THREADS) as threads:
-        said = list(threads.map(load, jobs))
-    print(f"grown by {(peak.highest - before) / 1e6:.0f} MB, in {time.monotonic() - started:.1f} s")
+    with PeakMemory() as peak, ThreadPoolExecutor(NUM_THREADS) as threads:
+        outcomes = list(threads.map(load, jobs))
+    print(f"memory grew by {(peak.peak_bytes - before) / 1e6:.0f} MB, in {time.monotonic() - started:.1f} s")
 
-    assert peak.highest - before < MAX_GROWTH
-    assert {text for name, text in said if name == "good"} == {"decoded"}
-    refused = {name: text for name, text in said if text != "decoded"}
+    assert peak.peak_bytes - before < MAX_GROWTH
+    assert {text for name, text in outcomes if name == "good"} == {"decoded"}
+    refused = {name: text for name, text in outcomes if text != "decoded"}
     assert set(images) - set(refused) <= HARMLESS
     assert all(text.startswith(f"{PARAM_PATH}: the ") for text in refused.values())
     assert not [text for text in refused.values() if "0x" in text or "PIL" in text or "Error" in text]
 
 
 @pytest.mark.parametrize(
-    "name, said",
+    "name, message",
     [
-        ("png huge", "60,000 x 60,000 pixels, 3,600,000,000 in all; at most 40,000,000 are read"),
+        ("png huge", "60,000 x 60,000 pixels, 3,600,000,000 in total; the limit is 40,000,000"),
         ("jpeg huge", "65,535 x 65,535 pixels"),
         ("webp canvas huge", "16,777,216 x 16,777,216 pixels"),
         ("gif huge", "65,535 x 65,535 pixels"),
         ("gif frame outside", "65,000 x 65,000 pixels"),
-        ("png with many frames", "100,000 frames or more; at most 64 are read"),
-        ("gif with many frames", "65 frames or more; at most 64 are read"),
+        ("png with many frames", "100,000 frames or more; the limit is 64"),
+        ("gif with many frames", "65 frames or more; the limit is 64"),
         ("webp with many frames", "65 frames or more"),
-        ("png cut", "the PNG image of 16 x 16 pixels is broken or cut off, in a file of"),
-        ("png text bomb", "the PNG image of 4 x 4 pixels is broken"),
-        ("tiff", "of the format TIFF; PNG, JPEG, WebP and GIF are read"),
-        ("jpeg 2000", "of the format JPEG 2000"),
+        ("png cut", "the PNG image of 16 x 16 pixels is corrupt or truncated, in a file of"),
+        ("png text bomb", "the PNG image of 4 x 4 pixels is corrupt"),
+        ("tiff", "of the unsupported format TIFF; supported: PNG, JPEG, WebP and GIF"),
+        ("jpeg 2000", "of the unsupported format JPEG 2000"),
         ("avif", "an AVIF or HEIC image, or a video"),
         ("nothing", "the image is empty, 0 bytes"),
     ],
 )
 def test_a_decompression_bomb_is_refused_with_the_reason(
-    name: str, said: str, images: dict[str, bytes], loader: MediaLoader
+    name: str, message: str, images: dict[str, bytes], loader: MediaLoader
 ) -> None:
     with pytest.raises(BadRequest) as caught:
         loader.load(make_image_source(images[name]))
 
-    assert said in caught.value.message
+    assert message in caught.value.message
 
 
-def test_a_damaged_file_decodes_exactly_where_pillow_decodes_it(loader: MediaLoader) -> None:
+def test_a_damaged_file_is_decoded_or_refused_as_by_pillow(loader: MediaLoader) -> None:
     random = Random(0)
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
@@ -150,22 +150,22 @@ def test_a_damaged_file_decodes_exactly_where_pillow_decodes_it(loader: MediaLoa
                 (0, 255, random.randrange(256))
             )
 
-        expected = in_this_process(kind, bytes(damaged))
+        expected = decode_in_this_process(kind, bytes(damaged))
         try:
-            found = loader.load(make_image_source(bytes(damaged))).tobytes()
+            actual = loader.load(make_image_source(bytes(damaged))).tobytes()
         except BadRequest:
-            found = None
-        assert found == expected
-        outcomes.add((kind, found is None))
+            actual = None
+        assert actual == expected
+        outcomes.add((kind, actual is None))
 
-    assert len(outcomes) == 8  # of every format, some were still good
+    assert len(outcomes) == 8  # of every format, some files decode and some fail
 
 
-def in_this_process(kind: str, file: bytes) -> bytes | None:
+def decode_in_this_process(image_format: str, file: bytes) -> bytes | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            image = PIL.Image.open(io.BytesIO(file), formats=(kind,))
+            image = PIL.Image.open(io.BytesIO(file), formats=(image_format,))
             if image.width * image.height > MediaPolicy().max_image_pixels:
                 return None
             image.load()

@@ -1,4 +1,4 @@
-"""Hundreds of URLs that lead, by one trick or another, to a listener on this machine: nobody ever knocks there."""
+"""SSRF: hundreds of URLs that try to reach a listener on this machine; none opens a connection."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.inputs.media.hostile_urls import ALLOWED, hostile_urls
 
 
 class Canary:
-    """Counts whoever connects, over IPv4 and IPv6."""
+    """Count connections over IPv4 and IPv6."""
 
     def __init__(self) -> None:
-        self.hits = 0
+        self.num_connections = 0
         self._sockets = [socket.create_server(("127.0.0.1", 0))]
         self.port = self._sockets[0].getsockname()[1]
         with suppress(OSError):  # a machine without IPv6
@@ -35,7 +35,7 @@ class Canary:
                 listening.accept()[0].close()
             except OSError:
                 return
-            self.hits += 1
+            self.num_connections += 1
 
     def close(self) -> None:
         for listening in self._sockets:
@@ -44,14 +44,14 @@ class Canary:
 
 
 class LoopbackFetcher(Fetcher):
-    """Numbers mean what the system takes them for, and every name is 127.0.0.1: nothing leaves this machine."""
+    """Resolve numeric hosts as the system does, and every name to 127.0.0.1, so that nothing leaves this machine."""
 
     def _resolve(self, host: str, port: int) -> Sequence[str]:
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except OSError:
             return ["127.0.0.1"]
-        return [str(address[0]) for *_, address in found]
+        return [str(address[0]) for *_, address in infos]
 
 
 @pytest.fixture(scope="module")
@@ -75,33 +75,33 @@ def test_no_hostile_url_opens_a_connection(policy: MediaPolicy, canary: Canary) 
     urls = hostile_urls(canary.port)
     assert len(urls) >= 150
 
-    said = set()
+    messages = set()
     for url in urls:
         with pytest.raises(BadRequest) as caught:
             loader.load(make_image_source(url))
-        said.add(caught.value.message)
+        messages.add(caught.value.message)
         assert not url or len(url) < 6 or url not in caught.value.message
 
-    assert canary.hits == 0
-    fetching = {text for text in said if "fetched" in text}
+    assert canary.num_connections == 0
+    fetching = {text for text in messages if "fetched" in text}
     allowed = {f"{PARAM_PATH}: {HOST_NOT_ALLOWED_MESSAGE}", f"{PARAM_PATH}: {FETCH_FAILED_MESSAGE}"}
     assert fetching <= allowed and fetching
-    assert len(said - fetching) == 2  # file URLs are off; and no URL of a kind that is read
+    assert len(messages - fetching) == 2  # file URLs are disabled; unsupported image URL
     loader.close()
 
 
 def test_the_canary_server_counts_allowed_connections(canary: Canary) -> None:
-    class LetsEverybodyThrough(LoopbackFetcher):
+    class PermissiveFetcher(LoopbackFetcher):
         def _is_public(self, address: object) -> bool:
             return True
 
     policy = POLICIES["any domain"]
     loader = MediaLoader(policy)
-    loader._fetcher = LetsEverybodyThrough(policy)
-    before = canary.hits
+    loader._fetcher = PermissiveFetcher(policy)
+    before = canary.num_connections
     for host in ("127.0.0.1", "2130706433", "any.name.at.all"):
         with pytest.raises(BadRequest, match=FETCH_FAILED_MESSAGE):
             loader.load(make_image_source(f"http://{host}:{canary.port}/"))
 
-    assert canary.hits > before
+    assert canary.num_connections > before
     loader.close()

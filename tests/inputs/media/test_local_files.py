@@ -1,4 +1,4 @@
-"""Files on this machine: beneath the allowed folder, and nowhere else."""
+"""Local files are read below the allowed directory only."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PNG = encode_image(noise(6, 4))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`allowed/` with an image and traps, and an image outside that nobody may have."""
+    """Return `allowed/` with images, symlinks and a pipe; images outside of it must not be readable."""
     outside = tmp_path_factory.mktemp("media")
     inside = outside / "allowed"
     (inside / "deep").mkdir(parents=True)
-    for place in (outside / "secret.png", inside / "a.png", inside / "deep" / "ä b#1.png"):
-        place.write_bytes(PNG)
+    for path in (outside / "secret.png", inside / "a.png", inside / "deep" / "ä b#1.png"):
+        path.write_bytes(PNG)
     (outside / "allowed-too").mkdir()
     (outside / "allowed-too" / "b.png").write_bytes(PNG)
     (inside / "empty.png").touch()
@@ -46,13 +46,13 @@ def loader(folder: Path) -> Iterator[MediaLoader]:
 
 
 @pytest.mark.parametrize("name", ["a.png", "inward.png", "deep/ä b#1.png", "deep/../a.png", "./a.png"])
-def test_a_file_beneath_the_folder_is_read(name: str, folder: Path, loader: MediaLoader) -> None:
+def test_a_file_below_the_allowed_directory_is_read(name: str, folder: Path, loader: MediaLoader) -> None:
     url = f"file://{folder}/{name}" if "#" not in name else (folder / name).as_uri()
 
     assert loader.load(make_image_source(url)).tobytes() == noise(6, 4).tobytes()
 
 
-ELSEWHERE = [
+FORBIDDEN_URLS = [
     "file://{folder}/missing.png", "file://{folder}/../secret.png", "file://{folder}/deep/../../secret.png",
     "file://{folder}/%2e%2e/secret.png", "file://{folder}/%2E%2E%2Fsecret.png", "file://{folder}/..%2fsecret.png",
     "file://{folder}/%252e%252e/secret.png", "file://{folder}/outward.png", "file://{folder}/up/secret.png",
@@ -66,7 +66,7 @@ ELSEWHERE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("url", ELSEWHERE, ids=lambda url: ascii(url[:60]))
+@pytest.mark.parametrize("url", FORBIDDEN_URLS, ids=lambda url: ascii(url[:60]))
 def test_every_other_path_fails_with_the_same_message(url: str, folder: Path, loader: MediaLoader) -> None:
     with pytest.raises(BadRequest) as caught:
         loader.load(make_image_source(url.format(folder=folder)))
@@ -75,14 +75,16 @@ def test_every_other_path_fails_with_the_same_message(url: str, folder: Path, lo
 
 
 @pytest.mark.parametrize("path", ["/proc/self/environ", "/proc/self/fd/0", "/dev/zero", "/dev", "/"])
-def test_what_is_no_regular_file_is_refused_even_where_everything_is_allowed(path: str) -> None:
+def test_special_files_are_refused_even_if_every_path_is_allowed(path: str) -> None:
     loader = MediaLoader(MediaPolicy(allowed_local_media_path="/"))
 
     with pytest.raises(BadRequest, match=NOT_FOUND_MESSAGE):
         loader.load(make_image_source(f"file://{path}"))
 
 
-def test_without_a_folder_file_urls_are_off(folder: Path, online: MediaLoader, offline: MediaLoader) -> None:
+def test_without_an_allowed_directory_file_urls_are_disabled(
+    folder: Path, online: MediaLoader, offline: MediaLoader
+) -> None:
     for loader in (online, offline):
         with pytest.raises(BadRequest) as caught:
             loader.load(make_image_source(f"file://{folder}/a.png"))
@@ -93,25 +95,25 @@ def test_a_directory_replaced_by_a_symlink_after_the_check_is_not_followed(
     folder: Path, loader: MediaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "swapped").mkdir()
-    (folder / "swapped" / "secret.png").write_bytes(b"mine")
-    opened = os.open
+    (folder / "swapped" / "secret.png").write_bytes(b"placeholder")
+    original_open = os.open
 
     def swap_then_open(path: str, flags: int, *, dir_fd: int | None = None) -> int:
         if path == "swapped":
             (folder / "swapped").rename(folder / "before")
             (folder / "swapped").symlink_to(folder.parent)
-        return opened(path, flags, dir_fd=dir_fd)
+        return original_open(path, flags, dir_fd=dir_fd)
 
     monkeypatch.setattr(local_files.os, "open", swap_then_open)
     with pytest.raises(BadRequest, match=NOT_FOUND_MESSAGE):
         loader.load(make_image_source(f"file://{folder}/swapped/secret.png"))
 
 
-def test_a_file_that_is_too_large_or_empty_says_so(folder: Path, loader: MediaLoader) -> None:
+def test_a_file_that_is_too_large_or_empty_is_refused_with_the_reason(folder: Path, loader: MediaLoader) -> None:
     with pytest.raises(BadRequest, match="empty, 0 bytes"):
         loader.load(make_image_source(f"file://{folder}/empty.png"))
     small = MediaLoader(MediaPolicy(allowed_local_media_path=str(folder), max_image_bytes=50))
-    with pytest.raises(BadRequest, match=f"{len(PNG)} bytes, at most 50 are read"):
+    with pytest.raises(BadRequest, match=f"{len(PNG)} bytes, the limit is 50"):
         small.load(make_image_source(f"file://{folder}/a.png"))
 
 

@@ -1,4 +1,4 @@
-"""Which addresses are public."""
+"""Classification of IP addresses, and URL parsing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_host_header_is_normalized(url: str, header: str, path: str) -> None
     assert target is not None and (target.host_header, target.path) == (header, path)
 
 
-def test_a_host_is_compared_in_one_form() -> None:
-    forms = {"Images.Example.Com", "images.example.com.", "ｉmages.example.com", "images。example。com"}
+def test_every_spelling_of_a_host_is_normalized() -> None:
+    spellings = {"Images.Example.Com", "images.example.com.", "ｉmages.example.com", "images。example。com"}
 
-    assert {normalize_host(form) for form in forms} == {"images.example.com"}
+    assert {normalize_host(host) for host in spellings} == {"images.example.com"}
