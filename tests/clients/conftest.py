@@ -1,4 +1,4 @@
-"""Servers that clients from the shelf speak to: real processes, each started once, and the same model in this one."""
+"""Servers for tests of published client libraries: real processes, each started once, and the same model in-process."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from tests.real.conftest import model_folder
 from tests.serving.server_process import ServerProcess
 from tests.tiny import save_tiny
 
-# read by the clients as soon as they are imported
+# read by the client libraries when they are imported
 os.environ |= {
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # a price list that it would download
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise it downloads a price list
     "LANGSMITH_TRACING": "false",
     "LANGCHAIN_TRACING_V2": "false",
     "DO_NOT_TRACK": "1",
     "NO_PROXY": "127.0.0.1",
 }
-HERE = ("127.0.0.1", b"127.0.0.1", "localhost", None)
+LOCAL_HOSTS = ("127.0.0.1", b"127.0.0.1", "localhost", None)
 KEY = "your-api-key"
 TEXTS = ["a cenote is a natural pit", "the price of bread", "how deep is it?"]
 QUERY = "who live in the old city?"
 DOCUMENTS = ["the dog and the cat", "people live in the old city", "a red bird", "two big fish in the river"]
 PROMPTS = {"query": "search query: ", "document": "the book: "}
 LABELS = {0: "good", 1: "bad"}
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # several wait for each other, long where other processes have the cores
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # several threads wait for each other, for long if other processes use the cores
 EXACT = {"dtype": "float32", "device": "cpu"}
 
 
@@ -47,21 +47,21 @@ EXACT = {"dtype": "float32", "device": "cpu"}
 class RunningServer:
     url: str
     model: str
-    llm: LLM  # the same model, for the numbers that are right
+    llm: LLM  # the same model, for expected results
 
     def embed(self, prompts: Any, **options: Any) -> np.ndarray[Any, Any]:
-        found = self.llm.embed(prompts, use_tqdm=False, **options)
-        return np.array([each.outputs.embedding for each in found], dtype=np.float32)
+        outputs = self.llm.embed(prompts, use_tqdm=False, **options)
+        return np.array([output.outputs.embedding for output in outputs], dtype=np.float32)
 
     def score(self, query: Any, documents: Any, **options: Any) -> list[float]:
-        return [each.outputs.score for each in self.llm.score(query, documents, use_tqdm=False, **options)]
+        return [output.outputs.score for output in self.llm.score(query, documents, use_tqdm=False, **options)]
 
     def num_tokens(self, prompts: Sequence[str]) -> int:
         return sum(len(self.ids(prompt)) for prompt in prompts)
 
     def ids(self, prompt: str) -> list[int]:
-        found: list[int] = self.tokenizer.encode(prompt).ids
-        return found
+        ids: list[int] = self.tokenizer.encode(prompt).ids
+        return ids
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -70,51 +70,51 @@ class RunningServer:
 
 @pytest.fixture(autouse=True)
 def block_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A client that looks for another machine finds none, and its test fails even if it can live with that."""
-    looked_for: list[Any] = []
-    look_up = socket.getaddrinfo
+    """Fail name resolution of other hosts, and the test too, even if the client handles the failure."""
+    refused_hosts: list[Any] = []
+    getaddrinfo = socket.getaddrinfo
 
-    def look_up_here(host: Any, *rest: Any, **more: Any) -> Any:
-        if host not in HERE:
-            looked_for.append(host)
-            raise socket.gaierror(f"{host} is not this machine")
-        return look_up(host, *rest, **more)
+    def resolve_local(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if host not in LOCAL_HOSTS:
+            refused_hosts.append(host)
+            raise socket.gaierror(f"{host} is not a local host")
+        return getaddrinfo(host, *args, **kwargs)
 
-    monkeypatch.setattr(socket, "getaddrinfo", look_up_here)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_local)
     yield
-    assert not looked_for
+    assert not refused_hosts
 
 
 @contextmanager
 def run_server(model: LLM, name: str, *flags: str) -> Iterator[RunningServer]:
-    exact = [word for option, value in EXACT.items() for word in (f"--{option}", value)]
-    served = ServerProcess(*flags, *exact, "--served-model-name", name, **ONE_THREAD)
+    exact_flags = [word for option, value in EXACT.items() for word in (f"--{option}", value)]
+    process = ServerProcess(*flags, *exact_flags, "--served-model-name", name, **ONE_THREAD)
     try:
-        yield RunningServer(served.wait_until_ready().address, name, model)
+        yield RunningServer(process.wait_until_ready().address, name, model)
     finally:
-        served.stop()
+        process.stop()
 
 
 @pytest.fixture(scope="session")
 def embedder(llm: LLM) -> Iterator[RunningServer]:
-    """all-MiniLM-L6-v2, said to be a Matryoshka model: 384 numbers, 256 tokens. No key, no prompts."""
+    """all-MiniLM-L6-v2, declared as a Matryoshka model: 384 dimensions, 256 tokens. No API key, no prompts."""
     with run_server(llm, "mini", "--hf_overrides", '{"is_matryoshka": true}') as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def protected_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A tiny Qwen3 embedder behind a key and two front-end processes: 32 numbers, 66 tokens, longer texts in pieces."""
-    folder = tmp_path_factory.mktemp("guarded")
+    """A tiny Qwen3 embedder with an API key and two front-ends: 32 dimensions, 66 tokens, longer texts in chunks."""
+    folder = tmp_path_factory.mktemp("protected")
     save_tiny(folder, "Qwen3Model")
     add_chat_template(folder)
     add_prompts(folder)
     pooler = {"pooling_type": "MEAN", "normalize": True, "enable_chunked_processing": True, "max_embed_len": 1_572_864}
-    words = ["--task", "embed", "--override-pooler-config", json.dumps(pooler), "--trust-remote-code"]
-    words += ["--api-key", KEY, "--api-server-count", "2"]
+    flags = ["--task", "embed", "--override-pooler-config", json.dumps(pooler), "--trust-remote-code"]
+    flags += ["--api-key", KEY, "--api-server-count", "2"]
     with (
         LLM(str(folder), served_model_name="tiny", pooler_config=pooler, **EXACT) as model,
-        run_server(model, "tiny", str(folder), *words) as server,
+        run_server(model, "tiny", str(folder), *flags) as server,
     ):
         yield server
 
@@ -131,7 +131,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServ
 
 @pytest.fixture(scope="session")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A tiny XLM-RoBERTa that compares two texts; what it likes is chance."""
+    """A tiny XLM-RoBERTa cross-encoder with random weights."""
     folder = tmp_path_factory.mktemp("reranker")
     save_tiny(folder, "XLMRobertaForSequenceClassification", num_labels=1, max_position_embeddings=258)
     with LLM(str(folder), **EXACT) as model, run_server(model, "pairs", str(folder)) as server:
@@ -140,16 +140,16 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
 
 @pytest.fixture(scope="session")
 def multimodal_embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A tiny Qwen3-VL, an embedder of texts and images."""
-    folder = tmp_path_factory.mktemp("seer")
+    """A tiny Qwen3-VL embedder of texts and images."""
+    folder = tmp_path_factory.mktemp("tiny-vl")
     save_tiny_qwen3_vl(folder)
-    with LLM(str(folder), **EXACT) as model, run_server(model, "seer", str(folder)) as server:
+    with LLM(str(folder), **EXACT) as model, run_server(model, "tiny-vl", str(folder)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def cross_encoder() -> Iterator[RunningServer]:
-    """A real cross-encoder, where its files are at hand."""
+    """A real cross-encoder; skipped if its files are not available."""
     name = "ms-marco-MiniLM-L12-v2"
     checkpoint = str(model_folder(name))
     with LLM(checkpoint, **EXACT) as model, run_server(model, name, checkpoint) as server:
@@ -158,7 +158,7 @@ def cross_encoder() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="session")
 def granite() -> Iterator[RunningServer]:
-    """A real RoBERTa embedder, where its files are at hand."""
+    """A real RoBERTa embedder; skipped if its files are not available."""
     name = "granite-embedding-30m-english"
     checkpoint = str(model_folder(name))
     with LLM(checkpoint, **EXACT) as model, run_server(model, name, checkpoint) as server:
@@ -167,7 +167,7 @@ def granite() -> Iterator[RunningServer]:
 
 @pytest.fixture
 def openai_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenAI's own vocabulary, of which litellm brings a copy; tiktoken would download it."""
+    """Use the copy of OpenAI's vocabulary in litellm; tiktoken would download it."""
     spec = find_spec("litellm")
     assert spec is not None and spec.submodule_search_locations
     folder = Path(spec.submodule_search_locations[0]) / "litellm_core_utils" / "tokenizers"
@@ -175,7 +175,7 @@ def openai_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def add_prompts(folder: Path) -> None:
-    """As Sentence Transformers writes them."""
+    """Add prompts in the format of Sentence Transformers."""
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
@@ -188,5 +188,5 @@ def add_prompts(folder: Path) -> None:
 
 
 def is_close(one: Any, other: Any) -> bool:
-    """The same up to the last bits: who shares a batch with whom is up to chance."""
+    """Compare up to rounding: results depend slightly on the other inputs of the batch."""
     return bool(np.allclose(np.asarray(one), np.asarray(other), rtol=1e-4, atol=1e-5))

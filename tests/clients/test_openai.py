@@ -1,4 +1,4 @@
-"""openai: every form of input, both encodings, errors as its exceptions."""
+"""openai: every form of input, both encodings, and errors as exceptions of the client."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def client(embedder: RunningServer) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture
-def client_with_key(guarded: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key=KEY) as client:
+def client_with_key(protected_server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{protected_server.url}/v1", api_key=KEY) as client:
         yield client
 
 
 def vectors(reply: CreateEmbeddingResponse) -> list[list[float]]:
-    return [each.embedding for each in reply.data]
+    return [item.embedding for item in reply.data]
 
 
 def test_one_text_is_one_vector_with_its_tokens_counted(client: openai.OpenAI, embedder: RunningServer) -> None:
@@ -44,21 +44,21 @@ def test_one_text_is_one_vector_with_its_tokens_counted(client: openai.OpenAI, e
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64", None])
-def test_several_texts_come_in_their_order_in_every_encoding(
+def test_several_texts_keep_their_order_in_every_encoding(
     client: openai.OpenAI, embedder: RunningServer, encoding: Any
 ) -> None:
-    chosen = {} if encoding is None else {"encoding_format": encoding}  # the client asks for base64 by itself
-    reply = client.embeddings.create(model="mini", input=TEXTS, **chosen)
+    options = {} if encoding is None else {"encoding_format": encoding}  # by default, the client requests base64
+    reply = client.embeddings.create(model="mini", input=TEXTS, **options)
 
-    found = vectors(reply)
-    if encoding == "base64":  # somebody who asks for it in person gets it as it is
-        found = [np.frombuffer(b64decode(each), dtype="<f4") for each in found]  # type: ignore[arg-type,misc]
-    assert is_close(found, embedder.embed(TEXTS))
-    assert [each.index for each in reply.data] == [0, 1, 2, 3]
+    embeddings = vectors(reply)
+    if encoding == "base64":  # the client decodes only what it requested itself
+        embeddings = [np.frombuffer(b64decode(text), dtype="<f4") for text in embeddings]  # type: ignore[arg-type,misc]
+    assert is_close(embeddings, embedder.embed(TEXTS))
+    assert [item.index for item in reply.data] == [0, 1, 2, 3]
     assert reply.usage.prompt_tokens == embedder.num_tokens(TEXTS)
 
 
-def test_token_ids_are_read_as_they_are(client: openai.OpenAI, embedder: RunningServer) -> None:
+def test_token_ids_are_not_tokenized_again(client: openai.OpenAI, embedder: RunningServer) -> None:
     ids = [embedder.ids(text) for text in TEXTS]
 
     one = client.embeddings.create(model="mini", input=ids[1])
@@ -70,36 +70,38 @@ def test_token_ids_are_read_as_they_are(client: openai.OpenAI, embedder: Running
     assert several.usage.prompt_tokens == sum(map(len, ids))
 
 
-def test_dimensions_give_the_first_numbers_at_length_one(client: openai.OpenAI, embedder: RunningServer) -> None:
+def test_dimensions_truncate_and_renormalize_embeddings(client: openai.OpenAI, embedder: RunningServer) -> None:
     reply = client.embeddings.create(model="mini", input=TEXTS, dimensions=32)
 
-    cut = embedder.embed(TEXTS)[:, :32]
-    assert is_close(vectors(reply), cut / np.linalg.norm(cut, axis=1, keepdims=True))
+    truncated = embedder.embed(TEXTS)[:, :32]
+    assert is_close(vectors(reply), truncated / np.linalg.norm(truncated, axis=1, keepdims=True))
 
 
-def test_a_model_without_matryoshka_refuses_dimensions_in_the_words_of_the_guide(keyed: openai.OpenAI) -> None:
+def test_a_model_without_matryoshka_refuses_dimensions_with_the_message_of_vllm(client_with_key: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        keyed.embeddings.create(model="tiny", input="a", dimensions=8)
+        client_with_key.embeddings.create(model="tiny", input="a", dimensions=8)
 
-    words = (
+    message = (
         'Model "tiny" does not support matryoshka representation, changing output dimensions will lead to poor results.'
     )
     error = refused.value
     assert (error.status_code, error.code, error.type, error.param) == (400, 400, "BadRequestError", None)
-    assert isinstance(error.body, dict) and error.body["message"] == words
-    guide = {"object": "error", "message": words, "type": "BadRequestError", "param": None, "code": 400}
-    assert error.response.json().items() >= guide.items()
+    assert isinstance(error.body, dict) and error.body["message"] == message
+    expected = {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": 400}
+    assert error.response.json().items() >= expected.items()
 
 
-def test_the_size_that_a_model_has_anyway_is_no_change(keyed: openai.OpenAI, guarded: RunningServer) -> None:
-    reply = keyed.embeddings.create(
+def test_dimensions_equal_to_the_size_of_the_model_are_accepted(
+    client_with_key: openai.OpenAI, protected_server: RunningServer
+) -> None:
+    reply = client_with_key.embeddings.create(
         input=["Hello my name is", "The best thing"], model="tiny", dimensions=32, extra_body={"normalize": True}
     )
 
-    assert is_close(vectors(reply), guarded.embed(["Hello my name is", "The best thing"]))
+    assert is_close(vectors(reply), protected_server.embed(["Hello my name is", "The best thing"]))
 
 
-def test_fields_beyond_openais_go_in_the_extra_body(client: openai.OpenAI, embedder: RunningServer) -> None:
+def test_extra_fields_are_sent_in_the_extra_body(client: openai.OpenAI, embedder: RunningServer) -> None:
     long = "deep water " * 300
     with pytest.raises(openai.BadRequestError, match="602"):
         client.embeddings.create(model="mini", input=long)
@@ -114,7 +116,7 @@ def test_fields_beyond_openais_go_in_the_extra_body(client: openai.OpenAI, embed
     assert raw.headers["x-truncated-inputs"] == "1"
 
 
-def test_raw_vectors_are_the_models_own(client: openai.OpenAI, embedder: RunningServer) -> None:
+def test_normalize_false_returns_raw_embeddings(client: openai.OpenAI, embedder: RunningServer) -> None:
     reply = client.embeddings.create(model="mini", input=TEXTS, extra_body={"normalize": False})
 
     assert np.linalg.norm(vectors(reply), axis=1).min() > 1.5
@@ -122,28 +124,32 @@ def test_raw_vectors_are_the_models_own(client: openai.OpenAI, embedder: Running
     assert is_close(np.array(vectors(reply)) / lengths, embedder.embed(TEXTS))
 
 
-def test_a_conversation_is_embedded_through_the_chat_template(keyed: openai.OpenAI, guarded: RunningServer) -> None:
+def test_a_conversation_is_embedded_through_the_chat_template(
+    client_with_key: openai.OpenAI, protected_server: RunningServer
+) -> None:
     messages = [{"role": "user", "content": "where is the river?"}, {"role": "assistant", "content": "in the city"}]
 
-    reply = keyed.post(
+    reply = client_with_key.post(
         "/embeddings",
         cast_to=CreateEmbeddingResponse,
         body={"model": "tiny", "messages": messages, "encoding_format": "float"},
     )
 
     text = "user: where is the river?.assistant: in the city."
-    assert is_close(vectors(reply), guarded.embed([text]))
-    assert reply.usage.prompt_tokens == guarded.num_tokens([text])
+    assert is_close(vectors(reply), protected_server.embed([text]))
+    assert reply.usage.prompt_tokens == protected_server.num_tokens([text])
 
 
-def test_a_text_of_a_quarter_million_tokens_is_embedded_in_chunks(keyed: openai.OpenAI, guarded: RunningServer) -> None:
+def test_a_text_of_a_quarter_million_tokens_is_embedded_in_chunks(
+    client_with_key: openai.OpenAI, protected_server: RunningServer
+) -> None:
     text = "Very long text that exceeds the model's position embeddings..." * 5000
 
-    reply = keyed.embeddings.create(input=text, model="tiny")
+    reply = client_with_key.embeddings.create(input=text, model="tiny")
 
     assert len(reply.data[0].embedding) == 32
-    assert reply.usage.prompt_tokens == guarded.num_tokens([text])
-    assert is_close(vectors(reply), guarded.embed([text]))
+    assert reply.usage.prompt_tokens == protected_server.num_tokens([text])
+    assert is_close(vectors(reply), protected_server.embed([text]))
 
 
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
@@ -155,8 +161,8 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("key", ["wrong", "your-api-ke", KEY + "x"])
-def test_a_wrong_key_is_refused(guarded: RunningServer, key: str) -> None:
-    with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key=key) as client:
+def test_a_wrong_key_is_refused(protected_server: RunningServer, key: str) -> None:
+    with openai.OpenAI(base_url=f"{protected_server.url}/v1", api_key=key) as client:
         with pytest.raises(openai.AuthenticationError) as refused:
             client.embeddings.create(model="tiny", input="a")
         with pytest.raises(openai.AuthenticationError):
@@ -165,17 +171,17 @@ def test_a_wrong_key_is_refused(guarded: RunningServer, key: str) -> None:
     assert refused.value.code == 401
 
 
-def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
-    listed = client.models.list()
+def test_models_are_listed_and_retrieved_by_name(client: openai.OpenAI) -> None:
+    models = client.models.list()
 
-    assert [each.id for each in listed] == ["mini"]
-    found = client.models.retrieve("mini")
-    assert (found.id, found.object) == ("mini", "model") and found.created > 0 and found.owned_by
+    assert [model.id for model in models] == ["mini"]
+    model = client.models.retrieve("mini")
+    assert (model.id, model.object) == ("mini", "model") and model.created > 0 and model.owned_by
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("another")
 
 
-def test_a_bad_input_is_named(client: openai.OpenAI) -> None:
+def test_an_invalid_input_is_named_in_the_error(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.embeddings.create(model="mini", input=[[101, 30_522]])
 
@@ -184,23 +190,23 @@ def test_a_bad_input_is_named(client: openai.OpenAI) -> None:
         client.embeddings.create(model="mini", input=[])
 
 
-def test_the_request_id_is_the_clients_to_quote(client: openai.OpenAI) -> None:
+def test_the_request_id_of_the_client_is_returned(client: openai.OpenAI) -> None:
     reply = client.embeddings.create(model="mini", input="a", extra_headers={"x-request-id": "my-1"})
 
     assert reply._request_id == "my-1"
 
 
 def test_concurrent_async_calls_get_their_own_results(embedder: RunningServer) -> None:
-    async def ask() -> list[CreateEmbeddingResponse]:
+    async def embed_concurrently() -> list[CreateEmbeddingResponse]:
         async with openai.AsyncOpenAI(base_url=f"{embedder.url}/v1", api_key="EMPTY") as client:
             return await asyncio.gather(*(client.embeddings.create(model="mini", input=text) for text in TEXTS * 4))
 
-    replies = asyncio.run(ask())
+    replies = asyncio.run(embed_concurrently())
 
     assert is_close([vectors(reply)[0] for reply in replies], np.tile(embedder.embed(TEXTS), (4, 1)))
 
 
-def test_a_real_roberta_gives_its_vectors(granite: RunningServer) -> None:
+def test_a_real_roberta_returns_its_embeddings(granite: RunningServer) -> None:
     with openai.OpenAI(base_url=f"{granite.url}/v1", api_key="EMPTY") as client:
         reply = client.embeddings.create(model=granite.model, input=TEXTS)
 
@@ -208,23 +214,23 @@ def test_a_real_roberta_gives_its_vectors(granite: RunningServer) -> None:
     assert reply.usage.prompt_tokens == granite.num_tokens(TEXTS)
 
 
-def test_images_come_in_conversations(seer: RunningServer) -> None:
+def test_images_in_conversations_are_embedded(multimodal_embedder: RunningServer) -> None:
     one, two = [make_message(image_part(CAT), text_part("the cat"))], [make_message(image_part(DOG))]
-    with openai.OpenAI(base_url=f"{seer.url}/v1", api_key="EMPTY") as client:
-        given: Any = [one, two]
-        in_input = client.embeddings.create(model="seer", input=given)
-        body = {"messages": one, "model": "seer", "encoding_format": "float"}
+    with openai.OpenAI(base_url=f"{multimodal_embedder.url}/v1", api_key="EMPTY") as client:
+        conversations: Any = [one, two]
+        in_input = client.embeddings.create(model="tiny-vl", input=conversations)
+        body = {"messages": one, "model": "tiny-vl", "encoding_format": "float"}
         posted = client.post("/embeddings", cast_to=CreateEmbeddingResponse, body=body)
         with pytest.raises(openai.BadRequestError, match=r"messages\[0\]\.content\[1\]") as refused:
             client.embeddings.create(
-                model="seer", input=[make_message(text_part("a"), image_part("data:image/png;base64,"))]
+                model="tiny-vl", input=[make_message(text_part("a"), image_part("data:image/png;base64,"))]
             )  # type: ignore[list-item]
 
     prompts = [
         {"prompt": f"<|im_start|>user\n{IMAGE}{text}<|im_end|>\n", "multi_modal_data": {"image": image}}
         for image, text in ((CAT, "the cat"), (DOG, ""))
     ]
-    expected = seer.embed(prompts, tokenization_kwargs={"add_special_tokens": False})
+    expected = multimodal_embedder.embed(prompts, tokenization_kwargs={"add_special_tokens": False})
     assert is_close(vectors(in_input), expected)
     assert is_close(vectors(posted), expected[:1])
     assert refused.value.param == "messages[0].content[1]"

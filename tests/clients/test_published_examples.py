@@ -1,4 +1,4 @@
-"""Requests as guides to pooling models print them, by curl and by requests: host, port and model name are ours."""
+"""Requests printed in guides to pooling models, sent with curl and requests; only host, port and model name differ."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ IMAGE_MESSAGES = [
     {"type": "text", "text": "Describe the image."},
 ]
 
-Ask = Callable[[RunningServer, str, dict[str, Any]], Any]
+SendRequest = Callable[[RunningServer, str, dict[str, Any]], Any]
 
 
-def curl(server: RunningServer, path: str, body: dict[str, Any], *words: str) -> Any:
-    """What the reply says, whatever its status."""
+def curl(server: RunningServer, path: str, body: dict[str, Any], *arguments: str) -> Any:
+    """Return the body of the response, whatever its status."""
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     data = json.dumps({"model": server.model} | body, indent=2)
-    words = ("-H", "Content-Type: application/json", *words, "-d", data)
-    done = subprocess.run(["curl", "-s", server.url + path, *words], capture_output=True, timeout=60)
+    arguments = ("-H", "Content-Type: application/json", *arguments, "-d", data)
+    done = subprocess.run(["curl", "-s", server.url + path, *arguments], capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -56,24 +56,24 @@ def post(server: RunningServer, path: str, body: dict[str, Any]) -> Any:
 
 
 def encode(server: RunningServer, prompts: Any, task: str) -> list[np.ndarray[Any, Any]]:
-    found = server.llm.encode(prompts, pooling_task=task, use_tqdm=False)
-    return [np.asarray(each.outputs.data) for each in found]
+    outputs = server.llm.encode(prompts, pooling_task=task, use_tqdm=False)
+    return [np.asarray(output.outputs.data) for output in outputs]
 
 
 def scores(reply: Any) -> list[float]:
-    assert [each["index"] for each in reply["data"]] == list(range(len(reply["data"])))
-    return [each["score"] for each in reply["data"]]
+    assert [item["index"] for item in reply["data"]] == list(range(len(reply["data"])))
+    return [item["score"] for item in reply["data"]]
 
 
 def ranking(reply: Any) -> list[tuple[int, float]]:
-    return [(each["index"], each["relevance_score"]) for each in reply["results"]]
+    return [(result["index"], result["relevance_score"]) for result in reply["results"]]
 
 
-def ranked(numbers: list[float]) -> list[tuple[int, float]]:
-    return sorted(enumerate(numbers), key=lambda each: -each[1])
+def sort_by_score(scores: list[float]) -> list[tuple[int, float]]:
+    return sorted(enumerate(scores), key=lambda item: -item[1])
 
 
-def test_curl_asks_for_an_embedding_of_32_numbers(embedder: RunningServer) -> None:
+def test_curl_requests_an_embedding_of_32_dimensions(embedder: RunningServer) -> None:
     body = {"input": "Follow the white rabbit.", "encoding_format": "float", "dimensions": 32}
     reply = curl(embedder, "/v1/embeddings", body, "-H", "accept: application/json")
 
@@ -89,41 +89,45 @@ def test_curl_asks_for_an_embedding_of_32_numbers(embedder: RunningServer) -> No
     }
 
 
-def test_curl_is_refused_other_sizes_in_the_printed_body(guarded: RunningServer) -> None:
+def test_curl_gets_the_documented_error_for_dimensions_without_matryoshka(protected_server: RunningServer) -> None:
     body = {"input": "Follow the white rabbit.", "encoding_format": "float", "dimensions": 16}
-    reply = curl(guarded, "/v1/embeddings", body, "-H", f"Authorization: Bearer {KEY}")
+    reply = curl(protected_server, "/v1/embeddings", body, "-H", f"Authorization: Bearer {KEY}")
 
-    words = "does not support matryoshka representation, changing output dimensions will lead to poor results."
-    printed = {"object": "error", "type": "BadRequestError", "param": None, "code": 400}
-    assert reply.items() >= {**printed, "message": f'Model "tiny" {words}'}.items()
+    text = "does not support matryoshka representation, changing output dimensions will lead to poor results."
+    documented = {"object": "error", "type": "BadRequestError", "param": None, "code": 400}
+    assert reply.items() >= {**documented, "message": f'Model "tiny" {text}'}.items()
 
 
-@pytest.mark.parametrize("ask", [curl, post], ids=["curl", "requests"])
+@pytest.mark.parametrize("send", [curl, post], ids=["curl", "requests"])
 @pytest.mark.parametrize("name", ["embedder", "reranker"])
-def test_documents_are_ranked(request: pytest.FixtureRequest, name: str, ask: Ask) -> None:
+def test_documents_are_ranked(request: pytest.FixtureRequest, name: str, send: SendRequest) -> None:
     server: RunningServer = request.getfixturevalue(name)
-    reply = ask(server, "/rerank", {"query": LEARNING, "documents": ABOUT_LEARNING})
+    reply = send(server, "/rerank", {"query": LEARNING, "documents": ABOUT_LEARNING})
 
-    expected = ranked(server.score(LEARNING, ABOUT_LEARNING))
+    expected = sort_by_score(server.score(LEARNING, ABOUT_LEARNING))
     assert is_close(ranking(reply), expected)
-    assert [each["document"]["text"] for each in reply["results"]] == [ABOUT_LEARNING[place] for place, _ in expected]
+    assert [result["document"]["text"] for result in reply["results"]] == [ABOUT_LEARNING[i] for i, _ in expected]
 
 
-def test_a_real_embedder_and_a_real_cross_encoder_know_what_learning_is(
-    embedder: RunningServer, judge: RunningServer
+def test_a_real_embedder_and_a_real_cross_encoder_rank_the_related_documents_first(
+    embedder: RunningServer, cross_encoder: RunningServer
 ) -> None:
     body = {"query": LEARNING, "documents": ABOUT_LEARNING}
 
-    for server in (embedder, judge):
-        assert [place for place, _ in ranking(curl(server, "/rerank", body))] == [0, 2, 1]
+    for server in (embedder, cross_encoder):
+        assert [index for index, _ in ranking(curl(server, "/rerank", body))] == [0, 2, 1]
 
 
-@pytest.mark.parametrize("ask", [curl, post], ids=["curl", "requests"])
-@pytest.mark.parametrize(("one", "several"), [(LEARNING, ABOUT_LEARNING[:2]), (FRANCE, ABOUT_FRANCE)], ids=["ml", "fr"])
-def test_one_text_is_scored_against_several(embedder: RunningServer, ask: Ask, one: str, several: list[str]) -> None:
-    reply = ask(embedder, "/score", {"text_1": one, "text_2": several})
+@pytest.mark.parametrize("send", [curl, post], ids=["curl", "requests"])
+@pytest.mark.parametrize(
+    ("query", "documents"), [(LEARNING, ABOUT_LEARNING[:2]), (FRANCE, ABOUT_FRANCE)], ids=["ml", "fr"]
+)
+def test_one_text_is_scored_against_several(
+    embedder: RunningServer, send: SendRequest, query: str, documents: list[str]
+) -> None:
+    reply = send(embedder, "/score", {"text_1": query, "text_2": documents})
 
-    assert is_close(scores(reply), embedder.score(one, several))
+    assert is_close(scores(reply), embedder.score(query, documents))
     assert scores(reply)[0] > scores(reply)[1]
 
 
@@ -140,23 +144,23 @@ def test_pairs_are_scored_by_a_cross_encoder(reranker: RunningServer, one: Any, 
     reply = post(reranker, "/score", {"text_1": one, "text_2": other})
 
     assert is_close(scores(reply), reranker.score(one, other))
-    used = reranker.llm.score(one, other, use_tqdm=False)
-    assert reply["usage"]["prompt_tokens"] == sum(len(each.prompt_token_ids) for each in used)
+    outputs = reranker.llm.score(one, other, use_tqdm=False)
+    assert reply["usage"]["prompt_tokens"] == sum(len(output.prompt_token_ids) for output in outputs)
 
 
-def test_a_real_cross_encoder_knows_capitals(judge: RunningServer) -> None:
+def test_a_real_cross_encoder_scores_the_matching_document_highest(cross_encoder: RunningServer) -> None:
     reply = post(
-        judge, "/v1/score", {"text_1": FRANCE, "text_2": [*ABOUT_FRANCE, "The capital of Brazil is Brasilia."]}
+        cross_encoder, "/v1/score", {"text_1": FRANCE, "text_2": [*ABOUT_FRANCE, "The capital of Brazil is Brasilia."]}
     )
 
-    assert is_close(scores(reply), judge.score(FRANCE, [*ABOUT_FRANCE, "The capital of Brazil is Brasilia."]))
+    assert is_close(scores(reply), cross_encoder.score(FRANCE, [*ABOUT_FRANCE, "The capital of Brazil is Brasilia."]))
     assert int(np.argmax(scores(reply))) == 0
 
 
 def test_requests_pools_one_vector_for_every_prompt(embedder: RunningServer) -> None:
     reply = post(embedder, "/pooling", {"input": PROMPTS, "task": "embed"})
 
-    assert is_close([each["data"] for each in reply["data"]], embedder.embed(PROMPTS))
+    assert is_close([item["data"] for item in reply["data"]], embedder.embed(PROMPTS))
     assert reply["usage"]["prompt_tokens"] == embedder.num_tokens(PROMPTS)
 
 
@@ -166,30 +170,30 @@ def test_curl_pools_a_vector_for_every_token(embedder: RunningServer, prompts: A
 
     expected = encode(embedder, prompts, "token_embed")
     assert len(reply["data"]) == len(expected)
-    for each, rows in zip(reply["data"], expected, strict=True):
-        assert is_close(each["data"], rows)
+    for item, rows in zip(reply["data"], expected, strict=True):
+        assert is_close(item["data"], rows)
 
 
-def test_curl_pools_a_weight_for_every_token_and_tokenize_says_which(classifier: RunningServer) -> None:
+def test_curl_pools_a_weight_for_every_token_of_tokenize(classifier: RunningServer) -> None:
     reply = curl(classifier, "/pooling", {"input": TERMS, "task": "token_classify"})
 
-    for each, rows, prompt in zip(reply["data"], encode(classifier, TERMS, "token_classify"), TERMS, strict=True):
-        assert is_close(each["data"], rows)
+    for item, rows, prompt in zip(reply["data"], encode(classifier, TERMS, "token_classify"), TERMS, strict=True):
+        assert is_close(item["data"], rows)
         tokens = curl(classifier, "/tokenize", {"prompt": prompt})["tokens"]
-        assert len(tokens) == len(each["data"]) and tokens == classifier.ids(prompt)
+        assert len(tokens) == len(item["data"]) and tokens == classifier.ids(prompt)
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS[:2], PROMPTS[0]], ids=["several", "one"])
 def test_requests_classifies(classifier: RunningServer, prompts: Any) -> None:
     reply = post(classifier, "/classify", {"input": prompts})
 
-    expected = [each.outputs.probs for each in classifier.llm.classify(prompts, use_tqdm=False)]
-    assert is_close([each["probs"] for each in reply["data"]], expected)
-    assert [each["label"] for each in reply["data"]] == [["good", "bad"][int(np.argmax(row))] for row in expected]
-    assert all(each["num_classes"] == 2 for each in reply["data"])
+    expected = [output.outputs.probs for output in classifier.llm.classify(prompts, use_tqdm=False)]
+    assert is_close([item["probs"] for item in reply["data"]], expected)
+    assert [item["label"] for item in reply["data"]] == [["good", "bad"][int(np.argmax(row))] for row in expected]
+    assert all(item["num_classes"] == 2 for item in reply["data"])
 
 
-def test_conversations_are_pooled_where_the_model_has_a_template(classifier: RunningServer) -> None:
+def test_conversations_are_pooled_with_the_models_chat_template(classifier: RunningServer) -> None:
     content = [{"type": "text", "text": "Describe the image."}]
     reply = curl(classifier, "/pooling", {"messages": [{"role": "user", "content": content}]})
 
@@ -204,7 +208,7 @@ def test_content_parts_are_scored_as_their_texts(embedder: RunningServer) -> Non
 
     expected = embedder.score(FRANCE, ABOUT_FRANCE)
     assert is_close(scores(scored), expected)
-    assert is_close(ranking(reranked), ranked(expected)[:1])
+    assert is_close(ranking(reranked), sort_by_score(expected)[:1])
 
 
 @pytest.mark.parametrize(
