@@ -93,14 +93,14 @@ def test_an_empty_name_is_not_the_current_folder(refused: Any) -> None:
         find_checkpoint("")
 
 
-def test_a_file_is_no_folder(tmp_path: Path, refused: Any) -> None:
+def test_a_file_is_refused_as_model(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "model.gguf").write_text("x")
 
     with refused("model.gguf is a file"):
         find_checkpoint(str(tmp_path / "model.gguf"))
 
 
-def test_a_folder_without_a_config_says_what_was_looked_for_and_found(tmp_path: Path, refused: Any) -> None:
+def test_the_error_for_a_folder_without_config_lists_its_files(tmp_path: Path, refused: Any) -> None:
     for name in "abcdefg":
         (tmp_path / name).touch()
 
@@ -120,7 +120,7 @@ def test_a_damaged_json_file_is_named(tmp_path: Path, content: str | bytes, refu
         Checkpoint("x", tmp_path).read_json("config.json")
 
 
-def test_a_pointer_in_place_of_a_file_says_how_to_get_the_file(tmp_path: Path, refused: Any) -> None:
+def test_the_error_for_a_git_lfs_pointer_names_git_lfs_pull(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
 
     with refused("tokenizer.json", "git lfs pull"):
@@ -145,7 +145,7 @@ def test_no_file_outside_of_the_folder_is_read(tmp_path: Path, file: str, refuse
         Checkpoint("x", tmp_path).find_file(file)
 
 
-def test_a_link_to_nowhere_is_no_missing_file(tmp_path: Path, refused: Any) -> None:
+def test_a_broken_link_is_an_error(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
 
     with refused("model.safetensors links to", "is missing"):
@@ -197,7 +197,7 @@ def test_what_the_hub_answers_becomes_one_line(
         find_checkpoint("org/name", revision="v9")
 
 
-def test_a_network_that_is_down_becomes_one_line(monkeypatch: pytest.MonkeyPatch, refused: Any) -> None:
+def test_a_network_error_becomes_one_line(monkeypatch: pytest.MonkeyPatch, refused: Any) -> None:
     def fail(*_: Any, **__: Any) -> str:
         raise ConnectionError("no route\nto host")
 
@@ -240,7 +240,7 @@ def test_pickles_are_fetched_where_there_are_no_safetensors(tmp_path: Path, monk
     }
 
 
-def test_the_two_heads_of_bge_m3_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_heads_of_bge_m3_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heads = {"sparse_linear.pt", "colbert_linear.pt"}
     for files in (REPOSITORY, ["config.json", "pytorch_model.bin"]):
         hub = FakeHub(tmp_path / str(len(files)), [*files, *heads, "onnx/sparse_linear.pt", "training_args.pt"])

@@ -72,7 +72,7 @@ def read_all(folder: Path) -> None:
         weights.get(name)
 
 
-def test_the_whole_folder_is_read(model: Path) -> None:
+def test_all_files_of_the_folder_are_hashed(model: Path) -> None:
     read_all(model)
 
 

@@ -36,7 +36,7 @@ def test_the_same_model_has_the_same(folder: Path) -> None:
     assert fingerprint_of(folder) == fingerprint_of(folder, served_model_name="other name", max_num_seqs=3)
 
 
-def test_options_that_shape_answers_show(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_affect_outputs_change_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     every_unit = CPUFeatures("x86", frozenset({"amx_tile", "amx_bf16", "amx_int8"}))
     monkeypatch.setattr(describing, "cpu_features", lambda: every_unit)
     options: list[dict[str, Any]] = [

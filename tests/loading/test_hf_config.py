@@ -192,7 +192,7 @@ def test_a_smaller_max_model_len_is_used_and_minus_one_means_unset(tmp_path: Pat
 
 
 @pytest.mark.parametrize("user", [0, -2])
-def test_a_length_that_is_none_is_refused(tmp_path: Path, user: int, refused: Any) -> None:
+def test_an_invalid_length_is_refused(tmp_path: Path, user: int, refused: Any) -> None:
     with refused(f"max_model_len={user}"):
         length(tmp_path, {"max_position_embeddings": 512}, user=user)
 
@@ -226,12 +226,12 @@ def test_rope_parameters_per_layer_type_do_not_change_the_length(tmp_path: Path)
 
 
 @pytest.mark.parametrize("scaling", ["yarn", {"type": "yarn", "factor": None}, {"type": "longrope"} | ORIGINAL])
-def test_nonsense_in_place_of_a_rope_scaling_is_named(tmp_path: Path, scaling: Any, refused: Any) -> None:
+def test_an_invalid_rope_scaling_is_named(tmp_path: Path, scaling: Any, refused: Any) -> None:
     with refused("config.json", "rope scaling"):
         length(tmp_path, {"max_position_embeddings": 512, "rope_scaling": scaling})
 
 
-def test_nonsense_in_place_of_a_length_is_named(tmp_path: Path, refused: Any) -> None:
+def test_an_invalid_length_in_the_config_is_named(tmp_path: Path, refused: Any) -> None:
     with refused("max_position_embeddings is 'many'"):
         length(tmp_path, {"max_position_embeddings": "many"})
 
@@ -299,7 +299,7 @@ def test_heads_run_in_float32_unless_the_config_says_otherwise(refused: Any) -> 
         ("float32", False, torch.float32),
     ],
 )
-def test_a_cpu_computes_in_float32_what_it_has_no_units_for_and_says_so_once(
+def test_a_cpu_without_units_for_a_dtype_uses_float32_with_one_warning(
     asked: str, native: bool, expected: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = HFConfig({"model_type": "gemma2"})

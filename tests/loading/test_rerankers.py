@@ -168,7 +168,7 @@ def test_a_language_model_of_another_name_becomes_an_embedder(name: str, tmp_pat
     assert described(tmp_path / name).kind.value == "embed"
 
 
-def test_an_embedder_is_none_whatever_it_was_made_of(tmp_path: Path) -> None:
+def test_an_embedder_is_not_a_reranker_whatever_its_base_model(tmp_path: Path) -> None:
     folder = tmp_path / "Qwen3-Reranker-0.6B-embed"
     pooling = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
     write(folder, modules=[MODULES[0], pooling])
@@ -202,7 +202,7 @@ def test_the_family_must_fit_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("labels", [1, 3])
-def test_a_classifier_of_the_family_that_is_no_reranker_gets_no_template(labels: int, tmp_path: Path) -> None:
+def test_a_classifier_that_is_not_a_reranker_gets_no_template(labels: int, tmp_path: Path) -> None:
     names = {str(number): f"label {number}" for number in range(labels)}
     sequence: dict[str, Any] = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": names}
 
@@ -221,7 +221,7 @@ def test_a_classifier_of_the_family_that_is_no_reranker_gets_no_template(labels:
         ({"convert": "none"}, "sequence"),
     ],
 )
-def test_the_user_has_the_last_word(options: dict[str, Any], kind: str, tmp_path: Path) -> None:
+def test_options_take_precedence_over_files(options: dict[str, Any], kind: str, tmp_path: Path) -> None:
     model = described(tmp_path / "Qwen3-Reranker-0.6B", options=options)
 
     assert model.kind.value == kind

@@ -47,7 +47,7 @@ def with_dense(folder: Path, config: dict[str, Any], kind: str = f"{OLD}.Dense")
     return written(folder, modules, pool={"pooling_mode": "mean"}, dense=config)
 
 
-def test_a_folder_without_their_files_says_nothing(tmp_path: Path) -> None:
+def test_a_folder_without_sentence_transformers_files_gives_none(tmp_path: Path) -> None:
     assert read_sentence_transformers_files(Checkpoint("test", tmp_path)) is None
 
 
@@ -168,7 +168,7 @@ def test_a_modules_file_of_another_shape_is_refused(tmp_path: Path, content: str
         read_sentence_transformers_files(Checkpoint("test", tmp_path))
 
 
-def test_a_transformer_in_a_folder_of_its_own_is_refused(tmp_path: Path, refused: Any) -> None:
+def test_a_transformer_in_a_subfolder_is_refused(tmp_path: Path, refused: Any) -> None:
     with refused("modules.json", "'0_Transformer'"):
         read_sentence_transformers_files(written(tmp_path, [(f"{OLD}.Transformer", "0_Transformer")]))
 
@@ -257,7 +257,7 @@ def test_the_tensors_of_a_dense_module_are_read(tmp_path: Path, prefix: str, pic
         ({"weight": torch.zeros(2, 4), "bias": torch.zeros(2)}, DenseModule(4, 2, False, "tanh", "dense"), ["a bias"]),
     ],
 )
-def test_a_dense_module_that_is_not_as_its_config_says_is_refused(
+def test_a_dense_module_that_differs_from_its_config_is_refused(
     tmp_path: Path, state: dict[str, torch.Tensor], dense: DenseModule, words: list[str], refused: Any
 ) -> None:
     (tmp_path / "dense").mkdir()
@@ -296,7 +296,7 @@ def test_newer_encoder_files_may_say_less(tmp_path: Path, values: dict[str, Any]
     assert files.do_lower_case is False
 
 
-def test_a_length_that_is_none_is_refused(tmp_path: Path, refused: Any) -> None:
+def test_an_invalid_length_is_refused(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": "long"}')
 
     with refused("sentence_bert_config.json", "'long'"):

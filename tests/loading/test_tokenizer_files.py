@@ -68,10 +68,10 @@ def original(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def assert_same(ours: Tokenizer, theirs: Tokenizer, texts: list[str] = TEXTS) -> None:
+def assert_same(actual: Tokenizer, expected: Tokenizer, texts: list[str] = TEXTS) -> None:
     for text in texts:
-        assert ours.encode(text).ids == theirs.encode(text).ids, text
-    one, other = ours.encode("hello there", "a b c"), theirs.encode("hello there", "a b c")
+        assert actual.encode(text).ids == expected.encode(text).ids, text
+    one, other = actual.encode("hello there", "a b c"), expected.encode("hello there", "a b c")
     assert (one.ids, one.type_ids) == (other.ids, other.type_ids)
 
 
@@ -104,7 +104,7 @@ def test_the_settings_are_read(tmp_path: Path) -> None:
     assert files.chat_template == "{{ messages }}"
 
 
-def test_special_tokens_may_have_a_file_of_their_own(tmp_path: Path) -> None:
+def test_special_tokens_may_be_in_special_tokens_map(tmp_path: Path) -> None:
     files = load_tokenizer_files(saved(tmp_path, word_tokenizer(), special_tokens_map={"pad_token": "[PAD]"}))
 
     assert files.pad_token_id == 0
@@ -121,7 +121,7 @@ def test_an_invalid_truncation_side_is_refused(tmp_path: Path, refused: Any) -> 
         load_tokenizer_files(saved(tmp_path, word_tokenizer(), tokenizer_config={"truncation_side": "up"}))
 
 
-def test_a_chat_template_in_a_file_comes_before_one_in_the_settings(tmp_path: Path) -> None:
+def test_a_chat_template_file_takes_precedence_over_the_settings(tmp_path: Path) -> None:
     several = [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]
     checkpoint = saved(tmp_path, word_tokenizer(), tokenizer_config={"chat_template": several})
 
@@ -131,7 +131,7 @@ def test_a_chat_template_in_a_file_comes_before_one_in_the_settings(tmp_path: Pa
     assert load_tokenizer_files(checkpoint).tokenizer_config["chat_template"] == "from the file"
 
 
-def test_a_chat_template_may_have_a_json_file_of_its_own(tmp_path: Path) -> None:
+def test_a_chat_template_may_be_in_chat_template_json(tmp_path: Path) -> None:
     checkpoint = saved(
         tmp_path, word_tokenizer(), chat_template={"chat_template": "its own"}, tokenizer_config={"chat_template": "x"}
     )
@@ -207,12 +207,12 @@ def test_an_end_is_added_to_a_template_that_has_only_the_begin(tmp_path: Path) -
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 8)])
     config = {"add_bos_token": True, "add_eos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
 
-    ours = load_tokenizer_files(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer
+    actual = load_tokenizer_files(saved(tmp_path, tokenizer, tokenizer_config=config)).tokenizer
 
-    assert ours.encode("a").ids == [8, 7, 9]
+    assert actual.encode("a").ids == [8, 7, 9]
 
 
-def test_a_template_with_tokens_of_its_own_has_the_last_word(tmp_path: Path) -> None:
+def test_a_template_with_other_tokens_is_kept(tmp_path: Path) -> None:
     tokenizer = word_tokenizer()
     around = [("[CLS]", 2), ("[SEP]", 3)]
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=around)
@@ -225,7 +225,7 @@ def test_a_template_with_tokens_of_its_own_has_the_last_word(tmp_path: Path) -> 
     ]
 
 
-def test_settings_about_case_come_before_the_tokenizers_own(tmp_path: Path) -> None:
+def test_case_settings_of_the_config_take_precedence(tmp_path: Path) -> None:
     tokenizer = word_tokenizer()
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
 
@@ -253,7 +253,7 @@ def test_tokens_that_only_the_settings_list_are_added_under_their_ids(tmp_path: 
         load_tokenizer_files(saved(tmp_path, word_tokenizer(), tokenizer_config={"added_tokens_decoder": more}))
 
 
-def test_a_folder_without_a_tokenizer_says_what_was_looked_for(tmp_path: Path, refused: Any) -> None:
+def test_the_error_for_a_missing_tokenizer_lists_the_expected_files(tmp_path: Path, refused: Any) -> None:
     with refused("expected one of tokenizer.json, vocab.txt", "tokenizer.model"):
         load_tokenizer_files(Checkpoint("test", tmp_path))
 
@@ -284,7 +284,7 @@ def wordpiece_folder(folder: Path, words: dict[str, int] = WORDS, **config: Any)
     return settings(folder, tokenizer_class="BertTokenizer", **config)
 
 
-def test_a_vocabulary_of_word_pieces_makes_berts_tokenizer(tmp_path: Path) -> None:
+def test_vocab_txt_gives_a_bert_tokenizer(tmp_path: Path) -> None:
     files = load_tokenizer_files(wordpiece_folder(tmp_path))
 
     encoded = files.tokenizer.encode("HELLO", "wörld")
@@ -447,7 +447,7 @@ def test_a_sentencepiece_model_that_was_cut_is_named(tmp_path: Path, share: floa
 
 
 @pytest.mark.parametrize("content", [b"\xff" * 100, b"hello, this is text", b"\x00" * 10, field(1, b"")])
-def test_nonsense_in_place_of_a_sentencepiece_model_is_named(tmp_path: Path, content: bytes, refused: Any) -> None:
+def test_an_invalid_sentencepiece_model_is_named(tmp_path: Path, content: bytes, refused: Any) -> None:
     (tmp_path / "spm.model").write_bytes(content)
 
     with refused("spm.model"):
@@ -461,7 +461,7 @@ def test_a_vocabulary_without_what_goes_around_texts_is_named(tmp_path: Path, re
         load_tokenizer_files(Checkpoint("test", tmp_path))
 
 
-def test_a_model_of_whole_words_is_refused(tmp_path: Path, refused: Any) -> None:
+def test_a_word_level_sentencepiece_model_is_refused(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "spm.model").write_bytes(sentencepiece_file([("a", 0.0, 1)], algorithm=3))
 
     with refused("spm.model was trained as type 3"):
@@ -486,7 +486,7 @@ def test_a_real_checkpoint_is_tokenized_as_transformers_does(name: str, shared: 
     assert files.pad_token_id == reference.pad_token_id
     assert files.model_max_length == reference.model_max_length
     assert files.special_tokens == reference.special_tokens_map
-    ours = inputs.Tokenizer(files.tokenizer, clean_up=files.clean_up_spaces)
+    actual = inputs.Tokenizer(files.tokenizer, clean_up=files.clean_up_spaces)
     for text in (*TEXTS, "what 's up ? i 'm here , isn't it !"):
         ids = reference(text)["input_ids"]
-        assert ours.detokenize(ids) == reference.decode(ids)
+        assert actual.detokenize(ids) == reference.decode(ids)

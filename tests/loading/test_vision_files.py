@@ -48,7 +48,7 @@ def refused(saved: Path, folder: Path, file: str, changes: dict[str, Any], **opt
         ({"image_token_id": 10**6}, "invalid image_token_id 1000000; the model has"),
     ],
 )
-def test_nonsense_in_config_json_is_refused_in_one_line(
+def test_an_invalid_config_json_is_refused_in_one_line(
     saved: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     assert words in refused(saved, tmp_path, "config.json", changes)
@@ -63,7 +63,7 @@ def test_nonsense_in_config_json_is_refused_in_one_line(
         ({"resample": 17}, "invalid resample=17; expected 0 to 5"),
     ],
 )
-def test_nonsense_in_preprocessor_config_json_is_refused_in_one_line(
+def test_an_invalid_preprocessor_config_json_is_refused_in_one_line(
     saved: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     found = refused(saved, tmp_path, "preprocessor_config.json", changes)

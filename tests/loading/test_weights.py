@@ -176,7 +176,7 @@ def test_a_pickle_of_something_else_is_refused(tmp_path: Path, refused: Any) -> 
         open_weights(Checkpoint("test", tmp_path))
 
 
-def test_a_folder_without_weights_says_what_was_looked_for(tmp_path: Path, refused: Any) -> None:
+def test_the_error_for_missing_weights_lists_the_expected_files(tmp_path: Path, refused: Any) -> None:
     with refused("expected model.safetensors", "pytorch_model.bin.index.json"):
         open_weights(Checkpoint("test", tmp_path))
 
@@ -194,7 +194,7 @@ def test_a_file_that_was_cut_is_named(tmp_path: Path, file: str, share: float, r
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("content", [b"\xff" * 64, b"\x00" * 64, b"{" * 64, (2**40).to_bytes(8, "little") + b"{}"])
-def test_nonsense_in_place_of_weights_is_named(tmp_path: Path, file: str, content: bytes, refused: Any) -> None:
+def test_an_invalid_weights_file_is_named(tmp_path: Path, file: str, content: bytes, refused: Any) -> None:
     (tmp_path / file).write_bytes(content)
 
     with refused(file):
@@ -313,7 +313,7 @@ def test_parts_that_do_not_fit_together_are_named(tmp_path: Path, refused: Any) 
         load_tiny(open_weights(saved(tmp_path, state)))
 
 
-def test_a_checkpoint_of_another_model_says_what_it_has(tmp_path: Path, refused: Any) -> None:
+def test_the_error_for_another_checkpoint_lists_its_names(tmp_path: Path, refused: Any) -> None:
     weights = open_weights(saved(tmp_path, {"other.weight": torch.ones(2)}))
 
     with refused("embeddings.words.weight or bert.embeddings.words.weight", "found other.weight"):

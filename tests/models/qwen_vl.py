@@ -101,8 +101,8 @@ def opened(folder: Path) -> Iterator[LLM]:
 def assert_token_states_match(llm: LLM, folder: Path, reference: Any) -> None:
     """`reference`: the model without its head."""
     raw = PoolingParams(use_activation=False)
-    ours = llm.encode(prompts(), pooling_task="token_embed", pooling_params=raw, use_tqdm=False)
-    for (text, images), mine in zip(INPUTS, ours, strict=True):
+    actual = llm.encode(prompts(), pooling_task="token_embed", pooling_params=raw, use_tqdm=False)
+    for (text, images), mine in zip(INPUTS, actual, strict=True):
         assert_close(mine.outputs.data, expected_states(reference, folder, text, images), atol=1e-4, rtol=0)
 
 

@@ -72,9 +72,9 @@ def test_tokens_of_the_vocabulary_may_be_the_labels(tmp_path: Path) -> None:
     overrides = {"classifier_from_token": words, "method": "no_post_processing"}
 
     with opened(tmp_path, hf_overrides=overrides) as llm:
-        ours = llm.classify(DOCUMENTS, use_tqdm=False)
+        actual = llm.classify(DOCUMENTS, use_tqdm=False)
 
-    for mine, text in zip(ours, DOCUMENTS, strict=True):
+    for mine, text in zip(actual, DOCUMENTS, strict=True):
         assert_close(mine.outputs.data, answer_logits(reference, tmp_path, text, words).softmax(-1), atol=1e-4, rtol=0)
 
 
@@ -104,20 +104,20 @@ def test_a_language_model_embeds_by_its_last_token(name: str, convert: str, tmp_
 
     with opened(tmp_path, convert=convert) as llm:
         assert llm.supported_tasks == ("embed", "token_embed")
-        ours = llm.embed(SEQUENCES, use_tqdm=False)
+        actual = llm.embed(SEQUENCES, use_tqdm=False)
 
-    for mine, rows in zip(ours, compute_hidden_states(reference), strict=True):
+    for mine, rows in zip(actual, compute_hidden_states(reference), strict=True):
         assert_close(mine.outputs.data, F.normalize(rows[-1], dim=-1), atol=1e-5, rtol=0)
 
 
-def test_a_language_model_without_a_classifier_says_what_to_do(tmp_path: Path) -> None:
+def test_the_error_for_a_language_model_without_classifier_names_the_options(tmp_path: Path) -> None:
     tiny_qwen3_causal(tmp_path)
 
     with pytest.raises(LoadError, match=r"no score\.weight in the checkpoint.*convert='embed'.*classifier_from_token"):
         opened(tmp_path, convert="classify")
 
 
-def test_an_encoder_without_a_classifier_says_what_to_do(tmp_path: Path) -> None:
+def test_the_error_for_an_encoder_without_classifier_names_the_options(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
 
     with pytest.raises(LoadError, match=r"no classifier\.weight in the checkpoint"):
@@ -133,9 +133,9 @@ def test_a_language_model_with_a_score_layer_classifies(with_bias: bool, tmp_pat
     save_file(load_file(file) | extra, file, metadata={"format": "pt"})
 
     with opened(tmp_path, convert="classify", hf_overrides={"num_labels": 3}) as llm:
-        ours = llm.classify(SEQUENCES, use_tqdm=False)
+        actual = llm.classify(SEQUENCES, use_tqdm=False)
 
-    for mine, rows in zip(ours, compute_hidden_states(reference), strict=True):
+    for mine, rows in zip(actual, compute_hidden_states(reference), strict=True):
         expected = F.linear(rows[-1], weight, bias if with_bias else None).softmax(-1)
         assert_close(mine.outputs.data, expected, atol=1e-4, rtol=0)
 

@@ -59,7 +59,7 @@ def test_texts_and_images_share_a_batch(reference: Reference, llm: LLM) -> None:
     assert_same(vectors(llm, IMAGES), [reference.vector(each) for each in IMAGES])
 
 
-def test_token_embeddings_that_come_ready_made_share_a_batch_with_images(reference: Reference) -> None:
+def test_prompt_embeds_share_a_batch_with_images(reference: Reference) -> None:
     table = reference.model.text_model.embeddings.token_embedding.weight
     ready = {"prompt_embeds": table[reference.ids(TEXTS[0])].clone()}
 
@@ -76,7 +76,7 @@ def test_an_image_counts_as_many_tokens_as_the_tower_has_positions(llm: LLM) -> 
     assert len(found.prompt_token_ids) == NUM_PATCHES + 1
 
 
-def test_rows_of_tokens_and_patches_lie_in_the_same_space(reference: Reference, llm: LLM) -> None:
+def test_token_and_patch_embeddings_share_the_space(reference: Reference, llm: LLM) -> None:
     inputs = [prompt(IMAGES[0]), TEXTS[0]]
     image, text = (found.outputs.data for found in llm.encode(inputs, pooling_task="token_embed", use_tqdm=False))
 
@@ -93,9 +93,9 @@ def test_a_text_is_scored_against_images_and_texts(reference: Reference, llm: LL
     documents = [{"content": image_message(image)[0]["content"]} for image in IMAGES[:2]]
     expected = [float(reference.vector(TEXTS[0]) @ reference.vector(each)) for each in (*IMAGES[:2], TEXTS[4])]
 
-    ours = [found.outputs.score for found in llm.score(TEXTS[0], [*documents, TEXTS[4]], use_tqdm=False)]
+    actual = [found.outputs.score for found in llm.score(TEXTS[0], [*documents, TEXTS[4]], use_tqdm=False)]
 
-    assert ours == pytest.approx(expected, abs=1e-4)
+    assert actual == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_message_of_nothing_but_an_image_is_that_image(reference: Reference, llm: LLM) -> None:
@@ -106,7 +106,7 @@ def test_a_message_of_nothing_but_an_image_is_that_image(reference: Reference, l
     assert reply.json()["usage"]["prompt_tokens"] == NUM_PATCHES + 1
 
 
-def test_a_message_of_words_is_those_words(reference: Reference, llm: LLM) -> None:
+def test_a_text_message_is_embedded_as_its_text(reference: Reference, llm: LLM) -> None:
     body = {"messages": [{"role": "user", "content": TEXTS[0]}]}
     reply = make_client(llm).post("/v1/embeddings", json=body)
 
@@ -153,7 +153,7 @@ def test_a_size_that_the_tower_does_not_have_is_refused(llm: LLM) -> None:
         )
 
 
-def test_files_of_older_programs_are_read_as_they_were_meant(reference: Reference, tmp_path: Any) -> None:
+def test_files_of_older_versions_are_supported(reference: Reference, tmp_path: Any) -> None:
     for file in reference.folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     halves = json.loads((reference.folder / "config.json").read_text())
@@ -175,11 +175,11 @@ def test_files_of_older_programs_are_read_as_they_were_meant(reference: Referenc
 
 
 def test_keys_that_are_left_out_mean_what_they_mean_to_transformers() -> None:
-    ours, theirs = clip(HFConfig({"text_config": {}, "vision_config": {}})), CLIPConfig()
+    actual, expected = clip(HFConfig({"text_config": {}, "vision_config": {}})), CLIPConfig()
 
-    assert ours.vision is not None and ours.projected_size == theirs.projection_dim
-    assert ours.backbone.vocab_size == theirs.text_config.vocab_size
-    assert ours.backbone.activation == theirs.text_config.hidden_act
-    assert ours.backbone.num_heads == theirs.text_config.num_attention_heads
-    assert ours.vision.num_layers == theirs.vision_config.num_hidden_layers
-    assert ours.vision.image_spec.patch_size == theirs.vision_config.patch_size
+    assert actual.vision is not None and actual.projected_size == expected.projection_dim
+    assert actual.backbone.vocab_size == expected.text_config.vocab_size
+    assert actual.backbone.activation == expected.text_config.hidden_act
+    assert actual.backbone.num_heads == expected.text_config.num_attention_heads
+    assert actual.vision.num_layers == expected.vision_config.num_hidden_layers
+    assert actual.vision.image_spec.patch_size == expected.vision_config.patch_size

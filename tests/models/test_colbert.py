@@ -182,8 +182,8 @@ def encoded(llm: LLM, texts: Any, **options: Any) -> list[Tensor]:
     return [output.outputs.data for output in outputs]
 
 
-def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    for mine, reference in zip(ours, theirs, strict=True):
+def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for mine, reference in zip(actual, expected, strict=True):
         assert_close(mine, reference, atol=1e-4, rtol=0)
 
 
@@ -302,7 +302,7 @@ def test_without_metadata_stanfords_defaults_apply(tmp_path: Path) -> None:
         assert_gives(colbert, llm)
 
 
-def test_a_marker_that_is_no_token_is_not_blamed_on_metadata_that_is_not_there(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_marker_says_that_metadata_is_missing(tmp_path: Path) -> None:
     save_stanford(tmp_path, "BertModel", replace(UNUSED, query_marker="[other]"), None)
 
     with pytest.raises(LoadError, match=r"ColBERT defaults, no artifact\.metadata: .*'\[unused0\]'"):
@@ -462,13 +462,13 @@ def test_texts_can_be_read_as_any_others(options: dict[str, Any], colbert: Colbe
         assert llm.model_config.max_model_len == 39  # as Sentence Transformers' file says
 
 
-def test_token_ids_are_read_as_they_are(colbert: Colbert, llm: LLM) -> None:
+def test_token_ids_are_used_unchanged(colbert: Colbert, llm: LLM) -> None:
     ids = [2, 7, 8, 9, 60, 3]
 
     assert_same(encoded(llm, [ids], role="query"), [colbert.vectors(ids, [1] * len(ids))])
 
 
-def test_a_marker_that_is_no_token_is_refused_with_the_ways_out(colbert: Colbert) -> None:
+def test_the_error_for_an_unknown_marker_names_the_options(colbert: Colbert) -> None:
     with pytest.raises(LoadError, match=r"'\[R\]' is not a token of the tokenizer; .*plain_late_interaction"):
         LLM(str(colbert.folder), device="cpu", hf_overrides={"query_prefix": "[R]"})
 
@@ -494,6 +494,6 @@ def test_inspect_shows_the_format_of_each_role(colbert: Colbert, capsys: pytest.
     assert main(["inspect", str(colbert.folder)]) == 0
 
     rows = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert "at most 32 tokens; marker '[Q] '; expanded to 32, unseen by the text" in rows["query"]
+    assert "at most 32 tokens; marker '[Q] '; expanded to 32, not attended" in rows["query"]
     assert "at most 40 tokens; marker '[D] '; no vector for 32 words" in rows["document"]
     assert rows["document"].endswith("from config_sentence_transformers.json")

@@ -97,32 +97,32 @@ def shown(image: Any, text: str = SHOWN) -> dict[str, Any]:
 
 def test_pages_of_any_size_equal_transformers(llm: LLM, reference: Reference) -> None:
     inputs = processor(tiny_tokenizer()).process_images(PAGES)
-    ours = llm.encode([shown(page) for page in PAGES], pooling_task="token_embed", use_tqdm=False)
+    actual = llm.encode([shown(page) for page in PAGES], pooling_task="token_embed", use_tqdm=False)
 
-    for output, ids, mask in zip(ours, inputs["input_ids"], inputs["attention_mask"], strict=True):
+    for output, ids, mask in zip(actual, inputs["input_ids"], inputs["attention_mask"], strict=True):
         assert output.prompt_token_ids == ids[mask.bool()].tolist()
-    for output, theirs in zip(ours, expected(reference[1], inputs), strict=True):
-        assert_close(output.outputs.data, theirs, atol=1e-4, rtol=0)
+    for output, reference_output in zip(actual, expected(reference[1], inputs), strict=True):
+        assert_close(output.outputs.data, reference_output, atol=1e-4, rtol=0)
 
 
 def test_images_alone_and_several_among_words_equal_transformers(llm: LLM, reference: Reference) -> None:
     texts = ["<image>", "the cat <image> and\n<image>the dog"]
     images = [[PAGES[1]], [PAGES[2], PAGES[0]]]
 
-    ours = vectors(llm, [shown(some, text) for some, text in zip(images, texts, strict=True)])
+    actual = vectors(llm, [shown(some, text) for some, text in zip(images, texts, strict=True)])
 
     inputs = processor(tiny_tokenizer())(text=texts, images=images)
-    for vector, theirs in zip(ours, expected(reference[1], inputs), strict=True):
-        assert_close(vector, theirs, atol=1e-4, rtol=0)
+    for vector, reference_output in zip(actual, expected(reference[1], inputs), strict=True):
+        assert_close(vector, reference_output, atol=1e-4, rtol=0)
 
 
 def test_queries_equal_transformers_and_are_not_augmented(llm: LLM, reference: Reference) -> None:
     queries = ["who lives in the city?", "a"]
-    ours = vectors(llm, [query + "<end_of_utterance>" * 10 for query in queries])
+    actual = vectors(llm, [query + "<end_of_utterance>" * 10 for query in queries])
 
     inputs = processor(tiny_tokenizer()).process_queries(queries)
-    for vector, theirs in zip(ours, expected(reference[1], inputs), strict=True):
-        assert_close(vector, theirs, atol=1e-4, rtol=0)
+    for vector, reference_output in zip(actual, expected(reference[1], inputs), strict=True):
+        assert_close(vector, reference_output, atol=1e-4, rtol=0)
 
 
 def test_an_input_gives_the_same_in_a_batch_and_alone(llm: LLM) -> None:
@@ -158,11 +158,11 @@ def test_a_query_finds_its_page_by_the_scores_of_transformers(llm: LLM, referenc
     (asked,) = expected(reference[1], reader.process_queries(["the river"]))
     pages = [{"content": [{"type": "image_pil", "image_pil": page}, {"type": "text", "text": SHOWN}]} for page in PAGES]
 
-    ours = [
+    actual = [
         output.outputs.score for output in llm.score("the river" + "<end_of_utterance>" * 10, pages, use_tqdm=False)
     ]
 
-    assert ours == pytest.approx([(asked @ page.T).amax(1).sum().item() for page in seen], abs=1e-3)
+    assert actual == pytest.approx([(asked @ page.T).amax(1).sum().item() for page in seen], abs=1e-3)
 
 
 def test_the_names_of_published_files_load_as_well(reference: Reference, llm: LLM, tmp_path: Path) -> None:
@@ -202,6 +202,6 @@ def test_modernvbert_embeds_by_its_first_token(kind: type[PreTrainedModel], tmp_
         first = states.last_hidden_state[0, 0]
 
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        (ours,) = llm.embed([shown(PAGES[0])], use_tqdm=False)
+        (actual,) = llm.embed([shown(PAGES[0])], use_tqdm=False)
 
-    assert_close(torch.tensor(ours.outputs.embedding), first / first.norm(), atol=1e-4, rtol=0)
+    assert_close(torch.tensor(actual.outputs.embedding), first / first.norm(), atol=1e-4, rtol=0)

@@ -127,21 +127,21 @@ def shown(image: Image.Image, text: str = DEFAULT_PROMPT) -> dict[str, Any]:
 
 def test_pages_of_any_size_equal_transformers(llm: LLM, reference: tuple[Path, ColPaliForRetrieval]) -> None:
     inputs = processor()(images=PAGES)
-    ours = llm.encode([shown(page) for page in PAGES], pooling_task="token_embed", use_tqdm=False)
+    actual = llm.encode([shown(page) for page in PAGES], pooling_task="token_embed", use_tqdm=False)
 
-    for output, ids, mask in zip(ours, inputs["input_ids"], inputs["attention_mask"], strict=True):
+    for output, ids, mask in zip(actual, inputs["input_ids"], inputs["attention_mask"], strict=True):
         assert output.prompt_token_ids == ids[mask.bool()].tolist()
-    for output, theirs in zip(ours, expected(reference[1], inputs), strict=True):
-        assert_close(output.outputs.data, theirs, atol=1e-4, rtol=0)
+    for output, reference_output in zip(actual, expected(reference[1], inputs), strict=True):
+        assert_close(output.outputs.data, reference_output, atol=1e-4, rtol=0)
 
 
 def test_queries_equal_transformers_and_are_not_augmented(
     llm: LLM, reference: tuple[Path, ColPaliForRetrieval]
 ) -> None:
     queries = ["who live in berlin", "a"]
-    ours = vectors(llm, [f"Question: {query}{'<pad>' * 10}\n" for query in queries])
+    actual = vectors(llm, [f"Question: {query}{'<pad>' * 10}\n" for query in queries])
 
-    for vector, query in zip(ours, queries, strict=True):  # one by one: padding would change the shorter one
+    for vector, query in zip(actual, queries, strict=True):  # one by one: padding would change the shorter one
         inputs = processor()(text=[query])
         assert_close(vector, expected(reference[1], inputs)[0], atol=1e-4, rtol=0)
 
@@ -176,13 +176,13 @@ def test_a_query_finds_its_page_by_the_scores_of_transformers(
     ]
     query = f"Question: the river{'<pad>' * 10}\n"
 
-    ours = [output.outputs.score for output in llm.score(query, pages, use_tqdm=False)]
+    actual = [output.outputs.score for output in llm.score(query, pages, use_tqdm=False)]
 
     reader = processor()
     seen = expected(reference[1], reader(images=PAGES))
     asked = expected(reference[1], reader(text=["the river"]))
-    theirs = [(asked[0] @ page.T).amax(1).sum().item() for page in seen]
-    assert ours == pytest.approx(theirs, abs=1e-3)
+    reference_output = [(asked[0] @ page.T).amax(1).sum().item() for page in seen]
+    assert actual == pytest.approx(reference_output, abs=1e-3)
 
 
 def test_the_length_of_a_query_does_not_limit_an_image_and_a_cut_spares_it(llm: LLM) -> None:
@@ -198,7 +198,7 @@ def test_the_length_of_a_query_does_not_limit_an_image_and_a_cut_spares_it(llm: 
     assert cut.prompt_token_ids[-1] == whole.prompt_token_ids[-1]
 
 
-def test_a_size_that_the_tower_has_no_places_for_is_refused(llm: LLM) -> None:
+def test_an_image_size_beyond_the_learned_positions_is_refused(llm: LLM) -> None:
     asked = shown(PAGES[0]) | {"mm_processor_kwargs": {"size": {"height": 28, "width": 28}}}
 
     with pytest.raises(BadRequest, match="becomes 28 x 28 pixels, but this model reads 56 x 56"):
@@ -246,12 +246,12 @@ def test_paligemma_embeds_by_its_last_token(gemma: str, tmp_path: Path) -> None:
         last = model.model(**inputs).last_hidden_state[0, -1]
 
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        (ours,) = llm.embed([shown(PAGES[0])], use_tqdm=False)
+        (actual,) = llm.embed([shown(PAGES[0])], use_tqdm=False)
 
-    assert_close(torch.tensor(ours.outputs.embedding), last / last.norm(), atol=1e-4, rtol=0)
+    assert_close(torch.tensor(actual.outputs.embedding), last / last.norm(), atol=1e-4, rtol=0)
 
 
-def test_a_page_needs_no_text_beside_it(llm: LLM) -> None:
+def test_a_page_needs_no_text(llm: LLM) -> None:
     mark = tiny_tokenizer().token_to_id("<image>")
     alone, token_ids = llm.encode(
         [shown(PAGES[0], ""), {"prompt_token_ids": [mark], "multi_modal_data": {"image": PAGES[0]}}],

@@ -26,10 +26,10 @@ def test_a_pair_scores_as_in_sentence_transformers(family: str, activation: nn.M
     reference.save(str(whole), create_model_card=False)
 
     with LLM(str(whole), dtype="float32", device="cpu") as llm:
-        ours = llm.score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False)
+        actual = llm.score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False)
 
-    theirs = reference.predict(PAIRS, show_progress_bar=False).tolist()
-    assert [item.outputs.score for item in ours] == pytest.approx(theirs, abs=1e-4)
+    expected = reference.predict(PAIRS, show_progress_bar=False).tolist()
+    assert [item.outputs.score for item in actual] == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_tokenizer_that_names_no_token_types_gives_none(tmp_path: Path) -> None:
@@ -41,6 +41,6 @@ def test_a_tokenizer_that_names_no_token_types_gives_none(tmp_path: Path) -> Non
     pair = (TEXTS[0], TEXTS[1])
 
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        (ours,) = llm.score(*pair, use_tqdm=False)
+        (actual,) = llm.score(*pair, use_tqdm=False)
 
-    assert ours.outputs.score == pytest.approx(float(reference.predict([pair])[0]), abs=1e-5)
+    assert actual.outputs.score == pytest.approx(float(reference.predict([pair])[0]), abs=1e-5)

@@ -109,9 +109,9 @@ def test_a_decoder_matches_transformers(name: str, tmp_path: Path) -> None:
         change_config(tmp_path, drop=case.drop, **case.rewrite)
         reference = AutoModel.from_pretrained(tmp_path).eval()
 
-    ours = run(loaded(tmp_path).backbone)
+    actual = run(loaded(tmp_path).backbone)
 
-    assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(actual, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 # model, changes of its config, one wrong field of the spec
@@ -134,7 +134,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_the_comparison_would_notice(name: str, tmp_path: Path) -> None:
+def test_the_comparison_detects_a_wrong_spec(name: str, tmp_path: Path) -> None:
     model_name, changes, mistake = MISTAKES[name]
     reference = save_tiny(tmp_path, model_name, **changes)
     model = loaded(tmp_path)
@@ -149,8 +149,8 @@ def opened(folder: Path, **options: Any) -> LLM:
     return LLM(str(folder), dtype="float32", device="cpu", **options)
 
 
-def assert_same(ours: list[Any], theirs: list[Tensor]) -> None:
-    for mine, reference in zip(ours, theirs, strict=True):
+def assert_same(actual: list[Any], expected: list[Tensor]) -> None:
+    for mine, reference in zip(actual, expected, strict=True):
         assert_close(mine.outputs.data, reference, atol=TOLERANCE, rtol=0)
 
 
@@ -359,7 +359,7 @@ def without_biases(reference: PreTrainedModel, *names: str) -> PreTrainedModel:
 
 # trained further on longer texts: the last of 4 rotary pairs is 2 ** n - 1 times slower
 @pytest.mark.parametrize(("trained", "slower"), [(8192, 1.0), (16384, 3.0), (32768, 7.0), (4096, 1.0)])
-def test_telechat2_is_llama_with_keys_beside_values(trained: int, slower: float, tmp_path: Path) -> None:
+def test_telechat2_is_llama_with_interleaved_keys_and_values(trained: int, slower: float, tmp_path: Path) -> None:
     turns = {"rope_type": "default", "rope_theta": 1e4 * slower ** (8 / 6)}
     reference = save_tiny(tmp_path, "LlamaForCausalLM", rope_parameters=turns, **BIASES)
     without_biases(reference, "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
@@ -484,9 +484,9 @@ def test_the_listwise_reranker_of_jina_gives_every_token_a_short_vector(tmp_path
 
     model = loaded(tmp_path)
     with torch.inference_mode():
-        ours = model.pooler.heads.token_projector(run(model.backbone))
+        actual = model.pooler.heads.token_projector(run(model.backbone))
 
-    assert_close(ours, torch.cat(projector.over(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(actual, torch.cat(projector.over(reference)), atol=TOLERANCE, rtol=0)
 
 
 def test_a_reward_model_of_qwen2_rewards_every_token(tmp_path: Path) -> None:

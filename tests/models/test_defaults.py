@@ -63,9 +63,9 @@ def test_a_missing_key_means_what_transformers_takes_it_for(
     change_config(tmp_path, drop=keys)
     reference = getattr(transformers, model).from_pretrained(tmp_path).eval()
 
-    ours = run(loaded(tmp_path).backbone)
+    actual = run(loaded(tmp_path).backbone)
 
-    assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(actual, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 def test_a_cap_that_is_null_is_none(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_a_cap_that_is_null_is_none(tmp_path: Path) -> None:
     change_config(tmp_path, attn_logit_softcapping=None)
     reference = transformers.Gemma2Model.from_pretrained(tmp_path).eval()
 
-    ours = run(loaded(tmp_path).backbone)
+    actual = run(loaded(tmp_path).backbone)
 
-    assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(actual, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 # windows longer than any test input
@@ -97,7 +97,7 @@ def test_a_cap_that_is_null_is_none(tmp_path: Path) -> None:
         ("CwmModel", {}, 8191),
     ],
 )
-def test_a_window_that_is_not_written_is_as_long_as_in_transformers(
+def test_a_missing_window_size_has_the_default_of_transformers(
     model: str, values: dict[str, Any], window: int | None
 ) -> None:
     kind = getattr(transformers, model).config_class.model_type
@@ -109,7 +109,7 @@ def test_a_window_that_is_not_written_is_as_long_as_in_transformers(
 
 
 @pytest.mark.parametrize("key", ["num_attention_heads", "num_hidden_layers", "hidden_size", "intermediate_size"])
-def test_a_size_that_is_missing_is_asked_for(key: str, tmp_path: Path) -> None:
+def test_a_missing_size_is_an_error(key: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, "LlamaModel")
     change_config(tmp_path, drop=(key,))
 

@@ -105,8 +105,8 @@ def encoded(reference: PreTrainedModel) -> list[Tensor]:
         return [reference.encoder(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in SEQUENCES]
 
 
-def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
-    for mine, reference in zip(ours, theirs, strict=True):
+def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
+    for mine, reference in zip(actual, expected, strict=True):
         assert_close(mine, reference, atol=TOLERANCE, rtol=0)
 
 
@@ -143,7 +143,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_the_comparison_would_notice(name: str, tmp_path: Path) -> None:
+def test_the_comparison_detects_a_wrong_spec(name: str, tmp_path: Path) -> None:
     model, changes, mistake = MISTAKES[name]
     save_tiny(tmp_path, model, **changes)
     right = loaded(tmp_path)
@@ -210,9 +210,9 @@ def test_scores_are_computed_in_blocks(model: str, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(disentangled_attention, "MAX_SCORES", 20_000)
 
     with LargestTensor() as largest:
-        ours = run(backbone, sequences)
+        actual = run(backbone, sequences)
 
-    assert_close(ours, torch.cat(compute_hidden_states(reference, sequences)), atol=TOLERANCE, rtol=0)
+    assert_close(actual, torch.cat(compute_hidden_states(reference, sequences)), atol=TOLERANCE, rtol=0)
     # QKV of all tokens; the score matrix of the longest text would be five times larger
     assert largest.numel == sum(map(len, sequences)) * 3 * 32
 
@@ -236,11 +236,11 @@ def test_an_unattended_token_changes_nothing_in_deberta(tmp_path: Path) -> None:
     batch = replace(pack_sequences(ids), attended_lens_cpu=(5, 12, 2))
 
     with torch.inference_mode():
-        ours = backbone(batch)
+        actual = backbone(batch)
 
-    assert_close(ours[:5], run(backbone, [ids[0][:5]]), atol=TOLERANCE, rtol=0)
-    assert_close(ours[12:24], run(backbone, [ids[1]]), atol=TOLERANCE, rtol=0)
-    assert_close(ours[24:26], run(backbone, [ids[2][:2]]), atol=TOLERANCE, rtol=0)
+    assert_close(actual[:5], run(backbone, [ids[0][:5]]), atol=TOLERANCE, rtol=0)
+    assert_close(actual[12:24], run(backbone, [ids[1]]), atol=TOLERANCE, rtol=0)
+    assert_close(actual[24:26], run(backbone, [ids[2][:2]]), atol=TOLERANCE, rtol=0)
 
 
 def test_tables_that_microsoft_stores_without_using_them_are_passed_over(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_token_of_a_sequence_classifier_gets_the_last_layer_only(family: str, 
 
 
 @pytest.mark.parametrize("family", ["MPNet", "Electra"])
-def test_a_token_gets_the_whole_head_where_the_classifier_is_one_module(family: str, tmp_path: Path) -> None:
+def test_a_token_gets_the_full_head_if_the_classifier_is_one_module(family: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", **LABELS)
 
     with opened(tmp_path) as llm, torch.inference_mode():
@@ -345,10 +345,10 @@ def test_a_pair_scores_as_in_sentence_transformers(family: str, tmp_path: Path) 
     reference = CrossEncoder(str(tmp_path), device="cpu")
 
     with opened(tmp_path) as llm:
-        ours = llm.score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False)
+        actual = llm.score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False)
 
-    theirs = reference.predict(PAIRS, show_progress_bar=False).tolist()
-    assert [item.outputs.score for item in ours] == pytest.approx(theirs, abs=TOLERANCE)
+    expected = reference.predict(PAIRS, show_progress_bar=False).tolist()
+    assert [item.outputs.score for item in actual] == pytest.approx(expected, abs=TOLERANCE)
 
 
 # masked words
@@ -414,7 +414,7 @@ PREFIXES = {
 
 
 @pytest.mark.parametrize("family", PREFIXES)
-def test_a_backbone_may_stand_with_its_prefix_or_without(family: str, tmp_path: Path) -> None:
+def test_backbone_names_may_have_the_prefix_or_not(family: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, f"{family}Model")
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -426,13 +426,13 @@ def test_a_backbone_may_stand_with_its_prefix_or_without(family: str, tmp_path: 
 
 
 @pytest.mark.parametrize("family", ["DistilBert", "Albert", "Electra", "DebertaV2"])
-def test_a_classifier_serves_as_an_embedder_when_told_so(family: str, tmp_path: Path) -> None:
+def test_a_classifier_is_an_embedder_with_convert_embed(family: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, f"{family}ForSequenceClassification")
 
     with opened(tmp_path, convert="embed") as llm:
-        ours = encode_texts(llm, "embed", None)
+        actual = encode_texts(llm, "embed", None)
 
-    assert_same(ours, [F.normalize(rows[0], dim=-1) for rows in compute_hidden_states(reference)])
+    assert_same(actual, [F.normalize(rows[0], dim=-1) for rows in compute_hidden_states(reference)])
 
 
 # T5
@@ -448,13 +448,13 @@ def test_a_folder_of_sentence_t5_embeds_as_in_sentence_transformers(tmp_path: Pa
     reference.save(str(whole), create_model_card=False)
 
     with opened(whole) as llm:
-        ours = [output.outputs.data for output in llm.embed(TEXTS, use_tqdm=False)]
+        actual = [output.outputs.data for output in llm.embed(TEXTS, use_tqdm=False)]
 
-    theirs = reference.encode(TEXTS, convert_to_tensor=True, show_progress_bar=False)
-    assert_close(torch.stack(ours), theirs, atol=TOLERANCE, rtol=0)
+    expected = reference.encode(TEXTS, convert_to_tensor=True, show_progress_bar=False)
+    assert_close(torch.stack(actual), expected, atol=TOLERANCE, rtol=0)
 
 
-def test_a_whole_t5_embeds_with_its_encoder(tmp_path: Path) -> None:
+def test_an_encoder_decoder_t5_embeds_with_its_encoder(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "T5ForConditionalGeneration")
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -592,10 +592,10 @@ JINA_CASES: dict[str, dict[str, Any]] = {
 def test_jina_bert_matches_a_plain_computation(name: str, tmp_path: Path) -> None:
     config, tensors = save_jina(tmp_path, **JINA_CASES[name])
 
-    ours = run(loaded(tmp_path).backbone)
+    actual = run(loaded(tmp_path).backbone)
 
     expected = [plain_jina(config, tensors, ids) for ids in SEQUENCES]
-    assert_close(ours, torch.cat(expected), atol=TOLERANCE, rtol=0)
+    assert_close(actual, torch.cat(expected), atol=TOLERANCE, rtol=0)
 
 
 def test_jina_bert_embeds_although_it_calls_itself_a_language_model(tmp_path: Path) -> None:
@@ -603,9 +603,9 @@ def test_jina_bert_embeds_although_it_calls_itself_a_language_model(tmp_path: Pa
 
     with opened(tmp_path) as llm:
         assert llm.supported_tasks == ("embed", "token_embed")
-        ours = encode_texts(llm, "embed", None)
+        actual = encode_texts(llm, "embed", None)
 
-    assert_same(ours, [F.normalize(plain_jina(config, tensors, ids).mean(0), dim=-1) for ids in SEQUENCES])
+    assert_same(actual, [F.normalize(plain_jina(config, tensors, ids).mean(0), dim=-1) for ids in SEQUENCES])
 
 
 def test_a_jina_reranker_classifies_its_first_token(tmp_path: Path) -> None:

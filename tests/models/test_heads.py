@@ -45,8 +45,8 @@ def tagged(llm: LLM, params: PoolingParams | None = None) -> list[Tensor]:
     return [output.outputs.data for output in outputs]
 
 
-def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    for mine, reference in zip(ours, theirs, strict=True):
+def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for mine, reference in zip(actual, expected, strict=True):
         assert_close(mine, reference, atol=1e-4, rtol=0)
 
 
@@ -104,12 +104,12 @@ def test_modernbert_pools_as_its_config_says(pooling: str, tmp_path: Path) -> No
         assert_same(classified(llm, RAW), compute_logits(reference))
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [("cls", "MEAN"), ("mean", "CLS")])
-def test_modernbert_pools_as_its_user_says(theirs: str, ours: str, tmp_path: Path) -> None:
-    reference = tiny_modernbert_classifier(tmp_path, classifier_pooling=theirs)
-    reference.config.classifier_pooling = ours.lower()
+@pytest.mark.parametrize(("config_pooling", "pooling"), [("cls", "MEAN"), ("mean", "CLS")])
+def test_modernbert_pools_by_the_pooler_config(config_pooling: str, pooling: str, tmp_path: Path) -> None:
+    reference = tiny_modernbert_classifier(tmp_path, classifier_pooling=config_pooling)
+    reference.config.classifier_pooling = pooling.lower()
 
-    with opened(tmp_path, pooler_config=PoolerConfig(pooling_type=ours)) as llm:
+    with opened(tmp_path, pooler_config=PoolerConfig(pooling_type=pooling)) as llm:
         assert_same(classified(llm, RAW), compute_logits(reference))
 
 
@@ -134,7 +134,7 @@ def test_a_token_of_a_sequence_classifier_gets_the_last_layer_only(family: str, 
 
 
 @pytest.mark.parametrize("family", ["Roberta", "XLMRoberta"])
-def test_a_token_of_a_roberta_classifier_gets_the_whole_head(family: str, tmp_path: Path) -> None:
+def test_a_token_of_a_roberta_classifier_gets_the_full_head(family: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=3)
 
     with opened(tmp_path) as llm, torch.inference_mode():
@@ -186,7 +186,7 @@ def test_a_classifier_does_not_embed(tmp_path: Path) -> None:
         llm.embed("the cat", use_tqdm=False)
 
 
-def test_the_names_of_the_classes_come_along(tmp_path: Path) -> None:
+def test_labels_are_read_from_the_config(tmp_path: Path) -> None:
     names = {0: "cold", 1: "warm", 2: "hot"}
     tiny_bert_classifier(tmp_path, id2label=names, label2id={name: row for row, name in names.items()})
 

@@ -99,16 +99,16 @@ def prompts() -> list[Any]:
 
 
 def test_every_token_of_texts_and_images_in_one_batch_equals_transformers(llm: LLM, llama: Reference) -> None:
-    ours = llm.encode(prompts(), pooling_task="token_embed", pooling_params=RAW, use_tqdm=False)
+    actual = llm.encode(prompts(), pooling_task="token_embed", pooling_params=RAW, use_tqdm=False)
 
-    for (text, images), mine in zip(INPUTS, ours, strict=True):
+    for (text, images), mine in zip(INPUTS, actual, strict=True):
         assert_close(mine.outputs.data, llama.states(text, images), atol=1e-4, rtol=0)
 
 
 def test_the_last_token_is_the_embedding(llm: LLM, llama: Reference) -> None:
-    ours = llm.embed(prompts(), use_tqdm=False)
+    actual = llm.embed(prompts(), use_tqdm=False)
 
-    for (text, images), mine in zip(INPUTS, ours, strict=True):
+    for (text, images), mine in zip(INPUTS, actual, strict=True):
         expected = F.normalize(llama.states(text, images)[-1], dim=0)
         assert_close(torch.tensor(mine.outputs.embedding), expected, atol=1e-5, rtol=0)
 
@@ -120,9 +120,9 @@ def test_a_mistral_under_the_older_names_equals_transformers(tmp_path: Path) -> 
     save_file({renamed(name, older): tensor.clone() for name, tensor in load_file(file).items()}, file)
 
     with LLM(str(tmp_path), dtype="float32", device="cpu", limit_mm_per_prompt={"image": 2}) as llm:
-        ours = llm.encode(prompts(), pooling_task="token_embed", pooling_params=RAW, use_tqdm=False)
+        actual = llm.encode(prompts(), pooling_task="token_embed", pooling_params=RAW, use_tqdm=False)
 
-    for (text, images), mine in zip(INPUTS, ours, strict=True):
+    for (text, images), mine in zip(INPUTS, actual, strict=True):
         assert_close(mine.outputs.data, reference.states(text, images), atol=1e-4, rtol=0)
 
 
@@ -138,14 +138,14 @@ def test_tiles_have_the_pixels_and_the_tokens_of_transformers(size: tuple[int, i
 
     read = reader.preprocess(image, {}, "image")
 
-    theirs = llama.processor(text="<image>", images=image, return_tensors="pt")
+    expected = llama.processor(text="<image>", images=image, return_tensors="pt")
     assert_close(
         normalize_patches(read.patches, read.normalization),
-        torch.cat([F.unfold(tile[None], PATCH, stride=PATCH)[0].T for tile in theirs["pixel_values"][0]]),
+        torch.cat([F.unfold(tile[None], PATCH, stride=PATCH)[0].T for tile in expected["pixel_values"][0]]),
         atol=1e-5,
         rtol=0,
     )
-    assert len(read.token_ids) == theirs["input_ids"].shape[1]
+    assert len(read.token_ids) == expected["input_ids"].shape[1]
 
 
 def test_an_image_of_more_tokens_than_the_model_reads_is_refused_before_it_is_cut(llama: Reference) -> None:

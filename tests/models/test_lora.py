@@ -60,7 +60,7 @@ def vectors(llm: LLM, texts: list[str] = TEXTS, **how: Any) -> list[Tensor]:
     return [output.outputs.data for output in llm.embed(texts, use_tqdm=False, **how)]
 
 
-def test_every_prompt_of_one_call_may_have_an_adapter_of_its_own(tmp_path: Path) -> None:
+def test_every_prompt_of_a_call_may_have_another_adapter(tmp_path: Path) -> None:
     plain = tiny_qwen3(tmp_path / "model")
     first = save_adapter(tmp_path / "first", plain, QWEN_TARGETS, seed=1)
     second = save_adapter(tmp_path / "second", plain, ("embed_tokens", "self_attn.k_proj"), seed=2)
@@ -158,14 +158,14 @@ def test_an_adapter_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path)
             llm.embed("a", lora_request="stranger", use_tqdm=False)
 
 
-def test_a_model_without_lora_refuses_adapters_in_the_known_words(tmp_path: Path) -> None:
+def test_a_model_without_lora_refuses_adapters_with_the_vllm_message(tmp_path: Path) -> None:
     tiny_qwen3(tmp_path)
 
     with LLM(str(tmp_path), dtype="float32") as llm, pytest.raises(Unsupported, match="but LoRA is not enabled!"):
         llm.embed("a", lora_request=LoRARequest("x", 1, "y"), use_tqdm=False)
 
 
-def test_folders_beside_the_weights_are_adapters_and_the_first_task_is_the_default(tmp_path: Path) -> None:
+def test_bundled_adapter_folders_are_loaded_and_the_first_task_is_the_default(tmp_path: Path) -> None:
     plain = tiny_qwen3(tmp_path, architectures=["JinaEmbeddingsV5Model"])
     config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["JinaEmbeddingsV5Model"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -227,7 +227,7 @@ def test_layers_that_share_their_weights_share_their_adapter(tmp_path: Path) -> 
         assert_close(output.outputs.data, torch.nn.functional.normalize(rows, dim=-1), atol=1e-4, rtol=0)
 
 
-def test_a_folder_that_training_left_behind_is_no_adapter_of_the_model(tmp_path: Path) -> None:
+def test_a_training_folder_is_not_an_adapter(tmp_path: Path) -> None:
     plain = tiny_qwen3(tmp_path)
     save_adapter(tmp_path / "lora", plain, ("q_proj",), seed=1)
     (tmp_path / "lora" / "adapter_model.safetensors").unlink()

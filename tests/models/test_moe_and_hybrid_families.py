@@ -80,9 +80,9 @@ def test_a_family_matches_transformers(name: str, tmp_path: Path) -> None:
     model, changes = CASES[name]
     reference = saved(tmp_path, model, **changes)
 
-    ours = run(loaded(tmp_path).backbone)
+    actual = run(loaded(tmp_path).backbone)
 
-    assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(actual, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 FUSED = {
@@ -100,9 +100,9 @@ def test_experts_may_be_stored_in_one_tensor(model: str, tmp_path: Path) -> None
     reference.save_pretrained(tmp_path, save_original_format=False)
     assert any(name.endswith("experts.gate_up_proj") for name in load_file(tmp_path / "model.safetensors"))
 
-    ours = run(loaded(tmp_path).backbone)
+    actual = run(loaded(tmp_path).backbone)
 
-    assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(actual, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 ODD = ("Qwen2MoeModel", "Qwen3MoeModel", "Lfm2Model", "JambaModel", "DeepseekV3Model", "OpenAIPrivacyFilterModel")
@@ -131,10 +131,10 @@ def test_a_sequence_that_overflows_spoils_no_other(model: str, tmp_path: Path) -
     backbone.get_parameter("embed.tokens.weight")[30:33] = torch.inf
 
     with torch.inference_mode():
-        ours = backbone(pack_sequences([sound[0], broken, sound[1]]))
+        actual = backbone(pack_sequences([sound[0], broken, sound[1]]))
 
-    assert ours[4:7].isnan().all()
-    assert_close(torch.cat((ours[:4], ours[7:])), wanted, atol=TOLERANCE, rtol=0)
+    assert actual[4:7].isnan().all()
+    assert_close(torch.cat((actual[:4], actual[7:])), wanted, atol=TOLERANCE, rtol=0)
 
 
 # changes of config.json after saving; each gives a different model
@@ -154,7 +154,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_the_comparison_would_notice(name: str, tmp_path: Path) -> None:
+def test_the_comparison_detects_a_wrong_spec(name: str, tmp_path: Path) -> None:
     model, mistake = MISTAKES[name]
     saved(tmp_path, model, **({"rope_parameters": STRETCHED} if "rope_parameters" in mistake else {}))
     right = run(loaded(tmp_path).backbone)
@@ -179,11 +179,11 @@ def test_deepseek_as_an_encoder_looks_both_ways(tmp_path: Path) -> None:
     reference = saved(tmp_path, "DeepseekV3Model")
     change_config(tmp_path, architectures=["DeepseekV3BidirectionalModel"])
 
-    ours = run(loaded(tmp_path).backbone)
+    actual = run(loaded(tmp_path).backbone)
 
     wanted = [masked(reference, ids, hides_nothing(ids)) for ids in SEQUENCES]
-    assert_close(ours, torch.cat(wanted), atol=TOLERANCE, rtol=0)
-    assert (ours - torch.cat(compute_hidden_states(reference))).abs().max() > 5 * TOLERANCE
+    assert_close(actual, torch.cat(wanted), atol=TOLERANCE, rtol=0)
+    assert (actual - torch.cat(compute_hidden_states(reference))).abs().max() > 5 * TOLERANCE
 
 
 def test_lfm2_as_an_encoder_looks_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,10 +197,10 @@ def test_lfm2_as_an_encoder_looks_both_ways(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(modeling_lfm2, "causal_conv1d_fn", centred)
     wanted = [masked(reference, ids, {"full_attention": hides_nothing(ids), "conv": None}) for ids in SEQUENCES]
 
-    ours = run(loaded(tmp_path).backbone)
+    actual = run(loaded(tmp_path).backbone)
 
-    assert_close(ours, torch.cat(wanted), atol=TOLERANCE, rtol=0)
-    assert (ours - causal).abs().max() > 5 * TOLERANCE
+    assert_close(actual, torch.cat(wanted), atol=TOLERANCE, rtol=0)
+    assert (actual - causal).abs().max() > 5 * TOLERANCE
 
 
 def test_a_convolution_does_not_see_unattended_tokens(tmp_path: Path) -> None:
@@ -212,10 +212,10 @@ def test_a_convolution_does_not_see_unattended_tokens(tmp_path: Path) -> None:
     ]
 
     with torch.inference_mode():
-        ours = loaded(tmp_path).backbone(replace(pack_sequences(SEQUENCES), attended_lens_cpu=seen))
+        actual = loaded(tmp_path).backbone(replace(pack_sequences(SEQUENCES), attended_lens_cpu=seen))
 
-    assert_close(ours, torch.cat(wanted), atol=TOLERANCE, rtol=0)
-    assert (ours - torch.cat(compute_hidden_states(reference))).abs().max() > 5 * TOLERANCE
+    assert_close(actual, torch.cat(wanted), atol=TOLERANCE, rtol=0)
+    assert (actual - torch.cat(compute_hidden_states(reference))).abs().max() > 5 * TOLERANCE
 
 
 @contextmanager
@@ -264,8 +264,8 @@ def test_a_token_classifier_matches_transformers(family: str, tmp_path: Path) ->
         assert llm.supported_tasks == ("token_classify",)
         outputs = llm.encode(SEQUENCES, pooling_task="token_classify", use_tqdm=False)
 
-    for ours, theirs in zip(outputs, expected, strict=True):
-        assert_close(ours.outputs.data, theirs.softmax(-1), atol=TOLERANCE, rtol=0)
+    for actual, reference_output in zip(outputs, expected, strict=True):
+        assert_close(actual.outputs.data, reference_output.softmax(-1), atol=TOLERANCE, rtol=0)
 
 
 def test_the_bias_that_chooses_experts_keeps_its_digits_in_bfloat16(
@@ -311,7 +311,7 @@ def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
         reference = saved(folder, name)
         model = load_model(EngineConfig.from_kwargs(str(folder), dtype="bfloat16", device="cpu"))
 
-        ours, theirs = run(model.backbone).float(), torch.cat(compute_hidden_states(reference))
+        actual, expected = run(model.backbone).float(), torch.cat(compute_hidden_states(reference))
 
         # rounding may select another expert for a few tokens
-        assert F.cosine_similarity(ours, theirs).median() > 0.99
+        assert F.cosine_similarity(actual, expected).median() > 0.99

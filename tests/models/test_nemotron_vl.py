@@ -164,9 +164,9 @@ def test_texts_and_images_of_all_shapes_in_one_batch_equal_transformers(llm: LLM
     ]
     prompts = [{"prompt": text, "multi_modal_data": {"image": images}} if images else text for text, images in inputs]
 
-    ours = llm.embed(prompts, use_tqdm=False)
+    actual = llm.embed(prompts, use_tqdm=False)
 
-    for (text, images), mine in zip(inputs, ours, strict=True):
+    for (text, images), mine in zip(inputs, actual, strict=True):
         assert mine.outputs.embedding == pytest.approx(reference.vector(text, images), abs=1e-5), text
 
 
@@ -179,14 +179,14 @@ def test_a_conversation_is_one_query_or_one_passage_with_its_images_first(llm: L
         Conversation([{"role": "user", "content": "the dog"}]),
     ]
 
-    ours = llm.engine.pool_sync(PoolRequest(task="embed", inputs=chats))
+    actual = llm.engine.pool_sync(PoolRequest(task="embed", inputs=chats))
 
     expected = [
         reference.vector("<s>passage: <image> a red bird", [WIDE]),
         reference.vector("<s>query: the dog"),
         reference.vector("<s>the dog"),
     ]
-    assert_close(torch.stack([answer.data for answer in ours]), torch.tensor(expected), atol=1e-5, rtol=0)
+    assert_close(torch.stack([answer.data for answer in actual]), torch.tensor(expected), atol=1e-5, rtol=0)
     with pytest.raises(BadRequest, match="one message is embedded at a time, got 2"):
         llm.engine.pool_sync(PoolRequest(task="embed", inputs=[Conversation([*chats[1].messages, *chats[2].messages])]))
 
@@ -209,9 +209,9 @@ def test_a_reranker_reads_the_image_of_a_document_before_everything_else(reranke
         {"content": [image, {"type": "text", "text": "a red bird"}]},
     ]
 
-    ours = reranker.score("the dog", documents, use_tqdm=False)
+    actual = reranker.score("the dog", documents, use_tqdm=False)
 
-    assert [each.outputs.score for each in ours] == pytest.approx(
+    assert [each.outputs.score for each in actual] == pytest.approx(
         [
             reference.judged("question:the dog \n \n passage:a red bird"),
             reference.judged("<image> question:the dog \n \n passage:", [TALL]),
@@ -227,13 +227,13 @@ def test_the_text_of_a_document_is_cut_and_its_image_stays(reranker: LLM, refere
     num_image_tokens = 2 + 4 * len(tiles(TALL, MOST))
     num_words = 60 - num_image_tokens - len(reference.tokenizer.encode(prompt.replace("<image>", "")).ids)
 
-    (ours,) = reranker.score("the dog", document, tokenization_kwargs={"truncate_prompt_tokens": 60}, use_tqdm=False)
+    (actual,) = reranker.score("the dog", document, tokenization_kwargs={"truncate_prompt_tokens": 60}, use_tqdm=False)
 
     assert num_words > 10
-    assert ours.outputs.score == pytest.approx(reference.judged(prompt + "cat " * num_words, [TALL]), abs=1e-5)
+    assert actual.outputs.score == pytest.approx(reference.judged(prompt + "cat " * num_words, [TALL]), abs=1e-5)
 
 
-def test_an_image_of_a_query_has_no_place_in_the_prompt(reranker: LLM) -> None:
+def test_an_image_in_a_query_is_refused(reranker: LLM) -> None:
     query = {"content": [{"type": "image_pil", "image_pil": TALL}]}
 
     with pytest.raises(BadRequest, match="0 placeholders '<image>', but 1 images"):

@@ -115,18 +115,18 @@ def test_a_family_matches_transformers(name: str, tmp_path: Path) -> None:
         change_config(tmp_path, drop=case.drop, **case.rewrite)
         reference = AutoModel.from_pretrained(tmp_path).eval()
 
-    ours = run(loaded(tmp_path).backbone)
+    actual = run(loaded(tmp_path).backbone)
 
-    assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(actual, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 def test_token_types_reach_the_model(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "BertModel")
     types = [[0] * (len(ids) // 2) + [1] * (len(ids) - len(ids) // 2) for ids in SEQUENCES]
 
-    ours = run(loaded(tmp_path).backbone, types)
+    actual = run(loaded(tmp_path).backbone, types)
 
-    assert_close(ours, torch.cat(compute_hidden_states(reference, types=types)), atol=TOLERANCE, rtol=0)
+    assert_close(actual, torch.cat(compute_hidden_states(reference, types=types)), atol=TOLERANCE, rtol=0)
 
 
 def test_a_sequence_may_fill_every_position(tmp_path: Path) -> None:
@@ -149,9 +149,9 @@ def test_a_lower_length_limit_leaves_the_angles_as_they_were(tmp_path: Path) -> 
         tmp_path, "Qwen3Model", rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 500.0}
     )
 
-    ours = run(loaded(tmp_path, max_model_len=40).backbone)
+    actual = run(loaded(tmp_path, max_model_len=40).backbone)
 
-    assert_close(ours, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
+    assert_close(actual, torch.cat(compute_hidden_states(reference)), atol=TOLERANCE, rtol=0)
 
 
 # model, changes of its config, one wrong field of the spec
@@ -173,7 +173,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_the_comparison_would_notice(name: str, tmp_path: Path) -> None:
+def test_the_comparison_detects_a_wrong_spec(name: str, tmp_path: Path) -> None:
     model_name, changes, mistake = MISTAKES[name]
     reference = save_tiny(tmp_path, model_name, **changes)
     model = loaded(tmp_path)
@@ -192,18 +192,18 @@ def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
         model = load_model(EngineConfig.from_kwargs(str(folder), dtype="bfloat16", device="cpu"))
 
         exact = torch.cat(compute_hidden_states(reference))
-        ours = torch.nn.functional.cosine_similarity(run(model.backbone).float(), exact)
+        actual = torch.nn.functional.cosine_similarity(run(model.backbone).float(), exact)
         if model.description.dtype.value is torch.bfloat16:
-            theirs = torch.nn.functional.cosine_similarity(
+            expected = torch.nn.functional.cosine_similarity(
                 torch.cat(compute_hidden_states(reference.bfloat16())).float(), exact
             )
-            assert ours.mean() > max(0.999, theirs.mean() - 1e-4)  # no worse than Transformers in the same dtype
+            assert actual.mean() > max(0.999, expected.mean() - 1e-4)  # no worse than Transformers in the same dtype
         else:  # a CPU without bfloat16 units uses float32
-            assert ours.mean() > 0.99999
-        assert ours.min() > 0.98  # single tokens of tiny models may differ more
+            assert actual.mean() > 0.99999
+        assert actual.min() > 0.98  # single tokens of tiny models may differ more
 
 
-def test_a_scaling_given_in_hf_overrides_comes_before_the_one_in_the_file(tmp_path: Path) -> None:
+def test_rope_scaling_in_hf_overrides_takes_precedence(tmp_path: Path) -> None:
     save_tiny(tmp_path, "Qwen2Model")
     plain = run(loaded(tmp_path).backbone)
     change_config(tmp_path, rope_parameters=LINEAR)

@@ -151,21 +151,21 @@ def llm(reference: Reference) -> Iterator[LLM]:
 def test_every_token_of_texts_and_images_in_one_batch_equals_transformers(llm: LLM, reference: Reference) -> None:
     prompts = [{"prompt": text, "multi_modal_data": {"image": images}} if images else text for text, images in INPUTS]
 
-    ours = llm.encode(prompts, pooling_task="token_embed", pooling_params=RAW, use_tqdm=False)
+    actual = llm.encode(prompts, pooling_task="token_embed", pooling_params=RAW, use_tqdm=False)
 
-    for (text, images), mine in zip(INPUTS, ours, strict=True):
+    for (text, images), mine in zip(INPUTS, actual, strict=True):
         assert_close(mine.outputs.data, reference.states(text, images), atol=1e-4, rtol=0)
 
 
 def test_a_conversation_is_its_texts_and_images_joined_by_blanks(llm: LLM, reference: Reference) -> None:
     content = [{"type": "image_pil", "image_pil": WIDE}, {"type": "text", "text": "a red bird"}]
 
-    (ours,) = llm.engine.pool_sync(
+    (actual,) = llm.engine.pool_sync(
         PoolRequest(task="embed", inputs=[Conversation([{"role": "user", "content": content}])])
     )
 
     last = reference.states("<|image_1|> a red bird", [WIDE])[-1]
-    assert_close(ours.data, F.normalize(last, dim=0), atol=1e-5, rtol=0)
+    assert_close(actual.data, F.normalize(last, dim=0), atol=1e-5, rtol=0)
 
 
 def test_image_placeholders_are_numbered_from_one(llm: LLM) -> None:

@@ -71,9 +71,9 @@ def test_both_halves_may_go_by_their_newer_names(saved: tuple[Path, Any], llm: L
     renamed(saved[0], tmp_path, {"visual.": "model.visual.", "model.": "model.language_model."})
 
     with LLM(str(tmp_path), dtype="float32", device="cpu", limit_mm_per_prompt={"image": 4}) as newer:
-        theirs = newer.embed(prompts(), use_tqdm=False)
+        expected = newer.embed(prompts(), use_tqdm=False)
 
-    for mine, other in zip(llm.embed(prompts(), use_tqdm=False), theirs, strict=True):
+    for mine, other in zip(llm.embed(prompts(), use_tqdm=False), expected, strict=True):
         assert other.outputs.embedding == mine.outputs.embedding
 
 
@@ -91,9 +91,9 @@ def test_a_classifier_judges_texts_with_images(saved: tuple[Path, Any], tmp_path
     change_config(tmp_path, architectures=["Qwen2VLForSequenceClassification"], num_labels=3)
 
     with opened(tmp_path) as llm:
-        ours = llm.classify(prompts(), use_tqdm=False)
+        actual = llm.classify(prompts(), use_tqdm=False)
 
-    for (text, images), mine in zip(INPUTS, ours, strict=True):
+    for (text, images), mine in zip(INPUTS, actual, strict=True):
         logits = score(expected_states(reference.model, folder, text, images)[-1])
         assert_close(torch.tensor(mine.outputs.probs), logits.softmax(-1), atol=1e-4, rtol=0)
 
@@ -144,19 +144,19 @@ def test_jinas_reranker_scores_images_and_texts_for_a_query(reranker: LLM, jina:
     mixed = {"content": [{"type": "image_pil", "image_pil": TALL}, {"type": "text", "text": "an old book"}]}
     documents = [{"image": FIRST}, "a red bird", mixed, {"image": WIDE}]
 
-    ours = reranker.score("where is the cat?", documents, use_tqdm=False)
+    actual = reranker.score("where is the cat?", documents, use_tqdm=False)
 
     read = [(PLACEHOLDER, [FIRST]), ("a red bird", []), (f"{PLACEHOLDER}\nan old book", [TALL]), (PLACEHOLDER, [WIDE])]
-    theirs = [jina.expected("where is the cat?", document, images) for document, images in read]
-    assert [item.outputs.score for item in ours] == pytest.approx(theirs, abs=1e-4)
-    assert len({round(score, 3) for score in theirs}) == len(theirs)
+    reference_output = [jina.expected("where is the cat?", document, images) for document, images in read]
+    assert [item.outputs.score for item in actual] == pytest.approx(reference_output, abs=1e-4)
+    assert len({round(score, 3) for score in reference_output}) == len(reference_output)
 
 
 def test_jinas_reranker_reads_the_images_of_the_document_before_those_of_the_query(reranker: LLM, jina: Jina) -> None:
-    (ours,) = reranker.score({"image": FIRST}, {"image": TALL}, use_tqdm=False)
+    (actual,) = reranker.score({"image": FIRST}, {"image": TALL}, use_tqdm=False)
 
-    assert ours.outputs.score == pytest.approx(jina.expected(PLACEHOLDER, PLACEHOLDER, [TALL, FIRST]), abs=1e-4)
-    assert ours.prompt_token_ids[-1] == 100
+    assert actual.outputs.score == pytest.approx(jina.expected(PLACEHOLDER, PLACEHOLDER, [TALL, FIRST]), abs=1e-4)
+    assert actual.prompt_token_ids[-1] == 100
 
 
 def test_a_cut_pair_still_ends_with_the_token_that_is_judged(reranker: LLM) -> None:
@@ -168,11 +168,11 @@ def test_a_cut_pair_still_ends_with_the_token_that_is_judged(reranker: LLM) -> N
     assert cut.prompt_token_ids[-1] == 100
 
 
-def test_another_mean_of_the_logits_comes_before_the_models_own(jina: Jina) -> None:
+def test_logit_mean_of_the_pooler_config_takes_precedence(jina: Jina) -> None:
     with LLM(str(jina.folder), dtype="float32", device="cpu", pooler_config={"logit_mean": 0.5}) as llm:
-        (ours,) = llm.score("the cat", "a red bird", use_tqdm=False)
+        (actual,) = llm.score("the cat", "a red bird", use_tqdm=False)
 
-    assert ours.outputs.score == pytest.approx(jina.expected("the cat", "a red bird", [], mean=0.5), abs=1e-4)
+    assert actual.outputs.score == pytest.approx(jina.expected("the cat", "a red bird", [], mean=0.5), abs=1e-4)
 
 
 def test_colqwen2_gives_every_token_a_short_vector(saved: tuple[Path, Any], tmp_path: Path) -> None:
@@ -184,10 +184,10 @@ def test_colqwen2_gives_every_token_a_short_vector(saved: tuple[Path, Any], tmp_
     reference.save_pretrained(tmp_path)
 
     with opened(tmp_path) as llm:
-        ours = llm.encode(prompts(), pooling_task="token_embed", use_tqdm=False)
+        actual = llm.encode(prompts(), pooling_task="token_embed", use_tqdm=False)
 
     assert llm.model_config.max_model_len == TEXT["max_position_embeddings"]
-    for (text, images), mine in zip(INPUTS, ours, strict=True):
+    for (text, images), mine in zip(INPUTS, actual, strict=True):
         states = reference.embedding_proj_layer(expected_states(reference.vlm, folder, text, images))
         assert_close(mine.outputs.data, states / states.norm(dim=-1, keepdim=True), atol=1e-4, rtol=0)
 

@@ -105,8 +105,8 @@ def token_vectors(llm: LLM) -> list[Tensor]:
     return [out.outputs.data.float() for out in llm.encode(prompts(), pooling_task="token_embed", use_tqdm=False)]
 
 
-def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    for mine, reference in zip(ours, theirs, strict=True):
+def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for mine, reference in zip(actual, expected, strict=True):
         assert_close(mine, reference, atol=1e-4, rtol=0)
 
 
@@ -123,14 +123,12 @@ def test_every_token_of_texts_and_images_equals_transformers(embedder: Tiny) -> 
 
 
 def test_the_last_token_is_the_embedding(embedder: Tiny) -> None:
-    ours = [torch.tensor(out.outputs.embedding) for out in embedder.llm.embed(prompts(), use_tqdm=False)]
+    actual = [torch.tensor(out.outputs.embedding) for out in embedder.llm.embed(prompts(), use_tqdm=False)]
 
-    assert_same(ours, [normalize(each[-1], dim=-1) for each in embedder.states()])
+    assert_same(actual, [normalize(each[-1], dim=-1) for each in embedder.states()])
 
 
-def test_layers_that_guess_further_tokens_are_left_out_and_the_bare_model_is_read(
-    embedder: Tiny, tmp_path: Path
-) -> None:
+def test_multi_token_prediction_layers_are_ignored_and_text_models_load(embedder: Tiny, tmp_path: Path) -> None:
     save(tmp_path)
     embedder.reference.model.save_pretrained(tmp_path)
     save_projection(tmp_path, "mtp.fc", bias=False, renamed=str)
@@ -146,10 +144,10 @@ def test_the_text_half_alone_equals_transformers(model_class: type[Any], tmp_pat
 
     with LLM(str(tmp_path), dtype="float32") as llm:
         requests = [{"prompt_token_ids": ids} for ids in TOKEN_IDS]
-        ours = llm.encode(requests, pooling_task="token_embed", use_tqdm=False)
+        actual = llm.encode(requests, pooling_task="token_embed", use_tqdm=False)
 
     expected = [normalize(each, dim=-1) for each in compute_hidden_states(reference, TOKEN_IDS)]
-    assert_same([out.outputs.data.float() for out in ours], expected)
+    assert_same([out.outputs.data.float() for out in actual], expected)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -160,13 +158,13 @@ def test_a_classifier_above_it_equals_transformers(whole: bool, tmp_path: Path) 
         reference = save_text(tmp_path, Qwen3_5TextForSequenceClassification, num_labels=3)
 
     with LLM(str(tmp_path), dtype="float32") as llm:
-        ours = [torch.tensor(out.outputs.probs) for out in llm.classify([LONG, "two"], use_tqdm=False)]
+        actual = [torch.tensor(out.outputs.probs) for out in llm.classify([LONG, "two"], use_tqdm=False)]
 
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     last = [
         each[-1] for each in compute_hidden_states(reference, [tokenizer.encode(text).ids for text in (LONG, "two")])
     ]
-    assert_same(ours, [reference.score(each).softmax(-1) for each in last])
+    assert_same(actual, [reference.score(each).softmax(-1) for each in last])
 
 
 # token embeddings
@@ -188,10 +186,10 @@ def test_a_retriever_attends_as_its_checkpoint_declares(contract: str, bias: boo
     reference.model.language_model.config.is_causal = contract == "causal"
 
     with LLM(str(tmp_path), dtype="float32") as llm:
-        ours = token_vectors(llm)
+        actual = token_vectors(llm)
 
     expected = [normalize(layer(states_of(reference, tmp_path, *item)), dim=-1) for item in INPUTS]
-    assert_same(ours, expected)
+    assert_same(actual, expected)
 
 
 @pytest.mark.parametrize(

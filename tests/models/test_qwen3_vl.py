@@ -86,8 +86,8 @@ def token_vectors(llm: LLM) -> list[Tensor]:
     return [out.outputs.data.float() for out in llm.encode(prompts, pooling_task="token_embed", use_tqdm=False)]
 
 
-def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    for mine, reference in zip(ours, theirs, strict=True):
+def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for mine, reference in zip(actual, expected, strict=True):
         assert_close(mine, reference, atol=1e-4, rtol=0)
 
 
@@ -104,7 +104,7 @@ def test_texts_and_images_in_one_batch_equal_transformers(embedder: Tiny) -> Non
     assert [len(output.prompt_token_ids) for output in outputs] == [len(embedder.states(*item)) for item in INPUTS]
 
 
-def test_every_token_beside_an_image_equals_transformers(embedder: Tiny) -> None:
+def test_every_token_of_a_prompt_with_an_image_equals_transformers(embedder: Tiny) -> None:
     expected = [normalize(embedder.states(*item), dim=-1) for item in INPUTS]
 
     assert_same(token_vectors(embedder.llm), expected)
@@ -228,9 +228,9 @@ def test_every_publishers_names_are_read(case: str, tmp_path: Path) -> None:
     project = layer if case != "NVIDIA's" else torch.nn.Identity()
 
     with LLM(str(tmp_path), dtype="float32") as llm:
-        ours = token_vectors(llm)
+        actual = token_vectors(llm)
 
-    assert_same(ours, [normalize(project(states_of(reference, tmp_path, *item)), dim=-1) for item in INPUTS])
+    assert_same(actual, [normalize(project(states_of(reference, tmp_path, *item)), dim=-1) for item in INPUTS])
 
 
 def test_the_text_config_decides_whether_tokens_see_what_follows(tmp_path: Path) -> None:
@@ -239,9 +239,9 @@ def test_the_text_config_decides_whether_tokens_see_what_follows(tmp_path: Path)
     reference.model.language_model.config.is_causal = False
 
     with LLM(str(tmp_path), dtype="float32") as llm:
-        ours = token_vectors(llm)
+        actual = token_vectors(llm)
 
-    assert_same(ours, [normalize(states_of(reference, tmp_path, *item), dim=-1) for item in INPUTS])
+    assert_same(actual, [normalize(states_of(reference, tmp_path, *item), dim=-1) for item in INPUTS])
 
 
 def test_a_query_is_matched_with_images_token_by_token(retriever: tuple[Tiny, torch.nn.Linear]) -> None:

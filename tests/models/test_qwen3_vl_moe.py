@@ -40,9 +40,9 @@ def token_vectors(folder: Path) -> list[Tensor]:
         return [out.outputs.data.float() for out in llm.encode(prompts, pooling_task="token_embed", use_tqdm=False)]
 
 
-def assert_as_reference(ours: list[Tensor], saved: tuple[Path, Any]) -> None:
+def assert_as_reference(actual: list[Tensor], saved: tuple[Path, Any]) -> None:
     folder, reference = saved
-    for mine, item in zip(ours, INPUTS, strict=True):
+    for mine, item in zip(actual, INPUTS, strict=True):
         assert_close(mine, normalize(states_of(reference, folder, *item), dim=-1), atol=1e-4, rtol=0)
 
 

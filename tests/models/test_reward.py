@@ -35,8 +35,8 @@ def pooled(llm: LLM, **body: Any) -> list[Tensor]:
     return [torch.tensor(item["data"]) for item in reply.json()["data"]]
 
 
-def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    for mine, reference in zip(ours, theirs, strict=True):
+def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for mine, reference in zip(actual, expected, strict=True):
         assert_close(mine.reshape(reference.shape), reference, atol=1e-4, rtol=0)
 
 
@@ -113,12 +113,12 @@ def test_the_steps_of_a_process_reward_model_end_at_its_own_token(tmp_path: Path
         judged = [score(rows).softmax(-1) for rows in compute_hidden_states(reference, prompts)]
 
     with load_llm(tmp_path) as llm:
-        ours = rows_of(llm, prompts=prompts)
+        actual = rows_of(llm, prompts=prompts)
         reply = make_client(llm).post("/pooling", json={"input": prompts}).json()
 
     expected = [rows[torch.tensor(ids) == 151651] for rows, ids in zip(judged, prompts, strict=True)]
-    assert [len(rows) for rows in ours] == [2, 0, 1]
-    assert_same(ours, expected)
+    assert [len(rows) for rows in actual] == [2, 0, 1]
+    assert_same(actual, expected)
     assert reply["data"][1]["data"] == []
     assert_same([torch.tensor(item["data"]) for item in reply["data"]], expected)
 
@@ -170,7 +170,7 @@ def test_a_conversation_gets_one_reward(model: str, activation: Callable[[Tensor
 
 
 @pytest.mark.parametrize("model", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "GPT2LMHeadModel"])
-def test_two_words_of_a_language_model_judge_every_step(model: str, tmp_path: Path) -> None:
+def test_two_tokens_of_a_language_model_score_every_step(model: str, tmp_path: Path) -> None:
     """math-shepherd: softmax over + and - at each step tag."""
     reference = save_tiny(tmp_path, model)
     words = at_steps([rows[:, [GOOD, BAD]] for rows in compute_logits(reference)])
@@ -189,11 +189,11 @@ def test_a_request_may_name_other_words_and_another_tag(tmp_path: Path) -> None:
     words = at_steps([rows[:, [5, 6, 7]] for rows in compute_logits(reference)], 50)
 
     with load_llm(tmp_path, pooler_config=SHEPHERD) as llm:
-        ours = rows_of(llm, PoolingParams(step_tag_id=50, returned_token_ids=[5, 6, 7]))
+        actual = rows_of(llm, PoolingParams(step_tag_id=50, returned_token_ids=[5, 6, 7]))
         with pytest.raises(Unsupported, match="convert embed"):
             llm.encode(SEQUENCES, pooling_task="token_embed", use_tqdm=False)
 
-    assert_same(ours, [rows.softmax(-1) for rows in words])
+    assert_same(actual, [rows.softmax(-1) for rows in words])
 
 
 def test_without_a_tag_every_token_is_judged(tmp_path: Path) -> None:
@@ -220,21 +220,21 @@ def test_the_oldest_options_load_it_too(options: dict[str, Any], tmp_path: Path)
         assert_same(rows_of(llm), at_steps([rows[:, [GOOD, BAD]].softmax(-1) for rows in compute_logits(reference)]))
 
 
-def test_the_words_are_weighed_in_float32_whatever_the_model_runs_in(tmp_path: Path) -> None:
+def test_token_logits_are_computed_in_float32_in_any_dtype(tmp_path: Path) -> None:
     reference = tiny_qwen3_causal(tmp_path)
     change_config(tmp_path, dtype="bfloat16")
     raw = [rows[:, [GOOD, BAD]] for rows in compute_logits(reference)]
 
     with LLM(str(tmp_path), dtype="bfloat16", device="cpu", pooler_config=SHEPHERD) as llm:
-        ours = rows_of(llm, RAW)
+        actual = rows_of(llm, RAW)
 
-    for mine, theirs in zip(ours, at_steps(raw), strict=True):
+    for mine, expected in zip(actual, at_steps(raw), strict=True):
         assert mine.dtype == torch.float32
-        assert np.abs(mine.numpy() - theirs.numpy()).max(initial=0.0) < 0.1
+        assert np.abs(mine.numpy() - expected.numpy()).max(initial=0.0) < 0.1
         assert not torch.equal(mine, mine.bfloat16().float()) or not len(mine)
 
 
-def test_a_word_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
+def test_a_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
     tiny_qwen3_causal(tmp_path)
 
     with pytest.raises(LoadError, match="token id 160 is out of range; the LM head has 160 rows"):

@@ -133,8 +133,8 @@ def run_ours(folder: Path, sequences: list[list[int]] = SEQUENCES, **options: An
     return out
 
 
-def assert_same(mine: Tensor, theirs: list[Tensor]) -> None:
-    assert_close(mine, torch.cat(theirs), atol=TOLERANCE, rtol=0)
+def assert_same(mine: Tensor, expected: list[Tensor]) -> None:
+    assert_close(mine, torch.cat(expected), atol=TOLERANCE, rtol=0)
 
 
 def encode_texts(folder: Path, task: str, **options: Any) -> list[Tensor]:
@@ -188,8 +188,8 @@ def test_a_head_gives_the_logits_of_transformers(head: str, family: str, layout:
 
     mine = encode_texts(tmp_path, "classify" if head == "ForSequenceClassification" else "token_classify")
 
-    for rows, theirs in zip(mine, compute_logits(reference), strict=True):
-        assert_close(rows, theirs, atol=TOLERANCE, rtol=0)
+    for rows, expected in zip(mine, compute_logits(reference), strict=True):
+        assert_close(rows, expected, atol=TOLERANCE, rtol=0)
 
 
 def test_nomic_may_say_everything_twice(tmp_path: Path) -> None:
@@ -228,16 +228,16 @@ def test_token_types_reach_nomic(tmp_path: Path) -> None:
 def test_eurobert_pools_as_its_config_says(pooling: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "EuroBertForSequenceClassification", num_labels=3, classifier_pooling=pooling)
 
-    for rows, theirs in zip(encode_texts(tmp_path, "classify"), compute_logits(reference), strict=True):
-        assert_close(rows, theirs, atol=TOLERANCE, rtol=0)
+    for rows, expected in zip(encode_texts(tmp_path, "classify"), compute_logits(reference), strict=True):
+        assert_close(rows, expected, atol=TOLERANCE, rtol=0)
 
 
 def test_an_early_eurobert_has_another_name_for_its_last_layer(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "EuroBertForSequenceClassification", num_labels=3)
     rename(tmp_path, lambda key: key.replace("classifier.", "out_proj."))
 
-    for rows, theirs in zip(encode_texts(tmp_path, "classify"), compute_logits(reference), strict=True):
-        assert_close(rows, theirs, atol=TOLERANCE, rtol=0)
+    for rows, expected in zip(encode_texts(tmp_path, "classify"), compute_logits(reference), strict=True):
+        assert_close(rows, expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["Gte", "NomicBert", "JinaEmbeddingsV3", "EuroBert", "ModernBert"])
@@ -254,13 +254,13 @@ def test_a_cross_encoder_scores_a_pair_as_one_sequence(family: str, tmp_path: Pa
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
         mine = [output.outputs.score for output in llm.score(query, documents, use_tqdm=False)]
 
-    theirs = []
+    expected = []
     for document in documents:
         pair = tokenizer.encode(query, document)
         types = {"token_type_ids": torch.tensor([pair.type_ids])} if family in ("Gte", "NomicBert") else {}
         with torch.inference_mode():
-            theirs.append(float(reference(torch.tensor([pair.ids]), **types).logits.sigmoid()))
-    assert mine == pytest.approx(theirs, abs=TOLERANCE)
+            expected.append(float(reference(torch.tensor([pair.ids]), **types).logits.sigmoid()))
+    assert mine == pytest.approx(expected, abs=TOLERANCE)
 
 
 # GTE's scaling, which Transformers does not have
@@ -348,9 +348,9 @@ def test_nomic_v2_sends_every_other_layer_to_experts(tmp_path: Path) -> None:
         for name, tensor in load_file(file).items()
         if not name.startswith(("encoder.layers.1.mlp", "encoder.layers.3.mlp", "pooler"))
     } | {
-        f"encoder.layers.{layer}.mlp.{theirs}": reference.layers[layer].mlp.get_parameter(name)
+        f"encoder.layers.{layer}.mlp.{expected}": reference.layers[layer].mlp.get_parameter(name)
         for layer in (1, 3)
-        for name, theirs in own.items()
+        for name, expected in own.items()
     }
     save_file(tensors, file, metadata={"format": "pt"})
     biases = dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True)
@@ -440,12 +440,12 @@ def test_modernbert_reads_every_config(name: str, tmp_path: Path) -> None:
 def test_modernbert_predicts_masked_tokens(changes: dict[str, Any], tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "ModernBertForMaskedLM", **changes)
 
-    for rows, theirs in zip(encode_texts(tmp_path, "token_classify"), compute_logits(reference), strict=True):
-        assert_close(rows, theirs, atol=TOLERANCE, rtol=0)
+    for rows, expected in zip(encode_texts(tmp_path, "token_classify"), compute_logits(reference), strict=True):
+        assert_close(rows, expected, atol=TOLERANCE, rtol=0)
 
 
 def flash_name(key: str) -> str:
-    for theirs, flash in {
+    for expected, flash in {
         "embeddings.LayerNorm": "emb_ln",
         "encoder.layer.": "encoder.layers.",
         "attention.output.dense": "mixer.out_proj",
@@ -454,7 +454,7 @@ def flash_name(key: str) -> str:
         "output.dense": "mlp.fc2",
         "output.LayerNorm": "norm2",
     }.items():
-        key = key.replace(theirs, flash)
+        key = key.replace(expected, flash)
     return key
 
 
@@ -470,8 +470,8 @@ def test_a_reranker_of_jina_is_roberta_by_other_names(name: str, tmp_path: Path)
 
     assert_same(run_ours(tmp_path), compute_hidden_states(reference))
     if name.endswith("Classification"):
-        for rows, theirs in zip(encode_texts(tmp_path, "classify"), compute_logits(reference), strict=True):
-            assert_close(rows, theirs, atol=TOLERANCE, rtol=0)
+        for rows, expected in zip(encode_texts(tmp_path, "classify"), compute_logits(reference), strict=True):
+            assert_close(rows, expected, atol=TOLERANCE, rtol=0)
 
 
 TASKS = ["retrieval.query", "retrieval.passage", "separation", "classification", "text-matching"]
@@ -505,7 +505,7 @@ def test_jina_v3_loads_with_its_adapters_separate(tmp_path: Path) -> None:
     assert_same(run_ours(tmp_path), compute_hidden_states(reference))
 
 
-def test_jina_v3_says_where_its_adapters_lie(tmp_path: Path) -> None:
+def test_jina_v3_declares_its_stored_adapters(tmp_path: Path) -> None:
     save_adapted(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     adapters = stored_adapters_from_config(HFConfig(json.loads((tmp_path / "config.json").read_text())))

@@ -124,10 +124,10 @@ def test_a_request_may_ask_for_fewer_patches(flexible: Reference, flexible_llm: 
 
 def test_keys_that_are_left_out_mean_what_they_mean_to_transformers() -> None:
     empty = HFConfig({"text_config": {}, "vision_config": {}})
-    for ours, theirs in ((siglip(empty), SiglipConfig()), (siglip2(empty), Siglip2Config())):
-        assert ours.vision is not None and ours.projected_size == theirs.text_config.projection_size
-        assert ours.backbone.vocab_size == theirs.text_config.vocab_size
-        assert ours.backbone.num_learned_positions == theirs.text_config.max_position_embeddings
-        assert ours.backbone.norm_eps == theirs.text_config.layer_norm_eps
-        assert ours.vision.num_layers == theirs.vision_config.num_hidden_layers
-        assert ours.vision.image_spec.patch_size == theirs.vision_config.patch_size
+    for actual, expected in ((siglip(empty), SiglipConfig()), (siglip2(empty), Siglip2Config())):
+        assert actual.vision is not None and actual.projected_size == expected.text_config.projection_size
+        assert actual.backbone.vocab_size == expected.text_config.vocab_size
+        assert actual.backbone.num_learned_positions == expected.text_config.max_position_embeddings
+        assert actual.backbone.norm_eps == expected.text_config.layer_norm_eps
+        assert actual.vision.num_layers == expected.vision_config.num_hidden_layers
+        assert actual.vision.image_spec.patch_size == expected.vision_config.patch_size

@@ -50,9 +50,9 @@ def encoded(llm: LLM, task: str, prompts: Any = TEXTS, params: PoolingParams | N
     return [output.outputs for output in llm.encode(prompts, params, pooling_task=task, use_tqdm=False)]
 
 
-def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
-    assert len(ours) == len(theirs)
-    for mine, reference in zip(ours, theirs, strict=True):
+def assert_same(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    assert len(actual) == len(expected)
+    for mine, reference in zip(actual, expected, strict=True):
         assert_close(mine, reference, atol=1e-4, rtol=0)
 
 
@@ -102,40 +102,40 @@ class FlagEmbedding:
         return compute_hidden_states(self.model, [ids])[0]
 
 
-def check_against(theirs: FlagEmbedding, llm: LLM) -> None:
+def check_against(reference: FlagEmbedding, llm: LLM) -> None:
     outputs = llm.encode(TEXTS, pooling_task="embed", use_tqdm=False)
     ids = [output.prompt_token_ids for output in outputs]
     assert all(each[0] == 0 and each[-1] == 2 for each in ids) and any(3 in each for each in ids)
 
-    assert_same([output.outputs.data for output in outputs], [theirs.dense(each) for each in ids])
+    assert_same([output.outputs.data for output in outputs], [reference.dense(each) for each in ids])
     weights = [output.data for output in encoded(llm, "token_classify")]
-    assert_same(weights, [theirs.token_weights(each)[1:-1] for each in ids])
-    assert_same([output.data for output in encoded(llm, "token_embed")], [theirs.colbert(each) for each in ids])
+    assert_same(weights, [reference.token_weights(each)[1:-1] for each in ids])
+    assert_same([output.data for output in encoded(llm, "token_embed")], [reference.colbert(each) for each in ids])
     for output, each in zip(llm.sparse_embed(TEXTS, use_tqdm=False), ids, strict=True):
-        expected = theirs.lexical_weights(each)
+        expected = reference.lexical_weights(each)
         assert output.outputs.token_ids == sorted(expected)
         assert output.outputs.weights == pytest.approx([expected[token] for token in sorted(expected)], abs=1e-4)
-    everything = [pair for each in ids for pair in zip(each, theirs.token_weights(each).tolist(), strict=True)]
+    everything = [pair for each in ids for pair in zip(each, reference.token_weights(each).tolist(), strict=True)]
     assert all(any(token == special and weight > 0 for token, weight in everything) for special in (0, 2, 3))
     assert any(token > 3 and weight == 0 for token, weight in everything)
 
 
 def test_bge_m3_is_known_by_its_files_and_gives_all_three(tmp_path: Path) -> None:
-    theirs = FlagEmbedding(*tiny_bge_m3(tmp_path))
+    expected = FlagEmbedding(*tiny_bge_m3(tmp_path))
 
     with opened(tmp_path) as llm:
         assert llm.supported_tasks == ("embed", "token_embed", "token_classify", "sparse_embed")
-        check_against(theirs, llm)
+        check_against(expected, llm)
 
 
 def test_bge_m3_by_its_vllm_name_is_the_same(tmp_path: Path) -> None:
-    theirs = FlagEmbedding(*tiny_bge_m3(tmp_path))
+    expected = FlagEmbedding(*tiny_bge_m3(tmp_path))
 
     with opened(tmp_path, hf_overrides={"architectures": ["BgeM3EmbeddingModel"]}) as llm:
-        check_against(theirs, llm)
+        check_against(expected, llm)
 
 
-def test_the_heads_may_lie_in_safetensors(tmp_path: Path) -> None:
+def test_the_heads_may_be_safetensors(tmp_path: Path) -> None:
     reference, *heads = tiny_bge_m3(tmp_path)
     for name, head in zip(("sparse_linear", "colbert_linear"), heads, strict=True):
         (tmp_path / f"{name}.pt").unlink()
@@ -145,7 +145,7 @@ def test_the_heads_may_lie_in_safetensors(tmp_path: Path) -> None:
         check_against(FlagEmbedding(reference, *heads), llm)
 
 
-def test_a_narrower_colbert_head_is_as_wide_as_it_is(tmp_path: Path) -> None:
+def test_the_colbert_head_may_be_smaller_than_the_hidden_size(tmp_path: Path) -> None:
     reference, sparse_linear, _ = tiny_bge_m3(tmp_path)
     narrow = nn.Linear(32, 8).requires_grad_(False)
     torch.save(narrow.state_dict(), tmp_path / "colbert_linear.pt")
@@ -239,7 +239,7 @@ def test_the_combined_task_of_vllm_is_one_row_of_both(tmp_path: Path) -> None:
 
     assert output.data.shape == (32 + 8,)
     assert torch.equal(output.data, torch.cat([output["embed"].data, output["token_classify"].data]))
-    with pytest.raises(LookupError, match="there are: embed, token_classify"):
+    with pytest.raises(LookupError, match="available: embed, token_classify"):
         output["token_embed"]
 
 
@@ -259,7 +259,7 @@ def test_every_task_of_a_combined_one_takes_the_parameters_that_it_knows(tmp_pat
             encoded(llm, "embed&classify", TEXTS[0])
 
 
-def test_any_model_may_be_asked_for_several_tasks(tmp_path: Path) -> None:
+def test_any_model_supports_several_tasks_per_request(tmp_path: Path) -> None:
     tiny_bert(tmp_path)
 
     with opened(tmp_path) as llm, counted(llm) as sizes:
@@ -300,15 +300,15 @@ def test_splade_matches_sentence_transformers(family: Any, strategy: Any, activa
     parts = [Transformer(str(tmp_path / "encoder"), transformer_task="fill-mask"), SpladePooling(strategy, activation)]
     model = SparseEncoder(modules=parts, device="cpu")
     model.save(str(tmp_path / "whole"), create_model_card=False)
-    theirs = model.encode(TEXTS, convert_to_sparse_tensor=False, show_progress_bar=False)
+    expected = model.encode(TEXTS, convert_to_sparse_tensor=False, show_progress_bar=False)
 
     with opened(tmp_path / "whole") as llm:
         assert llm.supported_tasks == ("embed", "token_embed", "sparse_embed")
         dense = [output.outputs.data for output in llm.embed(TEXTS, use_tqdm=False)]
         pairs = llm.sparse_embed(TEXTS, use_tqdm=False)
 
-    assert_same(dense, list(theirs))
-    for output, vector in zip(pairs, theirs, strict=True):
+    assert_same(dense, list(expected))
+    for output, vector in zip(pairs, expected, strict=True):
         assert output.outputs.token_ids == vector.nonzero()[:, 0].tolist()
         assert output.outputs.weights == pytest.approx(vector[vector > 0].tolist(), abs=1e-4)
         assert 0 < len(output.outputs.token_ids) < 160
@@ -318,9 +318,9 @@ def test_the_older_layout_reads_the_same(tmp_path: Path) -> None:
     reference = tiny_splade(tmp_path, pooling_strategy="sum", activation_function="log1p_relu")
 
     with opened(tmp_path) as llm:
-        ours = [output.data for output in encoded(llm, "embed", SEQUENCES)]
+        actual = [output.data for output in encoded(llm, "embed", SEQUENCES)]
 
-    assert_same(ours, [rows.relu().log1p().log1p().sum(0) for rows in compute_logits(reference)])
+    assert_same(actual, [rows.relu().log1p().log1p().sum(0) for rows in compute_logits(reference)])
 
 
 @pytest.mark.parametrize("family", ["Bert", "DistilBert"])
@@ -328,10 +328,10 @@ def test_the_vllm_name_makes_a_masked_language_model_splade(family: str, tmp_pat
     reference = save_tiny(tmp_path, f"{family}ForMaskedLM")
 
     with opened(tmp_path, hf_overrides={"architectures": [f"{family}SpladeSparseEmbeddingModel"]}) as llm:
-        ours = [output.data for output in encoded(llm, "embed", SEQUENCES)]
+        actual = [output.data for output in encoded(llm, "embed", SEQUENCES)]
         rows = [output.data for output in encoded(llm, "token_embed", SEQUENCES, RAW)]
 
-    assert_same(ours, [row.relu().log1p().amax(0) for row in compute_logits(reference)])
+    assert_same(actual, [row.relu().log1p().amax(0) for row in compute_logits(reference)])
     assert_same(rows, compute_hidden_states(reference))
 
 
@@ -399,7 +399,7 @@ def test_an_unknown_splade_setting_is_refused(key: str, value: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("family", ["Bert", "DistilBert"])
-def test_a_masked_language_model_says_what_every_token_could_be(family: str, tmp_path: Path) -> None:
+def test_a_masked_language_model_returns_vocabulary_logits_per_token(family: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, f"{family}ForMaskedLM")
 
     with opened(tmp_path) as llm:

@@ -97,10 +97,10 @@ def test_the_library_pools_as_we_do(name: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, name)
 
     with (
-        LLM(str(tmp_path), dtype="float32") as ours,
-        LLM(str(tmp_path), dtype="float32", model_impl="transformers") as theirs,
+        LLM(str(tmp_path), dtype="float32") as actual,
+        LLM(str(tmp_path), dtype="float32", model_impl="transformers") as expected,
     ):
-        for one, other in zip(ours.embed(TEXTS, use_tqdm=False), theirs.embed(TEXTS, use_tqdm=False), strict=True):
+        for one, other in zip(actual.embed(TEXTS, use_tqdm=False), expected.embed(TEXTS, use_tqdm=False), strict=True):
             assert_close(one.outputs.data, other.outputs.data, atol=1e-4, rtol=0)
 
 
@@ -108,8 +108,8 @@ def test_the_library_runs_the_encoder_of_two_halves(tmp_path: Path) -> None:
     save_tiny(tmp_path, "T5EncoderModel")
     how = {"dtype": "float32", "pooler_config": {"pooling_type": "MEAN"}}
 
-    with LLM(str(tmp_path), **how) as ours, LLM(str(tmp_path), **how, model_impl="transformers") as theirs:
-        for one, other in zip(ours.embed(TEXTS, use_tqdm=False), theirs.embed(TEXTS, use_tqdm=False), strict=True):
+    with LLM(str(tmp_path), **how) as actual, LLM(str(tmp_path), **how, model_impl="transformers") as expected:
+        for one, other in zip(actual.embed(TEXTS, use_tqdm=False), expected.embed(TEXTS, use_tqdm=False), strict=True):
             assert_close(one.outputs.data, other.outputs.data, atol=1e-4, rtol=0)
 
 
@@ -130,10 +130,10 @@ def test_a_native_model_run_by_the_transformers_backend_gives_the_same(tmp_path:
     tiny_bert(tmp_path)
 
     with (
-        LLM(str(tmp_path), dtype="float32") as ours,
-        LLM(str(tmp_path), dtype="float32", model_impl="transformers") as theirs,
+        LLM(str(tmp_path), dtype="float32") as actual,
+        LLM(str(tmp_path), dtype="float32", model_impl="transformers") as expected,
     ):
-        for one, other in zip(ours.embed(TEXTS, use_tqdm=False), theirs.embed(TEXTS, use_tqdm=False), strict=True):
+        for one, other in zip(actual.embed(TEXTS, use_tqdm=False), expected.embed(TEXTS, use_tqdm=False), strict=True):
             assert_close(one.outputs.data, other.outputs.data, atol=1e-4, rtol=0)
 
 

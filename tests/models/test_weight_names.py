@@ -33,7 +33,7 @@ def assert_same_states(folder: Path, expected: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("family", PREFIXES)
-def test_a_backbone_may_stand_under_its_prefix(family: str, tmp_path: Path) -> None:
+def test_backbone_names_may_have_the_prefix(family: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, f"{family}Model")
     rename(tmp_path, lambda name: PREFIXES[family] + name)
 
@@ -41,7 +41,7 @@ def test_a_backbone_may_stand_under_its_prefix(family: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "RobertaForMaskedLM", "ModernBertForMaskedLM", "Qwen3ForCausalLM"])
-def test_a_backbone_may_stand_without_its_prefix(name: str, tmp_path: Path) -> None:
+def test_backbone_names_may_lack_the_prefix(name: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, name)
     prefix = f"{reference.base_model_prefix}."
     assert any(key.startswith(prefix) for key in load_file(tmp_path / "model.safetensors"))
@@ -51,15 +51,15 @@ def test_a_backbone_may_stand_without_its_prefix(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("family", ["Bert", "Roberta", "ModernBert", "Qwen2"])
-def test_a_classifier_may_stand_beside_a_backbone_without_prefix(family: str, tmp_path: Path) -> None:
+def test_a_classifier_loads_with_a_backbone_without_prefix(family: str, tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, f"{family}ForSequenceClassification", num_labels=3)
     prefix = f"{reference.base_model_prefix}."
     rename(tmp_path, lambda key: key.removeprefix(prefix))
 
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        ours = llm.encode(SEQUENCES, pooling_task="classify", use_tqdm=False)
+        actual = llm.encode(SEQUENCES, pooling_task="classify", use_tqdm=False)
 
-    for mine, row in zip(ours, compute_logits(reference), strict=True):
+    for mine, row in zip(actual, compute_logits(reference), strict=True):
         assert_close(mine.outputs.data, row.softmax(-1), atol=1e-4, rtol=0)
 
 
@@ -94,13 +94,13 @@ def test_a_checkpoint_of_pytorch_is_as_good(tmp_path: Path) -> None:
     assert_same_states(tmp_path, compute_hidden_states(reference))
 
 
-def test_a_classifier_serves_as_an_embedder_when_told_so(tmp_path: Path) -> None:
+def test_a_classifier_is_an_embedder_with_convert_embed(tmp_path: Path) -> None:
     reference = tiny_bert_classifier(tmp_path)
 
     with LLM(str(tmp_path), dtype="float32", device="cpu", convert="embed") as llm:
-        ours = llm.embed(SEQUENCES, use_tqdm=False)
+        actual = llm.embed(SEQUENCES, use_tqdm=False)
 
-    for mine, rows in zip(ours, compute_hidden_states(reference), strict=True):
+    for mine, rows in zip(actual, compute_hidden_states(reference), strict=True):
         assert_close(mine.outputs.data, torch.nn.functional.normalize(rows[0], dim=-1), atol=1e-4, rtol=0)
 
 

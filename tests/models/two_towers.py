@@ -93,8 +93,8 @@ def vectors(llm: LLM, inputs: Sequence[str | Image.Image], **options: Any) -> Te
     return torch.tensor([output.outputs.embedding for output in found])
 
 
-def assert_same(ours: Tensor, theirs: Sequence[Tensor]) -> None:
-    torch.testing.assert_close(ours, torch.stack(list(theirs)), rtol=0, atol=1e-4)
+def assert_same(actual: Tensor, expected: Sequence[Tensor]) -> None:
+    torch.testing.assert_close(actual, torch.stack(list(expected)), rtol=0, atol=1e-4)
 
 
 def data_uri(image: Image.Image) -> str:

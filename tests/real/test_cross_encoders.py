@@ -40,20 +40,20 @@ def scores(llm: LLM, query: Any, documents: Any, **options: Any) -> list[float]:
     return [item.outputs.score for item in llm.score(query, documents, use_tqdm=False, **options)]
 
 
-def test_the_answer_about_berlin_wins(llm: LLM, reference: Any) -> None:
-    ours = scores(llm, BERLIN, ANSWERS)
+def test_the_document_about_berlin_ranks_first(llm: LLM, reference: Any) -> None:
+    actual = scores(llm, BERLIN, ANSWERS)
 
-    assert ours == pytest.approx(reference([(BERLIN, answer) for answer in ANSWERS]), abs=1e-3)
-    assert ours == pytest.approx([9.1, -3.9], abs=0.3)
+    assert actual == pytest.approx(reference([(BERLIN, answer) for answer in ANSWERS]), abs=1e-3)
+    assert actual == pytest.approx([9.1, -3.9], abs=0.3)
 
 
 def test_every_pair_scores_as_in_sentence_transformers(llm: LLM, reference: Any) -> None:
     documents = [text for text in TEXTS if text.strip()]
     queries = [documents[(number * 7 + 3) % len(documents)][:200] for number in range(len(documents))]
 
-    ours = scores(llm, queries, documents, tokenization_kwargs=TRUNCATE)
+    actual = scores(llm, queries, documents, tokenization_kwargs=TRUNCATE)
 
-    assert ours == pytest.approx(reference(list(zip(queries, documents, strict=True))), abs=1e-3)
+    assert actual == pytest.approx(reference(list(zip(queries, documents, strict=True))), abs=1e-3)
 
 
 def test_raw_scores_are_logits(llm: LLM, reference: Any) -> None:
@@ -64,7 +64,7 @@ def test_raw_scores_are_logits(llm: LLM, reference: Any) -> None:
     assert raw == pytest.approx(reference(pairs, activation_fn=nn.Identity()), abs=1e-3)
 
 
-def test_an_activation_may_be_asked_for() -> None:
+def test_an_activation_may_be_requested() -> None:
     overrides = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}
 
     with LLM(str(model_folder(NAME)), dtype="float32", device="cpu", hf_overrides=overrides) as llm:

@@ -35,8 +35,8 @@ def embedded(llm: LLM, texts: list[str]) -> Tensor:
     return torch.stack([item.outputs.data for item in llm.embed(texts, use_tqdm=False, tokenization_kwargs=TRUNCATE)])
 
 
-def cosines(ours: Tensor, theirs: Tensor) -> Tensor:
-    return F.cosine_similarity(ours.double(), theirs.double())
+def cosines(actual: Tensor, expected: Tensor) -> Tensor:
+    return F.cosine_similarity(actual.double(), expected.double())
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -58,24 +58,24 @@ def reference(name: str) -> Callable[[list[str]], Tensor]:
 
 
 @pytest.fixture(scope="module")
-def theirs(reference: Callable[[list[str]], Tensor]) -> Tensor:
+def expected(reference: Callable[[list[str]], Tensor]) -> Tensor:
     """Embeddings of all texts by Sentence Transformers."""
     return reference(TEXTS)
 
 
-def test_every_text_gets_the_embedding_of_sentence_transformers(llm: LLM, theirs: Tensor) -> None:
-    ours = embedded(llm, TEXTS)
+def test_every_text_gets_the_embedding_of_sentence_transformers(llm: LLM, expected: Tensor) -> None:
+    actual = embedded(llm, TEXTS)
 
-    for text, cosine in zip(TEXTS, cosines(ours, theirs).tolist(), strict=True):
+    for text, cosine in zip(TEXTS, cosines(actual, expected).tolist(), strict=True):
         assert cosine >= 0.99999, f"{cosine} for {text[:40]!r}"
-    assert (ours - theirs).abs().max() < 1e-5
+    assert (actual - expected).abs().max() < 1e-5
 
 
-def test_bfloat16_stays_as_close_as_it_can(name: str, theirs: Tensor) -> None:
+def test_bfloat16_stays_as_close_as_it_can(name: str, expected: Tensor) -> None:
     with opened(name, dtype="bfloat16") as llm:
-        ours = embedded(llm, TEXTS)
+        actual = embedded(llm, TEXTS)
 
-    for text, cosine in zip(TEXTS, cosines(ours, theirs).tolist(), strict=True):
+    for text, cosine in zip(TEXTS, cosines(actual, expected).tolist(), strict=True):
         assert cosine >= 0.9995, f"{cosine} for {text[:40]!r}"
 
 
@@ -92,18 +92,18 @@ def test_the_batch_changes_nothing(llm: LLM) -> None:
     assert (alone - together).abs().max() <= 2.1e-6
 
 
-def test_similar_sentences_rank_alike(llm: LLM, reference: Callable[[list[str]], Tensor]) -> None:
+def test_similar_sentences_get_similar_ranks(llm: LLM, reference: Callable[[list[str]], Tensor]) -> None:
     file = shared_folder("data", "stsb-ccbysa") / "stsb_images_track5.tsv"
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))[:300]
     sides = [[row["sentence1"] for row in rows], [row["sentence2"] for row in rows]]
     gold = [float(row["score"]) for row in rows]
 
-    ours = spearmanr(cosines(*(embedded(llm, side) for side in sides)), gold).statistic
+    actual = spearmanr(cosines(*(embedded(llm, side) for side in sides)), gold).statistic
     expected = spearmanr(cosines(*(reference(side) for side in sides)), gold).statistic
 
-    assert ours == pytest.approx(expected, abs=1e-3)
-    assert ours > 0.7
+    assert actual == pytest.approx(expected, abs=1e-3)
+    assert actual > 0.7
 
 
 def copied(folder: Path, *, without: tuple[str, ...]) -> Path:

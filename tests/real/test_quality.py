@@ -30,9 +30,9 @@ def test_people_and_model_agree_on_similarity_as_much_as_with_the_library(name: 
     pairs, folder = read_pairs(shared_folder("data", "stsb-ccbysa") / "stsb_images_track5.tsv"), model_folder(name)
 
     with LLM(str(folder), dtype="float32") as llm:
-        ours = similarity_correlation(*pairs, make_cenote_embed(llm))
+        actual = similarity_correlation(*pairs, make_cenote_embed(llm))
 
-    assert abs(ours - similarity_correlation(*pairs, make_reference_embed(str(folder), "cpu"))) < 1e-3
+    assert abs(actual - similarity_correlation(*pairs, make_reference_embed(str(folder), "cpu"))) < 1e-3
 
 
 def test_a_small_collection_is_searched_and_reranked_as_well_as_by_the_library() -> None:
@@ -44,11 +44,11 @@ def test_a_small_collection_is_searched_and_reranked_as_well_as_by_the_library()
 
     with LLM(str(embedder), dtype="float32") as llm:
         ranked = rank_by_vectors(data, make_cenote_embed(llm))
-    theirs = rank_by_vectors(data, make_reference_embed(str(embedder), "cpu"))
+    expected = rank_by_vectors(data, make_reference_embed(str(embedder), "cpu"))
     with LLM(str(reranker), dtype="float32") as llm:
         reranked = rerank(data, ranked, make_cenote_score(llm), depth=3)
-    their_reranked = rerank(data, theirs, make_reference_score(str(reranker), "cpu"), depth=3)
+    their_reranked = rerank(data, expected, make_reference_score(str(reranker), "cpu"), depth=3)
 
     assert 0.5 < mean_ndcg(data, ranked) < 1
-    assert abs(mean_ndcg(data, ranked) - mean_ndcg(data, theirs)) < 1e-3
+    assert abs(mean_ndcg(data, ranked) - mean_ndcg(data, expected)) < 1e-3
     assert abs(mean_ndcg(data, reranked) - mean_ndcg(data, their_reranked)) < 1e-3

@@ -25,7 +25,7 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
-def test_the_answer_about_berlin_comes_first_and_a_long_document_is_cut(llm: LLM) -> None:
+def test_the_document_about_berlin_ranks_first_and_a_long_document_is_truncated(llm: LLM) -> None:
     client = make_client(llm)
     body = {"query": QUERY, "documents": DOCUMENTS, "top_n": None, "max_tokens_per_doc": None}
     expected = llm.score(QUERY, DOCUMENTS, use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": -1})

@@ -73,14 +73,14 @@ def test_a_small_collection_is_searched_as_well_as_by_the_library(
     found = [
         output.outputs for output in llm.sparse_embed([*queries, *documents], tokenization_kwargs=cut, use_tqdm=False)
     ]
-    ours = torch.tensor([[overlap(query, text) for text in found[len(queries) :]] for query in found[: len(queries)]])
+    actual = torch.tensor([[overlap(query, text) for text in found[len(queries) :]] for query in found[: len(queries)]])
     (score, *_) = llm.score(queries[0], documents[:3], tokenization_kwargs=cut, use_tqdm=False)
 
-    assert_close(ours, expected, atol=1e-3, rtol=0)
+    assert_close(actual, expected, atol=1e-3, rtol=0)
     assert score.outputs.score == pytest.approx(expected[0, 0].item(), abs=1e-3)
     figures = [
         mean_ndcg(data, {query: [names[place] for place in row] for query, row in zip(data.queries, best, strict=True)})
-        for best in (scores.argsort(descending=True, stable=True).tolist() for scores in (ours, expected))
+        for best in (scores.argsort(descending=True, stable=True).tolist() for scores in (actual, expected))
     ]
     assert figures[0] == pytest.approx(figures[1], abs=1e-3)
     assert 0.5 < figures[0] < 1
