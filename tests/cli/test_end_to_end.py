@@ -65,7 +65,7 @@ def test_ctrl_c_and_a_kill_lose_few_rows_and_do_not_change_results(tmp_path: Pat
     out, uninterrupted = tmp_path / "out.jsonl", tmp_path / "uninterrupted.jsonl"
     command = ["embed", "--input", texts, "--output"]
     assert run_cenote(*command, uninterrupted).returncode == 0
-    partial_file = tmp_path / "out.jsonl.partial_file"
+    partial_file = tmp_path / "out.jsonl.part"
 
     interrupted, message = run_and_signal([*command, out], partial_file, signal.SIGINT)
     after_ctrl_c = partial_file.read_bytes()

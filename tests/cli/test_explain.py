@@ -80,5 +80,5 @@ def test_dtypes_without_hardware_support_are_reported_with_the_replacement(
 
     rows = json.loads(capsys.readouterr().out)["settings"]
     settings = {row["name"]: (row["value"], row["reason"]) for row in rows}
-    assert settings["number type"] == ("float32", "from dtype=bfloat16, which this CPU computes in float32")
+    assert settings["number type"] == ("float32", "from dtype=bfloat16, run in float32 on this CPU")
     assert settings["quantization"] == ("none", "from quantization=int8, for which this CPU has no fast kernel")

@@ -211,7 +211,7 @@ def test_a_line_above_max_body_bytes_is_refused_without_parsing(run_batch: Any) 
 
     status, message = error_of(lines[0])
     assert status == 413
-    assert "at most 1000 bytes" in message
+    assert "more than 1000 bytes, limit 1000 bytes" in message
     assert lines[1]["custom_id"] == "next"
     body_of(lines[1])
 

@@ -285,7 +285,7 @@ def test_a_quoted_value_is_kept_as_text(tmp_path: Path) -> None:
 
 
 def test_an_empty_key_in_a_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match="an empty api_key"):
+    with pytest.raises(BadRequest, match="api_key must not be empty"):
         server_config("--config", write_yaml(tmp_path, "api-key:"))
 
 
@@ -453,7 +453,7 @@ def test_every_flag_is_declared_once() -> None:
     ("flags", "words"),
     [
         (["--root-path", "x"], "must start with a slash"),
-        (["--api-key", ""], "an empty api_key"),
+        (["--api-key", ""], "api_key must not be empty"),
         (["--max-body-bytes", "0"], "must be greater than 0"),
         (["--log-format", "xml"], "invalid choice: 'xml'"),
         (["--prot", "1"], "unknown option --prot, did you mean --port?"),
