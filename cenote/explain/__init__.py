@@ -1,1 +1,1 @@
-"""What a model could reach on this machine, what it reaches, and what stands between the two."""
+"""Performance analysis: the roofline of a model on this machine, the measured speed, and the bottlenecks."""

@@ -1,4 +1,4 @@
-"""What would help next: each piece of advice has a cause that was measured, and a gain that follows from it."""
+"""Derive advice from measurements, each with its measured cause and estimated gain."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from cenote.explain.results import ExplainResults, WorkloadResult
 
 REINSTALL = "pip install --force-reinstall --no-deps --no-binary cenote cenote"
-# below this, a change is lost in the noise
+# gains below this are within noise
 MIN_GAIN = 0.05
-# a part that takes more than this of the work is worth a word
+# parts above this share of the time are reported
 LARGE_SHARE = 0.2
-# rounds that differ by more than this say little
+# above this spread between rounds, results are unreliable
 MAX_SPREAD = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
     text: str
-    gain: float | None = None  # how much faster, as a share: 0.2 is 20 % more tokens/s; an estimate
+    gain: float | None = None  # estimated speedup: 0.2 is 20 % more tokens/s
 
 
 def make_advice(results: ExplainResults) -> list[Advice]:
-    """The most useful first; what cannot be put in numbers comes last."""
+    """Return advice sorted by gain; advice without an estimate comes last."""
     found = [
         *_advise_native_code(results),
         *_advise_native_tokenizer(results),
@@ -38,7 +38,7 @@ def make_advice(results: ExplainResults) -> list[Advice]:
 
 
 def overall_gain(share: float, factor: float) -> float:
-    """What all of it gains when a part that takes that share becomes faster by a factor."""
+    """Return the overall speedup if a part with this share becomes faster by a factor (Amdahl's law)."""
     return 1 / (1 - share + share / factor) - 1
 
 
@@ -48,9 +48,9 @@ def _advise_native_code(findings: ExplainResults) -> Iterator[Advice]:
         return
     share = max(reading.shares["attention"] for reading in findings.readings)
     yield Advice(
-        f"our native code is {chosen.native}, so torch's kernels are used, and attention takes up to "
+        f"the native code is {chosen.native}, so torch kernels are used; attention takes up to "
         f"{_format_percent(share)} "
-        f"of the work: reinstall with gcc 11 or newer on the path ({REINSTALL})"
+        f"of the time: reinstall with gcc 11 or newer on the path ({REINSTALL})"
     )
 
 
@@ -61,7 +61,7 @@ def _advise_native_tokenizer(findings: ExplainResults) -> Iterator[Advice]:
     share = max(reading.shares["tokenising"] for reading in findings.readings)
     if share > MIN_GAIN:
         yield Advice(
-            f"our own tokenizer is not there, and tokenising takes up to {_format_percent(share)} of the work: "
+            f"the native tokenizer is not built; tokenization takes up to {_format_percent(share)} of the time: "
             f"reinstall with a compiler on the path ({REINSTALL})"
         )
 
@@ -76,8 +76,8 @@ def _advise_dtype(findings: ExplainResults) -> Iterator[Advice]:
         else:
             flag, warning = "--dtype", ""
         yield Advice(
-            f"{flag} {name}: the model's linear layers ran {factor.value:.1f}x as fast in it, "
-            f"and matrix products are {_format_percent(_matmul_share(findings))} of the work{warning}",
+            f"{flag} {name}: the model's linear layers ran {factor.value:.1f}x as fast, "
+            f"and matrix products are {_format_percent(_matmul_share(findings))} of the time{warning}",
             gain,
         )
 
@@ -88,16 +88,16 @@ def _advise_batch_size(findings: ExplainResults) -> Iterator[Advice]:
         most = chosen.max_num_seqs * reading.mean_length
         if most < 0.5 * chosen.budget and reading.run_batch_tokens < 0.5 * chosen.budget:
             yield Advice(
-                f"--max-num-seqs {int(chosen.budget // reading.mean_length)}: at {reading.name} batches held "
-                f"{reading.run_batch_tokens:,.0f} tokens on average, and {chosen.budget:,} fit"
+                f"--max-num-seqs {int(chosen.budget // reading.mean_length)}: at {reading.name}, batches had "
+                f"{reading.run_batch_tokens:,.0f} tokens on average, the budget is {chosen.budget:,}"
             )
-            break  # what the shortest need is enough for all
+            break  # the value for the shortest texts is enough for all
     if findings.larger_batches is not None:
         gain = overall_gain(_matmul_share(findings), findings.larger_batches.value)
         if findings.larger_batches.low > 1 and gain > MIN_GAIN:
             yield Advice(
                 f"--max-num-batched-tokens {4 * chosen.budget}: the linear layers ran "
-                f"{findings.larger_batches.value:.2f}x as fast with batches of that size; single answers wait longer",
+                f"{findings.larger_batches.value:.2f}x as fast with batches of that size; latency increases",
                 gain,
             )
 
@@ -106,8 +106,7 @@ def _advise_threads(findings: ExplainResults) -> Iterator[Advice]:
     chosen = findings.chosen
     if chosen.device == "cpu" and chosen.threads < chosen.cores:
         yield Advice(
-            f"torch computes with {chosen.threads} of {chosen.cores} cores: unset OMP_NUM_THREADS, "
-            f"or set it to {chosen.cores}"
+            f"torch uses {chosen.threads} of {chosen.cores} cores: unset OMP_NUM_THREADS, or set it to {chosen.cores}"
         )
 
 
@@ -116,23 +115,22 @@ def _advise_host(findings: ExplainResults) -> Iterator[Advice]:
     share = worst.shares["tokenising"]
     if share > LARGE_SHARE:
         yield Advice(
-            f"tokenising takes {_format_percent(share)} of the work at {worst.name}: send token ids where texts come "
-            f"again, "
-            "and leave it a core of its own",
+            f"tokenization takes {_format_percent(share)} of the time at {worst.name}: send token ids for "
+            "repeated texts, and leave a core for the tokenizer",
             None if findings.chosen.device == "cuda" else overall_gain(share, float("inf")),
         )
     worst = max(findings.readings, key=lambda reading: reading.shares["engine"])
     if worst.shares["engine"] > LARGE_SHARE:
         yield Advice(
-            f"the engine's own work, {findings.per_input.value * 1e6:.0f} µs for each input, takes "
-            f"{_format_percent(worst.shares['engine'])} at {worst.name}: share the texts among several processes"
+            f"the engine's overhead, {findings.per_input.value * 1e6:.0f} µs per input, takes "
+            f"{_format_percent(worst.shares['engine'])} at {worst.name}: distribute the texts over several processes"
         )
 
 
 def _advise_architecture(findings: ExplainResults) -> Iterator[Advice]:
     if not findings.chosen.is_native:
         yield Advice(
-            "the Transformers library runs this model, with padding: an architecture of `cenote models` would be faster"
+            "this model runs on the Transformers library, with padding; architectures of `cenote models` are faster"
         )
 
 
@@ -146,7 +144,7 @@ def _advise_noise(findings: ExplainResults) -> Iterator[Advice]:
 
 
 def _matmul_share(findings: ExplainResults) -> float:
-    """The share of matrix products in the workload that is nearest to real ones, the last."""
+    """Return the share of matrix products in the last workload, the most realistic one."""
     mixed: WorkloadResult = findings.readings[-1]
     return mixed.shares["products"]
 

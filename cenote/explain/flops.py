@@ -1,4 +1,4 @@
-"""The arithmetic of a model: its matrix products, counted from its modules, for texts of any length."""
+"""Count the matrix products and FLOPs of a model from its modules, for texts of any length."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from cenote.protocol.params import Task
 
 @dataclass(frozen=True, slots=True)
 class MatMul:
-    """A matrix that states are multiplied with."""
+    """A weight matrix."""
 
     inputs: int
     outputs: int
-    uses_per_token: int = 1  # how often for every token: of experts, those it goes to
-    num_matrices: int = 1  # of experts, all there are
-    part: str = "linear"  # or what it belongs to: experts, router, head
-    path: str = field(default="", compare=False)  # of the module in the backbone
+    uses_per_token: int = 1  # uses per token; of experts: the selected ones
+    num_matrices: int = 1  # of experts: all
+    part: str = "linear"  # or experts, router, head
+    path: str = field(default="", compare=False)  # path of the module in the backbone
 
     @property
     def flops(self) -> int:
-        """Of one token; a multiplication and an addition are two."""
+        """FLOPs per token; a multiply-add counts as two."""
         return 2 * self.inputs * self.outputs * self.uses_per_token
 
     @property
@@ -41,29 +41,29 @@ class MatMul:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """Attention of one layer: every query of a sequence with the keys it sees."""
+    """Shape of the attention of one layer."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     causal: bool
-    window: int | None = None  # the farthest distance that is seen
+    window: int | None = None  # largest attended distance
     scale: float = 1.0
     softcap: float | None = None
     has_sinks: bool = False
-    has_bias: bool = False  # something is added for the distance
-    num_distances: int = 0  # rows of tables of distances that queries and keys are multiplied with
-    uses_kernel: bool = True  # False: the layer has a way of its own
+    has_bias: bool = False  # relative position bias
+    num_distances: int = 0  # rows of the relative position tables (DeBERTa)
+    uses_kernel: bool = True  # False: the layer has its own implementation
 
     def mean_num_keys(self, length: int) -> float:
-        """How many a query sees, on average over a sequence of that length."""
+        """Return the mean number of attended keys per query for a sequence length."""
         reach = length - 1 if self.window is None else min(self.window, length - 1)
-        # to one side: all but the first `reach` tokens see that many, those fewer
+        # per side: all but the first `reach` tokens attend to `reach` keys, the first ones to fewer
         one_side = reach - reach * (reach + 1) / (2 * length)
         return 1 + one_side * (1 if self.causal else 2)
 
     def flops(self, length: int) -> float:
-        """Of one token: its products with keys, and the sum of values."""
+        """FLOPs per token: scores and weighted values."""
         by_content = 2 * 2 * self.mean_num_keys(length)
         by_distance = 2 * min(self.num_distances, 2 * length - 1) if self.num_distances else 0
         return self.num_heads * self.head_dim * (by_content + by_distance)
@@ -71,29 +71,29 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelFlops:
-    """All matrix products of a model, in the order in which it computes them."""
+    """All matrix products of a model, in execution order."""
 
     matmuls: tuple[MatMul, ...]
     attentions: tuple[AttentionShape, ...]
-    is_complete: bool = True  # False: another library runs the model, and its attention is not counted
+    is_complete: bool = True  # False: the Transformers library runs the model, and its attention is not counted
 
     def matmul_flops(self) -> int:
         return sum(product.flops for product in self.matmuls)
 
     def flops_per_token(self, length: int) -> float:
-        """Of one token in a sequence of that length."""
+        """FLOPs per token in a sequence of that length."""
         return self.matmul_flops() + sum(mixing.flops(length) for mixing in self.attentions)
 
     def total_flops(self, lengths: list[int]) -> float:
-        """Of all tokens of these sequences."""
+        """FLOPs of sequences with these lengths."""
         return sum(self.flops_per_token(length) * length for length in lengths)
 
     def num_weights(self) -> int:
-        """Numbers in all matrices."""
+        """Number of weights."""
         return sum(product.num_weights for product in self.matmuls)
 
     def bytes_per_token(self, itemsize: int, batch_tokens: int) -> float:
-        """Bytes for a token, when every product reads its rows and writes its result once, and weights once a batch."""
+        """Memory traffic per token: inputs and outputs of every product once, weights once per batch."""
         rows = sum((product.inputs + product.outputs) * product.uses_per_token for product in self.matmuls)
         return itemsize * (rows + self.num_weights() / batch_tokens)
 
@@ -108,7 +108,7 @@ def count_flops(model: LoadedModel, task: Task) -> ModelFlops:
 
 
 def build_meta_backbone(architecture: Architecture) -> Backbone:
-    """The modules as they are before weights are read and layers are fused: only their shapes."""
+    """Build the modules on the meta device, before weights are loaded and layers are fused."""
     with torch.device("meta"):
         return Backbone(
             architecture.backbone,
@@ -171,7 +171,7 @@ def _count_distances(module: DisentangledAttention) -> int:
 
 
 def _iter_head_matmuls(model: LoadedModel, task: Task) -> Iterator[MatMul]:
-    """Layers above the backbone that every token goes through; those for one vector per text are nothing beside it."""
+    """Return the head layers that run on every token; layers on pooled vectors are negligible."""
     heads = model.pooler.heads
     used: nn.Module | None = None
     if heads.splade is not None and task in ("embed", "sparse_embed"):

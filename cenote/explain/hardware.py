@@ -1,4 +1,4 @@
-"""How fast this machine multiplies, copies and moves, in the number types that a model could use."""
+"""Measure GEMM, memory and transfer rates of this machine, in the dtypes that a model could use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cenote.explain.microbenchmarks import BenchmarkFn, LinearFactory
 from cenote.explain.timing import time_call
 from cenote.kernels.cpu_features import cpu_features
 
-# the side of a square product: as large as the best rate needs, on a CPU no larger than its caches
+# size of a square GEMM: large enough for the peak rate, on a CPU small enough for its caches
 GEMM_SIZE = {"cpu": 1024, "cuda": 8192}
 REPEATS = 5
 COPY_BYTES = 256 * 1024**2
@@ -21,7 +21,7 @@ QUANTIZED_DTYPES: dict[str, Quantization] = {"int8": "int8", "fp8": "fp8"}
 
 
 def iter_linear_dtypes(device_type: str) -> Iterator[str]:
-    """The number types of linear layers, quantized ones included, that this machine has fast arithmetic for."""
+    """Return the dtypes of linear layers, including quantized ones, that this machine supports natively."""
     yield "float32"
     if device_type == "cuda":
         yield from ("float16", "bfloat16", "fp8")
@@ -34,7 +34,7 @@ def iter_linear_dtypes(device_type: str) -> Iterator[str]:
 
 
 def with_dtype(name: str, own: LinearFactory) -> LinearFactory:
-    """Layers in another number type; quantized ones get the states that the model has."""
+    """Return a factory for layers in another dtype; quantized layers keep the dtype of the activations."""
     if (quantization := QUANTIZED_DTYPES.get(name)) is not None:
         return LinearFactory(own.dtype, own.device, quantization)
     dtype: torch.dtype = getattr(torch, name)
@@ -42,7 +42,7 @@ def with_dtype(name: str, own: LinearFactory) -> LinearFactory:
 
 
 class GemmBenchmark:
-    """A large square product by a linear layer of each number type, as models have it."""
+    """Time a large square linear layer in each dtype."""
 
     def __init__(self, own: LinearFactory) -> None:
         device = own.device
@@ -54,16 +54,16 @@ class GemmBenchmark:
             try:
                 layer = linears.make_layer(size, size)
             except LoadError:
-                continue  # not on this machine
+                continue  # not supported on this machine
             self.benchmarks[name] = _bind_input(layer, torch.randn(size, size, device=device).to(linears.dtype))
 
     def rate(self, name: str) -> float:
-        """FLOP/s, the best of a few: what the machine can, not what somebody else left of it."""
+        """Return FLOP/s, the best of a few runs, to exclude interference by other processes."""
         return self.flops / min(time_call(self.benchmarks[name], self.device) for _ in range(REPEATS))
 
 
 def make_copy_benchmarks(device: torch.device) -> dict[str, BenchmarkFn]:
-    """Copies of COPY_BYTES: where the model lives, and to and from there."""
+    """Time copies of COPY_BYTES on the device, to the device and from it."""
     here = torch.ones(COPY_BYTES // 4, device=device)
     there = torch.empty_like(here)
     work: dict[str, BenchmarkFn] = {"copy": lambda: there.copy_(here)}
@@ -75,7 +75,7 @@ def make_copy_benchmarks(device: torch.device) -> dict[str, BenchmarkFn]:
 
 
 def count_usable_cores() -> int:
-    """Those this process may run on."""
+    """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

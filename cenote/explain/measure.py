@@ -1,4 +1,4 @@
-"""Everything is measured in turns, several rounds of it: whatever the machine does meanwhile, it does to all."""
+"""Measure all parts in interleaved rounds, so that interference affects all of them equally."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from cenote.llm import LLM
 from cenote.protocol.requests import PoolRequest
 
 LENGTHS = (16, 50, 128, 512)
-ROUNDS = 5  # that the time is shared out for; a fast machine has more of them
+ROUNDS = 5  # planned rounds; a fast machine runs more
 MAX_ROUNDS = 25
-SINGLE_TEXT_TOKENS = 16  # tokens of the text that is sent alone
-SINGLES_PER_ROUND = 5  # of them in every round
-# of the time of a workload in one round: for a real run, and for the model by itself
+SINGLE_TEXT_TOKENS = 16  # length of the single text
+SINGLES_PER_ROUND = 5  # single texts per round
+# shares of the time of a workload in one round: the end-to-end run, and the model alone
 RUN_SHARE, MODEL_SHARE = 0.4, 0.2
-# a smaller batch tells little: it may take longer than that
+# smaller batches are not representative, even if this one exceeds the time
 MIN_BATCH_FLOPS = 2e10
-# a real run has this many batches at most: enough that its beginning and its end do not count
+# batches of an end-to-end run: enough that start and end are negligible
 MAX_RUN_BATCHES = 12
 
 
 def measure_model(llm: LLM, lengths: Sequence[int] = LENGTHS, duration: float = 15.0) -> ExplainResults:
-    """Takes about that many seconds, more where a single batch takes long."""
+    """Run for about `duration` seconds, longer if a single batch takes long."""
     began = time.perf_counter()
     engine = llm.engine
     device = engine.model.description.device.value
@@ -70,13 +70,13 @@ class ModelMeasurement:
         self.dtype_gains: dict[str, list[float]] = {}
 
     def run(self, began: float, duration: float) -> ExplainResults:
-        each = duration / (ROUNDS * len(self.workloads))  # for one workload in one round
+        each = duration / (ROUNDS * len(self.workloads))  # per workload and round
         speed = self._estimate_speed()
         probes = [self._make_probe(workload, speed, each) for workload in self.workloads]
         for work in (*self.gemm.benchmarks.values(), *self.copies.values()):
             work()
         larger, others = self._larger_batches(speed, each), self._alternatives()
-        probes[0].run(at_least=0.0)  # the first round of all wakes threads and fills caches
+        probes[0].run(at_least=0.0)  # warm-up
         probes[0].rounds.clear()
         probes[0].run_batches.clear()
         started, rounds = time.perf_counter(), 0
@@ -113,18 +113,18 @@ class ModelMeasurement:
         )
 
     def _estimate_speed(self) -> float:
-        """Tokens/s of the model, roughly: how large pieces of work may be."""
+        """Estimate tokens/s of the model, to choose batch sizes."""
         length, vocabulary = self.workloads[0].mean_length, self.description.architecture.backbone.vocab_size
         batch = make_random_batch([length] * max(1, 512 // length), vocabulary, self.device)
 
         def run() -> None:
             pool_states(self.engine, self.task, run_backbone(self.engine, batch), batch)
 
-        run()  # the first of its kind is never as fast as the next
+        run()  # warm-up
         return batch.num_tokens / median(time_call(run, self.device, at_least=0.02) for _ in range(5))
 
     def _larger_batches(self, speed: float, each: float) -> list[tuple[int, BenchmarkFn]] | None:
-        """The linear layers with the budget and with four times that, where it takes no longer than the rest."""
+        """Compare the linear layers at the token budget and at four times the budget, if that fits the time."""
         budget = self.resolved.budget
         if not self.matmuls.layers or 5 * budget > speed * each:
             return None
@@ -133,11 +133,11 @@ class ModelMeasurement:
             for _, work in works:
                 work()
         except torch.OutOfMemoryError:
-            return None  # then it is no advice either
+            return None  # no advice then
         return works
 
     def _alternatives(self) -> dict[str, tuple[BenchmarkFn, BenchmarkFn]]:
-        """The model's linear layers as they are, and in each number type in which a large product is faster."""
+        """Compare the model's linear layers with each dtype in which a large GEMM is faster."""
         own = self.resolved.quantization or self.resolved.dtype
         if own not in self.gemm.benchmarks or self.resolved.quantization is not None:
             return {}
@@ -145,7 +145,7 @@ class ModelMeasurement:
         tokens = max(1, min(self.resolved.budget, int(MIN_BATCH_FLOPS / max(1, self.model_flops.matmul_flops()))))
         at_once = fused_block_rows(self.resolved.fused)
         for name in self.gemm.benchmarks:
-            if name not in (own, "float16") and self.gemm.rate(name) > rate:  # some states overflow float16
+            if name not in (own, "float16") and self.gemm.rate(name) > rate:  # activations may overflow float16
                 other = MatMulBenchmark(self.model_flops, hardware.with_dtype(name, self.linear_factory))
                 found[name] = (self.matmuls.make_benchmark(tokens, at_once), other.make_benchmark(tokens, at_once))
                 for work in found[name]:
@@ -156,11 +156,11 @@ class ModelMeasurement:
         for name in self.gemm.benchmarks:
             self.rates[name].append(self.gemm.rate(name))
         for name, work in self.copies.items():
-            times = 2 if name == "copy" else 1  # read and written
+            times = 2 if name == "copy" else 1  # read and write
             self.copy_rates[name].append(times * hardware.COPY_BYTES / time_call(work, self.device))
 
     def _peak_rates(self, probes: Sequence[WorkloadProbe], rounds: int) -> list[float]:
-        """The best rate of every round, by a large product or by the model's own layers."""
+        """Return the best rate of every round, of the large GEMM or the model's own layers."""
         large = self.rates.get(self.resolved.quantization or self.resolved.dtype) or [0.0] * rounds
         return [max(large[number], *(probe.rounds[number].rate for probe in probes)) for number in range(rounds)]
 
@@ -207,7 +207,7 @@ class ModelMeasurement:
 
 
 def _has_time(began: float, started: float, rounds: int, duration: float) -> bool:
-    """Whether one more round like those before ends in time; a second one, to see how they differ, may take longer."""
+    """Return whether another round fits the time; a second round always runs, to measure the spread."""
     now = time.perf_counter()
     if rounds == 0:
         return True

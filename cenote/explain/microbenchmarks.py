@@ -1,4 +1,4 @@
-"""The pieces of a model by themselves, in its shapes, on its kernels: matrix products, attention."""
+"""Microbenchmarks of a model's matrix products and attention, in its shapes and on its kernels."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from cenote.layers.linear import Linear
 from cenote.packed_batch import PackedBatch, pack_sequences
 
 BenchmarkFn = Callable[[], object]
-LayerGroup: TypeAlias = tuple[tuple[str, MatMul], ...]  # the products of one part of a layer, by name
+LayerGroup: TypeAlias = tuple[tuple[str, MatMul], ...]  # matrix products of one part of a layer, by name
 
-# so many bytes of weights take turns: more than caches hold, as the layers of a model are
+# weights alternate over this many bytes: more than the caches hold, as in a real model
 MIN_CYCLED_WEIGHT_BYTES = 64 * 1024**2
 
 
 def make_random_batch(lengths: Sequence[int], vocabulary: int, device: torch.device) -> PackedBatch:
-    """Sequences of these lengths, of any tokens."""
+    """Return a batch of sequences with these lengths and arbitrary tokens."""
     tokens = torch.randint(0, vocabulary, (sum(lengths),))
     packed = pack_sequences([part.tolist() for part in torch.split(tokens, list(lengths))])
     if device.type == "cpu":
@@ -38,7 +38,7 @@ def make_random_batch(lengths: Sequence[int], vocabulary: int, device: torch.dev
 
 
 class LinearFactory:
-    """Linear layers of any shape, as a loaded model would have them."""
+    """Creates linear layers as a loaded model would have them."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class LinearFactory:
         is_post_processed: bool = True,
     ) -> None:
         self.dtype, self.device, self.quantization = dtype, device, quantization
-        self.is_post_processed = is_post_processed  # False: as another library leaves them
+        self.is_post_processed = is_post_processed  # False: plain layers of the Transformers library
 
     def make_layer(self, inputs: int, outputs: int) -> nn.Module:
         return self.make_layers({"qkv": (inputs, outputs)})["qkv"]
 
     def make_layers(self, shapes: Mapping[str, tuple[int, int]]) -> dict[str, nn.Module]:
-        """Those of one part of a layer, by name: what is done to each may depend on the others."""
+        """Create the layers of one part by name; post-processing of one may depend on the others."""
         parent = nn.Module()
         for name, (inputs, outputs) in shapes.items():
             made = Linear(inputs, outputs, bias=True).to(self.device, self.dtype)
@@ -66,11 +66,11 @@ class LinearFactory:
 
 
 class MatMulBenchmark:
-    """Every matrix product of a model once, in its order, with no weight so near that it stays in a cache."""
+    """Run every matrix product of a model once, in order, with weights that are not in a cache."""
 
     def __init__(self, model_flops: ModelFlops, linear_factory: LinearFactory) -> None:
         self.linears, self.dtype, self.device = linear_factory, linear_factory.dtype, linear_factory.device
-        # heads are timed as a part of pooling, routers and convolutions stay with the rest
+        # heads are timed with pooling; routers and convolutions with the other layers
         timed = [product for product in model_flops.matmuls if product.part in ("linear", "experts")]
         self.flops = sum(product.flops for product in timed)
         families = [_name_group(group) for _, group in groupby(timed, key=_parent_path)]
@@ -81,10 +81,10 @@ class MatMulBenchmark:
             for family in sizes
         }
         self.layers = [layer for family in families for layer in next(made[family])]
-        self._states: dict[int, Tensor] = {}  # by width, as many rows as the largest batch has
+        self._states: dict[int, Tensor] = {}  # by width, with the rows of the largest batch
 
     def make_benchmark(self, num_tokens: int, block_tokens: int | None = None) -> BenchmarkFn:
-        """All of them for so many tokens; `at_once`: for some tokens after the other, as fused layers have it."""
+        """Run all products for that many tokens; `at_once`: in row blocks, as fused layers do."""
         sizes = [num_tokens] if block_tokens is None else [block_tokens] * (num_tokens // block_tokens)
         sizes += [num_tokens - sum(sizes)] if sum(sizes) < num_tokens else []
         read = {
@@ -112,7 +112,7 @@ class MatMulBenchmark:
         shapes = {name: (product.inputs, product.outputs) for name, product in family if product.part == "linear"}
         try:
             layers = self.linears.make_layers(shapes) if shapes else {}
-        except LoadError:  # these are not quantized; others are, or the model would not have been loaded
+        except LoadError:  # this layer is not quantized
             layers = LinearFactory(
                 self.dtype, self.device, is_post_processed=self.linears.is_post_processed
             ).make_layers(shapes)
@@ -120,7 +120,7 @@ class MatMulBenchmark:
 
 
 class UniformExperts(nn.Module):
-    """One matrix of every expert; a router spreads tokens about evenly over what there is."""
+    """The weights of all experts; tokens are assumed to be distributed evenly."""
 
     def __init__(self, product: MatMul, linears: LinearFactory) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def _name_group(products: Iterable[MatMul]) -> LayerGroup:
 
 
 def _prepare_input(layer: nn.Module, rows: Tensor) -> Any:
-    """What comes before an fp8 layer hands it fp8; making it is no part of the product."""
+    """Return fp8 input: the preceding layer produces it, so quantization is not part of the product."""
     if not isinstance(layer, Fp8Linear):
         return rows
     from cenote.kernels.gpu.activations import activate_fp8
@@ -153,7 +153,7 @@ def _prepare_input(layer: nn.Module, rows: Tensor) -> Any:
 def make_attention_benchmark(
     attentions: Sequence[AttentionShape], batches: Sequence[PackedBatch], dtype: torch.dtype, device: torch.device
 ) -> BenchmarkFn | None:
-    """Attention of all layers, for one batch after the other; None where no kernel of ours does it."""
+    """Time the attention of all layers over batches; None if the layers do not use our kernels."""
     own = [mixing for mixing in attentions if mixing.uses_kernel]
     if not own:
         return None
@@ -171,7 +171,7 @@ def make_attention_benchmark(
 def make_random_qkv(
     attention: AttentionShape, num_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As a model hands them over: three views of what one matrix gave."""
+    """Return random q, k, v as views of one projection, as in a model."""
     widths = [
         heads * attention.head_dim for heads in (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
     ]

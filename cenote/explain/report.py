@@ -1,4 +1,4 @@
-"""The findings for people, and as JSON."""
+"""Format results as text and as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def to_text(results: ExplainResults, advice: Sequence[Advice]) -> str:
 
 
 def find_bottleneck(findings: ExplainResults) -> str:
-    """The largest part of the work on mixed lengths, which are nearest to real ones."""
+    """Return the largest part of the time on mixed lengths, the most realistic workload."""
     shares = findings.readings[-1].shares
     return max(shares, key=lambda name: shares[name])
 
@@ -35,7 +35,7 @@ def _iter_sections(findings: ExplainResults, advice: Sequence[Advice]) -> Iterat
     yield ["Settings", *_align_columns([(each.name, each.value, each.reason) for each in findings.settings])]
     yield [_speed_of_light_title(findings), *_align_table(list(_iter_speeds(findings)))]
     yield [*_iter_time_shares(findings)]
-    yield ["What would help", *([_format_advice(each) for each in advice] or ["  nothing that was measured here"])]
+    yield ["Advice", *([_format_advice(each) for each in advice] or ["  none"])]
 
 
 def _iter_hardware(findings: ExplainResults) -> Iterator[tuple[str, str]]:
@@ -49,13 +49,13 @@ def _iter_hardware(findings: ExplainResults) -> Iterator[tuple[str, str]]:
     yield "tokenizer", f"{_format_figure(findings.tokenizer, 1e6, '.2f')} M tokens/s"
     yield (
         "engine",
-        f"{_format_figure(findings.per_input, 1e-6, '.0f')} µs for each input, besides tokenising and the model",
+        f"{_format_figure(findings.per_input, 1e-6, '.0f')} µs per input, without tokenization and the model",
     )
-    yield "one text", f"{_format_figure(findings.single, 1e-3, '.2f')} ms from 16 tokens to the answer"
+    yield "one text", f"{_format_figure(findings.single, 1e-3, '.2f')} ms for 16 tokens"
 
 
 def _iter_transfer_rates(machine: HardwareInfo) -> Iterator[tuple[str, str]]:
-    yield "memory copy", f"{_format_figure(machine.copy, 1e9, '.1f')} GB/s, read and written"
+    yield "memory copy", f"{_format_figure(machine.copy, 1e9, '.1f')} GB/s, read and write"
     for name, figure in (("to the GPU", machine.to_device), ("from the GPU", machine.from_device)):
         if figure is not None:
             yield name, f"{_format_figure(figure, 1e9, '.1f')} GB/s"
@@ -63,7 +63,7 @@ def _iter_transfer_rates(machine: HardwareInfo) -> Iterator[tuple[str, str]]:
 
 def _speed_of_light_title(findings: ExplainResults) -> str:
     rest = "" if findings.complete else "; the attention of the Transformers library is not counted"
-    return f"Speed of light: tokens/s if there were nothing but the model's matrix products, at the best rate{rest}"
+    return f"Speed of light: tokens/s of the model's matrix products alone, at the best measured rate{rest}"
 
 
 def _iter_speeds(findings: ExplainResults) -> Iterator[list[str]]:
@@ -91,7 +91,7 @@ def _iter_speeds(findings: ExplainResults) -> Iterator[list[str]]:
 
 
 def _iter_time_shares(findings: ExplainResults) -> Iterator[str]:
-    yield "Where the work goes, each part measured by itself"
+    yield "Share of time, each part measured alone"
     yield from _align_table(
         [
             ["texts of", *(name.split(",")[0] for name in TIME_PARTS.values()), "model/run"],
@@ -101,21 +101,21 @@ def _iter_time_shares(findings: ExplainResults) -> Iterator[str]:
             ),
         ]
     )
-    yield f"  norms: and activations, and all the rest of the backbone. {_summarize_bottleneck(findings)}"
+    yield f"  norms: also activations and all other parts of the backbone. {_summarize_bottleneck(findings)}"
     smallest = min(reading.batch_tokens for reading in findings.readings)
     if smallest < findings.chosen.budget // 2:
-        yield f"  For want of time or sequences, parts were measured in batches of {smallest:,} tokens and more."
+        yield f"  Some parts were measured in smaller batches, from {smallest:,} tokens."
 
 
 def _summarize_bottleneck(findings: ExplainResults) -> str:
     part = find_bottleneck(findings)
     mixed = findings.readings[-1]
     host = mixed.shares["tokenising"] + mixed.shares["engine"]
-    words = f"Most of it is {TIME_PARTS[part]}."
+    words = f"The largest part is {TIME_PARTS[part]}."
     if findings.chosen.fused:
         words += " Layers are fused: norms and activations hide behind what is computed anyway."
     if findings.chosen.device == "cuda" and host > 0.5:
-        return f"{words} The host's part takes longer than the GPU's: the GPU waits."
+        return f"{words} The host takes longer than the GPU: the GPU is idle part of the time."
     return words
 
 
@@ -138,13 +138,13 @@ def _format_count(number: float) -> str:
 
 
 def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Words under each other, all to the left."""
+    """Align columns to the left."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  " + "  ".join(word.ljust(widths[at]) for at, word in enumerate(row)).rstrip() for row in rows]
 
 
 def _align_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Numbers under each other: the first column to the left, the others to the right."""
+    """Align the first column to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  " + "  ".join(f"{word:{'<' if at == 0 else '>'}{widths[at]}}" for at, word in enumerate(row)) for row in rows

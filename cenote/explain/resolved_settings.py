@@ -1,4 +1,4 @@
-"""What was decided for this model on this machine, and why, in the words of whoever decided it."""
+"""The resolved settings of a model on this machine, each with its reason."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def resolve_settings(engine: PoolingEngine) -> ResolvedSettings:
 
 
 def make_linear_factory(engine: PoolingEngine) -> LinearFactory:
-    """What makes layers like those of the model."""
+    """Return a factory for layers like those of the model."""
     description = engine.model.description
     dtype, device = description.dtype.value, description.device.value
     return LinearFactory(dtype, device, description.quantization.value, is_post_processed=description.entry.is_native)
@@ -92,17 +92,19 @@ def _native_code_status(tiles: bool) -> str:
 def iter_settings(engine: PoolingEngine, resolved: ResolvedSettings) -> Iterator[Setting]:
     description, config = engine.model.description, engine.config
     yield _sourced_setting("device", description.device)
-    yield _sourced_setting("number type", description.dtype)
+    yield _sourced_setting("dtype", description.dtype)
     if resolved.device == "cpu":
         threads = os.environ.get("OMP_NUM_THREADS")
         yield Setting(
             name="threads",
             value=str(resolved.threads),
-            reason=f"OMP_NUM_THREADS={threads}" if threads else f"{resolved.cores} cores are free to this process",
+            reason=f"OMP_NUM_THREADS={threads}" if threads else f"{resolved.cores} cores available to this process",
         )
         yield Setting(name="native code", value=resolved.native, reason=_native_reason(resolved))
     if resolved.fused:
-        yield Setting(name="layers", value="all in one call", reason="an encoder that the native code knows whole")
+        yield Setting(
+            name="layers", value="all in one call", reason="encoder supported by the native code"
+        )
     yield _linear_setting(engine, resolved)
     reason = _attention_reason(resolved, _first_attention(engine))
     yield Setting(
@@ -114,12 +116,12 @@ def iter_settings(engine: PoolingEngine, resolved: ResolvedSettings) -> Iterator
     yield Setting(
         name="quantization",
         value=resolved.quantization or "none",
-        reason=f"from {description.quantization.source}" if asked else "not asked for (--quantization)",
+        reason=f"from {description.quantization.source}" if asked else "not set (--quantization)",
     )
     if resolved.device == "cuda":
         yield _cuda_graph_setting(engine)
     given = config.max_num_batched_tokens is not None
-    reason = "--max-num-batched-tokens" if given else f"chosen for {resolved.device}"
+    reason = "--max-num-batched-tokens" if given else f"default for {resolved.device}"
     yield Setting(name="tokens per batch", value=f"at most {resolved.budget}", reason=reason)
     yield Setting(name="sequences per batch", value=f"at most {resolved.max_num_seqs}", reason="--max-num-seqs")
     yield _tokenizer_setting(resolved)
@@ -135,7 +137,7 @@ def _first_attention(engine: PoolingEngine) -> AttentionShape | None:
 
 
 def _attention_kernel_name(engine: PoolingEngine) -> str:
-    """The module of the kernel that the first layer gets."""
+    """Return the name of the attention kernel of the first layer."""
     description = engine.model.description
     if not description.entry.is_native:
         return "transformers"
@@ -157,12 +159,12 @@ def _attention_reason(chosen: ResolvedSettings, mixing: AttentionShape | None) -
         return "biases, caps or sinks in this model's attention"
     heads = f"heads of {mixing.head_dim} in {chosen.dtype}"
     if chosen.attention == "tiles":
-        return f"{heads}, amx_bf16 in this processor"
+        return f"{heads}, amx_bf16 in this CPU"
     if chosen.attention == "sdpa" and chosen.device == "cpu":
         if not chosen.tiles:
-            return f"{heads}, no matrix tiles (AMX) in this processor"
+            return f"{heads}, no AMX in this CPU"
         if chosen.dtype != "bfloat16" or mixing.head_dim % 32:
-            return f"{heads}: the tiles take bfloat16 and multiples of 32"
+            return f"{heads}: AMX attention needs bfloat16 and multiples of 32"
         return f"native code {chosen.native}"
     return heads
 
@@ -170,9 +172,9 @@ def _attention_reason(chosen: ResolvedSettings, mixing: AttentionShape | None) -
 def _native_reason(chosen: ResolvedSettings) -> str:
     if not chosen.tiles:
         set_by = [f"{name}={os.environ[name]}" for name in (MAX_CPU_ISA, *ONEDNN_VARIABLES) if os.environ.get(name)]
-        return " and ".join(["no matrix tiles (AMX) in this processor", *set_by])
-    reasons = {IN_USE: "amx_bf16 in this processor", NOT_BUILT: "no compiler was found at install"}
-    return reasons.get(chosen.native, "it was built from other code, or its libraries are missing")
+        return " and ".join(["no AMX in this CPU", *set_by])
+    reasons = {IN_USE: "amx_bf16 in this CPU", NOT_BUILT: "no compiler was found at install"}
+    return reasons.get(chosen.native, "it was built from another version, or libraries are missing")
 
 
 def _cuda_graph_setting(engine: PoolingEngine) -> Setting:
@@ -180,15 +182,15 @@ def _cuda_graph_setting(engine: PoolingEngine) -> Setting:
 
     if supports_cuda_graphs(engine.model.backbone):
         return Setting(
-            name="CUDA graphs", value=f"up to {NUM_TOKENS_BUCKETS[-1]} tokens", reason="nothing waits for the host"
+            name="CUDA graphs", value=f"up to {NUM_TOKENS_BUCKETS[-1]} tokens", reason="no host synchronization"
         )
-    return Setting(name="CUDA graphs", value="none", reason="this model's layers or number type")
+    return Setting(name="CUDA graphs", value="none", reason="layers or dtype of this model")
 
 
 def _tokenizer_setting(chosen: ResolvedSettings) -> Setting:
     if chosen.own_tokenizer:
-        return Setting(name="tokenizer", value="our own code", reason="word pieces")
-    reason = "no compiler was found at install" if chosen.word_pieces else "no word pieces"
+        return Setting(name="tokenizer", value="native code", reason="WordPiece")
+    reason = "no compiler was found at install" if chosen.word_pieces else "not WordPiece"
     return Setting(name="tokenizer", value="the tokenizers library", reason=reason)
 
 

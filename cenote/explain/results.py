@@ -1,4 +1,4 @@
-"""What was found out: plain numbers, for the report, for JSON and for advice."""
+"""Measurement results, for the report, JSON and advice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cenote.explain.timing import MeasuredValue
 
-# where the time of a run goes: name in JSON -> words
+# parts of the time of a run: name in JSON -> description
 TIME_PARTS = {
     "products": "matrix products",
     "attention": "attention",
@@ -19,23 +19,23 @@ TIME_PARTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareInfo:
-    """What computes here, and how fast it does the few things that models are made of."""
+    """The hardware and its measured rates."""
 
     processor: str
-    cores: int  # that this process may use
-    threads: int  # that torch computes with
+    cores: int  # available to this process
+    threads: int  # used by torch
     torch: str
     gpu: str | None
     gpu_bytes: int | None
-    gemm: dict[str, MeasuredValue]  # FLOP/s of a large product in every number type that could be used
-    copy: MeasuredValue  # bytes/s read and written where the model lives
-    to_device: MeasuredValue | None = None  # bytes/s from page-locked memory
+    gemm: dict[str, MeasuredValue]  # FLOP/s of a large GEMM in every supported dtype
+    copy: MeasuredValue  # bytes/s read and written on the device
+    to_device: MeasuredValue | None = None  # bytes/s from pinned memory
     from_device: MeasuredValue | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A decision, and why it was taken."""
+    """A resolved setting and its reason."""
 
     name: str
     value: str
@@ -44,56 +44,56 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSettings:
-    """The decisions that advice looks at."""
+    """The settings that advice depends on."""
 
     device: str  # cpu or cuda
     dtype: str
     quantization: str | None
     attention: str  # the name of the kernel
-    native: str  # compiled code of ours: in use, not built, or what else keeps it from use
-    tiles: bool  # whether the processor has matrix tiles
+    native: str  # state of the native code: in use, not built, or the reason why it is not used
+    tiles: bool  # whether the CPU has AMX
     fused: bool  # whether all layers run in one call
     is_native: bool  # False: the Transformers library runs the model
-    budget: int  # tokens in a batch, at most
+    budget: int  # token budget of a batch
     max_num_seqs: int
     cores: int
     threads: int
-    word_pieces: bool  # whether our own tokenizer could read the model's texts
-    own_tokenizer: bool  # whether it does
+    word_pieces: bool  # whether the native tokenizer supports the model
+    own_tokenizer: bool  # whether it is used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadResult:
-    """One workload: what it could reach, what it reaches, and where its time goes."""
+    """One workload: its roofline, its measured speed and its time by part."""
 
     name: str
     mean_length: float
-    batch_tokens: int  # of the batches that were measured by parts
+    batch_tokens: int  # tokens of the batches measured by part
     flops_per_token: float
-    light: MeasuredValue  # tokens/s if there were nothing but matrix products, at the best rate of this machine
-    memory_light: float | None  # tokens/s if there were nothing but reading and writing around them; of a GPU
-    reached: MeasuredValue  # tokens/s, texts in, answers out
+    light: MeasuredValue  # tokens/s of the matrix products alone, at the best rate of this machine
+    memory_light: float | None  # tokens/s limited by memory traffic alone; GPU only
+    reached: MeasuredValue  # tokens/s end to end
     of_light: MeasuredValue  # reached / light, within the same round
     own_rate: MeasuredValue  # FLOP/s of its own linear layers
-    shares: dict[str, float]  # of the work, by part; they add up to 1
-    model_time: MeasuredValue  # time of the model by itself / time of a real run
-    run_batch_tokens: float  # of the batches that a real run had, on average
+    shares: dict[str, float]  # of the time, by part; they sum to 1
+    model_time: MeasuredValue  # time of the model alone / time of an end-to-end run
+    run_batch_tokens: float  # mean tokens per batch of the end-to-end run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainResults:
     model: str
     task: str
-    weights: int  # numbers in all matrices
+    weights: int  # number of weights
     complete: bool  # whether all matrix products are counted
     machine: HardwareInfo
     chosen: ResolvedSettings
     settings: tuple[Setting, ...]
     readings: tuple[WorkloadResult, ...]
     tokenizer: MeasuredValue  # tokens/s
-    per_input: MeasuredValue  # seconds of the engine for one input, besides tokenising and the model
-    single: MeasuredValue  # seconds from one text of 16 tokens to its answer
-    alternatives: dict[str, MeasuredValue]  # how much faster the linear layers are in number types that promise to be
+    per_input: MeasuredValue  # engine overhead in seconds per input, without tokenization and the model
+    single: MeasuredValue  # latency in seconds of one text of 16 tokens
+    alternatives: dict[str, MeasuredValue]  # speedup of the linear layers in other dtypes
     larger_batches: MeasuredValue | None  # rate of the linear layers with four times the budget / with the budget
     rounds: int
-    seconds: float  # that all of this took
+    seconds: float  # total duration

@@ -1,4 +1,4 @@
-"""Seconds of a piece of work, wherever it runs, and what several rounds of it say together."""
+"""Time calls on CPU and GPU, and summarize rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class MeasuredValue:
-    """The median of the rounds, and the least and the most that was seen."""
+    """Median, minimum and maximum of the rounds."""
 
     value: float
     low: float
@@ -25,12 +25,12 @@ class MeasuredValue:
 
     @property
     def spread(self) -> float:
-        """How far apart the extremes are, as a share of the median."""
+        """Return (maximum - minimum) / median."""
         return (self.high - self.low) / self.value if self.value else 0.0
 
 
 def time_call(work: Callable[[], object], device: torch.device, *, at_least: float = 0.0) -> float:
-    """How long it takes, repeated until that many seconds have gone by."""
+    """Return the seconds per call, repeated for at least that many seconds."""
     repeats, total = 0, 0.0
     while repeats == 0 or total < at_least:
         total += _time_once(work, device)
@@ -40,7 +40,7 @@ def time_call(work: Callable[[], object], device: torch.device, *, at_least: flo
 
 def _time_once(work: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # what is still running belongs to somebody else
+        torch.cuda.synchronize(device)  # exclude work that is still running
     began = time.perf_counter()
     work()
     if device.type == "cuda":

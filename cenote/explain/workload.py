@@ -1,4 +1,4 @@
-"""The texts that a model is measured with: all of one length, or of lengths spread as those of real ones."""
+"""Synthetic texts for measurements: of one length, or of log-normal lengths."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from cenote.bench.workloads import single_token_words
 from cenote.engine.engine import PoolingEngine
 
-# of the mixed workload, in tokens
+# mean length of the mixed workload in tokens
 MIXED_MEAN, MIXED_SIGMA, MIXED_MAX_LENGTH = 50, 0.8, 256
-# of a mixed workload, looked at by parts
+# batches of the mixed workload that are measured by part
 NUM_MIXED_BATCHES = 3
 
 
 class TextGenerator:
-    """Never the same text twice, or an answer might be known already."""
+    """Generates texts that never repeat, so that no result is deduplicated or cached."""
 
     def __init__(self, engine: PoolingEngine) -> None:
         self.num_special_tokens = engine.tokenizer.single_template.num_tokens
@@ -24,14 +24,14 @@ class TextGenerator:
         self.words = np.array(single_token_words(engine.tokenizer.raw))
 
     def make_texts(self, lengths: Sequence[int]) -> list[str]:
-        """Texts of so many tokens each, where every word is one."""
+        """Return texts with that many tokens each; every word is one token."""
         return [
             " ".join(self.random.choice(self.words, max(1, length - self.num_special_tokens))) for length in lengths
         ]
 
 
 class ProbeWorkload:
-    """`length` tokens in every text, or lengths that are spread log-normally."""
+    """Texts of `length` tokens, or of log-normal lengths if it is None."""
 
     def __init__(self, words: TextGenerator, length: int | None, longest: int) -> None:
         self.text_generator = words
@@ -53,19 +53,19 @@ class ProbeWorkload:
         return self.text_generator.make_texts(self.draw_lengths(count))
 
     def make_batches(self, num_tokens: int, max_sequences: int) -> list[list[int]]:
-        """The lengths of sequences that run together, neighbours in length as the scheduler puts them."""
+        """Return the lengths of each batch, sorted by length as the scheduler does."""
         if self.length:
             return [[self.length] * max(1, min(num_tokens // self.length, max_sequences))]
         every = split_into_batches(
             sorted(self.draw_lengths(16 * num_tokens // self.mean_length)), num_tokens, max_sequences
         )
-        every = every[:-1] or every  # the last holds what was left
+        every = every[:-1] or every  # the last batch may be incomplete
         # evenly from short to long
         return [every[round(at)] for at in np.linspace(0, len(every) - 1, min(self.num_batches, len(every)))]
 
 
 def split_into_batches(lengths: Sequence[int], num_tokens: int, max_sequences: int) -> list[list[int]]:
-    """Lengths cut into batches, in their order."""
+    """Split lengths into batches by the token budget."""
     batches: list[list[int]] = [[]]
     tokens = 0
     for length in lengths:

@@ -1,4 +1,4 @@
-"""One workload, measured: a real run, and by itself each part of what happens in it."""
+"""Measure one workload end to end, and each of its parts alone."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.params import Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest
 
-# tokens of the texts that the host's part of the work is measured with
+# tokens of the texts for measuring the host's part
 HOST_BENCHMARK_TOKENS = 16_384
-# rows of states that a core keeps near while fused layers work on them
+# rows that stay in a core's cache in fused layers
 FUSED_ROWS_PER_THREAD = 256
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeRound:
-    """Seconds for one token, of everything, within a short time."""
+    """Seconds per token of all parts in one round."""
 
     rate: float  # FLOP/s of the model's own linear layers
-    total: float  # a real run, from texts to answers
+    total: float  # end to end
     parts: dict[str, float]
 
     @property
@@ -52,7 +52,7 @@ def run_backbone(engine: PoolingEngine, batch: PackedBatch) -> torch.Tensor:
 
 
 def pool_states(engine: PoolingEngine, task: Task, states: torch.Tensor, batch: PackedBatch) -> object:
-    """The answers, on the host."""
+    """Return the results on the host."""
     asked = (PoolingSpec(task, engine.plan.resolve_options(task, None)),)
     with torch.inference_mode():
         return [group.rows.cpu() for group in engine.model.pooler(states, batch, [asked] * batch.num_seqs)]
@@ -63,7 +63,7 @@ def fused_block_rows(is_fused: bool) -> int | None:
 
 
 def split_backbone_time(backbone: float, products: float, attention: float) -> tuple[float, float, float]:
-    """Products, attention and the rest of a backbone; pieces that are faster together cannot be more than the whole."""
+    """Split the backbone time into products, attention and other; scale the parts if they exceed the total."""
     shrink = min(1.0, backbone / (products + attention)) if products + attention else 1.0
     products, attention = products * shrink, attention * shrink
     return products, attention, max(0.0, backbone - products - attention)
@@ -85,19 +85,19 @@ class WorkloadProbe:
     ) -> None:
         self.workload = workload
         self.engine = engine
-        self.echo = echo  # an engine whose model does nothing
+        self.echo = echo  # an engine with an EchoExecutor
         self.model_flops = arithmetic
         self.matmuls = products
         self.task: Task = task
         self.num_run_texts = max(1, run_tokens // workload.mean_length)
-        # a request costs something as well: inputs share it as they do in long runs
+        # the cost per request is distributed over its inputs, as in long runs
         self.num_host_texts = max(64, min(512, HOST_BENCHMARK_TOKENS // workload.mean_length))
         self.device = self.engine.model.description.device.value
         self.lengths = workload.make_batches(batch_tokens, max_sequences)
         self.vocabulary = self.engine.model.description.architecture.backbone.vocab_size
         self.batches = [make_random_batch(lengths, self.vocabulary, self.device) for lengths in self.lengths]
         self.rounds: list[ProbeRound] = []
-        self.run_batches: list[float] = []  # tokens of the batches of real runs, a mean for each round
+        self.run_batches: list[float] = []  # mean tokens per batch of the end-to-end run, per round
         self._benchmarks = self._make_benchmarks()
 
     @property
@@ -105,7 +105,7 @@ class WorkloadProbe:
         return sum(batch.num_tokens for batch in self.batches)
 
     def run(self, at_least: float) -> None:
-        """One more round; every piece of work repeated until it has taken so many seconds."""
+        """Run one round; every measurement is repeated for at least that many seconds."""
         alone = {
             name: sum(time_call(work, self.device, at_least=at_least / len(works)) for work in works) / self.num_tokens
             for name, works in self._benchmarks.items()
@@ -126,7 +126,7 @@ class WorkloadProbe:
         self.rounds.append(ProbeRound(self.matmuls.flops / alone["products"], whole / tokens, parts))
 
     def make_result(self, peaks: Sequence[float], copied_bytes: float) -> WorkloadResult:
-        """With the best rate of matrix products in every round, and what memory moves in a second."""
+        """Compute the result from the best GEMM rate of every round and the memory bandwidth."""
         lengths = [length for batch in self.lengths for length in batch]
         flops = self.model_flops.total_flops(lengths) / sum(lengths)
         batch_tokens = self.num_tokens // len(self.batches)
@@ -156,7 +156,7 @@ class WorkloadProbe:
         )
 
     def _time_texts(self, engine: PoolingEngine, texts: Sequence[str]) -> tuple[float, int]:
-        """Seconds, and the tokens that the model read."""
+        """Return seconds and prompt tokens."""
         tokens = 0
 
         def run() -> None:
@@ -176,7 +176,7 @@ class WorkloadProbe:
     def _make_benchmarks(self) -> dict[str, list[BenchmarkFn]]:
         engine, dtype = self.engine, self.matmuls.dtype
         states = [run_backbone(engine, batch) for batch in self.batches]
-        # fused layers take a few rows through all of them while these are in a cache
+        # fused layers process a few rows at a time through all layers
         at_once = fused_block_rows(is_fused(engine.model.backbone))
         attention = [
             make_attention_benchmark(
@@ -194,13 +194,13 @@ class WorkloadProbe:
             ],
         }
         for name, several in works.items():
-            for work in several if name != "backbone" else ():  # which has run already
-                work()  # the first of its kind is never as fast as the next
+            for work in several if name != "backbone" else ():  # has run already
+                work()  # warm-up
         return {name: several for name, several in works.items() if several}
 
 
 def _count_batches(engine: PoolingEngine) -> tuple[int, float]:
-    """How many batches an engine has run so far, and their tokens."""
+    """Return the number of batches an engine has run, and their tokens."""
     families = {family.name: family for family in asyncio.run(engine.collect_metrics())}
     seen = families["cenote_batch_tokens"].series
     return sum(sum(each.counts) for each in seen), sum(each.value for each in seen)
