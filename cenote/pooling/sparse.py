@@ -47,7 +47,7 @@ def dense_to_pairs(vectors: Tensor) -> tuple[Tensor, list[int]]:
 def token_weights_to_pairs(
     weights: Tensor, batch: PackedBatch, seq_indices: Sequence[int], excluded_token_ids: Sequence[int]
 ) -> tuple[Tensor, list[int]]:
-    """Return the maximum weight of each distinct token id of a sequence as (id, weight) rows, and their numbers.
+    """Return the maximum weight of each distinct token id of a sequence as (id, weight) rows, and the row counts.
 
     `weights` [tokens] are those of all tokens; `excluded_token_ids` are special tokens.
     """

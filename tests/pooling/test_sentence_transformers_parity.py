@@ -144,21 +144,21 @@ def test_dense_modules_and_norms_run_in_order(tmp_path: Path) -> None:
 
 
 WRONG_SIZES: dict[str, tuple[list[nn.Module], str]] = {
-    "the model's": (
+    "dense after the backbone": (
         [Pooling(HIDDEN, "mean"), Dense(33, 20)],
-        "2_Dense/.*in_features is 33, .* of 32 come from the model",
+        "2_Dense/.*in_features is 33, but the input from the backbone is 32",
     ),
-    "two methods'": (
+    "dense after two pooling modes": (
         [Pooling(HIDDEN, ("cls", "mean")), Dense(HIDDEN, 20)],
-        "2_Dense/.*in_features is 32, .* of 64 come from CLS and MEAN",
+        "2_Dense/.*in_features is 32, but the input from concatenated CLS and MEAN pooling is 64",
     ),
-    "the layer's before": (
+    "dense after dense": (
         [Pooling(HIDDEN, "mean"), Dense(HIDDEN, 20), Dense(33, 20)],
-        "3_Dense/.*in_features is 33, .* of 20 come from 2_Dense/config.json",
+        "3_Dense/.*in_features is 33, but the input from 2_Dense/config.json is 20",
     ),
-    "a norm's": (
+    "norm after the backbone": (
         [Pooling(HIDDEN, "mean"), LayerNorm(31)],
-        "2_LayerNorm/.*dimension is 31, .* of 32 come from the model",
+        "2_LayerNorm/.*dimension is 31, but the input from the backbone is 32",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Late interaction in a real engine: a query is read once, and documents are compared where they are read."""
+"""Late interaction in a real engine: a query is encoded once, and MaxSim runs on the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch.testing import assert_close
 from cenote import LLM, InputTooLong
 from cenote.engine.execution import executor
 from cenote.engine.result_delivery import BatchOutput
-from cenote.errors import PoolingError
 from cenote.packed_batch import pack_sequences
 from cenote.pooling.pooler import PooledGroup, PoolingSpec
 from cenote.protocol.params import PoolingOptions
@@ -30,7 +29,7 @@ DOCUMENTS = ["the river is big", "a", "the old city of berlin, where people live
 def colbert(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = tmp_path_factory.mktemp("colbert")
     tiny_modernbert(folder)
-    # batches of a few documents, so that one query meets several
+    # small batches, so that the documents of one query are in several batches
     with LLM(str(folder), dtype="float32", device="cpu", max_num_seqs=4) as llm:
         yield llm
 
@@ -52,62 +51,63 @@ def test_scores_are_those_of_the_returned_matrices(colbert: LLM) -> None:
     (query,), documents = embed_tokens(colbert, [QUERY]), embed_tokens(colbert, DOCUMENTS)
 
     assert score_late(colbert, QUERY, DOCUMENTS) == pytest.approx(
-        [max_sim(query, each) for each in documents], abs=1e-4
+        [max_sim(query, document) for document in documents], abs=1e-4
     )
-    backwards = embed_tokens(colbert, DOCUMENTS[::-1])
-    many = [max_sim(one, other) for one, other in zip(backwards, documents, strict=True)]
-    assert score_late(colbert, DOCUMENTS[::-1], DOCUMENTS) == pytest.approx(many, abs=1e-4)
+    reversed_rows = embed_tokens(colbert, DOCUMENTS[::-1])
+    expected = [max_sim(query_rows, rows) for query_rows, rows in zip(reversed_rows, documents, strict=True)]
+    assert score_late(colbert, DOCUMENTS[::-1], DOCUMENTS) == pytest.approx(expected, abs=1e-4)
 
 
-def test_only_numbers_leave_the_device(colbert: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    left: list[tuple[int, ...]] = []
-    outcome = executor.to_batch_output
+def test_only_scores_of_documents_leave_the_device(colbert: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[int, ...]] = []
+    to_batch_output = executor.to_batch_output
 
-    def noted(groups: list[PooledGroup], verdicts: list[Tensor]) -> BatchOutput:
-        left.extend(tuple(group.rows.shape) for group in groups)
-        return outcome(groups, verdicts)
+    def record_shapes(groups: list[PooledGroup], finite_masks: list[Tensor]) -> BatchOutput:
+        shapes.extend(tuple(group.rows.shape) for group in groups)
+        return to_batch_output(groups, finite_masks)
 
-    monkeypatch.setattr(executor, "to_batch_output", noted)
+    monkeypatch.setattr(executor, "to_batch_output", record_shapes)
     score_late(colbert, QUERY, DOCUMENTS)
 
-    rows = [shape for shape in left if len(shape) > 1]
-    assert rows == [(len(colbert.get_tokenizer().encode(QUERY).ids), 32)]  # of the query, and of no document
-    assert sum(shape[0] for shape in left if len(shape) == 1) >= len(DOCUMENTS)
+    matrices = [shape for shape in shapes if len(shape) > 1]
+    assert matrices == [(len(colbert.get_tokenizer().encode(QUERY).ids), 32)]  # the query's only
+    assert sum(shape[0] for shape in shapes if len(shape) == 1) >= len(DOCUMENTS)
 
 
-def test_a_query_is_read_once(colbert: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[PoolRequest] = []
+def test_a_query_is_encoded_once(colbert: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[PoolRequest] = []
     submit = colbert.engine.submit
 
-    def noted(request: PoolRequest, **more: Any) -> Any:
-        asked.append(request)
-        return submit(request, **more)
+    def record_request(request: PoolRequest, **kwargs: Any) -> Any:
+        requests.append(request)
+        return submit(request, **kwargs)
 
-    monkeypatch.setattr(colbert.engine, "submit", noted)
+    monkeypatch.setattr(colbert.engine, "submit", record_request)
     score_late(colbert, QUERY, DOCUMENTS)
 
-    assert [list(request.inputs) for request in asked] == [[QUERY], DOCUMENTS]
+    assert [list(request.inputs) for request in requests] == [[QUERY], DOCUMENTS]
 
 
 def test_a_batch_may_mix_scored_and_returned_documents(colbert: LLM) -> None:
     pooler, batch = colbert.engine.model.pooler, pack_sequences([[7, 8, 9], [10, 11], [12, 13, 14, 15]])
     hidden = torch.randn(9, 32, generator=torch.Generator().manual_seed(0))
-    one, two = torch.randn(4, 32), torch.randn(2, 32)
-    plain, compared = (
+    first_query, second_query = torch.randn(4, 32), torch.randn(2, 32)
+    rows_spec, score_spec = (
         PoolingSpec("token_embed", PoolingOptions()),
         PoolingSpec("token_embed", PoolingOptions(), is_max_sim=True),
     )
 
-    groups = pooler(hidden, batch, [[compared], [plain], [compared]], [one, None, two])
+    queries = [first_query, None, second_query]
+    groups = pooler(hidden, batch, [[score_spec], [rows_spec], [score_spec]], queries)
 
-    assert [(group.spec, group.seq_indices) for group in groups] == [(compared, [0, 2]), (plain, [1])]
+    assert [(group.spec, group.seq_indices) for group in groups] == [(score_spec, [0, 2]), (rows_spec, [1])]
     unit = torch.nn.functional.normalize(hidden, dim=-1)
-    assert_close(groups[0].rows, torch.tensor([max_sim(one, unit[:3]), max_sim(two, unit[5:])]))
+    assert_close(groups[0].rows, torch.tensor([max_sim(first_query, unit[:3]), max_sim(second_query, unit[5:])]))
     assert_close(groups[1].rows, unit[3:5])
 
 
 def test_an_invalid_input_fails_only_its_own_pairs(colbert: LLM) -> None:
-    def scored(queries: list[str], documents: list[str]) -> list[ScoreResult | PoolingError]:
+    def succeeded(queries: list[str], documents: list[str]) -> list[bool]:
         request = ScoreRequest(
             queries=queries,
             documents=documents,
@@ -115,12 +115,11 @@ def test_an_invalid_input_fails_only_its_own_pairs(colbert: LLM) -> None:
             return_exceptions=True,
             max_tokens_per_doc=5,
         )
-        return asyncio.run(colbert.engine.score(request))
+        return [isinstance(result, ScoreResult) for result in asyncio.run(colbert.engine.score(request))]
 
-    assert [isinstance(each, ScoreResult) for each in scored(["a"], ["b", "\ud800", "c"])] == [True, False, True]
-    several = scored(["a", "\ud800", "c"], ["a", "b", "\ud800"])
-    assert [isinstance(each, ScoreResult) for each in several] == [True, False, False]
-    assert [isinstance(each, ScoreResult) for each in scored(["\ud800"], ["a", "b"])] == [False, False]
+    assert succeeded(["a"], ["b", "\ud800", "c"]) == [True, False, True]
+    assert succeeded(["a", "\ud800", "c"], ["a", "b", "\ud800"]) == [True, False, False]
+    assert succeeded(["\ud800"], ["a", "b"]) == [False, False]
 
 
 def test_an_error_names_the_query_or_the_document(colbert: LLM) -> None:
@@ -130,8 +129,8 @@ def test_an_error_names_the_query_or_the_document(colbert: LLM) -> None:
         return caught.value
 
     assert refused(["one"], ["two", "word " * 1000]).index == 1
-    of_query = refused(["word " * 1000], ["two"])
-    assert of_query.index is None and of_query.message.startswith("query: ")
+    query_error = refused(["word " * 1000], ["two"])
+    assert query_error.index is None and query_error.message.startswith("query: ")
     assert refused(["one", "word " * 1000], ["two", "two"]).message.startswith("query 1: ")
 
 

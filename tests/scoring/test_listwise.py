@@ -1,4 +1,4 @@
-"""A listwise reranker, tiny and random: one prompt for all documents, against plain Transformers and a projector."""
+"""A tiny listwise reranker: one prompt for all documents, compared with Transformers and a projector."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def prompt(query: str, documents: list[str], instruction: str | None = None) -> 
 
 @dataclass
 class JinaReranker:
-    """A tiny jina-reranker-v3, ours and the reference."""
+    """A tiny jina-reranker-v3 in Cenote and in Transformers."""
 
     folder: Path
     reference: PreTrainedModel
@@ -65,13 +65,13 @@ class JinaReranker:
     llm: LLM
 
     def rows(self, query: str, documents: list[str], instruction: str | None = None) -> Tensor:
-        """The projected states at the marks: of every document, and of the query at last."""
+        """Return the projected states at the special tokens: of every document, then of the query."""
         tokenizer = PreTrainedTokenizerFast.from_pretrained(self.folder)
         ids = torch.tensor([tokenizer(prompt(query, documents, instruction)).input_ids])
-        marked = torch.isin(ids[0], torch.tensor(tokenizer.convert_tokens_to_ids(SPECIAL_TOKENS)))
-        assert int(marked.sum()) == len(documents) + 1
+        is_special = torch.isin(ids[0], torch.tensor(tokenizer.convert_tokens_to_ids(SPECIAL_TOKENS)))
+        assert int(is_special.sum()) == len(documents) + 1
         with torch.inference_mode():
-            rows: Tensor = self.projector(self.reference.model(input_ids=ids).last_hidden_state[0, marked])
+            rows: Tensor = self.projector(self.reference.model(input_ids=ids).last_hidden_state[0, is_special])
         return rows
 
     def scores(self, query: str, documents: list[str], instruction: str | None = None) -> list[float]:
@@ -90,8 +90,8 @@ def jina(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JinaReranker]:
     torch.manual_seed(0)
     projector = nn.Sequential(nn.Linear(32, 16, bias=False), nn.ReLU(), nn.Linear(16, 12, bias=False))
     weights, names = folder / "model.safetensors", ("projector.0.weight", "projector.2.weight")
-    own = dict(zip(names, (parameter.data for parameter in projector.parameters()), strict=True))
-    save_file(load_file(weights) | own, weights, metadata={"format": "pt"})
+    projector_weights = dict(zip(names, (parameter.data for parameter in projector.parameters()), strict=True))
+    save_file(load_file(weights) | projector_weights, weights, metadata={"format": "pt"})
     change_config(folder, architectures=["JinaForRanking"])
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
@@ -112,12 +112,12 @@ def scores(llm: LLM, queries: Any, documents: Any, **options: Any) -> list[float
 # scores
 
 
-def test_all_documents_of_a_query_are_read_in_one_prompt(jina: JinaReranker) -> None:
+def test_all_documents_of_a_query_are_encoded_in_one_prompt(jina: JinaReranker) -> None:
     outputs = jina.llm.score(QUERY, DOCUMENTS, use_tqdm=False)
 
     assert [output.outputs.score for output in outputs] == pytest.approx(jina.scores(QUERY, DOCUMENTS), abs=1e-4)
-    whole = jina.llm.get_tokenizer().encode(prompt(QUERY, DOCUMENTS)).ids
-    assert all(output.prompt_token_ids == whole for output in outputs)
+    prompt_ids = jina.llm.get_tokenizer().encode(prompt(QUERY, DOCUMENTS)).ids
+    assert all(output.prompt_token_ids == prompt_ids for output in outputs)
     assert len({output.request_id for output in outputs}) == 1
 
 
@@ -139,22 +139,22 @@ def test_late_interaction_is_accepted_as_a_name_of_listwise(jina: JinaReranker) 
 
 
 def test_an_instruction_comes_before_the_documents(jina: JinaReranker, client: TestClient) -> None:
-    told = pytest.approx(jina.scores(QUERY, DOCUMENTS, "find the old book"), abs=1e-4)
+    expected = pytest.approx(jina.scores(QUERY, DOCUMENTS, "find the old book"), abs=1e-4)
 
-    assert scores(jina.llm, QUERY, DOCUMENTS, instruction="find the old book") == told
+    assert scores(jina.llm, QUERY, DOCUMENTS, instruction="find the old book") == expected
     params = PoolingParams(extra_kwargs={"chat_template_kwargs": {"instruction": "find the old book"}})
-    assert scores(jina.llm, QUERY, DOCUMENTS, pooling_params=params) == told
+    assert scores(jina.llm, QUERY, DOCUMENTS, pooling_params=params) == expected
     body = {"query": QUERY, "documents": DOCUMENTS, "instruction": "find the old book"}
     results = sorted(client.post("/rerank", json=body).json()["results"], key=lambda item: item["index"])
-    assert [item["relevance_score"] for item in results] == told
+    assert [item["relevance_score"] for item in results] == expected
 
 
 def test_queries_and_documents_have_separate_token_limits(jina: JinaReranker) -> None:
     limits = PoolingParams(extra_kwargs={"max_tokens_per_query": 2, "max_tokens_per_doc": 3})
-    cut = ["the city of", "a red fish", "no", "people live in"]
+    truncated = ["the city of", "a red fish", "no", "people live in"]
 
     assert scores(jina.llm, QUERY, DOCUMENTS, pooling_params=limits) == pytest.approx(
-        jina.scores("how big", cut), abs=1e-4
+        jina.scores("how big", truncated), abs=1e-4
     )
 
 
@@ -172,69 +172,69 @@ def test_special_tokens_in_a_text_are_removed(text: str, jina: JinaReranker) -> 
     assert scores(jina.llm, text, [text, "no"]) == pytest.approx(expected, abs=1e-4)
 
 
-# too much for one prompt
+# several prompts
 
 
 def score_in_blocks(jina: JinaReranker, query: str, *blocks: list[str]) -> list[float]:
-    """As the model's authors do it: the query's rows of all prompts, weighed by the best score in each."""
-    rows = [jina.rows(query, block) for block in blocks]
-    weights = torch.stack([(1 + F.cosine_similarity(each[:-1], each[-1:])).max() / 2 for each in rows])
-    mean = sum(weight * each[-1] for weight, each in zip(weights, rows, strict=True)) / weights.sum()
-    return [score for each in rows for score in F.cosine_similarity(each[:-1], mean[None]).tolist()]
+    """Score as the model's authors do: with the mean of the query's rows, weighted by the best score of each block."""
+    block_rows = [jina.rows(query, block) for block in blocks]
+    weights = torch.stack([(1 + F.cosine_similarity(rows[:-1], rows[-1:])).max() / 2 for rows in block_rows])
+    mean = sum(weight * rows[-1] for weight, rows in zip(weights, block_rows, strict=True)) / weights.sum()
+    return [score for rows in block_rows for score in F.cosine_similarity(rows[:-1], mean[None]).tolist()]
 
 
-def test_documents_that_do_not_fit_one_prompt_are_read_in_blocks(jina: JinaReranker) -> None:
+def test_documents_that_do_not_fit_one_prompt_are_encoded_in_blocks(jina: JinaReranker) -> None:
     long = ["the red cat and the old dog " * 30, "a blue bird and a green fish " * 20, "berlin is big " * 50, "no"]
-    room = jina.llm.model_config.max_model_len
-    assert jina.length(QUERY, long[:1]) < room < jina.length(QUERY, long)
-    fits = max(count for count in range(1, 5) if jina.length(QUERY, long[:count]) <= room)
+    max_tokens = jina.llm.model_config.max_model_len
+    assert jina.length(QUERY, long[:1]) < max_tokens < jina.length(QUERY, long)
+    num_first = max(count for count in range(1, 5) if jina.length(QUERY, long[:count]) <= max_tokens)
 
     ours = jina.llm.score(QUERY, long, use_tqdm=False)
 
-    expected = score_in_blocks(jina, QUERY, long[:fits], long[fits:])
+    expected = score_in_blocks(jina, QUERY, long[:num_first], long[num_first:])
     assert [output.outputs.score for output in ours] == pytest.approx(expected, abs=1e-4)
     lengths = {len(output.prompt_token_ids) for output in ours}
-    assert lengths == {jina.length(QUERY, long[:fits]), jina.length(QUERY, long[fits:])}
+    assert lengths == {jina.length(QUERY, long[:num_first]), jina.length(QUERY, long[num_first:])}
 
 
 def test_a_smaller_prompt_makes_more_blocks(jina: JinaReranker) -> None:
-    room = jina.length(QUERY, DOCUMENTS) - 10
-    how = {"truncate_prompt_tokens": room}
+    max_tokens = jina.length(QUERY, DOCUMENTS) - 10
+    ours = scores(jina.llm, QUERY, DOCUMENTS, tokenization_kwargs={"truncate_prompt_tokens": max_tokens})
 
-    ours = scores(jina.llm, QUERY, DOCUMENTS, tokenization_kwargs=how)
-
-    fits = max(count for count in range(1, 5) if jina.length(QUERY, DOCUMENTS[:count]) + count <= room)
-    assert ours == pytest.approx(score_in_blocks(jina, QUERY, DOCUMENTS[:fits], DOCUMENTS[fits:]), abs=1e-4)
+    num_first = max(count for count in range(1, 5) if jina.length(QUERY, DOCUMENTS[:count]) + count <= max_tokens)
+    assert ours == pytest.approx(score_in_blocks(jina, QUERY, DOCUMENTS[:num_first], DOCUMENTS[num_first:]), abs=1e-4)
 
 
 def test_a_document_longer_than_the_model_is_refused_or_truncated(jina: JinaReranker) -> None:
-    words = "the red cat and the old dog " * 200
+    text = "the red cat and the old dog " * 200
 
     with pytest.raises(InputTooLong, match="maximum context length is 900 tokens") as caught:
-        jina.llm.score(QUERY, ["no", words, "yes"], use_tqdm=False)
+        jina.llm.score(QUERY, ["no", text, "yes"], use_tqdm=False)
     assert caught.value.index == 1
-    outputs = jina.llm.score(QUERY, ["no", words], tokenization_kwargs={"truncate_prompt_tokens": -1}, use_tqdm=False)
-    kept = 900 - jina.length(QUERY, [""])
-    cut = " ".join(words.split()[:kept])
-    assert outputs[1].prompt_token_ids == jina.llm.get_tokenizer().encode(prompt(QUERY, [cut])).ids
+    outputs = jina.llm.score(QUERY, ["no", text], tokenization_kwargs={"truncate_prompt_tokens": -1}, use_tqdm=False)
+    num_words = 900 - jina.length(QUERY, [""])
+    truncated = " ".join(text.split()[:num_words])
+    assert outputs[1].prompt_token_ids == jina.llm.get_tokenizer().encode(prompt(QUERY, [truncated])).ids
     assert [output.outputs.score for output in outputs] == pytest.approx(
-        score_in_blocks(jina, QUERY, ["no"], [cut]), abs=1e-4
+        score_in_blocks(jina, QUERY, ["no"], [truncated]), abs=1e-4
     )
 
 
 def test_a_failing_prompt_fails_only_its_own_documents(jina: JinaReranker) -> None:
     request = ScoreRequest(queries=[QUERY], documents=["no", "the cat " * 600, "yes"], return_exceptions=True)
 
-    answers = jina.llm.engine.score_sync(request)
+    results = jina.llm.engine.score_sync(request)
 
-    assert [isinstance(answer, ScoreResult) for answer in answers] == [True, False, True]
-    assert isinstance(answers[1], PoolingError)
+    assert [isinstance(result, ScoreResult) for result in results] == [True, False, True]
+    assert isinstance(results[1], PoolingError)
 
 
 def test_many_documents_are_truncated_evenly(jina: JinaReranker) -> None:
-    ranking = ListwiseInput(QUERY, ["the cat " * 20, "the dog " * 5, "the bird " * 20])
+    listwise_input = ListwiseInput(QUERY, ["the cat " * 20, "the dog " * 5, "the bird " * 20])
     (rendered,) = jina.llm.engine.renderer.render(
-        [ranking], TokenizationParams(truncate_prompt_tokens=-1), limits=Limits(jina.length(QUERY, [""] * 3) + 40)
+        [listwise_input],
+        TokenizationParams(truncate_prompt_tokens=-1),
+        limits=Limits(jina.length(QUERY, [""] * 3) + 40),
     )
     expected = prompt(QUERY, ["the cat " * 7 + "the", "the dog " * 5, "the bird " * 7 + "the"])
 
@@ -243,7 +243,7 @@ def test_many_documents_are_truncated_evenly(jina: JinaReranker) -> None:
     assert int(rendered.row_mask.sum()) == 4
 
 
-# rows themselves
+# token embeddings
 
 
 def test_a_list_of_texts_is_documents_and_a_query(jina: JinaReranker, client: TestClient) -> None:
@@ -253,8 +253,8 @@ def test_a_list_of_texts_is_documents_and_a_query(jina: JinaReranker, client: Te
     rows = jina.rows(QUERY, DOCUMENTS)
     assert rows.shape == (5, 12)
     assert_close(output.outputs.data, rows, atol=1e-4, rtol=0)
-    (answer,) = reply.json()["data"]
-    assert_close(torch.tensor(answer["data"]), rows, atol=1e-4, rtol=0)
+    (item,) = reply.json()["data"]
+    assert_close(torch.tensor(item["data"]), rows, atol=1e-4, rtol=0)
 
 
 def test_inputs_other_than_lists_of_texts_are_refused(jina: JinaReranker, client: TestClient) -> None:
@@ -265,14 +265,14 @@ def test_inputs_other_than_lists_of_texts_are_refused(jina: JinaReranker, client
         jina.llm.encode([[1, 2], [3, 4]], pooling_task="token_embed", use_tqdm=False)
     assert_refused(client.post("/pooling", json={"input": "alone"}), too_few, "input")
     messages = [{"role": "user", "content": "a"}]
-    words = "The JinaForRanking does not support chat Request."
-    assert_refused(client.post("/pooling", json={"messages": messages}), words, "messages")
+    message = "The JinaForRanking does not support chat Request."
+    assert_refused(client.post("/pooling", json={"messages": messages}), message, "messages")
 
 
-# beside the reference
+# compared with vLLM
 
 
-def test_token_counts_are_those_of_the_reference(jina: JinaReranker, tmp_path: Path) -> None:
+def test_token_counts_are_those_of_vllm(jina: JinaReranker, tmp_path: Path) -> None:
     files = shared_folder("tokenizers", "qwen3")
     shutil.copytree(jina.folder, tmp_path, dirs_exist_ok=True)
     shutil.copy(files / "tokenizer_config.json", tmp_path / "tokenizer_config.json")
@@ -283,12 +283,12 @@ def test_token_counts_are_those_of_the_reference(jina: JinaReranker, tmp_path: P
     weights["model.embed_tokens.weight"] = torch.randn(151936, 32)
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     change_config(tmp_path, vocab_size=151936)
-    sides = {"query": "What is the capital of France?" * 20, "documents": ["The capital of France is Paris. " * 20]}
+    body = {"query": "What is the capital of France?" * 20, "documents": ["The capital of France is Paris. " * 20]}
 
     with load_llm(tmp_path) as llm:
         client = make_client(llm)
         counts = [
-            client.post("/rerank", json=sides | limits).json()["usage"]["prompt_tokens"]
+            client.post("/rerank", json=body | limits).json()["usage"]["prompt_tokens"]
             for limits in (
                 {},
                 {"max_tokens_per_query": 10},

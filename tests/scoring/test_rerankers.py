@@ -1,4 +1,4 @@
-"""Rerankers made of language models, tiny and random, from their own files: the prompt, the answer, what is cut."""
+"""Rerankers that are causal language models, tiny and random: prompts, scores and truncation."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def qwen3(query: str, document: str, instruction: str | None = None) -> str:
 
 
 def mxbai(query: str, document: str, instruction: str | None = None) -> str:
-    told = f"instruction: {instruction}\n" if instruction else ""
+    instruction_line = f"instruction: {instruction}\n" if instruction else ""
     return (
         "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-        f"<|im_start|>user\n{told}query: {query}\ndocument: {document}\n"
+        f"<|im_start|>user\n{instruction_line}query: {query}\ndocument: {document}\n"
         "You are a search relevance expert who evaluates how well documents match search queries. For each "
         "query-document pair, carefully analyze the semantic relationship between them, then provide your binary "
         "relevance judgment (0 for not relevant, 1 for relevant).\nRelevance:<|im_end|>\n<|im_start|>assistant\n"
@@ -105,7 +105,7 @@ RERANKER_KINDS = {
 
 
 def save_reranker(folder: Path, model: str, **changes: Any) -> PreTrainedModel:
-    """A language model with room for long prompts, which has a token `Yes`."""
+    """Save a language model for long prompts, with a token `Yes`."""
     folder.mkdir(exist_ok=True)
     reference = save_tiny(folder, model, max_position_embeddings=1024, **changes)
     file = folder / "tokenizer.json"
@@ -118,7 +118,7 @@ def save_reranker(folder: Path, model: str, **changes: Any) -> PreTrainedModel:
 def reference_scores(
     reference: PreTrainedModel, folder: Path, kind: RerankerKind, instruction: str | None = None
 ) -> list[float]:
-    """By the logits that Transformers' language model gives the answers after the prompt, one pair at a time."""
+    """Return scores from Transformers' logits of the answer tokens after the prompt, one pair at a time."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     scores = []
     for document in DOCUMENTS:
@@ -133,7 +133,7 @@ def scores(llm: LLM, **options: Any) -> list[float]:
     return [output.outputs.score for output in llm.score(QUERY, DOCUMENTS, use_tqdm=False, **options)]
 
 
-# from their own files
+# prompts of known rerankers
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -205,9 +205,9 @@ def test_nemotron_attends_bidirectionally_and_pools_the_mean(tmp_path: Path) -> 
     expected = []
     for document in DOCUMENTS:
         ids = tokenizer(nemotron(QUERY, document), return_tensors="pt").input_ids
-        everything = torch.zeros(1, 1, ids.shape[1], ids.shape[1])  # added to the scores: nothing is hidden
+        no_mask = torch.zeros(1, 1, ids.shape[1], ids.shape[1])  # added to the attention scores
         with torch.inference_mode():
-            states = reference.model(input_ids=ids, attention_mask=everything).last_hidden_state
+            states = reference.model(input_ids=ids, attention_mask=no_mask).last_hidden_state
         head: Any = reference.score
         expected.append(head(states.mean(dim=1)).sigmoid().item())
 
@@ -231,47 +231,47 @@ PAIR_TEMPLATE = (
 def test_a_cross_encoder_of_a_language_model_scores_as_in_sentence_transformers(
     prompts: dict[str, Any], activation: nn.Module, false_token: bool, tmp_path: Path
 ) -> None:
-    base, whole = tmp_path / "base", tmp_path / "whole"
+    base, saved = tmp_path / "base", tmp_path / "saved"
     save_reranker(base, "Qwen3ForCausalLM")
     add_chat_template(base, PAIR_TEMPLATE)
     reference = CrossEncoder(str(base), device="cpu", activation_fn=activation, **prompts)
     reference[0].processing_kwargs = {"chat_template": {"add_generation_prompt": True}}
     if not false_token:
         reference[1].false_token_id = None
-    reference.save(str(whole), create_model_card=False)
+    reference.save(str(saved), create_model_card=False)
     pairs = [(QUERY, document) for document in DOCUMENTS]
 
-    with load_llm(whole) as llm:
+    with load_llm(saved) as llm:
         assert scores(llm) == pytest.approx(reference.predict(pairs).tolist(), abs=1e-4)
-        told = reference.predict(pairs, prompt="search the river").tolist()
-        assert scores(llm, instruction="search the river") == pytest.approx(told, abs=1e-4)
+        expected = reference.predict(pairs, prompt="search the river").tolist()
+        assert scores(llm, instruction="search the river") == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_known_reranker_gives_a_probability_whatever_its_files_say(tmp_path: Path) -> None:
-    base, whole = tmp_path / "base", tmp_path / "Qwen3-Reranker-0.6B"
+def test_a_known_reranker_returns_probabilities_despite_an_identity_activation_in_its_files(tmp_path: Path) -> None:
+    base, saved = tmp_path / "base", tmp_path / "Qwen3-Reranker-0.6B"
     save_reranker(base, "Qwen3ForCausalLM")
     add_chat_template(base, PAIR_TEMPLATE)
     reference = CrossEncoder(str(base), device="cpu", activation_fn=nn.Identity())
-    reference.save(str(whole), create_model_card=False)
+    reference.save(str(saved), create_model_card=False)
     logits = torch.tensor(reference.predict([(QUERY, document) for document in DOCUMENTS]))
 
-    with load_llm(whole) as llm:
+    with load_llm(saved) as llm:
         assert scores(llm) == pytest.approx(logits.sigmoid().tolist(), abs=1e-4)
         raw = scores(llm, pooling_params=PoolingParams(use_activation=False))
         assert raw == pytest.approx(logits.tolist(), abs=1e-4)
 
 
-def test_a_chat_template_that_drops_the_pair_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    base, whole = tmp_path / "base", tmp_path / "whole"
+def test_a_chat_template_that_drops_the_pair_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    base, saved = tmp_path / "base", tmp_path / "saved"
     reference = save_reranker(base, "Qwen3ForCausalLM")
     add_chat_template(base, PAIR_TEMPLATE)
-    CrossEncoder(str(base), device="cpu").save(str(whole), create_model_card=False)
-    (whole / "chat_template.jinja").write_text(
+    CrossEncoder(str(base), device="cpu").save(str(saved), create_model_card=False)
+    (saved / "chat_template.jinja").write_text(
         "{% for m in messages %}{% if m.role == 'user' %}{{ m }}{% endif %}{% endfor %}"
     )
     bare = RerankerKind("", lambda query, document, instruction: query + document, ["no", "yes"], {})
 
-    with load_llm(whole) as llm:
+    with load_llm(saved) as llm:
         assert scores(llm) == pytest.approx(reference_scores(reference, base, bare), abs=1e-4)
     assert "to the chat template, which drops them" in caplog.text
 
@@ -297,13 +297,13 @@ def reranker(folder: Path, reference: PreTrainedModel) -> Iterator[LLM]:
 
 def test_an_instruction_changes_the_prompt(reranker: LLM, reference: PreTrainedModel, folder: Path) -> None:
     kind = RERANKER_KINDS["Qwen3-Reranker-0.6B"]
-    told = reference_scores(reference, folder, kind, TASK)
+    expected = reference_scores(reference, folder, kind, TASK)
 
-    assert scores(reranker, instruction=TASK) == pytest.approx(told, abs=1e-4)
+    assert scores(reranker, instruction=TASK) == pytest.approx(expected, abs=1e-4)
     for name in ("instruction", "instruct"):
         params = PoolingParams(extra_kwargs={"chat_template_kwargs": {name: TASK}})
-        assert scores(reranker, pooling_params=params) == pytest.approx(told, abs=1e-4)
-    assert told != pytest.approx(reference_scores(reference, folder, kind), abs=1e-3)
+        assert scores(reranker, pooling_params=params) == pytest.approx(expected, abs=1e-4)
+    assert expected != pytest.approx(reference_scores(reference, folder, kind), abs=1e-3)
 
 
 def test_the_instruction_of_mxbai_comes_before_the_query(tmp_path: Path) -> None:
@@ -328,29 +328,29 @@ def test_a_model_without_instruction_support_ignores_the_instruction(llm: LLM, t
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"])
 def test_every_route_takes_an_instruction(path: str, reranker: LLM, reference: PreTrainedModel, folder: Path) -> None:
     kind = RERANKER_KINDS["Qwen3-Reranker-0.6B"]
-    client, sides = make_client(reranker), {"query": QUERY, "documents": DOCUMENTS}
+    client, body = make_client(reranker), {"query": QUERY, "documents": DOCUMENTS}
     if "score" in path:
-        sides = {"queries": QUERY, "documents": DOCUMENTS}
+        body = {"queries": QUERY, "documents": DOCUMENTS}
 
-    def asked(**more: Any) -> list[float]:
-        reply = client.post(path, json=sides | more)
+    def post(**fields: Any) -> list[float]:
+        reply = client.post(path, json=body | fields)
         assert reply.status_code == 200, reply.text
         if "score" in path:
             return [item["score"] for item in reply.json()["data"]]
         ranked = sorted(reply.json()["results"], key=lambda item: item["index"])
         return [item["relevance_score"] for item in ranked]
 
-    assert asked() == pytest.approx(reference_scores(reference, folder, kind), abs=1e-4)
-    told = pytest.approx(reference_scores(reference, folder, kind, TASK), abs=1e-4)
-    assert asked(instruction=TASK) == told
-    assert asked(chat_template_kwargs={"instruct": TASK}) == told
-    assert asked(instruction="a song", chat_template_kwargs={"instruction": TASK}) == told
+    assert post() == pytest.approx(reference_scores(reference, folder, kind), abs=1e-4)
+    expected = pytest.approx(reference_scores(reference, folder, kind, TASK), abs=1e-4)
+    assert post(instruction=TASK) == expected
+    assert post(chat_template_kwargs={"instruct": TASK}) == expected
+    assert post(instruction="a song", chat_template_kwargs={"instruction": TASK}) == expected
 
 
-# whose template it is
+# precedence of templates
 
 
-def test_a_template_of_the_call_or_the_engine_comes_first(
+def test_a_template_of_the_call_or_the_engine_overrides_the_models(
     reranker: LLM, reference: PreTrainedModel, folder: Path, tmp_path: Path
 ) -> None:
     text = "query: {{ messages[0].content }} passage: {{ messages[1].content }}!"
@@ -375,7 +375,7 @@ def test_a_template_of_the_call_or_the_engine_comes_first(
             assert scores(llm) == expected
 
 
-def test_a_renamed_reranker_is_one_by_the_name_of_its_template(
+def test_a_renamed_reranker_can_be_selected_by_template_name(
     reference: PreTrainedModel, folder: Path, tmp_path: Path
 ) -> None:
     renamed = tmp_path / "mine"
@@ -390,7 +390,7 @@ def test_a_renamed_reranker_is_one_by_the_name_of_its_template(
         load_llm(renamed, score_template="qwen3")
 
 
-# what is cut
+# truncation
 
 
 def encode(llm: LLM, text: str) -> list[int]:
@@ -398,39 +398,41 @@ def encode(llm: LLM, text: str) -> list[int]:
 
 
 def test_the_document_is_truncated_and_the_template_is_kept(reranker: LLM) -> None:
-    words = "the red cat and the old dog " * 40
+    text = "the red cat and the old dog " * 40
     head, tail = encode(reranker, qwen3(QUERY, "")[: -len(TAIL)]), encode(reranker, TAIL)
-    frame = len(encode(reranker, qwen3(QUERY, "")))
-    assert frame == len(head) + len(tail)
+    num_template = len(encode(reranker, qwen3(QUERY, "")))
+    assert num_template == len(head) + len(tail)
 
-    def read(text: str, **how: Any) -> Any:
-        (output,) = reranker.score(QUERY, text, tokenization_kwargs=how, use_tqdm=False)
+    def score(document: str, **tokenization_kwargs: Any) -> Any:
+        (output,) = reranker.score(QUERY, document, tokenization_kwargs=tokenization_kwargs, use_tqdm=False)
         return output
 
-    whole, cut = read(words), read(words, truncate_prompt_tokens=frame + 9)
-    assert cut.prompt_token_ids == encode(reranker, qwen3(QUERY, " ".join(words.split()[:9])))
-    assert cut.prompt_token_ids[: len(head)] == head and cut.prompt_token_ids[-len(tail) :] == tail
-    assert len(whole.prompt_token_ids) == frame + len(words.split())
-    left = read(words, truncate_prompt_tokens=frame + 9, truncation_side="left")
-    assert left.prompt_token_ids == encode(reranker, qwen3(QUERY, " ".join(words.split()[-9:])))
-    assert read("two", truncate_prompt_tokens=-1).prompt_token_ids == encode(reranker, qwen3(QUERY, "two"))
+    full, truncated = score(text), score(text, truncate_prompt_tokens=num_template + 9)
+    assert truncated.prompt_token_ids == encode(reranker, qwen3(QUERY, " ".join(text.split()[:9])))
+    assert truncated.prompt_token_ids[: len(head)] == head and truncated.prompt_token_ids[-len(tail) :] == tail
+    assert len(full.prompt_token_ids) == num_template + len(text.split())
+    left = score(text, truncate_prompt_tokens=num_template + 9, truncation_side="left")
+    assert left.prompt_token_ids == encode(reranker, qwen3(QUERY, " ".join(text.split()[-9:])))
+    assert score("two", truncate_prompt_tokens=-1).prompt_token_ids == encode(reranker, qwen3(QUERY, "two"))
 
 
 def test_the_query_is_truncated_after_the_document_and_the_template_never(reranker: LLM) -> None:
-    words = "the red cat and the old dog " * 40
-    frame = len(encode(reranker, qwen3("", "")))
+    text = "the red cat and the old dog " * 40
+    num_template = len(encode(reranker, qwen3("", "")))
 
-    (output,) = reranker.score(words, "two", tokenization_kwargs={"truncate_prompt_tokens": frame + 5}, use_tqdm=False)
-    assert output.prompt_token_ids == encode(reranker, qwen3(" ".join(words.split()[:5]), ""))
-    with pytest.raises(InputTooLong, match=f"the score template without query and documents has {frame} tokens"):
-        reranker.score(words, "two", tokenization_kwargs={"truncate_prompt_tokens": frame - 1}, use_tqdm=False)
+    (output,) = reranker.score(
+        text, "two", tokenization_kwargs={"truncate_prompt_tokens": num_template + 5}, use_tqdm=False
+    )
+    assert output.prompt_token_ids == encode(reranker, qwen3(" ".join(text.split()[:5]), ""))
+    with pytest.raises(InputTooLong, match=f"the score template without query and documents has {num_template} tokens"):
+        reranker.score(text, "two", tokenization_kwargs={"truncate_prompt_tokens": num_template - 1}, use_tqdm=False)
     with pytest.raises(InputTooLong, match="maximum context length is 1024 tokens"):
-        reranker.score(QUERY, words * 5, use_tqdm=False)
+        reranker.score(QUERY, text * 5, use_tqdm=False)
 
 
 def test_a_reply_reports_truncation(reranker: LLM) -> None:
-    words = "the red cat and the old dog " * 2000
-    body = {"query": QUERY, "documents": [words, "two"], "return_token_counts": True}
+    text = "the red cat and the old dog " * 2000
+    body = {"query": QUERY, "documents": [text, "two"], "return_token_counts": True}
 
     reply = make_client(reranker).post("/v2/rerank", json=body)
 
@@ -448,17 +450,17 @@ def test_queries_and_documents_have_separate_limits_inside_the_template(reranker
     assert output.prompt_token_ids == encode(reranker, qwen3("the old", "a red fish"))
 
 
-def test_token_counts_are_those_of_the_reference(tmp_path: Path) -> None:
+def test_token_counts_are_those_of_vllm(tmp_path: Path) -> None:
     files = shared_folder("tokenizers", "qwen3")
     save_tiny(tmp_path, "Qwen3ForCausalLM", max_position_embeddings=1024, vocab_size=151936)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(files / file, tmp_path / file)
-    sides = {"query": "What is the capital of France?" * 20, "documents": ["The capital of France is Paris. " * 20]}
+    body = {"query": "What is the capital of France?" * 20, "documents": ["The capital of France is Paris. " * 20]}
 
     with load_llm(tmp_path, score_template="qwen3_reranker") as llm:
         client = make_client(llm)
         counts = [
-            client.post("/rerank", json=sides | limits).json()["usage"]["prompt_tokens"]
+            client.post("/rerank", json=body | limits).json()["usage"]["prompt_tokens"]
             for limits in (
                 {},
                 {"max_tokens_per_query": 10},
@@ -470,7 +472,7 @@ def test_token_counts_are_those_of_the_reference(tmp_path: Path) -> None:
     assert counts == [352, 223, 221, 92]
 
 
-# what is said of it
+# inspect
 
 
 def test_inspect_shows_the_recognised_reranker_and_its_source(folder: Path, reference: PreTrainedModel) -> None:

@@ -1,4 +1,4 @@
-"""Scores of real engines: a bi-encoder, and a cross-encoder of a few kilobytes."""
+"""Scores of a bi-encoder and a tiny cross-encoder in real engines."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ DOCUMENTS = ["Paris is the capital of France.", "The mitochondrion is part of a 
 
 
 class CrossEncoder:
-    """A tiny cross-encoder, ours and the reference."""
+    """A tiny cross-encoder in Cenote and in Transformers."""
 
     def __init__(self, folder: Path) -> None:
         self.reference: PreTrainedModel = tiny_bert_classifier(folder, num_labels=1)
         self.llm = LLM(str(folder), dtype="float32", device="cpu")
 
     def logit(self, query: str, document: str, *, joined: bool = False) -> float:
-        """What the reference says to a pair, or to both texts as one."""
+        """Return the logit of Transformers for a pair, or for both texts joined to one."""
         raw = self.llm.get_tokenizer()
         encoding = raw.encode(query + document) if joined else raw.encode(query, document)
         return self.logit_of(encoding.ids, encoding.type_ids)
 
     def logit_of(self, ids: list[int], types: list[int]) -> float:
         with torch.inference_mode():
-            answer = self.reference(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types]))
-        return answer.logits.item()
+            output = self.reference(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types]))
+        return output.logits.item()
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +80,9 @@ def test_one_to_one_one_to_many_and_many_to_many_agree(llm: LLM) -> None:
 
 def test_late_interaction_can_be_requested(llm: LLM) -> None:
     query, *documents = (o.outputs.data for o in llm.encode([QUERY, *DOCUMENTS], pooling_task="token_embed"))
-    by_hand = [float((query @ document.T).amax(dim=1).sum()) for document in documents]
+    expected = [float((query @ document.T).amax(dim=1).sum()) for document in documents]
 
-    assert scores(llm.score(QUERY, DOCUMENTS, score_type="late-interaction")) == pytest.approx(by_hand, abs=1e-4)
+    assert scores(llm.score(QUERY, DOCUMENTS, score_type="late-interaction")) == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_tokens_of_a_score_are_both_texts_with_padding_between(llm: LLM) -> None:
@@ -110,10 +110,10 @@ def test_a_cross_encoder_scores_by_its_logit(cross: CrossEncoder) -> None:
     logits = [cross.logit("where is it", document) for document in documents]
 
     raw = scores(cross.llm.score("where is it", documents, pooling_params=PoolingParams(use_activation=False)))
-    squashed = scores(cross.llm.score("where is it", documents))
+    activated = scores(cross.llm.score("where is it", documents))
 
     assert raw == pytest.approx(logits, abs=1e-4)
-    assert squashed == pytest.approx(torch.tensor(logits).sigmoid().tolist(), abs=1e-5)
+    assert activated == pytest.approx(torch.tensor(logits).sigmoid().tolist(), abs=1e-5)
 
 
 def test_the_tokens_of_a_cross_encoder_score_are_those_of_the_pair(cross: CrossEncoder) -> None:
@@ -158,7 +158,7 @@ def test_a_pair_too_long_is_truncated_longest_first(cross: CrossEncoder) -> None
     raw = cross.llm.get_tokenizer()
     query, document = "the cat is", "a red bird and a blue fish " * 20
     raw.enable_truncation(20)
-    cut = raw.encode(query, document)
+    truncated = raw.encode(query, document)
     raw.no_truncation()
 
     (output,) = cross.llm.score(
@@ -168,24 +168,24 @@ def test_a_pair_too_long_is_truncated_longest_first(cross: CrossEncoder) -> None
         pooling_params=PoolingParams(use_activation=False),
     )
 
-    assert output.prompt_token_ids == cut.ids
-    assert output.outputs.score == pytest.approx(cross.logit_of(cut.ids, cut.type_ids), abs=1e-4)
+    assert output.prompt_token_ids == truncated.ids
+    assert output.outputs.score == pytest.approx(cross.logit_of(truncated.ids, truncated.type_ids), abs=1e-4)
     with pytest.raises(BadRequest, match="maximum context length is 66 tokens"):
         cross.llm.score(query, document)
 
 
-# limits per side
+# limits per query and document
 
 
 def test_queries_and_documents_have_separate_token_limits(llm: LLM, cross: CrossEncoder) -> None:
     text = "the cat is in the old city"
     limits = make_params(max_tokens_per_query=2, max_tokens_per_doc=3)
 
-    (apart,) = llm.score(text, text, pooling_params=limits)
+    (separate,) = llm.score(text, text, pooling_params=limits)
     (joint,) = cross.llm.score(text, text, pooling_params=limits)
 
     raw = llm.get_tokenizer()
-    assert apart.prompt_token_ids == [*raw.encode("the cat").ids, 0, *raw.encode("the cat is").ids]
+    assert separate.prompt_token_ids == [*raw.encode("the cat").ids, 0, *raw.encode("the cat is").ids]
     assert joint.prompt_token_ids == cross.llm.get_tokenizer().encode("the cat", "the cat is").ids
 
 
@@ -203,7 +203,7 @@ def test_limits_out_of_range_are_refused(llm: LLM, name: str) -> None:
     assert len(llm.score("a", "b", pooling_params=make_params(**{name: 255}))) == 1
 
 
-def test_objects_whose_content_is_text_are_read_as_text(llm: LLM) -> None:
+def test_objects_with_text_content_are_scored_as_texts(llm: LLM) -> None:
     parts = [{"type": "text", "text": "the cat"}, {"type": "text", "text": "is old"}]
     given = [{"content": parts}, {"content": "two"}, {"text": "two"}, "two"]
 
@@ -212,13 +212,13 @@ def test_objects_whose_content_is_text_are_read_as_text(llm: LLM) -> None:
     assert ours == [output.outputs.score for output in llm.score("a cat", ["the cat\nis old", "two", "two", "two"])]
 
 
-# refusals
+# errors
 
 
 def test_after_refused_requests_the_model_still_scores(llm: LLM, cross: CrossEncoder) -> None:
     content: Any = {"content": [{"type": "image_url", "image_url": {"url": "http://localhost/cat.png"}}]}
     reserved = make_params(chat_template_kwargs={"tools": []})
-    for model, first, second, more, words in (
+    for model, queries, documents, kwargs, message in (
         (llm, ["a", "b"], ["c"], {}, "Input lengths must be either 1:1, 1:N or N:N"),
         (llm, [], ["c"], {}, "At least one text element must be given"),
         (llm, "a", [], {}, "At least one text_pair element must be given"),
@@ -233,25 +233,25 @@ def test_after_refused_requests_the_model_still_scores(llm: LLM, cross: CrossEnc
         (cross.llm, "a", "b", {"pooling_params": reserved}, r"contains reserved keys that conflict .*\['tools'\]"),
         (cross.llm, "a", "b", {"score_type": "bi-encoder"}, "does not support score_type 'bi-encoder'"),
     ):
-        with pytest.raises(BadRequest, match=words):
-            model.score(first, second, **more)
+        with pytest.raises(BadRequest, match=message):
+            model.score(queries, documents, **kwargs)
         assert len(model.score("a", "b")) == 1
 
 
 def test_multi_label_and_token_classifiers_do_not_score(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path, num_labels=3)
-    refusals = {
+    messages = {
         None: "Scoring API is only enabled for num_labels == 1.",
         "token_classify": "does not support the Scoring",
     }
 
-    for task, words in refusals.items():
+    for task, message in messages.items():
         llm = LLM(str(tmp_path), pooler_config={"task": task})
-        with llm, pytest.raises(Unsupported, match=words):
+        with llm, pytest.raises(Unsupported, match=message):
             llm.score("a", "b")
 
 
-# by the engine itself
+# the engine's score
 
 
 def test_scores_can_be_awaited_with_return_exceptions(llm: LLM) -> None:
@@ -267,11 +267,11 @@ def test_scores_can_be_awaited_with_return_exceptions(llm: LLM) -> None:
 
 def test_tokens_removed_by_a_limit_are_counted(llm: LLM) -> None:
     request = ScoreRequest(queries=["one two"], documents=["one two three four", "one"], max_tokens_per_doc=2)
-    whole = ScoreRequest(queries=["one two"], documents=["one two three four", "one"])
+    unlimited = ScoreRequest(queries=["one two"], documents=["one two three four", "one"])
 
-    cut, uncut = llm.engine.score_sync(request), llm.engine.score_sync(whole)
-    assert [item.num_tokens for item in cut] == [uncut[0].num_tokens - 2, uncut[1].num_tokens]
-    assert [item.num_input_tokens for item in cut] == [item.num_input_tokens for item in uncut]
+    truncated, full = llm.engine.score_sync(request), llm.engine.score_sync(unlimited)
+    assert [item.num_tokens for item in truncated] == [full[0].num_tokens - 2, full[1].num_tokens]
+    assert [item.num_input_tokens for item in truncated] == [item.num_input_tokens for item in full]
 
 
 def test_an_error_has_the_index_of_the_document(llm: LLM) -> None:
@@ -282,17 +282,17 @@ def test_an_error_has_the_index_of_the_document(llm: LLM) -> None:
     assert caught.value.index == 1
 
 
-# what has no effect, or no sense
+# invalid and ignored parameters
 
 
 @pytest.mark.parametrize("limit", ["3", 1.5, True, [3]])
-def test_a_limit_that_is_no_whole_number_is_refused_by_name(llm: LLM, limit: Any) -> None:
+def test_a_limit_that_is_not_an_integer_is_refused(llm: LLM, limit: Any) -> None:
     with pytest.raises(BadRequest, match="max_tokens_per_doc must be a non-negative integer") as caught:
         llm.score(QUERY, DOCUMENTS, pooling_params=make_params(max_tokens_per_doc=limit))
     assert caught.value.param == "max_tokens_per_doc"
 
 
-def test_template_arguments_that_are_no_mapping_are_refused_by_name(llm: LLM) -> None:
+def test_template_kwargs_that_are_not_a_mapping_are_refused(llm: LLM) -> None:
     with pytest.raises(BadRequest, match="chat_template_kwargs must be a mapping"):
         llm.score(QUERY, DOCUMENTS, pooling_params=make_params(chat_template_kwargs="word"))
 

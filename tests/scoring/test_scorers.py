@@ -1,4 +1,4 @@
-"""From two lists to scores, with an engine that needs no model."""
+"""Scorers with a fake engine: pairing, score types, scores, usage and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VECTORS = {"north": [0.0, 2.0], "east": [3.0, 0.0], "northeast": [1.0, 1.0], "no
 
 
 class FakePool:
-    """Vectors for words, and a note of what was asked."""
+    """Returns fixed vectors for message and records the requests."""
 
     def __init__(self) -> None:
         self.requests: list[PoolRequest] = []
@@ -35,11 +35,11 @@ class FakePool:
         return [self._make_result(request.task, item) for item in request.inputs]
 
     async def max_sim(self, request: PoolRequest, queries: Sequence[Tensor]) -> list[PoolResult | PoolingError]:
-        answers = await self(request)
-        for answer, query in zip(answers, queries, strict=True):
-            if isinstance(answer, PoolResult):
-                answer.data = (query @ answer.data.T).amax(dim=-1).sum()
-        return answers
+        results = await self(request)
+        for result, query in zip(results, queries, strict=True):
+            if isinstance(result, PoolResult):
+                result.data = (query @ result.data.T).amax(dim=-1).sum()
+        return results
 
     async def count_tokens(self, inputs: Sequence[Any]) -> list[int]:
         return [len(item.query.split()) + sum(len(text.split()) for text in item.documents) for item in inputs]
@@ -60,15 +60,15 @@ class FakePool:
 
 
 def score(request: ScoreRequest, model: ScoringModel = EMBEDDER, pool: Any = None) -> list[Any]:
-    answers = asyncio.run(select_scorer(request, model)(request, (pool or FakePool()).context, model))
-    return [answer.score if isinstance(answer, ScoreResult) else answer for answer in answers]
+    results = asyncio.run(select_scorer(request, model)(request, (pool or FakePool()).context, model))
+    return [result.score if isinstance(result, ScoreResult) else result for result in results]
 
 
 # pairing
 
 
 @pytest.mark.parametrize(
-    ("queries", "documents", "words"),
+    ("queries", "documents", "message"),
     [
         (["a", "b"], ["c"], "Input lengths must be either 1:1, 1:N or N:N"),
         (["a", "b"], ["c", "d", "e"], "Input lengths must be either 1:1, 1:N or N:N"),
@@ -78,8 +78,8 @@ def score(request: ScoreRequest, model: ScoringModel = EMBEDDER, pool: Any = Non
         (["a"], [], "At least one text_pair element must be given"),
     ],
 )
-def test_lists_of_incompatible_lengths_are_refused(queries: list[str], documents: list[str], words: str) -> None:
-    with pytest.raises(BadRequest, match=words):
+def test_lists_of_incompatible_lengths_are_refused(queries: list[str], documents: list[str], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         check_pair_counts(ScoreRequest(queries=queries, documents=documents))
 
 
@@ -88,11 +88,11 @@ def test_lists_of_compatible_lengths_are_accepted(queries: list[str], documents:
     check_pair_counts(ScoreRequest(queries=queries, documents=documents))
 
 
-# which kind of score
+# score types
 
 
 @pytest.mark.parametrize(
-    ("tasks", "num_labels", "preferred", "kinds"),
+    ("tasks", "num_labels", "preferred", "score_types"),
     [
         (("embed", "token_embed"), 2, None, ("bi-encoder", "late-interaction")),
         (("embed", "token_embed"), 2, "late-interaction", ("late-interaction", "bi-encoder")),
@@ -106,9 +106,9 @@ def test_lists_of_compatible_lengths_are_accepted(queries: list[str], documents:
     ],
 )
 def test_score_types_follow_from_the_tasks(
-    tasks: tuple[Task, ...], num_labels: int, preferred: ScoreType | None, kinds: tuple[str, ...]
+    tasks: tuple[Task, ...], num_labels: int, preferred: ScoreType | None, score_types: tuple[str, ...]
 ) -> None:
-    assert ScoringModel("m", tasks, num_labels, preferred_score_type=preferred).score_types == kinds
+    assert ScoringModel("m", tasks, num_labels, preferred_score_type=preferred).score_types == score_types
 
 
 def test_the_default_score_type_is_used_unless_another_is_requested() -> None:
@@ -121,7 +121,7 @@ def test_the_default_score_type_is_used_unless_another_is_requested() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "kind", "words"),
+    ("model", "kind", "message"),
     [
         (ScoringModel("m", ("classify",), 3), None, "Scoring API is only enabled for num_labels == 1."),
         (ScoringModel("m", ("token_classify",), 3), None, "This model does not support the Scoring API."),
@@ -134,8 +134,8 @@ def test_the_default_score_type_is_used_unless_another_is_requested() -> None:
         (EMBEDDER, "vibes", "mini does not support score_type 'vibes'"),
     ],
 )
-def test_an_unsupported_score_type_is_refused(model: ScoringModel, kind: Any, words: str) -> None:
-    with pytest.raises(Unsupported, match=words):
+def test_an_unsupported_score_type_is_refused(model: ScoringModel, kind: Any, message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
         select_scorer(ScoreRequest(queries=["a"], documents=["b"], score_type=kind), model)
 
 
@@ -156,15 +156,15 @@ def test_lists_of_equal_length_are_compared_pair_by_pair() -> None:
 
 def test_one_query_is_encoded_once_for_all_documents() -> None:
     pool = FakePool()
-    params, how = PoolingParams(), TokenizationParams(truncate_prompt_tokens=5)
+    params, tokenization = PoolingParams(), TokenizationParams(truncate_prompt_tokens=5)
 
-    score(ScoreRequest(queries=["north"], documents=["east"] * 5, params=params, tokenization=how), pool=pool)
+    score(ScoreRequest(queries=["north"], documents=["east"] * 5, params=params, tokenization=tokenization), pool=pool)
 
     (request,) = pool.requests
     assert request.inputs == ["north", *["east"] * 5]
     assert request.task == "embed"
     assert request.params is params
-    assert request.tokenization is how
+    assert request.tokenization is tokenization
 
 
 def test_late_interaction_sums_the_best_match_of_every_query_token() -> None:
@@ -182,12 +182,12 @@ def test_only_late_interaction_sets_the_role_of_its_inputs() -> None:
     score(replace(request, score_type="late-interaction"), pool=late)
     score(request, pool=plain)
 
-    assert [(each.inputs, each.role) for each in late.requests] == [
+    assert [(request.inputs, request.role) for request in late.requests] == [
         (["north"], "query"),
         (["east", "north"], "document"),
     ]
-    assert [each.role for each in plain.requests] == [None]
-    assert {each.adapter for each in (*late.requests, *plain.requests)} == {"mine"}
+    assert [request.role for request in plain.requests] == [None]
+    assert {request.adapter for request in (*late.requests, *plain.requests)} == {"mine"}
 
 
 def test_a_cross_encoder_encodes_both_texts_together() -> None:
@@ -202,14 +202,14 @@ def test_a_cross_encoder_encodes_both_texts_together() -> None:
     ]
 
 
-def test_an_instruction_is_a_variable_of_the_template_unless_that_has_its_own() -> None:
+def test_template_kwargs_override_the_instruction_variable() -> None:
     pool = FakePool()
     request = ScoreRequest(queries=["a"], documents=["b"], instruction="find", template_kwargs={"x": 1})
 
     score(request, RERANKER, pool)
     score(replace(request, template_kwargs={"instruction": "seek"}), RERANKER, pool)
 
-    assert [list(each.inputs) for each in pool.requests] == [
+    assert [list(request.inputs) for request in pool.requests] == [
         [TextPair("a", "b", None, {"instruction": "find", "x": 1})],
         [TextPair("a", "b", None, {"instruction": "seek"})],
     ]
@@ -219,9 +219,9 @@ def test_an_instruction_is_a_variable_of_the_template_unless_that_has_its_own() 
 
 
 @pytest.mark.parametrize("kind", ["bi-encoder", "late-interaction"])
-@pytest.mark.parametrize(("pad", "between"), [(0, [0]), (7, [7]), (None, [])])
+@pytest.mark.parametrize(("pad", "separator"), [(0, [0]), (7, [7]), (None, [])])
 def test_tokens_are_those_of_query_and_document_with_padding_between(
-    kind: Any, pad: int | None, between: list[int]
+    kind: Any, pad: int | None, separator: list[int]
 ) -> None:
     model = ScoringModel("m", ("embed", "token_embed"), 2, pad_token_id=pad)
     request = ScoreRequest(queries=["east"], documents=["north", "east"], score_type=kind)
@@ -230,24 +230,24 @@ def test_tokens_are_those_of_query_and_document_with_padding_between(
 
     assert isinstance(first, ScoreResult)
     assert isinstance(second, ScoreResult)
-    assert first.token_ids.tolist() == [0, 1, 2, 3, *between, 0, 1, 2, 3, 4]
-    assert first.num_tokens == 9 + len(between)
-    assert second.num_tokens == 8 + len(between)  # the query is counted again though it was read once
+    assert first.token_ids.tolist() == [0, 1, 2, 3, *separator, 0, 1, 2, 3, 4]
+    assert first.num_tokens == 9 + len(separator)
+    assert second.num_tokens == 8 + len(separator)  # the query counts for every pair, though it is encoded once
 
 
-# errors in their places
+# errors
 
 
 @pytest.mark.parametrize("model", [EMBEDDER, RERANKER])
 def test_an_invalid_document_fails_only_its_own_score(model: ScoringModel) -> None:
     request = ScoreRequest(queries=["north"], documents=["east", "bad", "north"], return_exceptions=True)
 
-    answers = score(request, model)
+    results = score(request, model)
 
-    assert [isinstance(answer, BadRequest) for answer in answers] == [False, True, False]
+    assert [isinstance(result, BadRequest) for result in results] == [False, True, False]
 
 
 def test_an_invalid_query_fails_every_score() -> None:
-    answers = score(ScoreRequest(queries=["bad"], documents=["east", "bad", "north"], return_exceptions=True))
+    results = score(ScoreRequest(queries=["bad"], documents=["east", "bad", "north"], return_exceptions=True))
 
-    assert all(isinstance(answer, BadRequest) for answer in answers)
+    assert all(isinstance(result, BadRequest) for result in results)
