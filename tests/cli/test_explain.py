@@ -46,7 +46,7 @@ def test_the_text_report_has_all_sections(tmp_path: Path, capsys: pytest.Capture
     assert main(["explain", str(tmp_path), "--length", "8", "--seconds", "0.05", "--dtype", "float32"]) == 0
 
     text = capsys.readouterr().out
-    for word in ("Machine", "Settings", "Speed of light", "8 tokens", "Where the work goes", "What would help", "sdpa"):
+    for word in ("Machine", "Settings", "Speed of light", "8 tokens", "Share of time", "Advice", "sdpa"):
         assert word in text
 
 
@@ -80,5 +80,5 @@ def test_dtypes_without_hardware_support_are_reported_with_the_replacement(
 
     rows = json.loads(capsys.readouterr().out)["settings"]
     settings = {row["name"]: (row["value"], row["reason"]) for row in rows}
-    assert settings["number type"] == ("float32", "from dtype=bfloat16, run in float32 on this CPU")
+    assert settings["dtype"] == ("float32", "from dtype=bfloat16, run in float32 on this CPU")
     assert settings["quantization"] == ("none", "from quantization=int8, for which this CPU has no fast kernel")
