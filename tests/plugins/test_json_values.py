@@ -52,7 +52,7 @@ def test_values_are_converted_to_json_values(value: Any, expected: Any) -> None:
     ("value", "message"),
     [
         (object(), "object, which has no JSON form"),
-        ({(1, 2): 3}, "a key that is a tuple"),
+        ({(1, 2): 3}, "a key of type tuple"),
         ([2**64], "more than 64 bits"),
         ("\ud800", "surrogates not allowed"),
         (Response, "type, which has no JSON form"),

@@ -143,7 +143,7 @@ def test_data_that_the_plugin_refuses_is_a_bad_request(mask_llm: LLM) -> None:
 
 
 def test_without_the_plugin_the_message_names_it(folder: Path) -> None:
-    with pytest.raises(LoadError, match="BandMixerForSegmentation reads tensors .* one of: band_masks"):
+    with pytest.raises(LoadError, match="BandMixerForSegmentation needs an IO processor plugin.* one of: band_masks"):
         LLM(str(folder))
     with pytest.raises(
         LoadError, match="'prithvi' IO Processor plugin but it is not installed. Available .*band_masks"
@@ -288,7 +288,7 @@ def test_a_model_of_tokens_refuses_tensors_and_this_one_refuses_text(passthrough
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"offset": torch.ones(2), "other": torch.ones(2)}, "missing in the checkpoint: weight"),
+        ({"offset": torch.ones(2), "other": torch.ones(2)}, "the checkpoint has no weight"),
         ({"weight": torch.ones(2)}, "the checkpoint has no offset"),
         (WEIGHTS | {"extra.weight": torch.ones(1)}, "unexpected in the checkpoint: extra.weight"),
         (WEIGHTS | {"weight": torch.ones(3)}, r"weight has shape \[3\], config.json requires \[2\]"),
@@ -358,7 +358,7 @@ def test_the_server_returns_a_mask(path: list[str], folder: Path, tmp_path: Path
         "data is not a base64-encoded TIFF"
     )
     assert text.status_code == 400 and embedded.status_code == 501, (text.text, embedded.text)
-    assert "BandMixerForSegmentation reads tensors" in text.json()["error"]["message"]
+    assert "BandMixerForSegmentation does not read text: its inputs are tensors" in text.json()["error"]["message"]
 
 
 def wait_until_ready(client: httpx.Client, server: subprocess.Popen[bytes], log: Path) -> None:

@@ -205,7 +205,7 @@ def test_a_long_text_is_split_into_windows_as_in_the_pipeline(
 
 @pytest.mark.parametrize("num_words", [17, 18, 19, 36, 37, 50])
 def test_windows_cover_a_text_of_any_length(num_words: int, tmp_path: Path) -> None:
-    pipeline = make_wordpiece().save(tmp_path, max_length=20)  # 18 words beside two special tokens
+    pipeline = make_wordpiece().save(tmp_path, max_length=20)  # 18 words and two special tokens
     text = " ".join(["the"] * num_words)
 
     with open_llm(tmp_path) as llm:
