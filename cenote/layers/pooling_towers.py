@@ -29,7 +29,7 @@ class InterpolatedPatchEmbedding(FixedPatchEmbedding):
     """Patch embedding for images of any size: the square position table is interpolated to each grid."""
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        assert batch.mrope_positions is not None, "patches come with their rows and columns"
+        assert batch.mrope_positions is not None, "patches need mrope_positions: their row and column"
         # the row and column of the last patch of every image give the size of its grid
         last = batch.mrope_positions[:, batch.cu_seqlens[1:] - 1].T.tolist()
         side = int(self.positions.num_embeddings**0.5)

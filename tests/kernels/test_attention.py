@@ -17,7 +17,9 @@ LENGTHS = [7, 1, 4, 4, 4, 23, 1, 7]
 DIM = 8
 SCALE = 0.4
 
-needs_amx = pytest.mark.skipif(not native_library.is_available(), reason="needs AMX tiles, and a compiler at install")
+needs_amx = pytest.mark.skipif(
+    not native_library.is_available(), reason="needs a CPU with AMX and the compiled native kernels"
+)
 
 
 def naive_attention(

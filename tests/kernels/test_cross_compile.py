@@ -163,8 +163,8 @@ class EmulatedLibrary:
         self._send(b"n", integers, (tokens, ends, ids, prefix, raw, raw_ends, normalized, normalized_ends))
         return self._read_integer()
 
-    def cenote_wordpiece_page(self, vocabulary: int, page: int, letters: bytes) -> int:
-        self._send(b"p", (page,), (letters,))
+    def cenote_wordpiece_page(self, vocabulary: int, page: int, chars: bytes) -> int:
+        self._send(b"p", (page,), (chars,))
         return self._read_integer()
 
     def cenote_wordpiece_encode(

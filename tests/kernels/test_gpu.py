@@ -85,12 +85,12 @@ def test_equal_lengths_give_the_same_with_a_cudnn_plan(causal: bool, length: int
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [384, 768, 1000, 4096])
-@pytest.mark.parametrize("is_sum", [True, False])
-def test_fused_add_and_norm(dtype: torch.dtype, width: int, is_sum: bool) -> None:
+@pytest.mark.parametrize("has_branch", [True, False])
+def test_fused_add_and_norm(dtype: torch.dtype, width: int, has_branch: bool) -> None:
     torch.manual_seed(0)
-    x, change = (torch.randn(77, width, device="cuda", dtype=dtype) for _ in range(2))
+    x, other = (torch.randn(77, width, device="cuda", dtype=dtype) for _ in range(2))
     weight, bias = (torch.randn(width, device="cuda", dtype=dtype) for _ in range(2))
-    branch = change if is_sum else None
+    branch = other if has_branch else None
     on_host = (x.cpu(), branch if branch is None else branch.cpu())
 
     for actual, exact in (

@@ -23,7 +23,9 @@ needs_bf16 = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and can_prepack_bfloat16()),
     reason="oneDNN has no fast prepacked bfloat16 on this processor",
 )
-needs_amx = pytest.mark.skipif(not native_library.is_available(), reason="needs AMX tiles, and a compiler at install")
+needs_amx = pytest.mark.skipif(
+    not native_library.is_available(), reason="needs a CPU with AMX and the compiled native kernels"
+)
 
 
 def linear(inputs: int, outputs: int, activation: str | None = None, *, bias: bool = True) -> Linear:

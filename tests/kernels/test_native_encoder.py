@@ -16,7 +16,9 @@ from cenote.layers.spec import BackboneSpec, RelativeBiasSpec, RopeSpec
 from cenote.packed_batch import PackedBatch, pack_sequences
 from tests.tiny import randomize
 
-pytestmark = pytest.mark.skipif(not native_library.is_available(), reason="needs AMX tiles, and a compiler at install")
+pytestmark = pytest.mark.skipif(
+    not native_library.is_available(), reason="needs a CPU with AMX and the compiled native kernels"
+)
 
 LENGTHS = [1, 5, 16, 17, 33, 64, 2, 100, 7]
 SPEC = BackboneSpec(

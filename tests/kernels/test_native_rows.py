@@ -13,7 +13,9 @@ from cenote.kernels.gated_activation import act_and_mul
 from cenote.kernels.norm import add_layer_norm, add_rms_norm
 from cenote.layers.rotary import CosSin, apply_rotary
 
-pytestmark = pytest.mark.skipif(not native_library.is_available(), reason="needs AMX tiles, and a compiler at install")
+pytestmark = pytest.mark.skipif(
+    not native_library.is_available(), reason="needs a CPU with AMX and the compiled native kernels"
+)
 
 
 def random_rows(*shape: int, seed: int = 0, shift: float = 0.0) -> Tensor:

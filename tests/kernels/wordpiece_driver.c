@@ -1,7 +1,7 @@
-/* Answers calls of the WordPiece code over standard input and output, so that a process under emulation can be asked.
+/* Runs functions of the WordPiece code on requests from standard input, so that the test can call it in an emulated process.
  *
- * A call is a letter and its numbers, then its arrays, each with its size in bytes before it. All numbers are 64 bits,
- * little-endian. */
+ * A request is one letter, its integer arguments, then its arrays, each preceded by its size in bytes. Integers are 64-bit
+ * little-endian. Results are written to standard output. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,48 +20,49 @@ static void read_all(void *to, size_t bytes) {
     if (fread(to, 1, bytes, stdin) != bytes) exit(2);
 }
 
-static int64_t number(void) {
+static int64_t read_integer(void) {
     int64_t value;
     read_all(&value, sizeof value);
     return value;
 }
 
-static void *array(void) {
-    const int64_t bytes = number();
+static void *read_array(void) {
+    const int64_t bytes = read_integer();
     void *data = malloc(bytes + 1);
     if (!data) exit(3);
     read_all(data, bytes);
     return data;
 }
 
-static void answer(const void *data, size_t bytes) {
+static void write_all(const void *data, size_t bytes) {
     if (fwrite(data, 1, bytes, stdout) != bytes) exit(4);
 }
 
-static void answer_number(int64_t value) { answer(&value, sizeof value); }
+static void write_integer(int64_t value) { write_all(&value, sizeof value); }
 
 static Vocabulary *create(void) {
-    const int64_t count = number(), prefix_length = number(), unknown = number(), max_letters = number();
-    const int64_t num_written = number(), num_read = number();
-    void *given[8];
-    for (int i = 0; i < 8; i++) given[i] = array();
-    Vocabulary *made = cenote_wordpiece_new(given[0], given[1], given[2], count, given[3], prefix_length, (int32_t)unknown, max_letters,
-                                             given[4], given[5], num_written, given[6], given[7], num_read);
-    for (int i = 0; i < 8; i++) free(given[i]);
-    return made;
+    const int64_t count = read_integer(), prefix_length = read_integer(), unk_id = read_integer(), max_word_chars = read_integer();
+    const int64_t num_raw_added = read_integer(), num_normalized_added = read_integer();
+    void *arrays[8];
+    for (int i = 0; i < 8; i++) arrays[i] = read_array();
+    Vocabulary *vocabulary =
+        cenote_wordpiece_new(arrays[0], arrays[1], arrays[2], count, arrays[3], prefix_length, (int32_t)unk_id, max_word_chars, arrays[4],
+                             arrays[5], num_raw_added, arrays[6], arrays[7], num_normalized_added);
+    for (int i = 0; i < 8; i++) free(arrays[i]);
+    return vocabulary;
 }
 
 static void encode(const Vocabulary *vocabulary) {
-    const int64_t count = number(), ascii = number(), room = number();
-    uint8_t *text = array(), wanted[PAGES] = {0};
-    int64_t *lengths = array(), *offsets = calloc(count + 1, sizeof *offsets);
-    int32_t *ids = malloc(room * sizeof *ids);
+    const int64_t count = read_integer(), ascii = read_integer(), capacity = read_integer();
+    uint8_t *text = read_array(), missing_pages[PAGES] = {0};
+    int64_t *lengths = read_array(), *offsets = calloc(count + 1, sizeof *offsets);
+    int32_t *ids = malloc(capacity * sizeof *ids);
     if (!offsets || !ids) exit(3);
-    answer_number(cenote_wordpiece_encode(vocabulary, text, lengths, count, (int)ascii, ids, offsets, wanted));
-    answer(lengths, count * sizeof *lengths);
-    answer(offsets, (count + 1) * sizeof *offsets);
-    answer(wanted, sizeof wanted);
-    answer(ids, offsets[count] * sizeof *ids);
+    write_integer(cenote_wordpiece_encode(vocabulary, text, lengths, count, (int)ascii, ids, offsets, missing_pages));
+    write_all(lengths, count * sizeof *lengths);
+    write_all(offsets, (count + 1) * sizeof *offsets);
+    write_all(missing_pages, sizeof missing_pages);
+    write_all(ids, offsets[count] * sizeof *ids);
     free(text), free(lengths), free(offsets), free(ids);
 }
 
@@ -70,12 +71,12 @@ int main(void) {
     for (int call; (call = getchar()) != EOF; fflush(stdout)) {
         if (call == 'n') {
             vocabulary = create();
-            answer_number(vocabulary != NULL);
+            write_integer(vocabulary != NULL);
         } else if (call == 'p') {
-            const int64_t page = number();
-            void *letters = array();
-            answer_number(cenote_wordpiece_page(vocabulary, page, letters));
-            free(letters);
+            const int64_t page = read_integer();
+            void *chars = read_array();
+            write_integer(cenote_wordpiece_page(vocabulary, page, chars));
+            free(chars);
         } else if (call == 'e')
             encode(vocabulary);
         else
