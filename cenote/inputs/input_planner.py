@@ -241,8 +241,9 @@ class InputPlanner:
         return build_with_suffix
 
     def _plan_listwise(self, listwise: ListwiseInput, options: RenderOptions, texts: TextSet) -> BuildFn:
-        marker_ids = [self.tokenizer.raw.token_to_id(marker) for marker in (DOCUMENT_TOKEN, QUERY_TOKEN)]
-        if None in marker_ids:
+        found_ids = [self.tokenizer.raw.token_to_id(marker) for marker in (DOCUMENT_TOKEN, QUERY_TOKEN)]
+        marker_ids = [token_id for token_id in found_ids if token_id is not None]
+        if len(marker_ids) < len(found_ids):
             raise Unsupported(
                 f"the tokenizer has no token {DOCUMENT_TOKEN} or {QUERY_TOKEN}, which listwise reranking needs"
             )
