@@ -83,9 +83,9 @@ def test_tokens_of_the_vocabulary_may_be_the_labels(tmp_path: Path) -> None:
     [
         ({"classifier_from_token": ["no", "maybe"], "method": "from_2_way_softmax"}, "'maybe'.* vocabulary"),
         ({"classifier_from_token": ["no"], "method": "from_2_way_softmax"}, "two tokens"),
-        ({"classifier_from_token": ["no", "yes"]}, "needs a method"),
+        ({"classifier_from_token": ["no", "yes"]}, "requires method"),
         ({"classifier_from_token": ["no", "yes"], "method": "guess"}, "'guess'"),
-        ({"method": "no_post_processing"}, "needs classifier_from_token"),
+        ({"method": "no_post_processing"}, "requires classifier_from_token"),
     ],
 )
 def test_token_labels_that_cannot_be_used_are_refused(
