@@ -26,8 +26,7 @@ pytestmark = [
 
 
 def qwen3_vl(folder: Path) -> tuple[str, Sequence[Any]]:
-    from tests.models.test_qwen3_vl import INPUTS
-    from tests.models.tiny_qwen3_vl import save_tiny_qwen3_vl
+    from tests.models.tiny_qwen3_vl import INPUTS, save_tiny_qwen3_vl
 
     save_tiny_qwen3_vl(folder)
     return "embed", image_prompts(INPUTS)

@@ -23,24 +23,22 @@ from cenote.inputs.pairs import render_pair
 from cenote.loading.rerankers import load_builtin_template
 from cenote.protocol.input_types import TextPair
 from tests.api.app_client import make_client
-from tests.models.tiny_qwen3_vl import IMAGE, make_image, save_tiny_colqwen3, save_tiny_qwen3_vl, states_of
+from tests.models.tiny_qwen3_vl import (
+    IMAGE,
+    INPUTS,
+    SQUARE,
+    WIDE,
+    save_tiny_colqwen3,
+    save_tiny_qwen3_vl,
+    states_of,
+)
 from tests.tiny import change_config
 
-SQUARE, WIDE, TALL = make_image(40, 40), make_image(100, 30, 1), make_image(9, 50, 2)
 OVERRIDES = {
     "architectures": ["Qwen3VLForSequenceClassification"],
     "classifier_from_token": ["no", "yes"],
     "is_original_qwen3_reranker": True,
 }
-# texts, one image, several of different sizes, shared and repeated images
-INPUTS: list[tuple[str, list[PIL.Image.Image]]] = [
-    ("the cat is in the city", []),
-    (f"a {IMAGE} cat", [SQUARE]),
-    (f"{IMAGE} two {IMAGE} three {IMAGE} how big is the old river in berlin?", [WIDE, TALL, SQUARE]),
-    ("a", []),
-    (IMAGE, [TALL]),
-    (f"{IMAGE} and {IMAGE}", [SQUARE, SQUARE]),
-]
 
 
 class Tiny(NamedTuple):

@@ -155,3 +155,15 @@ def _settings() -> Mapping[str, Any]:
     return {name: value for name, value in PREPROCESSOR.items() if name != "image_processor_type"} | {
         "size": dict(PREPROCESSOR["size"])  # type: ignore[call-overload]  # which the processor changes
     }
+
+
+SQUARE, WIDE, TALL = make_image(40, 40), make_image(100, 30, 1), make_image(9, 50, 2)
+# texts, one image, several of different sizes, shared and repeated images
+INPUTS: list[tuple[str, list[Image.Image]]] = [
+    ("the cat is in the city", []),
+    (f"a {IMAGE} cat", [SQUARE]),
+    (f"{IMAGE} two {IMAGE} three {IMAGE} how big is the old river in berlin?", [WIDE, TALL, SQUARE]),
+    ("a", []),
+    (IMAGE, [TALL]),
+    (f"{IMAGE} and {IMAGE}", [SQUARE, SQUARE]),
+]
