@@ -1,4 +1,4 @@
-"""The files around the code agree with each other: Makefile, workflows, pre-commit, contributor documentation."""
+"""Makefile, workflows, pre-commit configuration and contributor documentation are consistent."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
-def targets() -> set[str]:
-    (declared,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
-    return set(declared.split())
+def make_targets() -> set[str]:
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
+    return set(phony.split())
 
 
-def jobs(workflow: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = yaml.safe_load(workflow.read_text())["jobs"]
-    return found
+def read_jobs(workflow: Path) -> dict[str, dict[str, Any]]:
+    jobs: dict[str, dict[str, Any]] = yaml.safe_load(workflow.read_text())["jobs"]
+    return jobs
 
 
-def commands(workflow: Path) -> list[list[str]]:
-    """The words of every line that a workflow runs."""
-    steps = [step for job in jobs(workflow).values() for step in job["steps"]]
+def read_commands(workflow: Path) -> list[list[str]]:
+    """Return every command line of a workflow, split into words."""
+    steps = [step for job in read_jobs(workflow).values() for step in job["steps"]]
     return [shlex.split(line) for step in steps for line in step.get("run", "").splitlines()]
 
 
-def test_help_explains_every_target() -> None:
-    shown = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
+def test_make_help_describes_every_target() -> None:
+    output = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
 
-    explained = dict(re.findall(r"^  make (\w+) +(.+)$", shown.stdout, re.MULTILINE))
-    assert explained.keys() == targets()
-    assert {"serve", "test", "dist"} <= explained.keys()
+    described = dict(re.findall(r"^  make (\w+) +(.+)$", output.stdout, re.MULTILINE))
+    assert described.keys() == make_targets()
+    assert {"serve", "test", "dist"} <= described.keys()
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
-def test_a_workflow_runs_only_what_is_there(workflow: Path) -> None:
-    for program, *arguments in commands(workflow):
+def test_a_workflow_runs_only_targets_and_scripts_that_exist(workflow: Path) -> None:
+    for program, *arguments in read_commands(workflow):
         if program == "make":
-            assert set(arguments) <= targets()
+            assert set(arguments) <= make_targets()
         elif program == "bash":
             assert (ROOT / arguments[0]).is_file()
         else:
@@ -52,37 +52,36 @@ def test_a_workflow_runs_only_what_is_there(workflow: Path) -> None:
 
 
 def test_both_architectures_are_tested_and_get_a_wheel() -> None:
-    both = ["ubuntu-24.04", "ubuntu-24.04-arm"]
+    runners = ["ubuntu-24.04", "ubuntu-24.04-arm"]
     assert [path.name for path in WORKFLOWS] == ["ci.yml", "wheels.yml"]
 
-    ci, wheels = (jobs(path) for path in WORKFLOWS)
-    assert ci["test"]["strategy"]["matrix"]["os"] == wheels["wheel"]["strategy"]["matrix"]["os"] == both
-    assert commands(WORKFLOWS[0]) == [["bash", ".ci/run"]]
-    assert ["make", "dist"] in commands(WORKFLOWS[1])
+    ci, wheels = (read_jobs(path) for path in WORKFLOWS)
+    assert ci["test"]["strategy"]["matrix"]["os"] == wheels["wheel"]["strategy"]["matrix"]["os"] == runners
+    assert read_commands(WORKFLOWS[0]) == [["bash", ".ci/run"]]
+    assert ["make", "dist"] in read_commands(WORKFLOWS[1])
 
 
 def test_pre_commit_runs_the_commands_of_make_check() -> None:
-    done = subprocess.run(
+    output = subprocess.run(
         ["make", "--no-print-directory", "--dry-run", "--always-make", "check"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    checks = [line for line in done.stdout.splitlines() if re.match(r"\.venv/bin/(?!python)", line)]
+    checks = [line for line in output.stdout.splitlines() if re.match(r"\.venv/bin/(?!python)", line)]
     (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
 
     assert [hook["entry"] for hook in local["hooks"]] == checks
     assert all(hook["language"] == "system" and not hook["pass_filenames"] for hook in local["hooks"])
 
 
-@pytest.mark.skipif(not (ROOT / "cenote/models/registry.py").exists(), reason="the pages have the names of issue 12")
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md"])
 def test_the_pages_for_contributors_name_files_and_targets_that_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
-    named = re.findall(r"`((?:cenote|tests|docs|examples)/[\w./*]*)`", text)
+    names = re.findall(r"`((?:cenote|tests|docs|examples)/[\w./*]*)`", text)
 
     assert not [link for link in links if not (ROOT / link).exists()]
-    assert not [name for name in named if not list(ROOT.glob(name.rstrip("/")))]
-    assert set(re.findall(r"`make ([a-z]+)`", text)) <= targets()
+    assert not [name for name in names if not list(ROOT.glob(name.rstrip("/")))]
+    assert set(re.findall(r"`make ([a-z]+)`", text)) <= make_targets()

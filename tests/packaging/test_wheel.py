@@ -1,4 +1,4 @@
-"""The sdist has all that a wheel is built from, and the wheel embeds on a machine with or without a C compiler."""
+"""The sdist contains everything a wheel needs, and wheels built with and without a C compiler embed texts."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a 
 
 
 def build(folder: Path, out: Path, *more: str, **variables: str) -> None:
-    """Without isolation: nothing is downloaded."""
+    """Build without isolation, so that nothing is downloaded."""
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), *more, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist, and the wheel that was built from its contents."""
-    folder = tmp_path_factory.mktemp("built")
+def dist_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the sdist, and the wheel from the contents of the sdist; return their folder."""
+    folder = tmp_path_factory.mktemp("build")
     for name in SOURCES:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / "source" / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
@@ -44,9 +44,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel_without_compiler(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("plain")
-    with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
+def wheel_without_compiler(dist_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("no_compiler")
+    with tarfile.open(next(dist_folder.glob("*.tar.gz"))) as sdist:
         sdist.extractall(folder, filter="data")
     false = shutil.which("false")
     assert false is not None
@@ -54,7 +54,7 @@ def wheel_without_compiler(built: Path, tmp_path_factory: pytest.TempPathFactory
     return next((folder / "dist").glob("*.whl"))
 
 
-def files_of(archive: Path) -> set[str]:
+def archive_files(archive: Path) -> set[str]:
     if archive.suffix == ".whl":
         return set(zipfile.ZipFile(archive).namelist())
     with tarfile.open(archive) as sdist:
@@ -72,30 +72,30 @@ def embed_hello(wheel: Path, folder: Path) -> list[float]:
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", "--no-compile"]
     subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    # a folder that a .pth file names is searched last, and .pth files in it, as of an editable install, are not read
+    # a folder named in a .pth file is searched last, and .pth files in it, as of an editable install, are ignored
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     variables = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "CENOTE_CONFIG")}
-    alone = {"cwd": folder, "env": {**variables, "HF_HUB_OFFLINE": "1"}, "text": True, "capture_output": True}
+    isolated = {"cwd": folder, "env": {**variables, "HF_HUB_OFFLINE": "1"}, "text": True, "capture_output": True}
 
     code = "import importlib.util as util; print(util.find_spec('cenote').origin)"
-    where = subprocess.run([python, "-c", code], check=True, **alone)
-    assert Path(where.stdout.strip()).is_relative_to(site)
-    done = subprocess.run([folder / "bin" / "cenote", "embed", "hello", "--dtype", "float32"], **alone)
+    origin = subprocess.run([python, "-c", code], check=True, **isolated)
+    assert Path(origin.stdout.strip()).is_relative_to(site)
+    done = subprocess.run([folder / "bin" / "cenote", "embed", "hello", "--dtype", "float32"], **isolated)
     assert done.returncode == 0, done.stderr
     vector: list[float] = json.loads(done.stdout)["embedding"]
     return vector
 
 
-def test_the_sdist_has_the_sources_of_every_machine(built: Path) -> None:
-    files = files_of(next(built.glob("*.tar.gz")))
+def test_the_sdist_has_the_sources_for_every_platform(dist_folder: Path) -> None:
+    files = archive_files(next(dist_folder.glob("*.tar.gz")))
 
     assert {"pyproject.toml", "setup.py", "README.md", "LICENSE"} <= files
     assert package_files(".c", ".h") >= {"cenote/kernels/native.h"}
     assert package_files(".py", ".c", ".h", ".jinja", "py.typed") <= files
 
 
-def test_the_wheel_has_the_package_and_no_sources_of_c(built: Path) -> None:
-    files = files_of(next(built.glob("*.whl")))
+def test_the_wheel_has_the_package_and_no_c_sources(dist_folder: Path) -> None:
+    files = archive_files(next(dist_folder.glob("*.whl")))
 
     assert package_files(".py", ".jinja", "py.typed") <= files
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in files)
@@ -103,15 +103,19 @@ def test_the_wheel_has_the_package_and_no_sources_of_c(built: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other platform tags")
-def test_one_wheel_per_platform_serves_every_version_of_python(built: Path, wheel_without_compiler: Path) -> None:
-    for wheel in (next(built.glob("*.whl")), wheel_without_compiler):
+def test_one_wheel_per_platform_supports_every_version_of_python(
+    dist_folder: Path, wheel_without_compiler: Path
+) -> None:
+    for wheel in (next(dist_folder.glob("*.whl")), wheel_without_compiler):
         assert wheel.stem.endswith(f"-cp311-abi3-linux_{platform.machine()}")
 
 
 @needs_compiler
-def test_the_wheel_embeds_in_a_fresh_environment_with_its_native_code(built: Path, tmp_path: Path, llm: LLM) -> None:
-    wheel = next(built.glob("*.whl"))
-    libraries = [name for name in files_of(wheel) if name.endswith(".so")]
+def test_the_wheel_embeds_in_a_fresh_environment_with_its_native_code(
+    dist_folder: Path, tmp_path: Path, llm: LLM
+) -> None:
+    wheel = next(dist_folder.glob("*.whl"))
+    libraries = [name for name in archive_files(wheel) if name.endswith(".so")]
     (expected,) = llm.embed(["hello"], use_tqdm=False)
 
     assert libraries and all(name.endswith(".abi3.so") for name in libraries)
@@ -123,5 +127,5 @@ def test_a_wheel_built_without_a_compiler_embeds_the_same(
 ) -> None:
     (expected,) = llm.embed(["hello"], use_tqdm=False)
 
-    assert not [name for name in files_of(wheel_without_compiler) if name.endswith(".so")]
+    assert not [name for name in archive_files(wheel_without_compiler) if name.endswith(".so")]
     assert embed_hello(wheel_without_compiler, tmp_path / "venv") == pytest.approx(expected.outputs.embedding, abs=1e-4)

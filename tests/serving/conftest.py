@@ -1,4 +1,4 @@
-"""Servers that a test starts, and one that many tests share."""
+"""Server processes: started by a test, or shared by many tests."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from .server_process import ServerProcess
 
-Start = Callable[..., ServerProcess]
+StartServer = Callable[..., ServerProcess]
 
 
 @pytest.fixture
-def start(default_folder: Path) -> Iterator[Start]:
-    """Starts `cenote serve` with the default model; whatever still runs at the end is stopped."""
+def start_server(default_folder: Path) -> Iterator[StartServer]:
+    """Start `cenote serve` with the default model; processes that still run at the end are killed."""
     running: list[ServerProcess] = []
 
     def start(*flags: str, **environment: str) -> ServerProcess:
@@ -22,13 +22,13 @@ def start(default_folder: Path) -> Iterator[Start]:
         return running[-1]
 
     yield start
-    for served in running:
-        served.process.kill()
-        served.wait()
+    for server in running:
+        server.process.kill()
+        server.wait()
 
 
 @pytest.fixture(scope="session")
-def served(default_folder: Path) -> Iterator[ServerProcess]:
-    found = ServerProcess().wait_until_ready()
-    yield found
-    assert found.stop() == 0
+def shared_server(default_folder: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess().wait_until_ready()
+    yield server
+    assert server.stop() == 0

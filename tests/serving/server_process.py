@@ -1,4 +1,4 @@
-"""A server as people start it: a process of its own."""
+"""`cenote serve` as a child process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import httpx
 
 LISTENING = re.compile(r"listening on (\S+);")
 LISTEN_FLAGS = ("--host", "127.0.0.1", "--port", "0")
-# several threads wait for each other, long where other processes have the cores
+# several threads wait for each other, for long if other processes use the cores
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-TIMEOUT_S = 60.0  # far more than anything here takes
+TIMEOUT_S = 60.0  # far more than any step takes
 
 
 class ServerProcess:
-    """One run of `cenote serve`; what it prints is kept as it comes."""
+    """One run of `cenote serve`; collects the lines that it prints."""
 
     def __init__(self, *flags: str, **environment: str) -> None:
         self.started = time.perf_counter()
@@ -40,10 +40,10 @@ class ServerProcess:
 
     @property
     def address(self) -> str:
-        """As the server tells it, before the model is loaded."""
-        found = LISTENING.search(self.wait_for_line(LISTENING.pattern))
-        assert found is not None, self.output
-        return found[1]
+        """The address that the server logs before the model is loaded."""
+        match = LISTENING.search(self.wait_for_line(LISTENING.pattern))
+        assert match is not None, self.output
+        return match[1]
 
     @property
     def port(self) -> int:
@@ -51,7 +51,7 @@ class ServerProcess:
 
     @property
     def startup_s(self) -> float:
-        """Since the start; where other processes have the cores, those that this one had."""
+        """Seconds since the start, or CPU seconds if fewer: other processes may use the cores."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return min(time.perf_counter() - self.started, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
 
@@ -60,13 +60,13 @@ class ServerProcess:
         return "".join(self.lines)
 
     def wait_for_line(self, pattern: str) -> str:
-        """The first line that looks like this, once it is there."""
+        """Wait for a line that matches the pattern and return it."""
         with self.lines_changed:
             assert self.lines_changed.wait_for(lambda: self._find(pattern) or self._has_exited(), TIMEOUT_S), (
                 self.output
             )
             line = self._find(pattern)
-            assert line is not None, f"never said {pattern}:\n{self.output}"
+            assert line is not None, f"no line matches {pattern}:\n{self.output}"
             return line
 
     def wait_until_ready(self) -> ServerProcess:

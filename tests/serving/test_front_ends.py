@@ -1,4 +1,4 @@
-"""`--api-server-count 2`: two processes that speak HTTP, a third that has the model, and what happens when one ends."""
+"""`--api-server-count 2`: two front-end processes, one engine process, and what happens when one of them exits."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from tests.serving.server_process import TIMEOUT_S, ServerProcess
 from tests.tiny import tiny_bert
 
 TEXTS = ["the cat is in the city", "☃ in the river", "", "deep"]
-# one sequence at a time takes seconds
+# seconds of work at one sequence per batch
 WORDS = ("the", "cat", "is", "in", "city")
-# all of them different, since what is alike is computed once
+# all different, because identical inputs are computed once
 LONG_WORK = {"input": [" ".join(words * 12) for words in islice(product(WORDS, repeat=5), 2048)]}
 SHORT_WORK = {"input": ["the cat is in the city " * 10] * 8}
 
 
 class FrontEndServers(ServerProcess):
-    """A server process, its front-ends, and connections to them."""
+    """A server with two front-ends, and connections to it."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.clients: list[HTTPConnection] = []
@@ -70,16 +70,18 @@ class FrontEndServers(ServerProcess):
             self.clients.pop().close()
 
     def front_ends(self) -> list[int]:
-        """The processes that speak HTTP, in the order of their birth."""
-        return sorted(pid for pid in children(self.process.pid) if "cenote.api.front_ends.front_end" in command(pid))
+        """Return the ids of the front-end processes, oldest first."""
+        return sorted(
+            pid for pid in children(self.process.pid) if "cenote.api.front_ends.front_end" in command_line(pid)
+        )
 
     def find_owner(self, client: HTTPConnection) -> int | None:
-        """The front-end at the other end of a connection."""
+        """Return the front-end process that accepted a connection."""
         port = client.sock.getsockname()[1]
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[1].endswith(f":{self.port:04X}") and words[2].endswith(f":{port:04X}"):
-                return next((pid for pid in self.front_ends() if f"socket:[{words[9]}]" in open_files(pid)), None)
+            fields = line.split()
+            if fields[1].endswith(f":{self.port:04X}") and fields[2].endswith(f":{port:04X}"):
+                return next((pid for pid in self.front_ends() if f"socket:[{fields[9]}]" in open_files(pid)), None)
         return None
 
     def stop(self) -> int:
@@ -88,18 +90,18 @@ class FrontEndServers(ServerProcess):
 
 
 def children(pid: int) -> list[int]:
-    found = []
+    pids = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
-            words = status.read_text().rpartition(")")[2].split()
+            fields = status.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # ended in the meantime
-        if int(words[1]) == pid and words[0] != "Z":
-            found.append(int(status.parent.name))
-    return found
+            continue  # exited in the meantime
+        if int(fields[1]) == pid and fields[0] != "Z":
+            pids.append(int(status.parent.name))
+    return pids
 
 
-def command(pid: int) -> str:
+def command_line(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
@@ -107,16 +109,16 @@ def command(pid: int) -> str:
 
 
 def open_files(pid: int) -> set[str]:
-    found = set()
+    names = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            found.add(os.readlink(link))
+            names.add(os.readlink(link))
         except OSError:
             continue  # closed in the meantime
-    return found
+    return names
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -126,7 +128,7 @@ def alive(pid: int) -> bool:
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < end, "it never happened"
+        assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.02)
 
 
@@ -138,7 +140,7 @@ def post(client: HTTPConnection, path: str, body: Any) -> tuple[int, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """32 numbers per text, at most 66 tokens."""
+    """A model with 32 dimensions and a maximum length of 66 tokens."""
     path = tmp_path_factory.mktemp("tiny")
     tiny_bert(path)
     return path
@@ -151,25 +153,25 @@ def tiny(folder: Path) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[FrontEndServers]:
-    running = FrontEndServers(folder, "--disable-access-log").wait_until_ready()
-    yield running
-    assert running.stop() == 0
+def shared_server(folder: Path) -> Iterator[FrontEndServers]:
+    server = FrontEndServers(folder, "--disable-access-log").wait_until_ready()
+    yield server
+    assert server.stop() == 0
 
 
 @pytest.fixture
-def serving(shared: FrontEndServers) -> Iterator[FrontEndServers]:
-    """The same for many tests; those that kill a front-end leave a new one behind."""
-    yield shared
-    shared.close_connections()
+def server(shared_server: FrontEndServers) -> Iterator[FrontEndServers]:
+    """The server shared by the tests of this module; a front-end that a test kills is restarted."""
+    yield shared_server
+    shared_server.close_connections()
 
 
 @pytest.fixture
-def own(folder: Path) -> Iterator[FrontEndServers]:
-    """For tests that leave nothing behind."""
-    running = FrontEndServers(folder, "--log-format", "json")
-    yield running
-    running.stop()
+def own_server(folder: Path) -> Iterator[FrontEndServers]:
+    """A server for tests that stop it."""
+    server = FrontEndServers(folder, "--log-format", "json")
+    yield server
+    server.stop()
 
 
 @pytest.mark.parametrize(
@@ -190,54 +192,57 @@ def own(folder: Path) -> Iterator[FrontEndServers]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_results_equal_those_of_a_single_process(serving: FrontEndServers, tiny: LLM, path: str, body: Any) -> None:
+def test_results_equal_those_of_a_single_process(server: FrontEndServers, tiny: LLM, path: str, body: Any) -> None:
     expected = make_client(tiny).post(path, json=body)
 
-    status, got = post(serving.connect(), path, body)
+    status, body_received = post(server.connect(), path, body)
 
     assert status == expected.status_code
-    assert close(without_identity(got), without_identity(expected.json()))
+    assert close(without_identity(body_received), without_identity(expected.json()))
 
 
 def without_identity(body: Any) -> Any:
     return {key: value for key, value in body.items() if key not in ("id", "created")}
 
 
-def numbers(key: str, reply: dict[str, Any]) -> Any:
-    """What the reply says; vectors in base64 as numbers."""
+def decode_value(key: str, reply: dict[str, Any]) -> Any:
+    """Return a value of the response, with base64 embeddings decoded."""
     value = reply[key]
     is_base64 = key == "embedding" and isinstance(value, str)
     return np.frombuffer(base64.b64decode(value), dtype=np.float32).tolist() if is_base64 else value
 
 
 def close(one: Any, other: Any) -> bool:
-    """The same, up to the last bits of numbers: who shares a batch with whom is up to chance."""
+    """Compare up to rounding: results depend slightly on the other inputs of the batch."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(close(numbers(key, one), numbers(key, other)) for key in one)
+        return one.keys() == other.keys() and all(
+            close(decode_value(key, one), decode_value(key, other)) for key in one
+        )
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(close, one, other))
     return one == other or (isinstance(one, float) and bool(np.isclose(one, other, rtol=1e-4, atol=1e-5)))
 
 
-def test_both_front_ends_respond_without_importing_torch(serving: FrontEndServers) -> None:
-    one, two = serving.front_ends()
-    clients = [serving.connect() for _ in range(64)]
+def test_both_front_ends_respond_without_importing_torch(server: FrontEndServers) -> None:
+    one, two = server.front_ends()
+    clients = [server.connect() for _ in range(64)]
     for client in clients:
         client.connect()
     with ThreadPoolExecutor(16) as pool:
         assert all(
-            status == 200 for status, _ in pool.map(lambda each: post(each, "/v1/embeddings", {"input": "a"}), clients)
+            status == 200
+            for status, _ in pool.map(lambda client: post(client, "/v1/embeddings", {"input": "a"}), clients)
         )
 
-    assert {serving.find_owner(client) for client in clients} == {one, two}
+    assert {server.find_owner(client) for client in clients} == {one, two}
     for pid in (one, two):
         assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
-    assert "libtorch" in Path(f"/proc/{serving.process.pid}/maps").read_text()
+    assert "libtorch" in Path(f"/proc/{server.process.pid}/maps").read_text()
 
 
-def test_a_burst_of_clients_is_distributed_over_front_ends(serving: FrontEndServers) -> None:
-    wait_until(lambda: load(serving) == 0)
-    clients = [serving.connect() for _ in range(16)]
+def test_a_burst_of_clients_is_distributed_over_front_ends(server: FrontEndServers) -> None:
+    wait_until(lambda: load(server) == 0)
+    clients = [server.connect() for _ in range(16)]
     for client in clients:
         client.connect()
     for client in clients:
@@ -245,9 +250,9 @@ def test_a_burst_of_clients_is_distributed_over_front_ends(serving: FrontEndServ
     for client in clients:
         client.getresponse().read()
 
-    owners = [serving.find_owner(client) for client in clients]
+    owners = [server.find_owner(client) for client in clients]
 
-    assert min(owners.count(pid) for pid in serving.front_ends()) >= 4
+    assert min(owners.count(pid) for pid in server.front_ends()) >= 4
 
 
 def test_a_front_end_does_not_import_torch() -> None:
@@ -259,72 +264,72 @@ def test_a_front_end_does_not_import_torch() -> None:
     assert done.stdout.split() == ["False"], done.stderr
 
 
-def test_metrics_at_any_front_end_are_the_sum(serving: FrontEndServers) -> None:
-    def counted(client: HTTPConnection) -> float:
-        return gauge(client, "http_requests_total", handler="/v1/embeddings", status="200")
+def test_metrics_at_any_front_end_are_the_sum(server: FrontEndServers) -> None:
+    def count_responses(client: HTTPConnection) -> float:
+        return metric_value(client, "http_requests_total", handler="/v1/embeddings", status="200")
 
-    wait_until(lambda: load(serving) == 0)
-    time.sleep(0.3)  # what others did is told within a tenth of a second
-    clients = connections(serving, 40)
-    before = counted(clients[0])
+    wait_until(lambda: load(server) == 0)
+    time.sleep(0.3)  # front-ends report what they did within a tenth of a second
+    clients = connections(server, 40)
+    before = count_responses(clients[0])
     for client in clients:
         assert post(client, "/v1/embeddings", {"input": "a"})[0] == 200
-    assert len({serving.find_owner(client) for client in clients}) == 2
+    assert len({server.find_owner(client) for client in clients}) == 2
 
     for client in clients:
-        wait_until(lambda client=client: counted(client) == before + 40)
+        wait_until(lambda client=client: count_responses(client) == before + 40)
 
 
-def load(serving: FrontEndServers) -> int:
-    found: int = json.loads(serving.get("/load")[1])["server_load"]
-    return found
+def load(server: FrontEndServers) -> int:
+    num_requests: int = json.loads(server.get("/load")[1])["server_load"]
+    return num_requests
 
 
-def test_the_load_is_that_of_all_front_ends(serving: FrontEndServers) -> None:
-    clients = {serving.find_owner(client): client for client in connections(serving, 40)}
-    one, other = (clients[pid] for pid in serving.front_ends())
-    seen: list[int] = []
+def test_the_load_is_that_of_all_front_ends(server: FrontEndServers) -> None:
+    clients = {server.find_owner(client): client for client in connections(server, 40)}
+    one, other = (clients[pid] for pid in server.front_ends())
+    loads: list[int] = []
     done = threading.Event()
 
-    def ask() -> None:
+    def send_requests() -> None:
         while not done.is_set():
             assert post(one, "/v1/embeddings", LONG_WORK)[0] == 200
 
-    def is_seen() -> bool:
+    def has_load() -> bool:
         other.request("GET", "/load")
-        seen.append(json.loads(other.getresponse().read())["server_load"])
-        return seen[-1] > 0
+        loads.append(json.loads(other.getresponse().read())["server_load"])
+        return loads[-1] > 0
 
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask)
+        sending = pool.submit(send_requests)
         try:
-            wait_until(is_seen)
+            wait_until(has_load)
         finally:
             done.set()
-        asked.result()
+        sending.result()
 
-    assert seen[-1] == 1
-    wait_until(lambda: load(serving) == 0)
+    assert loads[-1] == 1
+    wait_until(lambda: load(server) == 0)
 
 
-def connections(serving: FrontEndServers, count: int) -> list[HTTPConnection]:
-    clients = [serving.connect() for _ in range(count)]
+def connections(server: FrontEndServers, count: int) -> list[HTTPConnection]:
+    clients = [server.connect() for _ in range(count)]
     for client in clients:
         client.request("GET", "/version")
         client.getresponse().read()
     return clients
 
 
-def test_killing_a_front_end_closes_only_its_own_connections(serving: FrontEndServers) -> None:
-    victim, survivor = serving.front_ends()
-    clients = connections(serving, 16)
-    owners = [serving.find_owner(client) for client in clients]
+def test_killing_a_front_end_closes_only_its_own_connections(server: FrontEndServers) -> None:
+    victim, survivor = server.front_ends()
+    clients = connections(server, 16)
+    owners = [server.find_owner(client) for client in clients]
     assert set(owners) == {victim, survivor}
     failed: set[int] = set()
-    num_answered = [0] * len(clients)
+    num_responses = [0] * len(clients)
     done = threading.Event()
 
-    def ask(number: int) -> None:
+    def send_requests(number: int) -> None:
         while not done.is_set():
             try:
                 status, _ = post(clients[number], "/v1/embeddings", SHORT_WORK)
@@ -332,54 +337,54 @@ def test_killing_a_front_end_closes_only_its_own_connections(serving: FrontEndSe
                 failed.add(number)
                 return
             assert status == 200
-            num_answered[number] += 1
+            num_responses[number] += 1
 
     with ThreadPoolExecutor(len(clients)) as pool:
-        running = [pool.submit(ask, number) for number in range(len(clients))]
-        wait_until(lambda: min(num_answered) > 0)
+        running = [pool.submit(send_requests, number) for number in range(len(clients))]
+        wait_until(lambda: min(num_responses) > 0)
         os.kill(victim, signal.SIGKILL)
-        wait_until(lambda: len(serving.front_ends()) == 2 and victim not in serving.front_ends())
-        answered = list(num_answered)
-        wait_until(lambda: all(num_answered[place] > answered[place] for place in range(16) if place not in failed))
+        wait_until(lambda: len(server.front_ends()) == 2 and victim not in server.front_ends())
+        before = list(num_responses)
+        wait_until(lambda: all(num_responses[n] > before[n] for n in range(16) if n not in failed))
         done.set()
-        for each in running:
-            each.result()
+        for future in running:
+            future.result()
 
-    assert failed == {place for place, owner in enumerate(owners) if owner == victim}
-    assert re.search(r"front-end \d \(process \d+\) has ended by SIGKILL", serving.output)
-    wait_until(lambda: len({serving.find_owner(client) for client in connections(serving, 40)}) == 2)
+    assert failed == {number for number, owner in enumerate(owners) if owner == victim}
+    assert re.search(r"front-end \d \(process \d+\) exited with SIGKILL", server.output)
+    wait_until(lambda: len({server.find_owner(client) for client in connections(server, 40)}) == 2)
 
 
-def test_requests_of_a_killed_front_end_are_cancelled_in_the_engine(serving: FrontEndServers) -> None:
-    clients = {serving.find_owner(client): client for client in connections(serving, 40)}
-    victim, survivor = serving.front_ends()
-    before = gauge(clients[survivor], "cenote_requests_total", outcome="cancelled")
+def test_requests_of_a_killed_front_end_are_cancelled_in_the_engine(server: FrontEndServers) -> None:
+    clients = {server.find_owner(client): client for client in connections(server, 40)}
+    victim, survivor = server.front_ends()
+    before = metric_value(clients[survivor], "cenote_requests_total", outcome="cancelled")
 
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(post, clients[victim], "/v1/embeddings", LONG_WORK)
-        wait_until(lambda: gauge(clients[survivor], "cenote_requests_running") == 1)
+        pending = pool.submit(post, clients[victim], "/v1/embeddings", LONG_WORK)
+        wait_until(lambda: metric_value(clients[survivor], "cenote_requests_running") == 1)
         os.kill(victim, signal.SIGKILL)
         with pytest.raises((OSError, HTTPException)):
-            asked.result()
-    wait_until(lambda: gauge(clients[survivor], "cenote_requests_running") == 0)
+            pending.result()
+    wait_until(lambda: metric_value(clients[survivor], "cenote_requests_running") == 0)
 
-    assert gauge(clients[survivor], "cenote_requests_total", outcome="cancelled") == before + 1
-    wait_until(lambda: len(serving.front_ends()) == 2)
-
-
-def test_a_disconnected_client_cancels_its_request_in_the_engine(serving: FrontEndServers) -> None:
-    leaves, stays = connections(serving, 2)
-    before = gauge(stays, "cenote_requests_total", outcome="cancelled")
-    leaves.request("POST", "/v1/embeddings", json.dumps(LONG_WORK), {"content-type": "application/json"})
-    wait_until(lambda: gauge(stays, "cenote_requests_running") == 1)
-
-    leaves.close()
-
-    wait_until(lambda: gauge(stays, "cenote_requests_running") == 0)
-    assert gauge(stays, "cenote_requests_total", outcome="cancelled") == before + 1
+    assert metric_value(clients[survivor], "cenote_requests_total", outcome="cancelled") == before + 1
+    wait_until(lambda: len(server.front_ends()) == 2)
 
 
-def gauge(client: HTTPConnection, name: str, **labels: str) -> float:
+def test_a_disconnected_client_cancels_its_request_in_the_engine(server: FrontEndServers) -> None:
+    leaving, staying = connections(server, 2)
+    before = metric_value(staying, "cenote_requests_total", outcome="cancelled")
+    leaving.request("POST", "/v1/embeddings", json.dumps(LONG_WORK), {"content-type": "application/json"})
+    wait_until(lambda: metric_value(staying, "cenote_requests_running") == 1)
+
+    leaving.close()
+
+    wait_until(lambda: metric_value(staying, "cenote_requests_running") == 0)
+    assert metric_value(staying, "cenote_requests_total", outcome="cancelled") == before + 1
+
+
+def metric_value(client: HTTPConnection, name: str, **labels: str) -> float:
     client.request("GET", "/metrics")
     for line in client.getresponse().read().decode().splitlines():
         if line.startswith(name) and all(f'{key}="{value}"' in line for key, value in labels.items()):
@@ -387,29 +392,29 @@ def gauge(client: HTTPConnection, name: str, **labels: str) -> float:
     return 0.0
 
 
-def test_health_responds_while_loading_and_shutdown_then_succeeds(own: FrontEndServers) -> None:
-    wait_until(lambda: own.status("/health") is not None)
-    status, body = own.get("/health")
+def test_health_responds_while_loading_and_shutdown_then_succeeds(own_server: FrontEndServers) -> None:
+    wait_until(lambda: own_server.status("/health") is not None)
+    status, body = own_server.get("/health")
     assert (status, json.loads(body)["state"]) == (503, "loading")
 
-    own.signal()
+    own_server.signal()
 
-    assert own.wait() == 0
-    assert not own.front_ends()
+    assert own_server.wait() == 0
+    assert not own_server.front_ends()
 
 
-def test_shutdown_under_load_loses_no_request(own: FrontEndServers) -> None:
-    own.wait_until_ready()
+def test_shutdown_under_load_loses_no_request(own_server: FrontEndServers) -> None:
+    own_server.wait_until_ready()
     outcomes: list[Any] = []
     refused = threading.Event()
 
-    def ask() -> None:
+    def send_requests() -> None:
         while not refused.is_set():
-            client = own.connect()
+            client = own_server.connect()
             try:
                 client.connect()
             except OSError:
-                refused.set()  # nobody listens any more: that request was never accepted
+                refused.set()  # the server does not listen any more: the request was never accepted
                 return
             try:
                 outcomes.append(post(client, "/v1/embeddings", SHORT_WORK)[0])
@@ -418,58 +423,58 @@ def test_shutdown_under_load_loses_no_request(own: FrontEndServers) -> None:
             client.close()
 
     with ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(ask) for _ in range(8)]
+        running = [pool.submit(send_requests) for _ in range(8)]
         wait_until(lambda: len(outcomes) > 40)
-        children_before = own.front_ends()
-        own.signal()
-        for each in running:
-            each.result()
+        front_ends = own_server.front_ends()
+        own_server.signal()
+        for future in running:
+            future.result()
 
-    assert own.wait() == 0
-    assert set(outcomes) == {200}, [each for each in outcomes if each != 200][:5]
-    assert not any(map(alive, children_before))
-    assert {json.loads(line)["level"] for line in own.lines} == {"info"}
+    assert own_server.wait() == 0
+    assert set(outcomes) == {200}, [outcome for outcome in outcomes if outcome != 200][:5]
+    assert not any(map(is_alive, front_ends))
+    assert {json.loads(line)["level"] for line in own_server.lines} == {"info"}
 
 
-def test_ctrl_c_to_the_process_group_is_one_shutdown(own: FrontEndServers) -> None:
-    own.wait_until_ready()
-    front_ends = own.front_ends()
+def test_ctrl_c_to_the_process_group_is_one_shutdown(own_server: FrontEndServers) -> None:
+    own_server.wait_until_ready()
+    front_ends = own_server.front_ends()
 
-    for pid in (*front_ends, own.process.pid):
+    for pid in (*front_ends, own_server.process.pid):
         os.kill(pid, signal.SIGINT)
 
-    assert own.wait() == 0
-    assert not any(map(alive, front_ends))
-    assert {json.loads(line)["level"] for line in own.lines} == {"info"}
+    assert own_server.wait() == 0
+    assert not any(map(is_alive, front_ends))
+    assert {json.loads(line)["level"] for line in own_server.lines} == {"info"}
 
 
-def test_front_ends_exit_with_the_engine_process(own: FrontEndServers) -> None:
-    own.wait_until_ready()
-    front_ends = own.front_ends()
-    clients = connections(own, 8)
+def test_front_ends_exit_with_the_engine_process(own_server: FrontEndServers) -> None:
+    own_server.wait_until_ready()
+    front_ends = own_server.front_ends()
+    clients = connections(own_server, 8)
     with ThreadPoolExecutor(len(clients)) as pool:
-        asked = [pool.submit(post, client, "/v1/embeddings", LONG_WORK) for client in clients]
-        wait_until(lambda: load(own) == len(clients))
-        own.process.kill()
-        own.wait()
-        began = time.monotonic()
-        wait_until(lambda: not any(map(alive, front_ends)))
-        assert time.monotonic() - began < 5
-        for each in asked:  # nobody is left waiting: told so, or cut off
-            error = each.exception(timeout=5)
-            assert isinstance(error, OSError | HTTPException) or each.result()[0] == 503
+        pending = [pool.submit(post, client, "/v1/embeddings", LONG_WORK) for client in clients]
+        wait_until(lambda: load(own_server) == len(clients))
+        own_server.process.kill()
+        own_server.wait()
+        killed_at = time.monotonic()
+        wait_until(lambda: not any(map(is_alive, front_ends)))
+        assert time.monotonic() - killed_at < 5
+        for future in pending:  # every client gets an error response or a closed connection
+            error = future.exception(timeout=5)
+            assert isinstance(error, OSError | HTTPException) or future.result()[0] == 503
 
-    assert own.status("/health") is None
+    assert own_server.status("/health") is None
 
 
-def test_a_terminated_front_end_drains_and_is_replaced(serving: FrontEndServers) -> None:
-    leaving, staying = serving.front_ends()
+def test_a_terminated_front_end_drains_and_is_replaced(server: FrontEndServers) -> None:
+    leaving, staying = server.front_ends()
     outcomes: list[Any] = []
     done = threading.Event()
 
-    def ask() -> None:
+    def send_requests() -> None:
         while not done.is_set():
-            client = serving.connect()
+            client = server.connect()
             try:
                 outcomes.append(post(client, "/v1/embeddings", SHORT_WORK)[0])
             except (OSError, HTTPException) as error:
@@ -477,75 +482,76 @@ def test_a_terminated_front_end_drains_and_is_replaced(serving: FrontEndServers)
             client.close()
 
     with ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(ask) for _ in range(8)]
+        running = [pool.submit(send_requests) for _ in range(8)]
         wait_until(lambda: len(outcomes) > 20)
         os.kill(leaving, signal.SIGTERM)
-        wait_until(lambda: not alive(leaving) and len(serving.front_ends()) == 2)
+        wait_until(lambda: not is_alive(leaving) and len(server.front_ends()) == 2)
         num_before = len(outcomes)
         wait_until(lambda: len(outcomes) > num_before + 20)
         done.set()
-        for each in running:
-            each.result()
+        for future in running:
+            future.result()
 
-    assert set(outcomes) == {200}, [each for each in outcomes if each != 200][:5]
-    assert staying in serving.front_ends()
-    assert "has ended by status 0, and 0 requests with it" in serving.output
+    assert set(outcomes) == {200}, [outcome for outcome in outcomes if outcome != 200][:5]
+    assert staying in server.front_ends()
+    assert "exited with status 0; 0 requests were lost" in server.output
 
 
-def test_a_second_signal_exits_immediately(own: FrontEndServers) -> None:
-    own.wait_until_ready()
-    front_ends = own.front_ends()
-    clients = connections(own, 4)
+def test_a_second_signal_exits_immediately(own_server: FrontEndServers) -> None:
+    own_server.wait_until_ready()
+    front_ends = own_server.front_ends()
+    clients = connections(own_server, 4)
     with ThreadPoolExecutor(len(clients)) as pool:
-        asked = [pool.submit(post, client, "/v1/embeddings", LONG_WORK) for client in clients]
-        wait_until(lambda: load(own) == len(clients))
-        own.signal()
-        own.wait_for_line("SIGTERM: stopping")
-        own.signal()
-        assert own.wait() == 128 + signal.SIGTERM
-        wait_until(lambda: not any(map(alive, front_ends)))
-        for each in asked:
-            error = each.exception(timeout=5)
-            assert isinstance(error, OSError | HTTPException) or each.result()[0] == 503
+        pending = [pool.submit(post, client, "/v1/embeddings", LONG_WORK) for client in clients]
+        wait_until(lambda: load(own_server) == len(clients))
+        own_server.signal()
+        own_server.wait_for_line("received SIGTERM")
+        own_server.signal()
+        assert own_server.wait() == 128 + signal.SIGTERM
+        wait_until(lambda: not any(map(is_alive, front_ends)))
+        for future in pending:
+            error = future.exception(timeout=5)
+            assert isinstance(error, OSError | HTTPException) or future.result()[0] == 503
 
 
 def test_a_model_that_fails_to_load_stops_the_front_ends(tmp_path: Path) -> None:
-    own = FrontEndServers(tmp_path)
+    own_server = FrontEndServers(tmp_path)
 
-    assert own.wait() == 78
-    assert "is no model: looked for config.json" in own.lines[-1]
-    assert not own.front_ends()
+    assert own_server.wait() == 78
+    assert "is not a model folder: no config.json" in own_server.lines[-1]
+    assert not own_server.front_ends()
 
 
-# a model for which every batch takes longer than it may
+# every batch takes longer than step_timeout_s
 DYING = """
 import sys, time
-from cenote.api.front_ends.engine_process import run
-from cenote.api.sockets import address, listen
-from cenote.api.log_config import configure
-from cenote.api.app_state import Service
-from cenote.config.engine import EngineConfig, ServerConfig
+from cenote.api.front_ends.engine_process import run_engine_process
+from cenote.api.sockets import open_socket
+from cenote.api.log_config import configure_logging
+from cenote.api.app_state import AppState
+from cenote.config.engine import EngineConfig
+from cenote.config.server import ServerConfig
 
-def engine():
+def load_engine():
     from cenote.engine.engine import PoolingEngine
     from cenote.engine.execution.executor import EchoExecutor
-    from cenote.loading.load import load
+    from cenote.loading.load import load_model
 
     config = EngineConfig(model=sys.argv[1], dtype="float32", step_timeout_s=0.5)
-    return PoolingEngine(load(config), config, EchoExecutor(lambda batch: time.sleep(5)))
+    return PoolingEngine(load_model(config), config, EchoExecutor(lambda batch: time.sleep(5)))
 
 settings = ServerConfig(host="127.0.0.1", port=0, api_server_count=2)
-configure(settings)
-listening = listen(settings)
-print(listening.getsockname()[1], flush=True)
-run(Service(settings), [listening], engine)
+configure_logging(settings)
+listener = open_socket(settings)
+print(listener.getsockname()[1], flush=True)
+run_engine_process(AppState(settings), [listener], load_engine)
 """
 
 
 def test_a_dead_engine_stops_the_server_and_fails_pending_requests(folder: Path, tmp_path: Path) -> None:
-    words, log = [sys.executable, "-c", DYING, str(folder)], tmp_path / "log"
+    command, log = [sys.executable, "-c", DYING, str(folder)], tmp_path / "log"
     with log.open("wb") as file:
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=file, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
     try:
         assert process.stdout is not None
         client = HTTPConnection("127.0.0.1", int(process.stdout.readline()), timeout=TIMEOUT_S)
@@ -556,10 +562,10 @@ def test_a_dead_engine_stops_the_server_and_fails_pending_requests(folder: Path,
         client.close()
 
         assert status == 503
-        assert "did not finish in 0.5 s" in body["error"]["message"]
+        assert "did not finish within 0.5 s" in body["error"]["message"]
         assert process.wait(TIMEOUT_S) == 1
         assert "EngineStopped" in log.read_text().splitlines()[-1]
-        assert not any(map(alive, front_ends))
+        assert not any(map(is_alive, front_ends))
     finally:
         process.kill()
         process.communicate()

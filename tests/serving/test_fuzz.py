@@ -1,4 +1,4 @@
-"""Schemathesis reads the OpenAPI document of a real server and tries what it says, and what it does not."""
+"""Schemathesis sends valid and invalid requests, generated from the OpenAPI document, to a real server."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.tiny import tiny_bert_classifier
 from .server_process import ServerProcess
 
 ROUTES = [route for dialect in DIALECTS for route in dialect.routes]
-# bodies of these may have "true" for true; what else is wrong must be refused, as everywhere
+# these routes accept "true" for true, which the check counts as an invalid body
 LENIENT = "score|rerank|invocations"
-# the document cannot say everything that makes a request wrong, such as an input that is too long for the model
+# the document cannot express all reasons to refuse a request, such as an input that is too long for the model
 CONFIG = f"""
 [checks]
 positive_data_acceptance.enabled = false
@@ -31,26 +31,33 @@ checks.negative_data_rejection.enabled = false
 
 @pytest.fixture(scope="module")
 def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Everything the default model has not: classes, conversations, templates of requests, more than one process."""
+    """A model and options that the default server lacks: classes, chat template, request templates, two front-ends."""
     folder = tmp_path_factory.mktemp("cross_encoder")
     tiny_bert_classifier(folder, num_labels=1)
     add_chat_template(folder)
     options = ("--trust-request-chat-template", "--enable-tokenizer-info-endpoint", "--api-server-count", "2")
-    served = ServerProcess(str(folder), *options).wait_until_ready()
-    yield served
-    assert served.stop() == 0
+    server = ServerProcess(str(folder), *options).wait_until_ready()
+    yield server
+    assert server.stop() == 0
 
 
-def run_schemathesis(served: ServerProcess, folder: Path) -> None:
+def run_schemathesis(server: ServerProcess, folder: Path) -> None:
     (folder / "schemathesis.toml").write_text(CONFIG)
-    words = ["--config-file", "schemathesis.toml", "run", f"{served.address}/openapi.json"]
-    words += ["--phases", "examples,coverage,fuzzing", "--max-examples", "25", "--continue-on-failure", "--no-color"]
-    words += ["--seed", "7", "--generation-deterministic", "--request-timeout", "60"]
+    arguments = ["--config-file", "schemathesis.toml", "run", f"{server.address}/openapi.json"]
+    arguments += [
+        "--phases",
+        "examples,coverage,fuzzing",
+        "--max-examples",
+        "25",
+        "--continue-on-failure",
+        "--no-color",
+    ]
+    arguments += ["--seed", "7", "--generation-deterministic", "--request-timeout", "60"]
     for alias in (path for route in ROUTES for path in route.paths[1:]):
-        words += ["--exclude-path", alias]
+        arguments += ["--exclude-path", alias]
 
     done = subprocess.run(
-        [str(Path(sys.executable).with_name("schemathesis")), *words],
+        [str(Path(sys.executable).with_name("schemathesis")), *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -60,15 +67,15 @@ def run_schemathesis(served: ServerProcess, folder: Path) -> None:
 
     assert done.returncode == 0, done.stdout
     assert "passed" in done.stdout
-    with served.client() as client:
+    with server.client() as client:
         assert client.post("/tokenize", json={"prompt": "still here"}).status_code == 200
         assert 'status="5' not in client.get("/metrics").text
-    assert "Traceback" not in served.output
+    assert "Traceback" not in server.output
 
 
-@pytest.mark.timeout(1000)  # a minute where nothing else runs
-def test_an_embedder_survives_schemathesis(served: ServerProcess, tmp_path: Path) -> None:
-    run_schemathesis(served, tmp_path)
+@pytest.mark.timeout(1000)  # takes a minute on an idle machine
+def test_an_embedder_survives_schemathesis(shared_server: ServerProcess, tmp_path: Path) -> None:
+    run_schemathesis(shared_server, tmp_path)
 
 
 @pytest.mark.timeout(1000)

@@ -1,4 +1,4 @@
-"""Guides to models that see, word for word, against a real server with two front-ends: only the images are real."""
+"""Requests of guides to multimodal models, sent to a real server with two front-ends; only the images are replaced."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[httpx.Client]:
-    words = ["--dtype", "float32", "--max-model-len", "400", "--served-model-name", NAME, "--api-server-count", "2"]
-    words += ["--limit-mm-per-prompt", '{"image": 3}', "--mm-processor-kwargs", '{"max_pixels": 2048}']
-    served = ServerProcess(str(folder), *words).wait_until_ready()
-    with served.client() as client:
+    flags = ["--dtype", "float32", "--max-model-len", "400", "--served-model-name", NAME, "--api-server-count", "2"]
+    flags += ["--limit-mm-per-prompt", '{"image": 3}', "--mm-processor-kwargs", '{"max_pixels": 2048}']
+    server = ServerProcess(str(folder), *flags).wait_until_ready()
+    with server.client() as client:
         yield client
-    assert served.stop() == 0
-    assert "Traceback" not in served.output
+    assert server.stop() == 0
+    assert "Traceback" not in server.output
 
 
 def post(client: httpx.Client, path: str, **body: Any) -> Any:
@@ -51,22 +51,22 @@ def post(client: httpx.Client, path: str, **body: Any) -> Any:
     return reply.json()
 
 
-def picture(image: Any) -> dict[str, Any]:
+def image_document(image: Any) -> dict[str, Any]:
     return {"content": [image_part(image), DESCRIBE]}
 
 
 def describe_image(text: str, image: Any) -> dict[str, Any]:
-    """As the server reads it, which was started with fewer pixels than the model's files say."""
-    images = {"prompt": text, "multi_modal_data": {"image": image}}
-    return images | {"mm_processor_kwargs": {"max_pixels": 2048}}
+    """Return the prompt with the max_pixels of the server, which differs from the model's files."""
+    prompt = {"prompt": text, "multi_modal_data": {"image": image}}
+    return prompt | {"mm_processor_kwargs": {"max_pixels": 2048}}
 
 
-def rows(llm: LLM, prompt: Any, **how: Any) -> Any:
-    (found,) = llm.encode(prompt, pooling_task="token_embed", use_tqdm=False, tokenization_kwargs=how)
-    return found.outputs.data.numpy()
+def token_embeddings(llm: LLM, prompt: Any, **kwargs: Any) -> Any:
+    (output,) = llm.encode(prompt, pooling_task="token_embed", use_tqdm=False, tokenization_kwargs=kwargs)
+    return output.outputs.data.numpy()
 
 
-def best_matches(query: Any, document: Any) -> float:
+def max_sim(query: Any, document: Any) -> float:
     return float((query @ document.T).max(axis=1).sum())
 
 
@@ -76,49 +76,58 @@ def test_texts_are_reranked_and_scored(client: httpx.Client, llm: LLM) -> None:
     ranked = post(client, "/rerank", query=LEARNING, documents=documents)["results"]
     scored = post(client, "/score", text_1=LEARNING, text_2=documents)["data"]
 
-    expected = [best_matches(rows(llm, LEARNING), rows(llm, document)) for document in documents]
-    np.testing.assert_allclose([each["score"] for each in scored], expected, atol=1e-4)
-    assert [each["index"] for each in ranked] == np.argsort(expected)[::-1].tolist()
+    expected = [max_sim(token_embeddings(llm, LEARNING), token_embeddings(llm, document)) for document in documents]
+    np.testing.assert_allclose([item["score"] for item in scored], expected, atol=1e-4)
+    assert [result["index"] for result in ranked] == np.argsort(expected)[::-1].tolist()
 
 
 def test_a_text_is_scored_against_images(client: httpx.Client, llm: LLM) -> None:
-    reply = post(client, "/score", data_1=BEIJING, data_2=[picture(CAT)])
+    reply = post(client, "/score", data_1=BEIJING, data_2=[image_document(CAT)])
 
-    document = rows(llm, describe_image(f"{IMAGE}\nDescribe the image.", CAT))
-    assert reply["data"][0]["score"] == pytest.approx(best_matches(rows(llm, BEIJING), document), abs=1e-4)
-    assert reply["usage"]["prompt_tokens"] == len(document) + len(rows(llm, BEIJING)) + 1  # one stands between them
+    document = token_embeddings(llm, describe_image(f"{IMAGE}\nDescribe the image.", CAT))
+    assert reply["data"][0]["score"] == pytest.approx(max_sim(token_embeddings(llm, BEIJING), document), abs=1e-4)
+    assert (
+        reply["usage"]["prompt_tokens"] == len(document) + len(token_embeddings(llm, BEIJING)) + 1
+    )  # and a separator token
 
 
 def test_images_are_reranked_by_a_text(client: httpx.Client, llm: LLM) -> None:
-    documents = [picture(CAT), picture(DOG)]
+    documents = [image_document(CAT), image_document(DOG)]
 
     reply = post(client, "/rerank", query=BEIJING, documents=documents, top_n=2)
 
-    query = rows(llm, BEIJING)
+    query = token_embeddings(llm, BEIJING)
     scores = [
-        best_matches(query, rows(llm, describe_image(f"{IMAGE}\nDescribe the image.", each))) for each in (CAT, DOG)
+        max_sim(query, token_embeddings(llm, describe_image(f"{IMAGE}\nDescribe the image.", image)))
+        for image in (CAT, DOG)
     ]
-    assert [each["index"] for each in reply["results"]] == np.argsort(scores)[::-1].tolist()
-    for each in reply["results"]:
-        assert each["relevance_score"] == pytest.approx(scores[each["index"]], abs=1e-4)
-        assert each["document"] == {"text": None, "multi_modal": documents[each["index"]]["content"]}
+    assert [result["index"] for result in reply["results"]] == np.argsort(scores)[::-1].tolist()
+    for result in reply["results"]:
+        assert result["relevance_score"] == pytest.approx(scores[result["index"]], abs=1e-4)
+        assert result["document"] == {"text": None, "multi_modal": documents[result["index"]]["content"]}
 
 
-def test_raw_rows_come_of_texts_and_of_conversations_with_images(client: httpx.Client, llm: LLM) -> None:
+def test_token_embeddings_of_texts_and_of_conversations_with_images(client: httpx.Client, llm: LLM) -> None:
     text = post(client, "/pooling", input=LEARNING, task="token_embed")
     image = post(client, "/pooling", messages=[make_message(image_part(DOG), DESCRIBE)])
 
-    np.testing.assert_allclose(text["data"][0]["data"], rows(llm, LEARNING), atol=1e-5)
+    np.testing.assert_allclose(text["data"][0]["data"], token_embeddings(llm, LEARNING), atol=1e-5)
     prompt = describe_image(f"<|im_start|>user\n{IMAGE}Describe the image.<|im_end|>\n", DOG)
-    np.testing.assert_allclose(image["data"][0]["data"], rows(llm, prompt, add_special_tokens=False), atol=1e-5)
+    np.testing.assert_allclose(
+        image["data"][0]["data"], token_embeddings(llm, prompt, add_special_tokens=False), atol=1e-5
+    )
 
 
-def test_the_empty_image_of_the_guides_is_refused_by_its_name(client: httpx.Client) -> None:
+def test_an_empty_image_is_refused_with_its_position(client: httpx.Client) -> None:
     empty = {"content": [image_part("data:image/png;base64,"), DESCRIBE]}
 
     for path, body, name in (
         ("/score", {"data_1": BEIJING, "data_2": [empty]}, "data_2[0].content[0]"),
-        ("/rerank", {"query": BEIJING, "documents": [picture(CAT), empty], "top_n": 2}, "documents[1].content[0]"),
+        (
+            "/rerank",
+            {"query": BEIJING, "documents": [image_document(CAT), empty], "top_n": 2},
+            "documents[1].content[0]",
+        ),
         ("/pooling", {"messages": [{"role": "user", **empty}]}, "messages[0].content[0]"),
         ("/tokenize", {"messages": [{"role": "user", **empty}]}, "messages[0].content[0]"),
     ):
@@ -129,7 +138,7 @@ def test_the_empty_image_of_the_guides_is_refused_by_its_name(client: httpx.Clie
 
 def test_options_and_limits_reach_the_engine_from_every_front_end(folder: Path, client: httpx.Client) -> None:
     body = {"messages": [make_message(*[image_part(CAT)] * 4)]}
-    for _ in range(4):  # connections come to either
+    for _ in range(4):  # connections reach either front-end
         with httpx.Client(base_url=client.base_url, timeout=60) as another:
             reply = another.post("/pooling", json=body)
             assert (reply.status_code, "At most 3 image(s)" in reply.text) == (400, True), reply.text

@@ -1,4 +1,4 @@
-"""Adapters in a server as people start it: two processes that speak HTTP, and OpenAI's client."""
+"""LoRA adapters in a real server with two front-ends, with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tests.tiny import TEXTS, tiny_bert
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, and two adapters beside it."""
+    """A model and two adapters."""
     folder = tmp_path_factory.mktemp("adapters")
-    plain = tiny_bert(folder / "model")
+    model = tiny_bert(folder / "model")
     for seed, name in enumerate(("first", "late")):
-        save_adapter(folder / name, plain, BERT_TARGETS, seed=seed)
+        save_adapter(folder / name, model, BERT_TARGETS, seed=seed)
     return folder
 
 
 @pytest.fixture(scope="module")
-def served(folder: Path) -> Iterator[ServerProcess]:
+def server(folder: Path) -> Iterator[ServerProcess]:
     flags = ("--dtype", "float32", "--served-model-name", "tiny", "--lora-modules", f"first={folder / 'first'}")
     server = ServerProcess(
         str(folder / "model"), *flags, "--api-server-count", "2", VLLM_ALLOW_RUNTIME_LORA_UPDATING="1"
@@ -38,47 +38,50 @@ def served(folder: Path) -> Iterator[ServerProcess]:
     assert server.stop() == 0
 
 
-def vectors(served: ServerProcess, model: str) -> np.ndarray[Any, Any]:
-    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
-        answer = client.embeddings.create(model=model, input=TEXTS)
-    assert answer.model == "tiny"
-    return np.array([item.embedding for item in answer.data])
+def vectors(server: ServerProcess, model: str) -> np.ndarray[Any, Any]:
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
+        response = client.embeddings.create(model=model, input=TEXTS)
+    assert response.model == "tiny"
+    return np.array([item.embedding for item in response.data])
 
 
 def expected(folder: Path, name: str | None) -> np.ndarray[Any, Any]:
     with LLM(str(folder / "model"), dtype="float32", device="cpu", enable_lora=True) as llm:
         adapter = LoRARequest(name, 1, str(folder / name)) if name else None
-        return np.array([each.outputs.embedding for each in llm.embed(TEXTS, lora_request=adapter, use_tqdm=False)])
+        outputs = llm.embed(TEXTS, lora_request=adapter, use_tqdm=False)
+        return np.array([output.outputs.embedding for output in outputs])
 
 
-def test_openai_s_client_chooses_an_adapter_as_its_model(served: ServerProcess, folder: Path) -> None:
-    with openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", timeout=TIMEOUT_S) as client:
+def test_the_model_field_of_the_openai_client_selects_an_adapter(server: ServerProcess, folder: Path) -> None:
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", timeout=TIMEOUT_S) as client:
         assert [(card.id, card.parent) for card in client.models.list()] == [  # type: ignore[attr-defined]
             ("tiny", None),
             ("first", "tiny"),
         ]
-    np.testing.assert_allclose(vectors(served, "tiny"), expected(folder, None), atol=1e-5)
-    np.testing.assert_allclose(vectors(served, "first"), expected(folder, "first"), atol=1e-5)
+    np.testing.assert_allclose(vectors(server, "tiny"), expected(folder, None), atol=1e-5)
+    np.testing.assert_allclose(vectors(server, "first"), expected(folder, "first"), atol=1e-5)
     with pytest.raises(openai.NotFoundError, match="The model `late` does not exist"):
-        vectors(served, "late")
+        vectors(server, "late")
 
 
-def test_an_adapter_loaded_by_one_front_end_is_known_to_the_others(served: ServerProcess, folder: Path) -> None:
+def test_an_adapter_loaded_by_one_front_end_is_known_to_the_others(server: ServerProcess, folder: Path) -> None:
     late = expected(folder, "late")
 
-    def posted(path: str, body: dict[str, str]) -> httpx.Response:
-        return httpx.post(served.address + path, json=body, timeout=TIMEOUT_S, verify=False)  # a client takes longer
+    def post(path: str, body: dict[str, str]) -> httpx.Response:
+        return httpx.post(
+            server.address + path, json=body, timeout=TIMEOUT_S, verify=False
+        )  # creating a TLS context takes longer
 
-    def asked(_: int) -> httpx.Response:
-        """Over a new connection, of which there are more at once than one process takes."""
-        return posted("/v1/embeddings", {"model": "late", "input": TEXTS[0]})
+    def embed_late(_: int) -> httpx.Response:
+        """Send over a new connection; several at once reach both front-ends."""
+        return post("/v1/embeddings", {"model": "late", "input": TEXTS[0]})
 
     for _ in range(3):
-        added = posted("/v1/load_lora_adapter", {"lora_name": "late", "lora_path": str(folder / "late")})
+        added = post("/v1/load_lora_adapter", {"lora_name": "late", "lora_path": str(folder / "late")})
         assert added.status_code == 200
         with ThreadPoolExecutor(4) as pool:
-            for reply in pool.map(asked, range(4)):
+            for reply in pool.map(embed_late, range(4)):
                 np.testing.assert_allclose(reply.json()["data"][0]["embedding"], late[0], atol=1e-5)
-        assert posted("/v1/unload_lora_adapter", {"lora_name": "late"}).status_code == 200
+        assert post("/v1/unload_lora_adapter", {"lora_name": "late"}).status_code == 200
         with ThreadPoolExecutor(4) as pool:
-            assert {reply.status_code for reply in pool.map(asked, range(4))} == {404}
+            assert {reply.status_code for reply in pool.map(embed_late, range(4))} == {404}

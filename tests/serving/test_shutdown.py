@@ -1,4 +1,4 @@
-"""A stop that loses nothing: who has connected is answered, who comes later finds the door closed."""
+"""Graceful shutdown: accepted connections are drained, later ones are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cenote.api.server import ApiServer
 from cenote.api.sockets import open_socket
 from cenote.config.server import ServerConfig
 
-from .conftest import Start
+from .conftest import StartServer
 from .server_process import TIMEOUT_S, ServerProcess
 from .test_sockets import certificate, needs_openssl
 
@@ -34,10 +34,10 @@ LONG = {"input": [f"{number} " + "river stone " * 98 for number in range(2048)]}
 
 @dataclass
 class LoadGenerator:
-    """Clients that ask again and again until nobody lets them in."""
+    """Clients that send requests until connections are refused."""
 
     port: int
-    num_answered: int = 0
+    num_responses: int = 0
     num_closed: int = 0
     failures: list[str] = field(default_factory=list)
 
@@ -50,168 +50,166 @@ class LoadGenerator:
         head = (
             f"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         )
-        question = f"{head}\r\n\r\n".encode() + body
+        request = f"{head}\r\n\r\n".encode() + body
         while True:
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
             except (ConnectionRefusedError, ConnectionResetError):
-                return  # that is no loss: nothing was accepted
+                return  # not a lost request: the connection was not accepted
             try:
-                again = True
-                while again:
-                    writer.write(question)
-                    again = await self._reply(reader) and keep_alive
+                is_open = True
+                while is_open:
+                    writer.write(request)
+                    is_open = await self._read_response(reader) and keep_alive
             except (OSError, asyncio.IncompleteReadError) as error:
                 self.failures.append(repr(error))
             finally:
                 writer.close()
 
-    async def _reply(self, reader: asyncio.StreamReader) -> bool:
-        """Whether the connection may be used again."""
+    async def _read_response(self, reader: asyncio.StreamReader) -> bool:
+        """Return whether the connection can be reused."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = int(head.split("content-length: ")[1].split("\r\n")[0])
         body = await reader.readexactly(length)
         if " 200 ok" not in head or body.count(b'"embedding":"') != 8:
             self.failures.append(head.split("\r\n")[0])
-        self.num_answered += 1
+        self.num_responses += 1
         self.num_closed += "connection: close" in head
         return "connection: close" not in head
 
 
-def test_shutdown_under_load_loses_no_request(start: Start) -> None:
-    served = start("--disable-access-log").wait_until_ready()
-    load = LoadGenerator(served.port)
+def test_shutdown_under_load_loses_no_request(start_server: StartServer) -> None:
+    server = start_server("--disable-access-log").wait_until_ready()
+    load = LoadGenerator(server.port)
 
-    async def stop_in_the_middle() -> int:
+    async def stop_under_load() -> int:
         clients = [load.run(6, keep_alive=True), load.run(6, keep_alive=False)]
         running = asyncio.gather(*clients)
         await asyncio.sleep(1.0)
-        while not load.num_answered and not load.failures:  # on a busy machine
+        while not load.num_responses and not load.failures:  # on a busy machine
             await asyncio.sleep(0.05)
-        before = load.num_answered
-        served.signal(signal.SIGTERM)
+        before = load.num_responses
+        server.signal(signal.SIGTERM)
         await asyncio.wait_for(running, 60)
         return before
 
-    before = asyncio.run(stop_in_the_middle())
+    before = asyncio.run(stop_under_load())
 
-    assert served.wait() == 0
+    assert server.wait() == 0
     assert load.failures == []
-    assert load.num_answered > before > 0 and load.num_closed > 0
+    assert load.num_responses > before > 0 and load.num_closed > 0
 
 
-def test_a_draining_server_is_not_ready_and_still_accepts_connections(start: Start) -> None:
-    served = start("--shutdown-delay-s", "1.5").wait_until_ready()
+def test_a_draining_server_is_not_ready_and_still_accepts_connections(start_server: StartServer) -> None:
+    server = start_server("--shutdown-delay-s", "1.5").wait_until_ready()
 
-    served.signal(signal.SIGINT)
-    served.wait_for_line("SIGINT: stopping")
-    with served.client() as client:
+    server.signal(signal.SIGINT)
+    server.wait_for_line("received SIGINT")
+    with server.client() as client:
         ready, live = client.get("/health/ready"), client.get("/health/live")
-        answer = client.post("/v1/embeddings", json={"input": "still there?"})
+        response = client.post("/v1/embeddings", json={"input": "still there?"})
 
     assert (ready.status_code, ready.json()["state"], live.status_code) == (503, "draining", 200)
-    assert (answer.status_code, answer.headers["connection"]) == (200, "close")
-    assert served.wait() == 0
+    assert (response.status_code, response.headers["connection"]) == (200, "close")
+    assert server.wait() == 0
 
 
-def send_request(served: ServerProcess, pool: ThreadPoolExecutor, question: object) -> Future[tuple[int, bytes]]:
-    """A question on its way."""
+def send_request(server: ServerProcess, pool: ThreadPoolExecutor, body: object) -> Future[tuple[int, bytes]]:
+    """Send a request in a thread and return when the server counts it as in flight."""
 
-    def ask() -> tuple[int, bytes]:
-        with served.client() as client:
-            reply = client.post("/v1/embeddings", json=question)
+    def post() -> tuple[int, bytes]:
+        with server.client() as client:
+            reply = client.post("/v1/embeddings", json=body)
             return reply.status_code, reply.content
 
-    answer = pool.submit(ask)
-    with served.client() as client:
-        while not answer.done() and client.get("/load").json()["server_load"] == 0:
+    response = pool.submit(post)
+    with server.client() as client:
+        while not response.done() and client.get("/load").json()["server_load"] == 0:
             time.sleep(0.01)
-    return answer
+    return response
 
 
-def test_a_long_request_is_finished_before_the_end(start: Start) -> None:
-    served = start().wait_until_ready()
+def test_a_long_request_is_finished_before_the_server_exits(start_server: StartServer) -> None:
+    server = start_server("--shutdown-timeout-s", "120").wait_until_ready()  # takes long on a busy machine
     with ThreadPoolExecutor(1) as pool:
-        answer = send_request(served, pool, {"input": LONG["input"][:64]})
-        served.signal()
+        response = send_request(server, pool, {"input": LONG["input"][:64]})
+        server.signal()
 
-        status, body = answer.result()
+        status, body = response.result()
 
     assert status == 200 and len(json.loads(body)["data"]) == 64
-    assert served.wait() == 0
+    assert server.wait() == 0
 
 
-def test_a_request_that_exceeds_the_shutdown_timeout_gets_an_error(start: Start) -> None:
-    served = start("--shutdown-timeout-s", "0.1", "--shutdown-delay-s", "0").wait_until_ready()
+def test_a_request_that_exceeds_the_shutdown_timeout_gets_an_error(start_server: StartServer) -> None:
+    server = start_server("--shutdown-timeout-s", "0.1", "--shutdown-delay-s", "0").wait_until_ready()
     with ThreadPoolExecutor(1) as pool:
-        answer = send_request(served, pool, LONG)
-        served.signal()
+        response = send_request(server, pool, LONG)
+        server.signal()
 
-        status, body = answer.result()
+        status, body = response.result()
 
-    assert status == 503 and "stopped before the answer came" in json.loads(body)["message"]
-    assert served.wait() == 0
-    assert "1 requests were not answered in time" in served.output
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_second_signal_exits_immediately(number: int, status: int, start: Start) -> None:
-    served = start("--shutdown-delay-s", "100").wait_until_ready()
-    served.signal(number)
-    served.wait_for_line("stopping; 0 requests")
-
-    served.signal(number)
-
-    assert served.wait() == status
+    assert status == 503 and "the server shut down before the request finished" in json.loads(body)["message"]
+    assert server.wait() == 0
+    assert "1 requests did not finish within" in server.output
 
 
-def test_a_disconnected_client_cancels_its_request(start: Start) -> None:
-    served = start("--dtype", "float32").wait_until_ready()  # slow enough to hang up on
-    question = json.dumps(LONG).encode()
-    head = (
-        f"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(question)}"
-    )
+@pytest.mark.parametrize(("signal_number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_exits_immediately(signal_number: int, status: int, start_server: StartServer) -> None:
+    server = start_server("--shutdown-delay-s", "100").wait_until_ready()
+    server.signal(signal_number)
+    server.wait_for_line("draining 0 requests")
 
-    async def hang_up() -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        writer.write(f"{head}\r\n\r\n".encode() + question)
+    server.signal(signal_number)
+
+    assert server.wait() == status
+
+
+def test_a_disconnected_client_cancels_its_request(start_server: StartServer) -> None:
+    server = start_server("--dtype", "float32").wait_until_ready()  # slow enough to disconnect meanwhile
+    body = json.dumps(LONG).encode()
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+
+    async def disconnect() -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(f"{head}\r\n\r\n".encode() + body)
         await writer.drain()
-        await asyncio.to_thread(wait_until, lambda: number(served, "cenote_batch_tokens_sum") > 0)
+        await asyncio.to_thread(wait_until, lambda: metric_value(server, "cenote_batch_tokens_sum") > 0)
         writer.transport.abort()
 
-    asyncio.run(hang_up())
-    wait_until(lambda: number(served, "http_requests_total", 'status="499"') == 1)
-    wait_until(lambda: number(served, "cenote_requests_total", 'outcome="cancelled"') == 1)
-    # dropped when the batch that was running is done
+    asyncio.run(disconnect())
+    wait_until(lambda: metric_value(server, "http_requests_total", 'status="499"') == 1)
+    wait_until(lambda: metric_value(server, "cenote_requests_total", 'outcome="cancelled"') == 1)
+    # the remaining inputs are dropped when the running batch is done
     for name in ("waiting_tokens", "requests_running", "requests_waiting"):
-        wait_until(lambda name=name: number(served, f"cenote_{name}") == 0)
+        wait_until(lambda name=name: metric_value(server, f"cenote_{name}") == 0)
 
-    # a batch that was taken before may be recorded after, but not most of the 2048 * 202
-    assert number(served, "cenote_batch_tokens_sum") < 2048 * 202 / 2
+    # a batch scheduled before may be recorded afterwards, but not most of the 2048 * 202 tokens
+    assert metric_value(server, "cenote_batch_tokens_sum") < 2048 * 202 / 2
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < end, "it never happened"
+        assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.02)
 
 
-def number(served: ServerProcess, name: str, labels: str = "") -> float:
-    with served.client() as client:
+def metric_value(server: ServerProcess, name: str, labels: str = "") -> float:
+    with server.client() as client:
         lines = client.get("/metrics").text.splitlines()
-    found = [line for line in lines if line.split("{")[0] == name and labels in line]
-    return float(found[0].rpartition(" ")[2]) if found else 0.0
+    matching = [line for line in lines if line.split("{")[0] == name and labels in line]
+    return float(matching[0].rpartition(" ")[2]) if matching else 0.0
 
 
-# a model that cannot be loaded, as is found out when a line comes
+# loading fails when a line arrives on standard input
 FAILING = """
 import sys
-from cenote.api.{module} import run
-from cenote.api.sockets import listen
-from cenote.api.log_config import configure
-from cenote.api.app_state import Service
-from cenote.config.engine import ServerConfig
+from cenote.api.{module} import {run} as run
+from cenote.api.sockets import open_socket
+from cenote.api.log_config import configure_logging
+from cenote.api.app_state import AppState
+from cenote.config.server import ServerConfig
 from cenote.errors import LoadError
 
 def load():
@@ -219,99 +217,101 @@ def load():
     raise LoadError("no such model")
 
 settings = ServerConfig(host="127.0.0.1", port=0, api_server_count={count})
-configure(settings)
-listening = listen(settings)
-print(listening.getsockname()[1], flush=True)
-run(Service(settings), [listening], load)
+configure_logging(settings)
+listener = open_socket(settings)
+print(listener.getsockname()[1], flush=True)
+run(AppState(settings), [listener], load)
 """
 
 
-@pytest.mark.parametrize(("module", "count"), [("server", 1), ("front_ends.engine_process", 2)])
-def test_a_first_signal_during_another_shutdown_keeps_draining(module: str, count: int) -> None:
-    words = [sys.executable, "-c", FAILING.format(module=module, count=count)]
+@pytest.mark.parametrize(
+    ("module", "run", "count"), [("server", "run_server", 1), ("front_ends.engine_process", "run_engine_process", 2)]
+)
+def test_a_first_signal_during_another_shutdown_keeps_draining(module: str, run: str, count: int) -> None:
+    command = [sys.executable, "-c", FAILING.format(module=module, run=run, count=count)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=1) as process:
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=1) as process:
         try:
             assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-            place = ("127.0.0.1", int(process.stdout.readline()))
-            with socket.create_connection(place, TIMEOUT_S) as client:
+            address = ("127.0.0.1", int(process.stdout.readline()))
+            with socket.create_connection(address, TIMEOUT_S) as client:
                 client.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
-                assert state(client) == "loading"
+                assert read_state(client) == "loading"
                 client.sendall(b"GET /health HTTP/1.1\r\n")
                 process.stdin.write("\n")
-                wait_until(lambda: not is_listening(place))
+                wait_until(lambda: not is_listening(address))
 
                 process.send_signal(signal.SIGTERM)
-                assert "SIGTERM: stopping" in next(line for line in process.stderr if "SIGTERM" in line)
+                assert "received SIGTERM" in next(line for line in process.stderr if "SIGTERM" in line)
                 client.sendall(b"Host: a\r\n\r\n")
 
-                assert state(client) == "draining"
+                assert read_state(client) == "draining"
             assert process.wait(TIMEOUT_S) == 1
         finally:
             process.kill()
 
 
-def state(client: socket.socket) -> str:
-    """As the next reply tells it."""
+def read_state(client: socket.socket) -> str:
+    """Return the state in the next response."""
     reply = HTTPResponse(client)
     reply.begin()
-    found: str = json.loads(reply.read())["state"]
-    return found
+    state: str = json.loads(reply.read())["state"]
+    return state
 
 
-def is_listening(place: tuple[str, int]) -> bool:
+def is_listening(address: tuple[str, int]) -> bool:
     try:
-        socket.create_connection(place, TIMEOUT_S).close()
+        socket.create_connection(address, TIMEOUT_S).close()
     except OSError:
         return False
     return True
 
 
-def with_tls(folder: Path, **options: float) -> ServerConfig:
+def tls_config(folder: Path, **options: float) -> ServerConfig:
     cert, key = certificate(folder, "server")
     return ServerConfig(host="127.0.0.1", port=0, ssl_certfile=cert, ssl_keyfile=key, **options)
 
 
-async def stop(settings: ServerConfig, listening: socket.socket) -> float:
-    """The seconds that a server takes to stop which has accepted nobody so far."""
-    server = ApiServer(AppState(settings), [listening], load_engine=None)
+async def measure_shutdown(settings: ServerConfig, listener: socket.socket) -> float:
+    """Return the seconds that the shutdown of a server takes that has accepted no connection yet."""
+    server = ApiServer(AppState(settings), [listener], load_engine=None)
     server.servers = []
-    began = time.monotonic()
-    await server.shutdown([listening])
-    return time.monotonic() - began
+    started_at = time.monotonic()
+    await server.shutdown([listener])
+    return time.monotonic() - started_at
 
 
 @needs_openssl
 def test_late_connections_delay_neither_the_shutdown_nor_each_other(tmp_path: Path) -> None:
-    settings = with_tls(tmp_path)
-    listening = open_socket(settings)
-    place = listening.getsockname()
+    settings = tls_config(tmp_path)
+    listener = open_socket(settings)
+    address = listener.getsockname()
     context = ssl.create_default_context(cafile=settings.ssl_certfile)
 
-    def ask(plain: socket.socket) -> bytes:
-        with context.wrap_socket(plain, server_hostname="127.0.0.1") as client:
+    def get_live(sock: socket.socket) -> bytes:
+        with context.wrap_socket(sock, server_hostname="127.0.0.1") as client:
             client.sendall(b"GET /health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
             return client.recv(65536)
 
     with (
-        socket.create_connection(place),  # stays silent
-        socket.create_connection(place) as confused,
-        socket.create_connection(place) as last,
+        socket.create_connection(address),  # sends nothing
+        socket.create_connection(address) as without_tls,
+        socket.create_connection(address) as last,
         ThreadPoolExecutor(1) as pool,
     ):
-        confused.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        answer = pool.submit(ask, last)
-        took = uvloop.run(stop(settings, listening))
+        without_tls.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        response = pool.submit(get_live, last)
+        shutdown_s = uvloop.run(measure_shutdown(settings, listener))
 
-        assert b" 200 OK" in answer.result()
-    assert took < 20
+        assert b" 200 OK" in response.result()
+    assert shutdown_s < 20
 
 
 @needs_openssl
 def test_handshakes_count_towards_the_shutdown_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cenote.api.server.HANDSHAKE_TIMEOUT_S", 30.0)
-    settings = with_tls(tmp_path, shutdown_timeout_s=0.1)
-    listening = open_socket(settings)
+    settings = tls_config(tmp_path, shutdown_timeout_s=0.1)
+    listener = open_socket(settings)
 
-    with socket.create_connection(listening.getsockname()):
-        assert uvloop.run(stop(settings, listening)) < 15
+    with socket.create_connection(listener.getsockname()):
+        assert uvloop.run(measure_shutdown(settings, listener)) < 15

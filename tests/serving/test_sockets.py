@@ -1,4 +1,4 @@
-"""Where a server can listen: with TLS, on a unix socket, behind a proxy's prefix."""
+"""Sockets of the server: TLS, unix sockets, and the prefix of a proxy."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from .conftest import Start
+from .conftest import StartServer
 from .server_process import ServerProcess
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 
 
 def certificate(folder: Path, name: str) -> tuple[str, str]:
-    """A certificate for this machine that signs itself, and its key."""
+    """Create a self-signed certificate for this machine and return it and its key."""
     folder.mkdir(exist_ok=True)
     cert, key = str(folder / f"{name}.pem"), str(folder / f"{name}.key")
-    new = [
+    create = [
         "openssl",
         "req",
         "-x509",
@@ -34,158 +34,158 @@ def certificate(folder: Path, name: str) -> tuple[str, str]:
         "-days",
         "2",
     ]
-    about = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert]
-    subprocess.run([*new, *about], check=True, capture_output=True)
+    options = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert]
+    subprocess.run([*create, *options], check=True, capture_output=True)
     return cert, key
 
 
 def subject(port: int) -> str:
-    """The name on the certificate that is shown at a port."""
-    shown = ssl.get_server_certificate(("127.0.0.1", port))
+    """Return the subject of the certificate presented on a port."""
+    certificate_pem = ssl.get_server_certificate(("127.0.0.1", port))
     done = subprocess.run(
-        ["openssl", "x509", "-noout", "-subject"], input=shown, capture_output=True, text=True, check=True
+        ["openssl", "x509", "-noout", "-subject"], input=certificate_pem, capture_output=True, text=True, check=True
     )
     return done.stdout.replace(" ", "")
 
 
 @needs_openssl
-def test_a_certificate_enables_tls(start: Start, tmp_path: Path) -> None:
+def test_a_certificate_enables_tls(start_server: StartServer, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "server")
-    served = start("--ssl-certfile", cert, "--ssl-keyfile", key)
-    assert served.address.startswith("https://127.0.0.1:")
-    modern = ssl.create_default_context(cafile=cert)
+    server = start_server("--ssl-certfile", cert, "--ssl-keyfile", key)
+    assert server.address.startswith("https://127.0.0.1:")
+    context = ssl.create_default_context(cafile=cert)
 
-    with served.client(verify=modern) as client:
+    with server.client(verify=context) as client:
         assert client.get("/health/live").status_code == 200
-    with pytest.raises(httpx.ConnectError), served.client() as client:
+    with pytest.raises(httpx.ConnectError), server.client() as client:
         client.get("/health/live")
-    with socket.create_connection(("127.0.0.1", served.port)) as plain:
-        plain.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert not plain.recv(100).startswith(b"HTTP/")
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert not sock.recv(100).startswith(b"HTTP/")
 
 
 @needs_openssl
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the old version, which is the point
-def test_old_versions_of_tls_are_refused(start: Start, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # about the old TLS versions, which the test needs
+def test_old_versions_of_tls_are_refused(start_server: StartServer, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "server")
-    served = start("--ssl-certfile", cert, "--ssl-keyfile", key)
+    server = start_server("--ssl-certfile", cert, "--ssl-keyfile", key)
 
-    def greet(version: ssl.TLSVersion) -> str | None:
+    def handshake(version: ssl.TLSVersion) -> str | None:
         context = ssl.create_default_context(cafile=cert)
         context.set_ciphers("ALL:@SECLEVEL=0")
         context.minimum_version = context.maximum_version = version
-        raw = socket.create_connection(("127.0.0.1", served.port))
+        raw = socket.create_connection(("127.0.0.1", server.port))
         with raw, context.wrap_socket(raw, server_hostname="127.0.0.1") as secure:
             return secure.version()
 
-    assert greet(ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
+    assert handshake(ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
     for version in (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1):
         with pytest.raises(ssl.SSLError):
-            greet(version)
+            handshake(version)
 
 
 @needs_openssl
-def test_clients_can_be_asked_for_their_certificate(start: Start, tmp_path: Path) -> None:
+def test_client_certificates_can_be_required(start_server: StartServer, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "server")
-    known, known_key = certificate(tmp_path, "client")
-    flags = ("--ssl-certfile", cert, "--ssl-keyfile", key, "--ssl-ca-certs", known, "--ssl-cert-reqs", "2")
-    served = start(*flags)
-    nobody, somebody = ssl.create_default_context(cafile=cert), ssl.create_default_context(cafile=cert)
-    somebody.load_cert_chain(known, known_key)
+    client_cert, client_key = certificate(tmp_path, "client")
+    flags = ("--ssl-certfile", cert, "--ssl-keyfile", key, "--ssl-ca-certs", client_cert, "--ssl-cert-reqs", "2")
+    server = start_server(*flags)
+    anonymous, authenticated = (ssl.create_default_context(cafile=cert) for _ in range(2))
+    authenticated.load_cert_chain(client_cert, client_key)
 
-    with served.client(verify=somebody) as client:
+    with server.client(verify=authenticated) as client:
         assert client.get("/health/live").status_code == 200
-    with pytest.raises(httpx.TransportError), served.client(verify=nobody) as client:
+    with pytest.raises(httpx.TransportError), server.client(verify=anonymous) as client:
         client.get("/health/live")
 
 
 @needs_openssl
-def test_a_certificate_is_reloaded_at_runtime(start: Start, tmp_path: Path) -> None:
+def test_a_certificate_is_reloaded_at_runtime(start_server: StartServer, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "server")
-    served = start("--ssl-certfile", cert, "--ssl-keyfile", key, "--enable-ssl-refresh")
-    assert "CN=server" in subject(served.port)
+    server = start_server("--ssl-certfile", cert, "--ssl-keyfile", key, "--enable-ssl-refresh")
+    assert "CN=server" in subject(server.port)
 
-    Path(cert).write_text("not a certificate")  # in the middle of being written
-    served.wait_for_line("the certificate read last stays in use")
-    assert "CN=server" in subject(served.port)
+    Path(cert).write_text("not a certificate")  # as while it is being written
+    server.wait_for_line("the previous certificate stays in use")
+    assert "CN=server" in subject(server.port)
     renewed, renewed_key = certificate(tmp_path / "new", "renewed")
     shutil.move(renewed_key, key)
     shutil.move(renewed, cert)
-    served.wait_for_line("was read again")
+    server.wait_for_line(r"certificate \S+ reloaded")
 
-    assert "CN=renewed" in subject(served.port)
+    assert "CN=renewed" in subject(server.port)
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "message"),
     [
-        (["--ssl-certfile", "/nowhere.pem"], "no file /nowhere.pem, which TLS needs"),
-        (["--ssl-keyfile", "/nowhere.key"], "ssl_keyfile without ssl_certfile"),
-        (["--ssl-certfile", __file__], f"TLS cannot use {__file__}: "),
+        (["--ssl-certfile", "/nowhere.pem"], "TLS file not found: /nowhere.pem"),
+        (["--ssl-keyfile", "/nowhere.key"], "ssl_keyfile is set without ssl_certfile"),
+        (["--ssl-certfile", __file__], f"cannot load TLS files {__file__}: "),
     ],
 )
-def test_a_certificate_that_cannot_be_used_is_one_line(flags: list[str], words: str, start: Start) -> None:
-    served = start(*flags)
+def test_an_invalid_certificate_is_a_one_line_error(flags: list[str], message: str, start_server: StartServer) -> None:
+    server = start_server(*flags)
 
-    assert served.wait() == 78
-    assert words in served.output and "Traceback" not in served.output
+    assert server.wait() == 78
+    assert message in server.output and "Traceback" not in server.output
 
 
-def ask(path: Path) -> int:
+def get_live_status(path: Path) -> int:
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as client:
         return client.get("/health/live").status_code
 
 
-def test_a_unix_socket_is_made_used_and_removed(start: Start, tmp_path: Path) -> None:
+def test_a_unix_socket_is_created_and_removed_at_exit(start_server: StartServer, tmp_path: Path) -> None:
     path = tmp_path / "cenote.sock"
-    served = start("--uds", str(path))
-    assert served.address == f"http+unix://{path}"
+    server = start_server("--uds", str(path))
+    assert server.address == f"http+unix://{path}"
 
-    assert ask(path) == 200
-    assert served.stop() == 0
+    assert get_live_status(path) == 200
+    assert server.stop() == 0
     assert not path.exists()
 
 
-def test_a_socket_that_was_left_over_is_replaced_but_not_one_in_use(start: Start, tmp_path: Path) -> None:
+def test_a_stale_unix_socket_is_replaced_but_not_one_in_use(start_server: StartServer, tmp_path: Path) -> None:
     path = tmp_path / "cenote.sock"
-    with socket.socket(socket.AF_UNIX) as gone:
-        gone.bind(str(path))
-    first = start("--uds", str(path))
-    assert first.address and ask(path) == 200
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    first = start_server("--uds", str(path))
+    assert first.address and get_live_status(path) == 200
 
-    second = start("--uds", str(path))
+    second = start_server("--uds", str(path))
 
     assert second.wait() == 1
-    assert f"cannot listen on {path}: something else listens there already" in second.output
-    assert ask(path) == 200
+    assert f"cannot listen on {path}: the address is already in use" in second.output
+    assert get_live_status(path) == 200
 
 
-def test_nothing_but_a_socket_is_ever_removed(start: Start, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_socket_is_not_removed(start_server: StartServer, tmp_path: Path) -> None:
     path = tmp_path / "important.txt"
     path.write_text("text")
 
-    served = start("--uds", str(path))
+    server = start_server("--uds", str(path))
 
-    assert served.wait() == 1
+    assert server.wait() == 1
     assert path.read_text() == "text"
 
 
-def test_a_prefix_is_part_of_the_address(start: Start) -> None:
-    served = start("--root-path", "/models/a")
+def test_the_root_path_is_part_of_the_address(start_server: StartServer) -> None:
+    server = start_server("--root-path", "/models/a")
 
     with httpx.Client() as client:
-        assert served.address.endswith("/models/a")
-        assert client.get(f"{served.address}/health/live").status_code == 200
+        assert server.address.endswith("/models/a")
+        assert client.get(f"{server.address}/health/live").status_code == 200
 
 
-def test_many_simultaneous_clients_are_all_accepted(served: ServerProcess) -> None:
-    began = time.perf_counter()
-    crowd = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(500)]
+def test_many_simultaneous_clients_are_all_accepted(shared_server: ServerProcess) -> None:
+    started_at = time.perf_counter()
+    clients = [socket.create_connection(("127.0.0.1", shared_server.port)) for _ in range(500)]
     try:
-        for each in crowd:
-            each.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert all(each.recv(100).startswith(b"HTTP/1.1 200") for each in crowd)
+        for client in clients:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert all(client.recv(100).startswith(b"HTTP/1.1 200") for client in clients)
     finally:
-        for each in crowd:
-            each.close()
-    assert time.perf_counter() - began < 20
+        for client in clients:
+            client.close()
+    assert time.perf_counter() - started_at < 20
