@@ -18,7 +18,9 @@ def test_template_kwargs_must_be_a_mapping(kind: TemplateKind, kwargs: Any) -> N
     assert caught.value.param == "chat_template_kwargs"
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in RESERVED_KWARGS.items() for name in names])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, names in RESERVED_KWARGS.items() for name in sorted(names)]
+)
 def test_reserved_names_are_refused_by_name(kind: TemplateKind, name: str) -> None:
     with pytest.raises(BadRequest, match=rf"contains reserved keys.*\['{name}'\]"):
         check_template_kwargs({"instruction": "x", name: 1}, kind)
