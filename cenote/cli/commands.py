@@ -179,7 +179,7 @@ def inspect(argv: Sequence[str]) -> int:
         ["cenote inspect FOLDER", "cenote inspect FOLDER --pooler-config.pooling_type MEAN"],
     )
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="hub name or folder; an embedded default model if unset"
+        "model", nargs="?", metavar="MODEL", help="hub name or folder; a bundled default model if unset"
     )
     add_engine_flags(parser, without=("model",))
     args = parser.parse(argv)
@@ -199,7 +199,7 @@ def explain(argv: Sequence[str]) -> int:
         ["cenote explain", "cenote explain FOLDER --length 32 --length 256 --dtype float32", "cenote explain --json"],
     )
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="hub name or folder; an embedded default model if unset"
+        "model", nargs="?", metavar="MODEL", help="hub name or folder; a bundled default model if unset"
     )
     lengths = "length in tokens of the texts to measure with; may be repeated (default: 16 50 128 512)"
     parser.add_argument("--length", type=parse_positive_int, action="append", default=[], metavar="N", help=lengths)

@@ -118,7 +118,7 @@ def make_parser() -> CommandParser:
         "model_tag",
         nargs="?",
         metavar="MODEL",
-        help="hub name or folder; an embedded default model if unset",
+        help="hub name or folder; a bundled default model if unset",
     )
     group = parser.add_argument_group("server")
     group.add_argument(

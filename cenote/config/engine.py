@@ -42,7 +42,7 @@ DEFAULT_MAX_IMAGES = 999
 class EngineConfig:
     """The model to load and how to run it."""
 
-    model: str | None = option("hub name or folder; an embedded default model if unset", default=None)
+    model: str | None = option("hub name or folder; a bundled default model if unset", default=None)
     runner: Runner = option(
         "accepted for compatibility with vLLM; always pooling", default="auto", choices=("auto", "pooling")
     )
