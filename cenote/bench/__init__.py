@@ -1,1 +1,1 @@
-"""Speed, measured side by side."""
+"""Benchmarks of speed, scaling and quality, and comparisons with other engines."""

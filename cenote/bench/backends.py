@@ -1,4 +1,4 @@
-"""The requests a server understands and what its replies say, one row per kind of server and route."""
+"""Request formats and response parsers, one entry per kind of server and route."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import numpy as np
 Body = dict[str, Any]
 Vectors = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 MAX_ERROR_CHARACTERS = 200
-TRUNCATE_FIELDS = {"truncate_prompt_tokens": -1}  # cut a text that is too long instead of refusing it
+TRUNCATE_FIELDS = {"truncate_prompt_tokens": -1}  # truncate long texts instead of returning an error
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """How one kind of server is asked."""
+    """Request format of one kind of server."""
 
     path: str
-    make_body: Callable[[Sequence[str]], Body]  # from the texts of one request
-    fields: Mapping[str, Any]  # also in every body
-    has_encoding: bool = False  # whether vectors come as float or base64
+    make_body: Callable[[Sequence[str]], Body]  # builds the body from the texts of one request
+    fields: Mapping[str, Any]  # added to every body
+    has_encoding: bool = False  # whether the request has an encoding_format field (float or base64)
     has_query: bool = False  # whether the first text is a query and the others are documents
     is_embedding: bool = False
 
@@ -64,14 +64,14 @@ BACKENDS = {
 def encode_request(
     backend: Backend, texts: Sequence[str], *, model: str | None, encoding_format: str, extra: Mapping[str, Any]
 ) -> bytes:
-    """One request as JSON; a null among the extra fields takes the field away."""
+    """Encode one request as JSON; a null in `extra` removes the field."""
     encoding = {"encoding_format": encoding_format} if backend.has_encoding else {}
     body = {"model": model, **backend.make_body(texts), **backend.fields, **encoding, **extra}
     return msgspec.json.encode({name: value for name, value in body.items() if value is not None})
 
 
 class _Item(msgspec.Struct):
-    """Only counted."""
+    """Result item; only the number of items is used."""
 
 
 class _Usage(msgspec.Struct):
@@ -81,7 +81,7 @@ class _Usage(msgspec.Struct):
 
 class _Reply(msgspec.Struct):
     data: list[_Item] | None = None
-    results: list[_Item] | None = None  # of a reranker
+    results: list[_Item] | None = None  # from a rerank route
     usage: _Usage | None = None
 
 
@@ -100,18 +100,18 @@ _read_error = msgspec.json.Decoder().decode
 
 
 class InvalidReply(Exception):
-    """Status 200, and yet not what was asked for."""
+    """A response with status 200 and an invalid body."""
 
 
 def parse_num_tokens(body: bytes, num_items: int) -> int | None:
-    """The tokens a good reply says it has read; WrongReply where it does not answer every item."""
+    """Return the prompt tokens reported by a response; raise InvalidReply if the number of results is wrong."""
     try:
         reply = _read_reply(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidReply(f"the reply cannot be read: {error}") from None
-    answered = reply.data if reply.data is not None else reply.results
-    if answered is None or len(answered) != num_items:
-        raise InvalidReply(f"{0 if answered is None else len(answered)} answers to {num_items} items")
+        raise InvalidReply(f"cannot decode the response: {error}") from None
+    items = reply.data if reply.data is not None else reply.results
+    if items is None or len(items) != num_items:
+        raise InvalidReply(f"got {0 if items is None else len(items)} results for {num_items} inputs")
     if reply.usage is None:
         return None
     tokens = reply.usage.prompt_tokens
@@ -119,12 +119,12 @@ def parse_num_tokens(body: bytes, num_items: int) -> int | None:
 
 
 def parse_vectors(body: bytes) -> Vectors:
-    """The embeddings of a reply, in the order of the inputs."""
+    """Return the embeddings of a response in input order, shape [inputs, d]."""
     try:
         rows = sorted(_read_vectors(body).data, key=lambda row: row.index)
         return np.stack([_decode_vector(row.embedding) for row in rows])
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise InvalidReply(f"the vectors cannot be read: {error}") from None
+        raise InvalidReply(f"cannot decode the vectors: {error}") from None
 
 
 def _decode_vector(embedding: str | list[float]) -> Vectors:
@@ -132,18 +132,18 @@ def _decode_vector(embedding: str | list[float]) -> Vectors:
         try:
             return np.frombuffer(base64.b64decode(embedding, validate=True), dtype="<f4")
         except binascii.Error as error:
-            raise ValueError(f"no base64: {error}") from None
+            raise ValueError(f"invalid base64: {error}") from None
     return np.asarray(embedding, dtype=np.float32)
 
 
 def parse_error(body: bytes) -> str:
-    """What a refusal says, whichever of the usual places it says it in."""
+    """Return the error message of a response, from `error`, `message` or `detail`, shortened."""
     try:
-        found = _read_error(body)
+        content = _read_error(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        found = body.decode(errors="replace")
+        content = body.decode(errors="replace")
     for name in ("error", "message", "detail"):
-        if isinstance(found, dict) and name in found:
-            found = found[name]
-    text = found if isinstance(found, str) else msgspec.json.encode(found).decode()
+        if isinstance(content, dict) and name in content:
+            content = content[name]
+    text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
     return " ".join(text.split())[:MAX_ERROR_CHARACTERS]

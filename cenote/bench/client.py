@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client for measuring: it keeps its connections and spends little time of its own on a request."""
+"""Minimal HTTP/1.1 client with keep-alive connections and low overhead per request."""
 
 from __future__ import annotations
 
@@ -18,38 +18,40 @@ from cenote.errors import BadRequest
 
 
 class NoResponse(Exception):
-    """The server could not be reached, or went away, or took too long."""
+    """The connection failed, was closed, or timed out before a response arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a server listens."""
+    """Address a server listens on: host and port, or a Unix socket."""
 
     host: str
     port: int
-    prefix: str = ""  # before every path
+    prefix: str = ""  # prepended to every path
     tls: bool = False
     uds: str | None = None
 
     @classmethod
     def from_url(cls, url: str, *, uds: str | None = None) -> ServerAddress:
-        """From http://host:port/prefix, https://host, or unix:///path/of.sock."""
+        """Parse http://host:port/prefix, https://host, or unix:///path/of.sock."""
         parts = urlsplit(url)
         if parts.scheme == "unix" and parts.path:
             return cls("localhost", 80, uds=unquote(parts.path))
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadRequest(f"{url!r} is no server's address; those look like http://127.0.0.1:8000 or unix:///a.sock")
+            raise BadRequest(
+                f"invalid server URL {url!r}; expected for example http://127.0.0.1:8000 or unix:///a.sock"
+            )
         if parts.username is not None:
-            raise BadRequest("an address holds no user; --header 'Authorization=Basic ...' sends one")
+            raise BadRequest("a server URL must not contain a user; pass --header 'Authorization=Basic ...' instead")
         try:
             port = parts.port
         except ValueError:
-            raise BadRequest(f"{url!r} has no port between 0 and 65535") from None
+            raise BadRequest(f"invalid port in {url!r}; expected 0 to 65535") from None
         tls = parts.scheme == "https"
         return cls(parts.hostname, port or (443 if tls else 80), parts.path.rstrip("/"), tls, uds)
 
     def path(self, endpoint: str) -> str:
-        """Clients are given addresses with and without the version; /v1/v1 is never meant."""
+        """Return the full path; a version at the end of the prefix is not repeated (/v1/v1)."""
         version = self.prefix.rpartition("/")[2]
         if version in ("v1", "v2") and endpoint.startswith(f"/{version}/"):
             endpoint = endpoint.removeprefix(f"/{version}")
@@ -64,7 +66,7 @@ class ServerAddress:
 def encode_http_request(
     method: str, address: ServerAddress, endpoint: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
 ) -> bytes:
-    """A whole request, ready for the wire."""
+    """Return the bytes of an HTTP request: request line, headers and body."""
     host = f"[{address.host}]" if ":" in address.host else address.host
     lines = {"Host": f"{host}:{address.port}", "User-Agent": "cenote-bench", "Accept": "application/json"}
     if body:
@@ -72,23 +74,25 @@ def encode_http_request(
     lines |= headers or {}
     for name, value in lines.items():
         if not (name + value).isprintable():
-            raise BadRequest(f"the header {name!r} holds a line break or another character that headers cannot have")
+            raise BadRequest(
+                f"header {name!r} contains a line break or another character that is not allowed in headers"
+            )
     head = "\r\n".join([f"{method} {address.path(endpoint)} HTTP/1.1", *(f"{k}: {v}" for k, v in lines.items())])
     return head.encode() + b"\r\n\r\n" + body
 
 
 @dataclass(slots=True)
 class HttpReply:
-    """What a server answered, and when its last byte was here."""
+    """HTTP response and the time its last byte was received."""
 
     status: int = 0
-    headers: dict[bytes, bytes] = field(default_factory=dict)  # names in small letters
+    headers: dict[bytes, bytes] = field(default_factory=dict)  # by lower-case name
     body: bytes = b""
-    received_at: float = 0.0  # on the clock of time.perf_counter
+    received_at: float = 0.0  # time.perf_counter()
 
 
 class ClientConnection(asyncio.Protocol):
-    """One connection, with at most one request on its way."""
+    """One connection with at most one request in flight."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
         self.loop = loop
@@ -98,7 +102,7 @@ class ClientConnection(asyncio.Protocol):
         self.reply = HttpReply()
         self.parts: list[bytes] = []
         self.waiter: asyncio.Future[HttpReply] | None = None
-        self.has_received_data = False  # whether anything of the reply has come
+        self.has_received_data = False  # whether any byte of the response was received
         self.has_head = False
         self.is_lost = False
 
@@ -115,7 +119,7 @@ class ClientConnection(asyncio.Protocol):
         if self.is_open:
             self.transport.write(request)
         else:
-            self._fail("connection closed before the reply")
+            self._fail("connection closed before the response")
         return waiter
 
     def close(self) -> None:
@@ -131,17 +135,19 @@ class ClientConnection(asyncio.Protocol):
         if waiter is not None and not waiter.done():
             waiter.set_exception(NoResponse(reason))
 
-    # what asyncio calls
+    # asyncio.Protocol callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.WriteTransport, transport)  # uvloop's are not of asyncio's class
+        self.transport = cast(
+            asyncio.WriteTransport, transport
+        )  # uvloop's transports do not subclass asyncio.WriteTransport
 
     def data_received(self, data: bytes) -> None:
         self.has_received_data = True
         try:
             self.parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
-            self._fail(f"what came back is no HTTP/1.1 reply: {error}")
+            self._fail(f"invalid HTTP/1.1 response: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True
@@ -149,11 +155,11 @@ class ClientConnection(asyncio.Protocol):
         if self.has_head and ends_by_closing and error is None:
             self.on_message_complete()
         elif self.has_received_data:
-            self._fail("connection closed in the middle of the reply")
+            self._fail("connection closed during the response")
         else:
-            self._fail("connection closed before the reply")
+            self._fail("connection closed before the response")
 
-    # what the parser calls
+    # HttpResponseParser callbacks
 
     def on_message_begin(self) -> None:
         self.reply, self.parts, self.has_head = HttpReply(), [], False
@@ -169,20 +175,20 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self.reply.status = self.parser.get_status_code()
-        if self.reply.status < 200:  # the real reply follows
+        if self.reply.status < 200:  # 1xx: the final response follows
             self.has_head = False
             return
         self.reply.received_at = time.perf_counter()
         self.reply.body = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
         waiter, self.waiter, self.has_head = self.waiter, None, False
-        if not self.parser.should_keep_alive() or waiter is None:  # a reply nobody asked for announces the end
+        if not self.parser.should_keep_alive() or waiter is None:  # an unsolicited response precedes a close
             self.close()
         if waiter is not None and not waiter.done():
             waiter.set_result(self.reply)
 
 
 class HttpClient:
-    """Sends ready-made requests to one server over as many connections as are in use at once."""
+    """Sends encoded requests to one server, with one keep-alive connection per request in flight."""
 
     def __init__(self, address: ServerAddress, *, timeout_s: float = 60, tls: ssl.SSLContext | None = None) -> None:
         self.address = address
@@ -198,10 +204,10 @@ class HttpClient:
     async def __aexit__(self, *error: object) -> None:
         while self._idle:
             self._idle.pop().close()
-        await asyncio.sleep(0)  # transports close one turn of the loop later
+        await asyncio.sleep(0)  # transports close in the next iteration of the loop
 
     async def send(self, request: bytes) -> HttpReply:
-        """Raises NoReply."""
+        """Send a request and return the response; raise NoResponse on failure."""
         began = time.perf_counter()
         while self._idle:
             connection = self._idle.pop()
@@ -210,8 +216,8 @@ class HttpClient:
             try:
                 return await self._send_on(connection, request, self.timeout_s)
             except NoResponse:
-                # a server may close a kept connection just when the next request is on its way: asked once more on a
-                # new one, and told in the figures
+                # the server may close an idle connection while the request is being sent: resend once on a new
+                # connection, and count it in num_resent
                 if connection.has_received_data or not connection.is_lost:
                     raise
                 self.num_resent += 1
@@ -222,7 +228,7 @@ class HttpClient:
     async def _send_on(self, connection: ClientConnection, request: bytes, timeout_s: float) -> HttpReply:
         try:
             reply = await connection.send(request, timeout_s)
-        except asyncio.CancelledError:  # the reply may still come, and nobody must take it for the next one's
+        except asyncio.CancelledError:  # a late response must not be read as that of the next request
             connection.close()
             raise
         if connection.is_open:
@@ -244,7 +250,7 @@ class HttpClient:
                 else:
                     await self._loop.create_connection(lambda: connection, address.host, address.port, ssl=self.tls)
         except TimeoutError:
-            raise NoResponse(f"timed out after {self.timeout_s:g} s, while connecting") from None
+            raise NoResponse(f"timed out after {self.timeout_s:g} s while connecting") from None
         except OSError as error:
             raise NoResponse(_connect_error(error)) from None
         return connection
@@ -254,9 +260,9 @@ class HttpClient:
 
 
 def _connect_error(error: OSError) -> str:
-    """The same words for the same trouble, without addresses, so that equal errors can be counted."""
+    """Return a message without addresses, so that identical errors can be counted."""
     if isinstance(error, ssl.SSLError):
-        return f"no TLS connection: {getattr(error, 'verify_message', '') or error.reason or error}"
+        return f"TLS handshake failed: {getattr(error, 'verify_message', '') or error.reason or error}"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     if error.errno is not None and error.errno in errno.errorcode:

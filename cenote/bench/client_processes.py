@@ -1,4 +1,4 @@
-"""Clients in processes of their own, where one process cannot ask as fast as a server answers."""
+"""Load generation in several processes, for servers that are faster than one client process."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from cenote.bench.client import HttpClient, ServerAddress
 from cenote.bench.load import EncodedRequest, GoodReplies, LoadPattern, RequestSender, run_load
 from cenote.bench.load_stats import LoadRound
 
-START_DELAY_S = 0.05  # from the word to begin to the first request, so that all of them begin together
+START_DELAY_S = 0.05  # between the start message and the first request, so that all processes start together
 EXIT_TIMEOUT_S = 5.0
 
 
 class ClientProcesses:
-    """Each has its share of the requests and of the load; a round is done by all of them at once."""
+    """Client processes that each send a share of the requests; every round runs in all of them in parallel."""
 
     def __init__(
         self, num_processes: int, address: ServerAddress, requests: Sequence[EncodedRequest], timeout_s: float
     ) -> None:
-        context = get_context("spawn")  # a fork would copy threads in the middle of something
+        context = get_context("spawn")  # fork() is unsafe while other threads hold locks
         self.num_processes = num_processes
         self.pipes: list[Connection] = []
         self.processes = []
@@ -41,20 +41,20 @@ class ClientProcesses:
             self.processes.append(process)
 
     def run_round(self, load: LoadPattern, num_warmups: int) -> LoadRound:
-        for number, line in enumerate(self.pipes):
-            line.send((load.split_share(number, self.num_processes), -(-num_warmups // self.num_processes)))
-        for line in self.pipes:
-            line.recv()  # which says that it is ready
-        began = time.perf_counter() + START_DELAY_S  # a clock that all processes share
-        for line in self.pipes:
-            line.send(began)
-        parts: list[LoadRound] = [line.recv() for line in self.pipes]
+        for number, pipe in enumerate(self.pipes):
+            pipe.send((load.split_share(number, self.num_processes), -(-num_warmups // self.num_processes)))
+        for pipe in self.pipes:
+            pipe.recv()  # "ready"
+        began = time.perf_counter() + START_DELAY_S  # the same clock in all processes
+        for pipe in self.pipes:
+            pipe.send(began)
+        parts: list[LoadRound] = [pipe.recv() for pipe in self.pipes]
         samples = [sample for part in parts for sample in part.samples]
         return LoadRound(samples, sum(part.cpu_s for part in parts), sum(part.num_resent for part in parts))
 
     def close(self) -> None:
-        for line in self.pipes:
-            line.close()  # which they take for the end
+        for pipe in self.pipes:
+            pipe.close()  # the process exits at EOF
         for process in self.processes:
             process.join(EXIT_TIMEOUT_S)
             process.kill()
@@ -63,17 +63,19 @@ class ClientProcesses:
 def _client_process_main(
     pipe: Connection, address: ServerAddress, requests: Sequence[EncodedRequest], timeout_s: float
 ) -> None:
-    """The life of one process: a round whenever it is told to."""
-    good: GoodReplies = {}
+    """Run one round per message until the pipe is closed."""
+    good_replies: GoodReplies = {}
 
-    async def round_of(load: LoadPattern, num_warmups: int) -> LoadRound:
+    async def run_round(load: LoadPattern, num_warmups: int) -> LoadRound:
         async with HttpClient(address, timeout_s=timeout_s) as client:
             if num_warmups:
-                at_once = load.concurrency or load.max_concurrency or 1
-                await run_load(RequestSender(client, requests, good), LoadPattern(at_once, num_requests=num_warmups))
+                concurrency = load.concurrency or load.max_concurrency or 1
+                await run_load(
+                    RequestSender(client, requests, good_replies), LoadPattern(concurrency, num_requests=num_warmups)
+                )
             pipe.send("ready")
             began: float = pipe.recv()
-            sender = RequestSender(client, requests, good)
+            sender = RequestSender(client, requests, good_replies)
             resent, cpu_s = client.num_resent, time.process_time()
             await asyncio.sleep(max(0.0, began - time.perf_counter()))
             await run_load(sender, load)
@@ -81,4 +83,4 @@ def _client_process_main(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, suppress(EOFError, KeyboardInterrupt):
         while True:
-            pipe.send(runner.run(round_of(*pipe.recv())))
+            pipe.send(runner.run(run_round(*pipe.recv())))

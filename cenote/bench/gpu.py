@@ -1,4 +1,4 @@
-"""`python -m cenote.bench.gpu`: tokens per second of known shapes on this GPU, token ids in, vectors on the host."""
+"""`python -m cenote.bench.gpu`: tokens per second of known model shapes on this GPU, from token ids to host vectors."""
 
 from __future__ import annotations
 
@@ -19,49 +19,37 @@ from torch import Tensor
 
 from cenote.bench.shapes import SHAPES, VOCABULARY, ModelShape, write_checkpoint
 from cenote.engine.execution.executor import Executor
+from cenote.engine.execution.warmup import NullReceiver
 from cenote.engine.result_delivery import BatchOutput
-from cenote.engine.sequence_group import GroupResult, GroupSlice, ScheduledBatch, SequenceGroup
-from cenote.errors import PoolingError
+from cenote.engine.sequence_group import GroupSlice, ScheduledBatch, SequenceGroup
 from cenote.inputs.tokenized_inputs import TokenizedInputs
 from cenote.llm import LLM
 from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.params import PoolingOptions
 
-# what is run when nobody says: shape, quantization, lengths
+# default runs: shape, quantization, lengths
 DEFAULT_RUNS = (
     ("bert-base", None, ("20", "50", "128", "512", "mixed")),
     ("bert-base", "fp8", ("50", "512")),
     ("bert-large", None, ("50",)),
     ("qwen3-0.6b", None, ("512",)),
 )
-BATCHES_PER_ROUND = 8  # in a round of one workload
+BATCHES_PER_ROUND = 8  # per workload
 QUERY_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class GpuResult:
     model: str
-    level: str  # executor, or all of LLM.embed
+    level: str  # executor, or LLM (LLM.embed)
     workload: str
     mega_tokens_per_second: float
     spread: float  # (best - worst) / median
     share_of_peak: float
 
 
-class NullReceiver:
-    """Waits for answers that the bench takes itself."""
-
-    is_aborted = False
-
-    def mark_started(self, now: float) -> None: ...
-
-    def receive(self, answered: Sequence[GroupResult]) -> None: ...
-
-    def fail(self, index: int, error: PoolingError) -> None: ...
-
-
 def draw_lengths(workload: str, budget: int, rng: np.random.Generator) -> list[int]:
-    """Sequences for BATCHES full batches, by length; `mixed` is log-normal with a mean of 120, up to 512."""
+    """Draw sequence lengths for BATCHES_PER_ROUND full batches; `mixed` is log-normal with mean 120, at most 512."""
     if workload != "mixed":
         length = int(workload)
         return [length] * (budget // length * BATCHES_PER_ROUND)
@@ -89,30 +77,30 @@ def make_batches(token_ids: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]
 
 def _make_batch(token_ids: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> ScheduledBatch:
     lengths = np.array(list(map(len, token_ids)))
-    strip = TokenizedInputs.from_ids(np.concatenate(token_ids).astype(np.int32), lengths, lengths)
-    lot = SequenceGroup(strip, np.arange(len(lengths)), (PoolingSpec("embed", PoolingOptions()),), NullReceiver())
-    return ScheduledBatch([GroupSlice(lot, 0, len(lengths))])
+    inputs = TokenizedInputs.from_ids(np.concatenate(token_ids).astype(np.int32), lengths, lengths)
+    group = SequenceGroup(inputs, np.arange(len(lengths)), (PoolingSpec("embed", PoolingOptions()),), NullReceiver())
+    return ScheduledBatch([GroupSlice(group, 0, len(lengths))])
 
 
 def run_batches(executor: Executor, batches: Sequence[ScheduledBatch]) -> list[BatchOutput]:
-    """One batch ahead of the device, as the engine's loop does."""
-    outcomes: list[BatchOutput] = []
-    ahead: Callable[[], BatchOutput] | None = None
+    """Run batches with the next one started before the previous is read, as the engine loop does."""
+    outputs: list[BatchOutput] = []
+    pending: Callable[[], BatchOutput] | None = None
     for batch in batches:
         started = executor.start(batch)
-        if ahead is not None:
-            outcomes.append(ahead())
-        ahead = started
-    return [*outcomes, *([] if ahead is None else [ahead()])]
+        if pending is not None:
+            outputs.append(pending())
+        pending = started
+    return [*outputs, *([] if pending is None else [pending()])]
 
 
-def concat_vectors(outcomes: Sequence[BatchOutput]) -> Tensor:
-    assert not any(outcome.failed_indices for outcome in outcomes), "every text has a vector"
-    return torch.cat([rows.values for outcome in outcomes for rows in outcome.rows.values()])
+def concat_vectors(outputs: Sequence[BatchOutput]) -> Tensor:
+    assert not any(output.failed_indices for output in outputs), "no sequence may fail"
+    return torch.cat([rows.values for output in outputs for rows in output.rows.values()])
 
 
 def measure_peak_tflops() -> float:
-    """TFLOP/s of a large matrix product in bfloat16: the ceiling that shares are of."""
+    """Measure TFLOP/s of a large bfloat16 matrix product, used as the peak."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     seconds = [_time_on_device(lambda: a @ b, 10) for _ in range(5)]
     return float(2 * 8192**3 / min(seconds) / 1e12)
@@ -131,7 +119,7 @@ def _time_on_device(run: Callable[[], object], times: int) -> float:
 def measure_speed(
     llm: LLM, name: str, shape: ModelShape, workloads: Sequence[str], rounds: int, peak: float, levels: Sequence[str]
 ) -> list[GpuResult]:
-    """Interleaved rounds over all workloads and levels: what drifts, drifts for all of them."""
+    """Measure all workloads and levels in interleaved rounds, so that clock drift affects all equally."""
     budget, executor = llm.engine.loop.scheduler.token_budget, llm.engine.loop.executor
     rng = np.random.default_rng(0)
     runs: dict[tuple[str, str], tuple[Callable[[], object], int]] = {}
@@ -146,8 +134,8 @@ def measure_speed(
             runs["LLM", workload] = (lambda prompts=prompts: llm.embed(prompts, use_tqdm=False)), tokens  # type: ignore[misc]
     seconds: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
     gc.collect()
-    gc.freeze()  # millions of numbers that the bench made up are no concern of the collector
-    for number in range(rounds + 1):  # the first warms up
+    gc.freeze()  # keep the generated token ids out of garbage collection
+    for number in range(rounds + 1):  # the first round is a warmup
         for key, (run, _) in runs.items():
             start = time.perf_counter()
             run()
@@ -165,7 +153,7 @@ def measure_speed(
 
 
 def measure_query_latency(llm: LLM, times: int = 300) -> float:
-    """Milliseconds from the ids of one query to its vector, through the executor; the median."""
+    """Return the median milliseconds from the token ids of one query to its vector, through the executor."""
     rng = np.random.default_rng(1)
     (batch,) = make_batches(draw_token_ids([QUERY_TOKENS], rng), 4096)
     took = []
@@ -188,7 +176,7 @@ def compare_vectors(llm: LLM, reference: LLM) -> tuple[float, float]:
 
 
 def measure_linearity(llm: LLM, length: int, max_tokens: int) -> list[tuple[int, float, int]]:
-    """Tokens, seconds and the most bytes of device memory, ten times as many tokens each time."""
+    """Return (tokens, seconds, peak bytes of device memory) for increasing token counts, a factor of 10 each."""
     budget, executor = llm.engine.loop.scheduler.token_budget, llm.engine.loop.executor
     rng = np.random.default_rng(3)
     ids = draw_token_ids([length] * (budget // length), rng)
@@ -198,14 +186,16 @@ def measure_linearity(llm: LLM, length: int, max_tokens: int) -> list[tuple[int,
         batches = make_batches(ids, budget) * max(1, round(tokens / (budget // length * length)))
         torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
-        ahead: Callable[[], BatchOutput] | None = None
-        for batch in batches:  # answers are dropped: they are the caller's, and grow with what is asked
+        pending: Callable[[], BatchOutput] | None = None
+        for (
+            batch
+        ) in batches:  # outputs are dropped: their memory belongs to the caller and grows with the number of inputs
             started = executor.start(batch)
-            if ahead is not None:
-                ahead()
-            ahead = started
-        assert ahead is not None
-        ahead()
+            if pending is not None:
+                pending()
+            pending = started
+        assert pending is not None
+        pending()
         seconds = time.perf_counter() - start
         rows.append((sum(map(len, ids)) * len(batches), seconds, torch.cuda.max_memory_allocated()))
         tokens *= 10
@@ -214,19 +204,21 @@ def measure_linearity(llm: LLM, length: int, max_tokens: int) -> list[tuple[int,
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cenote.bench.gpu", description=__doc__)
-    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), help="only these; all of the plan when unset")
-    parser.add_argument("--lengths", nargs="+", help="tokens per text, or mixed; the plan's when unset")
+    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), help="model shapes to run (default: all)")
+    parser.add_argument("--lengths", nargs="+", help="tokens per text, or mixed (default: by shape)")
     parser.add_argument("--levels", nargs="+", default=["executor", "LLM"], choices=["executor", "LLM"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--linear", type=int, default=0, metavar="TOKENS", help="show cost and memory up to so many")
-    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser.add_argument(
+        "--linear", type=int, default=0, metavar="TOKENS", help="also measure time and memory up to this many tokens"
+    )
+    parser.add_argument("--json", type=Path, help="write the results to a JSON file")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        print("no GPU here: nothing to measure", file=sys.stderr)
+        print("no CUDA device available", file=sys.stderr)
         return 1
     peak = measure_peak_tflops()
-    print(f"{torch.cuda.get_device_name()}: {peak:.0f} TFLOP/s in a large bfloat16 product")
-    found: dict[str, object] = {"device": torch.cuda.get_device_name(), "peak_tflops": peak}
+    print(f"{torch.cuda.get_device_name()}: {peak:.0f} TFLOP/s in a large bfloat16 matrix product")
+    report: dict[str, object] = {"device": torch.cuda.get_device_name(), "peak_tflops": peak}
     figures: list[GpuResult] = []
     notes: dict[str, dict[str, object]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -239,8 +231,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(_format_result(figure), flush=True)
             print(f"{own[0].model:20} {json.dumps(notes[own[0].model])}", flush=True)
     if options.json:
-        found.update(figures=[asdict(figure) for figure in figures], notes=notes)
-        options.json.write_text(json.dumps(found, indent=1))
+        report.update(figures=[asdict(figure) for figure in figures], notes=notes)
+        options.json.write_text(json.dumps(report, indent=1))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`python -m cenote.bench.gpu_http`: tokens per second of a known shape over HTTP, beside in-process."""
+"""`python -m cenote.bench.gpu_http`: tokens per second of a known model shape over HTTP and in-process."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from cenote.errors import LoadError
 from cenote.utils.arguments import parse_positive_int
 
 TEXTS_PER_REQUEST = 32
-TOKENS_IN_FLIGHT = 600_000  # several batches of the device, so that it never waits for its clients
+TOKENS_IN_FLIGHT = 600_000  # several batches, so that the device never waits for clients
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 @dataclass(frozen=True, slots=True)
 class CpuSeconds:
-    """Processor seconds of a server so far: of the engine's process, and of its front-ends."""
+    """CPU seconds used by a server: by the engine process and by its front-end processes."""
 
     engine: float
     front_ends: float
@@ -50,30 +50,30 @@ class CpuSeconds:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
+    args = _parser().parse_args(arguments)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        write_checkpoint(folder, SHAPES[given.shape], device)
-        tokenizer = _find_or_make_tokenizer(given.tokenizer)
+        write_checkpoint(folder, SHAPES[args.shape], device)
+        tokenizer = _find_or_make_tokenizer(args.tokenizer)
         tokenizer.save(str(folder / "tokenizer.json"))
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         port = find_free_port()
-        more = ["--api-server-count", str(given.front_ends), "--disable-access-log", *given.serve_args]
-        command = make_serve_command(port, model=str(folder), dtype="bfloat16", extra_args=more)
+        extra_args = ["--api-server-count", str(args.front_ends), "--disable-access-log", *args.serve_args]
+        command = make_serve_command(port, model=str(folder), dtype="bfloat16", extra_args=extra_args)
         server = stack.enter_context(spawn_server(command, port, runner))
-        print(f"ready {server.ready_s:.1f} s after its start; {given.front_ends} front-end processes", flush=True)
+        print(f"server ready after {server.ready_s:.1f} s; {args.front_ends} front-end processes", flush=True)
         engine = None
-        if given.in_process:
+        if args.in_process:
             from cenote.bench.in_process import InProcessEngine
 
             engine = InProcessEngine(str(folder), "bfloat16")
             stack.callback(engine.close)
         reports = []
-        for length in given.lengths:
-            groups = _make_text_groups(tokenizer, length, given.tokens)
-            concurrency = max(given.clients, TOKENS_IN_FLIGHT // (length * TEXTS_PER_REQUEST) // 8 * 8)
-            load = LoadPattern(concurrency, num_requests=None, duration_s=given.duration)
+        for length in args.lengths:
+            groups = _make_text_groups(tokenizer, length, args.tokens)
+            concurrency = max(args.clients, TOKENS_IN_FLIGHT // (length * TEXTS_PER_REQUEST) // 8 * 8)
+            load = LoadPattern(concurrency, num_requests=None, duration_s=args.duration)
             report = ServeReport(
                 "openai-embeddings",
                 "/v1/embeddings",
@@ -82,9 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{length} tokens in every text",
                 load.describe(),
                 is_open=False,
-                client_processes=given.clients,
+                client_processes=args.clients,
             )
-            target = LoadTarget("cenote", server.address, _make_request_settings(given.clients))
+            target = LoadTarget("cenote", server.address, _make_request_settings(args.clients))
             runner.run(target.fetch_model())
             target.prepare(groups)
             before = CpuSeconds.from_process(server.group.process.pid)
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     groups,
                     load,
                     report,
-                    rounds=given.rounds,
+                    rounds=args.rounds,
                     num_warmups=concurrency,
                     engine=engine,
                 )
@@ -105,8 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             reports.append(report.to_json())
             if engine is not None:
                 engine.seconds.clear()
-    if given.json:
-        write_json(given.json, {"reports": reports})
+    if args.json:
+        write_json(args.json, {"reports": reports})
     return 0
 
 
@@ -114,36 +114,43 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cenote.bench.gpu_http", description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="bert-base")
     parser.add_argument("--lengths", type=parse_positive_int, nargs="+", default=[50, 512], help="tokens per text")
-    parser.add_argument("--clients", type=parse_positive_int, default=8, help="processes that ask (default: 8)")
-    parser.add_argument("--front-ends", type=parse_positive_int, default=3, help="processes that answer (default: 3)")
+    parser.add_argument("--clients", type=parse_positive_int, default=8, help="client processes (default: 8)")
     parser.add_argument(
-        "--tokens", type=parse_positive_int, default=2_000_000, help="in distinct texts (default: 2000000)"
+        "--front-ends", type=parse_positive_int, default=3, help="front-end processes of the server (default: 3)"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=parse_positive_int,
+        default=2_000_000,
+        help="total tokens of the distinct texts (default: 2000000)",
     )
     parser.add_argument("--rounds", type=parse_positive_int, default=5)
     parser.add_argument("--duration", type=float, default=6.0, help="seconds per round (default: 6)")
-    parser.add_argument("--in-process", action="store_true", help="in turns with LLM.embed here")
-    parser.add_argument("--tokenizer", metavar="FOLDER", help="the default model's if unset, or one that is made up")
-    parser.add_argument("--json", metavar="FILE", help="also save the figures")
-    parser.add_argument("serve_args", nargs="*", help="more for the server, after --")
+    parser.add_argument("--in-process", action="store_true", help="also run LLM.embed in this process, interleaved")
+    parser.add_argument(
+        "--tokenizer", metavar="FOLDER", help="tokenizer (default: that of the default model, or a generated one)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the results to a JSON file")
+    parser.add_argument("serve_args", nargs="*", help="extra server arguments, after --")
     return parser
 
 
 def _print_report(length: int, report: ServeReport, before: CpuSeconds, after: CpuSeconds) -> None:
     print(report.to_text())
     server = report.servers[0]
-    speeds = sorted((each.tokens_per_s or 0.0) / 1e6 for each in server.rounds)
+    speeds = sorted((stats.tokens_per_s or 0.0) / 1e6 for stats in server.rounds)
     middle = speeds[len(speeds) // 2]
-    busy = sum(each.seconds for each in server.rounds)
-    texts = max(1.0, sum(each.items_per_s * each.seconds for each in server.rounds))
+    busy = sum(stats.seconds for stats in server.rounds)
+    texts = max(1.0, sum(stats.items_per_s * stats.seconds for stats in server.rounds))
     engine, front_ends = after.engine - before.engine, after.front_ends - before.front_ends
     print(f"{length} tokens per text: {middle:.3f} M tok/s over HTTP ({speeds[0]:.3f}-{speeds[-1]:.3f})")
-    for name, seconds in (("the engine's process", engine), ("front-ends", front_ends)):
+    for name, seconds in (("engine process", engine), ("front-ends", front_ends)):
         print(f"{name}: {seconds / busy:.2f} cores, {seconds / texts * 1e6:.1f} us per text", flush=True)
     print()
 
 
 def _make_text_groups(tokenizer: tokenizers.Tokenizer, length: int, num_tokens: int) -> list[list[str]]:
-    """Texts of exactly so many tokens, special ones among them, by request."""
+    """Make texts of exactly `length` tokens, including special tokens, grouped by request."""
     count = max(1, num_tokens // length // TEXTS_PER_REQUEST) * TEXTS_PER_REQUEST
     texts = make_log_normal_workload(tokenizer, count, mean=length + 0.5, sigma=0, max_length=length).texts
     return [texts[at : at + TEXTS_PER_REQUEST] for at in range(0, count, TEXTS_PER_REQUEST)]
@@ -173,7 +180,7 @@ def _find_or_make_tokenizer(folder: str | None) -> tokenizers.Tokenizer:
 
 
 def _make_tokenizer() -> tokenizers.Tokenizer:
-    """BERT's kind of tokenizer with a vocabulary of its size, where no model is at hand."""
+    """Make a WordPiece tokenizer with a vocabulary of BERT's size, for machines without a model."""
     letters = string.ascii_lowercase
     syllables = [first + second for first, second in product("bcdfghklmnprstvw", "aeiou")]
     words = ("".join(parts) for size in (2, 3) for parts in product(syllables, repeat=size))
@@ -192,7 +199,8 @@ def _task_files(process: int, name: str) -> list[Path]:
 
 
 def _process_cpu_s(process: int) -> float:
-    """Of processor time that it has used; the name of a process may hold spaces and brackets."""
+    """Return the CPU seconds used by a process."""
+    # the process name before the last ")" may contain spaces and parentheses
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

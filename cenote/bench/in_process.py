@@ -1,4 +1,4 @@
-"""`LLM.embed` in this process, to see how much of its speed is left over HTTP."""
+"""`LLM.embed` in the benchmark process, as the baseline for the overhead of HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cenote.llm import LLM
 
 
 class InProcessEngine:
-    """The engine without a server around it, and the seconds its rounds took."""
+    """LLM without a server, and the seconds of its rounds."""
 
     def __init__(self, model: str | None, dtype: str) -> None:
         self.llm = LLM(model, dtype=dtype)

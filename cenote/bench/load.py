@@ -1,4 +1,4 @@
-"""Load on a server: clients that wait for their answers, or requests that arrive whether or not it keeps up."""
+"""Load generation: closed loop (clients wait for responses) or open loop (requests follow a schedule)."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ import numpy as np
 from cenote.bench.backends import InvalidReply, parse_error, parse_num_tokens
 from cenote.bench.client import HttpClient, NoResponse
 
-PARSE_EVERY = 16  # replies, of which one is read in any case
+PARSE_EVERY = 16  # parse at least one of this many responses
 
-GoodReplies = dict[
-    int, tuple[int, int | None]
-]  # by the number of a request: the bytes of a good reply to it, and its tokens
+# request index -> size in bytes and tokens of a valid response to it
+GoodReplies = dict[int, tuple[int, int | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPattern:
-    """Closed loop: `concurrency` clients. Open loop: `rate` requests a second, on a schedule nobody can delay."""
+    """Closed loop with `concurrency` clients, or open loop with `rate` requests per second."""
 
-    concurrency: int | None = 8  # None is the open loop; there it is max_concurrency that bounds what is on its way
+    concurrency: int | None = 8  # None: open loop, where max_concurrency limits the requests in flight
     rate: float = math.inf
-    burstiness: float = 1.0  # 1 is Poisson, less is burstier, more is steadier
+    burstiness: float = 1.0  # 1 is Poisson, lower is burstier, higher is more regular
     max_concurrency: int | None = None
     num_requests: int | None = 1000
     duration_s: float = math.inf
     seed: int = 0
 
     def arrival_times(self) -> Iterator[float]:
-        """When each request of the open loop is due, in seconds."""
+        """Yield the scheduled time of each open-loop request, in seconds."""
         return takewhile(lambda due: due < self.duration_s, self._cumulative_gaps())
 
     def _cumulative_gaps(self) -> Iterator[float]:
@@ -46,10 +45,10 @@ class LoadPattern:
             due += random.gamma(self.burstiness, 1 / (self.rate * self.burstiness))
 
     def split_share(self, index: int, num_shares: int) -> LoadPattern:
-        """What one of several processes does of it."""
+        """Return the share of one of `num_shares` client processes."""
 
-        def part(whole: int | None) -> int | None:
-            return None if whole is None else max(1, (whole + num_shares - 1 - index) // num_shares)
+        def part(total: int | None) -> int | None:
+            return None if total is None else max(1, (total + num_shares - 1 - index) // num_shares)
 
         return replace(
             self,
@@ -73,33 +72,33 @@ class LoadPattern:
 
 @dataclass(slots=True)
 class RequestSample:
-    """One request; times in seconds since the round began."""
+    """Measurement of one request; times in seconds since the start of the round."""
 
-    due: float  # when it should have been sent
+    due: float  # scheduled time
     sent: float
     finished: float
-    status: int | None = None  # None when no reply came
+    status: int | None = None  # None without a response
     error: str | None = None
     items: int = 0
     tokens: int | None = None
-    timing_ms: tuple[tuple[str, float], ...] = ()  # Server-Timing
+    timing_ms: tuple[tuple[str, float], ...] = ()  # from the Server-Timing header
 
     @property
     def latency(self) -> float:
-        """From when it was due: what waits in the client for a stalled server has waited for the server."""
+        """Return the time since the request was due; includes waiting in the client for a slow server."""
         return self.finished - self.due
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedRequest:
-    """Ready for the wire."""
+    """HTTP request as bytes."""
 
     message: bytes
     num_items: int
 
 
 class RequestSender:
-    """Sends the prepared requests, in turns from the first on again, and keeps what came of each."""
+    """Sends the prepared requests cyclically and records a sample for each."""
 
     def __init__(
         self, client: HttpClient, requests: Sequence[EncodedRequest], good_replies: GoodReplies | None = None
@@ -138,7 +137,7 @@ class RequestSender:
         self.samples.append(sample)
 
     def _parse_num_tokens(self, number: int, body: bytes, num_items: int) -> int | None:
-        """The tokens that were read. A reply as long as one to the same request that was good is most often too."""
+        """Return the prompt tokens; a response as long as a valid one to the same request is rarely parsed."""
         size, tokens = self.good_replies.get(number, (0, None))
         if len(body) != size or len(self.samples) % PARSE_EVERY == 0:
             tokens = parse_num_tokens(body, num_items)
@@ -168,46 +167,46 @@ async def _closed_loop(sender: RequestSender, load: LoadPattern, concurrency: in
 
 async def _open_loop(sender: RequestSender, load: LoadPattern) -> None:
     loop = asyncio.get_running_loop()
-    room = asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else None
+    semaphore = asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else None
     tasks: list[asyncio.Task[None]] = []
     stopped = threading.Event()
 
     async def work(index: int, due: float) -> None:
-        if room is None:
+        if semaphore is None:
             return await sender.send(index, due)
-        async with room:
+        async with semaphore:
             await sender.send(index, due)
 
-    def begin(index: int, due: float) -> None:
+    def start_request(index: int, due: float) -> None:
         tasks.append(loop.create_task(work(index, due)))
 
-    def keep_the_schedule() -> None:
-        # event loops count in whole milliseconds, as long as some answers take; a thread of its own wakes up in time
+    def run_schedule() -> None:
+        # event loop timers have millisecond resolution, too coarse for short requests; a thread wakes up on time
         for index, due in enumerate(arrivals):
             wait = due - sender.now()
             if wait > 0 and stopped.wait(wait):
                 return
-            loop.call_soon_threadsafe(begin, index, due)
+            loop.call_soon_threadsafe(start_request, index, due)
 
     arrivals = load.arrival_times()
     sender.started_at = time.perf_counter()
     try:
-        await asyncio.to_thread(keep_the_schedule)
+        await asyncio.to_thread(run_schedule)
     finally:
         stopped.set()
     await asyncio.gather(*tasks)
 
 
 def parse_server_timing(header: bytes) -> tuple[tuple[str, float], ...]:
-    """The named durations of a Server-Timing header, in milliseconds."""
-    found = []
+    """Return (name, milliseconds) for each duration of a Server-Timing header."""
+    durations = []
     for metric in header.decode("latin-1").split(","):
         name, *parameters = (part.strip() for part in metric.split(";"))
         for parameter in parameters:
             key, _, value = parameter.partition("=")
             if key.strip().lower() == "dur":
                 try:
-                    found.append((name, float(value.strip().strip('"'))))
+                    durations.append((name, float(value.strip().strip('"'))))
                 except ValueError:
                     continue
-    return tuple(found)
+    return tuple(durations)

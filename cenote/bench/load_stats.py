@@ -1,4 +1,4 @@
-"""From single requests to the figures of a server: rates, latencies, where the time went, what failed."""
+"""Statistics of a load test: rates, latency percentiles, server timing and error counts."""
 
 from __future__ import annotations
 
@@ -26,50 +26,48 @@ class Percentiles:
 
     @classmethod
     def from_seconds(cls, seconds: Sequence[float]) -> Percentiles | None:
-        """In milliseconds; None of nothing."""
+        """Return percentiles in milliseconds, or None if there are no values."""
         if not seconds:
             return None
         values = np.asarray(seconds) * 1e3
-        return cls(*(float(each) for each in (*np.percentile(values, (50, 90, 99)), values.mean(), values.max())))
+        return cls(*(float(value) for value in (*np.percentile(values, (50, 90, 99)), values.mean(), values.max())))
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorCount:
-    status: int | None  # None when no reply came
+    status: int | None  # None without a response
     error: str
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoadStats:
-    """What a server did in one round, or in all of them. Rates and times are of requests that were answered well."""
+    """Statistics of one round or of all rounds; rates and times cover successful requests only."""
 
     requests: int
     ok: int
     failed: int
-    resent: int  # because a kept connection turned out to be closed
-    seconds: float  # from the start to the last reply
+    resent: int  # because an idle connection had been closed
+    seconds: float  # from the start to the last response
     requests_per_s: float
     items_per_s: float
-    tokens_per_s: float | None  # None where the server does not tell its tokens
-    offered_per_s: float | None  # requests that were due; None where no schedule said so
-    latency_ms: Percentiles | None  # from when a request was due
-    service_ms: Percentiles | None  # from when it was sent
-    client_late_ms: (
-        Percentiles | None
-    )  # sent after it was due: the client's own delay, and waiting for --max-concurrency
-    client_cpu: float  # of one core; near 1 the client was the limit
-    server_timing_ms: dict[str, float]  # mean by name
-    server_timing_share: dict[str, float]  # of the service time
+    tokens_per_s: float | None  # None if responses have no usage
+    offered_per_s: float | None  # scheduled requests; None for a closed loop
+    latency_ms: Percentiles | None  # since the request was due
+    service_ms: Percentiles | None  # since it was sent
+    client_late_ms: Percentiles | None  # from due to sent: delay in the client and waiting for --max-concurrency
+    client_cpu: float  # fraction of one core; near 1 the client was the bottleneck
+    server_timing_ms: dict[str, float]  # mean per name
+    server_timing_share: dict[str, float]  # fraction of service_ms
     errors: list[ErrorCount] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class LoadRound:
-    """The requests of one round."""
+    """Samples of one round."""
 
     samples: list[RequestSample]
-    cpu_s: float = 0.0  # of this process
+    cpu_s: float = 0.0  # of the client
     num_resent: int = 0
 
     @property
@@ -78,18 +76,18 @@ class LoadRound:
 
 
 def compute_load_stats(rounds: Sequence[LoadRound]) -> LoadStats:
-    samples = [sample for each in rounds for sample in each.samples]
+    samples = [sample for round_ in rounds for sample in round_.samples]
     good = [sample for sample in samples if sample.error is None]
-    seconds = max(sum(each.seconds for each in rounds), 1e-9)
+    seconds = max(sum(round_.seconds for round_ in rounds), 1e-9)
     tokens = [sample.tokens for sample in good if sample.tokens is not None]
     scheduled = any(sample.due != sample.sent for sample in samples)
-    offered_s = sum(max((sample.due for sample in each.samples), default=0.0) for each in rounds)
+    offered_s = sum(max((sample.due for sample in round_.samples), default=0.0) for round_ in rounds)
     timing, share = _server_timing_stats(good)
     return LoadStats(
         requests=len(samples),
         ok=len(good),
         failed=len(samples) - len(good),
-        resent=sum(each.num_resent for each in rounds),
+        resent=sum(round_.num_resent for round_ in rounds),
         seconds=seconds,
         requests_per_s=len(good) / seconds,
         items_per_s=sum(sample.items for sample in good) / seconds,
@@ -98,7 +96,7 @@ def compute_load_stats(rounds: Sequence[LoadRound]) -> LoadStats:
         latency_ms=Percentiles.from_seconds([sample.latency for sample in good]),
         service_ms=Percentiles.from_seconds([sample.finished - sample.sent for sample in good]),
         client_late_ms=Percentiles.from_seconds([sample.sent - sample.due for sample in good]),
-        client_cpu=sum(each.cpu_s for each in rounds) / seconds,
+        client_cpu=sum(round_.cpu_s for round_ in rounds) / seconds,
         server_timing_ms=timing,
         server_timing_share=share,
         errors=_count_errors(samples),
@@ -106,7 +104,7 @@ def compute_load_stats(rounds: Sequence[LoadRound]) -> LoadStats:
 
 
 def _server_timing_stats(good: Sequence[RequestSample]) -> tuple[dict[str, float], dict[str, float]]:
-    """Only requests whose reply had the header count, on both sides of the share."""
+    """Return mean milliseconds and fraction of service time per name, over responses that have the header."""
     timed = [sample for sample in good if sample.timing_ms]
     totals: defaultdict[str, float] = defaultdict(float)
     for sample in timed:
@@ -118,7 +116,7 @@ def _server_timing_stats(good: Sequence[RequestSample]) -> tuple[dict[str, float
 
 
 def _count_errors(samples: Sequence[RequestSample]) -> list[ErrorCount]:
-    """Most frequent first; messages that differ from request to request do not fill the report."""
+    """Count errors by status and message, most frequent first; rare messages are merged per status."""
     counts = Counter((sample.status, sample.error) for sample in samples if sample.error is not None)
     kinds = [ErrorCount(status, error, times) for (status, error), times in counts.most_common(MAX_ERROR_KINDS)]
     rest: Counter[int | None] = Counter()
@@ -129,7 +127,7 @@ def _count_errors(samples: Sequence[RequestSample]) -> list[ErrorCount]:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Taken within a round, since the machine's clock wanders between rounds."""
+    """Ratio of two engines, computed per round because clock speed drifts between rounds."""
 
     median: float
     least: float
@@ -137,7 +135,7 @@ class Ratio:
 
     @classmethod
     def from_rounds(cls, ours: Sequence[float], theirs: Sequence[float]) -> Ratio | None:
-        """None where a round has nothing to compare."""
+        """Return None if there are no rounds or a value is 0."""
         if not ours or 0 in ours or 0 in theirs:
             return None
         factors = [mine / other for mine, other in zip(ours, theirs, strict=True)]
@@ -145,9 +143,9 @@ class Ratio:
 
 
 def min_cosine(vectors: Vectors, reference: Vectors) -> float:
-    """The smallest cosine between a vector and its reference."""
+    """Return the minimum cosine similarity between rows of [n, d] arrays."""
     if vectors.shape != reference.shape:
-        raise BadRequest(f"vectors of shape {vectors.shape} cannot be compared with those of shape {reference.shape}")
+        raise BadRequest(f"cannot compare vectors of shape {vectors.shape} with shape {reference.shape}")
     dots = (vectors * reference).sum(axis=1)
     norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
     return float((dots / norms).min())

@@ -13,7 +13,7 @@ from cenote.utils.arguments import normalize_flag
 
 @dataclass(frozen=True, slots=True)
 class BenchCommand:
-    """`add` puts its flags on a parser, `run` does the work; what they need is imported when they are called."""
+    """Subcommand; `add_flags` and `run` import their modules when called, which keeps startup fast."""
 
     help: str
     description: str
@@ -24,19 +24,21 @@ class BenchCommand:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="cenote bench",
-        description="Measure speed and quality, side by side with others.",
+        description="Measure speed and quality, and compare with other engines.",
         allow_abbrev=False,
     )
-    listed = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     words = [normalize_flag(word) for word in arguments]
     parsers = {}
     for name, command in COMMANDS.items():
-        parsers[name] = listed.add_parser(name, help=command.help, description=command.description, allow_abbrev=False)
-        if words[:1] == [name]:  # the others' flags would cost their imports
+        parsers[name] = subparsers.add_parser(
+            name, help=command.help, description=command.description, allow_abbrev=False
+        )
+        if words[:1] == [name]:  # adding the options of other subcommands would import their modules
             command.add_flags(parsers[name])
-    given = parser.parse_args(words)
+    args = parser.parse_args(words)
     with terminate_groups_on_sigterm():
-        return COMMANDS[given.command].run(parsers[given.command], given)
+        return COMMANDS[args.command].run(parsers[args.command], args)
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
@@ -45,12 +47,12 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     add_compare_flags(parser)
 
 
-def _run_compare(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+def _run_compare(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     from cenote.bench.compare.flags import check_compare_flags
     from cenote.bench.compare.run import run_compare
 
-    check_compare_flags(given)
-    return run_compare(given)
+    check_compare_flags(args)
+    return run_compare(args)
 
 
 def _add_peers(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +61,10 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
     add_peers_flags(parser)
 
 
-def _run_peers(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+def _run_peers(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     from cenote.bench.compare.peers import run_peers
 
-    return run_peers(given)
+    return run_peers(args)
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
@@ -71,13 +73,13 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add_serve_flags(parser)
 
 
-def _run_serve(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+def _run_serve(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     from cenote.bench.flags import check_serve_flags
 
-    check_serve_flags(parser, given)
+    check_serve_flags(parser, args)
     from cenote.bench.serve import run_serve
 
-    return run_serve(given)
+    return run_serve(args)
 
 
 def _add_scaling(parser: argparse.ArgumentParser) -> None:
@@ -86,25 +88,31 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
     add_scaling_flags(parser)
 
 
-def _run_scaling(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+def _run_scaling(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     from cenote.bench.scaling import run_scaling
 
-    return run_scaling(given)
+    return run_scaling(args)
 
 
 def _add_quality(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="an embedder or a reranker; the default model when left out")
-    parser.add_argument("--dtype", default="auto", help="of Cenote's weights (default: auto)")
-    parser.add_argument("--quantization", choices=("int8", "fp8"), help="of Cenote's linear layers (default: none)")
-    parser.add_argument("--retrieval", type=Path, metavar="FOLDER", help="a set in BEIR's form")
-    parser.add_argument("--pairs", type=Path, metavar="FILE.tsv", help="columns sentence1, sentence2, score")
-    parser.add_argument("--first-stage", metavar="MODEL", help="what a reranker's documents are found with")
-    parser.add_argument("--max-queries", type=int, metavar="N", help="only the first N of --retrieval")
-    parser.add_argument("--alone", action="store_true", help="leave Sentence Transformers out")
+    parser.add_argument("--model", help="embedding model or reranker (default: the default model)")
+    parser.add_argument("--dtype", default="auto", help="dtype of Cenote (default: auto)")
+    parser.add_argument(
+        "--quantization", choices=("int8", "fp8"), help="quantization of Cenote's linear layers (default: none)"
+    )
+    parser.add_argument("--retrieval", type=Path, metavar="FOLDER", help="retrieval data set in BEIR format")
+    parser.add_argument(
+        "--pairs", type=Path, metavar="FILE.tsv", help="similarity data set with columns sentence1, sentence2, score"
+    )
+    parser.add_argument(
+        "--first-stage", metavar="MODEL", help="embedding model that retrieves the documents for a reranker"
+    )
+    parser.add_argument("--max-queries", type=int, metavar="N", help="use only the first N queries of --retrieval")
+    parser.add_argument("--alone", action="store_true", help="do not run Sentence Transformers for comparison")
 
 
-def _run_quality(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
-    if given.retrieval is None and given.pairs is None:
+def _run_quality(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    if args.retrieval is None and args.pairs is None:
         parser.error(
             "no data set given, and none is bundled or downloaded; pass --retrieval FOLDER (BEIR format: corpus.jsonl, "
             "queries.test.jsonl or queries.jsonl, qrels.test.tsv or qrels/test.tsv, each plain or .gz), "
@@ -113,49 +121,49 @@ def _run_quality(parser: argparse.ArgumentParser, given: argparse.Namespace) -> 
     from cenote.bench.quality import measure_quality
     from cenote.llm import LLM
 
-    with LLM(given.model, dtype=given.dtype, quantization=given.quantization) as llm:
+    with LLM(args.model, dtype=args.dtype, quantization=args.quantization) as llm:
         figures = measure_quality(
             llm,
-            retrieval=given.retrieval,
-            pairs=given.pairs,
-            first_stage=given.first_stage,
-            max_queries=given.max_queries,
-            compare=not given.alone,
+            retrieval=args.retrieval,
+            pairs=args.pairs,
+            first_stage=args.first_stage,
+            max_queries=args.max_queries,
+            compare=not args.alone,
         )
     for figure in figures:
-        beside = "" if figure.reference_value is None else f", sentence-transformers {figure.reference_value:.4f}"
-        print(f"{figure.name}: cenote {figure.cenote_value:.4f}{beside}")
+        reference = "" if figure.reference_value is None else f", sentence-transformers {figure.reference_value:.4f}"
+        print(f"{figure.name}: cenote {figure.cenote_value:.4f}{reference}")
     return 0
 
 
 COMMANDS = {
     "compare": BenchCommand(
-        "Cenote beside other engines",
-        "Gives every engine the same texts and weights, each alone in its turn, and tells how they stand.",
+        "compare Cenote with other engines",
+        "Run every engine on the same texts and weights, one at a time in interleaved rounds, and compare the speed.",
         _add_compare,
         _run_compare,
     ),
     "peers": BenchCommand(
-        "the environments of other engines, for compare",
-        "Lists or installs them, each in a virtual environment of its own.",
+        "list or install the other engines for `compare`",
+        "List or install the other engines, each in its own virtual environment.",
         _add_peers,
         _run_peers,
     ),
     "serve": BenchCommand(
-        "load on one server or several",
-        "Sends requests to servers, in turns, and tells how fast and how well they answer.",
+        "load-test one or more servers",
+        "Send requests to servers in interleaved rounds and report throughput, latency and errors.",
         _add_serve,
         _run_serve,
     ),
     "scaling": BenchCommand(
-        "what more tokens cost, in time and memory",
-        "Embeds more and more texts of one length and tells whether cost is linear and memory flat.",
+        "measure time and memory for increasing numbers of tokens",
+        "Embed increasing numbers of texts of one length and report whether time is linear and memory constant.",
         _add_scaling,
         _run_scaling,
     ),
     "quality": BenchCommand(
-        "what a model is worth on sets with known answers",
-        "Measures an embedder by retrieval (nDCG@10) and similarity (Spearman), a reranker by its order.",
+        "measure model quality on labelled data sets",
+        "Measure retrieval (nDCG@10) and similarity (Spearman) of an embedding model, or nDCG@10 of a reranker.",
         _add_quality,
         _run_quality,
     ),

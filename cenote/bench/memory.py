@@ -1,4 +1,4 @@
-"""The most memory a stretch of work had at once, on the host and on the device."""
+"""Peak memory of a section of code, on the host and on the device."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from pathlib import Path
 import torch
 
 STATUS_FILE, CLEAR_REFS_FILE = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-RESET_PEAK = "5"  # as the kernel's documentation of clear_refs has it
+RESET_PEAK = "5"  # written to clear_refs, resets VmHWM (see the kernel documentation)
 
 
 class PeakMemory:
-    """Counts from where it is made."""
+    """Measures peak memory from its creation on."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device if device.type == "cuda" else None
         if self.device is not None:
             torch.cuda.reset_peak_memory_stats(self.device)
-        with suppress(OSError):  # where this cannot be, the peak is that of the process so far: never too small
+        with suppress(
+            OSError
+        ):  # without write access the peak includes earlier work: it may be too high, never too low
             CLEAR_REFS_FILE.write_text(RESET_PEAK)
         self.baseline_mib = read_resident_mib() or read_peak_mib()
 
     def measure_mib(self) -> tuple[float, float | None]:
-        """Above the start on the host; in all on the device, None without one."""
+        """Return the host peak above the start and the total device peak (None without a GPU), in MiB."""
         on_device = None if self.device is None else torch.cuda.max_memory_allocated(self.device) / 2**20
         return max(0.0, read_peak_mib() - self.baseline_mib), on_device
 
@@ -35,9 +37,9 @@ def read_resident_mib() -> float | None:
 
 
 def read_peak_mib() -> float:
-    found = _read_status_field("VmHWM")
-    if found is not None:
-        return found
+    peak = _read_status_field("VmHWM")
+    if peak is not None:
+        return peak
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 

@@ -1,4 +1,4 @@
-"""A process with all its children: started, made to stand still, let go on, ended."""
+"""Process group: a child process and its descendants, which can be paused, resumed and terminated together."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ EXIT_TIMEOUT_S = 30.0
 
 
 class ProcessGroup:
-    """Threads that wait in a loop take cores from whoever is measured; a stopped group takes none.
+    """Process group that is paused while other engines are measured, since spinning threads would use their cores.
 
-    It shares our session: should this process die without ending it, the kernel wakes the group and hangs it up.
+    It stays in the session of this process: if this process dies, the kernel sends SIGHUP and SIGCONT to the group.
     """
 
     running_groups: ClassVar[list[ProcessGroup]] = []
@@ -43,7 +43,7 @@ class ProcessGroup:
         self.running_groups.append(self)
 
     def pause(self) -> None:
-        """Returns when it stands still: only what has stopped is found by the kernel should we die now."""
+        """Stop the group and wait for it: the kernel sends SIGHUP only to groups with stopped processes."""
         self._send_signal(signal.SIGSTOP)
         if hasattr(os, "waitid") and self.process.returncode is None:
             with suppress(ChildProcessError):
@@ -53,7 +53,7 @@ class ProcessGroup:
         self._send_signal(signal.SIGCONT)
 
     def terminate(self, timeout_s: float = EXIT_TIMEOUT_S) -> None:
-        """Asked first; made to if it will not. Children that outlive their parent go with it."""
+        """Send SIGTERM, and SIGKILL to the whole group after the timeout."""
         try:
             self.resume()
             if self.process.poll() is None:
@@ -79,7 +79,7 @@ def run_in_group(
     timeout_s: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Run a command to its end and return its exit status; an exception meanwhile ends it with all its children."""
+    """Run a command to its end and return its exit status; an exception terminates it and its descendants."""
     group = ProcessGroup(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, environment=environment)
     try:
         return group.process.wait(timeout_s)
@@ -88,12 +88,12 @@ def run_in_group(
 
 
 class Terminated(SystemExit):
-    """SIGTERM, as an exception: `finally` blocks and context managers run, and event loops let it through."""
+    """Raised on SIGTERM, so that `finally` blocks and context managers run; event loops do not catch it."""
 
 
 @contextmanager
 def terminate_groups_on_sigterm() -> Iterator[None]:
-    """End all process groups when the block is left, by SIGTERM too, which then ends this process as it would have."""
+    """Terminate all process groups on exit from the block; after SIGTERM also end this process by that signal."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set signal handlers
         return
@@ -115,6 +115,6 @@ def _raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _terminate_running() -> None:
-    """For groups whose owner was interrupted before it could take care of them."""
+    """Terminate groups whose owner was interrupted before its own cleanup."""
     for group in list(ProcessGroup.running_groups):
         group.terminate(timeout_s=5)

@@ -1,4 +1,4 @@
-"""`cenote bench quality`: what a model is worth on a set with known answers, beside Sentence Transformers."""
+"""`cenote bench quality`: model quality on labelled data sets, compared with Sentence Transformers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from cenote.llm import LLM
 FloatMatrix = npt.NDArray[np.float32]
 EmbedFn = Callable[[list[str]], FloatMatrix]
 ScoreFn = Callable[[str, list[str]], FloatMatrix]
-NDCG_DEPTH = 10  # ranks that count
-FLOAT32_KWARGS = {"dtype": "float32"}  # left to itself, the library runs in whatever type the weights are stored
+NDCG_DEPTH = 10  # rank cutoff
+FLOAT32_KWARGS = {"dtype": "float32"}  # the default is the dtype of the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievalDataset:
-    """Queries, documents, and which of them belong together, in the form that BEIR's sets have."""
+    """Queries, documents and relevance judgements of a data set in BEIR format."""
 
     queries: Mapping[str, str]
     documents: Mapping[str, str]
@@ -33,7 +33,7 @@ class RetrievalDataset:
 
 
 def read_retrieval(folder: Path, *, split: str = "test", max_queries: int | None = None) -> RetrievalDataset:
-    """corpus.jsonl, queries.<split>.jsonl or queries.jsonl, and qrels.<split>.tsv or qrels/<split>.tsv."""
+    """Read corpus.jsonl, queries.<split>.jsonl or queries.jsonl, and qrels.<split>.tsv or qrels/<split>.tsv."""
     relevant: dict[str, dict[str, float]] = {}
     for row in _iter_tsv(_find_file(folder, f"qrels.{split}.tsv", f"qrels/{split}.tsv")):
         relevant.setdefault(row["query-id"], {})[row["corpus-id"]] = float(row["score"])
@@ -44,7 +44,7 @@ def read_retrieval(folder: Path, *, split: str = "test", max_queries: int | None
     judged = [name for name in named if name in relevant][:max_queries]
     if not judged:
         raise BadRequest(f"{folder}: none of the {len(named):,} queries has a relevance judgement for split {split!r}")
-    # the title is a document's first sentence, as the published figures have it
+    # title and text are joined, as for the published results
     documents = {
         entry["_id"]: f"{entry.get('title') or ''} {entry['text']}".strip()
         for entry in _iter_jsonl(_find_file(folder, "corpus.jsonl"))
@@ -53,7 +53,7 @@ def read_retrieval(folder: Path, *, split: str = "test", max_queries: int | None
 
 
 def read_pairs(file: Path, split: str = "test") -> tuple[list[str], list[str], list[float]]:
-    """Two texts and how similar people find them, from columns sentence1, sentence2 and score."""
+    """Read text pairs and their gold similarity from columns sentence1, sentence2 and score."""
     rows = [row for row in _iter_tsv(file) if row.get("split", split) == split]
     if not rows:
         raise BadRequest(f"{file} has no rows of split {split!r}")
@@ -68,7 +68,7 @@ def read_pairs(file: Path, split: str = "test") -> tuple[list[str], list[str], l
 
 
 def ndcg(ranked: list[str], relevant: Mapping[str, float], depth: int = NDCG_DEPTH) -> float:
-    """How near a ranking comes to the best one, with less said by every further rank."""
+    """Return the normalized discounted cumulative gain at rank `depth`."""
     discounts = 1 / np.log2(np.arange(2, depth + 2))
     gains = np.array([relevant.get(name, 0.0) for name in ranked[:depth]])
     best = np.sort(np.array(list(relevant.values())))[::-1][:depth]
@@ -77,7 +77,7 @@ def ndcg(ranked: list[str], relevant: Mapping[str, float], depth: int = NDCG_DEP
 
 
 def spearman(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> float:
-    """The correlation of ranks; equal values share theirs."""
+    """Return the Spearman rank correlation; ties get their mean rank."""
     return float(np.corrcoef(_rank_values(first), _rank_values(second))[0, 1])
 
 
@@ -93,12 +93,12 @@ def rank_by_vectors(data: RetrievalDataset, embed: EmbedFn) -> dict[str, list[st
 def rerank(
     data: RetrievalDataset, ranked: Mapping[str, list[str]], score: ScoreFn, depth: int = NDCG_DEPTH
 ) -> dict[str, list[str]]:
-    """The best so far, in the order of a model that reads both texts at once."""
-    better = {}
+    """Reorder the first `depth` documents of each query by the scores of a cross-encoder."""
+    reranked = {}
     for query, names in ranked.items():
         values = score(data.queries[query], [data.documents[name] for name in names[:depth]])
-        better[query] = [names[row] for row in np.argsort(-values, kind="stable")]
-    return better
+        reranked[query] = [names[row] for row in np.argsort(-values, kind="stable")]
+    return reranked
 
 
 def mean_ndcg(data: RetrievalDataset, ranked: Mapping[str, list[str]]) -> float:
@@ -112,7 +112,7 @@ def similarity_correlation(first: list[str], second: list[str], gold: list[float
 
 @dataclass(frozen=True, slots=True)
 class QualityResult:
-    """One number, ours and theirs."""
+    """One metric of Cenote and, if compared, of Sentence Transformers."""
 
     name: str
     cenote_value: float
@@ -143,13 +143,13 @@ def measure_quality(
             figures.append(_make_result(f"nDCG@{NDCG_DEPTH}, {len(data.queries)} queries", values))
         return figures
     if retrieval is None:
-        raise BadRequest("a reranker is measured on retrieval; give --retrieval FOLDER")
+        raise BadRequest("a reranker requires a retrieval data set; pass --retrieval FOLDER")
     data = read_retrieval(retrieval, max_queries=max_queries)
     with LLM(first_stage) as embedder:
         ranked = rank_by_vectors(data, make_cenote_embed(embedder))
     scorers = [make_cenote_score(llm), *([make_reference_score(folder, device)] if compare else [])]
     values = [mean_ndcg(data, rerank(data, ranked, score)) for score in scorers]
-    return [_make_result(f"nDCG@{NDCG_DEPTH}, {len(data.queries)} queries, the first {NDCG_DEPTH} reranked", values)]
+    return [_make_result(f"nDCG@{NDCG_DEPTH}, {len(data.queries)} queries, top {NDCG_DEPTH} reranked", values)]
 
 
 def _make_result(name: str, values: list[float]) -> QualityResult:
@@ -196,15 +196,17 @@ def _import_sentence_transformers() -> Any:
     try:
         import sentence_transformers
     except ImportError:
-        raise LoadError("the comparison needs sentence-transformers: pip install sentence-transformers") from None
+        raise LoadError(
+            "the comparison requires sentence-transformers: pip install sentence-transformers, or pass --alone"
+        ) from None
     return sentence_transformers
 
 
 def _rank_values(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = counts.cumsum()
-    shared: npt.NDArray[np.float64] = (ends - (counts - 1) / 2)[group]
-    return shared
+    ranks: npt.NDArray[np.float64] = (ends - (counts - 1) / 2)[group]
+    return ranks
 
 
 def _normalize_rows(rows: FloatMatrix) -> FloatMatrix:

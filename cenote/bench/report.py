@@ -1,4 +1,4 @@
-"""Where a measurement was taken and by which command, and its figures as JSON."""
+"""Machine description and JSON files of benchmark reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECRET_FLAGS = ("--api-key", "--header")
 
 
 def machine_info() -> dict[str, object]:
-    """Where the numbers were taken. A client that needed no torch says nothing of it."""
+    """Describe the machine and the command; torch is included only if it is imported."""
     torch = sys.modules.get("torch")
     return {
         "processor": cpu_name(),

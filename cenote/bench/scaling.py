@@ -1,4 +1,4 @@
-"""`cenote bench scaling`: what more tokens cost, in time and in memory, at a fixed length of texts."""
+"""`cenote bench scaling`: time and memory for increasing numbers of tokens, in texts of one length."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from cenote.utils.progress import print_note
 
 CPU_STEPS = (20_000, 100_000, 500_000)
 GPU_STEPS = (10_000, 100_000, 1_000_000, 10_000_000)
-CPU_SLICE_TOKENS, GPU_SLICE_TOKENS = 8_192, 65_536  # tokens in one call
-NUM_CALLERS = 2  # while one is handed its answers, the engine has the slice of the other
-SHORT_STEP_S = 2.0  # a step that takes less is repeated, and the median taken
+CPU_SLICE_TOKENS, GPU_SLICE_TOKENS = 8_192, 65_536  # tokens per LLM.embed call
+NUM_CALLERS = 2  # while one thread receives its results, the engine computes the slice of the other
+SHORT_STEP_S = 2.0  # shorter steps are repeated; the median is reported
 MAX_REPEATS = 20
-MAX_LINEAR_GROWTH = 1.25  # seconds per token may grow by this factor
-MAX_FLAT_GROWTH_MIB = 64.0  # and memory by so much, from the first step that fills the pipeline to the last
+MAX_LINEAR_GROWTH = 1.25  # limit for the growth of seconds per token
+MAX_FLAT_GROWTH_MIB = 64.0  # limit for memory growth, from the first step that fills the pipeline to the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +36,22 @@ class ScalingStep:
     tokens: int
     seconds: float
     tokens_per_s: float
-    peak_mib: float  # above what the process had when the step began
+    peak_mib: float  # above the memory of the process at the start of the step
     device_peak_mib: float | None
 
 
 class RandomTexts:
-    """As many different texts of one length as are asked for, never all at once."""
+    """Generates distinct texts of one length lazily, in slices."""
 
     def __init__(self, words: Sequence[str], length: int, seed: int = 0) -> None:
-        # a window needs more words than it is long
+        # windows need more words than their length
         self.words, self.length = list(words) * (2 * length // len(words) + 1), length
         self.random = np.random.default_rng(seed)
 
     def iter_slices(self, num_texts: int, size: int) -> Iterator[list[str]]:
         made = 0
         while made < num_texts:
-            # windows over words in a new order every time: cheap to make, and none is like another
+            # windows over a new permutation of the words: cheap, and all texts differ
             order = [self.words[at] for at in self.random.permutation(len(self.words))]
             windows = min(num_texts - made, len(order) - self.length)
             for start in range(0, windows, size):
@@ -64,25 +64,25 @@ def slice_tokens(llm: LLM) -> int:
 
 
 def run_step(llm: LLM, texts: RandomTexts, num_tokens: int) -> tuple[int, float]:
-    """The tokens that were read, and the seconds it took."""
+    """Embed about `num_tokens` tokens; return the exact tokens and the seconds."""
     per_text = texts.length + llm.engine.tokenizer.raw.num_special_tokens_to_add(is_pair=False)
     num_texts = max(1, num_tokens // per_text)
     slices = texts.iter_slices(num_texts, max(1, slice_tokens(llm) // per_text))
-    taking = threading.Lock()
+    lock = threading.Lock()
 
     def work() -> int:
         tokens = 0
         while True:
-            with taking:
-                some = next(slices, None)
-            if some is None:
+            with lock:
+                batch = next(slices, None)
+            if batch is None:
                 return tokens
-            outputs = llm.embed(some, use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": -1})
+            outputs = llm.embed(batch, use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": -1})
             tokens += sum(len(output.prompt_token_ids) for output in outputs)
 
     began = time.perf_counter()
     with ThreadPoolExecutor(NUM_CALLERS) as callers:
-        total = sum(each.result() for each in [callers.submit(work) for _ in range(NUM_CALLERS)])
+        total = sum(future.result() for future in [callers.submit(work) for _ in range(NUM_CALLERS)])
     return total, time.perf_counter() - began
 
 
@@ -97,14 +97,14 @@ def measure_step(llm: LLM, texts: RandomTexts, num_tokens: int) -> ScalingStep:
 
 
 def summarize_steps(steps: Sequence[ScalingStep], in_flight_tokens: int) -> list[str]:
-    """Whether cost is linear and memory flat; `under_way` tokens are what the bench itself holds at once."""
+    """Report whether time is linear and memory constant; `in_flight_tokens` are held by the benchmark itself."""
     first, last = steps[0], steps[-1]
     growth = first.tokens_per_s / last.tokens_per_s
     lines = [
         f"{last.tokens / first.tokens:,.0f} times the tokens took {growth:.2f} times the seconds per token: "
         f"{'linear' if growth <= MAX_LINEAR_GROWTH else 'more than linear'}"
     ]
-    # a smaller step has not filled the pipeline yet
+    # smaller steps do not fill the pipeline
     full = [step for step in steps if step.tokens >= in_flight_tokens]
     if len(full) < 2:
         return [*lines, f"of memory nothing can be said: that takes two steps of at least {in_flight_tokens:,} tokens"]
@@ -125,25 +125,25 @@ def format_table(steps: Sequence[ScalingStep]) -> str:
     return "\n".join(lines)
 
 
-def run_scaling(given: argparse.Namespace) -> int:
-    with LLM(given.model, dtype=given.dtype) as llm:
+def run_scaling(args: argparse.Namespace) -> int:
+    with LLM(args.model, dtype=args.dtype) as llm:
         is_cpu = llm.engine.model.description.device.value.type == "cpu"
-        length = min(given.length, llm.engine.model.description.max_length.value)
+        length = min(args.length, llm.engine.model.description.max_length.value)
         tokenizer = llm.get_tokenizer()
         special = tokenizer.num_special_tokens_to_add(is_pair=False)
-        texts = RandomTexts(single_token_words(tokenizer), max(1, length - special), given.seed)
-        under_way = NUM_CALLERS * slice_tokens(llm)
-        run_step(llm, texts, under_way)  # warms up
+        texts = RandomTexts(single_token_words(tokenizer), max(1, length - special), args.seed)
+        in_flight_tokens = NUM_CALLERS * slice_tokens(llm)
+        run_step(llm, texts, in_flight_tokens)  # warmup
         steps = []
-        for tokens in given.tokens or (CPU_STEPS if is_cpu else GPU_STEPS):
+        for tokens in args.tokens or (CPU_STEPS if is_cpu else GPU_STEPS):
             steps.append(measure_step(llm, texts, tokens))
             print_note(f"{steps[-1].tokens:,} tokens in {steps[-1].seconds:.2f} s")
         device = torch.cuda.get_device_name() if not is_cpu else machine_info()["processor"]
     print(f"{device}; texts of {length} tokens; peaks are above the start of each step")
     print(format_table(steps))
-    said = summarize_steps(steps, under_way)
-    print("\n".join(said))
-    if given.json:
-        found = {"machine": machine_info(), "length": length, "steps": [asdict(step) for step in steps]}
-        Path(given.json).write_text(json.dumps(found | {"verdict": said}, indent=2) + "\n")
+    verdict = summarize_steps(steps, in_flight_tokens)
+    print("\n".join(verdict))
+    if args.json:
+        report = {"machine": machine_info(), "length": length, "steps": [asdict(step) for step in steps]}
+        Path(args.json).write_text(json.dumps(report | {"verdict": verdict}, indent=2) + "\n")
     return 0

@@ -1,4 +1,4 @@
-"""The flags of `cenote bench scaling`; no torch, and nothing that a bare GPU machine lacks."""
+"""Command-line options of `cenote bench scaling`; imports neither torch nor optional dependencies."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import argparse
 
 
 def add_scaling_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="an embedding model; the default model when left out")
-    parser.add_argument("--dtype", default="auto", help="of the weights (default: auto)")
+    parser.add_argument("--model", help="embedding model (default: the default model)")
+    parser.add_argument("--dtype", default="auto", help="dtype of the weights (default: auto)")
     parser.add_argument(
-        "--tokens", type=parse_steps, metavar="N,N,...", help="like 10k,100k,1M (default: by the device)"
+        "--tokens",
+        type=parse_steps,
+        metavar="N,N,...",
+        help="token counts, for example 10k,100k,1M (default: depends on the device)",
     )
-    parser.add_argument("--length", type=int, default=128, help="of every text, in tokens (default: 128)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", metavar="FILE", help="also save the figures")
+    parser.add_argument("--length", type=int, default=128, help="length of every text in tokens (default: 128)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    parser.add_argument("--json", metavar="FILE", help="also write the results to a JSON file")
 
 
 def parse_steps(text: str) -> list[int]:
     try:
-        found = [parse_number(word) for word in text.split(",")]
+        counts = [parse_number(word) for word in text.split(",")]
     except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers; those look like 10k,100k,1M")
-    return sorted(found)
+        counts = []
+    if not counts or min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"invalid token counts {text!r}; expected for example 10k,100k,1M")
+    return sorted(counts)
 
 
 def parse_number(word: str) -> int:

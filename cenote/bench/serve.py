@@ -1,4 +1,4 @@
-"""`cenote bench serve`: load on servers, in interleaved rounds, by one and the same client."""
+"""`cenote bench serve`: load-test servers in interleaved rounds with the same client."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from cenote.utils.progress import print_note
 if TYPE_CHECKING:
     from cenote.bench.in_process import InProcessEngine
 
-MAX_DISTINCT_ITEMS = 16_384  # more requests than that begin again with the first
+MAX_DISTINCT_ITEMS = 16_384  # further requests repeat the first ones
 COMPARED_TEXTS = 64
 WARM_UP_TEXTS = 1024
 MAX_CONNECTIONS = 65_536
-SETTLE_S = 0.3  # for so long the idle threads of OpenMP still turn in circles on their cores
+SETTLE_S = 0.3  # idle OpenMP threads spin for about this long
 
 
 def run_serve(args: argparse.Namespace) -> int:
-    """0, or 1 when nothing succeeded."""
+    """Run the benchmark; return 0, or 1 if no request succeeded."""
     _raise_open_file_limit()
     backend, load = BACKENDS[args.backend], make_load(args)
-    asking = _make_request_settings(args, backend)
+    settings = _make_request_settings(args, backend)
     groups, workload = make_texts(args, backend, load.num_requests)
     report = ServeReport(
         args.backend,
-        asking.endpoint,
+        settings.endpoint,
         args.encoding_format,
         args.items_per_request,
         workload,
@@ -56,17 +56,17 @@ def run_serve(args: argparse.Namespace) -> int:
     )
     with ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        targets = [LoadTarget(name, address, asking) for name, address in parse_servers(args)]
+        targets = [LoadTarget(name, address, settings) for name, address in parse_servers(args)]
         if args.spawn:
             port = find_free_port()
             key = ["--api-key", args.api_key] if args.api_key else []
             command = make_serve_command(port, model=args.model, dtype=args.dtype, extra_args=[*key, *args.serve_args])
             own = stack.enter_context(spawn_server(command, port, runner))
-            targets.insert(0, LoadTarget("cenote", own.address, asking))
+            targets.insert(0, LoadTarget("cenote", own.address, settings))
             report.ready_s = own.ready_s
         for target in targets:
             if (problem := runner.run(target.fetch_model())) and target.model is None:
-                print_note(f"{target.name} does not tell its model ({problem}); its requests name none")
+                print_note(f"cannot get the model name of {target.name} ({problem}); requests are sent without `model`")
             target.prepare(groups)
             stack.callback(target.close)
         engine = None
@@ -96,7 +96,7 @@ def measure_servers(
     num_warmups: int,
     engine: InProcessEngine | None = None,
 ) -> None:
-    """Every contender once per round, never two at a time: whatever the machine does, it does to all of them."""
+    """Run every server once per round, one at a time, so that drift of the machine affects all equally."""
     corpus = [text for texts in islice(cycle(groups), load.num_requests or len(groups)) for text in texts]
     cosines: dict[str, float | None] = {}
     if engine is not None:
@@ -109,13 +109,14 @@ def measure_servers(
             print_note(f"round {number} of {rounds}: in-process, {len(corpus) / engine.seconds[-1]:,.1f} items/s")
         for target in targets:
             wait_for_idle_threads()
-            done = compute_load_stats([runner.run(target.run_round(load, num_warmups))])
+            stats = compute_load_stats([runner.run(target.run_round(load, num_warmups))])
             if rounds > 1:
-                speed = f"{done.items_per_s:,.1f} items/s, {done.failed:,} failed"
+                speed = f"{stats.items_per_s:,.1f} items/s, {stats.failed:,} failed"
                 print_note(f"round {number} of {rounds}: {target.name}, {speed}")
     for target in targets:
-        each = [compute_load_stats([one]) for one in target.rounds]
-        server = ServerResult(target.name, str(target.address), target.model, each, compute_load_stats(target.rounds))
+        rounds_stats = [compute_load_stats([one]) for one in target.rounds]
+        overall = compute_load_stats(target.rounds)
+        server = ServerResult(target.name, str(target.address), target.model, rounds_stats, overall)
         server.least_cosine = cosines.get(target.name)
         report.servers.append(server)
     if engine is not None:
@@ -126,24 +127,24 @@ def measure_servers(
 def _min_cosine_with_engine(
     runner: asyncio.Runner, target: LoadTarget, groups: Sequence[Sequence[str]], engine: InProcessEngine
 ) -> float | None:
-    """Of the server's vectors with those of the engine here."""
+    """Return the minimum cosine similarity between vectors of the server and of the in-process engine."""
     num_groups = min(len(groups), -(-COMPARED_TEXTS // len(groups[0])))
     try:
         theirs = runner.run(target.fetch_vectors(num_groups))
-        return min(min_cosine(some, engine.embed(texts)) for some, texts in zip(theirs, groups, strict=False))
+        return min(min_cosine(vectors, engine.embed(texts)) for vectors, texts in zip(theirs, groups, strict=False))
     except (InvalidReply, BadRequest) as error:
-        print_note(f"no vectors of {target.name} to compare: {error}")
+        print_note(f"cannot compare the vectors of {target.name}: {error}")
         return None
 
 
 def make_texts(args: argparse.Namespace, backend: Backend, num_requests: int | None) -> tuple[list[list[str]], str]:
-    """The texts of every distinct request, and what to say of them."""
+    """Return the texts of every distinct request and a description of them."""
     size = args.items_per_request
     num_groups = min(num_requests or 1000, max(1, MAX_DISTINCT_ITEMS // size))
     if args.dataset is not None:
         texts = read_texts(args.dataset, args.column)
-        endless = cycle(texts)
-        groups = [list(islice(endless, size + backend.has_query)) for _ in range(num_groups)]
+        repeated = cycle(texts)
+        groups = [list(islice(repeated, size + backend.has_query)) for _ in range(num_groups)]
         return groups, f"{len(texts):,} texts of {args.dataset}"
     tokenizer = load_tokenizer(args.tokenizer)
     make_workload = partial(make_log_normal_workload, tokenizer, sigma=args.sigma, max_length=args.longest)
@@ -166,7 +167,7 @@ def _make_request_settings(args: argparse.Namespace, backend: Backend) -> Reques
     return RequestSettings(
         backend=backend,
         endpoint=args.endpoint or backend.path,
-        model=None if args.spawn else args.model,  # our own server names it as it likes
+        model=None if args.spawn else args.model,  # the spawned server reports its own model name
         encoding_format=args.encoding_format,
         extra=args.extra_body,
         headers=dict(args.header) | ({"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}),
@@ -177,13 +178,13 @@ def _make_request_settings(args: argparse.Namespace, backend: Backend) -> Reques
 
 
 def _raise_open_file_limit() -> None:
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS if most == resource.RLIM_INFINITY else min(most, MAX_CONNECTIONS)
-    if now != resource.RLIM_INFINITY and now < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, MAX_CONNECTIONS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def wait_for_idle_threads() -> None:
-    """Nothing of the last round is left to be done in the next."""
+    """Wait until the work and the spinning threads of the previous round have ended."""
     gc.collect()
     time.sleep(SETTLE_S)

@@ -1,4 +1,4 @@
-"""Models of known shapes with random weights, written to a folder as checkpoints are: speed asks for no training."""
+"""Checkpoints of common model shapes with random weights, for measurements of speed."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class ModelShape:
 
     @property
     def attention_widths(self) -> tuple[int, int]:
-        """Of all query heads, and of all key heads."""
+        """Return the total width of the query heads and of the key heads."""
         size = self.head_dim or self.hidden_size // self.num_heads
         return self.num_heads * size, (self.num_kv_heads or self.num_heads) * size
 
     @property
     def flop_per_token(self) -> int:
-        """In matrix products with weights, which is where nearly all of it is."""
+        """Return the FLOP of matrix products with weights, which dominate."""
         queries, keys = self.attention_widths
         attention = self.hidden_size * (queries + 2 * keys) + queries * self.hidden_size
-        halves = 3 if self.is_decoder else 2
-        return 2 * self.num_layers * (attention + halves * self.hidden_size * self.intermediate_size)
+        num_projections = 3 if self.is_decoder else 2
+        return 2 * self.num_layers * (attention + num_projections * self.hidden_size * self.intermediate_size)
 
 
 SHAPES = {
@@ -53,15 +53,15 @@ SHAPES = {
 
 
 def write_checkpoint(folder: Path, shape: ModelShape, device: str = "cpu") -> None:
-    """Weights are drawn on `device`, which for a large shape had better be a fast one."""
+    """Write config, tokenizer and random weights to `folder`; weights are generated on `device`."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator(device).manual_seed(0)
 
-    def drawn(*size: int, around: float = 0.0) -> Tensor:
+    def draw(*size: int, around: float = 0.0) -> Tensor:
         values = torch.randn(*size, generator=generator, device=device) * 0.02 + around
         return values.to(torch.bfloat16).cpu()
 
-    tensors = dict(_qwen_tensors(shape, drawn) if shape.is_decoder else _bert_tensors(shape, drawn))
+    tensors = dict(_qwen_tensors(shape, draw) if shape.is_decoder else _bert_tensors(shape, draw))
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(_make_config(shape)))
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1}, unk_token="[UNK]"))

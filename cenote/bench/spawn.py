@@ -1,4 +1,4 @@
-"""A server of our own, started for the time of a measurement."""
+"""Server process that is started for the duration of a benchmark."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MAX_LOG_LINES = 5
 @dataclass(frozen=True, slots=True)
 class SpawnedServer:
     address: ServerAddress
-    ready_s: float  # from the start of the process to /health answering 200
+    ready_s: float  # from process start until /health returns 200
     group: ProcessGroup
 
 
 def make_serve_command(port: int, *, model: str | None, dtype: str, extra_args: Sequence[str]) -> list[str]:
-    named = [model] if model is not None else []
-    place = ["--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
-    return [sys.executable, "-m", "cenote", "serve", *named, *place, *extra_args]
+    model_args = [model] if model is not None else []
+    listen_args = ["--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
+    return [sys.executable, "-m", "cenote", "serve", *model_args, *listen_args, *extra_args]
 
 
 def find_free_port() -> int:
@@ -42,7 +42,7 @@ def find_free_port() -> int:
 def spawn_server(
     command: Sequence[str], port: int, runner: asyncio.Runner, environment: Mapping[str, str] | None = None
 ) -> Iterator[SpawnedServer]:
-    """The server of a command, ready to answer; asked to end afterwards, and made to if it will not."""
+    """Start a server, wait until it is healthy, and terminate it on exit."""
     address = ServerAddress("127.0.0.1", port)
     with tempfile.TemporaryFile() as log:
         began = time.perf_counter()
@@ -53,20 +53,20 @@ def spawn_server(
             problem = runner.run(_wait_until_healthy(group.process, address))
             if problem is not None:
                 log.seek(0)
-                said = " / ".join(log.read().decode(errors="replace").strip().splitlines()[-MAX_LOG_LINES:])
-                raise LoadError(f"{' '.join(command[1:])} {problem}; it said: {said or 'nothing'}")
+                log_tail = " / ".join(log.read().decode(errors="replace").strip().splitlines()[-MAX_LOG_LINES:])
+                raise LoadError(f"{' '.join(command[1:])} {problem}; last log lines: {log_tail or 'none'}")
             yield SpawnedServer(address, time.perf_counter() - began, group)
         finally:
             group.terminate()
 
 
 async def _wait_until_healthy(process: subprocess.Popen[bytes], address: ServerAddress) -> str | None:
-    """What went wrong, if anything."""
+    """Poll /health; return None when the server is healthy, else the reason for the failure."""
     began = time.perf_counter()
     async with HttpClient(address, timeout_s=5) as client:
         while time.perf_counter() - began < READY_TIMEOUT_S:
             if process.poll() is not None:
-                return f"ended with status {process.returncode}"
+                return f"exited with status {process.returncode}"
             try:
                 if (await client.send(encode_http_request("GET", address, "/health"))).status == 200:
                     return None

@@ -1,4 +1,4 @@
-"""A server under load: what it serves, the requests it gets, the rounds it has done."""
+"""Server under load: its model, its encoded requests and its completed rounds."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ WARM_UP_CLIENTS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSettings:
-    """What is the same in every request to every server."""
+    """Settings common to all requests to all servers."""
 
     backend: Backend
     endpoint: str
-    model: str | None  # None: whatever the server names first
+    model: str | None  # None: the first model of the server
     encoding_format: str
     extra: Mapping[str, object]
     headers: Mapping[str, str]
     timeout_s: float
     tls: ssl.SSLContext | None = None
-    num_processes: int = 1  # that ask
+    num_processes: int = 1  # client processes
 
 
 @dataclass(slots=True)
 class LoadTarget:
-    """One server."""
+    """One server under load."""
 
     name: str
     address: ServerAddress
     request_settings: RequestSettings
     model: str | None = None
-    root: str | None = None  # what it has loaded, where it tells
+    root: str | None = None  # path or name of the loaded model, if reported
     requests: list[EncodedRequest] = field(default_factory=list)
     rounds: list[LoadRound] = field(default_factory=list)
     processes: ClientProcesses | None = None
 
     async def fetch_model(self) -> str | None:
-        """The first of the models that the server names, unless one was given; what went wrong, if anything."""
+        """Set `model` from the server's model list unless one was given; return an error message or None."""
         self.model = self.request_settings.model
         try:
             async with self.make_client() as client:
@@ -64,23 +64,23 @@ class LoadTarget:
         except (NoResponse, msgspec.DecodeError, UnicodeDecodeError) as error:
             return str(error)
         except IndexError:
-            return "an empty list"
+            return "empty model list"
 
     def prepare(self, groups: Sequence[Sequence[str]]) -> None:
-        """Every request as the bytes that will be sent: nothing of it is done while the clock runs."""
-        asking = self.request_settings
+        """Encode all requests in advance, outside the measured time."""
+        settings = self.request_settings
         for texts in groups:
             body = encode_request(
-                asking.backend,
+                settings.backend,
                 texts,
                 model=self.model,
-                encoding_format=asking.encoding_format,
-                extra=asking.extra,
+                encoding_format=settings.encoding_format,
+                extra=settings.extra,
             )
-            ready = encode_http_request("POST", self.address, asking.endpoint, headers=asking.headers, body=body)
-            self.requests.append(EncodedRequest(ready, asking.backend.num_items(texts)))
-        if asking.num_processes > 1:
-            self.processes = ClientProcesses(asking.num_processes, self.address, self.requests, asking.timeout_s)
+            message = encode_http_request("POST", self.address, settings.endpoint, headers=settings.headers, body=body)
+            self.requests.append(EncodedRequest(message, settings.backend.num_items(texts)))
+        if settings.num_processes > 1:
+            self.processes = ClientProcesses(settings.num_processes, self.address, self.requests, settings.timeout_s)
 
     def close(self) -> None:
         if self.processes is not None:
@@ -88,23 +88,23 @@ class LoadTarget:
 
     async def run_round(self, load: LoadPattern, num_warmups: int) -> LoadRound:
         if self.processes is not None:
-            done = await asyncio.to_thread(self.processes.run_round, load, num_warmups)
-            self.rounds.append(done)
-            return done
+            round_ = await asyncio.to_thread(self.processes.run_round, load, num_warmups)
+            self.rounds.append(round_)
+            return round_
         async with self.make_client() as client:
             if num_warmups:
-                at_once = load.concurrency or load.max_concurrency or WARM_UP_CLIENTS
-                await run_load(RequestSender(client, self.requests), LoadPattern(at_once, num_requests=num_warmups))
+                concurrency = load.concurrency or load.max_concurrency or WARM_UP_CLIENTS
+                await run_load(RequestSender(client, self.requests), LoadPattern(concurrency, num_requests=num_warmups))
             sender = RequestSender(client, self.requests)
             resent, cpu_s = client.num_resent, time.process_time()
             await run_load(sender, load)
-            done = LoadRound(sender.samples, time.process_time() - cpu_s, client.num_resent - resent)
-        self.rounds.append(done)
-        return done
+            round_ = LoadRound(sender.samples, time.process_time() - cpu_s, client.num_resent - resent)
+        self.rounds.append(round_)
+        return round_
 
     async def fetch_vectors(self, num_requests: int) -> list[Vectors]:
-        """The vectors of the first requests; WrongReply where there are none."""
-        found = []
+        """Return the vectors of the first requests; raise InvalidReply on failure."""
+        vectors = []
         async with self.make_client() as client:
             for request in self.requests[:num_requests]:
                 try:
@@ -113,8 +113,8 @@ class LoadTarget:
                     raise InvalidReply(str(error)) from None
                 if reply.status != 200:
                     raise InvalidReply(f"status {reply.status}: {parse_error(reply.body)}")
-                found.append(parse_vectors(reply.body))
-        return found
+                vectors.append(parse_vectors(reply.body))
+        return vectors
 
     def make_client(self) -> HttpClient:
         return HttpClient(self.address, timeout_s=self.request_settings.timeout_s, tls=self.request_settings.tls)

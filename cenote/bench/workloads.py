@@ -1,4 +1,4 @@
-"""Texts to measure with: the same ones for every engine, made from a seed."""
+"""Benchmark texts, generated from a seed or read from a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cenote.loading.default_model import find_default_model
 
 @dataclass(frozen=True, slots=True)
 class TextWorkload:
-    """Texts and what is known of their lengths, in tokens with special ones."""
+    """Texts and their lengths in tokens, including special tokens."""
 
     texts: list[str]
     lengths: list[int]
@@ -27,11 +27,11 @@ class TextWorkload:
         return sum(self.lengths)
 
     def describe(self) -> str:
-        quarters = np.percentile(self.lengths, (5, 50, 95)).astype(int)
+        percentiles = np.percentile(self.lengths, (5, 50, 95)).astype(int)
         mean = self.num_tokens / len(self.lengths)
         return (
             f"{len(self.texts)} texts, {self.num_tokens} tokens: mean {mean:.0f}, "
-            f"5/50/95 % at {quarters[0]}/{quarters[1]}/{quarters[2]}"
+            f"5/50/95 % at {percentiles[0]}/{percentiles[1]}/{percentiles[2]}"
         )
 
 
@@ -44,7 +44,7 @@ def make_log_normal_workload(
     max_length: int = 256,
     seed: int = 0,
 ) -> TextWorkload:
-    """Texts of common words whose lengths in tokens are spread as those of real queries and passages are."""
+    """Make texts with log-normal lengths in tokens, like real queries and passages."""
     random = np.random.default_rng(seed)
     # the mean of a log-normal is exp(mu + sigma^2 / 2)
     lengths = random.lognormal(np.log(mean) - sigma**2 / 2, sigma, count).clip(3, max_length).astype(int)
@@ -86,24 +86,24 @@ def _words_with_fewest_tokens(tokenizer: tokenizers.Tokenizer, words: Iterable[s
 
 
 def load_tokenizer(model: str | None) -> tokenizers.Tokenizer:
-    """Of a folder or a hub name, the default model's when there is none; the weights are not looked at."""
+    """Load the tokenizer of a folder, a hub name or (None) the default model; weights are not required."""
     checkpoint = find_checkpoint(find_default_model() if model is None else model, needs_config=False)
     path = checkpoint.find_file("tokenizer.json")
     if path is None:
-        raise LoadError(f"{checkpoint.folder} has no tokenizer.json; --tokenizer takes a folder that has one")
+        raise LoadError(f"{checkpoint.folder} has no tokenizer.json; pass a folder that has one with --tokenizer")
     check_not_empty(path)
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
-        raise LoadError(f"{path} is no tokenizer: {error}") from None
+        raise LoadError(f"cannot load the tokenizer {path}: {error}") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
 
 
 def read_texts(path: str, column: str) -> list[str]:
-    """One column of a file with a JSON object, or a bare string, on every line."""
-    import msgspec  # not on every machine where texts are only made up
+    """Read one column of a JSON Lines file; lines may also be strings."""
+    import msgspec  # optional: not installed on every machine that only generates texts
 
     texts = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
@@ -112,12 +112,12 @@ def read_texts(path: str, column: str) -> list[str]:
         try:
             row = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadRequest(f"{path}, line {number} is no JSON: {error}") from None
+            raise BadRequest(f"{path}, line {number}: invalid JSON: {error}") from None
         text = row.get(column) if isinstance(row, dict) else row
         if not isinstance(text, str):
-            there = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-            raise BadRequest(f"{path}, line {number} has no text {column!r}, there is: {there}; --column names another")
+            columns = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+            raise BadRequest(f"{path}, line {number}: no text column {column!r}; available: {columns}; set --column")
         texts.append(text)
     if not texts:
-        raise BadRequest(f"{path} holds no texts")
+        raise BadRequest(f"{path} contains no texts")
     return texts

@@ -1,4 +1,4 @@
-"""A server that answers as a test says, and remembers what it was asked."""
+"""HTTP server for tests with a configurable handler that records its requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 
 @dataclass
 class ReceivedRequest:
-    """One request that came."""
+    """One recorded request."""
 
     method: str
     path: str
@@ -27,20 +27,20 @@ class ReceivedRequest:
     at: float = field(default_factory=time.perf_counter)
 
 
-Answer = Callable[[ReceivedRequest], Awaitable[bytes]]  # the bytes of the whole reply; b"" closes without one
+Handler = Callable[[ReceivedRequest], Awaitable[bytes]]  # returns the bytes of the response; b"" closes the connection
 
 
 class StubServer:
-    """Runs in a thread of its own. The list of models is answered by itself, everything else by `answer`."""
+    """Server in its own thread; /models has a fixed response, `handler` handles all other requests."""
 
-    def __init__(self, answer: Answer, *, uds: str | None = None, tls: ssl.SSLContext | None = None) -> None:
-        self.answer = answer
+    def __init__(self, handler: Handler, *, uds: str | None = None, tls: ssl.SSLContext | None = None) -> None:
+        self.handler = handler
         self.uds = uds
         self.tls = tls
-        self.asked: list[ReceivedRequest] = []
+        self.requests: list[ReceivedRequest] = []
         self.num_connections = 0
-        self.most_at_once = 0
-        self._now = 0
+        self.max_in_flight = 0
+        self._in_flight = 0
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -60,7 +60,7 @@ class StubServer:
 
     @property
     def post_requests(self) -> list[ReceivedRequest]:
-        return [asked for asked in self.asked if asked.method == "POST"]
+        return [request for request in self.requests if request.method == "POST"]
 
     async def _start(self) -> asyncio.Server:
         if self.uds:
@@ -80,15 +80,15 @@ class StubServer:
         self.num_connections += 1
         number = self.num_connections
         try:
-            while (asked := await self._read(reader, number)) is not None:
-                self.asked.append(asked)
-                is_models = asked.path.endswith("/models")
-                self._now += 1
-                self.most_at_once = max(self.most_at_once, self._now)
+            while (request := await self._read(reader, number)) is not None:
+                self.requests.append(request)
+                is_models = request.path.endswith("/models")
+                self._in_flight += 1
+                self.max_in_flight = max(self.max_in_flight, self._in_flight)
                 try:
-                    raw = reply(MODELS) if is_models else await self.answer(asked)
+                    raw = reply(MODELS) if is_models else await self.handler(request)
                 finally:
-                    self._now -= 1
+                    self._in_flight -= 1
                 writer.write(raw)
                 await writer.drain()
                 if not raw or b"\r\nConnection: close\r\n" in raw:
@@ -115,20 +115,20 @@ MODELS = {"object": "list", "data": [{"id": "stub-model", "root": "somewhere"}, 
 
 
 def reply(body: Any, status: int = 200, headers: str = "") -> bytes:
-    """`headers` are whole lines."""
+    """Return the bytes of a response; `headers` are complete lines."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return f"HTTP/1.1 {status} Said\r\n{headers}Content-Length: {len(raw)}\r\n\r\n".encode() + raw
+    return f"HTTP/1.1 {status} Status\r\n{headers}Content-Length: {len(raw)}\r\n\r\n".encode() + raw
 
 
 def vector(text: str) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """Some numbers that depend on the text."""
+    """Return a vector that depends on the text."""
     return np.array([len(text), ord(text[0]), text.count("e") + 1], dtype=np.float32)
 
 
-async def embed(asked: ReceivedRequest) -> bytes:
-    """As a good server would: every text is 7 tokens."""
-    texts = asked.body["input"]
-    is_base64 = asked.body.get("encoding_format") == "base64"
+async def embed(request: ReceivedRequest) -> bytes:
+    """Return a valid embeddings response; every text has 7 tokens."""
+    texts = request.body["input"]
+    is_base64 = request.body.get("encoding_format") == "base64"
     vectors = [vector(text) for text in texts]
     data = [
         {"index": at, "embedding": base64.b64encode(v.tobytes()).decode() if is_base64 else v.tolist()}

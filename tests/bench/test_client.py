@@ -1,4 +1,4 @@
-"""The measuring client speaks HTTP/1.1 with servers of all manners, and tells plainly when none answers."""
+"""The benchmark client: HTTP/1.1, keep-alive, TLS, Unix sockets and connection errors."""
 
 from __future__ import annotations
 
@@ -18,60 +18,62 @@ from tests.bench.stub import ReceivedRequest, StubServer, reply
 
 
 def send_requests(url: str, times: int = 1, timeout_s: float = 5, tls: ssl.SSLContext | None = None) -> list[Any]:
-    """Replies one after the other; where none came, what was said instead."""
+    """Send requests one at a time; return the response or the error message of response."""
     return send_and_count_resent(url, times, timeout_s, tls)[0]
 
 
 def send_and_count_resent(
     url: str, times: int, timeout_s: float = 5, tls: ssl.SSLContext | None = None
 ) -> tuple[list[Any], int]:
-    """Also how many were sent again."""
+    """Return responses or error messages, and the number of resent requests."""
 
     async def run() -> tuple[list[Any], int]:
-        address, found = ServerAddress.from_url(url), []
+        address, results = ServerAddress.from_url(url), []
         async with HttpClient(address, timeout_s=timeout_s, tls=tls) as client:
             for _ in range(times):
                 try:
-                    found.append(await client.send(encode_http_request("POST", address, "/path", body=b'{"a":1}')))
+                    results.append(await client.send(encode_http_request("POST", address, "/path", body=b'{"a":1}')))
                 except NoResponse as error:
-                    found.append(str(error))
-            return found, client.num_resent
+                    results.append(str(error))
+            return results, client.num_resent
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run())
 
 
-async def reply_ok(asked: ReceivedRequest) -> bytes:
+async def reply_ok(request: ReceivedRequest) -> bytes:
     return reply(b'"yes"', headers="X-Name: value\r\n")
 
 
 def raw_reply(raw: bytes) -> StubServer:
-    async def answer(asked: ReceivedRequest) -> bytes:
+    async def handle(request: ReceivedRequest) -> bytes:
         return raw
 
-    return StubServer(answer)
+    return StubServer(handle)
 
 
-def test_one_connection_carries_request_after_request() -> None:
+def test_a_connection_is_reused_for_later_requests() -> None:
     with StubServer(reply_ok) as stub:
         replies = send_requests(stub.url, times=20)
 
-    assert [(each.status, each.body, each.headers[b"x-name"]) for each in replies] == [(200, b'"yes"', b"value")] * 20
+    assert [(response.status, response.body, response.headers[b"x-name"]) for response in replies] == [
+        (200, b'"yes"', b"value")
+    ] * 20
     assert stub.num_connections == 1
-    assert stub.asked[0].headers["content-type"] == "application/json" and stub.asked[0].body == {"a": 1}
+    assert stub.requests[0].headers["content-type"] == "application/json" and stub.requests[0].body == {"a": 1}
 
 
-def test_a_reply_in_chunks_is_put_together() -> None:
+def test_a_chunked_response_is_joined() -> None:
     raw = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n"
 
     with raw_reply(raw) as stub:
-        assert [each.body for each in send_requests(stub.url, times=2)] == [b"abcdefg"] * 2
+        assert [response.body for response in send_requests(stub.url, times=2)] == [b"abcdefg"] * 2
         assert stub.num_connections == 1
 
 
 def test_a_reply_without_a_length_ends_when_the_server_closes() -> None:
     with raw_reply(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nall of it") as stub:
-        assert [each.body for each in send_requests(stub.url, times=2)] == [b"all of it"] * 2
+        assert [response.body for response in send_requests(stub.url, times=2)] == [b"all of it"] * 2
         assert stub.num_connections == 2
 
 
@@ -79,48 +81,48 @@ def test_a_server_that_closes_after_each_reply_gets_a_new_connection_each_time()
     with raw_reply(reply(b"1", headers="Connection: close\r\n")) as stub:
         replies, num_resent = send_and_count_resent(stub.url, times=3)
 
-    assert [each.body for each in replies] == [b"1"] * 3
+    assert [response.body for response in replies] == [b"1"] * 3
     assert (stub.num_connections, num_resent) == (3, 0)
 
 
-def test_a_kept_connection_that_was_closed_meanwhile_is_replaced_and_counted() -> None:
-    async def answer_once_per_connection(asked: ReceivedRequest) -> bytes:
-        is_first = [each.connection for each in stub.asked].count(asked.connection) == 1
+def test_a_request_on_a_closed_idle_connection_is_resent_and_counted() -> None:
+    async def reply_once_per_connection(request: ReceivedRequest) -> bytes:
+        is_first = [response.connection for response in stub.requests].count(request.connection) == 1
         return reply(b"1") if is_first else b""
 
-    with StubServer(answer_once_per_connection) as stub:
+    with StubServer(reply_once_per_connection) as stub:
         replies, num_resent = send_and_count_resent(stub.url, times=3)
 
-    assert [each.body for each in replies] == [b"1"] * 3
+    assert [response.body for response in replies] == [b"1"] * 3
     assert num_resent == 2
 
 
-def test_what_comes_before_the_real_reply_is_passed_over() -> None:
+def test_a_1xx_response_before_the_final_one_is_skipped() -> None:
     with raw_reply(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + reply(b"late")) as stub:
-        assert [each.body for each in send_requests(stub.url, times=2)] == [b"late"] * 2
+        assert [response.body for response in send_requests(stub.url, times=2)] == [b"late"] * 2
 
 
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
-        (b"", "connection closed before the reply"),
-        (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 10\r\n\r\nabc", "in the middle of the reply"),
-        (b"SSH-2.0-OpenSSH\r\n\r\n", "no HTTP/1.1 reply"),
-        (b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nrest", "no HTTP/1.1 reply"),
+        (b"", "connection closed before the response"),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 10\r\n\r\nabc", "closed during the response"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "invalid HTTP/1.1 response"),
+        (b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nrest", "invalid HTTP/1.1 response"),
     ],
 )
 def test_an_invalid_reply_is_reported_with_the_reason(raw: bytes, reason: str) -> None:
     with raw_reply(raw) as stub:
-        (found,) = send_requests(stub.url)
+        (error,) = send_requests(stub.url)
 
-    assert isinstance(found, str) and reason in found
+    assert isinstance(error, str) and reason in error
 
 
-def test_a_late_reply_is_not_taken_for_the_next_one() -> None:
-    async def slow_at_first(asked: ReceivedRequest) -> bytes:
-        if len(stub.asked) == 1:
+def test_a_late_response_is_not_returned_for_the_next_request() -> None:
+    async def slow_at_first(request: ReceivedRequest) -> bytes:
+        if len(stub.requests) == 1:
             await asyncio.sleep(0.3)
-        return reply(str(len(stub.asked)).encode())
+        return reply(str(len(stub.requests)).encode())
 
     with StubServer(slow_at_first) as stub:
         first, second = send_requests(stub.url, times=2, timeout_s=0.1)
@@ -137,12 +139,12 @@ def test_connection_refused_is_reported(tmp_path: Path) -> None:
     assert send_requests(f"unix://{tmp_path}/none.sock") == ["cannot connect: no such file or directory"]
 
 
-def test_a_unix_socket_is_a_server_too(tmp_path: Path) -> None:
+def test_a_server_can_listen_on_a_unix_socket(tmp_path: Path) -> None:
     with StubServer(reply_ok, uds=str(tmp_path / "a.sock")) as stub:
-        assert [each.body for each in send_requests(stub.url, times=2)] == [b'"yes"'] * 2
+        assert [response.body for response in send_requests(stub.url, times=2)] == [b'"yes"'] * 2
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="a certificate is made with the openssl command")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to create a certificate")
 def test_tls_works_with_trusted_certificates_only(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
@@ -153,13 +155,13 @@ def test_tls_works_with_trusted_certificates_only(tmp_path: Path) -> None:
 
     with StubServer(reply_ok, tls=server) as stub:
         trusting = ssl.create_default_context(cafile=str(certificate))
-        assert [each.body for each in send_requests(stub.url, times=2, tls=trusting)] == [b'"yes"'] * 2
+        assert [response.body for response in send_requests(stub.url, times=2, tls=trusting)] == [b'"yes"'] * 2
         (refused,) = send_requests(stub.url)
 
-    assert refused == "no TLS connection: self-signed certificate"
+    assert refused == "TLS handshake failed: self-signed certificate"
 
 
-def test_an_address_may_hold_the_version_and_a_prefix() -> None:
+def test_a_server_url_may_contain_the_version_and_a_prefix() -> None:
     assert ServerAddress.from_url("http://a:1/v1").path("/v1/embeddings") == "/v1/embeddings"
     assert ServerAddress.from_url("http://a:1/v1/").path("/rerank") == "/v1/rerank"
     assert ServerAddress.from_url("https://a/deep/").path("/v1/embeddings") == "/deep/v1/embeddings"
@@ -170,11 +172,11 @@ def test_an_address_may_hold_the_version_and_a_prefix() -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "unix://", "http://a:99999", "http://me@a"])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_server_url_is_refused(url: str) -> None:
     with pytest.raises(BadRequest):
         ServerAddress.from_url(url)
 
 
-def test_a_header_cannot_smuggle_in_another() -> None:
+def test_a_header_with_a_line_break_is_refused() -> None:
     with pytest.raises(BadRequest, match="line break"):
         encode_http_request("GET", ServerAddress.from_url("http://a"), "/", headers={"A": "b\r\nC: d"})

@@ -1,4 +1,4 @@
-"""Requests go out as the load says, and every one is accounted for."""
+"""Load generation: closed and open loop, arrival times, and error counts."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def run_load_on(load: LoadPattern, stub: StubServer, num_items: int = 2, timeout
             BACKENDS["openai-embeddings"], ["a"] * num_items, model="m", encoding_format="float", extra={}
         )
         async with HttpClient(address, timeout_s=timeout_s) as client:
-            ready = encode_http_request("POST", address, "/v1/embeddings", body=body)
-            sender = RequestSender(client, [EncodedRequest(ready, num_items)])
+            message = encode_http_request("POST", address, "/v1/embeddings", body=body)
+            sender = RequestSender(client, [EncodedRequest(message, num_items)])
             await run_load(sender, load)
         return sender.samples
 
@@ -45,23 +45,23 @@ def measure_load(load: LoadPattern, stub: StubServer, num_items: int = 2) -> Loa
     return compute_load_stats([LoadRound(run_load_on(load, stub, num_items))])
 
 
-async def embed_in_20_ms(asked: ReceivedRequest) -> bytes:
+async def embed_in_20_ms(request: ReceivedRequest) -> bytes:
     await asyncio.sleep(0.02)
-    return await embed(asked)
+    return await embed(request)
 
 
-def test_the_closed_loop_measures_what_the_server_takes() -> None:
+def test_the_closed_loop_measures_the_latency_of_the_server() -> None:
     with StubServer(embed_in_20_ms) as stub:
-        found = measure_load(LoadPattern(4, num_requests=40), stub)
+        stats = measure_load(LoadPattern(4, num_requests=40), stub)
 
-    assert (found.requests, found.ok, found.failed, len(stub.post_requests)) == (40, 40, 0, 40)
-    assert stub.most_at_once == stub.num_connections == 4
-    assert found.latency_ms is not None and 20 <= found.latency_ms.p50 <= 100
-    assert 0.2 <= found.seconds <= 2  # ten turns of 20 ms
-    assert found.requests_per_s == pytest.approx(40 / found.seconds)
-    assert found.items_per_s == pytest.approx(80 / found.seconds)
-    assert found.tokens_per_s == pytest.approx(40 * 14 / found.seconds)
-    assert found.offered_per_s is None
+    assert (stats.requests, stats.ok, stats.failed, len(stub.post_requests)) == (40, 40, 0, 40)
+    assert stub.max_in_flight == stub.num_connections == 4
+    assert stats.latency_ms is not None and 20 <= stats.latency_ms.p50 <= 100
+    assert 0.2 <= stats.seconds <= 2  # ten rounds of 20 ms
+    assert stats.requests_per_s == pytest.approx(40 / stats.seconds)
+    assert stats.items_per_s == pytest.approx(80 / stats.seconds)
+    assert stats.tokens_per_s == pytest.approx(40 * 14 / stats.seconds)
+    assert stats.offered_per_s is None
 
 
 def test_shares_of_a_load_add_up_to_it() -> None:
@@ -75,43 +75,43 @@ def test_shares_of_a_load_add_up_to_it() -> None:
     assert LoadPattern(None, rate=100, num_requests=8).split_share(0, 4).rate == 25
 
 
-def test_a_reply_as_long_as_a_good_one_is_mostly_taken_for_good_and_another_is_read() -> None:
+def test_a_response_of_the_size_of_a_valid_one_is_rarely_parsed_and_any_other_always() -> None:
     bad_length, bad_content = [False], [False]
 
-    async def answer(asked: ReceivedRequest) -> bytes:
+    async def handle(request: ReceivedRequest) -> bytes:
         if bad_length[0]:
-            return await _one_item_short(asked)
-        good = await embed(asked)
+            return await _one_item_short(request)
+        good = await embed(request)
         return good[: -len(b"{}}")] + b"???" if bad_content[0] else good
 
-    with StubServer(answer) as stub:
+    with StubServer(handle) as stub:
         assert measure_load(LoadPattern(1, num_requests=20), stub).failed == 0
         bad_content[0] = True
         assert (
             measure_load(LoadPattern(1, num_requests=PARSE_EVERY + 1), stub).failed >= 1
-        )  # the first, and one in sixteen
+        )  # the first and one in PARSE_EVERY
         bad_length[0] = True
         assert measure_load(LoadPattern(1, num_requests=5), stub).failed == 5
 
 
 def test_a_duration_ends_the_closed_loop() -> None:
     with StubServer(embed_in_20_ms) as stub:
-        found = measure_load(LoadPattern(2, num_requests=None, duration_s=0.3), stub)
+        stats = measure_load(LoadPattern(2, num_requests=None, duration_s=0.3), stub)
 
-    assert 0.29 <= found.seconds <= 1
-    assert found.ok == len(stub.post_requests) <= 30
+    assert 0.29 <= stats.seconds <= 1
+    assert stats.ok == len(stub.post_requests) <= 30
 
 
 def test_the_open_loop_sends_while_the_server_stalls() -> None:
-    async def stall(asked: ReceivedRequest) -> bytes:
+    async def stall(request: ReceivedRequest) -> bytes:
         await asyncio.sleep(max(0.0, stub.post_requests[0].at + 0.5 - time.perf_counter()))
-        return await embed(asked)
+        return await embed(request)
 
-    load = LoadPattern(None, rate=100, burstiness=1e6, num_requests=40)  # as good as every 10 ms
+    load = LoadPattern(None, rate=100, burstiness=1e6, num_requests=40)  # nearly regular, every 10 ms
     with StubServer(stall) as stub:
         samples = run_load_on(load, stub)
 
-    assert stub.most_at_once >= 30  # nobody waited for an answer
+    assert stub.max_in_flight >= 30  # requests are sent without waiting for responses
     late = [sample.sent - sample.due for sample in samples]
     assert min(late) >= 0 and np.median(late) < 0.1
     first, *_, last = sorted(samples, key=lambda sample: sample.due)
@@ -120,20 +120,20 @@ def test_the_open_loop_sends_while_the_server_stalls() -> None:
     assert last.latency <= first.latency - 0.2  # the stall was nearly over when it was due
 
 
-def test_a_request_that_waits_in_the_client_for_a_stalled_server_has_waited_since_it_was_due() -> None:
-    async def stall_once(asked: ReceivedRequest) -> bytes:
+def test_latency_includes_the_time_a_due_request_waits_in_the_client() -> None:
+    async def stall_once(request: ReceivedRequest) -> bytes:
         if len(stub.post_requests) == 1:
             await asyncio.sleep(0.5)
-        return await embed(asked)
+        return await embed(request)
 
     load = LoadPattern(None, rate=100, burstiness=1e6, num_requests=40, max_concurrency=1)
     with StubServer(stall_once) as stub:
-        found = measure_load(load, stub)
+        stats = measure_load(load, stub)
 
-    assert stub.most_at_once == 1
-    assert found.service_ms is not None and found.service_ms.p50 < 100  # only the first was slow for the server
-    assert found.latency_ms is not None and found.latency_ms.p50 > 200  # for their senders the others were slow too
-    assert found.offered_per_s == pytest.approx(40 / 0.39, rel=0.01)
+    assert stub.max_in_flight == 1
+    assert stats.service_ms is not None and stats.service_ms.p50 < 100  # only the first request was slow in the server
+    assert stats.latency_ms is not None and stats.latency_ms.p50 > 200  # the others waited in the client
+    assert stats.offered_per_s == pytest.approx(40 / 0.39, rel=0.01)
 
 
 def test_arrivals_are_poisson_unless_burstiness_is_higher() -> None:
@@ -142,9 +142,9 @@ def test_arrivals_are_poisson_unless_burstiness_is_higher() -> None:
         for shape in (0.25, 1.0, 100.0)
     }
 
-    for shape, found in gaps.items():
-        assert found.mean() == pytest.approx(1 / 50, rel=0.1)
-        assert found.std() / found.mean() == pytest.approx(shape**-0.5, rel=0.15)
+    for shape, stats in gaps.items():
+        assert stats.mean() == pytest.approx(1 / 50, rel=0.1)
+        assert stats.std() / stats.mean() == pytest.approx(shape**-0.5, rel=0.15)
 
 
 def test_arrivals_end_with_the_duration_and_may_all_be_at_once() -> None:
@@ -155,51 +155,53 @@ def test_arrivals_end_with_the_duration_and_may_all_be_at_once() -> None:
 
 
 def test_errors_are_counted_by_status_and_text() -> None:
-    async def refuse_some(asked: ReceivedRequest) -> bytes:
+    async def refuse_some(request: ReceivedRequest) -> bytes:
         number = len(stub.post_requests) % 4
         if number == 1:
-            return reply({"error": {"message": "no room", "code": 429}}, 429)
+            return reply({"error": {"message": "queue full", "code": 429}}, 429)
         if number == 2:
             return reply({"detail": [{"loc": ["body"]}]}, 422)
-        return reply(b"<html>down\n for today</html>", 503) if number == 3 else await embed(asked)
+        return reply(b"<html>down\n for today</html>", 503) if number == 3 else await embed(request)
 
     with StubServer(refuse_some) as stub:
-        found = measure_load(LoadPattern(1, num_requests=40), stub)
+        stats = measure_load(LoadPattern(1, num_requests=40), stub)
 
-    assert (found.ok, found.failed) == (10, 30)
-    assert {(each.status, each.error, each.count) for each in found.errors} == {
-        (429, "no room", 10),
+    assert (stats.ok, stats.failed) == (10, 30)
+    assert {(entry.status, entry.error, entry.count) for entry in stats.errors} == {
+        (429, "queue full", 10),
         (422, '[{"loc":["body"]}]', 10),
         (503, "<html>down for today</html>", 10),
     }
 
 
-def test_a_reply_that_does_not_answer_every_item_is_a_failure() -> None:
+def test_a_response_with_too_few_results_is_a_failure() -> None:
     with StubServer(embed) as stub:
-        stub.answer = _one_item_short
-        found = measure_load(LoadPattern(1, num_requests=3), stub, num_items=4)
+        stub.handler = _one_item_short
+        stats = measure_load(LoadPattern(1, num_requests=3), stub, num_items=4)
 
-    assert [(each.status, each.error, each.count) for each in found.errors] == [(200, "3 answers to 4 items", 3)]
-    assert found.items_per_s == 0 and found.latency_ms is None
-
-
-async def _one_item_short(asked: ReceivedRequest) -> bytes:
-    asked.body["input"].pop()
-    return await embed(asked)
+    assert [(entry.status, entry.error, entry.count) for entry in stats.errors] == [
+        (200, "got 3 results for 4 inputs", 3)
+    ]
+    assert stats.items_per_s == 0 and stats.latency_ms is None
 
 
-def test_a_reply_that_is_no_json_is_a_failure() -> None:
-    async def nonsense(asked: ReceivedRequest) -> bytes:
+async def _one_item_short(request: ReceivedRequest) -> bytes:
+    request.body["input"].pop()
+    return await embed(request)
+
+
+def test_a_response_that_is_not_json_is_a_failure() -> None:
+    async def invalid_json(request: ReceivedRequest) -> bytes:
         return reply(b"\xff{")
 
-    with StubServer(nonsense) as stub:
+    with StubServer(invalid_json) as stub:
         (sample,) = run_load_on(LoadPattern(1, num_requests=1), stub)
 
-    assert sample.status == 200 and sample.error is not None and "cannot be read" in sample.error
+    assert sample.status == 200 and sample.error is not None and "cannot decode" in sample.error
 
 
-def test_servers_that_cannot_be_reached_or_do_not_answer_are_counted_too() -> None:
-    async def never(asked: ReceivedRequest) -> bytes:
+def test_connection_errors_and_timeouts_are_counted() -> None:
+    async def never(request: ReceivedRequest) -> bytes:
         await asyncio.sleep(10)
         return b""
 
@@ -207,12 +209,12 @@ def test_servers_that_cannot_be_reached_or_do_not_answer_are_counted_too() -> No
         timed_out = run_load_on(LoadPattern(2, num_requests=4), stub, timeout_s=0.05)
     refused = run_load_on(LoadPattern(2, num_requests=4), stub)
 
-    assert [(each.status, each.error) for each in timed_out] == [(None, "timed out after 0.05 s")] * 4
-    assert all(0.04 <= each.latency < 2 for each in timed_out)
-    assert [(each.status, each.error) for each in refused] == [(None, "connection refused")] * 4
+    assert [(entry.status, entry.error) for entry in timed_out] == [(None, "timed out after 0.05 s")] * 4
+    assert all(0.04 <= entry.latency < 2 for entry in timed_out)
+    assert [(entry.status, entry.error) for entry in refused] == [(None, "connection refused")] * 4
 
 
-def test_server_timing_is_read_in_all_its_forms() -> None:
+def test_server_timing_is_parsed_in_all_its_forms() -> None:
     header = b'queue;dur=1.5, tokenize; dur="0.25" , cache;desc="hit", inference;desc=x;dur=7, broken;dur=soon'
 
     assert parse_server_timing(header) == (("queue", 1.5), ("tokenize", 0.25), ("inference", 7.0))

@@ -1,4 +1,4 @@
-"""A bench that is told to end leaves no process behind: real processes, real signals."""
+"""Benchmarks terminate their child processes on SIGTERM and SIGINT; runs real processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 STUB_ENGINE = Path(__file__).parent / "compare" / "stub_engine.py"
-needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="states of processes are read from /proc")
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
 COMPARE = """
 import sys
@@ -46,7 +46,7 @@ with terminate_groups_on_sigterm():
 
 
 def parents() -> dict[int, int]:
-    """The parent of every process that has not ended."""
+    """Return the parent pid of every live process."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -88,14 +88,14 @@ def all_gone(pids: set[int]) -> bool:
     until = time.monotonic() + 10
     while (left := pids & parents().keys()) and time.monotonic() < until:
         time.sleep(0.05)
-    for pid in left:  # a failing test must not leave them to the next one
+    for pid in left:  # do not leave them running after a failure
         os.kill(pid, signal.SIGKILL)
     return not left
 
 
 @needs_proc
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
-def test_a_comparison_that_is_told_to_end_takes_its_peers_and_their_children_along(
+def test_compare_terminates_its_peers_and_their_children_on_a_signal(
     number: signal.Signals, status: int, default_folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "tokenizer.json").symlink_to(default_folder / "tokenizer.json")
@@ -112,7 +112,7 @@ def test_a_comparison_that_is_told_to_end_takes_its_peers_and_their_children_alo
 
 @needs_proc
 @pytest.mark.parametrize("code", [SERVE, EXPORT], ids=["server", "export"])
-def test_sigterm_ends_what_was_started_for_the_measurement(code: str) -> None:
+def test_sigterm_terminates_spawned_servers_and_exports(code: str) -> None:
     with running(code) as bench:
         started = wait_for_descendants(bench, 2)
         bench.send_signal(signal.SIGTERM)
@@ -123,9 +123,9 @@ def test_sigterm_ends_what_was_started_for_the_measurement(code: str) -> None:
 
 
 @needs_proc
-def test_a_second_signal_does_not_spare_a_process_that_ignores_the_first() -> None:
-    stubborn = EXPORT.replace("import subprocess, sys;", "import signal, subprocess, sys; signal.signal(15, 1);")
-    with running(stubborn) as bench:
+def test_a_second_sigterm_still_kills_a_process_that_ignores_sigterm() -> None:
+    ignoring = EXPORT.replace("import subprocess, sys;", "import signal, subprocess, sys; signal.signal(15, 1);")
+    with running(ignoring) as bench:
         started = wait_for_descendants(bench, 2)
         bench.send_signal(signal.SIGTERM)
         time.sleep(0.3)

@@ -1,4 +1,4 @@
-"""Texts to measure with are the same for the same seed, and as long as was asked for."""
+"""Generated benchmark texts: reproducible, with the requested lengths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_same_seed_gives_the_same_texts(tokenizer: tokenizers.Tokenizer) -> 
     assert make_log_normal_workload(tokenizer, 20, seed=3) != make_log_normal_workload(tokenizer, 20, seed=4)
 
 
-def test_lengths_are_spread_around_the_mean_that_was_asked_for(tokenizer: tokenizers.Tokenizer) -> None:
+def test_lengths_are_distributed_around_the_requested_mean(tokenizer: tokenizers.Tokenizer) -> None:
     lengths = make_log_normal_workload(tokenizer, 2000, mean=40, max_length=200).lengths
 
     assert 36 <= np.mean(lengths) <= 44
@@ -40,7 +40,7 @@ def word_level(*tokens: str, unknown: str | None = "[UNK]") -> tokenizers.Tokeni
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """A vocabulary of 256 bytes and nothing else."""
+    """Return a tokenizer with a vocabulary of the 256 bytes only."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = tokenizers.Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
