@@ -1,1 +1,1 @@
-"""Cenote beside other engines: the same texts and weights, in turns, each in a process of its own."""
+"""Comparison with other engines on the same texts and weights, each in its own process, in interleaved rounds."""

@@ -1,4 +1,4 @@
-"""The engines there are to compare, each with the script that runs it and the environment it needs."""
+"""Table of engines that can be compared, with their worker script and environment."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cenote.bench.compare.environments import ENVIRONMENTS
 from cenote.errors import BadRequest
 
 CENOTE = "cenote"
-REFERENCE_ENGINE = "st-float32"  # its answers are what the others' are held against
+REFERENCE_ENGINE = "st-float32"  # outputs of the other engines are compared with its outputs
 EMBED, TOKEN_EMBED, SCORE, TOKEN_CLASSIFY = "embed", "token_embed", "score", "token_classify"
 EMBED_IMAGES = "embed_images"
-ALL_TASKS = (EMBED, TOKEN_EMBED, SCORE, TOKEN_CLASSIFY)  # of texts
+ALL_TASKS = (EMBED, TOKEN_EMBED, SCORE, TOKEN_CLASSIFY)  # tasks on texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,15 @@ class PeerEngine:
     name: str
     title: str
     script: str
-    environment: str | None  # None: the one that Cenote runs in
+    environment: str | None  # None: the environment of Cenote
     settings: Mapping[str, Any] = field(default_factory=dict)
     tasks: Sequence[str] = ALL_TASKS
-    needs_export: bool = False  # wants the model as ONNX or OpenVINO files
+    needs_export: bool = False  # needs the model as ONNX or OpenVINO files
     is_default: bool = True
-    environment_variables: Mapping[str, str] = field(default_factory=dict)  # of its process
+    environment_variables: Mapping[str, str] = field(default_factory=dict)  # set for its process
 
     def find_python(self, root: Path) -> Path | None:
-        """None where it is not installed."""
+        """Return the interpreter of the engine, or None if it is not installed."""
         return Path(sys.executable) if self.environment is None else ENVIRONMENTS[self.environment].find_python(root)
 
 
@@ -97,10 +97,10 @@ ENGINES = {
 
 
 def select_engines(names: Sequence[str] | None) -> list[PeerEngine]:
-    """Ours is always among them, and first; by default all that are worth the time."""
+    """Return the named engines, Cenote always first; None selects the default engines."""
     if names is None:
         return [engine for engine in ENGINES.values() if engine.is_default]
     for name in names:
         if name not in ENGINES:
-            raise BadRequest(f"no engine is called {name!r}; there are: {', '.join(ENGINES)}")
+            raise BadRequest(f"unknown engine {name!r}; expected one of: {', '.join(ENGINES)}")
     return [engine for engine in ENGINES.values() if engine.name == CENOTE or engine.name in names]

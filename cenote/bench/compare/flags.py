@@ -1,4 +1,4 @@
-"""The flags of `cenote bench compare` and `cenote bench peers`."""
+"""Command-line options of `cenote bench compare` and `cenote bench peers`."""
 
 from __future__ import annotations
 
@@ -13,38 +13,46 @@ QUICK_ROUNDS, ROUNDS = 2, 5
 
 
 def add_compare_flags(parser: argparse.ArgumentParser) -> None:
-    usual = ",".join(kind.name for kind in WORKLOADS.values() if kind.is_default)
-    what = parser.add_argument_group("what is compared")
+    defaults = ",".join(kind.name for kind in WORKLOADS.values() if kind.is_default)
+    what = parser.add_argument_group("workloads and models")
     what.add_argument(
         "--workloads",
         type=parse_names,
         metavar="NAMES",
-        help=f"of {', '.join(WORKLOADS)}; or all (default: {usual})",
+        help=f"workloads: {', '.join(WORKLOADS)}, or all (default: {defaults})",
     )
     what.add_argument(
-        "--peers", type=parse_names, metavar="NAMES", help=f"of {', '.join(ENGINES)} (default: all there are)"
+        "--peers", type=parse_names, metavar="NAMES", help=f"engines: {', '.join(ENGINES)} (default: all installed)"
     )
-    what.add_argument("--model", help="an embedding model; the default model when left out")
-    what.add_argument("--reranker", metavar="MODEL", help="a cross-encoder (default: a stand-in with a random head)")
-    what.add_argument("--tagger", metavar="MODEL", help="a token classifier (default: a stand-in with a random head)")
-    what.add_argument("--clip", metavar="MODEL", help="a CLIP for images (default: ViT-B/32 with random weights)")
-    what.add_argument("--texts", type=parse_positive_int, metavar="N", help="in place of each workload's own number")
-    what.add_argument("--seed", type=parse_non_negative_int, default=0)
+    what.add_argument("--model", help="embedding model (default: the default model)")
+    what.add_argument(
+        "--reranker", metavar="MODEL", help="cross-encoder (default: the default model with a random head)"
+    )
+    what.add_argument(
+        "--tagger", metavar="MODEL", help="token classifier (default: the default model with a random head)"
+    )
+    what.add_argument("--clip", metavar="MODEL", help="CLIP model for images (default: ViT-B/32 with random weights)")
+    what.add_argument(
+        "--texts", type=parse_positive_int, metavar="N", help="number of texts (default: depends on the workload)"
+    )
+    what.add_argument("--seed", type=parse_non_negative_int, default=0, help="random seed (default: 0)")
 
-    how = parser.add_argument_group("how")
+    how = parser.add_argument_group("measurement")
     how.add_argument(
-        "--rounds", type=parse_positive_int, help=f"interleaved rounds (default: {ROUNDS}; {QUICK_ROUNDS} if quick)"
+        "--rounds", type=parse_positive_int, help=f"interleaved rounds (default: {ROUNDS}; {QUICK_ROUNDS} with --quick)"
     )
-    how.add_argument("--quick", action="store_true", help="few texts and rounds: to see that everything runs")
+    how.add_argument("--quick", action="store_true", help="use few texts and rounds, to check that everything runs")
     how.add_argument(
-        "--batch-size", type=parse_positive_int, default=32, help="of engines that are told one (default: 32)"
+        "--batch-size", type=parse_positive_int, default=32, help="batch size of engines that need one (default: 32)"
     )
     how.add_argument(
-        "--max-tokens", type=parse_positive_int, help="where everybody cuts (default: 512, or the model's positions)"
+        "--max-tokens",
+        type=parse_positive_int,
+        help="truncation length of all engines (default: 512, or the maximum of the model)",
     )
-    how.add_argument("--json", metavar="FILE", help="also save the figures")
-    how.add_argument("--plot", metavar="FILE.svg", help="also draw them")
-    how.add_argument("--install-peers", action="store_true", help="first install what is missing; this takes minutes")
+    how.add_argument("--json", metavar="FILE", help="also write the results to a JSON file")
+    how.add_argument("--plot", metavar="FILE.svg", help="also write a bar chart")
+    how.add_argument("--install-peers", action="store_true", help="first install missing engines; takes minutes")
     add_peers_dir(how)
 
 
@@ -55,13 +63,15 @@ def check_compare_flags(args: argparse.Namespace) -> None:
 
 def add_peers_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "install"))
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ENVIRONMENTS)} (default: all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"environments: {', '.join(ENVIRONMENTS)} (default: all)"
+    )
     add_peers_dir(parser)
 
 
 def add_peers_dir(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
-        "--peers-dir", metavar="DIR", help=f"where peers are installed (default: {default_peers_dir()})"
+        "--peers-dir", metavar="DIR", help=f"folder of the installed engines (default: {default_peers_dir()})"
     )
 
 

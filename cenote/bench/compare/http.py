@@ -1,4 +1,4 @@
-"""Servers side by side: `cenote serve` and its peers under the same requests, each alone in its turn."""
+"""Comparison of `cenote serve` with other servers on the same requests, one at a time in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def make_server_command(
 ) -> list[str]:
     length = ["--max-model-len", str(max_tokens)]
     if engine.environment is None:
-        named = [f"--{name}={value}" for name, value in engine.settings.items() if name != "dtype"]
+        options = [f"--{name}={value}" for name, value in engine.settings.items() if name != "dtype"]
         dtype = str(engine.settings.get("dtype", "auto"))
-        return make_serve_command(port, model=str(model.folder), dtype=dtype, extra_args=[*length, *named])
-    place = ["--host", "127.0.0.1", "--port", str(port)]
-    # not `vllm serve`: the command looks for a distribution called vllm, and the CPU build has another name
+        return make_serve_command(port, model=str(model.folder), dtype=dtype, extra_args=[*length, *options])
+    listen_args = ["--host", "127.0.0.1", "--port", str(port)]
+    # `vllm serve` needs a distribution named vllm, and the CPU build has another name
     serve = [
         str(python),
         "-m",
@@ -59,11 +59,11 @@ def make_server_command(
         "--runner",
         "pooling",
     ]
-    return [*serve, *place, *length, "--dtype", str(engine.settings["dtype"])]
+    return [*serve, *listen_args, *length, "--dtype", str(engine.settings["dtype"])]
 
 
 def run_http(
-    given: argparse.Namespace,
+    args: argparse.Namespace,
     kinds: Sequence[WorkloadSpec],
     model: ComparedModel,
     engines: Sequence[PeerEngine],
@@ -72,13 +72,11 @@ def run_http(
     report: CompareReport,
 ) -> None:
     (kind,) = kinds
-    max_tokens = model.max_tokens(given.max_tokens)
+    max_tokens = model.max_tokens(args.max_tokens)
     tokenizer = load_tokenizer(str(model.folder))
-    work = prepare_workload(
-        kind, tokenizer, max_tokens=max_tokens, texts=given.texts, quick=given.quick, seed=given.seed
-    )
+    work = prepare_workload(kind, tokenizer, max_tokens=max_tokens, texts=args.texts, quick=args.quick, seed=args.seed)
     groups = [work.inputs[at : at + TEXTS_PER_REQUEST] for at in range(0, work.num_items, TEXTS_PER_REQUEST)]
-    asking = RequestSettings(
+    settings = RequestSettings(
         backend=BACKENDS["openai-embeddings"],
         endpoint="/v1/embeddings",
         model=None,
@@ -101,40 +99,40 @@ def run_http(
             port = find_free_port()
             command = make_server_command(engine, python, model, port, max_tokens)
             try:
-                up = stack.enter_context(spawn_server(command, port, runner, make_server_environment(engine)))
+                spawned = stack.enter_context(spawn_server(command, port, runner, make_server_environment(engine)))
             except LoadError as error:
                 if engine.name == CENOTE:
                     raise
                 report.left_out.append(f"{engine.name} on {kind.name}: {error.message}")
                 print_note(f"  left out: {report.left_out[-1]}")
                 continue
-            server = PeerServer(engine, up, LoadTarget(engine.name, up.address, asking))
+            server = PeerServer(engine, spawned, LoadTarget(engine.name, spawned.address, settings))
             runner.run(server.target.fetch_model())
             server.target.prepare(groups)
-            up.group.pause()
+            spawned.group.pause()
             servers.append(server)
             outcome.rows.append(
-                EngineResult(engine.name, settings={"command": " ".join(command[1:])}, ready_s=up.ready_s)
+                EngineResult(engine.name, settings={"command": " ".join(command[1:])}, ready_s=spawned.ready_s)
             )
-            print_note(f"  {engine.name}: ready after {up.ready_s:.0f} s")
+            print_note(f"  {engine.name}: ready after {spawned.ready_s:.0f} s")
         compare_outputs(runner, servers, outcome, compute_reference_rows(model, groups[0], max_tokens, root))
-        run_server_rounds(runner, servers, outcome, given.rounds, len(groups), report.left_out)
+        run_server_rounds(runner, servers, outcome, args.rounds, len(groups), report.left_out)
     report.outcomes.append(outcome)
 
 
 def make_server_environment(engine: PeerEngine) -> Mapping[str, str]:
-    spare = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    vllm_variables = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
     return (
         COMMON_ENVIRONMENT
         if engine.environment is None
-        else {**COMMON_ENVIRONMENT, **spare, **engine.environment_variables}
+        else {**COMMON_ENVIRONMENT, **vllm_variables, **engine.environment_variables}
     )
 
 
 def compute_reference_rows(
     model: ComparedModel, texts: Sequence[str], max_tokens: int, root: Path
 ) -> OutputRows | None:
-    """The vectors of the reference engine, from a worker that lives no longer than that."""
+    """Compute vectors with the reference engine in a temporary worker; None if it is not available."""
     engine = ENGINES[REFERENCE_ENGINE]
     python = engine.find_python(root)
     if python is None:
@@ -145,7 +143,7 @@ def compute_reference_rows(
         worker.prepare("reference", list(texts))
         return worker.outputs("reference", "embed", len(texts))
     except WorkerFailed as error:
-        print_note(f"  nothing to hold the vectors against: {error.message}")
+        print_note(f"  no reference vectors: {error.message}")
         return None
     finally:
         worker.terminate()
@@ -154,20 +152,20 @@ def compute_reference_rows(
 def compare_outputs(
     runner: asyncio.Runner, servers: Sequence[PeerServer], outcome: WorkloadOutcome, reference: OutputRows | None
 ) -> None:
-    found: dict[str, OutputRows] = {}
+    outputs: dict[str, OutputRows] = {}
     for server in servers:
         server.spawned.group.resume()
         try:
-            found[server.engine.name] = list(runner.run(server.target.fetch_vectors(1))[0])
+            outputs[server.engine.name] = list(runner.run(server.target.fetch_vectors(1))[0])
         except InvalidReply as error:
-            print_note(f"  no vectors of {server.engine.name} to compare: {error}")
+            print_note(f"  cannot compare the vectors of {server.engine.name}: {error}")
         finally:
             server.spawned.group.pause()
     outcome.reference = CENOTE if reference is None else REFERENCE_ENGINE
-    held_against = found.get(CENOTE) if reference is None else reference
+    expected = outputs.get(CENOTE) if reference is None else reference
     for row in outcome.rows:
-        if row.engine in found and held_against is not None:
-            row.agreement = compute_agreement("embed", found[row.engine], held_against)
+        if row.engine in outputs and expected is not None:
+            row.agreement = compute_agreement("embed", outputs[row.engine], expected)
 
 
 def run_server_rounds(
@@ -179,7 +177,7 @@ def run_server_rounds(
     left_out: list[str],
 ) -> None:
     load, kind = LoadPattern(CONNECTIONS, num_requests=num_requests), outcome.workload.spec
-    for number in range(rounds + 1):  # the first one warms up
+    for number in range(rounds + 1):  # the first round is a warmup
         began = time.monotonic()
         for server in servers if number % 2 else reversed(servers):
             row = outcome.find_row(server.engine.name)
@@ -192,7 +190,7 @@ def run_server_rounds(
             finally:
                 server.spawned.group.pause()
             if failures := compute_load_stats([done]).errors:
-                left_out.append(f"{server.engine.name} on {kind.name}: failed under load: {failures[0].error}")
+                left_out.append(f"{server.engine.name} on {kind.name}: requests failed: {failures[0].error}")
                 print_note(f"  left out: {left_out[-1]}")
                 outcome.rows.remove(row)
             elif number:

@@ -1,4 +1,4 @@
-"""The models of a comparison: folders that were given, stand-ins where none was, exports for who reads no weights."""
+"""Models of a comparison: given folders, generated checkpoints, and ONNX or OpenVINO exports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cenote.loading.default_model import find_default_model
 from cenote.loading.describe import describe_model
 
 MAX_TOKENS = 512
-NUM_TAGS = 9  # as in the usual four kinds of entities, beginnings and insides, and nothing
+NUM_TAGS = 9  # BIO labels of four entity types
 EXPORT_TIMEOUT_S = 600
 
 
@@ -38,27 +38,27 @@ class ComparedModel:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = json.loads((self.folder / "config.json").read_text())
-        return found
+        config: Mapping[str, Any] = json.loads((self.folder / "config.json").read_text())
+        return config
 
     def max_tokens(self, requested: int | None) -> int:
-        """One limit for everybody: what was asked for, or 512, as far as the model has positions."""
-        texts = self.config.get("text_config", self.config)
-        positions = texts.get("max_position_embeddings") or MAX_TOKENS
+        """Return the common truncation length: the requested one or 512, at most the positions of the model."""
+        text_config = self.config.get("text_config", self.config)
+        positions = text_config.get("max_position_embeddings") or MAX_TOKENS
         return int(min(requested or MAX_TOKENS, positions))
 
     def pooling_settings(self) -> tuple[str, int]:
-        """How token states become a vector, and its size: for engines that must be told."""
+        """Return the pooling type and the embedding size, for engines that need them as settings."""
         plan = describe_model(EngineConfig.from_kwargs(str(self.folder))).plan
         if plan.seq_pooling_types.value not in (("MEAN",), ("CLS",)) or not plan.use_activation.value:
             raise WorkerFailed(
-                f"pools by the normalised mean or the first token, and this model needs {plan.seq_pooling_types.value}"
+                f"supports normalized MEAN or CLS pooling only; this model uses {plan.seq_pooling_types.value}"
             )
         return plan.seq_pooling_types.value[0], plan.matryoshka.full_size
 
 
 def prepare_model(task: str, name: str | None, scratch: Path) -> ComparedModel:
-    """Of a folder or a hub's name; without one the default model, under a random head where the task needs a head."""
+    """Find a model by folder or hub name; None gives the default model, with a random head if the task needs one."""
     if name is not None:
         folder = find_checkpoint(name).folder
         return ComparedModel(folder, folder.name, task)
@@ -67,17 +67,19 @@ def prepare_model(task: str, name: str | None, scratch: Path) -> ComparedModel:
         write_clip(scratch / task, folder / "tokenizer.json")
         return ComparedModel(scratch / task, "CLIP ViT-B/32 with random weights", task)
     if task in (SCORE, TOKEN_CLASSIFY):
-        made = scratch / task
-        add_random_head(folder, made, num_labels=1 if task == SCORE else NUM_TAGS, task=task)
-        return ComparedModel(made, "all-MiniLM-L6-v2 under a random head", task)
+        generated = scratch / task
+        add_random_head(folder, generated, num_labels=1 if task == SCORE else NUM_TAGS, task=task)
+        return ComparedModel(generated, "all-MiniLM-L6-v2 under a random head", task)
     return ComparedModel(folder, "all-MiniLM-L6-v2", task)
 
 
 def add_random_head(source: Path, folder: Path, *, num_labels: int, task: str) -> None:
-    """A BERT classifier whose answers mean nothing and whose work is that of a real one."""
+    """Write a BERT classifier with a random head: meaningless outputs, realistic cost."""
     config = json.loads((source / "config.json").read_text())
     if config.get("model_type") != "bert":
-        raise LoadError(f"a stand-in is made from a BERT, and {source} is none")
+        raise LoadError(
+            f"cannot add a random head to {source}: expected model_type bert, got {config.get('model_type')}"
+        )
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
         if (source / name).is_file():
@@ -90,8 +92,8 @@ def add_random_head(source: Path, folder: Path, *, num_labels: int, task: str) -
         "label2id": {label: int(at) for at, label in labels.items()},
     }
     (folder / "config.json").write_text(json.dumps(config))
-    used = load_file(source / "model.safetensors")
-    weights = {f"bert.{name}": tensor for name, tensor in used.items() if not name.endswith("position_ids")}
+    tensors = load_file(source / "model.safetensors")
+    weights = {f"bert.{name}": tensor for name, tensor in tensors.items() if not name.endswith("position_ids")}
     if task == TOKEN_CLASSIFY:
         weights = {name: tensor for name, tensor in weights.items() if "pooler" not in name}
     random = torch.Generator().manual_seed(0)
@@ -101,7 +103,7 @@ def add_random_head(source: Path, folder: Path, *, num_labels: int, task: str) -
 
 
 def export_model(model: ComparedModel, python: Path, folder: Path) -> ComparedModel:
-    """A copy with onnx/model.onnx and OpenVINO files in it, made by the peer's own tools."""
+    """Copy the model and export it to onnx/model.onnx and OpenVINO files with Sentence Transformers."""
     task = SCORE if model.task == SCORE else "embed"
     command = [str(python), str(SCRIPTS / "export_onnx.py"), str(model.folder), task, str(folder)]
     with tempfile.TemporaryFile() as log:

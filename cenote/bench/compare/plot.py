@@ -1,4 +1,4 @@
-"""A comparison as one SVG picture, readable on light and dark pages, written without any library."""
+"""Bar chart of a comparison as SVG, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TOP, BOTTOM = 92, 64
 LEFT, RIGHT = MARGIN + NAMES_WIDTH, WIDTH - MARGIN - FIGURES_WIDTH
 TICKS = (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100)
 MAX_TICKS = 9
-HEADLINE = "Cenote beside other engines"
+HEADLINE = "Cenote compared with other engines"
 
-# light page, dark page; neighbours differ in brightness too, for eyes that tell hues badly
+# light page, dark page; adjacent colours also differ in brightness, for colour-blind readers
 COLOURS = {
     "cenote": ("#0a7e7a", "#2fc4b9"),
     "cenote-int8": ("#3aa8a1", "#7fe0d7"),
@@ -51,11 +51,11 @@ DARK = """\
 @dataclass(frozen=True, slots=True)
 class Bar:
     row: EngineResult
-    factor: Ratio  # times the speed of the base
+    factor: Ratio  # speed relative to the base engine
 
 
 def render_svg(report: CompareReport) -> str:
-    """Speeds as multiples of one engine's, grouped by workload."""
+    """Return an SVG chart of relative speeds, grouped by workload."""
     groups = [(outcome, make_bars(outcome)) for outcome in report.outcomes]
     groups = [(outcome, bars) for outcome, bars in groups if bars]
     most = max((bar.factor.most for _, bars in groups for bar in bars), default=1.0)
@@ -72,9 +72,9 @@ def render_svg(report: CompareReport) -> str:
         *draw_scale(most, height - BOTTOM + 8),
     ]
     top = TOP
-    for (outcome, bars), taken in zip(groups, heights, strict=True):
+    for (outcome, bars), group_height in zip(groups, heights, strict=True):
         lines += draw_group(outcome, bars, top, most)
-        top += taken
+        top += group_height
     lines += [svg_text(MARGIN, height - 20, format_footnote(groups), "muted small"), "</svg>"]
     return "\n".join(lines) + "\n"
 
@@ -86,21 +86,21 @@ def make_bars(outcome: WorkloadOutcome) -> list[Bar]:
 
 
 def find_base_row(outcome: WorkloadOutcome) -> EngineResult | None:
-    """The reference engine; without it the slowest."""
+    """Return the row of the reference engine, or else of the slowest."""
     timed = [row for row in outcome.rows if row.seconds]
     return outcome.find_row(REFERENCE_ENGINE) or max(timed, key=lambda row: sum(row.seconds), default=None)
 
 
 def draw_group(outcome: WorkloadOutcome, bars: list[Bar], top: int, most: float) -> Iterator[str]:
     kind = outcome.workload.spec
-    said = escape(f"{kind.summary} · {outcome.model}")
+    summary = escape(f"{kind.summary} · {outcome.model}")
     yield (
         f'<text x="{MARGIN}" y="{top + 24}"><tspan class="ink heading">{escape(kind.name)}</tspan>'
-        f'<tspan class="muted small" dx="10">{said}</tspan></text>'
+        f'<tspan class="muted small" dx="10">{summary}</tspan></text>'
     )
     yield from draw_grid(most, top + HEADING - GAP, top + HEADING + len(bars) * (BAR + GAP))
-    for place, bar in enumerate(bars):
-        yield from draw_bar(outcome, bar, top + HEADING + place * (BAR + GAP), most)
+    for index, bar in enumerate(bars):
+        yield from draw_bar(outcome, bar, top + HEADING + index * (BAR + GAP), most)
 
 
 def draw_bar(outcome: WorkloadOutcome, bar: Bar, top: int, most: float) -> Iterator[str]:
@@ -116,8 +116,8 @@ def draw_bar(outcome: WorkloadOutcome, bar: Bar, top: int, most: float) -> Itera
     least, furthest = x_position(bar.factor.least, most), x_position(bar.factor.most, most)
     if furthest - least > 1:
         yield f'<path class="spread" fill="none" d="M{least:.1f} {middle}H{furthest:.1f}"/>'
-    beyond = max(end, furthest) + 8
-    yield svg_text(beyond, middle + 4.5, f"{bar.factor.median:.2f}×", f"ink figure{ours}")
+    label_x = max(end, furthest) + 8
+    yield svg_text(label_x, middle + 4.5, f"{bar.factor.median:.2f}×", f"ink figure{ours}")
     speed = outcome.speed(bar.row)
     shown = f"{speed:,.2f} ms" if outcome.workload.spec.is_single_query else f"{speed:,.0f} {outcome.unit}"
     yield svg_text(WIDTH - MARGIN, middle + 4.5, shown, "muted figure", anchor="end")
@@ -129,7 +129,7 @@ def make_ticks(most: float) -> list[float]:
 
 
 def draw_grid(most: float, top: float, bottom: float) -> Iterator[str]:
-    """Lines behind the bars of one group; the measure of all is a dashed one."""
+    """Draw grid lines behind the bars of one group; the base speed is dashed."""
     for tick in make_ticks(most):
         yield f'<path class="grid" fill="none" d="M{x_position(tick, most):.1f} {top}V{bottom}"/>'
     yield f'<path class="base" stroke-dasharray="3 3" fill="none" d="M{x_position(1, most):.1f} {top}V{bottom}"/>'
@@ -165,6 +165,6 @@ def css_class(engine: str) -> str:
     return f"engine-{engine}" if engine in COLOURS else "engine"
 
 
-def svg_text(x: float, y: float, words: str, kind: str, anchor: str = "start") -> str:
-    placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
-    return f'<text x="{x:g}" y="{y:g}" class="{kind}"{placed}>{escape(words)}</text>'
+def svg_text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
+    anchor_attribute = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    return f'<text x="{x:g}" y="{y:g}" class="{kind}"{anchor_attribute}>{escape(text)}</text>'

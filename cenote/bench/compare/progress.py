@@ -1,4 +1,4 @@
-"""What a long run says while it runs, on the error stream."""
+"""Formatting of progress messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison found: per workload the seconds of every engine, and how they stand to each other."""
+"""Results of a comparison: seconds per workload and engine, relative speed and agreement of outputs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from cenote.bench.compare.workload_specs import PreparedWorkload
 from cenote.bench.load_stats import Ratio, min_cosine
 from cenote.bench.report import machine_info
 
-SCALAR_TASKS = (SCORE, TOKEN_CLASSIFY)  # answers whose sizes mean something, not only their directions
+SCALAR_TASKS = (SCORE, TOKEN_CLASSIFY)  # outputs compared by value, not by direction
 
 
 @dataclass(slots=True)
 class EngineResult:
-    """One engine on one workload."""
+    """Results of one engine on one workload."""
 
     engine: str
-    seconds: list[float] = field(default_factory=list)  # one per round; of single queries the median
-    agreement: float | None = None  # least cosine, or largest difference, with the reference
+    seconds: list[float] = field(default_factory=list)  # one per round; for single queries the median
+    agreement: float | None = None  # minimum cosine similarity or maximum difference to the reference
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     ready_s: float | None = None
@@ -38,12 +38,12 @@ class EngineResult:
 
 @dataclass(slots=True)
 class WorkloadOutcome:
-    """One workload."""
+    """Results of all engines on one workload."""
 
     workload: PreparedWorkload
     model: str
     rows: list[EngineResult] = field(default_factory=list)
-    reference: str = REFERENCE_ENGINE  # whose answers the others' were held against
+    reference: str = REFERENCE_ENGINE  # engine whose outputs the others were compared with
 
     def find_row(self, engine: str) -> EngineResult | None:
         return next((row for row in self.rows if row.engine == engine), None)
@@ -53,11 +53,11 @@ class WorkloadOutcome:
         return None if ours is None else Ratio.from_rounds(row.seconds, ours.seconds)
 
     def relative_speed(self, row: EngineResult, base: EngineResult) -> Ratio | None:
-        """How much faster a row is than another."""
+        """Return the speed of `row` relative to `base`."""
         return Ratio.from_rounds(base.seconds, row.seconds)
 
     def speed(self, row: EngineResult) -> float:
-        """Tokens or images per second; of single queries the milliseconds of one."""
+        """Return tokens or images per second; for single queries the milliseconds per query."""
         count = self.workload.num_items if self.workload.spec.unit == "images" else self.workload.num_tokens
         return median(row.seconds) * 1e3 if self.workload.spec.is_single_query else count / median(row.seconds)
 
@@ -112,7 +112,7 @@ class CompareReport:
     def to_text(self) -> str:
         facts = machine_info()
         rounds = f"{self.rounds} interleaved round{'s' if self.rounds > 1 else ''}"
-        lines = [f"{facts['processor']}, {facts['cores']} cores; {rounds}; every engine alone in its turn"]
+        lines = [f"{facts['processor']}, {facts['cores']} cores; {rounds}; engines run one at a time"]
         for outcome in self.outcomes:
             lines += ["", *format_workload(outcome)]
         if self.left_out:
@@ -121,7 +121,7 @@ class CompareReport:
 
 
 def format_workload(outcome: WorkloadOutcome) -> list[str]:
-    """One workload as a table."""
+    """Format one workload as a table."""
     kind = outcome.workload.spec
     worst = "largest difference" if kind.task in SCALAR_TASKS else "least cosine"
     cells = [["engine", outcome.unit, "Cenote is faster by (range)", worst, "threads"]]
@@ -149,13 +149,13 @@ def format_ratio(ratio: Ratio | None) -> str:
 
 
 def compute_agreement(task: str, rows: OutputRows, reference: OutputRows) -> float | None:
-    """The worst of all rows: a cosine, or a difference where sizes count; None where there is none to be had."""
+    """Return the minimum cosine or, for scalar tasks, the maximum difference; None if not comparable."""
     if [row.shape for row in rows] != [row.shape for row in reference]:
         return None
     pairs = list(zip(rows, reference, strict=True))
     if task in SCALAR_TASKS:
         worst = max(float(abs(mine - theirs).max()) for mine, theirs in pairs)
     else:
-        wide = [(mine.reshape(-1, mine.shape[-1]), theirs.reshape(-1, theirs.shape[-1])) for mine, theirs in pairs]
-        worst = min(min_cosine(mine, theirs) for mine, theirs in wide)
+        matrices = [(mine.reshape(-1, mine.shape[-1]), theirs.reshape(-1, theirs.shape[-1])) for mine, theirs in pairs]
+        worst = min(min_cosine(mine, theirs) for mine, theirs in matrices)
     return worst if math.isfinite(worst) else None

@@ -1,4 +1,4 @@
-"""Turns: every engine once per round and workload, never two at a time."""
+"""Interleaved rounds: every engine runs once per round and workload, one at a time."""
 
 from __future__ import annotations
 
@@ -16,72 +16,72 @@ from cenote.bench.compare.workload_specs import PreparedWorkload
 from cenote.utils.progress import print_note
 
 COMPARED_ITEMS = 32
-SETTLE_S = 0.1  # between turns, for what the last one left behind in the kernel
+SETTLE_S = 0.1  # pause between engines, for pending work in the kernel
 
 
 @dataclass(slots=True)
 class RunningEngine:
-    """An engine that is up."""
+    """Engine with a loaded model in a worker process."""
 
     engine: PeerEngine
     worker: WorkerProcess
     info: Mapping[str, Any]
 
     def make_result(self) -> EngineResult:
-        about = self.info
+        info = self.info
         return EngineResult(
-            self.engine.name, settings=about["settings"], versions=about["versions"], ready_s=about["ready_s"]
+            self.engine.name, settings=info["settings"], versions=info["versions"], ready_s=info["ready_s"]
         )
 
 
 def measure_rounds(
-    contenders: Sequence[RunningEngine],
+    engines: Sequence[RunningEngine],
     workloads: Sequence[PreparedWorkload],
     model: str,
     *,
     rounds: int,
     left_out: list[str],
 ) -> list[WorkloadOutcome]:
-    """Everybody once per round and workload, never two at a time; every second round the other way round."""
+    """Run every engine once per round and workload, one at a time; every second round in reverse order."""
     outcomes, estimate = [], 0.0
     for work in workloads:
         outcome = WorkloadOutcome(work, model)
-        estimate += warm_up(contenders, outcome, left_out)
+        estimate += warm_up(engines, outcome, left_out)
         outcomes.append(outcome)
     print_note(f"  about {format_duration(estimate * rounds)} for {rounds} rounds")
     for number in range(1, rounds + 1):
-        turns = list(contenders) if number % 2 else list(reversed(contenders))
+        order = list(engines) if number % 2 else list(reversed(engines))
         for outcome in outcomes:
             kind = outcome.workload.spec
-            for contender in turns:
-                row = outcome.find_row(contender.engine.name)
+            for running in order:
+                row = outcome.find_row(running.engine.name)
                 if row is None:
                     continue
                 time.sleep(SETTLE_S)
                 try:
                     row.seconds.append(
-                        median(contender.worker.run(kind.name, kind.task, is_single_query=kind.is_single_query))
+                        median(running.worker.run(kind.name, kind.task, is_single_query=kind.is_single_query))
                     )
                 except WorkerFailed as error:
-                    if contender.engine.name == CENOTE:
+                    if running.engine.name == CENOTE:
                         raise
-                    left_out.append(f"{contender.engine.name} on {kind.name}: {error.message}")
+                    left_out.append(f"{running.engine.name} on {kind.name}: {error.message}")
                     outcome.rows.remove(row)
             print_note(f"  round {number} of {rounds}, {kind.name}: {format_seconds(outcome)}")
     return outcomes
 
 
-def warm_up(contenders: Sequence[RunningEngine], outcome: WorkloadOutcome, left_out: list[str]) -> float:
-    """One round that does not count, and the answers; how long such a round takes."""
+def warm_up(engines: Sequence[RunningEngine], outcome: WorkloadOutcome, left_out: list[str]) -> float:
+    """Run one unmeasured round, compare the outputs, and return the seconds of the round."""
     work, kind = outcome.workload, outcome.workload.spec
-    found: dict[str, OutputRows] = {}
-    spent = 0.0
-    for contender in contenders:
-        name, worker = contender.engine.name, contender.worker
+    outputs: dict[str, OutputRows] = {}
+    seconds = 0.0
+    for running in engines:
+        name, worker = running.engine.name, running.worker
         began = time.monotonic()
         try:
             worker.prepare(kind.name, work.inputs)
-            found[name] = worker.outputs(kind.name, kind.task, COMPARED_ITEMS)
+            outputs[name] = worker.outputs(kind.name, kind.task, COMPARED_ITEMS)
             began = time.monotonic()
             worker.run(kind.name, kind.task, is_single_query=kind.is_single_query)
         except WorkerFailed as error:
@@ -90,12 +90,12 @@ def warm_up(contenders: Sequence[RunningEngine], outcome: WorkloadOutcome, left_
             left_out.append(f"{name} on {kind.name}: {error.message}")
             print_note(f"  left out: {left_out[-1]}")
             continue
-        spent += time.monotonic() - began
-        outcome.rows.append(contender.make_result())
-    outcome.reference = REFERENCE_ENGINE if REFERENCE_ENGINE in found else CENOTE
+        seconds += time.monotonic() - began
+        outcome.rows.append(running.make_result())
+    outcome.reference = REFERENCE_ENGINE if REFERENCE_ENGINE in outputs else CENOTE
     for row in outcome.rows:
-        row.agreement = compute_agreement(kind.task, found[row.engine], found[outcome.reference])
-    return spent
+        row.agreement = compute_agreement(kind.task, outputs[row.engine], outputs[outcome.reference])
+    return seconds
 
 
 def format_seconds(outcome: WorkloadOutcome) -> str:

@@ -1,4 +1,4 @@
-"""`cenote bench compare`: starts every engine, lets each have its turn in every round, tells how they stand."""
+"""`cenote bench compare`: start the engines, measure them in interleaved rounds, and report the results."""
 
 from __future__ import annotations
 
@@ -25,74 +25,74 @@ from cenote.bench.workloads import load_tokenizer
 from cenote.utils.progress import print_note
 
 
-def run_compare(given: argparse.Namespace) -> int:
-    root = Path(given.peers_dir) if given.peers_dir else default_peers_dir()
-    engines, kinds = select_engines(given.peers), select_workloads(given.workloads)
+def run_compare(args: argparse.Namespace) -> int:
+    root = Path(args.peers_dir) if args.peers_dir else default_peers_dir()
+    engines, kinds = select_engines(args.peers), select_workloads(args.workloads)
     began = time.monotonic()
-    if given.install_peers:
+    if args.install_peers:
         install_missing(engines, root)
-    report = CompareReport(given.rounds)
-    there, report.left_out = split_by_installed(engines, root)
+    report = CompareReport(args.rounds)
+    installed, report.left_out = split_by_installed(engines, root)
     for line in report.left_out:
         print_note(f"left out: {line}")
     with tempfile.TemporaryDirectory() as scratch:
         for group in group_by_task(kinds):
-            model = prepare_model(group[0].task, model_option(given, group[0].task), Path(scratch))
+            model = prepare_model(group[0].task, model_option(args, group[0].task), Path(scratch))
             run = run_http if group[0].is_over_http else run_in_process_group
-            run(given, group, model, there, root, Path(scratch), report)
-            save_report(given, report)  # what was measured is not lost should the next group fail
+            run(args, group, model, installed, root, Path(scratch), report)
+            save_report(args, report)  # keeps the results if the next group fails
     print_note(f"done after {format_duration(time.monotonic() - began)}")
     print(report.to_text())
     return 0
 
 
-def save_report(given: argparse.Namespace, report: CompareReport) -> None:
-    if given.json:
-        write_json(given.json, report.to_json())
-    if given.plot:
-        Path(given.plot).write_text(render_svg(report))
+def save_report(args: argparse.Namespace, report: CompareReport) -> None:
+    if args.json:
+        write_json(args.json, report.to_json())
+    if args.plot:
+        Path(args.plot).write_text(render_svg(report))
 
 
 def install_missing(engines: Sequence[PeerEngine], root: Path) -> None:
     for name in dict.fromkeys(engine.environment for engine in engines if engine.find_python(root) is None):
         if name is not None:
-            print_note(f"installing the peer environment {name} in {root / name}; this takes minutes")
+            print_note(f"installing the peer environment {name} in {root / name}; takes minutes")
             install_environment(name, root)
 
 
 def split_by_installed(engines: Sequence[PeerEngine], root: Path) -> tuple[list[PeerEngine], list[str]]:
-    """Those that can run, and for the others what to do about it."""
-    there = [engine for engine in engines if engine.find_python(root) is not None]
+    """Return the installed engines, and a line with the install command for the others."""
+    installed = [engine for engine in engines if engine.find_python(root) is not None]
     missing: dict[str, list[str]] = {}
     for engine in engines:
-        if engine not in there and engine.environment is not None:
+        if engine not in installed and engine.environment is not None:
             missing.setdefault(engine.environment, []).append(engine.name)
     lines = [
-        f"{', '.join(names)}: not installed; `{install_command([place], root)}` does that"
-        for place, names in missing.items()
+        f"{', '.join(names)}: not installed; `{install_command([environment], root)}` installs it"
+        for environment, names in missing.items()
     ]
-    return there, lines
+    return installed, lines
 
 
 def group_by_task(kinds: Sequence[WorkloadSpec]) -> Iterator[list[WorkloadSpec]]:
-    """Workloads that one process of an engine can do: the same task of the same model."""
+    """Group workloads that share a task, and so one worker process per engine."""
     groups: dict[tuple[str, bool], list[WorkloadSpec]] = {}
     for kind in kinds:
         groups.setdefault((kind.task, kind.is_over_http), []).append(kind)
     yield from groups.values()
 
 
-def model_option(given: argparse.Namespace, task: str) -> str | None:
-    named: dict[str, str | None] = {
-        SCORE: given.reranker,
-        TOKEN_CLASSIFY: given.tagger,
-        EMBED_IMAGES: given.clip,
+def model_option(args: argparse.Namespace, task: str) -> str | None:
+    options: dict[str, str | None] = {
+        SCORE: args.reranker,
+        TOKEN_CLASSIFY: args.tagger,
+        EMBED_IMAGES: args.clip,
     }
-    return named.get(task, given.model)
+    return options.get(task, args.model)
 
 
 def run_in_process_group(
-    given: argparse.Namespace,
+    args: argparse.Namespace,
     kinds: Sequence[WorkloadSpec],
     model: ComparedModel,
     engines: Sequence[PeerEngine],
@@ -100,35 +100,35 @@ def run_in_process_group(
     scratch: Path,
     report: CompareReport,
 ) -> None:
-    max_tokens = model.max_tokens(given.max_tokens)
-    task, same = kinds[0].task, {"texts": given.texts, "quick": given.quick, "seed": given.seed}
+    max_tokens = model.max_tokens(args.max_tokens)
+    task, same = kinds[0].task, {"texts": args.texts, "quick": args.quick, "seed": args.seed}
     if task == EMBED_IMAGES:
         works = [prepare_image_workload(kind, scratch / kind.name, **same) for kind in kinds]
     else:
         tokenizer = load_tokenizer(str(model.folder))
         works = [prepare_workload(kind, tokenizer, max_tokens=max_tokens, **same) for kind in kinds]
-    settings = {"batch_size": given.batch_size, "max_tokens": max_tokens}
+    settings = {"batch_size": args.batch_size, "max_tokens": max_tokens}
     print_note(f"{', '.join(kind.name for kind in kinds)}: {model.title}, at most {max_tokens} tokens")
     with ExitStack() as stack:
-        contenders: list[RunningEngine] = []
+        running: list[RunningEngine] = []
         exported = ModelExports(model, root, scratch)
         for engine in engines:
             if task not in engine.tasks:
                 continue
             try:
-                contenders.append(start_engine(engine, task, model, exported, settings, root, stack))
-                print_note(f"  {engine.name}: ready after {contenders[-1].info['ready_s']:.0f} s")
+                running.append(start_engine(engine, task, model, exported, settings, root, stack))
+                print_note(f"  {engine.name}: ready after {running[-1].info['ready_s']:.0f} s")
             except WorkerFailed as error:
                 if engine.name == CENOTE:
                     raise
                 report.left_out.append(f"{engine.name} on {task}: {error.message}")
                 print_note(f"  left out: {report.left_out[-1]}")
-        outcomes = measure_rounds(contenders, works, model.title, rounds=given.rounds, left_out=report.left_out)
+        outcomes = measure_rounds(running, works, model.title, rounds=args.rounds, left_out=report.left_out)
     report.outcomes += outcomes
 
 
 class ModelExports:
-    """The model in other formats, made when the first engine asks for it."""
+    """The model in other formats, exported on first use."""
 
     def __init__(self, model: ComparedModel, root: Path, scratch: Path) -> None:
         self.model, self.root, self.folder = model, root, scratch / f"export-{model.task}"
@@ -139,7 +139,7 @@ class ModelExports:
             python = ENVIRONMENTS["openvino"].find_python(self.root)
             if python is None:
                 self.result = WorkerFailed(
-                    f"needs the model as ONNX; `{install_command(['openvino'], self.root)}` brings the tools for that"
+                    f"needs an ONNX export; `{install_command(['openvino'], self.root)}` installs the export tools"
                 )
             else:
                 print_note(f"  exporting {self.model.title} to ONNX and OpenVINO")

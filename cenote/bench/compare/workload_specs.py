@@ -1,4 +1,4 @@
-"""The workloads by name: what is asked, how long the texts are, how many there are unless somebody says otherwise."""
+"""Table of workloads: task, text lengths and default number of texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS_PER_REQUEST = 32
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """One workload; `mean` None is as long as the model reads."""
+    """One workload; `mean_length` None means the maximum length of the model."""
 
     name: str
     task: str
@@ -31,10 +31,10 @@ class WorkloadSpec:
     mean_length: float | None
     sigma: float
     max_length: int = 512
-    is_single_query: bool = False  # one after the other, and the time of each
+    is_single_query: bool = False  # one input at a time, each timed
     is_over_http: bool = False
     is_default: bool = False
-    unit: str = "tokens"  # what speed is counted in
+    unit: str = "tokens"  # unit of throughput
 
 
 WORKLOADS = {
@@ -84,19 +84,19 @@ class PreparedWorkload:
 
 
 def select_workloads(names: Sequence[str] | None) -> list[WorkloadSpec]:
-    """In the order of the table, whatever the order asked for."""
+    """Return the named workloads in the order of the table; None selects the defaults."""
     if names is None:
         return [kind for kind in WORKLOADS.values() if kind.is_default]
     if "all" in names:
         return list(WORKLOADS.values())
     for name in names:
         if name not in WORKLOADS:
-            raise BadRequest(f"no workload is called {name!r}; there are: {', '.join(WORKLOADS)}, all")
+            raise BadRequest(f"unknown workload {name!r}; expected one of: {', '.join(WORKLOADS)}, all")
     return [kind for kind in WORKLOADS.values() if kind.name in names]
 
 
 def resolve_num_texts(kind: WorkloadSpec, texts: int | None, *, quick: bool) -> int:
-    if kind.task == SCORE:  # a query has a hundred passages however little time there is
+    if kind.task == SCORE:  # the number of passages per query is fixed
         return kind.num_texts
     return (
         texts
@@ -110,7 +110,7 @@ def resolve_num_texts(kind: WorkloadSpec, texts: int | None, *, quick: bool) -> 
 def prepare_image_workload(
     kind: WorkloadSpec, folder: Path, *, texts: int | None, quick: bool, seed: int
 ) -> PreparedWorkload:
-    """The same files for everybody, in a folder."""
+    """Write the images of a workload to `folder`; all engines read the same files."""
     paths = draw_images(folder, resolve_num_texts(kind, texts, quick=quick), seed)
     sizes = ", ".join(f"{width} x {height}" for width, height in IMAGE_SIZES)
     return PreparedWorkload(kind, {"images": paths}, len(paths), 0, f"{len(paths)} images of {sizes} in turns")
@@ -119,17 +119,17 @@ def prepare_image_workload(
 def prepare_workload(
     kind: WorkloadSpec, tokenizer: tokenizers.Tokenizer, *, max_tokens: int, texts: int | None, quick: bool, seed: int
 ) -> PreparedWorkload:
-    """The same texts for everybody, from the seed."""
+    """Generate the texts of a workload from the seed; all engines get the same texts."""
     count = resolve_num_texts(kind, texts, quick=quick)
-    # a little longer than the limit: that everybody cuts in the same place is part of what is compared
+    # slightly longer than the limit, so that truncation is compared too
     longest = min(kind.max_length, max_tokens) if kind.mean_length is not None else max_tokens + 8
     mean = kind.mean_length if kind.mean_length is not None else longest
-    made = make_log_normal_workload(tokenizer, count, mean=mean, sigma=kind.sigma, max_length=longest, seed=seed)
-    made = TextWorkload(made.texts, [min(length, max_tokens) for length in made.lengths])
+    workload = make_log_normal_workload(tokenizer, count, mean=mean, sigma=kind.sigma, max_length=longest, seed=seed)
+    workload = TextWorkload(workload.texts, [min(length, max_tokens) for length in workload.lengths])
     if kind.task != SCORE:
-        return PreparedWorkload(kind, made.texts, count, made.num_tokens, made.describe())
+        return PreparedWorkload(kind, workload.texts, count, workload.num_tokens, workload.describe())
     query = make_log_normal_workload(tokenizer, 1, mean=QUERY_TOKENS, sigma=0, max_length=longest, seed=seed + 1)
-    # the query is read again with every passage, and shares one of the special tokens
-    tokens = sum(min(length + query.num_tokens - 1, max_tokens) for length in made.lengths)
-    inputs = {"query": query.texts[0], "documents": made.texts}
-    return PreparedWorkload(kind, inputs, count, tokens, f"1 query of {query.num_tokens} tokens; {made.describe()}")
+    # the query is part of every pair, and the pair has one special token less than two texts
+    tokens = sum(min(length + query.num_tokens - 1, max_tokens) for length in workload.lengths)
+    inputs = {"query": query.texts[0], "documents": workload.texts}
+    return PreparedWorkload(kind, inputs, count, tokens, f"1 query of {query.num_tokens} tokens; {workload.describe()}")

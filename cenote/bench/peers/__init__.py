@@ -1,4 +1,4 @@
-"""Scripts that run one engine each, with the Python of whatever environment has it; none of them needs this package.
+"""Worker scripts, one per engine, run by the interpreter of its environment; they do not import this package.
 
-`worker.py` is started with the path of one of the others, which has a class `Engine`.
+`worker.py` is started with the path of another script, which defines a class `Engine`.
 """

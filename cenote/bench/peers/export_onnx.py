@@ -1,4 +1,4 @@
-"""Writes a copy of a model's folder with its weights as onnx/model.onnx, by Sentence Transformers and Optimum."""
+"""Copy a model folder and export it to ONNX and OpenVINO with Sentence Transformers and Optimum."""
 
 from __future__ import annotations
 

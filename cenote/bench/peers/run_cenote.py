@@ -1,4 +1,4 @@
-"""Cenote, in the same kind of process as everybody else."""
+"""Engine for the worker: Cenote."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Engine:
             return self.llm.embed(inputs, **self.truncate_kwargs)
         return self.llm.encode(inputs, pooling_task=task, **self.truncate_kwargs)
 
-    def to_rows(self, task: str, found: Any) -> list[Any]:
+    def to_rows(self, task: str, outputs: Any) -> list[Any]:
         if task == "score":
-            return [[output.outputs.score for output in found]]
-        return [output.outputs.data.float().numpy() for output in found]
+            return [[output.outputs.score for output in outputs]]
+        return [output.outputs.data.float().numpy() for output in outputs]

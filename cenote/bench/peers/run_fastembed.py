@@ -1,4 +1,4 @@
-"""fastembed with an exported model of one's own."""
+"""Engine for the worker: fastembed with an exported model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Engine:
         from fastembed.common.model_description import ModelSource, PoolingType
 
         if task != "embed":
-            raise ValueError(f"fastembed's TextEmbedding embeds; it does not {task}")
+            raise ValueError(f"fastembed supports the task embed only, got {task}")
         TextEmbedding.add_custom_model(
             model="compared/model",
             pooling=getattr(PoolingType, settings["pooling"]),
@@ -27,13 +27,13 @@ class Engine:
         self.settings = {**settings, "threads": os.cpu_count(), "order": "sorted by length before the call"}
 
     def run(self, task: str, texts: list[str]) -> Any:
-        # fastembed keeps the order it is given, so it is given the one that pads least
+        # fastembed batches texts in the given order; sorted by length they need the least padding
         order = sorted(range(len(texts)), key=lambda at: -len(texts[at]))
-        found: list[Any] = [None] * len(texts)
+        outputs: list[Any] = [None] * len(texts)
         vectors = self.model.embed([texts[at] for at in order], batch_size=self.batch_size)
         for at, vector in zip(order, vectors, strict=True):
-            found[at] = vector
-        return found
+            outputs[at] = vector
+        return outputs
 
-    def to_rows(self, task: str, found: Any) -> list[Any]:
-        return list(found)
+    def to_rows(self, task: str, outputs: Any) -> list[Any]:
+        return list(outputs)

@@ -1,4 +1,4 @@
-"""Sentence Transformers with torch, ONNX or OpenVINO below it; for classes and images a loop around Transformers."""
+"""Engine for the worker: Sentence Transformers (torch, ONNX, OpenVINO); Transformers for token classes and images."""
 
 from __future__ import annotations
 
@@ -69,26 +69,26 @@ class Engine:
             texts, batch_size=self.batch_size, show_progress_bar=False, output_value="token_embeddings"
         )
 
-    def score(self, asked: dict[str, Any]) -> Any:
-        pairs = [(asked["query"], text) for text in asked["documents"]]
-        # not every release puts the longest texts first by itself
+    def score(self, inputs: dict[str, Any]) -> Any:
+        pairs = [(inputs["query"], text) for text in inputs["documents"]]
+        # not every release sorts by length
         order = sorted(range(len(pairs)), key=lambda at: -len(pairs[at][1]))
         sorted_pairs = [pairs[at] for at in order]
         scores = self.model.predict(
             sorted_pairs, batch_size=self.batch_size, show_progress_bar=False, convert_to_tensor=True
         )
         scores = scores.float().cpu()
-        found = self.torch.empty_like(scores)
-        found[order] = scores
-        return found
+        outputs = self.torch.empty_like(scores)
+        outputs[order] = scores
+        return outputs
 
     def token_classify(self, texts: list[str]) -> Any:
         order = sorted(range(len(texts)), key=lambda at: -len(texts[at]))
-        found: list[Any] = [None] * len(texts)
+        outputs: list[Any] = [None] * len(texts)
         for start in range(0, len(order), self.batch_size):
-            places = order[start : start + self.batch_size]
+            indices = order[start : start + self.batch_size]
             batch = self.tokenizer(
-                [texts[at] for at in places],
+                [texts[at] for at in indices],
                 padding=True,
                 truncation=True,
                 max_length=self.max_tokens,
@@ -97,21 +97,21 @@ class Engine:
             with self.torch.inference_mode():
                 classes = self.model(**batch).logits.float().softmax(-1).cpu()
             lengths = batch["attention_mask"].sum(-1).tolist()
-            for at, rows, length in zip(places, classes, lengths, strict=True):
-                found[at] = rows[:length]
-        return found
+            for at, rows, length in zip(indices, classes, lengths, strict=True):
+                outputs[at] = rows[:length]
+        return outputs
 
     def embed_images(self, images: list[Any]) -> Any:
-        found = []
+        outputs = []
         for start in range(0, len(images), self.batch_size):
             batch = self.processor(images[start : start + self.batch_size], return_tensors="pt")
             with self.torch.inference_mode():
-                seen = self.model.get_image_features(batch["pixel_values"].to(self.device, self.model.dtype))
-                seen = getattr(seen, "pooler_output", seen)  # older releases give the vectors themselves
-                found.append(self.torch.nn.functional.normalize(seen.float(), dim=-1).cpu())
-        return self.torch.cat(found)
+                features = self.model.get_image_features(batch["pixel_values"].to(self.device, self.model.dtype))
+                features = getattr(features, "pooler_output", features)  # older releases return the tensor directly
+                outputs.append(self.torch.nn.functional.normalize(features.float(), dim=-1).cpu())
+        return self.torch.cat(outputs)
 
-    def to_rows(self, task: str, found: Any) -> list[Any]:
+    def to_rows(self, task: str, outputs: Any) -> list[Any]:
         if task == "score":
-            return [found.numpy()]
-        return [each.float().cpu().numpy() if hasattr(each, "cpu") else each for each in found]
+            return [outputs.numpy()]
+        return [row.float().cpu().numpy() if hasattr(row, "cpu") else row for row in outputs]

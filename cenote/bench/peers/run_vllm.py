@@ -1,11 +1,11 @@
-"""vLLM's CPU build, asked as its users ask it: all inputs in one call."""
+"""Engine for the worker: the CPU build of vLLM, all inputs in one call."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; pooling encoders need none of it
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; encoders do not use it
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 
@@ -15,7 +15,7 @@ class Engine:
         from vllm.config import PoolerConfig
 
         self.max_tokens = settings["max_tokens"]
-        # an embedder answers for single tokens only if it is told so at the start
+        # an embedding model supports token_embed only if it is configured at startup
         pooler = {"pooler_config": PoolerConfig(task=task)} if task == "token_embed" else {}
         self.llm = LLM(model, runner="pooling", dtype=settings["dtype"], max_model_len=self.max_tokens, **pooler)
         self.settings = {
@@ -25,24 +25,24 @@ class Engine:
         }
 
     def run(self, task: str, inputs: Any) -> Any:
-        same = {"use_tqdm": False, "tokenization_kwargs": {"truncate_prompt_tokens": self.max_tokens}}
+        options = {"use_tqdm": False, "tokenization_kwargs": {"truncate_prompt_tokens": self.max_tokens}}
         if task == "score":
-            return self.llm.score(inputs["query"], inputs["documents"], **same)
+            return self.llm.score(inputs["query"], inputs["documents"], **options)
         if task == "embed":
-            return self.llm.embed(inputs, **same)
-        return self.llm.encode(inputs, pooling_task=task, **same)
+            return self.llm.embed(inputs, **options)
+        return self.llm.encode(inputs, pooling_task=task, **options)
 
-    def to_rows(self, task: str, found: Any) -> list[Any]:
+    def to_rows(self, task: str, outputs: Any) -> list[Any]:
         if task == "score":
-            return [[output.outputs.score for output in found]]
+            return [[output.outputs.score for output in outputs]]
         if task == "embed":
-            return [output.outputs.embedding for output in found]
-        return [output.outputs.data.float().numpy() for output in found]
+            return [output.outputs.embedding for output in outputs]
+        return [output.outputs.data.float().numpy() for output in outputs]
 
 
 def find_omp_threads(pid: int) -> int | None:
-    """What OpenMP was told in the process below this one that computes; None where that cannot be seen."""
-    parents, told = dict[int, int](), dict[int, int]()
+    """Return OMP_NUM_THREADS of the descendant that computes, or None if it cannot be read."""
+    parents, threads_by_pid = dict[int, int](), dict[int, int]()
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/stat") as file:
@@ -52,11 +52,11 @@ def find_omp_threads(pid: int) -> int | None:
         except OSError:
             continue
         if b"OMP_NUM_THREADS" in environment:
-            told[int(name)] = int(environment[b"OMP_NUM_THREADS"])
-    for child, threads in told.items():
-        above = child
-        while above in parents and above != pid:
-            above = parents[above]
-        if above == pid and child != pid:
+            threads_by_pid[int(name)] = int(environment[b"OMP_NUM_THREADS"])
+    for child, threads in threads_by_pid.items():
+        ancestor = child
+        while ancestor in parents and ancestor != pid:
+            ancestor = parents[ancestor]
+        if ancestor == pid and child != pid:
             return threads
     return None

@@ -1,6 +1,6 @@
-"""One engine in a process of its own: reads a JSON object per line, does what it says, answers with one.
+"""Worker process for one engine: reads one JSON command per line and writes one JSON response per line.
 
-Stands alone: it runs in environments that have no Cenote.
+It does not import Cenote, since it also runs in other environments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERSIONED_PACKAGES = (
 
 
 def load_engine(path: str) -> Any:
-    """The class in a file beside this one."""
+    """Import the class `Engine` from a file."""
     spec = importlib.util.spec_from_file_location("engine_of_this_worker", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -39,41 +39,41 @@ class PeerWorker:
         self.engine: Any = None
         self.inputs: dict[str, Any] = {}  # by the name of the workload
 
-    def load(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def load(self, command: dict[str, Any]) -> dict[str, Any]:
         began = time.perf_counter()
-        self.engine = load_engine(self.path)(asked["model"], asked["task"], asked["settings"])
+        self.engine = load_engine(self.path)(command["model"], command["task"], command["settings"])
         return {"ready_s": time.perf_counter() - began, "settings": self.engine.settings, "versions": read_versions()}
 
-    def prepare(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Inputs are kept, so that rounds move nothing between processes."""
-        self.inputs[asked["name"]] = decode_inputs(asked["inputs"])
+    def prepare(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Store inputs, so that rounds transfer no data between processes."""
+        self.inputs[command["name"]] = decode_inputs(command["inputs"])
         return {}
 
-    def run(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The seconds of one pass over all inputs at once."""
-        inputs = self.inputs[asked["name"]]
+    def run(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Measure one call with all inputs."""
+        inputs = self.inputs[command["name"]]
         gc.collect()
         began = time.perf_counter()
-        self.engine.run(asked["task"], inputs)
+        self.engine.run(command["task"], inputs)
         return {"seconds": [time.perf_counter() - began]}
 
-    def run_singly(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The seconds of every input, asked one after the other."""
-        inputs = [[one] for one in self.inputs[asked["name"]]]
+    def run_singly(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Measure one call per input."""
+        inputs = [[one] for one in self.inputs[command["name"]]]
         gc.collect()
         seconds = []
         for one in inputs:
             began = time.perf_counter()
-            self.engine.run(asked["task"], one)
+            self.engine.run(command["task"], one)
             seconds.append(time.perf_counter() - began)
         return {"seconds": seconds}
 
-    def outputs(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What the engine says to the first inputs, as rows of numbers with one shape each."""
+    def outputs(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Return the outputs for the first inputs as float32 arrays, each with its shape."""
         import numpy as np
 
-        found = self.engine.run(asked["task"], take_first(self.inputs[asked["name"]], asked["count"]))
-        rows = [np.asarray(each, dtype="<f4") for each in self.engine.to_rows(asked["task"], found)]
+        result = self.engine.run(command["task"], take_first(self.inputs[command["name"]], command["count"]))
+        rows = [np.asarray(row, dtype="<f4") for row in self.engine.to_rows(command["task"], result)]
         return {
             "shapes": [row.shape for row in rows],
             "data": base64.b64encode(b"".join(row.tobytes() for row in rows)).decode(),
@@ -81,7 +81,7 @@ class PeerWorker:
 
 
 def decode_inputs(inputs: Any) -> Any:
-    """Texts as they are; files of images as what is in them, so that nobody's decoder is measured."""
+    """Return texts unchanged and images decoded, so that decoding is not measured."""
     if not isinstance(inputs, dict) or "images" not in inputs:
         return inputs
     from PIL import Image
@@ -90,44 +90,44 @@ def decode_inputs(inputs: Any) -> Any:
 
 
 def take_first(inputs: Any, count: int) -> Any:
-    """Of a list of texts, or of the documents that belong to one query."""
+    """Return the first texts, or the query with its first documents."""
     if isinstance(inputs, dict):
         return {**inputs, "documents": inputs["documents"][:count]}
     return inputs[:count]
 
 
 def read_versions() -> dict[str, str]:
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for name in VERSIONED_PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def main() -> None:
     if hasattr(signal, "SIGHUP"):
-        # a stopped worker gets it when the bench dies, and must end then: under nohup too
+        # the kernel sends SIGHUP to a stopped worker when the benchmark dies; the worker must exit, also under nohup
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    # whatever a library prints must not come between the answers
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # output of libraries must not mix with responses
+    responses = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    # this folder is no place to find packages in
+    # do not import packages from this folder
     here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != here]
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]
     worker = PeerWorker(sys.argv[1])
     for line in sys.stdin:
-        asked = json.loads(line)
-        do = asked.pop("do")
+        command = json.loads(line)
+        do = command.pop("do")
         try:
-            said = getattr(worker, do)(asked)
+            response = getattr(worker, do)(command)
         except Exception as error:
             traceback.print_exc()
-            said = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(said) + "\n")
-        answers.flush()
+            response = {"error": f"{type(error).__name__}: {error}"}
+        responses.write(json.dumps(response) + "\n")
+        responses.flush()
 
 
-if __name__ == "__main__":  # engines that start processes of their own import this file again
+if __name__ == "__main__":  # engines that spawn processes import this file again
     main()

