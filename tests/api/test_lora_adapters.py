@@ -195,7 +195,7 @@ def test_load_and_unload_errors_give_the_reason(client: TestClient, tuned: Tuned
         ({"lora_path": "/there"}, "Both 'lora_name' and 'lora_path' must be provided.", None, 400),
         ({"lora_name": "small", "lora_path": str(tuned.late)}, "is a name of the model itself", "lora_name", 400),
         ({"lora_name": "late", "lora_path": "/nowhere/at/all"}, "No adapter found for /nowhere", "lora_path", 404),
-        ({"lora_name": "late", "lora_path": str(tmp_path / "empty")}, "is no adapter", "lora_path", 400),
+        ({"lora_name": "late", "lora_path": str(tmp_path / "empty")}, "is not an adapter", "lora_path", 400),
     ):
         assert_refused(client.post("/v1/load_lora_adapter", json=body), words, param, status)
     for body, words, param, status in (

@@ -41,7 +41,7 @@ def refused(saved: Path, folder: Path, file: str, changes: dict[str, Any], **opt
         ({"vision_config": "tower"}, "has no 'vision_config'"),
         ({"vision_config": {"hidden_size": None}}, "vision_config: invalid value in the config"),
         ({"vision_config": {"hidden_size": -1}}, "vision_config: invalid value in the config"),
-        ({"vision_config": {"depth": "three"}}, "num_layers is 'three'"),
+        ({"vision_config": {"depth": "three"}}, "num_layers='three'"),
         ({"vision_config": {"num_heads": 0}}, "vision_config: invalid value in the config"),
         ({"vision_config": {"depth": 4}}, "blocks.3"),
         ({"image_token_id": "abc"}, "invalid image_token_id 'abc'; the model has"),
