@@ -1,4 +1,4 @@
-"""The one thing pyproject.toml cannot say: native code that is built where it can be, and done without elsewhere."""
+"""Optional native extensions, which pyproject.toml cannot declare; the install succeeds without them."""
 
 import platform
 import sys

@@ -72,7 +72,7 @@ def _advise_dtype(findings: ExplainResults) -> Iterator[Advice]:
         if gain < MIN_GAIN or factor.low <= 1:
             continue
         if name in ("int8", "fp8"):
-            flag, warning = "--quantization", "; see what it does to the answers first (cenote bench quality)"
+            flag, warning = "--quantization", "; check the effect on quality first (cenote bench quality)"
         else:
             flag, warning = "--dtype", ""
         yield Advice(

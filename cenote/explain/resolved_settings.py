@@ -102,9 +102,7 @@ def iter_settings(engine: PoolingEngine, resolved: ResolvedSettings) -> Iterator
         )
         yield Setting(name="native code", value=resolved.native, reason=_native_reason(resolved))
     if resolved.fused:
-        yield Setting(
-            name="layers", value="all in one call", reason="encoder supported by the native code"
-        )
+        yield Setting(name="layers", value="all in one call", reason="encoder supported by the native code")
     yield _linear_setting(engine, resolved)
     reason = _attention_reason(resolved, _first_attention(engine))
     yield Setting(

@@ -164,8 +164,8 @@ class WorkloadProbe:
             request = PoolRequest(
                 task=self.task, inputs=texts, prompt="", tokenization=TokenizationParams(truncate_prompt_tokens=-1)
             )
-            answers = [each for each in engine.pool_sync(request) if not isinstance(each, PoolingError)]
-            tokens = sum(len(each.token_ids) for each in answers)
+            results = [result for result in engine.pool_sync(request) if not isinstance(result, PoolingError)]
+            tokens = sum(len(result.token_ids) for result in results)
 
         return time_call(run, torch.device("cpu")), tokens
 

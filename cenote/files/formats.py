@@ -123,9 +123,7 @@ def _csv_record(header: list[str], fields: list[str] | BadRequest) -> Record:
     if isinstance(fields, BadRequest):
         return fields
     if len(fields) != len(header):
-        return BadRequest(
-            f"{len(fields)} fields, the header has {len(header)}; quote texts that contain the separator"
-        )
+        return BadRequest(f"{len(fields)} fields, the header has {len(header)}; quote texts that contain the separator")
     return dict(zip(header, fields, strict=True))
 
 

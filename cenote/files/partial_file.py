@@ -11,12 +11,12 @@ from typing import IO, Any
 
 from cenote.errors import BadRequest
 
-NOT_IN_MANIFEST = ("hf_token",)
+SECRET_OPTIONS = ("hf_token",)
 
 
 def make_manifest(source: object, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the manifest of an output: its input and the options that its rows depend on, without secrets."""
-    values = {name: value for name, value in options.items() if value is not None and name not in NOT_IN_MANIFEST}
+    values = {name: value for name, value in options.items() if value is not None and name not in SECRET_OPTIONS}
     model = values.get("model")
     if isinstance(model, str) and Path(model).exists():
         values["model"] = str(Path(model).resolve())
@@ -87,10 +87,10 @@ def remove_path(path: Path) -> None:
 
 def _read_manifest(path: Path) -> dict[str, Any] | None:
     try:
-        card = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return card if isinstance(card, dict) else None
+    return manifest if isinstance(manifest, dict) else None
 
 
 def _describe_difference(found: dict[str, Any] | None, expected: dict[str, Any]) -> str | None:

@@ -57,19 +57,20 @@ def collect_results(
     label_names: list[str] | None,
 ) -> ResultSlice:
     """Combine rows with the results of those without an earlier error."""
-    asked = [position for position, row in enumerate(rows) if row.error is None]
-    worked, answers = [], []
-    for position, result in zip(asked, results, strict=True):
+    pending = [position for position, row in enumerate(rows) if row.error is None]
+    succeeded, succeeded_results = [], []
+    for position, result in zip(pending, results, strict=True):
         if isinstance(result, EngineStopped):
             raise result  # not an error of the row: a retry may succeed
         if isinstance(result, PoolingError):
             rows[position].error = str(result)
         else:
-            worked.append(position)
-            answers.append(result)
-    values, offsets = _stack_values(answers, schema)
+            succeeded.append(position)
+            succeeded_results.append(result)
+    values, offsets = _stack_values(succeeded_results, schema)
     labels = _best_labels(values, label_names) if schema.has_labels else []
-    return ResultSlice(rows, worked, values, offsets, [answer.num_tokens for answer in answers], labels)
+    num_tokens = [result.num_tokens for result in succeeded_results]
+    return ResultSlice(rows, succeeded, values, offsets, num_tokens, labels)
 
 
 def _stack_values(
@@ -77,9 +78,9 @@ def _stack_values(
 ) -> tuple[Floats, np.ndarray[Any, np.dtype[np.int64]]]:
     offsets = np.zeros(0, dtype=np.int64)
     if schema.kind == "number":
-        scores = [answer.score for answer in results if isinstance(answer, ScoreResult)]
+        scores = [result.score for result in results if isinstance(result, ScoreResult)]
         return np.array(scores, dtype=np.float32).reshape(-1, 1), offsets
-    data = [answer.data for answer in results if isinstance(answer, PoolResult)]
+    data = [result.data for result in results if isinstance(result, PoolResult)]
     if schema.is_variable_length:
         offsets = np.cumsum([0, *(len(rows) for rows in data)], dtype=np.int64)
     if not data:

@@ -113,7 +113,7 @@ def prepare_image_workload(
     """Write the images of a workload to `folder`; all engines read the same files."""
     paths = draw_images(folder, resolve_num_texts(kind, texts, quick=quick), seed)
     sizes = ", ".join(f"{width} x {height}" for width, height in IMAGE_SIZES)
-    return PreparedWorkload(kind, {"images": paths}, len(paths), 0, f"{len(paths)} images of {sizes} in turns")
+    return PreparedWorkload(kind, {"images": paths}, len(paths), 0, f"{len(paths)} images, cycling through {sizes}")
 
 
 def prepare_workload(
