@@ -63,8 +63,8 @@ class LLM:
         self._finalizer = weakref.finalize(self, self.engine.stop)  # the threads must not outlive this object
 
     @property
-    def supported_tasks(self) -> tuple[Task, ...]:
-        return self.engine.plan.tasks
+    def supported_tasks(self) -> tuple[str, ...]:
+        return self.engine.plan.supported_tasks
 
     @property
     def pooling_task(self) -> Task:
@@ -173,6 +173,8 @@ class LLM:
         """
         if isinstance(prompts, Mapping) and "data" in prompts and pooling_task != "plugin":
             raise BadRequest("The 'data' field is only supported for the 'plugin' pooling task.")
+        if pooling_task is None and self.config.task is not None:
+            pooling_task = self.pooling_task  # the deprecated option `task` selects it
         if pooling_task is None:
             raise BadRequest(MISSING_TASK_MESSAGE + ", ".join(self.supported_tasks))
         if pooling_task == "plugin":
@@ -194,7 +196,10 @@ class LLM:
         lora_request: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput]:
-        """Return the output of a reward model for every token, as `outputs.data`."""
+        """Return the output of a reward model for every token, as `outputs.data`.
+
+        Models converted to reward models without a reward head return their hidden states.
+        """
         kwargs = {"use_tqdm": use_tqdm, "lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
         return self.encode(prompts, pooling_params, pooling_task="token_classify", **kwargs)
 

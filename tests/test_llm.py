@@ -204,6 +204,41 @@ def test_properties_of_the_loaded_model(llm: LLM, tiny: MakeTiny) -> None:
     classifier = tiny("classifier", hf_overrides={"id2label": {"0": "bad", "1": "fair", "2": "good"}})
     assert classifier.labels == ["bad", "fair", "good"]
     assert classifier.supported_tasks == ("classify", "token_classify")
+    cross = tiny("cross")
+    assert cross.supported_tasks == ("classify", "token_classify", "score")
+    for each in (llm, classifier, cross):
+        assert each.engine.model.pooler.get_supported_tasks() == set(each.supported_tasks)
+
+
+def test_the_model_config_shows_the_pooling_settings_in_use(llm: LLM, tiny: MakeTiny) -> None:
+    shown = llm.model_config.pooler_config
+    assert (shown.pooling_type, shown.seq_pooling_type, shown.tok_pooling_type) == ("MEAN", "MEAN", "ALL")
+    assert shown.use_activation is True
+    shown = tiny(pooler_config={"pooling_type": "LAST", "normalize": False}).model_config.pooler_config
+    assert (shown.pooling_type, shown.use_activation) == ("LAST", False)
+    assert tiny("tagger").model_config.pooler_config.pooling_type == "ALL"
+    assert not llm.model_config.is_matryoshka
+    assert llm.model_config.matryoshka_dimensions is None
+
+
+def test_parameters_can_be_verified_for_a_model(llm: LLM, tiny: MakeTiny) -> None:
+    params = PoolingParams()
+    params.verify("embed", tiny(pooler_config={"use_activation": False}).model_config)
+    assert params == PoolingParams(task="embed", use_activation=False)
+    with pytest.raises(ValueError, match="does not support matryoshka representation"):
+        PoolingParams(dimensions=8).verify("embed", llm.model_config)
+    with pytest.raises(ValueError, match=r"Task 'embed' only supports \['dimensions', 'normalize'\] parameters"):
+        PoolingParams(step_tag_id=3).verify("embed", llm.model_config)
+    with pytest.raises(ValueError, match="Unsupported task: 'classify'"):
+        PoolingParams().verify("classify", llm.model_config)
+
+
+def test_normalize_is_refused_by_classification_tasks(tiny: MakeTiny) -> None:
+    message = r"Task 'classify' only supports \['use_activation'\] parameters, does not support \['normalize'\]"
+    with pytest.raises(BadRequest, match=message):
+        tiny("classifier").classify("the cat", pooling_params=PoolingParams(normalize=False))
+    raw = tiny("classifier").classify("the cat", pooling_params=PoolingParams(softmax=False))
+    assert_close(get_vectors(raw), get_vectors(tiny("classifier").classify("the cat", pooling_params=RAW)))
 
 
 # parameters
@@ -281,7 +316,7 @@ def test_the_deprecated_option_override_pooler_config_is_accepted(tiny: MakeTiny
 def test_the_deprecated_task_option_is_accepted(tiny: MakeTiny, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "cenote"):
         assert tiny(task="embed").supported_tasks == ("embed", "token_embed")
-        assert tiny("cross", task="score").supported_tasks == ("classify", "token_classify")
+        assert tiny("cross", task="score").supported_tasks == ("classify", "token_classify", "score")
         assert tiny("tagger", task="reward").supported_tasks == ("token_classify",)
     assert "task=embed is deprecated; use --runner pooling --convert embed" in caplog.messages
 
@@ -398,7 +433,7 @@ REFUSALS: list[tuple[str, Callable[[LLM], Any], type[Exception], str]] = [
         "a parameter of another pooling",
         lambda m: m.embed("a", pooling_params=PoolingParams(step_tag_id=5)),
         BadRequest,
-        r"only supports \['use_activation', 'dimensions'\] parameters, does not support \['step_tag_id'\] parameters",
+        r"only supports \['dimensions', 'normalize'\] parameters, does not support \['step_tag_id'\] parameters",
     ),
     ("a LoRA", lambda m: m.embed("a", lora_request="x"), Unsupported, "Got lora_request x but LoRA is not enabled!"),
     ("no task", lambda m: m.encode("a"), BadRequest, "^pooling_task required for `LLM.encode`."),

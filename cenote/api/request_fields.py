@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import msgspec
@@ -83,10 +84,18 @@ class ActivationFields(CommonFields, kw_only=True):
         bool | None,
         doc("Normalise embeddings, apply sigmoid or softmax to logits. Default: as the model is configured."),
     ] = None
-    normalize: Annotated[bool | None, doc("Deprecated alias of use_activation.")] = None
+    normalize: Annotated[bool | None, doc("Former name of use_activation; not for classification.")] = None
+    softmax: Annotated[bool | None, doc("Deprecated alias of use_activation.")] = None
+    activation: Annotated[bool | None, doc("Deprecated alias of use_activation.")] = None
 
     def make_pooling_params(self, *, dimensions: int | None = None) -> PoolingParams:
-        return PoolingParams(use_activation=self.use_activation, normalize=self.normalize, dimensions=dimensions)
+        return PoolingParams(
+            use_activation=self.use_activation,
+            normalize=self.normalize,
+            dimensions=dimensions,
+            softmax=self.softmax,
+            activation=self.activation,
+        )
 
 
 class PromptFields(ActivationFields, kw_only=True):
@@ -277,7 +286,8 @@ class ScoringFields(ActivationFields, kw_only=True):
             queries=queries,
             documents=documents,
             score_type=self.score_type,
-            params=self.make_pooling_params(),
+            # rerank clients send `normalize` whatever the kind of the model
+            params=replace(self.make_pooling_params(), normalize=None),
             tokenization=self.make_tokenization_params(),
             max_tokens_per_query=self.max_tokens_per_query or 0,
             max_tokens_per_doc=self.max_tokens_per_doc or 0,

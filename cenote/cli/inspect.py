@@ -25,7 +25,7 @@ def iter_settings(model: ModelDescription) -> Iterator[tuple[str, str, str]]:
     yield "model", model.name, str(model.checkpoint.folder)
     yield "architecture", model.entry.name, "config.json architectures"
     yield "used as", model.kind.value, model.kind.source
-    yield "tasks", ", ".join(plan.tasks), "pooler config" if plan.defaults.task else model.kind.source
+    yield "tasks", ", ".join(plan.supported_tasks), "pooler config" if plan.defaults.task else model.kind.source
     if model.kind.value == "tensors":  # the plugin does the rest
         yield "dtype", str(model.dtype.value).removeprefix("torch."), model.dtype.source
         yield "device", *_format_sourced(model.device)
@@ -51,7 +51,10 @@ def iter_settings(model: ModelDescription) -> Iterator[tuple[str, str, str]]:
             activation,
             plan.activation.source if plan.use_activation.value else plan.use_activation.source,
         )
-        yield "labels", str(model.num_labels), model.token_labels.source if model.token_labels else "config.json"
+        if model.kind.value == "reward" and model.head is None:
+            yield "reward", "hidden states of all tokens", "no reward head in the checkpoint"
+        else:
+            yield "labels", str(model.num_labels), model.token_labels.source if model.token_labels else "config.json"
     if model.score_template is not None and model.kind.value == "sequence":
         yield "score template", model.score_template.value.name, model.score_template.source
     for step in model.sentence_transformers.projector:

@@ -160,6 +160,7 @@ class EngineConfig:
     trust_remote_code: bool = option(
         "accepted for compatibility and ignored: code in checkpoints is never run", default=False
     )
+    task: str | None = None  # deprecated option of vLLM: the default task; `convert` is derived from it
 
     def __post_init__(self) -> None:
         check_choices(self, unlisted=("generate",))  # rejected later, with the reason
@@ -213,7 +214,7 @@ def _resolve_pooler_config(kwargs: dict[str, Any]) -> PoolerConfig:
 
 
 def _apply_deprecated_task(config: EngineConfig, task: str | None) -> EngineConfig:
-    """Translate the deprecated option `task` of vLLM into `runner` and `convert`."""
+    """Translate the deprecated option `task` of vLLM into `runner` and `convert`; it stays the default task."""
     if task is None or task == "auto":
         return config
     replacements: dict[str, dict[str, Any]] = {
@@ -221,7 +222,7 @@ def _apply_deprecated_task(config: EngineConfig, task: str | None) -> EngineConf
         "embedding": {"convert": "embed"},
         "classify": {"convert": "classify"},
         "score": {},
-        "reward": {},
+        "reward": {"convert": "reward"},
         "token_embed": {},
         "token_classify": {},
     }
@@ -230,4 +231,4 @@ def _apply_deprecated_task(config: EngineConfig, task: str | None) -> EngineConf
     replacement = replacements[task] if config.convert == "auto" else {}
     flags = " ".join(f"--{name} {value}" for name, value in {"runner": "pooling", **replacement}.items())
     logger.info("task=%s is deprecated; use %s", task, flags)
-    return replace(config, runner="pooling", **replacement)
+    return replace(config, runner="pooling", task=task, **replacement)

@@ -8,11 +8,19 @@ from typing import Any
 
 from cenote.config.options import check_known_names, option
 from cenote.errors import BadRequest
-from cenote.protocol.params import TASKS, check_type, resolve_alias, validate_task_name
+from cenote.protocol.params import (
+    DEPRECATED_ACTIVATION_NAMES,
+    TASKS,
+    check_type,
+    resolve_alias,
+    resolve_deprecated_alias,
+    validate_task_name,
+)
 
 POOLER_FIELD_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("task", "pooling_type", "seq_pooling_type", "tok_pooling_type"), (str,)),
     **dict.fromkeys(("use_activation", "normalize", "enable_chunked_processing"), (bool,)),
+    **dict.fromkeys(DEPRECATED_ACTIVATION_NAMES, (bool,)),
     **dict.fromkeys(("dimensions", "max_embed_len", "step_tag_id"), (int,)),
     **dict.fromkeys(("logit_mean", "logit_bias", "logit_sigma"), (float, int)),
     "returned_token_ids": (list, tuple),
@@ -39,6 +47,8 @@ class PoolerConfig:
     logit_sigma: float | None = option("divisor of logits, applied after logit_mean", default=None)
     step_tag_id: int | None = option("STEP pooling returns the rows of this token id", default=None)
     returned_token_ids: list[int] | None = option("STEP pooling returns these columns", default=None)
+    softmax: bool | None = option("deprecated alias of use_activation", default=None)
+    activation: bool | None = option("deprecated alias of use_activation", default=None)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the dataclass is frozen
@@ -51,6 +61,10 @@ class PoolerConfig:
             resolve_alias("normalize", self.normalize, "use_activation", self.use_activation),
         )
         set_field(self, "normalize", None)
+        for name in DEPRECATED_ACTIVATION_NAMES:
+            value = resolve_deprecated_alias(name, getattr(self, name), "use_activation", self.use_activation)
+            set_field(self, "use_activation", value)
+            set_field(self, name, None)
         if self.logit_bias is not None and self.logit_mean not in (None, self.logit_bias):
             raise BadRequest(
                 "`logit_bias` is a deprecated alias of `logit_mean`; both were given, with different values: "

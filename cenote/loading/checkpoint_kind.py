@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cenote.config.engine import Convert, EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
@@ -12,6 +14,7 @@ from cenote.loading.hf_config import read_architectures
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.loading.tensor_model import find_plugin_entry, resolve_plugin_name
 from cenote.loading.transformers_backend import TRANSFORMERS_INSTALL_HINT, is_available, supports, transformers_entry
+from cenote.loading.weights import open_weights
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.registry import (
     ArchitectureEntry,
@@ -19,6 +22,12 @@ from cenote.models.registry import (
     UnknownArchitecture,
     find_architecture,
     names_from_model_type,
+)
+
+# names of the tensors in which reward models store a value per token
+REWARD_HEAD_PREFIXES = (
+    *("score.", "classifier.", "v_head.", "value_head."),
+    *("reward_head.", "rm_head.", "regression_layer."),
 )
 
 
@@ -70,9 +79,9 @@ def resolve_kind(
         raise LoadError("runner='generate' is not supported: Cenote runs pooling models; expected 'pooling' or 'auto'")
     if entry.kind == "tensors":
         return Sourced(entry.kind, f"architecture {entry.name} of the plugin")
-    reward_kind: CheckpointKind = (
-        "reward" if entry.kind == "reward" and architecture.reward_head is not None else "sequence"
-    )
+    # a classifier is a reward model as it is
+    has_classifier = entry.kind == "sequence" or from_tokens is not None
+    reward_kind: CheckpointKind = "sequence" if has_classifier else "token" if entry.kind == "token" else "reward"
     by_flag: dict[Convert, CheckpointKind] = {"embed": "embed", "classify": "sequence", "reward": reward_kind}
     if entry.kind == "causal" and options.convert in ("auto", "reward") and options.pooler_config.returned_token_ids:
         kind: Sourced[CheckpointKind] = Sourced("causal", "pooler config returned_token_ids")
@@ -91,15 +100,35 @@ def resolve_kind(
         kind = Sourced("embed", f"architecture {entry.name}, converted")
     else:
         kind = Sourced(entry.kind, f"architecture {entry.name}")
-    if kind.value in ("reward", "masked") and head_of_kind(kind.value, architecture) is None:
+    if kind.value == "masked" and architecture.masked_head is None:
         kind = Sourced("embed", f"architecture {entry.name}")
     if kind.value == "sparse":
         _check_sparse(options, entry, architecture)
-    if not entry.is_native and (from_tokens is not None or (kind.value != entry.kind and kind.value != "embed")):
+    if not entry.is_native and (from_tokens is not None or kind.value not in (entry.kind, "embed", "reward")):
         raise LoadError(f"{entry.name} runs on the Transformers backend, which cannot convert it to a classifier")
     if kind.value == "sequence" and architecture.sequence_head is None:
         raise LoadError(f"{entry.name} has no sequence classification head; use convert='embed'")
     return kind
+
+
+def find_reward_head(checkpoint: Checkpoint, entry: ArchitectureEntry, architecture: Architecture) -> Head | None:
+    """Return the head of a reward model: the architecture's, else its classifier if the checkpoint has the weights.
+
+    None: the model returns the hidden states of all tokens. Raise LoadError for a head that is unknown.
+    """
+    if architecture.reward_head is not None:
+        return architecture.reward_head
+    names = sorted(name for name in open_weights(checkpoint).names() if name.startswith(REWARD_HEAD_PREFIXES))
+    if not names:
+        return None
+    head = architecture.sequence_head
+    # one linear layer gives a value per token as it gives one per sequence
+    if entry.is_native and head is not None and {name.rpartition(".")[0] for name in names} == {*head.weights.values()}:
+        return replace(head, applies_activation=False)
+    raise LoadError(
+        f"{checkpoint.folder}: {entry.name} has a reward head that is not supported ({', '.join(names[:4])}); "
+        "use convert='embed' for embeddings, which ignore it"
+    )
 
 
 def _check_sparse(options: EngineConfig, entry: ArchitectureEntry, architecture: Architecture) -> None:

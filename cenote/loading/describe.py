@@ -11,12 +11,12 @@ import torch
 from cenote.config.engine import EngineConfig, Quantization
 from cenote.config.options import Sourced
 from cenote.config.pooler import PoolerConfig
-from cenote.errors import LoadError, PoolingError
+from cenote.errors import LoadError, PoolingError, Unsupported
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.post_load import resolve_quantization
 from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
-from cenote.loading.checkpoint_kind import detect_kind, find_entry, head_of_kind, resolve_kind
+from cenote.loading.checkpoint_kind import detect_kind, find_entry, find_reward_head, head_of_kind, resolve_kind
 from cenote.loading.colbert import LateInteractionSettings, read_late_interaction
 from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
 from cenote.loading.hf_config import read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
@@ -29,7 +29,7 @@ from cenote.models.registry import ArchitectureEntry, CheckpointKind, has_presca
 from cenote.pooling.activations import resolve_classification_activation
 from cenote.pooling.plan import Matryoshka, PoolingFileSettings, PoolingPlan, resolve_plan
 from cenote.protocol.input_types import ScoreTemplate
-from cenote.protocol.params import ScoreType, Task
+from cenote.protocol.params import PoolingOptions, PoolingParams, ScoreType, Task
 
 # supported tasks by kind, the default first
 TASKS_BY_KIND: dict[CheckpointKind, tuple[Task, ...]] = {
@@ -63,7 +63,32 @@ class ModelConfig:
     max_model_len: int
     embedding_size: int
     dtype: torch.dtype
-    pooler_config: PoolerConfig
+    pooling_plan: PoolingPlan
+
+    @property
+    def served_model_name(self) -> str:
+        return self.model
+
+    @property
+    def pooler_config(self) -> PoolerConfig:
+        """The pooling settings in use: options, then the model's files, then its defaults."""
+        return self.pooling_plan.resolve_pooler_config()
+
+    @property
+    def is_matryoshka(self) -> bool:
+        return self.pooling_plan.matryoshka.is_supported
+
+    @property
+    def matryoshka_dimensions(self) -> list[int] | None:
+        """The embedding sizes that requests may ask for; None: any, if the model supports it at all."""
+        return list(self.pooling_plan.matryoshka.sizes) or None
+
+    def resolve_pooling_options(self, task: str, params: PoolingParams) -> PoolingOptions:
+        """Check the parameters of a request and fill in the defaults."""
+        task = {"score": "classify", "reward": "token_classify"}.get(task, task)
+        if task not in self.pooling_plan.tasks:
+            raise Unsupported(f"Unsupported task: {task!r} Supported tasks: {self.pooling_plan.tasks}", param="task")
+        return self.pooling_plan.resolve_options(task, params)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +137,7 @@ class ModelDescription:
             max_model_len=self.max_length.value,
             embedding_size=self.plan.matryoshka.full_size,
             dtype=self.dtype.value,
-            pooler_config=self.plan.defaults,
+            pooling_plan=self.plan,
         )
 
 
@@ -136,6 +161,8 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     reranker = detect_reranker(options, checkpoint, config, entry, family, files, has_one_label=one_label)
     from_tokens = reranker.labels
     kind = resolve_kind(options, entry, family, from_tokens, detect_kind(checkpoint, entry, files))
+    if kind.value == "reward":
+        family = replace(family, reward_head=find_reward_head(checkpoint, entry, family))
     late_interaction = None
     if kind.value == "multi_vector" and not _is_plain_late_interaction(options, config):
         late_interaction = read_late_interaction(checkpoint, config, files, family.late_interaction_defaults)
@@ -150,7 +177,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     )
     architecture = replace(family, backbone=replace(family.backbone, max_positions=max_length.value))
     head = head_of_kind(kind.value, architecture)
-    labels = _read_labels(config) if kind.value in ("sequence", "token", "reward") else None
+    labels = _read_labels(config) if head is not None and kind.value in ("sequence", "token", "reward") else None
     device = _resolve_device(options.device)
     cpu = cpu_features()
     dtype = resolve_dtype(
@@ -160,7 +187,9 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
         native_bf16=cpu.has_bfloat16,
         supports_float16=supports_float16(config.get("model_type")),
     )
-    tasks, step_tag = _tasks_of_kind(kind.value, entry, family), head.spec.step_tag_id if head is not None else None
+    tasks = _with_default_first(_tasks_of_kind(kind.value, entry, family), options.task)
+    step_tag = head.spec.step_tag_id if head is not None else None
+    num_labels = from_tokens.num_labels if from_tokens else _resolve_num_labels(config, labels, kind.value, head)
     name = options.served_model_name or (options.model if options.model else SHORT_NAME)
     return ModelDescription(
         name=name,
@@ -174,14 +203,15 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
             pooler_config=options.pooler_config,
             file_settings=_pooling_files(files, kind.value, tasks),
             method=_default_pooling(kind.value, architecture, entry),
-            activation=_resolve_activation(kind, config, files, reranker),
+            activation=_resolve_activation(kind, head, config, files, reranker),
             tasks=tasks,
             matryoshka=_resolve_matryoshka(config, files, kind.value, architecture, options),
             no_activation_tasks=_no_activation_tasks(kind.value, head, tasks),
             step_tag=None if step_tag is None else Sourced(step_tag, f"{entry.name}'s classifier"),
             logit_mean=None if head is None else head.logit_mean,
+            num_labels=num_labels,
         ),
-        num_labels=from_tokens.num_labels if from_tokens else _resolve_num_labels(config, labels, kind.value, head),
+        num_labels=num_labels,
         labels=labels,
         token_labels=from_tokens,
         score_template=reranker.template,
@@ -233,11 +263,22 @@ def _encoder_max_length(
     return files.max_length if late_interaction is None else None
 
 
+def _with_default_first(tasks: tuple[Task, ...], requested: str | None) -> tuple[Task, ...]:
+    """Return the tasks with the one of the deprecated option `task` first, if the model has it."""
+    return tuple(sorted(tasks, key=lambda task: task != requested))
+
+
 def _resolve_activation(
-    kind: Sourced[CheckpointKind], config: HFConfig, files: SentenceTransformersFiles, reranker: RerankerSettings
+    kind: Sourced[CheckpointKind],
+    head: Head | None,
+    config: HFConfig,
+    files: SentenceTransformersFiles,
+    reranker: RerankerSettings,
 ) -> Sourced[str]:
     if kind.value == "hybrid":
         return Sourced("relu", kind.source)  # lexical weights are not negative
+    if kind.value == "reward" and head is None:
+        return Sourced("identity", kind.source)  # hidden states, not logits
     own = {} if reranker.is_known else _activation_from_files(files)
     return resolve_classification_activation({"num_labels": None, **config.values, **own})
 

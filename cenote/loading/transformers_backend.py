@@ -50,7 +50,7 @@ def transformers_entry(names: list[str], source: str) -> ArchitectureEntry:
     return ArchitectureEntry(
         names[0],
         transformers_architecture,
-        kind if kind in AUTO_CLASSES or kind == "causal" else "embed",
+        kind if kind in AUTO_CLASSES or kind in ("causal", "reward") else "embed",
         is_native=False,
     )
 
@@ -108,7 +108,7 @@ def load_transformers_backbone(
         raise LoadError(
             f"{checkpoint.folder}: Transformers {library.__version__} cannot load it either: {first_line(error)}"
         ) from error
-    if kind == "embed" and hasattr(model, "decoder") and hasattr(model, "encoder"):
+    if kind in ("embed", "reward") and hasattr(model, "decoder") and hasattr(model, "encoder"):
         model = model.get_encoder()
     return TransformersBackbone(model.to(device).eval().requires_grad_(False), kind)
 

@@ -15,7 +15,7 @@ CheckpointKind = Literal[
     "embed",
     "sequence",  # sequence classification
     "token",  # token classification
-    "reward",  # a reward value per token
+    "reward",  # a reward value per token; without a head, the hidden states of all tokens
     "masked",  # masked language model: vocabulary logits per token
     "sparse",  # SPLADE: vocabulary weights per input
     "multi_vector",  # ColBERT: an embedding per token
@@ -144,6 +144,10 @@ KIND_SUFFIXES: tuple[tuple[str, CheckpointKind], ...] = (
     ("EmbeddingModel", "embed"),
     ("ForSequenceClassification", "sequence"),
     ("ForTokenClassification", "token"),
+    ("ForTextClassification", "sequence"),
+    ("ForImageClassification", "sequence"),
+    ("ForVideoClassification", "sequence"),
+    ("ForAudioClassification", "sequence"),
     ("ClassificationModel", "sequence"),
     ("ForRewardModeling", "reward"),
     ("ForRewardModel", "reward"),

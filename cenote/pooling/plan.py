@@ -9,11 +9,10 @@ from cenote.config.options import Sourced
 from cenote.config.pooler import PoolerConfig
 from cenote.errors import BadRequest, LoadError, Unsupported
 from cenote.pooling.methods import POOLING_METHODS
-from cenote.protocol.params import PoolingOptions, PoolingParams, Task
+from cenote.protocol.params import TASK_PARAMS, PoolingOptions, PoolingParams, Task, valid_params
 
 TOKEN_POOLING_TYPES = ("ALL", "STEP")
 POOLER_CONFIG_SOURCE = "pooler config"
-PARAM_NAMES = ("use_activation", "dimensions", "step_tag_id", "returned_token_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +72,12 @@ class PoolingPlan:
     no_activation_tasks: tuple[Task, ...] = ()  # without activation unless a request sets use_activation
     scalar_tasks: tuple[Task, ...] = ()  # token-wise tasks with a scalar instead of a vector per token
     excluded_token_ids: tuple[int, ...] = ()  # left out of sparse vectors
+    num_labels: int | None = None
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """The tasks, and `score` if the model is a cross-encoder: a classifier with one label."""
+        return (*self.tasks, "score") if "classify" in self.tasks and self.num_labels == 1 else self.tasks
 
     def resolve_options_for_tasks(
         self, tasks: Sequence[Task], params: PoolingParams | None
@@ -80,19 +85,16 @@ class PoolingPlan:
         """Resolve the options of each of several combined tasks; each uses the parameters valid for it."""
         params = params or PoolingParams()
         valid = [self._get_valid_params(task) for task in tasks]
-        self._check_params(
-            "&".join(tasks), [name for name in PARAM_NAMES if any(name in names for names in valid)], params
-        )
+        params.check_supported("&".join(tasks), [name for name in TASK_PARAMS if any(name in names for names in valid)])
         return tuple(
-            self.resolve_options(task, replace(params, **{name: None for name in PARAM_NAMES if name not in names}))
-            for task, names in zip(tasks, valid, strict=True)
+            self.resolve_options(task, params.restrict_to(names)) for task, names in zip(tasks, valid, strict=True)
         )
 
     def resolve_options(self, task: Task, params: PoolingParams | None) -> PoolingOptions:
         """Validate the parameters of a request and fill in the defaults."""
         params = params or PoolingParams()
         defaults = self.defaults
-        self._check_params(task, self._get_valid_params(task), params)
+        params.check_supported(task, self._get_valid_params(task))
         dimensions = None
         if task in ("embed", "token_embed"):
             dimensions = params.dimensions if params.dimensions is not None else defaults.dimensions
@@ -100,27 +102,33 @@ class PoolingPlan:
             self.matryoshka.check_dimensions(dimensions, self.model)
         use_activation = params.use_activation
         if use_activation is None:
-            use_activation = self.use_activation.value and task not in self.no_activation_tasks
+            use_activation = self._default_activation(task)
         if self.tok_pooling_type.value != "STEP" or task not in ("token_embed", "token_classify"):
             return PoolingOptions(use_activation, dimensions)
         tag = params.step_tag_id if params.step_tag_id is not None else defaults.step_tag_id
         columns = params.returned_token_ids or defaults.returned_token_ids
         return PoolingOptions(use_activation, dimensions, tag, tuple(columns) if columns else None)
 
-    def _get_valid_params(self, task: Task) -> list[str]:
-        valid = [] if task == "sparse_embed" else ["use_activation"]
-        valid += ["dimensions"] if task in ("embed", "token_embed") else []
-        if self.tok_pooling_type.value == "STEP":
-            valid = [*valid, "step_tag_id", "returned_token_ids"]
-        return valid
+    def resolve_pooler_config(self) -> PoolerConfig:
+        """Return the pooler config with the settings of the model's files and defaults filled in."""
+        methods = self.seq_pooling_types.value
+        sequence = methods[0] if len(methods) == 1 else None  # several are concatenated, which has no name
+        token = self.tok_pooling_type.value
+        return replace(
+            self.defaults,
+            pooling_type=token if {"embed", "classify"}.isdisjoint(self.tasks) else sequence,
+            seq_pooling_type=sequence,
+            tok_pooling_type=token,
+            use_activation=self._default_activation(self.tasks[0]),
+            logit_mean=self.logit_mean,
+            logit_sigma=self.logit_sigma,
+        )
 
-    def _check_params(self, task: str, valid: Sequence[str], params: PoolingParams) -> None:
-        invalid = [name for name in PARAM_NAMES if name not in valid and getattr(params, name) is not None]
-        if invalid:
-            raise BadRequest(
-                f"Task {task!r} only supports {list(valid)} parameters, does not support {invalid} parameters",
-                param=invalid[0],
-            )
+    def _default_activation(self, task: Task) -> bool:
+        return self.use_activation.value and task not in self.no_activation_tasks
+
+    def _get_valid_params(self, task: Task) -> list[str]:
+        return valid_params(task, has_steps=self.tok_pooling_type.value == "STEP")
 
 
 def resolve_plan(
@@ -135,6 +143,7 @@ def resolve_plan(
     no_activation_tasks: tuple[Task, ...] = (),
     step_tag: Sourced[int] | None = None,
     logit_mean: float | None = None,
+    num_labels: int | None = None,
 ) -> PoolingPlan:
     """Resolve each setting independently: an option for one does not override the files' value of another."""
     sequence: Sourced[tuple[str, ...]]
@@ -170,6 +179,7 @@ def resolve_plan(
         matryoshka=matryoshka,
         defaults=pooler_config,
         no_activation_tasks=no_activation_tasks if pooler_config.use_activation is None else (),
+        num_labels=num_labels,
     )
     if pooler_config.dimensions is not None:
         matryoshka.check_dimensions(pooler_config.dimensions, model)

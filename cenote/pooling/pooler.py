@@ -46,6 +46,9 @@ class Pooler(nn.Module):
         self.heads = heads
         self.dtype = dtype  # of the heads: float32 by default
 
+    def get_supported_tasks(self) -> set[str]:
+        return set(self.plan.supported_tasks)
+
     def forward(
         self,
         hidden: Tensor,

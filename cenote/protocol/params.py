@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal, Protocol, get_args
 
 from cenote.errors import BadRequest
+
+logger = logging.getLogger("cenote")
 
 # `plugin`: models whose input and output tensors are handled by an IO processor plugin
 Task = Literal["embed", "classify", "token_embed", "token_classify", "sparse_embed", "plugin"]
@@ -22,6 +27,20 @@ TruncationSide = Literal["left", "right"]
 
 AggregationStrategy = Literal["none", "simple", "first", "average", "max"]
 
+# former names of use_activation, in PoolingParams, PoolerConfig and request bodies
+DEPRECATED_ACTIVATION_NAMES = ("softmax", "activation")
+
+
+# fields of PoolingParams that only some tasks accept
+TASK_PARAMS = ("use_activation", "dimensions", "normalize", "step_tag_id", "returned_token_ids")
+STEP_PARAMS = ("step_tag_id", "returned_token_ids")  # accepted by models with STEP pooling
+
+
+class PoolingModelConfig(Protocol):
+    """What `PoolingParams.verify` needs to know about a model; `LLM.model_config` is one."""
+
+    def resolve_pooling_options(self, task: str, params: PoolingParams) -> PoolingOptions: ...
+
 
 @dataclass(slots=True)
 class PoolingParams:
@@ -33,20 +52,61 @@ class PoolingParams:
     returned_token_ids: list[int] | None = None
     task: str | None = None
     extra_kwargs: dict[str, Any] | None = None
-    normalize: bool | None = None  # deprecated alias of use_activation
+    # former name of use_activation for embeddings; kept to refuse it for other tasks
+    normalize: bool | None = field(default=None, compare=False)
     truncate_prompt_tokens: int | None = None  # deprecated: belongs in tokenization_kwargs
     skip_reading_prefix_cache: bool | None = None  # accepted for compatibility and ignored: there is no KV cache
+    softmax: bool | None = None  # deprecated alias of use_activation
+    activation: bool | None = None  # deprecated alias of use_activation
 
     def __post_init__(self) -> None:
-        for name in ("use_activation", "normalize"):
+        for name in ("use_activation", "normalize", *DEPRECATED_ACTIVATION_NAMES):
             check_type(name, getattr(self, name), (bool,))
         check_type("returned_token_ids", self.returned_token_ids, (list, tuple))
+        for name in DEPRECATED_ACTIVATION_NAMES:
+            self.use_activation = resolve_deprecated_alias(
+                name, getattr(self, name), "use_activation", self.use_activation
+            )
+            setattr(self, name, None)
         self.use_activation = resolve_alias("normalize", self.normalize, "use_activation", self.use_activation)
-        self.normalize = None
         self.task = validate_task_name(self.task)
 
     def clone(self) -> PoolingParams:
         return deepcopy(self)
+
+    def verify(self, task: str, model_config: PoolingModelConfig | None = None) -> None:
+        """Check the parameters for a task and fill in the defaults; raise BadRequest, a ValueError.
+
+        Without a model, only the names of the parameters are checked.
+        """
+        if self.task not in (None, task):
+            raise BadRequest(f"You cannot overwrite param.task={self.task!r} with pooling_task={task!r}!", param="task")
+        if model_config is None:
+            self.check_supported(task, valid_params(task))
+            options = PoolingOptions(self.use_activation is not False, self.dimensions)
+        else:
+            options = model_config.resolve_pooling_options(task, self)
+        self.task = task
+        self.use_activation, self.normalize = options.use_activation, None
+        self.dimensions, self.step_tag_id = options.dimensions, options.step_tag_id
+        self.returned_token_ids = None if options.returned_token_ids is None else list(options.returned_token_ids)
+
+    def restrict_to(self, names: Sequence[str]) -> PoolingParams:
+        """Return a copy without the task-specific parameters that are not named."""
+        dropped = {name for name in TASK_PARAMS if name not in names}
+        if "normalize" in dropped and self.normalize is not None:
+            dropped.add("use_activation")  # it was given by that name
+        return replace(self, **dict.fromkeys(dropped))
+
+    def check_supported(self, task: str, valid: Sequence[str]) -> None:
+        """Raise BadRequest if a parameter is set that the task does not support."""
+        if unsupported := [name for name in TASK_PARAMS if name not in valid and getattr(self, name) is not None]:
+            # embedding tasks call it `normalize`; they accept both names
+            listed = [name for name in valid if name != "use_activation" or "normalize" not in valid]
+            raise BadRequest(
+                f"Task {task!r} only supports {listed} parameters, does not support {unsupported} parameters",
+                param=unsupported[0],
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +153,28 @@ def validate_task_name(name: str | None) -> str | None:
             "`encode` task was removed; use `token_embed` or `token_classify` instead.", param="task", value=name
         )
     return name
+
+
+def valid_params(task: str, *, has_steps: bool = False) -> list[str]:
+    """Return the names of the parameters that a task supports; `has_steps`: the model uses STEP pooling."""
+    valid = {
+        "embed": ["use_activation", "dimensions", "normalize"],
+        "token_embed": ["use_activation", "dimensions", "normalize"],
+        "sparse_embed": [],
+    }.get(task, ["use_activation"])
+    return [*valid, *STEP_PARAMS] if has_steps else valid
+
+
+def resolve_deprecated_alias(old: str, old_value: bool | None, new: str, new_value: bool | None) -> bool | None:
+    """Like `resolve_alias`, and log the current name once."""
+    if old_value is not None:
+        _log_deprecated(old, new)
+    return resolve_alias(old, old_value, new, new_value)
+
+
+@lru_cache  # once per name
+def _log_deprecated(old: str, new: str) -> None:
+    logger.warning("%s is deprecated; use %s", old, new)
 
 
 def resolve_alias(old: str, old_value: bool | None, new: str, new_value: bool | None) -> bool | None:

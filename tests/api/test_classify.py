@@ -78,11 +78,18 @@ def test_a_response_has_an_id_the_model_name_and_usage(client: TestClient) -> No
 def test_logits_come_without_the_activation(client: TestClient, llm: LLM) -> None:
     logits = expected(llm, TEXTS, pooling_params=PoolingParams(use_activation=False))
 
-    for name in ("use_activation", "normalize"):
+    for name in ("use_activation", "softmax", "activation"):
         np.testing.assert_allclose(probs(post_classify(client, input=TEXTS, **{name: False})), logits, atol=1e-5)
     assert np.abs(logits.sum(axis=1) - 1).max() > 0.1
     reply = client.post("/classify", json={"input": "a", "use_activation": True, "normalize": False})
     assert_refused(reply, "`normalize` is a deprecated alias of `use_activation`", "normalize")
+
+
+def test_normalize_is_for_embeddings(client: TestClient) -> None:
+    message = "Task 'classify' only supports ['use_activation'] parameters, does not support ['normalize'] parameters"
+    assert_refused(client.post("/classify", json={"input": "a", "normalize": False}), message, "normalize")
+    reply = client.post("/pooling", json={"input": "a", "task": "classify", "normalize": True})
+    assert_refused(reply, message, "normalize")
 
 
 def test_token_ids_and_conversations_are_classified(client: TestClient, llm: LLM) -> None:

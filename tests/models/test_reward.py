@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.testing import assert_close
 
 from cenote import LLM, PoolerConfig, PoolingParams
-from cenote.errors import LoadError, Unsupported
+from cenote.errors import BadRequest, LoadError, Unsupported
 from tests.api.app_client import add_chat_template, assert_refused, load_llm, make_client
 from tests.models.test_decoders import Head, as_internlm2, rewrite
 from tests.tiny import SEQUENCES, change_config, compute_hidden_states, compute_logits, save_tiny, tiny_qwen3_causal
@@ -133,6 +134,81 @@ def test_the_steps_may_end_elsewhere_and_one_column_may_be_enough(tmp_path: Path
         assert_same(rows_of(llm, right), at_steps([rows[:, 1:] for rows in raw]))
     with load_llm(tmp_path, pooler_config=PoolerConfig(pooling_type="ALL")) as llm:
         assert_same(rows_of(llm), [rows.softmax(-1) for rows in raw])
+
+
+# reward models without a head of their own
+
+
+REWARD_NAMES = ("Qwen3ForRewardModeling", "Qwen3RewardModel")
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"convert": "reward"}, "Qwen3ForCausalLM"),
+        ({"task": "reward"}, "Qwen3ForCausalLM"),
+        *(({}, name) for name in REWARD_NAMES),
+        *(({"task": "reward"}, name) for name in REWARD_NAMES),
+    ],
+)
+def test_without_a_reward_head_rewards_are_the_hidden_states_of_all_tokens(
+    options: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    expected = compute_hidden_states(tiny_qwen3_causal(tmp_path))
+    change_config(tmp_path, architectures=[name])
+
+    with load_llm(tmp_path, **options) as llm:
+        assert llm.pooling_task == "token_classify"
+        assert_same(rows_of(llm), expected)
+        assert_same(rows_of(llm, PoolingParams(use_activation=True)), expected)  # no softmax
+        encoded = llm.encode(SEQUENCES, pooling_task="reward", use_tqdm=False)
+        assert_same([output.outputs.data for output in encoded], expected)
+        assert_same(pooled(llm), expected)
+        assert {"embed", "token_embed"} <= set(llm.supported_tasks)
+        (vector,) = llm.embed([SEQUENCES[0]], use_tqdm=False)
+        assert_close(vector.outputs.data, F.normalize(expected[0][-1], dim=-1), atol=1e-5, rtol=0)
+
+
+def test_encode_needs_no_task_if_the_deprecated_option_task_names_one(tmp_path: Path) -> None:
+    expected = outcome(tmp_path)
+
+    with load_llm(tmp_path, task="reward") as llm:
+        encoded = llm.encode(SEQUENCES, use_tqdm=False)
+        assert_same([output.outputs.data for output in encoded], expected)
+    with load_llm(tmp_path) as llm, pytest.raises(BadRequest, match="pooling_task required for `LLM.encode`"):
+        llm.encode(SEQUENCES, use_tqdm=False)
+
+
+@pytest.mark.parametrize("name", REWARD_NAMES)
+def test_a_linear_reward_head_in_the_checkpoint_is_used(name: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "Qwen3ForSequenceClassification", num_labels=1)
+    head = reference.score
+    change_config(tmp_path, architectures=[name])
+
+    with load_llm(tmp_path) as llm:
+        assert llm.supported_tasks == ("token_classify", "token_embed", "embed")
+        actual = rows_of(llm)
+
+    with torch.inference_mode():
+        assert_same(actual, [head(rows) for rows in compute_hidden_states(reference)])
+
+
+def test_an_unknown_reward_head_is_refused_by_name(tmp_path: Path) -> None:
+    tiny_qwen3_causal(tmp_path)
+    head = Head(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    rewrite(tmp_path, lambda tensors: tensors | head.tensors("score"), architectures=["Qwen3ForRewardModeling"])
+
+    with pytest.raises(LoadError, match=r"has a reward head that is not supported \(score\.0\.bias"):
+        load_llm(tmp_path)
+    with load_llm(tmp_path, convert="embed") as llm:
+        assert llm.supported_tasks == ("embed", "token_embed")
+
+
+def test_the_transformers_backend_returns_hidden_states_too(tmp_path: Path) -> None:
+    expected = compute_hidden_states(tiny_qwen3_causal(tmp_path))
+
+    with load_llm(tmp_path, task="reward", model_impl="transformers") as llm:
+        assert_same(rows_of(llm), expected)
 
 
 # sequence rewards

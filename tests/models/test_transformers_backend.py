@@ -65,7 +65,7 @@ def test_an_unknown_classifier_classifies_and_scores(tmp_path: Path) -> None:
     reference = save(tmp_path, "RoFormerForSequenceClassification", config)
 
     with LLM(str(tmp_path), dtype="float32", max_model_len=64) as llm:
-        assert llm.supported_tasks == ("classify",)
+        assert llm.supported_tasks == ("classify", "score")
         outputs = llm.score("the cat", ["a dog", "the old river in berlin"], use_tqdm=False)
 
     for output in outputs:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 import cenote
+from cenote.config.pooler import PoolerConfig
 from cenote.errors import (
     BadRequest,
     EngineStopped,
@@ -18,7 +20,7 @@ from cenote.errors import (
     UnknownModel,
     Unsupported,
 )
-from cenote.protocol.params import PoolingParams
+from cenote.protocol.params import PoolingParams, _log_deprecated
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.utils.registry import Registry
 
@@ -34,6 +36,47 @@ def test_aliases_with_different_values_are_refused(old: bool) -> None:
     with pytest.raises(BadRequest, match="`normalize` is a deprecated alias of `use_activation`") as caught:
         PoolingParams(normalize=old, use_activation=not old)
     assert caught.value.param == "normalize"
+
+
+@pytest.mark.parametrize("name", ["softmax", "activation"])
+def test_older_names_of_use_activation_are_accepted_with_a_log_line(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _log_deprecated.cache_clear()
+    for make in (PoolingParams, PoolerConfig):
+        assert make(**{name: False}).use_activation is False  # type: ignore[arg-type]
+        with pytest.raises(BadRequest, match=f"`{name}` is a deprecated alias of `use_activation`"):
+            make(**{name: False, "use_activation": True})  # type: ignore[arg-type]
+    assert caplog.messages == [f"{name} is deprecated; use use_activation"]
+
+
+@pytest.mark.parametrize(
+    ("task", "params", "message"),
+    [
+        ("classify", {"normalize": False}, "Task 'classify' only supports ['use_activation'] parameters, does not "
+         "support ['normalize'] parameters"),
+        ("score", {"dimensions": 8}, "Task 'score' only supports ['use_activation'] parameters, does not support "
+         "['dimensions'] parameters"),
+        ("token_classify", {"normalize": True, "dimensions": 8}, "Task 'token_classify' only supports "
+         "['use_activation'] parameters, does not support ['dimensions', 'normalize'] parameters"),
+        ("embed", {"step_tag_id": 1}, "Task 'embed' only supports ['dimensions', 'normalize'] parameters, does not "
+         "support ['step_tag_id'] parameters"),
+    ],
+)  # fmt: skip
+def test_verify_refuses_parameters_of_other_tasks(task: str, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        PoolingParams(**params).verify(task)
+
+
+def test_verify_fills_in_the_task_and_the_defaults() -> None:
+    params = PoolingParams(normalize=False)
+    params.verify("embed")
+    assert params == PoolingParams(task="embed", use_activation=False)
+    params = PoolingParams()
+    params.verify("classify")
+    assert params == PoolingParams(task="classify", use_activation=True)
+    with pytest.raises(BadRequest, match="You cannot overwrite param.task='classify' with pooling_task='embed'!"):
+        params.verify("embed")
 
 
 def test_the_removed_task_encode_is_refused_with_its_replacements() -> None:
