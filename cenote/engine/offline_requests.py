@@ -32,6 +32,7 @@ Use one of the specific methods, or name a task:
   - LLM.reward(...)    or pooling_task="token_classify":  a probability per class for every token
   - pooling_task="token_embed":                           a vector for every token
   - LLM.sparse_embed(...) or pooling_task="sparse_embed": a weight for every token of the vocabulary that matters
+  - pooling_task="plugin":                                data for an IO processor plugin
   - several at once:                                      pooling_task="embed&token_embed"
 This model supports: """
 
