@@ -15,6 +15,7 @@ from cenote.errors import BadRequest, InputTooLong, Unsupported
 from cenote.inputs.chat import ChatSettings, render_conversation
 from cenote.inputs.colbert_format import RoleFormat
 from cenote.inputs.content_parts import join_text_parts
+from cenote.inputs.formatted_pairs import FormattedPair, log_formatted, make_pair_format
 from cenote.inputs.images.multimodal_processor import MultimodalProcessor
 from cenote.inputs.instruction_mask import InstructionMask
 from cenote.inputs.limits import Limits
@@ -89,6 +90,7 @@ class InputPlanner:
         self.enable_prompt_embeds = enable_prompt_embeds
         self.exclude_prompt = exclude_prompt
         self.chat_settings = chat_settings or ChatSettings()
+        self.pair_format = make_pair_format(score_template, self.chat_settings.special_tokens)
         self.role_formats = role_formats or {}  # of models that tokenize queries and documents differently
         self.instruction_mask = instruction_mask  # of models that do not pool the instruction in a prompt
         self.multimodal = multimodal  # None: text only
@@ -212,16 +214,22 @@ class InputPlanner:
         default_template = None if pair.template is not None else self.score_template
         if default_template is not None and not default_template.add_special_tokens:
             tokenization = replace(tokenization, add_special_tokens=False)
+        formatted = self._split_formatted(pair)
 
         def render(query: str, documents: Sequence[str]) -> str:
-            text = render_pair(
-                replace(pair, query=query, document=documents[0]), self.chat_settings.special_tokens, default_template
-            )
+            if formatted is not None:
+                text = formatted.join(query, documents[0])
+            else:
+                new_pair = replace(pair, query=query, document=documents[0])
+                text = render_pair(new_pair, self.chat_settings.special_tokens, default_template)
             if self.multimodal is not None and pair.images:
                 return self.multimodal.image_processor.normalize_placeholders(text)
             return text
 
-        templated, suffix = TemplatedTexts(pair.query, [pair.document], render), self.pair_suffix_ids
+        query, document = (
+            (pair.query, pair.document) if formatted is None else (formatted.query.text, formatted.document.text)
+        )
+        templated, suffix = TemplatedTexts(query, [document], render), self.pair_suffix_ids
         if not len(suffix):
             return self.sequence_builder.build_templated(templated, tokenization, options.limits, max_tokens, texts)
         if max_tokens is not None:
@@ -239,6 +247,17 @@ class InputPlanner:
             )
 
         return build_with_suffix
+
+    def _split_formatted(self, pair: TextPair) -> FormattedPair | None:
+        """Return the parts of a pair that already contains the model's score template; None for a plain pair."""
+        if pair.template is not None or self.pair_format is None:
+            return None
+        formatted = self.pair_format.split(pair.query, pair.document)
+        if formatted is None:
+            self.pair_format.check_plain(pair.query)
+        else:
+            log_formatted(self.pair_format.template.name)
+        return formatted
 
     def _plan_listwise(self, listwise: ListwiseInput, options: RenderOptions, texts: TextSet) -> BuildFn:
         found_ids = [self.tokenizer.raw.token_to_id(marker) for marker in (DOCUMENT_TOKEN, QUERY_TOKEN)]

@@ -150,9 +150,9 @@ def _template_from_options(options: EngineConfig) -> Sourced[ScoreTemplate] | No
             text = read_template_text(options.score_template, SCORE_TEMPLATE_OPTION)
         except BadRequest as error:
             raise BadRequest(f"{error.message}; built-in values: {known}", param=SCORE_TEMPLATE_OPTION) from error
-        return Sourced(ScoreTemplate(text or "", "given"), SCORE_TEMPLATE_OPTION)
+        return Sourced(ScoreTemplate(text or "", "given", is_user_given=True), SCORE_TEMPLATE_OPTION)
     text = read_template_text(options.chat_template, "chat_template")
-    return None if text is None else Sourced(ScoreTemplate(text, "given"), "chat_template")
+    return None if text is None else Sourced(ScoreTemplate(text, "given", is_user_given=True), "chat_template")
 
 
 def _find_recipe(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -> Sourced[RerankerRecipe] | None:

@@ -66,6 +66,7 @@ class ScoreTemplate:
     has_content_parts: bool = False  # message contents are lists of parts
     add_special_tokens: bool = True  # around the rendered text
     is_document_verbatim: bool = False  # the document appears in it unchanged, and nothing else depends on it
+    is_user_given: bool = False  # from an option, not from the model: always applied, also to texts that contain it
 
 
 @dataclass(frozen=True, slots=True)

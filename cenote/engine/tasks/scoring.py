@@ -12,10 +12,11 @@ from cenote.engine.request_state import PoolResults
 from cenote.engine.tasks.engine_calls import EngineCalls
 from cenote.errors import BadRequest
 from cenote.inputs.content_parts import join_text_parts
+from cenote.inputs.formatted_pairs import FormattedText
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.template_kwargs import check_template_kwargs
 from cenote.inputs.tokenizer import TruncatedText
-from cenote.protocol.input_types import ContentParts, Input, ScoreInput
+from cenote.protocol.input_types import Input, ScoreInput
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.results import ScoreResult
 from cenote.scoring.scorer import (
@@ -65,8 +66,10 @@ class ScoringService:
         check_pair_counts(request)
         check_template_kwargs(request.template_kwargs, "score")
         started_at = time.monotonic()
-        queries = self._truncate(request.queries, "max_tokens_per_query", request.max_tokens_per_query)
-        documents = self._truncate(request.documents, "max_tokens_per_doc", request.max_tokens_per_doc)
+        request = self._join_text_parts(request)
+        query_parts, document_parts = self._split_formatted(request)
+        queries = self._truncate(request.queries, query_parts, "max_tokens_per_query", request.max_tokens_per_query)
+        documents = self._truncate(request.documents, document_parts, "max_tokens_per_doc", request.max_tokens_per_doc)
         num_truncated = [
             query.num_truncated_tokens + document.num_truncated_tokens
             for query, document in zip(broadcast_queries(queries, len(documents)), documents, strict=True)
@@ -79,22 +82,56 @@ class ScoringService:
         request.timing.tokenize_s += time.monotonic() - started_at
         return truncated, num_truncated
 
-    def _truncate(self, inputs: Sequence[ScoreInput], name: str, limit: int) -> list[TruncatedText]:
+    def _join_text_parts(self, request: ScoreRequest) -> ScoreRequest:
+        """Return the request of a text-only model with its content parts joined to texts."""
+        if self.renderer.multimodal is not None:
+            return request
+
+        def join(item: ScoreInput) -> str:
+            if isinstance(item, str):
+                return item
+            return join_text_parts(item.content, item.param_path, self.renderer.architecture)
+
+        return replace(
+            request, queries=[join(query) for query in request.queries], documents=list(map(join, request.documents))
+        )
+
+    def _split_formatted(self, request: ScoreRequest) -> tuple[list[FormattedText | None], list[FormattedText | None]]:
+        """Return the parts of queries and of documents that already contain the score template; None for the others."""
+        queries: list[FormattedText | None] = [None] * len(request.queries)
+        documents: list[FormattedText | None] = [None] * len(request.documents)
+        pair_format = self.renderer.pair_format
+        if pair_format is not None and request.template is None:
+            for index, document in enumerate(request.documents):
+                query_index = index if len(queries) > 1 else 0
+                query = request.queries[query_index]
+                if not isinstance(query, str) or not isinstance(document, str):
+                    continue
+                if (pair := pair_format.split(query, document)) is not None:
+                    queries[query_index], documents[index] = pair.query, pair.document
+        return queries, documents
+
+    def _truncate(
+        self, inputs: Sequence[ScoreInput], formatted: Sequence[FormattedText | None], name: str, limit: int
+    ) -> list[TruncatedText]:
+        """Truncate texts; of a text that contains the score template, only the text itself."""
         max_model_len = self.model.max_model_len
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
             raise BadRequest(f"{name} must be a non-negative integer", param=name, value=limit)
         if limit >= max_model_len:
             raise BadRequest(f"{name} ({limit}) must be less than max_model_len ({max_model_len}).", param=name)
-        if self.renderer.multimodal is None:
-            inputs = [item if isinstance(item, str) else self._join_text(item) for item in inputs]
         if not limit:
             return [TruncatedText(item, 0) for item in inputs]
+        plain = [item if parts is None else parts.text for item, parts in zip(inputs, formatted, strict=True)]
         # inputs with images are not truncated
-        texts = iter(self.renderer.tokenizer.truncate_texts([item for item in inputs if isinstance(item, str)], limit))
-        return [next(texts) if isinstance(item, str) else TruncatedText(item, 0) for item in inputs]
-
-    def _join_text(self, parts: ContentParts) -> str:
-        return join_text_parts(parts.content, parts.param_path, self.renderer.architecture)
+        texts = iter(self.renderer.tokenizer.truncate_texts([item for item in plain if isinstance(item, str)], limit))
+        truncated = [next(texts) if isinstance(item, str) else TruncatedText(item, 0) for item in plain]
+        return [
+            TruncatedText(parts.join(item.text), item.num_truncated_tokens)
+            if parts is not None and isinstance(item.text, str)
+            else item
+            for item, parts in zip(truncated, formatted, strict=True)
+        ]
 
 
 def _add_truncated_tokens(scores: ScoreResults, num_truncated: Sequence[int]) -> ScoreResults:
