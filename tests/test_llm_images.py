@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.server
 import io
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,43 @@ def test_an_image_is_the_same_in_every_form(llm: LLM, tmp_path: Path) -> None:
     expected = embed_prompt(llm, with_image(f"{IMAGE}the cat", CAT))
     np.testing.assert_allclose(embeddings, np.repeat(expected, len(forms), axis=0), atol=1e-5)
     assert np.abs(expected - embed_prompt(llm, with_image(f"{IMAGE}the cat", DOG))).max() > 0.01
+
+
+@pytest.fixture(scope="module")
+def image_url() -> Iterator[str]:
+    """The URL of CAT on a local HTTP server."""
+    file = io.BytesIO()
+    CAT.save(file, "PNG")
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(file.getvalue())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/cat.png"
+        server.shutdown()
+
+
+def test_http_image_urls_are_fetched_offline(llm: LLM, image_url: str) -> None:
+    expected = embed_prompt(llm, with_image(f"{IMAGE}the cat", CAT))
+
+    np.testing.assert_allclose(embed_prompt(llm, with_image(f"{IMAGE}the cat", image_url)), expected, atol=1e-5)
+
+
+def test_the_hosts_of_image_urls_can_be_restricted_offline(tmp_path: Path, image_url: str) -> None:
+    save_tiny_qwen3_vl(tmp_path)
+
+    with (
+        LLM(str(tmp_path), dtype="float32", device="cpu", allowed_media_domains=["pictures.example"]) as llm,
+        pytest.raises(BadRequest, match=r"LLM\(allowed_media_domains=\[\.\.\.\]\)"),
+    ):
+        llm.embed(with_image(f"{IMAGE}the cat", image_url), use_tqdm=False)
 
 
 def test_token_ids_may_contain_image_placeholders(llm: LLM) -> None:

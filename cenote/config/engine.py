@@ -140,7 +140,9 @@ class EngineConfig:
     allowed_local_media_path: str | None = option(
         "folder from which requests may load images with file:// URLs", default=None
     )
-    allowed_media_domains: tuple[str, ...] = option("hosts from which images may be fetched; none if unset", default=())
+    allowed_media_domains: tuple[str, ...] = option(
+        "hosts from which images may be fetched; none if unset (for LLM in Python: any)", default=()
+    )
     allow_any_media_domain: bool = option("allow images to be fetched from any public host", default=False)
     max_waiting_chars: int = option(
         "maximum characters and token ids of requests in flight; the server returns 429 above it",

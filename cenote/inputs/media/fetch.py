@@ -1,6 +1,7 @@
 """Fetch images over HTTP, safe against SSRF: the host is resolved once, checked, and connected to by that address.
 
-No redirects, no proxies, and one deadline for everything.
+No redirects, no proxies, and one deadline for everything. A policy that fetches any URL skips only the checks of host
+and address.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ HOST_NOT_ALLOWED_MESSAGE = (
     "images are not fetched from this host; --allowed-media-domains sets the allowed hosts, and data: URIs are always "
     "accepted"
 )
+HOST_NOT_ALLOWED_OFFLINE_MESSAGE = (
+    "images are not fetched from this host; LLM(allowed_media_domains=[...]) sets the allowed hosts, and "
+    "allow_any_media_domain=True allows every public host"
+)
 # the same message for every reason: clients must not learn which hosts and ports exist
 FETCH_FAILED_MESSAGE = "the image could not be fetched from its URL"
 READ_BYTES = 64 * 1024
@@ -43,22 +48,29 @@ class Fetcher:
         self._ssl_context: ssl.SSLContext | None = None
 
     def fetch(self, url: str, lease: BudgetLease) -> bytes:
-        if not self.allowed_hosts and not self.policy.allow_any_media_domain:
-            raise BadRequest(HOST_NOT_ALLOWED_MESSAGE)
+        allows_any_host = self.policy.allow_any_media_domain or self.policy.fetches_any_url
+        if not self.allowed_hosts and not allows_any_host:
+            raise self._host_not_allowed()
         target = parse_url(url)
         if target is None:
-            raise BadRequest(FETCH_FAILED_MESSAGE)
-        if target.host not in self.allowed_hosts and not self.policy.allow_any_media_domain:
-            raise BadRequest(HOST_NOT_ALLOWED_MESSAGE)
+            raise self._fetch_failed("invalid URL")
+        if target.host not in self.allowed_hosts and not allows_any_host:
+            raise self._host_not_allowed()
         deadline = Deadline(self.policy.fetch_timeout_s)
         try:
-            with self._connect(target, self._resolve_public_addresses(target, deadline), deadline) as connection:
+            with self._connect(target, self._resolve_addresses(target, deadline), deadline) as connection:
                 return self._send_request(target, DeadlineSocket(connection, deadline), lease, deadline)
-        except (OSError, http.client.HTTPException, ValueError):
-            raise BadRequest(FETCH_FAILED_MESSAGE) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise self._fetch_failed(str(error) or type(error).__name__) from None
 
-    def _resolve_public_addresses(self, target: ParsedURL, deadline: Deadline) -> list[str]:
-        """Resolve a host; raises PermissionError if any of its addresses is not public."""
+    def _host_not_allowed(self) -> BadRequest:
+        return BadRequest(HOST_NOT_ALLOWED_OFFLINE_MESSAGE if self.policy.trust_caller else HOST_NOT_ALLOWED_MESSAGE)
+
+    def _fetch_failed(self, reason: str) -> BadRequest:
+        return BadRequest(f"{FETCH_FAILED_MESSAGE}: {reason}" if self.policy.fetches_any_url else FETCH_FAILED_MESSAGE)
+
+    def _resolve_addresses(self, target: ParsedURL, deadline: Deadline) -> list[str]:
+        """Resolve a host; raises PermissionError if any of its addresses is not public, unless the policy allows it."""
         results: queue.SimpleQueue[Sequence[str] | BaseException] = queue.SimpleQueue()
 
         def resolve() -> None:
@@ -72,10 +84,13 @@ class Fetcher:
         try:
             addresses = results.get(timeout=deadline.remaining_s())
         except queue.Empty:
-            raise TimeoutError from None
+            raise TimeoutError("timed out") from None
         if isinstance(addresses, BaseException):
             raise addresses
-        if not addresses or not all(self._is_public(ipaddress.ip_address(address)) for address in addresses):
+        is_allowed = self.policy.fetches_any_url or all(
+            self._is_public(ipaddress.ip_address(address)) for address in addresses
+        )
+        if not addresses or not is_allowed:
             raise PermissionError
         return list(dict.fromkeys(addresses))[:MAX_ADDRESSES]
 
@@ -103,10 +118,13 @@ class Fetcher:
         response = http.client.HTTPResponse(connection, method="GET")  # type: ignore[arg-type]  # it only calls makefile()
         try:
             response.begin()
-            if response.status != 200 or response.getheader("Content-Encoding", "identity").lower() != "identity":
-                raise ValueError
+            if response.status != 200:
+                hint = "; redirects are not followed" if 300 <= response.status < 400 else ""
+                raise ValueError(f"status {response.status}{hint}")
+            if response.getheader("Content-Encoding", "identity").lower() != "identity":
+                raise ValueError("compressed bodies are not supported")
             if response.length is not None and response.length > self.policy.max_image_bytes:
-                raise ValueError
+                raise ValueError(self._too_large())
             return self._read_body(response, lease, deadline)
         finally:
             response.close()
@@ -117,12 +135,15 @@ class Fetcher:
         while chunk := response.read(READ_BYTES):
             num_bytes += len(chunk)
             if num_bytes > self.policy.max_image_bytes:
-                raise ValueError
+                raise ValueError(self._too_large())
             lease.grow(len(chunk), timeout_s=deadline.remaining_s())
             chunks.append(chunk)
-        if response.length:  # the connection ended before the body did
-            raise ValueError
+        if response.length:
+            raise ValueError("the connection ended before the body did")
         return b"".join(chunks)
+
+    def _too_large(self) -> str:
+        return f"the image has more than {self.policy.max_image_bytes:,} bytes"
 
     # tests override these two methods, to run servers on loopback addresses
 
@@ -141,7 +162,7 @@ class Deadline:
     def remaining_s(self) -> float:
         remaining_s = self._expires_at - time.monotonic()
         if remaining_s <= 0:
-            raise TimeoutError
+            raise TimeoutError("timed out")
         return remaining_s
 
 

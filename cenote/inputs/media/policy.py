@@ -16,3 +16,8 @@ class MediaPolicy:
     max_image_frames: int = 64
     decode_budget_bytes: int = 512 * 1024**2  # for all images being decoded
     trust_caller: bool = False  # offline use: also accept paths, PIL images and arrays
+
+    @property
+    def fetches_any_url(self) -> bool:
+        """Offline use without media options: the caller owns the machine and chooses the URLs."""
+        return self.trust_caller and not self.allowed_media_domains and not self.allow_any_media_domain
