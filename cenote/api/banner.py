@@ -32,6 +32,8 @@ def make_banner_rows(app_state: AppState, address: str) -> dict[str, str]:
     rows["tasks"] = ", ".join(model_info.tasks)
     if model_info.score_types:
         rows["scores"] = ", ".join(model_info.score_types)
+    if model_info.late_interaction is not None:
+        rows["late interaction"] = model_info.late_interaction
     rows["runs"] = f"{model_info.dtype} on {model_info.device}"
     if settings.api_server_count > 1:
         rows["runs"] += f", behind {settings.api_server_count} front-end processes"

@@ -59,9 +59,11 @@ def iter_settings(model: ModelDescription) -> Iterator[tuple[str, str, str]]:
         yield "score template", model.score_template.value.name, model.score_template.source
     for step in model.sentence_transformers.projector:
         yield "projector", step.folder, "modules.json"
-    if (late := model.late_interaction) is not None:
-        yield "query", _format_role(late.query, late.expansion), late.source
-        yield "document", _format_role(late.document), late.source
+    if model.late_interaction is not None:
+        yield "late interaction", *_format_sourced(model.late_interaction.summary)
+        if (late := model.late_interaction.settings) is not None:
+            yield "query", _format_role(late.query, late.expansion), late.source
+            yield "document", _format_role(late.document), late.source
     yield "max tokens", *_format_sourced(model.max_length)
     yield "attention", "causal" if backbone.causal else "bidirectional", "config.json"
     yield "layers", f"{backbone.num_layers} x {backbone.hidden_size}", "config.json"

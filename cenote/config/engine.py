@@ -89,9 +89,10 @@ class EngineConfig:
         choices=("fcfs", "priority"),
     )
     enable_prompt_embeds: bool = option("accept prompts given as token embeddings", default=False)
-    plain_late_interaction: bool = option(
-        "disable the ColBERT text format: no query and document markers, no query expansion, no skiplist",
-        default=False,
+    plain_late_interaction: bool | None = option(
+        "disable the ColBERT text format: no markers, query expansion, skiplist and length limits; if unset, only for "
+        "checkpoints without such settings; with the opposite flag those get the defaults of the ColBERT library",
+        default=None,
     )
     model_impl: Literal["auto", "cenote", "vllm", "transformers"] = option(
         "model implementation: cenote or the (slower) Transformers backend; auto uses Transformers for architectures "

@@ -95,7 +95,7 @@ class PoolingEngine:
             description.score_type,
             self.max_model_len,
         )
-        self.scoring = ScoringService(self.scoring_model, self.renderer, description.late_interaction is not None)
+        self.scoring = ScoringService(self.scoring_model, self.renderer, description.has_role_formats)
         self.entity_recognizer = EntityRecognizer(model, self.tokenizer) if EntityRecognizer.supports(model) else None
         self.io_processor = load_io_processor(config, description, model.tokenizer.tokenizer)
         plugin = self.io_processor.name if self.io_processor else None

@@ -17,7 +17,7 @@ def build_model_info(
     vision = description.architecture.vision
     template = chat_template or get_default_chat_template(model)[0]
     template_info = {"chat_template": template} if template is not None else {}
-    prompts, adapters = description.prompts, model.adapters
+    prompts, adapters, late = description.prompts, model.adapters, description.late_interaction
     return ModelInfo(
         name=description.name,
         root=description.checkpoint.name,
@@ -33,7 +33,8 @@ def build_model_info(
         prompts=dict(prompts.by_name),
         instructions=dict(prompts.instructions),
         default_prompt=None if prompts.default is None else prompts.default.value,
-        has_role_formats=description.late_interaction is not None,
+        has_role_formats=description.has_role_formats,
+        late_interaction=None if late is None else f"{late.summary.value} (from {late.summary.source})",
         tokenizer_info={**tokenizer.tokenizer_config, **template_info},
         # two-tower models encode either a text or an image, so a conversation with both makes no sense
         has_chat_template=template is not None and (vision is None or vision.image_spec.single_modality_name is None),

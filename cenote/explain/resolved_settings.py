@@ -123,6 +123,9 @@ def iter_settings(engine: PoolingEngine, resolved: ResolvedSettings) -> Iterator
     yield Setting(name="tokens per batch", value=f"at most {resolved.budget}", reason=reason)
     yield Setting(name="sequences per batch", value=f"at most {resolved.max_num_seqs}", reason="--max-num-seqs")
     yield _tokenizer_setting(resolved)
+    if description.late_interaction is not None:
+        summary = description.late_interaction.summary
+        yield Setting(name="late interaction", value=summary.value, reason=f"from {summary.source}")
 
 
 def _sourced_setting(name: str, decision: Sourced[torch.dtype] | Sourced[torch.device]) -> Setting:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.sentence_transformers import ENCODER_FILES, SETTINGS_FILE, SentenceTransformersFiles
@@ -16,6 +17,10 @@ from cenote.models.architecture import HFConfig
 logger = logging.getLogger("cenote")
 
 METADATA_FILE = "artifact.metadata"  # a JSON file
+COLBERT_DEFAULTS = f"ColBERT defaults, no {METADATA_FILE}"
+NO_SETTINGS = f"a checkpoint without settings: no {METADATA_FILE}, PyLate or Sentence Transformers files"
+PLAIN_OPTION = "plain_late_interaction"
+PLAIN_MAX_SIM = "plain MaxSim: no markers, query expansion, skiplist and length limits"
 PUNCTUATION = list(string.punctuation)
 # what PyLate takes for settings that its file leaves out; the same names in config.json, or in hf_overrides, come first
 PYLATE_DEFAULTS: dict[str, Any] = {
@@ -78,7 +83,54 @@ class LateInteractionSettings:
     source: str
 
 
-def read_late_interaction(
+@dataclass(frozen=True, slots=True)
+class LateInteraction:
+    """How the texts of a late-interaction model are formatted, and why."""
+
+    settings: LateInteractionSettings | None  # None: as any other text
+    summary: Sourced[str]
+
+    @property
+    def has_no_settings(self) -> bool:
+        """Whether texts are plain only because the checkpoint has no settings."""
+        return self.summary.source == NO_SETTINGS
+
+
+def resolve_late_interaction(
+    plain: bool | None,
+    checkpoint: Checkpoint,
+    config: HFConfig,
+    files: SentenceTransformersFiles,
+    family_defaults: Mapping[str, Any] | None,
+) -> LateInteraction:
+    """Use the settings of the checkpoint, or plain texts if it has none.
+
+    `plain` is the option: True for plain texts always, False for ColBERT's defaults where the checkpoint has none.
+    """
+    if plain is None and config.get(PLAIN_OPTION) is not None:
+        plain = bool(config.get(PLAIN_OPTION))
+    if plain:
+        return LateInteraction(None, Sourced(PLAIN_MAX_SIM, PLAIN_OPTION))
+    settings = _read_late_interaction(checkpoint, config, files, family_defaults)
+    if settings is None:
+        return LateInteraction(None, Sourced(PLAIN_MAX_SIM, "the architecture"))
+    if plain is None and settings.source == COLBERT_DEFAULTS:
+        return LateInteraction(None, Sourced(PLAIN_MAX_SIM, NO_SETTINGS))
+    return LateInteraction(settings, Sourced(_summarize(settings), settings.source))
+
+
+def _summarize(settings: LateInteractionSettings) -> str:
+    roles = settings.query, settings.document
+    parts = {
+        "markers": any(role.marker for role in roles),
+        "query expansion": settings.expansion is not None,
+        "skiplist": any(role.skiplist for role in roles),
+        "length limits": any(role.max_length for role in roles),
+    }
+    return "MaxSim with " + (", ".join(name for name, is_used in parts.items() if is_used) or "no special format")
+
+
+def _read_late_interaction(
     checkpoint: Checkpoint,
     config: HFConfig,
     files: SentenceTransformersFiles,
@@ -97,9 +149,12 @@ def read_late_interaction(
     values = {name: given[key] for key, name in STANFORD_KEYS.items() if key in given}
     if given.get("mask_punctuation") is False:
         values["skiplist_words"] = []
-    source = (
-        METADATA_FILE if checkpoint.find_file(METADATA_FILE) is not None else f"ColBERT defaults, no {METADATA_FILE}"
-    )
+    if checkpoint.find_file(METADATA_FILE) is not None:
+        source = METADATA_FILE
+    elif any(config.values.get(name) is not None for name in PYLATE_DEFAULTS):
+        source = "config.json or hf_overrides, completed by ColBERT defaults"
+    else:
+        source = "defaults of the architecture" if family_defaults else COLBERT_DEFAULTS
     return _resolve_settings(STANFORD_DEFAULTS, values, config, files, source)
 
 

@@ -17,7 +17,7 @@ from cenote.kernels.post_load import resolve_quantization
 from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
 from cenote.loading.checkpoint_kind import detect_kind, find_entry, find_reward_head, head_of_kind, resolve_kind
-from cenote.loading.colbert import LateInteractionSettings, read_late_interaction
+from cenote.loading.colbert import LateInteraction, resolve_late_interaction
 from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
 from cenote.loading.hf_config import read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
 from cenote.loading.model_prompts import ModelPrompts, read_model_prompts
@@ -108,7 +108,7 @@ class ModelDescription:
     score_template: Sourced[ScoreTemplate] | None  # joins query and document; None: the tokenizer's pair template
     sentence_transformers: SentenceTransformersFiles
     prompts: ModelPrompts
-    late_interaction: LateInteractionSettings | None  # None also for a ColBERT without role formats
+    late_interaction: LateInteraction | None  # of models that return one embedding per token
     max_length: Sourced[int]
     device: Sourced[torch.device]
     dtype: Sourced[torch.dtype]
@@ -123,6 +123,11 @@ class ModelDescription:
     @property
     def score_type(self) -> ScoreType | None:
         return SCORE_TYPE_BY_KIND.get(self.kind.value)
+
+    @property
+    def has_role_formats(self) -> bool:
+        """Whether queries and documents are formatted differently."""
+        return self.late_interaction is not None and self.late_interaction.settings is not None
 
     @property
     def default_task(self) -> Task:
@@ -164,8 +169,10 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     if kind.value == "reward":
         family = replace(family, reward_head=find_reward_head(checkpoint, entry, family))
     late_interaction = None
-    if kind.value == "multi_vector" and not _is_plain_late_interaction(options, config):
-        late_interaction = read_late_interaction(checkpoint, config, files, family.late_interaction_defaults)
+    if kind.value == "multi_vector":
+        late_interaction = resolve_late_interaction(
+            options.plain_late_interaction, checkpoint, config, files, family.late_interaction_defaults
+        )
     max_length = resolve_max_length(
         config,
         checkpoint,
@@ -250,17 +257,13 @@ def _pooling_files(
     return PoolingFileSettings(files.pooling, files.normalize, files.includes_prompt)
 
 
-def _is_plain_late_interaction(options: EngineConfig, config: HFConfig) -> bool:
-    return options.plain_late_interaction or bool(config.get("plain_late_interaction", False))
-
-
 def _encoder_max_length(
-    kind: CheckpointKind, files: SentenceTransformersFiles, late_interaction: LateInteractionSettings | None
+    kind: CheckpointKind, files: SentenceTransformersFiles, late_interaction: LateInteraction | None
 ) -> Sourced[int] | None:
     if kind == "tensors":
         return SINGLE_TOKEN_LENGTH
     # PyLate saves the length of the last inputs here, not a limit
-    return files.max_length if late_interaction is None else None
+    return files.max_length if late_interaction is None or late_interaction.settings is None else None
 
 
 def _with_default_first(tasks: tuple[Task, ...], requested: str | None) -> tuple[Task, ...]:

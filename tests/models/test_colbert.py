@@ -25,8 +25,12 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from cenote import LLM
+from cenote.api.app_state import AppState
+from cenote.api.banner import make_banner_rows
 from cenote.cli.main import main
+from cenote.config.server import ServerConfig
 from cenote.errors import BadRequest, LoadError
+from cenote.explain.resolved_settings import iter_settings, resolve_settings
 from tests.api.app_client import make_client
 from tests.tiny import change_config, save_tiny
 
@@ -295,18 +299,108 @@ def test_metadata_may_keep_punctuation_and_let_queries_see_their_expansion(tmp_p
         assert_gives(colbert, llm)
 
 
-def test_without_metadata_stanfords_defaults_apply(tmp_path: Path) -> None:
+PLAIN = Rules(query_marker="", document_marker="", expands=False, skiplist=[], query_length=66, document_length=66)
+
+
+def test_without_metadata_texts_are_plain_and_the_log_says_how_to_change_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    colbert = save_stanford(tmp_path, "BertModel", UNUSED, None)
+
+    with caplog.at_level(logging.INFO, "cenote"), opened(tmp_path) as llm:
+        texts = ["who live in berlin?", "two, three; (red) fish!"]
+        plain = replace(colbert, rules=PLAIN)
+        assert_same(encoded(llm, texts, role="query"), [plain.query(text) for text in texts])
+        assert_same(encoded(llm, texts), [plain.document(text) for text in texts])
+        (output,) = llm.score(*texts, use_tqdm=False)
+        assert output.outputs.score == pytest.approx(plain.score(*texts), abs=1e-4)
+        with pytest.raises(BadRequest, match="maximum context length is 66"):  # no length limits, so no truncation
+            encoded(llm, "fish " * 80)
+
+    (line,) = [record.getMessage() for record in caplog.records if "late interaction" in record.getMessage()]
+    assert "plain MaxSim" in line and "no artifact.metadata" in line
+    assert "hf_overrides" in line and "plain_late_interaction=False (--no-plain-late-interaction)" in line
+
+
+@pytest.mark.parametrize(
+    "options", [{"plain_late_interaction": False}, {"hf_overrides": {"plain_late_interaction": False}}]
+)
+def test_without_metadata_stanfords_defaults_apply_on_demand(options: dict[str, Any], tmp_path: Path) -> None:
     colbert = save_stanford(tmp_path, "BertModel", replace(UNUSED, query_length=32, document_length=66), None)
 
-    with opened(tmp_path) as llm:
+    with opened(tmp_path, **options) as llm:
         assert_gives(colbert, llm)
+
+
+def test_overrides_are_settings_too(tmp_path: Path) -> None:
+    colbert = save_stanford(tmp_path, "BertModel", replace(UNUSED, document_length=66), None)
+
+    with opened(tmp_path, hf_overrides={"query_length": 20}) as llm:
+        assert_gives(colbert, llm)
+
+
+@pytest.mark.parametrize("options", [{}, {"plain_late_interaction": False}, {"plain_late_interaction": True}])
+def test_metadata_applies_unless_texts_are_to_be_plain(options: dict[str, Any], tmp_path: Path) -> None:
+    colbert = save_stanford(tmp_path, "BertModel", UNUSED, STANFORD)
+    rules = PLAIN if options.get("plain_late_interaction") else UNUSED
+
+    with opened(tmp_path, **options) as llm:
+        texts = ["who live in berlin?", "two, three; (red) fish!"]
+        expected = replace(colbert, rules=rules)
+        assert_same(encoded(llm, texts, role="query"), [expected.query(text) for text in texts])
+        assert_same(encoded(llm, texts), [expected.document(text) for text in texts])
+
+
+INSPECTED = {
+    "metadata": (STANFORD, [], "MaxSim with markers, query expansion, skiplist, length limits", "artifact.metadata"),
+    "no metadata": (None, [], "plain MaxSim", "a checkpoint without settings: no artifact.metadata, PyLate or"),
+    "metadata, plain": (STANFORD, ["--plain-late-interaction"], "plain MaxSim", "plain_late_interaction"),
+    "defaults": (
+        None,
+        ["--no-plain-late-interaction"],
+        "MaxSim with markers",
+        "ColBERT defaults, no artifact.metadata",
+    ),
+}
+
+
+@pytest.mark.parametrize(("metadata", "flags", "value", "source"), INSPECTED.values(), ids=INSPECTED)
+def test_inspect_says_which_late_interaction_is_on_and_why(
+    metadata: Mapping[str, Any] | None,
+    flags: list[str],
+    value: str,
+    source: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save_stanford(tmp_path, "BertModel", UNUSED, metadata)
+
+    assert main(["inspect", str(tmp_path), *flags]) == 0
+
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("late interaction")]
+    assert f"  {value}" in row and f"  from {source}" in row
+
+
+def test_the_banner_and_explain_say_which_late_interaction_is_on(tmp_path: Path) -> None:
+    save_stanford(tmp_path, "BertModel", UNUSED, STANFORD)
+
+    with opened(tmp_path) as llm:
+        app_state = AppState(ServerConfig())
+        app_state.set_engine(llm.engine)
+        banner = make_banner_rows(app_state, "an address")
+        settings = {setting.name: setting for setting in iter_settings(llm.engine, resolve_settings(llm.engine))}
+
+    expected = "MaxSim with markers, query expansion, skiplist, length limits"
+    assert banner["late interaction"] == f"{expected} (from artifact.metadata)"
+    assert settings["late interaction"].value == expected
+    assert settings["late interaction"].reason == "from artifact.metadata"
 
 
 def test_the_error_for_an_unknown_marker_says_that_metadata_is_missing(tmp_path: Path) -> None:
     save_stanford(tmp_path, "BertModel", replace(UNUSED, query_marker="[other]"), None)
 
     with pytest.raises(LoadError, match=r"ColBERT defaults, no artifact\.metadata: .*'\[unused0\]'"):
-        LLM(str(tmp_path), dtype="float32", device="cpu")
+        LLM(str(tmp_path), dtype="float32", device="cpu", plain_late_interaction=False)
 
 
 def test_metadata_with_another_size_than_the_weights_is_logged(

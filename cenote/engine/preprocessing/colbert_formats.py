@@ -17,8 +17,18 @@ logger = logging.getLogger("cenote")
 
 def make_role_formats(model: LoadedModel) -> Mapping[Role, RoleFormat]:
     """Return the format of each role; empty if the model has none."""
-    settings, tokenizer = model.description.late_interaction, model.tokenizer
-    if settings is None:
+    late_interaction, tokenizer = model.description.late_interaction, model.tokenizer
+    if late_interaction is None:
+        return {}
+    if late_interaction.has_no_settings:
+        logger.info(
+            "late interaction: %s (%s). Set query_prefix, document_prefix, query_length, document_length, "
+            "do_query_expansion or skiplist_words with hf_overrides, or take the defaults of the ColBERT library with "
+            "plain_late_interaction=False (--no-plain-late-interaction)",
+            late_interaction.summary.value,
+            late_interaction.summary.source,
+        )
+    if (settings := late_interaction.settings) is None:
         return {}
     expansion = (
         None if settings.expansion is None else _make_query_expansion(settings.expansion, tokenizer, settings.source)
