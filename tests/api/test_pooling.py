@@ -264,7 +264,9 @@ def test_data_without_a_plugin_is_refused(embedder: LLM) -> None:
     client = make_client(embedder)
 
     for body in ({"data": {"a": 1}}, {"data": 0, "task": "plugin"}, {"input": "a", "task": "plugin"}):
-        assert_refused(client.post("/pooling", json=body), "No IOProcessor plugin installed.", None)
+        reply = client.post("/pooling", json=body)
+        assert_refused(reply, "No IOProcessor plugin installed.", None)
+        assert "examples/near_duplicates" in reply.json()["error"]["message"]
     reply = client.post("/pooling", json={"data": {"a": 1}, "task": "embed"})
     assert_refused(reply, "The 'data' field is only supported for the 'plugin' pooling task.", "data")
     reply = client.post("/pooling", json={"data": {"a": 1}, "input": "a"})

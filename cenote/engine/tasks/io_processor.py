@@ -37,8 +37,8 @@ PoolResultSequence = Sequence[PoolResult | PoolingError]
 PoolingParamsArg = PoolingParams | Sequence[PoolingParams] | None  # one for all prompts, or one per prompt
 
 NO_PLUGIN_MESSAGE = (
-    "No IOProcessor plugin installed. Install a package that has one and name it with --io-processor-plugin; "
-    "docs/plugins.md explains how to write one, and examples/near_duplicates is one."
+    "No IOProcessor plugin installed. Install a package that has one and name it with io_processor_plugin "
+    "(--io-processor-plugin); docs/plugins.md explains how to write one, and examples/near_duplicates is one."
 )
 NO_DATA_MESSAGE = (
     "The 'data' field of the prompt is expected to contain the prompt data and it cannot be None. "
