@@ -181,32 +181,35 @@ def test_bundled_adapter_folders_are_loaded_and_the_first_task_is_the_default(tm
         assert_close(vectors(llm), last_states(merged["text-matching"], llm), atol=1e-4, rtol=0)
 
 
+def merge_jina_v3_task(reference: PreTrainedModel, folder: Path, task: str) -> PreTrainedModel:
+    """Merge the stored tensors of a task: original + up @ down * scaling."""
+    tensors, row, changed = load_file(folder / "model.safetensors"), TASKS.index(task), dict[str, Tensor]()
+    for name, original in tensors.items():
+        if not name.endswith(".original"):
+            continue
+        stem = name.removesuffix(".original")
+        first, second = tensors[f"{stem}.0.lora_A"][row], tensors[f"{stem}.0.lora_B"][row]
+        change = first @ second if "embeddings" in name else second @ first
+        changed[stem.removeprefix("roberta.").removesuffix(".parametrizations.weight")] = original + 0.5 * change
+    model = deepcopy(reference)
+    model.embeddings.word_embeddings.weight.data = changed["embeddings.word_embeddings"]
+    model.embeddings.token_type_embeddings.weight.data = changed["embeddings.token_type_embeddings"]
+    for number, layer in enumerate(model.layers):
+        rows = changed[f"encoder.layers.{number}.mixer.Wqkv"].chunk(3)
+        attention = layer.self_attn
+        for projection, part in zip((attention.q_proj, attention.k_proj, attention.v_proj), rows, strict=True):
+            projection.weight.data = part
+        attention.o_proj.weight.data = changed[f"encoder.layers.{number}.mixer.out_proj"]
+        layer.mlp.fc1.weight.data = changed[f"encoder.layers.{number}.mlp.fc1"]
+        layer.mlp.fc2.weight.data = changed[f"encoder.layers.{number}.mlp.fc2"]
+    return model
+
+
 def test_the_five_tasks_of_jina_v3_are_there_for_every_request(tmp_path: Path) -> None:
     reference = save_adapted(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
 
     def merged(task: str) -> PreTrainedModel:
-        """Merge the stored tensors: original + up @ down * scaling."""
-        number, changed = TASKS.index(task), dict[str, Tensor]()
-        for name, original in tensors.items():
-            if not name.endswith(".original"):
-                continue
-            stem = name.removesuffix(".original")
-            first, second = tensors[f"{stem}.0.lora_A"][number], tensors[f"{stem}.0.lora_B"][number]
-            change = first @ second if "embeddings" in name else second @ first
-            changed[stem.removeprefix("roberta.").removesuffix(".parametrizations.weight")] = original + 0.5 * change
-        model = deepcopy(reference)
-        model.embeddings.word_embeddings.weight.data = changed["embeddings.word_embeddings"]
-        model.embeddings.token_type_embeddings.weight.data = changed["embeddings.token_type_embeddings"]
-        for number, layer in enumerate(model.layers):
-            rows = changed[f"encoder.layers.{number}.mixer.Wqkv"].chunk(3)
-            attention = layer.self_attn
-            for projection, part in zip((attention.q_proj, attention.k_proj, attention.v_proj), rows, strict=True):
-                projection.weight.data = part
-            attention.o_proj.weight.data = changed[f"encoder.layers.{number}.mixer.out_proj"]
-            layer.mlp.fc1.weight.data = changed[f"encoder.layers.{number}.mlp.fc1"]
-            layer.mlp.fc2.weight.data = changed[f"encoder.layers.{number}.mlp.fc2"]
-        return model
+        return merge_jina_v3_task(reference, tmp_path, task)
 
     with LLM(str(tmp_path), dtype="float32", pooler_config={"pooling_type": "LAST"}) as llm:
         assert llm.engine.model_info.adapters == tuple(TASKS)
