@@ -17,7 +17,8 @@ through the Transformers backend if the Transformers library supports it. This p
 The files of a checkpoint take precedence over its architecture name: with the files of Sentence Transformers, every
 architecture embeds; with those of ColBERT, it returns one embedding per token; with those of SPLADE, a sparse
 embedding. A language model (`ForCausalLM` and similar) embeds; if its files or an option name answer tokens, it
-classifies and reranks.
+classifies and reranks. ColBERT checkpoints without settings of their own use plain MaxSim; `plain_late_interaction`
+changes that in both directions.
 
 The last column lists what the outputs were compared with. The tests use float32 and tiny random weights in the layout
 of the published checkpoint, with a tolerance of 1e-4. The comparison with vLLM was run once, on its CPU build: the
