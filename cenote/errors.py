@@ -3,12 +3,14 @@
 PoolingError            500
 ├── BadRequest          400   the caller must change the request
 │   ├── InvalidBody           not JSON, or not matching the schema of the route
+│   │   └── NotJSON           unsupported content type
 │   ├── InputTooLong
+│   ├── TruncationTooLong     truncate_prompt_tokens above the maximum length
 │   └── Unsupported           the loaded model does not support the request
 ├── Unauthorized        401   missing or unknown API key
 ├── UnknownModel        404
+├── RouteNotFound       404   route that does not exist for the loaded model
 ├── BodyTooLarge        413
-├── NotJSON             415   unsupported content type
 ├── Overloaded          429   too much in flight; the request can be retried
 ├── NumericalError      500   the model output contains NaN or infinity
 ├── NotOffered          501   route of a task that the loaded model does not support
@@ -24,6 +26,8 @@ class PoolingError(Exception):
     """Base class of all errors that Cenote raises deliberately."""
 
     status = 500
+    http_message: str | None = None  # in HTTP responses, if vLLM's server and its offline API use different texts
+    http_detail: str | None = None  # field `detail` of HTTP responses, if it is not the message
 
     def __init__(self, message: str, *, param: str | None = None, value: object = None) -> None:
         super().__init__(message)
@@ -46,11 +50,32 @@ class BadRequest(PoolingError, ValueError):
 
 
 class InvalidBody(BadRequest):
-    """The body is not JSON, or does not match the schema of the route."""
+    """The body is not JSON, or does not match the schema of the route.
+
+    `kind` is pydantic's name of a schema error, such as "missing"; None for errors that vLLM finds after parsing.
+    """
+
+    def __init__(
+        self, message: str, *, param: str | None = None, value: object = None, kind: str | None = None
+    ) -> None:
+        super().__init__(message, param=param, value=value)
+        self.kind = kind
+
+
+class NotJSON(InvalidBody):
+    """The content type of the body is not supported."""
 
 
 class InputTooLong(BadRequest):
     """The input has more tokens or characters than the model accepts."""
+
+
+class TruncationTooLong(BadRequest):
+    """`truncate_prompt_tokens` is greater than the maximum length of the model."""
+
+    http_message = (
+        "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size."
+    )
 
 
 class Unsupported(BadRequest):
@@ -69,12 +94,6 @@ class BodyTooLarge(PoolingError):
     status = 413
 
 
-class NotJSON(PoolingError):
-    """The content type of the body is not supported."""
-
-    status = 415
-
-
 class NotOffered(PoolingError):
     """The route belongs to a task that the loaded model does not support."""
 
@@ -91,6 +110,13 @@ class UnknownModel(PoolingError, LookupError):
     """The requested model or adapter is not served."""
 
     status = 404
+
+
+class RouteNotFound(PoolingError):
+    """The route does not exist for the loaded model."""
+
+    status = 404
+    http_detail = "Not Found"
 
 
 class Overloaded(PoolingError):

@@ -22,7 +22,7 @@ from cenote.api.replies import Reply, error_reply, internal_error_reply, send_re
 from cenote.api.request_body import check_media_type, check_raw_body, parse_body
 from cenote.api.request_context import RequestContext
 from cenote.api.system_routes import make_system_routes
-from cenote.errors import BodyTooLarge, NotOffered, PoolingError
+from cenote.errors import BodyTooLarge, NotOffered, PoolingError, RouteNotFound
 from cenote.protocol.model_info import ModelInfo
 
 CLIENT_CLOSED_REQUEST = 499
@@ -146,9 +146,10 @@ async def run_until_disconnect(receive: Receive, work: Awaitable[Reply]) -> Repl
         disconnect.cancel()
 
 
-def unsupported_route_error(route: Route, routes: Sequence[Route], model_info: ModelInfo) -> NotOffered:
+def unsupported_route_error(route: Route, routes: Sequence[Route], model_info: ModelInfo) -> PoolingError:
     supported = sorted({other.paths[0] for other in routes if other.is_supported(model_info)})
-    return NotOffered(
+    error_type = RouteNotFound if route.is_absent_if_unsupported else NotOffered
+    return error_type(
         f"The model does not support {route.api_name} API. {model_info.name} ({model_info.architecture}) "
         f"supports the tasks {', '.join(model_info.tasks)}; supported routes: {', '.join(supported)}"
     )
@@ -163,7 +164,8 @@ async def _handle_pooling_error(http: Request, error: Exception) -> Response:
 async def _handle_http_error(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{http.method} {http.url.path}: {error.detail}"
-    return to_response(status_error_reply(error.status_code, message), dict(error.headers or {}))
+    reply = status_error_reply(error.status_code, message, detail=error.detail)
+    return to_response(reply, dict(error.headers or {}))
 
 
 async def _handle_unexpected_error(http: Request, error: Exception) -> Response:

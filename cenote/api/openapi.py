@@ -53,12 +53,11 @@ ERROR_DESCRIPTIONS = {
     401: "Missing or invalid API key",
     404: "Unknown model",
     413: "Request body too large",
-    415: "Request body is not JSON",
     429: "Server overloaded; retry later",
     500: "Internal server error",
     503: "The model is loading, or the server is shutting down",
 }
-ENDPOINT_ERRORS = (400, 404, 413, 415, 429, 500, 503)
+ENDPOINT_ERRORS = (400, 404, 413, 429, 500, 503)
 # response headers; x-request-id is in every response, the others in those of the model's endpoints
 RESPONSE_HEADERS = {
     "x-request-id": ("Request id, as in the server log", "string"),

@@ -12,6 +12,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Send
 
+from cenote.api.validation_errors import format_validation_error
 from cenote.errors import InvalidBody, PoolingError
 
 logger = logging.getLogger("cenote")
@@ -116,9 +117,16 @@ def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None =
 
 
 def error_reply(error: PoolingError) -> Reply:
-    if isinstance(error, InvalidBody):  # its message already names the field
-        return status_error_reply(error.status, error.message, error_type="Bad Request", param=error.param)
-    return status_error_reply(error.status, str(error), param=error.param, index=error.index)
+    if isinstance(error, InvalidBody):
+        message = format_validation_error(error)
+        return status_error_reply(error.status, message, error_type="Bad Request", param=error.param)
+    return status_error_reply(
+        error.status,
+        error.http_message or str(error),
+        param=error.param,
+        index=error.index,
+        detail=error.http_detail,
+    )
 
 
 def internal_error_reply(request_id: str, error: Exception) -> Reply:
@@ -128,12 +136,19 @@ def internal_error_reply(request_id: str, error: Exception) -> Reply:
 
 
 def status_error_reply(
-    status: int, message: str, *, error_type: str | None = None, param: str | None = None, index: int | None = None
+    status: int,
+    message: str,
+    *,
+    error_type: str | None = None,
+    param: str | None = None,
+    index: int | None = None,
+    detail: str | None = None,
 ) -> Reply:
+    """Return an error reply; its `detail` is the message unless given."""
     error_type = error_type or ERROR_TYPES.get(status) or HTTPStatus(status).phrase
     if len(message) > MAX_MESSAGE_CHARS:
         message = f"{message[:MAX_MESSAGE_CHARS]}... ({len(message)} characters)"
-    detail = ErrorDetail(message, error_type, param, status, msgspec.UNSET if index is None else index)
+    error = ErrorDetail(message, error_type, param, status, msgspec.UNSET if index is None else index)
     headers = {}
     if status in (429, 503):
         headers = {"retry-after": str(RETRY_AFTER_S), "retry-after-ms": str(RETRY_AFTER_S * 1000)}
@@ -141,4 +156,5 @@ def status_error_reply(
         headers = {"x-should-retry": "false"}  # OpenAI clients would retry otherwise
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    return json_reply(ErrorBody(detail, "error", message, error_type, param, status, message), status, headers)
+    body = ErrorBody(error, "error", message, error_type, param, status, message if detail is None else detail)
+    return json_reply(body, status, headers)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
 
+from cenote.api.validation_errors import classify_error
 from cenote.errors import BodyTooLarge, InvalidBody, NotJSON
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct | msgspec.Raw)
@@ -30,24 +31,32 @@ def check_media_type(content_type: str | None, content_encoding: str | None) -> 
     """Raise unless the body is JSON in UTF-8: browsers send other types cross-site without a preflight request."""
     if not JSON_MEDIA_TYPE_PATTERN.fullmatch((content_type or "").strip()):
         raise NotJSON(
-            "Unsupported Media Type: Only 'application/json' is allowed; "
-            f"got {content_type!r}; set the header Content-Type: application/json"
+            "Unsupported Media Type: Only 'application/json' is allowed; set the header Content-Type: application/json",
+            param="header.content-type",
+            kind="value_error",
+            value=content_type,
         )
     charset = CHARSET_PATTERN.search(content_type or "")
     if charset and charset["name"].lower() not in ("utf-8", "utf8", "us-ascii"):
-        raise NotJSON(f"the body must be UTF-8, got charset {charset['name']}")
+        raise NotJSON(
+            f"the body must be UTF-8, got charset {charset['name']}", param="header.content-type", kind="value_error"
+        )
     if content_encoding and content_encoding.strip().lower() != "identity":
-        raise NotJSON(f"Content-Encoding {content_encoding!r} is not supported; send the body uncompressed")
+        raise NotJSON(
+            f"Content-Encoding {content_encoding!r} is not supported; send the body uncompressed",
+            param="header.content-encoding",
+            kind="value_error",
+        )
 
 
 def check_raw_body(raw: bytes) -> None:
     """Raise if the body is not UTF-8, even in unused fields, or has so many values that objects would fill memory."""
     if raw.startswith(BYTE_ORDER_MARK):
-        raise InvalidBody("the body starts with a byte order mark, which is invalid in JSON", param="body")
+        raise invalid_json_error("the body starts with a byte order mark, which is invalid in JSON")
     try:
         _ = raw.isascii() or raw.decode()
     except UnicodeDecodeError as error:
-        raise InvalidBody(f"the body is not UTF-8: {error.reason} at byte {error.start}", param="body") from None
+        raise invalid_json_error(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     if len(raw) <= MAX_CONTAINERS or (
         _count_chars(raw, b",") <= MAX_VALUES and _count_chars(raw, b"[{") <= MAX_CONTAINERS
     ):
@@ -74,11 +83,15 @@ def parse_body(body_type: type[BodyT], raw: bytes | msgspec.Raw) -> BodyT:
         body: BodyT = get_decoder(body_type).decode(raw)  # type: ignore[arg-type]  # classes are hashable
         return body
     except msgspec.ValidationError as error:
-        raise to_invalid_body(body_type, str(error)) from None
+        raise to_invalid_body(body_type, str(error), raw) from None
     except msgspec.DecodeError as error:
-        raise InvalidBody(f"the body is not valid JSON: {_describe_malformed(str(error), raw)}", param="body") from None
+        raise invalid_json_error(f"the body is not valid JSON: {_describe_malformed(str(error), raw)}") from None
     except RecursionError:
-        raise InvalidBody("the body is nested too deeply", param="body") from None
+        raise invalid_json_error("the body is nested too deeply") from None
+
+
+def invalid_json_error(message: str) -> InvalidBody:
+    return InvalidBody(message, param="body", kind="json_invalid")
 
 
 def _describe_malformed(text: str, raw: bytes | msgspec.Raw) -> str:
@@ -93,16 +106,31 @@ def get_decoder(body_type: type[BodyT]) -> msgspec.json.Decoder[BodyT]:
     return msgspec.json.Decoder(body_type, strict=not getattr(body_type, "lenient", False))
 
 
-def to_invalid_body(body_type: type[BodyT], text: str) -> InvalidBody:
-    """Convert a msgspec validation error to one with a field path such as `body.input.17`."""
+def to_invalid_body(body_type: type[BodyT], text: str, raw: bytes | msgspec.Raw) -> InvalidBody:
+    """Convert a msgspec validation error to one with a field path such as `body.input.17` and the value there."""
     match = VALIDATION_ERROR_PATTERN.match(text)
     assert match is not None, "the pattern matches any text"
     message, path = match["message"], to_field_path(match["path"])
+    kind, value = classify_error(message), find_value(raw, path)
     if missing := MISSING_FIELD_PATTERN.search(message):
-        return InvalidBody(f"{missing['name']} is required", param=f"{path}.{missing['name']}")
+        return InvalidBody(f"{missing['name']} is required", param=f"{path}.{missing['name']}", kind=kind, value=value)
     if choices := _list_choices(body_type, path.removeprefix("body.")):
-        message = f"{message}; expected one of: {', '.join(choices)}"
-    return InvalidBody(f"{path.removeprefix('body.')}: {_clean_message(message)}", param=path)
+        kind, message = "literal_error", f"{message}; expected one of: {', '.join(choices)}"
+    return InvalidBody(f"{path.removeprefix('body.')}: {_clean_message(message)}", param=path, kind=kind, value=value)
+
+
+def find_value(raw: bytes | msgspec.Raw, path: str) -> Any:
+    """Return the value at a path such as `body.input.17`; None if the rest of the body is not valid JSON."""
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    for part in path.split(".")[1:]:
+        if isinstance(value, dict):
+            value = value.get(part)
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+    return value
 
 
 def _list_choices(body_type: type[BodyT], name: str) -> list[str]:

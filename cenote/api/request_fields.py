@@ -135,7 +135,7 @@ class PromptFields(ActivationFields, kw_only=True):
         inputs: Any = self.messages if self.messages is not None else self.input
         name = "messages" if self.messages is not None else "input"
         if inputs is None:
-            raise InvalidBody("input is required (or messages, for a conversation)", param="body.input")
+            raise InvalidBody("input is required (or messages, for a conversation)", param="body.input", kind="missing")
         if isinstance(inputs, str):
             return [inputs]
         if not inputs:
@@ -225,7 +225,7 @@ def make_conversation(
     check_chat_template(options.chat_template, kwargs, context)
     context.check_num_items(len(messages), name)
     if not messages:
-        raise InvalidBody("messages: expected at least one message", param="body.messages")
+        raise InvalidBody("messages: expected at least one message", param="body.messages", kind="too_short")
     return Conversation(
         messages,
         template=options.chat_template,
@@ -256,9 +256,12 @@ def check_same_type(items: list[Any], name: str) -> None:
     for index, item in enumerate(items):
         if type(item) is not first_type:
             names = {str: "a string", int: "a token id", list: "a list", dict: "a message"}
+            kinds = {str: "string_type", int: "int_type", list: "list_type", dict: "dict_type"}
             raise InvalidBody(
                 f"{name}.{index}: expected {names[first_type]} like the first item, got {names[type(item)]}",
                 param=f"body.{name}.{index}",
+                kind=kinds[first_type],
+                value=item,
             )
 
 

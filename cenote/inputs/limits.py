@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cenote.errors import BadRequest, InputTooLong
+from cenote.errors import BadRequest, InputTooLong, TruncationTooLong
 from cenote.protocol.params import TokenizationParams
 
 TRUNCATION_HINT = "To cut long inputs instead, set truncate_prompt_tokens: -1 keeps as much as the model reads."
@@ -40,7 +40,8 @@ def resolve_truncation_length(tokenization: TokenizationParams, limits: Limits) 
     if requested == -1:
         return limits.max_tokens
     if limits.is_bounded and requested > limits.max_tokens:
-        raise BadRequest(
+        error_type = TruncationTooLong if limits.name == "max_model_len" else BadRequest
+        raise error_type(
             f"truncate_prompt_tokens={requested} cannot be greater than max_model_len - max_output_tokens = "
             f"{limits.max_tokens}. Please request a smaller truncation size.",
             param="truncate_prompt_tokens",

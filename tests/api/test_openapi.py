@@ -108,7 +108,7 @@ def test_documented_routes_respond_and_others_are_not_found(models: Models, name
 
     for path in PATHS:
         reply = models[name].post(path, json={})
-        assert (reply.status_code != 501) == (path in documented), path
+        assert (reply.status_code not in (404, 501)) == (path in documented), path
 
 
 def test_every_other_path_is_listed_with_its_methods(llm: LLM) -> None:
@@ -195,13 +195,13 @@ def test_responses_of_every_format_are_documented(models: Models, model: str, pa
 def test_error_responses_match_the_document(models: Models, path: str) -> None:
     client = next(client for client in models.values() if path in get_document(client)["paths"])
     example = next(dict(route.example) for route in ROUTES if path in route.paths)
-    replies = {
-        400: client.post(path, json=[]),
-        404: client.post(path, json=example | {"model": "unknown"}),
-        415: client.post(path, content=json.dumps(example), headers={"content-type": "text/plain"}),
-    }
+    replies = [
+        (400, client.post(path, json=[])),
+        (404, client.post(path, json=example | {"model": "unknown"})),
+        (400, client.post(path, content=json.dumps(example), headers={"content-type": "text/plain"})),
+    ]
 
-    for status, reply in replies.items():
+    for status, reply in replies:
         assert reply.status_code == status, reply.text
         assert_documented(reply, path, "post", get_document(client))
 

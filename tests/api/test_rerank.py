@@ -415,7 +415,7 @@ def test_a_classifier_with_three_labels_refuses_the_route(tmp_path: Any) -> None
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
         status, message, _ = get_error(make_client(llm))
 
-    assert status == 501
+    assert status == 404
     assert message.startswith("The model does not support Rerank (Score) API")
 
 

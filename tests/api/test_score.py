@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,14 @@ def cross_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def cross_client(cross_llm: LLM) -> TestClient:
     return make_client(cross_llm)
+
+
+@pytest.fixture(scope="module")
+def three_labels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    folder = tmp_path_factory.mktemp("three_labels")
+    tiny_bert_classifier(folder, num_labels=3)
+    with load_llm(folder) as llm:
+        yield make_client(llm)
 
 
 def scores(client: TestClient, **body: Any) -> list[float]:
@@ -246,10 +253,14 @@ def test_the_number_of_queries_and_documents_is_limited(llm: LLM) -> None:
     assert_refused(reply, "text_2 has 3 items, limit 2 per request", "text_2")
 
 
-def test_a_classifier_with_several_labels_refuses_the_route(tmp_path: Path) -> None:
-    tiny_bert_classifier(tmp_path, num_labels=3)
-    with load_llm(tmp_path) as llm:
-        reply = make_client(llm).post("/score", json={"text_1": "a", "text_2": "b"})
+@pytest.mark.parametrize("path", ["/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"])
+def test_a_classifier_with_several_labels_has_no_scoring_routes(three_labels: TestClient, path: str) -> None:
+    name = "Score" if path.endswith("/score") else "Rerank (Score)"
+    reply = three_labels.post(path, json={"queries": "a", "query": "a", "documents": ["b"]})
 
-    assert_refused(reply, "The model does not support Score API.", None, status=501)
-    assert "supported routes: /classify" in reply.json()["message"]
+    assert reply.status_code == reply.json()["error"]["code"] == 404
+    assert reply.json()["detail"] == "Not Found"
+    assert reply.json()["error"]["type"] == "NotFoundError"
+    assert reply.json()["error"]["message"] == reply.json()["message"]
+    assert reply.json()["message"].startswith(f"The model does not support {name} API. ")
+    assert "supports the tasks classify, token_classify; supported routes: /classify" in reply.json()["message"]

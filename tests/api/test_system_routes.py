@@ -145,13 +145,23 @@ def test_tokenizer_info_must_be_enabled(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/nowhere", 404), ("GET", "/v1/embeddings", 405), ("POST", "/version", 405), ("POST", "/", 404)],
+    [
+        ("GET", "/nowhere", 404),
+        ("POST", "/nowhere", 404),
+        ("POST", "/", 404),
+        ("GET", "/v1/embeddings", 405),
+        ("POST", "/version", 405),
+    ],
 )
-def test_unknown_routes_return_the_common_error_body(method: str, path: str, status: int, llm: LLM) -> None:
+def test_unknown_routes_return_the_common_error_body_with_vllms_detail(
+    method: str, path: str, status: int, llm: LLM
+) -> None:
     reply = make_client(llm).request(method, path)
 
     assert reply.status_code == status
-    assert reply.json()["error"]["code"] == status and reply.json()["detail"] == reply.json()["message"]
+    detail = "Not Found" if status == 404 else "Method Not Allowed"
+    assert reply.json()["error"]["code"] == status and reply.json()["detail"] == detail
+    assert reply.json()["message"] == f"{method} {path}: {detail}"
     assert reply.headers["x-request-id"]
 
 

@@ -194,6 +194,7 @@ def _make_route(paths: Sequence[str], handler: Any, summary: str) -> Route:
         reply_type=Reranked,
         api_name="Rerank (Score)",
         is_supported=lambda model_info: bool(model_info.score_types),
+        is_absent_if_unsupported=True,
         example={
             "query": "What is the capital of France?",
             "documents": ["The capital of Brazil is Brasilia.", "The capital of France is Paris."],

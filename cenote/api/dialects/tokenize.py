@@ -44,7 +44,9 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
         if self.prompt is not None:
             return self.prompt
         if self.messages is None:
-            raise InvalidBody("prompt is required (or messages, for a conversation)", param="body.prompt")
+            raise InvalidBody(
+                "prompt is required (or messages, for a conversation)", param="body.prompt", kind="missing"
+            )
         if self.tools is not None:
             self.chat_template_kwargs = {**(self.chat_template_kwargs or {}), "tools": self.tools}
         return make_conversation(

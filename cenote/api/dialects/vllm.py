@@ -124,9 +124,9 @@ class ScoreBody(ScoringFields, kw_only=True):
         for first, second in SCORE_FIELD_PAIRS:
             for present, missing in ((first, second), (second, first)):
                 if getattr(self, present) is not None:
-                    raise InvalidBody(f"{missing} is required with {present}", param=f"body.{missing}")
+                    raise InvalidBody(f"{missing} is required with {present}", param=f"body.{missing}", kind="missing")
         known = ", or ".join(f"{first} and {second}" for first, second in SCORE_FIELD_PAIRS)
-        raise InvalidBody(f"queries and documents are required, as {known}", param="body.queries")
+        raise InvalidBody(f"queries and documents are required, as {known}", param="body.queries", kind="missing")
 
 
 class Score(msgspec.Struct, omit_defaults=True):
@@ -262,6 +262,7 @@ VLLM = Dialect(
             reply_type=AnswerList[Score],
             api_name="Score",
             is_supported=lambda model_info: bool(model_info.score_types),
+            is_absent_if_unsupported=True,
             example={
                 "queries": "What is the capital of France?",
                 "documents": ["The capital of Brazil is Brasilia.", "The capital of France is Paris."],

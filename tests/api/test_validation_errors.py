@@ -1,0 +1,146 @@
+"""Schema errors have the format of vLLM's server, which its clients search for pydantic's names and invalid values."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from cenote import LLM
+from cenote.config.pooler import PoolerConfig
+from tests.api.app_client import assert_refused, load_llm, make_client
+from tests.tiny import tiny_bert, tiny_bert_classifier
+
+MESSAGES = [{"role": "user", "content": "a"}]
+TRUNCATION_MESSAGE = (
+    "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size."
+)
+
+
+@pytest.fixture(scope="module")
+def client(llm: LLM) -> TestClient:
+    return make_client(llm)
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    folder = tmp_path_factory.mktemp("cross_encoder")
+    tiny_bert_classifier(folder, num_labels=1)
+    with load_llm(folder) as llm:
+        yield make_client(llm)
+
+
+def read_error(reply: Any) -> dict[str, Any]:
+    """Return the one error of a reply, parsed from the Python dict in its message."""
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["type"] == "Bad Request"
+    header, line = error["message"].split("\n")
+    assert header == "1 validation error:"
+    assert line.startswith("  {")
+    fields: dict[str, Any] = ast.literal_eval(line.strip())
+    assert error["param"] == ".".join(map(str, fields["loc"]))
+    return fields
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/invocations"])
+@pytest.mark.parametrize("inputs", [{"input": "a"}, {"messages": MESSAGES}, {"input": [MESSAGES]}])
+@pytest.mark.parametrize("name", ["encoding_format", "embed_dtype", "endianness"])
+def test_an_unknown_encoding_is_a_literal_error_with_the_value(
+    client: TestClient, path: str, inputs: dict[str, Any], name: str
+) -> None:
+    error = read_error(client.post(path, json=inputs | {name: f"bad_{name}"}))
+
+    assert error["type"] == "literal_error"
+    assert error["loc"] == ("body", name)
+    assert error["msg"].startswith(f"{name}: Invalid enum value 'bad_{name}'; expected one of: ")
+    assert error["input"] == f"bad_{name}"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "location", "value"),
+    [
+        ({}, "missing", ("input",), None),
+        ({"input": 5}, "string_type", ("input",), 5),
+        ({"input": ["a", 1.5]}, "string_type", ("input", 1), 1.5),
+        ({"input": ["a", 7]}, "string_type", ("input", 1), 7),
+        ({"input": [7, "a"]}, "int_type", ("input", 1), "a"),
+        ({"messages": {"role": "user"}}, "list_type", ("messages",), {"role": "user"}),
+        ({"messages": [[]]}, None, None, None),
+        ({"input": "a", "encoding_format": 5}, "literal_error", ("encoding_format",), 5),
+        ({"input": "a", "dimensions": "many"}, "int_parsing", ("dimensions",), "many"),
+        ({"input": "a", "dimensions": [32]}, "int_type", ("dimensions",), [32]),
+        ({"input": "a", "dimensions": 0}, "greater_than_equal", ("dimensions",), 0),
+        ({"input": "a", "dimensions": 2**40}, "less_than_equal", ("dimensions",), 2**40),
+        ({"input": "a", "normalize": "maybe"}, "bool_parsing", ("normalize",), "maybe"),
+        ({"input": "a", "mm_processor_kwargs": 5}, "dict_type", ("mm_processor_kwargs",), 5),
+        ([7], "dict_type", (), [7]),
+    ],
+)
+def test_schema_errors_have_the_names_of_pydantic(
+    client: TestClient, body: Any, kind: str | None, location: tuple[object, ...] | None, value: Any
+) -> None:
+    reply = client.post("/v1/embeddings", json=body)
+
+    if kind is None:  # found after parsing: vLLM has plain messages for these, too
+        assert reply.status_code == 400 and "validation error" not in reply.json()["error"]["message"]
+        return
+    error = read_error(reply)
+    assert (error["type"], error["loc"], error.get("input")) == (kind, ("body", *location), value)
+
+
+def test_a_missing_field_comes_with_the_object_that_lacks_it(cross_encoder: TestClient) -> None:
+    error = read_error(cross_encoder.post("/rerank", json={"query": "a"}))
+
+    assert error == {
+        "type": "missing",
+        "loc": ("body", "documents"),
+        "msg": "documents is required",
+        "input": {"query": "a"},
+    }
+
+
+def test_a_body_that_is_not_json_has_a_type_too(client: TestClient) -> None:
+    reply = client.post("/v1/embeddings", content=b'{"input"', headers={"content-type": "application/json"})
+
+    assert read_error(reply)["type"] == "json_invalid"
+
+
+def test_the_value_of_an_error_is_shortened(client: TestClient) -> None:
+    reply = client.post("/v1/embeddings", json={"input": "a", "encoding_format": "x" * 100_000})
+
+    assert len(reply.json()["error"]["message"]) < 3000
+    assert "literal_error" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/pooling", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"]
+)
+def test_a_truncation_length_above_the_limit_has_the_text_of_vllms_server(client: TestClient, path: str) -> None:
+    body = (
+        {"input": "a"} if path in ("/v1/embeddings", "/pooling") else {"queries": "a", "query": "a", "documents": ["b"]}
+    )
+    reply = client.post(path, json=body | {"truncate_prompt_tokens": 257})
+
+    assert_refused(reply, TRUNCATION_MESSAGE, "truncate_prompt_tokens")
+    assert reply.json()["error"]["message"] == TRUNCATION_MESSAGE
+    assert reply.json()["error"]["type"] == "BadRequestError"
+
+
+@pytest.mark.parametrize("path", ["/classify", "/score", "/rerank"])
+def test_a_truncation_length_above_the_limit_of_a_cross_encoder(cross_encoder: TestClient, path: str) -> None:
+    body = {"input": "a", "queries": "a", "query": "a", "documents": ["b"], "truncate_prompt_tokens": 67}
+
+    assert cross_encoder.post(path, json=body).json()["error"]["message"] == TRUNCATION_MESSAGE
+
+
+def test_a_truncation_length_above_max_embed_len_is_refused_with_that_number(tmp_path: Any) -> None:
+    tiny_bert(tmp_path)
+    config = PoolerConfig(enable_chunked_processing=True, max_embed_len=100)
+    with load_llm(tmp_path, pooler_config=config) as llm:
+        reply = make_client(llm).post("/v1/embeddings", json={"input": "a", "truncate_prompt_tokens": 101})
+
+    assert_refused(reply, "100. Please request a smaller truncation size.", "truncate_prompt_tokens")
