@@ -82,7 +82,8 @@ class Endpoint:
         engine = app_state.engine
         if not route.is_supported(engine.model_info):
             raise unsupported_route_error(route, self.routes, engine.model_info)
-        check_media_type(get_header(scope, b"content-type"), get_header(scope, b"content-encoding"))
+        names = (b"content-type", b"content-encoding", b"origin")
+        check_media_type(*(get_header(scope, name) for name in names))
         raw = await read_body(get_header(scope, b"content-length"), receive, app_state.settings.max_body_bytes)
         if raw is None:
             return None

@@ -27,9 +27,14 @@ JSON_MEDIA_TYPE_PATTERN = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)
 CHARSET_PATTERN = re.compile(r"charset\s*=\s*\"?(?P<name>[\w.-]+)", re.IGNORECASE)
 
 
-def check_media_type(content_type: str | None, content_encoding: str | None) -> None:
-    """Raise unless the body is JSON in UTF-8: browsers send other types cross-site without a preflight request."""
-    if not JSON_MEDIA_TYPE_PATTERN.fullmatch((content_type or "").strip()):
+def check_media_type(content_type: str | None, content_encoding: str | None, origin: str | None) -> None:
+    """Raise unless the body is JSON in UTF-8.
+
+    Browsers send other types, or none, cross-site without a preflight request. Requests without a type are therefore
+    accepted only without the header Origin, which browsers always send cross-site.
+    """
+    is_untyped = content_type is None and origin is None
+    if not is_untyped and not JSON_MEDIA_TYPE_PATTERN.fullmatch((content_type or "").strip()):
         raise NotJSON(
             "Unsupported Media Type: Only 'application/json' is allowed; set the header Content-Type: application/json",
             param="header.content-type",

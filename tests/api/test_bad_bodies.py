@@ -406,10 +406,12 @@ def test_only_json_content_types_are_accepted(clients: Clients, path: str) -> No
         return clients[path].post(path, content=raw, headers=headers)
 
     for content_type in (
-        None, "", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/json",
+        "", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/json",
         "application/jsonp", "application/json-seq", "application/octet-stream", "*/*", "json", "application/x+json x",
     ):  # fmt: skip
         assert "Only 'application/json' is allowed" in assert_refused(post(content_type))["message"], content_type
+    assert post(None).status_code == 200
+    assert "Only 'application/json' is allowed" in assert_refused(post(None, origin="http://other"))["message"]
     for charset in ("utf-16", '"utf-16"', "latin-1", "UTF-7"):
         error = assert_refused(post(f"application/json; charset={charset}"))
         assert f"must be UTF-8, got charset {charset.strip(chr(34))}" in error["message"]
