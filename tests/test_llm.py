@@ -325,8 +325,12 @@ def test_a_task_in_the_pooler_config_disables_other_tasks(tiny: MakeTiny) -> Non
     llm = tiny(pooler_config={"task": "token_embed"})
 
     assert llm.supported_tasks == ("token_embed",)
-    with pytest.raises(Unsupported, match=r"Unsupported task: 'embed' Supported tasks: \('token_embed',\)"):
+    with pytest.raises(
+        Unsupported, match=r'^Try switching the model\'s pooling_task via `PoolerConfig\(task="embed"\)`'
+    ):
         llm.embed("a")
+    with pytest.raises(Unsupported, match="^Classification API is not supported by this model."):
+        llm.encode("a", pooling_task="classify")
     assert len(llm.encode("a", pooling_task="token_embed")) == 1
     with pytest.raises(LoadError, match="Unsupported task: 'classify'"):
         tiny(pooler_config={"task": "classify"})

@@ -77,10 +77,15 @@ class Admission:
         """Raise Unsupported if the model does not have the task; the message lists the tasks it has."""
         if task in self.plan.tasks:
             return
+        if task in self.description.model_tasks:
+            raise Unsupported(
+                f'Try switching the model\'s pooling_task via `PoolerConfig(task="{task}")`. It is restricted to '
+                f"{self.plan.tasks}",
+                param="task",
+            )
         api = "Embedding" if task in ("embed", "token_embed") else "Classification"
         convert = "embed" if api == "Embedding" else "classify"
-        sequence_tasks = {name.removeprefix("token_") for name in self.plan.tasks}
-        if task not in CONVERTIBLE_TASKS or sequence_tasks == {"plugin"} or convert in sequence_tasks:
+        if task not in CONVERTIBLE_TASKS or self.plan.tasks == ("plugin",) or convert in self.plan.tasks:
             raise Unsupported(f"Unsupported task: {task!r} Supported tasks: {self.plan.tasks}", param="task")
         advice = f"Try converting the model using `--convert {convert}`."
         if convert == "classify" and self.description.entry.kind not in ("sequence", "reward"):

@@ -23,6 +23,7 @@ def build_model_info(
         root=description.checkpoint.name,
         architecture=description.entry.name,
         tasks=description.plan.tasks,
+        excluded_tasks=tuple(task for task in description.model_tasks if task not in description.plan.tasks),
         default_task=description.default_task,
         score_types=scoring_model.score_types,
         max_model_len=description.max_length.value,

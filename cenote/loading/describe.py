@@ -102,6 +102,7 @@ class ModelDescription:
     architecture: Architecture
     kind: Sourced[CheckpointKind]
     plan: PoolingPlan
+    model_tasks: tuple[Task, ...]  # tasks that the model supports, also those that the pooler config excludes
     num_labels: int
     labels: list[str] | None
     token_labels: TokenLabels | None
@@ -218,6 +219,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
             logit_mean=None if head is None else head.logit_mean,
             num_labels=num_labels,
         ),
+        model_tasks=tasks,
         num_labels=num_labels,
         labels=labels,
         token_labels=from_tokens,

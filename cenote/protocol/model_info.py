@@ -17,6 +17,7 @@ class ModelInfo:
     root: str  # the hub name or folder that was loaded
     architecture: str
     tasks: tuple[Task, ...]
+    excluded_tasks: tuple[Task, ...] = ()  # tasks that the model supports, but the pooler config excludes
     default_task: Task
     score_types: tuple[ScoreType, ...]
     max_model_len: int

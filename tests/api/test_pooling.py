@@ -111,10 +111,30 @@ def test_unsupported_tasks_are_refused_with_the_supported_ones(embedder: LLM, to
         ("encode", "`encode` task was removed; use `token_embed` or `token_classify` instead."),
         ("", "Unsupported task: ''"),
     ):
-        assert_refused(client.post("/pooling", json={"input": "a", "task": task}), words, "task")
+        reply = client.post("/pooling", json={"input": "a", "task": task})
+        assert_refused(reply, words, "task")
+        assert reply.json()["error"]["message"].startswith(words)
+        assert reply.json()["error"]["type"] == "BadRequestError"
     reply = make_client(token_classifier).post("/pooling", json={"input": "a", "task": "embed"})
     assert_refused(reply, "Unsupported task: 'embed' Supported tasks: ('token_classify',)", "task")
     assert_refused(client.post("/pooling", json={"input": "a", "task": 5}), "task: expected str", "body.task")
+
+
+def test_the_error_for_a_task_that_the_pooler_config_excludes_names_the_option(tmp_path: Path) -> None:
+    tiny_bert_classifier(tmp_path)
+    with load_llm(tmp_path, pooler_config={"task": "token_classify"}) as llm:
+        client = make_client(llm)
+        excluded = client.post("/pooling", json={"input": "a", "task": "classify"})
+        unsupported = client.post("/pooling", json={"input": "a", "task": "embed"})
+        classify = client.post("/classify", json={"input": "a"})
+
+    assert_refused(
+        excluded, "Try switching the model's pooling_task via --pooler-config.task classify. It is restricted", "task"
+    )
+    assert excluded.json()["error"]["message"].startswith("Try switching")
+    assert excluded.json()["error"]["type"] == "BadRequestError"
+    assert_refused(unsupported, "Unsupported task: 'embed' Supported tasks: ('token_classify',)", "task")
+    assert_refused(classify, "The model does not support Classification API.", None, status=501)
 
 
 # parameters

@@ -29,7 +29,7 @@ from cenote.api.app_state import AppState
 from cenote.api.banner import make_banner_rows
 from cenote.cli.main import main
 from cenote.config.server import ServerConfig
-from cenote.errors import BadRequest, LoadError
+from cenote.errors import BadRequest, LoadError, Unsupported
 from cenote.explain.resolved_settings import iter_settings, resolve_settings
 from tests.api.app_client import make_client
 from tests.tiny import change_config, save_tiny
@@ -482,6 +482,15 @@ def colbert(tmp_path_factory: pytest.TempPathFactory) -> Colbert:
 def llm(colbert: Colbert) -> Iterator[LLM]:
     with opened(colbert.folder) as llm:
         yield llm
+
+
+def test_the_error_for_other_apis_than_token_embeddings_names_the_conversion_to_use(llm: LLM) -> None:
+    with pytest.raises(Unsupported, match="^Embedding API is not supported by this model. .* `--convert embed`."):
+        llm.embed("red fish")
+    with pytest.raises(Unsupported, match="^Classification API is not supported by this model. "):
+        llm.classify("red fish")
+    reply = make_client(llm).post("/pooling", json={"input": "red fish", "task": "embed"})
+    assert reply.json()["error"]["message"].startswith("Unsupported task: 'embed' Supported tasks: ('token_embed',)")
 
 
 def test_a_role_has_several_names(colbert: Colbert, llm: LLM) -> None:

@@ -185,6 +185,12 @@ def resolve_tasks(name: str | None, model_info: ModelInfo) -> tuple[Task, ...]:
     names = resolve_task_names(name, model_info)
     tasks = tuple(task for part in names for task in model_info.tasks if task == part)
     if len(tasks) < len(names):
+        if set(names) <= {*model_info.tasks, *model_info.excluded_tasks}:
+            raise Unsupported(
+                f"Try switching the model's pooling_task via --pooler-config.task {name}. It is restricted to "
+                f"{model_info.tasks}",
+                param="task",
+            )
         raise Unsupported(f"Unsupported task: {name!r} Supported tasks: {model_info.tasks}", param="task")
     return tasks
 
