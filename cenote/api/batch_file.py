@@ -16,7 +16,7 @@ from cenote.api.app import body_too_large_error
 from cenote.api.app_state import AppState
 from cenote.api.dialects import DIALECTS
 from cenote.api.middleware import REPEATED_SLASHES
-from cenote.api.replies import JSON_MEDIA_TYPE, Reply, error_reply
+from cenote.api.replies import JSON_MEDIA_TYPE, ErrorBody, Reply, error_reply
 from cenote.errors import BadRequest, InvalidBody, PoolingError
 
 # allowance for the fields of a line other than its body
@@ -26,6 +26,8 @@ SUFFIX_ROUTES = ("/score", "/rerank")
 BATCH_PATHS = frozenset(path for dialect in DIALECTS for route in dialect.routes for path in route.paths)
 OVERLOADED_STATUS, UNAVAILABLE_STATUS = 429, 503
 EMPTY_BODY = msgspec.Raw()
+# `param` of the error of a line that is not a request
+LINE_PARAMS = ("line", "custom_id", "method", "body")
 
 
 class BatchLine(msgspec.Struct):
@@ -40,16 +42,22 @@ class BatchLine(msgspec.Struct):
 class BatchLineResponse(msgspec.Struct):
     status_code: int
     request_id: str
-    body: msgspec.Raw
+    body: msgspec.Raw | None
 
 
 class BatchResultLine(msgspec.Struct):
-    """One line of the output. An error is written twice: OpenAI clients read it in `response`, vLLM's in `error`."""
+    """One line of the output. An error is in `error`, as in vLLM, and in `response.body` if OpenAI's format is set."""
 
     id: str
     custom_id: Any
     response: BatchLineResponse
     error: msgspec.Raw | None
+
+
+class ErrorOfLine(msgspec.Struct):
+    """The part of a BatchResultLine that is read when a run is resumed."""
+
+    error: ErrorBody | None
 
 
 @dataclass(slots=True)
@@ -58,13 +66,15 @@ class BatchResult:
 
     line: bytes
     is_error: bool
+    is_invalid: bool  # the line is not a request
     num_tokens: int
 
 
 class BatchFileRunner:
-    def __init__(self, app: ASGIApp, app_state: AppState) -> None:
+    def __init__(self, app: ASGIApp, app_state: AppState, *, has_openai_errors: bool = False) -> None:
         self.app = app
         self.app_state = app_state
+        self.has_openai_errors = has_openai_errors  # whether the body of a failed response is the error, or null
 
     @property
     def max_line_bytes(self) -> int:
@@ -77,7 +87,7 @@ class BatchFileRunner:
             line = self._parse_line(raw, line_number)
             path = self._resolve_line_path(line, line_number)
         except PoolingError as error:
-            return encode_result(line.custom_id, error_reply(error))
+            return self._encode_result(line.custom_id, error_reply(error))
         reply = await self._send_request(path, bytes(line.body))
         while reply.status == OVERLOADED_STATUS:  # only this batch uses the engine: capacity returns as lines finish
             await asyncio.sleep(float(reply.headers.get("retry-after", 1)))
@@ -91,7 +101,17 @@ class BatchFileRunner:
                     param="encoding_format",
                 )
             )
-        return encode_result(line.custom_id, reply)
+        return self._encode_result(line.custom_id, reply)
+
+    def _encode_result(self, custom_id: Any, reply: Reply) -> BatchResult:
+        headers: Mapping[str, str] = reply.headers
+        body = msgspec.Raw(reply.content)
+        error = body if reply.status >= 400 else None
+        shown_body = body if error is None or self.has_openai_errors else None
+        response = BatchLineResponse(reply.status, headers.get("x-request-id") or uuid4().hex, shown_body)
+        line = msgspec.json.encode(BatchResultLine(f"batch_req_{uuid4().hex}", custom_id, response, error)) + b"\n"
+        is_error, is_invalid = (False, False) if error is None else read_result_counts(line)
+        return BatchResult(line, is_error, is_invalid, int(headers.get("x-prompt-tokens", 0)))
 
     def _parse_line(self, raw: bytes, line_number: int) -> BatchLine:
         if len(raw) > self.max_line_bytes:
@@ -101,7 +121,7 @@ class BatchFileRunner:
         try:
             return msgspec.json.decode(raw, type=BatchLine)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidBody(f"line {line_number} is not a JSON object: {error}") from None
+            raise InvalidBody(f"line {line_number} is not a JSON object: {error}", param="line") from None
 
     def _resolve_line_path(self, line: BatchLine, line_number: int) -> str:
         if not isinstance(line.custom_id, str):
@@ -155,10 +175,7 @@ def resolve_path(url: Any, line_number: int) -> str:
     )
 
 
-def encode_result(custom_id: Any, reply: Reply) -> BatchResult:
-    headers: Mapping[str, str] = reply.headers
-    is_error = reply.status >= 400
-    body = msgspec.Raw(reply.content)
-    response = BatchLineResponse(reply.status, headers.get("x-request-id") or uuid4().hex, body)
-    line = BatchResultLine(f"batch_req_{uuid4().hex}", custom_id, response, body if is_error else None)
-    return BatchResult(msgspec.json.encode(line) + b"\n", is_error, int(headers.get("x-prompt-tokens", 0)))
+def read_result_counts(line: bytes) -> tuple[bool, bool]:
+    """Return `is_error` and `is_invalid` of a line of the output."""
+    error = msgspec.json.decode(line, type=ErrorOfLine).error
+    return error is not None, error is not None and error.param in LINE_PARAMS

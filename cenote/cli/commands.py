@@ -157,10 +157,17 @@ def run_batch(argv: Sequence[str]) -> int:
     replies = "responses in the order of the requests; - is standard output (the default)"
     files.add_argument("-o", "--output-file", default="-", metavar="FILE", help=replies)
     files.add_argument(
-        "--overwrite", action="store_true", help="replace FILE if it exists, and discard FILE.part of another command"
+        "--overwrite",
+        action="store_true",
+        help="replace FILE if it exists and is not empty, and discard FILE.part of another command",
     )
     files.add_argument(
         "--max-in-flight", type=parse_positive_int, default=256, metavar="N", help="requests in flight (default: 256)"
+    )
+    files.add_argument(
+        "--openai-batch-errors",
+        action="store_true",
+        help="write the error of a failed request as response.body too, as OpenAI does (default: null, as vLLM does)",
     )
     files.add_argument("--quiet", action="store_true", help="print errors only, no progress and no notes")
     others = tuple(option.name for option in option_fields(ServerConfig) if option.name not in SERVER_OPTIONS)

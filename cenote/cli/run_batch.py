@@ -82,61 +82,68 @@ def run_batch_file(args: argparse.Namespace) -> int:
         engine = PoolingEngine.load(config)
         try:
             app_state.set_engine(engine)
-            runner = BatchFileRunner(build_app(app_state), app_state)
+            runner = BatchFileRunner(build_app(app_state), app_state, has_openai_errors=args.openai_batch_errors)
             with progress, closing(BatchWriter(partial_file, resume_point)) as writer:
                 progress.start()
-                num_failed = asyncio.run(run_lines(args, runner, resume_point.num_lines, writer, progress))
-                num_failed += resume_point.num_failed
+                asyncio.run(run_lines(args, runner, resume_point.num_lines, writer, progress))
                 writer.finish()
         finally:
             engine.stop()
     num_lines = resume_point.num_lines + progress.num_rows
     if partial_file is not None:
         print_note(f"{num_lines:,} lines in {partial_file.output} ({progress.speed})", quiet=args.quiet)
-    if num_failed:
-        print_note(f"{num_failed:,} of {num_lines:,} requests failed; see their error", quiet=args.quiet)
-    return 1 if num_failed else 0
+    if writer.num_failed:
+        print_note(f"{writer.num_failed:,} of {num_lines:,} requests failed; see their error", quiet=args.quiet)
+    return 1 if writer.num_invalid else 0
 
 
 def manifest_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options that the lines of the output depend on."""
     server_options = {name: value for name, value in vars(args).items() if name in SERVER_OPTIONS}
-    return {"command": "run-batch", **server_options, **engine_keywords(args)}
+    error_format = {"openai_batch_errors": getattr(args, "openai_batch_errors", False) or None}
+    return {"command": "run-batch", **error_format, **server_options, **engine_keywords(args)}
 
 
 class BatchResumePoint:
-    """How far an earlier run came: complete lines, their bytes, and how many of them are errors."""
+    """How far an earlier run came: complete lines, their bytes, and how many failed or are not requests."""
 
-    def __init__(self, num_lines: int = 0, num_bytes: int = 0, num_failed: int = 0) -> None:
-        self.num_lines = num_lines
-        self.num_bytes = num_bytes
-        self.num_failed = num_failed
+    def __init__(self) -> None:
+        self.num_lines = self.num_bytes = self.num_failed = self.num_invalid = 0
 
     @classmethod
     def from_file(cls, path: Path) -> BatchResumePoint:
+        from cenote.api.batch_file import read_result_counts
+
         resume_point = cls()
         with open(path, "rb") as stream:
             for line in stream:
                 if line.endswith(b"\n"):
                     resume_point.num_lines += 1
                     resume_point.num_bytes += len(line)
-                    resume_point.num_failed += not line.endswith(b'"error":null}\n')
+                    if not line.endswith(b'"error":null}\n'):  # most lines are not parsed
+                        is_error, is_invalid = read_result_counts(line)
+                        resume_point.num_failed += is_error
+                        resume_point.num_invalid += is_invalid
         return resume_point
 
 
 class BatchWriter:
-    """Write to standard output, or to FILE.part, which is renamed to FILE when it is complete."""
+    """Write to standard output, or to FILE.part, which becomes FILE when it is complete; count failed lines."""
 
     def __init__(self, partial_file: PartialFile | None, resume_point: BatchResumePoint) -> None:
         self.partial_file = partial_file
+        self.num_failed = resume_point.num_failed
+        self.num_invalid = resume_point.num_invalid
         self.stream: IO[bytes] = sys.stdout.buffer
         if partial_file is not None:
             partial_file.open(fresh=not resume_point.num_bytes)
             self.stream = open(partial_file.path, "ab")  # noqa: SIM115
             os.truncate(partial_file.path, resume_point.num_bytes)
 
-    def write(self, line: bytes) -> None:
-        self.stream.write(line)
+    def write(self, result: BatchResult) -> None:
+        self.stream.write(result.line)
+        self.num_failed += result.is_error
+        self.num_invalid += result.is_invalid
 
     def flush(self) -> None:
         self.stream.flush()
@@ -154,25 +161,24 @@ class BatchWriter:
 
 async def run_lines(
     args: argparse.Namespace, runner: BatchFileRunner, num_skipped: int, writer: BatchWriter, progress: RowProgress
-) -> int:
-    """Run many lines concurrently and write the responses in the order of the lines; return how many failed."""
+) -> None:
+    """Run many lines concurrently and write the responses in the order of the lines."""
     lines = LineReader(
         iter_numbered_lines(args.input_file, runner.max_line_bytes, num_skipped),
         is_interactive=args.input_file == STDIN,
     )
     in_flight: deque[tuple[asyncio.Task[BatchResult], int]] = deque()  # with the bytes of the request line
     reading: asyncio.Task[NumberedLine | None] | None = asyncio.create_task(lines.next())
-    num_bytes = num_failed = 0
+    num_bytes = 0
 
     def write_first() -> None:
-        nonlocal num_bytes, num_failed
+        nonlocal num_bytes
         task, size = in_flight[0]
         result = task.result()
         in_flight.popleft()
-        writer.write(result.line)
+        writer.write(result)
         progress.advance(1, result.num_tokens)
         num_bytes -= size
-        num_failed += result.is_error
 
     try:
         while in_flight or reading is not None:
@@ -202,7 +208,6 @@ async def run_lines(
             write_first()
         writer.flush()
         lines.close()
-    return num_failed
 
 
 class LineReader:

@@ -39,7 +39,7 @@ class PartialFile:
             raise BadRequest(f"the folder {self.output.parent} does not exist; create it first")
         if self.output.is_dir():
             raise BadRequest(f"{self.output} is a folder; --output must be a file")
-        if self.output.exists() and not overwrite:
+        if self.output.exists() and not overwrite and not _is_empty_file(self.output):
             raise BadRequest(f"{self.output} exists; --overwrite replaces it")
         if not self.path.exists():
             return False
@@ -63,10 +63,16 @@ class PartialFile:
         self._lock_stream.flush()
 
     def finish(self, path: Path) -> None:
-        """Rename `whole` to the output atomically and remove the other files."""
-        with open(path, "rb") as stream:
-            os.fsync(stream.fileno())
-        os.replace(path, self.output)
+        """Rename `path` to the output atomically and remove the other files.
+
+        An empty output file is filled instead: its creator may hold it open, as `tempfile.NamedTemporaryFile` does.
+        """
+        if _is_empty_file(self.output):
+            _copy_into(path, self.output)
+        else:
+            with open(path, "rb") as stream:
+                os.fsync(stream.fileno())
+            os.replace(path, self.output)
         remove_path(self.path)
         self.manifest_path.unlink(missing_ok=True)
         self.close()
@@ -83,6 +89,22 @@ def remove_path(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _is_empty_file(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size == 0
+
+
+def _copy_into(source: Path, target: Path) -> None:
+    """Copy a file into an existing empty one; if that fails, leave it empty."""
+    with open(source, "rb") as stream, open(target, "r+b") as output:
+        try:
+            shutil.copyfileobj(stream, output)
+            output.flush()
+            os.fsync(output.fileno())
+        except BaseException:
+            os.truncate(target, 0)
+            raise
 
 
 def _read_manifest(path: Path) -> dict[str, Any] | None:

@@ -6,14 +6,16 @@ import base64
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -48,8 +50,9 @@ def run_batch(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
         argv = ["run-batch", "-i", source, "-o", output, "--model", folder, "--dtype", "float32", *options]
         status = main([*map(str, argv)])
         lines_out = [json.loads(line) for line in output.read_text().splitlines()]
-        num_failed = sum(line["error"] is not None for line in lines_out)
-        assert status == (1 if num_failed else 0), capfd.readouterr().err
+        params = [line["error"]["error"]["param"] for line in lines_out if line["error"] is not None]
+        has_invalid_lines = any(param in ("line", "custom_id", "method", "body") for param in params)
+        assert status == (1 if has_invalid_lines else 0), capfd.readouterr().err
         return lines_out
 
     return run
@@ -66,7 +69,7 @@ def body_of(line: Any) -> Any:
 
 
 def error_of(line: Any) -> tuple[int, str]:
-    assert line["error"] == line["response"]["body"]
+    assert line["response"]["body"] is None
     assert line["error"]["error"]["code"] == line["response"]["status_code"]
     return line["response"]["status_code"], line["error"]["error"]["message"]
 
@@ -135,9 +138,8 @@ def test_an_invalid_line_fails_alone(run_batch: Any) -> None:
     assert body_of(lines[0])["data"] == body_of(lines[-1])["data"]
     errors = {str(line["custom_id"]): error_of(line) for line in lines[7:-1]}
     assert [error_of(line)[0] for line in lines[1:7]] == [400] * 6
-    assert [
-        error_of(line)[1].startswith(f"line {number} is not a JSON object") for number, line in enumerate(lines[1:7], 2)
-    ]
+    for number, line in enumerate(lines[1:7], 2):
+        assert error_of(line)[1].startswith(f"line {number} is not a JSON object")
     assert [status for status, _ in errors.values()] == [400] * 10 + [404, 501]
     assert "custom_id is required" in errors["None"][1]
     assert "custom_id is required" in errors["7"][1]
@@ -162,6 +164,80 @@ def test_repeated_slashes_in_a_url_are_merged(run_batch: Any) -> None:
         request_line("https://api.example.com//v1//embeddings", input="the cat"),
     ):
         body_of(line)
+
+
+def test_the_exit_status_is_1_only_if_a_line_is_not_a_request(
+    run_batch: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    good = request_line("/v1/embeddings", input="the cat")
+    refused = [
+        request_line("/v1/embeddings", input="the cat", model="other"),
+        request_line("/bad_url", input="the cat"),
+        request_line("/v1/embeddings", input="the cat", encoding_format="hex"),
+        request_line("/classify", input="the cat"),
+    ]
+
+    lines = run_batch(good, *refused)  # checks the exit status, as in the following
+
+    assert [line["response"]["status_code"] for line in lines] == [200, 404, 400, 400, 501]
+    assert "4 of 5 requests failed" in capfd.readouterr().err
+    (line,) = run_batch({"method": "POST", "url": "/v1/embeddings", "body": {"input": "a"}}, options=("--overwrite",))
+    assert line["error"]["error"]["param"] == "custom_id"
+
+
+def test_errors_are_the_body_of_the_response_too_in_openais_format(run_batch: Any) -> None:
+    good = request_line("/v1/embeddings", input="the cat")
+    refused = request_line("/v1/embeddings", input="the cat", model="other")
+
+    ok, failed, invalid = run_batch(good, refused, b"no json", options=("--openai-batch-errors",))
+
+    body_of(ok)
+    for line, status in ((failed, 404), (invalid, 400)):
+        assert line["response"]["status_code"] == status
+        assert line["response"]["body"] == line["error"]
+        assert line["response"]["body"]["error"]["code"] == status
+
+
+def test_an_existing_empty_file_is_filled_and_can_be_read_through_an_open_handle(folder: Path, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps(request_line("/v1/embeddings", input="the cat")))
+    with tempfile.NamedTemporaryFile("r", dir=tmp_path) as output:
+        inode = os.stat(output.name).st_ino
+
+        assert main(["run-batch", "-i", str(source), "-o", output.name, "--model", str(folder), "--quiet"]) == 0
+
+        text = output.read()
+        body_of(json.loads(text))
+        assert os.stat(output.name).st_ino == inode
+        assert Path(output.name).read_text() == text
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["in.jsonl", Path(output.name).name])
+
+
+def test_an_empty_file_stays_empty_if_it_cannot_be_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "out.jsonl"
+    output.touch()
+    part = PartialFile(output, {"input": "a"})
+    assert not part.check_resumable(overwrite=False)
+    part.open(fresh=True)
+    part.path.write_text("one\ntwo\n")
+
+    def fail_halfway(source: IO[bytes], target: IO[bytes]) -> None:
+        target.write(source.read(5))
+        target.flush()
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", fail_halfway)
+    with pytest.raises(OSError, match="no space left"):
+        part.finish(part.path)
+    monkeypatch.undo()
+    part.close()
+
+    assert output.read_text() == ""
+    assert part.check_resumable(overwrite=False)
+    part.open(fresh=False)
+    part.finish(part.path)
+    assert output.read_text() == "one\ntwo\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
 
 
 def test_failed_lines_of_an_interrupted_run_count_in_the_exit_status(
