@@ -290,7 +290,9 @@ def _add_files(parser: CommandParser, *, pairs: bool = False) -> None:
         "--format", choices=FORMATS, help="output format (default: by the suffix of --output, else jsonl)"
     )
     group.add_argument(
-        "--overwrite", action="store_true", help="replace FILE if it exists, and discard FILE.part of another command"
+        "--overwrite",
+        action="store_true",
+        help="replace FILE if it exists and is not empty, and discard FILE.part of another command",
     )
     rows = "maximum number of rows sent to the engine at once (default: 4096; 256 for token-level tasks)"
     group.add_argument("--batch-rows", type=parse_positive_int, metavar="N", help=rows)

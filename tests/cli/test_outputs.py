@@ -71,6 +71,19 @@ def test_encode_prints_one_vector_for_a_task_that_pools(cenote_command: Command)
     )
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "npy", "parquet"])
+def test_an_empty_output_file_is_filled_in_place(
+    cenote_command: Command, texts: Path, tmp_path: Path, suffix: str
+) -> None:
+    new, existing = tmp_path / f"new.{suffix}", tmp_path / f"existing.{suffix}"
+    cenote_command("embed", "--input", texts, "--output", new)
+    existing.touch()
+    with open(existing, "rb") as reader:
+        cenote_command("embed", "--input", texts, "--output", existing)
+
+        assert reader.read() == existing.read_bytes() == new.read_bytes() != b""
+
+
 def test_jsonl_in_a_file_equals_the_output_on_stdout(cenote_command: Command, texts: Path, tmp_path: Path) -> None:
     shown = cenote_command("embed", "--input", texts, "--id-column", "id")
 
