@@ -11,7 +11,7 @@ import torch
 from cenote.config.engine import EngineConfig, Quantization
 from cenote.config.options import Sourced
 from cenote.config.pooler import PoolerConfig
-from cenote.errors import LoadError, PoolingError, Unsupported
+from cenote.errors import LoadError, PoolingError
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.post_load import resolve_quantization
 from cenote.loading.causal_lm_classifier import TokenLabels
@@ -27,9 +27,10 @@ from cenote.loading.tensor_model import SINGLE_TOKEN_LENGTH
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.registry import ArchitectureEntry, CheckpointKind, has_prescaled_rope, supports_float16
 from cenote.pooling.activations import resolve_classification_activation
-from cenote.pooling.plan import Matryoshka, PoolingFileSettings, PoolingPlan, resolve_plan
+from cenote.pooling.plan import PoolingFileSettings, PoolingPlan, resolve_plan
 from cenote.protocol.input_types import ScoreTemplate
-from cenote.protocol.params import PoolingOptions, PoolingParams, ScoreType, Task
+from cenote.protocol.matryoshka import Matryoshka
+from cenote.protocol.params import ScoreType, Task
 
 # supported tasks by kind, the default first
 TASKS_BY_KIND: dict[CheckpointKind, tuple[Task, ...]] = {
@@ -82,13 +83,6 @@ class ModelConfig:
     def matryoshka_dimensions(self) -> list[int] | None:
         """The embedding sizes that requests may ask for; None: any, if the model supports it at all."""
         return list(self.pooling_plan.matryoshka.sizes) or None
-
-    def resolve_pooling_options(self, task: str, params: PoolingParams) -> PoolingOptions:
-        """Check the parameters of a request and fill in the defaults."""
-        task = {"score": "classify", "reward": "token_classify"}.get(task, task)
-        if task not in self.pooling_plan.tasks:
-            raise Unsupported(f"Unsupported task: {task!r} Supported tasks: {self.pooling_plan.tasks}", param="task")
-        return self.pooling_plan.resolve_options(task, params)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,7 @@ FAMILIES = {
 # architecture names that do not follow the suffix rule -> module:function and kind
 EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "HF_ColBERT": ("colbert:colbert_bert", "multi_vector"),
+    "ColBERTModel": ("colbert:colbert_bert", "multi_vector"),  # the name in older overrides of vLLM
     "ColBERTModernBertModel": ("modernbert:modernbert", "multi_vector"),
     "ColBERTJinaRobertaModel": ("colbert:colbert_jina", "multi_vector"),
     "ColBERTLfm2Model": ("lfm2:lfm2", "multi_vector"),

@@ -348,6 +348,10 @@ SUPPORTED_NAMES = {
         "answerdotai/answerai-colbert-small-v1, colbert-ir/colbertv2.0",
         "an independent implementation of ColBERT",
     ),
+    "ColBERTModel": (
+        "colbert-ir/colbertv2.0 with hf_overrides of older vLLM",
+        "an independent implementation of ColBERT",
+    ),
     "ColBERTModernBertModel": ("lightonai/GTE-ModernColBERT-v1 with vLLM's hf_overrides", VS_PYLATE),
     "ColBERTJinaRobertaModel": (
         "jinaai/jina-colbert-v2 with vLLM's hf_overrides",

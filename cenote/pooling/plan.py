@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from cenote.config.options import Sourced
 from cenote.config.pooler import PoolerConfig
-from cenote.errors import BadRequest, LoadError, Unsupported
+from cenote.errors import LoadError
 from cenote.pooling.methods import POOLING_METHODS
+from cenote.protocol.matryoshka import Matryoshka
 from cenote.protocol.params import TASK_PARAMS, PoolingOptions, PoolingParams, Task, valid_params
 
 TOKEN_POOLING_TYPES = ("ALL", "STEP")
@@ -22,34 +23,6 @@ class PoolingFileSettings:
     methods: Sourced[tuple[str, ...]] | None  # results of several methods are concatenated
     normalize: Sourced[bool] | None
     include_prompt: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Matryoshka:
-    """The embedding sizes that a model was trained for."""
-
-    is_supported: bool
-    sizes: tuple[int, ...]  # empty: any
-    full_size: int
-
-    def check_dimensions(self, dimensions: int, model: str) -> None:
-        if not isinstance(dimensions, int) or isinstance(dimensions, bool):
-            raise BadRequest(f"dimensions must be an integer, got {dimensions!r}", param="dimensions")
-        if not self.is_supported and dimensions != self.full_size:  # the full size needs no support
-            raise Unsupported(
-                f'Model "{model}" does not support matryoshka representation, '
-                "changing output dimensions will lead to poor results."
-            )
-        if self.sizes and dimensions not in self.sizes:
-            raise BadRequest(
-                f'Model "{model}" only supports {list(self.sizes)} matryoshka dimensions, '
-                "use other output dimensions will lead to poor results."
-            )
-        if not 1 <= dimensions <= self.full_size:
-            raise BadRequest(
-                f'Model "{model}" only supports dimensions in range [1, {self.full_size}], got {dimensions}.',
-                param="dimensions",
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

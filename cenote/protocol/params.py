@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from cenote.errors import BadRequest
+from cenote.protocol.matryoshka import Matryoshka
 
 logger = logging.getLogger("cenote")
 
@@ -34,12 +35,6 @@ DEPRECATED_ACTIVATION_NAMES = ("softmax", "activation")
 # fields of PoolingParams that only some tasks accept
 TASK_PARAMS = ("use_activation", "dimensions", "normalize", "step_tag_id", "returned_token_ids")
 STEP_PARAMS = ("step_tag_id", "returned_token_ids")  # accepted by models with STEP pooling
-
-
-class PoolingModelConfig(Protocol):
-    """What `PoolingParams.verify` needs to know about a model; `LLM.model_config` is one."""
-
-    def resolve_pooling_options(self, task: str, params: PoolingParams) -> PoolingOptions: ...
 
 
 @dataclass(slots=True)
@@ -74,22 +69,29 @@ class PoolingParams:
     def clone(self) -> PoolingParams:
         return deepcopy(self)
 
-    def verify(self, task: str, model_config: PoolingModelConfig | None = None) -> None:
-        """Check the parameters for a task and fill in the defaults; raise BadRequest, a ValueError.
+    def verify(self, task: Any, model_config: Any = None) -> None:
+        """Check the parameters for a task and fill in the defaults of a model; raise BadRequest, a ValueError.
 
-        Without a model, only the names of the parameters are checked.
+        `model_config` is that of an `LLM`; without one, only the names are checked. `verify(model_config)` uses the
+        task of these parameters, as newer versions of vLLM do.
         """
-        if self.task not in (None, task):
+        if not isinstance(task, str):
+            task, model_config = self.task, task
+        if task is None or self.task not in (None, task):
             raise BadRequest(f"You cannot overwrite param.task={self.task!r} with pooling_task={task!r}!", param="task")
-        if model_config is None:
-            self.check_supported(task, valid_params(task))
-            options = PoolingOptions(self.use_activation is not False, self.dimensions)
-        else:
-            options = model_config.resolve_pooling_options(task, self)
-        self.task = task
-        self.use_activation, self.normalize = options.use_activation, None
-        self.dimensions, self.step_tag_id = options.dimensions, options.step_tag_id
-        self.returned_token_ids = None if options.returned_token_ids is None else list(options.returned_token_ids)
+        pooler = getattr(model_config, "pooler_config", None)
+        valid = valid_params(task, has_steps=getattr(pooler, "tok_pooling_type", None) == "STEP")
+        self.check_supported(task, valid)
+        self.task, self.normalize = task, None
+        for name in TASK_PARAMS:
+            if name in valid and getattr(self, name) is None:
+                setattr(self, name, getattr(pooler, name, None))
+        if "use_activation" in valid and self.use_activation is None:
+            self.use_activation = True
+        if self.dimensions is not None and model_config is not None:
+            sizes = tuple(model_config.matryoshka_dimensions or ())
+            matryoshka = Matryoshka(model_config.is_matryoshka, sizes, model_config.embedding_size)
+            matryoshka.check_dimensions(self.dimensions, model_config.served_model_name)
 
     def restrict_to(self, names: Sequence[str]) -> PoolingParams:
         """Return a copy without the task-specific parameters that are not named."""

@@ -9,7 +9,8 @@ import pytest
 from cenote import PoolerConfig, PoolingParams
 from cenote.config.options import Sourced
 from cenote.errors import BadRequest, LoadError, Unsupported
-from cenote.pooling.plan import Matryoshka, PoolingFileSettings, PoolingPlan, resolve_plan
+from cenote.pooling.plan import PoolingFileSettings, PoolingPlan, resolve_plan
+from cenote.protocol.matryoshka import Matryoshka
 from cenote.protocol.params import PoolingOptions
 
 FILE_SETTINGS = PoolingFileSettings(Sourced(("MEAN",), "1_Pooling/config.json"), Sourced(False, "modules.json"))

@@ -18,8 +18,9 @@ from cenote.errors import BadRequest, Unsupported
 from cenote.loading.load import load_model
 from cenote.packed_batch import pack_sequences
 from cenote.pooling.heads import Heads
-from cenote.pooling.plan import Matryoshka, resolve_plan
+from cenote.pooling.plan import resolve_plan
 from cenote.pooling.pooler import Pooler, PoolingSpec
+from cenote.protocol.matryoshka import Matryoshka
 from cenote.protocol.params import PoolingOptions
 from tests.cpu import needs_bfloat16
 from tests.tiny import (
