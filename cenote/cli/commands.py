@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Sequence
 from typing import get_args
 
-from cenote.cli.flags import add_engine_flags, add_flags
+from cenote.cli.flags import add_engine_flags
 from cenote.cli.interrupts import format_command_line
 from cenote.cli.parser import CommandParser
+from cenote.config.flags import add_flags
 from cenote.protocol.params import TASKS, ScoreType
 from cenote.utils.arguments import parse_positive_int
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 from cenote.cli.flags import engine_keywords
-from cenote.cli.parser import UsageError
 from cenote.errors import PoolingError
 from cenote.files.columns import ColumnOptions
 from cenote.files.result_slice import ResultSchema
@@ -16,6 +15,7 @@ from cenote.files.sources import STDIN, ArgumentSource, FileSource, InputRow, Ro
 from cenote.protocol.params import PoolingParams, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
 from cenote.protocol.results import PoolResult, ScoreResult
+from cenote.utils.argparse_utils import UsageError
 
 ProgressCallback: TypeAlias = "Callable[[Any], None] | None"  # called with the state of the engine's request
 RowSender: TypeAlias = (

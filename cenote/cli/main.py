@@ -66,7 +66,7 @@ def _run_command(argv: list[str]) -> int:
         return 0
     command, *rest = argv
     if command not in COMMANDS:
-        from cenote.cli.parser import UsageError
+        from cenote.utils.argparse_utils import UsageError
 
         near = get_close_matches(command, COMMANDS, n=1)
         raise UsageError(f"unknown command {command!r}; {f'did you mean {near[0]}?' if near else 'see cenote --help'}")
@@ -96,8 +96,8 @@ def _help_text() -> str:
 
 def _exit_status(error: Exception) -> int | None:
     """Return the exit status of an expected error; None for a bug, which is shown with its traceback."""
-    from cenote.cli.parser import UsageError
     from cenote.errors import LoadError, PoolingError
+    from cenote.utils.argparse_utils import UsageError
 
     if isinstance(error, UsageError):
         return EXIT_USAGE

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
-from cenote.cli.flags import MultiValue, parse_words
-from cenote.cli.parser import CommandParser, UsageError
+from cenote.cli.parser import CommandParser
 from cenote.config.engine import EXTRA_VARIABLES
 from cenote.errors import BadRequest
+from cenote.utils.argparse_utils import MultiValue, UsageError, parse_words, read_yaml_options, to_arguments
 
 ENV_PREFIX = "CENOTE_"
 # set by programs that start vLLM
@@ -62,27 +60,13 @@ def _parse(parser: CommandParser, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _options_from_file(parser: CommandParser, path: str) -> dict[str, Any]:
-    import yaml
-
-    try:
-        entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise UsageError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"--config {path} is not UTF-8 text") from None
-    if entries is None:
-        return {}
-    if not isinstance(entries, dict):
-        raise UsageError(f"--config {path} must be a mapping of options to values, for example port: 8000")
     words: list[str] = []
-    for name, value in entries.items():
+    for name, value in read_yaml_options(path).items():
         flag = "--" + str(name).replace("_", "-")
-        if flag == "--config":
-            raise UsageError(f"--config {path} contains config, the name of another file; only one file is supported")
         action = parser.options_by_flag().get(flag)
         if action is not None and action.dest in TEXT_OPTIONS:
             value = _require_text(path, str(name), value)
-        words += _to_arguments(parser, flag, value)
+        words += to_arguments(parser.options_by_flag(), flag, value)
     return _with_source(parser, words, f"in {path}")
 
 
@@ -114,7 +98,7 @@ def _options_from_environment(parser: CommandParser, environment: Mapping[str, s
             continue
         if name == "config" or _is_kubernetes_variable(variable, text):
             continue
-        words += _to_arguments(parser, flag, _parse_variable(action, variable, text))
+        words += to_arguments(parser.options_by_flag(), flag, _parse_variable(action, variable, text))
     return _with_source(parser, words, "in the environment")
 
 
@@ -145,20 +129,6 @@ def _parse_variable(action: argparse.Action, variable: str, text: str) -> Any:
     if isinstance(action, MultiValue):
         return parse_words(text) if text.startswith("[") else re.split(r"[,\s]+", text.strip())
     return text
-
-
-def _to_arguments(parser: CommandParser, flag: str, value: Any) -> list[str]:
-    """Return a value as words of a command line."""
-    if value is None:
-        return []
-    action = parser.options_by_flag().get(flag)
-    if isinstance(action, argparse.BooleanOptionalAction) and isinstance(value, bool):
-        return [flag if value else f"--no-{flag[2:]}"]
-    if isinstance(value, list) and (action is None or isinstance(action, MultiValue)):
-        # as a JSON list, so that an item that looks like a list is not split
-        return [f"{flag}={json.dumps([item if isinstance(item, str) else str(item)])}" for item in value]
-    text = value if isinstance(value, str) else json.dumps(value)
-    return [f"{flag}={text}"]
 
 
 def _with_source(parser: CommandParser, words: Sequence[str], source: str) -> dict[str, Any]:

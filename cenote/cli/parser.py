@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from cenote.errors import BadRequest
-from cenote.utils.arguments import normalize_flag
+from cenote.utils.argparse_utils import UsageError, split_flags
 
-FLAG = re.compile(r"--[A-Za-z][\w.-]*")
 DOTTED_OPTIONS = ("pooler_config", "hf_overrides")
 DEPRECATED_OPTIONS = {"override_pooler_config": "pooler_config"}
-
-
-class UsageError(BadRequest):
-    """Invalid command line; exit status 2."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -41,7 +33,10 @@ class CommandParser(argparse.ArgumentParser):
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments; everything after a bare -- is text, even if it looks like a flag."""
         end = argv.index("--") if "--" in argv else len(argv)
-        words, dotted = _normalize_flags(argv[:end], self)
+        try:
+            words, dotted = split_flags(argv[:end], self._option_string_actions)
+        except UsageError as error:
+            self.error(error.message)
         args, unknown = self.parse_known_intermixed_args(words)
         for word in unknown:
             if word.startswith("-"):
@@ -71,50 +66,6 @@ class CommandParser(argparse.ArgumentParser):
                 setattr(args, action.dest, next(rest, None))
         for text in rest:
             self.error(f"unexpected argument {text!r}")
-
-
-def clean_errors(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Wrap a parser so that argparse shows the message of its BadRequest instead of a generic one."""
-
-    def parse_clean(text: str) -> Any:
-        try:
-            return parse(text)
-        except BadRequest as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parse_clean
-
-
-def _normalize_flags(argv: Sequence[str], parser: CommandParser) -> tuple[list[str], list[tuple[list[str], Any]]]:
-    """Return the words with --max_model_len as --max-model-len, and dotted flags separately as (path, value)."""
-    words: list[str] = []
-    dotted: list[tuple[list[str], Any]] = []
-    remaining = iter(argv)
-    for word in remaining:
-        name, equals, value = word.partition("=")
-        if not FLAG.fullmatch(name):
-            words.append(word)
-            continue
-        base, *path = name[2:].replace("-", "_").split(".")
-        if not path:
-            words.append(normalize_flag(word))
-            continue
-        if not equals:
-            value = next(remaining, "")
-        if not value:
-            parser.error(f"{name} needs a value")
-        dotted.append(([base, *path], parse_json_or_text(value)))
-    return words, dotted
-
-
-def parse_json_or_text(text: str) -> Any:
-    """Parse a value that is JSON (number, list, object), a Python constant, or else a plain string."""
-    if text in ("True", "False", "None"):  # Python's spelling
-        return {"True": True, "False": False, "None": None}[text]
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _set_dotted(args: argparse.Namespace, path: list[str], value: Any) -> None:

@@ -13,13 +13,13 @@ import numpy as np
 
 from cenote.cli.engine_requests import load_llm, make_pooling_params, make_source, make_tokenization_params
 from cenote.cli.interrupts import add_resume_note
-from cenote.cli.parser import UsageError
 from cenote.cli.terminal import shorten
 from cenote.errors import BadRequest, EngineStopped, PoolingError
 from cenote.files.columns import ColumnOptions
 from cenote.files.sources import STDIN, ArgumentSource, InputRow
 from cenote.files.writers import encode_json, encode_numbers
 from cenote.protocol.requests import ScoreRequest
+from cenote.utils.argparse_utils import UsageError
 from cenote.utils.progress import print_note
 
 

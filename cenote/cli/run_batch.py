@@ -16,13 +16,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 from cenote.cli.flags import engine_keywords
 from cenote.cli.interrupts import add_resume_note, how_to_continue
-from cenote.cli.parser import UsageError
 from cenote.cli.terminal import RowProgress
 from cenote.config.engine import EngineConfig
 from cenote.config.server import ServerConfig
 from cenote.files.columns import ColumnOptions
 from cenote.files.partial_file import PartialFile, make_manifest
 from cenote.files.sources import STDIN, FileSource, open_input
+from cenote.utils.argparse_utils import UsageError
 from cenote.utils.progress import print_note
 
 if TYPE_CHECKING:

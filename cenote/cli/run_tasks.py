@@ -21,12 +21,12 @@ from cenote.cli.engine_requests import (
     make_source,
 )
 from cenote.cli.interrupts import InterruptHandler, add_resume_note, how_to_continue
-from cenote.cli.parser import UsageError
 from cenote.cli.terminal import RowProgress, TerminalWriter
 from cenote.files.partial_file import PartialFile, make_manifest
 from cenote.files.result_slice import ResultSchema, ResultSlice, collect_results
 from cenote.files.sources import STDIN, AdaptiveSlices, InputRow, RowSource
 from cenote.files.writers import JsonLinesWriter, NpyWriter, ResumePoint, StreamWriter, Writer
+from cenote.utils.argparse_utils import UsageError
 from cenote.utils.progress import print_note
 
 SLICE_ROWS = 4096

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from cenote.cli.flags import MultiValue, add_engine_flags, add_flags
+from cenote.cli.flags import add_engine_flags
 from cenote.cli.option_sources import collect_options
-from cenote.cli.parser import CommandParser, UsageError, parse_json_or_text
+from cenote.cli.parser import CommandParser
 from cenote.config.engine import EngineConfig
-from cenote.config.ignored_options import IGNORED_OPTIONS
+from cenote.config.flags import add_flags, add_ignored_flags
 from cenote.config.options import normalize_log_level, option_fields
 from cenote.config.server import ServerConfig
+from cenote.utils.argparse_utils import MultiValue, UsageError
 
 if TYPE_CHECKING:
     from cenote.engine.engine import PoolingEngine
@@ -24,11 +25,6 @@ logger = logging.getLogger("cenote")
 
 # vLLM flag -> option
 VLLM_FLAGS = {"disable-fastapi-docs": "disable_docs", "disable-uvicorn-access-log": "disable_access_log"}
-IGNORED_FLAG_OPTIONS: dict[str, dict[str, Any]] = {
-    "switch": {"action": argparse.BooleanOptionalAction},
-    "value": {"type": parse_json_or_text},
-    "values": {"action": MultiValue, "nargs": "+"},
-}
 
 
 def run_server(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
@@ -137,9 +133,7 @@ def _add_vllm_flags(parser: CommandParser) -> None:
         parser.add_argument(f"--{flag}", dest=name, action=argparse.BooleanOptionalAction, **hidden)
     levels = parser.options_by_flag()["--log-level"].choices
     parser.add_argument("--uvicorn-log-level", dest="log_level", type=normalize_log_level, choices=levels, **hidden)
-    parser.add_argument("--task", **hidden)
-    for name, option in IGNORED_OPTIONS.items():
-        parser.add_argument("--" + name.replace("_", "-"), dest=name, **IGNORED_FLAG_OPTIONS[option.arity], **hidden)
+    add_ignored_flags(parser)
     parser.epilog = (
         f"{parser.epilog}\n\nOther flags of vLLM's server are accepted and ignored where they do not change results."
     )
