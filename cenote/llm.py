@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-import tokenizers
 from torch import Tensor
 
 from cenote.config.engine import EngineConfig
@@ -24,6 +23,7 @@ from cenote.engine.offline_requests import (
 from cenote.engine.sequence_group import GroupResult
 from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE
 from cenote.errors import BadRequest, PoolingError, Unsupported
+from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.inputs.prompt_parsing import parse_tokenization_kwargs
 from cenote.loading.describe import ModelConfig
 from cenote.outputs import (
@@ -73,16 +73,21 @@ class LLM:
 
     @property
     def model_config(self) -> ModelConfig:
-        return self.engine.model.description.model_config
+        return self.engine.model_config
 
     @property
     def labels(self) -> list[str] | None:
         """The class names of a classifier, in the order of its probabilities."""
         return self.engine.model.description.labels
 
-    def get_tokenizer(self) -> tokenizers.Tokenizer:
-        """Return a copy of the tokenizer: changing it does not affect the engine."""
-        return tokenizers.Tokenizer.from_str(self.engine.tokenizer.raw.to_str())
+    @property
+    def llm_engine(self) -> PoolingEngine:
+        """The engine under its name in vLLM."""
+        return self.engine
+
+    def get_tokenizer(self) -> ModelTokenizer:
+        """Return a copy of the tokenizer with the methods of Transformers; changing it does not affect the engine."""
+        return self.engine.make_model_tokenizer()
 
     def close(self) -> None:
         """Stop the engine's threads; the model is freed with this object."""

@@ -131,7 +131,7 @@ def run_scaling(args: argparse.Namespace) -> int:
         length = min(args.length, llm.engine.model.description.max_length.value)
         tokenizer = llm.get_tokenizer()
         special = tokenizer.num_special_tokens_to_add(is_pair=False)
-        texts = RandomTexts(single_token_words(tokenizer), max(1, length - special), args.seed)
+        texts = RandomTexts(single_token_words(tokenizer.backend_tokenizer), max(1, length - special), args.seed)
         in_flight_tokens = NUM_CALLERS * slice_tokens(llm)
         run_step(llm, texts, in_flight_tokens)  # warmup
         steps = []

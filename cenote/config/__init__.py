@@ -3,5 +3,6 @@
 from cenote.config.engine import EngineConfig
 from cenote.config.pooler import PoolerConfig
 from cenote.config.server import ServerConfig
+from cenote.config.vllm_config import VllmConfig
 
-__all__ = ["EngineConfig", "PoolerConfig", "ServerConfig"]
+__all__ = ["EngineConfig", "PoolerConfig", "ServerConfig", "VllmConfig"]

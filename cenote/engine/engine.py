@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from cenote.config.engine import EngineConfig
+from cenote.config.vllm_config import VllmConfig
 from cenote.engine.adapter_manager import AdapterManager
 from cenote.engine.admission import Admission
 from cenote.engine.engine_loop import EngineLoop
@@ -25,6 +26,7 @@ from cenote.engine.model_info import build_model_info
 from cenote.engine.preprocessing.image_workers import ImageWorkerPool
 from cenote.engine.preprocessing.renderer_factory import (
     make_media_policy,
+    make_model_tokenizer,
     make_multimodal_processor,
     make_renderer,
     make_tokenizer,
@@ -42,6 +44,8 @@ from cenote.engine.tasks.scoring import ScoringService
 from cenote.engine.watchdog import Watchdog
 from cenote.errors import EngineStopped, PoolingError, Unsupported
 from cenote.inputs.media.loader import MediaLoader
+from cenote.inputs.model_tokenizer import ModelTokenizer
+from cenote.loading.describe import ModelConfig
 from cenote.loading.load import LoadedModel, load_model
 from cenote.loading.template_files import read_template_text
 from cenote.protocol.input_types import Input, compute_input_size
@@ -97,7 +101,7 @@ class PoolingEngine:
         )
         self.scoring = ScoringService(self.scoring_model, self.renderer, description.has_role_formats)
         self.entity_recognizer = EntityRecognizer(model, self.tokenizer) if EntityRecognizer.supports(model) else None
-        self.io_processor = load_io_processor(config, description, model.tokenizer.tokenizer)
+        self.io_processor = load_io_processor(config, description, self.make_model_tokenizer)
         plugin = self.io_processor.name if self.io_processor else None
         self.model_info = build_model_info(model, self.scoring_model, plugin=plugin, chat_template=self.chat_template)
         self.metrics = EngineMetrics()
@@ -131,6 +135,19 @@ class PoolingEngine:
     @classmethod
     def load(cls, config: EngineConfig, *, trust_callers: bool = False) -> PoolingEngine:
         return cls(load_model(config), config, trust_callers=trust_callers)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.model.description.model_config
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        """The configuration under its name in vLLM's engine: `llm.llm_engine.vllm_config.model_config`."""
+        return VllmConfig(self.model_config)
+
+    def make_model_tokenizer(self) -> ModelTokenizer:
+        """Return a copy of the tokenizer for programs and plugins."""
+        return make_model_tokenizer(self.model, self.renderer.chat_settings)
 
     async def pool(self, request: PoolRequest, query_embeddings: Sequence[Tensor] | None = None) -> PoolResults:
         """Return results in the order of the inputs; cancelling the call aborts what has not run.

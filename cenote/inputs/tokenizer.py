@@ -142,10 +142,7 @@ class Tokenizer:
         """Return the text of token ids, including special tokens; releases the GIL."""
         text: str
         (text,) = self.raw.decode_batch([self._check_ids(token_ids).tolist()], skip_special_tokens=False)
-        if self.clean_up:
-            for old, new in CLEAN_UP_REPLACEMENTS:
-                text = text.replace(old, new)
-        return text
+        return clean_up_spaces(text) if self.clean_up else text
 
     def convert_ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Return the vocabulary entry of every id; empty for ids beyond the vocabulary (padded embedding tables)."""
@@ -232,6 +229,13 @@ class Tokenizer:
             yield start, text[start:end]
             # SentencePiece prepends a space to every text: then the one at the split is dropped
             start = end if self._has_space_prefixed_tokens or text[end : end + 1] != " " else end + 1
+
+
+def clean_up_spaces(text: str) -> str:
+    """Remove the spaces before punctuation that decoding adds."""
+    for old, new in CLEAN_UP_REPLACEMENTS:
+        text = text.replace(old, new)
+    return text
 
 
 def to_id_array(token_ids: Sequence[int], param: str = "input") -> np.ndarray[Any, Any]:

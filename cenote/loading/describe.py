@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -133,12 +133,20 @@ class ModelDescription:
         return ModelConfig(
             model=self.name,
             folder=self.checkpoint.folder,
-            hf_config=self.config,
+            hf_config=_with_integer_labels(self.config),
             max_model_len=self.max_length.value,
             embedding_size=self.plan.matryoshka.full_size,
             dtype=self.dtype.value,
             pooling_plan=self.plan,
         )
+
+
+def _with_integer_labels(config: HFConfig) -> HFConfig:
+    """Return a config whose `id2label` has integer keys, as in Transformers; in JSON they are strings."""
+    labels = config.get("id2label")
+    if not isinstance(labels, Mapping) or not all(str(key).isdecimal() for key in labels):
+        return config
+    return HFConfig({**config.values, "id2label": {int(key): label for key, label in labels.items()}}, config.source)
 
 
 def describe_model(options: EngineConfig) -> ModelDescription:

@@ -29,6 +29,8 @@ CONFIG_OVERRIDES = (
     ("tokenize_chinese_chars", "BertNormalizer", "handle_chinese_chars"),
     ("add_prefix_space", "ByteLevel", "add_prefix_space"),
 )
+# model families whose tokenizer classes return token_type_ids
+TOKEN_TYPE_FAMILIES = ("bert", "electra", "deberta")
 ADDED_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 TOKENIZER_FILE_NAMES = (
     "tokenizer.json, vocab.txt, vocab.json with merges.txt, sentencepiece.bpe.model, spm.model, spiece.model"
@@ -49,6 +51,7 @@ class TokenizerFiles:
     clean_up_spaces: bool = False  # clean_up_tokenization_spaces, for decoded text
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)  # tokenizer_config.json with the chat template
     has_token_types: bool = True  # whether the model takes token_type_ids
+    returns_token_types: bool = False  # whether Transformers' tokenizer returns them without being asked
 
 
 def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
@@ -100,6 +103,7 @@ def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
         and type(tokenizer.model).__name__ != "BPE",
         tokenizer_config=_make_tokenizer_config(settings, template),
         has_token_types="token_type_ids" in settings.get("model_input_names", ("token_type_ids",)),
+        returns_token_types=_returns_token_types(checkpoint, settings),
     )
 
 
@@ -183,6 +187,21 @@ def _find_chat_template(checkpoint: Checkpoint, settings: TokenizerSettings) -> 
         entries = (entry for entry in template if isinstance(entry, dict))
         template = {entry.get("name"): entry.get("template") for entry in entries}.get("default")
     return template if isinstance(template, str) else None
+
+
+def read_token_texts(tokens: Any) -> list[str]:
+    """Return the texts of special tokens that are stored as a list or as a mapping of names to tokens."""
+    entries = tokens.values() if isinstance(tokens, Mapping) else tokens
+    texts = [entry.get("content") if isinstance(entry, Mapping) else entry for entry in entries]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _returns_token_types(checkpoint: Checkpoint, settings: TokenizerSettings) -> bool:
+    names = settings.get("model_input_names")
+    if isinstance(names, list):
+        return "token_type_ids" in names
+    kind = settings.get("tokenizer_class") or checkpoint.read_json_object("config.json").get("model_type")
+    return str(kind).lower().startswith(TOKEN_TYPE_FAMILIES)
 
 
 def _make_tokenizer_config(settings: TokenizerSettings, template: str | None) -> dict[str, Any]:

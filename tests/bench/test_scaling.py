@@ -34,7 +34,7 @@ def test_words_are_repeated_if_there_are_fewer_than_the_text_length() -> None:
 
 
 def test_a_step_computes_the_requested_number_of_tokens(llm: LLM) -> None:
-    texts = RandomTexts(single_token_words(llm.get_tokenizer()), length=14)
+    texts = RandomTexts(single_token_words(llm.get_tokenizer().backend_tokenizer), length=14)
 
     tokens, seconds = run_step(llm, texts, 800)
 

@@ -10,7 +10,9 @@ import pytest
 
 from cenote import LoadError
 from cenote.config.engine import EngineConfig
+from cenote.engine.preprocessing.renderer_factory import make_model_tokenizer
 from cenote.engine.tasks.io_processor import IOProcessorRunner, load_io_processor
+from cenote.inputs.chat import ChatSettings
 from cenote.loading.describe import ModelDescription, describe_model
 from cenote.loading.load import LoadedModel
 from cenote.plugins import discovery
@@ -35,7 +37,11 @@ class Plugin:
 @pytest.fixture
 def load(loaded: LoadedModel) -> Any:
     def load(plugin: str | None = None, description: ModelDescription = loaded.description) -> IOProcessorRunner | None:
-        return load_io_processor(EngineConfig(io_processor_plugin=plugin), description, loaded.tokenizer.tokenizer)
+        return load_io_processor(
+            EngineConfig(io_processor_plugin=plugin),
+            description,
+            lambda: make_model_tokenizer(loaded, ChatSettings()),
+        )
 
     return load
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import PIL.Image
 
@@ -15,11 +16,13 @@ from cenote.inputs.images.multimodal_processor import MultimodalProcessor
 from cenote.inputs.instruction_mask import InstructionMask
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.media.policy import MediaPolicy
+from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.inputs.pairs import uses_query_and_document
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.loading.load import LoadedModel
 from cenote.loading.tensor_model import TensorModel
+from cenote.loading.tokenizer_files import read_token_texts
 from cenote.protocol.input_types import ScoreTemplate
 
 logger = logging.getLogger("cenote")
@@ -35,6 +38,24 @@ def make_tokenizer(model: LoadedModel) -> Tokenizer:
         lower_case=model.description.sentence_transformers.do_lower_case,
         has_token_types=model.tokenizer.has_token_types,
         clean_up=model.tokenizer.clean_up_spaces,
+    )
+
+
+def make_model_tokenizer(model: LoadedModel, chat_settings: ChatSettings) -> ModelTokenizer:
+    """Return a copy of the tokenizer for programs and plugins."""
+    files, settings = model.tokenizer, model.tokenizer.tokenizer_config
+    extra_tokens = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or ()
+    return ModelTokenizer(
+        files.tokenizer,
+        name_or_path=model.description.model_config.model,
+        special_tokens=files.special_tokens,
+        additional_special_tokens=read_token_texts(extra_tokens),
+        model_max_length=files.model_max_length,
+        truncation_side=files.truncation_side,
+        padding_side="left" if settings.get("padding_side") == "left" else "right",
+        has_token_types=files.returns_token_types,
+        clean_up=files.clean_up_spaces,
+        chat_settings=replace(chat_settings, tokenizer_template=get_default_chat_template(model)[0]),
     )
 
 

@@ -10,18 +10,18 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from typing import Any, TypeVar
 
-import tokenizers
-
 from cenote.config.engine import EngineConfig
+from cenote.config.vllm_config import VllmConfig
 from cenote.engine.admission import check_params_list
 from cenote.engine.tasks.plugin_requests import PluginPoolRequests
 from cenote.errors import BadRequest, LoadError, PoolingError, Unsupported
+from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.inputs.prompt_parsing import parse_prompts
-from cenote.loading.describe import ModelConfig, ModelDescription
+from cenote.loading.describe import ModelDescription
 from cenote.outputs import PoolingRequestOutput
 from cenote.plugins.discovery import load_plugin
 from cenote.plugins.io_processor import get_method, has_override
@@ -46,30 +46,23 @@ NO_DATA_MESSAGE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PluginConfig:
-    """The configuration object that plugins get at construction."""
-
-    model_config: ModelConfig
-
-
 class PluginRenderer:
     """The renderer object that plugins get at construction."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self._engine_tokenizer = tokenizer
+    def __init__(self, make_tokenizer: Callable[[], ModelTokenizer]) -> None:
+        self._make_tokenizer = make_tokenizer
 
     @cached_property
-    def tokenizer(self) -> tokenizers.Tokenizer:
+    def tokenizer(self) -> ModelTokenizer:
         """A copy of the tokenizer: changing it does not affect the engine."""
-        return tokenizers.Tokenizer.from_str(self._engine_tokenizer.to_str())
+        return self._make_tokenizer()
 
-    def get_tokenizer(self) -> tokenizers.Tokenizer:
+    def get_tokenizer(self) -> ModelTokenizer:
         return self.tokenizer
 
 
 def load_io_processor(
-    config: EngineConfig, description: ModelDescription, tokenizer: tokenizers.Tokenizer
+    config: EngineConfig, description: ModelDescription, make_tokenizer: Callable[[], ModelTokenizer]
 ) -> IOProcessorRunner | None:
     """Load the plugin named by --io-processor-plugin, else the one in config.json; None if there is none."""
     name = config.io_processor_plugin or description.config.get("io_processor_plugin")
@@ -79,7 +72,7 @@ def load_io_processor(
     if not isinstance(name, str):
         raise LoadError(f"{source}: io_processor_plugin must be the name of a plugin, got {name!r}")
     try:
-        plugin = load_plugin(name, PluginConfig(description.model_config), PluginRenderer(tokenizer))
+        plugin = load_plugin(name, VllmConfig(description.model_config), PluginRenderer(make_tokenizer))
     except LoadError as error:
         if config.io_processor_plugin:
             raise
