@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from cenote.config.pooler import PoolerConfig
 from cenote.errors import BadRequest, EngineStopped, InputTooLong, LoadError, PoolingError, Unsupported
 from cenote.protocol.params import LoRARequest, PoolingParams
+from cenote.protocol.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
 from cenote.version import __version__
 
 if TYPE_CHECKING:
+    from cenote.engine.arg_utils import EngineArgs
     from cenote.llm import LLM
     from cenote.outputs import (
         ClassificationOutput,
@@ -34,6 +36,8 @@ __all__ = [
     "ClassificationRequestOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "EmbedsPrompt",
+    "EngineArgs",
     "EngineStopped",
     "EntitiesOutput",
     "EntitiesRequestOutput",
@@ -45,10 +49,13 @@ __all__ = [
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
+    "PromptType",
     "ScoringOutput",
     "ScoringRequestOutput",
     "SparseEmbeddingOutput",
     "SparseEmbeddingRequestOutput",
+    "TextPrompt",
+    "TokensPrompt",
     "Unsupported",
     "__version__",
 ]
@@ -58,6 +65,8 @@ def __getattr__(name: str) -> Any:
     # imported on use: importing torch takes a second, which `cenote --help` and HTTP front-ends do not need
     if name == "LLM":
         return import_module("cenote.llm").LLM
+    if name == "EngineArgs":
+        return import_module("cenote.engine.arg_utils").EngineArgs
     if name in __all__:
         return getattr(import_module("cenote.outputs"), name)
     raise AttributeError(f"module 'cenote' has no attribute {name!r}")

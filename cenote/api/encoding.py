@@ -14,10 +14,9 @@ import orjson
 
 from cenote.errors import BadRequest
 from cenote.protocol.results import PoolResultBatch
+from cenote.utils.binary_formats import EmbedDType, Endianness
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
-EmbedDType = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
-Endianness = Literal["native", "big", "little"]
 CohereEmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 Float32Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 

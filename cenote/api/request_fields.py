@@ -9,13 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 import msgspec
 from msgspec import Meta
 
-from cenote.api.encoding import EmbedDType, EncodingFormat, Endianness
+from cenote.api.encoding import EncodingFormat
 from cenote.api.request_context import RequestContext
 from cenote.errors import BadRequest, InvalidBody
 from cenote.protocol.input_types import Conversation, Input, ScoreInput
 from cenote.protocol.names import parse_role
 from cenote.protocol.params import PoolingParams, RoleName, ScoreType, Task, TokenizationParams
 from cenote.protocol.requests import PoolRequest, ScoreRequest
+from cenote.utils.binary_formats import EmbedDType, Endianness
 
 # Every optional field may also be null: clients send null for unset fields.
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]

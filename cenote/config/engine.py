@@ -34,6 +34,8 @@ EXTRA_VARIABLES = {
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 # a smaller SQLite file would consist mostly of its own overhead
 MIN_CACHE_DISK_BYTES = 1024**2
+# older names of vLLM that `from_kwargs` translates
+DEPRECATED_OPTIONS = ("task", "override_pooler_config")
 # images per input; vLLM's default
 DEFAULT_MAX_IMAGES = 999
 
