@@ -147,7 +147,7 @@ class PoolingEngine:
 
     def make_model_tokenizer(self) -> ModelTokenizer:
         """Return a copy of the tokenizer for programs and plugins."""
-        return make_model_tokenizer(self.model, self.renderer.chat_settings)
+        return make_model_tokenizer(self.model.tokenizer, self.model_config.model, self.renderer.chat_settings)
 
     async def pool(self, request: PoolRequest, query_embeddings: Sequence[Tensor] | None = None) -> PoolResults:
         """Return results in the order of the inputs; cancelling the call aborts what has not run.

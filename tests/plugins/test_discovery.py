@@ -40,7 +40,7 @@ def load(loaded: LoadedModel) -> Any:
         return load_io_processor(
             EngineConfig(io_processor_plugin=plugin),
             description,
-            lambda: make_model_tokenizer(loaded, ChatSettings()),
+            lambda: make_model_tokenizer(loaded.tokenizer, "mini", ChatSettings()),
         )
 
     return load

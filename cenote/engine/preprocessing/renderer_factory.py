@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import PIL.Image
 
@@ -22,7 +21,7 @@ from cenote.inputs.renderer import Renderer
 from cenote.inputs.tokenizer import Tokenizer
 from cenote.loading.load import LoadedModel
 from cenote.loading.tensor_model import TensorModel
-from cenote.loading.tokenizer_files import read_token_texts
+from cenote.loading.tokenizer_files import TokenizerFiles, read_token_texts
 from cenote.protocol.input_types import ScoreTemplate
 
 logger = logging.getLogger("cenote")
@@ -41,13 +40,13 @@ def make_tokenizer(model: LoadedModel) -> Tokenizer:
     )
 
 
-def make_model_tokenizer(model: LoadedModel, chat_settings: ChatSettings) -> ModelTokenizer:
-    """Return a copy of the tokenizer for programs and plugins."""
-    files, settings = model.tokenizer, model.tokenizer.tokenizer_config
+def make_model_tokenizer(files: TokenizerFiles, name_or_path: str, chat_settings: ChatSettings) -> ModelTokenizer:
+    """Return a copy of a tokenizer for programs and plugins."""
+    settings = files.tokenizer_config
     extra_tokens = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or ()
     return ModelTokenizer(
         files.tokenizer,
-        name_or_path=model.description.model_config.model,
+        name_or_path=name_or_path,
         special_tokens=files.special_tokens,
         additional_special_tokens=read_token_texts(extra_tokens),
         model_max_length=files.model_max_length,
@@ -55,7 +54,7 @@ def make_model_tokenizer(model: LoadedModel, chat_settings: ChatSettings) -> Mod
         padding_side="left" if settings.get("padding_side") == "left" else "right",
         has_token_types=files.returns_token_types,
         clean_up=files.clean_up_spaces,
-        chat_settings=replace(chat_settings, tokenizer_template=get_default_chat_template(model)[0]),
+        chat_settings=chat_settings,
     )
 
 
