@@ -41,8 +41,9 @@ class DataPrompt(TypedDict):
     data_format: NotRequired[str]
 
 
-SingletonPrompt: TypeAlias = "str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt"
-PromptType: TypeAlias = "SingletonPrompt | DataPrompt"
+SingletonPrompt: TypeAlias = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt
+# not in quotes: plugins write `PromptType | Sequence[PromptType]`, which runs
+PromptType: TypeAlias = SingletonPrompt | DataPrompt
 
 # a content part of OpenAI's chat API: a text or an image
 ScoreContentPartParam: TypeAlias = dict[str, Any]

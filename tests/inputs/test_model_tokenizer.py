@@ -1,4 +1,4 @@
-"""ModelTokenizer has the names and the results of Transformers' tokenizers; Transformers' AutoTokenizer is the oracle."""
+"""ModelTokenizer has the names and the results of Transformers' tokenizers, which are the oracle."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "wordpiece": BERT,
     "wordpiece-clean-up": BERT | {"clean_up_tokenization_spaces": True, "truncation_side": "left"},
     "roberta-base": ROBERTA | {"tokenizer_class": "RobertaTokenizer"},
-    "xlm-roberta": ROBERTA | {"tokenizer_class": "XLMRobertaTokenizer", "padding_side": "left"},
+    # its class in Transformers 5 adds a pre-tokenizer, which changes offsets
+    "xlm-roberta": ROBERTA | {"tokenizer_class": "PreTrainedTokenizerFast", "padding_side": "left"},
     "deberta-v3": BERT
     | {"tokenizer_class": "DebertaV2Tokenizer", "bos_token": "[CLS]", "eos_token": "[SEP]", "model_max_length": 512},
     "qwen3": {},
