@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 from cenote import LLM
+from cenote.inputs.model_tokenizer import ModelTokenizer
 from tests.api.app_client import add_chat_template
 from tests.models.tiny_qwen3_vl import save_tiny_qwen3_vl
 from tests.real.conftest import model_folder
@@ -64,7 +64,7 @@ class RunningServer:
         return ids
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> ModelTokenizer:
         return self.llm.get_tokenizer()
 
 
