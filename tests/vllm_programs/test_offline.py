@@ -182,6 +182,21 @@ def test_token_embeddings_of_texts_and_images(tmp_path: Path) -> None:
     assert pictured.shape == (32,)
 
 
+def test_token_embeddings_with_the_options_of_older_releases(tmp_path: Path) -> None:
+    reference = save_tiny_qwen3_vl(tmp_path)
+    image = make_image(40, 30)
+
+    text, pictured = run_program("token_embed_older", MODEL=str(tmp_path), IMAGE_URL=encode_image_url(image))
+
+    rows = states_of(reference, tmp_path, "query: the cat is in the city")
+    is_close(text, normalize(rows.mean(dim=0), dim=-1))
+    rows = states_of(reference, tmp_path, f"<|im_start|>user\n{IMAGE}what is this?<|im_end|>\n", [image])
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        before = len(llm.get_tokenizer().encode("<|im_start|>user\n"))
+        after = len(llm.get_tokenizer().encode("what is this?<|im_end|>\n"))
+    is_close(pictured, normalize(rows[before:-after].mean(dim=0), dim=-1))
+
+
 def test_vision_embedding(tmp_path: Path) -> None:
     reference = save_tiny_qwen3_vl(tmp_path)
     image = make_image(40, 30)
