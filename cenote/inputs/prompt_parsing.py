@@ -58,6 +58,10 @@ def _is_integer(token: Any) -> bool:
 
 
 def _parse_mapping(prompt: Mapping[str, Any]) -> Input:
+    if any(prompt.get("token_type_ids") or ()):
+        raise Unsupported(
+            "token_type_ids of a prompt are not supported; use LLM.score for pairs of texts", param="token_type_ids"
+        )
     if prompt.get("multi_modal_data"):
         return _parse_multimodal(prompt)
     if (embeds := prompt.get("prompt_embeds")) is not None:
