@@ -23,6 +23,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # every JSON value becomes a Python object of about a hundred bytes; lists and dicts are the slowest to build
 MAX_VALUES = 4_000_000
 MAX_CONTAINERS = 500_000
+MAX_SHOWN_BYTES = 64 * 1024  # of values in errors, which are parsed and shortened
 JSON_MEDIA_TYPE_PATTERN = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 CHARSET_PATTERN = re.compile(r"charset\s*=\s*\"?(?P<name>[\w.-]+)", re.IGNORECASE)
 
@@ -125,17 +126,16 @@ def to_invalid_body(body_type: type[BodyT], text: str, raw: bytes | msgspec.Raw)
 
 
 def find_value(raw: bytes | msgspec.Raw, path: str) -> Any:
-    """Return the value at a path such as `body.input.17`; None if the rest of the body is not valid JSON."""
+    """Return the value at a path such as `body.input.17`; None if it is long, or other parts are not valid JSON."""
     try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
+        for part in path.split(".")[1:]:
+            if part.isdecimal():
+                raw = msgspec.json.decode(raw, type=list[msgspec.Raw])[int(part)]
+            else:
+                raw = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])[part]
+        return msgspec.json.decode(raw) if memoryview(raw).nbytes <= MAX_SHOWN_BYTES else None
+    except (msgspec.DecodeError, RecursionError, LookupError):
         return None
-    for part in path.split(".")[1:]:
-        if isinstance(value, dict):
-            value = value.get(part)
-        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
-            value = value[int(part)]
-    return value
 
 
 def _list_choices(body_type: type[BodyT], name: str) -> list[str]:

@@ -109,6 +109,14 @@ def test_a_body_that_is_not_json_has_a_type_too(client: TestClient) -> None:
     assert read_error(reply)["type"] == "json_invalid"
 
 
+def test_a_long_value_is_left_out(client: TestClient) -> None:
+    error = read_error(client.post("/v1/embeddings", json={"input": {"text": "a" * 100_000}}))
+
+    assert error.keys() == {"type", "loc", "msg"}
+    error = read_error(client.post("/v1/embeddings", json={"input": ["a", {}], "mm_processor_kwargs": "a" * 100_000}))
+    assert error["loc"] == ("body", "mm_processor_kwargs") and "input" not in error
+
+
 def test_the_value_of_an_error_is_shortened(client: TestClient) -> None:
     reply = client.post("/v1/embeddings", json={"input": "a", "encoding_format": "x" * 100_000})
 
