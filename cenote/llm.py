@@ -25,7 +25,7 @@ from cenote.engine.tasks.io_processor import NO_PLUGIN_MESSAGE
 from cenote.errors import BadRequest, PoolingError, Unsupported
 from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.inputs.prompt_parsing import parse_tokenization_kwargs
-from cenote.loading.describe import ModelConfig
+from cenote.loading.model_config import ModelConfig
 from cenote.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,

@@ -219,6 +219,7 @@ def test_the_model_config_shows_the_pooling_settings_in_use(llm: LLM, tiny: Make
     assert tiny("tagger").model_config.pooler_config.pooling_type == "ALL"
     assert not llm.model_config.is_matryoshka
     assert llm.model_config.matryoshka_dimensions is None
+    assert llm.model_config.head_dtype == torch.float32
 
 
 def test_parameters_can_be_verified_for_a_model(llm: LLM, tiny: MakeTiny) -> None:

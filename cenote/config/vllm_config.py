@@ -10,4 +10,4 @@ from typing import Any
 class VllmConfig:
     """The configuration of a loaded model."""
 
-    model_config: Any  # a ModelConfig of `cenote.loading.describe`
+    model_config: Any  # a ModelConfig of `cenote.loading.model_config`

@@ -45,8 +45,8 @@ from cenote.engine.watchdog import Watchdog
 from cenote.errors import EngineStopped, PoolingError, Unsupported
 from cenote.inputs.media.loader import MediaLoader
 from cenote.inputs.model_tokenizer import ModelTokenizer
-from cenote.loading.describe import ModelConfig
 from cenote.loading.load import LoadedModel, load_model
+from cenote.loading.model_config import ModelConfig
 from cenote.loading.template_files import read_template_text
 from cenote.protocol.input_types import Input, compute_input_size
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from cenote.config.engine import EngineConfig, Quantization
 from cenote.config.options import Sourced
-from cenote.config.pooler import PoolerConfig
 from cenote.errors import LoadError, PoolingError
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.post_load import resolve_quantization
@@ -20,6 +18,7 @@ from cenote.loading.checkpoint_kind import detect_kind, find_entry, find_reward_
 from cenote.loading.colbert import LateInteraction, resolve_late_interaction
 from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
 from cenote.loading.hf_config import read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
+from cenote.loading.model_config import ModelConfig
 from cenote.loading.model_prompts import ModelPrompts, read_model_prompts
 from cenote.loading.rerankers import RerankerSettings, detect_reranker
 from cenote.loading.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers_files
@@ -52,37 +51,6 @@ SCORE_TYPE_BY_KIND: dict[CheckpointKind, ScoreType] = {
     "multi_vector": "late-interaction",
     "listwise": "listwise",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Public facts about a loaded model, for callers and plugins."""
-
-    model: str
-    folder: Path  # of the checkpoint
-    hf_config: HFConfig  # config.json, with hf_overrides applied
-    max_model_len: int
-    embedding_size: int
-    dtype: torch.dtype
-    pooling_plan: PoolingPlan
-
-    @property
-    def served_model_name(self) -> str:
-        return self.model
-
-    @property
-    def pooler_config(self) -> PoolerConfig:
-        """The pooling settings in use: options, then the model's files, then its defaults."""
-        return self.pooling_plan.resolve_pooler_config()
-
-    @property
-    def is_matryoshka(self) -> bool:
-        return self.pooling_plan.matryoshka.is_supported
-
-    @property
-    def matryoshka_dimensions(self) -> list[int] | None:
-        """The embedding sizes that requests may ask for; None: any, if the model supports it at all."""
-        return list(self.pooling_plan.matryoshka.sizes) or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +105,7 @@ class ModelDescription:
             max_model_len=self.max_length.value,
             embedding_size=self.plan.matryoshka.full_size,
             dtype=self.dtype.value,
+            head_dtype=self.head_dtype.value,
             pooling_plan=self.plan,
         )
 

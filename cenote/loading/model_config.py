@@ -1,0 +1,44 @@
+"""ModelConfig: public facts about a loaded model, under the names of vLLM's class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cenote.config.pooler import PoolerConfig
+from cenote.models.architecture import HFConfig
+from cenote.pooling.plan import PoolingPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Public facts about a loaded model, for callers and plugins."""
+
+    model: str
+    folder: Path  # of the checkpoint
+    hf_config: HFConfig  # config.json, with hf_overrides applied
+    max_model_len: int
+    embedding_size: int
+    dtype: torch.dtype
+    head_dtype: torch.dtype  # of pooling, projectors and classifiers
+    pooling_plan: PoolingPlan
+
+    @property
+    def served_model_name(self) -> str:
+        return self.model
+
+    @property
+    def pooler_config(self) -> PoolerConfig:
+        """The pooling settings in use: options, then the model's files, then its defaults."""
+        return self.pooling_plan.resolve_pooler_config()
+
+    @property
+    def is_matryoshka(self) -> bool:
+        return self.pooling_plan.matryoshka.is_supported
+
+    @property
+    def matryoshka_dimensions(self) -> list[int] | None:
+        """The embedding sizes that requests may ask for; None: any, if the model supports it at all."""
+        return list(self.pooling_plan.matryoshka.sizes) or None
