@@ -76,7 +76,12 @@ class Checkpoint:
 
 
 def find_checkpoint(
-    model: str, *, revision: str | None = None, token: str | None = None, needs_config: bool = True
+    model: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    needs_config: bool = True,
+    needs_weights: bool = True,
 ) -> Checkpoint:
     """Return a local folder or download from the hub; `needs_config=False` is for tokenizers, without weights."""
     folder = Path(model).expanduser()
@@ -96,6 +101,10 @@ def find_checkpoint(
         model = DEFAULT_MODEL
     if not needs_config:
         return Checkpoint(model, _download_snapshot(model, revision, token, DOWNLOAD_PATTERNS))
+    if not needs_weights:
+        # the files of the heads of bge-m3 tell what it is
+        patterns = [*DOWNLOAD_PATTERNS, *HEAD_FILES]
+        return _require_config(Checkpoint(model, _download_snapshot(model, revision, token, patterns)))
     return _require_config(Checkpoint(model, _download_model(model, revision, token)))
 
 

@@ -18,6 +18,7 @@ from cenote.loading.checkpoint_kind import detect_kind, find_entry, find_reward_
 from cenote.loading.colbert import LateInteraction, resolve_late_interaction
 from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
 from cenote.loading.hf_config import read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
+from cenote.loading.matryoshka import resolve_matryoshka
 from cenote.loading.model_config import ModelConfig
 from cenote.loading.model_prompts import ModelPrompts, read_model_prompts
 from cenote.loading.rerankers import RerankerSettings, detect_reranker
@@ -77,6 +78,7 @@ class ModelDescription:
     dtype: Sourced[torch.dtype]
     head_dtype: Sourced[torch.dtype]
     quantization: Sourced[Quantization | None]
+    doubts: tuple[str, ...] = ()  # reasons why outputs may be wrong, one line each
 
     @property
     def head(self) -> Head | None:
@@ -118,8 +120,9 @@ def _with_integer_labels(config: HFConfig) -> HFConfig:
     return HFConfig({**config.values, "id2label": {int(key): label for key, label in labels.items()}}, config.source)
 
 
-def describe_model(options: EngineConfig) -> ModelDescription:
-    checkpoint = _find_checkpoint(options)
+def describe_model(options: EngineConfig, *, needs_weights: bool = True) -> ModelDescription:
+    """Resolve all settings; `needs_weights=False` downloads configuration and tokenizer files only."""
+    checkpoint = _find_checkpoint(options, needs_weights)
     config = read_config(checkpoint, options.hf_overrides)
     try:
         return _describe_config(options, checkpoint, config)
@@ -169,6 +172,8 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     tasks = _with_default_first(_tasks_of_kind(kind.value, entry, family), options.task)
     step_tag = head.spec.step_tag_id if head is not None else None
     num_labels = from_tokens.num_labels if from_tokens else _resolve_num_labels(config, labels, kind.value, head)
+    if labels is None and from_tokens is None and head is not None and kind.value in ("sequence", "token"):
+        labels = [f"LABEL_{row}" for row in range(num_labels)]  # Transformers does not save its default names
     name = options.served_model_name or (options.model if options.model else SHORT_NAME)
     return ModelDescription(
         name=name,
@@ -184,7 +189,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
             method=_default_pooling(kind.value, architecture, entry),
             activation=_resolve_activation(kind, head, config, files, reranker),
             tasks=tasks,
-            matryoshka=_resolve_matryoshka(config, files, kind.value, architecture, options),
+            matryoshka=resolve_matryoshka(config, checkpoint, files, kind.value, architecture, options),
             no_activation_tasks=_no_activation_tasks(kind.value, head, tasks),
             step_tag=None if step_tag is None else Sourced(step_tag, f"{entry.name}'s classifier"),
             logit_mean=None if head is None else head.logit_mean,
@@ -206,9 +211,11 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     )
 
 
-def _find_checkpoint(options: EngineConfig) -> Checkpoint:
+def _find_checkpoint(options: EngineConfig, needs_weights: bool) -> Checkpoint:
     if options.model is not None:
-        return find_checkpoint(options.model, revision=options.revision, token=options.hf_token)
+        return find_checkpoint(
+            options.model, revision=options.revision, token=options.hf_token, needs_weights=needs_weights
+        )
     try:
         return find_checkpoint(find_default_model(), token=options.hf_token)
     except LoadError as error:
@@ -278,25 +285,6 @@ def _default_pooling(kind: CheckpointKind, architecture: Architecture, entry: Ar
 def _activation_from_files(files: SentenceTransformersFiles) -> dict[str, dict[str, str]]:
     """Return the activation that newer cross-encoders store in config_sentence_transformers.json."""
     return {"sentence_transformers": {"activation_fn": files.activation}} if files.activation else {}
-
-
-def _resolve_matryoshka(
-    config: HFConfig,
-    files: SentenceTransformersFiles,
-    kind: CheckpointKind,
-    architecture: Architecture,
-    options: EngineConfig,
-) -> Matryoshka:
-    if kind == "sparse":
-        return Matryoshka(False, (), config.vocab_size)
-    sizes = tuple(config.get("matryoshka_dimensions", ()))
-    widths = [step.out_features for step in files.projector if hasattr(step, "out_features")]
-    by_flag = options.pooler_config.seq_pooling_type is not None
-    methods = len(files.pooling.value) if files.pooling and not by_flag else 1
-    # in some families, embedding_size is the size of the token embeddings
-    named = None if architecture.backbone.embedding_size is not None else config.get("embedding_size")
-    full = named or (widths[-1] if widths else architecture.output_size * methods)
-    return Matryoshka(bool(sizes) or bool(config.get("is_matryoshka", False)), sizes, full)
 
 
 def _read_labels(config: HFConfig) -> list[str] | None:

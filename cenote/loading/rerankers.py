@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files as files_of
-from typing import Any
-
-import yaml
 
 from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import BadRequest
 from cenote.loading.causal_lm_classifier import TokenLabels, read_token_labels
 from cenote.loading.checkpoint import Checkpoint
+from cenote.loading.model_card import ModelCard, iter_model_names
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.loading.template_files import read_template_text
 from cenote.loading.tokenizer_files import read_chat_template
@@ -28,7 +26,6 @@ logger = logging.getLogger("cenote")
 SCORE_TEMPLATE_OPTION = "score_template"
 # pipeline tags of rerankers; fine-tuned models with another tag are not rerankers
 RANKING_TAGS = ("text-ranking", "text-classification")
-MAX_CARD_CHARS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,59 +171,20 @@ def _iter_evidence(recipe: RerankerRecipe, checkpoint: Checkpoint, config: HFCon
     given = read_token_labels(config)
     if given is not None and (given.tokens, given.method) == (recipe.tokens, recipe.method):
         yield given.source
-    for name in _candidate_names(checkpoint):
+    for name in iter_model_names(checkpoint):
         if recipe.name_pattern.search(name):
             yield f"the name {name}"
     if recipe.name_pattern.search(str(config.get("_name_or_path", ""))):
         yield "config.json _name_or_path"
     if recipe.prompt_sentence in (read_chat_template(checkpoint) or ""):
         yield "the chat template"
-    card = _ModelCard.from_checkpoint(checkpoint)
+    card = ModelCard.from_checkpoint(checkpoint)
     if card.pipeline_tag is None or card.pipeline_tag in RANKING_TAGS:
         for name in card.base_models:
             if recipe.name_pattern.search(name):
                 yield f"README.md base_model {name}"
     if card.pipeline_tag in RANKING_TAGS and recipe.prompt_sentence in card.text:
         yield f"README.md pipeline_tag {card.pipeline_tag} and its prompt"
-
-
-def _candidate_names(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield names of the model: as requested, its folder, and its repository in the hub cache."""
-    yield checkpoint.name.rstrip("/").rpartition("/")[2]
-    folder = checkpoint.folder.resolve()
-    yield folder.name
-    if folder.parent.name == "snapshots":
-        yield folder.parent.parent.name.rpartition("--")[2]
-
-
-@dataclass(frozen=True, slots=True)
-class _ModelCard:
-    """The model card (README.md): YAML front matter and text."""
-
-    pipeline_tag: str | None = None
-    base_models: tuple[str, ...] = ()
-    text: str = ""
-
-    @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint) -> _ModelCard:
-        if (path := checkpoint.find_file("README.md")) is None:
-            return cls()
-        with path.open(encoding="utf-8", errors="replace") as file:
-            text = file.read(MAX_CARD_CHARS)
-        head = _parse_front_matter(text)
-        tag, base = head.get("pipeline_tag"), head.get("base_model") or ()
-        names = [base] if isinstance(base, str) else base if isinstance(base, list) else []
-        return cls(tag if isinstance(tag, str) else None, tuple(map(str, names)), text)
-
-
-def _parse_front_matter(text: str) -> Mapping[str, Any]:
-    if not text.startswith("---"):
-        return {}
-    try:
-        head = yaml.safe_load(text[3:].partition("\n---")[0])
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return {}  # the front matter is optional information
-    return head if isinstance(head, dict) else {}
 
 
 def _labels_from_logit_score(files: SentenceTransformersFiles) -> TokenLabels | None:
@@ -258,7 +216,7 @@ def _template_from_files(
 
 
 def _warn_unrecognized(checkpoint: Checkpoint) -> None:
-    if _ModelCard.from_checkpoint(checkpoint).pipeline_tag == "text-ranking":
+    if ModelCard.from_checkpoint(checkpoint).pipeline_tag == "text-ranking":
         logger.warning(
             "%s has pipeline_tag text-ranking, but its prompt is unknown: loading as embedder. To load a reranker, set "
             'chat_template and hf_overrides={"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}',

@@ -14,6 +14,8 @@ class Matryoshka:
     is_supported: bool
     sizes: tuple[int, ...]  # empty: any
     full_size: int
+    min_size: int = 1  # if any size is allowed
+    source: str = ""
 
     def check_dimensions(self, dimensions: int, model: str) -> None:
         if not isinstance(dimensions, int) or isinstance(dimensions, bool):
@@ -28,8 +30,8 @@ class Matryoshka:
                 f'Model "{model}" only supports {list(self.sizes)} matryoshka dimensions, '
                 "use other output dimensions will lead to poor results."
             )
-        if not 1 <= dimensions <= self.full_size:
+        if not self.min_size <= dimensions <= self.full_size:
+            limits = f"[{self.min_size}, {self.full_size}]"
             raise BadRequest(
-                f'Model "{model}" only supports dimensions in range [1, {self.full_size}], got {dimensions}.',
-                param="dimensions",
+                f'Model "{model}" only supports dimensions in range {limits}, got {dimensions}.', param="dimensions"
             )

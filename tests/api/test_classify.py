@@ -117,13 +117,15 @@ def test_a_model_with_one_class_returns_its_label(tmp_path: Path) -> None:
     assert item["num_classes"] == len(item["probs"]) == 1
 
 
-def test_without_names_the_label_is_null(tmp_path: Path) -> None:
+def test_without_names_the_label_is_the_default_of_transformers(tmp_path: Path) -> None:
     tiny_bert_classifier(tmp_path)
     change_config(tmp_path, drop=("id2label", "label2id"), num_labels=3)
     with load_llm(tmp_path) as llm:
         (item,) = post_classify(make_client(llm), input="a")
+        names = llm.labels
 
-    assert "label" in item and item["label"] is None
+    assert names == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    assert item["label"] == f"LABEL_{item['probs'].index(max(item['probs']))}"
     assert item["num_classes"] == 3
 
 
