@@ -184,11 +184,12 @@ def inspect(argv: Sequence[str]) -> int:
         "inspect",
         "[MODEL]",
         "Show the resolved model settings and the file or option each comes from.",
-        ["cenote inspect FOLDER", "cenote inspect FOLDER --pooler-config.pooling_type MEAN"],
+        ["cenote inspect FOLDER", "cenote inspect FOLDER --pooler-config.pooling_type MEAN", "cenote inspect --json"],
     )
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="hub name or folder; a bundled default model if unset"
     )
+    parser.add_argument("--json", action="store_true", help="print value and source of every setting as JSON")
     add_engine_flags(parser, without=("model",))
     args = parser.parse(argv)
 
@@ -196,7 +197,7 @@ def inspect(argv: Sequence[str]) -> int:
     from cenote.cli.inspect import inspect_model
     from cenote.config.engine import EngineConfig
 
-    return inspect_model(EngineConfig.from_kwargs(**engine_keywords(args)))
+    return inspect_model(EngineConfig.from_kwargs(**engine_keywords(args)), json_output=args.json)
 
 
 def explain(argv: Sequence[str]) -> int:

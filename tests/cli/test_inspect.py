@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from cenote.cli.main import main
-from tests.tiny import tiny_bert, tiny_qwen3_classifier
+from tests.tiny import change_config, tiny_bert, tiny_qwen3_classifier
 
 
 def inspect(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, tuple[str, str]]:
@@ -82,6 +83,66 @@ def test_no_weights_are_read(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     (tmp_path / "model.safetensors").unlink()
 
     assert inspect(capsys, str(tmp_path))["architecture"][0] == "BertModel"
+
+
+def test_json_holds_value_and_source_of_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--json"]) == 0
+
+    settings = json.loads(capsys.readouterr().out)
+    assert settings["pooling"] == {"value": "MEAN", "source": "1_Pooling/config.json"}
+    assert settings["normalize"] == {"value": True, "source": "modules.json"}
+    assert settings["dimensions"]["value"] == 384
+    assert settings["score_type"]["value"] == "bi-encoder"
+    assert settings["tokens_around_text"]["value"] == ["[CLS]", "[SEP]"]
+    assert settings["special_tokens"]["value"]["mask_token"] == "[MASK]"
+    assert settings["doubts"]["value"] == []
+    assert all(set(row) == {"value", "source"} for row in settings.values())
+
+
+def test_json_and_text_are_made_of_the_same_rows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tiny_qwen3_classifier(tmp_path, num_labels=3)
+    change_config(tmp_path, drop=("id2label", "label2id"), num_labels=3)
+
+    table = inspect(capsys, str(tmp_path))
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+
+    settings = json.loads(capsys.readouterr().out)
+    assert settings["labels"]["value"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    assert table["label names"][0] == "LABEL_0, LABEL_1, LABEL_2"
+    for key in ("architecture", "pooling", "activation", "attention", "dtype"):
+        assert table[key] == (settings[key]["value"], settings[key]["source"])
+
+
+def test_a_hub_name_is_inspected_without_its_weights(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_bert(tmp_path)
+    requested = []
+
+    def snapshot_download(name: str, *, allow_patterns: list[str], **_: object) -> str:
+        requested.append((name, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+    assert inspect(capsys, "org/name")["model"][0] == "org/name"
+
+    ((name, patterns),) = requested
+    assert name == "org/name" and "*.json" in patterns
+    assert not [pattern for pattern in patterns if pattern.endswith((".safetensors", ".bin"))]
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_a_doubt_and_comes_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tiny_bert(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+
+    assert main(["inspect", str(tmp_path)]) == 0
+
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("doubts") and "tokenizer.json" in first
 
 
 def test_a_broken_config_is_one_line_and_status_78(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from cenote import LLM, BadRequest, InputTooLong, PoolingParams
-from cenote.cli.inspect import iter_settings
+from cenote.cli.model_settings import iter_settings
 from cenote.config.engine import EngineConfig
 from cenote.loading.describe import describe_model
 from tests.api.app_client import add_chat_template, load_llm, make_client
@@ -476,9 +476,8 @@ def test_token_counts_are_those_of_vllm(tmp_path: Path) -> None:
 
 
 def test_inspect_shows_the_recognised_reranker_and_its_source(folder: Path, reference: PreTrainedModel) -> None:
-    rows = {
-        name: (value, source) for name, value, source in iter_settings(describe_model(EngineConfig(model=str(folder))))
-    }
+    settings = [setting.format_row() for setting in iter_settings(describe_model(EngineConfig(model=str(folder))))]
+    rows = {name: (value, source) for name, value, source in settings}
 
     assert rows["used as"] == ("sequence", "the name Qwen3-Reranker-0.6B")
     assert rows["labels"] == ("1", "the name Qwen3-Reranker-0.6B")

@@ -1,0 +1,210 @@
+"""The resolved settings of a model as rows of name, value and source: what `cenote inspect` prints and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cenote.config.engine import EngineConfig
+from cenote.config.options import Sourced
+from cenote.errors import PoolingError
+from cenote.loading.colbert import ExpansionSettings, RoleSettings
+from cenote.loading.describe import ModelDescription, describe_model
+from cenote.loading.tokenizer_files import TokenizerFiles, load_tokenizer_files
+from cenote.scoring.scorer import ScoringModel
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One resolved setting: a JSON value with the file or option that decided it."""
+
+    key: str  # in JSON
+    value: Any
+    source: str
+    text: str = ""  # shown instead of the value
+    label: str = ""  # shown instead of the key
+
+    def format_row(self) -> tuple[str, str, str]:
+        return self.label or self.key.replace("_", " "), self.text or _format_value(self.value), self.source
+
+
+def resolve_settings(config: EngineConfig) -> list[Setting]:
+    """Return the settings of a model from its configuration and tokenizer files; no weights are read or downloaded."""
+    model = describe_model(config, needs_weights=False)
+    return list(iter_settings(model))
+
+
+def iter_settings(model: ModelDescription) -> Iterator[Setting]:
+    """Yield every setting: doubts first, then the most important ones."""
+    plan, backbone = model.plan, model.architecture.backbone
+    tokenizer, tokenizer_doubt = _try_load_tokenizer(model)
+    doubts = [*model.doubts, *([tokenizer_doubt] if tokenizer_doubt else [])]
+    if doubts:
+        yield Setting("doubts", doubts, "the files of the model", "; ".join(doubts))
+    yield Setting("model", model.name, str(model.checkpoint.folder))
+    yield Setting("architecture", model.entry.name, "config.json architectures")
+    yield Setting("kind", model.kind.value, model.kind.source, label="used as")
+    yield Setting("tasks", list(plan.supported_tasks), "pooler config" if plan.defaults.task else model.kind.source)
+    if model.kind.value == "tensors":  # the plugin does the rest
+        yield Setting("dtype", _dtype_name(model.dtype.value), model.dtype.source)
+        yield Setting("device", str(model.device.value), model.device.source)
+        return
+    yield _pooling_setting(model)
+    yield Setting("token_pooling", plan.tok_pooling_type.value, plan.tok_pooling_type.source)
+    yield from _iter_output_settings(model)
+    if model.score_template is not None and model.kind.value == "sequence":
+        yield Setting("score_template", model.score_template.value.name, model.score_template.source)
+    for step in model.sentence_transformers.projector:
+        yield Setting("projector", step.folder, "modules.json")
+    yield from _iter_scoring_settings(model)
+    yield Setting("max_tokens", model.max_length.value, model.max_length.source)
+    yield Setting("attention", "causal" if backbone.causal else "bidirectional", "config.json")
+    yield Setting(
+        "layers",
+        [backbone.num_layers, backbone.hidden_size],
+        "config.json",
+        f"{backbone.num_layers} x {backbone.hidden_size}",
+    )
+    yield Setting("dtype", _dtype_name(model.dtype.value), model.dtype.source)
+    yield Setting("head_dtype", _dtype_name(model.head_dtype.value), model.head_dtype.source)
+    if model.quantization.source != "default":
+        yield Setting("quantization", model.quantization.value or "none", model.quantization.source)
+    yield Setting("device", str(model.device.value), model.device.source)
+    if tokenizer is not None:
+        yield from _iter_tokenizer_settings(tokenizer)
+    yield from _iter_prompt_settings(model)
+
+
+def _pooling_setting(model: ModelDescription) -> Setting:
+    if model.kind.value != "sparse":
+        methods = model.plan.seq_pooling_types
+        return Setting("pooling", " + ".join(methods.value), methods.source)
+    files = model.sentence_transformers.splade
+    if files is None:
+        return Setting("pooling", "max of log(1 + logit)", f"default of {model.entry.name}")
+    inner = "log(1 + log(1 + logit))" if files.num_logs > 1 else "log(1 + logit)"
+    return Setting("pooling", f"{files.strategy} of {inner}", files.source)
+
+
+def _iter_output_settings(model: ModelDescription) -> Iterator[Setting]:
+    """Yield what follows pooling: normalisation and sizes of embeddings, activation and labels of classifiers."""
+    plan = model.plan
+    if model.kind.value in ("embed", "multi_vector", "hybrid"):
+        normalizes = plan.use_activation
+        text = "normalize" if normalizes.value else "none"
+        yield Setting("normalize", normalizes.value, normalizes.source, text, "activation")
+    if model.kind.value in ("embed", "multi_vector"):
+        if model.architecture.projection is None or model.sentence_transformers.projector:  # else known from weights
+            source = "modules.json" if model.sentence_transformers.projector else "config.json hidden_size"
+            yield Setting("dimensions", plan.matryoshka.full_size, source)
+        yield _matryoshka_setting(model)
+    elif model.kind.value == "sparse":
+        yield Setting("dimensions", plan.matryoshka.full_size, "config.json vocab_size")
+    elif model.kind.value == "hybrid":
+        yield Setting("dimensions", plan.matryoshka.full_size, "config.json hidden_size")
+    else:
+        used = plan.use_activation.value
+        activation, source = plan.activation.value, plan.activation.source if used else plan.use_activation.source
+        yield Setting("activation", activation if used else "none", source)
+        if model.kind.value == "reward" and model.head is None:
+            yield Setting("reward", "hidden states of all tokens", "no reward head in the checkpoint")
+            return
+        source = model.token_labels.source if model.token_labels else "config.json"
+        yield Setting("num_labels", model.num_labels, source, label="labels")
+        if model.labels is not None:
+            yield Setting("labels", model.labels, "config.json id2label", label="label names")
+
+
+def _matryoshka_setting(model: ModelDescription) -> Setting:
+    matryoshka = model.plan.matryoshka
+    if not matryoshka.is_supported:
+        return Setting("matryoshka", None, matryoshka.source, "no")
+    if matryoshka.sizes:
+        return Setting("matryoshka", list(matryoshka.sizes), matryoshka.source)
+    sizes = f"{matryoshka.min_size} to {matryoshka.full_size}"
+    return Setting("matryoshka", sizes, matryoshka.source)
+
+
+def _iter_scoring_settings(model: ModelDescription) -> Iterator[Setting]:
+    types = ScoringModel(
+        model.name, model.plan.tasks, model.num_labels, preferred_score_type=model.score_type
+    ).score_types
+    yield Setting("score_type", types[0] if types else None, model.kind.source, "" if types else "no scores")
+    if (similarity := model.sentence_transformers.similarity_fn_name) is not None:
+        text = f"{similarity} (scores use the cosine)" if similarity not in ("cosine", "MaxSim") else ""
+        yield Setting("similarity", similarity, "config_sentence_transformers.json", text)
+    if model.late_interaction is None:
+        return
+    summary, late = model.late_interaction.summary, model.late_interaction.settings
+    formats: dict[str, Any] = {"summary": summary.value}
+    if late is not None:
+        formats |= {"query": asdict(late.query), "document": asdict(late.document)}
+        formats["expansion"] = None if late.expansion is None else asdict(late.expansion)
+    yield Setting("late_interaction", formats, summary.source, summary.value)
+    if late is not None:
+        yield Setting("query", None, late.source, _format_role(late.query, late.expansion))
+        yield Setting("document", None, late.source, _format_role(late.document))
+
+
+def _iter_tokenizer_settings(tokenizer: TokenizerFiles) -> Iterator[Setting]:
+    names = dict(sorted(tokenizer.special_tokens.items()))
+    listed = ", ".join(f"{name.removesuffix('_token')} {token}" for name, token in names.items())
+    yield Setting("special_tokens", names, "tokenizer files", listed or "none")
+    added = tokenizer.tokenizer.encode("").tokens
+    yield Setting("tokens_around_text", added, "tokenizer files", " ... ".join(added) or "none")
+
+
+def _iter_prompt_settings(model: ModelDescription) -> Iterator[Setting]:
+    prompts: dict[str, Sourced[str]] = {}
+    for source, texts in (
+        ("config_sentence_transformers.json", model.prompts.by_name),
+        ("config.json task_instructions", model.prompts.instructions),
+    ):
+        prompts |= {name: Sourced(text, source) for name, text in texts.items()}
+    for name, prompt in prompts.items():
+        yield Setting(f"prompt.{name}", prompt.value, prompt.source, f"{name}: {prompt.value!r}", "prompt")
+    if (default := model.prompts.default) is not None:
+        yield Setting("default_prompt", default.value, default.source, repr(default.value))
+
+
+def settings_to_json(settings: list[Setting]) -> dict[str, dict[str, Any]]:
+    """Return value and source by key; prompts and projectors, of which there may be several, are collected."""
+    rows: dict[str, dict[str, Any]] = {"doubts": {"value": [], "source": "the files of the model"}}
+    for setting in settings:
+        group, _, name = setting.key.partition(".")
+        if name:
+            row = rows.setdefault(f"{group}s", {"value": {}, "source": setting.source})
+            row["value"][name] = setting.value
+        elif setting.key == "projector":
+            rows.setdefault("projector", {"value": [], "source": setting.source})["value"].append(setting.value)
+        elif setting.key not in ("query", "document"):  # in late_interaction
+            rows[setting.key] = {"value": setting.value, "source": setting.source}
+    return rows
+
+
+def _try_load_tokenizer(model: ModelDescription) -> tuple[TokenizerFiles | None, str | None]:
+    """Return the tokenizer, or the reason why it cannot be loaded: its files may be missing from a partial copy."""
+    if model.kind.value == "tensors":
+        return None, None
+    try:
+        return load_tokenizer_files(model.checkpoint), None
+    except PoolingError as error:
+        return None, f"the tokenizer cannot be loaded: {error.message}"
+
+
+def _format_role(role: RoleSettings, expansion: ExpansionSettings | None = None) -> str:
+    parts = [f"at most {role.max_length} tokens"] if role.max_length else []
+    parts += [f"marker {role.marker!r}"] if role.marker else []
+    if expansion is not None:
+        parts.append(f"expanded to {expansion.length}" + ("" if expansion.is_attended else ", not attended"))
+    parts += [f"no vector for {len(role.skiplist)} words"] if role.skiplist else []
+    return "; ".join(parts) or "no special format"
+
+
+def _format_value(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
