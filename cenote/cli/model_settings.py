@@ -105,8 +105,8 @@ def _iter_output_settings(model: ModelDescription) -> Iterator[Setting]:
         yield Setting("dimensions", plan.matryoshka.full_size, "config.json hidden_size")
     else:
         used = plan.use_activation.value
-        activation, source = plan.activation.value, plan.activation.source if used else plan.use_activation.source
-        yield Setting("activation", activation if used else "none", source)
+        source = plan.activation.source if used else plan.use_activation.source
+        yield Setting("activation", _activation_name(model) if used else "none", source)
         if model.kind.value == "reward" and model.head is None:
             yield Setting("reward", "hidden states of all tokens", "no reward head in the checkpoint")
             return
@@ -114,6 +114,12 @@ def _iter_output_settings(model: ModelDescription) -> Iterator[Setting]:
         yield Setting("num_labels", model.num_labels, source, label="labels")
         if model.labels is not None:
             yield Setting("labels", model.labels, "config.json id2label", label="label names")
+
+
+def _activation_name(model: ModelDescription) -> str:
+    """Return the name of the activation; "auto" depends on the number of logits."""
+    name = model.plan.activation.value
+    return name if name != "auto" else "sigmoid" if model.num_labels == 1 else "softmax"
 
 
 def _matryoshka_setting(model: ModelDescription) -> Setting:
