@@ -230,7 +230,12 @@ def models(argv: Sequence[str]) -> int:
         "models",
         "[WORD]",
         "List the supported architectures with their tasks and example models.",
-        ["cenote models", "cenote models qwen3", "cenote models --markdown > docs/models.md"],
+        [
+            "cenote models",
+            "cenote models qwen3",
+            "cenote models --check FOLDER",
+            "cenote models --markdown > docs/models.md",
+        ],
     )
     parser.add_argument(
         "word",
@@ -242,7 +247,17 @@ def models(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--markdown", action="store_true", help="print a Markdown page that also lists what each was compared with"
     )
+    parser.add_argument(
+        "--check",
+        metavar="MODEL",
+        help="tell whether the model in a folder or on the hub is right by test, right by architecture, doubtful or "
+        "refused; reads no weights. Exit status: 0 right, 1 doubtful, 78 refused",
+    )
     args = parser.parse(argv)
+    if args.check is not None:
+        from cenote.cli.check import check_model
+
+        return check_model(args.check)
 
     from cenote.cli.models import list_models
 

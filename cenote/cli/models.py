@@ -1,10 +1,11 @@
-"""`cenote models`: list the supported architectures with tasks and example models, as text or as docs/models.md."""
+"""`cenote models`: list the supported architectures and checked models, as text or as docs/models.md."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from cenote.loading.describe import TASKS_BY_KIND
+from cenote.models.checked_models import CheckedModel, read_checked_models
 from cenote.models.supported_models import SupportedModel, iter_supported_models
 
 PAGE_HEADER = """\
@@ -29,10 +30,29 @@ because its CPU kernel misreads their tensors.
 |---|---|---|---|
 """
 
+CHECKED_HEADER = """
+## Checked models
+
+The files of these models (config.json, modules, tokenizer, prompts) were rebuilt as published, and the settings that
+`cenote inspect` resolves from them are tested. The last column tells how outputs were compared:
+
+- real weights: on the published weights
+- true layout: on tiny random weights in the published layout, with the library that the model is made for
+- architecture only: by the tests of its architecture, with an independent implementation
+- refused: the model does not load; the error names the file and what to do
+
+Models that are listed above and not here were checked by architecture only. `cenote models --check MODEL` compares the
+files of a model with this table.
+
+| model | architecture | used as | outputs | max tokens | checked by |
+|---|---|---|---|---|---|
+"""
+
 
 def list_models(filter_text: str, *, markdown: bool) -> int:
     rows = [row for row in iter_supported_models() if filter_text.lower() in f"{row.name} {row.models}".lower()]
-    print(format_page(rows) if markdown else format_table(rows), end="")
+    page = format_page(rows) + format_checked_models(read_checked_models()) if markdown else format_table(rows)
+    print(page, end="")
     return 0 if rows else 1
 
 
@@ -40,6 +60,22 @@ def format_page(rows: Sequence[SupportedModel]) -> str:
     return PAGE_HEADER + "".join(
         f"| `{row.name}` | {row.models} | {', '.join(_tasks_of_model(row))} | {row.verified_with} |\n" for row in rows
     )
+
+
+def format_checked_models(models: Sequence[CheckedModel]) -> str:
+    return CHECKED_HEADER + "".join(
+        f"| {model.name} | `{model.architecture}` | {model.settings.get('kind', '')} | {_describe_outputs(model)} "
+        f"| {model.settings.get('max_tokens', '')} | {model.check} |\n"
+        for model in models
+    )
+
+
+def _describe_outputs(model: CheckedModel) -> str:
+    settings = model.settings
+    parts = [settings.get("pooling"), "normalized" if settings.get("normalize") else None]
+    parts += [f"{settings['dimensions']} dimensions" if "dimensions" in settings else None, settings.get("activation")]
+    parts += [f"{settings['num_labels']} labels" if settings.get("num_labels", 1) > 1 else None]
+    return ", ".join(part for part in parts if part)
 
 
 def format_table(rows: Sequence[SupportedModel]) -> str:

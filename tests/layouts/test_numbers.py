@@ -61,10 +61,11 @@ def build(model: PublishedModel, folder: Path) -> None:
 @pytest.mark.parametrize("model", list_layouts("sentence-transformers", "transformers"), ids=lambda model: model.name)
 def test_outputs_equal_the_named_library(model: PublishedModel, tmp_path: Path) -> None:
     build(model, tmp_path)
-    kind, prompts = model.expect["kind"], list(model.expect.get("prompts", {}))[:3]
+    prompts = list(model.expect.get("prompts", {}))[:3]
 
     with LLM(str(tmp_path), dtype="float32", device="cpu") as llm:
-        ids = [llm.get_tokenizer().encode(text).ids for text in TEXTS]
+        kind = llm.engine.model.description.kind.value
+        ids = [llm.engine.tokenizer.raw.encode(text).ids for text in TEXTS]
         outputs = compute_outputs(llm, model.truth, kind, prompts)
 
     if (kind_name := model.layout.get("reference_tokenizer")) is not None:

@@ -10,6 +10,7 @@ from cenote.cli.model_settings import resolve_settings, settings_to_json
 from cenote.config.engine import EngineConfig
 from tests.layouts.builders import load_builders
 from tests.layouts.checkpoint_files import write_checkpoint
+from tests.layouts.export import TARGET, format_table
 from tests.layouts.registry import BUILDERS
 from tests.layouts.table import PublishedModel, read_table
 
@@ -40,3 +41,7 @@ def test_the_table_is_large_and_every_row_has_a_source_and_a_way_to_check_it() -
         assert model.expect or model.truth == "refused", model.name
         assert (model.test is not None) == (model.truth == "plain"), model.name
         assert (model.message is not None) == (model.truth == "refused"), model.name
+
+
+def test_the_copy_of_the_table_in_the_package_is_current() -> None:
+    assert TARGET.read_text() == format_table(), "write it again: python -m tests.layouts.export"

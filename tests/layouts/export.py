@@ -1,0 +1,42 @@
+"""Write the table of published models into the package: `python -m tests.layouts.export`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.layouts.table import PublishedModel, read_table
+
+TARGET = Path(__file__).parents[2] / "cenote" / "models" / "checked_models.json"
+CHECKS = {
+    "sentence-transformers": ("true layout", "Sentence Transformers"),
+    "transformers": ("true layout", "Transformers"),
+    "plain": ("architecture only", "an independent implementation"),
+    "refused": ("refused", ""),
+}
+
+
+def format_table() -> str:
+    rows = [json.dumps(_make_row(model), ensure_ascii=False) for model in sorted(read_table(), key=_sort_key)]
+    return "[\n" + ",\n".join(rows) + "\n]\n"
+
+
+def _sort_key(model: PublishedModel) -> str:
+    return model.name.lower()
+
+
+def _make_row(model: PublishedModel) -> dict[str, Any]:
+    check, compared = CHECKS[model.truth]
+    names = model.layout.get("config", {}).get("architectures", [""])
+    return {
+        "name": model.name,
+        "architecture": model.expect.get("architecture", names[0]),
+        "check": "real weights" if model.real else check,
+        "compared_with": compared,
+        "settings": model.expect,
+    }
+
+
+if __name__ == "__main__":
+    TARGET.write_text(format_table())
