@@ -29,7 +29,6 @@ from cenote.models.registry import ArchitectureEntry, CheckpointKind, has_presca
 from cenote.pooling.activations import resolve_classification_activation
 from cenote.pooling.plan import PoolingFileSettings, PoolingPlan, resolve_plan
 from cenote.protocol.input_types import ScoreTemplate
-from cenote.protocol.matryoshka import Matryoshka
 from cenote.protocol.params import ScoreType, Task
 
 # supported tasks by kind, the default first
