@@ -10,7 +10,6 @@ from cenote.cli.model_settings import iter_settings, settings_to_json
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.loading.describe import ModelDescription, describe_model
-from cenote.loading.model_card import iter_model_names
 from cenote.models.checked_models import CheckedModel, read_checked_models
 from cenote.models.supported_models import iter_supported_models
 
@@ -61,7 +60,7 @@ def compute_check(name: str) -> CheckResult:
 
 def _find_by_name(model: ModelDescription) -> CheckedModel | None:
     """Return the entry with the model's name, as requested, of its folder, or in config.json."""
-    names = {*iter_model_names(model.checkpoint), str(model.config.get("_name_or_path", "")).rpartition("/")[2]}
+    names = {*model.checkpoint.candidate_names, str(model.config.get("_name_or_path", "")).rpartition("/")[2]}
     wanted = model.checkpoint.name
     entries = [entry for entry in read_checked_models() if entry.name == wanted or entry.short_name in names]
     return next(iter(sorted(entries, key=lambda entry: entry.name != wanted)), None)

@@ -103,7 +103,7 @@ def _iter_output_settings(model: ModelDescription) -> Iterator[Setting]:
         yield Setting("dimensions", plan.matryoshka.full_size, "config.json vocab_size")
     elif model.kind.value == "hybrid":
         yield Setting("dimensions", plan.matryoshka.full_size, "config.json hidden_size")
-    else:
+    elif model.kind.value != "listwise":  # whose scores are cosines
         used = plan.use_activation.value
         source = plan.activation.source if used else plan.use_activation.source
         yield Setting("activation", _activation_name(model) if used else "none", source)
@@ -113,7 +113,8 @@ def _iter_output_settings(model: ModelDescription) -> Iterator[Setting]:
         source = model.token_labels.source if model.token_labels else "config.json"
         yield Setting("num_labels", model.num_labels, source, label="labels")
         if model.labels is not None:
-            yield Setting("labels", model.labels, "config.json id2label", label="label names")
+            source = "config.json id2label" if "id2label" in model.config else "default of Transformers"
+            yield Setting("labels", model.labels, source, label="label names")
 
 
 def _activation_name(model: ModelDescription) -> str:

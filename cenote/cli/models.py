@@ -74,7 +74,8 @@ def _describe_outputs(model: CheckedModel) -> str:
     settings = model.settings
     parts = [settings.get("pooling"), "normalized" if settings.get("normalize") else None]
     parts += [f"{settings['dimensions']} dimensions" if "dimensions" in settings else None, settings.get("activation")]
-    parts += [f"{settings['num_labels']} labels" if settings.get("num_labels", 1) > 1 else None]
+    if isinstance(count := settings.get("num_labels"), int) and count > 1:
+        parts.append(f"{count} labels")
     return ", ".join(part for part in parts if part)
 
 

@@ -40,6 +40,13 @@ class Checkpoint:
     name: str
     folder: Path
 
+    @property
+    def candidate_names(self) -> tuple[str, ...]:
+        """Names of the model without its owner: as requested, its folder, and its repository in the hub cache."""
+        folder = self.folder.resolve()
+        names = (self.name.rstrip("/").rpartition("/")[2], folder.name)
+        return (*names, folder.parent.parent.name.rpartition("--")[2]) if folder.parent.name == "snapshots" else names
+
     def find_file(self, file: str) -> Path | None:
         """Return the path of a file, or None; raise for broken links and paths outside the folder."""
         parts = PurePosixPath(file)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cenote.config.engine import EngineConfig
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.model_card import ModelCard, iter_model_names
+from cenote.loading.model_card import ModelCard
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.registry import CheckpointKind
@@ -86,7 +86,7 @@ def _find_known_sizes(config: HFConfig, checkpoint: Checkpoint, full: int) -> Ma
     """Return the sizes of a published model that the files identify; None if there is no evidence."""
     card = ModelCard.from_checkpoint(checkpoint)
     path = str(config.get("_name_or_path", "")).rstrip("/")
-    names = [(name, f"the name {name}") for name in iter_model_names(checkpoint)]
+    names = [(name, f"the name {name}") for name in checkpoint.candidate_names]
     names.append((path.rpartition("/")[2], f"config.json _name_or_path {path}"))
     names += [(name.rpartition("/")[2], f"README.md model-index {name}") for name in card.own_names]
     for name, source in names:

@@ -1,8 +1,8 @@
-"""Read what a checkpoint says about its own identity: the model card (README.md) and the names it is known by."""
+"""Read the model card (README.md) of a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,15 +40,6 @@ class ModelCard:
             own_names=tuple(str(entry["name"]) for entry in index if "name" in entry),
             text=text,
         )
-
-
-def iter_model_names(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield names of the model without owner: as requested, its folder, and its repository in the hub cache."""
-    yield checkpoint.name.rstrip("/").rpartition("/")[2]
-    folder = checkpoint.folder.resolve()
-    yield folder.name
-    if folder.parent.name == "snapshots":
-        yield folder.parent.parent.name.rpartition("--")[2]
 
 
 def _parse_front_matter(text: str) -> Mapping[str, Any]:

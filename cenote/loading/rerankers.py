@@ -13,7 +13,7 @@ from cenote.config.options import Sourced
 from cenote.errors import BadRequest
 from cenote.loading.causal_lm_classifier import TokenLabels, read_token_labels
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.model_card import ModelCard, iter_model_names
+from cenote.loading.model_card import ModelCard
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.loading.template_files import read_template_text
 from cenote.loading.tokenizer_files import read_chat_template
@@ -171,7 +171,7 @@ def _iter_evidence(recipe: RerankerRecipe, checkpoint: Checkpoint, config: HFCon
     given = read_token_labels(config)
     if given is not None and (given.tokens, given.method) == (recipe.tokens, recipe.method):
         yield given.source
-    for name in iter_model_names(checkpoint):
+    for name in checkpoint.candidate_names:
         if recipe.name_pattern.search(name):
             yield f"the name {name}"
     if recipe.name_pattern.search(str(config.get("_name_or_path", ""))):

@@ -108,7 +108,7 @@ def test_json_and_text_are_made_of_the_same_rows(capsys: pytest.CaptureFixture[s
 
     settings = json.loads(capsys.readouterr().out)
     assert settings["labels"]["value"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
-    assert table["label names"][0] == "LABEL_0, LABEL_1, LABEL_2"
+    assert table["label names"] == ("LABEL_0, LABEL_1, LABEL_2", "default of Transformers")
     for key in ("architecture", "pooling", "activation", "attention", "dtype"):
         assert table[key] == (settings[key]["value"], settings[key]["source"])
 

@@ -58,8 +58,6 @@ def write_checkpoint(folder: Path, layout: Mapping[str, Any], *, tiny: bool) -> 
         config = _shrink(config, vocabulary)
         _write_weights(folder, layout, config)
     write_json(folder / "config.json", config)
-    for name, values in layout.get("files", {}).items():
-        write_json(folder / name, values)
     if "settings" in layout:
         write_json(folder / "config_sentence_transformers.json", layout["settings"])
     if "max_seq_length" in layout:
@@ -67,6 +65,8 @@ def write_checkpoint(folder: Path, layout: Mapping[str, Any], *, tiny: bool) -> 
         write_json(folder / "sentence_bert_config.json", encoder)
     if "modules" in layout:
         _write_modules(folder, layout["modules"], int(hidden_size(config)), scale)
+    for name, values in layout.get("files", {}).items():
+        write_json(folder / name, values)
 
 
 def hidden_size(config: Mapping[str, Any]) -> int:

@@ -129,6 +129,24 @@ TOKENIZER_KINDS = {
         two_types=True,
         **BERT_TEMPLATE,
     ),
+    "albert": TokenizerKind(
+        algorithm="unigram",
+        tokenizer_class="AlbertTokenizer",
+        specials=BERT_SPECIALS
+        | {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "[CLS]", "eos_token": "[SEP]"},
+        ids={"<pad>": 0, "<unk>": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4},
+        lowercase=True,
+        settings={"do_lower_case": True, "keep_accents": False, "remove_space": True},
+        two_types=True,
+        **BERT_TEMPLATE,
+    ),
+    "camembert": TokenizerKind(
+        algorithm="unigram",
+        tokenizer_class="CamembertTokenizer",
+        specials=ROBERTA_SPECIALS,
+        ids={"<s>NOTUSED": 0, "<pad>": 1, "</s>NOTUSED": 2, "<unk>": 3, "<unk>NOTUSED": 4, "<s>": 5, "</s>": 6},
+        **ROBERTA_TEMPLATE,
+    ),
     "t5": TokenizerKind(
         algorithm="unigram",
         tokenizer_class="T5Tokenizer",
@@ -287,6 +305,10 @@ def _make_unigram(kind: TokenizerKind, vocabulary: dict[str, int]) -> Tokenizer:
     if kind.tokenizer_class == "DebertaV2Tokenizer":
         tokenizer.normalizer = normalizers.Sequence([normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")])
         tokenizer.pre_tokenizer = metaspace
+    elif kind.lowercase:
+        parts = [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
+        tokenizer.normalizer = normalizers.Sequence(parts)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
     tokenizer.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="always")
