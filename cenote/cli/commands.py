@@ -194,10 +194,10 @@ def inspect(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
 
     from cenote.cli.flags import engine_keywords
-    from cenote.cli.inspect import inspect_model
+    from cenote.cli.inspect import inspect_model, inspect_model_as_json
     from cenote.config.engine import EngineConfig
 
-    return inspect_model(EngineConfig.from_kwargs(**engine_keywords(args)), json_output=args.json)
+    return (inspect_model_as_json if args.json else inspect_model)(EngineConfig.from_kwargs(**engine_keywords(args)))
 
 
 def explain(argv: Sequence[str]) -> int:
