@@ -16,6 +16,7 @@ from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
 from cenote.loading.checkpoint_kind import detect_kind, find_entry, find_reward_head, head_of_kind, resolve_kind
 from cenote.loading.colbert import LateInteraction, resolve_late_interaction
+from cenote.loading.custom_code import apply_known_code, find_attention_doubt
 from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
 from cenote.loading.hf_config import read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
 from cenote.loading.matryoshka import resolve_matryoshka
@@ -77,7 +78,7 @@ class ModelDescription:
     dtype: Sourced[torch.dtype]
     head_dtype: Sourced[torch.dtype]
     quantization: Sourced[Quantization | None]
-    doubts: tuple[str, ...] = ()  # reasons why outputs may be wrong, one line each
+    doubts: tuple[str, ...] = ()  # what may be wrong and how to correct it, one line each; logged as warnings at load
 
     @property
     def head(self) -> Head | None:
@@ -133,6 +134,7 @@ def describe_model(options: EngineConfig, *, needs_weights: bool = True) -> Mode
 
 
 def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -> ModelDescription:
+    config = apply_known_code(checkpoint, config)
     entry = find_entry(options, config)
     family = entry.family(config)
     files = read_sentence_transformers_files(checkpoint) or SentenceTransformersFiles()
@@ -207,6 +209,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
         dtype=dtype,
         head_dtype=resolve_head_dtype(config, dtype.value, device.value.type, native_bf16=cpu.has_bfloat16),
         quantization=resolve_quantization(options.quantization, device.value, cpu),
+        doubts=tuple(filter(None, (find_attention_doubt(config, entry, architecture),))),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -31,6 +32,8 @@ from cenote.pooling.heads import Heads
 from cenote.pooling.plan import PoolingPlan
 from cenote.pooling.pooler import Pooler
 
+logger = logging.getLogger("cenote")
+
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -46,6 +49,8 @@ class LoadedModel:
 
 def load_model(options: EngineConfig) -> LoadedModel:
     description = describe_model(options)
+    for doubt in description.doubts:
+        logger.warning("%s", doubt)
     if description.kind.value == "tensors":
         return _load_tensor_model(options, description)
     tokenizer = _load_tokenizer(options, description)

@@ -1,0 +1,69 @@
+"""What a repository's own code (`auto_map` of config.json) changes, for known repositories; the code is never run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from cenote.loading.checkpoint import Checkpoint
+from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.registry import ArchitectureEntry
+
+# decoders of the Transformers library: code of a repository that replaces one of them changes something
+LIBRARY_DECODERS = (
+    *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    *("gemma", "gemma2", "gemma3", "gemma3_text", "phi3", "granite", "gpt2", "olmo", "olmo2", "olmo3", "ministral3"),
+)
+BIDIRECTIONAL: Mapping[str, Any] = MappingProxyType({"is_causal": False})
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCode:
+    """Published code, how its checkpoints are recognised, and the config.json keys that stand for what it does."""
+
+    changes: Mapping[str, Any]
+    code: re.Pattern[str] | None = None  # of the AutoModel entry of auto_map
+    name: re.Pattern[str] | None = None  # of the checkpoint, if the entry does not identify the code
+
+
+KNOWN_CODE = (
+    KnownCode({"architectures": ["GritLM"]}, re.compile(r"(^|--)modeling_gritlm7b\.MistralModel$")),
+    # gte-Qwen2, gte-Qwen1.5, stella_en_1.5B_v5, inf-retriever
+    KnownCode(BIDIRECTIONAL, re.compile(r"(^|--)modeling_qwen\.Qwen2Model$")),
+    KnownCode(BIDIRECTIONAL, name=re.compile(r"KaLM[-_]embedding[-_]multilingual[-_]mini[-_]instruct[-_]v2", re.I)),
+)
+
+
+def apply_known_code(checkpoint: Checkpoint, config: HFConfig) -> HFConfig:
+    """Return the config with the keys that known code stands for; `is_causal` of config.json takes precedence."""
+    code = _auto_model(config)
+    names = (*checkpoint.candidate_names, str(config.get("_name_or_path", "")))
+    for known in KNOWN_CODE:
+        matches_code = known.code is not None and known.code.search(code)
+        if "is_causal" not in config and (matches_code or _matches_name(known, names)):
+            return HFConfig({**config.values, **known.changes}, config.source)
+    return config
+
+
+def find_attention_doubt(config: HFConfig, entry: ArchitectureEntry, architecture: Architecture) -> str | None:
+    """Return a warning if the repository replaces a causal decoder by its own code, which may be bidirectional."""
+    code = _auto_model(config)
+    is_replaced = bool(code) and config.get("model_type") in LIBRARY_DECODERS and "is_causal" not in config
+    if not (is_replaced and entry.is_native and architecture.backbone.causal):
+        return None
+    return (
+        f"{config.source}: auto_map replaces {entry.name} by {code}, which is not run: attention is causal; if that "
+        'code is bidirectional, embeddings are wrong without hf_overrides={"is_causal": false}'
+    )
+
+
+def _auto_model(config: HFConfig) -> str:
+    auto_map = config.get("auto_map", {})
+    return str(auto_map.get("AutoModel", "")) if isinstance(auto_map, Mapping) else ""
+
+
+def _matches_name(known: KnownCode, names: tuple[str, ...]) -> bool:
+    return known.name is not None and any(known.name.search(name) for name in names)
