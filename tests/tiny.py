@@ -85,7 +85,9 @@ TOKENS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("t5", "mt5"), T5_TOKENS),
     "qwen2": QWEN_TOKENS,
     "qwen3": QWEN_TOKENS,
-    **dict.fromkeys(("llama", "mistral", "ministral", "cwm", "granite", "phi3", "glm", "gpt2"), QWEN_TOKENS),
+    **dict.fromkeys(
+        ("llama", "mistral", "ministral", "ministral3", "cwm", "granite", "phi3", "glm", "gpt2"), QWEN_TOKENS
+    ),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "olmo3"), QWEN_TOKENS),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "mixtral", "lfm2", "jamba", "deepseek_v3"), QWEN_TOKENS),
     "openai_privacy_filter": QWEN_TOKENS,
@@ -143,6 +145,13 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen3": DECODER | {"head_dim": 12},
     **dict.fromkeys(("llama", "mistral", "ministral", "granite", "phi3", "olmo", "olmo2"), DECODER),
     **dict.fromkeys(("gemma", "cwm", "glm"), DECODER | {"head_dim": 12}),
+    # trained on a length that the texts exceed, so that the attention scale grows
+    "ministral3": DECODER
+    | {"head_dim": 12}
+    | {
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0}
+        | {"original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5}
+    },
     # some layers have a sliding window shorter than the texts
     "gemma2": DECODER | {"head_dim": 12, "sliding_window": 4},
     "gemma3_text": DECODER | {"head_dim": 12, "sliding_window": 6, "sliding_window_pattern": 2},

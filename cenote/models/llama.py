@@ -69,15 +69,21 @@ def bidirectional(base: Architecture) -> Architecture:
 
 def bidirectional_llama(config: HFConfig) -> Architecture:
     """Embedders and rerankers of Nemotron; `pooling` of config.json applies to the classifier too."""
-    name = config.get("pooling", "avg")
-    if name not in POOLING_METHODS:
-        raise LoadError(f"{config.source}: pooling is {name!r}; expected one of: {', '.join(POOLING_METHODS)}")
+    pooling = pooling_from_config(config, default="avg")
     return replace(
         bidirectional(llama(config)),
-        pooling=POOLING_METHODS[name],
-        sequence_head=make_linear_head("score", bias=None, pooling=POOLING_METHODS[name]),
+        pooling=pooling,
+        sequence_head=make_linear_head("score", bias=None, pooling=pooling),
         score_template="nemotron_rerank",
     )
+
+
+def pooling_from_config(config: HFConfig, default: str) -> str:
+    """Return the pooling method that `pooling` of config.json names."""
+    name = config.get("pooling", default)
+    if name not in POOLING_METHODS:
+        raise LoadError(f"{config.source}: pooling is {name!r}; expected one of: {', '.join(POOLING_METHODS)}")
+    return POOLING_METHODS[name]
 
 
 def gritlm(config: HFConfig) -> Architecture:

@@ -61,6 +61,8 @@ FAMILIES = {
     "LlamaBidirectional": "llama:bidirectional_llama",
     "Mistral": "llama:mistral",
     "Ministral": "llama:mistral",
+    "Ministral3": "ministral3:ministral3",
+    "Ministral3Bidirectional": "ministral3:bidirectional_ministral3",
     "MistralBidirectional": "llama:bidirectional_llama",
     "MistralBiDirectional": "llama:bidirectional_llama",
     "Aquila": "llama:llama",

@@ -206,6 +206,10 @@ SUPPORTED_FAMILIES = {
     "Ministral": SupportedFamily(
         DECODER_SUFFIXES, VS_TRANSFORMERS, {"ForCausalLM": "mistralai/Ministral-8B-Instruct-2410"}
     ),
+    "Ministral3": SupportedFamily(
+        LANGUAGE_MODEL_SUFFIXES, VS_TRANSFORMERS, {"Model": "nvidia/Nemotron-3-Embed-1B, nvidia/Nemotron-3-Embed-8B"}
+    ),
+    "Ministral3Bidirectional": SupportedFamily(("Model",), "Transformers' Ministral 3 without its mask"),
     "MistralBidirectional": SupportedFamily(("Model",), "as LlamaBidirectionalModel (same architecture)"),
     "MistralBiDirectional": SupportedFamily(
         ("Model",), "as LlamaBidirectionalModel (same architecture)", {"Model": "nvidia/NV-EmbedCode-7b-v1"}

@@ -51,6 +51,11 @@ CASES = {
     "mistral, window, both ways": Case("MistralModel", {"sliding_window": 4, "is_causal": False}),
     "mistral, language model": Case("MistralForCausalLM", {"sliding_window": 4}),
     "ministral": Case("MinistralModel", {"sliding_window": 4, "head_dim": 8, "layer_types": ONE_LOCAL}),
+    "ministral3": Case("Ministral3Model"),
+    "ministral3, window": Case("Ministral3Model", {"sliding_window": 4}),
+    "ministral3, both ways": Case("Ministral3Model", {"is_causal": False}),
+    "ministral3, window, both ways": Case("Ministral3Model", {"sliding_window": 4, "is_causal": False}),
+    "ministral3, language model": Case("Ministral3ForCausalLM"),
     "cwm": Case(
         "CwmModel", {"sliding_window": 4, "layer_types": ONE_LOCAL, "rope_parameters": LLAMA3 | ORIGINAL_LENGTH}
     ),
@@ -276,6 +281,33 @@ def test_an_unknown_pooling_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(LoadError, match="'weighted_avg'; expected one of: avg, cls, last"):
         opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "pooling"),
+    [
+        ({"is_causal": False, "pooling": "avg"}, "avg"),
+        ({"is_causal": False}, "avg"),
+        ({"is_causal": False, "pooling": "last"}, "last"),
+        ({}, "last"),
+    ],
+)
+def test_a_nemotron_3_embedder_pools_as_its_config_says(changes: dict[str, Any], pooling: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "Ministral3Model", **changes)
+
+    with opened(tmp_path) as llm:
+        assert_same(
+            embedded(llm), [F.normalize(POOLED[pooling](rows), dim=-1) for rows in compute_hidden_states(reference)]
+        )
+
+
+def test_an_earlier_nemotron_3_embedder_is_bidirectional_by_its_name(tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "Ministral3Model", is_causal=False)
+    names = {"architectures": ["Ministral3BidirectionalModel"], "model_type": "ministral3_bidirec"}
+    change_config(tmp_path, drop=("is_causal",), **names)
+
+    with opened(tmp_path) as llm:
+        assert_same(embedded(llm), [F.normalize(rows.mean(0), dim=-1) for rows in compute_hidden_states(reference)])
 
 
 def test_gritlm_sees_everything_and_takes_the_mean(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ LEFT_OUT: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("CwmModel", ("rope_parameters", "rms_norm_eps"), {}),
     ("CwmModel", ("sliding_window", "layer_types"), {"num_hidden_layers": 5}),
     ("MinistralModel", ("sliding_window",), {"head_dim": 8}),
+    ("Ministral3Model", ("rope_parameters", "rms_norm_eps", "sliding_window"), {}),
     ("MistralModel", ("num_key_value_heads", "sliding_window"), {"num_attention_heads": 8, "num_key_value_heads": 8}),
     ("GlmModel", ("num_key_value_heads", "rms_norm_eps", "rope_parameters", "attention_bias"), {}),
     ("Qwen3Model", ("head_dim",), {"head_dim": 128}),
