@@ -28,7 +28,7 @@ from cenote.loading.tensor_model import SINGLE_TOKEN_LENGTH
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.registry import ArchitectureEntry, CheckpointKind, has_prescaled_rope, supports_float16
 from cenote.pooling.activations import resolve_classification_activation
-from cenote.pooling.plan import PoolingFileSettings, PoolingPlan, resolve_plan
+from cenote.pooling.plan import NORMALIZE_BY_DEFAULT, PoolingFileSettings, PoolingPlan, resolve_plan
 from cenote.protocol.input_types import ScoreTemplate
 from cenote.protocol.params import ScoreType, Task
 
@@ -195,6 +195,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
             step_tag=None if step_tag is None else Sourced(step_tag, f"{entry.name}'s classifier"),
             logit_mean=None if head is None else head.logit_mean,
             num_labels=num_labels,
+            normalize=_default_normalize(kind.value, architecture, entry),
         ),
         model_tasks=tasks,
         num_labels=num_labels,
@@ -282,6 +283,12 @@ def _default_pooling(kind: CheckpointKind, architecture: Architecture, entry: Ar
     if kind == "sequence" and head is not None and head.spec.pooling is not None:
         return Sourced(head.spec.pooling, f"{entry.name}'s classifier")
     return Sourced(architecture.pooling, f"default of {entry.name}")
+
+
+def _default_normalize(kind: CheckpointKind, architecture: Architecture, entry: ArchitectureEntry) -> Sourced[bool]:
+    if kind == "embed" and not architecture.normalize:
+        return Sourced(False, f"default of {entry.name}")
+    return NORMALIZE_BY_DEFAULT
 
 
 def _activation_from_files(files: SentenceTransformersFiles) -> dict[str, dict[str, str]]:

@@ -17,7 +17,7 @@ from cenote.loading.describe import ModelDescription
 from cenote.loading.sentence_transformers import DenseModule, load_dense, load_layer_norm, load_residual
 from cenote.loading.tokenizer_files import TokenizerFiles
 from cenote.loading.weight_loader import WeightLoader
-from cenote.pooling.heads import Classifier, Heads, ResidualLayer, SpladeHead
+from cenote.pooling.heads import Classifier, Heads, ResidualLayer, SpladeHead, TanhInt8
 
 
 def load_heads(description: ModelDescription, weight_loader: WeightLoader, tokenizer: TokenizerFiles) -> Heads:
@@ -33,7 +33,14 @@ def load_heads(description: ModelDescription, weight_loader: WeightLoader, token
         if splade is None:
             return Heads(splade=SpladeHead(classifier))
         return Heads(splade=SpladeHead(classifier, strategy=splade.strategy, num_logs=splade.num_logs))
-    return Heads(projector=projector, token_projector=projector, classifier=classifier)
+    return Heads(projector=_add_quantizer(description, projector), token_projector=projector, classifier=classifier)
+
+
+def _add_quantizer(description: ModelDescription, projector: nn.Module | None) -> nn.Module | None:
+    """Return the projector of sequence embeddings with the quantizer that follows it in the published pipeline."""
+    if not description.sentence_transformers.has_int8_output:
+        return projector
+    return TanhInt8() if projector is None else nn.Sequential(projector, TanhInt8())
 
 
 def _load_bge_m3_heads(description: ModelDescription, weight_loader: WeightLoader) -> Heads:

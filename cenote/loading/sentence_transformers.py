@@ -25,8 +25,11 @@ MODULE_STAGES = {
     "SpladePooling": 1,
     "MultiVectorMask": 3,
     "LogitScore": 3,
+    "FlexibleQuantizer": 3,
 }
 MODULE_PACKAGES = ("sentence_transformers", "pylate")
+# modules of repositories with their own code; supported without running it
+CUSTOM_MODULES = (("st_quantize", "FlexibleQuantizer"),)  # pplx-embed: tanh, then int8
 
 # in the order in which Sentence Transformers concatenates them
 POOLING_FLAGS = {
@@ -104,6 +107,7 @@ class SentenceTransformersFiles:
     mask_folder: str | None = None  # folder of the MultiVectorMask module, with the skiplist
     includes_prompt: bool = True  # False: pooling excludes prompt tokens
     projector: tuple[DenseModule | LayerNormModule, ...] = ()
+    has_int8_output: bool = False  # embeddings are quantized by tanh
     normalize: Sourced[bool] | None = None  # None if modules.json neither pools nor normalises
     max_length: Sourced[int] | None = None
     do_lower_case: bool = False
@@ -141,6 +145,7 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
         mask_folder=None if mask is None else mask.folder,
         includes_prompt=pooling is None or bool(_read_module_config(checkpoint, pooling).get("include_prompt", True)),
         projector=projector,
+        has_int8_output=any(step.kind == "FlexibleQuantizer" for step in steps),
         normalize=Sourced(normalizes, "modules.json") if pooling or mask or normalizes else None,
         max_length=_read_max_length(checkpoint, encoder),
         do_lower_case=encoder is not None and bool(checkpoint.read_json_object(encoder).get("do_lower_case", False)),
@@ -217,7 +222,8 @@ def _parse_module(source: str, module: Any) -> _Module:
     kind = rest.rpartition(".")[2]
     # Jina: a custom Transformer that selects an adapter by task; supported without running its code
     selects_adapter = (package, kind) == ("custom_st", "Transformer") and "task" in (module.get("kwargs") or ())
-    if not selects_adapter and (package not in MODULE_PACKAGES or kind not in MODULE_STAGES):
+    is_known = (package in MODULE_PACKAGES and kind in MODULE_STAGES) or (package, kind) in CUSTOM_MODULES
+    if not selects_adapter and not is_known:
         raise LoadError(
             f"{source}: module type {module['type']!r} is not supported; "
             f"expected one of: {', '.join(MODULE_STAGES)} of {' and '.join(MODULE_PACKAGES)}"

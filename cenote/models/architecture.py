@@ -94,6 +94,7 @@ class Architecture:
     backbone: BackboneSpec
     weights: WeightTable
     pooling: str = "LAST"  # used if neither options nor Sentence Transformers files set one
+    normalize: bool = True  # embeddings, if neither options nor Sentence Transformers files decide
     alternative_weights: tuple[WeightTable, ...] = ()  # tables for other checkpoint formats
     prefixes: tuple[str, ...] = ("model.", "")  # possible prefixes of the backbone's names in the checkpoint
     unused_weights: tuple[str, ...] = ()  # patterns of checkpoint names that no task needs

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.layers.spec import BackboneSpec, HeadSpec, RopeSpec
-from cenote.models.architecture import Architecture, Head, HFConfig, make_dense_head, make_linear_head
+from cenote.models.architecture import (
+    Architecture,
+    Head,
+    HFConfig,
+    StoredProjection,
+    make_dense_head,
+    make_linear_head,
+)
 
 
 def bert(config: HFConfig) -> Architecture:
@@ -53,6 +60,25 @@ def bert(config: HFConfig) -> Architecture:
             activation=activation,
             eps=eps,
         ),
+    )
+
+
+def contriever(config: HFConfig) -> Architecture:
+    """Contriever and mContriever: the mean as it is, compared by dot product."""
+    return replace(bert(config), pooling="MEAN", normalize=False)
+
+
+def dpr(config: HFConfig) -> Architecture:
+    """DPR context and question encoders: the first token as it is, or projected."""
+    projection = StoredProjection(
+        weights=("ctx_encoder.encode_proj",),
+        alternative_weights=(("question_encoder.encode_proj",), ("encode_proj",)),
+    )
+    return replace(
+        bert(config),
+        normalize=False,
+        prefixes=("ctx_encoder.bert_model.", "question_encoder.bert_model.", "bert_model.", ""),
+        projection=projection if config.get("projection_dim", 0) else None,
     )
 
 

@@ -28,6 +28,11 @@ def voyage(config: HFConfig) -> Architecture:
     return replace(bidirectional(qwen3(config)), projection=StoredProjection(weights=("linear",)))
 
 
+def pplx(config: HFConfig) -> Architecture:
+    """pplx-embed: bidirectional, with the mean as it is; its modules.json quantizes it to int8."""
+    return replace(bidirectional(qwen3(config)), pooling="MEAN", normalize=False)
+
+
 def jina_ranking(config: HFConfig) -> Architecture:
     """jina-reranker-v3: Qwen3 over all documents and the query in one prompt, and a projection of their embeddings."""
     return replace(

@@ -371,6 +371,13 @@ SUPPORTED_NAMES = {
     "Qwen3VLNemotronEmbedModel": ("nvidia/nemotron-colembed-vl-4b-v2", "Transformers' Qwen3-VL, with and without mask"),
     "ColPaliForRetrieval": ("vidore/colpali-v1.3-hf", VS_TRANSFORMERS),
     "ColModernVBertForRetrieval": ("ModernVBERT/colmodernvbert-merged", VS_TRANSFORMERS),
+    "Contriever": ("facebook/contriever, facebook/contriever-msmarco, facebook/mcontriever", VS_TRANSFORMERS),
+    "DPRContextEncoder": ("facebook/dpr-ctx_encoder-single-nq-base", VS_TRANSFORMERS),
+    "DPRQuestionEncoder": ("facebook/dpr-question_encoder-single-nq-base", VS_TRANSFORMERS),
+    "BilingualModel": (
+        "Lajavaness/bilingual-embedding-large, Lajavaness/bilingual-embedding-small",
+        "Transformers' XLM-RoBERTa and BERT with the same weights",
+    ),
     "BgeM3EmbeddingModel": ("BAAI/bge-m3 with vLLM's hf_overrides", "Transformers' XLM-RoBERTa below the two heads"),
     "LlamaNemotronVLModel": (
         "nvidia/llama-nemotron-embed-vl-1b-v2",
@@ -384,6 +391,10 @@ SUPPORTED_NAMES = {
     "Phi3VForCausalLM": ("TIGER-Lab/VLM2Vec-Full", "Transformers' CLIP and Phi-3, combined"),
     "GritLM": ("parasail-ai/GritLM-7B-vllm", "Transformers' Mistral without its mask"),
     "VoyageQwen3BidirectionalEmbedModel": ("voyageai/voyage-4-nano", "Transformers' Qwen3 without its mask"),
+    "PPLXQwen3Model": (
+        "perplexity-ai/pplx-embed-v1-0.6b, perplexity-ai/pplx-embed-v1-4b",
+        "Transformers' Qwen3 without its mask, then the published quantizer",
+    ),
     "JinaEmbeddingsV5Model": (
         "jinaai/jina-embeddings-v5-text-small, jinaai/jina-embeddings-v5-text-nano",
         "Transformers' Qwen3 with the adapters merged",

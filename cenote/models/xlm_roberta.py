@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.models.architecture import Architecture, HFConfig
-from cenote.models.bert import roberta
+from cenote.models.bert import bert, roberta
 from cenote.models.checkpoint_names import FLASH_NAMES
 from cenote.models.jina_v3 import jina_v3
 
@@ -22,3 +22,9 @@ def xlm_roberta(config: HFConfig) -> Architecture:
             {**FLASH_NAMES, "embed.positions": base.weights["embed.positions"]},
         ),
     )
+
+
+def bilingual(config: HFConfig) -> Architecture:
+    """bilingual-embedding: XLM-RoBERTa in sizes base and large, BERT (padding id 0) in size small."""
+    base = xlm_roberta(config) if config.get("pad_token_id", 1) else bert(config)
+    return replace(base, pooling="MEAN")

@@ -58,6 +58,13 @@ class ResidualLayer(nn.Module):
         return self.layer(x) + (x if self.matrix is None else F.linear(x, self.matrix))  # type: ignore[no-any-return]
 
 
+class TanhInt8(nn.Module):
+    """Quantize embeddings to whole numbers from -127 to 127, by tanh; they stay floating point."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.tanh() * 127).round()
+
+
 class SpladeHead(nn.Module):
     """SPLADE: log(1 + relu(logit)) for each vocabulary entry, max- or sum-pooled over the tokens of a sequence."""
 

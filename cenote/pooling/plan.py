@@ -14,6 +14,7 @@ from cenote.protocol.params import TASK_PARAMS, PoolingOptions, PoolingParams, T
 
 TOKEN_POOLING_TYPES = ("ALL", "STEP")
 POOLER_CONFIG_SOURCE = "pooler config"
+NORMALIZE_BY_DEFAULT = Sourced(True, "default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ def resolve_plan(
     step_tag: Sourced[int] | None = None,
     logit_mean: float | None = None,
     num_labels: int | None = None,
+    normalize: Sourced[bool] = NORMALIZE_BY_DEFAULT,
 ) -> PoolingPlan:
     """Resolve each setting independently: an option for one does not override the files' value of another."""
     sequence: Sourced[tuple[str, ...]]
@@ -131,7 +133,7 @@ def resolve_plan(
     elif file_settings is not None and file_settings.normalize is not None:
         use_activation = file_settings.normalize
     else:
-        use_activation = Sourced(True, "default")
+        use_activation = normalize
     token = _parse_tok_pooling_type(pooler_config.tok_pooling_type)
     if step_tag is not None and pooler_config.tok_pooling_type is None:
         token = Sourced("STEP", step_tag.source)

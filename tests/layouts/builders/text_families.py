@@ -1,0 +1,143 @@
+"""Layouts of text embedders and rerankers whose repositories have their own code or architecture names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.layouts.registry import builder
+from tests.tiny import BERT_TOKENS, ENCODER, change_config, save_tiny, save_tokenizer
+
+OLD_MODULES = "sentence_transformers.models"
+
+
+def write_json(folder: Path, file: str, values: Any) -> None:
+    path = folder / file
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(json.dumps(values))
+
+
+def write_modules(
+    folder: Path, *types: str, pooling: str = "mean_tokens", size: int = 32, max_length: int = 64
+) -> None:
+    """Write modules.json (types after Transformer and Pooling) and the files of these two."""
+    names = [f"{OLD_MODULES}.Transformer", f"{OLD_MODULES}.Pooling", *types]
+    paths = ["", "1_Pooling", *(f"{row}_{name.rpartition('.')[2]}" for row, name in enumerate(types, start=2))]
+    paths = ["" if "FlexibleQuantizer" in name else path for name, path in zip(names, paths, strict=True)]
+    modules = [
+        {"idx": row, "name": str(row), "path": path, "type": name}
+        for row, (name, path) in enumerate(zip(names, paths, strict=True))
+    ]
+    write_json(folder, "modules.json", modules)
+    flags = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    config = {"word_embedding_dimension": size} | {f"pooling_mode_{flag}": flag == pooling for flag in flags}
+    write_json(folder, "1_Pooling/config.json", config)
+    write_json(folder, "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
+
+
+def rewrite_weights(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    file = folder / "model.safetensors"
+    tensors = {name: tensor.clone().contiguous() for name, tensor in change(load_file(file)).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+@builder
+def nemotron_3_embed(folder: Path) -> None:
+    save_tiny(folder, "Ministral3Model", is_causal=False, sliding_window=None)
+    change_config(folder, pooling="avg")
+    write_modules(folder, f"{OLD_MODULES}.Normalize")
+    prompts = {"query": "query: ", "document": "passage: "}
+    write_json(folder, "config_sentence_transformers.json", {"prompts": prompts, "similarity_fn_name": "cosine"})
+
+
+@builder
+def pplx_embed_v1(folder: Path) -> None:
+    save_tiny(folder, "Qwen3Model", is_causal=False)
+    code = {"AutoConfig": "configuration.PPLXQwen3Config", "AutoModel": "modeling.PPLXQwen3Model"}
+    names = {"architectures": ["PPLXQwen3Model"], "model_type": "bidirectional_pplx_qwen3"}
+    change_config(folder, drop=("is_causal",), auto_map=code, **names)
+    write_modules(folder, "st_quantize.FlexibleQuantizer")
+
+
+@builder
+def gritlm_7b(folder: Path) -> None:
+    save_tiny(folder, "MistralForCausalLM", sliding_window=None, is_causal=False)
+    code = {"AutoModel": "MistralModel", "AutoModelForCausalLM": "MistralForCausalLM"}
+    auto_map = {name: f"modeling_gritlm7b.{value}" for name, value in code.items()}
+    change_config(folder, drop=("is_causal",), sliding_window=4096, auto_map=auto_map, _name_or_path="GritLM/GritLM-7B")
+
+
+@builder
+def stella_en_1_5b_v5(folder: Path) -> None:
+    save_tiny(folder, "Qwen2ForCausalLM", is_causal=False)
+    classes = {"AutoModel": "Qwen2Model", "AutoModelForCausalLM": "Qwen2ForCausalLM"}
+    auto_map = {name: f"modeling_qwen.{value}" for name, value in classes.items()}
+    change_config(folder, drop=("is_causal",), auto_map=auto_map)
+    write_modules(folder, f"{OLD_MODULES}.Dense")
+    dense = {
+        "in_features": 32,
+        "out_features": 16,
+        "bias": True,
+        "activation_function": "torch.nn.modules.linear.Identity",
+    }
+    write_json(folder, "2_Dense/config.json", dense)
+    generator = torch.Generator().manual_seed(3)
+    weight, bias = torch.randn(16, 32, generator=generator), torch.randn(16, generator=generator)
+    save_file({"linear.weight": weight, "linear.bias": bias}, folder / "2_Dense" / "model.safetensors")
+
+
+@builder
+def contriever(folder: Path) -> None:
+    save_tiny(folder, "BertModel")
+    change_config(folder, architectures=["Contriever"])
+
+
+@builder
+def dpr_ctx_encoder(folder: Path) -> None:
+    _save_dpr(folder, "DPRContextEncoder")
+
+
+@builder
+def dpr_question_encoder(folder: Path) -> None:
+    _save_dpr(folder, "DPRQuestionEncoder")
+
+
+@builder
+def dpr_ctx_encoder_projected(folder: Path) -> None:
+    _save_dpr(folder, "DPRContextEncoder", projection_dim=12)
+
+
+def _save_dpr(folder: Path, name: str, **changes: Any) -> None:
+    import transformers
+
+    from tests.tiny import randomize
+
+    model_class = getattr(transformers, name)
+    model = model_class(model_class.config_class(**ENCODER | {"pad_token_id": 0} | changes)).eval()
+    randomize(model)
+    model.save_pretrained(folder)
+    save_tokenizer(folder, BERT_TOKENS)
+
+
+@builder
+def bilingual_embedding_large(folder: Path) -> None:
+    save_tiny(folder, "XLMRobertaModel", type_vocab_size=1)
+    _make_bilingual(folder)
+
+
+@builder
+def bilingual_embedding_small(folder: Path) -> None:
+    save_tiny(folder, "BertModel")
+    _make_bilingual(folder)
+
+
+def _make_bilingual(folder: Path) -> None:
+    code = {"AutoConfig": "config.BilingualConfig", "AutoModel": "modeling.BilingualModel"}
+    change_config(folder, architectures=["BilingualModel"], model_type="bilingual", auto_map=code)
+    write_modules(folder, f"{OLD_MODULES}.Normalize")

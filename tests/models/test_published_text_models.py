@@ -1,0 +1,125 @@
+"""Text models in their published layouts embed as the truth does: Transformers classes with the same weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from cenote import LLM, PoolingParams
+from tests.layouts.builders import text_families
+from tests.layouts.registry import BUILDERS
+from tests.tiny import SEQUENCES, TEXTS, compute_hidden_states
+
+TOLERANCE = 1e-4
+RAW = PoolingParams(use_activation=False)
+
+
+def reference(folder: Path, name: str, **changes: Any) -> transformers.PreTrainedModel:
+    """Load the weights into a class of Transformers, whatever config.json calls itself."""
+    model_class = getattr(transformers, name)
+    values = json.loads((folder / "config.json").read_text())
+    values = {key: value for key, value in values.items() if key not in ("auto_map", "model_type", "architectures")}
+    config = model_class.config_class(**values | changes)
+    model: transformers.PreTrainedModel = model_class.from_pretrained(folder, config=config, dtype=torch.float32)
+    return model.eval().requires_grad_(False)
+
+
+def embed(folder: Path, inputs: Any = SEQUENCES, **options: Any) -> list[Tensor]:
+    with LLM(str(folder), dtype="float32", **options) as llm:
+        return [output.outputs.data for output in llm.embed(inputs, use_tqdm=False)]
+
+
+def assert_same(actual: list[Tensor], expected: list[Tensor], atol: float = TOLERANCE) -> None:
+    assert len(actual) == len(expected)
+    for mine, other in zip(actual, expected, strict=True):
+        assert_close(mine, other, atol=atol, rtol=0)
+
+
+def mean(rows: Tensor) -> Tensor:
+    return rows.mean(0)
+
+
+def normalized_mean(rows: Tensor) -> Tensor:
+    return F.normalize(rows.mean(0), dim=-1)
+
+
+def first(rows: Tensor) -> Tensor:
+    return rows[0]
+
+
+def int8(rows: Tensor) -> Tensor:
+    return torch.clamp(torch.round(torch.tanh(rows.mean(0)) * 127), -128, 127)
+
+
+# builder -> Transformers class with the same weights, changes of its config, and what it does with hidden states
+EMBEDDERS: dict[str, tuple[str, dict[str, Any], Callable[[Tensor], Tensor]]] = {
+    "nemotron_3_embed": ("Ministral3Model", {}, normalized_mean),
+    "pplx_embed_v1": ("Qwen3Model", {"is_causal": False}, int8),
+    "gritlm_7b": ("MistralModel", {"is_causal": False, "sliding_window": None}, normalized_mean),
+    "contriever": ("BertModel", {}, mean),
+    "bilingual_embedding_large": ("XLMRobertaModel", {}, normalized_mean),
+    "bilingual_embedding_small": ("BertModel", {}, normalized_mean),
+}
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_a_published_embedder_matches_transformers(name: str, tmp_path: Path) -> None:
+    model, changes, pool = EMBEDDERS[name]
+    BUILDERS[name](tmp_path)
+
+    actual = embed(tmp_path)
+
+    assert_same(actual, [pool(rows) for rows in compute_hidden_states(reference(tmp_path, model, **changes))])
+
+
+def test_nemotron_3_embed_without_its_sentence_transformers_files_pools_by_config_json(tmp_path: Path) -> None:
+    text_families.nemotron_3_embed(tmp_path)
+    (tmp_path / "modules.json").unlink()
+    (tmp_path / "sentence_bert_config.json").unlink()
+
+    states = compute_hidden_states(reference(tmp_path, "Ministral3Model"))
+
+    assert_same(embed(tmp_path), [normalized_mean(rows) for rows in states])
+
+
+def test_stella_is_bidirectional_below_its_dense_layer(tmp_path: Path) -> None:
+    text_families.stella_en_1_5b_v5(tmp_path)
+    dense = load_file(tmp_path / "2_Dense" / "model.safetensors")
+    states = compute_hidden_states(reference(tmp_path, "Qwen2Model", is_causal=False))
+
+    actual = embed(tmp_path)
+
+    assert_same(actual, [F.linear(mean(rows), dense["linear.weight"], dense["linear.bias"]) for rows in states])
+
+
+@pytest.mark.parametrize("name", ["dpr_ctx_encoder", "dpr_question_encoder", "dpr_ctx_encoder_projected"])
+def test_a_dpr_encoder_returns_its_pooler_output(name: str, tmp_path: Path) -> None:
+    BUILDERS[name](tmp_path)
+    classes = {"dpr_question_encoder": "DPRQuestionEncoder"}
+    model = getattr(transformers, classes.get(name, "DPRContextEncoder")).from_pretrained(tmp_path).eval()
+    with torch.inference_mode():
+        expected = [model(input_ids=torch.tensor([ids])).pooler_output[0] for ids in SEQUENCES]
+
+    assert_same(embed(tmp_path), expected)
+
+
+def test_token_embeddings_of_pplx_are_not_quantized(tmp_path: Path) -> None:
+    text_families.pplx_embed_v1(tmp_path)
+    states = compute_hidden_states(reference(tmp_path, "Qwen3Model", is_causal=False))
+
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        outputs = llm.encode(SEQUENCES, pooling_task="token_embed", use_tqdm=False)
+        numbers = torch.stack([output.outputs.data for output in llm.embed(TEXTS, use_tqdm=False)])
+
+    assert_same([output.outputs.data for output in outputs], states)
+    assert numbers.equal(numbers.round()) and numbers.abs().max() <= 127 and numbers.abs().max() > 1
