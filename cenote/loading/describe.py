@@ -22,9 +22,11 @@ from cenote.loading.hf_config import read_config, resolve_dtype, resolve_head_dt
 from cenote.loading.matryoshka import resolve_matryoshka
 from cenote.loading.model_config import ModelConfig
 from cenote.loading.model_prompts import ModelPrompts, read_model_prompts
+from cenote.loading.refused_models import refuse_by_name, refuse_unread_head
 from cenote.loading.rerankers import RerankerSettings, detect_reranker
 from cenote.loading.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers_files
 from cenote.loading.tensor_model import SINGLE_TOKEN_LENGTH
+from cenote.loading.unnamed_heads import find_head_doubt, find_unnamed_reranker
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.registry import ArchitectureEntry, CheckpointKind, has_prescaled_rope, supports_float16
 from cenote.pooling.activations import resolve_classification_activation
@@ -134,14 +136,21 @@ def describe_model(options: EngineConfig, *, needs_weights: bool = True) -> Mode
 
 
 def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -> ModelDescription:
+    refuse_by_name(config)
     config = apply_known_code(checkpoint, config)
     entry = find_entry(options, config)
     family = entry.family(config)
     files = read_sentence_transformers_files(checkpoint) or SentenceTransformersFiles()
+    refuse_unread_head(options, checkpoint, config, files)
+    unnamed_reranker = find_unnamed_reranker(checkpoint, config, entry, family, files)
+    if unnamed_reranker is not None:
+        config = HFConfig({"num_labels": 1, **config.values}, config.source)
+        entry = replace(entry, kind=unnamed_reranker.value)
     one_label = _resolve_num_labels(config, _read_labels(config), "sequence", family.sequence_head) == 1
     reranker = detect_reranker(options, checkpoint, config, entry, family, files, has_one_label=one_label)
     from_tokens = reranker.labels
-    kind = resolve_kind(options, entry, family, from_tokens, detect_kind(checkpoint, entry, files))
+    from_files = unnamed_reranker or detect_kind(checkpoint, entry, files)
+    kind = resolve_kind(options, entry, family, from_tokens, from_files)
     if kind.value == "reward":
         family = replace(family, reward_head=find_reward_head(checkpoint, entry, family))
     late_interaction = None
@@ -210,7 +219,16 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
         dtype=dtype,
         head_dtype=resolve_head_dtype(config, dtype.value, device.value.type, native_bf16=cpu.has_bfloat16),
         quantization=resolve_quantization(options.quantization, device.value, cpu),
-        doubts=tuple(filter(None, (find_attention_doubt(config, entry, architecture),))),
+        doubts=tuple(
+            filter(
+                None,
+                (
+                    find_attention_doubt(config, entry, architecture),
+                    find_head_doubt(checkpoint, entry, kind, files),
+                    reranker.doubt,
+                ),
+            )
+        ),
     )
 
 

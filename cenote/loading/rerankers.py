@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from cenote.loading.tokenizer_files import read_chat_template
 from cenote.models.architecture import Architecture, HFConfig
 from cenote.models.registry import ArchitectureEntry
 from cenote.protocol.input_types import ScoreTemplate
-
-logger = logging.getLogger("cenote")
 
 SCORE_TEMPLATE_OPTION = "score_template"
 # pipeline tags of rerankers; fine-tuned models with another tag are not rerankers
@@ -91,6 +88,7 @@ class RerankerSettings:
 
     labels: TokenLabels | None = None
     template: Sourced[ScoreTemplate] | None = None
+    doubt: str | None = None  # the model card says reranker, but how to use it is unknown
     is_known: bool = False  # a published reranker; its score is a probability, whatever Sentence Transformers files say
 
 
@@ -110,22 +108,23 @@ def detect_reranker(
     embeds = options.convert == "embed" or any((files.pooling, files.splade, files.multi_vector))
     scores = entry.kind == "causal" or given is not None or (entry.kind == "sequence" and has_one_label)
     if embeds or not scores or not entry.is_native:
-        return RerankerSettings(given, users)
+        # as an embedder that nobody asked for, except for models with a kind of scores of their own
+        is_doubtful = not embeds and given is None and entry.kind in ("embed", "causal")
+        return RerankerSettings(given, users, _find_doubt(checkpoint, entry) if is_doubtful else None)
     recipe = _find_recipe(options, checkpoint, config)
     labels = given
     if labels is None and entry.kind == "causal":
         labels = _labels_from_logit_score(files) or (recipe.value.make_labels(recipe.source) if recipe else None)
         if labels is None:
-            _warn_unrecognized(checkpoint)
-            return RerankerSettings(None, users)
+            return RerankerSettings(None, users, _find_doubt(checkpoint, entry))
     if users is not None or options.score_template == "none":
-        return RerankerSettings(labels, users, recipe is not None)
+        return RerankerSettings(labels, users, is_known=recipe is not None)
     template = _template_from_files(checkpoint, files, recipe)
     if template is None and recipe is not None:
         template = Sourced(load_builtin_template(recipe.value.name), recipe.source)
     if template is None and family.score_template is not None:
         template = Sourced(load_builtin_template(family.score_template), f"architecture {entry.name}")
-    return RerankerSettings(labels, template, recipe is not None)
+    return RerankerSettings(labels, template, is_known=recipe is not None)
 
 
 def load_builtin_template(name: str) -> ScoreTemplate:
@@ -215,10 +214,17 @@ def _template_from_files(
     return Sourced(template, files.messages.source)
 
 
-def _warn_unrecognized(checkpoint: Checkpoint) -> None:
-    if ModelCard.from_checkpoint(checkpoint).pipeline_tag == "text-ranking":
-        logger.warning(
-            "%s has pipeline_tag text-ranking, but its prompt is unknown: loading as embedder. To load a reranker, set "
-            'chat_template and hf_overrides={"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}',
-            checkpoint.folder / "README.md",
+def _find_doubt(checkpoint: Checkpoint, entry: ArchitectureEntry) -> str | None:
+    """Return a warning if the model card describes a reranker, but the model is loaded as an embedder."""
+    if ModelCard.from_checkpoint(checkpoint).pipeline_tag != "text-ranking":
+        return None
+    card = f"{checkpoint.folder / 'README.md'} has pipeline_tag text-ranking, but"
+    if entry.kind != "causal":
+        return (
+            f"{card} config.json names {entry.name}: loading as embedder. To load a reranker, name the classifier in "
+            'hf_overrides={"architectures": ["..."], "num_labels": 1}'
         )
+    return (
+        f"{card} its prompt is unknown: loading as embedder. To load a reranker, set chat_template and "
+        'hf_overrides={"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}'
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -229,15 +228,23 @@ def test_options_take_precedence_over_files(options: dict[str, Any], kind: str, 
     assert (model.score_template is None) == (kind == "embed")
 
 
-def test_an_unrecognized_reranker_becomes_an_embedder_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unrecognized_reranker_becomes_an_embedder_with_a_doubt(tmp_path: Path) -> None:
     write(tmp_path / "zerank", card=card(pipeline_tag="text-ranking"))
 
-    with caplog.at_level(logging.WARNING, logger="cenote"):
-        assert described(tmp_path / "zerank").kind.value == "embed"
+    model = described(tmp_path / "zerank")
 
-    assert "README.md has pipeline_tag text-ranking, but its prompt is unknown" in caplog.text
+    assert model.kind.value == "embed"
+    (doubt,) = model.doubts
+    assert "README.md has pipeline_tag text-ranking, but its prompt is unknown" in doubt
+
+
+def test_an_embedder_whose_card_says_reranker_has_a_doubt_unless_the_files_or_the_user_decide(tmp_path: Path) -> None:
+    write(tmp_path, card=card(pipeline_tag="text-ranking"))
+    names = {"architectures": ["Qwen3Model"]}
+
+    (doubt,) = described(tmp_path, **names).doubts
+    assert "config.json names Qwen3Model: loading as embedder" in doubt
+    assert described(tmp_path, options={"convert": "embed"}, **names).doubts == ()
 
 
 # templates

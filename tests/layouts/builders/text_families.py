@@ -141,3 +141,16 @@ def _make_bilingual(folder: Path) -> None:
     code = {"AutoConfig": "config.BilingualConfig", "AutoModel": "modeling.BilingualModel"}
     change_config(folder, architectures=["BilingualModel"], model_type="bilingual", auto_map=code)
     write_modules(folder, f"{OLD_MODULES}.Normalize")
+
+
+@builder
+def jina_reranker_v1(folder: Path) -> None:
+    from tests.models.test_encoders import save_jina
+
+    heads = ("ForMaskedLM", "ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification")
+    auto_map = {"AutoModel": "modeling_bert.JinaBertModel"}
+    auto_map |= {f"AutoModel{head}": f"modeling_bert.JinaBert{head}" for head in heads}
+    _, tensors = save_jina(folder, architectures=["JinaBertForSequenceClassification"])
+    change_config(folder, architectures=["JinaBertModel"], auto_map=auto_map)
+    head = {name: tensors[f"classifier.{name}"][:1].clone() for name in ("weight", "bias")}
+    rewrite_weights(folder, lambda stored: stored | {f"classifier.{name}": value for name, value in head.items()})
