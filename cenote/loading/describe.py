@@ -226,6 +226,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
                     find_attention_doubt(config, entry, architecture),
                     find_head_doubt(checkpoint, entry, kind, files),
                     reranker.doubt,
+                    *architecture.doubts,
                 ),
             )
         ),

@@ -23,7 +23,7 @@ from cenote.loading.heads import load_heads, load_projector
 from cenote.loading.image_processor_files import read_processor_files
 from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
 from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
-from cenote.loading.tokenizer_files import TokenizerFiles, empty_tokenizer_files, load_tokenizer_files
+from cenote.loading.tokenizer_files import TokenizerFiles, append_eos, empty_tokenizer_files, load_tokenizer_files
 from cenote.loading.transformers_backend import load_transformers_backbone
 from cenote.loading.weight_loader import WeightLoader
 from cenote.loading.weights import open_weights
@@ -54,6 +54,8 @@ def load_model(options: EngineConfig) -> LoadedModel:
     if description.kind.value == "tensors":
         return _load_tensor_model(options, description)
     tokenizer = _load_tokenizer(options, description)
+    if description.architecture.appends_eos:
+        append_eos(tokenizer)
     if description.kind.value == "hybrid":
         description = replace(description, plan=_exclude_special_tokens(description, tokenizer))
     architecture = description.architecture

@@ -151,6 +151,11 @@ def _add_missing_tokens(tokenizer: Tokenizer, checkpoint: Checkpoint, settings: 
             )
 
 
+def append_eos(files: TokenizerFiles) -> None:
+    """Make the tokenizer end every input with the EOS token."""
+    _add_bos_eos(files.tokenizer, {"add_eos_token": True}, dict(files.special_tokens), adds_bos=False)
+
+
 def _add_bos_eos(tokenizer: Tokenizer, settings: TokenizerSettings, names: SpecialTokens, *, adds_bos: bool) -> None:
     """Apply add_bos_token and add_eos_token unless the tokenizer's template already does."""
     bos, eos = _token_id(tokenizer, names.get("bos_token")), _token_id(tokenizer, names.get("eos_token"))

@@ -108,6 +108,8 @@ class Architecture:
     projection: StoredProjection | None = None  # of embeddings, stored with the backbone weights
     late_interaction_defaults: Mapping[str, Any] | None = None  # of Stanford ColBERT keys missing in artifact.metadata
     pooling_start_token: str | None = None  # tokens up to and including it are attended to but not pooled
+    appends_eos: bool = False  # inputs end with the EOS token, whatever the tokenizer files say
+    doubts: tuple[str, ...] = ()  # what config.json leaves open, one line each
     pairs_with_separator: bool = True  # cross-encoder input is query [SEP] document; False: their concatenation
     score_template: str | None = None  # name of the built-in score template the reranker was trained with
     pair_suffix_ids: tuple[int, ...] = ()  # token ids appended to a templated pair

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.models.architecture import Architecture, HFConfig, rope_from_config
-from cenote.models.llama import llama, local_layer_pattern, local_rope_from_config
+from cenote.models.llama import bidirectional, llama, local_layer_pattern, local_rope_from_config
+from cenote.models.qwen import qwen3
 
 
 def gemma(config: HFConfig) -> Architecture:
@@ -63,3 +64,21 @@ def gemma3(config: HFConfig) -> Architecture:
     )
     norms = {f"layers.*.mixer.{x}_norm": f"layers.*.self_attn.{x[0]}_norm" for x in ("query", "key")}
     return replace(base, backbone=spec, weights={**base.weights, **norms})
+
+
+def codexembed(config: HFConfig) -> Architecture:
+    """SFR-Embedding-Code-2B: Gemma 2 under another name."""
+    return replace(gemma2(config), prefixes=("model.", "model.model.", ""))
+
+
+def bidirlm(config: HFConfig) -> Architecture:
+    """BidirLM: Gemma 3 or Qwen3 (by the key of the activation) without the causal mask."""
+    if "hidden_activation" not in config:
+        return replace(bidirectional(qwen3(config)), pooling="MEAN")
+    base = gemma3(HFConfig({**config.values, "is_causal": False, "use_bidirectional_attention": False}, config.source))
+    window = base.backbone.window or 0
+    doubt = (
+        f"{config.source}: whether a window of {window} tokens is on each side or on both together is not published; "
+        f"embeddings of inputs longer than {window // 2} tokens may differ; use inputs up to that length"
+    )
+    return replace(base, pooling="MEAN", doubts=(doubt,))

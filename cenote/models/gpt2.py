@@ -28,7 +28,7 @@ def gpt2(config: HFConfig) -> Architecture:
             num_layers=config.n_layer,
             num_heads=config.n_head,
             num_learned_positions=config.n_positions,
-            causal=True,
+            causal=config.get("is_causal", True),
             qkv_bias=True,
             out_bias=True,
             mlp_bias=True,
@@ -54,3 +54,20 @@ def gpt2(config: HFConfig) -> Architecture:
         pairs_with_separator=False,
         make_mixer=mixer,
     )
+
+
+# keys of CodeSage's config.json -> keys of GPT-2's
+CODESAGE_KEYS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+}
+
+
+def codesage(config: HFConfig) -> Architecture:
+    """CodeSage: a bidirectional GPT-2 that returns the mean as it is; inputs end with the EOS token."""
+    values = config.values | {new: getattr(config, old) for old, new in CODESAGE_KEYS.items()}
+    base = gpt2(HFConfig(values | {"is_causal": False}, config.source))
+    return replace(base, pooling="MEAN", normalize=False, sequence_head=None, token_head=None, appends_eos=True)

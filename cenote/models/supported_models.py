@@ -379,6 +379,16 @@ SUPPORTED_NAMES = {
         "Transformers' XLM-RoBERTa and BERT with the same weights",
     ),
     "BgeM3EmbeddingModel": ("BAAI/bge-m3 with vLLM's hf_overrides", "Transformers' XLM-RoBERTa below the two heads"),
+    "BidirLMModel": (
+        "BidirLM/BidirLM-0.6B-Embedding, BidirLM/BidirLM-1B-Embedding",
+        "Transformers' Qwen3 and Gemma 3 without their masks",
+    ),
+    "CodeSage": ("codesage/codesage-small-v2, codesage/codesage-large-v2", "Transformers' GPT-2 without its mask"),
+    "CodeXEmbedModel2B": ("Salesforce/SFR-Embedding-Code-2B_R", "Transformers' Gemma 2 with the same weights"),
+    "NVEmbedModel": (
+        "nvidia/NV-Embed-v1, nvidia/NV-Embed-v2",
+        "Transformers' Mistral without its mask below an independent latent attention",
+    ),
     "LlamaNemotronVLModel": (
         "nvidia/llama-nemotron-embed-vl-1b-v2",
         "Transformers' SigLIP and Llama without its mask, combined",

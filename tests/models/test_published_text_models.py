@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from cenote import LLM, PoolingParams
+from cenote import LLM
+from cenote.config.engine import EngineConfig
+from cenote.loading.describe import describe_model
 from tests.layouts.builders import text_families
 from tests.layouts.registry import BUILDERS
 from tests.tiny import SEQUENCES, TEXTS, compute_hidden_states
 
 TOLERANCE = 1e-4
-RAW = PoolingParams(use_activation=False)
 
 
 def reference(folder: Path, name: str, **changes: Any) -> transformers.PreTrainedModel:
@@ -57,6 +58,10 @@ def first(rows: Tensor) -> Tensor:
     return rows[0]
 
 
+def last(rows: Tensor) -> Tensor:
+    return rows[-1]
+
+
 def int8(rows: Tensor) -> Tensor:
     return torch.clamp(torch.round(torch.tanh(rows.mean(0)) * 127), -128, 127)
 
@@ -68,6 +73,10 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any], Callable[[Tensor], Tensor]]] = {
     "gritlm_7b": ("MistralModel", {"is_causal": False, "sliding_window": None}, normalized_mean),
     "contriever": ("BertModel", {}, mean),
     "bilingual_embedding_large": ("XLMRobertaModel", {}, normalized_mean),
+    "codesage_small_v2": ("GPT2Model", {"is_causal": False, "n_inner": 48}, mean),
+    "sfr_embedding_code_2b": ("Gemma2Model", {}, last),
+    "bidirlm_0_6b": ("Qwen3Model", {"is_causal": False}, normalized_mean),
+    "bidirlm_1b": ("Gemma3TextModel", {"is_causal": False}, normalized_mean),
     "bilingual_embedding_small": ("BertModel", {}, normalized_mean),
 }
 
@@ -123,3 +132,61 @@ def test_token_embeddings_of_pplx_are_not_quantized(tmp_path: Path) -> None:
 
     assert_same([output.outputs.data for output in outputs], states)
     assert numbers.equal(numbers.round()) and numbers.abs().max() <= 127 and numbers.abs().max() > 1
+
+
+def latent_attention(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+    """The latent attention of NV-Embed over the states of one sequence, with 2 heads."""
+    stored = {name.removeprefix("latent_attention_model."): tensor for name, tensor in tensors.items()}
+
+    def norm(rows: Tensor, name: str) -> Tensor:
+        return F.layer_norm(rows, (32,), stored[f"{name}.weight"], stored[f"{name}.bias"])
+
+    first, second = "cross_attend_blocks.0", "cross_attend_blocks.1"
+    query = norm(x, f"{first}.norm") @ stored[f"{first}.fn.to_q.weight"].T
+    key, value = (norm(stored["latents"], f"{first}.norm_context") @ stored[f"{first}.fn.to_kv.weight"].T).chunk(2, -1)
+    heads = [
+        (q @ k.T / q.shape[-1] ** 0.5).softmax(-1) @ v
+        for q, k, v in zip(*(part.chunk(2, -1) for part in (query, key, value)), strict=True)
+    ]
+    x = x + torch.cat(heads, -1) @ stored[f"{first}.fn.to_out.weight"].T
+    inner = F.linear(norm(x, f"{second}.norm"), stored[f"{second}.fn.net.0.weight"], stored[f"{second}.fn.net.0.bias"])
+    up, gate = inner.chunk(2, -1)
+    return x + F.linear(up * F.gelu(gate), stored[f"{second}.fn.net.2.weight"], stored[f"{second}.fn.net.2.bias"])
+
+
+def test_nv_embed_attends_to_its_latents_and_pools_the_mean(tmp_path: Path) -> None:
+    text_families.nv_embed_v2(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    drop = ("model_type", "architectures", "is_causal", "sliding_window")
+    config = transformers.MistralConfig(
+        **{key: value for key, value in text.items() if key not in drop}, is_causal=False, sliding_window=None
+    )
+    model = transformers.MistralModel(config).eval()
+    model.load_state_dict(
+        {name.removeprefix("embedding_model."): x for name, x in tensors.items() if name.startswith("embedding")}
+    )
+
+    with torch.inference_mode():
+        expected = [normalized_mean(latent_attention(tensors, rows)) for rows in compute_hidden_states(model)]
+
+    assert_same(embed(tmp_path), expected)
+
+
+@pytest.mark.parametrize("name", ["nv_embed_v2", "codesage_small_v2"])
+def test_inputs_end_with_eos_if_the_published_code_appends_it(name: str, tmp_path: Path) -> None:
+    BUILDERS[name](tmp_path)
+
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        outputs = llm.embed(TEXTS, use_tqdm=False)
+
+    eos = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]["<|im_end|>"]
+    assert all(output.prompt_token_ids[-1] == eos and eos not in output.prompt_token_ids[:-1] for output in outputs)
+
+
+def test_a_bidirlm_with_windows_has_a_doubt_about_longer_inputs(tmp_path: Path) -> None:
+    text_families.bidirlm_1b(tmp_path)
+
+    (doubt,) = describe_model(EngineConfig.from_kwargs(str(tmp_path), device="cpu")).doubts
+
+    assert "embeddings of inputs longer than 3 tokens may differ" in doubt

@@ -154,3 +154,76 @@ def jina_reranker_v1(folder: Path) -> None:
     change_config(folder, architectures=["JinaBertModel"], auto_map=auto_map)
     head = {name: tensors[f"classifier.{name}"][:1].clone() for name in ("weight", "bias")}
     rewrite_weights(folder, lambda stored: stored | {f"classifier.{name}": value for name, value in head.items()})
+
+
+@builder
+def nv_embed_v2(folder: Path) -> None:
+    save_tiny(folder, "MistralModel", sliding_window=None, is_causal=False)
+    config = json.loads((folder / "config.json").read_text())
+    text = {key: value for key, value in config.items() if key != "is_causal"}
+    text |= {"model_type": "bidir_mistral", "sliding_window": 4}
+    sizes = {"num_latents_value": 5, "num_cross_heads": 2, "cross_dim_head": 6, "latent_dim": 32, "hidden_dim": 32}
+    flags = {"add_eos": True, "add_pad_token": True, "is_mask_instruction": True, "mask_type": "b"}
+    code = {"AutoConfig": "configuration_nvembed.NVEmbedConfig", "AutoModel": "modeling_nvembed.NVEmbedModel"}
+    names = {"architectures": ["NVEmbedModel"], "model_type": "nvembed", "auto_map": code, "hidden_size": 32}
+    latents = {"model_type": "latent_attention", **sizes}
+    write_json(folder, "config.json", names | flags | {"latent_attention_config": latents, "text_config": text})
+    shapes = {
+        "latents": (5, 32),
+        "cross_attend_blocks.0.norm.weight": (32,),
+        "cross_attend_blocks.0.norm.bias": (32,),
+        "cross_attend_blocks.0.norm_context.weight": (32,),
+        "cross_attend_blocks.0.norm_context.bias": (32,),
+        "cross_attend_blocks.0.fn.to_q.weight": (12, 32),
+        "cross_attend_blocks.0.fn.to_kv.weight": (24, 32),
+        "cross_attend_blocks.0.fn.to_out.weight": (32, 12),
+        "cross_attend_blocks.1.norm.weight": (32,),
+        "cross_attend_blocks.1.norm.bias": (32,),
+        "cross_attend_blocks.1.fn.net.0.weight": (256, 32),
+        "cross_attend_blocks.1.fn.net.0.bias": (256,),
+        "cross_attend_blocks.1.fn.net.2.weight": (32, 128),
+        "cross_attend_blocks.1.fn.net.2.bias": (32,),
+    }
+    generator = torch.Generator().manual_seed(5)
+    made = {f"latent_attention_model.{name}": torch.randn(s, generator=generator) * 0.3 for name, s in shapes.items()}
+    rewrite_weights(folder, lambda tensors: made | {f"embedding_model.{name}": x for name, x in tensors.items()})
+
+
+@builder
+def codesage_small_v2(folder: Path) -> None:
+    save_tiny(folder, "GPT2Model")
+    old = json.loads((folder / "config.json").read_text())
+    names = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
+    names |= {"n_inner": "intermediate_size", "n_positions": "max_position_embeddings"}
+    code = {"AutoConfig": "config_codesage.CodeSageConfig", "AutoModel": "modeling_codesage.CodeSageModel"}
+    config = {"architectures": ["CodeSage"], "auto_map": code, "activation_function": "gelu_new", "vocab_size": 160}
+    write_json(folder, "config.json", config | {new: old[name] for name, new in names.items()})
+
+
+@builder
+def sfr_embedding_code_2b(folder: Path) -> None:
+    save_tiny(folder, "Gemma2Model")
+    code = {"AutoConfig": "configuration_gemma2.CodeXEmbedConfig", "AutoModel": "modeling_gemma2.CodeXEmbedModel2B"}
+    names = {"architectures": ["CodeXEmbedModel2B"], "model_type": "codexembed2b"}
+    change_config(folder, drop=("layer_types",), auto_map=code, **names)
+    rewrite_weights(folder, lambda tensors: {f"model.{name}": tensor for name, tensor in tensors.items()})
+    write_modules(folder, pooling="lasttoken")
+
+
+@builder
+def bidirlm_0_6b(folder: Path) -> None:
+    save_tiny(folder, "Qwen3Model", is_causal=False)
+    _make_bidirlm(folder)
+
+
+@builder
+def bidirlm_1b(folder: Path) -> None:
+    save_tiny(folder, "Gemma3TextModel", is_causal=False)
+    _make_bidirlm(folder)
+
+
+def _make_bidirlm(folder: Path) -> None:
+    code = {"AutoConfig": "configuration_bidirlm.BidirLMConfig", "AutoModel": "modeling_bidirlm.BidirLMModel"}
+    names = {"architectures": ["BidirLMModel"], "model_type": "bidirlm"}
+    change_config(folder, drop=("is_causal",), auto_map=code, **names)
+    write_modules(folder, f"{OLD_MODULES}.Normalize")
