@@ -149,6 +149,8 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     one_label = _resolve_num_labels(config, _read_labels(config), "sequence", family.sequence_head) == 1
     reranker = detect_reranker(options, checkpoint, config, entry, family, files, has_one_label=one_label)
     from_tokens = reranker.labels
+    if from_tokens is not None and family.language_model is not None:
+        family = family.language_model
     from_files = unnamed_reranker or detect_kind(checkpoint, entry, files)
     kind = resolve_kind(options, entry, family, from_tokens, from_files)
     if kind.value == "reward":

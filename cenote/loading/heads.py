@@ -17,6 +17,7 @@ from cenote.loading.describe import ModelDescription
 from cenote.loading.sentence_transformers import DenseModule, load_dense, load_layer_norm, load_residual
 from cenote.loading.tokenizer_files import TokenizerFiles
 from cenote.loading.weight_loader import WeightLoader
+from cenote.models.weight_table import DerivedWeight
 from cenote.pooling.heads import Classifier, Heads, ResidualLayer, SpladeHead, TanhInt8
 
 
@@ -76,6 +77,7 @@ def _load_classifier(
         return _classifier_from_weight(replace(head.spec, bias=False), weight)
     table = weight_loader.choose_table((head.weights, *head.alternative_weights))
     last = table.get("head.classifier") or table["head.classifier.weight"]
+    last = last.source_names[0] if isinstance(last, DerivedWeight) else last
     assert isinstance(last, str), "a classifier is one matrix"
     last = last.removesuffix(".weight")
     if not weight_loader.has(f"{last}.weight"):

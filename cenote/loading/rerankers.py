@@ -76,8 +76,22 @@ RECIPES = (
         ("Yes",),
         "no_post_processing",
     ),
+    RerankerRecipe(
+        "monot5",
+        "t5",
+        re.compile(r"mono[-_]?t5", re.IGNORECASE),
+        "Query: {query} Document: {document} Relevant:",
+        ("\u2581false", "\u2581true"),
+        "from_2_way_softmax",
+    ),
 )
-TEMPLATE_NAMES = (*(recipe.name for recipe in RECIPES), "nemotron_rerank", "nemotron_vl_rerank", "jina_reranker_m0")
+TEMPLATE_NAMES = (
+    *(recipe.name for recipe in RECIPES),
+    "hhem",
+    "nemotron_rerank",
+    "nemotron_vl_rerank",
+    "jina_reranker_m0",
+)
 # templates that do not contain the document verbatim
 NON_VERBATIM_TEMPLATES = ("nemotron_vl_rerank",)
 

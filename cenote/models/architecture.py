@@ -103,6 +103,7 @@ class Architecture:
     reward_head: Head | None = None  # one value per token
     masked_head: Head | None = None  # hidden states to vocabulary logits
     defaults_to_mlm: bool = True  # default use of a checkpoint with masked_head; False: embeddings
+    language_model: Architecture | None = None  # variant for LM logits, if the backbone alone has none
     adapters: StoredAdapters | None = None
     default_adapters: tuple[str, ...] = ()  # the first one in the checkpoint is used if a request names none
     projection: StoredProjection | None = None  # of embeddings, stored with the backbone weights

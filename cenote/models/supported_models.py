@@ -123,7 +123,7 @@ SUPPORTED_FAMILIES = {
     "T5": SupportedFamily(
         ("Model", "ForConditionalGeneration", "ForTokenClassification"),
         VS_TRANSFORMERS,
-        {"ForConditionalGeneration": "google-t5/t5-base (its encoder)"},
+        {"ForConditionalGeneration": "google-t5/t5-base (its encoder), castorini/monot5-base-msmarco (reranker)"},
     ),
     "MT5": SupportedFamily(
         ("Model", "ForConditionalGeneration"), VS_TRANSFORMERS, {"ForConditionalGeneration": "google/mt5-base"}
@@ -379,6 +379,10 @@ SUPPORTED_NAMES = {
         "Transformers' XLM-RoBERTa and BERT with the same weights",
     ),
     "BgeM3EmbeddingModel": ("BAAI/bge-m3 with vLLM's hf_overrides", "Transformers' XLM-RoBERTa below the two heads"),
+    "HHEMv2ForSequenceClassification": (
+        "vectara/hallucination_evaluation_model",
+        "Transformers' T5 encoder below the published head",
+    ),
     "BidirLMModel": (
         "BidirLM/BidirLM-0.6B-Embedding, BidirLM/BidirLM-1B-Embedding",
         "Transformers' Qwen3 and Gemma 3 without their masks",

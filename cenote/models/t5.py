@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
+from cenote.layers.decoder_step import DecoderStepBackbone
 from cenote.layers.spec import BackboneSpec, RelativeBiasSpec
 from cenote.models.architecture import Architecture, HFConfig, make_linear_head
 
@@ -20,7 +24,7 @@ def t5(config: HFConfig) -> Architecture:
         "layers.*.mlp_norm": "encoder.block.*.layer.1.layer_norm",
         "norm": "encoder.final_layer_norm",
     }
-    return Architecture(
+    encoder = Architecture(
         pooling="MEAN",
         backbone=BackboneSpec(
             vocab_size=config.vocab_size,
@@ -44,6 +48,41 @@ def t5(config: HFConfig) -> Architecture:
         prefixes=("transformer.", "model.", ""),
         unused_weights=("decoder.*", "lm_head.*", "encoder.embed_tokens.*", "classifier.*"),
         token_head=make_linear_head("classifier"),
+    )
+    return replace(encoder, language_model=_with_decoder_step(encoder, config))
+
+
+def _with_decoder_step(encoder: Architecture, config: HFConfig) -> Architecture:
+    """Return the encoder with the first step of the decoder, whose state the LM head reads (monoT5)."""
+    # states are scaled for an LM head that is the embedding table; newer configs have a key for it
+    is_scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
+    num_layers = config.get("num_decoder_layers", config.num_layers)
+    start, scale = config.get("decoder_start_token_id", 0), config.d_model**-0.5 if is_scaled else 1.0
+    weights = {**encoder.weights, "decoder_norm": "decoder.final_layer_norm"}
+    for layer in range(num_layers):
+        name, block = f"decoder_layers.{layer}", f"decoder.block.{layer}.layer"
+        up = encoder.weights["layers.*.mlp.up"]
+        stored = [up] if isinstance(up, str) else list(up) if isinstance(up, list) else []
+        weights |= {
+            f"{name}.self_value": f"{block}.0.SelfAttention.v",
+            f"{name}.self_out": f"{block}.0.SelfAttention.o",
+            f"{name}.self_norm": f"{block}.0.layer_norm",
+            f"{name}.cross_query": f"{block}.1.EncDecAttention.q",
+            f"{name}.cross_key_value": [f"{block}.1.EncDecAttention.{x}" for x in "kv"],
+            f"{name}.cross_out": f"{block}.1.EncDecAttention.o",
+            f"{name}.cross_norm": f"{block}.1.layer_norm",
+            f"{name}.mlp.up": [f"{block}.2.DenseReluDense.{x.rpartition('.')[2]}" for x in stored],
+            f"{name}.mlp.down": f"{block}.2.DenseReluDense.wo",
+            f"{name}.mlp_norm": f"{block}.2.layer_norm",
+        }
+    return replace(
+        encoder,
+        pooling="LAST",
+        weights=weights,
+        alternative_weights=({**weights, "embed.tokens": "encoder.embed_tokens"},),
+        backbone_class=partial(DecoderStepBackbone, start, num_layers, scale),
+        sequence_head=make_linear_head("lm_head", bias=False, pooling="LAST"),
+        pairs_with_separator=False,
     )
 
 

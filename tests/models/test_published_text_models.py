@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -20,7 +21,7 @@ from cenote.config.engine import EngineConfig
 from cenote.loading.describe import describe_model
 from tests.layouts.builders import text_families
 from tests.layouts.registry import BUILDERS
-from tests.tiny import SEQUENCES, TEXTS, compute_hidden_states
+from tests.tiny import SEQUENCES, TEXTS, change_config, compute_hidden_states, save_tiny
 
 TOLERANCE = 1e-4
 
@@ -190,3 +191,61 @@ def test_a_bidirlm_with_windows_has_a_doubt_about_longer_inputs(tmp_path: Path) 
     (doubt,) = describe_model(EngineConfig.from_kwargs(str(tmp_path), device="cpu")).doubts
 
     assert "embeddings of inputs longer than 3 tokens may differ" in doubt
+
+
+PAIRS = [("the cat", "a dog in the city"), ("what is it", "a red bird"), ("who", "two")]
+
+
+def score(folder: Path, **options: Any) -> list[Any]:
+    with LLM(str(folder), dtype="float32", **options) as llm:
+        assert "score" in llm.supported_tasks
+        return llm.score([query for query, _ in PAIRS], [document for _, document in PAIRS], use_tqdm=False)
+
+
+@pytest.mark.parametrize("changes", [{}, {"feed_forward_proj": "gated-gelu"}, {"tie_word_embeddings": False}])
+def test_monot5_scores_by_the_tokens_true_and_false(changes: dict[str, Any], tmp_path: Path) -> None:
+    text_families.monot5_base_msmarco(tmp_path)
+    if changes:
+        save_tiny(tmp_path, "T5ForConditionalGeneration", decoder_start_token_id=0, **changes)
+        text_families.save_t5_tokenizer(tmp_path)
+        change_config(tmp_path, _name_or_path="castorini/monot5-base-msmarco")
+    model = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    labels = [tokenizer.token_to_id(f"\u2581{word}") for word in ("false", "true")]
+
+    outputs = score(tmp_path)
+
+    for (query, document), output in zip(PAIRS, outputs, strict=True):
+        ids = tokenizer.encode(f"Query: {query} Document: {document} Relevant:").ids
+        assert output.prompt_token_ids == ids
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([ids]), decoder_input_ids=torch.tensor([[0]])).logits[0, 0]
+        expected = logits[labels].softmax(0)[1]
+        assert_close(torch.tensor(output.outputs.score), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_hhem_scores_the_consistency_of_the_second_text(tmp_path: Path) -> None:
+    text_families.hallucination_evaluation_model(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "reference").mkdir()
+    model = save_tiny(tmp_path / "reference", "T5ForTokenClassification", num_labels=2, feed_forward_proj="gated-gelu")
+    model.load_state_dict({name.removeprefix("t5."): tensor for name, tensor in tensors.items()}, strict=False)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    prompt = "<pad> Determine if the hypothesis is true given the premise?\n\nPremise: {}\n\nHypothesis: {}"
+
+    outputs = score(tmp_path)
+
+    for (first, second), output in zip(PAIRS, outputs, strict=True):
+        ids = tokenizer.encode(prompt.format(first, second)).ids
+        assert output.prompt_token_ids == ids
+        with torch.inference_mode():
+            expected = model(input_ids=torch.tensor([ids])).logits[0, 0].softmax(-1)[1]
+        assert_close(torch.tensor(output.outputs.score), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_a_plain_t5_still_embeds_with_its_encoder(tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "T5ForConditionalGeneration")
+    with torch.inference_mode():
+        states = [reference.encoder(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in SEQUENCES]
+
+    assert_same(embed(tmp_path), [normalized_mean(rows) for rows in states])

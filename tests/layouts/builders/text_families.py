@@ -9,10 +9,21 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 
 from tests.layouts.registry import builder
-from tests.tiny import BERT_TOKENS, ENCODER, change_config, save_tiny, save_tokenizer
+from tests.tiny import (
+    BERT_TOKENS,
+    ENCODER,
+    LETTERS,
+    PUNCTUATION,
+    T5_TOKENS,
+    WORDS,
+    change_config,
+    save_tiny,
+    save_tokenizer,
+)
 
 OLD_MODULES = "sentence_transformers.models"
 
@@ -227,3 +238,37 @@ def _make_bidirlm(folder: Path) -> None:
     names = {"architectures": ["BidirLMModel"], "model_type": "bidirlm"}
     change_config(folder, drop=("is_causal",), auto_map=code, **names)
     write_modules(folder, f"{OLD_MODULES}.Normalize")
+
+
+def save_t5_tokenizer(folder: Path) -> None:
+    """Save a Unigram tokenizer as T5 has it: a space before every word, EOS after the text."""
+    words = [*WORDS, "true", "false", "Query:", "Document:", "Relevant:", "Premise:", "Hypothesis:"]
+    pieces = [*(f"\u2581{word}" for word in words), "\u2581", *LETTERS, *PUNCTUATION]
+    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((piece, -float(len(pieces))) for piece in pieces)]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "T5TokenizerFast", "model_max_length": 512}
+    write_json(folder, "tokenizer_config.json", settings | T5_TOKENS)
+
+
+@builder
+def monot5_base_msmarco(folder: Path) -> None:
+    save_tiny(folder, "T5ForConditionalGeneration", decoder_start_token_id=0, num_decoder_layers=2)
+    save_t5_tokenizer(folder)
+    change_config(folder, _name_or_path="castorini/monot5-base-msmarco")
+
+
+@builder
+def hallucination_evaluation_model(folder: Path) -> None:
+    save_tiny(folder, "T5ForTokenClassification", num_labels=2, feed_forward_proj="gated-gelu")
+    save_t5_tokenizer(folder)
+    old = json.loads((folder / "config.json").read_text())
+    sizes = {key: old[key] for key in ("vocab_size", "d_model", "d_ff", "d_kv", "num_layers", "num_heads")}
+    sizes |= {key: value for key, value in old.items() if key.startswith("relative_attention")}  # tiny, so written here
+    code = {"AutoModelForSequenceClassification": "modeling_hhem_v2.HHEMv2ForSequenceClassification"}
+    names = {"architectures": ["HHEMv2ForSequenceClassification"], "auto_map": code, "model_type": "HHEMv2Config"}
+    write_json(folder, "config.json", names | {"foundation": "google/flan-t5-base"} | sizes)
+    rewrite_weights(folder, lambda tensors: {f"t5.{name}": tensor for name, tensor in tensors.items()})
