@@ -137,7 +137,7 @@ def describe_model(options: EngineConfig, *, needs_weights: bool = True) -> Mode
 
 def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -> ModelDescription:
     refuse_by_name(config)
-    config = apply_known_code(checkpoint, config)
+    config, code_doubt = apply_known_code(checkpoint, config)
     entry = find_entry(options, config)
     family = entry.family(config)
     files = read_sentence_transformers_files(checkpoint) or SentenceTransformersFiles()
@@ -225,6 +225,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
             filter(
                 None,
                 (
+                    code_doubt,
                     find_attention_doubt(config, entry, architecture),
                     find_head_doubt(checkpoint, entry, kind, files),
                     reranker.doubt,

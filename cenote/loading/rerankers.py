@@ -85,13 +85,14 @@ RECIPES = (
         "from_2_way_softmax",
     ),
 )
-TEMPLATE_NAMES = (
-    *(recipe.name for recipe in RECIPES),
+ARCHITECTURE_TEMPLATES = (
+    "bge_reranker_v2_minicpm",
     "hhem",
     "nemotron_rerank",
     "nemotron_vl_rerank",
     "jina_reranker_m0",
 )
+TEMPLATE_NAMES = (*(recipe.name for recipe in RECIPES), *ARCHITECTURE_TEMPLATES)
 # templates that do not contain the document verbatim
 NON_VERBATIM_TEMPLATES = ("nemotron_vl_rerank",)
 

@@ -123,6 +123,7 @@ EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "DPRQuestionEncoder": ("bert:dpr", "embed"),
     "BilingualModel": ("xlm_roberta:bilingual", "embed"),
     "BgeM3EmbeddingModel": ("xlm_roberta:xlm_roberta", "hybrid"),
+    "LayerWiseMiniCPMForCausalLM": ("minicpm:layerwise_minicpm", "sequence"),
     "HHEMv2ForSequenceClassification": ("hhem:hhem", "sequence"),
     "BidirLMModel": ("gemma:bidirlm", "embed"),
     "CodeSage": ("gpt2:codesage", "embed"),

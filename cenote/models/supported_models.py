@@ -379,6 +379,7 @@ SUPPORTED_NAMES = {
         "Transformers' XLM-RoBERTa and BERT with the same weights",
     ),
     "BgeM3EmbeddingModel": ("BAAI/bge-m3 with vLLM's hf_overrides", "Transformers' XLM-RoBERTa below the two heads"),
+    "LayerWiseMiniCPMForCausalLM": ("BAAI/bge-reranker-v2-minicpm-layerwise", VS_INDEPENDENT),
     "HHEMv2ForSequenceClassification": (
         "vectara/hallucination_evaluation_model",
         "Transformers' T5 encoder below the published head",

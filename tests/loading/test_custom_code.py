@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from cenote import LLM
+from cenote.config.engine import EngineConfig
+from cenote.loading.describe import describe_model
 from tests.tiny import SEQUENCES, change_config, compute_hidden_states, save_tiny
 
 QWEN = {"AutoModel": "modeling_qwen.Qwen2Model", "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM"}
@@ -100,3 +102,28 @@ def test_other_code_is_not_warned_about(
     embed(tmp_path)
 
     assert "auto_map" not in caplog.text
+
+
+def test_jina_reranker_v3_5_has_the_windows_of_its_card_unless_its_config_has_layer_types(tmp_path: Path) -> None:
+    names = {"architectures": ["JinaForRanking"], "auto_map": {"AutoModel": "modeling.JinaForRanking"}}
+    save_tiny(tmp_path, "Qwen3ForCausalLM", num_hidden_layers=28)
+    change_config(tmp_path, drop=("layer_types",), _name_or_path="jinaai/jina-reranker-v3.5", **names)
+
+    model = describe_model(EngineConfig.from_kwargs(str(tmp_path), device="cpu"))
+    spec = model.architecture.backbone
+    assert [layer for layer in range(28) if not spec.is_local(layer)] == [3, 4, 8, 9, 13, 14, 18, 19, 23, 24, 27]
+    assert spec.window == 1023
+    (doubt,) = model.doubts
+    assert 'hf_overrides={"layer_types": [...]}' in doubt and "\n" not in doubt
+
+    change_config(tmp_path, layer_types=["full_attention"] * 28)
+    model = describe_model(EngineConfig.from_kwargs(str(tmp_path), device="cpu"))
+    assert not any(model.architecture.backbone.local_layers)
+    assert model.doubts == ()
+
+
+def test_jina_reranker_v3_has_no_doubts(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "Qwen3ForCausalLM")
+    change_config(tmp_path, architectures=["JinaForRanking"], auto_map={"AutoModel": "modeling.JinaForRanking"})
+
+    assert describe_model(EngineConfig.from_kwargs(str(tmp_path), device="cpu")).doubts == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from cenote import LLM
+from cenote import LLM, LoadError
 from cenote.config.engine import EngineConfig
 from cenote.loading.describe import describe_model
+from cenote.loading.load import load_model
+from cenote.packed_batch import pack_sequences
 from tests.layouts.builders import text_families
 from tests.layouts.registry import BUILDERS
 from tests.tiny import SEQUENCES, TEXTS, change_config, compute_hidden_states, save_tiny
@@ -55,12 +58,16 @@ def normalized_mean(rows: Tensor) -> Tensor:
     return F.normalize(rows.mean(0), dim=-1)
 
 
-def first(rows: Tensor) -> Tensor:
-    return rows[0]
-
-
 def last(rows: Tensor) -> Tensor:
     return rows[-1]
+
+
+def normalized_last(rows: Tensor) -> Tensor:
+    return F.normalize(rows[-1], dim=-1)
+
+
+def normalized_first(rows: Tensor) -> Tensor:
+    return F.normalize(rows[0], dim=-1)
 
 
 def int8(rows: Tensor) -> Tensor:
@@ -74,6 +81,9 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any], Callable[[Tensor], Tensor]]] = {
     "gritlm_7b": ("MistralModel", {"is_causal": False, "sliding_window": None}, normalized_mean),
     "contriever": ("BertModel", {}, mean),
     "bilingual_embedding_large": ("XLMRobertaModel", {}, normalized_mean),
+    "harrier_oss_v1_270m": ("Gemma3TextModel", {}, normalized_last),
+    "f2llm_v2_80m": ("Qwen3Model", {}, normalized_last),
+    "granite_embedding_311m_multilingual_r2": ("ModernBertModel", {}, normalized_first),
     "codesage_small_v2": ("GPT2Model", {"is_causal": False, "n_inner": 48}, mean),
     "sfr_embedding_code_2b": ("Gemma2Model", {}, last),
     "bidirlm_0_6b": ("Qwen3Model", {"is_causal": False}, normalized_mean),
@@ -193,7 +203,7 @@ def test_a_bidirlm_with_windows_has_a_doubt_about_longer_inputs(tmp_path: Path) 
     assert "embeddings of inputs longer than 3 tokens may differ" in doubt
 
 
-PAIRS = [("the cat", "a dog in the city"), ("what is it", "a red bird"), ("who", "two")]
+PAIRS = [("the cat", "a dog"), ("what is it", "a red bird"), ("who", "two")]
 
 
 def score(folder: Path, **options: Any) -> list[Any]:
@@ -249,3 +259,56 @@ def test_a_plain_t5_still_embeds_with_its_encoder(tmp_path: Path) -> None:
         states = [reference.encoder(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in SEQUENCES]
 
     assert_same(embed(tmp_path), [normalized_mean(rows) for rows in states])
+
+
+@pytest.mark.parametrize("cutoff", [None, 4, 3, [2]])
+def test_a_layerwise_reranker_scores_after_the_layer_of_its_cutoff(cutoff: Any, tmp_path: Path) -> None:
+    text_families.bge_reranker_v2_minicpm_layerwise(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    layers = cutoff[0] if isinstance(cutoff, list) else cutoff or 4
+    factors = {"embedding_multiplier": 3.0, "residual_multiplier": 1.4 / 4**0.5, "attention_multiplier": 8**-0.5}
+    model = reference(tmp_path, "GraniteModel", num_hidden_layers=layers, **factors)
+    head = tensors[f"lm_head.{layers - 2}.linear_head.weight"]
+
+    options = {} if cutoff is None else {"hf_overrides": {"cutoff_layers": cutoff}}
+    with LLM(str(tmp_path), dtype="float32", **options) as llm:
+        assert llm.supported_tasks == ("classify", "token_classify", "score")
+        outputs = llm.classify(SEQUENCES, use_tqdm=False)
+
+    expected = [F.linear(rows[-1], head).sigmoid() for rows in compute_hidden_states(model)]
+    assert_same([output.outputs.data for output in outputs], expected)
+
+
+@pytest.mark.parametrize("cutoff", [1, 5, [2, 3], "all"])
+def test_an_impossible_cutoff_is_refused(cutoff: Any, tmp_path: Path) -> None:
+    text_families.bge_reranker_v2_minicpm_layerwise(tmp_path)
+
+    with pytest.raises(LoadError, match="expected one number from 2 to 4"):
+        LLM(str(tmp_path), hf_overrides={"cutoff_layers": cutoff})
+
+
+def test_a_layerwise_reranker_has_the_token_ids_of_its_parts_encoded_alone(tmp_path: Path) -> None:
+    text_families.bge_reranker_v2_minicpm_layerwise(tmp_path)
+    text_families.save_t5_tokenizer(tmp_path)  # puts a space before every text, as the tokenizer of MiniCPM does
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    question = "Given a query A and a passage B, determine whether the passage contains an answer to the query by "
+    question += "providing a prediction of either 'Yes' or 'No'."
+    parts = ["A: the cat", "\n", "B: a dog", "\n", question]
+
+    (output, *_) = score(tmp_path)
+
+    ids = [tokenizer.encode(part, add_special_tokens=False).ids for part in parts]
+    assert output.prompt_token_ids == [*chain(*ids), 1]
+
+
+def test_the_windows_of_jina_reranker_v3_5_come_from_its_layer_types(tmp_path: Path) -> None:
+    text_families.jina_reranker_v3_5(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    states = torch.cat(compute_hidden_states(reference(tmp_path, "Qwen3Model")))
+    first, second = (tensors[f"projector.{n}.weight"] for n in (0, 2))
+
+    model = load_model(EngineConfig.from_kwargs(str(tmp_path), dtype="float32", device="cpu"))
+    with torch.inference_mode():
+        actual = model.pooler.heads.token_projector(model.backbone(pack_sequences(SEQUENCES)))
+
+    assert_close(actual, F.linear(F.linear(states, first).relu(), second), atol=TOLERANCE, rtol=0)

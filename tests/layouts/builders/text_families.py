@@ -272,3 +272,50 @@ def hallucination_evaluation_model(folder: Path) -> None:
     names = {"architectures": ["HHEMv2ForSequenceClassification"], "auto_map": code, "model_type": "HHEMv2Config"}
     write_json(folder, "config.json", names | {"foundation": "google/flan-t5-base"} | sizes)
     rewrite_weights(folder, lambda tensors: {f"t5.{name}": tensor for name, tensor in tensors.items()})
+
+
+@builder
+def bge_reranker_v2_minicpm_layerwise(folder: Path) -> None:
+    sizes = {"num_hidden_layers": 4, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 1.0}
+    save_tiny(folder, "GraniteModel", attention_multiplier=8**-0.5, max_position_embeddings=256, **sizes)
+    multipliers = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+    scales = {"scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 8}
+    heads = {"start_layer": 2, "head_multi": True, "head_type": "simple"}
+    names = {"architectures": ["LayerWiseMiniCPMForCausalLM"], "model_type": "minicpm"}
+    code = {"AutoModelForCausalLM": "modeling_minicpm_reranker.LayerWiseMiniCPMForCausalLM"}
+    change_config(folder, drop=multipliers, auto_map=code, **names, **scales, **heads)
+    generator = torch.Generator().manual_seed(7)
+    made = {f"lm_head.{n}.linear_head.weight": torch.randn(1, 32, generator=generator) for n in range(3)}
+    rewrite_weights(folder, lambda tensors: made | {f"model.{name}": tensor for name, tensor in tensors.items()})
+
+
+@builder
+def jina_reranker_v3_5(folder: Path) -> None:
+    kinds = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention", "full_attention"]
+    windows = {"use_sliding_window": True, "sliding_window": 4, "num_hidden_layers": 6}
+    save_tiny(folder, "Qwen3ForCausalLM", layer_types=[*kinds, "full_attention"], **windows)
+    change_config(folder, architectures=["JinaForRanking"], auto_map={"AutoModel": "modeling.JinaForRanking"})
+    generator = torch.Generator().manual_seed(8)
+    shapes = {"projector.0.weight": (16, 32), "projector.2.weight": (16, 16)}
+    made = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+    rewrite_weights(folder, lambda tensors: tensors | made)
+
+
+@builder
+def harrier_oss_v1_270m(folder: Path) -> None:
+    save_tiny(folder, "Gemma3TextModel")
+    write_modules(folder, f"{OLD_MODULES}.Normalize", pooling="lasttoken")
+    prompt = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
+    write_json(folder, "config_sentence_transformers.json", {"prompts": {"web_search_query": prompt}})
+
+
+@builder
+def f2llm_v2_80m(folder: Path) -> None:
+    save_tiny(folder, "Qwen3Model")
+    write_modules(folder, f"{OLD_MODULES}.Normalize", pooling="lasttoken")
+
+
+@builder
+def granite_embedding_311m_multilingual_r2(folder: Path) -> None:
+    save_tiny(folder, "ModernBertModel")
+    write_modules(folder, f"{OLD_MODULES}.Normalize", pooling="cls_token")
