@@ -42,7 +42,8 @@ def refuse_unread_head(
         return
     name = next(iter(read_architectures(config)), "")
     reason = next((reason for suffix, reason in REFUSED_HEADS.items() if name.endswith(suffix)), None)
-    if reason is None and "rerank" in " ".join(checkpoint.candidate_names).lower():
+    names = (*checkpoint.candidate_names, str(config.get("_name_or_path", "")))
+    if reason is None and "rerank" in " ".join(names).lower():
         reason = REFUSED_RERANKERS.get(config.get("model_type", ""))
     if reason is not None:
         raise LoadError(

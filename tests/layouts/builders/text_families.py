@@ -319,3 +319,40 @@ def f2llm_v2_80m(folder: Path) -> None:
 def granite_embedding_311m_multilingual_r2(folder: Path) -> None:
     save_tiny(folder, "ModernBertModel")
     write_modules(folder, f"{OLD_MODULES}.Normalize", pooling="cls_token")
+
+
+@builder
+def roberta_base_squad2(folder: Path) -> None:
+    save_tiny(folder, "RobertaForQuestionAnswering")
+
+
+@builder
+def funnel_small_base(folder: Path) -> None:
+    _write_refused(folder, "FunnelBaseModel", "funnel")
+
+
+@builder
+def cde_small_v1(folder: Path) -> None:
+    _write_refused(folder, "ContextualDocumentEmbeddingTransformer", "contextual_document_embedding_transformer")
+
+
+@builder
+def armorm_llama3_8b(folder: Path) -> None:
+    _write_refused(folder, "LlamaForRewardModelWithGating", "llama")
+
+
+@builder
+def bge_reranker_v2_5_gemma2_lightweight(folder: Path) -> None:
+    _write_refused(folder, "CostWiseGemmaForCausalLM", "cost_wise_gemma")
+
+
+@builder
+def kalm_reranker_v1_nano(folder: Path) -> None:
+    _write_refused(folder, "T5Gemma2ForConditionalGeneration", "t5gemma2")
+    change_config(folder, _name_or_path="KaLM-Embedding/KaLM-Reranker-V1-Nano")
+
+
+def _write_refused(folder: Path, architecture: str, model_type: str) -> None:
+    """Write a config.json and a tokenizer; the weights of a model that is refused are not read."""
+    write_json(folder, "config.json", {"architectures": [architecture], "model_type": model_type, **ENCODER})
+    save_tokenizer(folder)
