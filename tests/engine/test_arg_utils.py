@@ -46,7 +46,7 @@ def test_options_round_trip_as_a_dataclass_and_as_flags() -> None:
 
 def test_deprecated_names_are_accepted() -> None:
     expected = EngineConfig(
-        model="m", runner="pooling", convert="embed", pooler_config=PoolerConfig(pooling_type="MEAN")
+        model="m", runner="pooling", convert="embed", task="embed", pooler_config=PoolerConfig(pooling_type="MEAN")
     )
     pooler = {"pooling_type": "MEAN"}
 
