@@ -11,11 +11,11 @@ from tokenizers import AddedToken, Tokenizer, models, processors
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint, check_not_empty
 from cenote.loading.hf_config import read_tokenizer_max_length
-from cenote.loading.legacy_tokenizers import (
+from cenote.loading.legacy_tokenizers.build import build_legacy_tokenizer
+from cenote.loading.legacy_tokenizers.source import (
     SpecialTokens,
     TokenizerSettings,
     add_special_tokens,
-    build_legacy_tokenizer,
     wrap_tokenizer_errors,
 )
 from cenote.protocol.params import TruncationSide
@@ -78,7 +78,7 @@ def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
     with wrap_tokenizer_errors(checkpoint.folder / "tokenizer_config.json"):
         _add_missing_tokens(tokenizer, checkpoint, settings)
     if built is not None:  # after tokens with fixed ids
-        add_special_tokens(tokenizer, names)
+        add_special_tokens(built)
     with wrap_tokenizer_errors(path or checkpoint.folder):
         _add_bos_eos(tokenizer, settings, names, adds_bos=built is not None and built.adds_bos)
 

@@ -350,19 +350,20 @@ def test_byte_pairs_that_were_cut_are_named(
     tmp_path: Path, file: str, share: float | None, shared: Path, refused: Any
 ) -> None:
     byte_level_folder(tmp_path, shared / "tokenizers" / "gpt2" / "tokenizer.json")
+    checkpoint = settings(tmp_path, tokenizer_class="GPT2Tokenizer")
     whole = (tmp_path / file).read_bytes()
     (tmp_path / file).unlink() if share is None else (tmp_path / file).write_bytes(whole[: int(len(whole) * share)])
 
-    with refused(file if share is not None or file == "merges.txt" else "expected one of"):
-        load_tokenizer_files(Checkpoint("test", tmp_path))
+    with refused(file if share is not None or file == "merges.txt" else "expected one of", "download"):
+        load_tokenizer_files(checkpoint)
 
 
-@pytest.mark.parametrize(("file", "kind"), [("vocab.json", "CLIPTokenizer"), ("spiece.model", "XLNetTokenizer")])
+@pytest.mark.parametrize(("file", "kind"), [("vocab.json", "CLIPTokenizer"), ("spiece.model", "BigBirdTokenizer")])
 def test_a_class_that_cannot_be_rebuilt_is_refused(tmp_path: Path, file: str, kind: str, refused: Any) -> None:
     (tmp_path / file).write_text("{}")
     (tmp_path / "merges.txt").write_text("a b\n")
 
-    with refused(kind, "Save the tokenizer with a tokenizer.json"):
+    with refused("tokenizer_config.json", kind, "writes tokenizer.json, or set the tokenizer option"):
         load_tokenizer_files(settings(tmp_path, tokenizer_class=kind))
 
 
@@ -442,30 +443,30 @@ def test_a_sentencepiece_model_that_was_cut_is_named(tmp_path: Path, share: floa
     whole = (shared / "tokenizers" / "mistral-v1" / "tokenizer.model").read_bytes()
     (tmp_path / "tokenizer.model").write_bytes(whole[: int(len(whole) * share)])
 
-    with refused("tokenizer.model"):
-        load_tokenizer_files(Checkpoint("test", tmp_path))
+    with refused("tokenizer.model", "download it again"):
+        load_tokenizer_files(settings(tmp_path, tokenizer_class="LlamaTokenizer"))
 
 
 @pytest.mark.parametrize("content", [b"\xff" * 100, b"hello, this is text", b"\x00" * 10, field(1, b"")])
 def test_an_invalid_sentencepiece_model_is_named(tmp_path: Path, content: bytes, refused: Any) -> None:
     (tmp_path / "spm.model").write_bytes(content)
 
-    with refused("spm.model"):
-        load_tokenizer_files(Checkpoint("test", tmp_path))
+    with refused("spm.model", "download it again"):
+        load_tokenizer_files(settings(tmp_path, tokenizer_class="DebertaV2Tokenizer"))
 
 
 def test_a_vocabulary_without_what_goes_around_texts_is_named(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "spm.model").write_bytes(sentencepiece_file([("<unk>", 0.0, 2), ("a", -1.0, 1)]))
 
     with refused("spm.model", "the vocabulary has no [CLS]"):
-        load_tokenizer_files(Checkpoint("test", tmp_path))
+        load_tokenizer_files(settings(tmp_path, tokenizer_class="DebertaV2Tokenizer"))
 
 
 def test_a_word_level_sentencepiece_model_is_refused(tmp_path: Path, refused: Any) -> None:
     (tmp_path / "spm.model").write_bytes(sentencepiece_file([("a", 0.0, 1)], algorithm=3))
 
     with refused("spm.model was trained as type 3"):
-        load_tokenizer_files(Checkpoint("test", tmp_path))
+        load_tokenizer_files(settings(tmp_path, tokenizer_class="DebertaV2Tokenizer"))
 
 
 @pytest.mark.parametrize("name", ["ms-marco-MiniLM-L12-v2", "granite-embedding-30m-english"])

@@ -29,6 +29,8 @@ class SentencePieceModel:
     algorithm: int  # UNIGRAM or BPE
     unk_id: int
     charsmap: bytes  # precompiled character normalisation; empty if there is none
+    adds_dummy_prefix: bool = True  # whether a space is put before every text
+    removes_extra_spaces: bool = True
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
@@ -61,7 +63,8 @@ def _parse_model(data: bytes) -> SentencePieceModel:
     algorithm, unk_id, charsmap = trainer.get(3, UNIGRAM), trainer.get(40, 0), normalizer.get(2, b"")
     if not isinstance(algorithm, int) or not isinstance(unk_id, int) or not isinstance(charsmap, bytes):
         raise TypeError
-    return SentencePieceModel(pieces, algorithm, unk_id, charsmap)
+    flags = [normalizer.get(field, 1) != 0 for field in (3, 4)]
+    return SentencePieceModel(pieces, algorithm, unk_id, charsmap, *flags)
 
 
 def _parse_piece(data: int | bytes) -> SentencePiece:

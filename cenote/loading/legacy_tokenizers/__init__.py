@@ -1,0 +1,1 @@
+"""Tokenizers of checkpoints without tokenizer.json, built from older vocabulary files."""

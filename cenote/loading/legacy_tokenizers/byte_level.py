@@ -1,0 +1,101 @@
+"""Byte-pair encoding with vocab.json and merges.txt: byte-level (GPT-2, RoBERTa, DeBERTa, Qwen), and HerBERT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+
+from cenote.errors import LoadError
+from cenote.loading.checkpoint import check_not_empty
+from cenote.loading.legacy_tokenizers.source import (
+    BERT_NAMES,
+    ROBERTA_NAMES,
+    LegacyTokenizer,
+    TokenizerSource,
+    set_bert_template,
+    set_roberta_template,
+    wrap_tokenizer_errors,
+)
+
+GPT2_NAMES = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+QWEN_SPLIT_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def build_gpt2(source: TokenizerSource) -> LegacyTokenizer:
+    tokenizer = _build_byte_level(source)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    return LegacyTokenizer(tokenizer, GPT2_NAMES | source.special_tokens)
+
+
+def build_qwen2(source: TokenizerSource) -> LegacyTokenizer:
+    built = build_gpt2(source)
+    words = pre_tokenizers.Split(Regex(QWEN_SPLIT_PATTERN), behavior="isolated")
+    rest = pre_tokenizers.ByteLevel(add_prefix_space=_adds_prefix_space(source), use_regex=False)
+    built.tokenizer.normalizer = normalizers.NFC()
+    built.tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, rest])
+    return built
+
+
+def build_roberta(source: TokenizerSource) -> LegacyTokenizer:
+    tokenizer, names = _build_byte_level(source), ROBERTA_NAMES | source.special_tokens
+    with wrap_tokenizer_errors(source.require_vocabulary("vocab.json")):
+        set_roberta_template(tokenizer, names)
+    return LegacyTokenizer(tokenizer, names, mask_takes_space=True)
+
+
+def build_deberta(source: TokenizerSource) -> LegacyTokenizer:
+    tokenizer, names = _build_byte_level(source), BERT_NAMES | source.special_tokens
+    with wrap_tokenizer_errors(source.require_vocabulary("vocab.json")):
+        set_bert_template(tokenizer, names)
+    return LegacyTokenizer(tokenizer, names, mask_takes_space=True)
+
+
+def build_herbert(source: TokenizerSource) -> LegacyTokenizer:
+    names = ROBERTA_NAMES | source.special_tokens
+    tokenizer = Tokenizer(_read_bpe(source, unk_token=names["unk_token"], end_of_word_suffix="</w>"))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
+    with wrap_tokenizer_errors(source.require_vocabulary("vocab.json")):
+        set_bert_template(tokenizer, names)
+    return LegacyTokenizer(tokenizer, names)
+
+
+def _build_byte_level(source: TokenizerSource) -> Tokenizer:
+    tokenizer = Tokenizer(_read_bpe(source))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=_adds_prefix_space(source))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _adds_prefix_space(source: TokenizerSource) -> bool:
+    return bool(source.settings.get("add_prefix_space", False))
+
+
+def _read_bpe(source: TokenizerSource, **options: str) -> BPE:
+    path = source.require_vocabulary("vocab.json")
+    vocab = source.checkpoint.read_json_object("vocab.json")
+    merges = source.checkpoint.require_file("merges.txt")
+    with wrap_tokenizer_errors(path):
+        check_not_empty(merges)
+        lines = merges.read_text(encoding="utf-8").split("\n")
+        pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        _check_merges(vocab, pairs, merges)
+    with wrap_tokenizer_errors(merges):
+        return BPE(vocab, [(pair[0], pair[1]) for pair in pairs], **options)
+
+
+def _check_merges(vocab: Mapping[str, int], pairs: list[tuple[str, ...]], path: Path) -> None:
+    bad = next((pair for pair in pairs if len(pair) != 2), None)
+    merged = {"".join(pair) for pair in pairs}
+    orphans = sum(len(token) > 1 and token not in merged for token in vocab)
+    if bad is not None or orphans > len(vocab) // 20 + 100:
+        reason = f"{' '.join(bad)!r} is not a pair" if bad else f"{orphans} of {len(vocab)} tokens have no merge"
+        raise LoadError(f"{path} is truncated: {reason}; download it again")

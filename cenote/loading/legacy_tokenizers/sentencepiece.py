@@ -1,0 +1,167 @@
+"""SentencePiece unigram models: each class has its own ids, special tokens and normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import Unigram
+
+from cenote.errors import LoadError
+from cenote.loading.legacy_tokenizers import sentencepiece_file
+from cenote.loading.legacy_tokenizers.sentencepiece_file import SentencePieceModel, read_sentencepiece
+from cenote.loading.legacy_tokenizers.source import (
+    BERT_NAMES,
+    ROBERTA_NAMES,
+    WAY_OUT,
+    LegacyTokenizer,
+    TokenizerSource,
+    set_bert_template,
+    set_roberta_template,
+    set_template,
+    wrap_tokenizer_errors,
+)
+
+FAIRSEQ_FILE = "sentencepiece.bpe.model"
+T5_NAMES = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+ALBERT_NAMES = BERT_NAMES | {"pad_token": "<pad>", "unk_token": "<unk>"}
+XLNET_NAMES = ROBERTA_NAMES | {"cls_token": "<cls>", "sep_token": "<sep>", "bos_token": "<s>", "eos_token": "</s>"}
+XLNET_CLS_TYPE = 2
+UNUSED_CAMEMBERT_TOKENS = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
+MBART_LANGUAGES = str.split(
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP "
+    "nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
+)
+
+
+def build_xlm_roberta(source: TokenizerSource) -> LegacyTokenizer:
+    names = ROBERTA_NAMES | source.special_tokens
+    with wrap_tokenizer_errors(source.require_vocabulary(FAIRSEQ_FILE)):
+        model = _read_unigram(source, FAIRSEQ_FILE)
+        vocab = [*_fairseq_vocabulary(model, names), (names["mask_token"], 0.0)]
+        tokenizer = _build_unigram(model, vocab, unk_id=3)
+        set_roberta_template(tokenizer, names)
+    return LegacyTokenizer(tokenizer, names, mask_takes_space=True)
+
+
+def build_mbart(source: TokenizerSource) -> LegacyTokenizer:
+    """Like XLM-RoBERTa with one token per language, which ends a text after </s>."""
+    names = {"bos_token": "<s>", "eos_token": "</s>"} | ROBERTA_NAMES | source.special_tokens
+    language = source.settings.get("src_lang") or "en_XX"
+    if language not in MBART_LANGUAGES:
+        raise source.refuse(f"src_lang {language!r}")
+    with wrap_tokenizer_errors(source.require_vocabulary(FAIRSEQ_FILE)):
+        model = _read_unigram(source, FAIRSEQ_FILE)
+        vocab = [*_fairseq_vocabulary(model, names), *((token, 0.0) for token in MBART_LANGUAGES)]
+        tokenizer = _build_unigram(model, [*vocab, (names["mask_token"], 0.0)], unk_id=3)
+        tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in MBART_LANGUAGES])
+        eos = names["eos_token"]
+        set_template(tokenizer, f"$A {eos} {language}", f"$A $B {eos} {language}", eos, language)
+    return LegacyTokenizer(tokenizer, names, mask_takes_space=True)
+
+
+def build_camembert(source: TokenizerSource) -> LegacyTokenizer:
+    """Four tokens come before those of the file, so that ids are four higher: <s> is 5, </s> is 6."""
+    names = ROBERTA_NAMES | source.special_tokens
+    with wrap_tokenizer_errors(source.require_vocabulary(FAIRSEQ_FILE)):
+        model = _read_unigram(source, FAIRSEQ_FILE)
+        bos, eos, unk = UNUSED_CAMEMBERT_TOKENS
+        first = [(bos, 0.0), (names["pad_token"], 0.0), (eos, 0.0), (names["unk_token"], 0.0), (unk, -100.0)]
+        tokenizer = _build_unigram(model, [*first, *_scores(model)[1:], (names["mask_token"], 0.0)], unk_id=3)
+        unused = [AddedToken(token, normalized=False, special=True) for token in UNUSED_CAMEMBERT_TOKENS]
+        tokenizer.add_special_tokens(unused)
+        set_roberta_template(tokenizer, names)
+    return LegacyTokenizer(tokenizer, names, mask_takes_space=True)
+
+
+def build_deberta_v2(source: TokenizerSource) -> LegacyTokenizer:
+    names = BERT_NAMES | source.special_tokens
+    with wrap_tokenizer_errors(source.require_vocabulary("spm.model")):
+        model = _read_unigram(source, "spm.model")
+        steps = [normalizers.Lowercase()] if source.settings.get("do_lower_case") else []
+        tokenizer = _build_unigram(model, _scores(model), unk_id=model.unk_id, steps=steps)
+        set_bert_template(tokenizer, names)
+    return LegacyTokenizer(tokenizer, names)
+
+
+def build_t5(source: TokenizerSource) -> LegacyTokenizer:
+    names = T5_NAMES | source.special_tokens
+    with wrap_tokenizer_errors(source.require_vocabulary("spiece.model")):
+        model = _read_unigram(source, "spiece.model")
+        sentinels = reversed(range(source.settings.get("extra_ids", 100)))
+        vocab = [*_scores(model), *((f"<extra_id_{number}>", 0.0) for number in sentinels)]
+        tokenizer = _build_unigram(model, vocab, unk_id=model.unk_id)
+        end = names["eos_token"]
+        set_template(tokenizer, f"$A {end}", f"$A {end} $B {end}", end)
+    return LegacyTokenizer(tokenizer, names)
+
+
+def build_albert(source: TokenizerSource) -> LegacyTokenizer:
+    names = ALBERT_NAMES | source.special_tokens
+    with wrap_tokenizer_errors(source.require_vocabulary("spiece.model")):
+        model = _read_unigram(source, "spiece.model")
+        steps = _clean_steps(source, lower_case=True)
+        tokenizer = _build_unigram(model, _scores(model), unk_id=model.unk_id, steps=steps)
+        set_bert_template(tokenizer, names)
+    return LegacyTokenizer(tokenizer, names)
+
+
+def build_xlnet(source: TokenizerSource) -> LegacyTokenizer:
+    """<sep> and <cls> end a text; <cls> has a token type of its own."""
+    names = XLNET_NAMES | source.special_tokens
+    with wrap_tokenizer_errors(source.require_vocabulary("spiece.model")):
+        model = _read_unigram(source, "spiece.model")
+        steps = _clean_steps(source, lower_case=False)
+        tokenizer = _build_unigram(model, _scores(model), unk_id=model.unk_id, steps=steps)
+        cls, sep = names["cls_token"], names["sep_token"]
+        end = f"{cls}:{XLNET_CLS_TYPE}"
+        set_template(tokenizer, f"$A {sep} {end}", f"$A {sep} $B:1 {sep}:1 {end}", cls, sep)
+    return LegacyTokenizer(tokenizer, names, mask_takes_space=True)
+
+
+def add_special_pieces(tokenizer: Tokenizer, model: SentencePieceModel) -> None:
+    for piece in model.pieces:
+        if piece.kind in (sentencepiece_file.CONTROL, sentencepiece_file.USER_DEFINED):
+            special = piece.kind == sentencepiece_file.CONTROL
+            tokenizer.add_tokens([AddedToken(piece.text, normalized=False, special=special)])
+
+
+def _read_unigram(source: TokenizerSource, file: str) -> SentencePieceModel:
+    path = source.require_vocabulary(file)
+    model = read_sentencepiece(path)
+    if model.algorithm != sentencepiece_file.UNIGRAM:
+        raise LoadError(f"{path} is a BPE model, but {source.class_name} requires unigram; {WAY_OUT}")
+    return model
+
+
+def _scores(model: SentencePieceModel) -> list[tuple[str, float]]:
+    return [(piece.text, piece.score) for piece in model.pieces]
+
+
+def _fairseq_vocabulary(model: SentencePieceModel, names: dict[str, str]) -> list[tuple[str, float]]:
+    """Replace the three special tokens of SentencePiece by four, so that all other ids are one higher."""
+    first = [(names[name], 0.0) for name in ("cls_token", "pad_token", "sep_token", "unk_token")]
+    return [*first, *_scores(model)[3:]]
+
+
+def _clean_steps(source: TokenizerSource, *, lower_case: bool) -> list[Any]:
+    """Return the normalisation of ALBERT and XLNet before that of the file; `lower_case` is the class's default."""
+    steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not source.settings.get("keep_accents", False):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    return [*steps, normalizers.Lowercase()] if source.settings.get("do_lower_case", lower_case) else steps
+
+
+def _build_unigram(
+    model: SentencePieceModel, vocab: list[tuple[str, float]], *, unk_id: int, steps: Iterable[Any] = ()
+) -> Tokenizer:
+    tokenizer = Tokenizer(Unigram(vocab, unk_id=unk_id, byte_fallback=False))
+    charsmap = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
+    tokenizer.normalizer = normalizers.Sequence(
+        [*steps, *charsmap, normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    add_special_pieces(tokenizer, model)
+    return tokenizer
