@@ -23,6 +23,7 @@ from cenote.loading.heads import load_heads, load_projector
 from cenote.loading.image_processor_files import read_processor_files
 from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
 from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
+from cenote.loading.tokenizer_checks import check_tokenizer
 from cenote.loading.tokenizer_files import TokenizerFiles, append_eos, empty_tokenizer_files, load_tokenizer_files
 from cenote.loading.transformers_backend import load_transformers_backbone
 from cenote.loading.weight_loader import WeightLoader
@@ -166,10 +167,12 @@ def _load_tensor_model(options: EngineConfig, description: ModelDescription) -> 
 
 
 def _load_tokenizer(options: EngineConfig, description: ModelDescription) -> TokenizerFiles:
-    if options.tokenizer is None:
-        return load_tokenizer_files(description.checkpoint)
-    return load_tokenizer_files(
-        find_checkpoint(
+    checkpoint = description.checkpoint
+    if options.tokenizer is not None:
+        checkpoint = find_checkpoint(
             options.tokenizer, revision=options.tokenizer_revision, token=options.hf_token, needs_config=False
         )
-    )
+    files = load_tokenizer_files(checkpoint)
+    vocab_size = description.architecture.backbone.vocab_size
+    check_tokenizer(files, description.config, vocab_size, checkpoint.folder)
+    return files

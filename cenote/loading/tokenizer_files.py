@@ -51,6 +51,7 @@ class TokenizerFiles:
     clean_up_spaces: bool = False  # clean_up_tokenization_spaces, for decoded text
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)  # tokenizer_config.json with the chat template
     has_token_types: bool = True  # whether the model takes token_type_ids
+    is_legacy: bool = False  # built from older vocabulary files, without tokenizer.json
     returns_token_types: bool = False  # whether Transformers' tokenizer returns them without being asked
 
 
@@ -103,6 +104,7 @@ def load_tokenizer_files(checkpoint: Checkpoint) -> TokenizerFiles:
         and type(tokenizer.model).__name__ != "BPE",
         tokenizer_config=_make_tokenizer_config(settings, template),
         has_token_types="token_type_ids" in settings.get("model_input_names", ("token_type_ids",)),
+        is_legacy=built is not None,
         returns_token_types=_returns_token_types(checkpoint, settings),
     )
 
