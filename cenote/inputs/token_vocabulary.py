@@ -10,6 +10,19 @@ import tokenizers
 from cenote.inputs.tokenizer import clean_up_spaces
 
 
+def copy_tokenizer(raw: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Return an independent copy; one with a pre-tokenizer in Python, which cannot be serialised, shares its model."""
+    if type(raw.pre_tokenizer) is not tokenizers.pre_tokenizers.PreTokenizer:  # the type of those in Python
+        return tokenizers.Tokenizer.from_str(raw.to_str())
+    copy = tokenizers.Tokenizer(raw.model)
+    copy.normalizer, copy.pre_tokenizer = raw.normalizer, raw.pre_tokenizer
+    copy.post_processor, copy.decoder = raw.post_processor, raw.decoder
+    added = [token for _, token in sorted(raw.get_added_tokens_decoder().items())]
+    copy.add_tokens([token for token in added if not token.special])
+    copy.add_special_tokens([token for token in added if token.special])
+    return copy
+
+
 class _SpecialToken:
     """A token such as `pad_token`, and with `_id` in its name the id of one; None if the tokenizer has none."""
 
@@ -45,7 +58,7 @@ class TokenVocabulary:
         *,
         clean_up: bool,
     ) -> None:
-        self.backend_tokenizer = tokenizers.Tokenizer.from_str(raw.to_str())
+        self.backend_tokenizer = copy_tokenizer(raw)
         self.special_tokens_map = dict(special_tokens)
         self.additional_special_tokens = list(additional_special_tokens)
         self.clean_up_tokenization_spaces = clean_up

@@ -25,7 +25,7 @@ from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
 from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
 from cenote.loading.tokenizer_checks import check_tokenizer
 from cenote.loading.tokenizer_files import TokenizerFiles, append_eos, empty_tokenizer_files, load_tokenizer_files
-from cenote.loading.transformers_backend import load_transformers_backbone
+from cenote.loading.transformers_backend import LastToken, load_transformers_backbone
 from cenote.loading.weight_loader import WeightLoader
 from cenote.loading.weights import open_weights
 from cenote.models.vision_spec import ProcessorFiles, VisionSpec
@@ -148,8 +148,15 @@ def _exclude_special_tokens(description: ModelDescription, tokenizer: TokenizerF
 
 def _load_transformers_model(description: ModelDescription, tokenizer: TokenizerFiles) -> LoadedModel:
     device, dtype = description.device.value, description.dtype.value
+    encoding = tokenizer.tokenizer.encode("a")
+    has_last_token = bool(encoding.type_ids) and encoding.type_ids[-1] > 1
     backbone = load_transformers_backbone(
-        description.checkpoint, description.config, description.kind.value, dtype, device
+        description.checkpoint,
+        description.config,
+        description.kind.value,
+        dtype,
+        device,
+        LastToken(encoding.ids[-1], encoding.type_ids[-1]) if has_last_token else None,
     )
     projector = load_projector(description, None)
     pooler = Pooler(description.plan, Heads(projector, projector), description.head_dtype.value)

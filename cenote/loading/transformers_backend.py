@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,21 @@ from cenote.packed_batch import PackedBatch
 logger = logging.getLogger("cenote")
 
 TRANSFORMERS_INSTALL_HINT = "pip install 'cenote[transformers]'"
+# model types that Transformers lists as causal, but which read texts in both directions; <cls> is the last token
+PERMUTATION_TYPES = ("xlnet",)
 # auto class per kind of checkpoint
 AUTO_CLASSES: dict[CheckpointKind, str] = {
     "sequence": "AutoModelForSequenceClassification",
     "token": "AutoModelForTokenClassification",
     "embed": "AutoModel",
 }
+
+
+class LastToken(NamedTuple):
+    """A special token at the end of every input that has a token type of its own (<cls> of XLNet)."""
+
+    token_id: int
+    token_type: int
 
 
 def is_available() -> bool:
@@ -75,7 +84,7 @@ def transformers_architecture(config: HFConfig) -> Architecture:
         # placeholders: the heads of the Transformers model are used
         sequence_head=make_linear_head("classifier", pooling="CLS"),
         token_head=make_linear_head("classifier"),
-        pairs_with_separator=not causal,
+        pairs_with_separator=not causal or config.get("model_type") in PERMUTATION_TYPES,
     )
 
 
@@ -91,7 +100,12 @@ def _is_causal(config: HFConfig) -> bool:
 
 
 def load_transformers_backbone(
-    checkpoint: Checkpoint, config: HFConfig, kind: CheckpointKind, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint,
+    config: HFConfig,
+    kind: CheckpointKind,
+    dtype: torch.dtype,
+    device: torch.device,
+    last_token: LastToken | None = None,
 ) -> nn.Module:
     logger.warning(
         "%s runs on the Transformers backend: inputs are padded, so it is slower than native models",
@@ -110,7 +124,7 @@ def load_transformers_backbone(
         ) from error
     if kind in ("embed", "reward") and hasattr(model, "decoder") and hasattr(model, "encoder"):
         model = model.get_encoder()
-    return TransformersBackbone(model.to(device).eval().requires_grad_(False), kind)
+    return TransformersBackbone(model.to(device).eval().requires_grad_(False), kind, last_token)
 
 
 @contextmanager
@@ -127,11 +141,12 @@ def _silence_logging(log: Any) -> Iterator[None]:
 class TransformersBackbone(nn.Module):
     """Return hidden states [tokens, hidden]; for classifiers, logits repeated for every token they apply to."""
 
-    def __init__(self, model: Any, kind: CheckpointKind) -> None:
+    def __init__(self, model: Any, kind: CheckpointKind, last_token: LastToken | None = None) -> None:
         super().__init__()
         self.model = model
         self.kind = kind
-        self.has_token_types = getattr(model.config, "type_vocab_size", 0) > 1
+        self.last_token = last_token
+        self.has_token_types = getattr(model.config, "type_vocab_size", 0) > 1 or last_token is not None
 
     def forward(self, batch: PackedBatch) -> Tensor:
         if batch.inputs_embeds is not None:
@@ -141,10 +156,19 @@ class TransformersBackbone(nn.Module):
             logits = torch.cat([self._run_model(*part).logits for part in self._equal_length_batches(batch)])
             return logits[batch.segment_ids]
         real = torch.arange(batch.max_seqlen, device=batch.device) < batch.seq_lens[:, None]
-        types = None if batch.token_type_ids is None else _pad(batch.token_type_ids, real)
+        token_types = self._token_types(batch)
+        types = None if token_types is None else _pad(token_types, real)
         output = self._run_model(_pad(batch.token_ids, real), types, real.long())
         rows: Tensor = output.logits if self.kind == "token" else output.last_hidden_state
         return rows[real]
+
+    def _token_types(self, batch: PackedBatch) -> Tensor | None:
+        if self.last_token is None:
+            return batch.token_type_ids
+        types = torch.zeros_like(batch.token_ids) if batch.token_type_ids is None else batch.token_type_ids.clone()
+        ends = batch.cu_seqlens[1:] - 1
+        types[ends[batch.token_ids[ends] == self.last_token.token_id]] = self.last_token.token_type
+        return types
 
     def _run_model(self, ids: Tensor, types: Tensor | None, mask: Tensor | None = None) -> Any:
         kinds = {"token_type_ids": types} if self.has_token_types and types is not None else {}
@@ -152,9 +176,10 @@ class TransformersBackbone(nn.Module):
 
     def _equal_length_batches(self, batch: PackedBatch) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield ids and token types [count, length] of consecutive sequences of equal length, which need no padding."""
+        token_types = self._token_types(batch)
         for run in batch.equal_length_runs:
             rows = slice(run.start, run.start + run.num_seqs * run.seq_len)
-            types = None if batch.token_type_ids is None else batch.token_type_ids[rows].view(run.num_seqs, run.seq_len)
+            types = None if token_types is None else token_types[rows].view(run.num_seqs, run.seq_len)
             yield batch.token_ids[rows].view(run.num_seqs, run.seq_len), types
 
 

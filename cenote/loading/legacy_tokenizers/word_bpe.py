@@ -49,7 +49,10 @@ def _build(source: TokenizerSource, normalize: NormalizeText) -> LegacyTokenizer
     with wrap_tokenizer_errors(codes):
         splitter = SubwordSplitter(_read_merges(codes), normalize)
     tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(splitter)
-    tokenizer.decoder = decoders.Sequence([decoders.WordPiece(prefix="", cleanup=False), decoders.Replace("@@ ", "")])
+    tokenizer.decoder = decoders.Sequence(
+        # no token starts with a space, so that one is put between all of them
+        [decoders.WordPiece(prefix=" ", cleanup=False), decoders.Fuse(), decoders.Replace(f"{CONTINUES} ", "")]
+    )
     set_roberta_template(tokenizer, names)
     return LegacyTokenizer(tokenizer, names)
 
