@@ -95,6 +95,15 @@ def byte_level_pieces(folder: Path, special_tokens: Sequence[str]) -> None:
     tokenizer.save_model(str(folder))
 
 
+def end_marked_words(folder: Path, special_tokens: Sequence[str]) -> None:
+    """Write vocab.json and merges.txt of HerBERT, where the last part of a word ends in </w>."""
+    tokenizer = Tokenizer(BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    options = {"special_tokens": list(special_tokens), "end_of_word_suffix": "</w>", "show_progress": False}
+    tokenizer.train_from_iterator(_corpus(), trainers.BpeTrainer(vocab_size=600, **options))
+    tokenizer.model.save(str(folder))
+
+
 def word_pieces(folder: Path, *, vocab_size: int = 300, keep: Callable[[int], bool] = lambda row: row % 7 > 0) -> None:
     """Write vocab.txt and bpe.codes of BERTweet and PhoBERT; some results of merges are not in the vocabulary."""
     tokenizer = Tokenizer(BPE(end_of_word_suffix="</w>"))

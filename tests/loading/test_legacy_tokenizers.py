@@ -337,6 +337,13 @@ def test_mpnet_reads_word_pieces_with_the_tokens_of_roberta(tmp_path: Path) -> N
     assert tokenizer.encode("hello", "world <mask>").ids == [0, 4, 2, 2, 5, 8, 2]
 
 
+def test_herbert_reads_words_with_an_end_mark(tmp_path: Path) -> None:
+    vocabulary.end_marked_words(tmp_path, ROBERTA_TOKENS)
+    write_json(tmp_path, "config.json", model_type="bert", tokenizer_class="HerbertTokenizerFast")
+
+    assert_same_ids(load(tmp_path).tokenizer, auto_tokenizer(tmp_path), [*PROBES, *SPECIAL_PROBES])
+
+
 def test_the_class_of_tokenizer_config_is_believed_before_that_of_config(tmp_path: Path) -> None:
     vocabulary.fairseq_pieces(tmp_path)
     write_json(tmp_path, "config.json", model_type="bert", tokenizer_class="CamembertTokenizer")
