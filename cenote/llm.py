@@ -179,7 +179,7 @@ class LLM:
         if isinstance(prompts, Mapping) and "data" in prompts and pooling_task != "plugin":
             raise BadRequest("The 'data' field is only supported for the 'plugin' pooling task.")
         if pooling_task is None and self.config.task is not None:
-            pooling_task = self._select_task()  # the deprecated option `task` selects it
+            pooling_task = self.pooling_task  # the deprecated option `task` selects it
         if pooling_task is None:
             raise BadRequest(MISSING_TASK_MESSAGE + ", ".join(self.supported_tasks))
         if pooling_task == "plugin":
@@ -308,12 +308,6 @@ class LLM:
 
         with progress_bar(use_tqdm) as on_progress:
             return _without_errors(self.engine.pool_as(request, make_wrapper, on_progress))
-
-    def _select_task(self) -> Task:
-        """Return the default task; if ALL or STEP pooling was asked for, the one with a row per token."""
-        task = self.pooling_task
-        is_by_token = self.config.pooler_config.tok_pooling_type is not None
-        return next((other for other in self.engine.plan.tasks if is_by_token and other == f"token_{task}"), task)
 
     def _run_plugin(
         self,

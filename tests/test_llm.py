@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -233,6 +234,22 @@ def test_parameters_can_be_verified_for_a_model(llm: LLM, tiny: MakeTiny) -> Non
     params = PoolingParams(task="embed", normalize=True)
     params.verify(llm.model_config)  # the signature of newer versions of vLLM
     assert params == PoolingParams(task="embed", use_activation=True)
+
+
+def test_verify_accepts_any_model_config_and_refuses_names_that_are_not_tasks() -> None:
+    PoolingParams(dimensions=4).verify("embed", SimpleNamespace(pooler_config=PoolerConfig()))
+    PoolingParams(dimensions=4).verify("embed&token_classify")
+    PoolingParams(dimensions=4).verify("plugin")
+    with pytest.raises(BadRequest, match="unknown task 'junk'; expected one of: embed"):
+        PoolingParams().verify("junk")
+    with pytest.raises(BadRequest, match="`encode` task was removed"):
+        PoolingParams().verify("encode")
+
+
+def test_extra_token_types_are_refused(tiny: MakeTiny) -> None:
+    params = PoolingParams(extra_kwargs={"compressed_token_type_ids": 2})
+    with pytest.raises(Unsupported, match="compressed_token_type_ids is not supported"):
+        tiny("cross").classify([[2, 7, 3]], pooling_params=params)
 
 
 def test_normalize_is_refused_by_classification_tasks(tiny: MakeTiny) -> None:

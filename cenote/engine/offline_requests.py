@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cenote.engine.engine import PoolingEngine
-from cenote.errors import BadRequest
+from cenote.errors import BadRequest, Unsupported
 from cenote.inputs.prompt_parsing import parse_prompts, parse_tokenization_kwargs
 from cenote.protocol.params import AggregationStrategy, PoolingParams, ScoreType, Task, TokenizationParams
 from cenote.protocol.requests import EntityRequest, PoolRequest, ScoreRequest
@@ -49,6 +49,11 @@ def make_pool_request(
     """Build the request of `embed`, `classify`, `encode` and the like; load new adapters."""
     for task in tasks:
         engine.admission.check_task(task)
+    for item in params if isinstance(params, list | tuple) else [params]:
+        if isinstance(item, PoolingParams) and "compressed_token_type_ids" in (item.extra_kwargs or {}):
+            raise Unsupported(
+                "compressed_token_type_ids is not supported; use LLM.score for pairs of texts", param="extra_kwargs"
+            )
     return PoolRequest(
         task=tasks[0],
         extra_tasks=tuple(tasks[1:]),

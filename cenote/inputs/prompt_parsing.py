@@ -58,7 +58,7 @@ def _is_integer(token: Any) -> bool:
 
 
 def _parse_mapping(prompt: Mapping[str, Any]) -> Input:
-    if any(prompt.get("token_type_ids") or ()):
+    if (types := prompt.get("token_type_ids")) is not None and np.any(np.asarray(types)):
         raise Unsupported(
             "token_type_ids of a prompt are not supported; use LLM.score for pairs of texts", param="token_type_ids"
         )

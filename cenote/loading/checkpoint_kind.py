@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 from cenote.config.engine import Convert, EngineConfig
 from cenote.config.options import Sourced
@@ -118,17 +120,24 @@ def find_reward_head(checkpoint: Checkpoint, entry: ArchitectureEntry, architect
     """
     if architecture.reward_head is not None:
         return architecture.reward_head
-    names = sorted(name for name in open_weights(checkpoint).names() if name.startswith(REWARD_HEAD_PREFIXES))
+    stored = {_remove_prefix(name, architecture.prefixes) for name in open_weights(checkpoint).names()}
+    names = sorted(name for name in stored if name.startswith(REWARD_HEAD_PREFIXES))
     if not names:
         return None
     head = architecture.sequence_head
     # one linear layer gives a value per token as it gives one per sequence
     if entry.is_native and head is not None and {name.rpartition(".")[0] for name in names} == {*head.weights.values()}:
         return replace(head, applies_activation=False)
+    is_ignored = all(any(fnmatchcase(name, pattern) for pattern in architecture.unused_weights) for name in names)
+    advice = "; use convert='embed' for embeddings, which ignore it" if is_ignored else ""
     raise LoadError(
-        f"{checkpoint.folder}: {entry.name} has a reward head that is not supported ({', '.join(names[:4])}); "
-        "use convert='embed' for embeddings, which ignore it"
+        f"{checkpoint.folder}: {entry.name} has a reward head that is not supported ({', '.join(names[:4])}){advice}"
     )
+
+
+def _remove_prefix(name: str, prefixes: Sequence[str]) -> str:
+    """Return the name of a tensor without the prefix of the backbone's names, if it has one."""
+    return name.removeprefix(next((prefix for prefix in prefixes if name.startswith(prefix)), ""))
 
 
 def _check_sparse(options: EngineConfig, entry: ArchitectureEntry, architecture: Architecture) -> None:

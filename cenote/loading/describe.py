@@ -181,7 +181,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
         native_bf16=cpu.has_bfloat16,
         supports_float16=supports_float16(config.get("model_type")),
     )
-    tasks = _with_default_first(_tasks_of_kind(kind.value, entry, family), options.task)
+    tasks = _with_default_first(_tasks_of_kind(kind.value, entry, family), options)
     step_tag = head.spec.step_tag_id if head is not None else None
     num_labels = from_tokens.num_labels if from_tokens else _resolve_num_labels(config, labels, kind.value, head)
     if labels is None and from_tokens is None and head is not None and kind.value in ("sequence", "token"):
@@ -271,9 +271,15 @@ def _encoder_max_length(
     return files.max_length if late_interaction is None or late_interaction.settings is None else None
 
 
-def _with_default_first(tasks: tuple[Task, ...], requested: str | None) -> tuple[Task, ...]:
-    """Return the tasks with the one of the deprecated option `task` first, if the model has it."""
-    return tuple(sorted(tasks, key=lambda task: task != requested))
+def _with_default_first(tasks: tuple[Task, ...], options: EngineConfig) -> tuple[Task, ...]:
+    """Return the tasks with the one of the deprecated option `task` first, if the model has it.
+
+    With ALL or STEP pooling, that option selected a row per token.
+    """
+    default = next((task for task in tasks if task == options.task), tasks[0])
+    if options.task is not None and options.pooler_config.tok_pooling_type is not None:
+        default = next((task for task in tasks if task == f"token_{default}"), default)
+    return tuple(sorted(tasks, key=lambda task: task != default))
 
 
 def _resolve_activation(

@@ -10,6 +10,7 @@ import torch
 from cenote.config.pooler import PoolerConfig
 from cenote.models.architecture import HFConfig
 from cenote.pooling.plan import PoolingPlan
+from cenote.protocol.params import FORMER_TASKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,10 @@ class ModelConfig:
     def pooler_config(self) -> PoolerConfig:
         """The pooling settings in use: options, then the model's files, then its defaults."""
         return self.pooling_plan.resolve_pooler_config()
+
+    def uses_activation(self, task: str) -> bool:
+        """Return whether a task normalizes or applies its activation by default."""
+        return self.pooling_plan.uses_activation(FORMER_TASKS.get(task, task))
 
     @property
     def is_matryoshka(self) -> bool:

@@ -76,7 +76,7 @@ class PoolingPlan:
             self.matryoshka.check_dimensions(dimensions, self.model)
         use_activation = params.use_activation
         if use_activation is None:
-            use_activation = self._default_activation(task)
+            use_activation = self.uses_activation(task)
         if self.tok_pooling_type.value != "STEP" or task not in ("token_embed", "token_classify"):
             return PoolingOptions(use_activation, dimensions)
         tag = params.step_tag_id if params.step_tag_id is not None else defaults.step_tag_id
@@ -84,21 +84,22 @@ class PoolingPlan:
         return PoolingOptions(use_activation, dimensions, tag, tuple(columns) if columns else None)
 
     def resolve_pooler_config(self) -> PoolerConfig:
-        """Return the pooler config with the settings of the model's files and defaults filled in."""
+        """Return the pooler config with the settings of the model's files and defaults, those of its default task."""
         methods = self.seq_pooling_types.value
         sequence = methods[0] if len(methods) == 1 else None  # several are concatenated, which has no name
         token = self.tok_pooling_type.value
         return replace(
             self.defaults,
-            pooling_type=token if {"embed", "classify"}.isdisjoint(self.tasks) else sequence,
+            pooling_type=token if self.tasks[0].startswith("token_") else sequence,
             seq_pooling_type=sequence,
             tok_pooling_type=token,
-            use_activation=self._default_activation(self.tasks[0]),
+            use_activation=self.uses_activation(self.tasks[0]),
             logit_mean=self.logit_mean,
             logit_sigma=self.logit_sigma,
         )
 
-    def _default_activation(self, task: Task) -> bool:
+    def uses_activation(self, task: str) -> bool:
+        """Return whether a task normalizes or applies its activation by default."""
         return self.use_activation.value and task not in self.no_activation_tasks
 
     def _get_valid_params(self, task: Task) -> list[str]:

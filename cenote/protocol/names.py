@@ -6,17 +6,15 @@ from typing import get_args
 
 from cenote.errors import BadRequest, Unsupported
 from cenote.protocol.model_info import ModelInfo
-from cenote.protocol.params import Role, RoleName, validate_task_name
+from cenote.protocol.params import FORMER_TASKS, Role, RoleName, validate_task_name
 
 
 def resolve_task_name(name: str, model_info: ModelInfo) -> str:
     """Return the current name of a task; `reward` and `score` are deprecated names."""
     name = validate_task_name(name) or ""
-    if name == "reward":
-        return "token_classify"
     if name != "score":
-        return name
-    if "cross-encoder" not in model_info.score_types:
+        return FORMER_TASKS.get(name, name)
+    if "cross-encoder" not in model_info.score_types and "classify" not in model_info.excluded_tasks:
         raise Unsupported(
             f"task `score` requires a cross-encoder; this model supports {model_info.tasks}", param="task"
         )

@@ -17,6 +17,7 @@ logger = logging.getLogger("cenote")
 # `plugin`: models whose input and output tensors are handled by an IO processor plugin
 Task = Literal["embed", "classify", "token_embed", "token_classify", "sparse_embed", "plugin"]
 TASKS: tuple[Task, ...] = tuple(task for task in get_args(Task) if task != "plugin")
+FORMER_TASKS = {"score": "classify", "reward": "token_classify"}  # by their current names
 
 ScoreType = Literal["cross-encoder", "bi-encoder", "late-interaction", "sparse", "listwise"]
 
@@ -79,16 +80,23 @@ class PoolingParams:
             task, model_config = self.task, task
         if task is None or self.task not in (None, task):
             raise BadRequest(f"You cannot overwrite param.task={self.task!r} with pooling_task={task!r}!", param="task")
+        if task == "plugin" or "&" in task:
+            self.task = task
+            return  # any parameters: the plugin, or one of the combined tasks, uses them
+        if validate_task_name(task) not in (*TASKS, *FORMER_TASKS):
+            raise BadRequest(f"unknown task {task!r}; expected one of: {', '.join(TASKS)}", param="task")
         pooler = getattr(model_config, "pooler_config", None)
         valid = valid_params(task, has_steps=getattr(pooler, "tok_pooling_type", None) == "STEP")
         self.check_supported(task, valid)
         self.task, self.normalize = task, None
+        if "use_activation" in valid and self.use_activation is None and hasattr(model_config, "uses_activation"):
+            self.use_activation = model_config.uses_activation(task)  # it may differ between the tasks of a model
         for name in TASK_PARAMS:
             if name in valid and getattr(self, name) is None:
                 setattr(self, name, getattr(pooler, name, None))
         if "use_activation" in valid and self.use_activation is None:
             self.use_activation = True
-        if self.dimensions is not None and model_config is not None:
+        if self.dimensions is not None and hasattr(model_config, "is_matryoshka"):
             sizes = tuple(model_config.matryoshka_dimensions or ())
             matryoshka = Matryoshka(model_config.is_matryoshka, sizes, model_config.embedding_size)
             matryoshka.check_dimensions(self.dimensions, model_config.served_model_name)

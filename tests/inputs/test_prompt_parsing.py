@@ -79,6 +79,7 @@ def test_prompt_embeds_are_parsed() -> None:
         ({}, "Prompt dictionary must contain text, tokens, or embeddings"),
         ({"text": "a"}, "Prompt dictionary must contain text, tokens, or embeddings"),
         ({"prompt_token_ids": [1, 2], "token_type_ids": [0, 1]}, "token_type_ids of a prompt are not supported"),
+        ({"prompt_token_ids": [1], "token_type_ids": np.array([1])}, "token_type_ids of a prompt are not supported"),
         ({"prompt_embeds": [[0.5]]}, r"prompt_embeds must be a tensor \[tokens, hidden\], got list"),
     ],
     ids=str,

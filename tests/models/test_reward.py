@@ -193,6 +193,33 @@ def test_a_linear_reward_head_in_the_checkpoint_is_used(name: str, tmp_path: Pat
         assert_same(actual, [head(rows) for rows in compute_hidden_states(reference)])
 
 
+def test_embeddings_of_a_reward_model_are_normalised_by_default(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "LlamaForSequenceClassification", num_labels=1)
+    change_config(tmp_path, architectures=["LlamaForRewardModeling"])
+
+    with load_llm(tmp_path) as llm:
+        assert llm.model_config.pooler_config.pooling_type == "ALL"
+        assert llm.model_config.pooler_config.use_activation is False
+        params = PoolingParams()
+        params.verify("embed", llm.model_config)
+        (output,) = llm.encode([SEQUENCES[0]], params, pooling_task="embed", use_tqdm=False)
+    assert float(output.outputs.data.norm()) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_reward_head_is_found_behind_the_prefix_of_the_backbone(tmp_path: Path) -> None:
+    expected = compute_hidden_states(save_tiny(tmp_path, "LlamaForCausalLM"))
+    weight = torch.randn(1, 32)
+    rewrite(
+        tmp_path,
+        lambda tensors: tensors | {"model.score.weight": weight},
+        architectures=["LlamaForRewardModeling"],
+        num_labels=1,
+    )
+
+    with load_llm(tmp_path) as llm:
+        assert_same(rows_of(llm), [rows @ weight.T for rows in expected])
+
+
 def test_an_unknown_reward_head_is_refused_by_name(tmp_path: Path) -> None:
     tiny_qwen3_causal(tmp_path)
     head = Head(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
