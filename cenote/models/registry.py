@@ -170,7 +170,10 @@ KIND_SUFFIXES: tuple[tuple[str, CheckpointKind], ...] = (
 )
 
 # model types whose activations overflow float16, including those run by the Transformers backend
-NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2", "t5", "mt5")
+NO_FLOAT16 = (
+    *("gemma2", "gemma3", "gemma3_text", "glm4", "plamo2", "t5", "mt5"),
+    *("codexembed2b", "bidirlm", "HHEMv2Config"),  # Gemma and T5 under other names
+)
 # model types whose max_position_embeddings already includes the rope scaling
 PRESCALED_ROPE = ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text")
 
