@@ -30,6 +30,8 @@ IGNORE_PATTERNS = [
     "eval/*",
 ]
 PICKLE_PATTERN = "pytorch_model*.bin"
+ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -39,6 +41,7 @@ class Checkpoint:
 
     name: str
     folder: Path
+    base: Checkpoint | None = None  # of an adapter: the model that it changes, which has the files it lacks
 
     @property
     def candidate_names(self) -> tuple[str, ...]:
@@ -49,6 +52,11 @@ class Checkpoint:
 
     def find_file(self, file: str) -> Path | None:
         """Return the path of a file, or None; raise for broken links and paths outside the folder."""
+        path = self.find_own_file(file)
+        return self.base.find_file(file) if path is None and self.base is not None else path
+
+    def find_own_file(self, file: str) -> Path | None:
+        """Return the path of a file in the folder itself, not in that of the base model."""
         parts = PurePosixPath(file)
         if parts.is_absolute() or ".." in parts.parts:
             raise LoadError(f"{self.folder}: {file!r} is outside the model folder; expected a relative path inside it")
@@ -123,7 +131,7 @@ def find_adapter(name: str, *, token: str | None = None) -> Checkpoint:
     if not HUB_NAME.fullmatch(name):
         raise LoadError(f"folder {name!r} does not exist; expected a folder with adapter_config.json or a hub name")
     return Checkpoint(
-        name, _download_snapshot(name, None, token, [*DOWNLOAD_PATTERNS, WEIGHT_PATTERN, "adapter_model.bin"])
+        name, _download_snapshot(name, None, token, [*DOWNLOAD_PATTERNS, WEIGHT_PATTERN, ADAPTER_WEIGHTS[1]])
     )
 
 
@@ -152,7 +160,7 @@ def check_not_empty(path: Path) -> None:
 
 
 def _require_config(checkpoint: Checkpoint) -> Checkpoint:
-    if checkpoint.find_file("config.json") is None:
+    if checkpoint.find_file("config.json") is None and checkpoint.find_file(ADAPTER_CONFIG) is None:
         found = sorted(entry.name for entry in checkpoint.folder.iterdir())
         listed = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
         raise LoadError(
@@ -181,6 +189,8 @@ def _download_model(name: str, revision: str | None, token: str | None) -> Path:
         for module in folder.glob(kind)
         if not (module / "model.safetensors").exists()
     ]
+    if (folder / ADAPTER_CONFIG).exists() and not (folder / ADAPTER_WEIGHTS[0]).exists():
+        missing.append(ADAPTER_WEIGHTS[1])
     return _download_snapshot(name, revision, token, [*patterns, *missing]) if missing else folder
 
 
@@ -203,9 +213,10 @@ def _download_snapshot(name: str, revision: str | None, token: str | None, patte
     # HTTP libraries differ between huggingface_hub versions, so their errors have no common base class
     except Exception as error:
         # a partly cached repository is usable; reading a missing file raises its own error
-        config = try_to_load_from_cache(name, "config.json", cache_dir=cache, revision=revision) if offline else None
-        if isinstance(config, str):
-            return Path(config).parent
+        for file in ("config.json", ADAPTER_CONFIG) if offline else ():
+            config = try_to_load_from_cache(name, file, cache_dir=cache, revision=revision)
+            if isinstance(config, str):
+                return Path(config).parent
         raise LoadError(_download_error(name, revision, error, offline)) from error
 
 

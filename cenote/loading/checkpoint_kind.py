@@ -13,10 +13,10 @@ from cenote.loading.bge_m3 import find_head_files
 from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.hf_config import read_architectures
+from cenote.loading.merged_weights import open_model_weights
 from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.loading.tensor_model import find_plugin_entry, resolve_plugin_name
 from cenote.loading.transformers_backend import TRANSFORMERS_INSTALL_HINT, is_available, supports, transformers_entry
-from cenote.loading.weights import open_weights
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.registry import (
     ArchitectureEntry,
@@ -120,7 +120,7 @@ def find_reward_head(checkpoint: Checkpoint, entry: ArchitectureEntry, architect
     """
     if architecture.reward_head is not None:
         return architecture.reward_head
-    stored = {_remove_prefix(name, architecture.prefixes) for name in open_weights(checkpoint).names()}
+    stored = {_remove_prefix(name, architecture.prefixes) for name in open_model_weights(checkpoint).names()}
     names = sorted(name for name in stored if name.startswith(REWARD_HEAD_PREFIXES))
     if not names:
         return None

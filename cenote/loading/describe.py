@@ -12,6 +12,7 @@ from cenote.config.options import Sourced
 from cenote.errors import LoadError, PoolingError
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.post_load import resolve_quantization
+from cenote.loading.adapter_base import with_base_model
 from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
 from cenote.loading.checkpoint_kind import detect_kind, find_entry, find_reward_head, head_of_kind, resolve_kind
@@ -158,7 +159,12 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     late_interaction = None
     if kind.value == "multi_vector":
         late_interaction = resolve_late_interaction(
-            options.plain_late_interaction, checkpoint, config, files, family.late_interaction_defaults
+            options.plain_late_interaction,
+            checkpoint,
+            config,
+            files,
+            family.late_interaction_defaults,
+            family.query_format,
         )
     max_length = resolve_max_length(
         config,
@@ -238,9 +244,10 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
 
 def _find_checkpoint(options: EngineConfig, needs_weights: bool) -> Checkpoint:
     if options.model is not None:
-        return find_checkpoint(
+        found = find_checkpoint(
             options.model, revision=options.revision, token=options.hf_token, needs_weights=needs_weights
         )
+        return with_base_model(found, options.hf_overrides, options.hf_token, needs_weights=needs_weights)
     try:
         return find_checkpoint(find_default_model(), token=options.hf_token)
     except LoadError as error:

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from cenote.config.engine import EngineConfig
+from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.describe import ModelDescription
 from cenote.version import __version__
 
@@ -41,12 +42,19 @@ def compute_fingerprint(description: ModelDescription, options: EngineConfig) ->
     )
     for decision in decisions:
         digest.update(f"{decision}\0".encode())
-    folder = description.checkpoint.folder
-    for path in sorted({path for pattern in FINGERPRINTED_FILES for path in folder.rglob(pattern) if path.is_file()}):
-        digest.update(f"{path.relative_to(folder)}\0".encode())
-        for part in _iter_content(path):
-            digest.update(part)
+    checkpoint: Checkpoint | None = description.checkpoint
+    while checkpoint is not None:  # an adapter, then its base model
+        for name, path in _list_files(checkpoint.folder):
+            digest.update(f"{name}\0".encode())
+            for part in _iter_content(path):
+                digest.update(part)
+        checkpoint = checkpoint.base
     return digest.digest()
+
+
+def _list_files(folder: Path) -> list[tuple[Path, Path]]:
+    paths = {path for pattern in FINGERPRINTED_FILES for path in folder.rglob(pattern) if path.is_file()}
+    return [(path.relative_to(folder), path) for path in sorted(paths)]
 
 
 def _iter_content(path: Path) -> Iterator[bytes]:

@@ -12,6 +12,7 @@ import torch
 
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
+from cenote.loading.adapter_base import read_adapter_config
 from cenote.loading.checkpoint import Checkpoint
 from cenote.models.architecture import HFConfig
 
@@ -53,9 +54,8 @@ SUPPORTED_DTYPES = ("float32", "float", "bfloat16", "float16", "half")
 
 def read_config(checkpoint: Checkpoint, overrides: ConfigOverrides = None) -> HFConfig:
     """Return config.json with hf_overrides applied: a mapping is merged, a function returns the new config."""
-    source = str(checkpoint.folder / "config.json")
-    checkpoint.require_file("config.json")
-    values = checkpoint.read_json_object("config.json")
+    source = str(checkpoint.require_file("config.json"))
+    values = read_adapter_config(checkpoint, checkpoint.read_json_object("config.json"))
     if overrides is None:
         return HFConfig(_merge_text_config(values), source)
     if isinstance(overrides, Mapping):

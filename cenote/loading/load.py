@@ -22,12 +22,12 @@ from cenote.loading.describe import ModelDescription, describe_model
 from cenote.loading.heads import load_heads, load_projector
 from cenote.loading.image_processor_files import read_processor_files
 from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
+from cenote.loading.merged_weights import open_model_weights
 from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
 from cenote.loading.tokenizer_checks import check_tokenizer
 from cenote.loading.tokenizer_files import TokenizerFiles, append_eos, empty_tokenizer_files, load_tokenizer_files
 from cenote.loading.transformers_backend import LastToken, load_transformers_backbone
 from cenote.loading.weight_loader import WeightLoader
-from cenote.loading.weights import open_weights
 from cenote.models.vision_spec import ProcessorFiles, VisionSpec
 from cenote.pooling.heads import Heads
 from cenote.pooling.plan import PoolingPlan
@@ -64,7 +64,7 @@ def load_model(options: EngineConfig) -> LoadedModel:
     if not description.entry.is_native:
         return _load_transformers_model(description, tokenizer)
     weight_loader = WeightLoader(
-        open_weights(description.checkpoint), architecture.weight_tables, architecture.prefixes
+        open_model_weights(description.checkpoint), architecture.weight_tables, architecture.prefixes
     )
     backbone = _build(
         lambda: architecture.backbone_class(

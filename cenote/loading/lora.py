@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,21 +13,21 @@ from torch import Tensor
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
 from cenote.layers.lora import LoRAAdapter, LoRAContext, LoRAWeights
-from cenote.loading.checkpoint import Checkpoint, find_adapter
+from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint, find_adapter
+from cenote.loading.peft_files import (
+    check_lora_config,
+    lora_scaling,
+    open_adapter_weights,
+    read_full_tensors,
+    read_lora_pairs,
+)
 from cenote.loading.weight_loader import WeightLoader
-from cenote.loading.weights import CheckpointWeights, open_weights_file
 from cenote.models.architecture import Architecture, StoredAdapters
 
 logger = logging.getLogger("cenote")
 
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 VISION_PREFIX = "vision."  # module path prefix of the vision tower
-PEFT_PREFIX = "base_model.model."
 EMBEDDING_TABLES = ("embed.tokens", "embed.positions", "embed.token_types")
-LORA_TENSOR_NAME = re.compile(
-    r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<half>[AB])(?:\.weight|\.default\.weight|)$"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +46,16 @@ class LoRALoader:
             raise LoadError(
                 f"{checkpoint.folder} is not an adapter: no {ADAPTER_CONFIG}; expected a folder saved by PEFT"
             )
-        _check_supported(config, f"{checkpoint.folder / ADAPTER_CONFIG}")
-        halves = _lora_pairs(_open_adapter_weights(checkpoint))
+        check_lora_config(config, f"{checkpoint.folder / ADAPTER_CONFIG}")
+        weights = open_adapter_weights(checkpoint)
+        if others := read_full_tensors(weights):
+            raise LoadError(
+                f"{weights.source}: {next(iter(others.values()))} is not a LoRA tensor; adapters with full layers "
+                "(modules_to_save) or biases are not supported, merge them into the model"
+            )
         changes = {
-            module: (down, up * _lora_scaling(config, module, down.shape[0])) for module, (down, up) in halves.items()
+            module: (down, up * lora_scaling(config, module, down.shape[0]))
+            for module, (down, up) in read_lora_pairs(weights).items()
         }
         return self.map_to_modules(changes, str(checkpoint.folder))
 
@@ -193,47 +196,3 @@ def find_bundled(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
     """Return the adapters in the `adapters` folder of a checkpoint, by name; other folders are training artefacts."""
     files = sorted(checkpoint.folder.glob(f"adapters/*/{ADAPTER_CONFIG}"))
     return {file.parent.name: Checkpoint(str(file.parent), file.parent) for file in files}
-
-
-def _open_adapter_weights(checkpoint: Checkpoint) -> CheckpointWeights:
-    for file in ADAPTER_WEIGHTS:
-        if (path := checkpoint.find_file(file)) is not None:
-            return open_weights_file(path)
-    raise LoadError(f"{checkpoint.folder} has no adapter weights: expected {' or '.join(ADAPTER_WEIGHTS)}")
-
-
-def _lora_pairs(weights: CheckpointWeights) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return lora_A [rank, inputs] and lora_B [outputs, rank] by module name."""
-    found: dict[str, dict[str, Tensor]] = {}
-    for name in weights.names():
-        match = LORA_TENSOR_NAME.fullmatch(name.removeprefix(PEFT_PREFIX))
-        if match is None:
-            raise LoadError(
-                f"{weights.source}: {name} is not a LoRA tensor; adapters with full layers (modules_to_save) "
-                "or biases are not supported, merge them into the model"
-            )
-        found.setdefault(match["module"], {})[match["half"]] = weights.get(name)
-    for module, halves in found.items():
-        if set(halves) != {"A", "B"}:
-            raise LoadError(f"{weights.source}: {module} has only lora_{next(iter(halves))}; download it again")
-    return {module: (halves["A"], halves["B"]) for module, halves in found.items()}
-
-
-def _check_supported(config: Mapping[str, Any], source: str) -> None:
-    kind = config.get("peft_type", "LORA")
-    if kind != "LORA" or config.get("use_dora"):
-        raise LoadError(f"{source}: adapters of type {'DoRA' if config.get('use_dora') else kind} are not supported")
-    if config.get("bias", "none") != "none":
-        raise LoadError(f"{source}: bias={config['bias']!r} is not supported; expected 'none'")
-
-
-def _lora_scaling(config: Mapping[str, Any], module: str, rank: int) -> float:
-    alpha = next(_matching_values(config.get("alpha_pattern"), module), config.get("lora_alpha", rank))
-    divisor = math.sqrt(rank) if config.get("use_rslora") else rank
-    return float(alpha) / divisor
-
-
-def _matching_values(patterns: Mapping[str, Any] | None, module: str) -> Iterator[Any]:
-    for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            yield value

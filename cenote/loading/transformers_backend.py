@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cenote.errors import LoadError
 from cenote.layers.spec import BackboneSpec
-from cenote.loading.checkpoint import Checkpoint, first_line
+from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint, first_line
 from cenote.models.architecture import Architecture, HFConfig, make_linear_head
 from cenote.models.registry import ArchitectureEntry, CheckpointKind, kind_from_name
 from cenote.packed_batch import PackedBatch
@@ -107,6 +107,11 @@ def load_transformers_backbone(
     device: torch.device,
     last_token: LastToken | None = None,
 ) -> nn.Module:
+    if checkpoint.base is not None:
+        raise LoadError(
+            f"{checkpoint.folder / ADAPTER_CONFIG}: adapters are merged only for architectures that cenote implements, "
+            f"not for {config.get('architectures')}; merge it with merge_and_unload() of PEFT and load the result"
+        )
     logger.warning(
         "%s runs on the Transformers backend: inputs are padded, so it is slower than native models",
         checkpoint.name,

@@ -1,0 +1,91 @@
+"""Repositories that hold only a PEFT adapter: find the base model, and what the adapter changes in its config."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cenote.errors import LoadError
+from cenote.loading.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Checkpoint, find_checkpoint
+from cenote.loading.peft_files import check_lora_config, open_adapter_weights, read_full_tensors
+from cenote.models.registry import KIND_SUFFIXES
+
+logger = logging.getLogger("cenote")
+
+BASE_KEY = "base_model_name_or_path"
+WEIGHT_FILES = tuple(
+    f"{name}{suffix}" for name in ("model.safetensors", "pytorch_model.bin") for suffix in ("", ".index.json")
+)
+# task of PEFT -> suffix of the architecture that the adapter was trained in
+SUFFIX_BY_TASK = {"SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification"}
+CLASSIFIER_WEIGHTS = ("score.weight", "classifier.weight", "classifier.out_proj.weight")
+
+
+def with_base_model(
+    checkpoint: Checkpoint, overrides: Any, token: str | None, *, needs_weights: bool = True
+) -> Checkpoint:
+    """Return the checkpoint of an adapter with its base model; another checkpoint unchanged."""
+    if checkpoint.find_file(ADAPTER_CONFIG) is None:
+        return checkpoint
+    source = checkpoint.folder / ADAPTER_CONFIG
+    if any(checkpoint.find_file(file) is not None for file in WEIGHT_FILES):
+        logger.warning(
+            "%s: the adapter is not applied, since the folder has the weights of a model; if these are of the base "
+            "model, move the adapter to its own folder and load that",
+            source,
+        )
+        return checkpoint
+    config = checkpoint.read_json_object(ADAPTER_CONFIG)
+    check_lora_config(config, str(source))
+    override = overrides.get(BASE_KEY) if isinstance(overrides, Mapping) else None
+    name = override or config.get(BASE_KEY)
+    if not isinstance(name, str) or not name:
+        raise LoadError(f"{source} has no {BASE_KEY}; {_way_out('the base model')}")
+    revision = None if override else config.get("revision")
+    return replace(checkpoint, base=_find_base(checkpoint, name, revision, token, needs_weights=needs_weights))
+
+
+def read_adapter_config(checkpoint: Checkpoint, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the base model's config as the adapter changes it: the architecture of its task, the number of labels."""
+    if checkpoint.base is None:
+        return dict(values)
+    suffix = SUFFIX_BY_TASK.get(str(checkpoint.read_json_object(ADAPTER_CONFIG).get("task_type")))
+    names = values.get("architectures")
+    if suffix is None or not isinstance(names, list) or not names or str(names[0]).endswith(suffix):
+        return dict(values)
+    name = str(names[0])
+    stem = next((name.removesuffix(known) for known, _ in KIND_SUFFIXES if name.endswith(known)), name)
+    changes: dict[str, Any] = {"architectures": [stem + suffix]}
+    if not any(checkpoint.find_own_file(file) is not None for file in ADAPTER_WEIGHTS):
+        return {**values, **changes}  # only configuration files are read
+    weights = open_adapter_weights(checkpoint)
+    for tensor, stored in read_full_tensors(weights).items():
+        if tensor.endswith(CLASSIFIER_WEIGHTS) and "num_labels" not in values and "id2label" not in values:
+            changes["num_labels"] = weights.get(stored).shape[0]
+    return {**values, **changes}
+
+
+def _find_base(
+    checkpoint: Checkpoint, name: str, revision: Any, token: str | None, *, needs_weights: bool
+) -> Checkpoint:
+    """Look for a folder of that name, here and beside the adapter, and then on the hub."""
+    beside = checkpoint.folder.resolve().parent
+    folders = (Path(name).expanduser(), beside / Path(name).name, beside.parent / name)
+    found = next((str(folder) for folder in folders if folder.is_dir()), name)
+    try:
+        commit = revision if isinstance(revision, str) else None
+        base = find_checkpoint(found, revision=commit, token=token, needs_weights=needs_weights)
+    except LoadError as error:
+        raise LoadError(
+            f"{checkpoint.folder / ADAPTER_CONFIG}: this is an adapter for {name!r}, which was not found "
+            f"({error.message}); {_way_out(name)}"
+        ) from error
+    logger.info("%s is an adapter, merged into the weights of %s", checkpoint.name, base.folder)
+    return with_base_model(base, None, token, needs_weights=needs_weights)
+
+
+def _way_out(name: str) -> str:
+    return f'pass the folder of {name} with hf_overrides={{"{BASE_KEY}": "FOLDER"}}'

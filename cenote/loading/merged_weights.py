@@ -1,0 +1,80 @@
+"""The weights of a checkpoint; those of an adapter are merged into its base model, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from cenote.errors import LoadError
+from cenote.loading.checkpoint import ADAPTER_CONFIG, Checkpoint
+from cenote.loading.peft_files import lora_scaling, open_adapter_weights, read_full_tensors, read_lora_pairs
+from cenote.loading.weights import CheckpointWeights, open_weights
+
+# parts of a name that differ between versions of Transformers for one and the same layer
+WRAPPER_NAMES = {"base_model", "language_model", "model", "vlm"}
+
+
+def open_model_weights(checkpoint: Checkpoint) -> CheckpointWeights:
+    """Open the weights of a model, with the adapter merged if the checkpoint is one."""
+    if checkpoint.base is None:
+        return open_weights(checkpoint)
+    base, adapter = open_model_weights(checkpoint.base), open_adapter_weights(checkpoint)
+    config, source = checkpoint.read_json_object(ADAPTER_CONFIG), adapter.source
+    stored_names = _index_names(base.names())
+    merged = CheckpointWeights(source)
+    for name in base.names():
+        merged.add(name, base.file_of(name), _reader(base, name))
+    for module, (down, up) in read_lora_pairs(adapter).items():
+        target = _find_name(f"{module}.weight", stored_names)
+        if target is None:
+            raise LoadError(
+                f"{source}: the base model {checkpoint.base.name} has no {module}.weight, which the adapter changes; "
+                f'pass the folder of its base model with hf_overrides={{"base_model_name_or_path": "FOLDER"}}'
+            )
+        up = up.float() * lora_scaling(config, module, len(down))
+        is_transposed = bool(config.get("fan_in_fan_out"))
+        merged.add(target, source, _merging_reader(base, target, down, up, is_transposed, source))
+    for name, stored in read_full_tensors(adapter).items():
+        merged.add(_find_name(name, stored_names) or name, source, _reader(adapter, stored))
+    return merged
+
+
+def _reader(weights: CheckpointWeights, name: str) -> Callable[[], Tensor]:
+    return lambda: weights.get(name)
+
+
+def _merging_reader(
+    base: CheckpointWeights, name: str, down: Tensor, up: Tensor, is_transposed: bool, source: Path
+) -> Callable[[], Tensor]:
+    """Return a reader of weight + up @ down; `is_transposed`: layers are stored as [in, out]."""
+
+    def read() -> Tensor:
+        weight, update = base.get(name).float(), up @ down.float()
+        if is_transposed or update.shape != weight.shape:  # the shapes of embedding tables differ
+            update = update.T
+        if update.shape != weight.shape:
+            raise LoadError(
+                f"{source}: the update of {name} has shape {list(update.T.shape)}, the base model {list(weight.shape)}"
+            )
+        return weight + update
+
+    return read
+
+
+def _index_names(names: Iterable[str]) -> dict[str, str | None]:
+    """Return stored names by themselves, and by their name without wrappers (None where that is ambiguous)."""
+    index: dict[str, str | None] = {}
+    for name in names:
+        short = _without_wrappers(name)
+        index[short] = None if short in index else name
+    return index | {name: name for name in names}
+
+
+def _find_name(name: str, stored_names: Mapping[str, str | None]) -> str | None:
+    return stored_names.get(name) or stored_names.get(_without_wrappers(name))
+
+
+def _without_wrappers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)

@@ -1,0 +1,69 @@
+"""Read the files of a PEFT adapter: its config, LoRA matrices and tensors that replace whole layers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from cenote.errors import LoadError
+from cenote.loading.checkpoint import ADAPTER_WEIGHTS, Checkpoint
+from cenote.loading.weights import CheckpointWeights, open_weights_file
+
+PEFT_PREFIX = "base_model.model."
+SAVED_MODULE = ".modules_to_save"  # in the names of full layers, by older versions
+LORA_TENSOR_NAME = re.compile(
+    r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<half>[AB])(?:\.weight|\.default\.weight|)$"
+)
+
+
+def open_adapter_weights(checkpoint: Checkpoint) -> CheckpointWeights:
+    for file in ADAPTER_WEIGHTS:
+        if (path := checkpoint.find_own_file(file)) is not None:
+            return open_weights_file(path)
+    raise LoadError(f"{checkpoint.folder} has no adapter weights: expected {' or '.join(ADAPTER_WEIGHTS)}")
+
+
+def read_lora_pairs(weights: CheckpointWeights) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return lora_A [rank, inputs] and lora_B [outputs, rank] by module name."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name in weights.names():
+        if (match := _match_lora(name)) is not None:
+            found.setdefault(match["module"], {})[match["half"]] = weights.get(name)
+    for module, halves in found.items():
+        if set(halves) != {"A", "B"}:
+            raise LoadError(f"{weights.source}: {module} has only lora_{next(iter(halves))}; download it again")
+    return {module: (halves["A"], halves["B"]) for module, halves in found.items()}
+
+
+def read_full_tensors(weights: CheckpointWeights) -> dict[str, str]:
+    """Return the tensors that are not LoRA matrices: name in the base model -> name in the adapter file."""
+    others = (name for name in weights.names() if _match_lora(name) is None)
+    return {name.removeprefix(PEFT_PREFIX).replace(SAVED_MODULE, ""): name for name in others}
+
+
+def check_lora_config(config: Mapping[str, Any], source: str) -> None:
+    kind = config.get("peft_type", "LORA")
+    if kind != "LORA" or config.get("use_dora"):
+        raise LoadError(f"{source}: adapters of type {'DoRA' if config.get('use_dora') else kind} are not supported")
+    if config.get("bias", "none") != "none":
+        raise LoadError(f"{source}: bias={config['bias']!r} is not supported; expected 'none'")
+
+
+def lora_scaling(config: Mapping[str, Any], module: str, rank: int) -> float:
+    alpha = next(_matching_values(config.get("alpha_pattern"), module), config.get("lora_alpha", rank))
+    divisor = math.sqrt(rank) if config.get("use_rslora") else rank
+    return float(alpha) / divisor
+
+
+def _match_lora(name: str) -> re.Match[str] | None:
+    return LORA_TENSOR_NAME.fullmatch(name.removeprefix(PEFT_PREFIX))
+
+
+def _matching_values(patterns: Mapping[str, Any] | None, module: str) -> Iterator[Any]:
+    for pattern, value in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            yield value
