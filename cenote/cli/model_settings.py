@@ -203,6 +203,8 @@ def _try_load_tokenizer(model: ModelDescription) -> tuple[TokenizerFiles | None,
 def _format_role(role: RoleSettings, expansion: ExpansionSettings | None = None) -> str:
     parts = [f"at most {role.max_length} tokens"] if role.max_length else []
     parts += [f"marker {role.marker!r}"] if role.marker else []
+    if role.suffix_tokens:
+        parts.append(f"prompt {role.prompt!r}; {len(role.suffix_tokens)} tokens {role.suffix_tokens[0]!r} appended")
     if expansion is not None:
         parts.append(f"expanded to {expansion.length}" + ("" if expansion.is_attended else ", not attended"))
     parts += [f"no vector for {len(role.skiplist)} words"] if role.skiplist else []

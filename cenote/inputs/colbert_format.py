@@ -31,10 +31,12 @@ class RoleFormat:
     strip_whitespace: bool = False
     expansion: QueryExpansion | None = None
     skiplist_ids: tuple[int, ...] = ()  # tokens without a row in the output
+    suffix_ids: tuple[int, ...] = ()  # appended to every text, never truncated
 
     @property
-    def num_markers(self) -> int:
-        return 0 if self.marker_id is None else 1
+    def num_added(self) -> int:
+        """Tokens that the format adds to a text, besides expansion tokens."""
+        return len(self.suffix_ids) + (0 if self.marker_id is None else 1)
 
     def resolve_max_tokens(self, requested: int | None, max_model_len: int) -> int:
         """Return the truncation length: that of the request, else that of the format."""
@@ -50,6 +52,9 @@ class RoleFormat:
         if self.marker_id is None:
             return ids
         return np.concatenate((ids[:1], np.array([self.marker_id], dtype=np.int32), ids[1:]))
+
+    def append_suffix(self, ids: TokenIds) -> TokenIds:
+        return np.concatenate((ids, np.array(self.suffix_ids, dtype=np.int32))) if self.suffix_ids else ids
 
     def expand(self, ids: TokenIds, max_tokens: int) -> ExpandedIds:
         """Append expansion tokens up to the limit, and mask the tokens of the skiplist."""

@@ -113,11 +113,10 @@ class SequenceBuilder:
     ) -> TokenizedInput:
         template = self.tokenizer.single_template
         truncation_side = tokenization.truncation_side or self.tokenizer.truncation_side
-        num_added = template.num_tokens + role_format.num_markers
+        num_added = template.num_tokens + role_format.num_added
         kept = truncate_ids(text_ids, max(0, max_tokens - num_added), truncation_side)
-        ids = self.pad(
-            role_format.insert_marker(np.concatenate((template.prefix, kept, template.suffix))), tokenization
-        )
+        marked = role_format.insert_marker(np.concatenate((template.prefix, kept, template.suffix)))
+        ids = self.pad(role_format.append_suffix(marked), tokenization)
         expanded = role_format.expand(truncate_ids(ids, max_tokens, truncation_side), max_tokens)
         return TokenizedInput(
             expanded.token_ids,

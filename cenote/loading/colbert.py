@@ -12,7 +12,7 @@ from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.sentence_transformers import ENCODER_FILES, SETTINGS_FILE, SentenceTransformersFiles
-from cenote.models.architecture import HFConfig
+from cenote.models.architecture import HFConfig, QueryFormat
 
 logger = logging.getLogger("cenote")
 
@@ -63,6 +63,7 @@ class RoleSettings:
     marker: str  # vocabulary token inserted at position 1; empty: none
     prompt: str  # prepended to the text
     skiplist: tuple[str, ...] = ()  # tokens without an embedding
+    suffix_tokens: tuple[str, ...] = ()  # vocabulary tokens appended to every text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,7 @@ def resolve_late_interaction(
     config: HFConfig,
     files: SentenceTransformersFiles,
     family_defaults: Mapping[str, Any] | None,
+    query_format: QueryFormat | None = None,
 ) -> LateInteraction:
     """Use the settings of the checkpoint, or plain texts if it has none.
 
@@ -112,6 +114,8 @@ def resolve_late_interaction(
     if plain:
         return LateInteraction(None, Sourced(PLAIN_MAX_SIM, PLAIN_OPTION))
     settings = _read_late_interaction(checkpoint, config, files, family_defaults)
+    if settings is None and query_format is not None:
+        settings = _settings_of_format(query_format, "the architecture, as its processor")
     if settings is None:
         return LateInteraction(None, Sourced(PLAIN_MAX_SIM, "the architecture"))
     if plain is None and settings.source == COLBERT_DEFAULTS:
@@ -126,8 +130,19 @@ def _summarize(settings: LateInteractionSettings) -> str:
         "query expansion": settings.expansion is not None,
         "skiplist": any(role.skiplist for role in roles),
         "length limits": any(role.max_length for role in roles),
+        "query prompt and suffix": any(role.suffix_tokens for role in roles),
     }
     return "MaxSim with " + (", ".join(name for name, is_used in parts.items() if is_used) or "no special format")
+
+
+def _settings_of_format(query_format: QueryFormat, source: str) -> LateInteractionSettings:
+    query = RoleSettings(
+        max_length=None, marker="", prompt=query_format.prompt, suffix_tokens=query_format.suffix_tokens
+    )
+    document = RoleSettings(max_length=None, marker="", prompt="")
+    return LateInteractionSettings(
+        query=query, document=document, expansion=None, uses_pylate_rules=False, source=source
+    )
 
 
 def _read_late_interaction(

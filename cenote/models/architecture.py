@@ -88,6 +88,14 @@ class StoredAdapters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueryFormat:
+    """What the processor of a late-interaction model writes around a query."""
+
+    prompt: str
+    suffix_tokens: tuple[str, ...]  # from the vocabulary; each has an embedding that is scored like those of the text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """Description of a model: backbone, weight tables, default pooling and heads."""
 
@@ -108,6 +116,7 @@ class Architecture:
     default_adapters: tuple[str, ...] = ()  # the first one in the checkpoint is used if a request names none
     projection: StoredProjection | None = None  # of embeddings, stored with the backbone weights
     late_interaction_defaults: Mapping[str, Any] | None = None  # of Stanford ColBERT keys missing in artifact.metadata
+    query_format: QueryFormat | None = None  # of a late-interaction model; its files come first
     pooling_start_token: str | None = None  # tokens up to and including it are attended to but not pooled
     appends_eos: bool = False  # inputs end with the EOS token, whatever the tokenizer files say
     doubts: tuple[str, ...] = ()  # what config.json leaves open, one line each

@@ -1,7 +1,7 @@
 """PaliGemma: a SigLIP tower and a bidirectional Gemma; ColPali adds a projection.
 
-Queries of ColPali are not augmented. Its authors prepend "Question: " and append ten padding tokens and a new line
-to queries, and add "Describe the image." to pages; callers can do so in their texts or with prompts.
+In Transformers' format (`ColPaliForRetrieval`), queries are not augmented: callers prepend "Question: " and append ten
+padding tokens and a new line to queries, and "Describe the image." to pages. The authors' format (`ColPali`) does so.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cenote.layers.projected_tower import ProjectedTower
-from cenote.models.architecture import Architecture, HFConfig, StoredProjection
+from cenote.models.architecture import Architecture, HFConfig, QueryFormat, StoredProjection
 from cenote.models.gemma import gemma, gemma2
 from cenote.models.llama import bidirectional
 from cenote.models.siglip import PIXEL_NORMALIZATION, VISION_DEFAULTS, siglip_encoder, siglip_weights
-from cenote.models.vision_spec import ImageSpec, VisionSpec
+from cenote.models.vision_spec import ImageSpec, VisionSpec, page_chat_template
 from cenote.models.weight_table import WeightTable
 
 IMAGE_TOKEN = "<image>"
 # prefixes of the plain model, the model with an LM head, and ColPali
-MODEL_PREFIXES = ("", "model.", "vlm.", "vlm.model.")
+MODEL_PREFIXES = ("", "model.", "vlm.", "vlm.model.", "model.model.")
 TEXT_PREFIXES = tuple(f"{outer}language_model.{inner}" for outer in MODEL_PREFIXES for inner in ("", "model."))
 # Gemma sizes where PaliGemma's config.json leaves them out
 TEXT_DEFAULTS = {"vocab_size": 257152, "hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18}
@@ -32,6 +32,10 @@ CHAT_TEMPLATE = (
     "{%- for message in messages %}{% if not loop.first %}{{ '\\n' }}{% endif %}"
     "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}{% endfor -%}"
 )
+# of the authors' ColPali: tokens after a query, and the text after an image
+NUM_QUERY_SUFFIX_TOKENS = 10
+PAGE_TEXT = "Describe the image."
+PAGE_CHAT_TEMPLATE = page_chat_template("", IMAGE_TOKEN, PAGE_TEXT, "")
 
 
 def paligemma(config: HFConfig) -> Architecture:
@@ -70,6 +74,19 @@ def paligemma(config: HFConfig) -> Architecture:
 def colpali(config: HFConfig) -> Architecture:
     projection = StoredProjection(weights=("embedding_proj_layer",), alternative_weights=(("custom_text_proj",),))
     return replace(paligemma(config), projection=projection)
+
+
+def original_colpali(config: HFConfig) -> Architecture:
+    """ColPali as its authors publish it, merged or as the base model of their adapters."""
+    base = colpali(config)
+    assert base.vision is not None
+    images = replace(base.vision.image_spec, image_prompt=f"{IMAGE_TOKEN}{PAGE_TEXT}", chat_template=PAGE_CHAT_TEMPLATE)
+    suffix = ("<pad>",) * NUM_QUERY_SUFFIX_TOKENS + ("\n",)
+    return replace(
+        base,
+        query_format=QueryFormat(prompt="Question: ", suffix_tokens=suffix),
+        vision=replace(base.vision, image_spec=images),
+    )
 
 
 def _vision_weights(stored_prefix: str) -> WeightTable:

@@ -14,6 +14,7 @@ VS_BOTH_LAYOUTS = "Transformers 5.22, with its weight names and the published on
 VS_RENAMED_LLAMA = "Transformers' Llama with renamed weights"
 VS_INDEPENDENT = "an independent implementation"
 VS_CROSS_ENCODER = "Sentence Transformers' CrossEncoder"
+VS_MERGED_ADAPTER = "Transformers below the projection, with the adapter merged"
 VS_PYLATE = "PyLate's steps, with Transformers"
 
 ENCODER_SUFFIXES = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForMaskedLM")
@@ -298,6 +299,11 @@ SUPPORTED_FAMILIES = {
         VS_TRANSFORMERS,
         {"ForConditionalGeneration": "google/paligemma-3b-pt-448, google/paligemma2-3b-pt-448"},
     ),
+    "Idefics3": SupportedFamily(
+        ("Model", "ForConditionalGeneration"),
+        VS_TRANSFORMERS,
+        {"ForConditionalGeneration": "HuggingFaceTB/SmolVLM-256M-Instruct"},
+    ),
     "Phi3": SupportedFamily(DECODER_SUFFIXES, VS_TRANSFORMERS, {"ForCausalLM": "microsoft/Phi-3-mini-4k-instruct"}),
     "GPT2": SupportedFamily(
         ("Model", "ForSequenceClassification", "ForTokenClassification"),
@@ -369,6 +375,10 @@ SUPPORTED_NAMES = {
     ),
     "OpsColQwen3Model": ("OpenSearch-AI/Ops-Colqwen3-4B", "Transformers' Qwen3-VL below the projection"),
     "Qwen3VLNemotronEmbedModel": ("nvidia/nemotron-colembed-vl-4b-v2", "Transformers' Qwen3-VL, with and without mask"),
+    "ColPali": ("vidore/colpali-v1.2, vidore/colpali-v1.3 (adapters), vidore/colpali-v1.3-merged", VS_MERGED_ADAPTER),
+    "ColQwen2": ("vidore/colqwen2-v1.0 (adapter), vidore/colqwen2-v1.0-merged", VS_MERGED_ADAPTER),
+    "ColQwen2_5": ("vidore/colqwen2.5-v0.2 (adapter)", VS_MERGED_ADAPTER),
+    "ColIdefics3": ("vidore/colSmol-256M, vidore/colSmol-500M (adapters)", VS_MERGED_ADAPTER),
     "ColPaliForRetrieval": ("vidore/colpali-v1.3-hf", VS_TRANSFORMERS),
     "ColModernVBertForRetrieval": ("ModernVBERT/colmodernvbert-merged", VS_TRANSFORMERS),
     "Contriever": ("facebook/contriever, facebook/contriever-msmarco, facebook/mcontriever", VS_TRANSFORMERS),

@@ -24,6 +24,7 @@ class ImageSpec:
     patch_size: int = 14
     merge_size: int = 1  # patches per side that become one token
     options: Mapping[str, Any] = field(default_factory=dict)  # defaults specific to the image processor
+    image_prompt: str | None = None  # prompt of one image without text, with its placeholder; None: the placeholder
     chat_template: str | None = None  # used if the checkpoint has none
     overrides_chat_template: bool = False  # use it even if the checkpoint has one
     is_document_first: bool = False  # in a pair, the document and its images precede the query
@@ -51,3 +52,19 @@ class VisionSpec:
     image_spec: ImageSpec
     prefixes: tuple[str, ...] = ("",)  # possible prefixes of every name in the checkpoint
     alternative_weights: tuple[WeightTable, ...] = ()  # tables for other checkpoint formats
+
+
+def page_chat_template(start: str, placeholder: str, default_text: str, end: str) -> str:
+    """Return a chat template for page images with their texts; conversations without images are plain texts."""
+    return (
+        "{%- set found = namespace(images='', text='') -%}"
+        "{%- for message in messages -%}"
+        "{%- if message.content is string -%}{%- set found.text = found.text + message.content -%}"
+        "{%- else -%}{%- for part in message.content -%}"
+        "{%- if part.type == 'image' -%}"
+        f"{{%- set found.images = found.images + {placeholder!r} -%}}"
+        "{%- elif part.type == 'text' -%}{%- set found.text = found.text + part.text -%}"
+        "{%- endif -%}{%- endfor -%}{%- endif -%}{%- endfor -%}"
+        f"{{%- if found.images -%}}{{{{ {start!r} + found.images + (found.text or {default_text!r}) + {end!r} }}}}"
+        "{%- else -%}{{ found.text }}{%- endif -%}"
+    )

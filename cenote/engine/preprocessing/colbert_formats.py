@@ -62,8 +62,22 @@ def _make_role_format(
         prompt=role_settings.prompt,
         strip_whitespace=settings.uses_pylate_rules,
         expansion=expansion,
+        suffix_ids=tuple(_find_suffix_id(token, role, tokenizer) for token in role_settings.suffix_tokens),
         skiplist_ids=tuple(sorted({token for token in skiplist if token is not None})),
     )
+
+
+def _find_suffix_id(token: str, role: Role, tokenizer: TokenizerFiles) -> int:
+    """Return the id of a token after a text; a byte-level vocabulary spells a newline differently."""
+    spellings = (token, "\u010a", "<0x0A>") if token == "\n" else (token,)
+    ids = (tokenizer.tokenizer.token_to_id(spelling) for spelling in spellings)
+    found = next((token_id for token_id in ids if token_id is not None), None)
+    if found is None:
+        raise LoadError(
+            f"the tokenizer has no token {token!r}, which the model's processor appends to a {role}; disable this with "
+            "plain_late_interaction"
+        )
+    return found
 
 
 def _make_query_expansion(settings: ExpansionSettings, tokenizer: TokenizerFiles, source: str) -> QueryExpansion:

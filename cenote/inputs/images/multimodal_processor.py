@@ -52,7 +52,11 @@ class MultimodalProcessor:
         if isinstance(item, MultimodalPair):
             return self._process_pair(item, options)
         if isinstance(item, MultimodalPrompt):
-            return replace(item, images=self._process_images(item.images, {**options, **item.mm_processor_kwargs}))
+            processed = self._process_images(item.images, {**options, **item.mm_processor_kwargs})
+            prompt, own_prompt = item.prompt, self.image_processor.spec.image_prompt
+            if own_prompt is not None and len(processed) == 1 and not len(prompt):
+                prompt = own_prompt
+            return replace(item, prompt=prompt, images=processed)
         return item
 
     def expand_placeholders(self, tokenized: TokenizedInput, images: Sequence[ProcessedImage]) -> TokenizedInput:
@@ -150,6 +154,8 @@ class MultimodalProcessor:
         ]
         images = [part for part in parts if isinstance(part, ImageSource)]
         texts = [part for part in parts if isinstance(part, str)]
+        if len(images) == 1 and not texts and (prompt := self.image_processor.spec.image_prompt):
+            return prompt, images
         token = self.image_processor.spec.placeholder_token
         num_placed = sum(text.count(token) for text in texts) if token else len(images)
         prefix = "\n".join([self.placeholder] * (len(images) - num_placed))
