@@ -76,6 +76,7 @@ class InputPlanner:
         chat_settings: ChatSettings | None = None,
         role_formats: Mapping[Role, RoleFormat] | None = None,
         instruction_mask: InstructionMask | None = None,
+        padded_length: int | None = None,
         multimodal: MultimodalProcessor | None = None,
         check_tensors: Callable[[Mapping[str, Any]], None] | None = None,
         architecture: str = "this model",
@@ -93,6 +94,7 @@ class InputPlanner:
         self.pair_format = make_pair_format(score_template, self.chat_settings.special_tokens)
         self.role_formats = role_formats or {}  # of models that tokenize queries and documents differently
         self.instruction_mask = instruction_mask  # of models that do not pool the instruction in a prompt
+        self.padded_length = padded_length  # of models trained on padded texts, unless a request sets another
         self.multimodal = multimodal  # None: text only
         self.check_tensors = check_tensors  # set for models whose only input is tensors
         self.architecture = architecture  # model name in error messages

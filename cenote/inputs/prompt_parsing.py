@@ -119,8 +119,11 @@ def parse_tokenization_kwargs(kwargs: Mapping[str, Any] | None, max_model_len: i
     if kwargs.pop("truncation", None) in (True, "longest_first", "only_first", "only_second") and truncate is None:
         truncate = -1 if max_length is None else max_length
     pad = kwargs.pop("pad_prompt_tokens", None)
-    if kwargs.pop("padding", None) == "max_length" and pad is None:
+    padding = kwargs.pop("padding", None)
+    if padding == "max_length" and pad is None:
         pad = -1 if max_length is None else max_length
+    elif padding in (False, "do_not_pad") and pad is None:
+        pad = 0  # not even for a model that was trained on padded texts
     known = {
         name: kwargs.pop(name) for name in ("truncation_side", "add_special_tokens", "do_lower_case") if name in kwargs
     }

@@ -41,6 +41,8 @@ class Renderer(InputPlanner):
     ) -> RenderResult:
         """Render all inputs; the result of an input that fails is its error."""
         role_format = self.role_formats.get(role or "document") if tokenization.add_special_tokens else None
+        if self.padded_length is not None and tokenization.pad_prompt_tokens is None:
+            tokenization = replace(tokenization, pad_prompt_tokens=min(self.padded_length, limits.max_tokens))
         try:
             max_tokens = resolve_truncation_length(tokenization, limits)
             if (padded := resolve_padding_length(tokenization, limits)) != tokenization.pad_prompt_tokens:

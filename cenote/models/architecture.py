@@ -123,6 +123,7 @@ class Architecture:
     pairs_with_separator: bool = True  # cross-encoder input is query [SEP] document; False: their concatenation
     score_template: str | None = None  # name of the built-in score template the reranker was trained with
     pair_suffix_ids: tuple[int, ...] = ()  # token ids appended to a templated pair
+    padded_length: int | None = None  # texts are padded to this length, since the model was trained that way
     vision: VisionSpec | None = None  # None: text only
     backbone_class: Callable[..., Backbone] = Backbone  # custom if text and images are combined differently
     projected_size: int | None = None  # size of the backbone output if it is not hidden_size

@@ -98,6 +98,7 @@ def _siglip(
             "projection": "text_model.head",
         },
         prefixes=("",),
+        padded_length=text.max_position_embeddings,  # padding is attended to, and the last position is pooled
         unused_weights=("logit_scale", "logit_bias"),
         projected_size=size,
         backbone_class=partial(TwoTowers, out_size=size, bias=True),

@@ -61,21 +61,39 @@ def flexible_llm(flexible: Reference) -> Iterator[LLM]:
         yield llm
 
 
-def test_texts_have_the_embeddings_of_transformers(fixed: Reference, llm: LLM) -> None:
-    assert_same(vectors(llm, TEXTS), [fixed.vector(text) for text in TEXTS])
+def test_texts_have_the_embeddings_of_transformers_padded_as_the_model_was_trained(
+    fixed: Reference, llm: LLM
+) -> None:
+    padded = [fixed.vector(text, pad_to=24) for text in TEXTS]
+
+    assert_same(vectors(llm, TEXTS), padded)
+    assert_same(vectors(llm, TEXTS[:1]), padded[:1])
+    assert_same(vectors(llm, TEXTS, tokenization_kwargs={"padding": "max_length", "max_length": 24}), padded)
     assert llm.model_config.embedding_size == 40
     assert llm.model_config.max_model_len == 24
 
 
-def test_texts_are_filled_up_as_the_model_was_trained(fixed: Reference, llm: LLM) -> None:
-    full = vectors(llm, TEXTS[:3], tokenization_kwargs={"padding": "max_length", "max_length": 24})
+@pytest.mark.parametrize("padding", [False, "do_not_pad"])
+def test_a_request_may_turn_padding_off(padding: bool | str, fixed: Reference, llm: LLM) -> None:
+    short = vectors(llm, TEXTS[:3], tokenization_kwargs={"padding": padding})
 
-    assert_same(full, [fixed.vector(text, pad_to=24) for text in TEXTS[:3]])
-    assert (full - vectors(llm, TEXTS[:3])).abs().max() > 0.01  # padding tokens are attended to
+    assert_same(short, [fixed.vector(text) for text in TEXTS[:3]])
+    assert (short - vectors(llm, TEXTS[:3])).abs().max() > 0.01  # padding tokens are attended to
+
+
+def test_a_request_may_pad_to_another_length(fixed: Reference, llm: LLM) -> None:
+    found = vectors(llm, TEXTS[:3], tokenization_kwargs={"padding": "max_length", "max_length": 20})
+
+    assert_same(found, [fixed.vector(text, pad_to=20) for text in TEXTS[:3]])
+
+
+def test_a_lower_limit_of_the_server_pads_to_that_limit(fixed: Reference) -> None:
+    with opened(fixed.folder, max_model_len=16) as llm:
+        assert_same(vectors(llm, TEXTS[:1]), [fixed.vector(TEXTS[0], pad_to=16)])
 
 
 def test_texts_and_images_share_a_batch(fixed: Reference, llm: LLM) -> None:
-    assert_same(vectors(llm, MIXED), [fixed.vector(each) for each in MIXED])
+    assert_same(vectors(llm, MIXED), [fixed.vector(each, pad_to=24) for each in MIXED])
 
 
 def test_rows_of_an_image_are_its_patches_and_then_its_vector(fixed: Reference, llm: LLM) -> None:
@@ -90,7 +108,7 @@ def test_rows_of_an_image_are_its_patches_and_then_its_vector(fixed: Reference, 
 def test_a_text_is_scored_against_an_image(fixed: Reference, llm: LLM) -> None:
     (found,) = llm.score(TEXTS[0], {"content": image_message(IMAGES[2])[0]["content"]}, use_tqdm=False)
 
-    assert found.outputs.score == pytest.approx(float(fixed.vector(TEXTS[0]) @ fixed.vector(IMAGES[2])), abs=1e-4)
+    assert found.outputs.score == pytest.approx(float(fixed.vector(TEXTS[0], pad_to=24) @ fixed.vector(IMAGES[2])), abs=1e-4)
 
 
 def test_words_beside_an_image_are_refused(llm: LLM) -> None:
@@ -101,7 +119,7 @@ def test_words_beside_an_image_are_refused(llm: LLM) -> None:
 def test_images_of_any_shape_share_a_batch_without_padding(flexible: Reference, flexible_llm: LLM) -> None:
     inputs = [*MIXED, make_image(400, 9, 5), make_image(8, 300, 6)]
 
-    assert_same(vectors(flexible_llm, inputs), [flexible.vector(each) for each in inputs])
+    assert_same(vectors(flexible_llm, inputs), [flexible.vector(each, pad_to=24) for each in inputs])
 
 
 def test_an_image_of_any_shape_counts_the_patches_that_it_has(flexible: Reference, flexible_llm: LLM) -> None:

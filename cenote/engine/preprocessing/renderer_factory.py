@@ -143,6 +143,7 @@ def make_renderer(
         ),
         role_formats=make_role_formats(model),
         instruction_mask=_make_instruction_mask(model, tokenizer),
+        padded_length=architecture.padded_length,
         multimodal=multimodal,
         check_tensors=model.backbone.check if isinstance(model.backbone, TensorModel) else None,
         architecture=description.entry.name,
