@@ -61,9 +61,7 @@ def flexible_llm(flexible: Reference) -> Iterator[LLM]:
         yield llm
 
 
-def test_texts_have_the_embeddings_of_transformers_padded_as_the_model_was_trained(
-    fixed: Reference, llm: LLM
-) -> None:
+def test_texts_have_the_embeddings_of_transformers_padded_as_the_model_was_trained(fixed: Reference, llm: LLM) -> None:
     padded = [fixed.vector(text, pad_to=24) for text in TEXTS]
 
     assert_same(vectors(llm, TEXTS), padded)
@@ -108,7 +106,9 @@ def test_rows_of_an_image_are_its_patches_and_then_its_vector(fixed: Reference, 
 def test_a_text_is_scored_against_an_image(fixed: Reference, llm: LLM) -> None:
     (found,) = llm.score(TEXTS[0], {"content": image_message(IMAGES[2])[0]["content"]}, use_tqdm=False)
 
-    assert found.outputs.score == pytest.approx(float(fixed.vector(TEXTS[0], pad_to=24) @ fixed.vector(IMAGES[2])), abs=1e-4)
+    assert found.outputs.score == pytest.approx(
+        float(fixed.vector(TEXTS[0], pad_to=24) @ fixed.vector(IMAGES[2])), abs=1e-4
+    )
 
 
 def test_words_beside_an_image_are_refused(llm: LLM) -> None:
