@@ -190,6 +190,8 @@ class InputPlanner:
                     param="input_tokens",
                 )
             max_tokens = budget
+        if processor.spec.image_prompt is not None:  # prompts of this model are for texts without images
+            options = replace(options, prompt=None)
         text_options = replace(
             options, tokenization=replace(options.tokenization, pad_prompt_tokens=None), max_tokens=max_tokens
         )

@@ -12,6 +12,7 @@ from typing import Any
 from cenote.config.engine import DEFAULT_MODEL
 from cenote.errors import LoadError
 from cenote.loading.default_model import SHORT_NAME, find_packaged
+from cenote.models.refused_models import GLINER_CONFIG, GLINER_MESSAGE
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # `*` also matches `/`, so files of Sentence Transformers modules are included
@@ -161,6 +162,8 @@ def check_not_empty(path: Path) -> None:
 
 def _require_config(checkpoint: Checkpoint) -> Checkpoint:
     if checkpoint.find_file("config.json") is None and checkpoint.find_file(ADAPTER_CONFIG) is None:
+        if checkpoint.find_file(GLINER_CONFIG) is not None:
+            raise LoadError(f"{checkpoint.folder / GLINER_CONFIG}: {GLINER_MESSAGE}")
         found = sorted(entry.name for entry in checkpoint.folder.iterdir())
         listed = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
         raise LoadError(

@@ -18,6 +18,7 @@ from cenote.loading.sentence_transformers import SentenceTransformersFiles
 from cenote.loading.tensor_model import find_plugin_entry, resolve_plugin_name
 from cenote.loading.transformers_backend import TRANSFORMERS_INSTALL_HINT, is_available, supports, transformers_entry
 from cenote.models.architecture import Architecture, Head, HFConfig
+from cenote.models.refused_models import check_not_refused
 from cenote.models.registry import (
     ArchitectureEntry,
     CheckpointKind,
@@ -51,6 +52,7 @@ def detect_kind(
 def find_entry(options: EngineConfig, config: HFConfig) -> ArchitectureEntry:
     """Return the architecture: native if registered, else of a plugin, else of the Transformers backend."""
     names = read_architectures(config) or names_from_model_type(str(config.get("model_type", "")))
+    check_not_refused(names, config)
     if options.model_impl == "transformers":
         return transformers_entry(names, config.source)
     try:

@@ -49,6 +49,7 @@ TASKS_BY_KIND: dict[CheckpointKind, tuple[Task, ...]] = {
     "causal": ("token_classify",),
     "tensors": ("plugin",),
 }
+MERGED_JINA_V4 = "jina-embeddings-v4-vllm-"
 # score type by kind, where it does not follow from the tasks
 SCORE_TYPE_BY_KIND: dict[CheckpointKind, ScoreType] = {
     "sparse": "sparse",
@@ -203,8 +204,9 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
         plan=resolve_plan(
             model=name,
             pooler_config=options.pooler_config,
-            file_settings=_pooling_files(files, kind.value, tasks),
-            method=_default_pooling(kind.value, architecture, entry),
+            # the custom Transformer module of a model with task adapters pools and normalizes itself
+            file_settings=None if family.task_adapters else _pooling_files(files, kind.value, tasks),
+            method=_default_pooling(kind.value, architecture, entry, checkpoint.name),
             activation=_resolve_activation(kind, head, config, files, reranker),
             tasks=tasks,
             matryoshka=resolve_matryoshka(config, checkpoint, files, kind.value, architecture, options),
@@ -220,7 +222,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
         token_labels=from_tokens,
         score_template=reranker.template,
         sentence_transformers=files,
-        prompts=read_model_prompts(options, config, files, has_role_prompts=kind.value == "multi_vector"),
+        prompts=read_model_prompts(options, config, files, architecture, has_role_prompts=kind.value == "multi_vector"),
         late_interaction=late_interaction,
         max_length=max_length,
         device=device,
@@ -313,10 +315,15 @@ def _no_activation_tasks(kind: CheckpointKind, head: Head | None, tasks: tuple[T
     )
 
 
-def _default_pooling(kind: CheckpointKind, architecture: Architecture, entry: ArchitectureEntry) -> Sourced[str]:
+def _default_pooling(
+    kind: CheckpointKind, architecture: Architecture, entry: ArchitectureEntry, model: str
+) -> Sourced[str]:
     head = architecture.sequence_head
     if kind == "sequence" and head is not None and head.spec.pooling is not None:
         return Sourced(head.spec.pooling, f"{entry.name}'s classifier")
+    # jina-embeddings-v4-vllm-retrieval and its siblings: the architecture is that of Qwen, and no file has the pooling
+    if MERGED_JINA_V4 in model and architecture.vision is not None:
+        return Sourced("IMAGE_MEAN", f"the model name, {MERGED_JINA_V4}*")
     return Sourced(architecture.pooling, f"default of {entry.name}")
 
 

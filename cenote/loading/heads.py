@@ -17,6 +17,7 @@ from cenote.loading.describe import ModelDescription
 from cenote.loading.sentence_transformers import DenseModule, load_dense, load_layer_norm, load_residual
 from cenote.loading.tokenizer_files import TokenizerFiles
 from cenote.loading.weight_loader import WeightLoader
+from cenote.models.architecture import StoredProjection
 from cenote.models.weight_table import DerivedWeight
 from cenote.pooling.heads import Classifier, Heads, ResidualLayer, SpladeHead, TanhInt8
 
@@ -34,7 +35,12 @@ def load_heads(description: ModelDescription, weight_loader: WeightLoader, token
         if splade is None:
             return Heads(splade=SpladeHead(classifier))
         return Heads(splade=SpladeHead(classifier, strategy=splade.strategy, num_logs=splade.num_logs))
-    return Heads(projector=_add_quantizer(description, projector), token_projector=projector, classifier=classifier)
+    token_projector = projector
+    if (of_tokens := description.architecture.token_projection) is not None:
+        token_projector = nn.Sequential(*_load_stored_projection(description, weight_loader, of_tokens))
+    return Heads(
+        projector=_add_quantizer(description, projector), token_projector=token_projector, classifier=classifier
+    )
 
 
 def _add_quantizer(description: ModelDescription, projector: nn.Module | None) -> nn.Module | None:
@@ -123,7 +129,9 @@ def load_projector(description: ModelDescription, weight_loader: WeightLoader | 
     if not {"embed", "token_embed"} & set(description.plan.tasks):
         return None
     dtype, device = description.head_dtype.value, description.device.value
-    layers = _load_stored_projection(description, weight_loader) if weight_loader is not None else []
+    projection, layers = description.architecture.projection, list[nn.Module]()
+    if projection is not None and weight_loader is not None:
+        layers = _load_stored_projection(description, weight_loader, projection)
     steps = description.sentence_transformers.projector
     size_in, source = _projector_input_size(description, layers)
     for step in steps:
@@ -163,11 +171,10 @@ def _projector_input_size(description: ModelDescription, stored: list[nn.Module]
     return size * len(methods), f"concatenated {' and '.join(methods)} pooling"
 
 
-def _load_stored_projection(description: ModelDescription, weight_loader: WeightLoader) -> list[nn.Module]:
+def _load_stored_projection(
+    description: ModelDescription, weight_loader: WeightLoader, projection: StoredProjection
+) -> list[nn.Module]:
     """Load the projection layers stored with the backbone weights, with their stored sizes."""
-    projection = description.architecture.projection
-    if projection is None:
-        return []
     if description.architecture.late_interaction_defaults is not None and description.sentence_transformers.projector:
         return []  # PyLate stores the projection as a Dense module instead
     candidates = (projection.weights, *projection.alternative_weights)

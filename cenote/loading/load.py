@@ -22,12 +22,13 @@ from cenote.loading.describe import ModelDescription, describe_model
 from cenote.loading.heads import load_heads, load_projector
 from cenote.loading.image_processor_files import read_processor_files
 from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
-from cenote.loading.merged_weights import open_model_weights
+from cenote.loading.merged_weights import TaskAdapter, open_model_weights
 from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
 from cenote.loading.tokenizer_checks import check_tokenizer
 from cenote.loading.tokenizer_files import TokenizerFiles, append_eos, empty_tokenizer_files, load_tokenizer_files
 from cenote.loading.transformers_backend import LastToken, load_transformers_backbone
 from cenote.loading.weight_loader import WeightLoader
+from cenote.models.architecture import Architecture
 from cenote.models.vision_spec import ProcessorFiles, VisionSpec
 from cenote.pooling.heads import Heads
 from cenote.pooling.plan import PoolingPlan
@@ -63,9 +64,8 @@ def load_model(options: EngineConfig) -> LoadedModel:
     device, dtype = description.device.value, description.dtype.value
     if not description.entry.is_native:
         return _load_transformers_model(description, tokenizer)
-    weight_loader = WeightLoader(
-        open_model_weights(description.checkpoint), architecture.weight_tables, architecture.prefixes
-    )
+    weights = open_model_weights(description.checkpoint, _resolve_task_adapter(architecture, options))
+    weight_loader = WeightLoader(weights, architecture.weight_tables, architecture.prefixes)
     backbone = _build(
         lambda: architecture.backbone_class(
             architecture.backbone,
@@ -85,6 +85,8 @@ def load_model(options: EngineConfig) -> LoadedModel:
     heads = load_heads(description, weight_loader, tokenizer)
     description = _with_output_sizes(description, heads)
     lora_loader = LoRALoader(weight_loader, architecture.prefixes, dtype, device)
+    if architecture.task_adapters is not None:
+        options = replace(options, default_adapter=None)  # already merged
     adapters = load_adapters(lora_loader, description.checkpoint, architecture, options)
     weight_loader.check_complete(architecture.unused_weights)
     backbone.prepare_buffers(device, dtype)
@@ -94,6 +96,17 @@ def load_model(options: EngineConfig) -> LoadedModel:
     pooler = Pooler(description.plan, heads, description.head_dtype.value)
     processor = read_processor_files(description.checkpoint) if architecture.vision is not None else ProcessorFiles()
     return LoadedModel(description, model.eval(), pooler.eval(), tokenizer, adapters, processor)
+
+
+def _resolve_task_adapter(architecture: Architecture, options: EngineConfig) -> TaskAdapter | None:
+    """Return the adapter of a task that is merged into the weights; None if the checkpoint has no such adapters."""
+    if (adapters := architecture.task_adapters) is None:
+        return None
+    task = options.default_adapter or adapters.tasks[0]
+    if task not in adapters.tasks:
+        raise LoadError(f"invalid default_adapter {task!r}; expected one of: {', '.join(adapters.tasks)}")
+    logger.info("the adapter of task %s is merged; default_adapter selects another of %s", task, adapters.tasks)
+    return TaskAdapter(adapters.folder, task)
 
 
 def _build(make: Callable[[], Module], source: str) -> Module:

@@ -68,7 +68,7 @@ def resolve_matryoshka(
     """Return the full embedding size and the smaller ones that a request may ask for, with their source."""
     if kind == "sparse":
         return Matryoshka(False, (), config.vocab_size)
-    sizes = tuple(config.get("matryoshka_dimensions", ()))
+    sizes = tuple(config.get("matryoshka_dimensions") or config.get("matryoshka_dims", ()))  # the second is of Jina
     widths = [step.out_features for step in files.projector if hasattr(step, "out_features")]
     by_flag = options.pooler_config.seq_pooling_type is not None
     methods = len(files.pooling.value) if files.pooling and not by_flag else 1

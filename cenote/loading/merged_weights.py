@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -16,13 +18,30 @@ from cenote.loading.weights import CheckpointWeights, open_weights
 WRAPPER_NAMES = {"base_model", "language_model", "model", "vlm"}
 
 
-def open_model_weights(checkpoint: Checkpoint) -> CheckpointWeights:
-    """Open the weights of a model, with the adapter merged if the checkpoint is one."""
+@dataclass(frozen=True, slots=True)
+class TaskAdapter:
+    """One of the adapters in a file: its matrices have the task in their names, as lora_A.TASK.weight."""
+
+    folder: str
+    task: str
+
+
+def open_model_weights(checkpoint: Checkpoint, task_adapter: TaskAdapter | None = None) -> CheckpointWeights:
+    """Open the weights of a model, with the adapter merged if the checkpoint is one, or if a task's is given."""
+    if task_adapter is not None:
+        folder = Checkpoint(checkpoint.name, checkpoint.folder / task_adapter.folder)
+        adapter = _select_task(open_adapter_weights(folder), task_adapter.task)
+        return _merge(open_weights(checkpoint), adapter, folder.require_json(ADAPTER_CONFIG), checkpoint.name)
     if checkpoint.base is None:
         return open_weights(checkpoint)
-    base, adapter = open_model_weights(checkpoint.base), open_adapter_weights(checkpoint)
-    config, source = checkpoint.read_json_object(ADAPTER_CONFIG), adapter.source
-    stored_names = _index_names(base.names())
+    base, config = checkpoint.base, checkpoint.read_json_object(ADAPTER_CONFIG)
+    return _merge(open_model_weights(base), open_adapter_weights(checkpoint), config, base.name)
+
+
+def _merge(
+    base: CheckpointWeights, adapter: CheckpointWeights, config: Mapping[str, Any], base_name: str
+) -> CheckpointWeights:
+    source, stored_names = adapter.source, _index_names(base.names())
     merged = CheckpointWeights(source)
     for name in base.names():
         merged.add(name, base.file_of(name), _reader(base, name))
@@ -30,7 +49,7 @@ def open_model_weights(checkpoint: Checkpoint) -> CheckpointWeights:
         target = _find_name(f"{module}.weight", stored_names)
         if target is None:
             raise LoadError(
-                f"{source}: the base model {checkpoint.base.name} has no {module}.weight, which the adapter changes; "
+                f"{source}: the base model {base_name} has no {module}.weight, which the adapter changes; "
                 f'pass the folder of its base model with hf_overrides={{"base_model_name_or_path": "FOLDER"}}'
             )
         up = up.float() * lora_scaling(config, module, len(down))
@@ -39,6 +58,16 @@ def open_model_weights(checkpoint: Checkpoint) -> CheckpointWeights:
     for name, stored in read_full_tensors(adapter).items():
         merged.add(_find_name(name, stored_names) or name, source, _reader(adapter, stored))
     return merged
+
+
+def _select_task(weights: CheckpointWeights, task: str) -> CheckpointWeights:
+    selected = CheckpointWeights(weights.source)
+    for name in weights.names():
+        if name.endswith(f".{task}.weight"):
+            selected.add(name.removesuffix(f".{task}.weight") + ".weight", weights.source, _reader(weights, name))
+    if not selected.names():
+        raise LoadError(f"{weights.source} has no tensors of the task {task}; download it again")
+    return selected
 
 
 def _reader(weights: CheckpointWeights, name: str) -> Callable[[], Tensor]:

@@ -9,7 +9,7 @@ from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.sentence_transformers import SETTINGS_FILE, SentenceTransformersFiles
-from cenote.models.architecture import HFConfig
+from cenote.models.architecture import Architecture, HFConfig
 
 # Sentence Transformers defines these for every model, with empty text by default
 BUILTIN_PROMPT_NAMES = ("query", "document")
@@ -23,7 +23,12 @@ class ModelPrompts:
 
 
 def read_model_prompts(
-    options: EngineConfig, config: HFConfig, files: SentenceTransformersFiles, *, has_role_prompts: bool
+    options: EngineConfig,
+    config: HFConfig,
+    files: SentenceTransformersFiles,
+    architecture: Architecture,
+    *,
+    has_role_prompts: bool,
 ) -> ModelPrompts:
     """Return the prompts; `has_role_prompts`: queries and documents have their own, so there is no file default."""
     instructions = config.get("task_instructions") or {}
@@ -31,21 +36,28 @@ def read_model_prompts(
         raise LoadError(
             f"{config.source}: task_instructions is {instructions!r}; expected a mapping of names to strings"
         )
+    prompts = {**architecture.prompts, **files.prompts}
     return ModelPrompts(
-        files.prompts,
+        prompts,
         instructions,
-        _resolve_default_prompt(options, {**instructions, **files.prompts}, files, has_role_prompts),
+        _resolve_default_prompt(options, {**instructions, **prompts}, files, architecture, has_role_prompts),
     )
 
 
 def _resolve_default_prompt(
-    options: EngineConfig, known: Mapping[str, str], files: SentenceTransformersFiles, has_role_prompts: bool
+    options: EngineConfig,
+    known: Mapping[str, str],
+    files: SentenceTransformersFiles,
+    architecture: Architecture,
+    has_role_prompts: bool,
 ) -> Sourced[str] | None:
     if options.default_prompt is not None:
         return Sourced(options.default_prompt, "default_prompt")
     name, source = options.default_prompt_name, "default_prompt_name"
     if name is None and not has_role_prompts:
         name, source = files.default_prompt_name, SETTINGS_FILE
+        if name is None:
+            name, source = architecture.default_prompt_name, "the architecture"
     if name is None:
         return None
     if name not in known and name not in BUILTIN_PROMPT_NAMES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -88,6 +88,14 @@ class StoredAdapters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskAdapters:
+    """PEFT adapters of several tasks in one file of the checkpoint; one is merged into the weights at load."""
+
+    folder: str
+    tasks: tuple[str, ...]  # the default first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueryFormat:
     """What the processor of a late-interaction model writes around a query."""
 
@@ -115,6 +123,10 @@ class Architecture:
     adapters: StoredAdapters | None = None
     default_adapters: tuple[str, ...] = ()  # the first one in the checkpoint is used if a request names none
     projection: StoredProjection | None = None  # of embeddings, stored with the backbone weights
+    token_projection: StoredProjection | None = None  # of token embeddings only
+    task_adapters: TaskAdapters | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)  # by name; those of the files come first
+    default_prompt_name: str | None = None  # one of `prompts`, for texts without one
     late_interaction_defaults: Mapping[str, Any] | None = None  # of Stanford ColBERT keys missing in artifact.metadata
     query_format: QueryFormat | None = None  # of a late-interaction model; its files come first
     pooling_start_token: str | None = None  # tokens up to and including it are attended to but not pooled

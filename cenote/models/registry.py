@@ -141,6 +141,7 @@ EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "GritLM": ("llama:gritlm", "embed"),
     "VoyageQwen3BidirectionalEmbedModel": ("qwen:voyage", "embed"),
     "PPLXQwen3Model": ("qwen:pplx", "embed"),
+    "JinaEmbeddingsV4Model": ("jina_v4:jina_v4", "embed"),
     "JinaEmbeddingsV5Model": ("jina_v5:jina_v5", "embed"),
     "JinaForRanking": ("qwen:jina_ranking", "listwise"),
     "JinaVLForRanking": ("qwen2_vl:jina_vl", "sequence"),

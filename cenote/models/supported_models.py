@@ -420,6 +420,7 @@ SUPPORTED_NAMES = {
         "perplexity-ai/pplx-embed-v1-0.6b, perplexity-ai/pplx-embed-v1-4b",
         "Transformers' Qwen3 without its mask, then the published quantizer",
     ),
+    "JinaEmbeddingsV4Model": ("jinaai/jina-embeddings-v4", "Transformers' Qwen2.5-VL with a task's adapter merged"),
     "JinaEmbeddingsV5Model": (
         "jinaai/jina-embeddings-v5-text-small, jinaai/jina-embeddings-v5-text-nano",
         "Transformers' Qwen3 with the adapters merged",

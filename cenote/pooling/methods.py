@@ -33,6 +33,24 @@ def mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
     return _sum_by_sequence(hidden, batch) / _count_pooled_tokens(batch)
 
 
+@register_method("IMAGE_MEAN")
+def image_mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    """Return the mean of an image's tokens and of the tokens around it (its start and end); of texts, of all tokens."""
+    if batch.images is None:
+        return mean(hidden, batch)
+    is_image = torch.zeros_like(batch.segment_ids, dtype=torch.bool)
+    is_image[batch.images.token_indices] = True
+    is_neighbour = batch.segment_ids[1:] == batch.segment_ids[:-1]
+    pooled = is_image.clone()
+    pooled[1:] |= is_image[:-1] & is_neighbour
+    pooled[:-1] |= is_image[1:] & is_neighbour
+    has_image = torch.zeros(batch.num_seqs, dtype=torch.bool, device=batch.device)
+    has_image[batch.segment_ids[batch.images.token_indices]] = True
+    weights = (pooled | ~has_image[batch.segment_ids]).float()[:, None]
+    total = torch.segment_reduce(hidden.float() * weights, "sum", offsets=batch.cu_seqlens)
+    return total / torch.segment_reduce(weights, "sum", offsets=batch.cu_seqlens)
+
+
 @register_method("MEAN_SQRT_LEN")
 def mean_sqrt_len(hidden: Tensor, batch: PackedBatch) -> Tensor:
     return _sum_by_sequence(hidden, batch) / _count_pooled_tokens(batch).sqrt()

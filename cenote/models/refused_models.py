@@ -1,0 +1,34 @@
+"""Published architectures that are refused by name, with what to use instead: a guess would give wrong embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cenote.errors import LoadError
+from cenote.models.architecture import HFConfig
+
+# architecture name -> the reason and the alternative
+REFUSED_ARCHITECTURES = {
+    "NomicVisionModel": "an image encoder without texts (EVA-02); use google/siglip2-base-patch16-224 for texts and "
+    "images, or nomic-ai/nomic-embed-text-v1.5 for texts alone",
+    "JinaCLIPModel": "its text encoder is described in another repository; use jinaai/jina-embeddings-v4 or "
+    "google/siglip2-base-patch16-224 for texts and images, or jinaai/jina-embeddings-v3 for texts alone",
+}
+GLINER_CONFIG = "gliner_config.json"
+GLINER_MESSAGE = (
+    "GLiNER models, whose labels are part of the input, are not supported; use a token classifier "
+    "such as dslim/bert-base-NER, or the gliner package"
+)
+
+
+def check_not_refused(names: Sequence[str], config: HFConfig) -> None:
+    """Raise LoadError for an architecture that is known and not supported."""
+    for name in names:
+        if (reason := REFUSED_ARCHITECTURES.get(name)) is not None:
+            raise LoadError(f"{config.source}: {name} is not supported: {reason}")
+    # Nemotron-3.5-Embed; Transformers would run its text model with a causal mask
+    if config.get("model_type") == "mistral3" and config.values.get("is_causal") is False:
+        raise LoadError(
+            f"{config.source}: Mistral3 with images and a bidirectional mask (Nemotron-3.5-Embed) is not supported; "
+            "use nvidia/Nemotron-3-Embed-1B for texts, or nvidia/llama-nemotron-embed-vl-1b-v2 for texts and images"
+        )

@@ -1,0 +1,39 @@
+"""Published models that are not supported are refused with one line: the file, the name, and what to use instead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cenote import LLM
+from cenote.errors import LoadError
+from cenote.models.refused_models import REFUSED_ARCHITECTURES
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        *(
+            ("config.json", {"architectures": [name]}, f"config.json: {name} is not supported: .*use ")
+            for name in REFUSED_ARCHITECTURES
+        ),
+        (
+            "config.json",
+            {"architectures": ["Mistral3Model"], "model_type": "mistral3", "is_causal": False},
+            r"config.json: Mistral3 .*\(Nemotron-3.5-Embed\) is not supported; use nvidia/Nemotron-3-Embed-1B",
+        ),
+        ("gliner_config.json", {"model_name": "microsoft/deberta-v3-base"}, "gliner_config.json: GLiNER models.*use "),
+    ],
+)
+def test_a_known_model_that_is_not_supported_is_refused_with_an_alternative(
+    file: str, content: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(json.dumps(content))
+
+    with pytest.raises(LoadError, match=message) as error:
+        LLM(str(tmp_path), device="cpu")
+
+    assert "\n" not in error.value.message and str(tmp_path / file) in error.value.message
