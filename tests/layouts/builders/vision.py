@@ -1,0 +1,60 @@
+"""Models that read images, published as adapters or with custom code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.layouts.registry import builder
+from tests.models import col_models, test_jina_v4
+
+
+@builder
+def colqwen2_adapter(folder: Path) -> None:
+    """vidore/colqwen2-v1.0: an adapter; its base model lies beside it."""
+    col_models.save_colqwen(folder)
+
+
+@builder
+def colqwen2_5_adapter(folder: Path) -> None:
+    col_models.save_colqwen(folder, "2.5")
+
+
+@builder
+def colpali_adapter(folder: Path) -> None:
+    col_models.save_colpali(folder)
+
+
+@builder
+def colsmol_adapter(folder: Path) -> None:
+    col_models.save_colsmol(folder)
+
+
+@builder
+def colqwen2_merged(folder: Path) -> None:
+    col_models.save_colqwen_base(folder)
+
+
+@builder
+def colpali_merged(folder: Path) -> None:
+    col_models.save_colpali_base(folder)
+
+
+@builder
+def jina_embeddings_v4(folder: Path) -> None:
+    test_jina_v4.save_jina_v4(folder)
+
+
+@builder
+def nomic_embed_vision(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"architectures": ["NomicVisionModel"], "n_embd": 768}))
+
+
+@builder
+def jina_clip(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"architectures": ["JinaCLIPModel"], "model_type": "jina_clip"}))
+
+
+@builder
+def gliner(folder: Path) -> None:
+    (folder / "gliner_config.json").write_text(json.dumps({"model_name": "microsoft/deberta-v3-base"}))
