@@ -31,12 +31,7 @@ def with_base_model(
     if checkpoint.find_file(ADAPTER_CONFIG) is None:
         return checkpoint
     source = checkpoint.folder / ADAPTER_CONFIG
-    if any(checkpoint.find_file(file) is not None for file in WEIGHT_FILES):
-        logger.warning(
-            "%s: the adapter is not applied, since the folder has the weights of a model; if these are of the base "
-            "model, move the adapter to its own folder and load that",
-            source,
-        )
+    if _has_weights(checkpoint):
         return checkpoint
     config = checkpoint.read_json_object(ADAPTER_CONFIG)
     check_lora_config(config, str(source))
@@ -46,6 +41,20 @@ def with_base_model(
         raise LoadError(f"{source} has no {BASE_KEY}; {_way_out('the base model')}")
     revision = None if override else config.get("revision")
     return replace(checkpoint, base=_find_base(checkpoint, name, revision, token, needs_weights=needs_weights))
+
+
+def find_adapter_doubts(checkpoint: Checkpoint) -> list[str]:
+    """Return a doubt about an adapter that lies beside the weights of a model, and is therefore not applied."""
+    if checkpoint.base is not None or checkpoint.find_file(ADAPTER_CONFIG) is None:
+        return []
+    return [
+        f"{checkpoint.folder / ADAPTER_CONFIG}: the adapter is not applied, since the folder has the weights of a "
+        "model; if these are of the base model, move the adapter to its own folder and load that"
+    ]
+
+
+def _has_weights(checkpoint: Checkpoint) -> bool:
+    return any(checkpoint.find_file(file) is not None for file in WEIGHT_FILES)
 
 
 def read_adapter_config(checkpoint: Checkpoint, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from cenote.config.options import Sourced
 from cenote.errors import LoadError, PoolingError
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.post_load import resolve_quantization
-from cenote.loading.adapter_base import with_base_model
+from cenote.loading.adapter_base import find_adapter_doubts, with_base_model
 from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
 from cenote.loading.checkpoint_kind import detect_kind, find_entry, find_reward_head, head_of_kind, resolve_kind
@@ -238,6 +238,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
                     find_head_doubt(checkpoint, entry, kind, files),
                     reranker.doubt,
                     *architecture.doubts,
+                    *find_adapter_doubts(checkpoint),
                 ),
             )
         ),

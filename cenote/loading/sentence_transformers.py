@@ -13,6 +13,7 @@ from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.weights import CheckpointWeights, open_weights
+from cenote.models.refused_models import REFUSED_MODULES
 
 # stage of each module type; modules must be in the order in which the pooler applies them
 MODULE_STAGES = {
@@ -223,6 +224,8 @@ def _parse_module(source: str, module: Any) -> _Module:
     # Jina: a custom Transformer that selects an adapter by task; supported without running its code
     selects_adapter = (package, kind) == ("custom_st", "Transformer") and "task" in (module.get("kwargs") or ())
     is_known = (package in MODULE_PACKAGES and kind in MODULE_STAGES) or (package, kind) in CUSTOM_MODULES
+    if (reason := REFUSED_MODULES.get(module["type"])) is not None:
+        raise LoadError(f"{source}: {module['type']} is not supported: {reason}")
     if not selects_adapter and not is_known:
         raise LoadError(
             f"{source}: module type {module['type']!r} is not supported; "

@@ -14,6 +14,11 @@ REFUSED_ARCHITECTURES = {
     "JinaCLIPModel": "its text encoder is described in another repository; use jinaai/jina-embeddings-v4 or "
     "google/siglip2-base-patch16-224 for texts and images, or jinaai/jina-embeddings-v3 for texts alone",
 }
+# module of modules.json -> likewise
+REFUSED_MODULES = {
+    "custom_st.MultiModalTransformer": "gme-Qwen2-VL writes texts and images into a prompt of its own; use "
+    "Qwen/Qwen3-VL-Embedding-2B or jinaai/jina-embeddings-v4 for texts and images",
+}
 GLINER_CONFIG = "gliner_config.json"
 GLINER_MESSAGE = (
     "GLiNER models, whose labels are part of the input, are not supported; use a token classifier "

@@ -56,5 +56,14 @@ def jina_clip(folder: Path) -> None:
 
 
 @builder
+def gme_qwen2_vl(folder: Path) -> None:
+    config = {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "custom_st.MultiModalTransformer"}]
+    base = col_models.save_colqwen_base(folder).folder / "config.json"
+    base.write_text(json.dumps(json.loads(base.read_text()) | config))
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+@builder
 def gliner(folder: Path) -> None:
     (folder / "gliner_config.json").write_text(json.dumps({"model_name": "microsoft/deberta-v3-base"}))
