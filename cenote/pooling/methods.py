@@ -46,7 +46,10 @@ def image_mean(hidden: Tensor, batch: PackedBatch) -> Tensor:
     pooled[:-1] |= is_image[1:] & is_neighbour
     has_image = torch.zeros(batch.num_seqs, dtype=torch.bool, device=batch.device)
     has_image[batch.segment_ids[batch.images.token_indices]] = True
-    weights = (pooled | ~has_image[batch.segment_ids]).float()[:, None]
+    of_text = ~has_image[batch.segment_ids]
+    if batch.num_unpooled is not None:
+        of_text &= _make_pooled_mask(batch, batch.num_unpooled)
+    weights = (pooled | of_text).float()[:, None]
     total = torch.segment_reduce(hidden.float() * weights, "sum", offsets=batch.cu_seqlens)
     return total / torch.segment_reduce(weights, "sum", offsets=batch.cu_seqlens)
 

@@ -22,6 +22,7 @@ REFERENCE_METHODS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "CLS": lambda rows, skip: rows[skip],
     "LAST": lambda rows, skip: rows[-1],
     "MEAN": lambda rows, skip: rows[skip:].mean(0),
+    "IMAGE_MEAN": lambda rows, skip: rows[skip:].mean(0),  # of texts
     "MAX": lambda rows, skip: rows[skip:].amax(0),
     "MEAN_SQRT_LEN": lambda rows, skip: rows[skip:].sum(0) / (len(rows) - skip) ** 0.5,
     "WEIGHTEDMEAN": lambda rows, skip: (
@@ -33,6 +34,7 @@ SENTENCE_TRANSFORMERS_NAMES = {
     "CLS": "cls",
     "LAST": "lasttoken",
     "MEAN": "mean",
+    "IMAGE_MEAN": "mean",
     "MAX": "max",
     "MEAN_SQRT_LEN": "mean_sqrt_len_tokens",
     "WEIGHTEDMEAN": "weightedmean",
