@@ -246,11 +246,11 @@ def compute_logits(reference: PreTrainedModel, sequences: Sequence[Sequence[int]
         return [reference(input_ids=torch.tensor([list(ids)])).logits[0] for ids in sequences]
 
 
-def change_config(folder: Path, *, drop: tuple[str, ...] = (), **changes: Any) -> None:
-    """Change entries of a saved config.json."""
-    file = folder / "config.json"
-    values = {key: value for key, value in json.loads(file.read_text()).items() if key not in drop}
-    file.write_text(json.dumps(values | changes))
+def change_config(folder: Path, *, drop: tuple[str, ...] = (), file: str = "config.json", **changes: Any) -> None:
+    """Change entries of a saved config.json, or of another JSON file."""
+    path = folder / file
+    values = {key: value for key, value in json.loads(path.read_text()).items() if key not in drop}
+    path.write_text(json.dumps(values | changes))
 
 
 def tiny_bert(folder: Path, **changes: Any) -> PreTrainedModel:

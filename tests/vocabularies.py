@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from collections.abc import Callable, Sequence
@@ -131,3 +132,16 @@ def _corpus() -> list[str]:
         (Path(__file__).parents[1] / "LICENSE").read_text(encoding="utf-8").splitlines()
     )  # a text that stays as it is
     return [line for line in [*lines, *PROBES[:7]] if line.strip()]
+
+
+def write_clip(folder: Path, merges: Path) -> None:
+    """Write vocab.json and merges.txt of CLIP from the file of merges that OpenAI published."""
+    with gzip.open(merges, "rt", encoding="utf-8") as file:
+        pairs = file.read().split("\n")[1 : 49152 - 256 - 2 + 1]
+    # printable bytes first, then the others, which stand for themselves plus 256
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = [chr(byte) for byte in printable] + [chr(256 + index) for index in range(256 - len(printable))]
+    tokens = [*letters, *(f"{letter}</w>" for letter in letters), *(pair.replace(" ", "") for pair in pairs)]
+    vocabulary = {token: row for row, token in enumerate([*tokens, "<|startoftext|>", "<|endoftext|>"])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs]), encoding="utf-8")

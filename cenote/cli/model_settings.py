@@ -11,6 +11,7 @@ from cenote.config.options import Sourced
 from cenote.errors import PoolingError
 from cenote.loading.colbert import ExpansionSettings, RoleSettings
 from cenote.loading.describe import ModelDescription, describe_model
+from cenote.loading.static_embeddings import without_special_tokens
 from cenote.loading.tokenizer_files import TokenizerFiles, load_tokenizer_files
 from cenote.scoring.scorer import ScoringModel
 
@@ -55,6 +56,16 @@ def iter_settings(model: ModelDescription) -> Iterator[Setting]:
     yield from _iter_output_settings(model)
     if model.score_template is not None and model.kind.value == "sequence":
         yield Setting("score_template", model.score_template.value.name, model.score_template.source)
+    if not plan.include_prompt:
+        yield Setting("include_prompt", False, "pooler config or Sentence Transformers files", "prompts are not pooled")
+    if model.has_routes:
+        routes = {
+            role: ", ".join(kind.rpartition(".")[2] for kind, _ in route.modules)
+            for route in model.sentence_transformers.routes
+            for role in route.roles
+        }
+        text = "; ".join(f"{role}: {modules}" for role, modules in sorted(routes.items()))
+        yield Setting("routes", routes, "router_config.json", text)
     for step in model.sentence_transformers.projector:
         yield Setting("projector", step.folder, "modules.json")
     yield from _iter_scoring_settings(model)
@@ -81,6 +92,8 @@ def _pooling_setting(model: ModelDescription) -> Setting:
         methods = model.plan.seq_pooling_types
         return Setting("pooling", " + ".join(methods.value), methods.source)
     files = model.sentence_transformers.splade
+    if model.architecture.is_static:
+        return Setting("pooling", "weight of each token", model.kind.source)
     if files is None:
         return Setting("pooling", "max of log(1 + logit)", f"default of {model.entry.name}")
     inner = "log(1 + log(1 + logit))" if files.num_logs > 1 else "log(1 + logit)"
@@ -139,7 +152,8 @@ def _iter_scoring_settings(model: ModelDescription) -> Iterator[Setting]:
     ).score_types
     yield Setting("score_type", types[0] if types else None, model.kind.source, "" if types else "no scores")
     if (similarity := model.sentence_transformers.similarity_fn_name) is not None:
-        text = f"{similarity} (scores use the cosine)" if similarity not in ("cosine", "MaxSim") else ""
+        is_cosine = "embed" in model.plan.tasks and model.kind.value != "sparse" and similarity != "cosine"
+        text = f"{similarity} (scores use the cosine)" if is_cosine else ""
         yield Setting("similarity", similarity, "config_sentence_transformers.json", text)
     if model.late_interaction is None:
         return
@@ -195,7 +209,8 @@ def _try_load_tokenizer(model: ModelDescription) -> tuple[TokenizerFiles | None,
     if model.kind.value == "tensors":
         return None, None
     try:
-        return load_tokenizer_files(model.checkpoint), None
+        files = load_tokenizer_files(model.checkpoint)
+        return files if model.architecture.adds_special_tokens else without_special_tokens(files), None
     except PoolingError as error:
         return None, f"the tokenizer cannot be loaded: {error.message}"
 

@@ -49,6 +49,8 @@ from cenote.loading.load import LoadedModel, load_model
 from cenote.loading.model_config import ModelConfig
 from cenote.loading.template_files import read_template_text
 from cenote.protocol.input_types import Input, compute_input_size
+from cenote.protocol.params import Role
+from cenote.protocol.prompt_selection import select_prompt
 from cenote.protocol.requests import EntityRequest, PluginRequest, PoolRequest, ScoreRequest
 from cenote.protocol.results import EntityResult, IOProcessorResult, TokenizeResult
 from cenote.scoring.scorer import ScoreResults, ScoringModel
@@ -68,6 +70,20 @@ THREAD_JOIN_TIMEOUT_S = 5.0
 CAPACITY_POLL_S = 0.02
 
 
+def make_route_config(config: EngineConfig) -> EngineConfig:
+    """Return the config for a further route of a model: without what applies to the default route's files only."""
+    return replace(
+        config,
+        tokenizer=None,
+        max_model_len=None,
+        hf_overrides=None,
+        lora_modules=(),
+        io_processor_plugin=None,
+        result_cache_bytes=0,
+        result_cache_dir=None,
+    )
+
+
 class PoolingEngine:
     """One loaded model and the threads that serve it."""
 
@@ -78,9 +94,14 @@ class PoolingEngine:
         executor: Executor | None = None,
         *,
         trust_callers: bool = False,
+        metrics: EngineMetrics | None = None,
     ) -> None:
-        """`trust_callers`: requests come from this program itself and may refer to any local file."""
+        """`trust_callers`: requests come from this program itself and may refer to any local file.
+
+        `metrics` are those of the engine that this one is a route of.
+        """
         self.model = model
+        self.routes: dict[Role, PoolingEngine] = {}  # engines of roles that other modules of the model encode
         self.config = config
         description = model.description
         self.plan = description.plan
@@ -98,19 +119,23 @@ class PoolingEngine:
             model.tokenizer.pad_token_id,
             description.score_type,
             self.max_model_len,
+            description.pair_prompt,
+            description.has_routes,
+            description.divides_max_sim,
         )
         self.scoring = ScoringService(self.scoring_model, self.renderer, description.has_role_formats)
         self.entity_recognizer = EntityRecognizer(model, self.tokenizer) if EntityRecognizer.supports(model) else None
         self.io_processor = load_io_processor(config, description, self.make_model_tokenizer)
         plugin = self.io_processor.name if self.io_processor else None
         self.model_info = build_model_info(model, self.scoring_model, plugin=plugin, chat_template=self.chat_template)
-        self.metrics = EngineMetrics()
+        self.metrics = metrics or EngineMetrics()
         self.adapters = AdapterManager(model.adapters, self.metrics)
         self.admission = Admission(description, config, self.scoring_model, self.adapters, self.metrics)
         self.result_cache = make_result_cache(description, config, self.metrics.registry)
         budget = config.max_num_batched_tokens or compute_token_budget(model.backbone, description.device.value)
         scheduler = Scheduler(budget, config.max_num_seqs, by_priority=config.scheduling_policy == "priority")
-        self.metrics.register_queue(lambda: scheduler.num_waiting_tokens)
+        if metrics is None:
+            self.metrics.register_queue(lambda: scheduler.num_waiting_tokens)
         executor = executor or make_executor(model, self.renderer.vocab_size)
         self.loop = EngineLoop(scheduler, executor, self.metrics, self._on_thread_exit)
         self.tokenizer_worker = TokenizerWorker(
@@ -123,7 +148,9 @@ class PoolingEngine:
             cache=self.result_cache,
             is_cacheable=self.adapters.is_builtin,
         )
-        self.metrics.register_dedup(self.tokenizer_worker.dedup, getattr(self.loop.executor, "prefix_sharing", None))
+        if metrics is None:
+            prefix_sharing = getattr(self.loop.executor, "prefix_sharing", None)
+            self.metrics.register_dedup(self.tokenizer_worker.dedup, prefix_sharing)
         self.watchdog = Watchdog(lambda: self.loop.step_started_at, config.step_timeout_s, self._on_thread_exit)
         self.pid = os.getpid()  # threads do not survive a fork
         self.dead_error: PoolingError | None = None
@@ -134,7 +161,16 @@ class PoolingEngine:
 
     @classmethod
     def load(cls, config: EngineConfig, *, trust_callers: bool = False) -> PoolingEngine:
-        return cls(load_model(config), config, trust_callers=trust_callers)
+        engine = cls(load_model(config), config, trust_callers=trust_callers)
+        try:
+            for route in engine.model.description.other_routes:
+                route_config = make_route_config(config)
+                other = cls(load_model(route_config, route.name), route_config, metrics=engine.metrics)
+                engine.routes |= dict.fromkeys(route.roles, other)
+        except BaseException:
+            engine.stop()
+            raise
+        return engine
 
     @property
     def model_config(self) -> ModelConfig:
@@ -310,6 +346,8 @@ class PoolingEngine:
                 f"the engine was created in process {self.pid} and cannot be used after fork(); "
                 "load the model in this process"
             )
+        if self.routes and (role := select_prompt(request, self.model_info).role) in self.routes:
+            return self.routes[role].submit(request, check_capacity=check_capacity, query_embeddings=query_embeddings)
         state = self.admission.prepare(request, self.model_info, query_embeddings)
         with self._lock:
             if self.dead_error is not None:
@@ -345,6 +383,8 @@ class PoolingEngine:
         for worker in workers:
             if worker.thread is not threading.current_thread():
                 worker.thread.join(timeout=THREAD_JOIN_TIMEOUT_S)
+        for route in self.routes.values():
+            route.stop(reason)
         self.image_workers.close()
         self.media_loader.close()
         if self.result_cache is not None:

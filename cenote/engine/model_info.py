@@ -35,6 +35,7 @@ def build_model_info(
         instructions=dict(prompts.instructions),
         default_prompt=None if prompts.default is None else prompts.default.value,
         has_role_formats=description.has_role_formats,
+        has_routes=description.has_routes,
         late_interaction=None if late is None else f"{late.summary.value} (from {late.summary.source})",
         tokenizer_info={**tokenizer.tokenizer_config, **template_info},
         # two-tower models encode either a text or an image, so a conversation with both makes no sense

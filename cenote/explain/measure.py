@@ -11,6 +11,7 @@ import torch
 
 from cenote.engine.engine import PoolingEngine
 from cenote.engine.execution.executor import EchoExecutor
+from cenote.errors import Unsupported
 from cenote.explain import hardware
 from cenote.explain.flops import ModelFlops, count_flops
 from cenote.explain.microbenchmarks import BenchmarkFn, MatMulBenchmark, make_random_batch
@@ -40,6 +41,8 @@ def measure_model(llm: LLM, lengths: Sequence[int] = LENGTHS, duration: float = 
     """Run for about `duration` seconds, longer if a single batch takes long."""
     began = time.perf_counter()
     engine = llm.engine
+    if engine.model.description.architecture.is_static:
+        raise Unsupported("static embeddings have no layers to measure; their time is that of tokenization")
     device = engine.model.description.device.value
     lengths = sorted({min(length, engine.max_model_len) for length in lengths})
     echo = PoolingEngine(engine.model, engine.config, EchoExecutor())

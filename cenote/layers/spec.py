@@ -88,8 +88,9 @@ class BackboneSpec:
             "num_key_value_heads",
         ):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"invalid {name}={value!r}; expected an integer of 1 or more")
+            minimum = 0 if name == "num_layers" else 1  # a table of embeddings has no layers
+            if not isinstance(value, int) or value < minimum:
+                raise ValueError(f"invalid {name}={value!r}; expected an integer of {minimum} or more")
         if self.local_layers and len(self.local_layers) != self.num_layers:
             raise ValueError(f"got {len(self.local_layers)} layer types for {self.num_layers} layers")
 

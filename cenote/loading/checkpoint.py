@@ -33,6 +33,8 @@ IGNORE_PATTERNS = [
 PICKLE_PATTERN = "pytorch_model*.bin"
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+# folders of Sentence Transformers modules with weights of their own
+WEIGHTED_MODULES = ("*_Dense", "*_LayerNorm", "*_Transformer", "*_CLIPModel", "*_*StaticEmbedding")
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -43,6 +45,12 @@ class Checkpoint:
     name: str
     folder: Path
     base: Checkpoint | None = None  # of an adapter: the model that it changes, which has the files it lacks
+    encoder_folder: str = ""  # with config.json, tokenizer and weights; its files take precedence over the root's
+    route: str | None = None  # of a Router (Sentence Transformers); None: its default
+
+    @property
+    def encoder_path(self) -> Path:
+        return self.folder / self.encoder_folder
 
     @property
     def candidate_names(self) -> tuple[str, ...]:
@@ -58,6 +66,11 @@ class Checkpoint:
 
     def find_own_file(self, file: str) -> Path | None:
         """Return the path of a file in the folder itself, not in that of the base model."""
+        if self.encoder_folder and (path := self._find_in_folder(f"{self.encoder_folder}/{file}")) is not None:
+            return path
+        return self._find_in_folder(file)
+
+    def _find_in_folder(self, file: str) -> Path | None:
         parts = PurePosixPath(file)
         if parts.is_absolute() or ".." in parts.parts:
             raise LoadError(f"{self.folder}: {file!r} is outside the model folder; expected a relative path inside it")
@@ -161,7 +174,8 @@ def check_not_empty(path: Path) -> None:
 
 
 def _require_config(checkpoint: Checkpoint) -> Checkpoint:
-    if checkpoint.find_file("config.json") is None and checkpoint.find_file(ADAPTER_CONFIG) is None:
+    # Sentence Transformers: config.json may be in the folder of a module, and static embeddings have none
+    if all(checkpoint.find_file(file) is None for file in ("config.json", "modules.json", ADAPTER_CONFIG)):
         if checkpoint.find_file(GLINER_CONFIG) is not None:
             raise LoadError(f"{checkpoint.folder / GLINER_CONFIG}: {GLINER_MESSAGE}")
         found = sorted(entry.name for entry in checkpoint.folder.iterdir())
@@ -188,7 +202,7 @@ def _download_model(name: str, revision: str | None, token: str | None) -> Path:
     missing = [PICKLE_PATTERN] if not any(folder.glob("model*.safetensors")) else []
     missing += [
         f"{module.name}/{PICKLE_PATTERN}"
-        for kind in ("*_Dense", "*_LayerNorm")
+        for kind in WEIGHTED_MODULES
         for module in folder.glob(kind)
         if not (module / "model.safetensors").exists()
     ]

@@ -38,6 +38,8 @@ def detect_kind(
     checkpoint: Checkpoint, entry: ArchitectureEntry, files: SentenceTransformersFiles
 ) -> Sourced[CheckpointKind] | None:
     """Return the kind declared by the files; None if the architecture name determines it."""
+    if files.score_head is not None:
+        return Sourced("sequence", f"{files.score_head}/config.json module_output_name")
     if files.splade is not None and entry.kind in ("masked", "embed"):
         return Sourced("sparse", files.splade.source)
     if files.multi_vector is not None and entry.kind in ("embed", "masked", "causal"):
@@ -143,7 +145,7 @@ def _remove_prefix(name: str, prefixes: Sequence[str]) -> str:
 
 
 def _check_sparse(options: EngineConfig, entry: ArchitectureEntry, architecture: Architecture) -> None:
-    if architecture.masked_head is None:
+    if architecture.masked_head is None and not architecture.is_static:
         raise LoadError(f"{entry.name} has no masked-language-model head, which SPLADE needs; use convert='embed'")
     if options.pooler_config.enable_chunked_processing:
         raise LoadError(

@@ -215,6 +215,7 @@ def _resolve_settings(
     native = defaults is SENTENCE_TRANSFORMERS_DEFAULTS
     max_length = files.max_length.value if native and files.max_length else None
     tasks = found.get("skiplist_tasks", ["document"])
+    tasks = [tasks] if isinstance(tasks, str) else tasks
 
     def role_settings(role: str) -> RoleSettings:
         fallback = files.prompts.get(files.default_prompt_name or "", "")

@@ -17,15 +17,24 @@ from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
 from cenote.loading.checkpoint_kind import detect_kind, find_entry, find_reward_head, head_of_kind, resolve_kind
 from cenote.loading.colbert import LateInteraction, resolve_late_interaction
+from cenote.loading.cross_encoder import check_cross_encoder, make_module_head
 from cenote.loading.custom_code import apply_known_code, find_attention_doubt
 from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
 from cenote.loading.hf_config import read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
 from cenote.loading.matryoshka import resolve_matryoshka
 from cenote.loading.model_config import ModelConfig
 from cenote.loading.model_prompts import ModelPrompts, read_model_prompts
+from cenote.loading.module_list import locate_encoder
 from cenote.loading.refused_models import refuse_by_name, refuse_unread_head
 from cenote.loading.rerankers import RerankerSettings, detect_reranker
+from cenote.loading.router import Route
 from cenote.loading.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers_files
+from cenote.loading.static_embeddings import (
+    is_static,
+    read_model2vec_settings,
+    read_static_config,
+    resolve_static_length,
+)
 from cenote.loading.tensor_model import SINGLE_TOKEN_LENGTH
 from cenote.loading.unnamed_heads import find_head_doubt, find_unnamed_reranker
 from cenote.models.architecture import Architecture, Head, HFConfig
@@ -99,6 +108,27 @@ class ModelDescription:
         return self.late_interaction is not None and self.late_interaction.settings is not None
 
     @property
+    def has_routes(self) -> bool:
+        """Whether queries and documents are encoded by different modules."""
+        return len(self.sentence_transformers.routes) > 1
+
+    @property
+    def other_routes(self) -> tuple[Route, ...]:
+        """The routes of the model that this description does not cover: its default route does."""
+        return self.sentence_transformers.routes[1:] if self.checkpoint.route is None else ()
+
+    @property
+    def divides_max_sim(self) -> bool:
+        """Whether late-interaction scores are divided by the number of query embeddings."""
+        return self.sentence_transformers.similarity_fn_name == "meanmaxsim"
+
+    @property
+    def pair_prompt(self) -> str:
+        """The prompt of a cross-encoder, prepended to queries; a score template contains its instruction itself."""
+        default, is_pair = self.prompts.default, self.kind.value == "sequence" and self.score_template is None
+        return default.value if is_pair and default and self.sentence_transformers.messages is None else ""
+
+    @property
     def default_task(self) -> Task:
         return self.plan.tasks[0]
 
@@ -124,10 +154,15 @@ def _with_integer_labels(config: HFConfig) -> HFConfig:
     return HFConfig({**config.values, "id2label": {int(key): label for key, label in labels.items()}}, config.source)
 
 
-def describe_model(options: EngineConfig, *, needs_weights: bool = True) -> ModelDescription:
-    """Resolve all settings; `needs_weights=False` downloads configuration and tokenizer files only."""
-    checkpoint = _find_checkpoint(options, needs_weights)
-    config = read_config(checkpoint, options.hf_overrides)
+def describe_model(options: EngineConfig, route: str | None = None, *, needs_weights: bool = True) -> ModelDescription:
+    """Resolve all settings; `needs_weights=False` downloads configuration and tokenizer files only.
+
+    `route` is that of a model with a Router, None: its default.
+    """
+    checkpoint = locate_encoder(_find_checkpoint(options, needs_weights), route)
+    if not needs_weights and is_static(checkpoint):  # only the weights tell their sizes
+        checkpoint = locate_encoder(_find_checkpoint(options, True), route)
+    config = read_config(checkpoint, options.hf_overrides, read_static_config(checkpoint))
     try:
         return _describe_config(options, checkpoint, config)
     except (TypeError, KeyError, IndexError, ZeroDivisionError, AttributeError, ValueError) as error:
@@ -142,12 +177,14 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     config, code_doubt = apply_known_code(checkpoint, config)
     entry = find_entry(options, config)
     family = entry.family(config)
-    files = read_sentence_transformers_files(checkpoint) or SentenceTransformersFiles()
+    files = read_model2vec_settings(config, read_sentence_transformers_files(checkpoint) or SentenceTransformersFiles())
     refuse_unread_head(options, checkpoint, config, files)
     unnamed_reranker = find_unnamed_reranker(checkpoint, config, entry, family, files)
     if unnamed_reranker is not None:
         config = HFConfig({"num_labels": 1, **config.values}, config.source)
         entry = replace(entry, kind=unnamed_reranker.value)
+    if files.score_head is not None:
+        family = replace(family, sequence_head=make_module_head(files))
     one_label = _resolve_num_labels(config, _read_labels(config), "sequence", family.sequence_head) == 1
     reranker = detect_reranker(options, checkpoint, config, entry, family, files, has_one_label=one_label)
     from_tokens = reranker.labels
@@ -155,6 +192,9 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
         family = family.language_model
     from_files = unnamed_reranker or detect_kind(checkpoint, entry, files)
     kind = resolve_kind(options, entry, family, from_tokens, from_files)
+    check_cross_encoder(options, checkpoint, kind.value, files)
+    if files.score_head is not None and kind.value != "sequence":  # converted by an option: the head is not used
+        files = replace(files, projector=(), score_head=None)
     if kind.value == "reward":
         family = replace(family, reward_head=find_reward_head(checkpoint, entry, family))
     late_interaction = None
@@ -170,7 +210,9 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     max_length = resolve_max_length(
         config,
         checkpoint,
-        encoder_max_length=_encoder_max_length(kind.value, files, late_interaction),
+        encoder_max_length=resolve_static_length(checkpoint, entry)
+        if family.is_static
+        else _encoder_max_length(kind.value, files, late_interaction),
         requested=options.max_model_len,
         position_offset=family.backbone.position_offset,
         num_learned_positions=family.backbone.num_learned_positions,
@@ -179,16 +221,18 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
     architecture = replace(family, backbone=replace(family.backbone, max_positions=max_length.value))
     head = head_of_kind(kind.value, architecture)
     labels = _read_labels(config) if head is not None and kind.value in ("sequence", "token", "reward") else None
+    if files.score_head is not None and labels and len(labels) != _resolve_num_labels(config, None, kind.value, head):
+        labels = None  # those of the base model
     device = _resolve_device(options.device)
     cpu = cpu_features()
     dtype = resolve_dtype(
         config,
-        options.dtype,
+        "float32" if family.is_static and options.dtype == "auto" else options.dtype,  # 16 bits would save nothing
         device.value.type,
         native_bf16=cpu.has_bfloat16,
         supports_float16=supports_float16(config.get("model_type")),
     )
-    tasks = _with_default_first(_tasks_of_kind(kind.value, entry, family), options)
+    tasks = _with_default_first(_tasks_of_kind(kind.value, entry, family, files), options)
     step_tag = head.spec.step_tag_id if head is not None else None
     num_labels = from_tokens.num_labels if from_tokens else _resolve_num_labels(config, labels, kind.value, head)
     if labels is None and from_tokens is None and head is not None and kind.value in ("sequence", "token"):
@@ -234,6 +278,7 @@ def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFCo
                 None,
                 (
                     code_doubt,
+                    files.version_doubt,
                     find_attention_doubt(config, entry, architecture),
                     find_head_doubt(checkpoint, entry, kind, files),
                     reranker.doubt,
@@ -257,7 +302,13 @@ def _find_checkpoint(options: EngineConfig, needs_weights: bool) -> Checkpoint:
         raise add_install_hint(error) from error
 
 
-def _tasks_of_kind(kind: CheckpointKind, entry: ArchitectureEntry, family: Architecture) -> tuple[Task, ...]:
+def _tasks_of_kind(
+    kind: CheckpointKind, entry: ArchitectureEntry, family: Architecture, files: SentenceTransformersFiles
+) -> tuple[Task, ...]:
+    if files.score_head is not None:
+        return ("classify",)  # its modules were trained on pooled states
+    if kind == "sparse" and family.is_static:
+        return ("embed", "sparse_embed")
     if kind == "masked" and not family.defaults_to_mlm:
         return (*TASKS_BY_KIND["embed"], "token_classify")
     # the Transformers backend has no logits per token for sequence classifiers
@@ -267,6 +318,8 @@ def _tasks_of_kind(kind: CheckpointKind, entry: ArchitectureEntry, family: Archi
 def _pooling_files(
     files: SentenceTransformersFiles, kind: CheckpointKind, tasks: Sequence[Task]
 ) -> PoolingFileSettings | None:
+    if files.score_head is not None:
+        return PoolingFileSettings(files.pooling, None, files.includes_prompt)
     if "embed" not in tasks and not (kind == "multi_vector" and files.multi_vector):
         return None  # the files describe an embedder, but the model is used otherwise
     return PoolingFileSettings(files.pooling, files.normalize, files.includes_prompt)

@@ -33,6 +33,7 @@ def compute_fingerprint(description: ModelDescription, options: EngineConfig) ->
         description.dtype.value,
         description.head_dtype.value,
         description.quantization.value,
+        description.checkpoint.route,
         options.tokenizer,  # token_labels may be resolved with it
         description.kind.value,
         description.token_labels,

@@ -14,12 +14,21 @@ from cenote.loading.bge_m3 import load_linear, require_head_files
 from cenote.loading.causal_lm_classifier import load_lm_head
 from cenote.loading.colbert import check_vector_size
 from cenote.loading.describe import ModelDescription
-from cenote.loading.sentence_transformers import DenseModule, load_dense, load_layer_norm, load_residual
+from cenote.loading.module_weights import load_dense, load_layer_norm, load_residual
+from cenote.loading.sentence_transformers import DenseModule
 from cenote.loading.tokenizer_files import TokenizerFiles
 from cenote.loading.weight_loader import WeightLoader
 from cenote.models.architecture import StoredProjection
 from cenote.models.weight_table import DerivedWeight
-from cenote.pooling.heads import Classifier, Heads, ResidualLayer, SpladeHead, TanhInt8
+from cenote.pooling.heads import (
+    Classifier,
+    Heads,
+    ModuleClassifier,
+    ResidualLayer,
+    SpladeHead,
+    TanhInt8,
+    TokenWeights,
+)
 
 
 def load_heads(description: ModelDescription, weight_loader: WeightLoader, tokenizer: TokenizerFiles) -> Heads:
@@ -29,6 +38,8 @@ def load_heads(description: ModelDescription, weight_loader: WeightLoader, token
         load_projector(description, weight_loader),
         _load_classifier(description, weight_loader, tokenizer),
     )
+    if description.kind.value == "sparse" and description.architecture.is_static:
+        return Heads(splade=TokenWeights(description.architecture.backbone.vocab_size))
     if description.kind.value == "sparse":
         assert classifier is not None, "a SPLADE model has a masked-language-model head"
         splade = description.sentence_transformers.splade
@@ -72,6 +83,8 @@ def _load_classifier(
     head = description.head
     if head is None:
         return None
+    if description.sentence_transformers.score_head is not None:
+        return ModuleClassifier(_load_modules(description, *_projector_input_size(description, [])))
     hidden_size = description.architecture.backbone.hidden_size
     dtype, device = description.head_dtype.value, description.device.value
     if description.kind.value in ("masked", "sparse"):
@@ -128,13 +141,18 @@ def _embedding_table_name(weight_loader: WeightLoader) -> str:
 def load_projector(description: ModelDescription, weight_loader: WeightLoader | None) -> nn.Module | None:
     if not {"embed", "token_embed"} & set(description.plan.tasks):
         return None
-    dtype, device = description.head_dtype.value, description.device.value
     projection, layers = description.architecture.projection, list[nn.Module]()
     if projection is not None and weight_loader is not None:
         layers = _load_stored_projection(description, weight_loader, projection)
-    steps = description.sentence_transformers.projector
-    size_in, source = _projector_input_size(description, layers)
-    for step in steps:
+    layers += _load_modules(description, *_projector_input_size(description, layers))
+    return nn.Sequential(*layers) if layers else None
+
+
+def _load_modules(description: ModelDescription, size_in: int | None, source: str) -> list[nn.Module]:
+    """Load the Dense and LayerNorm modules; `size_in` and `source`: the size of their input and what produces it."""
+    dtype, device = description.head_dtype.value, description.device.value
+    layers: list[nn.Module] = []
+    for step in description.sentence_transformers.projector:
         key, size = ("in_features", step.in_features) if isinstance(step, DenseModule) else ("dimension", step.size)
         file = f"{step.folder}/config.json"
         if size_in is not None and size != size_in:
@@ -155,7 +173,7 @@ def load_projector(description: ModelDescription, weight_loader: WeightLoader | 
             matrix = load_residual(description.checkpoint, step)
             layer = ResidualLayer(layer, None if matrix is None else matrix.to(device, dtype))
         layers.append(layer)
-    return nn.Sequential(*layers) if layers else None
+    return layers
 
 
 def _projector_input_size(description: ModelDescription, stored: list[nn.Module]) -> tuple[int | None, str]:
@@ -164,7 +182,8 @@ def _projector_input_size(description: ModelDescription, stored: list[nn.Module]
         return last.weight.shape[0], "the projection in the checkpoint"
     if not description.entry.is_native:
         return None, ""  # only the Transformers library knows its hidden size
-    methods = description.plan.seq_pooling_types.value if "embed" in description.plan.tasks else ("",)
+    pools = not {"embed", "classify"}.isdisjoint(description.plan.tasks)
+    methods = description.plan.seq_pooling_types.value if pools else ("",)
     size = description.architecture.output_size
     if len(methods) == 1:
         return size, "the backbone"

@@ -52,10 +52,17 @@ DTYPES = {
 SUPPORTED_DTYPES = ("float32", "float", "bfloat16", "float16", "half")
 
 
-def read_config(checkpoint: Checkpoint, overrides: ConfigOverrides = None) -> HFConfig:
-    """Return config.json with hf_overrides applied: a mapping is merged, a function returns the new config."""
-    source = str(checkpoint.require_file("config.json"))
-    values = read_adapter_config(checkpoint, checkpoint.read_json_object("config.json"))
+def read_config(
+    checkpoint: Checkpoint, overrides: ConfigOverrides = None, values: Mapping[str, Any] | None = None
+) -> HFConfig:
+    """Return config.json with hf_overrides applied: a mapping is merged, a function returns the new config.
+
+    `values` are those of a model whose config.json is derived from other files.
+    """
+    source = str(checkpoint.encoder_path / "config.json")
+    if values is None:
+        source = str(checkpoint.require_file("config.json"))
+        values = read_adapter_config(checkpoint, checkpoint.read_json_object("config.json"))
     if overrides is None:
         return HFConfig(_merge_text_config(values), source)
     if isinstance(overrides, Mapping):
@@ -63,7 +70,7 @@ def read_config(checkpoint: Checkpoint, overrides: ConfigOverrides = None) -> HF
     if not callable(overrides):
         raise LoadError(f"hf_overrides must be a mapping or a function of the config, got {type(overrides).__name__}")
     try:
-        changed = overrides(_AttributeDict(deepcopy(values)))
+        changed = overrides(_AttributeDict(deepcopy(dict(values))))
     except Exception as error:
         raise LoadError(f"hf_overrides failed on {source}: {type(error).__name__}: {error}") from error
     if not isinstance(changed, Mapping):

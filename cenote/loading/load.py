@@ -23,6 +23,7 @@ from cenote.loading.heads import load_heads, load_projector
 from cenote.loading.image_processor_files import read_processor_files
 from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
 from cenote.loading.merged_weights import TaskAdapter, open_model_weights
+from cenote.loading.static_embeddings import without_special_tokens
 from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
 from cenote.loading.tokenizer_checks import check_tokenizer
 from cenote.loading.tokenizer_files import TokenizerFiles, append_eos, empty_tokenizer_files, load_tokenizer_files
@@ -49,8 +50,9 @@ class LoadedModel:
     processor_files: ProcessorFiles = ProcessorFiles()  # image preprocessing settings
 
 
-def load_model(options: EngineConfig) -> LoadedModel:
-    description = describe_model(options)
+def load_model(options: EngineConfig, route: str | None = None) -> LoadedModel:
+    """Load a model; `route` is that of a model with a Router, None: its default."""
+    description = describe_model(options, route)
     for doubt in description.doubts:
         logger.warning("%s", doubt)
     if description.kind.value == "tensors":
@@ -61,6 +63,13 @@ def load_model(options: EngineConfig) -> LoadedModel:
     if description.kind.value == "hybrid":
         description = replace(description, plan=_exclude_special_tokens(description, tokenizer))
     architecture = description.architecture
+    if not architecture.adds_special_tokens:
+        tokenizer = without_special_tokens(tokenizer)
+    if architecture.is_static:
+        unknown_id = tokenizer.unk_token_id if architecture.drops_unknown_tokens else None
+        unknown = () if unknown_id is None else (unknown_id,)
+        plan = replace(description.plan, pools_table=True, unpooled_token_ids=unknown)
+        description = replace(description, plan=plan)
     device, dtype = description.device.value, description.dtype.value
     if not description.entry.is_native:
         return _load_transformers_model(description, tokenizer)

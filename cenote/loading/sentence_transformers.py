@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any, Literal
-
-from torch import Tensor
 
 from cenote.config.options import Sourced
 from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.weights import CheckpointWeights, open_weights
-from cenote.models.refused_models import REFUSED_MODULES
-
-# stage of each module type; modules must be in the order in which the pooler applies them
-MODULE_STAGES = {
-    "Transformer": 0,
-    "Pooling": 1,
-    "Dense": 2,
-    "LayerNorm": 2,
-    "Normalize": 3,
-    "MLMTransformer": 0,
-    "SpladePooling": 1,
-    "MultiVectorMask": 3,
-    "LogitScore": 3,
-    "FlexibleQuantizer": 3,
-}
-MODULE_PACKAGES = ("sentence_transformers", "pylate")
-# modules of repositories with their own code; supported without running it
-CUSTOM_MODULES = (("st_quantize", "FlexibleQuantizer"),)  # pplx-embed: tanh, then int8
+from cenote.loading.module_list import (
+    MODULE_STAGES,
+    MODULES_FILE,
+    STATIC_KINDS,
+    Module,
+    read_module_config,
+    read_module_list,
+    read_routes,
+)
+from cenote.loading.router import Route
+from cenote.loading.version_requirements import find_version_doubt
 
 # in the order in which Sentence Transformers concatenates them
 POOLING_FLAGS = {
@@ -53,8 +43,12 @@ POOLING_NAMES = {
 # how many times log(1 + x) is applied to the logits
 SPLADE_NUM_LOGS = {"relu": 1, "log1p_relu": 2}
 SPLADE_STRATEGIES = ("max", "sum")
+# hkunlp/instructor-*: trained without pooling the instruction, which only Sentence Transformers' code says
+PROMPT_EXCLUDED_NAMES = re.compile(r"instructor-(base|large|xl)")
 DENSE_ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "sigmoid", "silu")
 SETTINGS_FILE = "config_sentence_transformers.json"
+# names of the values that modules pass on
+EMBEDDING_NAME, SCORES_NAME, LOGITS_NAME = "sentence_embedding", "scores", "causal_logits"
 ENCODER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -71,6 +65,8 @@ class DenseModule:
     activation: str  # one of DENSE_ACTIVATIONS
     folder: str
     has_residual: bool = False  # adds the input to the output, projected if sizes differ
+    input_name: str = EMBEDDING_NAME  # of the values that it reads, and of those that it writes
+    output_name: str = EMBEDDING_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +114,35 @@ class SentenceTransformersFiles:
     activation: str | None = None  # of a cross-encoder, in config_sentence_transformers.json
     logit_score: Sourced[tuple[int, int | None]] | None = None  # token ids of yes and no (or None)
     messages: Sourced[MessageFormat] | None = None
+    model_type: str | None = None  # SentenceTransformer, CrossEncoder, ...; older files have none
+    encoder_kind: str | None = None  # module type of the encoder
+    score_head: str | None = None  # folder of the Dense module whose output is the score of a cross-encoder
+    routes: tuple[Route, ...] = ()  # of a model with a Router, the default first
+    version_doubt: str | None = None  # the model requires a version that is not known
 
 
 def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransformersFiles | None:
     """Return the settings of Sentence Transformers files; None if there are none."""
-    modules = checkpoint.read_json("modules.json")
+    steps = read_module_list(checkpoint)
     encoder = next((file for file in ENCODER_FILES if checkpoint.find_file(file) is not None), None)
     settings = checkpoint.read_json_object(SETTINGS_FILE)
-    if modules is None and encoder is None and not settings:
+    if checkpoint.find_file(MODULES_FILE) is None and encoder is None and not settings:
         return None
-    steps = _read_module_list(checkpoint, [] if modules is None else modules)
+    first = steps[0] if steps and steps[0].stage == 0 else None
+    if first is not None and first.kind in STATIC_KINDS:
+        encoder = None  # the file describes a Transformer on another route
     pooling = next((step for step in steps if step.kind == "Pooling"), None)
     splade = next((step for step in steps if step.kind == "SpladePooling"), None)
     mask = next((step for step in steps if step.kind == "MultiVectorMask"), None)
     normalizes = any(step.kind == "Normalize" for step in steps)
-    projector = tuple(
-        _read_projection(checkpoint, step) for step in steps if MODULE_STAGES[step.kind] == MODULE_STAGES["Dense"]
+    # the encoder itself returns one embedding per input
+    encodes = first is not None and (
+        first.kind in (*STATIC_KINDS, "CLIPModel") or _outputs_embedding(checkpoint, encoder)
     )
+    projector = tuple(_read_projection(checkpoint, step) for step in steps if step.stage == MODULE_STAGES["Dense"])
+    for step in steps:
+        if step.kind == "HierarchicalTokenPooling":
+            _check_token_pooling(checkpoint, step)
     prompts = settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         file = checkpoint.folder / SETTINGS_FILE
@@ -144,10 +152,10 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
         splade=None if splade is None else _read_splade(checkpoint, splade),
         multi_vector=None if pooling else _detect_multi_vector(settings, steps),
         mask_folder=None if mask is None else mask.folder,
-        includes_prompt=pooling is None or bool(_read_module_config(checkpoint, pooling).get("include_prompt", True)),
+        includes_prompt=pooling is None or _includes_prompt(checkpoint, pooling),
         projector=projector,
         has_int8_output=any(step.kind == "FlexibleQuantizer" for step in steps),
-        normalize=Sourced(normalizes, "modules.json") if pooling or mask or normalizes else None,
+        normalize=Sourced(normalizes, MODULES_FILE) if pooling or mask or normalizes or encodes else None,
         max_length=_read_max_length(checkpoint, encoder),
         do_lower_case=encoder is not None and bool(checkpoint.read_json_object(encoder).get("do_lower_case", False)),
         prompts=prompts,
@@ -156,92 +164,16 @@ def read_sentence_transformers_files(checkpoint: Checkpoint) -> SentenceTransfor
         activation=settings.get("activation_fn"),
         logit_score=_read_logit_score(checkpoint, steps),
         messages=None if encoder is None else _read_message_format(checkpoint, encoder),
+        model_type=settings.get("model_type"),
+        encoder_kind=None if first is None else first.kind,
+        score_head=_find_score_head(checkpoint, projector) if pooling or encodes else None,
+        routes=read_routes(checkpoint),
+        version_doubt=find_version_doubt(settings, str(checkpoint.folder / SETTINGS_FILE)),
     )
 
 
-def load_dense(checkpoint: Checkpoint, dense: DenseModule) -> tuple[Tensor, Tensor | None]:
-    """Return weight [out, in] and bias [out] in their stored dtype."""
-    weights = open_weights(checkpoint, dense.folder)
-    weight = _read_tensor(weights, "weight", (dense.out_features, dense.in_features))
-    if dense.bias:
-        return weight, _read_tensor(weights, "bias", (dense.out_features,))
-    if any(name.endswith("bias") for name in weights.names()):
-        raise LoadError(f"{weights.source} has a bias, but {dense.folder}/config.json has bias: false")
-    return weight, None
-
-
-def load_residual(checkpoint: Checkpoint, dense: DenseModule) -> Tensor | None:
-    """Return the residual projection [out, in]; None if there is none or sizes are equal."""
-    if not dense.has_residual or dense.in_features == dense.out_features:
-        return None
-    return _read_tensor(
-        open_weights(checkpoint, dense.folder), "residual.weight", (dense.out_features, dense.in_features)
-    )
-
-
-def load_layer_norm(checkpoint: Checkpoint, norm: LayerNormModule) -> tuple[Tensor, Tensor]:
-    weights = open_weights(checkpoint, norm.folder)
-    return _read_tensor(weights, "weight", (norm.size,)), _read_tensor(weights, "bias", (norm.size,))
-
-
-@dataclass(frozen=True, slots=True)
-class _Module:
-    """One entry of modules.json."""
-
-    package: str
-    kind: str
-    folder: str
-
-
-def _read_module_list(checkpoint: Checkpoint, modules: Any) -> list[_Module]:
-    source = checkpoint.folder / "modules.json"
-    if not isinstance(modules, list):
-        raise LoadError(f"{source} contains a {type(modules).__name__}; expected a list of modules")
-    steps = [_parse_module(source.as_posix(), module) for module in modules]
-    for previous, step in zip(steps, steps[1:], strict=False):
-        if MODULE_STAGES[previous.kind] > MODULE_STAGES[step.kind] or previous.kind == step.kind in (
-            "Transformer",
-            "Pooling",
-        ):
-            order = "Transformer, Pooling, Dense or LayerNorm, Normalize"
-            raise LoadError(f"{source}: {step.kind} comes after {previous.kind}; the supported order is {order}")
-    if {"MLMTransformer", "SpladePooling"} & {step.kind for step in steps}:
-        kinds = [step.kind for step in steps]
-        if len(kinds) != 2 or kinds[1] != "SpladePooling":
-            expected = "a SPLADE model must be MLMTransformer or Transformer, then SpladePooling"
-            raise LoadError(f"{source}: {', '.join(kinds)} is not supported; {expected}")
-    for step in steps:
-        if MODULE_STAGES[step.kind] == MODULE_STAGES["Transformer"] and step.folder not in ("", "."):
-            raise LoadError(f"{source}: the Transformer is in {step.folder!r}; pass that folder as the model")
-    return steps
-
-
-def _parse_module(source: str, module: Any) -> _Module:
-    if not isinstance(module, dict) or not isinstance(module.get("type"), str):
-        raise LoadError(f"{source}: invalid module {module!r}; expected an object with type and path")
-    package, _, rest = module["type"].partition(".")
-    kind = rest.rpartition(".")[2]
-    # Jina: a custom Transformer that selects an adapter by task; supported without running its code
-    selects_adapter = (package, kind) == ("custom_st", "Transformer") and "task" in (module.get("kwargs") or ())
-    is_known = (package in MODULE_PACKAGES and kind in MODULE_STAGES) or (package, kind) in CUSTOM_MODULES
-    if (reason := REFUSED_MODULES.get(module["type"])) is not None:
-        raise LoadError(f"{source}: {module['type']} is not supported: {reason}")
-    if not selects_adapter and not is_known:
-        raise LoadError(
-            f"{source}: module type {module['type']!r} is not supported; "
-            f"expected one of: {', '.join(MODULE_STAGES)} of {' and '.join(MODULE_PACKAGES)}"
-        )
-    return _Module(package, kind, str(module.get("path") or ""))
-
-
-def _read_module_config(checkpoint: Checkpoint, step: _Module) -> dict[str, Any]:
-    file = str(PurePosixPath(step.folder) / "config.json")
-    checkpoint.require_file(file)
-    return checkpoint.read_json_object(file)
-
-
-def _read_pooling(checkpoint: Checkpoint, step: _Module) -> Sourced[tuple[str, ...]]:
-    config, source = _read_module_config(checkpoint, step), f"{step.folder}/config.json"
+def _read_pooling(checkpoint: Checkpoint, step: Module) -> Sourced[tuple[str, ...]]:
+    config, source = read_module_config(checkpoint, step), f"{step.folder}/config.json"
     names = config.get("pooling_mode")
     if names is not None:
         modes = [names] if isinstance(names, str) else names
@@ -258,8 +190,53 @@ def _read_pooling(checkpoint: Checkpoint, step: _Module) -> Sourced[tuple[str, .
     return Sourced(methods or ("MEAN",), source)  # the default of Sentence Transformers
 
 
+def _includes_prompt(checkpoint: Checkpoint, step: Module) -> bool:
+    written = read_module_config(checkpoint, step).get("include_prompt")
+    if written is not None:
+        return bool(written)
+    origin = str(checkpoint.read_json_object("config.json").get("_name_or_path", "")).rstrip("/").rpartition("/")[2]
+    return not any(PROMPT_EXCLUDED_NAMES.fullmatch(name) for name in (*checkpoint.candidate_names, origin))
+
+
+def _find_score_head(checkpoint: Checkpoint, projector: Sequence[DenseModule | LayerNormModule]) -> str | None:
+    """Return the folder of the Dense module that writes the scores of a cross-encoder; None for an embedder.
+
+    Raise LoadError for a chain in which a module does not read what the previous one wrote.
+    """
+    name, previous = EMBEDDING_NAME, "the pooling"
+    for step in projector:
+        read = step.input_name if isinstance(step, DenseModule) else EMBEDDING_NAME
+        if read != name:
+            file = checkpoint.folder / step.folder / "config.json"
+            raise LoadError(f"{file}: the module reads {read!r}, but {previous} writes {name!r}; this is not supported")
+        if isinstance(step, DenseModule):
+            name, previous = step.output_name, step.folder
+    if name == EMBEDDING_NAME:
+        return None
+    if name != SCORES_NAME:
+        file = checkpoint.folder / previous / "config.json"
+        raise LoadError(
+            f"{file}: module_output_name is {name!r}; the last module must write {EMBEDDING_NAME} or {SCORES_NAME}"
+        )
+    return previous
+
+
+def _outputs_embedding(checkpoint: Checkpoint, file: str | None) -> bool:
+    """Return whether the file of a Transformer module says that it needs no pooling (CLIP)."""
+    return file is not None and checkpoint.read_json_object(file).get("module_output_name") == EMBEDDING_NAME
+
+
+def _check_token_pooling(checkpoint: Checkpoint, step: Module) -> None:
+    factor = read_module_config(checkpoint, step).get("pool_factor", 1.0)
+    if factor != 1:
+        raise LoadError(
+            f"{checkpoint.folder / step.folder / 'config.json'}: pool_factor {factor!r} is not supported: documents "
+            "would have more vectors than with Sentence Transformers; set it to 1.0 to accept that"
+        )
+
+
 def _detect_multi_vector(
-    settings: Mapping[str, Any], steps: list[_Module]
+    settings: Mapping[str, Any], steps: list[Module]
 ) -> Sourced[Literal["PyLate", "Sentence Transformers"]] | None:
     """Return the format of a multi-vector model and the file that declares it; None if it is not one."""
     if any(step.kind == "MultiVectorMask" for step in steps):
@@ -273,11 +250,13 @@ def _detect_multi_vector(
     return None
 
 
-def _read_logit_score(checkpoint: Checkpoint, steps: list[_Module]) -> Sourced[tuple[int, int | None]] | None:
+def _read_logit_score(checkpoint: Checkpoint, steps: list[Module]) -> Sourced[tuple[int, int | None]] | None:
     step = next((step for step in steps if step.kind == "LogitScore"), None)
     if step is None:
         return None
-    config, source = _read_module_config(checkpoint, step), f"{step.folder}/config.json"
+    config, source = read_module_config(checkpoint, step), f"{step.folder}/config.json"
+    if (name := config.get("module_input_name", LOGITS_NAME)) != LOGITS_NAME:
+        raise LoadError(f"{checkpoint.folder / source}: module_input_name is {name!r}; only {LOGITS_NAME} is supported")
     true, false = config.get("true_token_id"), config.get("false_token_id")
     if not isinstance(true, int) or not isinstance(false, int | None):
         raise LoadError(
@@ -295,8 +274,8 @@ def _read_message_format(checkpoint: Checkpoint, file: str) -> Sourced[MessageFo
     return Sourced(MessageFormat(message.get("format") == "structured", variables), f"{file} modality_config")
 
 
-def _read_splade(checkpoint: Checkpoint, step: _Module) -> SpladePoolingModule:
-    config, source = _read_module_config(checkpoint, step), f"{step.folder}/config.json"
+def _read_splade(checkpoint: Checkpoint, step: Module) -> SpladePoolingModule:
+    config, source = read_module_config(checkpoint, step), f"{step.folder}/config.json"
     strategy, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
     for key, value, known in (
         ("pooling_strategy", strategy, SPLADE_STRATEGIES),
@@ -309,14 +288,15 @@ def _read_splade(checkpoint: Checkpoint, step: _Module) -> SpladePoolingModule:
     return SpladePoolingModule(strategy, SPLADE_NUM_LOGS[activation], source)
 
 
-def _read_projection(checkpoint: Checkpoint, step: _Module) -> DenseModule | LayerNormModule:
-    config, source = _read_module_config(checkpoint, step), checkpoint.folder / step.folder / "config.json"
+def _read_projection(checkpoint: Checkpoint, step: Module) -> DenseModule | LayerNormModule:
+    config, source = read_module_config(checkpoint, step), checkpoint.folder / step.folder / "config.json"
     sizes = ("dimension",) if step.kind == "LayerNorm" else ("in_features", "out_features")
     for key in sizes:
         if not isinstance(config.get(key), int):
             raise LoadError(f"{source}: {key} is {config.get(key)!r}; expected an integer")
     if step.kind == "LayerNorm":
         return LayerNormModule(config["dimension"], step.folder)
+    name = config.get("module_input_name") or EMBEDDING_NAME
     # the default of the package's constructor
     default = "Tanh" if step.package == "sentence_transformers" else "Identity"
     return DenseModule(
@@ -326,6 +306,8 @@ def _read_projection(checkpoint: Checkpoint, step: _Module) -> DenseModule | Lay
         activation=_parse_activation(str(source), config.get("activation_function") or default),
         folder=step.folder,
         has_residual=bool(config.get("use_residual", False)),
+        input_name=name,
+        output_name=config.get("module_output_name") or name,
     )
 
 
@@ -346,15 +328,3 @@ def _read_max_length(checkpoint: Checkpoint, file: str | None) -> Sourced[int] |
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
         raise LoadError(f"{checkpoint.folder / file}: max_seq_length is {length!r}; expected a number of tokens")
     return Sourced(length, file)
-
-
-def _read_tensor(weights: CheckpointWeights, leaf: str, shape: tuple[int, ...]) -> Tensor:
-    for name in (leaf, f"linear.{leaf}", f"dense.{leaf}", f"norm.{leaf}"):
-        if name in weights:
-            tensor = weights.get(name)
-            if tuple(tensor.shape) != shape:
-                found = list(tensor.shape)
-                raise LoadError(f"{weights.source}: {name} has shape {found}, its config.json requires {list(shape)}")
-            return tensor
-    has = ", ".join(weights.names()[:5]) or "nothing"
-    raise LoadError(f"{weights.source}: no {leaf}, linear.{leaf} or dense.{leaf}; found {has}")

@@ -120,16 +120,54 @@ def load_transformers_backbone(
     try:
         with _silence_logging(library.utils.logging):
             settings = library.AutoConfig.for_model(**config.values)
-            model = getattr(library, AUTO_CLASSES.get(kind, "AutoModel")).from_pretrained(
-                checkpoint.folder, config=settings, dtype=dtype, trust_remote_code=False
+            model, report = getattr(library, AUTO_CLASSES.get(kind, "AutoModel")).from_pretrained(
+                checkpoint.encoder_path,
+                config=settings,
+                dtype=dtype,
+                trust_remote_code=False,
+                output_loading_info=True,
             )
     except (ValueError, KeyError, OSError, ImportError, RuntimeError, TypeError) as error:
         raise LoadError(
             f"{checkpoint.folder}: Transformers {library.__version__} cannot load it either: {first_line(error)}"
         ) from error
-    if kind in ("embed", "reward") and hasattr(model, "decoder") and hasattr(model, "encoder"):
+    uses_encoder = kind in ("embed", "reward") and hasattr(model, "decoder") and hasattr(model, "encoder")
+    _check_complete(checkpoint, report, library.__version__, unused=("decoder",) if uses_encoder else ())
+    if uses_encoder:
         model = model.get_encoder()
-    return TransformersBackbone(model.to(device).eval().requires_grad_(False), kind, last_token)
+    backbone = TransformersBackbone(model.to(device).eval().requires_grad_(False), kind, last_token)
+    _check_outputs(checkpoint, backbone, device)
+    return backbone
+
+
+def _check_complete(checkpoint: Checkpoint, report: Any, version: str, *, unused: tuple[str, ...]) -> None:
+    """Raise LoadError for weights that the library would fill with random numbers; a pooler is never used."""
+    missing = sorted(name for name in report["missing_keys"] if not {"pooler", *unused}.intersection(name.split(".")))
+    mismatched = sorted(str(item[0]) for item in report["mismatched_keys"])
+    for problem, names in (("are missing", missing), ("have other shapes", mismatched)):
+        if names:
+            listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            raise LoadError(
+                f"{checkpoint.encoder_path}: weights {problem} in the checkpoint: {listed}; Transformers {version} "
+                "would use random ones. Download the model again, or set architectures with hf_overrides"
+            )
+
+
+def _check_outputs(checkpoint: Checkpoint, backbone: TransformersBackbone, device: torch.device) -> None:
+    """Raise LoadError for a model that returns neither hidden states nor logits, before a request fails."""
+    name = "logits" if backbone.kind in ("sequence", "token") else "last_hidden_state"
+    ids = torch.full((1, 4), backbone.probe_token_id, device=device)
+    try:
+        with torch.inference_mode():
+            output = backbone.run_model(ids, None)
+    except Exception as error:  # of any type: the model may need other inputs than text
+        reason = f"it fails on a text: {first_line(error)}"
+    else:
+        if getattr(output, name, None) is not None:
+            return
+        reason = f"it returns no {name}"
+    name = type(backbone.model).__name__
+    raise LoadError(f"{checkpoint.encoder_path}: {name} cannot be used on the Transformers backend: {reason}")
 
 
 @contextmanager
@@ -152,18 +190,20 @@ class TransformersBackbone(nn.Module):
         self.kind = kind
         self.last_token = last_token
         self.has_token_types = getattr(model.config, "type_vocab_size", 0) > 1 or last_token is not None
+        # some models look for the end of the text
+        self.probe_token_id = _first_token_id(getattr(model.config, "eos_token_id", None))
 
     def forward(self, batch: PackedBatch) -> Tensor:
         if batch.inputs_embeds is not None:
             raise LoadError("prompt_embeds are not supported by the Transformers backend")
         if self.kind == "sequence":
             # without padding: some Transformers classifiers do not find the last token otherwise
-            logits = torch.cat([self._run_model(*part).logits for part in self._equal_length_batches(batch)])
+            logits = torch.cat([self.run_model(*part).logits for part in self._equal_length_batches(batch)])
             return logits[batch.segment_ids]
         real = torch.arange(batch.max_seqlen, device=batch.device) < batch.seq_lens[:, None]
         token_types = self._token_types(batch)
         types = None if token_types is None else _pad(token_types, real)
-        output = self._run_model(_pad(batch.token_ids, real), types, real.long())
+        output = self.run_model(_pad(batch.token_ids, real), types, real.long())
         rows: Tensor = output.logits if self.kind == "token" else output.last_hidden_state
         return rows[real]
 
@@ -175,7 +215,7 @@ class TransformersBackbone(nn.Module):
         types[ends[batch.token_ids[ends] == self.last_token.token_id]] = self.last_token.token_type
         return types
 
-    def _run_model(self, ids: Tensor, types: Tensor | None, mask: Tensor | None = None) -> Any:
+    def run_model(self, ids: Tensor, types: Tensor | None, mask: Tensor | None = None) -> Any:
         kinds = {"token_type_ids": types} if self.has_token_types and types is not None else {}
         return self.model(input_ids=ids, attention_mask=torch.ones_like(ids) if mask is None else mask, **kinds)
 
@@ -186,6 +226,10 @@ class TransformersBackbone(nn.Module):
             rows = slice(run.start, run.start + run.num_seqs * run.seq_len)
             types = None if token_types is None else token_types[rows].view(run.num_seqs, run.seq_len)
             yield batch.token_ids[rows].view(run.num_seqs, run.seq_len), types
+
+
+def _first_token_id(token_id: int | list[int] | None) -> int:
+    return (token_id[0] if isinstance(token_id, list) else token_id) or 0
 
 
 def _pad(values: Tensor, real: Tensor) -> Tensor:

@@ -130,7 +130,8 @@ class WeightLoader:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:
-        pieces = [self.weights.get(name) for name in stored]
+        # only a parameter that is computed from several tensors may read indices
+        pieces = [self.weights.get(name, allow_indices=make is not None and len(stored) > 1) for name in stored]
         if make is not None:
             pieces = [make(*pieces).contiguous()]
         found = _concat_shape(pieces)

@@ -15,6 +15,7 @@ from cenote.errors import LoadError
 from cenote.loading.checkpoint import Checkpoint, check_not_empty, first_line
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+INDEX_DTYPES = (torch.int32, torch.int64)
 # TensorFlow names in checkpoints from before 2021
 RENAMED_SUFFIXES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
@@ -41,12 +42,15 @@ class CheckpointWeights:
     def file_of(self, name: str) -> Path:
         return self._readers[name][0]
 
-    def get(self, name: str) -> Tensor:
+    def get(self, name: str, *, allow_indices: bool = False) -> Tensor:
+        """Return a tensor of floats; `allow_indices`: or of 32- or 64-bit integers."""
         file, read = self._readers[name]
         try:
             tensor = read()
         except (SafetensorError, OSError, RuntimeError) as error:
             raise LoadError(f"{file}: {name} cannot be read ({first_line(error)}); download it again") from error
+        if allow_indices and tensor.dtype in INDEX_DTYPES:
+            return tensor
         if tensor.dtype not in FLOAT_DTYPES or tensor.layout is not torch.strided:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise LoadError(

@@ -134,6 +134,8 @@ class Architecture:
     doubts: tuple[str, ...] = ()  # what config.json leaves open, one line each
     pairs_with_separator: bool = True  # cross-encoder input is query [SEP] document; False: their concatenation
     score_template: str | None = None  # name of the built-in score template the reranker was trained with
+    adds_special_tokens: bool = True  # False: texts are tokenized without the tokenizer's special tokens
+    drops_unknown_tokens: bool = False  # the unknown token is left out of the pooling
     pair_suffix_ids: tuple[int, ...] = ()  # token ids appended to a templated pair
     padded_length: int | None = None  # texts are padded to this length, since the model was trained that way
     vision: VisionSpec | None = None  # None: text only
@@ -146,6 +148,11 @@ class Architecture:
     @property
     def output_size(self) -> int:
         return self.projected_size or self.backbone.hidden_size
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the model is a table of token embeddings."""
+        return self.backbone.num_layers == 0
 
     @property
     def weight_tables(self) -> tuple[WeightTable, ...]:

@@ -146,6 +146,9 @@ EXACT_NAMES: dict[str, tuple[str, CheckpointKind]] = {
     "JinaForRanking": ("qwen:jina_ranking", "listwise"),
     "JinaVLForRanking": ("qwen2_vl:jina_vl", "sequence"),
     "ColQwen2ForRetrieval": ("qwen2_vl:colqwen2", "multi_vector"),
+    "StaticEmbedding": ("static_embedding:static_embedding", "embed"),
+    "StaticModel": ("static_embedding:static_embedding", "embed"),  # model2vec
+    "SparseStaticEmbedding": ("static_embedding:sparse_static_embedding", "sparse"),
     "GPT2LMHeadModel": ("gpt2:gpt2", "causal"),
     "Qwen2ForProcessRewardModel": ("qwen:qwen2_process_reward", "reward"),
     "Qwen2ForRewardModel": ("qwen:qwen2_reward", "reward"),

@@ -15,6 +15,7 @@ VS_RENAMED_LLAMA = "Transformers' Llama with renamed weights"
 VS_INDEPENDENT = "an independent implementation"
 VS_CROSS_ENCODER = "Sentence Transformers' CrossEncoder"
 VS_MERGED_ADAPTER = "Transformers below the projection, with the adapter merged"
+VS_SENTENCE_TRANSFORMERS = "Sentence Transformers 6.2"
 VS_PYLATE = "PyLate's steps, with Transformers"
 
 ENCODER_SUFFIXES = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForMaskedLM")
@@ -134,7 +135,8 @@ SUPPORTED_FAMILIES = {
         ENCODER_SUFFIXES,
         VS_TRANSFORMERS,
         {
-            "Model": "Alibaba-NLP/gte-modernbert-base, lightonai/GTE-ModernColBERT-v1 (ColBERT, by its files)",
+            "Model": "Alibaba-NLP/gte-modernbert-base, lightonai/GTE-ModernColBERT-v1 (ColBERT, by its files), "
+            "cross-encoder/ettin-reranker-150m-v1 (reranker, by its files)",
             "ForSequenceClassification": "Alibaba-NLP/gte-reranker-modernbert-base",
             "ForTokenClassification": "disham993/electrical-ner-ModernBERT-base",
             "ForMaskedLM": "answerdotai/ModernBERT-base",
@@ -174,7 +176,7 @@ SUPPORTED_FAMILIES = {
         ("Model", "ForTokenClassification"), VS_TRANSFORMERS, {"ForTokenClassification": "openai/privacy-filter"}
     ),
     "CLIP": SupportedFamily(
-        ("Model",), VS_TRANSFORMERS, {"Model": "openai/clip-vit-base-patch32, openai/clip-vit-large-patch14"}
+        ("Model",), VS_TRANSFORMERS, {"Model": "openai/clip-vit-base-patch32, sentence-transformers/clip-ViT-B-32"}
     ),
     "Siglip": SupportedFamily(
         ("Model",), VS_TRANSFORMERS, {"Model": "google/siglip-base-patch16-224, google/siglip2-base-patch16-224"}
@@ -414,6 +416,15 @@ SUPPORTED_NAMES = {
     ),
     "LlavaNextForConditionalGeneration": ("royokong/e5-v", VS_TRANSFORMERS),
     "Phi3VForCausalLM": ("TIGER-Lab/VLM2Vec-Full", "Transformers' CLIP and Phi-3, combined"),
+    "StaticEmbedding": (
+        "sentence-transformers/static-retrieval-mrl-en-v1, static-similarity-mrl-multilingual-v1",
+        VS_SENTENCE_TRANSFORMERS,
+    ),
+    "StaticModel": ("minishlab/potion-base-8M, potion-retrieval-32M, M2V_base_output", VS_SENTENCE_TRANSFORMERS),
+    "SparseStaticEmbedding": (
+        "queries of opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill (by its Router)",
+        VS_SENTENCE_TRANSFORMERS,
+    ),
     "GritLM": ("parasail-ai/GritLM-7B-vllm", "Transformers' Mistral without its mask"),
     "VoyageQwen3BidirectionalEmbedModel": ("voyageai/voyage-4-nano", "Transformers' Qwen3 without its mask"),
     "PPLXQwen3Model": (

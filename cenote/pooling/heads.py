@@ -46,6 +46,28 @@ class Classifier(nn.Module):
         return logits
 
 
+class ModuleClassifier(Classifier):
+    """A chain of layers on pooled states whose last one computes the logits."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        *first, last = layers
+        inner = last.layer if isinstance(last, ResidualLayer) else last
+        assert isinstance(inner, Linear), "the last layer is a Dense module"
+        with torch.device("meta"):
+            super().__init__(HeadSpec(bias=False), inner.in_features, inner.out_features)
+        self.first = nn.Sequential(*first)
+        self.last = last
+        self.classifier = inner
+
+    def first_layers(self, x: Tensor) -> Tensor:
+        states: Tensor = self.first(x)
+        return states
+
+    def last_layer(self, x: Tensor, columns: list[int] | None = None) -> Tensor:
+        logits: Tensor = self.last(x)
+        return logits if columns is None else logits[..., columns]
+
+
 class ResidualLayer(nn.Module):
     """Add the input to a layer's output, projected by a matrix if their sizes differ."""
 
@@ -101,6 +123,20 @@ class SpladeHead(nn.Module):
         return weights
 
 
+class TokenWeights(nn.Module):
+    """Sparse vectors of static weights: each distinct token of a sequence has the weight of its vocabulary entry."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+
+    def forward(self, weights: Tensor, batch: PackedBatch, seq_indices: list[int]) -> Tensor:
+        """Return the vectors in dense form, [seq_indices, vocabulary]; `weights` [tokens, 1] are those of the table."""
+        vectors = weights.new_zeros(batch.num_seqs, self.vocab_size, dtype=torch.float32)
+        vectors[batch.segment_ids, batch.token_ids] = weights[:, 0].float()
+        return vectors if len(seq_indices) == batch.num_seqs else vectors[seq_indices]
+
+
 class Heads(nn.Module):
     """The heads of a model; those it does not have are None."""
 
@@ -109,7 +145,7 @@ class Heads(nn.Module):
         projector: nn.Module | None = None,
         token_projector: nn.Module | None = None,
         classifier: Classifier | None = None,
-        splade: SpladeHead | None = None,
+        splade: SpladeHead | TokenWeights | None = None,
     ) -> None:
         super().__init__()
         self.projector = projector  # for sequence embeddings

@@ -46,6 +46,8 @@ class PoolingPlan:
     no_activation_tasks: tuple[Task, ...] = ()  # without activation unless a request sets use_activation
     scalar_tasks: tuple[Task, ...] = ()  # token-wise tasks with a scalar instead of a vector per token
     excluded_token_ids: tuple[int, ...] = ()  # left out of sparse vectors
+    pools_table: bool = False  # static embeddings: token states are rows of a table
+    unpooled_token_ids: tuple[int, ...] = ()  # left out of MEAN pooling
     num_labels: int | None = None
 
     @property
@@ -151,7 +153,7 @@ def resolve_plan(
         activation=activation,
         logit_mean=logit_mean if pooler_config.logit_mean is None else pooler_config.logit_mean,
         logit_sigma=pooler_config.logit_sigma,
-        include_prompt=file_settings.include_prompt if file_settings is not None else True,
+        include_prompt=_resolve_include_prompt(pooler_config, file_settings),
         matryoshka=matryoshka,
         defaults=pooler_config,
         no_activation_tasks=no_activation_tasks if pooler_config.use_activation is None else (),
@@ -160,6 +162,12 @@ def resolve_plan(
     if pooler_config.dimensions is not None:
         matryoshka.check_dimensions(pooler_config.dimensions, model)
     return plan
+
+
+def _resolve_include_prompt(pooler_config: PoolerConfig, file_settings: PoolingFileSettings | None) -> bool:
+    if pooler_config.include_prompt is not None:
+        return pooler_config.include_prompt
+    return file_settings is None or file_settings.include_prompt
 
 
 def _parse_seq_pooling_type(name: str) -> str:

@@ -15,7 +15,7 @@ from cenote.kernels.max_sim import max_sim_pairs
 from cenote.packed_batch import PackedBatch
 from cenote.pooling.activations import CLASSIFICATION_ACTIVATIONS, normalize
 from cenote.pooling.heads import Heads
-from cenote.pooling.methods import POOLING_METHODS
+from cenote.pooling.methods import POOLING_METHODS, mean_of_rows, mean_without
 from cenote.pooling.plan import PoolingPlan
 from cenote.pooling.sparse import dense_to_pairs, token_weights_to_pairs
 from cenote.protocol.params import PoolingOptions, Task
@@ -88,6 +88,10 @@ class Pooler(nn.Module):
     def _pool(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
         if (classifier := self.heads.classifier) is not None and classifier.pool_after_dense:
             hidden = classifier.first_layers(hidden.to(self.dtype))
+        if self.plan.unpooled_token_ids and self.plan.seq_pooling_types.value == ("MEAN",):
+            return mean_without(hidden, batch, self.plan.unpooled_token_ids).to(self.dtype)
+        if self.plan.pools_table and batch.num_unpooled is None and self.plan.seq_pooling_types.value == ("MEAN",):
+            return mean_of_rows(hidden, batch).to(self.dtype)
         vectors = [POOLING_METHODS[name](hidden, batch).to(self.dtype) for name in self.plan.seq_pooling_types.value]
         return vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)
 

@@ -31,6 +31,7 @@ class ModelInfo:
     has_chat_template: bool
     default_prompt: str | None = None  # for requests that select no prompt
     has_role_formats: bool = False  # queries and documents have different formats (ColBERT), each with its own prompt
+    has_routes: bool = False  # queries and documents are encoded by different modules
     late_interaction: str | None = None  # how texts are formatted for it, and why; None for other models
     adapters: tuple[str, ...] = ()  # names that requests may use
     external_adapters: Mapping[str, str] = field(default_factory=dict)  # path by name, of those not in the checkpoint

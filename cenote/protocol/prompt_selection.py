@@ -50,6 +50,7 @@ def select_prompt(request: PoolRequest, model_info: ModelInfo) -> PromptSelectio
     name = request.embedding_task or request.input_type or request.role
     has_effect = (
         model_info.has_role_formats
+        or model_info.has_routes
         or model_info.instructions
         or model_info.prompts
         or model_info.adapters

@@ -19,7 +19,7 @@ async def score_cross_encoder(
     queries = broadcast_queries(request.queries, len(request.documents))
     variables = request.template_variables
     pairs = [
-        _make_pair(query, document, request.template, variables)
+        _make_pair(query, document, request.template, variables, model.pair_prompt)
         for query, document in zip(queries, request.documents, strict=True)
     ]
     results = await context.pool(make_pool_request(request, "classify", pairs))
@@ -30,8 +30,8 @@ async def score_cross_encoder(
 
 
 def _make_pair(
-    query: ScoreInput, document: ScoreInput, template: str | None, variables: Mapping[str, Any]
+    query: ScoreInput, document: ScoreInput, template: str | None, variables: Mapping[str, Any], prompt: str
 ) -> TextPair | MultimodalPair:
     if isinstance(query, str) and isinstance(document, str):
-        return TextPair(query, document, template, variables)
+        return TextPair(prompt + query if template is None else query, document, template, variables)
     return MultimodalPair(query, document, template, variables)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import Tensor
+
 from cenote.errors import PoolingError
 from cenote.protocol.requests import ScoreRequest, Timing
 from cenote.protocol.results import PoolResult, ScoreResult
@@ -39,7 +41,13 @@ async def _score_documents(
     pool_request = replace(make_pool_request(request, "token_embed", documents), role="document", timing=Timing())
     results = await context.max_sim(pool_request, [query.data for query in queries.values()])
     request.timing.add_sequential(pool_request.timing)
+
+    def divide(score: Tensor, query: PoolResult) -> Tensor:
+        return score / len(query.data) if model.divides_max_sim else score
+
     return {
-        index: result if isinstance(result, PoolingError) else make_score_result(query, result, model, result.data)
+        index: result
+        if isinstance(result, PoolingError)
+        else make_score_result(query, result, model, divide(result.data, query))
         for (index, query), result in zip(queries.items(), results, strict=True)
     }

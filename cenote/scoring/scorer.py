@@ -50,6 +50,9 @@ class ScoringModel:
     pad_token_id: int | None = None
     preferred_score_type: ScoreType | None = None  # set if it does not follow from the tasks
     max_model_len: int = 0
+    pair_prompt: str = ""  # of a cross-encoder, prepended to queries that are in no template
+    has_routes: bool = False  # queries and documents are encoded by different modules
+    divides_max_sim: bool = False  # late interaction: the score is divided by the number of query embeddings
 
     @property
     def score_types(self) -> tuple[ScoreType, ...]:

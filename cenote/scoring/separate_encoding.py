@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
 
 from cenote.errors import PoolingError
 from cenote.protocol.params import Task
-from cenote.protocol.requests import ScoreRequest
+from cenote.protocol.requests import ScoreRequest, Timing
 from cenote.protocol.results import PoolResult, ScoreResult
 from cenote.scoring.scorer import ScoringContext, ScoringModel, broadcast_queries, make_pool_request
 
@@ -21,7 +22,7 @@ async def score_separately(
     request: ScoreRequest, context: ScoringContext, model: ScoringModel, task: Task, similarity: Similarity
 ) -> list[ScoreResult | PoolingError]:
     try:
-        results = await context.pool(make_pool_request(request, task, [*request.queries, *request.documents]))
+        results = await _encode(request, context, model, task)
     except PoolingError as error:
         _relabel_error(error, len(request.queries))
         raise
@@ -39,6 +40,24 @@ async def score_separately(
     scores = await context.run_in_thread(lambda: list(map(score, queries, documents)))
     request.timing.inference_s += time.monotonic() - started_at
     return scores
+
+
+async def _encode(
+    request: ScoreRequest, context: ScoringContext, model: ScoringModel, task: Task
+) -> list[PoolResult | PoolingError]:
+    """Return the results of queries and documents: of one request, unless different modules encode them."""
+    if not model.has_routes:
+        return await context.pool(make_pool_request(request, task, [*request.queries, *request.documents]))
+    queries = await context.pool(replace(make_pool_request(request, task, request.queries), role="query"))
+    documents = replace(make_pool_request(request, task, request.documents), role="document", timing=Timing())
+    try:
+        results = await context.pool(documents)
+    except PoolingError as error:
+        if error.index is not None:
+            error.index += len(queries)
+        raise
+    request.timing.add_sequential(documents.timing)
+    return [*queries, *results]
 
 
 def make_score_result(query: PoolResult, document: PoolResult, model: ScoringModel, score: Tensor) -> ScoreResult:

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer, models
 
 from cenote.loading.checkpoint import find_checkpoint
 from cenote.loading.hf_config import read_config
-from cenote.loading.sentence_transformers import DenseModule, load_dense, read_sentence_transformers_files
+from cenote.loading.module_weights import load_dense
+from cenote.loading.sentence_transformers import DenseModule, read_sentence_transformers_files
 from cenote.loading.tokenizer_files import load_tokenizer_files
 from cenote.loading.weights import open_weights
 

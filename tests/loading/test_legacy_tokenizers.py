@@ -165,6 +165,18 @@ def test_bart_is_read_like_roberta(tmp_path: Path) -> None:
     assert files.tokenizer.encode("a").ids[-1] == 2
 
 
+@pytest.mark.parametrize("settings", [{"tokenizer_class": "CLIPTokenizer"}, {}], ids=["class", "model type"])
+def test_clip_lowercases_and_marks_the_ends_of_words(tmp_path: Path, shared: Path, settings: dict[str, Any]) -> None:
+    vocabulary.write_clip(tmp_path, shared / "tokenizers" / "clip" / "bpe_simple_vocab_16e6.txt.gz")
+    write_json(tmp_path, "config.json", model_type="clip")
+    write_json(tmp_path, "tokenizer_config.json", model_max_length=77, **settings)
+
+    files = load(tmp_path)
+
+    assert files.tokenizer.encode("a Photo of a cat").ids == [49406, 320, 1125, 539, 320, 2368, 49407]
+    assert_same_ids(files.tokenizer, auto_tokenizer(tmp_path), PROBES)
+
+
 def test_deberta_v1_puts_cls_and_sep_around_texts(tmp_path: Path) -> None:
     vocabulary.byte_level_pieces(tmp_path, DEBERTA_TOKENS)
     write_json(tmp_path, "config.json", model_type="deberta")

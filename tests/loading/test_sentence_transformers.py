@@ -15,12 +15,12 @@ from torch.testing import assert_close
 from cenote.config.options import Sourced
 from cenote.loading.checkpoint import Checkpoint
 from cenote.loading.default_model import HUB_NAME, find_default_model
+from cenote.loading.module_list import locate_encoder
+from cenote.loading.module_weights import load_dense, load_layer_norm
 from cenote.loading.sentence_transformers import (
     DenseModule,
     LayerNormModule,
     SpladePoolingModule,
-    load_dense,
-    load_layer_norm,
     read_sentence_transformers_files,
 )
 
@@ -136,11 +136,11 @@ def test_a_transformer_alone_leaves_pooling_and_normalisation_open(tmp_path: Pat
         "os.system",
         "Pooling",
         "sentence_transformers.models.WeightedLayerPooling",
-        "sentence_transformers.sparse_encoder.models.SparseStaticEmbedding",
+        "sentence_transformers.models.BoW",
     ],
 )
 def test_a_module_that_cannot_be_run_is_named_and_never_imported(tmp_path: Path, kind: str, refused: Any) -> None:
-    with refused("modules.json", repr(kind), "expected one of: Transformer, Pooling"):
+    with refused("modules.json", repr(kind), "expected one of: Transformer, "):
         read_sentence_transformers_files(written(tmp_path, [(kind, "")]))
 
 
@@ -168,9 +168,16 @@ def test_a_modules_file_of_another_shape_is_refused(tmp_path: Path, content: str
         read_sentence_transformers_files(Checkpoint("test", tmp_path))
 
 
-def test_a_transformer_in_a_subfolder_is_refused(tmp_path: Path, refused: Any) -> None:
-    with refused("modules.json", "'0_Transformer'"):
-        read_sentence_transformers_files(written(tmp_path, [(f"{OLD}.Transformer", "0_Transformer")]))
+def test_the_files_of_a_transformer_in_a_subfolder_take_precedence(tmp_path: Path) -> None:
+    root = written(tmp_path, [(f"{OLD}.Transformer", "0_Transformer")])
+    (tmp_path / "0_Transformer").mkdir()
+    (tmp_path / "0_Transformer" / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}")
+
+    checkpoint = locate_encoder(root)
+
+    assert checkpoint.find_file("config.json") == tmp_path / "0_Transformer" / "config.json"
+    assert checkpoint.find_file("modules.json") == tmp_path / "modules.json"
 
 
 def test_a_missing_pooling_config_is_named(tmp_path: Path, refused: Any) -> None:

@@ -358,7 +358,7 @@ def test_byte_pairs_that_were_cut_are_named(
         load_tokenizer_files(checkpoint)
 
 
-@pytest.mark.parametrize(("file", "kind"), [("vocab.json", "CLIPTokenizer"), ("spiece.model", "BigBirdTokenizer")])
+@pytest.mark.parametrize(("file", "kind"), [("vocab.json", "CTRLTokenizer"), ("spiece.model", "BigBirdTokenizer")])
 def test_a_class_that_cannot_be_rebuilt_is_refused(tmp_path: Path, file: str, kind: str, refused: Any) -> None:
     (tmp_path / file).write_text("{}")
     (tmp_path / "merges.txt").write_text("a b\n")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from cenote import LLM, LoadError
@@ -155,3 +156,33 @@ def test_the_transformers_backend_makes_no_classifier_of_an_embedder(tmp_path: P
 
     with pytest.raises(LoadError, match="which cannot convert it to a classifier"):
         LLM(str(tmp_path), convert="classify")
+
+
+def test_missing_weights_are_refused_by_name(tmp_path: Path) -> None:
+    name, config, _ = UNKNOWN["encoder"]
+    save(tmp_path, name, config)
+    weights = load_file(tmp_path / "model.safetensors")
+    removed = next(key for key in weights if "layer.1." in key and key.endswith("weight"))
+    save_file({key: value for key, value in weights.items() if key != removed}, tmp_path / "model.safetensors")
+
+    with pytest.raises(
+        LoadError, match=f"weights are missing in the checkpoint: .*{removed.rpartition('layer.1.')[2]}"
+    ):
+        LLM(str(tmp_path), max_model_len=64)
+
+
+def test_a_missing_pooler_is_accepted(tmp_path: Path) -> None:
+    tiny_bert(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    kept = {key: value for key, value in weights.items() if not key.startswith("pooler.")}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    with LLM(str(tmp_path), dtype="float32", model_impl="transformers") as llm:
+        assert len(llm.embed("a", use_tqdm=False)) == 1
+
+
+def test_a_model_without_hidden_states_is_refused_at_load(tmp_path: Path) -> None:
+    save(tmp_path, "DPRQuestionEncoder", ENCODER | {"pad_token_id": 0})
+
+    with pytest.raises(LoadError, match="DPRQuestionEncoder cannot be used .*: it returns no last_hidden_state"):
+        LLM(str(tmp_path), model_impl="transformers", max_model_len=64)

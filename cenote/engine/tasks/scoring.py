@@ -56,7 +56,9 @@ class ScoringService:
 
     def _without_prompts(self, request: PoolRequest) -> PoolRequest:
         """Disable the default prompt for scored texts, unless the model formats queries and documents differently."""
-        return request if self.has_role_formats else replace(request, prompt="", role=None)
+        if self.has_role_formats:
+            return request
+        return replace(request, prompt="", role=request.role if self.model.has_routes else None)
 
     def _count_tokens(self, inputs: Sequence[Input]) -> list[int]:
         return [len(self.renderer.tokenize(item)) for item in inputs]

@@ -37,6 +37,7 @@ BUILDERS = {
     ),
     "DebertaTokenizer": byte_level.build_deberta,
     "HerbertTokenizer": byte_level.build_herbert,
+    "CLIPTokenizer": byte_level.build_clip,
     "GPT2Tokenizer": byte_level.build_gpt2,
     "Qwen2Tokenizer": byte_level.build_qwen2,
     "XLMRobertaTokenizer": sentencepiece.build_xlm_roberta,

@@ -17,10 +17,13 @@ from cenote.loading.legacy_tokenizers.source import (
     TokenizerSource,
     set_bert_template,
     set_roberta_template,
+    set_template,
     wrap_tokenizer_errors,
 )
 
 GPT2_NAMES = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+CLIP_NAMES = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>") | {"bos_token": "<|startoftext|>"}
+CLIP_SPLIT_PATTERN = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 QWEN_SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -65,6 +68,22 @@ def build_herbert(source: TokenizerSource) -> LegacyTokenizer:
     tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
     with wrap_tokenizer_errors(source.require_vocabulary("vocab.json")):
         set_bert_template(tokenizer, names)
+    return LegacyTokenizer(tokenizer, names)
+
+
+def build_clip(source: TokenizerSource) -> LegacyTokenizer:
+    names = CLIP_NAMES | source.special_tokens
+    tokenizer = Tokenizer(_read_bpe(source, unk_token=names["unk_token"], end_of_word_suffix="</w>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    words = pre_tokenizers.Split(Regex(CLIP_SPLIT_PATTERN), behavior="removed", invert=True)
+    rest = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, rest])
+    tokenizer.decoder = decoders.ByteLevel()
+    with wrap_tokenizer_errors(source.require_vocabulary("vocab.json")):
+        start, end = names["bos_token"], names["eos_token"]
+        set_template(tokenizer, f"{start} $A {end}", f"{start} $A {end} {end} $B {end}", start, end)
     return LegacyTokenizer(tokenizer, names)
 
 

@@ -15,6 +15,7 @@ MODEL_TYPES = {
     "MPNetTokenizer": "mpnet",
     "RobertaTokenizer": "roberta bart data2vec-text ibert led lilt longformer mega mra roberta-prelayernorm",
     "DebertaTokenizer": "deberta",
+    "CLIPTokenizer": "clip",
     "GPT2Tokenizer": "gpt2 gpt_neo gptj opt",
     "Qwen2Tokenizer": "qwen2 qwen2_moe qwen2_vl qwen2_5_vl qwen3 qwen3_moe qwen3_vl",
     "XLMRobertaTokenizer": "xlm-roberta xlm-roberta-xl gte jina_embeddings_v3 xmod",

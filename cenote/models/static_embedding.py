@@ -1,0 +1,60 @@
+"""Static embeddings (StaticEmbedding, model2vec): a table of token embeddings, without a transformer."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from cenote.layers.spec import BackboneSpec
+from cenote.models.architecture import Architecture, HFConfig
+from cenote.models.weight_table import DerivedWeight
+
+
+def static_embedding(config: HFConfig) -> Architecture:
+    """Return the mean of a table's rows; model2vec may store rows that tokens share, and a weight per token."""
+
+    def select(rows: Tensor, mapping: Tensor) -> Tensor:
+        return rows[mapping.long()]
+
+    def weigh(rows: Tensor, weights: Tensor) -> Tensor:
+        return rows.float() * weights.float()[:, None]
+
+    def select_and_weigh(rows: Tensor, mapping: Tensor, weights: Tensor) -> Tensor:
+        return weigh(select(rows, mapping), weights)
+
+    table = "embed.tokens.weight"
+    return Architecture(
+        backbone=_table_spec(config.vocab_size, config.hidden_size),
+        weights={table: "embedding.weight"},
+        alternative_weights=(
+            {table: "embeddings"},
+            {table: DerivedWeight(("embeddings", "mapping"), select)},
+            {table: DerivedWeight(("embeddings", "weights"), weigh)},
+            {table: DerivedWeight(("embeddings", "mapping", "weights"), select_and_weigh)},
+        ),
+        prefixes=("",),
+        pooling="MEAN",
+        adds_special_tokens=False,
+        drops_unknown_tokens=bool(config.get("drops_unknown_tokens", False)),
+    )
+
+
+def sparse_static_embedding(config: HFConfig) -> Architecture:
+    """Return one weight per vocabulary entry: those of the tokens of a text are its sparse vector."""
+    return Architecture(
+        backbone=_table_spec(config.vocab_size, 1),
+        weights={"embed.tokens.weight": DerivedWeight(("weight",), lambda weight: weight[:, None])},
+        prefixes=("",),
+        pooling="MEAN",
+        adds_special_tokens=False,
+    )
+
+
+def _table_spec(vocab_size: int, size: int) -> BackboneSpec:
+    return BackboneSpec(
+        vocab_size=vocab_size,
+        hidden_size=size,
+        intermediate_size=size,
+        num_layers=0,
+        num_heads=1,
+        has_final_norm=False,
+    )
