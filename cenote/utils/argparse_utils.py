@@ -9,10 +9,11 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cenote.errors import BadRequest
 from cenote.utils.arguments import normalize_flag
@@ -20,9 +21,27 @@ from cenote.utils.arguments import normalize_flag
 FLAG = re.compile(r"--[A-Za-z][\w.-]*\+?")
 CONFIG_FLAG = "--config"
 
+KnownFlags = Mapping[str, argparse.Action]
+JSONFields = dict[str, dict[str, Any]]  # by option
+
 
 class UsageError(BadRequest):
     """Invalid command line; exit status 2."""
+
+
+class DottedFlag(NamedTuple):
+    """A flag such as --pooler-config.pooling_type, which sets one field of a JSON option."""
+
+    path: list[str]  # with underscores
+    value: Any
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.path[0].replace("_", "-")
+
+    def get_option(self, known_flags: KnownFlags) -> str:
+        """Return the name of the JSON option, which may have several flags."""
+        return known_flags[self.flag].dest if self.flag in known_flags else self.path[0]
 
 
 class MultiValue(argparse.Action):
@@ -44,51 +63,65 @@ class MultiValue(argparse.Action):
 class FlexibleArgumentParser(argparse.ArgumentParser):
     """Argument parser for programs: `--max_model_len`, `--pooler-config.pooling_type MEAN` and `--config FILE.yaml`.
 
-    The command line overrides the file, and the file the defaults.
+    The command line overrides the file, and the file the defaults; fields of a JSON option may come from both.
     """
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         return super().parse_args(self._expand(sys.argv[1:] if args is None else args), namespace)
 
     def _expand(self, argv: Sequence[str]) -> list[str]:
-        """Return the words that argparse parses: those of the file, then those of the command line."""
+        """Return the words that argparse parses; those of the file come first, or first after the subcommand."""
+        end = list(argv).index("--") if "--" in argv else len(argv)
+        known_flags = _collect_flags(self)
         try:
-            words, path = _split_config(argv)
-            from_file = [] if path is None else self._words_of_file(path)
-            plain, dotted = split_flags([*from_file, *words], self._option_string_actions)
+            words, path, config_at = _split_config(argv[:end])
+            if path is None:
+                return [*_join_fields(read_flags(words, known_flags), known_flags, {})[0], *argv[end:]]
+            parser, start = _find_subparser(self, words[:config_at])
+            on_line = list(read_flags(words[start:], known_flags))
+            of_file, fields = parser._read_file(path, _list_options(on_line, known_flags))
+            before, _ = _join_fields(read_flags(words[:start], known_flags), known_flags, {})
+            after, _ = _join_fields(on_line, known_flags, fields)
         except (UsageError, OSError) as error:
             self.error(str(error))
-        fields: dict[str, Any] = {}
-        for (flag, *names), value in dotted:
-            _merge(fields.setdefault(flag, {}), names, value)
-        return [*plain, *(f"--{flag.replace('_', '-')}={json.dumps(value)}" for flag, value in fields.items())]
+        return [*before, *of_file, *after, *argv[end:]]
 
-    def _words_of_file(self, path: str) -> list[str]:
-        return [
-            word
-            for name, value in read_yaml_options(path).items()
-            for word in to_arguments(self._option_string_actions, "--" + str(name).replace("_", "-"), value)
-        ]
+    def _read_file(self, path: str, given: Collection[str]) -> tuple[list[str], JSONFields]:
+        """Return the words of a file without the options that are `given`, and the fields of its JSON options."""
+        flags = self._option_string_actions
+        words: list[str] = []
+        json_words: list[str] = []
+        for name, value in read_yaml_options(path).items():
+            flag = "--" + str(name).replace("_", "-")
+            arguments = to_arguments(flags, flag, value)
+            if "." in flag or _is_json_object(flags.get(flag), value):
+                json_words += arguments
+            elif flag not in flags or flags[flag].dest not in given:
+                words += arguments
+        joined, fields = _join_fields(read_flags(json_words, flags), flags, {}, _list_options(json_words, flags))
+        return [*words, *joined], fields
 
 
-def split_flags(
-    argv: Sequence[str], known_flags: Mapping[str, argparse.Action]
-) -> tuple[list[str], list[tuple[list[str], Any]]]:
-    """Return the words with --max_model_len as --max-model-len, and dotted flags separately as (path, value).
+def split_flags(argv: Sequence[str], known_flags: KnownFlags) -> tuple[list[str], list[DottedFlag]]:
+    """Return the words of `read_flags`, and dotted flags separately."""
+    items = list(read_flags(argv, known_flags))
+    return [item for item in items if isinstance(item, str)], [item for item in items if isinstance(item, DottedFlag)]
+
+
+def read_flags(argv: Sequence[str], known_flags: KnownFlags) -> Iterator[str | DottedFlag]:
+    """Yield the words, with --max_model_len as --max-model-len and dotted flags with their values.
 
     A flag that a program has declared with underscores stays as it is. `--json.name+ a,b` appends to a list.
     """
-    words: list[str] = []
-    dotted: list[tuple[list[str], Any]] = []
     remaining = iter(argv)
     for word in remaining:
         name, equals, value = word.partition("=")
         if not FLAG.fullmatch(name) or name in known_flags:
-            words.append(word)
+            yield word
             continue
         base, *path = name[2:].split(".")
         if not path:
-            words.append(normalize_flag(word))
+            yield normalize_flag(word)
             continue
         if not equals:
             value = next(remaining, "")
@@ -97,8 +130,7 @@ def split_flags(
         is_list = path[-1].endswith("+")
         path[-1] = path[-1].removesuffix("+")
         parsed = value.split(",") if is_list else parse_json_or_text(value)
-        dotted.append(([part.replace("-", "_") for part in (base, *path)], parsed))
-    return words, dotted
+        yield DottedFlag([part.replace("-", "_") for part in (base, *path)], parsed)
 
 
 def parse_json_or_text(text: str) -> Any:
@@ -164,14 +196,16 @@ def to_arguments(options_by_flag: Mapping[str, argparse.Action], flag: str, valu
     if isinstance(value, list) and (action is None or isinstance(action, MultiValue)):
         # as a JSON list, so that an item that looks like a list is not split
         return [f"{flag}={json.dumps([item if isinstance(item, str) else str(item)])}" for item in value]
+    if isinstance(value, list) and action is not None and (action.nargs in ("+", "*") or isinstance(action.nargs, int)):
+        return [flag, *map(str, value)]
     text = value if isinstance(value, str) else json.dumps(value)
     return [f"{flag}={text}"]
 
 
-def _split_config(argv: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the words without --config, and its file."""
+def _split_config(argv: Sequence[str]) -> tuple[list[str], str | None, int]:
+    """Return the words without --config, its file, and the index where it stood."""
     words: list[str] = []
-    path = None
+    path, config_at = None, 0
     remaining = iter(argv)
     for word in remaining:
         name, equals, value = word.partition("=")
@@ -180,10 +214,90 @@ def _split_config(argv: Sequence[str]) -> tuple[list[str], str | None]:
             continue
         if path is not None:
             raise UsageError(f"{CONFIG_FLAG} is given twice; only one file is supported")
-        path = value if equals else next(remaining, "")
+        path, config_at = value if equals else next(remaining, ""), len(words)
         if not path:
             raise UsageError(f"{CONFIG_FLAG} needs a file")
-    return words, path
+    return words, path, config_at
+
+
+def _find_subparser(parser: FlexibleArgumentParser, words: Sequence[str]) -> tuple[FlexibleArgumentParser, int]:
+    """Return the parser of the last subcommand in the words, and the index after it; else the parser itself and 0."""
+    start = 0
+    for index, word in enumerate(words):
+        previous = parser._option_string_actions.get(words[index - 1]) if index > start else None
+        subparser = _list_subparsers(parser).get(word)
+        # a word after a flag with values is one of them
+        if subparser is not None and (previous is None or previous.nargs == 0):
+            parser, start = subparser, index + 1
+    return parser, start
+
+
+def _list_subparsers(parser: argparse.ArgumentParser) -> dict[str, FlexibleArgumentParser]:
+    """Return the parsers of subcommands by name."""
+    return {
+        name: subparser
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for name, subparser in action.choices.items()
+        if isinstance(subparser, FlexibleArgumentParser)
+    }
+
+
+def _collect_flags(parser: argparse.ArgumentParser) -> KnownFlags:
+    """Return the flags of a parser and of its subcommands."""
+    flags: dict[str, argparse.Action] = {}
+    for subparser in _list_subparsers(parser).values():
+        flags |= _collect_flags(subparser)
+    return flags | parser._option_string_actions
+
+
+def _is_json_object(action: argparse.Action | None, value: Any) -> bool:
+    """Whether the value of an option in a file is a mapping, or its text where the option is not a plain string."""
+    is_text = isinstance(value, str) and action is not None and action.type is not None
+    return isinstance(parse_json_or_text(value) if is_text else value, dict)
+
+
+def _list_options(items: Iterable[str | DottedFlag], known_flags: KnownFlags) -> set[str]:
+    """Return the names of the options whose flags are among the words."""
+    names = [item.partition("=")[0] for item in items if isinstance(item, str)]
+    return {known_flags[name].dest for name in names if name in known_flags}
+
+
+def _join_fields(
+    items: Iterable[str | DottedFlag], known_flags: KnownFlags, defaults: JSONFields, joined: Collection[str] = ()
+) -> tuple[list[str], JSONFields]:
+    """Return the words with one word per JSON option for all its fields, and the fields by option.
+
+    Those are the options with `defaults` or a dotted flag, and `joined` ones. Dotted flags override a JSON object.
+    """
+    items = list(items)
+    dotted = [item for item in items if isinstance(item, DottedFlag)]
+    options = {*defaults, *joined, *(item.get_option(known_flags) for item in dotted)}
+    words: list[str] = []
+    places: dict[str, tuple[int, str]] = {}  # index of the word and its flag
+    fields: JSONFields = {}
+    remaining = iter(items)
+    for item in remaining:
+        if isinstance(item, DottedFlag):
+            flag, option, given = item.flag, item.get_option(known_flags), []
+        else:
+            flag, equals, value = item.partition("=")
+            option = known_flags[flag].dest if flag in known_flags else ""
+            given = [item] if equals or option not in options else [item, *islice(remaining, 1)]
+            parsed = parse_json_or_text(value if equals else str(given[-1])) if option in options else None
+            if not isinstance(parsed, dict):  # argparse reports it
+                words += map(str, given)
+                continue
+            fields[option] = parsed
+        if option not in places:
+            places[option] = len(words), flag
+            words.append("")
+    for item in dotted:
+        _merge(fields.setdefault(item.get_option(known_flags), {}), item.path[1:], item.value)
+    for option, (index, flag) in places.items():
+        fields[option] = {**defaults.get(option, {}), **fields[option]}
+        words[index] = f"{flag}={json.dumps(fields[option])}"
+    return words, fields
 
 
 def _merge(target: dict[str, Any], names: Sequence[str], value: Any) -> None:
