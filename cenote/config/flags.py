@@ -17,6 +17,13 @@ IGNORED_FLAG_OPTIONS: dict[str, dict[str, Any]] = {
     "value": {"type": parse_json_or_text},
     "values": {"action": MultiValue, "nargs": "+"},
 }
+# vLLM's short flags
+SHORT_FLAGS = {
+    "quantization": "-q",
+    "tensor_parallel_size": "-tp",
+    "pipeline_parallel_size": "-pp",
+    "data_parallel_size": "-dp",
+}
 
 
 def add_flags(group: argparse._ActionsContainer, config: type, *, without: tuple[str, ...] = ()) -> None:
@@ -25,7 +32,7 @@ def add_flags(group: argparse._ActionsContainer, config: type, *, without: tuple
     for option in option_fields(config):
         if option.name not in without:
             argument_options = _argument_options(option, hints[option.name])
-            group.add_argument(_flag(option.name), dest=option.name, default=argparse.SUPPRESS, **argument_options)
+            group.add_argument(*_flags(option.name), dest=option.name, default=argparse.SUPPRESS, **argument_options)
 
 
 def add_ignored_flags(group: argparse._ActionsContainer) -> None:
@@ -33,7 +40,7 @@ def add_ignored_flags(group: argparse._ActionsContainer) -> None:
     hidden: dict[str, Any] = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
     group.add_argument("--task", **hidden)
     for name, option in IGNORED_OPTIONS.items():
-        group.add_argument(_flag(name), dest=name, **IGNORED_FLAG_OPTIONS[option.arity], **hidden)
+        group.add_argument(*_flags(name), dest=name, **IGNORED_FLAG_OPTIONS[option.arity], **hidden)
 
 
 def add_deprecated_pooler_flag(group: argparse._ActionsContainer) -> None:
@@ -47,8 +54,9 @@ def add_deprecated_pooler_flag(group: argparse._ActionsContainer) -> None:
     )
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def _flags(name: str) -> list[str]:
+    """Return the flag of an option, and the short one if it has one."""
+    return ["--" + name.replace("_", "-"), *([SHORT_FLAGS[name]] if name in SHORT_FLAGS else [])]
 
 
 def _argument_options(option: Field[Any], hint: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from cenote.config.engine import DEPRECATED_OPTIONS, EngineConfig
 from cenote.config.flags import add_deprecated_pooler_flag, add_flags, add_ignored_flags
 from cenote.config.ignored_options import IGNORED_OPTIONS, IgnoredOption
 from cenote.config.options import option_fields
+from cenote.utils.argparse_utils import MultiValue
 
 ParserT = TypeVar("ParserT", bound=argparse.ArgumentParser)
 
@@ -19,7 +20,9 @@ class _EngineArgsMethods:
     def add_cli_args(parser: ParserT) -> ParserT:
         """Add the flags of all options to a parser, with their defaults: `LLM(**vars(parser.parse_args()))`."""
         group = parser.add_argument_group("model and engine")
-        add_flags(group, EngineConfig)
+        add_flags(group, EngineConfig, without=("served_model_name",))
+        names = "model names in messages and responses; LLM takes the first"
+        group.add_argument("--served-model-name", nargs="+", action=MultiValue, metavar="NAME", help=names)
         add_deprecated_pooler_flag(group)
         add_ignored_flags(group)
         parser.set_defaults(**_get_defaults())

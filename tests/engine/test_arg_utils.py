@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, fields
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +69,30 @@ def test_options_of_a_namespace_leave_out_those_of_the_program() -> None:
 def test_a_value_that_would_change_results_is_refused_by_llm() -> None:
     with pytest.raises(LoadError, match="tensor_parallel_size=2"):
         EngineConfig.from_kwargs(**vars(parse("--tensor-parallel-size", "2")))
+
+
+def test_vllms_short_flags_are_accepted() -> None:
+    options = vars(parse("-tp", "1", "-pp", "1", "-dp=1", "-q", "fp8", model="m"))
+
+    assert EngineConfig.from_kwargs(**options) == EngineConfig(model="m", quantization="fp8")
+    with pytest.raises(LoadError, match="pipeline_parallel_size=2"):
+        EngineConfig.from_kwargs(**vars(parse("-pp", "2")))
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["--served-model-name", "a", "b"], "a"),
+        (["--config", "FILE"], "c"),
+        (["--config", "FILE", "--served_model_name", "a"], "a"),
+        ([], None),
+    ],
+    ids=str,
+)
+def test_the_first_of_several_served_model_names_is_taken(argv: list[str], name: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("served_model_name: [c, d]\n")
+
+    options = vars(parse(*(word.replace("FILE", str(file)) for word in argv), model="m"))
+
+    assert EngineConfig.from_kwargs(**options) == EngineConfig(model="m", served_model_name=name)
