@@ -279,7 +279,7 @@ def _join_fields(
     remaining = iter(items)
     for item in remaining:
         if isinstance(item, DottedFlag):
-            flag, option, given = item.flag, item.get_option(known_flags), []
+            flag, option = item.flag, item.get_option(known_flags)
         else:
             flag, equals, value = item.partition("=")
             option = known_flags[flag].dest if flag in known_flags else ""
