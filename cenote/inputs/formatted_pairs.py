@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from cenote.errors import BadRequest
 from cenote.inputs.pairs import DOCUMENT_PLACEHOLDER, render_pair
@@ -91,6 +92,16 @@ class PairFormat:
                 f"the query contains the score template {self.template.name}, but its document does not start with "
                 f"{self.separator.lstrip()!r} and end with {self.ending!r}; send both texts with the template or both "
                 "without"
+            )
+
+    def check_instruction(self, template_kwargs: Mapping[str, Any]) -> None:
+        """Raise BadRequest for an instruction beside a formatted pair, where it would have no effect."""
+        is_given = any(template_kwargs.get(name) for name in ("instruction", "instruct"))
+        if is_given and any(opening.label for opening in self.openings):
+            raise BadRequest(
+                f"the texts already contain the score template {self.template.name}, where the instruction belongs; "
+                "remove instruction, or send the texts without the template",
+                param="instruction",
             )
 
     def _match_opening(self, query: str) -> tuple[_Opening, int] | None:

@@ -260,6 +260,7 @@ class InputPlanner:
         if formatted is None:
             self.pair_format.check_plain(pair.query)
         else:
+            self.pair_format.check_instruction(pair.template_kwargs)
             log_formatted(self.pair_format.template.name)
         return formatted
 

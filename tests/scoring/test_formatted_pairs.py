@@ -204,6 +204,43 @@ def test_a_formatted_query_with_a_plain_document_is_refused_alone(llm: LLM) -> N
     )
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"instruction": OTHER_TASK},
+        {"chat_template_kwargs": {"instruction": OTHER_TASK}},
+        {"chat_template_kwargs": {"instruct": OTHER_TASK}},
+    ],
+    ids=str,
+)
+def test_an_instruction_beside_formatted_texts_is_refused_on_every_route(extra: dict[str, Any], llm: LLM) -> None:
+    words = "already contain the score template qwen3_reranker, where the instruction belongs"
+    query, document = format_query(QUERIES[0]), format_document(DOCUMENTS[0])
+
+    with pytest.raises(BadRequest, match=words):
+        score(llm, query, document, pooling_params=PoolingParams(extra_kwargs=extra))
+    for path, names in {"/score": ("text_1", "text_2"), "/rerank": ("query", "documents")}.items():
+        body = dict(zip(names, (query, [document]), strict=True))
+        assert_refused(make_client(llm).post(path, json={**body, **extra}), words, "instruction")
+
+
+def test_an_empty_instruction_beside_formatted_texts_changes_nothing(llm: LLM) -> None:
+    formatted = format_query(QUERIES[0]), format_document(DOCUMENTS[0])
+
+    assert score(llm, *formatted, instruction="") == score(llm, *formatted)
+
+
+def test_the_order_of_documents_that_split_a_query_differently_does_not_matter(llm: LLM) -> None:
+    params = PoolingParams(extra_kwargs={"max_tokens_per_query": 2})
+    query = format_query(QUERIES[0])
+    documents = [format_document(DOCUMENTS[0]), f"\n{format_document(DOCUMENTS[1])}"]
+
+    alone = [score_output(llm, query, document, pooling_params=params).prompt_token_ids for document in documents]
+    for order in (documents, documents[::-1]):
+        outputs = llm.score(query, order, pooling_params=params, use_tqdm=False)
+        assert [output.prompt_token_ids for output in outputs] == (alone if order is documents else alone[::-1])
+
+
 def test_a_formatted_document_of_a_plain_query_is_a_text_like_any_other(
     llm: LLM, expected_score: Callable[[str], float]
 ) -> None:

@@ -12,7 +12,7 @@ from cenote.engine.request_state import PoolResults
 from cenote.engine.tasks.engine_calls import EngineCalls
 from cenote.errors import BadRequest
 from cenote.inputs.content_parts import join_text_parts
-from cenote.inputs.formatted_pairs import FormattedText
+from cenote.inputs.formatted_pairs import FormattedPair, FormattedText
 from cenote.inputs.renderer import Renderer
 from cenote.inputs.template_kwargs import check_template_kwargs
 from cenote.inputs.tokenizer import TruncatedText
@@ -69,7 +69,7 @@ class ScoringService:
         check_template_kwargs(request.template_kwargs, "score")
         started_at = time.monotonic()
         request = self._join_text_parts(request)
-        query_parts, document_parts = self._split_formatted(request)
+        request, query_parts, document_parts = self._split_formatted(request)
         queries = self._truncate(request.queries, query_parts, "max_tokens_per_query", request.max_tokens_per_query)
         documents = self._truncate(request.documents, document_parts, "max_tokens_per_doc", request.max_tokens_per_doc)
         num_truncated = [
@@ -98,20 +98,31 @@ class ScoringService:
             request, queries=[join(query) for query in request.queries], documents=list(map(join, request.documents))
         )
 
-    def _split_formatted(self, request: ScoreRequest) -> tuple[list[FormattedText | None], list[FormattedText | None]]:
-        """Return the parts of queries and of documents that already contain the score template; None for the others."""
-        queries: list[FormattedText | None] = [None] * len(request.queries)
-        documents: list[FormattedText | None] = [None] * len(request.documents)
+    def _split_formatted(
+        self, request: ScoreRequest
+    ) -> tuple[ScoreRequest, list[FormattedText | None], list[FormattedText | None]]:
+        """Return the parts of queries and of documents that already contain the score template; None for the others.
+
+        A query of several documents is repeated in the request if the documents split it differently.
+        """
+        queries = broadcast_queries(request.queries, len(request.documents))
+        pairs = [
+            self._split_pair(query, document, request.template)
+            for query, document in zip(queries, request.documents, strict=True)
+        ]
+        query_parts = [None if pair is None else pair.query for pair in pairs]
+        document_parts = [None if pair is None else pair.document for pair in pairs]
+        if len(set(query_parts)) == 1:
+            query_parts = query_parts[: len(request.queries)]
+        else:
+            request = replace(request, queries=queries)
+        return request, query_parts, document_parts
+
+    def _split_pair(self, query: ScoreInput, document: ScoreInput, template: str | None) -> FormattedPair | None:
         pair_format = self.renderer.pair_format
-        if pair_format is not None and request.template is None:
-            for index, document in enumerate(request.documents):
-                query_index = index if len(queries) > 1 else 0
-                query = request.queries[query_index]
-                if not isinstance(query, str) or not isinstance(document, str):
-                    continue
-                if (pair := pair_format.split(query, document)) is not None:
-                    queries[query_index], documents[index] = pair.query, pair.document
-        return queries, documents
+        if pair_format is None or template is not None or not isinstance(query, str) or not isinstance(document, str):
+            return None
+        return pair_format.split(query, document)
 
     def _truncate(
         self, inputs: Sequence[ScoreInput], formatted: Sequence[FormattedText | None], name: str, limit: int
