@@ -109,8 +109,10 @@ def resolve_late_interaction(
 
     `plain` is the option: True for plain texts always, False for ColBERT's defaults where the checkpoint has none.
     """
-    if plain is None and config.get(PLAIN_OPTION) is not None:
-        plain = bool(config.get(PLAIN_OPTION))
+    if plain is None:
+        plain = config.get(PLAIN_OPTION)
+        if plain is not None and not isinstance(plain, bool):
+            raise LoadError(f"{config.source}: {PLAIN_OPTION} is {plain!r}; expected true or false")
     if plain:
         return LateInteraction(None, Sourced(PLAIN_MAX_SIM, PLAIN_OPTION))
     settings = _read_late_interaction(checkpoint, config, files, family_defaults)

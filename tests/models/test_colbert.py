@@ -565,6 +565,11 @@ def test_texts_can_be_read_as_any_others(options: dict[str, Any], colbert: Colbe
         assert llm.model_config.max_model_len == 39  # as Sentence Transformers' file says
 
 
+def test_a_text_in_the_place_of_a_boolean_is_refused(colbert: Colbert) -> None:
+    with pytest.raises(LoadError, match="plain_late_interaction is 'false'; expected true or false"):
+        LLM(str(colbert.folder), device="cpu", hf_overrides={"plain_late_interaction": "false"})
+
+
 def test_token_ids_are_used_unchanged(colbert: Colbert, llm: LLM) -> None:
     ids = [2, 7, 8, 9, 60, 3]
 
