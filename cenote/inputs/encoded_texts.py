@@ -76,7 +76,8 @@ def to_tensor(column: Sequence[Any], kind: str) -> Any:
     if kind not in ("pt", "np"):
         raise BadRequest(f"invalid return_tensors={kind!r}; expected one of: pt, np")
     try:
-        array = np.array(column, dtype=np.int64)
+        array = np.array(column)
+        array = array.astype(np.float32 if array.size and array.dtype.kind == "f" else np.int64)
     except ValueError:
         raise BadRequest(
             "Unable to create tensor, you should probably activate truncation and/or padding with 'padding=True' "

@@ -13,12 +13,14 @@ import tokenizers
 from cenote.errors import BadRequest
 from cenote.inputs.chat import ChatSettings, render_conversation
 from cenote.inputs.encoded_texts import EncodedIds, EncodedTexts, to_tensor
+from cenote.inputs.padded_columns import check_padding, collect_columns, map_rows, pad_columns
 from cenote.inputs.token_vocabulary import TokenVocabulary
 from cenote.protocol.input_types import Conversation
 from cenote.protocol.params import TruncationSide
 
 UNLIMITED_LENGTH = int(1e30)  # model_max_length of a tokenizer without a limit, in Transformers
 MAX_SENSIBLE_LENGTH = int(1e20)  # above it there is no limit
+NO_PAD_TOKEN = "this tokenizer has no padding token; set one: tokenizer.pad_token = tokenizer.eos_token"
 TRUNCATION_STRATEGIES = ("longest_first", "only_first", "only_second")
 
 
@@ -112,19 +114,64 @@ class ModelTokenizer(TokenVocabulary):
 
     def encode(
         self,
-        text: Any,
+        text: Any = None,
         text_pair: Any = None,
-        is_pretokenized: bool = False,
         add_special_tokens: bool = True,
+        padding: bool | str = False,
+        truncation: bool | str | None = None,
+        max_length: int | None = None,
         *,
+        sequence: Any = None,
         pair: Any = None,
+        is_pretokenized: bool = False,
         return_tensors: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Return the token ids of one text or pair."""
-        options = {"is_split_into_words": is_pretokenized, "add_special_tokens": add_special_tokens, **kwargs}
-        encoded = self(text, text_pair if text_pair is not None else pair, return_tensors=return_tensors, **options)
-        return encoded["input_ids"] if return_tensors is not None else EncodedIds(encoded[0])
+        """Return the token ids of one text or pair; a list for several.
+
+        `sequence`, `pair` and `is_pretokenized` are the names of `tokenizers.Tokenizer.encode`.
+        """
+        options = {"padding": padding, "truncation": truncation, "max_length": max_length, **kwargs}
+        encoded = self(
+            text if text is not None else sequence,
+            text_pair if text_pair is not None else pair,
+            add_special_tokens=add_special_tokens,
+            return_tensors=return_tensors,
+            **{"is_split_into_words": is_pretokenized, **options},
+        )
+        if return_tensors is not None:
+            return encoded["input_ids"]
+        rows = [EncodedIds(encoding) for encoding in encoded.encodings]
+        return rows if encoded["input_ids"] == rows else rows[0]
+
+    def pad(
+        self,
+        encoded_inputs: Any,
+        padding: bool | str = True,
+        max_length: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        padding_side: TruncationSide | None = None,
+        return_attention_mask: bool | None = None,
+        return_tensors: str | None = None,
+        verbose: bool = True,
+    ) -> EncodedTexts:
+        """Pad the columns of a call, or a list of such results, for example in a data loader."""
+        check_padding(padding)
+        columns, kind = collect_columns(encoded_inputs)
+        length = None
+        if padding == "max_length":
+            length = self.model_max_length if max_length is None else max_length
+        is_padded = padding not in (False, "do_not_pad") and (length is None or length <= MAX_SENSIBLE_LENGTH)
+        if is_padded and self.pad_token is None:
+            raise BadRequest(NO_PAD_TOKEN)
+        if _choose(return_attention_mask, "attention_mask" in self.model_input_names):
+            columns.setdefault("attention_mask", map_rows(lambda ids: [1] * len(ids), columns["input_ids"]))
+        if is_padded:
+            side = padding_side or self.padding_side
+            columns = pad_columns(columns, self.pad_token_id, length, pad_to_multiple_of, side)
+        if (kind := return_tensors or kind) is not None:
+            columns = {name: to_tensor(column, kind) for name, column in columns.items()}
+        return EncodedTexts(columns)
 
     def tokenize(self, text: str, pair: str | None = None, add_special_tokens: bool = False) -> list[str]:
         return self(text, pair, add_special_tokens=add_special_tokens).tokens()
@@ -213,11 +260,10 @@ class ModelTokenizer(TokenVocabulary):
         raw = self.backend_tokenizer
         limit = self.model_max_length if max_length is None else max_length
         is_padded = padding not in (False, "do_not_pad")
-        if padding not in (True, False, "longest", "max_length", "do_not_pad"):
-            raise BadRequest(f"invalid padding={padding!r}; expected a bool or one of: longest, max_length, do_not_pad")
+        check_padding(padding)
         pad_token = self.pad_token
         if is_padded and pad_token is None:
-            raise BadRequest("this tokenizer has no padding token; set one: tokenizer.pad_token = tokenizer.eos_token")
+            raise BadRequest(NO_PAD_TOKEN)
         with self._lock:
             previous_truncation, previous_padding = raw.truncation, raw.padding
             try:

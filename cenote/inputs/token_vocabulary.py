@@ -7,7 +7,10 @@ from typing import Any
 
 import tokenizers
 
+from cenote.errors import BadRequest
 from cenote.inputs.tokenizer import clean_up_spaces
+
+EXTRA_TOKEN_NAMES = ("additional_special_tokens", "extra_special_tokens")  # the second since Transformers 5
 
 
 def copy_tokenizer(raw: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
@@ -30,7 +33,9 @@ class _SpecialToken:
         self.name = name.removesuffix("_id")
         self.is_id = name.endswith("_id")
 
-    def __get__(self, tokenizer: TokenVocabulary, owner: type) -> Any:
+    def __get__(self, tokenizer: TokenVocabulary | None, owner: type) -> Any:
+        if tokenizer is None:
+            return self
         token = tokenizer.special_tokens_map.get(self.name)
         return token if token is None or not self.is_id else tokenizer.convert_tokens_to_ids(token)
 
@@ -68,6 +73,14 @@ class TokenVocabulary:
             raise AttributeError(name)
         return getattr(self.backend_tokenizer, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the copy, such as `normalizer`, unless it is one of this object."""
+        backend = self.__dict__.get("backend_tokenizer")
+        if name not in self.__dict__ and not hasattr(type(self), name) and hasattr(backend, name):
+            setattr(backend, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def __len__(self) -> int:
         return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)
 
@@ -101,6 +114,33 @@ class TokenVocabulary:
     def all_special_ids(self) -> list[int]:
         return [self.convert_tokens_to_ids(token) for token in self.all_special_tokens]
 
+    def add_special_tokens(
+        self, special_tokens_dict: Any = (), replace_extra_special_tokens: bool = True, *, tokens: Any = ()
+    ) -> int:
+        """Add and set special tokens by name, as `{"pad_token": "[PAD]"}`, or add a list; return how many are new.
+
+        Further tokens are those of `additional_special_tokens`; they replace the earlier ones or, without
+        `replace_extra_special_tokens`, follow them.
+        """
+        if not isinstance(special_tokens_dict, Mapping):
+            return self.backend_tokenizer.add_special_tokens([*special_tokens_dict, *tokens])
+        added: list[Any] = []
+        for name, value in special_tokens_dict.items():
+            is_list = name in EXTRA_TOKEN_NAMES
+            special_token = getattr(type(self), name, None)
+            if not is_list and (not isinstance(special_token, _SpecialToken) or special_token.is_id):
+                raise BadRequest(f"{name!r} is not the name of a special token; expected one such as pad_token")
+            values = list(value) if is_list and isinstance(value, list | tuple) else [value]
+            if not all(isinstance(token, str | tokenizers.AddedToken) for token in values):
+                raise BadRequest(f"invalid {name}={value!r}; expected a string or AddedToken")
+            if is_list:
+                previous = [] if replace_extra_special_tokens else self.additional_special_tokens
+                self.additional_special_tokens = list(dict.fromkeys([*previous, *map(_get_text, values)]))
+            else:
+                setattr(self, name, _get_text(value))
+            added += values
+        return self.backend_tokenizer.add_special_tokens([_to_special_token(token) for token in added])
+
     def num_special_tokens_to_add(self, pair: bool = False, *, is_pair: bool = False) -> int:
         return self.backend_tokenizer.num_special_tokens_to_add(pair or is_pair)
 
@@ -115,7 +155,7 @@ class TokenVocabulary:
 
     def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
         """Return the token of an id, or a list for several."""
-        ids = _to_list(ids)
+        ids = to_list(ids)
         if isinstance(ids, int):
             return self.backend_tokenizer.id_to_token(ids)
         skipped = set(self.all_special_ids) if skip_special_tokens else ()
@@ -130,8 +170,8 @@ class TokenVocabulary:
         self, token_ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> Any:
         """Return the text of token ids; a list of texts for a batch."""
-        token_ids = _to_list(token_ids)
-        if isinstance(token_ids, list | tuple) and token_ids and not isinstance(token_ids[0], int):
+        token_ids = to_list(token_ids)
+        if isinstance(token_ids, list) and token_ids and isinstance(token_ids[0], list):
             return [self.decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in token_ids]
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         text: str = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -142,9 +182,22 @@ class TokenVocabulary:
     def batch_decode(
         self, sequences: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> list[str]:
-        return [self.decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in _to_list(sequences)]
+        """Return the texts of a batch; the ids of one text give a list of one."""
+        rows = to_list(sequences)
+        texts = self.decode(rows, skip_special_tokens, clean_up_tokenization_spaces) if rows != [] else []
+        return [texts] if isinstance(texts, str) else texts
 
 
-def _to_list(ids: Any) -> Any:
-    """Return tensors and arrays as lists, 0-dimensional ones as an int."""
-    return ids.tolist() if hasattr(ids, "tolist") else ids
+def to_list(ids: Any) -> Any:
+    """Return tensors and arrays, also those in a list, as lists, and 0-dimensional ones as an int."""
+    if hasattr(ids, "tolist"):
+        return ids.tolist()
+    return [item if isinstance(item, int) else to_list(item) for item in ids] if isinstance(ids, list | tuple) else ids
+
+
+def _get_text(token: str | tokenizers.AddedToken) -> str:
+    return token if isinstance(token, str) else token.content
+
+
+def _to_special_token(token: str | tokenizers.AddedToken) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(token, normalized=False, special=True) if isinstance(token, str) else token

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from cenote import BadRequest
@@ -176,6 +178,97 @@ def test_decoding_keeps_special_tokens_unless_told_otherwise(pair: Pair, skip: b
     )
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [5, 6],
+        (5, 6),
+        [np.int64(5), np.int64(6)],
+        [torch.tensor(5), torch.tensor(6)],
+        [[np.int64(5)], [6, 7]],
+        [torch.tensor([5, 6]), torch.tensor([7])],
+        np.array([[5, 6], [7, 8]]),
+        np.int64(5),
+    ],
+    ids=repr,
+)
+def test_ids_of_every_type_are_decoded_as_in_transformers(pair: Pair, ids: Any) -> None:
+    assert pair.ours.decode(ids) == pair.reference.decode(ids)
+    assert pair.ours.batch_decode(ids) == pair.reference.batch_decode(ids)
+
+
+def test_positional_arguments_of_encode_are_those_of_transformers(pair: Pair) -> None:
+    for args in [(TEXT, None, False), (TEXT, "b", True), (TEXT, None, True, "max_length", True, 9)]:
+        assert pair.ours.encode(*args) == pair.reference.encode(*args)
+
+
+def test_several_texts_are_encoded_one_by_one(pair: Pair) -> None:
+    for texts in (["the", "cat"], ["the"], [("a", "b"), ("c", "d")]):
+        assert pair.ours.encode(texts) == pair.reference.encode(texts)
+    assert pair.ours.encode("", add_special_tokens=False) == []
+    assert pair.ours.encode([""], add_special_tokens=False) == [[]]
+
+
+PADDED = [{"input_ids": [5, 6, 7], "labels": 1.5}, {"input_ids": [8], "labels": 2.5}]
+
+
+@pytest.mark.parametrize(
+    ("encoded", "options"),
+    [
+        (PADDED, {}),
+        (PADDED, {"return_tensors": "pt"}),
+        (PADDED, {"padding": "max_length", "max_length": 6, "padding_side": "left"}),
+        (PADDED, {"pad_to_multiple_of": 4, "return_attention_mask": False}),
+        (PADDED, {"padding": False}),
+        ({"input_ids": [5, 6]}, {"padding": "max_length", "max_length": 3}),
+        ({"input_ids": [[5, 6], [7]], "token_type_ids": [[0, 1], [0]], "special_tokens_mask": [[1, 0], [1]]}, {}),
+        ([{"input_ids": torch.tensor([5, 6])}, {"input_ids": torch.tensor([7])}], {}),
+        ([{"input_ids": np.array([5, 6])}, {"input_ids": np.array([7])}], {}),
+    ],
+    ids=str,
+)
+def test_encoded_texts_are_padded_as_in_transformers(pair: Pair, encoded: Any, options: dict[str, Any]) -> None:
+    ours, reference = pair.ours.pad(deepcopy(encoded), **options), pair.reference.pad(deepcopy(encoded), **options)
+
+    assert set(ours) == set(reference)
+    for name, expected in reference.items():
+        assert type(ours[name]) is type(expected)
+        assert getattr(ours[name], "dtype", None) == getattr(expected, "dtype", None)
+        assert np.array_equal(ours[name], expected) if hasattr(expected, "dtype") else ours[name] == expected
+
+
+def test_results_of_calls_can_be_padded(bert: ModelTokenizer) -> None:
+    padded = bert.pad([bert("a"), bert("a b c")], return_tensors="pt")
+
+    assert padded.attention_mask.tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+    assert torch.equal(padded.input_ids, bert(["a", "a b c"], padding=True, return_tensors="pt").input_ids)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        {"pad_token": "[PAD]"},
+        {"pad_token": "<new>", "cls_token": "<other>"},
+        {"additional_special_tokens": ["<a>", "<b>"]},
+        {"extra_special_tokens": [AddedToken("<c>", special=True)]},
+        {},
+    ],
+    ids=str,
+)
+def test_special_tokens_are_added_by_name_as_in_transformers(pair: Pair, tokens: dict[str, Any]) -> None:
+    ours, reference = deepcopy(pair.ours), deepcopy(pair.reference)
+
+    assert ours.add_special_tokens(tokens) == reference.add_special_tokens(tokens)
+
+    text = "the <new> <other> <a><b> <c> [PAD]"
+    assert ours.encode(text, add_special_tokens=False) == reference.encode(text, add_special_tokens=False)
+    for name in ("pad_token", "pad_token_id", "cls_token", "cls_token_id"):
+        assert getattr(ours, name) == getattr(reference, name)
+    assert ours.decode(ours.encode(text), skip_special_tokens=True) == reference.decode(
+        reference.encode(text), skip_special_tokens=True
+    )
+
+
 def test_the_vocabulary_and_special_tokens_are_those_of_transformers(pair: Pair) -> None:
     ours, reference = pair
 
@@ -258,6 +351,23 @@ def test_methods_of_the_tokenizers_library_still_work(bert: ModelTokenizer) -> N
     assert bert.encode("hello world again").ids == [101, 7592, 102]
 
 
+def test_arguments_of_the_tokenizers_library_still_work(bert: ModelTokenizer) -> None:
+    assert bert.encode(sequence="hello world", pair="again").type_ids == [0, 0, 0, 0, 1, 1]
+    assert bert.encode(sequence=["hello", "world"], is_pretokenized=True) == [101, 7592, 2088, 102]
+    assert bert.add_special_tokens(["<a>"]) == bert.add_special_tokens(tokens=["<b>"]) == 1
+    assert bert.tokenize("<a><b>") == ["<a>", "<b>"]
+
+
+def test_attributes_of_the_tokenizers_library_can_be_set(bert: ModelTokenizer) -> None:
+    assert bert.tokenize("Hello") == ["hello"]
+    bert.normalizer = None
+    bert.some_note = "kept"
+
+    assert bert.backend_tokenizer.normalizer is None
+    assert bert.tokenize("Hello") == ["[UNK]"]
+    assert (bert.some_note, pickle.loads(pickle.dumps(bert)).normalizer) == ("kept", None)
+
+
 def test_it_can_be_pickled(bert: ModelTokenizer) -> None:
     copy = pickle.loads(pickle.dumps(bert))
 
@@ -284,6 +394,12 @@ def test_a_padding_token_can_be_set(qwen: Pair) -> None:
         (lambda tokenizer: tokenizer(TEXTS, return_tensors="tf"), "return_tensors='tf'"),
         (lambda tokenizer: tokenizer(TEXTS, padding="wide"), "padding='wide'"),
         (lambda tokenizer: tokenizer(TEXTS, truncation="some"), "truncation='some'"),
+        (lambda tokenizer: tokenizer.pad([{"ids": [1]}]), "with input_ids"),
+        (lambda tokenizer: tokenizer.pad({"input_ids": [1]}, padding="wide"), "padding='wide'"),
+        (lambda tokenizer: tokenizer.add_special_tokens({"token": "a"}), "'token' is not the name of a special token"),
+        (lambda tokenizer: tokenizer.add_special_tokens({"pad_token_id": "a"}), "'pad_token_id' is not the name"),
+        (lambda tokenizer: tokenizer.add_special_tokens({"pad_token": 3}), "pad_token=3"),
+        (lambda tokenizer: tokenizer.encode(), "text input must be of type"),
         (lambda tokenizer: tokenizer(3), "text input must be of type"),
         (lambda tokenizer: tokenizer(TEXTS, ["one"]), "same length, got 3 and 1"),
     ],
