@@ -9,7 +9,8 @@ from typing import Any, Literal
 from cenote.cli.model_settings import iter_settings, settings_to_json
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
-from cenote.loading.describe import ModelDescription, describe_model
+from cenote.loading.describe import describe_model
+from cenote.loading.model_description import ModelDescription
 from cenote.models.checked_models import CheckedModel, read_checked_models
 from cenote.models.supported_models import iter_supported_models
 

@@ -10,7 +10,8 @@ from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import PoolingError
 from cenote.loading.colbert import ExpansionSettings, RoleSettings
-from cenote.loading.describe import ModelDescription, describe_model
+from cenote.loading.describe import describe_model
+from cenote.loading.model_description import ModelDescription
 from cenote.loading.static_embeddings import without_special_tokens
 from cenote.loading.tokenizer_files import TokenizerFiles, load_tokenizer_files
 from cenote.scoring.scorer import ScoringModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cenote.loading.describe import TASKS_BY_KIND
+from cenote.loading.model_description import TASKS_BY_KIND
 from cenote.models.checked_models import CheckedModel, read_checked_models
 from cenote.models.supported_models import SupportedModel, iter_supported_models
 

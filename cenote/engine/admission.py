@@ -15,7 +15,7 @@ from cenote.engine.request_state import InputOptions, RequestState
 from cenote.errors import BadRequest, Overloaded, Unsupported
 from cenote.inputs.limits import Limits, check_tokenization_params
 from cenote.inputs.listwise_prompt import parse_listwise_input
-from cenote.loading.describe import ModelDescription
+from cenote.loading.model_description import ModelDescription
 from cenote.pooling.pooler import PoolingSpec
 from cenote.protocol.input_types import ListwiseInput
 from cenote.protocol.model_info import ModelInfo

@@ -7,8 +7,8 @@ from pathlib import Path
 from cenote.cache.result_cache import ResultCache
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
-from cenote.loading.describe import ModelDescription
 from cenote.loading.fingerprint import compute_fingerprint
+from cenote.loading.model_description import ModelDescription
 from cenote.utils.metrics import MetricsRegistry
 
 

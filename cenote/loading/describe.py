@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from cenote.config.engine import EngineConfig, Quantization
+from cenote.config.engine import EngineConfig
 from cenote.config.options import Sourced
 from cenote.errors import LoadError, PoolingError
 from cenote.kernels.cpu_features import cpu_features
 from cenote.kernels.post_load import resolve_quantization
 from cenote.loading.adapter_base import find_adapter_doubts, with_base_model
-from cenote.loading.causal_lm_classifier import TokenLabels
 from cenote.loading.checkpoint import Checkpoint, find_checkpoint
 from cenote.loading.checkpoint_kind import detect_kind, find_entry, find_reward_head, head_of_kind, resolve_kind
 from cenote.loading.colbert import LateInteraction, resolve_late_interaction
@@ -22,12 +21,10 @@ from cenote.loading.custom_code import apply_known_code, find_attention_doubt
 from cenote.loading.default_model import SHORT_NAME, add_install_hint, find_default_model
 from cenote.loading.hf_config import read_config, resolve_dtype, resolve_head_dtype, resolve_max_length
 from cenote.loading.matryoshka import resolve_matryoshka
-from cenote.loading.model_config import ModelConfig
-from cenote.loading.model_prompts import ModelPrompts, read_model_prompts
+from cenote.loading.model_description import TASKS_BY_KIND, ModelDescription
+from cenote.loading.model_prompts import read_model_prompts
 from cenote.loading.module_list import locate_encoder
-from cenote.loading.refused_models import refuse_by_name, refuse_unread_head
 from cenote.loading.rerankers import RerankerSettings, detect_reranker
-from cenote.loading.router import Route
 from cenote.loading.sentence_transformers import SentenceTransformersFiles, read_sentence_transformers_files
 from cenote.loading.static_embeddings import (
     is_static,
@@ -37,121 +34,15 @@ from cenote.loading.static_embeddings import (
 )
 from cenote.loading.tensor_model import SINGLE_TOKEN_LENGTH
 from cenote.loading.unnamed_heads import find_head_doubt, find_unnamed_reranker
+from cenote.loading.unread_heads import refuse_unread_head
 from cenote.models.architecture import Architecture, Head, HFConfig
 from cenote.models.registry import ArchitectureEntry, CheckpointKind, has_prescaled_rope, supports_float16
 from cenote.pooling.activations import resolve_classification_activation
-from cenote.pooling.plan import NORMALIZE_BY_DEFAULT, PoolingFileSettings, PoolingPlan, resolve_plan
-from cenote.protocol.input_types import ScoreTemplate
-from cenote.protocol.params import ScoreType, Task
+from cenote.pooling.plan import NORMALIZE_BY_DEFAULT, PoolingFileSettings, resolve_plan
+from cenote.protocol.params import Task
 
-# supported tasks by kind, the default first
-TASKS_BY_KIND: dict[CheckpointKind, tuple[Task, ...]] = {
-    "embed": ("embed", "token_embed"),
-    "sequence": ("classify", "token_classify"),
-    "token": ("token_classify",),
-    "reward": ("token_classify", "token_embed", "embed"),
-    "masked": ("token_classify", "embed", "token_embed"),
-    "sparse": ("embed", "token_embed", "sparse_embed"),
-    "multi_vector": ("token_embed",),
-    "hybrid": ("embed", "token_embed", "token_classify", "sparse_embed"),
-    "listwise": ("token_embed",),
-    "causal": ("token_classify",),
-    "tensors": ("plugin",),
-}
+# merged checkpoints of jina-embeddings-v4, by name: their files do not say how images are pooled
 MERGED_JINA_V4 = "jina-embeddings-v4-vllm-"
-# score type by kind, where it does not follow from the tasks
-SCORE_TYPE_BY_KIND: dict[CheckpointKind, ScoreType] = {
-    "sparse": "sparse",
-    "multi_vector": "late-interaction",
-    "listwise": "listwise",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDescription:
-    """A model with all settings resolved, before loading."""
-
-    name: str  # in messages and responses
-    checkpoint: Checkpoint
-    config: HFConfig
-    entry: ArchitectureEntry
-    architecture: Architecture
-    kind: Sourced[CheckpointKind]
-    plan: PoolingPlan
-    model_tasks: tuple[Task, ...]  # tasks that the model supports, also those that the pooler config excludes
-    num_labels: int
-    labels: list[str] | None
-    token_labels: TokenLabels | None
-    score_template: Sourced[ScoreTemplate] | None  # joins query and document; None: the tokenizer's pair template
-    sentence_transformers: SentenceTransformersFiles
-    prompts: ModelPrompts
-    late_interaction: LateInteraction | None  # of models that return one embedding per token
-    max_length: Sourced[int]
-    device: Sourced[torch.device]
-    dtype: Sourced[torch.dtype]
-    head_dtype: Sourced[torch.dtype]
-    quantization: Sourced[Quantization | None]
-    doubts: tuple[str, ...] = ()  # what may be wrong and how to correct it, one line each; logged as warnings at load
-
-    @property
-    def head(self) -> Head | None:
-        """Return the head for the kind of this model."""
-        return head_of_kind(self.kind.value, self.architecture)
-
-    @property
-    def score_type(self) -> ScoreType | None:
-        return SCORE_TYPE_BY_KIND.get(self.kind.value)
-
-    @property
-    def has_role_formats(self) -> bool:
-        """Whether queries and documents are formatted differently."""
-        return self.late_interaction is not None and self.late_interaction.settings is not None
-
-    @property
-    def has_routes(self) -> bool:
-        """Whether queries and documents are encoded by different modules."""
-        return len(self.sentence_transformers.routes) > 1
-
-    @property
-    def other_routes(self) -> tuple[Route, ...]:
-        """The routes of the model that this description does not cover: its default route does."""
-        return self.sentence_transformers.routes[1:] if self.checkpoint.route is None else ()
-
-    @property
-    def divides_max_sim(self) -> bool:
-        """Whether late-interaction scores are divided by the number of query embeddings."""
-        return self.sentence_transformers.similarity_fn_name == "meanmaxsim"
-
-    @property
-    def pair_prompt(self) -> str:
-        """The prompt of a cross-encoder, prepended to queries; a score template contains its instruction itself."""
-        default, is_pair = self.prompts.default, self.kind.value == "sequence" and self.score_template is None
-        return default.value if is_pair and default and self.sentence_transformers.messages is None else ""
-
-    @property
-    def default_task(self) -> Task:
-        return self.plan.tasks[0]
-
-    @property
-    def model_config(self) -> ModelConfig:
-        return ModelConfig(
-            model=self.name,
-            folder=self.checkpoint.folder,
-            hf_config=_with_integer_labels(self.config),
-            max_model_len=self.max_length.value,
-            embedding_size=self.plan.matryoshka.full_size,
-            dtype=self.dtype.value,
-            head_dtype=self.head_dtype.value,
-            pooling_plan=self.plan,
-        )
-
-
-def _with_integer_labels(config: HFConfig) -> HFConfig:
-    """Return a config whose `id2label` has integer keys, as in Transformers; in JSON they are strings."""
-    labels = config.get("id2label")
-    if not isinstance(labels, Mapping) or not all(str(key).isdecimal() for key in labels):
-        return config
-    return HFConfig({**config.values, "id2label": {int(key): label for key, label in labels.items()}}, config.source)
 
 
 def describe_model(options: EngineConfig, route: str | None = None, *, needs_weights: bool = True) -> ModelDescription:
@@ -173,7 +64,6 @@ def describe_model(options: EngineConfig, route: str | None = None, *, needs_wei
 
 
 def _describe_config(options: EngineConfig, checkpoint: Checkpoint, config: HFConfig) -> ModelDescription:
-    refuse_by_name(config)
     config, code_doubt = apply_known_code(checkpoint, config)
     entry = find_entry(options, config)
     family = entry.family(config)

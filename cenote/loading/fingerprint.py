@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cenote.config.engine import EngineConfig
 from cenote.loading.checkpoint import Checkpoint
-from cenote.loading.describe import ModelDescription
+from cenote.loading.model_description import ModelDescription
 from cenote.version import __version__
 
 # files that determine the outputs

@@ -13,7 +13,7 @@ from cenote.layers.spec import HeadSpec
 from cenote.loading.bge_m3 import load_linear, require_head_files
 from cenote.loading.causal_lm_classifier import load_lm_head
 from cenote.loading.colbert import check_vector_size
-from cenote.loading.describe import ModelDescription
+from cenote.loading.model_description import ModelDescription
 from cenote.loading.module_weights import load_dense, load_layer_norm, load_residual
 from cenote.loading.sentence_transformers import DenseModule
 from cenote.loading.tokenizer_files import TokenizerFiles

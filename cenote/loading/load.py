@@ -18,11 +18,12 @@ from cenote.layers.backbone import InputEmbedding, VisionTower, build_mlp
 from cenote.layers.fused_encoder import try_fuse_encoder
 from cenote.layers.lora import BackboneWithLoRA
 from cenote.loading.checkpoint import find_checkpoint, first_line
-from cenote.loading.describe import ModelDescription, describe_model
+from cenote.loading.describe import describe_model
 from cenote.loading.heads import load_heads, load_projector
 from cenote.loading.image_processor_files import read_processor_files
 from cenote.loading.lora import LoRALoader, LoRARegistry, load_adapters
 from cenote.loading.merged_weights import TaskAdapter, open_model_weights
+from cenote.loading.model_description import ModelDescription
 from cenote.loading.static_embeddings import without_special_tokens
 from cenote.loading.tensor_model import load_tensor_model, resolve_plugin_name
 from cenote.loading.tokenizer_checks import check_tokenizer

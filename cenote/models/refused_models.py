@@ -9,6 +9,13 @@ from cenote.models.architecture import HFConfig
 
 # architecture name -> the reason and the alternative
 REFUSED_ARCHITECTURES = {
+    "FunnelBaseModel": "it returns fewer hidden states than tokens; use the model without -base (FunnelModel)",
+    "DPRReader": "it marks the span of an answer; use the context and question encoders",
+    "CostWiseGemmaForCausalLM": "it compresses tokens between layers; use BAAI/bge-reranker-v2-gemma",
+    "LlamaForRewardModelWithGating": "its gating network reads the state at the end of the prompt; use a reward model "
+    "with one score, such as Skywork/Skywork-Reward-V2-Llama-3.1-8B",
+    "ContextualDocumentEmbeddingTransformer": "its second stage reads embeddings of a corpus, which requests do not "
+    "have; use an embedder with one stage",
     "NomicVisionModel": "an image encoder without texts (EVA-02); use google/siglip2-base-patch16-224 for texts and "
     "images, or nomic-ai/nomic-embed-text-v1.5 for texts alone",
     "JinaCLIPModel": "its text encoder is described in another repository; use jinaai/jina-embeddings-v4 or "

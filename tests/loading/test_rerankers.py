@@ -10,7 +10,8 @@ import pytest
 
 from cenote.config.engine import EngineConfig
 from cenote.errors import LoadError
-from cenote.loading.describe import ModelDescription, describe_model
+from cenote.loading.describe import describe_model
+from cenote.loading.model_description import ModelDescription
 from cenote.loading.rerankers import TEMPLATE_NAMES, load_builtin_template
 
 JUDGE = "Judge whether the Document meets the requirements based on the Query and the Instruct provided."

@@ -14,7 +14,8 @@ from torch.testing import assert_close
 
 from cenote import LLM, LoadError
 from cenote.config.engine import EngineConfig
-from cenote.loading.describe import ModelDescription, describe_model
+from cenote.loading.describe import describe_model
+from cenote.loading.model_description import ModelDescription
 from tests.layouts.builders import text_families
 from tests.models.test_encoders import plain_jina
 from tests.tiny import (

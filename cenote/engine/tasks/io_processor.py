@@ -21,7 +21,7 @@ from cenote.engine.tasks.plugin_requests import PluginPoolRequests
 from cenote.errors import BadRequest, LoadError, PoolingError, Unsupported
 from cenote.inputs.model_tokenizer import ModelTokenizer
 from cenote.inputs.prompt_parsing import parse_prompts
-from cenote.loading.describe import ModelDescription
+from cenote.loading.model_description import ModelDescription
 from cenote.outputs import PoolingRequestOutput
 from cenote.plugins.discovery import load_plugin
 from cenote.plugins.io_processor import get_method, has_override
