@@ -147,8 +147,8 @@ def test_invalid_images_are_refused_with_the_reason(prompt: dict[str, Any], mess
         ({"padding": "max_length"}, TokenizationParams(pad_prompt_tokens=99)),
         ({"pad_prompt_tokens": 7}, TokenizationParams(pad_prompt_tokens=7)),
         ({"pad_prompt_tokens": -1}, TokenizationParams(pad_prompt_tokens=99)),
-        ({"padding": False, "max_length": 7}, TokenizationParams()),
-        ({"padding": "do_not_pad", "max_length": 7}, TokenizationParams()),
+        ({"padding": False, "max_length": 7}, TokenizationParams(pad_prompt_tokens=0)),
+        ({"padding": "do_not_pad", "max_length": 7}, TokenizationParams(pad_prompt_tokens=0)),
         (
             {"truncation_side": "left", "add_special_tokens": False, "do_lower_case": True},
             TokenizationParams(truncation_side="left", add_special_tokens=False, do_lower_case=True),
