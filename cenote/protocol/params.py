@@ -136,7 +136,7 @@ class TokenizationParams:
     truncate_prompt_tokens: int | None = None  # -1: the model's maximum length
     truncation_side: TruncationSide | None = None
     add_special_tokens: bool = True
-    pad_prompt_tokens: int | None = None  # -1: the model's maximum length; 0: no padding, whatever the model's files say
+    pad_prompt_tokens: int | None = None  # -1: the model's maximum length; 0: never padded
     do_lower_case: bool | None = None
 
 
